@@ -1,0 +1,169 @@
+"""ClusterSpec: groups of nodes joined by tiers of links, uneven by construction; every number says where it is from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Precision(StrEnum):
+    """Arithmetic of matrix products."""
+
+    FP64 = "fp64"
+    FP32 = "fp32"
+    TF32 = "tf32"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    FP8 = "fp8"
+
+    @property
+    def bytes(self) -> int:
+        return {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}[self.value]
+
+
+class DeviceKind(StrEnum):
+    CUDA = "cuda"
+    ROCM = "rocm"
+    CPU = "cpu"
+
+
+class Collective(StrEnum):
+    ALL_REDUCE = "all_reduce"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_TO_ALL = "all_to_all"
+    SEND = "send"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixCurve:
+    """Time of a product (m, k) x (k, n): saturating in every dim, never under the memory floor.
+
+    seconds = 2mnk / (peak * fraction * m/(m+half_m) * n/(n+half_n) * k/(k+half_k)) + launch
+    """
+
+    fraction: float
+    half_m: float
+    half_n: float
+    half_k: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSpec:
+    """One accelerator, or one worker's share of a processor.
+
+    `peak_flops` FLOP/s by precision, dense; `memory_bandwidth` bytes/s; `launch_seconds` host time to start one
+    kernel; `layer_seconds` host time per layer and pass that no kernel explains (framework overhead);
+    `reserved_bytes` what the context and libraries hold; `scaling` speed of one device that uses n cores relative
+    to one, for processors (index 0 is one core); None peak means MFU is not known.
+    """
+
+    name: str
+    kind: DeviceKind
+    memory_bytes: float
+    memory_bandwidth: float
+    peak_flops: Mapping[Precision, float]
+    matrix: Mapping[Precision, MatrixCurve]
+    memory_fraction: float = 0.8
+    attention_fraction: float = 0.5
+    attention_backward_fraction: float = 0.4
+    launch_seconds: float = 4e-6
+    layer_seconds: float = 0.0
+    reserved_bytes: float = 0.0
+    usable_fraction: float = 0.94
+    optimizer_bandwidth: float | None = None
+    scaling: tuple[float, ...] = (1.0,)
+    price_per_hour: float | None = None
+    hours_between_failures: float | None = None
+    watts: float | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveFit:
+    """Measured time of a collective among `ranks`: latency + bytes / bandwidth, bytes being the whole tensor.
+
+    The whole tensor is the input of an all-reduce, reduce-scatter or all-to-all, the output of an all-gather and
+    the message of a send.
+    """
+
+    operation: Collective
+    ranks: int
+    latency_seconds: float
+    bytes_per_second: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """A tier of the network as one end sees it: bytes/s each way, seconds one way, achieved share, times measured.
+
+    `oversubscription` divides the bandwidth when all nodes below this tier talk across it at once.
+    """
+
+    bandwidth: float
+    latency_seconds: float
+    efficiency: float = 0.8
+    oversubscription: float = 1.0
+    fits: tuple[CollectiveFit, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGroup:
+    """Equal nodes: devices joined inside by `inside` (per device), reaching out through `nics` adapters each of `nic`.
+
+    `cores` is how many processor cores the devices of one node share; None for accelerators. `rack_nodes` nodes
+    share a faster tier when the cluster has one. `site` names the place for wide-area tiers.
+    """
+
+    name: str
+    device: DeviceSpec
+    num_nodes: int
+    devices_per_node: int
+    inside: Link
+    nic: Link
+    nics: int = 1
+    cores: int | None = None
+    rack_nodes: int | None = None
+    rack: Link | None = None
+    site: str = "site"
+
+    @property
+    def num_devices(self) -> int:
+        return self.num_nodes * self.devices_per_node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSpec:
+    """Machines in order: device 0 is the first device of the first node of the first group.
+
+    `wide_area` joins sites, as one site sees it.
+    """
+
+    name: str
+    groups: tuple[NodeGroup, ...]
+    wide_area: Link | None = None
+    source: str = ""
+    schema: int = 1
+
+    @property
+    def num_devices(self) -> int:
+        return sum(group.num_devices for group in self.groups)
+
+    @property
+    def is_uniform(self) -> bool:
+        return len({group.device.name for group in self.groups}) == 1 and len(self.sites) == 1
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(group.site for group in self.groups))
+
+    @property
+    def price_per_hour(self) -> float | None:
+        """Price of the whole cluster in dollars an hour; None when any device has none."""
+        prices = [group.device.price_per_hour for group in self.groups]
+        known = [price for price in prices if price is not None]
+        if len(known) < len(prices):
+            return None
+        return sum(price * group.num_devices for price, group in zip(known, self.groups, strict=True))

@@ -1,0 +1,171 @@
+"""Frozen dataclasses to plain JSON values and back: strict, tagged unions by `kind`, every error at once.
+
+Reading never guesses: an unknown key, a missing one, a wrong type or a value that no enum has is a problem with its
+path and the nearest name. Standard library only, so that a worker needs nothing else to read a plan.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import types
+import typing
+from collections.abc import Mapping
+from enum import Enum
+from functools import cache
+from typing import Any, TypeVar
+
+from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.units import parse_quantity
+
+T = TypeVar("T")
+
+
+def encode(value: Any) -> Any:
+    """JSON values for `value`: dataclasses become objects with every field, enums their values."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(encode(key)): encode(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [encode(item) for item in value]
+    return value
+
+
+def canonical(value: Any) -> str:
+    """The one text of a value: sorted keys, no spaces. Equal values have equal texts."""
+    return json.dumps(encode(value), sort_keys=True, separators=(",", ":"))
+
+
+def decode(kind: type[T], value: Any, where: str = "") -> T:
+    """The `kind` that `value` says. Raises ConfigError with every problem found, each at its path under `where`."""
+    problems: list[Problem] = []
+    result = _decode(kind, value, where, problems)
+    if problems:
+        raise ConfigError(problems)
+    return typing.cast(T, result)
+
+
+def nearest(name: str, known: typing.Iterable[str]) -> str:
+    """`did you mean 'pipeline'?`, or the list of what is known when nothing is near."""
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"did you mean {close[0]!r}?" if close else f"one of {', '.join(sorted(known))}"
+
+
+@cache
+def field_types(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _decode(kind: Any, value: Any, where: str, problems: list[Problem]) -> Any:
+    origin = typing.get_origin(kind)
+    if origin in (typing.Union, types.UnionType):
+        return _decode_union(typing.get_args(kind), value, where, problems)
+    if origin is tuple:
+        return _decode_tuple(typing.get_args(kind), value, where, problems)
+    if origin is not None and issubclass(origin, Mapping):
+        return _decode_mapping(typing.get_args(kind), value, where, problems)
+    if dataclasses.is_dataclass(kind):
+        return _decode_dataclass(typing.cast(type, kind), value, where, problems)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        try:
+            return kind(value)
+        except ValueError:
+            names = [str(member.value) for member in kind]
+            problems.append(Problem(what=f"{value!r} is not a choice", where=where, fix=nearest(str(value), names)))
+            return None
+    return _decode_scalar(kind, value, where, problems)
+
+
+def _decode_scalar(kind: Any, value: Any, where: str, problems: list[Problem]) -> Any:
+    if kind is Any:
+        return value
+    if kind in (int, float) and isinstance(value, str):
+        try:
+            value = parse_quantity(value)
+        except ValueError as error:
+            problems.append(Problem(what=str(error), where=where))
+            return None
+    if kind is int and isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+        expected = (
+            "nothing"
+            if kind is type(None)
+            else {"int": "a whole number", "float": "a number"}.get(kind.__name__, kind.__name__)
+        )
+        problems.append(Problem(what=f"expected {expected}, got {value!r}", where=where))
+        return None
+    return value
+
+
+def _decode_union(kinds: tuple[Any, ...], value: Any, where: str, problems: list[Problem]) -> Any:
+    if value is None and type(None) in kinds:
+        return None
+    kinds = tuple(kind for kind in kinds if kind is not type(None))
+    tagged = {kind.__dataclass_fields__["kind"].default: kind for kind in kinds if _is_tagged(kind)}
+    if tagged and isinstance(value, Mapping):
+        tag = value.get("kind", next(iter(tagged)) if len(tagged) == 1 else None)
+        if tag not in tagged:
+            problems.append(Problem(what=f"kind {tag!r} is unknown", where=where, fix=nearest(str(tag), tagged)))
+            return None
+        return _decode(tagged[tag], value, where, problems)
+    for kind in kinds[:-1]:
+        attempt: list[Problem] = []
+        result = _decode(kind, value, where, attempt)
+        if not attempt:
+            return result
+    return _decode(kinds[-1], value, where, problems)
+
+
+def _is_tagged(kind: Any) -> bool:
+    return dataclasses.is_dataclass(kind) and "kind" in {field.name for field in dataclasses.fields(kind)}
+
+
+def _decode_tuple(kinds: tuple[Any, ...], value: Any, where: str, problems: list[Problem]) -> Any:
+    if not isinstance(value, (list, tuple)):
+        problems.append(Problem(what=f"expected a list, got {value!r}", where=where))
+        return None
+    if len(kinds) == 2 and kinds[1] is Ellipsis:
+        return tuple(_decode(kinds[0], item, f"{where}[{index}]", problems) for index, item in enumerate(value))
+    if len(kinds) != len(value):
+        problems.append(Problem(what=f"expected {len(kinds)} values, got {len(value)}", where=where))
+        return None
+    pairs = zip(kinds, value, strict=True)
+    return tuple(_decode(kind, item, f"{where}[{index}]", problems) for index, (kind, item) in enumerate(pairs))
+
+
+def _decode_mapping(kinds: tuple[Any, ...], value: Any, where: str, problems: list[Problem]) -> Any:
+    if not isinstance(value, Mapping):
+        problems.append(Problem(what=f"expected a table, got {value!r}", where=where))
+        return None
+    return {
+        _decode(kinds[0], key, f"{where}.{key}", problems): _decode(kinds[1], item, f"{where}.{key}", problems)
+        for key, item in value.items()
+    }
+
+
+def _decode_dataclass(kind: type, value: Any, where: str, problems: list[Problem]) -> Any:
+    if not isinstance(value, Mapping):
+        problems.append(Problem(what=f"expected a table of {kind.__name__}, got {value!r}", where=where))
+        return None
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    hints, found = field_types(kind), {}
+    before = len(problems)
+    for key, item in value.items():
+        path = f"{where}.{key}" if where else str(key)
+        if key not in fields:
+            problems.append(Problem(what="unknown key", where=path, fix=nearest(str(key), fields)))
+        else:
+            found[key] = _decode(hints[key], item, path, problems)
+    for name, field in fields.items():
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if required and name not in value:
+            problems.append(Problem(what=f"{name!r} is missing", where=where or kind.__name__))
+    return kind(**found) if len(problems) == before else None

@@ -1,0 +1,77 @@
+"""What goes wrong, said so that a person can mend it: what, where, why, and the nearest fix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of every command; documented in docs/commands.md."""
+
+    OK = 0
+    BUG = 1
+    USAGE = 2
+    NO_PLAN = 3
+    ENVIRONMENT = 4
+    WORKER = 5
+    SAVED = 75
+    INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing that is wrong.
+
+    `where` is a place a person can go to: `job.toml:3 optimizer.kind`, `plan.stages[1].groups[0].tensor`.
+    """
+
+    what: str
+    where: str = ""
+    why: str = ""
+    fix: str = ""
+
+    def __str__(self) -> str:
+        head = f"{self.where}: {self.what}" if self.where else self.what
+        return "".join((head, f" ({self.why})" if self.why else "", f"; {self.fix}" if self.fix else ""))
+
+
+class MeshwrightError(Exception):
+    """A failure that is told in words and never as a traceback; carries every problem found at once."""
+
+    exit_code = ExitCode.USAGE
+
+    def __init__(self, problems: Iterable[Problem] | Problem | str) -> None:
+        if isinstance(problems, str):
+            problems = Problem(what=problems)
+        self.problems: tuple[Problem, ...] = (problems,) if isinstance(problems, Problem) else tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class ConfigError(MeshwrightError):
+    """A specification, an option or a file is wrong."""
+
+
+class NoPlanFits(MeshwrightError):
+    """No legal plan fits; the problems name the closest miss."""
+
+    exit_code = ExitCode.NO_PLAN
+
+
+class EnvironmentUnfit(MeshwrightError):
+    """The machine lacks something the command needs."""
+
+    exit_code = ExitCode.ENVIRONMENT
+
+
+class WorkerFailed(MeshwrightError):
+    """A worker process failed or the loss diverged."""
+
+    exit_code = ExitCode.WORKER
+
+
+class Stopped(MeshwrightError):
+    """The run stopped on a signal and its state is saved; the same command goes on."""
+
+    exit_code = ExitCode.SAVED

@@ -1,0 +1,141 @@
+"""JobSpec: what is asked: data, lengths, batch and tokens, precision, optimizer, and what the user fixes or forbids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from meshwright.spec.cluster import Precision
+
+
+class Objective(StrEnum):
+    TIME = "time"
+    COST = "cost"
+    MEMORY = "memory"
+
+
+class Switch(StrEnum):
+    """`auto` measures both and keeps the faster."""
+
+    ON = "on"
+    OFF = "off"
+    AUTO = "auto"
+
+
+class Decay(StrEnum):
+    COSINE = "cosine"
+    WSD = "wsd"
+    CONSTANT = "constant"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One corpus: a JSONL, text or xz file (or a folder of them) and its weight in the mixture."""
+
+    path: str
+    weight: float = 1.0
+    text_field: str = "text"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSpec:
+    """Text to train on. `tokenizer` is a file (`.json`, `.tiktoken`), `bytes`, or `train:8192` to train one.
+
+    `document_mask` keeps attention inside each document of a packed sequence. `validation_fraction` of the
+    documents (at least one, or the last part of a single document) is held out.
+    """
+
+    sources: tuple[Source, ...] = ()
+    tokenizer: str = "bytes"
+    document_mask: bool = True
+    validation_fraction: float = 0.02
+    cache: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerSpec:
+    """AdamW (1711.05101). Matrices decay by `weight_decay`; norms, biases and embeddings do not."""
+
+    kind: str = "adamw"
+    learning_rate: float = 3e-4
+    beta1: float = 0.9
+    beta2: float = 0.95
+    epsilon: float = 1e-8
+    weight_decay: float = 0.1
+    clip_norm: float | None = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearningRate:
+    """Warm-up then cosine, or warm-up, stable, decay (WSD, 2404.06395). Fractions of all steps unless in steps."""
+
+    decay: Decay = Decay.COSINE
+    warmup_steps: int = 0
+    warmup_fraction: float = 0.01
+    decay_fraction: float = 0.2
+    final_fraction: float = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSpec:
+    """When the state is saved; `every_steps` 0 saves only at the end and on a signal. `keep` newest stay."""
+
+    every_steps: int = 0
+    keep: int = 2
+    asynchronous: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationSpec:
+    """Validation loss every so many steps over `tokens` held-out tokens; 0 evaluates only at the end."""
+
+    every_steps: int = 0
+    tokens: int = 65536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraints:
+    """What the user fixes (`fix.tensor = 8`) and forbids (`forbid = ["pipeline", "recompute=full"]`).
+
+    Names are the columns of the plan table: tensor, pipeline, replicate, shard, zero, chunks, microbatch,
+    recompute, schedule, precision, devices. `devices` bounds how many devices a plan may use: `all` of them or
+    `any` number up to all.
+    """
+
+    fix: Mapping[str, int | str] = field(default_factory=dict)
+    forbid: tuple[str, ...] = ()
+    devices: str = "all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """One training job. `batch_tokens` is the global batch of one optimizer step; `total_tokens` the whole run."""
+
+    name: str = "job"
+    sequence_length: int = 2048
+    batch_tokens: int = 4 * 2**20
+    total_tokens: int = 10**12
+    precision: Precision = Precision.BF16
+    data: DataSpec = DataSpec()
+    optimizer: OptimizerSpec = OptimizerSpec()
+    learning_rate: LearningRate = LearningRate()
+    z_loss: float = 0.0
+    objective: Objective = Objective.TIME
+    constraints: Constraints = Constraints()
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    evaluation: EvaluationSpec = EvaluationSpec()
+    compile: Switch = Switch.OFF
+    deterministic: bool = False
+    seed: int = 0
+    trackers: tuple[str, ...] = ()
+    software: str = "torch"
+    schema: int = 1
+
+    @property
+    def batch_sequences(self) -> int:
+        return self.batch_tokens // self.sequence_length
+
+    @property
+    def total_steps(self) -> int:
+        return -(-self.total_tokens // self.batch_tokens)

@@ -1,0 +1,199 @@
+"""Plan: how one model is laid over one cluster for one job. Data, and nothing else; everything is a function of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+
+from meshwright.spec import codec
+from meshwright.spec.cluster import ClusterSpec, Precision
+from meshwright.spec.job import JobSpec
+from meshwright.spec.model import ModelSpec
+
+
+class AxisName(StrEnum):
+    """Axes of the mesh. `replicate` and `shard` together are data parallel."""
+
+    PIPELINE = "pipeline"
+    REPLICATE = "replicate"
+    SHARD = "shard"
+    TENSOR = "tensor"
+
+
+class Sharding(StrEnum):
+    """What the shard axis divides: nothing (plain data parallel) or what ZeRO-1, 2 and 3 divide (1910.02054)."""
+
+    NONE = "none"
+    OPTIMIZER = "zero1"
+    GRADIENTS = "zero2"
+    PARAMETERS = "zero3"
+
+
+class Recompute(StrEnum):
+    """Activations computed again in backward: none, the attention scores' part, or whole layers (2205.05198)."""
+
+    NONE = "none"
+    SELECTIVE = "selective"
+    FULL = "full"
+
+
+class ScheduleKind(StrEnum):
+    GPIPE = "gpipe"
+    ONE_F_ONE_B = "1f1b"
+    INTERLEAVED = "interleaved"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    name: AxisName
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockGroup:
+    """Consecutive blocks [start, stop) of the model and what happens to them."""
+
+    start: int
+    stop: int
+    tensor: int = 1
+    sequence_parallel: bool = False
+    sharding: Sharding = Sharding.NONE
+    recompute: Recompute = Recompute.NONE
+    precision: Precision = Precision.BF16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A run of blocks that one pipeline rank holds; `rank` is that rank's coordinate on the pipeline axis."""
+
+    rank: int
+    groups: tuple[BlockGroup, ...]
+
+    @property
+    def start(self) -> int:
+        return self.groups[0].start
+
+    @property
+    def stop(self) -> int:
+        return self.groups[-1].stop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """The order of forward and backward passes; `chunks` stages live on each pipeline rank."""
+
+    kind: ScheduleKind = ScheduleKind.ONE_F_ONE_B
+    microbatches: int = 1
+    chunks: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientSync:
+    """How gradients meet across data parallel ranks: every step, reduced in `precision`."""
+
+    kind: str = "every_step"
+    precision: Precision = Precision.FP32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Axes from the outermost to the innermost: the last one varies fastest over devices.
+
+    `placement[r]` is the device that holds rank r; None is the identity. `microbatch` and the batch are in
+    sequences; the batch is replicate * shard * microbatch * schedule.microbatches sequences.
+    """
+
+    model: str
+    cluster: str
+    axes: tuple[Axis, ...]
+    stages: tuple[Stage, ...]
+    schedule: Schedule
+    sequence_length: int
+    microbatch: int
+    gradients: GradientSync = GradientSync()
+    placement: tuple[int, ...] | None = None
+    schema: int = 1
+
+    def size(self, axis: AxisName) -> int:
+        return next((entry.size for entry in self.axes if entry.name is axis), 1)
+
+    @property
+    def pipeline(self) -> int:
+        return self.size(AxisName.PIPELINE)
+
+    @property
+    def replicate(self) -> int:
+        return self.size(AxisName.REPLICATE)
+
+    @property
+    def shard(self) -> int:
+        return self.size(AxisName.SHARD)
+
+    @property
+    def tensor(self) -> int:
+        return self.size(AxisName.TENSOR)
+
+    @property
+    def data(self) -> int:
+        """Ranks that read different sequences."""
+        return self.replicate * self.shard
+
+    @property
+    def world_size(self) -> int:
+        product = 1
+        for axis in self.axes:
+            product *= axis.size
+        return product
+
+    @property
+    def batch(self) -> int:
+        """Sequences of one optimizer step."""
+        return self.data * self.microbatch * self.schedule.microbatches
+
+    @property
+    def batch_tokens(self) -> int:
+        return self.batch * self.sequence_length
+
+    @property
+    def first_group(self) -> BlockGroup:
+        return self.stages[0].groups[0]
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """Indexes of the stages that pipeline rank `rank` holds, in model order."""
+        return tuple(index for index, stage in enumerate(self.stages) if stage.rank == rank)
+
+    def digest(self) -> str:
+        """Twelve hex digits that name this plan: runs, checkpoints and caches use it."""
+        return hashlib.sha256(codec.canonical(self).encode()).hexdigest()[:12]
+
+    def describe(self) -> str:
+        """One line a person can read: `4 devices: pipeline 2 x shard 2 (zero3), 1f1b, 8 microbatches of 1`."""
+        group = self.first_group
+        parts = [f"{axis.name.value} {axis.size}" for axis in self.axes if axis.size > 1]
+        extra = [group.sharding.value] if group.sharding is not Sharding.NONE else []
+        extra += ["sequence parallel"] if group.sequence_parallel else []
+        extra += [f"recompute {group.recompute.value}"] if group.recompute is not Recompute.NONE else []
+        extra += [group.precision.value]
+        schedule = f"{self.schedule.kind.value}, " if self.pipeline > 1 else ""
+        chunks = f"{self.schedule.chunks} chunks, " if self.schedule.chunks > 1 else ""
+        layout = " x ".join(parts) or "one device"
+        return (
+            f"{self.world_size} device{'s' if self.world_size > 1 else ''}: {layout} ({', '.join(extra)}), {schedule}{chunks}"
+            f"{self.schedule.microbatches} microbatches of {self.microbatch}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Design:
+    """A plan with the three documents it answers: all that a run needs, in one file."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    job: JobSpec
+    plan: Plan
+    schema: int = 1
+
+    def to_json(self) -> str:
+        return json.dumps(codec.encode(self), indent=1)

@@ -1,0 +1,88 @@
+"""Numbers with units: read what a person writes (`80GiB`, `4Mi`, `450GB/s`, `15us`), write what a person reads."""
+
+from __future__ import annotations
+
+import math
+import re
+
+_DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
+_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
+_TIME = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_BASES = ("FLOP/s", "FLOPS", "FLOP", "B/s", "bit/s", "b/s", "B", "tokens", "")
+_NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_,]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*$")
+
+
+def parse_quantity(text: str) -> float:
+    """The number that `text` says, in base units: bytes, bytes/s, FLOP/s, seconds or a plain count.
+
+    Bits per second become bytes per second. `B` alone after a number is bytes; `8B` as a count of parameters is
+    not read here. Raises ValueError when the text is not a number with a unit that is known.
+    """
+    match = _NUMBER.match(text)
+    if not match:
+        raise ValueError(f"{text!r} is not a number")
+    number, unit = float(match[1].replace(",", "").replace("_", "")), match[2]
+    if unit in _TIME:
+        return number * _TIME[unit]
+    for base in _BASES:
+        if not unit.endswith(base):
+            continue
+        prefix = unit[: len(unit) - len(base)] if base else unit
+        scale = _BINARY.get(prefix) or (_DECIMAL.get(prefix) if prefix != "B" or not base else None)
+        if scale is not None:
+            return number * scale / (8.0 if base in ("bit/s", "b/s") else 1.0)
+    raise ValueError(f"{unit!r} is not a unit; write for example 80GiB, 4Mi, 450GB/s, 400Gbit/s or 15us")
+
+
+def format_bytes(count: float) -> str:
+    """`3.25 GiB`: binary units, three figures."""
+    return _scaled(count, 1024.0, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
+
+
+def format_count(count: float) -> str:
+    """`8.03 B`: decimal units for counts of parameters or tokens, three figures."""
+    return _scaled(count, 1000.0, ("", "K", "M", "B", "T", "Q")).rstrip()
+
+
+def format_flops(count: float) -> str:
+    """`312 TFLOP`: decimal units."""
+    return _scaled(count, 1000.0, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP", "ZFLOP", "YFLOP"))
+
+
+def format_seconds(seconds: float) -> str:
+    """`1.24 ms`, `3 min 20 s`, `2 d 4 h`: what a person would say."""
+    if not math.isfinite(seconds):
+        return "never"
+    if seconds < 0:
+        return f"-{format_seconds(-seconds)}"
+    for unit, limit in (("us", 1e-3), ("ms", 1.0)):
+        if seconds < limit:
+            return f"{_three(seconds / _TIME[unit])} {unit}"
+    if seconds < 120:
+        return f"{_three(seconds)} s"
+    for big, small in (("min", "s"), ("h", "min"), ("d", "h")):
+        if seconds < {"min": 7200.0, "h": 172800.0, "d": math.inf}[big]:
+            whole = int(seconds // _TIME[big])
+            rest = int((seconds - whole * _TIME[big]) // _TIME[small])
+            return f"{whole:,} {big} {rest} {small}"
+    raise AssertionError("unreachable")
+
+
+def format_percent(fraction: float) -> str:
+    """`42.0 %`."""
+    return f"{100.0 * fraction:.1f} %"
+
+
+def _scaled(count: float, base: float, names: tuple[str, ...]) -> str:
+    if not math.isfinite(count):
+        return "unknown"
+    sign, count, index = ("-" if count < 0 else ""), abs(count), 0
+    while count >= 0.9995 * base and index + 1 < len(names):
+        count, index = count / base, index + 1
+    return f"{sign}{_three(count)} {names[index]}"
+
+
+def _three(number: float) -> str:
+    if number >= 99.95 or number == int(number):
+        return f"{number:,.0f}"
+    return f"{number:.1f}" if number >= 9.995 else f"{number:.2f}"
