@@ -179,10 +179,9 @@ class Plan:
         schedule = f"{self.schedule.kind.value}, " if self.pipeline > 1 else ""
         chunks = f"{self.schedule.chunks} chunks, " if self.schedule.chunks > 1 else ""
         layout = " x ".join(parts) or "one device"
-        return (
-            f"{self.world_size} device{'s' if self.world_size > 1 else ''}: {layout} ({', '.join(extra)}), {schedule}{chunks}"
-            f"{self.schedule.microbatches} microbatches of {self.microbatch}"
-        )
+        devices = "1 device" if self.world_size == 1 else f"{self.world_size} devices"
+        steps = f"{self.schedule.microbatches} microbatches of {self.microbatch}"
+        return f"{devices}: {layout} ({', '.join(extra)}), {schedule}{chunks}{steps}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
