@@ -1,0 +1,40 @@
+# make demo and make test do all set-up themselves; see README.md.
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
+BIN := .venv/bin
+
+.PHONY: help setup demo test test-full check docs
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo        the whole journey on this machine: plan, predict, train, compare, look"
+	@echo "make test        style, types and every test that a change must pass"
+	@echo "make test-full   the same with the slow tests"
+	@echo "make check       style, types and the laws of the house; no processes started"
+	@echo "make bench-NAME  one benchmark of benchmarks/ (a table target | measured; raw JSON kept)"
+	@echo "make docs        the documentation as pages under site/"
+
+setup:
+	@test -n "$(PYTHON)" || { echo "setup: no python3 found; run: apt-get install python3 python3-venv" >&2; exit 4; }
+	@$(PYTHON) tools/setup.py
+
+demo: setup
+	@$(BIN)/python examples/demo.py
+
+check: setup
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest tests/test_architecture.py
+
+test: check
+	@$(BIN)/python -m pytest -m "not slow and not gpu" --ignore tests/test_architecture.py
+
+test-full: check
+	@$(BIN)/python -m pytest -m "not gpu" --ignore tests/test_architecture.py
+
+bench-%: setup
+	@$(BIN)/python benchmarks/$*/run.py
+
+docs: setup
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[docs]"
+	@$(BIN)/zensical build --clean
