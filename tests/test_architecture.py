@@ -153,9 +153,8 @@ def test_environment_is_read_at_the_edge() -> None:
     for path, tree in parsed():
         if room(path) in MAY_READ_ENVIRONMENT:
             continue
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "putenv"):
-                broken.append(place(path, node.lineno))
+        reads = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+        broken += [place(path, node.lineno) for node in reads if node.attr in ("environ", "getenv", "putenv")]
     assert not broken, "\n".join(broken)
 
 

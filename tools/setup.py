@@ -42,18 +42,18 @@ def make_venv() -> None:
     try:
         import ensurepip  # noqa: F401  (Debian packs it apart from python3)
     except ImportError:
-        fail(
-            f"this Python has no venv module; run: apt-get install python3.{sys.version_info[1]}-venv (or python3-venv)"
-        )
+        fail("this Python has no venv module; run: apt-get install python3-venv")
     print(f"setup: making .venv with Python {sys.version.split()[0]}", flush=True)
     if subprocess.run([sys.executable, "-m", "venv", "--clear", str(VENV)]).returncode:
         fail("could not make .venv; is the folder writable?")
 
 
-def pip(*arguments: str, quiet: bool = False) -> bool:
-    command = [str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+def pip(*arguments: str, quiet: bool = False, index: str | None = None) -> bool:
+    command = [str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", str(CONSTRAINTS)]
     output = subprocess.DEVNULL if quiet else None
-    return subprocess.run([*command, *arguments], stdout=output, stderr=output, cwd=ROOT).returncode == 0
+    environment = {**os.environ, **({"PIP_INDEX_URL": index} if index else {})}
+    result = subprocess.run([*command, *arguments], stdout=output, stderr=output, cwd=ROOT, env=environment)
+    return result.returncode == 0
 
 
 def reuse_torch() -> bool:
@@ -71,33 +71,31 @@ def reuse_torch() -> bool:
 
 def install_torch() -> None:
     if sees_gpu():
-        if reuse_torch() or pip("-c", str(CONSTRAINTS), f"torch=={TORCH}"):
+        if reuse_torch() or pip(f"torch=={TORCH}"):
             return
     else:
         print(f"setup: no GPU seen; installing the CPU build of torch {TORCH}", flush=True)
-        named = os.environ.get("MESHWRIGHT_TORCH_INDEX")
-        source = ["--index-url", named] if named else []
-        if pip("-c", str(CONSTRAINTS), *source, f"torch=={TORCH}+cpu", quiet=True):
+        if pip(f"torch=={TORCH}+cpu", quiet=True, index=os.environ.get("MESHWRIGHT_TORCH_INDEX")):
             return
         print(
             "setup: the package index has no CPU build of torch, so the default build comes (several GB); to avoid\n"
             "       it, set MESHWRIGHT_TORCH_INDEX to the CPU wheel index that pytorch.org names, and start again",
             flush=True,
         )
-        if pip("-c", str(CONSTRAINTS), f"torch=={TORCH}"):
+        if pip(f"torch=={TORCH}"):
             return
     fail(f"pip could not install torch {TORCH}; check the network, or set PIP_INDEX_URL to an index that has it")
 
 
 def main() -> None:
-    if sys.version_info < (3, 11):
+    if sys.version_info[:2] < (3, 11):
         fail(f"Python 3.11 or newer is needed and this is {sys.version.split()[0]}; try: make PYTHON=python3.12 …")
     if PYTHON.exists() and STAMP.exists() and STAMP.read_text() == wanted_stamp():
         return
     make_venv()
     install_torch()
     print("setup: installing meshwright and its libraries", flush=True)
-    if not pip("-c", str(CONSTRAINTS), "-e", ".[dev]"):
+    if not pip("-e", ".[dev]"):
         fail(
             "pip could not install the requirements; check the network, or set PIP_INDEX_URL to an index that has them"
         )
