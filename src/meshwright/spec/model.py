@@ -1,324 +1,55 @@
-"""ModelSpec: a model as blocks in order, with every dimension that costs time or memory."""
+"""ModelSpec: a model as blocks in order."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from enum import StrEnum
 
-
-class NormKind(StrEnum):
-    RMS = "rms"
-    LAYER = "layer"
-
-
-class Activation(StrEnum):
-    SILU = "silu"
-    GELU = "gelu"
-    GELU_TANH = "gelu_tanh"
-    RELU = "relu"
-    RELU_SQUARED = "relu_squared"
-
-
-class QueryKeyNorm(StrEnum):
-    """Norm on queries and keys: none, over each head, over all heads at once, or per head without a scale."""
-
-    NONE = "none"
-    HEAD = "head"
-    FULL = "full"
-    UNSCALED = "unscaled"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Norm:
-    """Root-mean-square or layer norm over `width` features; layer norm has a bias beside its scale."""
-
-    width: int
-    kind: NormKind = NormKind.RMS
-    eps: float = 1e-5
-
-    @property
-    def parameters(self) -> int:
-        return self.width * (2 if self.kind is NormKind.LAYER else 1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RotaryScaling:
-    """How rotary frequencies are stretched beyond the trained length (`llama3`, `yarn`, `linear`)."""
-
-    kind: str
-    factor: float
-    low_frequency: float = 1.0
-    high_frequency: float = 4.0
-    trained_positions: int = 8192
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rotary:
-    """Rotary position embedding on the first `dims` features of every head (RoFormer, 2104.09864)."""
-
-    dims: int
-    theta: float = 10000.0
-    scaling: RotaryScaling | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attention:
-    """Causal multi-head attention; `kv_heads < heads` is grouped-query; `window` limits how far back it looks.
-
-    `chunk` is chunked attention (positions see only their own chunk). `shared_key_value` uses the keys as values.
-    """
-
-    width: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    norm: Norm | None
-    post_norm: Norm | None = None
-    rotary: Rotary | None = None
-    window: int | None = None
-    chunk: int | None = None
-    qk_norm: QueryKeyNorm = QueryKeyNorm.NONE
-    qkv_bias: bool = False
-    output_bias: bool = False
-    sinks: bool = False
-    softcap: float | None = None
-    scale: float | None = None
-    shared_key_value: bool = False
-    kind: str = "attention"
-
-    @property
-    def matrix_parameters(self) -> int:
-        projections = self.heads + self.kv_heads * (1 if self.shared_key_value else 2) + self.heads
-        return self.width * self.head_dim * projections
-
-    @property
-    def parameters(self) -> int:
-        kv_projections = 1 if self.shared_key_value else 2
-        biases = self.head_dim * (self.heads + self.kv_heads * kv_projections) if self.qkv_bias else 0
-        biases += self.width if self.output_bias else 0
-        query_key = {
-            QueryKeyNorm.HEAD: 2 * self.head_dim,
-            QueryKeyNorm.FULL: self.head_dim * (self.heads + self.kv_heads),
-        }.get(self.qk_norm, 0)
-        return self.matrix_parameters + biases + query_key + (self.heads if self.sinks else 0) + _norms(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Indexer:
-    """Lightning indexer of sparse attention: chooses the `top_k` keys each query reads (DeepSeek sparse attention)."""
-
-    heads: int
-    head_dim: int
-    top_k: int
-
-    def parameters(self, width: int, query_rank: int) -> int:
-        key = width * self.head_dim + 2 * self.head_dim
-        return query_rank * self.heads * self.head_dim + key + width * self.heads
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentAttention:
-    """Multi-head latent attention: queries and key-values pass through low-rank latents (DeepSeek-V2, 2405.04434).
-
-    `query_rank` None means queries are projected directly.
-    """
-
-    width: int
-    heads: int
-    query_rank: int | None
-    kv_rank: int
-    nope_dim: int
-    rope_dim: int
-    value_dim: int
-    norm: Norm | None
-    post_norm: Norm | None = None
-    rotary: Rotary | None = None
-    indexer: Indexer | None = None
-    window: int | None = None
-    kind: str = "latent_attention"
-
-    @property
-    def matrix_parameters(self) -> int:
-        query_dims = self.heads * (self.nope_dim + self.rope_dim)
-        rank = self.query_rank
-        query = self.width * query_dims if rank is None else self.width * rank + rank * query_dims
-        keys = self.width * (self.kv_rank + self.rope_dim) + self.kv_rank * self.heads * (
-            self.nope_dim + self.value_dim
-        )
-        return query + keys + self.heads * self.value_dim * self.width
-
-    @property
-    def parameters(self) -> int:
-        indexer = self.indexer.parameters(self.width, self.query_rank or self.width) if self.indexer else 0
-        return self.matrix_parameters + (self.query_rank or 0) + self.kv_rank + indexer + _norms(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recurrence:
-    """A state-space or linear-attention mixer, by its sizes: `inner` features, `state` per head, short convolution."""
-
-    width: int
-    inner: int
-    heads: int
-    state: int
-    groups: int
-    convolution: int
-    norm: Norm | None
-    post_norm: Norm | None = None
-    kind: str = "recurrence"
-
-    @property
-    def matrix_parameters(self) -> int:
-        projected = 2 * self.inner + 2 * self.groups * self.state + self.heads
-        return self.width * projected + self.inner * self.width
-
-    @property
-    def parameters(self) -> int:
-        convolved = self.inner + 2 * self.groups * self.state
-        small = convolved * (self.convolution + 1) + 3 * self.heads + self.inner
-        return self.matrix_parameters + small + _norms(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FeedForward:
-    """Two matrices and an activation between, or three when gated (GLU variants, 2002.05202)."""
-
-    width: int
-    hidden: int
-    norm: Norm | None
-    post_norm: Norm | None = None
-    gated: bool = True
-    activation: Activation = Activation.SILU
-    bias: bool = False
-    kind: str = "feed_forward"
-
-    @property
-    def matrix_parameters(self) -> int:
-        return self.width * self.hidden * (3 if self.gated else 2)
-
-    @property
-    def parameters(self) -> int:
-        biases = (self.hidden * (2 if self.gated else 1) + self.width) if self.bias else 0
-        return self.matrix_parameters + biases + _norms(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mixture:
-    """`top_k` of `experts` feed-forwards per token, with an optional dense branch that every token takes.
-
-    `extra_parameters` counts scales that no matrix product uses.
-    """
-
-    width: int
-    hidden: int
-    experts: int
-    top_k: int
-    norm: Norm | None
-    post_norm: Norm | None = None
-    gated: bool = True
-    activation: Activation = Activation.SILU
-    expert_bias: bool = False
-    router_bias: bool = False
-    shared: FeedForward | None = None
-    shared_gate: bool = False
-    extra_parameters: int = 0
-    kind: str = "mixture"
-
-    @property
-    def expert_parameters(self) -> int:
-        biases = (self.hidden * (2 if self.gated else 1) + self.width) if self.expert_bias else 0
-        return self.width * self.hidden * (3 if self.gated else 2) + biases
-
-    @property
-    def matrix_parameters(self) -> int:
-        """Parameters that one token multiplies: the router, its `top_k` experts and the dense branch."""
-        expert = self.width * self.hidden * (3 if self.gated else 2)
-        return self.width * self.experts + self.top_k * expert + (self.shared.matrix_parameters if self.shared else 0)
-
-    @property
-    def parameters(self) -> int:
-        router = self.width * self.experts + (self.experts if self.router_bias else 0)
-        shared = (self.shared.parameters if self.shared else 0) + (self.width if self.shared_gate else 0)
-        return router + self.experts * self.expert_parameters + shared + self.extra_parameters + _norms(self)
-
-    @property
-    def active_parameters(self) -> int:
-        return self.parameters - (self.experts - self.top_k) * self.expert_parameters
-
-
-Mixer = Attention | LatentAttention | Recurrence
-Transform = FeedForward | Mixture
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Embedding:
-    """Token embedding, and learned positions where `positions` > 0."""
-
-    vocab: int
-    width: int
-    positions: int = 0
-    scale: float = 1.0
-    kind: str = "embedding"
-
-    @property
-    def parameters(self) -> int:
-        return (self.vocab + self.positions) * self.width
-
-    @property
-    def matrix_parameters(self) -> int:
-        return 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
-    """One residual layer: a token mixer and a feed-forward, either of which may be absent."""
-
-    mixer: Mixer | None
-    transform: Transform | None
-    extra_parameters: int = 0
-    kind: str = "layer"
-
-    @property
-    def parameters(self) -> int:
-        return sum(part.parameters for part in self.parts) + self.extra_parameters
-
-    @property
-    def active_parameters(self) -> int:
-        idle = (
-            self.transform.parameters - self.transform.active_parameters if isinstance(self.transform, Mixture) else 0
-        )
-        return self.parameters - idle
-
-    @property
-    def matrix_parameters(self) -> int:
-        return sum(part.matrix_parameters for part in self.parts)
-
-    @property
-    def parts(self) -> tuple[Mixer | Transform, ...]:
-        return tuple(part for part in (self.mixer, self.transform) if part is not None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
-    """Final norm and the projection onto the vocabulary; a tied head reuses the embedding's matrix."""
-
-    vocab: int
-    width: int
-    norm: Norm | None
-    tied: bool = False
-    bias: bool = False
-    softcap: float | None = None
-    kind: str = "head"
-
-    @property
-    def matrix_parameters(self) -> int:
-        return self.vocab * self.width
-
-    @property
-    def parameters(self) -> int:
-        own = (0 if self.tied else self.matrix_parameters) + (self.vocab if self.bias else 0)
-        return own + (self.norm.parameters if self.norm else 0)
+from meshwright.spec.blocks import (
+    Activation,
+    Attention,
+    Block,
+    Embedding,
+    FeedForward,
+    Head,
+    Indexer,
+    LatentAttention,
+    Layer,
+    Mixer,
+    Mixture,
+    Norm,
+    NormKind,
+    QueryKeyNorm,
+    Recurrence,
+    Rotary,
+    RotaryScaling,
+    Transform,
+)
+
+__all__ = [
+    "Activation",
+    "Attention",
+    "Block",
+    "Embedding",
+    "FeedForward",
+    "Head",
+    "Indexer",
+    "LatentAttention",
+    "Layer",
+    "Mixer",
+    "Mixture",
+    "ModelSpec",
+    "Norm",
+    "NormKind",
+    "QueryKeyNorm",
+    "Recurrence",
+    "Rotary",
+    "RotaryScaling",
+    "Tower",
+    "Transform",
+    "score_flops_per_token",
+    "visible_keys",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,9 +58,6 @@ class Tower:
 
     name: str
     parameters: int
-
-
-Block = Embedding | Layer | Head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -407,7 +135,3 @@ def visible_keys(sequence_length: int, window: int | None, chunk: int | None) ->
     span = min(sequence_length, chunk or sequence_length)
     reach = min(span, window or span)
     return (reach * (reach + 1) / 2 + (span - reach) * reach) / span
-
-
-def _norms(part: Mixer | Transform) -> int:
-    return sum(norm.parameters for norm in (part.norm, part.post_norm) if norm)
