@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.spec import codec
+from meshwright.spec.cluster import Precision
+from meshwright.spec.errors import ConfigError
+from meshwright.spec.job import Constraints, JobSpec, OptimizerSpec
+from meshwright.spec.model import Attention, FeedForward, Layer, Norm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    left: int
+    right: float | None = None
+
+
+LAYER = Layer(
+    mixer=Attention(width=8, heads=2, kv_heads=1, head_dim=4, norm=Norm(width=8)),
+    transform=FeedForward(width=8, hidden=16, norm=None),
+)
+
+
+@pytest.mark.parametrize("value", [LAYER, JobSpec(), JobSpec(constraints=Constraints(fix={"tensor": 2}))])
+def test_what_is_written_is_read_back_equal(value: object) -> None:
+    text = json.dumps(codec.encode(value))
+    assert codec.decode(type(value), json.loads(text)) == value
+
+
+@given(st.integers(), st.one_of(st.none(), st.floats(allow_nan=False, allow_infinity=False)))
+def test_round_trip_of_any_pair(left: int, right: float | None) -> None:
+    pair = Pair(left=left, right=right)
+    assert codec.decode(Pair, json.loads(codec.canonical(pair))) == pair
+
+
+def test_every_error_is_found_at_once_with_its_place_and_the_nearest_name() -> None:
+    bad = {"sequence_lenth": 8, "optimizer": {"learning_rate": "fast", "betaa1": 1}, "precision": "bf15"}
+    with pytest.raises(ConfigError) as caught:
+        codec.decode(JobSpec, bad, "job")
+    text = str(caught.value)
+    assert len(caught.value.problems) == 4
+    assert "job.sequence_lenth: unknown key; did you mean 'sequence_length'?" in text
+    assert "job.optimizer.learning_rate: 'fast' is not a number" in text
+    assert "job.optimizer.betaa1: unknown key; did you mean 'beta1'?" in text
+    assert "job.precision: 'bf15' is not a choice; did you mean 'bf16'?" in text
+
+
+def test_missing_fields_and_wrong_types() -> None:
+    with pytest.raises(ConfigError, match="'left' is missing"):
+        codec.decode(Pair, {})
+    with pytest.raises(ConfigError, match=r"expected a whole number, got 1\.5"):
+        codec.decode(Pair, {"left": 1.5})
+    with pytest.raises(ConfigError, match="expected a whole number, got True"):
+        codec.decode(Pair, {"left": True})
+    with pytest.raises(ConfigError, match="expected a table of Pair"):
+        codec.decode(Pair, [1])
+
+
+def test_numbers_may_carry_units() -> None:
+    assert codec.decode(JobSpec, {"batch_tokens": "4Mi"}).batch_tokens == 4 * 2**20
+
+
+def test_a_tagged_union_is_chosen_by_its_kind_alone() -> None:
+    encoded = codec.encode(LAYER)
+    encoded["mixer"]["kind"] = "atention"
+    with pytest.raises(ConfigError, match=r"mixer: kind 'atention' is unknown; did you mean 'attention'\?"):
+        codec.decode(Layer, encoded)
+
+
+def test_equal_values_have_one_text_and_different_ones_do_not() -> None:
+    job = JobSpec()
+    assert codec.canonical(job) == codec.canonical(JobSpec())
+    assert codec.canonical(job) != codec.canonical(replace(job, optimizer=OptimizerSpec(beta1=0.8)))
+    assert codec.decode(JobSpec, {"precision": "fp64"}).precision is Precision.FP64

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from meshwright.spec import codec
+from meshwright.spec.plan import (
+    Axis,
+    AxisName,
+    BlockGroup,
+    Plan,
+    Recompute,
+    Schedule,
+    ScheduleKind,
+    Sharding,
+    Stage,
+)
+
+
+def plan() -> Plan:
+    group = BlockGroup(start=0, stop=5, tensor=2, sequence_parallel=True, sharding=Sharding.PARAMETERS)
+    return Plan(
+        model="m",
+        cluster="c",
+        axes=(
+            Axis(name=AxisName.PIPELINE, size=2),
+            Axis(name=AxisName.SHARD, size=3),
+            Axis(name=AxisName.TENSOR, size=2),
+        ),
+        stages=(
+            Stage(rank=0, groups=(group,)),
+            Stage(rank=1, groups=(replace(group, start=5, stop=10, recompute=Recompute.FULL),)),
+        ),
+        schedule=Schedule(kind=ScheduleKind.ONE_F_ONE_B, microbatches=4),
+        sequence_length=128,
+        microbatch=2,
+    )
+
+
+def test_sizes_follow_from_the_axes() -> None:
+    value = plan()
+    assert (value.pipeline, value.replicate, value.shard, value.tensor) == (2, 1, 3, 2)
+    assert value.world_size == 12
+    assert value.data == 3
+    assert value.batch == 3 * 2 * 4
+    assert value.batch_tokens == value.batch * 128
+    assert value.stages_of(1) == (1,)
+    assert (value.stages[1].start, value.stages[1].stop) == (5, 10)
+
+
+def test_digest_names_the_plan_and_survives_a_round_trip() -> None:
+    value = plan()
+    again = codec.decode(Plan, json.loads(json.dumps(codec.encode(value))))
+    assert again == value
+    assert again.digest() == value.digest()
+    assert replace(value, microbatch=3).digest() != value.digest()
+
+
+def test_a_plan_describes_itself_in_one_line() -> None:
+    text = plan().describe()
+    assert "12 devices: pipeline 2 x shard 3 x tensor 2" in text
+    assert "zero3" in text
+    assert "sequence parallel" in text
+    assert "4 microbatches of 2" in text
+    assert "\n" not in text

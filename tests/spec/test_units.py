@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.spec import units
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("80GiB", 80 * 2**30),
+        ("80 GB", 80e9),
+        ("4Mi", 4 * 2**20),
+        ("4M", 4e6),
+        ("1_000", 1000),
+        ("450GB/s", 450e9),
+        ("400Gbit/s", 50e9),
+        ("312TFLOP/s", 312e12),
+        ("15us", 15e-6),
+        ("3h", 10800),
+        ("2 d", 172800),
+        ("1.5e12", 1.5e12),
+        ("-3", -3),
+        ("7", 7),
+    ],
+)
+def test_quantities_are_read_in_base_units(text: str, number: float) -> None:
+    assert units.parse_quantity(text) == pytest.approx(number)
+
+
+@pytest.mark.parametrize("text", ["", "fast", "12 parsecs", "1.2.3", "GiB", "4 XiB"])
+def test_what_is_no_quantity_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not a"):
+        units.parse_quantity(text)
+
+
+@given(st.floats(min_value=1, max_value=1e15))
+def test_bytes_read_back_within_their_three_figures(count: float) -> None:
+    written = units.format_bytes(count)
+    assert units.parse_quantity(written.replace(",", "")) == pytest.approx(count, rel=6e-3)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(2.31e-3, "2.31 ms"), (0.5, "500 ms"), (3.333, "3.33 s"), (3661, "61 min 1 s"), (200000, "2 d 7 h")],
+)
+def test_seconds_read_well(seconds: float, text: str) -> None:
+    assert units.format_seconds(seconds) == text
+    assert units.format_seconds(-seconds) == f"-{text}"
+
+
+def test_what_never_ends_says_so() -> None:
+    assert units.format_seconds(math.inf) == "never"
+    assert units.format_bytes(math.nan) == "unknown"
+
+
+def test_counts_and_percent() -> None:
+    assert units.format_count(8_030_261_248) == "8.03 B"
+    assert units.format_flops(312e12) == "312 TFLOP"
+    assert units.format_percent(0.4205) == "42.0 %"
