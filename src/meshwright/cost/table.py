@@ -1,0 +1,215 @@
+"""PlanTable: candidate plans as a struct of arrays, one row a plan; what `evaluate` prices in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from meshwright.spec.cluster import Precision
+from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.plan import (
+    Axis,
+    AxisName,
+    BlockGroup,
+    GradientSync,
+    Plan,
+    Recompute,
+    Schedule,
+    ScheduleKind,
+    Sharding,
+    Stage,
+)
+
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+SHARDINGS = tuple(Sharding)
+RECOMPUTES = tuple(Recompute)
+SCHEDULES = tuple(ScheduleKind)
+PRECISIONS = tuple(Precision)
+DEFAULT_ORDER = (AxisName.PIPELINE, AxisName.REPLICATE, AxisName.SHARD, AxisName.TENSOR)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Which blocks each stage holds and which pipeline rank holds each stage.
+
+    Stage s is blocks [bounds[s], bounds[s + 1]); `ranks[s]` is its pipeline rank.
+    """
+
+    bounds: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def pipeline(self) -> int:
+        return max(self.ranks) + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanTable:
+    """Candidate plans, one a row; every column has shape (rows,).
+
+    `sharding`, `recompute`, `schedule`, `precision` and `gradient_precision` are indexes into SHARDINGS (0 none,
+    1 zero1, 2 zero2, 3 zero3), RECOMPUTES (0 none, 1 selective, 2 full), SCHEDULES and PRECISIONS. `layout` indexes
+    `layouts` and `order` indexes `orders`, the mesh axes from the outermost to the innermost. `microbatch` is in
+    sequences; `microbatches` counts them per data rank and step.
+    """
+
+    tensor: IntArray
+    sequence_parallel: BoolArray
+    pipeline: IntArray
+    chunks: IntArray
+    replicate: IntArray
+    shard: IntArray
+    sharding: IntArray
+    microbatch: IntArray
+    microbatches: IntArray
+    recompute: IntArray
+    schedule: IntArray
+    precision: IntArray
+    gradient_precision: IntArray
+    layout: IntArray
+    order: IntArray
+    layouts: tuple[Layout, ...]
+    orders: tuple[tuple[AxisName, ...], ...] = (DEFAULT_ORDER,)
+
+    def __len__(self) -> int:
+        return int(self.tensor.shape[0])
+
+    @property
+    def data(self) -> IntArray:
+        """Ranks that read different sequences."""
+        return self.replicate * self.shard
+
+    @property
+    def world(self) -> IntArray:
+        return self.tensor * self.pipeline * self.replicate * self.shard
+
+    @classmethod
+    def build(
+        cls,
+        columns: Mapping[str, npt.ArrayLike],
+        *,
+        layouts: Sequence[Layout],
+        orders: Sequence[tuple[AxisName, ...]] = (DEFAULT_ORDER,),
+    ) -> PlanTable:
+        """A table from columns by name, broadcast to one length.
+
+        Columns left out take these values: no parallelism, no sharding, no recompute, 1f1b, one microbatch of one
+        sequence, bf16 with fp32 gradients, layout 0, order 0.
+        """
+        defaults: dict[str, int] = {
+            "sequence_parallel": 0,
+            "sharding": 0,
+            "recompute": 0,
+            "schedule": SCHEDULES.index(ScheduleKind.ONE_F_ONE_B),
+            "precision": PRECISIONS.index(Precision.BF16),
+            "gradient_precision": PRECISIONS.index(Precision.FP32),
+            "layout": 0,
+            "order": 0,
+        }
+        names = _column_names()
+        unknown = sorted(set(columns) - set(names))
+        assert not unknown, f"not columns of the plan table: {unknown}"
+        arrays = np.broadcast_arrays(*(np.atleast_1d(columns.get(name, defaults.get(name, 1))) for name in names))
+        typed = {
+            name: np.array(array, dtype=np.bool_ if name == "sequence_parallel" else np.int64)
+            for name, array in zip(names, arrays, strict=True)
+        }
+        return cls(**typed, layouts=tuple(layouts), orders=tuple(orders))
+
+    @classmethod
+    def from_plan(cls, plan: Plan) -> PlanTable:
+        """The one-row table of `plan`; raises ConfigError when its block groups differ from each other."""
+        groups = {
+            (group.tensor, group.sequence_parallel, group.sharding, group.recompute, group.precision)
+            for stage in plan.stages
+            for group in stage.groups
+        }
+        if len(groups) > 1:
+            raise ConfigError(
+                Problem(
+                    what="block groups of this plan differ from each other, and this cost model prices one setting",
+                    where="plan.stages",
+                    why="tensor, sequence_parallel, sharding, recompute and precision are one value a plan here",
+                    fix="give every group the same settings",
+                )
+            )
+        group = plan.first_group
+        bounds = (*(stage.start for stage in plan.stages), plan.stages[-1].stop)
+        layout = Layout(bounds=bounds, ranks=tuple(stage.rank for stage in plan.stages))
+        order = tuple(axis.name for axis in plan.axes)
+        order += tuple(name for name in DEFAULT_ORDER if name not in order)
+        columns = {
+            "tensor": plan.tensor,
+            "sequence_parallel": group.sequence_parallel,
+            "pipeline": plan.pipeline,
+            "chunks": plan.schedule.chunks,
+            "replicate": plan.replicate,
+            "shard": plan.shard,
+            "sharding": SHARDINGS.index(group.sharding),
+            "microbatch": plan.microbatch,
+            "microbatches": plan.schedule.microbatches,
+            "recompute": RECOMPUTES.index(group.recompute),
+            "schedule": SCHEDULES.index(plan.schedule.kind),
+            "precision": PRECISIONS.index(group.precision),
+            "gradient_precision": PRECISIONS.index(plan.gradients.precision),
+        }
+        return cls.build(columns, layouts=(layout,), orders=(order,))
+
+    def to_plan(self, row: int, *, model: str, cluster: str, sequence_length: int) -> Plan:
+        """The Plan that row `row` stands for; from_plan of it gives the row back."""
+        sizes = {
+            AxisName.PIPELINE: int(self.pipeline[row]),
+            AxisName.REPLICATE: int(self.replicate[row]),
+            AxisName.SHARD: int(self.shard[row]),
+            AxisName.TENSOR: int(self.tensor[row]),
+        }
+        layout = self.layouts[int(self.layout[row])]
+        stages = tuple(
+            Stage(rank=rank, groups=(self._group(row, layout.bounds[index], layout.bounds[index + 1]),))
+            for index, rank in enumerate(layout.ranks)
+        )
+        schedule = Schedule(
+            kind=SCHEDULES[int(self.schedule[row])],
+            microbatches=int(self.microbatches[row]),
+            chunks=int(self.chunks[row]),
+        )
+        return Plan(
+            model=model,
+            cluster=cluster,
+            axes=tuple(Axis(name=name, size=sizes[name]) for name in self.orders[int(self.order[row])]),
+            stages=stages,
+            schedule=schedule,
+            sequence_length=sequence_length,
+            microbatch=int(self.microbatch[row]),
+            gradients=GradientSync(precision=PRECISIONS[int(self.gradient_precision[row])]),
+        )
+
+    def _group(self, row: int, start: int, stop: int) -> BlockGroup:
+        return BlockGroup(
+            start=start,
+            stop=stop,
+            tensor=int(self.tensor[row]),
+            sequence_parallel=bool(self.sequence_parallel[row]),
+            sharding=SHARDINGS[int(self.sharding[row])],
+            recompute=RECOMPUTES[int(self.recompute[row])],
+            precision=PRECISIONS[int(self.precision[row])],
+        )
+
+    def take(self, rows: npt.ArrayLike) -> PlanTable:
+        """The table of the chosen rows: indexes or a mask."""
+        chosen = np.asarray(rows)
+        columns = {name: getattr(self, name)[chosen] for name in _column_names()}
+        return PlanTable(**columns, layouts=self.layouts, orders=self.orders)
+
+
+def _column_names() -> tuple[str, ...]:
+    return tuple(field.name for field in fields(PlanTable) if field.name not in ("layouts", "orders"))
