@@ -1,0 +1,109 @@
+"""What happened in a run (events) and what may be done about it (actions): typed values and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+
+class Ending(StrEnum):
+    """Why a run ended: all tokens trained on, as many steps as were asked for, or a signal."""
+
+    FINISHED = "finished"
+    PAUSED = "paused"
+    SIGNALLED = "signalled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """The run is built and stands at `step`; nothing is trained in this process yet."""
+
+    step: int
+    total_steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepDone:
+    """One optimizer step, the same on every rank but for `seconds`.
+
+    `loss` is the mean over the tokens of the global batch, before the update; `memory_bytes` the largest of all
+    ranks; `stop_asked` says that some rank was asked to stop.
+    """
+
+    step: int
+    tokens: int
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    seconds: float
+    memory_bytes: float
+    stop_asked: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """Mean loss in nats a token over the held-out sequences, and the same as bits for each byte of text."""
+
+    step: int
+    tokens: int
+    loss: float
+    bits_per_byte: float
+    num_sequences: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """A checkpoint of `step` is begun; it counts once it is committed."""
+
+    step: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopping:
+    """No step follows this one."""
+
+    step: int
+    ending: Ending
+
+
+Event = Started | StepDone | Evaluated | Saved | Stopping
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Log:
+    """Give these numbers to every tracker beside those of the step."""
+
+    values: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluate:
+    """Measure the validation loss now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Save:
+    """Write a checkpoint of the present step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """End the run after this event."""
+
+    ending: Ending
+
+
+Action = Log | Evaluate | Save | Stop
+
+
+class Reactor(Protocol):
+    """Anything that answers events with actions: a policy of the run itself or a technique.
+
+    Every rank must answer alike: an action may be a collective.
+    """
+
+    def react(self, event: Event) -> Iterable[Action]: ...

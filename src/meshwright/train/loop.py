@@ -1,0 +1,49 @@
+"""The training loop: run a step, emit what happened, perform the actions that come back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from meshwright.train.events import Action, Ending, Event, Started, StepDone, Stop, Stopping
+
+
+class Runnable(Protocol):
+    """What the loop needs of a run."""
+
+    def start(self) -> Started: ...
+
+    def step(self) -> StepDone: ...
+
+    def react(self, event: Event) -> Iterable[Action]: ...
+
+    def perform(self, action: Action) -> Event | None: ...
+
+    def stop(self, ending: Ending) -> Stopping: ...
+
+
+def fit(run: Runnable) -> Ending:
+    """The run has ended for the reason returned, and every action of its last event is done."""
+    ending = emit(run, run.start())
+    while ending is None:
+        ending = emit(run, run.step())
+    emit(run, run.stop(ending))
+    return ending
+
+
+def emit(run: Runnable, event: Event) -> Ending | None:
+    """Every action that `event` calls for is performed, and those their own events call for; the ending asked for.
+
+    A stop is obeyed after the other actions of the event, so that what a policy saves on the last step is saved.
+    """
+    ending: Ending | None = None
+    pending: list[Event] = [event]
+    while pending:
+        for action in run.react(pending.pop(0)):
+            if isinstance(action, Stop):
+                ending = ending or action.ending
+                continue
+            followed = run.perform(action)
+            if followed is not None:
+                pending.append(followed)
+    return ending

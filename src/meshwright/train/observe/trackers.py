@@ -1,0 +1,202 @@
+"""Trackers: where metrics go. JSONL always; TensorBoard and Weights & Biases (offline) when asked for by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from meshwright.spec.codec import nearest
+from meshwright.spec.errors import ConfigError, EnvironmentUnfit, Problem
+
+Values = Mapping[str, float | int | None]
+
+
+class Tracker(Protocol):
+    """Five methods; only rank 0 calls them. A value of None is a number that is not known and is left out."""
+
+    def start(self, config: Mapping[str, Any], *, step: int) -> None:
+        """The run begins or goes on after `step`; what is kept of later steps is from a lost past."""
+
+    def log(self, values: Values, *, step: int) -> None:
+        """Keep these numbers of `step`."""
+
+    def summarise(self, values: Values) -> None:
+        """Keep the numbers that stand for the whole run."""
+
+    def attach(self, path: Path) -> None:
+        """Keep a file beside the run."""
+
+    def finish(self) -> None:
+        """Nothing more follows, and all that was given is on disk."""
+
+
+class JsonLines:
+    """`metrics.jsonl`: one object a line, flushed at once; `summary.json` at the end."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.path = run_dir / "metrics.jsonl"
+        self._summary: dict[str, Any] = {}
+        self._files: list[str] = []
+
+    def start(self, config: Mapping[str, Any], *, step: int) -> None:
+        kept = [line for line in _lines(self.path) if _step_of(line) <= step]
+        fresh = self.path.with_suffix(".partial")
+        fresh.write_text("".join(f"{line}\n" for line in kept))
+        fresh.replace(self.path)
+        self._file = self.path.open("a")
+
+    def log(self, values: Values, *, step: int) -> None:
+        self._file.write(json.dumps({"step": step, **values}) + "\n")
+        self._file.flush()
+
+    def summarise(self, values: Values) -> None:
+        self._summary.update(values)
+
+    def attach(self, path: Path) -> None:
+        self._files.append(path.name)
+
+    def finish(self) -> None:
+        self._file.close()
+        document = {**self._summary, "files": self._files}
+        self.path.with_name("summary.json").write_text(json.dumps(document, indent=1) + "\n")
+
+
+class TensorBoard:
+    """Scalars and the run's configuration under `RUN/tensorboard`."""
+
+    def __init__(self, run_dir: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise missing("tensorboard") from error
+        self._writer_type, self._folder = SummaryWriter, run_dir / "tensorboard"
+
+    def start(self, config: Mapping[str, Any], *, step: int) -> None:
+        self._writer = self._writer_type(log_dir=str(self._folder), purge_step=step + 1)
+        self._writer.add_text("config", f"```json\n{json.dumps(config, indent=1)}\n```", step)
+
+    def log(self, values: Values, *, step: int) -> None:
+        for name, value in known(values).items():
+            self._writer.add_scalar(name, value, step)
+
+    def summarise(self, values: Values) -> None:
+        rows = "\n".join(f"| {name} | {value} |" for name, value in known(values).items())
+        self._writer.add_text("summary", f"| name | value |\n|---|---|\n{rows}")
+
+    def attach(self, path: Path) -> None:
+        self._writer.add_text("files", str(path))
+
+    def finish(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A run under `RUN/wandb`, kept offline: `wandb sync` sends it when the user wants that."""
+
+    def __init__(self, run_dir: Path) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise missing("wandb") from error
+        self._wandb, self._run_dir = wandb, run_dir
+
+    def start(self, config: Mapping[str, Any], *, step: int) -> None:
+        settings = self._wandb.Settings(silent=True)
+        self._run = self._wandb.init(
+            mode="offline",
+            project="meshwright",
+            name=self._run_dir.name,
+            dir=str(self._run_dir),
+            config=dict(config),
+            settings=settings,
+        )
+
+    def log(self, values: Values, *, step: int) -> None:
+        self._run.log(known(values), step=step)
+
+    def summarise(self, values: Values) -> None:
+        self._run.summary.update(known(values))
+
+    def attach(self, path: Path) -> None:
+        self._run.save(str(path), base_path=str(path.parent), policy="now")
+
+    def finish(self) -> None:
+        self._run.finish(quiet=True)
+
+
+class Composite:
+    """All trackers of a run as one."""
+
+    def __init__(self, trackers: Iterable[Tracker]) -> None:
+        self._trackers = tuple(trackers)
+
+    def start(self, config: Mapping[str, Any], *, step: int) -> None:
+        for tracker in self._trackers:
+            tracker.start(config, step=step)
+
+    def log(self, values: Values, *, step: int) -> None:
+        for tracker in self._trackers:
+            tracker.log(values, step=step)
+
+    def summarise(self, values: Values) -> None:
+        for tracker in self._trackers:
+            tracker.summarise(values)
+
+    def attach(self, path: Path) -> None:
+        for tracker in self._trackers:
+            tracker.attach(path)
+
+    def finish(self) -> None:
+        for tracker in self._trackers:
+            tracker.finish()
+
+
+def kinds() -> dict[str, Callable[[Path], Tracker]]:
+    """Every tracker by the name that `job.trackers` takes."""
+    return {"jsonl": JsonLines, "tensorboard": TensorBoard, "wandb": WeightsAndBiases}
+
+
+def build(names: Iterable[str], *, run_dir: Path) -> Composite:
+    """JSONL and the named trackers.
+
+    Raises ConfigError with every unknown name and the nearest known one, EnvironmentUnfit when a package that a
+    tracker needs is not installed.
+    """
+    names, known_kinds = tuple(names), kinds()
+    problems = [
+        Problem(
+            what=f"tracker {name!r} is unknown", where=f"job.trackers[{index}]", fix=nearest(name, sorted(known_kinds))
+        )
+        for index, name in enumerate(names)
+        if name not in known_kinds
+    ]
+    if problems:
+        raise ConfigError(problems)
+    return Composite(known_kinds[name](run_dir) for name in dict.fromkeys(("jsonl", *names)))
+
+
+def known(values: Values) -> dict[str, float | int]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def missing(package: str) -> EnvironmentUnfit:
+    return EnvironmentUnfit(
+        Problem(
+            what=f"the package {package} is not installed",
+            where="job.trackers",
+            fix="pip install 'meshwright[track]', or leave that tracker out",
+        )
+    )
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.is_file() else []
+
+
+def _step_of(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")
