@@ -57,6 +57,13 @@ class DeviceSpec:
     kernel; `layer_seconds` host time per layer and pass that no kernel explains (framework overhead);
     `reserved_bytes` what the context and libraries hold; `scaling` speed of one device that uses n cores relative
     to one, for processors (index 0 is one core); None peak means MFU is not known.
+
+    `attention_fraction` of the peak is reached by the scores' part forward, over the FLOPs of the keys that the mask
+    shows; `attention_backward_fraction` backward, over 2.5 times as many (five products instead of two).
+    `optimizer_bandwidth` is bytes/s of the optimizer's step at 28 bytes a parameter (AdamW). Host time beside
+    `layer_seconds`: `tensor_layer_seconds` more per layer and pass when tensor parallel, `shard_layer_seconds` more
+    per layer and pass when sharded, `action_seconds` per forward or backward of a pipeline stage,
+    `step_overhead_seconds` once a step.
     """
 
     name: str
@@ -70,6 +77,10 @@ class DeviceSpec:
     attention_backward_fraction: float = 0.4
     launch_seconds: float = 4e-6
     layer_seconds: float = 0.0
+    tensor_layer_seconds: float = 0.0
+    shard_layer_seconds: float = 0.0
+    action_seconds: float = 0.0
+    step_overhead_seconds: float = 0.0
     reserved_bytes: float = 0.0
     usable_fraction: float = 0.94
     optimizer_bandwidth: float | None = None
