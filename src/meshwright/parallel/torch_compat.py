@@ -1,0 +1,150 @@
+"""Every private part of torch that this room uses, in one file; torch 2.11 to 2.13."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCalls:
+    """What a stage tells while it runs.
+
+    `pass_done(forward, microbatch, start, seconds)` after each pass, on time.perf_counter()'s clock;
+    `before_backward(last)` before each backward, `last` for the step's last one; `reduce()` after that one.
+    """
+
+    pass_done: Callable[[bool, int, float, float], None]
+    before_backward: Callable[[bool], None]
+    reduce: Callable[[], None]
+    clock: Callable[[], float]
+
+
+class TableStage(PipelineStage):
+    """A pipeline stage of torch's runtime with static shapes, buffers made on arrival, and `calls` around its passes.
+
+    torch makes one receive buffer for every microbatch and keeps them all; here a buffer lives from the receive to
+    the pass that uses it. `module` is never a wrapper that torch's runtime treats apart (FSDP, DDP): what data
+    parallel ranks do is said by `calls`.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        index: int,
+        num_stages: int,
+        *,
+        device: torch.device,
+        group: dist.ProcessGroup,
+        example_input: Tensor,
+        example_output: Tensor,
+        calls: StageCalls,
+    ) -> None:
+        super().__init__(
+            module,
+            index,
+            num_stages,
+            device,
+            input_args=(example_input,),
+            output_args=(example_output,),
+            group=group,
+        )
+        self._calls = calls
+        self._received = example_input
+        self._returned = example_output
+
+    def forward_one_chunk(
+        self,
+        fwd_chunk_id: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None = None,
+        save_forward_output: bool = True,
+    ) -> Any:
+        start = self._calls.clock()
+        output = super().forward_one_chunk(fwd_chunk_id, args, kwargs, save_forward_output)
+        self._calls.pass_done(True, fwd_chunk_id, start, self._calls.clock() - start)
+        return output
+
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
+    ) -> None:
+        if not self.has_backward:
+            return
+        self._calls.before_backward(last_backward)
+        start = self._calls.clock()
+        super().backward_one_chunk(bwd_chunk_id, loss=loss, full_backward=full_backward, last_backward=last_backward)
+        self._calls.pass_done(False, bwd_chunk_id, start, self._calls.clock() - start)
+
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        assert grad_scale_factor == 1, "losses are sums: gradients are never divided here"
+        if self.has_backward:
+            self._calls.reduce()
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        if not self.is_first:
+            self._fill(self.args_recv_info[fwd_chunk_id], self._received)
+        return super().get_fwd_recv_ops(fwd_chunk_id)
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        if self.has_backward and not self.is_last:
+            self._fill(self.grad_recv_info[bwd_chunk_id], self._returned)
+        return super().get_bwd_recv_ops(bwd_chunk_id)
+
+    def _fill(self, places: Sequence[Any], like: Tensor) -> None:
+        for place in places:
+            place.buffer = torch.empty(like.shape, dtype=like.dtype, device=self.device)
+
+    def _take(self, places: Sequence[Any]) -> tuple[Tensor, ...]:
+        taken = tuple(place.buffer for place in places)
+        self._empty(places)
+        return taken
+
+    def _empty(self, places: Sequence[Any]) -> None:
+        for place in places:
+            place.buffer = torch.empty(0, device=self.device)
+
+    def _retrieve_recv_activations(self, fwd_chunk_id: int) -> tuple[Tensor, ...]:
+        needs_grad = self.has_backward and torch.is_grad_enabled()
+        return tuple(x.detach().requires_grad_(needs_grad) for x in self._take(self.args_recv_info[fwd_chunk_id]))
+
+    def _retrieve_recv_grads(self, bwd_chunk_id: int) -> tuple[Tensor, ...]:
+        return self._take(self.grad_recv_info[bwd_chunk_id])
+
+    def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
+        prepared = super()._prepare_forward_infra(*args, **kwargs)
+        if not self.is_first:
+            for places in self.args_recv_info.values():
+                self._empty(places)
+        return prepared
+
+    def _prepare_backward_infra(self, *args: Any, **kwargs: Any) -> Any:
+        prepared = super()._prepare_backward_infra(*args, **kwargs)
+        for places in self.grad_recv_info.values():
+            if not self.is_last:
+                self._empty(places)
+        return prepared
+
+    def _validate_fwd_outputs(self, outputs: tuple[Tensor, ...]) -> None:
+        """The stage's own module checks what it sends; torch 2.11 would also check the loss."""
+
+
+def table_runtime(stages: Sequence[TableStage], *, rows: Sequence[Sequence[str]], microbatches: int) -> Any:
+    """torch's pipeline runtime for `stages` of this rank, which runs `rows`: cells like `0F3`, one row a rank.
+
+    The runtime adds the sends and receives. The last stage returns its loss, and gradients are not scaled.
+    """
+    runtime = _PipelineScheduleRuntime(list(stages), microbatches, loss_fn=_the_loss, scale_grads=False)
+    actions = {rank: [_Action.from_str(cell) for cell in row] for rank, row in enumerate(rows)}
+    runtime._prepare_schedule_with_comms(actions, format="compute_only")
+    return runtime
+
+
+def _the_loss(output: Tensor, target: Tensor) -> Tensor:
+    return output
