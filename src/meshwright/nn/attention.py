@@ -1,0 +1,109 @@
+"""Causal attention: grouped-query projections around a core that holds no matrices."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from meshwright.nn.context import Context
+from meshwright.nn.linear import Linear
+from meshwright.nn.norm import RootMeanSquareNorm
+from meshwright.nn.rotary import rotate
+from meshwright.nn.weights import Weighted
+from meshwright.spec.model import Attention, LatentAttention, QueryKeyNorm
+
+
+class AttentionCore(nn.Module):
+    """softmax(q k^T) v under the mask of the context; the part that selective recompute runs again."""
+
+    def __init__(self, spec: Attention | LatentAttention, *, head_dim: int) -> None:
+        super().__init__()
+        self.window, self.chunk = spec.window, getattr(spec, "chunk", None)
+        self.softcap: float | None = getattr(spec, "softcap", None)
+        self.scale = getattr(spec, "scale", None) or 1.0 / math.sqrt(head_dim)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, context: Context) -> Tensor:
+        """(b, s, heads, value_dim) from q (b, s, heads, d), k (b, s, kv_heads, d), v (b, s, kv_heads, value_dim)."""
+        mask = context.mask(q.shape[1], window=self.window, chunk=self.chunk, device=q.device)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        if context.memory is not None:
+            k, v = self._remember(k, v, context.memory)
+        if sinks is not None or self.softcap is not None:
+            return self._explicit(q, k, v, sinks, mask).transpose(1, 2)
+        causal = mask is None and q.shape[2] > 1
+        out = functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal, scale=self.scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
+        return out.transpose(1, 2)
+
+    def _remember(self, k: Tensor, v: Tensor, memory: dict[int, tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        if id(self) in memory:
+            before = memory[id(self)]
+            k, v = torch.cat((before[0], k), dim=2), torch.cat((before[1], v), dim=2)
+        memory[id(self)] = (k, v)
+        return k, v
+
+    def _explicit(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, mask: Tensor | None) -> Tensor:
+        """The scores written out: for a soft cap (2408.00118) and for sinks, a score per head that takes no value."""
+        groups = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+        scores = (q @ k.transpose(-1, -2)) * self.scale
+        if self.softcap is not None:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
+        if mask is None:
+            mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril(k.shape[2] - q.shape[2])
+        scores = scores.masked_fill(~mask, float("-inf")).to(torch.promote_types(scores.dtype, torch.float32))
+        if sinks is not None:
+            column = sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+            scores = torch.cat((scores, column), dim=-1)
+        weights = scores.softmax(dim=-1)[..., : k.shape[2]]
+        return weights.to(v.dtype) @ v
+
+
+class GroupedAttention(Weighted):
+    """Multi-head attention whose keys and values may serve several queries each (2305.13245).
+
+    The number of heads is read from the projections' outputs, so a module that holds some of the heads is this one.
+    """
+
+    def __init__(self, spec: Attention) -> None:
+        super().__init__()
+        self.spec = spec
+        queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+        self.query = Linear(spec.width, queries, bias=spec.qkv_bias)
+        self.key = Linear(spec.width, keys, bias=spec.qkv_bias)
+        self.value = None if spec.shared_key_value else Linear(spec.width, keys, bias=spec.qkv_bias)
+        self.query_norm = self._norm(queries)
+        self.key_norm = self._norm(keys)
+        self.sinks = nn.Parameter(torch.empty(spec.heads)) if spec.sinks else None
+        self.core = AttentionCore(spec, head_dim=spec.head_dim)
+        self.output = Linear(queries, spec.width, bias=spec.output_bias)
+
+    def _norm(self, features: int) -> RootMeanSquareNorm | None:
+        eps = self.spec.norm.eps if self.spec.norm else 1e-6
+        if self.spec.qk_norm is QueryKeyNorm.FULL:
+            return RootMeanSquareNorm(features, eps=eps)
+        if self.spec.qk_norm is QueryKeyNorm.NONE:
+            return None
+        return RootMeanSquareNorm(self.spec.head_dim, eps=eps, scaled=self.spec.qk_norm is QueryKeyNorm.HEAD)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        """(b, s, width) from normed (b, s, width)."""
+        q = self._heads(self.query(x), self.query_norm)
+        raw = self.key(x)
+        k = self._heads(raw, self.key_norm)
+        v = (raw if self.value is None else self.value(x)).unflatten(-1, (-1, self.spec.head_dim))
+        if self.spec.rotary is not None:
+            turn = context.angles(self.spec.rotary, q)
+            q, k = rotate(q, turn), rotate(k, turn)
+        sinks = None if self.sinks is None else self.read(self.sinks)
+        return self.output(self.core(q, k, v, sinks, context).flatten(-2))
+
+    def _heads(self, x: Tensor, norm: RootMeanSquareNorm | None) -> Tensor:
+        if norm is not None and self.spec.qk_norm is QueryKeyNorm.FULL:
+            x = norm(x)
+        x = x.unflatten(-1, (-1, self.spec.head_dim))
+        return norm(x) if norm is not None and self.spec.qk_norm is not QueryKeyNorm.FULL else x

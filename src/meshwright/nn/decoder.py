@@ -1,0 +1,183 @@
+"""Decoder: any run of blocks of a model as one module, with the parameter names of the whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from meshwright.nn.attention import GroupedAttention
+from meshwright.nn.context import Context
+from meshwright.nn.feed_forward import DenseFeedForward
+from meshwright.nn.latent import LatentAttentionMixer
+from meshwright.nn.linear import Table
+from meshwright.nn.mixture import MixtureOfExperts
+from meshwright.nn.norm import build_norm
+from meshwright.nn.weights import Weighted
+from meshwright.spec import model as spec_model
+from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.model import Attention, FeedForward, LatentAttention, Layer, Mixture, ModelSpec
+
+Around = Callable[..., Tensor]
+
+
+class Positions(Weighted):
+    """Learned positions: row p is added to the token at position p."""
+
+    def __init__(self, rows: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(rows, width))
+
+    def forward(self, start: int, stop: int) -> Tensor:
+        """(stop - start, width)."""
+        return self.read(self.weight)[start:stop]
+
+
+class TokenEmbedding(nn.Module):
+    """Tokens to hidden features; `positions` where the model learns them."""
+
+    def __init__(self, spec: spec_model.Embedding, *, positions: bool) -> None:
+        super().__init__()
+        self.scale = spec.scale
+        self.tokens = Table(spec.vocab, spec.width)
+        self.positions = Positions(spec.positions, spec.width) if spec.positions and positions else None
+
+    def forward(self, tokens: Tensor, context: Context) -> Tensor:
+        """(b, s, width) from int64 (b, s)."""
+        x = self.tokens(tokens)
+        x = x if self.scale == 1.0 else x * self.scale
+        if self.positions is not None:
+            x = x + self.positions(context.start, context.start + tokens.shape[1])
+        return x
+
+
+class DecoderLayer(nn.Module):
+    """x + mixer(norm(x)), then x + transform(norm(x)); norms after the branches where the model has them.
+
+    `around`, when set, runs the body: recompute puts a checkpoint there, inside whatever wraps the layer.
+    """
+
+    def __init__(self, spec: Layer) -> None:
+        super().__init__()
+        self.around: Around | None = None
+        self.mixer = _build(spec.mixer)
+        self.mixer_norm = build_norm(spec.mixer.norm) if spec.mixer else None
+        self.mixer_post_norm = build_norm(spec.mixer.post_norm) if spec.mixer else None
+        self.transform = _build(spec.transform)
+        self.transform_norm = build_norm(spec.transform.norm) if spec.transform else None
+        self.transform_post_norm = build_norm(spec.transform.post_norm) if spec.transform else None
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        return self.body(x, context) if self.around is None else self.around(self.body, x, context)
+
+    def body(self, x: Tensor, context: Context) -> Tensor:
+        if self.mixer is not None:
+            x = x + _branch(x, context, self.mixer_norm, self.mixer, self.mixer_post_norm)
+        if self.transform is not None:
+            x = x + _branch(x, context, self.transform_norm, self.transform, self.transform_post_norm)
+        return x
+
+
+class Projection(Weighted):
+    """Hidden features to logits by a matrix of its own, or by the embedding's table when tied."""
+
+    def __init__(self, spec: spec_model.Head) -> None:
+        super().__init__()
+        self.weight = None if spec.tied else nn.Parameter(torch.empty(spec.vocab, spec.width))
+        self.bias = nn.Parameter(torch.empty(spec.vocab)) if spec.bias else None
+
+    def forward(self, x: Tensor, tied: Table | None) -> Tensor:
+        weight = tied.read(tied.weight) if self.weight is None else self.read(self.weight)
+        return functional.linear(x, weight, None if self.bias is None else self.read(self.bias))
+
+
+class OutputHead(nn.Module):
+    """Final norm and the projection onto the vocabulary."""
+
+    def __init__(self, spec: spec_model.Head) -> None:
+        super().__init__()
+        self.softcap = spec.softcap
+        self.norm = build_norm(spec.norm)
+        self.output = Projection(spec)
+
+    def forward(self, x: Tensor, tied: Table | None) -> Tensor:
+        """Logits (b, s, vocab) from hidden (b, s, width); `tied` is the embedding's table or None."""
+        logits = self.output(x if self.norm is None else self.norm(x), tied)
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+
+class Decoder(nn.Module):
+    """Blocks [start, stop) of `model`: block 0 embeds, blocks 1 ... L are layers, block L + 1 is the head.
+
+    Parameters are named as the whole model names them (`layers.7.mixer.query.weight`) and are not initialised. A
+    tied head in a stage that does not embed holds its own copy of the table, under the table's name. Raises
+    ConfigError naming every block that has no module.
+    """
+
+    def __init__(self, model: ModelSpec, *, start: int = 0, stop: int | None = None) -> None:
+        super().__init__()
+        last = len(model.layers) + 1
+        stop = last + 1 if stop is None else stop
+        problems = unsupported(model, start=start, stop=stop)
+        if problems:
+            raise ConfigError(problems)
+        self.model, self.start, self.stop = model, start, stop
+        self.embeds, self.has_head = start == 0, stop == last + 1
+        self.tied = self.has_head and model.head.tied
+        table = self.embeds or self.tied
+        self.embedding = TokenEmbedding(model.embedding, positions=self.embeds) if table else None
+        blocks = range(max(start, 1), min(stop, last))
+        self.layers = nn.ModuleDict({str(block - 1): DecoderLayer(model.layers[block - 1]) for block in blocks})
+        self.head = OutputHead(model.head) if self.has_head else None
+
+    def forward(self, x: Tensor, *, documents: Tensor | None = None, context: Context | None = None) -> Tensor:
+        """Hidden (b, s, width), or logits (b, s, vocab) when this holds the head.
+
+        x is int64 tokens (b, s) when this embeds, else hidden (b, s, width). `documents` (b, s) keeps attention
+        inside each document; `context` replaces it when text is generated step by step.
+        """
+        context = Context(documents=documents) if context is None else context
+        if self.embedding is not None and self.embeds:
+            x = self.embedding(x, context)
+        for layer in self.layers.values():
+            x = layer(x, context)
+        if self.head is not None:
+            x = self.head(x, self.embedding.tokens if self.tied and self.embedding is not None else None)
+        return x
+
+
+def unsupported(model: ModelSpec, *, start: int, stop: int) -> tuple[Problem, ...]:
+    """What of blocks [start, stop) can be priced but not built."""
+    problems = []
+    if start == 0 and model.towers:
+        problems.append(Problem(what="encoder towers have no module", where=f"{model.name}.towers"))
+    for index, layer in enumerate(model.layers):
+        if not start <= index + 1 < stop:
+            continue
+        where = f"{model.name}.layers[{index}]"
+        if layer.extra_parameters:
+            problems.append(Problem(what="extra parameters of a layer have no module", where=where))
+        if isinstance(layer.mixer, spec_model.Recurrence):
+            problems.append(Problem(what="recurrent mixers have no module", where=f"{where}.mixer"))
+        if isinstance(layer.mixer, LatentAttention) and layer.mixer.indexer:
+            problems.append(Problem(what="the indexer of sparse attention has no module", where=f"{where}.mixer"))
+        if isinstance(layer.transform, Mixture) and layer.transform.extra_parameters:
+            problems.append(Problem(what="extra parameters of a mixture have no module", where=f"{where}.transform"))
+    return tuple(problems)
+
+
+def _build(spec: spec_model.Mixer | spec_model.Transform | None) -> nn.Module | None:
+    if isinstance(spec, Attention):
+        return GroupedAttention(spec)
+    if isinstance(spec, LatentAttention):
+        return LatentAttentionMixer(spec)
+    if isinstance(spec, FeedForward):
+        return DenseFeedForward(spec)
+    return MixtureOfExperts(spec) if isinstance(spec, Mixture) else None
+
+
+def _branch(x: Tensor, context: Context, norm: nn.Module | None, body: nn.Module, post: nn.Module | None) -> Tensor:
+    x = body(x if norm is None else norm(x), context)
+    return x if post is None else post(x)

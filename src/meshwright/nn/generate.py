@@ -1,0 +1,54 @@
+"""Text from a whole decoder, one token at a time, with remembered keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from meshwright.nn.context import Context
+from meshwright.nn.decoder import Decoder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """`temperature` 0 takes the likeliest token; `top_k` None keeps all."""
+
+    temperature: float = 0.8
+    top_k: int | None = 50
+    seed: int = 0
+
+
+@torch.no_grad()
+def generate(decoder: Decoder, prompt: list[int], *, count: int, sampling: Sampling = Sampling()) -> Iterator[int]:
+    """Yields `count` tokens after `prompt`, which holds at least one.
+
+    Keys and values are remembered up to the model's `max_positions`; beyond, the second half of what was read is
+    read again and the sequence goes on from there.
+    """
+    device = next(decoder.parameters()).device
+    generator = torch.Generator(device=device).manual_seed(sampling.seed)
+    limit = max(decoder.model.max_positions, 2)
+    read = prompt[-limit:]
+    context, fresh = Context(memory={}), read
+    for _ in range(count):
+        if context.start + len(fresh) > limit:
+            read = read[-(limit // 2) :]
+            context, fresh = Context(memory={}), read
+        logits = decoder(torch.tensor([fresh], device=device), context=context)[0, -1].float()
+        token = _choose(logits, sampling, generator)
+        context = Context(memory=context.memory, start=context.start + len(fresh))
+        fresh = [token]
+        read = [*read, token]
+        yield token
+
+
+def _choose(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+    if sampling.temperature == 0.0:
+        return int(logits.argmax())
+    if sampling.top_k is not None and sampling.top_k < len(logits):
+        logits = logits.masked_fill(logits < logits.topk(sampling.top_k).values[-1], float("-inf"))
+    weights = (logits / sampling.temperature).softmax(dim=-1)
+    return int(torch.multinomial(weights, 1, generator=generator))

@@ -1,0 +1,91 @@
+"""Loss of every token from logits, with one copy of the logits in memory from forward to backward."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+_CHUNK_ELEMENTS = 2**20
+
+
+class Vocabulary(Protocol):
+    """Where the columns of the logits stand in the whole vocabulary, and how ranks that share it agree.
+
+    `maximum` and `total` reduce in place over those ranks.
+    """
+
+    offset: int
+
+    def maximum(self, x: Tensor) -> None: ...
+
+    def total(self, x: Tensor) -> None: ...
+
+
+class WholeVocabulary:
+    """All columns are here."""
+
+    offset = 0
+
+    def maximum(self, x: Tensor) -> None:
+        return None
+
+    def total(self, x: Tensor) -> None:
+        return None
+
+
+def token_losses(
+    logits: Tensor, targets: Tensor, *, z_loss: float = 0.0, vocabulary: Vocabulary | None = None
+) -> Tensor:
+    """Cross entropy of each token plus `z_loss` times its squared log-partition (PaLM, 2204.02311), shape of targets.
+
+    logits (..., columns) in any precision, targets (...) int64 numbered over the whole vocabulary. The result is
+    fp32 (fp64 for fp64 logits), formed without an fp32 copy of the logits. Backward writes the gradient over the
+    logits, which nothing else may read; a second backward raises.
+    """
+    result: Tensor = _TokenLosses.apply(logits, targets, z_loss, vocabulary or WholeVocabulary())
+    return result
+
+
+class _TokenLosses(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, z_loss: float, vocabulary: Vocabulary) -> Tensor:
+        rows, wanted = logits.flatten(0, -2), targets.flatten() - vocabulary.offset
+        work = torch.promote_types(logits.dtype, torch.float32)
+        top = rows.amax(dim=-1).to(work)
+        vocabulary.maximum(top)
+        sums = torch.empty((2, len(rows)), dtype=work, device=logits.device)
+        here = (wanted >= 0) & (wanted < rows.shape[1])
+        column = wanted.clamp(0, rows.shape[1] - 1)
+        for part in _chunks(rows):
+            shifted = rows[part].to(work) - top[part, None]
+            target = shifted.gather(1, column[part, None]).squeeze(1)
+            sums[1, part] = torch.where(here[part], target, 0.0)
+            sums[0, part] = shifted.exp_().sum(dim=-1)
+        vocabulary.total(sums)
+        log_sum = sums[0].log()
+        partition = log_sum + top
+        ctx.save_for_backward(logits, column, here, partition)
+        ctx.z_loss = z_loss
+        losses = log_sum - sums[1]
+        return (losses + z_loss * partition.square() if z_loss else losses).view(targets.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        logits, column, here, partition = ctx.saved_tensors
+        grad = grads[0].flatten().to(partition.dtype)
+        weight = grad * (1.0 + 2.0 * ctx.z_loss * partition) if ctx.z_loss else grad
+        rows = logits.detach().flatten(0, -2)
+        for part in _chunks(rows):
+            chunk = rows[part].to(partition.dtype).sub_(partition[part, None]).exp_().mul_(weight[part, None])
+            chunk.scatter_add_(1, column[part, None], torch.where(here[part], -grad[part], 0.0)[:, None])
+            rows[part] = chunk
+        return rows.view_as(logits), None, None, None
+
+
+def _chunks(rows: Tensor) -> list[slice]:
+    """Slices of rows small enough to stay in cache; a single one on an accelerator's larger scale."""
+    elements = _CHUNK_ELEMENTS * (1 if rows.device.type == "cpu" else 64)
+    size = max(1, elements // max(1, rows.shape[1]))
+    return [slice(start, start + size) for start in range(0, len(rows), size)]

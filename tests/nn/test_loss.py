@@ -1,0 +1,45 @@
+"""Losses and their gradients equal plain cross entropy; the logits are read once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from meshwright.nn import token_losses
+
+
+def case(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 700, 5000, generator=generator, dtype=torch.float64).to(dtype) * 4
+    return logits.requires_grad_(), torch.randint(0, 5000, (3, 700), generator=generator)
+
+
+@pytest.mark.parametrize("z_loss", [0.0, 1e-2])
+def test_loss_and_gradient_are_exact(z_loss: float) -> None:
+    logits, targets = case()
+    plain = logits.detach().clone().requires_grad_()
+    weights = torch.rand(targets.shape, dtype=torch.float64)
+    expected = functional.cross_entropy(plain.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
+    expected = expected + z_loss * plain.logsumexp(-1).square()
+    (expected * weights).sum().backward()
+    found = token_losses(logits * 1.0, targets, z_loss=z_loss)
+    torch.testing.assert_close(found, expected.detach(), rtol=1e-12, atol=1e-12)
+    (found * weights).sum().backward()
+    torch.testing.assert_close(logits.grad, plain.grad, rtol=1e-12, atol=1e-14)
+
+
+def test_half_precision_logits_give_full_precision_losses() -> None:
+    logits, targets = case(torch.bfloat16)
+    found = token_losses(logits * 1.0, targets)
+    assert found.dtype is torch.float32
+    expected = functional.cross_entropy(logits.detach().float().flatten(0, 1), targets.flatten(), reduction="none")
+    torch.testing.assert_close(found.flatten(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_second_backward_is_refused() -> None:
+    logits, targets = case()
+    losses = token_losses(logits * 1.0, targets).sum()
+    losses.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace"):
+        losses.backward()

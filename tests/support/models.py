@@ -1,0 +1,125 @@
+"""Small models of every kind the decoder builds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from meshwright.spec.model import (
+    Activation,
+    Attention,
+    Embedding,
+    FeedForward,
+    Head,
+    LatentAttention,
+    Layer,
+    Mixture,
+    ModelSpec,
+    Norm,
+    NormKind,
+    QueryKeyNorm,
+    Rotary,
+    RotaryScaling,
+)
+
+WIDTH, HEADS, VOCAB = 32, 4, 64
+NORM = Norm(width=WIDTH)
+
+
+def attention(**changes: object) -> Attention:
+    base = Attention(width=WIDTH, heads=HEADS, kv_heads=2, head_dim=8, norm=NORM, rotary=Rotary(dims=8))
+    return replace(base, **changes)  # type: ignore[arg-type]  # the fields of a test case
+
+
+def feed_forward(**changes: object) -> FeedForward:
+    return replace(FeedForward(width=WIDTH, hidden=64, norm=NORM), **changes)  # type: ignore[arg-type]  # as above
+
+
+def model(name: str = "tiny", *, layer: Layer | None = None, layers: int = 4, **changes: object) -> ModelSpec:
+    layer = layer or Layer(mixer=attention(), transform=feed_forward())
+    base = ModelSpec(
+        name=name,
+        embedding=Embedding(vocab=VOCAB, width=WIDTH),
+        layers=(layer,) * layers,
+        head=Head(vocab=VOCAB, width=WIDTH, norm=NORM),
+        max_positions=64,
+        initializer_range=0.2,
+    )
+    return replace(base, **changes)  # type: ignore[arg-type]  # as above
+
+
+def mixture(**changes: object) -> Mixture:
+    base = Mixture(width=WIDTH, hidden=16, experts=4, top_k=2, norm=NORM)
+    return replace(base, **changes)  # type: ignore[arg-type]  # as above
+
+
+def latent(**changes: object) -> LatentAttention:
+    base = LatentAttention(
+        width=WIDTH,
+        heads=HEADS,
+        query_rank=12,
+        kv_rank=16,
+        nope_dim=8,
+        rope_dim=4,
+        value_dim=6,
+        norm=NORM,
+        rotary=Rotary(dims=4),
+    )
+    return replace(base, **changes)  # type: ignore[arg-type]  # as above
+
+
+def gpt(*, layers: int = 4) -> ModelSpec:
+    """Layer norms, biases, learned positions, no rotary, no gate: the GPT-2 form, with a tied head."""
+    norm = Norm(width=WIDTH, kind=NormKind.LAYER)
+    layer = Layer(
+        mixer=attention(norm=norm, rotary=None, kv_heads=HEADS, qkv_bias=True, output_bias=True),
+        transform=feed_forward(norm=norm, gated=False, bias=True, activation=Activation.GELU_TANH),
+    )
+    return model(
+        "gpt",
+        layer=layer,
+        layers=layers,
+        embedding=Embedding(vocab=VOCAB, width=WIDTH, positions=64),
+        head=Head(vocab=VOCAB, width=WIDTH, norm=norm, tied=True),
+    )
+
+
+def all_models() -> dict[str, ModelSpec]:
+    """One model per feature of the decoder."""
+    scaling = RotaryScaling(kind="llama3", factor=8.0, trained_positions=32)
+    yarn = RotaryScaling(kind="yarn", factor=4.0, low_frequency=1.0, high_frequency=32.0, trained_positions=16)
+    ff = feed_forward()
+
+    def with_mixer(name: str, **changes: object) -> ModelSpec:
+        return model(name, layer=Layer(mixer=attention(**changes), transform=ff))
+
+    shared = feed_forward(norm=None, hidden=24)
+    return {
+        "tiny": model(),
+        "gpt": gpt(),
+        "tied": model("tied", head=Head(vocab=VOCAB, width=WIDTH, norm=NORM, tied=True)),
+        "llama3": with_mixer("llama3", rotary=Rotary(dims=8, scaling=scaling)),
+        "yarn": with_mixer("yarn", rotary=Rotary(dims=8, scaling=yarn)),
+        "partial": with_mixer("partial", rotary=Rotary(dims=4)),
+        "window": with_mixer("window", window=5),
+        "chunk": with_mixer("chunk", chunk=6),
+        "head_norm": with_mixer("head_norm", qk_norm=QueryKeyNorm.HEAD, post_norm=NORM),
+        "full_norm": with_mixer("full_norm", qk_norm=QueryKeyNorm.FULL),
+        "unscaled_norm": with_mixer("unscaled_norm", qk_norm=QueryKeyNorm.UNSCALED),
+        "biases": with_mixer("biases", qkv_bias=True, output_bias=True),
+        "sinks": with_mixer("sinks", sinks=True, window=5),
+        "softcap": with_mixer("softcap", softcap=10.0, scale=0.3),
+        "shared_key_value": with_mixer("shared_key_value", shared_key_value=True),
+        "mixture": model("mixture", layer=Layer(mixer=attention(), transform=mixture())),
+        "mixture_full": model(
+            "mixture_full",
+            layer=Layer(
+                mixer=attention(),
+                transform=mixture(expert_bias=True, router_bias=True, shared=shared, shared_gate=True),
+            ),
+        ),
+        "mixture_plain": model("mixture_plain", layer=Layer(mixer=attention(), transform=mixture(gated=False))),
+        "latent": model("latent", layer=Layer(mixer=latent(), transform=ff)),
+        "latent_direct": model("latent_direct", layer=Layer(mixer=latent(query_rank=None), transform=ff)),
+        "attention_only": model("attention_only", layer=Layer(mixer=attention(), transform=None)),
+        "head_softcap": model("head_softcap", head=Head(vocab=VOCAB, width=WIDTH, norm=NORM, softcap=5.0, bias=True)),
+    }
