@@ -1,0 +1,166 @@
+"""Packing: windows of the token stream in an endless seeded order, each a pure function of (seed, index)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from meshwright.data.permute import mix, permute
+
+_PERIOD = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """Sequences consumed by the whole job: the same number whatever the layout, so any layout goes on from it."""
+
+    consumed: int = 0
+
+    def after(self, sequences: int) -> Position:
+        return Position(consumed=self.consumed + sequences)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Batch:
+    """`tokens` and `targets` (n, s) int64, targets one token ahead; `documents` (n, s) int32 count documents from 0.
+
+    `bytes_per_token` is the UTF-8 bytes that the targets stand for, over their number: bits per byte is the mean
+    loss in nats / ln 2 / bytes_per_token.
+    """
+
+    tokens: npt.NDArray[np.int64]
+    targets: npt.NDArray[np.int64]
+    documents: npt.NDArray[np.int32]
+    bytes_per_token: float
+
+
+class Stream:
+    """Stretches [start, stop) of a token array read as one; `weight` is its share of the sequences of a mixture."""
+
+    def __init__(
+        self, tokens: npt.NDArray[np.unsignedinteger], *, stretches: Sequence[tuple[int, int]], weight: float
+    ) -> None:
+        self.weight = weight
+        self._tokens = tokens
+        self._starts = np.array([start for start, _ in stretches], dtype=np.int64)
+        self._ends = np.cumsum([stop - start for start, stop in stretches], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def windows(self, sequence_length: int) -> int:
+        """Whole windows of sequence_length + 1 tokens, each beginning at the last token of the one before."""
+        return max(0, (len(self) - 1) // sequence_length)
+
+    def read(self, start: int, count: int) -> npt.NDArray[np.int64]:
+        """Tokens [start, start + count) of the stream."""
+        parts = []
+        stretch = int(np.searchsorted(self._ends, start, side="right"))
+        while count:
+            begin = start - (int(self._ends[stretch - 1]) if stretch else 0)
+            take = min(count, int(self._ends[stretch]) - start)
+            at = int(self._starts[stretch]) + begin
+            parts.append(np.asarray(self._tokens[at : at + take], dtype=np.int64))
+            start, count, stretch = start + take, count - take, stretch + 1
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+class Packed:
+    """Sequences cut from streams in an endless order.
+
+    Every window of a stream comes once before any comes again, in an order that differs from pass to pass; streams
+    take turns by weight. Sequence i depends on the streams, the seed and i alone.
+    """
+
+    def __init__(
+        self,
+        streams: Sequence[Stream],
+        *,
+        sequence_length: int,
+        seed: int,
+        end: int,
+        byte_lengths: npt.NDArray[np.int64] | None,
+        mean_bytes: float,
+    ) -> None:
+        self.sequence_length = sequence_length
+        self.streams = tuple(streams)
+        self._windows = [stream.windows(sequence_length) for stream in streams]
+        self._turns = _turns([stream.weight for stream in streams])
+        self._seed, self._end = seed, end
+        self._byte_lengths, self._mean_bytes = byte_lengths, mean_bytes
+
+    @property
+    def num_sequences(self) -> int:
+        """Windows in one pass over every stream."""
+        return sum(self._windows)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(stream) for stream in self.streams)
+
+    def sequences(self, start: int, count: int) -> Batch:
+        """Sequences [start, start + count) of the endless order."""
+        return self.at(np.arange(start, start + count, dtype=np.int64))
+
+    def at(self, index: npt.NDArray[np.int64]) -> Batch:
+        """The sequences with these numbers, one a row."""
+        length = self.sequence_length
+        rows = np.empty((len(index), length + 1), dtype=np.int64)
+        for row, (stream, window) in enumerate(zip(*self.places(index), strict=True)):
+            rows[row] = self.streams[stream].read(int(window) * length, length + 1)
+        tokens, targets = rows[:, :-1].copy(), rows[:, 1:].copy()
+        opened = np.cumsum(tokens == self._end, axis=1, dtype=np.int32)
+        return Batch(
+            tokens=tokens,
+            targets=targets,
+            documents=opened - opened[:, :1],
+            bytes_per_token=self._bytes_per_token(targets),
+        )
+
+    def places(self, index: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """(stream, window of it) of every sequence number."""
+        turn, block = index % _PERIOD, index // _PERIOD
+        stream = self._turns.stream[turn]
+        number = block * self._turns.count[stream] + self._turns.before[turn]
+        window = np.empty_like(number)
+        for which, size in enumerate(self._windows):
+            mine = stream == which
+            if not mine.any():
+                continue
+            epoch, place = np.divmod(number[mine], size)
+            key = mix(mix(np.full(len(epoch), self._seed & (2**64 - 1), dtype=np.uint64)) ^ np.uint64(which))
+            window[mine] = permute(place, size=size, key=mix(key ^ epoch.astype(np.uint64)))
+        return stream, window
+
+    def _bytes_per_token(self, targets: npt.NDArray[np.int64]) -> float:
+        if self._byte_lengths is None or not targets.size:
+            return self._mean_bytes
+        return float(self._byte_lengths[targets].sum() / targets.size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Turns:
+    """One period of turns: whose turn it is, how many turns that stream had before, and turns a period by stream."""
+
+    stream: npt.NDArray[np.int64]
+    before: npt.NDArray[np.int64]
+    count: npt.NDArray[np.int64]
+
+
+def _turns(weights: Sequence[float]) -> _Turns:
+    """Turns by weight, spread as evenly as can be (largest deficit first); every stream has at least one."""
+    share = np.array(weights, dtype=np.float64) / sum(weights)
+    had = np.zeros(len(share), dtype=np.int64)
+    stream = np.zeros(_PERIOD, dtype=np.int64)
+    before = np.zeros(_PERIOD, dtype=np.int64)
+    for turn in range(_PERIOD):
+        left = _PERIOD - turn
+        starved = np.flatnonzero(had == 0)
+        due = share * (turn + 1) - had
+        chosen = int(starved[0]) if 0 < len(starved) == left else int(np.argmax(due))
+        stream[turn], before[turn] = chosen, had[chosen]
+        had[chosen] += 1
+    return _Turns(stream=stream, before=before, count=had)

@@ -1,0 +1,190 @@
+"""Token shards: a source tokenised once, kept in a cache as memory-mapped arrays that any process may share."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from meshwright.data.documents import Piece, Progress, files_of, read_pieces, silent
+from meshwright.data.tokenizer import Tokenizer, digest_of
+from meshwright.spec.errors import ConfigError, EnvironmentUnfit, Problem
+from meshwright.spec.job import Source
+
+FORMAT = 1
+_WHOLE_BYTES = 64 << 20
+_BATCH_PIECES = 64
+_TOKENS, _OFFSETS, _INDEX = "tokens.bin", "offsets.bin", "index.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Shard:
+    """One tokenised source. Document d is tokens[offsets[d]:offsets[d + 1]]; its first token is the end token.
+
+    `text_bytes` counts the UTF-8 bytes of all documents.
+    """
+
+    digest: str
+    tokens: npt.NDArray[np.unsignedinteger]
+    offsets: npt.NDArray[np.int64]
+    text_bytes: int
+
+    @property
+    def num_documents(self) -> int:
+        return len(self.offsets) - 1
+
+
+def source_digest(source: Source) -> str:
+    """Sixteen hex digits that name the text of a source: the contents of its files in order.
+
+    Files over 64 MiB count by size, time of change and their first and last megabyte.
+    """
+    state = hashlib.sha256(source.text_field.encode())
+    for file in files_of(source):
+        size = file.stat().st_size
+        state.update(f"\0{file.suffixes}\0{size}\0".encode())
+        with file.open("rb") as stream:
+            if size <= _WHOLE_BYTES:
+                state.update(stream.read())
+                continue
+            state.update(str(file.stat().st_mtime_ns).encode())
+            state.update(stream.read(1 << 20))
+            stream.seek(-(1 << 20), os.SEEK_END)
+            state.update(stream.read())
+    return state.hexdigest()[:16]
+
+
+def open_shard(source: Source, *, tokenizer: Tokenizer, cache: Path, progress: Progress = silent) -> Shard:
+    """The shard of `source` under `tokenizer`, from `cache` when it holds a whole one, else made and kept there.
+
+    Processes that ask at once make it once: the others wait. What was left half-written is never seen. Raises
+    ConfigError for a source that cannot be read or holds no text, EnvironmentUnfit when the cache cannot be written.
+    """
+    name = f"{FORMAT}:{source_digest(source)}:{digest_of(tokenizer)}"
+    digest = hashlib.sha256(name.encode()).hexdigest()[:16]
+    folder = cache / f"shard-{digest}"
+    with exclusive(cache / f"shard-{digest}.lock"):
+        found = _load(folder, digest)
+        if found is None:
+            _make(source, tokenizer, folder, digest, progress)
+            found = _load(folder, digest)
+    if found is None:
+        raise EnvironmentUnfit(Problem(what="a shard written now cannot be read back", where=str(folder)))
+    return found
+
+
+@contextmanager
+def exclusive(path: Path) -> Iterator[None]:
+    """Hold the lock file `path`; one process at a time. The system lets go of it if the process dies."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        stream = path.open("w")
+    except OSError as error:
+        raise unwritable(path.parent, error) from error
+    with stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(stream, fcntl.LOCK_UN)
+
+
+def unwritable(folder: Path, error: OSError) -> EnvironmentUnfit:
+    fix = "set data.cache to a folder with room that you may write"
+    return EnvironmentUnfit(Problem(what="the cache cannot be written", where=str(folder), why=str(error), fix=fix))
+
+
+def _load(folder: Path, digest: str) -> Shard | None:
+    """None unless every file is there, of the size the index says."""
+    try:
+        index = json.loads((folder / _INDEX).read_text())
+        tokens = np.memmap(folder / _TOKENS, dtype=np.dtype(index["dtype"]), mode="r")
+        offsets = np.fromfile(folder / _OFFSETS, dtype=np.int64)
+        whole = index["digest"] == digest and len(tokens) == index["tokens"] == int(offsets[-1])
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        return None
+    if not whole or len(offsets) != index["documents"] + 1:
+        return None
+    return Shard(digest=digest, tokens=tokens, offsets=offsets, text_bytes=index["text_bytes"])
+
+
+def _make(source: Source, tokenizer: Tokenizer, folder: Path, digest: str, progress: Progress) -> None:
+    try:
+        building = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    except OSError as error:
+        raise unwritable(folder.parent, error) from error
+    try:
+        _write(source, tokenizer, building, digest, progress)
+        if folder.exists():
+            shutil.rmtree(folder)
+        building.rename(folder)
+    except OSError as error:
+        raise unwritable(folder.parent, error) from error
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def _write(source: Source, tokenizer: Tokenizer, building: Path, digest: str, progress: Progress) -> None:
+    dtype = np.dtype(np.uint16 if tokenizer.vocab <= 1 << 16 else np.uint32)
+    offsets, written, text_bytes = [0], 0, 0
+    end = np.array([tokenizer.end], dtype=dtype)
+    with (building / _TOKENS).open("wb") as stream:
+        for batch in _batches(read_pieces(source, progress=progress), piecewise=tokenizer.piecewise):
+            encoded = tokenizer.encode_batch([piece.text for piece in batch])
+            for piece, tokens in zip(batch, encoded, strict=True):
+                if piece.opens:
+                    if written:
+                        offsets.append(written)
+                    stream.write(end.tobytes())
+                    written += 1
+                stream.write(tokens.astype(dtype).tobytes())
+                written += len(tokens)
+                text_bytes += len(piece.text.encode())
+    if not text_bytes:
+        fix = "give a file with text in it"
+        raise ConfigError(Problem(what="the corpus is empty", where=source.path, fix=fix))
+    offsets.append(written)
+    np.array(offsets, dtype=np.int64).tofile(building / _OFFSETS)
+    index = {
+        "digest": digest,
+        "dtype": dtype.name,
+        "tokens": written,
+        "documents": len(offsets) - 1,
+        "text_bytes": text_bytes,
+        "source": source.path,
+        "format": FORMAT,
+    }
+    (building / _INDEX).write_text(json.dumps(index, indent=1))
+
+
+def _batches(pieces: Iterator[Piece], *, piecewise: bool) -> Iterator[Sequence[Piece]]:
+    """Pieces by the batch; whole documents where the tokenizer must see them whole."""
+    batch: list[Piece] = []
+    for piece in pieces if piecewise else _whole(pieces):
+        batch.append(piece)
+        if len(batch) == _BATCH_PIECES:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _whole(pieces: Iterator[Piece]) -> Iterator[Piece]:
+    parts: list[str] = []
+    for piece in pieces:
+        if piece.opens and parts:
+            yield Piece(text="".join(parts), opens=True)
+            parts = []
+        parts.append(piece.text)
+    if parts:
+        yield Piece(text="".join(parts), opens=True)
