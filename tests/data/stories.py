@@ -3,22 +3,6 @@
 from __future__ import annotations
 
 WORDS = ("the", "mill", "stood", "by", "a", "slow", "river", "and", "nobody", "had", "seen", "its", "wheel", "turn")
-    "the",
-    "mill",
-    "stood",
-    "by",
-    "a",
-    "slow",
-    "river",
-    "nobody",
-    "had",
-    "seen",
-    "its",
-    "wheel",
-    "turn",
-    "since",
-    "flood",
-)
 
 
 def story(number: int, sentences: int = 60) -> str:
