@@ -1,1 +1,7 @@
-"""See docs/architecture.md."""
+"""Search: the rules of legality, the space of legal plans, the best of them, and why."""
+
+from meshwright.search.check import RULES, check
+from meshwright.search.rules import Rule, Scope
+from meshwright.search.space import Rejection, Space, enumerate_plans
+
+__all__ = ["RULES", "Rejection", "Rule", "Scope", "Space", "check", "enumerate_plans"]

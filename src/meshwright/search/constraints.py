@@ -1,0 +1,155 @@
+"""What the job fixes and forbids: read strictly, checked for contradictions, asked by the search and by a rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from meshwright.search.rules import Rule, Scope
+from meshwright.spec.cluster import Precision
+from meshwright.spec.codec import nearest
+from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.job import Constraints
+from meshwright.spec.plan import Design, Plan, Recompute, ScheduleKind, Sharding
+
+Value = int | str
+
+NUMBERS = ("devices", "tensor", "pipeline", "replicate", "shard", "data", "chunks", "microbatch")
+WORDS: Mapping[str, tuple[str, ...]] = {
+    "zero": tuple(kind.value for kind in Sharding),
+    "recompute": tuple(kind.value for kind in Recompute),
+    "schedule": tuple(kind.value for kind in ScheduleKind),
+    "precision": tuple(kind.value for kind in Precision),
+    "sequence_parallel": ("off", "on"),
+}
+COLUMNS = (*NUMBERS, *WORDS)
+UNUSED: Mapping[str, Value] = {
+    **dict.fromkeys(("tensor", "pipeline", "replicate", "shard", "data", "chunks"), 1),
+    "zero": Sharding.NONE.value,
+    "recompute": Recompute.NONE.value,
+    "sequence_parallel": "off",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Constraints as the search asks them: `fixed` values by column, `forbidden` (column, value) pairs.
+
+    A forbidden value of None forbids every use of the column: only its value in UNUSED is left.
+    """
+
+    fixed: Mapping[str, Value]
+    forbidden: tuple[tuple[str, Value | None], ...]
+
+    def allows(self, column: str, value: Value) -> bool:
+        return self.refusal(column, value) is None
+
+    def refusal(self, column: str, value: Value) -> str | None:
+        """`job.constraints.fix.tensor` or `job.constraints.forbid[1]`: the constraint that refuses; None if allowed."""
+        if column in self.fixed and self.fixed[column] != value:
+            return f"job.constraints.fix.{column}"
+        for index, (name, forbidden) in enumerate(self.forbidden):
+            if name == column and (value != UNUSED[column] if forbidden is None else value == forbidden):
+                return f"job.constraints.forbid[{index}]"
+        return None
+
+
+def limits(constraints: Constraints) -> Limits:
+    """The constraints read. Raises ConfigError with every unknown name, impossible value and contradiction."""
+    problems: list[Problem] = []
+    fixed: dict[str, Value] = {}
+    for name, raw in constraints.fix.items():
+        value = _read(name, raw, where=f"job.constraints.fix.{name}", problems=problems)
+        if value is not None:
+            fixed[name] = value
+    forbidden: list[tuple[str, Value | None]] = []
+    for index, text in enumerate(constraints.forbid):
+        where = f"job.constraints.forbid[{index}]"
+        name, equals, raw = (part.strip() for part in text.partition("="))
+        if not equals and name in COLUMNS and name not in UNUSED:
+            problems.append(Problem(where=where, what=f"every plan has a {name}", fix=f"write {name}=VALUE"))
+        value = _read(name, raw, where=where, problems=problems) if equals or name not in COLUMNS else None
+        forbidden.append((name, value))
+    if constraints.devices not in ("all", "any"):
+        where = "job.constraints.devices"
+        problems.append(Problem(where=where, what=f"{constraints.devices!r} is not a choice", fix="choose all or any"))
+    if not problems:
+        problems.extend(_contradictions(fixed, tuple(forbidden)))
+    if problems:
+        raise ConfigError(problems)
+    return Limits(fixed=fixed, forbidden=tuple(forbidden))
+
+
+def columns_of(plan: Plan) -> dict[str, Value]:
+    """The value of every column of a plan whose groups are uniform."""
+    group = plan.first_group
+    return {
+        "devices": plan.world_size,
+        "tensor": plan.tensor,
+        "pipeline": plan.pipeline,
+        "replicate": plan.replicate,
+        "shard": plan.shard,
+        "data": plan.data,
+        "chunks": plan.schedule.chunks,
+        "microbatch": plan.microbatch,
+        "zero": group.sharding.value,
+        "recompute": group.recompute.value,
+        "schedule": plan.schedule.kind.value,
+        "precision": group.precision.value,
+        "sequence_parallel": "on" if group.sequence_parallel else "off",
+    }
+
+
+def keeps_constraints(design: Design) -> Problem | None:
+    """The plan keeps what the job fixes and avoids what it forbids."""
+    asked = limits(design.job.constraints)
+    for column, value in columns_of(design.plan).items():
+        refusal = asked.refusal(column, value)
+        if refusal:
+            return Problem(where=f"plan ({column} {value})", what=f"refused by {refusal}", fix="change one of the two")
+    return None
+
+
+CONSTRAINT_RULES = (Rule(name="keeps-constraints", scope=Scope.PLAN, check=keeps_constraints),)
+
+
+def _read(name: str, raw: Value, *, where: str, problems: list[Problem]) -> Value | None:
+    if name not in COLUMNS:
+        problems.append(Problem(where=where, what=f"{name!r} is not a column of a plan", fix=nearest(name, COLUMNS)))
+        return None
+    text = str(raw).strip()
+    if name in NUMBERS:
+        if text.isdigit() and int(text) >= 1:
+            return int(text)
+        problems.append(Problem(where=where, what=f"expected a whole number of 1 or more, got {raw!r}"))
+        return None
+    if name == "zero" and text in ("0", "1", "2", "3"):
+        return WORDS["zero"][int(text)]
+    if name == "sequence_parallel" and text.lower() in ("true", "false"):
+        return "on" if text.lower() == "true" else "off"
+    if text in WORDS[name]:
+        return text
+    problems.append(Problem(where=where, what=f"{raw!r} is not a {name}", fix=nearest(text, WORDS[name])))
+    return None
+
+
+def _contradictions(fixed: Mapping[str, Value], forbidden: tuple[tuple[str, Value | None], ...]) -> list[Problem]:
+    problems = []
+    asked = Limits(fixed={}, forbidden=forbidden)
+    for name, value in fixed.items():
+        refusal = asked.refusal(name, value)
+        if refusal:
+            what = f"{name} is fixed at {value} and {refusal} forbids it"
+            problems.append(Problem(where=f"job.constraints.fix.{name}", what=what, fix="drop one of the two"))
+    data = [fixed.get(name) for name in ("replicate", "shard", "data")]
+    replicate, shard, whole = (number if isinstance(number, int) else None for number in data)
+    if replicate and shard and whole and replicate * shard != whole:
+        what = f"replicate {replicate} x shard {shard} is not data {whole}"
+        problems.append(Problem(where="job.constraints.fix.data", what=what, fix="drop one of the three"))
+    if fixed.get("zero") == Sharding.NONE.value and (shard or 1) > 1:
+        what = f"zero none leaves nothing to shard over {shard} ranks"
+        problems.append(Problem(where="job.constraints.fix.shard", what=what, fix="fix replicate, or zero1"))
+    if fixed.get("chunks", 1) != 1 and fixed.get("schedule", "interleaved") != ScheduleKind.INTERLEAVED.value:
+        what = f"chunks {fixed['chunks']} belong to the interleaved schedule, and {fixed['schedule']} is fixed"
+        problems.append(Problem(where="job.constraints.fix.chunks", what=what, fix="fix schedule = interleaved"))
+    return problems

@@ -1,0 +1,208 @@
+"""Rules of degrees: what tensor, sequence and sharded parallelism divide must divide; batch and schedule must close."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from meshwright.search.rules import Rule, Scope, choices, divisors
+from meshwright.spec.errors import Problem
+from meshwright.spec.model import Attention, FeedForward, LatentAttention, Mixture, ModelSpec, Recurrence
+from meshwright.spec.plan import BlockGroup, Design, Plan, ScheduleKind, Sharding
+
+
+def groups_of(plan: Plan) -> Iterator[tuple[str, BlockGroup]]:
+    """Every group with the path a message names it by."""
+    for index, stage in enumerate(plan.stages):
+        for position, group in enumerate(stage.groups):
+            yield f"plan.stages[{index}].groups[{position}]", group
+
+
+def tensor_heads(model: ModelSpec) -> tuple[int, ...]:
+    """Distinct numbers of query heads (or recurrence heads) that tensor parallelism divides."""
+    mixers = (layer.mixer for layer in model.layers)
+    counts = {mixer.heads for mixer in mixers if isinstance(mixer, (Attention, LatentAttention, Recurrence))}
+    return tuple(sorted(counts))
+
+
+def tensor_kv_heads(model: ModelSpec) -> tuple[int, ...]:
+    mixers = (layer.mixer for layer in model.layers)
+    return tuple(sorted({mixer.kv_heads for mixer in mixers if isinstance(mixer, Attention)}))
+
+
+def tensor_hidden(model: ModelSpec) -> tuple[int, ...]:
+    """Distinct feed-forward widths, those of experts and of dense branches included."""
+    sizes = set()
+    for layer in model.layers:
+        if isinstance(layer.transform, (FeedForward, Mixture)):
+            sizes.add(layer.transform.hidden)
+        if isinstance(layer.transform, Mixture) and layer.transform.shared:
+            sizes.add(layer.transform.shared.hidden)
+    return tuple(sorted(sizes))
+
+
+def tensor_vocab(model: ModelSpec) -> tuple[int, ...]:
+    return (model.vocab,)
+
+
+DIVIDED: tuple[tuple[str, str, Callable[[ModelSpec], tuple[int, ...]]], ...] = (
+    ("tensor-divides-heads", "heads", tensor_heads),
+    ("tensor-divides-kv-heads", "key-value heads", tensor_kv_heads),
+    ("tensor-divides-hidden", "features of the feed-forward", tensor_hidden),
+    ("tensor-divides-vocab", "entries of the vocabulary", tensor_vocab),
+)
+
+
+def _divides(noun: str, sizes: Callable[[ModelSpec], tuple[int, ...]]) -> Callable[[Design], Problem | None]:
+    def check(design: Design) -> Problem | None:
+        for where, group in groups_of(design.plan):
+            for size in sizes(design.model):
+                if group.tensor >= 1 and size % group.tensor:
+                    legal = [number for number in divisors(size) if number <= design.cluster.num_devices]
+                    what = f"{group.tensor} does not divide {size:,} {noun}"
+                    return Problem(where=f"{where}.tensor", what=what, fix=choices(legal))
+        return None
+
+    return check
+
+
+def tensor_is_axis(design: Design) -> Problem | None:
+    """A group's tensor degree is the size of the tensor axis."""
+    size = design.plan.tensor
+    for where, group in groups_of(design.plan):
+        if group.tensor != size:
+            return Problem(
+                where=f"{where}.tensor",
+                what=f"{group.tensor} is not the size of the tensor axis, {size}",
+                fix=f"choose {size}",
+            )
+    return None
+
+
+def sequence_parallel_divides(design: Design) -> Problem | None:
+    """Sequence parallelism has tensor ranks to divide the sequence over, and they divide it evenly."""
+    length = design.plan.sequence_length
+    for where, group in groups_of(design.plan):
+        if not group.sequence_parallel:
+            continue
+        if group.tensor == 1:
+            what = "sequence parallel has no tensor ranks to divide over"
+            return Problem(where=f"{where}.sequence_parallel", what=what, fix="choose false, or tensor of 2 or more")
+        if length % group.tensor:
+            what = f"tensor {group.tensor} does not divide the sequence length {length:,}"
+            return Problem(where=f"{where}.sequence_parallel", what=what, fix="choose false")
+    return None
+
+
+def sharding_has_ranks(design: Design) -> Problem | None:
+    """A sharded group has ranks to shard over, and a shard axis has something sharded on it."""
+    shard = design.plan.shard
+    for where, group in groups_of(design.plan):
+        sharded = group.sharding is not Sharding.NONE
+        if sharded and shard == 1:
+            what = f"{group.sharding.value} has one rank to shard over"
+            return Problem(where=f"{where}.sharding", what=what, fix="choose none, or a shard axis of 2 or more")
+        if not sharded and shard > 1:
+            what = f"nothing is sharded over the shard axis of {shard}"
+            return Problem(where=f"{where}.sharding", what=what, fix="choose zero1, zero2 or zero3, or replicate")
+    return None
+
+
+def precision_known(design: Design) -> Problem | None:
+    """The devices multiply in the precision that the plan asks for."""
+    for where, group in groups_of(design.plan):
+        for device in (machines.device for machines in design.cluster.groups):
+            if group.precision not in device.peak_flops and group.precision not in device.matrix:
+                known = dict.fromkeys(precision.value for precision in (*device.peak_flops, *device.matrix))
+                what = f"{device.name} has no {group.precision.value} arithmetic"
+                return Problem(where=f"{where}.precision", what=what, fix=choices(known))
+    return None
+
+
+def batch_is_asked(design: Design) -> Problem | None:
+    """One step reads the batch that the job asks for, in sequences of its length."""
+    plan, job = design.plan, design.job
+    if plan.sequence_length != job.sequence_length:
+        return Problem(
+            where="plan.sequence_length",
+            what=f"{plan.sequence_length:,} is not the job's {job.sequence_length:,}",
+            fix=f"choose {job.sequence_length}",
+        )
+    if job.batch_tokens % job.sequence_length:
+        whole = max(1, round(job.batch_tokens / job.sequence_length)) * job.sequence_length
+        return Problem(
+            where="job.batch_tokens",
+            what=f"{job.batch_tokens:,} tokens are not whole sequences of {job.sequence_length:,}",
+            fix=f"choose {whole}",
+        )
+    if plan.batch != job.batch_sequences:
+        microbatches = plan.schedule.microbatches
+        what = (
+            f"{plan.data} data ranks x {microbatches} microbatches of {plan.microbatch} are {plan.batch:,} sequences, "
+            f"and the job's batch is {job.batch_sequences:,}"
+        )
+        return Problem(where="plan.microbatch", what=what, fix=_batch_fix(plan, job.batch_sequences))
+    return None
+
+
+def _batch_fix(plan: Plan, sequences: int) -> str:
+    if sequences % plan.data:
+        return f"choose a data parallel size that divides {sequences:,}"
+    local = sequences // plan.data
+    if local % plan.microbatch == 0:
+        return f"choose {local // plan.microbatch} microbatches"
+    return f"{choices(divisors(local))} sequences in a microbatch"
+
+
+def sequence_fits_positions(design: Design) -> Problem | None:
+    """Learned positions reach to the end of the sequence."""
+    positions, length = design.model.embedding.positions, design.plan.sequence_length
+    if not positions or length <= positions:
+        return None
+    what = f"{length:,} is more than the {positions:,} positions the model has learned"
+    return Problem(where="plan.sequence_length", what=what, fix=f"choose {positions} or less")
+
+
+def chunks_are_interleaved(design: Design) -> Problem | None:
+    """Several stages on a rank belong to the interleaved schedule, which needs a pipeline."""
+    plan, schedule = design.plan, design.plan.schedule
+    interleaved = schedule.kind is ScheduleKind.INTERLEAVED
+    if schedule.chunks < 1 or (schedule.chunks > 1 and not interleaved):
+        what = f"{schedule.chunks} chunks under {schedule.kind.value}"
+        return Problem(where="plan.schedule.chunks", what=what, fix="choose 1, or the interleaved schedule")
+    if interleaved and (schedule.chunks == 1 or plan.pipeline == 1):
+        what = f"interleaved has {schedule.chunks} chunks on {plan.pipeline} pipeline ranks"
+        return Problem(where="plan.schedule.kind", what=what, fix="choose 1f1b, or 2 chunks or more on 2 ranks or more")
+    return None
+
+
+def microbatches_fill(design: Design) -> Problem | None:
+    """1F1B and interleaved schedules have a microbatch for every pipeline rank."""
+    plan, schedule = design.plan, design.plan.schedule
+    if schedule.kind is ScheduleKind.GPIPE or schedule.microbatches >= plan.pipeline:
+        return None
+    what = f"{schedule.microbatches} microbatches do not fill a pipeline of {plan.pipeline} under {schedule.kind.value}"
+    return Problem(where="plan.schedule.microbatches", what=what, fix=f"choose {plan.pipeline} or more, or gpipe")
+
+
+def microbatches_round(design: Design) -> Problem | None:
+    """The interleaved schedule deals microbatches in rounds of the pipeline size."""
+    plan, schedule = design.plan, design.plan.schedule
+    if schedule.kind is not ScheduleKind.INTERLEAVED or schedule.microbatches % plan.pipeline == 0:
+        return None
+    rounds = max(1, schedule.microbatches // plan.pipeline)
+    what = f"{schedule.microbatches} microbatches are not whole rounds of pipeline {plan.pipeline} under interleaved"
+    return Problem(where="plan.schedule.microbatches", what=what, fix=f"choose {rounds * plan.pipeline}, or 1f1b")
+
+
+DEGREE_RULES = (
+    Rule(name="tensor-is-axis", scope=Scope.PLAN, check=tensor_is_axis),
+    *(Rule(name=name, scope=Scope.PLAN, check=_divides(noun, sizes)) for name, noun, sizes in DIVIDED),
+    Rule(name="sequence-parallel-divides", scope=Scope.PLAN, check=sequence_parallel_divides),
+    Rule(name="sharding-has-ranks", scope=Scope.PLAN, check=sharding_has_ranks),
+    Rule(name="precision-known", scope=Scope.PLAN, check=precision_known),
+    Rule(name="batch-is-asked", scope=Scope.PLAN, check=batch_is_asked),
+    Rule(name="sequence-fits-positions", scope=Scope.PLAN, check=sequence_fits_positions),
+    Rule(name="chunks-are-interleaved", scope=Scope.PLAN, check=chunks_are_interleaved),
+    Rule(name="microbatches-fill", scope=Scope.PLAN, check=microbatches_fill),
+    Rule(name="microbatches-round", scope=Scope.PLAN, check=microbatches_round),
+)

@@ -1,0 +1,75 @@
+"""Legality as named rules: what no plan may be, and what this runtime cannot run yet; every violation at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from meshwright.spec.errors import Problem
+from meshwright.spec.plan import Design
+
+
+class Scope(StrEnum):
+    """Why a design is refused.
+
+    `plan`: no runtime could run it, so the search never emits it. `memory`: it is legal and does not fit.
+    `runtime`: it can be predicted and this runtime cannot train it yet.
+    """
+
+    PLAN = "plan"
+    MEMORY = "memory"
+    RUNTIME = "runtime"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One law: `check` returns what is wrong with a design, or None. The name is part of every message."""
+
+    name: str
+    scope: Scope
+    check: Callable[[Design], Problem | None]
+
+    def __call__(self, design: Design) -> Problem | None:
+        problem = self.check(design)
+        return None if problem is None else name_rule(problem, self.name)
+
+
+ALL_SCOPES = frozenset(Scope)
+
+
+def apply(rules: Iterable[Rule], design: Design, *, scopes: frozenset[Scope]) -> tuple[Problem, ...]:
+    """What the rules of `scopes` find, in their order.
+
+    Rules of memory and runtime ask a design that is a plan at all: they are silent while a plan rule is broken.
+    """
+    rules = tuple(rules)
+    found = [rule(design) for rule in rules if rule.scope is Scope.PLAN]
+    broken = tuple(problem for problem in found if problem is not None)
+    if broken:
+        return broken if Scope.PLAN in scopes else ()
+    rest = (rule(design) for rule in rules if rule.scope is not Scope.PLAN and rule.scope in scopes)
+    return tuple(problem for problem in rest if problem is not None)
+
+
+def name_rule(problem: Problem, name: str) -> Problem:
+    """The problem with the rule's name in its reason."""
+    reason = f"{problem.why}; rule {name}" if problem.why else f"rule {name}"
+    return replace(problem, why=reason)
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """Every divisor of a positive whole number, ascending."""
+    small = [low for low in range(1, int(number**0.5) + 1) if number % low == 0]
+    large = [number // low for low in reversed(small) if low * low != number]
+    return (*small, *large)
+
+
+def choices(values: Iterable[object]) -> str:
+    """`choose 1, 2, 4 or 8`."""
+    words = [str(value) for value in values]
+    if len(words) > 8:
+        words = [*words[:6], "...", words[-1]]
+    if len(words) < 2:
+        return f"choose {words[0]}" if words else "there is no legal choice"
+    return f"choose {', '.join(words[:-1])} or {words[-1]}"

@@ -1,0 +1,86 @@
+"""Rules of the runtime: designs that can be predicted and that it cannot train yet. Each is lifted by a feature."""
+
+from __future__ import annotations
+
+from meshwright.search.degree_rules import groups_of
+from meshwright.search.rules import Rule, Scope
+from meshwright.spec.cluster import Precision
+from meshwright.spec.errors import Problem
+from meshwright.spec.model import LatentAttention, Mixture, Recurrence
+from meshwright.spec.plan import Design
+
+TRAINED_PRECISIONS = (Precision.BF16, Precision.FP32, Precision.FP64)
+_UNDIVIDED = {
+    LatentAttention: "latent attention",
+    Recurrence: "a recurrence",
+    Mixture: "a mixture of experts",
+}
+
+
+def precision_trained(design: Design) -> Problem | None:
+    """The runtime multiplies in the plan's precision."""
+    for where, group in groups_of(design.plan):
+        if group.precision not in TRAINED_PRECISIONS:
+            return Problem(
+                where=f"{where}.precision",
+                what=f"{group.precision.value} can be predicted and not trained yet",
+                fix=f"choose {', '.join(precision.value for precision in TRAINED_PRECISIONS)}",
+            )
+    return None
+
+
+def tensor_divides_kinds(design: Design) -> Problem | None:
+    """The runtime divides dense attention and feed-forward over tensor ranks, and no other kind yet."""
+    if design.plan.tensor == 1:
+        return None
+    for index, layer in enumerate(design.model.layers):
+        for part in layer.parts:
+            name = _UNDIVIDED.get(type(part))
+            if name:
+                return Problem(
+                    where=f"model.layers[{index}].{part.kind}",
+                    what=f"{name} can be predicted with tensor {design.plan.tensor} and not trained yet",
+                    fix="choose tensor 1",
+                )
+    return None
+
+
+def tied_head_with_embedding(design: Design) -> Problem | None:
+    """A head that reuses the embedding's matrix is on the same pipeline rank as the embedding."""
+    if not design.model.head.tied or design.plan.pipeline == 1:
+        return None
+    return Problem(
+        where="model.head.tied",
+        what=f"a tied head can be predicted over pipeline {design.plan.pipeline} and not trained yet",
+        fix="choose pipeline 1, or an untied head",
+    )
+
+
+def layers_built(design: Design) -> Problem | None:
+    """The runtime has a module for every layer of the model."""
+    for index, layer in enumerate(design.model.layers):
+        if isinstance(layer.mixer, Recurrence):
+            what = "a recurrence can be predicted and not trained yet"
+            return Problem(where=f"model.layers[{index}].mixer", what=what, fix="choose a model of attention layers")
+        if isinstance(layer.mixer, LatentAttention) and layer.mixer.indexer:
+            what = "sparse attention with an indexer can be predicted and not trained yet"
+            return Problem(where=f"model.layers[{index}].mixer.indexer", what=what, fix="choose dense attention")
+    return None
+
+
+def towers_built(design: Design) -> Problem | None:
+    """The runtime trains decoders of text alone."""
+    if not design.model.towers:
+        return None
+    names = ", ".join(tower.name for tower in design.model.towers)
+    what = f"a model with an encoder beside the decoder ({names}) can be predicted and not trained yet"
+    return Problem(where="model.towers", what=what, fix="choose a model of text alone")
+
+
+RUNTIME_RULES = (
+    Rule(name="runtime-precision", scope=Scope.RUNTIME, check=precision_trained),
+    Rule(name="runtime-tensor-kinds", scope=Scope.RUNTIME, check=tensor_divides_kinds),
+    Rule(name="runtime-tied-pipeline", scope=Scope.RUNTIME, check=tied_head_with_embedding),
+    Rule(name="runtime-layers", scope=Scope.RUNTIME, check=layers_built),
+    Rule(name="runtime-towers", scope=Scope.RUNTIME, check=towers_built),
+)

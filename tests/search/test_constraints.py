@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+
+from meshwright.search.constraints import limits
+from meshwright.spec.errors import ConfigError
+from meshwright.spec.job import Constraints
+
+
+def test_values_are_read_into_the_columns_of_a_plan() -> None:
+    asked = limits(Constraints(fix={"zero": 3, "tensor": "8", "sequence_parallel": "true"}, forbid=("recompute=full",)))
+    assert asked.fixed == {"zero": "zero3", "tensor": 8, "sequence_parallel": "on"}
+    assert asked.refusal("tensor", 4) == "job.constraints.fix.tensor"
+    assert asked.refusal("recompute", "full") == "job.constraints.forbid[0]"
+    assert asked.allows("recompute", "none")
+    assert asked.allows("pipeline", 7)
+
+
+def test_a_bare_name_forbids_every_use() -> None:
+    asked = limits(Constraints(forbid=("pipeline", "zero", "recompute")))
+    assert asked.allows("pipeline", 1)
+    assert not asked.allows("pipeline", 2)
+    assert asked.allows("zero", "none")
+    assert not asked.allows("zero", "zero1")
+    assert not asked.allows("recompute", "selective")
+
+
+@pytest.mark.parametrize(
+    ("constraints", "says"),
+    [
+        (Constraints(fix={"tensr": 2}), "job.constraints.fix.tensr: 'tensr' is not a column of a plan; did you mean"),
+        (Constraints(forbid=("pipelin",)), "did you mean 'pipeline'?"),
+        (Constraints(fix={"tensor": "many"}), "expected a whole number of 1 or more, got 'many'"),
+        (Constraints(fix={"recompute": "ful"}), "'ful' is not a recompute; did you mean 'full'?"),
+        (Constraints(forbid=("microbatch",)), "every plan has a microbatch; write microbatch=VALUE"),
+        (Constraints(devices="some"), "job.constraints.devices: 'some' is not a choice; choose all or any"),
+        (Constraints(fix={"tensor": 4}, forbid=("tensor=4",)), "tensor is fixed at 4 and job.constraints.forbid[0]"),
+        (Constraints(fix={"pipeline": 4}, forbid=("pipeline",)), "pipeline is fixed at 4"),
+        (Constraints(fix={"replicate": 2, "shard": 2, "data": 8}), "replicate 2 x shard 2 is not data 8"),
+        (Constraints(fix={"zero": 0, "shard": 4}), "zero none leaves nothing to shard over 4 ranks"),
+        (Constraints(fix={"chunks": 2, "schedule": "1f1b"}), "chunks 2 belong to the interleaved schedule"),
+    ],
+)
+def test_a_constraint_that_cannot_be_kept_is_told(constraints: Constraints, says: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        limits(constraints)
+    assert says in str(raised.value)
+
+
+def test_every_wrong_constraint_is_told_at_once() -> None:
+    with pytest.raises(ConfigError) as raised:
+        limits(Constraints(fix={"tensr": 2, "zero": 7}, forbid=("chunks=x",)))
+    assert len(raised.value.problems) == 3

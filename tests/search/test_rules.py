@@ -1,0 +1,221 @@
+"""Every rule in both directions: a design it accepts and one it refuses, by its name and with a fix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+import search_samples as samples
+
+from meshwright.search import RULES, Rule, Scope, check
+from meshwright.search.rules import choices, divisors
+from meshwright.spec.cluster import Precision
+from meshwright.spec.job import Constraints
+from meshwright.spec.model import Tower
+from meshwright.spec.plan import Axis, AxisName, Design, Recompute, Schedule, ScheduleKind, Sharding
+
+D = samples.design
+INTERLEAVED = Schedule(kind=ScheduleKind.INTERLEAVED, microbatches=8, chunks=2)
+
+
+def planned(design: Design, **fields: object) -> Design:
+    return replace(design, plan=replace(design.plan, **fields))
+
+
+def scheduled(design: Design, **fields: object) -> Design:
+    return planned(design, schedule=replace(design.plan.schedule, **fields))
+
+
+def regrouped(design: Design, stage: int = 0, **fields: object) -> Design:
+    """The design with its stage's one group changed."""
+    stages = list(design.plan.stages)
+    stages[stage] = replace(stages[stage], groups=(replace(stages[stage].groups[0], **fields),))
+    return planned(design, stages=tuple(stages))
+
+
+def reranked(design: Design, *ranks: int) -> Design:
+    stages = (replace(stage, rank=rank) for stage, rank in zip(design.plan.stages, ranks, strict=True))
+    return planned(design, stages=tuple(stages))
+
+
+def small_memory() -> Design:
+    device = samples.device(memory_bytes=2**16)
+    return D(on=samples.cluster(samples.nodes(of=device)))
+
+
+def odd_length() -> Design:
+    job = samples.job(length=129)
+    return planned(D(asked=job), sequence_length=129)
+
+
+@dataclass(frozen=True)
+class Case:
+    legal: Callable[[], Design]
+    illegal: Callable[[], Design]
+    says: str
+
+
+def constrained(**fields: object) -> Design:
+    return D(asked=samples.job(constraints=Constraints(**fields)))
+
+
+CASES = {
+    "answers-design": Case(D, lambda: planned(D(), model="other"), "'other' is not the design's model 'small'"),
+    "axes-once": Case(
+        D, lambda: planned(D(), axes=(*D().plan.axes, Axis(name=AxisName.TENSOR, size=1))), "tensor is named 2 times"
+    ),
+    "axes-order": Case(
+        lambda: planned(D(), axes=D().plan.axes[:1] + D().plan.axes[2:]),
+        lambda: planned(D(), axes=tuple(reversed(D().plan.axes))),
+        "order them pipeline, replicate, shard, tensor",
+    ),
+    "world-fits": Case(
+        D, lambda: D(shard=4, on=samples.cluster(samples.nodes(devices_per_node=4))), "16 ranks and the cluster has 4"
+    ),
+    "world-is-whole": Case(
+        lambda: D(
+            shard=1, schedule=Schedule(microbatches=16), asked=samples.job(constraints=Constraints(devices="any"))
+        ),
+        lambda: D(shard=1, schedule=Schedule(microbatches=16)),
+        "4 ranks and the job asks for all 8 devices",
+    ),
+    "placement-permutes": Case(
+        lambda: planned(D(), placement=(7, 6, 5, 4, 3, 2, 1, 0)),
+        lambda: planned(D(), placement=(0, 0, 1, 2, 3, 4, 5, 6)),
+        "device 0 holds more than one rank",
+    ),
+    "stages-cover": Case(lambda: D(bounds=(0, 1, 8)), lambda: regrouped(D(), 1, start=5), "5 does not follow block 3"),
+    "stages-match-pipeline": Case(
+        lambda: D(schedule=INTERLEAVED), lambda: scheduled(D(), chunks=2), "2 stages for pipeline 2 of 2 chunks"
+    ),
+    "embedding-first": Case(D, lambda: reranked(D(), 1, 0), "embedding is not on the first pipeline rank"),
+    "head-last": Case(D, lambda: reranked(D(), 1, 0), "head is not on the last pipeline rank"),
+    "stages-loop": Case(
+        lambda: D(schedule=INTERLEAVED), lambda: reranked(D(schedule=INTERLEAVED), 0, 0, 1, 1), "choose rank 1"
+    ),
+    "groups-uniform": Case(
+        D, lambda: regrouped(D(), 1, recompute=Recompute.FULL), "plan.stages[*].groups[*].recompute: groups differ"
+    ),
+    "tensor-is-axis": Case(D, lambda: regrouped(D(), 0, tensor=1), "1 is not the size of the tensor axis, 2"),
+    "tensor-divides-heads": Case(
+        lambda: D(tensor=4, shard=1, schedule=Schedule(microbatches=16)),
+        lambda: D(of=samples.model(layer=samples.dense_layer(heads=9))),
+        "2 does not divide 9 heads",
+    ),
+    "tensor-divides-kv-heads": Case(
+        D,
+        lambda: D(of=samples.model(layer=samples.dense_layer(kv_heads=1))),
+        "plan.stages[0].groups[0].tensor: 2 does not divide 1 key-value heads (rule tensor-divides-kv-heads); choose 1",
+    ),
+    "tensor-divides-hidden": Case(
+        D,
+        lambda: D(of=samples.model(layer=samples.dense_layer(hidden=191))),
+        "2 does not divide 191 features of the feed-forward",
+    ),
+    "tensor-divides-vocab": Case(
+        D, lambda: D(of=samples.model(vocab=511)), "2 does not divide 511 entries of the vocabulary"
+    ),
+    "sequence-parallel-divides": Case(D, odd_length, "tensor 2 does not divide the sequence length 129"),
+    "sharding-has-ranks": Case(
+        D, lambda: regrouped(regrouped(D(), 0, sharding=Sharding.NONE), 1, sharding=Sharding.NONE), "nothing is sharded"
+    ),
+    "precision-known": Case(
+        lambda: D(precision=Precision.FP32), lambda: D(precision=Precision.FP8), "device has no fp8 arithmetic"
+    ),
+    "batch-is-asked": Case(D, lambda: D(microbatch=1), "are 16 sequences, and the job's batch is 32"),
+    "sequence-fits-positions": Case(
+        lambda: D(of=samples.model(positions=128)),
+        lambda: D(of=samples.model(positions=64)),
+        "128 is more than the 64 positions",
+    ),
+    "chunks-are-interleaved": Case(
+        lambda: D(schedule=INTERLEAVED),
+        lambda: D(schedule=Schedule(kind=ScheduleKind.GPIPE, microbatches=8, chunks=2)),
+        "2 chunks under gpipe",
+    ),
+    "microbatches-fill": Case(
+        lambda: D(microbatch=16, schedule=Schedule(kind=ScheduleKind.GPIPE, microbatches=1)),
+        lambda: D(microbatch=16, schedule=Schedule(microbatches=1)),
+        "1 microbatches do not fill a pipeline of 2 under 1f1b",
+    ),
+    "microbatches-round": Case(
+        lambda: D(schedule=INTERLEAVED),
+        lambda: D(microbatch=1, schedule=replace(INTERLEAVED, microbatches=5), asked=samples.job(sequences=10)),
+        "5 microbatches are not whole rounds of pipeline 2",
+    ),
+    "keeps-constraints": Case(
+        lambda: constrained(fix={"tensor": 2}, forbid=("recompute=full",)),
+        lambda: constrained(forbid=("pipeline",)),
+        "plan (pipeline 2): refused by job.constraints.forbid[0]",
+    ),
+    "memory-fits": Case(D, small_memory, "has"),
+    "runtime-precision": Case(D, lambda: D(precision=Precision.FP16), "fp16 can be predicted and not trained yet"),
+    "runtime-tensor-kinds": Case(
+        lambda: D(
+            tensor=1, shard=4, schedule=Schedule(microbatches=4), of=samples.model(layer=samples.mixture_layer())
+        ),
+        lambda: D(of=samples.model(layer=samples.latent_layer())),
+        "latent attention can be predicted with tensor 2",
+    ),
+    "runtime-tied-pipeline": Case(
+        lambda: D(pipeline=1, shard=4, schedule=Schedule(microbatches=4), of=samples.model(tied=True)),
+        lambda: D(of=samples.model(tied=True)),
+        "a tied head can be predicted over pipeline 2",
+    ),
+    "runtime-layers": Case(
+        D,
+        lambda: D(
+            tensor=1, shard=4, schedule=Schedule(microbatches=4), of=samples.model(layer=samples.recurrent_layer())
+        ),
+        "a recurrence can be predicted and not trained yet",
+    ),
+    "runtime-towers": Case(
+        D, lambda: D(of=replace(samples.model(), towers=(Tower(name="vision", parameters=1000),))), "vision"
+    ),
+}
+
+
+def test_every_rule_has_a_case_in_both_directions() -> None:
+    names = [rule.name for rule in RULES]
+    assert len(names) == len(set(names))
+    assert set(names) == set(CASES)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_rule_accepts_what_is_legal(rule: Rule) -> None:
+    design = CASES[rule.name].legal()
+    assert rule(design) is None
+    assert check(design) == ()
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_rule_refuses_in_words_with_a_fix(rule: Rule) -> None:
+    design = CASES[rule.name].illegal()
+    problem = rule(design)
+    assert problem is not None
+    assert CASES[rule.name].says in str(problem)
+    assert f"rule {rule.name})" in str(problem)
+    assert problem.fix
+    assert problem.where
+    assert problem in check(design)
+    assert check(design, scopes=frozenset(Scope) - {rule.scope}) == () or rule.scope is not Scope.PLAN
+
+
+def test_all_violations_come_at_once() -> None:
+    design = D(of=samples.model(layer=samples.dense_layer(kv_heads=1, hidden=191)), precision=Precision.FP8)
+    text = " ".join(map(str, check(design)))
+    assert all(name in text for name in ("tensor-divides-kv-heads", "tensor-divides-hidden", "precision-known"))
+
+
+def test_a_runtime_rule_does_not_forbid_the_prediction() -> None:
+    design = D(precision=Precision.FP16)
+    assert check(design, scopes=frozenset({Scope.PLAN, Scope.MEMORY})) == ()
+    assert [str(problem) for problem in check(design)]
+
+
+def test_divisors_and_choices() -> None:
+    assert divisors(12) == (1, 2, 3, 4, 6, 12)
+    assert divisors(1) == (1,)
+    assert choices((1, 2, 4, 8)) == "choose 1, 2, 4 or 8"
+    assert choices((1,)) == "choose 1"
