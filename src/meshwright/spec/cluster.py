@@ -124,8 +124,10 @@ class Link:
 class NodeGroup:
     """Equal nodes: devices joined inside by `inside` (per device), reaching out through `nics` adapters each of `nic`.
 
-    `cores` is how many processor cores the devices of one node share; None for accelerators. `rack_nodes` nodes
-    share a faster tier when the cluster has one. `site` names the place for wide-area tiers.
+    `cores` is how many processor cores the devices of one node share; None for accelerators. `together` is the speed
+    of n one-core devices of a node that compute at once, all of them added, relative to one alone (index 0 is one;
+    the last value holds beyond it); empty means min(n, cores). `rack_nodes` nodes share a faster tier when the
+    cluster has one. `site` names the place for wide-area tiers.
     """
 
     name: str
@@ -136,6 +138,7 @@ class NodeGroup:
     nic: Link
     nics: int = 1
     cores: int | None = None
+    together: tuple[float, ...] = ()
     rack_nodes: int | None = None
     rack: Link | None = None
     site: str = "site"
