@@ -47,7 +47,7 @@ class PipelineExecutor:
         assert plan.pipeline > 1, "one rank needs no pipeline"
         assert len(parts) == len(synchronizers) == len(self._indexes), "one part and one synchronizer for each stage"
         self._group, self._device = group, device
-        self._hidden = torch.empty(hidden.shape, dtype=hidden.dtype, device="meta")
+        self._hidden = torch.empty(hidden.shape, dtype=hidden.dtype, device="meta", requires_grad=True)
         self._synchronizers = tuple(synchronizers)
         self._recorder = recorder
         last = len(plan.stages) - 1
@@ -78,7 +78,10 @@ class PipelineExecutor:
     def evaluate(self, tokens: Tensor, targets: Tensor, documents: Tensor | None = None) -> Tensor:
         """As `step`, forward only: no gradient is made or touched."""
         with torch.no_grad():
-            return self._run(tokens, targets, documents, train=False)
+            total = self._run(tokens, targets, documents, train=False)
+        for synchronizer in self._synchronizers:
+            synchronizer.after_evaluation()
+        return total
 
     def _run(self, tokens: Tensor, targets: Tensor, documents: Tensor | None, *, train: bool) -> Tensor:
         microbatches = tokens.shape[0] // self._plan.microbatch

@@ -25,24 +25,27 @@ class Synchronizer(Protocol):
     def after_backward(self) -> None:
         """Called once a step, after the last microbatch's backward: gradients are then those of the whole batch."""
 
+    def after_evaluation(self) -> None:
+        """Called after forward passes that no backward follows."""
+
 
 class ShardedGradients:
     """Gradients of a part under `fully_shard`, by what its sharding divides (ZeRO, 1910.02054).
 
     ZeRO-1 keeps whole gradients and whole parameters until the step's last backward, and reduces once. ZeRO-2 reduces
-    after every microbatch, so that only shards of gradients last. ZeRO-3 also frees parameters after every pass. The
-    replicate axis, where there is one, is reduced once in all three. Gradients are summed, never averaged.
+    after every microbatch, so that only shards of gradients last. ZeRO-3 also frees parameters after every pass (after
+    forward by `reshard_after_forward` of `fully_shard`). The replicate axis, where there is one, is reduced once in
+    all three. Gradients are summed, never averaged.
     """
 
     def __init__(self, part: FSDPModule, *, sharding: Sharding) -> None:
         assert sharding is not Sharding.NONE, "a part that is not sharded has ReplicatedGradients"
         self._part, self._sharding = part, sharding
         assert isinstance(part, nn.Module)
-        for module in part.modules():
-            if isinstance(module, FSDPModule):
-                module.set_gradient_divide_factor(1.0)
-                module.set_force_sum_reduction_for_comms(True)
-        part.set_reshard_after_forward(sharding is Sharding.PARAMETERS)
+        self._modules = tuple(module for module in part.modules() if isinstance(module, FSDPModule))
+        for module in self._modules:
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
 
     def before_backward(self, *, last: bool) -> None:
         self._part.set_requires_gradient_sync(last or self._sharding is not Sharding.OPTIMIZER)
@@ -51,6 +54,11 @@ class ShardedGradients:
 
     def after_backward(self) -> None:
         """Nothing is left: the last backward reduced."""
+
+    def after_evaluation(self) -> None:
+        """Parameters are shards again: kept whole they would outlive the optimizer's next update."""
+        for module in self._modules:
+            module.reshard()
 
 
 class ReplicatedGradients:
@@ -78,6 +86,9 @@ class ReplicatedGradients:
             for gradient in bucket:
                 gradient.copy_(wire[start : start + gradient.numel()].view_as(gradient))
                 start += gradient.numel()
+
+    def after_evaluation(self) -> None:
+        """Nothing: parameters are whole always."""
 
 
 def _local(gradient: Tensor) -> Tensor:

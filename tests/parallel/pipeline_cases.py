@@ -1,0 +1,164 @@
+"""A small model in stages, and what every worker does with it in the pipeline tests."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+
+from meshwright.parallel.pipeline import PipelineExecutor
+from meshwright.parallel.synchronize import ReplicatedGradients, ShardedGradients, Synchronizer
+from meshwright.spec.plan import Axis, AxisName, BlockGroup, Plan, Schedule, ScheduleKind, Sharding, Stage
+
+VOCAB, WIDTH, LENGTH, BLOCKS = 17, 8, 6, 6
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+        self.mix = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: Tensor, documents: Tensor | None) -> Tensor:
+        mixed = torch.cumsum(self.mix(x), dim=1) / 10
+        if documents is not None:
+            mixed = mixed * (1 + documents[..., None].to(x.dtype)) / 3
+        return x + torch.tanh(self.inner(x)) + mixed
+
+
+class Part(nn.Module):
+    """Blocks [start, stop) of BLOCKS + 2: block 0 embeds, the last one is the head; named as the whole model."""
+
+    def __init__(self, start: int, stop: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCAB, WIDTH) if start == 0 else None
+        self.layers = nn.ModuleDict({str(i): Block() for i in range(max(start, 1), min(stop, BLOCKS + 1))})
+        self.head = nn.Linear(WIDTH, VOCAB) if stop == BLOCKS + 2 else None
+
+    def forward(self, x: Tensor, *, documents: Tensor | None = None) -> Tensor:
+        x = x if self.embedding is None else self.embedding(x)
+        for layer in self.layers.values():
+            x = layer(x, documents)
+        return x if self.head is None else self.head(x)
+
+
+def build(start: int, stop: int) -> Part:
+    part = Part(start, stop).double()
+    for name, parameter in part.named_parameters():
+        seed = sum(ord(letter) * 31**place for place, letter in enumerate(reversed(name))) % 2**31
+        with torch.no_grad():
+            values = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+            parameter.copy_(values * 0.3)
+    return part
+
+
+@dataclass
+class Spans:
+    kept: list[tuple[str, int, int]] = field(default_factory=list)
+
+    def record(self, name: str, start: float, seconds: float, *, stage: int = -1, microbatch: int = -1) -> None:
+        assert seconds >= 0
+        self.kept.append((str(name), stage, microbatch))
+
+
+def batch(sequences: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    text = torch.randint(0, VOCAB, (sequences, LENGTH + 1), generator=generator)
+    documents = torch.randint(0, 3, (sequences, LENGTH), generator=generator, dtype=torch.int32)
+    return text[:, :-1].contiguous(), text[:, 1:].contiguous(), documents
+
+
+def loss_share(tokens_in_batch: int):
+    def share(logits: Tensor, targets: Tensor) -> Tensor:
+        total = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+        return total / tokens_in_batch
+
+    return share
+
+
+def make_plan(
+    kind: ScheduleKind, *, pipeline: int, bounds: tuple[int, ...], microbatches: int, sharding: Sharding, data: int
+) -> Plan:
+    """`bounds` are where stages start, and the end of the last one."""
+    stages = tuple(
+        Stage(rank=index % pipeline, groups=(BlockGroup(start=start, stop=stop, sharding=sharding),))
+        for index, (start, stop) in enumerate(itertools.pairwise(bounds))
+    )
+    data_axis = AxisName.REPLICATE if sharding is Sharding.NONE else AxisName.SHARD
+    return Plan(
+        model="tiny",
+        cluster="local",
+        axes=(Axis(name=AxisName.PIPELINE, size=pipeline), Axis(name=data_axis, size=data)),
+        stages=stages,
+        schedule=Schedule(kind=kind, microbatches=microbatches, chunks=len(stages) // pipeline),
+        sequence_length=LENGTH,
+        microbatch=2,
+    )
+
+
+def parity(plan: Plan) -> dict[str, object]:
+    """One step and one evaluation by `plan` against one device: the largest differences, and the spans of a step."""
+    mesh = init_device_mesh("cpu", (plan.pipeline, plan.data), mesh_dim_names=("pipeline", "data"))
+    rank, column = mesh.get_local_rank("pipeline"), mesh.get_local_rank("data")
+    sharding = plan.first_group.sharding
+    tokens, targets, documents = batch(plan.batch)
+    share = loss_share(tokens.numel())
+    parts: list[nn.Module] = []
+    synchronizers: list[Synchronizer] = []
+    for index in plan.stages_of(rank):
+        part = build(plan.stages[index].start, plan.stages[index].stop)
+        if sharding is Sharding.NONE:
+            synchronizers.append(ReplicatedGradients(part, group=mesh.get_group("data")))
+        else:
+            whole = sharding is Sharding.PARAMETERS
+            for layer in part.layers.values():
+                fully_shard(layer, mesh=mesh["data"], reshard_after_forward=whole)
+            fully_shard(part, mesh=mesh["data"], reshard_after_forward=whole)
+            synchronizers.append(ShardedGradients(part, sharding=sharding))
+        parts.append(part)
+    spans = Spans()
+    executor = PipelineExecutor(
+        parts=parts,
+        synchronizers=synchronizers,
+        plan=plan,
+        group=mesh.get_group("pipeline"),
+        device=torch.device("cpu"),
+        hidden=torch.empty(plan.microbatch, LENGTH, WIDTH, dtype=torch.float64, device="meta"),
+        loss_function=share,
+        recorder=spans,
+    )
+    whole_model = build(0, BLOCKS + 2)
+    expected = share(whole_model(tokens, documents=documents), targets)
+    expected.backward()
+    local = plan.batch // plan.data
+    mine = slice(column * local, (column + 1) * local)
+    losses = []
+    for _ in range(2):  # the second step must be the first again: nothing is left over
+        for part in parts:
+            part.zero_grad()
+        losses.append(executor.step(tokens[mine], targets[mine], documents[mine]))
+        step_spans, spans.kept = spans.kept, []
+        losses.append(executor.evaluate(tokens[mine], targets[mine], documents[mine]))
+        spans.kept = []
+    loss_error = 0.0
+    for loss in losses:
+        dist.all_reduce(loss)
+        loss_error = max(loss_error, abs(float(loss) - float(expected.detach())))
+    references = dict(whole_model.named_parameters())
+    grad_error = 0.0
+    for part in parts:
+        for name, parameter in part.named_parameters():
+            gradient = parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
+            grad_error = max(grad_error, float((gradient - references[name].grad).abs().max()))
+    return {"loss": loss_error, "gradients": grad_error, "spans": step_spans}
+
+
+def parities(plans: tuple[Plan, ...]) -> list[dict[str, object]]:
+    return [parity(plan) for plan in plans]

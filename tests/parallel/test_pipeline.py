@@ -1,0 +1,48 @@
+"""Every schedule, with and without data parallelism, gives one device's loss and gradients."""
+
+from __future__ import annotations
+
+from meshwright import schedule
+from meshwright.spec.plan import Plan, ScheduleKind, Sharding
+from tests.parallel.pipeline_cases import BLOCKS, make_plan, parities
+from tests.parallel.processes import run
+
+END = BLOCKS + 2
+FOUR = (0, 1, 4, 6, END)
+
+
+def two_ranks(kind: ScheduleKind, bounds: tuple[int, ...], microbatches: int) -> Plan:
+    return make_plan(kind, pipeline=2, bounds=bounds, microbatches=microbatches, sharding=Sharding.NONE, data=1)
+
+
+def test_every_schedule_with_uneven_stages_is_one_device() -> None:
+    plans = (
+        two_ranks(ScheduleKind.GPIPE, (0, 2, END), 3),
+        two_ranks(ScheduleKind.ONE_F_ONE_B, (0, 6, END), 4),
+        two_ranks(ScheduleKind.ONE_F_ONE_B, (0, 6, END), 1),
+        two_ranks(ScheduleKind.INTERLEAVED, FOUR, 4),
+    )
+    for results in run(2, parities, plans):
+        for plan, result in zip(plans, results, strict=True):
+            assert result["loss"] < 1e-12, plan.describe()
+            assert result["gradients"] < 1e-12, plan.describe()
+
+
+def test_spans_are_the_actions_of_the_table_in_order() -> None:
+    plan = two_ranks(ScheduleKind.INTERLEAVED, FOUR, 4)
+    table = schedule.build(ScheduleKind.INTERLEAVED, pipeline=2, chunks=2, microbatches=4)
+    for row, (result,) in zip(table, run(2, parities, (plan,)), strict=True):
+        passes = [span for span in result["spans"] if span[0] in ("forward", "backward")]
+        assert passes == [("forward" if a.work == "F" else "backward", a.stage, a.microbatch) for a in row]
+
+
+def test_pipeline_with_data_parallelism_of_every_kind_is_one_device() -> None:
+    plans = tuple(
+        make_plan(kind, pipeline=2, bounds=bounds, microbatches=4, sharding=sharding, data=2)
+        for kind, bounds in ((ScheduleKind.ONE_F_ONE_B, (0, 3, END)), (ScheduleKind.INTERLEAVED, FOUR))
+        for sharding in Sharding
+    )
+    for results in run(4, parities, plans):
+        for plan, result in zip(plans, results, strict=True):
+            assert result["loss"] < 1e-12, plan.describe()
+            assert result["gradients"] < 1e-12, plan.describe()
