@@ -110,7 +110,10 @@ class Constraints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """One training job. `batch_tokens` is the global batch of one optimizer step; `total_tokens` the whole run."""
+    """One training job. `batch_tokens` is the global batch of one optimizer step; `total_tokens` the whole run.
+
+    `trackers` and `techniques` are names of the registries of train/observe and techniques.
+    """
 
     name: str = "job"
     sequence_length: int = 2048
@@ -129,6 +132,7 @@ class JobSpec:
     deterministic: bool = False
     seed: int = 0
     trackers: tuple[str, ...] = ()
+    techniques: tuple[str, ...] = ()
     software: str = "torch"
     schema: int = 1
 

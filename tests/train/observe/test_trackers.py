@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -19,8 +20,8 @@ def rows(path: Path) -> list[dict[str, object]]:
 def test_jsonl_is_always_there_one_object_a_line(tmp_path: Path) -> None:
     tracker = trackers.build((), run_dir=tmp_path)
     tracker.start({}, step=0)
-    tracker.log({"loss": 2.0, "mfu": None}, step=1)
-    assert rows(tmp_path) == [{"step": 1, "loss": 2.0, "mfu": None}]
+    tracker.log({"loss": 2.0, "mfu": None, "grad_norm": math.nan}, step=1)
+    assert rows(tmp_path) == [{"step": 1, "loss": 2.0, "mfu": None, "grad_norm": None}]
     tracker.summarise({"validation_loss": 1.5})
     tracker.attach(tmp_path / "design.json")
     tracker.finish()

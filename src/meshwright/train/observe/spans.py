@@ -9,13 +9,14 @@ from pathlib import Path
 from meshwright.spec.codec import encode
 from meshwright.spec.span import Span
 
-FIRST_SAMPLED = 3
+FIRST_SAMPLED = 5
 SAMPLED_AT_FIRST = 3
 SAMPLE_EVERY = 50
 
 
 def sampled(step: int) -> bool:
-    """Whether step `step` of a process (1 is the first it runs) is recorded: three early ones, then one in fifty."""
+    """Whether step `step` of a process (1 is its first) is kept: three early ones that no instrument slows, then one
+    in fifty."""
     return FIRST_SAMPLED <= step < FIRST_SAMPLED + SAMPLED_AT_FIRST or step % SAMPLE_EVERY == 0
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,7 +35,10 @@ class Tracker(Protocol):
 
 
 class JsonLines:
-    """`metrics.jsonl`: one object a line, flushed at once; `summary.json` at the end."""
+    """`metrics.jsonl`: one object a line, flushed at once; `summary.json` at the end.
+
+    What JSON has no number for, such as a loss that is not finite, is null.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         self.path = run_dir / "metrics.jsonl"
@@ -48,7 +53,8 @@ class JsonLines:
         self._file = self.path.open("a")
 
     def log(self, values: Values, *, step: int) -> None:
-        self._file.write(json.dumps({"step": step, **values}) + "\n")
+        finite = {name: value if value is None or math.isfinite(value) else None for name, value in values.items()}
+        self._file.write(json.dumps({"step": step, **finite}) + "\n")
         self._file.flush()
 
     def summarise(self, values: Values) -> None:
@@ -67,10 +73,8 @@ class TensorBoard:
     """Scalars and the run's configuration under `RUN/tensorboard`."""
 
     def __init__(self, run_dir: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise missing("tensorboard") from error
+        from torch.utils.tensorboard import SummaryWriter
+
         self._writer_type, self._folder = SummaryWriter, run_dir / "tensorboard"
 
     def start(self, config: Mapping[str, Any], *, step: int) -> None:
@@ -96,10 +100,8 @@ class WeightsAndBiases:
     """A run under `RUN/wandb`, kept offline: `wandb sync` sends it when the user wants that."""
 
     def __init__(self, run_dir: Path) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise missing("wandb") from error
+        import wandb
+
         self._wandb, self._run_dir = wandb, run_dir
 
     def start(self, config: Mapping[str, Any], *, step: int) -> None:
@@ -158,13 +160,13 @@ def kinds() -> dict[str, Callable[[Path], Tracker]]:
     return {"jsonl": JsonLines, "tensorboard": TensorBoard, "wandb": WeightsAndBiases}
 
 
-def build(names: Iterable[str], *, run_dir: Path) -> Composite:
-    """JSONL and the named trackers.
+def check(names: Iterable[str]) -> None:
+    """Nothing, when every named tracker can be built here.
 
     Raises ConfigError with every unknown name and the nearest known one, EnvironmentUnfit when a package that a
     tracker needs is not installed.
     """
-    names, known_kinds = tuple(names), kinds()
+    known_kinds = kinds()
     problems = [
         Problem(
             what=f"tracker {name!r} is unknown", where=f"job.trackers[{index}]", fix=nearest(name, sorted(known_kinds))
@@ -174,21 +176,33 @@ def build(names: Iterable[str], *, run_dir: Path) -> Composite:
     ]
     if problems:
         raise ConfigError(problems)
-    return Composite(known_kinds[name](run_dir) for name in dict.fromkeys(("jsonl", *names)))
+    for name in names:
+        if name != "jsonl" and not _installed(name):
+            raise EnvironmentUnfit(
+                Problem(
+                    what=f"the package {name} is not installed",
+                    where="job.trackers",
+                    fix="pip install 'meshwright[track]', or leave that tracker out",
+                )
+            )
+
+
+def build(names: Iterable[str], *, run_dir: Path) -> Composite:
+    """JSONL and the named trackers; raises as `check` does."""
+    names = tuple(names)
+    check(names)
+    return Composite(kinds()[name](run_dir) for name in dict.fromkeys(("jsonl", *names)))
 
 
 def known(values: Values) -> dict[str, float | int]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def missing(package: str) -> EnvironmentUnfit:
-    return EnvironmentUnfit(
-        Problem(
-            what=f"the package {package} is not installed",
-            where="job.trackers",
-            fix="pip install 'meshwright[track]', or leave that tracker out",
-        )
-    )
+def _installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ValueError:
+        return False
 
 
 def _lines(path: Path) -> list[str]:

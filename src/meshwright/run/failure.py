@@ -1,0 +1,159 @@
+"""Failures of workers in words: written by the worker that failed, read and ranked by the process that launched it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+import traceback
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+from meshwright.spec import codec
+from meshwright.spec.errors import ExitCode, MeshwrightError, Problem, WorkerFailed
+from meshwright.spec.units import format_bytes
+
+_LOST_PEER = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "timed out waiting",
+    "connect() error",
+    "connectfullmesh failed",
+    "broken pipe",
+    "ncclremoteerror",
+    "nccl communicator was aborted",
+    "connection refused",
+    "socket timeout",
+    "failed to recv, got 0 bytes",
+)
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
+
+
+class Nearness(IntEnum):
+    """How near a failure is to the cause of all: the lowest is told."""
+
+    OWN = 0
+    KILLED = 1
+    LOST_PEER = 2
+    TERMINATED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """One worker's end. `problems` in words, `trace` only for what nobody foresaw."""
+
+    rank: int
+    nearness: Nearness
+    exit_code: int
+    problems: tuple[Problem, ...]
+    trace: str = ""
+    seconds: float = 0.0
+    signal_number: int = 0
+
+
+def record(error: BaseException, *, path: Path | None) -> int:
+    """The exit code for `error`, which is now in the file that the elastic agent reads back.
+
+    The form is torchelastic's, with our own reading of the error beside it.
+    """
+    known = translate(error)
+    lost = known is None and is_lost_peer(error)
+    code = int(known.exit_code) if known else int(ExitCode.WORKER)
+    trace = "".join(traceback.format_exception(error))
+    problems = known.problems if known else (Problem(what=f"{type(error).__name__}: {error}"),)
+    if path is not None:
+        extra = {
+            "py_callstack": trace,
+            "timestamp": str(int(time.time())),
+            "seconds": time.time(),
+            "kind": "lost peer" if lost else "known" if known else "bug",
+            "exit_code": code,
+            "problems": codec.encode(problems),
+        }
+        document = {"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}}
+        path.write_text(json.dumps(document))
+    return code
+
+
+def translate(error: BaseException) -> MeshwrightError | None:
+    """The error as one that is told in words; None when nobody foresaw it."""
+    if isinstance(error, MeshwrightError):
+        return error
+    if isinstance(error, MemoryError) or any(words in str(error).lower() for words in _OUT_OF_MEMORY):
+        reason = str(error).strip().splitlines()[0][:300] if str(error).strip() else "the system gave no memory"
+        fix = "take a smaller microbatch, recompute activations or shard more"
+        return WorkerFailed(Problem(what="out of memory", why=reason, fix=fix))
+    if isinstance(error, OSError) and error.filename:
+        why = error.strerror or type(error).__name__
+        return WorkerFailed(Problem(what="a file could not be read or written", where=str(error.filename), why=why))
+    return None
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether the error only says that another rank is gone."""
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(words in text for words in _LOST_PEER)
+
+
+def read(failures: Mapping[int, Any]) -> tuple[Failure, ...]:
+    """What torchelastic's failures say, the nearest to the cause first."""
+    found = [_read_one(rank, failure) for rank, failure in failures.items()]
+    return tuple(sorted(found, key=lambda failure: (failure.nearness, failure.seconds, failure.rank)))
+
+
+def told(failures: Iterable[Failure], *, predicted_bytes: float, machine_bytes: float, num_ranks: int) -> WorkerFailed:
+    """The error that says what the first failure was; it has that worker's exit code.
+
+    `predicted_bytes` is what the worker was predicted to need, `machine_bytes` what all of them share.
+    """
+    first = next(iter(failures))
+    problems = first.problems
+    if first.nearness is Nearness.KILLED:
+        problems = (_killed(first, predicted_bytes, machine_bytes, num_ranks),)
+    elif first.nearness is Nearness.LOST_PEER:
+        problems = (Problem(what=f"rank {first.rank} lost contact with another rank", why=first.problems[0].what),)
+    elif first.trace:
+        problems = (Problem(what=f"rank {first.rank} failed: {first.problems[0].what}\n\n{first.trace.rstrip()}"),)
+    error = WorkerFailed(problems)
+    error.exit_code = ExitCode(first.exit_code)
+    return error
+
+
+def _killed(failure: Failure, predicted_bytes: float, machine_bytes: float, num_ranks: int) -> Problem:
+    what = f"rank {failure.rank} was killed (signal {failure.signal_number})"
+    if failure.signal_number != signal.SIGKILL:
+        return Problem(what=what, why=failure.problems[0].what)
+    needs = f"predicted {format_bytes(predicted_bytes)} a rank for {num_ranks} ranks"
+    return Problem(
+        what=f"{what}, probably out of memory: {needs}, the machine has {format_bytes(machine_bytes)}",
+        fix="take a plan that needs less memory (meshwright plan shows it by part); --resume goes on",
+    )
+
+
+def _read_one(rank: int, failure: Any) -> Failure:
+    message = failure.error_file_data.get("message") if isinstance(failure.error_file_data, dict) else None
+    extra = message.get("extraInfo", {}) if isinstance(message, dict) else {}
+    if "kind" in extra:
+        bug = extra["kind"] == "bug"
+        return Failure(
+            rank=rank,
+            nearness=Nearness.LOST_PEER if extra["kind"] == "lost peer" else Nearness.OWN,
+            exit_code=int(extra["exit_code"]),
+            problems=codec.decode(tuple[Problem, ...], extra["problems"], "error file"),
+            trace=extra["py_callstack"] if bug else "",
+            seconds=float(extra["seconds"]),
+        )
+    number = -failure.exitcode
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"exit code {failure.exitcode}"
+    nearness = Nearness.TERMINATED if number == signal.SIGTERM else Nearness.KILLED if number > 0 else Nearness.OWN
+    return Failure(
+        rank=rank,
+        nearness=nearness,
+        exit_code=int(ExitCode.WORKER),
+        problems=(Problem(what=f"rank {rank} ended with {name}"),),
+        seconds=float(failure.timestamp),
+        signal_number=max(number, 0),
+    )

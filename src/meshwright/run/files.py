@@ -1,0 +1,33 @@
+"""The files of a run directory that are one JSON value: written whole or not at all, read with clear errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from meshwright.spec import codec
+from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.plan import Design
+
+
+def write_json(path: Path, value: Any) -> None:
+    """`path` holds `value` as JSON; a reader never sees a part of it."""
+    fresh = path.with_name(f"{path.name}.partial")
+    fresh.write_text(json.dumps(codec.encode(value), indent=1) + "\n")
+    fresh.replace(path)
+
+
+def read_json(path: Path) -> Any:
+    """The JSON value of a file. Raises ConfigError when there is none."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(Problem(what="there is no such file", where=str(path))) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(Problem(what="this file cannot be read", where=str(path), why=str(error))) from None
+
+
+def load_design(path: Path) -> Design:
+    """The Design of a file. Raises ConfigError with every problem of it."""
+    return codec.decode(Design, read_json(path), str(path))

@@ -1,0 +1,161 @@
+"""What must hold before any worker starts: legal, room in memory and on disk, devices, and the same run on resume."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+import torch
+
+from meshwright import search
+from meshwright.data import Corpus
+from meshwright.run.files import load_design, read_json
+from meshwright.run.machine import this_machine
+from meshwright.spec.cluster import DeviceKind
+from meshwright.spec.errors import ConfigError, EnvironmentUnfit, NoPlanFits, Problem
+from meshwright.spec.plan import Design
+from meshwright.spec.report import Report
+from meshwright.spec.units import format_bytes
+from meshwright.train.observe import trackers
+
+# FP32 master weights and two moments of AdamW, which a checkpoint keeps of every parameter.
+CHECKPOINT_BYTES_PER_PARAMETER = 12
+
+
+def check_design(design: Design) -> None:
+    """The design is legal and this runtime can train it; its trackers are there.
+
+    Raises ConfigError with every broken rule, NoPlanFits when only memory is short, EnvironmentUnfit when a
+    tracker's package is missing.
+    """
+    problems = search.check(design, scopes=frozenset({search.Scope.PLAN, search.Scope.RUNTIME}))
+    if problems:
+        raise ConfigError(problems)
+    problems = search.check(design, scopes=frozenset({search.Scope.MEMORY}))
+    if problems:
+        raise NoPlanFits(problems)
+    trackers.check(design.job.trackers)
+
+
+def check_machine(design: Design, *, predicted: Report, run_dir: Path) -> None:
+    """This machine has the devices, the memory and the disk that the run needs. Raises EnvironmentUnfit."""
+    problems = [*_device_problems(design), *_memory_problems(design, predicted), *_disk_problems(design, run_dir)]
+    if problems:
+        raise EnvironmentUnfit(problems)
+
+
+def check_run_dir(design: Design, *, run_dir: Path, resume: bool) -> None:
+    """`run_dir` is free for a new run, or holds the run that is to go on with the same data order and model.
+
+    The plan, the cluster, the length of the run and how it is watched may change on resume; what decides the order
+    of the data or the meaning of a step may not. Raises ConfigError with everything that differs.
+    """
+    path = run_dir / "design.json"
+    if not resume:
+        if path.is_file():
+            fix = "--resume goes on with it; --run names another directory"
+            raise ConfigError(Problem(what="this directory holds a run already", where=str(run_dir), fix=fix))
+        return
+    if not path.is_file():
+        raise ConfigError(Problem(what="there is no run to go on with", where=str(run_dir), fix="leave out --resume"))
+    differences = _differences(load_design(path), design)
+    if differences:
+        raise ConfigError(differences)
+
+
+def check_corpus(design: Design, corpus: Corpus, *, run_dir: Path) -> None:
+    """The model reads every token of the corpus, and a run that goes on reads the text it began with."""
+    vocab, tokens = design.model.vocab, corpus.tokenizer.vocab
+    if tokens > vocab:
+        raise ConfigError(
+            Problem(
+                what=f"the tokenizer has {tokens:,} tokens and the model reads {vocab:,}",
+                where="job.data.tokenizer",
+                fix=f"train:{vocab} trains one that fits, or give a model with a larger vocabulary",
+            )
+        )
+    known = run_dir / "corpus.json"
+    if known.is_file() and read_json(known).get("digest") != corpus.digest:
+        why = "its text or tokenizer is not what the run began with, so its data order would not go on"
+        fix = "give the same files, or start a new run"
+        raise ConfigError(Problem(what="the corpus has changed", where="job.data", why=why, fix=fix))
+
+
+def _differences(before: Design, after: Design) -> list[Problem]:
+    old, new = before.job, after.job
+    pairs = [
+        ("job.sequence_length", before.plan.sequence_length, after.plan.sequence_length),
+        ("job.batch_tokens", before.plan.batch_tokens, after.plan.batch_tokens),
+        ("job.seed", old.seed, new.seed),
+        ("job.data.tokenizer", old.data.tokenizer, new.data.tokenizer),
+        ("job.data.validation_fraction", old.data.validation_fraction, new.data.validation_fraction),
+        ("job.data.document_mask", old.data.document_mask, new.data.document_mask),
+        ("job.data.sources", [s.path for s in old.data.sources], [s.path for s in new.data.sources]),
+        ("job.data.sources weights", [s.weight for s in old.data.sources], [s.weight for s in new.data.sources]),
+    ]
+    problems = [
+        Problem(
+            what=f"the run was begun with {ours!r} and would go on with {theirs!r}",
+            where=where,
+            why="its data order would change",
+            fix=f"keep {ours!r}, or start a new run",
+        )
+        for where, ours, theirs in pairs
+        if ours != theirs
+    ]
+    if before.model != after.model:
+        problems.append(
+            Problem(
+                what=f"the run trains {before.model.name!r} and this is another model ({after.model.name!r})",
+                where="model",
+                fix="start a new run",
+            )
+        )
+    return problems
+
+
+def _device_problems(design: Design) -> Iterable[Problem]:
+    wanted, kind = design.plan.world_size, design.cluster.groups[0].device.kind
+    if kind is DeviceKind.CPU:
+        return
+    seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if seen < wanted:
+        yield Problem(
+            what=f"the plan needs {wanted} {kind.value} devices and this machine has {seen}",
+            where=f"cluster {design.cluster.name}",
+            fix="start it on its machines: torchrun --nnodes N --nproc-per-node M -m meshwright.run.worker RUN",
+        )
+
+
+def _memory_problems(design: Design, predicted: Report) -> Iterable[Problem]:
+    ranks = design.plan.world_size
+    if design.cluster.groups[0].device.kind is DeviceKind.CPU:
+        free = min(psutil.virtual_memory().available, this_machine().memory_bytes)
+        need = sum(memory.total for memory in predicted.memory) * ranks / max(len(predicted.memory), 1)
+    else:
+        free = torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
+        need = predicted.peak_bytes
+    if need > free:
+        yield Problem(
+            what=f"{ranks} ranks are predicted to need {format_bytes(need)} and {format_bytes(free)} is free",
+            where="memory",
+            fix="end other programs, or take a plan that needs less (meshwright plan shows it by part)",
+        )
+
+
+def _disk_problems(design: Design, run_dir: Path) -> Iterable[Problem]:
+    kept = max(design.job.checkpoint.keep, 1) + 1
+    need = design.model.parameters * CHECKPOINT_BYTES_PER_PARAMETER * kept
+    place = next(folder for folder in (run_dir, *run_dir.absolute().parents) if folder.exists())
+    if not os.access(place, os.W_OK):
+        yield Problem(what="this directory cannot be written", where=str(place), fix="--run names another directory")
+    free = shutil.disk_usage(place).free
+    if need > free:
+        yield Problem(
+            what=f"{kept} checkpoints need {format_bytes(need)} and {format_bytes(free)} is free",
+            where=str(run_dir),
+            fix="free some disk, keep fewer checkpoints (job.checkpoint.keep), or name another directory with --run",
+        )

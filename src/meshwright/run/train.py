@@ -1,0 +1,168 @@
+"""train: check everything, launch local workers, and say how the run ended. The parent of every local run."""
+
+from __future__ import annotations
+
+import math
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from meshwright import cost, data
+from meshwright.run import failure, preflight
+from meshwright.run.files import write_json
+from meshwright.run.launch import Launched, launch
+from meshwright.run.machine import cache_root, installed, this_machine
+from meshwright.run.outcome import Outcome, ended_path, read_ended, read_report
+from meshwright.spec.errors import ConfigError, ExitCode, Problem, WorkerFailed
+from meshwright.spec.plan import Design
+from meshwright.spec.report import Report
+from meshwright.spec.units import format_bytes
+
+Say = Callable[[str], None]
+_PROGRESS_SECONDS = 5.0
+
+
+def train(
+    design: Design,
+    *,
+    run_dir: Path | str,
+    resume: bool = False,
+    steps: int | None = None,
+    say: Say | None = None,
+) -> Outcome:
+    """The run in `run_dir` is trained to its end, or for `steps` more steps, or until a signal; how it ended.
+
+    A run that goes on (`resume`) may have another plan and another length, and keeps the order of its data. `say` is
+    given the lines a person should see before the workers write their own; None writes them to standard error.
+
+    Raises before anything starts: ConfigError, NoPlanFits or EnvironmentUnfit with every problem found. Raises
+    WorkerFailed with the first failing rank's own error when workers fail; checkpoints that were complete stay.
+    """
+    say = say or _to_stderr
+    folder = Path(run_dir).expanduser()
+    design = with_absolute_paths(design)
+    preflight.check_design(design)
+    preflight.check_run_dir(design, run_dir=folder, resume=resume)
+    predicted = cost.predict(design)
+    preflight.check_machine(design, predicted=predicted, run_dir=folder)
+    if steps is not None and steps < 1:
+        raise ConfigError(Problem(what=f"{steps} steps", where="--steps", fix="ask for at least one"))
+    corpus = data.prepare(
+        design.job.data,
+        sequence_length=design.plan.sequence_length,
+        seed=design.job.seed,
+        cache=cache_root() / "data",
+        progress=_progress(say),
+    )
+    preflight.check_corpus(design, corpus, run_dir=folder)
+    _write_run(design, folder, predicted=predicted, corpus=corpus)
+    arguments = [] if steps is None else ["--steps", str(steps)]
+    launched = launch(folder, num_workers=design.plan.world_size, arguments=arguments, say=say)
+    return _outcome(design, folder, predicted=predicted, launched=launched)
+
+
+def with_absolute_paths(design: Design) -> Design:
+    """The design with its data named from the root, so that it means the same wherever it is resumed."""
+    spec = design.job.data
+    sources = tuple(replace(source, path=str(Path(source.path).expanduser().absolute())) for source in spec.sources)
+    tokenizer = Path(spec.tokenizer).expanduser()
+    name = str(tokenizer.absolute()) if tokenizer.is_file() else spec.tokenizer
+    return replace(design, job=replace(design.job, data=replace(spec, sources=sources, tokenizer=name)))
+
+
+def environment(design: Design) -> dict[str, object]:
+    """Versions, host and command of this run: what someone needs to understand its numbers."""
+    machine = this_machine()
+    return {
+        "command": sys.argv,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "host": platform.node(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "versions": {name: installed(name) for name in ("meshwright", "torch", "numpy", "tokenizers")},
+        "processor": machine.processor,
+        "cores": machine.cores,
+        "memory_bytes": machine.memory_bytes,
+        "accelerators": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "plan": design.plan.digest(),
+    }
+
+
+def _write_run(design: Design, run_dir: Path, *, predicted: Report, corpus: data.Corpus) -> None:
+    run_dir.mkdir(parents=True, exist_ok=True)
+    ended_path(run_dir).unlink(missing_ok=True)
+    write_json(run_dir / "design.json", design)
+    write_json(run_dir / "predicted.json", predicted)
+    write_json(run_dir / "environment.json", environment(design))
+    write_json(
+        run_dir / "corpus.json",
+        {
+            "digest": corpus.digest,
+            "documents": corpus.num_documents,
+            "text_bytes": corpus.text_bytes,
+            "tokens": corpus.train.num_tokens,
+            "vocab": corpus.tokenizer.vocab,
+        },
+    )
+    (run_dir / "tokenizer.json").write_text(corpus.tokenizer.to_json(), encoding="utf-8")
+
+
+def _outcome(design: Design, run_dir: Path, *, predicted: Report, launched: Launched) -> Outcome:
+    if launched.killed:
+        raise _interrupted(run_dir)
+    if launched.failures:
+        failures = failure.read(launched.failures)
+        raise failure.told(
+            failures,
+            predicted_bytes=predicted.peak_bytes,
+            machine_bytes=this_machine().memory_bytes,
+            num_ranks=design.plan.world_size,
+        )
+    _remove_empty_logs(run_dir)
+    ended = read_ended(run_dir)
+    if ended is None:
+        raise WorkerFailed(Problem(what="the workers ended and did not say how", where=str(run_dir)))
+    measured = read_report(run_dir / "measured.json")
+    return Outcome(run_dir=str(run_dir), plan=design.plan.digest(), ended=ended, predicted=predicted, measured=measured)
+
+
+def _interrupted(run_dir: Path) -> WorkerFailed:
+    error = WorkerFailed(
+        Problem(what="stopped at once", where=str(run_dir), fix="--resume goes on from the last complete checkpoint")
+    )
+    error.exit_code = ExitCode.INTERRUPTED
+    return error
+
+
+def _remove_empty_logs(run_dir: Path) -> None:
+    """Logs of workers that wrote nothing are gone."""
+    logs = run_dir / "logs"
+    for attempt in logs.iterdir() if logs.is_dir() else ():
+        if not any(path.is_file() and path.stat().st_size for path in attempt.rglob("*")):
+            shutil.rmtree(attempt, ignore_errors=True)
+    if logs.is_dir() and not any(logs.iterdir()):
+        logs.rmdir()
+
+
+def _progress(say: Say) -> data.Progress:
+    """Says what is prepared when it begins, and how far it is every few seconds."""
+    told: dict[str, float] = {}
+
+    def progress(what: str, done: float, total: float) -> None:
+        now = time.monotonic()
+        if now - told.get(what, -math.inf) >= _PROGRESS_SECONDS:
+            say(f"{what}: {format_bytes(done)} of {format_bytes(total)}")
+            told[what] = now
+
+    return progress
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

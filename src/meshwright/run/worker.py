@@ -1,0 +1,178 @@
+"""What one worker process runs: `python -m meshwright.run.worker RUN`, under our launcher or under torchrun.
+
+RUN holds design.json. The run goes on from its newest complete checkpoint, so starting again is going on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import importlib
+import logging
+import os
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+
+import torch
+import torch.distributed as dist
+
+from meshwright import cost
+from meshwright.run import failure
+from meshwright.run.files import load_design, write_json
+from meshwright.run.machine import cache_root
+from meshwright.run.outcome import Ended, ended_path, read_report
+from meshwright.spec.errors import ConfigError, ExitCode, Problem
+from meshwright.spec.plan import Design
+from meshwright.spec.report import Report
+from meshwright.train.build import Place, build
+from meshwright.train.events import Ending
+from meshwright.train.loop import fit
+from meshwright.train.run import Run
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """What the launcher told this process: its global and local rank, and how many ranks there are."""
+
+    rank: int
+    local_rank: int
+    size: int
+
+
+class StopRequest:
+    """True once this process was asked to stop, or once the process that launched it is gone."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._parent = os.getppid()
+
+    def listen(self) -> None:
+        """SIGTERM and SIGINT ask; they never interrupt a step."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._ask)
+
+    def __call__(self) -> bool:
+        return self._asked or os.getppid() != self._parent
+
+    def _ask(self, number: int, _frame: FrameType | None) -> None:
+        self._asked = True
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Trains as one rank; the exit code. What went wrong is in the file that the launcher reads."""
+    faulthandler.enable()
+    options = _options(arguments)
+    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    try:
+        work(options.run, max_steps=options.steps)
+    except Exception as error:
+        code = failure.record(error, path=Path(error_file) if error_file else None)
+        if error_file is None:
+            print(f"meshwright: {error}", file=sys.stderr)
+        return code
+    return int(ExitCode.OK)
+
+
+def work(run_dir: Path, *, max_steps: int | None) -> None:
+    """This rank's part of the run in `run_dir` is done, and rank 0 has written how it ended."""
+    stop = StopRequest()
+    stop.listen()
+    world = _world()
+    design = load_design(run_dir / "design.json")
+    _settle(design, world)
+    predicted = read_report(run_dir / "predicted.json") or cost.predict(design)
+    device = _join(design, world)
+    techniques = importlib.import_module("meshwright.techniques").build(design.job.techniques, design=design)
+    place = Place(rank=world.rank, device=device, run_dir=run_dir, cache=cache_root() / "data", screen=sys.stderr)
+    run = build(design, place=place, predicted=predicted, max_steps=max_steps, stop_asked=stop, techniques=techniques)
+    start = time.perf_counter()
+    ending = fit(run)
+    seconds = time.perf_counter() - start
+    _finish(run, run_dir=run_dir, predicted=predicted, ending=ending, seconds=seconds)
+
+
+def _finish(run: Run, *, run_dir: Path, predicted: Report, ending: Ending, seconds: float) -> None:
+    measured = run.profiler.report(predicted)
+    run.close()
+    if run.observer is not None:
+        run.observer.finish()
+        if measured is not None:
+            write_json(run_dir / "measured.json", measured)
+        last, validation = run.observer.last, run.observer.validation
+        ended = Ended(
+            ending=ending,
+            step=run.state.step,
+            total_steps=run.design.job.total_steps,
+            tokens=run.state.tokens,
+            seconds=seconds,
+            loss=last.get("loss"),
+            validation_loss=validation.get("validation_loss"),
+            bits_per_byte=validation.get("bits_per_byte"),
+        )
+        write_json(ended_path(run_dir), ended)
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="meshwright.run.worker", description=__doc__)
+    parser.add_argument("run", type=Path, help="run directory with design.json")
+    parser.add_argument("--steps", type=int, default=None, help="run at most this many steps now")
+    return parser.parse_args(arguments)
+
+
+def _world() -> World:
+    """From torchrun's variables; alone in a world of one without them."""
+    rank = int(os.environ.get("RANK", "0"))
+    return World(
+        rank=rank,
+        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+        size=int(os.environ.get("WORLD_SIZE", "1")),
+    )
+
+
+def _settle(design: Design, world: World) -> None:
+    """Threads, warnings and determinism of this process are as the design and its rank want them."""
+    wanted = design.plan.world_size
+    if world.size != wanted:
+        why = f"{world.size} workers were started and the plan has {wanted} ranks"
+        raise ConfigError(Problem(what="wrong number of workers", why=why, fix=f"start {wanted} workers"))
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    if world.rank != 0:
+        warnings.simplefilter("ignore")
+    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+    if design.job.deterministic:
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
+
+
+def _join(design: Design, world: World) -> torch.device:
+    """The device of this rank, with the process group of all ranks made."""
+    cuda = design.cluster.groups[0].device.kind.value in ("cuda", "rocm")
+    device = torch.device("cuda", world.local_rank) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    if "MASTER_ADDR" in os.environ:
+        dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
+    else:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=COLLECTIVE_TIMEOUT)
+    return device
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads of a failed process group may wait for peers for minutes; the sockets must close now.
+    os._exit(code)

@@ -1,0 +1,140 @@
+"""Build a run from a design: corpus, mesh, laid model, optimizer, store, techniques and what watches them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+import psutil
+import torch
+
+from meshwright import parallel
+from meshwright.data import Corpus, Loader, Position, prepare
+from meshwright.spec import codec
+from meshwright.spec.plan import Design
+from meshwright.spec.report import Report
+from meshwright.train.checkpoint import Store
+from meshwright.train.feed import Feed
+from meshwright.train.observe import trackers
+from meshwright.train.observe.console import Console
+from meshwright.train.observe.metrics import Yardstick
+from meshwright.train.observe.observer import Observer
+from meshwright.train.observe.profile import Profiler, Sampling
+from meshwright.train.observe.spans import SpanFile
+from meshwright.train.policies import EndAt, EvaluateEvery, FiniteLoss, SaveEvery
+from meshwright.train.run import Run
+from meshwright.train.state import TrainState
+from meshwright.train.technique import Technique
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where one worker runs: its rank, its device, the run directory, the cache of tokenised text, its screen."""
+
+    rank: int
+    device: torch.device
+    run_dir: Path
+    cache: Path
+    screen: TextIO
+
+
+def build(
+    design: Design,
+    *,
+    place: Place,
+    predicted: Report,
+    max_steps: int | None,
+    stop_asked: Callable[[], bool],
+    techniques: tuple[Technique, ...] = (),
+) -> Run:
+    """A run that stands where its newest complete checkpoint stands; at step 0 where there is none.
+
+    Every rank of the plan's world must call it, with the process group made. `max_steps` more steps are run at most.
+    """
+    job, plan = design.job, design.plan
+    corpus = prepare_corpus(design, cache=place.cache)
+    feed = Feed.of(plan, rank=place.rank, device=place.device, document_mask=job.data.document_mask)
+    spans = SpanFile(place.run_dir, rank=place.rank)
+    store = Store(place.run_dir / "checkpoints", design=design)
+    newest = store.newest()
+    state = TrainState(seed=job.seed, step=newest.step if newest else 0)
+    sampling = Sampling.after(state.step + 1)
+    profiler = Profiler(design, rank=place.rank, device=place.device, sampling=sampling, onward=spans)
+    mesh = parallel.build_mesh(plan, device_type=place.device.type)
+    laid = parallel.lay(design, mesh, device=place.device, seed=job.seed, recorder=profiler)
+    optimizer = parallel.build_optimizer(laid, job.optimizer)
+    profiler.watch(parts=laid.parts, optimizer=optimizer)
+    run = Run(
+        design=design,
+        state=state,
+        laid=laid,
+        optimizer=optimizer,
+        corpus=corpus,
+        feed=feed,
+        loader=_loader(corpus, feed=feed, consumed=0),
+        store=store,
+        profiler=profiler,
+        spans=spans,
+        stop_asked=stop_asked,
+        memory_bytes=memory_of(place.device),
+        techniques=techniques,
+    )
+    for technique in techniques:
+        technique.attach(run)
+    if newest is not None:
+        _load(run, newest)
+    run.reactors = _reactors(run, saved=newest.step if newest else None, max_steps=max_steps)
+    if place.rank == 0:
+        run.observer = _observer(run, place=place, predicted=predicted)
+    return run
+
+
+def prepare_corpus(design: Design, *, cache: Path, progress: Callable[..., None] | None = None) -> Corpus:
+    """The corpus of the design's job, tokenised into `cache` unless it is there already."""
+    job, length = design.job, design.plan.sequence_length
+    return prepare(job.data, sequence_length=length, seed=job.seed, cache=cache, progress=progress)
+
+
+def memory_of(device: torch.device) -> Callable[[], float]:
+    """What this process holds: the peak of its allocator on an accelerator, its resident bytes on a processor."""
+    if device.type == "cuda":
+        return lambda: float(torch.cuda.max_memory_allocated(device))
+    process = psutil.Process()
+    return lambda: float(process.memory_info().rss)
+
+
+def _load(run: Run, newest: Checkpoint) -> None:
+    saved = run.store.load(newest, laid=run.laid, optimizer=run.optimizer)
+    run.state.load(saved)
+    for technique in run.techniques:
+        technique.load_state_dict(saved["techniques"].get(technique.name, {}))
+    run.loader.close()
+    run.loader = _loader(run.corpus, feed=run.feed, consumed=run.state.consumed)
+
+
+def _loader(corpus: Corpus, *, feed: Feed, consumed: int) -> Loader:
+    position = Position(consumed=consumed)
+    return Loader(corpus.train, position=position, batch=feed.batch, replica=feed.replica, replicas=feed.replicas)
+
+
+def _reactors(run: Run, *, saved: int | None, max_steps: int | None) -> tuple:
+    job = run.design.job
+    return (
+        FiniteLoss(last_saved=saved),
+        EvaluateEvery(steps=job.evaluation.every_steps),
+        SaveEvery(steps=job.checkpoint.every_steps, saved=saved),
+        *run.techniques,
+        EndAt(total_steps=job.total_steps, pause_at=None if max_steps is None else run.state.step + max_steps),
+    )
+
+
+def _observer(run: Run, *, place: Place, predicted: Report) -> Observer:
+    job = run.design.job
+    tracker = trackers.build(job.trackers, run_dir=place.run_dir)
+    tracker.start(codec.encode(run.design), step=run.state.step)
+    tracker.attach(place.run_dir / "design.json")
+    last = job.total_steps
+    console = Console(stream=place.screen, total_steps=last)
+    return Observer(console=console, tracker=tracker, yardstick=Yardstick.of(predicted))

@@ -1,0 +1,52 @@
+"""Observer: on rank 0 every event becomes a line for a person and an object for the trackers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from meshwright.train.events import Ending, Evaluated, Event, Saved, Started, StepDone, Stopping
+from meshwright.train.observe.console import Console, evaluation_line
+from meshwright.train.observe.metrics import Metrics, Yardstick, of_evaluation, of_step
+from meshwright.train.observe.trackers import Tracker
+
+_ENDINGS = {
+    Ending.FINISHED: "all steps are done",
+    Ending.PAUSED: "as many steps as were asked for are done",
+    Ending.SIGNALLED: "asked to stop; the step is done and is being saved",
+}
+
+
+class Observer:
+    """Shows and keeps events. `last` is the newest step and `validation` the newest evaluation, for the summary."""
+
+    def __init__(self, *, console: Console, tracker: Tracker, yardstick: Yardstick) -> None:
+        self.last: Metrics = {}
+        self.validation: Metrics = {}
+        self._console, self._tracker, self._yardstick = console, tracker, yardstick
+
+    def see(self, event: Event, *, extra: Mapping[str, float]) -> None:
+        """The event is on the screen and with every tracker; `extra` goes beside the numbers of a step."""
+        if isinstance(event, StepDone):
+            self.last = of_step(event, yardstick=self._yardstick)
+            self._console.step(self.last)
+            self._log({**self.last, **extra})
+        elif isinstance(event, Evaluated):
+            self.validation = of_evaluation(event)
+            self._console.say(evaluation_line(self.validation))
+            self._log(self.validation)
+        elif isinstance(event, Saved):
+            self._console.say(f"step {event.step}  saving a checkpoint")
+        elif isinstance(event, Started) and event.step:
+            self._console.say(f"going on from step {event.step} of {event.total_steps}")
+        elif isinstance(event, Stopping):
+            self._console.say(f"step {event.step}  {_ENDINGS[event.ending]}")
+
+    def finish(self) -> None:
+        """The terminal is as it was and every tracker has written what it was given."""
+        self._console.finish()
+        self._tracker.summarise({**self.last, **self.validation})
+        self._tracker.finish()
+
+    def _log(self, metrics: Metrics) -> None:
+        step = int(metrics["step"] or 0)
+        self._tracker.log({name: value for name, value in metrics.items() if name != "step"}, step=step)

@@ -1,0 +1,174 @@
+"""Run: everything one worker trains with, and the steps, evaluations and checkpoints it makes of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+from meshwright.data import Corpus, Loader
+from meshwright.parallel import Laid
+from meshwright.spec.plan import Design
+from meshwright.spec.report import LineName
+from meshwright.train.checkpoint import Store
+from meshwright.train.evaluate import validate
+from meshwright.train.events import (
+    Action,
+    Ending,
+    Evaluate,
+    Evaluated,
+    Event,
+    Log,
+    Reactor,
+    Save,
+    Saved,
+    Started,
+    StepDone,
+    Stopping,
+)
+from meshwright.train.feed import Feed
+from meshwright.train.learning_rate import learning_rate
+from meshwright.train.observe.observer import Observer
+from meshwright.train.observe.profile import Profiler
+from meshwright.train.observe.spans import SpanFile
+from meshwright.train.state import TrainState
+from meshwright.train.technique import Technique
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """One worker's run. `stop_asked` says whether this process was asked to stop; `observer` is for rank 0 alone."""
+
+    design: Design
+    state: TrainState
+    laid: Laid
+    optimizer: torch.optim.Optimizer
+    corpus: Corpus
+    feed: Feed
+    loader: Loader
+    store: Store
+    profiler: Profiler
+    spans: SpanFile
+    stop_asked: Callable[[], bool]
+    memory_bytes: Callable[[], float]
+    reactors: tuple[Reactor, ...] = ()
+    techniques: tuple[Technique, ...] = ()
+    observer: Observer | None = None
+    pending: dict[str, float] = field(default_factory=dict)
+
+    def start(self) -> Started:
+        return Started(step=self.state.step, total_steps=self.design.job.total_steps)
+
+    def step(self) -> StepDone:
+        """One optimizer step on the next global batch; the loss is of the parameters before it."""
+        number, job = self.state.step + 1, self.design.job
+        start = time.perf_counter()
+        torch.manual_seed(self.state.random_seed)
+        rate = learning_rate(
+            self.state.step, shape=job.learning_rate, peak=job.optimizer.learning_rate, total_steps=job.total_steps
+        )
+        with self._observed(number):
+            with self.profiler.section(LineName.INPUT):
+                batch = self.feed.tensors(next(self.loader))
+            loss = self.laid.step(*batch)
+            with self.profiler.section(LineName.OPTIMIZER):
+                norm = self.laid.clip(job.optimizer.clip_norm)
+                for group in self.optimizer.param_groups:
+                    group["lr"] = rate
+                self.optimizer.step()
+                self.optimizer.zero_grad(set_to_none=True)
+        agreed = self._agree(loss, norm)
+        plan = self.design.plan
+        self.state.advance(sequences=plan.batch, tokens=plan.batch_tokens)
+        return StepDone(
+            step=self.state.step,
+            tokens=self.state.tokens,
+            loss=agreed.loss,
+            grad_norm=agreed.norm,
+            learning_rate=rate,
+            seconds=time.perf_counter() - start,
+            memory_bytes=agreed.memory_bytes,
+            stop_asked=agreed.stop,
+        )
+
+    def react(self, event: Event) -> Iterable[Action]:
+        """What the policies and techniques answer, in order; rank 0 has shown and kept the event by then."""
+        if self.observer is not None:
+            self.observer.see(event, extra=self.pending)
+        if isinstance(event, StepDone):
+            self.pending.clear()
+        return [action for reactor in self.reactors for action in reactor.react(event)]
+
+    def perform(self, action: Action) -> Event | None:
+        """The action is done; what it brought about."""
+        if isinstance(action, Evaluate):
+            return self._evaluate()
+        if isinstance(action, Save):
+            return self._save()
+        assert isinstance(action, Log), f"no run performs {action!r}"
+        self.pending.update(action.values)
+        return None
+
+    def stop(self, ending: Ending) -> Stopping:
+        return Stopping(step=self.state.step, ending=ending)
+
+    def close(self) -> None:
+        """Every checkpoint that was begun is committed, and no thread of the run is left."""
+        self.store.close()
+        self.loader.close()
+
+    def _evaluate(self) -> Evaluated | None:
+        if self.corpus.validation is None:
+            return None
+        tokens = self.design.job.evaluation.tokens
+        found = validate(self.laid, held_out=self.corpus.validation, feed=self.feed, tokens=tokens)
+        return Evaluated(
+            step=self.state.step,
+            tokens=self.state.tokens,
+            loss=found.loss,
+            bits_per_byte=found.bits_per_byte,
+            num_sequences=found.num_sequences,
+            seconds=found.seconds,
+        )
+
+    def _save(self) -> Saved:
+        start = time.perf_counter()
+        self.store.save(
+            step=self.state.step,
+            laid=self.laid,
+            optimizer=self.optimizer,
+            state={
+                **self.state.to_dict(),
+                "techniques": {technique.name: technique.state_dict() for technique in self.techniques},
+            },
+        )
+        return Saved(step=self.state.step, seconds=time.perf_counter() - start)
+
+    @contextmanager
+    def _observed(self, number: int) -> Iterator[None]:
+        self.spans.begin(number)
+        with self.profiler.step(number):
+            yield
+        self.spans.end()
+
+    def _agree(self, loss: torch.Tensor, norm: torch.Tensor) -> _Agreed:
+        """What all ranks know after a step, read from the device in one transfer."""
+        device = self.feed.device
+        flags = torch.tensor([float(self.stop_asked()), self.memory_bytes()], dtype=torch.float64, device=device)
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+        numbers = [value.detach().to(torch.float64).reshape(1) for value in (loss, norm)]
+        values = torch.cat([*numbers, flags]).tolist()
+        return _Agreed(loss=values[0], norm=values[1], stop=values[2] > 0.0, memory_bytes=values[3])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Agreed:
+    loss: float
+    norm: float
+    stop: bool
+    memory_bytes: float

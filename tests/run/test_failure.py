@@ -1,0 +1,88 @@
+"""Which of many failures is told, and in which words."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+from meshwright.run import failure
+from meshwright.run.failure import Nearness
+from meshwright.spec.errors import ConfigError, ExitCode, MeshwrightError, Problem, WorkerFailed
+
+LOST = RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:5")
+
+
+def recorded(error: BaseException, path: Path) -> SimpleNamespace:
+    code = failure.record(error, path=path)
+    return SimpleNamespace(exitcode=code, error_file_data=json.loads(path.read_text()), timestamp=0)
+
+
+def ended(exit_code: int) -> SimpleNamespace:
+    return SimpleNamespace(exitcode=exit_code, error_file_data={}, timestamp=0)
+
+
+def first(failures: dict[int, SimpleNamespace]) -> MeshwrightError:
+    return failure.told(failure.read(failures), predicted_bytes=1.0, machine_bytes=2.0, num_ranks=len(failures))
+
+
+def test_the_rank_that_failed_is_told_before_those_that_lost_it(tmp_path: Path) -> None:
+    failures = {
+        0: recorded(LOST, tmp_path / "0"),
+        1: recorded(WorkerFailed(Problem(what="the loss of step 3 is nan")), tmp_path / "1"),
+        2: ended(-signal.SIGTERM),
+    }
+    assert str(first(failures)) == "the loss of step 3 is nan"
+    assert [entry.rank for entry in failure.read(failures)] == [1, 0, 2]
+
+
+def test_a_killed_rank_is_told_before_those_that_lost_it(tmp_path: Path) -> None:
+    error = first({0: recorded(LOST, tmp_path / "0"), 1: ended(-signal.SIGKILL)})
+    assert "rank 1 was killed (signal 9), probably out of memory" in str(error)
+
+
+def test_another_signal_does_not_blame_memory() -> None:
+    error = first({0: ended(-signal.SIGSEGV)})
+    assert "rank 0 was killed (signal 11)" in str(error)
+    assert "memory" not in str(error)
+
+
+def test_a_bug_has_that_rank_s_traceback_and_no_other(tmp_path: Path) -> None:
+    def broken() -> None:
+        raise KeyError("nowhere")
+
+    try:
+        broken()
+    except KeyError as error:
+        failures = {3: recorded(error, tmp_path / "3"), 0: recorded(LOST, tmp_path / "0")}
+    told = first(failures)
+    assert "rank 3 failed: KeyError: 'nowhere'" in str(told)
+    assert "in broken" in str(told)
+    assert "Connection closed" not in str(told)
+    assert told.exit_code is ExitCode.WORKER
+
+
+def test_only_lost_peers(tmp_path: Path) -> None:
+    assert "rank 2 lost contact with another rank" in str(first({2: recorded(LOST, tmp_path / "2")}))
+
+
+def test_a_known_error_keeps_every_problem_and_its_exit_code(tmp_path: Path) -> None:
+    error = ConfigError([Problem(what="one", where="a", fix="x"), Problem(what="two")])
+    told = first({0: recorded(error, tmp_path / "0")})
+    assert told.problems == error.problems
+    assert told.exit_code is ExitCode.USAGE
+
+
+def test_memory_and_files_are_told_in_words() -> None:
+    allocation = RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you ...")
+    assert "out of memory" in str(failure.translate(allocation))
+    assert "out of memory" in str(failure.translate(MemoryError()))
+    full = OSError(28, "No space left on device", "/somewhere/file")
+    assert "/somewhere/file" in str(failure.translate(full))
+    assert "No space left on device" in str(failure.translate(full))
+    assert failure.translate(ValueError("x")) is None
+
+
+def test_nearness_orders_causes() -> None:
+    assert sorted(Nearness) == [Nearness.OWN, Nearness.KILLED, Nearness.LOST_PEER, Nearness.TERMINATED]

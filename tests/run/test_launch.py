@@ -1,0 +1,118 @@
+"""Launching: signals, the first failure in words, and what each worker finds in its environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from meshwright.run import failure
+from meshwright.run.launch import Launched, launch, threads_per_worker
+from meshwright.spec.errors import ExitCode, WorkerFailed
+
+WORKER = """
+import json, os, pathlib, signal, sys, time
+run, act = pathlib.Path(sys.argv[1]), sys.argv[2]
+rank = int(os.environ["RANK"])
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+wanted = ("OMP_NUM_THREADS", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "MASTER_ADDR", "WORLD_SIZE")
+(run / f"env-{rank}.json").write_text(json.dumps({name: os.environ[name] for name in wanted}))
+if act == "kill" and rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+if act == "fail" and rank == 1:
+    sys.path[:0] = []
+    from meshwright.run import failure
+    from meshwright.spec.errors import ConfigError, Problem
+    sys.exit(failure.record(ConfigError(Problem(what="a bad thing", where="here")),
+        path=pathlib.Path(os.environ["TORCHELASTIC_ERROR_FILE"])))
+if act == "fine":
+    sys.exit(0)
+(run / f"ready-{rank}").touch()
+end = time.time() + 20
+while not asked and time.time() < end:
+    time.sleep(0.02)
+(run / f"asked-{rank}").write_text(str(len(asked)))
+while act == "hang" and time.time() < end:
+    time.sleep(0.02)
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "pretend_worker.py").write_text(WORKER)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    return "pretend_worker"
+
+
+def start(tmp_path: Path, module: str, act: str, said: list[str] | None = None) -> Launched:
+    say = (said if said is not None else []).append
+    return launch(tmp_path, num_workers=2, arguments=[act], say=say, module=module)
+
+
+def told(launched: Launched) -> WorkerFailed:
+    failures = failure.read(launched.failures)
+    return failure.told(failures, predicted_bytes=2.0**30, machine_bytes=2.0**31, num_ranks=2)
+
+
+def test_workers_share_the_cores_and_the_environment_is_put_back(tmp_path: Path, module: str) -> None:
+    before = dict(os.environ)
+    assert start(tmp_path, module, "fine").failures == {}
+    assert dict(os.environ) | {"TORCHELASTIC_SIGNALS_TO_HANDLE": ""} == before | {"TORCHELASTIC_SIGNALS_TO_HANDLE": ""}
+    found = json.loads((tmp_path / "env-1.json").read_text())
+    assert found["WORLD_SIZE"] == "2"
+    assert found["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
+    assert int(found["OMP_NUM_THREADS"]) >= 1
+    assert threads_per_worker(10_000) == 1
+
+
+def test_a_worker_that_was_killed_is_told_with_memory(tmp_path: Path, module: str) -> None:
+    error = told(start(tmp_path, module, "kill"))
+    assert error.exit_code is ExitCode.WORKER
+    assert "rank 1 was killed (signal 9), probably out of memory: predicted 1 GiB" in str(error)
+    assert "the machine has 2 GiB" in str(error)
+
+
+def test_an_error_in_a_worker_keeps_its_words_and_its_exit_code(tmp_path: Path, module: str) -> None:
+    error = told(start(tmp_path, module, "fail"))
+    assert str(error) == "here: a bad thing"
+    assert error.exit_code is ExitCode.USAGE
+
+
+def signal_when_ready(tmp_path: Path, times: int) -> threading.Thread:
+    def send() -> None:
+        while not all((tmp_path / f"ready-{rank}").exists() for rank in (0, 1)):
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+        while times > 1 and not all((tmp_path / f"asked-{rank}").exists() for rank in (0, 1)):
+            time.sleep(0.02)
+        if times > 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    return thread
+
+
+def test_the_first_signal_asks_and_handlers_are_put_back(tmp_path: Path, module: str) -> None:
+    handlers, said = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)], list[str]()
+    sender = signal_when_ready(tmp_path, 1)
+    launched = start(tmp_path, module, "wait", said)
+    sender.join()
+    assert launched == Launched(failures={}, asked_to_stop=True)
+    assert len(said) == 1
+    assert handlers == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+
+
+def test_the_second_signal_stops_at_once(tmp_path: Path, module: str) -> None:
+    sender = signal_when_ready(tmp_path, 2)
+    began = time.monotonic()
+    launched = start(tmp_path, module, "hang")
+    sender.join()
+    assert launched.killed
+    assert time.monotonic() - began < 15.0
