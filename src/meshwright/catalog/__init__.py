@@ -1,1 +1,26 @@
-"""See docs/architecture.md."""
+"""Files, names and shorthand in, specs out; every preset says where its numbers are from."""
+
+from meshwright.catalog.calibrations import calibration_path
+from meshwright.catalog.decoders.load import Entry, describe, load_model, models, with_vocab
+from meshwright.catalog.huggingface import model_from_config
+from meshwright.catalog.jobs import load_design, load_job
+from meshwright.catalog.local import local_cluster
+from meshwright.catalog.machine import Machine, this_machine
+from meshwright.catalog.shorthand import clusters, load_cluster
+
+__all__ = [
+    "Entry",
+    "Machine",
+    "calibration_path",
+    "clusters",
+    "describe",
+    "load_cluster",
+    "load_design",
+    "load_job",
+    "load_model",
+    "local_cluster",
+    "model_from_config",
+    "models",
+    "this_machine",
+    "with_vocab",
+]

@@ -1,0 +1,121 @@
+"""TOML and JSON files in, specs out: every error of a file at once, each with its file, line, path and fix."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from meshwright.catalog.migrations import migrate
+from meshwright.catalog.overrides import override, set_path
+from meshwright.catalog.positions import json_lines, locate, toml_lines
+from meshwright.spec import codec
+from meshwright.spec.errors import ConfigError, Problem
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """A parsed file: its name as the user gave it, its text and its values."""
+
+    name: str
+    text: str
+    values: Mapping[str, Any]
+
+    @property
+    def is_toml(self) -> bool:
+        return self.name.lower().endswith(".toml")
+
+    def place(self, path: str) -> str:
+        """`job.toml:3 optimizer.kind`: where a person finds `path`."""
+        if not self.name:
+            return path
+        lines = toml_lines(self.text) if self.is_toml else json_lines(self.text)
+        return f"{self.name}:{locate(lines, path)} {path}".rstrip()
+
+
+EMPTY = Document(name="", text="", values={})
+
+
+def read(path: str | Path) -> Document:
+    """The document in the file `path`, TOML by its ending and JSON otherwise.
+
+    Raises ConfigError when the file is missing (with near names in its folder), is a folder, is not text, or is not
+    well formed (with line and column).
+    """
+    name, file = str(path), Path(path)
+    text = _text(file, name)
+    try:
+        values = tomllib.loads(text) if name.lower().endswith(".toml") else json.loads(text)
+    except json.JSONDecodeError as error:
+        what = "the file is empty" if not text.strip() else f"not JSON: {error.msg} at column {error.colno}"
+        raise ConfigError(Problem(what=what, where=f"{name}:{error.lineno}")) from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(Problem(what=f"not TOML: {error}", where=name)) from None
+    except RecursionError:
+        raise ConfigError(Problem(what="nested too deep", where=name)) from None
+    if not isinstance(values, dict):
+        raise ConfigError(Problem(what=f"expected a table of keys, got a {type(values).__name__}", where=name))
+    return Document(name=name, text=text, values=values)
+
+
+def decode(kind: type[T], document: Document, *, section: str = "", sets: Sequence[str] = ()) -> T:
+    """The `kind` that `document` with `sets` in force says; problems name the line, or the set, they come from."""
+
+    def build() -> T:
+        values = override(migrate(document.values, kind=kind.__name__), sets, section=section)
+        return codec.decode(kind, values)
+
+    return located(build, document, root=kind.__name__, sets=tuple(set_path(entry, section=section) for entry in sets))
+
+
+def located(build: Callable[[], T], document: Document, *, root: str = "", sets: Sequence[str] = ()) -> T:
+    """What `build` returns; the paths in the ConfigError it raises become places in `document` or in `sets`."""
+    try:
+        return build()
+    except ConfigError as error:
+        raise ConfigError([_located(problem, document, root, sets) for problem in error.problems]) from None
+
+
+def _located(problem: Problem, document: Document, root: str, sets: Sequence[str]) -> Problem:
+    path = "" if problem.where == root else problem.where
+    if path.startswith("--set"):
+        return problem
+    if path and any(path == entry or path.startswith((f"{entry}.", f"{entry}[")) for entry in sets):
+        return replace(problem, where=f"--set {path}")
+    return replace(problem, where=document.place(path) or root)
+
+
+def _text(file: Path, name: str) -> str:
+    try:
+        content = file.read_bytes()
+    except FileNotFoundError:
+        raise ConfigError(Problem(what="no such file", where=name, fix=_near(file))) from None
+    except IsADirectoryError:
+        inside = sorted(entry.name for entry in file.iterdir() if entry.suffix in (".toml", ".json"))[:5]
+        fix = f"name one of its files: {', '.join(inside)}" if inside else "name a .toml or .json file"
+        raise ConfigError(Problem(what="is a folder, not a file", where=name, fix=fix)) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(Problem(what=f"cannot be read: {getattr(error, 'strerror', error)}", where=name)) from None
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        what = f"is not text: byte {error.start} is not UTF-8"
+        raise ConfigError(Problem(what=what, where=name, fix="expected a TOML or JSON file")) from None
+    if "\0" in text:
+        raise ConfigError(Problem(what="is not text: it holds a zero byte", where=name))
+    return text
+
+
+def _near(file: Path) -> str:
+    folder = file.parent
+    if not folder.is_dir():
+        return f"the folder {folder} does not exist either"
+    names = [entry.name for entry in folder.iterdir() if entry.is_file()]
+    close = difflib.get_close_matches(file.name, names, n=3, cutoff=0.6)
+    return f"did you mean {' or '.join(repr(name) for name in close)}?" if close else ""

@@ -1,0 +1,81 @@
+"""Which reader reads which `model_type`, and what of a family a ModelSpec does not carry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from meshwright.catalog.huggingface import dense, gemma, latent, mixture
+from meshwright.catalog.huggingface.reader import Reader
+from meshwright.spec.codec import nearest
+from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.model import ModelSpec
+
+
+class Build(Protocol):
+    def __call__(self, reader: Reader, *, name: str, source: str) -> ModelSpec:
+        """The model that the config says; problems are noted in `reader`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """`lacks` says what of the family's arithmetic the spec leaves out; dimensions and counts are exact."""
+
+    build: Build
+    lacks: str = ""
+
+
+_LATENT = "sigmoid router scores, expert groups and their correction bias; layers that predict further tokens"
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "llama": Family(build=dense.llama),
+        "mistral": Family(build=dense.mistral),
+        "phi3": Family(build=dense.mistral),
+        "qwen2": Family(build=dense.qwen2),
+        "qwen3": Family(build=dense.qwen3),
+        "olmo2": Family(build=dense.olmo2),
+        "olmo3": Family(build=dense.olmo3),
+        "gemma2": Family(build=dense.gemma2, lacks="norm scales stored as an offset from one"),
+        "gpt2": Family(build=dense.gpt2),
+        "mixtral": Family(build=mixture.mixtral),
+        "qwen3_moe": Family(build=mixture.qwen3_moe),
+        "gpt_oss": Family(build=mixture.gpt_oss, lacks="the clamp inside the experts' gate"),
+        "llama4": Family(build=mixture.llama4, lacks="temperature of layers without positions; sigmoid router scores"),
+        "llama4_text": Family(
+            build=mixture.llama4, lacks="temperature of layers without positions; sigmoid router scores"
+        ),
+        "deepseek_v3": Family(build=latent.deepseek, lacks=_LATENT),
+        "kimi_k2": Family(build=latent.deepseek, lacks=_LATENT),
+        "glm_moe_dsa": Family(build=latent.deepseek, lacks=_LATENT),
+        "gemma4": Family(build=gemma.gemma4, lacks="norm of values; the router's own norm and scales"),
+        "gemma4_text": Family(build=gemma.gemma4, lacks="norm of values; the router's own norm and scales"),
+    }
+)
+
+
+def model_from_config(config: Mapping[str, Any], *, name: str, source: str = "config.json") -> ModelSpec:
+    """The model that a Hugging Face config says, parameter counts exact to the last one.
+
+    Raises ConfigError for a `model_type` that is not known, naming those that are, and for every key that is missing
+    or odd, all at once.
+    """
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        what = f"model_type {kind!r} is not supported" if kind is not None else "'model_type' is missing"
+        fix = f"one of {', '.join(sorted(FAMILIES))}" if kind is None else _fix(str(kind))
+        raise ConfigError(Problem(what=what, where="model_type", fix=fix))
+    family = FAMILIES[kind]
+    reader = Reader(config)
+    told = f"{source}; not carried: {family.lacks}" if family.lacks else source
+    model = family.build(reader, name=name, source=told)
+    reader.finish()
+    return model
+
+
+def _fix(kind: str) -> str:
+    near = nearest(kind, FAMILIES)
+    known = f"supported: {', '.join(sorted(FAMILIES))}"
+    return f"{near} {known}" if near.startswith("did you mean") else known

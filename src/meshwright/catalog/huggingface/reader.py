@@ -1,0 +1,172 @@
+"""Reads a config.json key by key and collects everything that is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from meshwright.catalog.decoders.shapes import nearest_divisor
+from meshwright.spec.blocks import Activation, Rotary, RotaryScaling
+from meshwright.spec.errors import ConfigError, Problem
+
+ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
+    {
+        "silu": Activation.SILU,
+        "swish": Activation.SILU,
+        "gelu": Activation.GELU,
+        "gelu_new": Activation.GELU_TANH,
+        "gelu_pytorch_tanh": Activation.GELU_TANH,
+        "gelu_fast": Activation.GELU_TANH,
+        "relu": Activation.RELU,
+        "relu2": Activation.RELU_SQUARED,
+    }
+)
+LARGEST_LAYERS = 10_000
+
+
+class Reader:
+    """A table of a config. A key that is missing or odd is noted, and a harmless value stands in until `finish`."""
+
+    def __init__(self, values: Mapping[str, Any], *, where: str = "", problems: list[Problem] | None = None) -> None:
+        self.values, self.where = values, where
+        self.problems: list[Problem] = [] if problems is None else problems
+
+    def finish(self) -> None:
+        """Raise ConfigError with every problem noted so far, if any."""
+        if self.problems:
+            raise ConfigError(self.problems)
+
+    def note(self, key: str, what: str, *, why: str = "", fix: str = "") -> None:
+        where = f"{self.where}.{key}" if self.where else key
+        self.problems.append(Problem(what=what, where=where, why=why, fix=fix))
+
+    def has(self, key: str) -> bool:
+        return self.values.get(key) is not None
+
+    def integer(self, key: str, default: int | None = None, *, least: int = 1, most: int | None = None) -> int:
+        """A whole number from `least`; without a default it must be there."""
+        value = self.values.get(key)
+        if value is None:
+            if default is None:
+                self.note(key, f"{key!r} is missing")
+            return max(least, 1) if default is None else default
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            self.note(key, f"expected a whole number from {least}, got {value!r}")
+            return max(least, 1)
+        if most is not None and value > most:
+            self.note(key, f"{value} is more than {most}")
+            return 1
+        return value
+
+    def maybe_integer(self, key: str) -> int | None:
+        return self.integer(key) if self.has(key) else None
+
+    def number(self, key: str, default: float) -> float:
+        value = self.values.get(key)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            self.note(key, f"expected a number, got {value!r}")
+            return default
+        return float(value)
+
+    def maybe_number(self, key: str) -> float | None:
+        return self.number(key, 0.0) if self.has(key) else None
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.values.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            self.note(key, f"expected true or false, got {value!r}")
+            return default
+        return value
+
+    def items(self, key: str, *, length: int) -> tuple[Any, ...] | None:
+        """A list of `length` values; None when there is none."""
+        value = self.values.get(key)
+        if value is None or value == []:
+            return None
+        if not isinstance(value, list) or len(value) != length:
+            self.note(key, f"expected a list of {length} values, got {_brief(value)}")
+            return None
+        return tuple(value)
+
+    def table(self, key: str) -> Reader:
+        """The table under `key`, empty when there is none; its problems are noted with ours."""
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, Mapping):
+            self.note(key, f"expected a table, got {value!r}")
+            value = None
+        where = f"{self.where}.{key}" if self.where else key
+        return Reader(value or {}, where=where, problems=self.problems)
+
+    def activation(self, *keys: str) -> Activation:
+        """The activation under the first of `keys` that is there; SiLU when none is."""
+        key = next((key for key in keys if self.has(key)), None)
+        if key is None:
+            return Activation.SILU
+        value = self.values[key]
+        if value not in ACTIVATIONS:
+            self.note(key, f"activation {value!r} is unknown", fix=f"one of {', '.join(sorted(ACTIVATIONS))}")
+        return ACTIVATIONS.get(value, Activation.SILU)
+
+    def layers(self, key: str = "num_hidden_layers") -> int:
+        return self.integer(key, most=LARGEST_LAYERS)
+
+    def layer_types(self, default: Sequence[str], *, known: Sequence[str]) -> tuple[str, ...]:
+        """One of `known` for each layer."""
+        found = self.items("layer_types", length=len(default)) or tuple(default)
+        odd = sorted({str(kind) for kind in found if kind not in known})
+        if odd:
+            self.note("layer_types", f"unknown {', '.join(odd)}", fix=f"one of {', '.join(known)}")
+        return tuple(str(kind) for kind in found)
+
+    def heads(self) -> Heads:
+        """Query heads, key-value heads and their width, checked against each other and the model's width."""
+        width, heads = self.integer("hidden_size"), self.integer("num_attention_heads")
+        kv_heads = self.integer("num_key_value_heads", heads)
+        if heads % kv_heads:
+            fix = f"use {nearest_divisor(heads, kv_heads)}"
+            self.note("num_key_value_heads", f"{kv_heads} does not divide {heads} heads", fix=fix)
+        if not self.has("head_dim") and width % heads:
+            self.note("num_attention_heads", f"{heads} does not divide hidden_size {width}", fix="say head_dim")
+        return Heads(width, heads, kv_heads, self.integer("head_dim", max(width // heads, 1)))
+
+    def rotary(self, head_dim: int, *, kind: str | None = None) -> Rotary:
+        """Rotary positions of a head; `kind` picks a layer type's entry where they are given by layer type."""
+        parameters = self.table("rope_parameters")
+        if kind is not None and isinstance(parameters.values.get(kind), Mapping):
+            parameters = parameters.table(kind)
+        theta = parameters.number("rope_theta", self.number("rope_theta", 10000.0))
+        fraction = parameters.number("partial_rotary_factor", self.number("partial_rotary_factor", 1.0))
+        scaling = self.table("rope_scaling") if self.has("rope_scaling") else parameters
+        return Rotary(dims=int(head_dim * fraction), theta=theta, scaling=_scaling(scaling))
+
+
+class Heads:
+    """How attention divides the model's width."""
+
+    __slots__ = ("head_dim", "heads", "kv_heads", "width")
+
+    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int) -> None:
+        self.width, self.heads, self.kv_heads, self.head_dim = width, heads, kv_heads, head_dim
+
+
+def _scaling(reader: Reader) -> RotaryScaling | None:
+    kind = reader.values.get("rope_type", reader.values.get("type", "default"))
+    if kind in ("default", "proportional", None):
+        return None
+    low, high = ("beta_slow", "beta_fast") if kind == "yarn" else ("low_freq_factor", "high_freq_factor")
+    return RotaryScaling(
+        kind=str(kind),
+        factor=reader.number("factor", 1.0),
+        low_frequency=reader.number(low, 1.0),
+        high_frequency=reader.number(high, 32.0 if kind == "yarn" else 4.0),
+        trained_positions=reader.integer("original_max_position_embeddings", 8192),
+    )
+
+
+def _brief(value: object) -> str:
+    return f"{len(value)} values" if isinstance(value, list) else repr(value)

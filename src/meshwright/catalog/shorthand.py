@@ -1,0 +1,161 @@
+"""Clusters in one word: a preset, `64xH100`, `2x8xA100-80GB`, `selene:3072`, `local`, `local:4`, or a file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+
+from meshwright.catalog import documents
+from meshwright.catalog.calibrations import calibration_path
+from meshwright.catalog.cluster_presets import PRESETS, ClusterPreset
+from meshwright.catalog.decoders.load import Entry
+from meshwright.catalog.devices import SHEETS, find_device
+from meshwright.catalog.local import local_cluster, with_devices
+from meshwright.catalog.machine import this_machine
+from meshwright.catalog.names import normal, suggest
+from meshwright.catalog.nodes import nodes
+from meshwright.spec.cluster import ClusterSpec, NodeGroup
+from meshwright.spec.errors import ConfigError, Problem
+
+_PRODUCT = re.compile(r"(?:(\d[\d_]*)\s*[xX*]\s*)?(\d[\d_]*)\s*[xX*]\s*([A-Za-z0-9].*)")
+_SIZED = re.compile(r"(.+):(\d[\d_]*)")
+_FORMS = "write a preset, 64xH100, 2x8xA100-80GB, selene:3072, local:4 or a file; see `meshwright clusters`"
+
+
+def load_cluster(name: str, *, cache: Path | None = None) -> ClusterSpec:
+    """The cluster that `name` says: a preset, shorthand for devices, `local` or a TOML or JSON file.
+
+    `local` is this machine, with one worker a core or as many as `local:4` says; when the cache folder `cache` holds
+    a calibration of it, that is what comes back, and its `source` says so. Raises ConfigError.
+    """
+    text = str(name).strip()
+    if Path(text).suffix.lower() in (".toml", ".json"):
+        return checked(documents.decode(ClusterSpec, documents.read(text)), where=text)
+    base, devices = _split(text)
+    if normal(base) == "local":
+        return _local(devices, cache=cache)
+    preset = by_name().get(normal(base))
+    if preset is not None:
+        return preset.build() if devices is None else _resized(preset, devices)
+    if product := _PRODUCT.fullmatch(text):
+        return _devices(text, product)
+    if Path(text).exists():
+        return checked(documents.decode(ClusterSpec, documents.read(text)), where=text)
+    raise ConfigError(Problem(what=f"no cluster is called {text!r}", where="cluster", fix=_suggest(base)))
+
+
+def clusters() -> tuple[Entry, ...]:
+    """Every preset with what it is; `local` first."""
+    local = Entry(name="local", description="this machine: one worker process a core, or as many as local:N says")
+    return (local, *(Entry(name=preset.name, description=preset.description) for preset in PRESETS))
+
+
+@cache
+def by_name() -> Mapping[str, ClusterPreset]:
+    """Presets by the normal form of their names and aliases."""
+    return MappingProxyType({normal(name): preset for preset in PRESETS for name in (preset.name, *preset.aliases)})
+
+
+def checked(cluster: ClusterSpec, *, where: str) -> ClusterSpec:
+    """The cluster itself. Raises ConfigError with every number in it that no machine has."""
+    problems = [] if cluster.groups else [Problem(what="a cluster needs at least one group", where=f"{where} groups")]
+    for index, group in enumerate(cluster.groups):
+        place = f"{where} groups[{index}]"
+        for key, value in _positive(group).items():
+            if value <= 0:
+                problems.append(Problem(what=f"{value} is not positive", where=f"{place}.{key}"))
+        if not group.device.peak_flops:
+            problems.append(Problem(what="no precision has a peak", where=f"{place}.device.peak_flops"))
+        missing = [entry.value for entry in group.device.peak_flops if entry not in group.device.matrix]
+        if missing:
+            what = f"no curve for {', '.join(missing)}"
+            problems.append(Problem(what=what, where=f"{place}.device.matrix", why="peak_flops has it"))
+    if len(cluster.sites) > 1 and cluster.wide_area is None:
+        problems.append(Problem(what="sites are apart and no wide_area joins them", where=where))
+    if problems:
+        raise ConfigError(problems)
+    return cluster
+
+
+def _positive(group: NodeGroup) -> dict[str, float]:
+    return {
+        "num_nodes": group.num_nodes,
+        "devices_per_node": group.devices_per_node,
+        "nics": group.nics,
+        "device.memory_bytes": group.device.memory_bytes,
+        "device.memory_bandwidth": group.device.memory_bandwidth,
+        "inside.bandwidth": group.inside.bandwidth,
+        "nic.bandwidth": group.nic.bandwidth,
+    }
+
+
+def _split(text: str) -> tuple[str, int | None]:
+    match = _SIZED.fullmatch(text)
+    return (match[1], int(match[2])) if match else (text, None)
+
+
+def _local(devices: int | None, *, cache: Path | None) -> ClusterSpec:
+    machine = this_machine()
+    count = machine.cores if devices is None else devices
+    if count < 1:
+        raise ConfigError(Problem(what="local:0 has no worker", where="cluster", fix="ask for at least one"))
+    path = calibration_path(cache, machine.fingerprint) if cache is not None else None
+    if path is not None and path.is_file():
+        known = checked(documents.decode(ClusterSpec, documents.read(path)), where=str(path))
+        told = f"calibrated on this machine: {known.source}" if "calibrat" not in known.source else known.source
+        return replace(with_devices(known, devices=count), source=told)
+    return local_cluster(cores=machine.cores, memory_bytes=machine.memory_bytes, devices=count)
+
+
+def _devices(text: str, product: re.Match[str]) -> ClusterSpec:
+    device = find_device(product[3])
+    if device is None:
+        known = [name for sheet in SHEETS for name in (sheet.name, *sheet.aliases)]
+        fix = suggest(product[3], known, see=f"{', '.join(sheet.name for sheet in SHEETS)}")
+        raise ConfigError(Problem(what=f"no device is called {product[3]!r}", where=f"cluster {text}", fix=fix))
+    node, count = nodes()[device.name], int(product[2])
+    if product[1] is not None:
+        num_nodes, per_node = int(product[1]), count
+    else:
+        num_nodes, per_node = _whole_nodes(text, count, node.devices)
+    if num_nodes < 1 or per_node < 1:
+        raise ConfigError(Problem(what=f"{text!r} has no device", where="cluster", fix="ask for at least one"))
+    group = node.group(device, nodes=num_nodes, per_node=per_node)
+    source = f"{num_nodes} usual nodes of {per_node} {device.name}; numbers and their sources are the preset's"
+    return ClusterSpec(name=f"{num_nodes * per_node}x{device.name}", groups=(group,), source=source)
+
+
+def _whole_nodes(text: str, count: int, per_node: int) -> tuple[int, int]:
+    if count <= per_node:
+        return 1, count
+    if count % per_node:
+        down, up = count - count % per_node, count + per_node - count % per_node
+        why = f"nodes of this device hold {per_node}"
+        fix = f"ask for {down} or {up}, or say nodes x devices (for example {-(-count // per_node)}x{per_node}x...)"
+        raise ConfigError(Problem(what=f"{count} devices do not fill nodes", where=f"cluster {text}", why=why, fix=fix))
+    return count // per_node, per_node
+
+
+def _resized(preset: ClusterPreset, devices: int) -> ClusterSpec:
+    cluster = preset.build()
+    if not preset.resizable:
+        why = "its groups differ"
+        raise ConfigError(Problem(what=f"{preset.name} has one size", where="cluster", why=why, fix=preset.name))
+    group = cluster.groups[0]
+    where = f"{preset.name}:{devices}"
+    if devices < 1:
+        raise ConfigError(Problem(what=f"{where} has no device", where="cluster", fix="ask for at least one"))
+    num_nodes, per_node = _whole_nodes(where, devices, group.devices_per_node)
+    nics = max(1, group.nics * per_node // group.devices_per_node)
+    sized = replace(group, num_nodes=num_nodes, devices_per_node=per_node, nics=nics)
+    return replace(cluster, name=where, groups=(sized,))
+
+
+def _suggest(base: str) -> str:
+    if find_device(base) is not None:
+        return f"say how many: 8x{base}"
+    return suggest(base, ["local", *(preset.name for preset in PRESETS)], see="what is known") + f"; {_FORMS}"
