@@ -56,9 +56,7 @@ def _frontier() -> ClusterSpec:
 
 
 def _llama3() -> ClusterSpec:
-    source = (
-        "Llama 3, 2407.21783, section 3.3: 16,384 H100, eight RoCE adapters of 400 Gb/s a node"
-    )
+    source = "Llama 3, 2407.21783, section 3.3: 16,384 H100, eight RoCE adapters of 400 Gb/s a node"
     roce = network(gigabits=400, title="RoCE, 400 Gb/s an adapter (2407.21783, section 3.3.1)")
     group = replace(group_of("H100", nodes_count=2048), nic=roce)
     return _uniform("llama3-h100", source, group)

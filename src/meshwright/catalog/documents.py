@@ -64,14 +64,26 @@ def read(path: str | Path) -> Document:
     return Document(name=name, text=text, values=values)
 
 
-def decode(kind: type[T], document: Document, *, section: str = "", sets: Sequence[str] = ()) -> T:
-    """The `kind` that `document` with `sets` in force says; problems name the line, or the set, they come from."""
+def decode(
+    kind: type[T],
+    document: Document,
+    *,
+    section: str = "",
+    sets: Sequence[str] = (),
+    check: Callable[[T], T] | None = None,
+) -> T:
+    """The `kind` that `document` with `sets` in force says; problems name the line, or the set, they come from.
+
+    `check` sees the decoded value and raises ConfigError for what is well formed and yet not possible.
+    """
+
+    paths = tuple(set_path(entry, section=section) for entry in sets)
 
     def build() -> T:
-        values = override(migrate(document.values, kind=kind.__name__), sets, section=section)
-        return codec.decode(kind, values)
+        value = _decode(kind, document.values, sets, section)
+        return value if check is None else check(value)
 
-    return located(build, document, root=kind.__name__, sets=tuple(set_path(entry, section=section) for entry in sets))
+    return located(build, document, root=kind.__name__, sets=paths)
 
 
 def located(build: Callable[[], T], document: Document, *, root: str = "", sets: Sequence[str] = ()) -> T:
@@ -80,6 +92,18 @@ def located(build: Callable[[], T], document: Document, *, root: str = "", sets:
         return build()
     except ConfigError as error:
         raise ConfigError([_located(problem, document, root, sets) for problem in error.problems]) from None
+
+
+def _decode(kind: type[T], values: Mapping[str, Any], sets: Sequence[str], section: str) -> T:
+    edited = override(migrate(values, kind=kind.__name__), sets, section=section)
+    problems = list(edited.problems)
+    try:
+        result = codec.decode(kind, edited.values)
+    except ConfigError as error:
+        raise ConfigError([*problems, *error.problems]) from None
+    if problems:
+        raise ConfigError(problems)
+    return result
 
 
 def _located(problem: Problem, document: Document, root: str, sets: Sequence[str]) -> Problem:

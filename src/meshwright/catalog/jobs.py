@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from meshwright.catalog import documents
+from meshwright.catalog.ranges import checked_job
 from meshwright.spec.job import JobSpec
 from meshwright.spec.plan import Design
 
@@ -16,7 +17,7 @@ def load_job(path: str | Path | None, *, sets: Sequence[str] = ()) -> JobSpec:
     Raises ConfigError with every problem at once, each with its file and line or the set it comes from.
     """
     document = documents.EMPTY if path is None else documents.read(path)
-    return documents.decode(JobSpec, document, section="job", sets=sets)
+    return documents.decode(JobSpec, document, section="job", sets=sets, check=checked_job)
 
 
 def load_design(path: str | Path) -> Design:

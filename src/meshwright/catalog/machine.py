@@ -7,7 +7,6 @@ import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -78,6 +77,8 @@ def processor_name(cpu_info: Path) -> str:
 
 def installed(package: str) -> str:
     """The version of an installed package, which is not imported; `not installed` when it is not there."""
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version(package)
     except PackageNotFoundError:

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.errors import Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edited:
+    """A document with its sets in force, and what is wrong with the sets that are not."""
+
+    values: Mapping[str, Any]
+    problems: tuple[Problem, ...] = ()
 
 
 def parse_value(text: str) -> Any:
@@ -24,11 +33,11 @@ def parse_value(text: str) -> Any:
     return parsed["value"] if list(parsed) == ["value"] else text
 
 
-def override(values: Mapping[str, Any], sets: Sequence[str], *, section: str) -> dict[str, Any]:
-    """A copy of `values` with every `key.path=value` of `sets` in force, later ones last.
+def override(values: Mapping[str, Any], sets: Sequence[str], *, section: str) -> Edited:
+    """A copy of `values` with every `key.path=value` of `sets` in force, later ones last; `values` never changes.
 
-    A leading `section.` is dropped, so `job.seed=1` and `seed=1` are the same. Raises ConfigError with every set that
-    is not of this form or goes through something that is not a table; `values` itself never changes.
+    A leading `section.` is dropped, so `job.seed=1` and `seed=1` are the same. A set that is not of this form, or
+    goes through something that is not a table, is a problem and changes nothing.
     """
     result = _copy(values)
     problems = []
@@ -37,9 +46,7 @@ def override(values: Mapping[str, Any], sets: Sequence[str], *, section: str) ->
             _set(result, entry, section)
         except ValueError as error:
             problems.append(Problem(what=str(error), where=f"--set {entry}", fix="write --set optimizer.kind=adamw"))
-    if problems:
-        raise ConfigError(problems)
-    return result
+    return Edited(values=result, problems=tuple(problems))
 
 
 def set_path(entry: str, *, section: str) -> str:
@@ -55,12 +62,14 @@ def _set(result: dict[str, Any], entry: str, section: str) -> None:
         raise ValueError("expected key=value")
     if not all(key.strip() for key in keys):
         raise ValueError("the key before = is empty or has an empty part")
-    table = result
+    table: Any = result
     for depth, key in enumerate(keys[:-1]):
-        inner = table.setdefault(key, {})
-        if not isinstance(inner, dict):
-            raise ValueError(f"{'.'.join(keys[: depth + 1])!r} is {inner!r}, not a table")
-        table = inner
+        table = table.get(key, {})
+        if not isinstance(table, dict):
+            raise ValueError(f"{'.'.join(keys[: depth + 1])!r} is {table!r}, not a table")
+    table = result
+    for key in keys[:-1]:
+        table = table.setdefault(key, {})
     table[keys[-1]] = parse_value(text)
 
 

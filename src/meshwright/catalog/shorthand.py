@@ -34,7 +34,7 @@ def load_cluster(name: str, *, cache: Path | None = None) -> ClusterSpec:
     """
     text = str(name).strip()
     if Path(text).suffix.lower() in (".toml", ".json"):
-        return checked(documents.decode(ClusterSpec, documents.read(text)), where=text)
+        return _file(text)
     base, devices = _split(text)
     if normal(base) == "local":
         return _local(devices, cache=cache)
@@ -43,8 +43,8 @@ def load_cluster(name: str, *, cache: Path | None = None) -> ClusterSpec:
         return preset.build() if devices is None else _resized(preset, devices)
     if product := _PRODUCT.fullmatch(text):
         return _devices(text, product)
-    if Path(text).exists():
-        return checked(documents.decode(ClusterSpec, documents.read(text)), where=text)
+    if text and Path(text).exists():
+        return _file(text)
     raise ConfigError(Problem(what=f"no cluster is called {text!r}", where="cluster", fix=_suggest(base)))
 
 
@@ -60,11 +60,11 @@ def by_name() -> Mapping[str, ClusterPreset]:
     return MappingProxyType({normal(name): preset for preset in PRESETS for name in (preset.name, *preset.aliases)})
 
 
-def checked(cluster: ClusterSpec, *, where: str) -> ClusterSpec:
+def checked(cluster: ClusterSpec) -> ClusterSpec:
     """The cluster itself. Raises ConfigError with every number in it that no machine has."""
-    problems = [] if cluster.groups else [Problem(what="a cluster needs at least one group", where=f"{where} groups")]
+    problems = [] if cluster.groups else [Problem(what="a cluster needs at least one group", where="groups")]
     for index, group in enumerate(cluster.groups):
-        place = f"{where} groups[{index}]"
+        place = f"groups[{index}]"
         for key, value in _positive(group).items():
             if value <= 0:
                 problems.append(Problem(what=f"{value} is not positive", where=f"{place}.{key}"))
@@ -75,10 +75,14 @@ def checked(cluster: ClusterSpec, *, where: str) -> ClusterSpec:
             what = f"no curve for {', '.join(missing)}"
             problems.append(Problem(what=what, where=f"{place}.device.matrix", why="peak_flops has it"))
     if len(cluster.sites) > 1 and cluster.wide_area is None:
-        problems.append(Problem(what="sites are apart and no wide_area joins them", where=where))
+        problems.append(Problem(what="sites are apart and no wide_area joins them", where="groups"))
     if problems:
         raise ConfigError(problems)
     return cluster
+
+
+def _file(path: str | Path) -> ClusterSpec:
+    return documents.decode(ClusterSpec, documents.read(path), section="cluster", check=checked)
 
 
 def _positive(group: NodeGroup) -> dict[str, float]:
@@ -105,7 +109,7 @@ def _local(devices: int | None, *, cache: Path | None) -> ClusterSpec:
         raise ConfigError(Problem(what="local:0 has no worker", where="cluster", fix="ask for at least one"))
     path = calibration_path(cache, machine.fingerprint) if cache is not None else None
     if path is not None and path.is_file():
-        known = checked(documents.decode(ClusterSpec, documents.read(path)), where=str(path))
+        known = _file(path)
         told = f"calibrated on this machine: {known.source}" if "calibrat" not in known.source else known.source
         return replace(with_devices(known, devices=count), source=told)
     return local_cluster(cores=machine.cores, memory_bytes=machine.memory_bytes, devices=count)
@@ -144,7 +148,9 @@ def _resized(preset: ClusterPreset, devices: int) -> ClusterSpec:
     cluster = preset.build()
     if not preset.resizable:
         why = "its groups differ"
-        raise ConfigError(Problem(what=f"{preset.name} has one size", where="cluster", why=why, fix=preset.name))
+        raise ConfigError(
+            Problem(what=f"{preset.name} has one size", where="cluster", why=why, fix=f"write {preset.name}")
+        )
     group = cluster.groups[0]
     where = f"{preset.name}:{devices}"
     if devices < 1:

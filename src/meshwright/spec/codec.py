@@ -106,7 +106,7 @@ def _decode_scalar(kind: Any, value: Any, where: str, problems: list[Problem]) -
 
 
 def _decode_union(kinds: tuple[Any, ...], value: Any, where: str, problems: list[Problem]) -> Any:
-    if value is None and type(None) in kinds:
+    if type(None) in kinds and (value is None or (value == "none" and not _takes_text(kinds))):
         return None
     kinds = tuple(kind for kind in kinds if kind is not type(None))
     tagged = {kind.__dataclass_fields__["kind"].default: kind for kind in kinds if _is_tagged(kind)}
@@ -122,6 +122,11 @@ def _decode_union(kinds: tuple[Any, ...], value: Any, where: str, problems: list
         if not attempt:
             return result
     return _decode(kinds[-1], value, where, problems)
+
+
+def _takes_text(kinds: tuple[Any, ...]) -> bool:
+    """Whether the text "none" may be a value itself; where it may not, it stands for null, which TOML lacks."""
+    return any(kind is str or (isinstance(kind, type) and issubclass(kind, Enum)) for kind in kinds)
 
 
 def _is_tagged(kind: Any) -> bool:

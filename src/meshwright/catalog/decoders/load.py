@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from meshwright.catalog import documents, huggingface
+from meshwright.catalog import documents
 from meshwright.catalog.decoders.presets import by_spelling, presets
 from meshwright.catalog.decoders.shapes import GptStyle, LlamaStyle, Shape
 from meshwright.catalog.documents import Document
@@ -63,7 +63,7 @@ def _load(name: str) -> ModelSpec:
         preset = find(name, by_spelling())
         if preset is not None:
             return preset.build()
-        if not file.exists():
+        if not name.strip() or not file.exists():
             known = [entry.name for entry in presets()]
             fix = suggest(name, known, see="`meshwright models`, or name a config.json")
             raise ConfigError(Problem(what=f"no model is called {name!r}", where="model", fix=fix))
@@ -76,6 +76,8 @@ def _read(file: Path) -> ModelSpec:
     document = documents.read(file)
     values = document.values
     if "model_type" in values:
+        from meshwright.catalog import huggingface
+
         title = _title(file, document)
         return documents.located(lambda: huggingface.model_from_config(values, name=title, source=file.name), document)
     if "embedding" in values:

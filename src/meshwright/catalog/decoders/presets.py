@@ -8,7 +8,7 @@ from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 
-from meshwright.catalog import documents, huggingface
+from meshwright.catalog import documents
 from meshwright.catalog.decoders import gpt, llama, mpt, small
 from meshwright.catalog.names import normal, spellings
 from meshwright.spec.model import ModelSpec
@@ -70,4 +70,6 @@ def _published(path: Path) -> Preset:
 
 
 def _load(path: Path, name: str) -> ModelSpec:
+    from meshwright.catalog import huggingface
+
     return huggingface.model_from_config(documents.read(path).values, name=name, source=f"{path.name} (configs)")

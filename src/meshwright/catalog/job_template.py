@@ -1,0 +1,56 @@
+"""A job with every key, its default and what it means: what `meshwright` offers to start from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from meshwright.catalog.writer import dump_toml
+from meshwright.spec.job import JobSpec, Source
+
+COMMENTS: Mapping[str, str] = MappingProxyType(
+    {
+        "name": "A name for the run.",
+        "sequence_length": "Tokens of one sequence.",
+        "batch_tokens": 'Tokens of one optimizer step over all devices; may be written "4Mi".',
+        "total_tokens": 'Tokens of the whole run; may be written "300G".',
+        "precision": "Arithmetic of matrix products: fp32, tf32, bf16, fp16 or fp8. Master weights stay in fp32.",
+        "z_loss": "Weight of the z-loss, which keeps logits small; 0 is none.",
+        "objective": "What the best plan has least of: time, cost or memory.",
+        "compile": "torch.compile: on, off, or auto, which measures both and keeps the faster.",
+        "deterministic": "The same bits every time, where that is slower too.",
+        "seed": "Seed of weights and of the order of data.",
+        "trackers": "Trackers beside metrics.jsonl: tensorboard, wandb.",
+        "techniques": "Techniques by name.",
+        "software": "What the plan is priced for: torch, or the software of a published measurement.",
+        "schema": "Version of this form.",
+        "data": "What to train on.",
+        "data.sources": "One table a corpus: a JSONL, text or xz file, or a folder of them, and its weight.",
+        "data.tokenizer": "A .json or .tiktoken file, bytes, or train:8192 to train one of that size.",
+        "data.document_mask": "Attention stays inside each document of a packed sequence.",
+        "data.validation_fraction": "Share of the documents held out.",
+        "optimizer": "AdamW; norms, biases and embeddings do not decay.",
+        "optimizer.clip_norm": 'Largest norm of the whole gradient; "none" is no limit.',
+        "learning_rate": "Warm-up, then cosine, wsd (stable, then decay) or constant. Fractions are of all steps.",
+        "learning_rate.warmup_steps": "Above 0 it replaces warmup_fraction.",
+        "learning_rate.decay_fraction": "Share of the steps in which wsd decays.",
+        "learning_rate.final_fraction": "The last learning rate over the highest.",
+        "constraints": "What the plan must have and must not.",
+        "constraints.forbid": 'Columns of the plan table, or one of their values: ["pipeline", "recompute=full"].',
+        "constraints.devices": "all of the devices, or any number up to all.",
+        "constraints.fix": "Columns of the plan table at a value: tensor = 8.",
+        "checkpoint": "When the state is saved.",
+        "checkpoint.every_steps": "0 saves at the end and on a signal only.",
+        "checkpoint.keep": "How many of the newest stay.",
+        "evaluation": "Validation loss over so many held-out tokens.",
+        "evaluation.every_steps": "0 evaluates at the end only.",
+    }
+)
+
+
+def job_template() -> str:
+    """TOML of a job with every default and a comment where a name does not say it all; it loads as it is."""
+    job = JobSpec()
+    data = replace(job.data, sources=(Source(path="corpus.jsonl"),))
+    return dump_toml(replace(job, data=data), comments=COMMENTS)
