@@ -115,7 +115,7 @@ def parity(plan: Plan) -> dict[str, object]:
     for index in plan.stages_of(rank):
         part = build(plan.stages[index].start, plan.stages[index].stop)
         if sharding is Sharding.NONE:
-            synchronizers.append(ReplicatedGradients(part, group=mesh.get_group("data")))
+            synchronizers.append(ReplicatedGradients(part, groups=(mesh.get_group("data"),)))
         else:
             whole = sharding is Sharding.PARAMETERS
             for layer in part.layers.values():

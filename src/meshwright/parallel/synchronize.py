@@ -65,23 +65,26 @@ class ReplicatedGradients:
     """Gradients of a part that every data parallel rank holds whole: summed once a step, in `dtype`, bucket by bucket.
 
     Gradients of distributed tensors are summed by their local parts; their layout is the same on every rank of
-    `group`. None as the group means that there is no other rank.
+    each of `groups`, one after the other. No group means that there is no other rank.
     """
 
-    def __init__(self, part: nn.Module, *, group: dist.ProcessGroup | None, dtype: torch.dtype | None = None) -> None:
-        self._part, self._group, self._dtype = part, group, dtype
+    def __init__(
+        self, part: nn.Module, *, groups: Sequence[dist.ProcessGroup], dtype: torch.dtype | None = None
+    ) -> None:
+        self._part, self._groups, self._dtype = part, tuple(groups), dtype
 
     def before_backward(self, *, last: bool) -> None:
         """Nothing: gradients add up in place."""
 
     def after_backward(self) -> None:
-        if self._group is None or dist.get_world_size(self._group) == 1:
+        if not self._groups:
             return
         gradients = [_local(parameter.grad) for parameter in self._part.parameters() if parameter.grad is not None]
         for bucket in _buckets(gradients):
             flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
             wire = flat if self._dtype is None else flat.to(self._dtype)
-            dist.all_reduce(wire, group=self._group)
+            for group in self._groups:
+                dist.all_reduce(wire, group=group)
             start = 0
             for gradient in bucket:
                 gradient.copy_(wire[start : start + gradient.numel()].view_as(gradient))

@@ -11,6 +11,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+# torch 2.13 renames both; 2.11 has the old names only.
+all_gather_single: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+reduce_scatter_single: Callable[..., Any] = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,3 +157,11 @@ def table_runtime(stages: Sequence[TableStage], *, rows: Sequence[Sequence[str]]
 
 def _the_loss(output: Tensor, _target: Tensor) -> Tensor:
     return output
+
+
+def held_part(whole: Tensor, like: DTensor) -> Tensor:
+    """The part of `whole` that this rank keeps in the layout of `like`: a view."""
+    shape, start = compute_local_shape_and_global_offset(like.shape, like.device_mesh, like.placements)
+    for dim, (size, offset) in enumerate(zip(shape, start, strict=True)):
+        whole = whole.narrow(dim, offset if size else 0, size)
+    return whole

@@ -1,0 +1,168 @@
+"""lay: a Design becomes modules on this rank. Read this file first: the wrappers of a stage, in their order."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from meshwright.nn import Decoder, fill
+from meshwright.nn.decoder import DecoderLayer
+from meshwright.nn.loss import Vocabulary, WholeVocabulary
+from meshwright.nn.weights import Reader, Weighted
+from meshwright.parallel.compile import compile_layers
+from meshwright.parallel.data import build_synchronizer, is_sharded, shard_module
+from meshwright.parallel.layout import Laid, Parted
+from meshwright.parallel.mesh import Mesh
+from meshwright.parallel.precision import Dtypes, dtypes
+from meshwright.parallel.recompute import apply_recompute
+from meshwright.parallel.tensor import (
+    SplitVocabulary,
+    TensorAxis,
+    divide_parameters,
+    divide_regions,
+    has_partial_gradient,
+    indivisible,
+    local_reader,
+)
+from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.job import Switch
+from meshwright.spec.plan import AxisName, BlockGroup, Design, Plan, Recompute, Stage
+from meshwright.spec.span import Recorder, Silent
+
+
+def lay(design: Design, mesh: Mesh, *, device: torch.device | str, seed: int, recorder: Recorder | None = None) -> Laid:
+    """The stages of this rank, laid out as the plan says and initialised by name and seed, ready to step. Collective.
+
+    Raises ConfigError with every reason why the plan cannot run.
+    """
+    plan, device = design.plan, torch.device(device)
+    problems = unfit(design)
+    if problems:
+        raise ConfigError(problems)
+    kinds = dtypes(plan)
+    axis = tensor_axis(plan, mesh)
+    stages = [plan.stages[index] for index in plan.stages_of(mesh.coordinate(AxisName.PIPELINE))]
+    parts = [lay_stage(design, stage, mesh=mesh, axis=axis, kinds=kinds, device=device, seed=seed) for stage in stages]
+    if design.job.compile is Switch.ON:
+        compile_layers(parts)
+    return Laid(
+        design=design,
+        mesh=mesh,
+        device=device,
+        dtypes=kinds,
+        parts=tuple(parts),
+        axis=axis,
+        vocabulary=vocabulary(design, axis),
+        recorder=recorder or Silent(),
+    )
+
+
+def lay_stage(
+    design: Design,
+    stage: Stage,
+    *,
+    mesh: Mesh,
+    axis: TensorAxis | None,
+    kinds: Dtypes,
+    device: torch.device,
+    seed: int,
+) -> Parted:
+    """One stage. Each unit (embedding, layer, head) is filled, divided and sharded before the next one has memory."""
+    sharding = stage.groups[0].sharding
+    sharded = is_sharded(sharding, mesh)
+    with torch.device("meta"):
+        part = Decoder(design.model, start=stage.start, stop=stage.stop).to(kinds.master)
+    names = tuple(name for name, _ in part.named_parameters())
+    for prefix, unit, block in units(part):
+        unit.to_empty(device=device)
+        fill(unit, prefix=prefix, model=design.model, seed=seed)
+        if axis is not None:
+            divide_parameters(unit, axis, prefix=prefix, block=design.model.blocks[block])
+            divide_regions(unit, axis)
+        set_readers(unit, prefix=prefix, axis=axis, kinds=kinds)
+        if isinstance(unit, DecoderLayer):
+            apply_recompute(unit, _recompute(stage, block))
+        if sharded and not (part.tied and not isinstance(unit, DecoderLayer)):
+            shard_module(unit, mesh=mesh, sharding=sharding, dtypes=kinds)
+    if sharded:
+        shard_module(part, mesh=mesh, sharding=sharding, dtypes=kinds)
+    return Parted(
+        module=part,
+        synchronizer=build_synchronizer(part, mesh=mesh, sharding=sharding, dtypes=kinds),
+        partial=_partial(design, part, axis, names),
+    )
+
+
+def units(part: Decoder) -> list[tuple[str, nn.Module, int]]:
+    """(name, module, block) of what is filled, divided and sharded on its own."""
+    last = len(part.model.layers) + 1
+    found: list[tuple[str, nn.Module, int]] = []
+    if part.embedding is not None:
+        found.append(("embedding", part.embedding, 0))
+    found += [(f"layers.{index}", layer, int(index) + 1) for index, layer in part.layers.items()]
+    if part.head is not None:
+        found.append(("head", part.head, last))
+    return found
+
+
+def set_readers(unit: nn.Module, *, prefix: str, axis: TensorAxis | None, kinds: Dtypes) -> None:
+    """Modules read the local part of a distributed parameter, in the precision that multiplies."""
+    for name, module in unit.named_modules(prefix=prefix):
+        if not isinstance(module, Weighted):
+            continue
+        local = None if axis is None else local_reader(name, axis)
+        module.reader = _cast_after(local, kinds.compute) if kinds.casts else local
+
+
+def _cast_after(local: Reader | None, dtype: torch.dtype) -> Reader:
+    if local is None:
+        return lambda weight: weight.to(dtype)
+    return lambda weight: local(weight).to(dtype)
+
+
+def tensor_axis(plan: Plan, mesh: Mesh) -> TensorAxis | None:
+    """The tensor axis of this rank; None when it has one rank."""
+    submesh = mesh.along(AxisName.TENSOR)
+    return None if submesh is None else TensorAxis(mesh=submesh, sequence=plan.first_group.sequence_parallel)
+
+
+def vocabulary(design: Design, axis: TensorAxis | None) -> Vocabulary:
+    """Which columns of the logits this rank holds."""
+    return WholeVocabulary() if axis is None else SplitVocabulary(axis, vocab=design.model.vocab)
+
+
+def unfit(design: Design) -> tuple[Problem, ...]:
+    """Every reason why this room cannot run the plan; () when it can."""
+    plan, problems = design.plan, []
+    groups = [group for stage in plan.stages for group in stage.groups]
+    if len({group.sharding for group in groups}) > 1:
+        problems.append(Problem(what="groups shard differently", where="plan.stages", fix="use one sharding"))
+    if len({group.sequence_parallel for group in groups}) > 1:
+        problems.append(Problem(what="groups differ in sequence parallel", where="plan.stages", fix="use one choice"))
+    if any(group.tensor != plan.tensor for group in groups):
+        what = "a group's tensor degree is not the tensor axis"
+        problems.append(Problem(what=what, where="plan.stages", fix=f"use tensor {plan.tensor}"))
+    if groups[0].sequence_parallel and plan.sequence_length % plan.tensor:
+        what = f"sequence length {plan.sequence_length} does not divide by tensor {plan.tensor}"
+        problems.append(Problem(what=what, where="plan.sequence_length", fix="use a multiple"))
+    if plan.tensor > 1:
+        problems += indivisible(design.model, tensor=plan.tensor)
+    return tuple(problems)
+
+
+def _recompute(stage: Stage, block: int) -> Recompute:
+    group: BlockGroup = next(group for group in stage.groups if group.start <= block < group.stop)
+    return group.recompute
+
+
+def _partial(design: Design, part: Decoder, axis: TensorAxis | None, names: tuple[str, ...]) -> tuple[str, ...]:
+    if axis is None:
+        return ()
+    blocks = {prefix: design.model.blocks[block] for prefix, _, block in units(part)}
+    return tuple(
+        name for name in names if has_partial_gradient(name, block=_block_of(name, blocks), sequence=axis.sequence)
+    )
+
+
+def _block_of(name: str, blocks: dict[str, object]) -> object:
+    return next(block for prefix, block in blocks.items() if name.startswith(f"{prefix}."))

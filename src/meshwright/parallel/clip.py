@@ -1,0 +1,55 @@
+"""The true global gradient norm, in every layout."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from meshwright.parallel.mesh import Mesh
+from meshwright.spec.plan import AxisName
+
+
+def gradient_norm(parameters: dict[str, nn.Parameter], *, mesh: Mesh, device: torch.device) -> Tensor:
+    """The 2-norm of all gradients of the model in fp64, the same on every rank. Collective.
+
+    Every element counts once: a rank counts a parameter's local part only where it stands first on each axis along
+    which that part is repeated. `parameters` leaves out copies that another stage counts.
+    """
+    counted = [
+        local_part(parameter.grad)
+        for parameter in parameters.values()
+        if parameter.grad is not None and _is_first_copy(parameter, mesh)
+    ]
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    if counted:
+        norms = torch._foreach_norm(counted)
+        total += torch.stack([norm.double() for norm in norms]).square().sum()
+    if mesh.everyone is not None:
+        dist.all_reduce(total, group=mesh.everyone)
+    return total.sqrt()
+
+
+def scale_gradients(parameters: dict[str, nn.Parameter], *, norm: Tensor, max_norm: float) -> None:
+    """Gradients of norm `norm` have at most `max_norm`."""
+    if float(norm) <= max_norm:
+        return
+    factor = max_norm / float(norm)
+    gradients = [local_part(parameter.grad) for parameter in parameters.values() if parameter.grad is not None]
+    torch._foreach_mul_(gradients, factor)
+
+
+def local_part(x: Tensor) -> Tensor:
+    """What this rank keeps of x."""
+    return x.to_local() if isinstance(x, DTensor) else x
+
+
+def _is_first_copy(parameter: Tensor, mesh: Mesh) -> bool:
+    """This rank stands first on each axis along which `parameter` is repeated."""
+    divided: set[str] = set()
+    if isinstance(parameter, DTensor):
+        names = parameter.device_mesh.mesh_dim_names or ()
+        divided = {name for name, place in zip(names, parameter.placements, strict=True) if not place.is_replicate()}
+    axes = (AxisName.REPLICATE, AxisName.SHARD, AxisName.TENSOR)
+    return all(axis.value in divided or mesh.coordinate(axis) == 0 for axis in axes)

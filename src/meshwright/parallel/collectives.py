@@ -1,0 +1,106 @@
+"""Collectives inside the model as autograd functions: enter and leave a region where each rank holds a part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from meshwright.parallel.torch_compat import all_gather_single, reduce_scatter_single
+
+
+def total(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """A new tensor, the sum of x over the group."""
+    summed = x.contiguous().clone()
+    dist.all_reduce(summed, group=group)
+    return summed
+
+
+def gather_sequence(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """(b, n * s, ...) from each rank's (b, s, ...), in rank order."""
+    ranks = group.size()
+    parts = x.new_empty((ranks * x.shape[0], *x.shape[1:]))
+    all_gather_single(parts, x.contiguous(), group=group)
+    return parts.unflatten(0, (ranks, x.shape[0])).transpose(0, 1).flatten(1, 2)
+
+
+def scatter_sequence(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """(b, s / n, ...): this rank's share of the sum over ranks of (b, s, ...).
+
+    On gloo as all-to-all and a local sum: its reduce-scatter moves twice the bytes.
+    """
+    ranks = group.size()
+    parts = x.unflatten(1, (ranks, x.shape[1] // ranks)).transpose(0, 1).contiguous()
+    if x.device.type == "cpu":
+        received = torch.empty_like(parts)
+        dist.all_to_all_single(received, parts, group=group)
+        return received.sum(dim=0)
+    result = torch.empty_like(parts[0])
+    reduce_scatter_single(result, parts, group=group)
+    return result
+
+
+class EnterReplicated(torch.autograd.Function):
+    """x as it is; its gradient is summed over the ranks that each used a part of the weights."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return total(grads[0], ctx.group), None
+
+
+class LeaveReplicated(torch.autograd.Function):
+    """The sum of the ranks' partial x; its gradient goes to each rank whole."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        return total(x, group)
+
+    @staticmethod
+    def backward(_ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0], None
+
+
+class EnterSequence(torch.autograd.Function):
+    """The whole sequence from each rank's part of it; gradients are summed and each rank keeps its part's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return gather_sequence(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return scatter_sequence(grads[0], ctx.group), None
+
+
+class LeaveSequence(torch.autograd.Function):
+    """This rank's part of the sequence of the ranks' summed x; gradients are gathered."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return scatter_sequence(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return gather_sequence(grads[0], ctx.group), None
+
+
+class SumShared(torch.autograd.Function):
+    """The sum over ranks of x, used by each rank for its own part: gradients are summed too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return total(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return total(grads[0], ctx.group), None

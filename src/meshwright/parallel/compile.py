@@ -1,0 +1,27 @@
+"""torch.compile, layer by layer."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+
+from meshwright.parallel.layout import Parted
+from meshwright.spec.errors import EnvironmentUnfit, Problem
+
+_COMPILERS = ("c++", "g++", "clang++")
+
+
+def compile_layers(parts: Sequence[Parted]) -> None:
+    """Every layer compiles itself at its first pass. Raises EnvironmentUnfit when there is no C++ compiler."""
+    if not any(shutil.which(name) for name in _COMPILERS):
+        raise EnvironmentUnfit(
+            Problem(
+                what="no C++ compiler is found",
+                where="job.compile",
+                why="torch.compile builds its kernels with one",
+                fix='install g++, or set job.compile = "off"',
+            )
+        )
+    for part in parts:
+        for layer in part.module.layers.values():
+            layer.compile()

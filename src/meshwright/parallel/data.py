@@ -1,0 +1,66 @@
+"""Data parallel: what the shard axis divides, by FSDP2, and how the gradients of a part meet."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from meshwright.parallel.mesh import Mesh
+from meshwright.parallel.precision import Dtypes
+from meshwright.parallel.synchronize import ReplicatedGradients, ShardedGradients, Synchronizer
+from meshwright.spec.plan import AxisName, Sharding
+
+
+class ExchangeReduceScatter:
+    """Reduce-scatter as all-to-all and a local sum: gloo's own moves twice the bytes (plugs into FSDP2)."""
+
+    def allocate(self, size: torch.Size, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: object,
+        async_op: bool = False,
+    ) -> None:
+        assert op == dist.ReduceOp.SUM, "gradients are summed, never averaged"
+        parts = input_tensor.view(group.size(), -1)
+        received = torch.empty_like(parts)
+        dist.all_to_all_single(received, parts, group=group)
+        torch.sum(received, dim=0, out=output_tensor.view(-1))
+
+
+def is_sharded(sharding: Sharding, mesh: Mesh) -> bool:
+    """There is something to shard and someone to share it with."""
+    return sharding is not Sharding.NONE and mesh.size(AxisName.SHARD) > 1
+
+
+def shard_module(module: nn.Module, *, mesh: Mesh, sharding: Sharding, dtypes: Dtypes) -> None:
+    """The parameters under `module` that no shard holds yet are one FSDP2 group over the data parallel ranks."""
+    submesh = mesh.along(AxisName.REPLICATE, AxisName.SHARD)
+    assert submesh is not None
+    policy = MixedPrecisionPolicy(
+        param_dtype=dtypes.compute if dtypes.casts else None,
+        reduce_dtype=dtypes.reduce,
+        cast_forward_inputs=False,
+    )
+    reshard = sharding is Sharding.PARAMETERS
+    fully_shard(module, mesh=submesh, mp_policy=policy, reshard_after_forward=reshard)
+    if submesh.device_type == "cpu":
+        assert isinstance(module, FSDPModule)
+        module.set_custom_reduce_scatter(ExchangeReduceScatter())  # type: ignore[arg-type]  # the protocol, untyped
+
+
+def build_synchronizer(part: nn.Module, *, mesh: Mesh, sharding: Sharding, dtypes: Dtypes) -> Synchronizer:
+    """How the gradients of `part`, laid out already, meet those of the other data parallel ranks."""
+    if is_sharded(sharding, mesh):
+        assert isinstance(part, FSDPModule)
+        return ShardedGradients(part, sharding=sharding)
+    groups = [mesh.group(axis) for axis in (AxisName.REPLICATE, AxisName.SHARD)]
+    present = tuple(group for group in groups if group is not None)
+    dtype = dtypes.reduce if dtypes.reduce is not dtypes.master else None
+    return ReplicatedGradients(part, groups=present, dtype=dtype)

@@ -1,0 +1,225 @@
+"""Laid: the stages of one rank under a plan, and one training step on them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from meshwright.nn import Decoder, token_losses
+from meshwright.nn.loss import Vocabulary
+from meshwright.parallel.clip import gradient_norm, local_part, scale_gradients
+from meshwright.parallel.mesh import Mesh
+from meshwright.parallel.pipeline import PipelineExecutor
+from meshwright.parallel.precision import Dtypes
+from meshwright.parallel.synchronize import Synchronizer
+from meshwright.parallel.tensor import TensorAxis
+from meshwright.spec.plan import AxisName, Design
+from meshwright.spec.report import LineName
+from meshwright.spec.span import Recorder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parted:
+    """One local stage, how its gradients meet, and which of them are summands over the tensor axis."""
+
+    module: Decoder
+    synchronizer: Synchronizer
+    partial: tuple[str, ...]
+
+
+class Laid:
+    """A model laid over the mesh, as this rank sees it. `parts` are its stages in model order."""
+
+    def __init__(
+        self,
+        *,
+        design: Design,
+        mesh: Mesh,
+        device: torch.device,
+        dtypes: Dtypes,
+        parts: tuple[Parted, ...],
+        axis: TensorAxis | None,
+        vocabulary: Vocabulary,
+        recorder: Recorder,
+    ) -> None:
+        self.design, self.mesh, self.device, self.dtypes = design, mesh, device, dtypes
+        self.parts: tuple[nn.Module, ...] = tuple(part.module for part in parts)
+        self.recorder = recorder
+        self._parted, self._axis, self._vocabulary = parts, axis, vocabulary
+        self._partial = [
+            parameter
+            for part in parts
+            for name, parameter in part.module.named_parameters()
+            if name in set(part.partial)
+        ]
+        self._pipeline = self._executor() if design.plan.pipeline > 1 else None
+
+    def step(self, tokens: Tensor, targets: Tensor, documents: Tensor | None = None) -> Tensor:
+        """Every microbatch went forward and backward; gradients of the whole batch's mean loss are in place.
+
+        All three are (sequences, length) of this data rank, the same on each of its tensor and pipeline ranks.
+        Gradients of the step before are dropped. Returns that mean, the same on every rank.
+        """
+        for _, parameter in self.named_parameters():
+            parameter.grad = None
+        if self._pipeline is not None:
+            share = self._pipeline.step(tokens, targets, documents)
+        else:
+            share = self._accumulate(tokens, targets, documents)
+        start = time.perf_counter()
+        self._sum_partial()
+        self._sum_tied()
+        if self._partial or self._is_tied_end:
+            self.recorder.record(LineName.GRADIENTS, start, time.perf_counter() - start)
+        return self._everywhere(share)
+
+    def evaluate(self, tokens: Tensor, targets: Tensor, documents: Tensor | None = None) -> Tensor:
+        """Mean cross entropy of these tokens over all data ranks, without z-loss, the same on every rank.
+
+        No gradient is made. Every data rank gives as many sequences.
+        """
+        with torch.no_grad():
+            if self._pipeline is not None:
+                share = self._pipeline.evaluate(tokens, targets, documents)
+            else:
+                share = self._forward_only(tokens, targets, documents)
+        for part in self.parts:
+            _free_whole_parameters(part)
+        return self._everywhere(share) * (self._batch_tokens / (tokens.numel() * self.mesh.data_size))
+
+    def clip(self, max_norm: float | None) -> Tensor:
+        """The global norm of the gradients before clipping; above `max_norm` they are scaled down to it."""
+        held = {f"{place}.{name}": p for place, part in enumerate(self._parted) for name, p in self._counted(part)}
+        norm = gradient_norm(held, mesh=self.mesh, device=self.device)
+        if max_norm is not None:
+            scale_gradients(dict(self.named_parameters()), norm=norm, max_norm=max_norm)
+        return norm
+
+    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Names as the whole model has them; a tied table held at both ends of one rank appears twice."""
+        return [pair for part in self.parts for pair in part.named_parameters()]
+
+    def loss_share(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """What these tokens add to the mean loss of the whole batch; z-loss only where gradients are made."""
+        z_loss = self.design.job.z_loss if torch.is_grad_enabled() else 0.0
+        losses = token_losses(logits, targets, z_loss=z_loss, vocabulary=self._vocabulary)
+        return losses.sum() / self._batch_tokens
+
+    @property
+    def _batch_tokens(self) -> int:
+        return self.design.plan.batch_tokens
+
+    def _accumulate(self, tokens: Tensor, targets: Tensor, documents: Tensor | None) -> Tensor:
+        part, synchronizer = self._parted[0].module, self._parted[0].synchronizer
+        size = self.design.plan.microbatch
+        count = -(-len(tokens) // size)
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for index in range(count):
+            rows = slice(index * size, (index + 1) * size)
+            start = time.perf_counter()
+            logits = part(tokens[rows], documents=None if documents is None else documents[rows])
+            share = self.loss_share(logits, targets[rows])
+            del logits
+            middle = time.perf_counter()
+            synchronizer.before_backward(last=index == count - 1)
+            share.backward()
+            total += share.detach()
+            stop = time.perf_counter()
+            self.recorder.record(LineName.FORWARD, start, middle - start, stage=0, microbatch=index)
+            self.recorder.record(LineName.BACKWARD, middle, stop - middle, stage=0, microbatch=index)
+        start = time.perf_counter()
+        synchronizer.after_backward()
+        self.recorder.record(LineName.GRADIENTS, start, time.perf_counter() - start, stage=0)
+        return total
+
+    def _forward_only(self, tokens: Tensor, targets: Tensor, documents: Tensor | None) -> Tensor:
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        size = self.design.plan.microbatch
+        for index in range(0, len(tokens), size):
+            rows = slice(index, index + size)
+            logits = self.parts[0](tokens[rows], documents=None if documents is None else documents[rows])
+            total += self.loss_share(logits, targets[rows])
+        return total
+
+    def _everywhere(self, share: Tensor) -> Tensor:
+        """The sum of the data ranks' shares, each counted on one tensor rank of the last stage."""
+        if self.mesh.everyone is None:
+            return share
+        counts = self.parts[-1].has_head and self.mesh.coordinate(AxisName.TENSOR) == 0
+        total = share.detach().to(torch.float64) * (1.0 if counts else 0.0)
+        dist.all_reduce(total, group=self.mesh.everyone)
+        return total
+
+    def _sum_partial(self) -> None:
+        """Gradients that are summands over the tensor axis are whole."""
+        if self._axis is None or not self._partial:
+            return
+        gradients = [local_part(p.grad) for p in self._partial if p.grad is not None]
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        dist.all_reduce(flat, group=self._axis.group)
+        pieces = flat.split([gradient.numel() for gradient in gradients])
+        for gradient, piece in zip(gradients, pieces, strict=True):
+            gradient.copy_(piece.view_as(gradient))
+
+    @property
+    def _is_tied_end(self) -> bool:
+        """This rank holds one of the two copies of a tied table."""
+        if not self.design.model.head.tied or self._pipeline is None:
+            return False
+        return any(part.module.embeds != part.module.has_head for part in self._parted)
+
+    def _sum_tied(self) -> None:
+        """Both copies of a tied table, on the first and the last pipeline rank, hold the sum of their gradients."""
+        if not self._is_tied_end:
+            return
+        group = self.mesh.group(AxisName.PIPELINE)
+        assert group is not None
+        tables = [part.module.embedding.tokens.weight for part in self._parted if part.module.embedding is not None]
+        gradients = [local_part(table.grad) for table in tables if table.grad is not None]
+        if len(gradients) == 2:
+            gradients[0].add_(gradients[1])
+            gradients[1].copy_(gradients[0])
+            return
+        last = self.design.plan.stages[-1].rank
+        peer = last if self._parted[0].module.embeds else 0
+        other = torch.empty_like(gradients[0])
+        operations = [
+            dist.P2POp(dist.isend, gradients[0].contiguous(), group=group, group_peer=peer),
+            dist.P2POp(dist.irecv, other, group=group, group_peer=peer),
+        ]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+        gradients[0].add_(other)
+
+    def _counted(self, part: Parted) -> list[tuple[str, nn.Parameter]]:
+        """Parameters of a stage without the second copy of a tied table."""
+        copy = part.module.tied and not part.module.embeds
+        return [pair for pair in part.module.named_parameters() if not (copy and pair[0].startswith("embedding."))]
+
+    def _executor(self) -> PipelineExecutor:
+        plan, group = self.design.plan, self.mesh.group(AxisName.PIPELINE)
+        assert group is not None
+        split = self._axis.size if self._axis is not None and self._axis.sequence else 1
+        shape = (plan.microbatch, plan.sequence_length // split, self.design.model.width)
+        return PipelineExecutor(
+            parts=self.parts,
+            synchronizers=[part.synchronizer for part in self._parted],
+            plan=plan,
+            group=group,
+            device=self.device,
+            hidden=torch.empty(shape, dtype=self.dtypes.compute, device="meta"),
+            loss_function=self.loss_share,
+            recorder=self.recorder,
+        )
+
+
+def _free_whole_parameters(part: nn.Module) -> None:
+    """Parameters gathered in a pass without backward are shards again, so that the next pass gathers new ones."""
+    for module in part.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()

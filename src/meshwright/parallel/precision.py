@@ -1,0 +1,50 @@
+"""Precision: which dtype keeps parameters and which one multiplies, the same in every layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from meshwright.spec.cluster import Precision
+from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dtypes:
+    """`master` keeps parameters, gradients and optimizer state; `compute` multiplies and carries hidden features.
+
+    Where they differ, parameters are cast when they are read, and norms, softmax and losses work in fp32 inside.
+    `reduce` carries gradients between data parallel ranks.
+    """
+
+    master: torch.dtype
+    compute: torch.dtype
+    reduce: torch.dtype
+
+    @property
+    def casts(self) -> bool:
+        return self.master is not self.compute
+
+
+def dtypes(plan: Plan) -> Dtypes:
+    """What `plan` asks. Raises ConfigError for a precision that has no runtime or groups that disagree."""
+    asked = {group.precision for stage in plan.stages for group in stage.groups}
+    known = {
+        Precision.FP64: (torch.float64, torch.float64),
+        Precision.FP32: (torch.float32, torch.float32),
+        Precision.TF32: (torch.float32, torch.float32),
+        Precision.BF16: (torch.float32, torch.bfloat16),
+    }
+    problems = []
+    if len(asked) > 1:
+        problems.append(Problem(what="groups of different precision", where="plan.stages", fix="use one precision"))
+    for precision in sorted(asked - known.keys()):
+        fix = "use bf16, fp32, tf32 or fp64"
+        problems.append(Problem(what=f"{precision.value} has no runtime", where="plan.stages", fix=fix))
+    if problems:
+        raise ConfigError(problems)
+    master, compute = known[asked.pop()]
+    narrow = plan.gradients.precision is Precision.BF16 and master is torch.float32
+    return Dtypes(master=master, compute=compute, reduce=torch.bfloat16 if narrow else master)

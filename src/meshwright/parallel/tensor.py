@@ -1,0 +1,253 @@
+"""Tensor parallel: a table of which dim of which parameter is divided, and the regions that hold divided ones.
+
+Inside a mixer, a transform and the vocabulary's matrices each rank computes with its part of the heads, hidden
+features or columns (Megatron-LM, 1909.08053); entering and leaving are the only collectives. With sequence parallel
+the residual stream between them is divided along the sequence (2205.05198). Parameters are distributed tensors on
+the tensor axis; modules read their local parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.nn import functional
+
+from meshwright.nn.decoder import DecoderLayer, OutputHead, TokenEmbedding
+from meshwright.nn.linear import Table
+from meshwright.nn.norm import RootMeanSquareNorm
+from meshwright.nn.weights import Reader, Weighted
+from meshwright.parallel.collectives import (
+    EnterReplicated,
+    EnterSequence,
+    LeaveReplicated,
+    LeaveSequence,
+    SumShared,
+)
+from meshwright.spec.blocks import Attention, Block, LatentAttention, Layer, Mixture, QueryKeyNorm
+from meshwright.spec.errors import Problem
+from meshwright.spec.model import ModelSpec
+
+# The dim that the tensor axis divides, by parameter name; the first match holds and what matches none is replicated.
+_DIVIDED: tuple[tuple[str, int], ...] = (
+    ("embedding.tokens.weight", 0),
+    ("head.output.*", 0),
+    ("layers.*.mixer.query.*", 0),
+    ("layers.*.mixer.key.*", 0),
+    ("layers.*.mixer.value.*", 0),
+    ("layers.*.mixer.sinks", 0),
+    ("layers.*.mixer.query_up.weight", 0),
+    ("layers.*.mixer.kv_up.weight", 0),
+    ("layers.*.mixer.output.weight", 1),
+    ("layers.*.transform.experts.gate*", 1),
+    ("layers.*.transform.experts.up*", 1),
+    ("layers.*.transform.experts.down", 2),
+    ("layers.*.transform.*gate.*", 0),
+    ("layers.*.transform.*up.*", 0),
+    ("layers.*.transform.*down.weight", 1),
+)
+_WHOLE: tuple[str, ...] = ("layers.*.transform.shared_gate.weight",)
+_REGIONS: tuple[str, ...] = ("layers.*.mixer.*", "layers.*.transform.*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorAxis:
+    """The tensor axis of one rank; `sequence` says that the residual stream is divided along the sequence."""
+
+    mesh: DeviceMesh
+    sequence: bool
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        return self.mesh.get_group()
+
+    @property
+    def size(self) -> int:
+        return self.mesh.size()
+
+    @property
+    def rank(self) -> int:
+        return self.mesh.get_local_rank()
+
+    def enter(self, x: Tensor) -> Tensor:
+        """The whole residual stream, about to meet divided weights."""
+        result: Tensor = (EnterSequence if self.sequence else EnterReplicated).apply(x, self.group)
+        return result
+
+    def leave(self, x: Tensor) -> Tensor:
+        """The residual stream from partial sums."""
+        result: Tensor = (LeaveSequence if self.sequence else LeaveReplicated).apply(x, self.group)
+        return result
+
+
+def divided_dim(name: str, *, block: Block) -> int | None:
+    """The dim of parameter `name` that the tensor axis divides; None when every rank holds it whole."""
+    if any(fnmatchcase(name, pattern) for pattern in _WHOLE):
+        return None
+    if fnmatchcase(name, "layers.*.mixer.*_norm.weight"):
+        mixer = block.mixer if isinstance(block, Layer) else None
+        return 0 if isinstance(mixer, Attention) and mixer.qk_norm is QueryKeyNorm.FULL else None
+    return next((dim for pattern, dim in _DIVIDED if fnmatchcase(name, pattern)), None)
+
+
+def has_partial_gradient(name: str, *, block: Block, sequence: bool) -> bool:
+    """Each rank's gradient of `name` is one summand: it is held whole where activations are divided."""
+    if divided_dim(name, block=block) is not None:
+        return False
+    return sequence or any(fnmatchcase(name, pattern) for pattern in _REGIONS)
+
+
+def indivisible(model: ModelSpec, *, tensor: int) -> tuple[Problem, ...]:
+    """Every dimension of the model that `tensor` ranks cannot share evenly."""
+    problems = []
+    for where, what, number in _dimensions(model):
+        if number % tensor:
+            text = f"{what} of {number} do not divide by tensor {tensor}"
+            problems.append(Problem(what=text, where=f"{model.name}.{where}", fix="use a divisor"))
+    return tuple(problems)
+
+
+def _dimensions(model: ModelSpec) -> list[tuple[str, str, int]]:
+    found = [("embedding", "vocabulary", model.vocab)]
+    for index, layer in enumerate(model.layers):
+        if isinstance(layer.mixer, Attention):
+            found.append((f"layers[{index}].mixer", "key-value heads", layer.mixer.kv_heads))
+        if isinstance(layer.mixer, (Attention, LatentAttention)):
+            found.append((f"layers[{index}].mixer", "heads", layer.mixer.heads))
+        if layer.transform is not None:
+            found.append((f"layers[{index}].transform", "hidden features", layer.transform.hidden))
+        if isinstance(layer.transform, Mixture) and layer.transform.shared is not None:
+            found.append((f"layers[{index}].transform.shared", "hidden features", layer.transform.shared.hidden))
+    return list(dict.fromkeys(found))
+
+
+def divide_parameters(module: nn.Module, axis: TensorAxis, *, prefix: str, block: Block) -> None:
+    """Every parameter under `module` is a distributed tensor on the axis, of which this rank keeps its part."""
+    for path, owner in list(module.named_modules(prefix=prefix)):
+        for key, parameter in list(owner.named_parameters(recurse=False)):
+            dim = divided_dim(f"{path}.{key}", block=block)
+            whole = parameter.detach()
+            local = whole if dim is None else _own(whole, dim, axis)
+            placement = Replicate() if dim is None else Shard(dim)
+            held = DTensor.from_local(local, axis.mesh, [placement], run_check=False)
+            setattr(owner, key, nn.Parameter(held))
+
+
+def _own(whole: Tensor, dim: int, axis: TensorAxis) -> Tensor:
+    return whole.chunk(axis.size, dim=dim)[axis.rank].clone(memory_format=torch.contiguous_format)
+
+
+def divide_regions(unit: nn.Module, axis: TensorAxis) -> None:
+    """`unit` (an embedding, a layer or a head), whose parameters are divided, computes with its own parts of them.
+
+    A head's logits come out divided by vocabulary column. Modules are replaced here, so this precedes sharding.
+    """
+    if isinstance(unit, DecoderLayer):
+        for region in (unit.mixer, unit.transform):
+            if region is not None:
+                region.register_forward_pre_hook(_entering(axis))
+                region.register_forward_hook(_leaving(axis))
+        _split_full_norms(unit.mixer, axis)
+    elif isinstance(unit, TokenEmbedding):
+        unit.tokens = SplitTable(unit.tokens, axis)
+        if axis.sequence and unit.positions is not None:
+            unit.positions.register_forward_hook(_own_positions(axis))
+    elif isinstance(unit, OutputHead):
+        unit.output.register_forward_pre_hook(_entering(axis))
+
+
+def local_reader(owner: str, axis: TensorAxis) -> Reader:
+    """How the module called `owner` reads its distributed parameters.
+
+    A bias that is added before a sum over the ranks is divided by their number first.
+    """
+    summed = owner.endswith((".output", ".down", ".experts")) and not owner.startswith("head.")
+
+    def read(weight: Tensor) -> Tensor:
+        assert isinstance(weight, DTensor), f"a parameter of {owner} is not distributed"
+        local: Tensor = weight.to_local()
+        return local / axis.size if summed and weight.placements[0].is_replicate() else local
+
+    return read
+
+
+class SplitTable(Table):
+    """Rows of a table of which this rank holds some; others' rows come through the sum that leaves."""
+
+    def __init__(self, whole: Table, axis: TensorAxis) -> None:
+        Weighted.__init__(self)
+        self.weight = whole.weight
+        self.reader = whole.reader
+        self.axis = axis
+
+    def forward(self, indexes: Tensor) -> Tensor:
+        local = self.read(self.weight)
+        own = indexes - self.axis.rank * len(local)
+        here = (own >= 0) & (own < len(local))
+        rows = functional.embedding(own.clamp(0, len(local) - 1), local)
+        return self.axis.leave(rows * here[..., None])
+
+
+class SplitNorm(RootMeanSquareNorm):
+    """A norm over features that the ranks share: their squares are summed across them."""
+
+    def __init__(self, whole: RootMeanSquareNorm, axis: TensorAxis) -> None:
+        Weighted.__init__(self)
+        self.width, self.eps = whole.width, whole.eps
+        self.weight, self.reader, self.axis = whole.weight, whole.reader, axis
+
+    def forward(self, x: Tensor) -> Tensor:
+        work = x.to(torch.promote_types(x.dtype, torch.float32))
+        squares: Tensor = SumShared.apply(work.square().sum(dim=-1, keepdim=True), self.axis.group)
+        normed = work * torch.rsqrt(squares / self.width + self.eps)
+        weight = self.weight
+        return (normed if weight is None else normed * self.read(weight)).to(x.dtype)
+
+
+class SplitVocabulary:
+    """The columns of the vocabulary that this rank holds (a Vocabulary of nn.loss)."""
+
+    def __init__(self, axis: TensorAxis, *, vocab: int) -> None:
+        self._group = axis.group
+        self.offset = axis.rank * (vocab // axis.size)
+
+    def maximum(self, x: Tensor) -> None:
+        dist.all_reduce(x, op=dist.ReduceOp.MAX, group=self._group)
+
+    def total(self, x: Tensor) -> None:
+        dist.all_reduce(x, group=self._group)
+
+
+def _split_full_norms(mixer: nn.Module | None, axis: TensorAxis) -> None:
+    spec = getattr(mixer, "spec", None)
+    if mixer is not None and isinstance(spec, Attention) and spec.qk_norm is QueryKeyNorm.FULL:
+        mixer.query_norm = SplitNorm(mixer.query_norm, axis)
+        mixer.key_norm = SplitNorm(mixer.key_norm, axis)
+
+
+def _entering(axis: TensorAxis) -> Callable[..., Any]:
+    def hook(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (axis.enter(args[0]), *args[1:])
+
+    return hook
+
+
+def _leaving(axis: TensorAxis) -> Callable[..., Any]:
+    def hook(_module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> Tensor:
+        return axis.leave(output)
+
+    return hook
+
+
+def _own_positions(axis: TensorAxis) -> Callable[..., Any]:
+    def hook(_module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> Tensor:
+        return output.chunk(axis.size, dim=0)[axis.rank]
+
+    return hook

@@ -1,0 +1,113 @@
+"""Plans of a small model, made by degrees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwright.spec.cluster import ClusterSpec, DeviceKind, DeviceSpec, Link, NodeGroup, Precision
+from meshwright.spec.job import JobSpec, OptimizerSpec
+from meshwright.spec.model import ModelSpec
+from meshwright.spec.plan import (
+    Axis,
+    AxisName,
+    BlockGroup,
+    Design,
+    Plan,
+    Recompute,
+    Schedule,
+    ScheduleKind,
+    Sharding,
+    Stage,
+)
+
+SEQUENCE = 16
+LINK = Link(bandwidth=1e9, latency_seconds=1e-4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Degrees of a plan; the batch is `batch` sequences whatever they are."""
+
+    pipeline: int = 1
+    replicate: int = 1
+    shard: int = 1
+    tensor: int = 1
+    sharding: Sharding = Sharding.NONE
+    sequence_parallel: bool = False
+    recompute: Recompute = Recompute.NONE
+    kind: ScheduleKind = ScheduleKind.ONE_F_ONE_B
+    chunks: int = 1
+    microbatch: int = 1
+    batch: int = 16
+    precision: Precision = Precision.FP64
+
+    @property
+    def ranks(self) -> int:
+        return self.pipeline * self.replicate * self.shard * self.tensor
+
+    @property
+    def microbatches(self) -> int:
+        return self.batch // (self.replicate * self.shard * self.microbatch)
+
+    @property
+    def name(self) -> str:
+        parts = [f"pp{self.pipeline}dp{self.replicate}sh{self.shard}tp{self.tensor}", self.sharding.value]
+        parts += ["sp"] if self.sequence_parallel else []
+        parts += [self.recompute.value] if self.recompute is not Recompute.NONE else []
+        parts += [f"{self.kind.value}x{self.chunks}"] if self.pipeline > 1 else []
+        return "-".join([*parts, f"m{self.microbatches}x{self.microbatch}"])
+
+
+def plan(model: ModelSpec, layout: Layout) -> Plan:
+    """The plan of `layout` with stages as even as the blocks allow."""
+    blocks = len(model.layers) + 2
+    stages = layout.pipeline * layout.chunks
+    bounds = [round(index * blocks / stages) for index in range(stages + 1)]
+    names = (AxisName.PIPELINE, AxisName.REPLICATE, AxisName.SHARD, AxisName.TENSOR)
+    sizes = (layout.pipeline, layout.replicate, layout.shard, layout.tensor)
+    return Plan(
+        model=model.name,
+        cluster="here",
+        axes=tuple(Axis(name=name, size=size) for name, size in zip(names, sizes, strict=True)),
+        stages=tuple(
+            Stage(
+                rank=index % layout.pipeline,
+                groups=(
+                    BlockGroup(
+                        start=bounds[index],
+                        stop=bounds[index + 1],
+                        tensor=layout.tensor,
+                        sequence_parallel=layout.sequence_parallel,
+                        sharding=layout.sharding,
+                        recompute=layout.recompute,
+                        precision=layout.precision,
+                    ),
+                ),
+            )
+            for index in range(stages)
+        ),
+        schedule=Schedule(kind=layout.kind, microbatches=layout.microbatches, chunks=layout.chunks),
+        sequence_length=SEQUENCE,
+        microbatch=layout.microbatch,
+    )
+
+
+def design(model: ModelSpec, layout: Layout, *, z_loss: float = 0.0, optimizer: OptimizerSpec | None = None) -> Design:
+    """A design over as many processors as the layout has ranks."""
+    job = JobSpec(
+        sequence_length=SEQUENCE,
+        batch_tokens=layout.batch * SEQUENCE,
+        total_tokens=100 * layout.batch * SEQUENCE,
+        precision=layout.precision,
+        optimizer=optimizer or OptimizerSpec(learning_rate=1e-2),
+        z_loss=z_loss,
+    )
+    return Design(model=model, cluster=cluster(layout.ranks), job=job, plan=plan(model, layout))
+
+
+def cluster(ranks: int) -> ClusterSpec:
+    device = DeviceSpec(
+        name="processor", kind=DeviceKind.CPU, memory_bytes=1e9, memory_bandwidth=1e9, peak_flops={}, matrix={}
+    )
+    group = NodeGroup(name="node", device=device, num_nodes=1, devices_per_node=ranks, inside=LINK, nic=LINK)
+    return ClusterSpec(name="here", groups=(group,))
