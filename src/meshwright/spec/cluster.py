@@ -59,7 +59,9 @@ class DeviceSpec:
     to one, for processors (index 0 is one core); None peak means MFU is not known.
 
     `attention_fraction` of the peak is reached by the scores' part forward, over the FLOPs of the keys that the mask
-    shows; `attention_backward_fraction` backward, over 2.5 times as many (five products instead of two).
+    shows; `attention_backward_fraction` backward, over 2.5 times as many (five products instead of two). Both are
+    multiplied by `attention_scale` of the precision, 1 where it has none: attention on processors hardly gains from
+    bf16 while products do.
     `optimizer_bandwidth` is bytes/s of the optimizer's step at 28 bytes a parameter (AdamW). Host time beside
     `layer_seconds`: `tensor_layer_seconds` more per layer and pass when tensor parallel, `shard_layer_seconds` more
     per layer and pass when sharded, `action_seconds` per forward or backward of a pipeline stage,
@@ -75,6 +77,7 @@ class DeviceSpec:
     memory_fraction: float = 0.8
     attention_fraction: float = 0.5
     attention_backward_fraction: float = 0.4
+    attention_scale: Mapping[Precision, float] = field(default_factory=dict)
     launch_seconds: float = 4e-6
     layer_seconds: float = 0.0
     tensor_layer_seconds: float = 0.0

@@ -1,0 +1,75 @@
+"""Functions run in fresh processes, with their result or their error brought back; measurements need a clean one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+from meshwright.spec.errors import MeshwrightError, Problem, WorkerFailed
+
+
+def in_child(function: Callable[..., Any], arguments: Mapping[str, Any], *, seconds: float) -> Any:
+    """The result of function(**arguments), run in a fresh process; WorkerFailed after `seconds` or on an error."""
+    return in_children(function, [arguments], seconds=seconds)[0]
+
+
+def in_children(
+    function: Callable[..., Any], arguments: Sequence[Mapping[str, Any]], *, seconds: float
+) -> tuple[Any, ...]:
+    """As in_child, one process for each of `arguments`, all at once; the first failure ends them all."""
+    context = multiprocessing.get_context("spawn")
+    pipes = [context.Pipe(duplex=False) for _ in arguments]
+    workers = [
+        context.Process(target=_run, args=(function, dict(given), sender), daemon=True)
+        for given, (_, sender) in zip(arguments, pipes, strict=True)
+    ]
+    try:
+        for worker, (_, sender) in zip(workers, pipes, strict=True):
+            worker.start()
+            sender.close()
+        return _collect(function, [receiver for receiver, _ in pipes], seconds=seconds)
+    finally:
+        for worker in workers:
+            if worker.pid is not None:
+                worker.terminate()
+                worker.join(timeout=10)
+        for receiver, _ in pipes:
+            receiver.close()
+
+
+def _collect(function: Callable[..., Any], receivers: Sequence[Connection], *, seconds: float) -> tuple[Any, ...]:
+    deadline = time.monotonic() + seconds
+    results: dict[int, Any] = {}
+    while len(results) < len(receivers):
+        waiting = {receiver: index for index, receiver in enumerate(receivers) if index not in results}
+        ready = multiprocessing.connection.wait(list(waiting), timeout=max(deadline - time.monotonic(), 0.0))
+        if not ready:
+            raise _failed(function, f"no answer within {seconds:.0f} s", "the machine may be too busy; try again")
+        for receiver in ready:
+            assert isinstance(receiver, Connection)
+            index = waiting[receiver]
+            try:
+                succeeded, value = receiver.recv()
+            except EOFError:
+                raise _failed(function, "the process died", "it may have been killed for memory") from None
+            if not succeeded:
+                raise _failed(function, value[0], value[1])
+            results[index] = value
+    return tuple(results[index] for index in range(len(receivers)))
+
+
+def _failed(function: Callable[..., Any], what: str, why: str) -> MeshwrightError:
+    return WorkerFailed(Problem(what=what, where=f"worker of {function.__name__}", why=why))
+
+
+def _run(function: Callable[..., Any], arguments: dict[str, Any], sender: Connection) -> None:
+    try:
+        sender.send((True, function(**arguments)))
+    except Exception as error:
+        sender.send((False, (f"{type(error).__name__}: {error}", traceback.format_exc(limit=-3))))
+    finally:
+        sender.close()

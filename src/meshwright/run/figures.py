@@ -1,0 +1,177 @@
+"""From what the children measured to the figures of a ClusterSpec, each with its source."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from meshwright.cost.operators import block_work
+from meshwright.cost.work import Sizes
+from meshwright.run.fit import fit_collective, fit_matrix_curve
+from meshwright.run.measure_device import NARROW_TOKENS, AttentionTime, DeviceTimes, MatrixTime, tiny_model
+from meshwright.run.measure_network import CollectiveTime, NetworkTimes
+from meshwright.spec.cluster import ClusterSpec, Collective, DeviceKind, DeviceSpec, Link, Precision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What the children brought back: one core, all cores, and the workers together."""
+
+    one: DeviceTimes
+    all_cores: tuple[MatrixTime, ...]
+    cores: int
+    network: NetworkTimes | None
+
+
+def with_measurements(base: ClusterSpec, measured: Measured, *, stamp: str) -> ClusterSpec:
+    """`base` with every measured figure in its place and `stamp` as the source of each."""
+    group = base.groups[0]
+    network = measured.network
+    device = _device(group.device, measured, stamp=stamp)
+    inside = _link(group.inside, network, stamp=stamp) if network else group.inside
+    together = _filled(network.together) if network and group.cores else group.together
+    group = replace(group, device=device, inside=inside, together=together)
+    return replace(base, groups=(group, *base.groups[1:]), source=stamp)
+
+
+def _device(device: DeviceSpec, measured: Measured, *, stamp: str) -> DeviceSpec:
+    one = measured.one
+    by_precision: dict[Precision, list[MatrixTime]] = defaultdict(list)
+    for time in one.matrices:
+        by_precision[time.precision].append(time)
+    rates = {p: max(_rate(time) for time in times) for p, times in by_precision.items()}
+    on_processor = device.kind is DeviceKind.CPU
+    peaks = rates if on_processor else rates | dict(device.peak_flops)
+    launch, layer = _host_seconds(one)
+    curves = {
+        p: fit_matrix_curve(times, peak=peaks[p], launch=launch) for p, times in by_precision.items() if p in peaks
+    }
+    bandwidth = max(one.copy_bytes_per_second, one.element_bytes_per_second)
+    forward, backward, scale = _attention(one, peaks)
+    return replace(
+        device,
+        peak_flops=peaks,
+        matrix=dict(device.matrix) | curves,
+        memory_bandwidth=bandwidth,
+        memory_fraction=one.element_bytes_per_second / bandwidth,
+        attention_fraction=forward,
+        attention_backward_fraction=backward,
+        attention_scale=scale,
+        launch_seconds=launch,
+        layer_seconds=layer,
+        step_overhead_seconds=one.step_overhead_seconds,
+        optimizer_bandwidth=one.optimizer_bytes_per_second,
+        reserved_bytes=float(measured.network.resident_bytes) if measured.network else device.reserved_bytes,
+        scaling=_scaling(measured) if on_processor else device.scaling,
+        sources=dict(device.sources) | dict.fromkeys(_FIGURES, stamp),
+    )
+
+
+def _host_seconds(one: DeviceTimes) -> tuple[float, float]:
+    """(launch, layer) seconds such that k launches and one layer explain a narrow layer forward, 2k and one backward.
+
+    k is how many operators the cost model counts in that layer. Where noise leaves no such pair, the time of one small
+    operator is the launch and the rest of the forward is the layer.
+    """
+    sizes = Sizes(
+        batch=np.ones(1), sequence=float(NARROW_TOKENS), tensor=np.ones(1), split=np.ones(1), itemsize=np.full(1, 4.0)
+    )
+    kernels = sum(part.kernels for part in block_work(tiny_model(layers=1).layers[0], sizes))
+    forward, backward = one.layer_forward_seconds, one.layer_backward_seconds
+    launch = (backward - forward) / kernels
+    if 0.25 * one.launch_seconds <= launch <= forward / kernels:
+        return launch, forward - kernels * launch
+    return one.launch_seconds, max(forward - kernels * one.launch_seconds, 0.0)
+
+
+def _attention(one: DeviceTimes, peaks: dict[Precision, float]) -> tuple[float, float, dict[Precision, float]]:
+    """Shares of the first precision's peak forward and backward (2.5 times the work); how the others compare to it."""
+    by_precision: dict[Precision, list[AttentionTime]] = defaultdict(list)
+    for time in one.attention:
+        by_precision[time.precision].append(time)
+    forward, backward = {}, {}
+    for precision, times in by_precision.items():
+        peak = peaks[precision]
+        forward[precision] = _geometric([time.flops / time.forward_seconds / peak for time in times])
+        backward[precision] = _geometric([2.5 * time.flops / time.backward_seconds / peak for time in times])
+    first = next(iter(forward))
+    scale = {
+        precision: _geometric([forward[precision] / forward[first], backward[precision] / backward[first]])
+        for precision in forward
+    }
+    return forward[first], backward[first], scale
+
+
+def _scaling(measured: Measured) -> tuple[float, ...]:
+    """Speed of one worker that uses 1 ... all cores, straight between the two ends that were measured."""
+    if measured.cores == 1 or not measured.all_cores:
+        return (1.0,)
+    alone = {(time.precision, time.m, time.k, time.n): time.seconds for time in measured.one.matrices}
+    large = [
+        time
+        for time in measured.all_cores
+        if time.precision is Precision.FP32 and time.m * time.k * time.n >= _SCALED_SIZE
+    ]
+    ratio = _geometric([alone[time.precision, time.m, time.k, time.n] / time.seconds for time in large])
+    steps = measured.cores - 1
+    return tuple(1.0 + (max(ratio, 1.0) - 1.0) * index / steps for index in range(measured.cores))
+
+
+def _link(link: Link, network: NetworkTimes, *, stamp: str) -> Link:
+    """The tier with a fit for every collective and group, and the best message rate as its bandwidth."""
+    by_kind: dict[tuple[Collective, int], list[CollectiveTime]] = defaultdict(list)
+    for time in network.collectives:
+        by_kind[time.operation, time.ranks].append(time)
+    fits = tuple(fit_collective(times) for times in by_kind.values())
+    sends = [fit for fit in fits if fit.operation is Collective.SEND]
+    return replace(
+        link,
+        bandwidth=max(fit.bytes_per_second for fit in sends),
+        latency_seconds=min(fit.latency_seconds for fit in sends),
+        efficiency=1.0,
+        fits=fits,
+        sources=dict(link.sources)
+        | {"fits": f"{stamp}, {network.backend}"}
+        | dict.fromkeys(("bandwidth", "latency_seconds", "efficiency"), f"{stamp}: its best sends"),
+    )
+
+
+def _filled(together: Sequence[tuple[int, float]]) -> tuple[float, ...]:
+    """The speed of 1, 2, 3 ... workers at once, straight between the counts that were measured, never falling.
+
+    More workers than cores do not do less in all; a fall is another program's time.
+    """
+    counts, speeds = zip(*sorted(together), strict=True)
+    rising = np.maximum.accumulate(speeds)
+    return tuple(float(speed) for speed in np.interp(np.arange(1, max(counts) + 1), counts, rising))
+
+
+def _rate(time: MatrixTime) -> float:
+    return 2.0 * time.m * time.k * time.n / time.seconds
+
+
+def _geometric(values: Sequence[float]) -> float:
+    return math.exp(sum(math.log(value) for value in values) / len(values)) if values else 1.0
+
+
+# Products of at least this many multiplications tell how a worker gains from more cores.
+_SCALED_SIZE = 2**25
+_FIGURES = (
+    "peak_flops",
+    "matrix",
+    "memory_bandwidth",
+    "memory_fraction",
+    "attention_fraction",
+    "attention_backward_fraction",
+    "attention_scale",
+    "launch_seconds",
+    "layer_seconds",
+    "step_overhead_seconds",
+    "optimizer_bandwidth",
+    "reserved_bytes",
+    "scaling",
+)

@@ -1,0 +1,98 @@
+"""measure: short real measurements of this machine, made into a ClusterSpec whose sources say when and with what."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from meshwright.run.children import in_child, in_children
+from meshwright.run.detect import accelerator_names, calibration_file, detect, uncalibrated
+from meshwright.run.figures import Measured, with_measurements
+from meshwright.run.machine import Machine, this_machine
+from meshwright.run.measure_device import DeviceTimes, MatrixTime, measure_device, measure_matrices
+from meshwright.run.measure_network import NetworkTimes, measure_network
+from meshwright.spec import codec
+from meshwright.spec.cluster import ClusterSpec, DeviceKind, NodeGroup, Precision
+
+Progress = Callable[[str], None]
+# What a child may take beside its own budget: start, imports, one call of every measurement.
+_CHILD_SLACK_SECONDS = 90.0
+
+
+def measure(
+    cluster: ClusterSpec | None = None, *, seconds_budget: float = 60.0, progress: Progress | None = None
+) -> ClusterSpec:
+    """This machine with measured figures, kept in the cache under its fingerprint; takes about `seconds_budget`.
+
+    `cluster` says how many workers there are; None detects them. Figures come from fresh processes, each the lower
+    quartile of many repeats. Raises WorkerFailed when a child cannot measure.
+    """
+    say = progress or _quiet
+    machine = this_machine()
+    on_accelerator = bool(accelerator_names())
+    base = cluster or (detect() if on_accelerator else uncalibrated(machine))
+    measured = run_measurements(base, machine=machine, seconds_budget=seconds_budget, progress=say)
+    stamp = f"measured on {datetime.now(UTC):%Y-%m-%d} by meshwright cluster measure, torch {machine.torch_version}"
+    result = with_measurements(base, measured, stamp=stamp)
+    path = calibration_file()
+    save_cluster(result, path=path)
+    say(f"kept in {path}")
+    return result
+
+
+def run_measurements(base: ClusterSpec, *, machine: Machine, seconds_budget: float, progress: Progress) -> Measured:
+    """Runs every child in turn, so that none disturbs another."""
+    group = base.groups[0]
+    device = "cpu" if group.device.kind is DeviceKind.CPU else "cuda"
+    precisions = (Precision.FP32, Precision.BF16)
+    budget = {"threads": 1, "precisions": precisions, "device": device}
+    progress("one worker: products, attention, copies, layers, optimizer")
+    one: DeviceTimes = in_child(
+        measure_device, budget | {"seconds": 0.5 * seconds_budget}, seconds=seconds_budget + _CHILD_SLACK_SECONDS
+    )
+    all_cores: tuple[MatrixTime, ...] = ()
+    if device == "cpu" and machine.cores > 1:
+        progress(f"one worker with {machine.cores} cores: products")
+        given = budget | {"threads": machine.cores, "seconds": 0.1 * seconds_budget}
+        all_cores = in_child(measure_matrices, given, seconds=seconds_budget + _CHILD_SLACK_SECONDS)
+    network = None
+    world = _world(group, device=device)
+    if world > 1:
+        progress(f"{world} workers: collectives by size and group, and computing together")
+        network = _network(world, seconds=0.35 * seconds_budget)
+    return Measured(one=one, all_cores=all_cores, cores=machine.cores, network=network)
+
+
+def save_cluster(cluster: ClusterSpec, *, path: Path) -> None:
+    """The file holds the cluster as JSON, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(codec.encode(cluster), indent=1))
+    partial.replace(path)
+
+
+def _world(group: NodeGroup, *, device: str) -> int:
+    """How many workers measure the collectives: 4 on a processor, 8 when it has as many workers; all accelerators."""
+    if device != "cpu":
+        return min(group.devices_per_node, 8)
+    return 8 if group.devices_per_node >= 8 else 4
+
+
+def _network(world: int, *, seconds: float) -> NetworkTimes:
+    groups = tuple(size for size in (2, 4, 8) if size <= world)
+    with tempfile.TemporaryDirectory(prefix="meshwright-") as folder:
+        store = str(Path(folder) / "store")
+        given = [
+            {"rank": rank, "world": world, "store": store, "groups": groups, "seconds": seconds}
+            for rank in range(world)
+        ]
+        results = in_children(measure_network, given, seconds=4 * seconds + _CHILD_SLACK_SECONDS)
+    first: NetworkTimes = results[0]
+    return first
+
+
+def _quiet(message: str) -> None:
+    del message
