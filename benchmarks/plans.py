@@ -69,7 +69,12 @@ def read_report(path: Path) -> Report:
 
 def rank_correlation(first: list[float], second: list[float]) -> float:
     """Spearman's: the correlation of ranks, ties sharing the mean of theirs."""
-    return statistics.correlation(first, second, method="ranked")
+    return statistics.correlation(ranks(first), ranks(second))
+
+
+def ranks(values: list[float]) -> list[float]:
+    ordered = sorted(values)
+    return [ordered.index(value) + (ordered.count(value) - 1) / 2 for value in values]
 
 
 def spread(plans: list[Design], count: int) -> list[Design]:
