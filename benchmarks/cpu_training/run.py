@@ -19,7 +19,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import plans
 import record
-
 from meshwright import catalog, search
 from meshwright.spec.job import Constraints
 from meshwright.spec.model import Attention, FeedForward
