@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
-import torch
 
 from meshwright import search
 from meshwright.data import Corpus
@@ -121,6 +120,8 @@ def _device_problems(design: Design) -> Iterable[Problem]:
     wanted, kind = design.plan.world_size, design.cluster.groups[0].device.kind
     if kind is DeviceKind.CPU:
         return
+    import torch
+
     seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if seen < wanted:
         yield Problem(
@@ -136,6 +137,8 @@ def _memory_problems(design: Design, predicted: Report) -> Iterable[Problem]:
         free = min(psutil.virtual_memory().available, this_machine().memory_bytes)
         need = sum(memory.total for memory in predicted.memory) * ranks / max(len(predicted.memory), 1)
     else:
+        import torch
+
         free = torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
         need = predicted.peak_bytes
     if need > free:

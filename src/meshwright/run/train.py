@@ -11,19 +11,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from meshwright import cost, data
-from meshwright.run import failure, preflight
+from meshwright.run import preflight
 from meshwright.run.files import write_json
-from meshwright.run.launch import Launched, launch
 from meshwright.run.machine import cache_root, installed, this_machine
 from meshwright.run.outcome import Outcome, ended_path, read_ended, read_report
 from meshwright.spec.errors import ConfigError, ExitCode, Problem, WorkerFailed
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
 from meshwright.spec.units import format_bytes
+
+if TYPE_CHECKING:
+    from meshwright.run.launch import Launched
 
 Say = Callable[[str], None]
 _PROGRESS_SECONDS = 5.0
@@ -64,6 +65,8 @@ def train(
     preflight.check_corpus(design, corpus, run_dir=folder)
     _write_run(design, folder, predicted=predicted, corpus=corpus)
     arguments = [] if steps is None else ["--steps", str(steps)]
+    from meshwright.run.launch import launch
+
     launched = launch(folder, num_workers=design.plan.world_size, arguments=arguments, say=say)
     return _outcome(design, folder, predicted=predicted, launched=launched)
 
@@ -79,6 +82,8 @@ def with_absolute_paths(design: Design) -> Design:
 
 def environment(design: Design) -> dict[str, object]:
     """Versions, host and command of this run: what someone needs to understand its numbers."""
+    import torch
+
     machine = this_machine()
     return {
         "command": sys.argv,
@@ -118,6 +123,8 @@ def _outcome(design: Design, run_dir: Path, *, predicted: Report, launched: Laun
     if launched.killed:
         raise _interrupted(run_dir)
     if launched.failures:
+        from meshwright.run import failure
+
         failures = failure.read(launched.failures)
         raise failure.told(
             failures,

@@ -28,7 +28,7 @@ from meshwright.run import failure
 from meshwright.run.files import load_design, write_json
 from meshwright.run.machine import cache_root
 from meshwright.run.outcome import Ended, ended_path, read_report
-from meshwright.spec.errors import ConfigError, ExitCode, Problem
+from meshwright.spec.errors import ConfigError, ExitCode, Problem, WorkerFailed
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
 from meshwright.train.build import Place, build
@@ -95,7 +95,12 @@ def work(run_dir: Path, *, max_steps: int | None) -> None:
     place = Place(rank=world.rank, device=device, run_dir=run_dir, cache=cache_root() / "data", screen=sys.stderr)
     run = build(design, place=place, predicted=predicted, max_steps=max_steps, stop_asked=stop, techniques=techniques)
     start = time.perf_counter()
-    ending = fit(run)
+    try:
+        ending = fit(run)
+    except WorkerFailed:
+        # Every rank raises it alike, so the checkpoint that its message names can still be completed.
+        run.store.wait()
+        raise
     seconds = time.perf_counter() - start
     _finish(run, run_dir=run_dir, predicted=predicted, ending=ending, seconds=seconds)
 

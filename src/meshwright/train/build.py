@@ -15,7 +15,8 @@ from meshwright.data import Corpus, Loader, Position, prepare
 from meshwright.spec import codec
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
-from meshwright.train.checkpoint import Store
+from meshwright.train.checkpoint import Checkpoint, Store
+from meshwright.train.events import Reactor
 from meshwright.train.feed import Feed
 from meshwright.train.observe import trackers
 from meshwright.train.observe.console import Console
@@ -55,7 +56,6 @@ def build(
     """
     job, plan = design.job, design.plan
     corpus = prepare_corpus(design, cache=place.cache)
-    feed = Feed.of(plan, rank=place.rank, device=place.device, document_mask=job.data.document_mask)
     spans = SpanFile(place.run_dir, rank=place.rank)
     store = Store(place.run_dir / "checkpoints", design=design)
     newest = store.newest()
@@ -63,6 +63,7 @@ def build(
     sampling = Sampling.after(state.step + 1)
     profiler = Profiler(design, rank=place.rank, device=place.device, sampling=sampling, onward=spans)
     mesh = parallel.build_mesh(plan, device_type=place.device.type)
+    feed = Feed.of(plan, mesh, device=place.device, document_mask=job.data.document_mask)
     laid = parallel.lay(design, mesh, device=place.device, seed=job.seed, recorder=profiler)
     optimizer = parallel.build_optimizer(laid, job.optimizer)
     profiler.watch(parts=laid.parts, optimizer=optimizer)
@@ -88,6 +89,8 @@ def build(
     run.reactors = _reactors(run, saved=newest.step if newest else None, max_steps=max_steps)
     if place.rank == 0:
         run.observer = _observer(run, place=place, predicted=predicted)
+        for problem in store.skipped:
+            run.observer.say(f"a checkpoint is passed over: {problem}")
     return run
 
 
@@ -119,7 +122,7 @@ def _loader(corpus: Corpus, *, feed: Feed, consumed: int) -> Loader:
     return Loader(corpus.train, position=position, batch=feed.batch, replica=feed.replica, replicas=feed.replicas)
 
 
-def _reactors(run: Run, *, saved: int | None, max_steps: int | None) -> tuple:
+def _reactors(run: Run, *, saved: int | None, max_steps: int | None) -> tuple[Reactor, ...]:
     job = run.design.job
     return (
         FiniteLoss(last_saved=saved),
@@ -135,6 +138,5 @@ def _observer(run: Run, *, place: Place, predicted: Report) -> Observer:
     tracker = trackers.build(job.trackers, run_dir=place.run_dir)
     tracker.start(codec.encode(run.design), step=run.state.step)
     tracker.attach(place.run_dir / "design.json")
-    last = job.total_steps
-    console = Console(stream=place.screen, total_steps=last)
+    console = Console(stream=place.screen, total_steps=job.total_steps)
     return Observer(console=console, tracker=tracker, yardstick=Yardstick.of(predicted))

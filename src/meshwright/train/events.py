@@ -26,10 +26,10 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDone:
-    """One optimizer step, the same on every rank but for `seconds`.
+    """One optimizer step, the same on every rank.
 
-    `loss` is the mean over the tokens of the global batch, before the update; `memory_bytes` the largest of all
-    ranks; `stop_asked` says that some rank was asked to stop.
+    `loss` is the mean over the tokens of the global batch, before the update; `seconds` and `memory_bytes` are the
+    largest of all ranks; `stop_asked` says that some rank was asked to stop.
     """
 
     step: int
@@ -75,9 +75,10 @@ Event = Started | StepDone | Evaluated | Saved | Stopping
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Log:
-    """Give these numbers to every tracker beside those of the step."""
+    """Give these numbers to every tracker beside those of the next step, and this line to the person who watches."""
 
     values: Mapping[str, float] = field(default_factory=dict)
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from meshwright.data import Batch
-from meshwright.spec.plan import AxisName, Plan
-from meshwright.train.observe.samples import coordinates
+from meshwright.parallel import Mesh
+from meshwright.spec.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,10 +25,15 @@ class Feed:
     document_mask: bool
 
     @classmethod
-    def of(cls, plan: Plan, *, rank: int, device: torch.device, document_mask: bool) -> Feed:
-        place = coordinates(plan, rank=rank)
-        replica = place.get(AxisName.REPLICATE, 0) * plan.shard + place.get(AxisName.SHARD, 0)
-        return cls(batch=plan.batch, replica=replica, replicas=plan.data, device=device, document_mask=document_mask)
+    def of(cls, plan: Plan, mesh: Mesh, *, device: torch.device, document_mask: bool) -> Feed:
+        """What this rank of `mesh` reads of the batches of `plan`."""
+        return cls(
+            batch=plan.batch,
+            replica=mesh.data_coordinate,
+            replicas=mesh.data_size,
+            device=device,
+            document_mask=document_mask,
+        )
 
     @property
     def rows(self) -> int:

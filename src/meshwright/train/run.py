@@ -59,14 +59,18 @@ class Run:
     techniques: tuple[Technique, ...] = ()
     observer: Observer | None = None
     pending: dict[str, float] = field(default_factory=dict)
+    clock: float = field(default_factory=time.perf_counter)
 
     def start(self) -> Started:
+        self.clock = time.perf_counter()
         return Started(step=self.state.step, total_steps=self.design.job.total_steps)
 
     def step(self) -> StepDone:
-        """One optimizer step on the next global batch; the loss is of the parameters before it."""
+        """One optimizer step on the next global batch; the loss is of the parameters before it.
+
+        Its seconds run from the end of the step before, evaluations and checkpoints left out, on the slowest rank.
+        """
         number, job = self.state.step + 1, self.design.job
-        start = time.perf_counter()
         torch.manual_seed(self.state.random_seed)
         rate = learning_rate(
             self.state.step, shape=job.learning_rate, peak=job.optimizer.learning_rate, total_steps=job.total_steps
@@ -80,7 +84,6 @@ class Run:
                 for group in self.optimizer.param_groups:
                     group["lr"] = rate
                 self.optimizer.step()
-                self.optimizer.zero_grad(set_to_none=True)
         agreed = self._agree(loss, norm)
         plan = self.design.plan
         self.state.advance(sequences=plan.batch, tokens=plan.batch_tokens)
@@ -90,7 +93,7 @@ class Run:
             loss=agreed.loss,
             grad_norm=agreed.norm,
             learning_rate=rate,
-            seconds=time.perf_counter() - start,
+            seconds=agreed.seconds,
             memory_bytes=agreed.memory_bytes,
             stop_asked=agreed.stop,
         )
@@ -105,13 +108,19 @@ class Run:
 
     def perform(self, action: Action) -> Event | None:
         """The action is done; what it brought about."""
+        followed: Event | None = None
         if isinstance(action, Evaluate):
-            return self._evaluate()
-        if isinstance(action, Save):
-            return self._save()
-        assert isinstance(action, Log), f"no run performs {action!r}"
-        self.pending.update(action.values)
-        return None
+            followed = self._evaluate()
+        elif isinstance(action, Save):
+            followed = self._save()
+        else:
+            assert isinstance(action, Log), f"no run performs {action!r}"
+            self.pending.update(action.values)
+            if action.text and self.observer is not None:
+                self.observer.say(action.text)
+        if followed is not None:
+            self.clock = time.perf_counter()
+        return followed
 
     def stop(self, ending: Ending) -> Stopping:
         return Stopping(step=self.state.step, ending=ending)
@@ -157,13 +166,15 @@ class Run:
 
     def _agree(self, loss: torch.Tensor, norm: torch.Tensor) -> _Agreed:
         """What all ranks know after a step, read from the device in one transfer."""
-        device = self.feed.device
-        flags = torch.tensor([float(self.stop_asked()), self.memory_bytes()], dtype=torch.float64, device=device)
+        now = time.perf_counter()
+        seconds, self.clock = now - self.clock, now
+        flags = [float(self.stop_asked()), self.memory_bytes(), seconds]
+        shared = torch.tensor(flags, dtype=torch.float64, device=self.feed.device)
         if dist.is_initialized() and dist.get_world_size() > 1:
-            dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+            dist.all_reduce(shared, op=dist.ReduceOp.MAX)
         numbers = [value.detach().to(torch.float64).reshape(1) for value in (loss, norm)]
-        values = torch.cat([*numbers, flags]).tolist()
-        return _Agreed(loss=values[0], norm=values[1], stop=values[2] > 0.0, memory_bytes=values[3])
+        values = torch.cat([*numbers, shared]).tolist()
+        return _Agreed(loss=values[0], norm=values[1], stop=values[2] > 0.0, memory_bytes=values[3], seconds=values[4])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,3 +183,4 @@ class _Agreed:
     norm: float
     stop: bool
     memory_bytes: float
+    seconds: float

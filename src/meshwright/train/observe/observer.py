@@ -41,6 +41,10 @@ class Observer:
         elif isinstance(event, Stopping):
             self._console.say(f"step {event.step}  {_ENDINGS[event.ending]}")
 
+    def say(self, line: str) -> None:
+        """The line is on the screen and stays."""
+        self._console.say(line)
+
     def finish(self) -> None:
         """The terminal is as it was and every tracker has written what it was given."""
         self._console.finish()

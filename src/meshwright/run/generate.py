@@ -1,0 +1,83 @@
+"""generate: text from the newest complete checkpoint of a run, in this process alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from meshwright.data import tokenizer_from_json
+from meshwright.run.files import load_design
+from meshwright.spec.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def generate(
+    run_dir: Path | str,
+    prompt: str = "",
+    *,
+    tokens: int = 200,
+    temperature: float = 0.8,
+    top_k: int | None = 50,
+    seed: int = 0,
+) -> str:
+    """The prompt and up to `tokens` tokens that the model writes after it; it ends where the model ends a document.
+
+    `temperature` 0 takes the likeliest token, `top_k` None chooses among all. Raises ConfigError when the run has
+    no complete checkpoint or an option is out of range.
+    """
+    folder = Path(run_dir).expanduser()
+    _check(tokens=tokens, temperature=temperature, top_k=top_k)
+    decoder = load_model(folder)
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError(Problem(what="the run has no tokenizer", where=str(path)))
+    tokenizer = tokenizer_from_json(path.read_text(encoding="utf-8"))
+
+    from meshwright.nn import Sampling
+    from meshwright.nn import generate as sample
+
+    read = [int(token) for token in tokenizer.encode_batch([prompt])[0]] if prompt else [tokenizer.end]
+    written: list[int] = []
+    sampling = Sampling(temperature=temperature, top_k=top_k, seed=seed)
+    for token in sample(decoder, read, count=tokens, sampling=sampling):
+        if token == tokenizer.end:
+            break
+        written.append(token)
+    return prompt + tokenizer.decode(written)
+
+
+def load_model(run_dir: Path) -> nn.Module:
+    """The whole model of a run with the weights of its newest complete checkpoint, in their own precision."""
+    from dataclasses import dataclass
+
+    from meshwright.nn import Decoder
+    from meshwright.parallel.precision import dtypes
+    from meshwright.train.checkpoint import Store
+
+    @dataclass(frozen=True)
+    class Whole:
+        parts: tuple[nn.Module, ...]
+
+    design = load_design(run_dir / "design.json")
+    store = Store(run_dir / "checkpoints", design=design)
+    checkpoint = store.newest()
+    if checkpoint is None:
+        fix = "let it train until it saves; " + "; ".join(str(problem) for problem in store.skipped)
+        raise ConfigError(Problem(what="the run has no complete checkpoint", where=str(run_dir), fix=fix.rstrip("; ")))
+    decoder = Decoder(design.model).to(dtypes(design.plan).master)
+    store.load(checkpoint, laid=Whole(parts=(decoder,)))
+    return decoder.eval()
+
+
+def _check(*, tokens: int, temperature: float, top_k: int | None) -> None:
+    problems = []
+    if tokens < 1:
+        problems.append(Problem(what=f"{tokens} tokens", where="--tokens", fix="ask for at least one"))
+    if temperature < 0:
+        problems.append(Problem(what=f"{temperature} is below 0", where="--temperature", fix="0 takes the likeliest"))
+    if top_k is not None and top_k < 1:
+        problems.append(Problem(what=f"{top_k} is below 1", where="--top-k", fix="1 takes the likeliest"))
+    if problems:
+        raise ConfigError(problems)

@@ -1,0 +1,58 @@
+"""The trial of torch.compile: the faster way stays, short runs are left alone, a missing compiler is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from meshwright.train.compile_trial import CompileTrial
+from meshwright.train.events import Log, StepDone
+
+
+@dataclass
+class Switchboard:
+    reason: str = ""
+    calls: list[str] = field(default_factory=list)
+
+    def compile(self) -> str:
+        self.calls.append("compile")
+        return self.reason
+
+    def undo(self) -> None:
+        self.calls.append("undo")
+
+
+def said(compiler: Switchboard, *, compiled: float, total: int = 1000) -> list[str]:
+    trial = CompileTrial(compiler=compiler, total_steps=total)
+    texts = []
+    for step in range(1, 30):
+        seconds = compiled if "compile" in compiler.calls and "undo" not in compiler.calls else 1.0
+        seconds = 60.0 if step in (9, 10) else seconds
+        event = StepDone(
+            step=step, tokens=0, loss=1.0, grad_norm=1.0, learning_rate=0.1, seconds=seconds, memory_bytes=0.0
+        )
+        texts += [action.text for action in trial.react(event) if isinstance(action, Log)]
+    return texts
+
+
+def test_faster_stays() -> None:
+    board = Switchboard()
+    assert said(board, compiled=0.7)[-1].startswith("compile: on; 700 ms a step compiled, 1 s")
+    assert board.calls == ["compile"]
+
+
+def test_slower_is_undone() -> None:
+    board = Switchboard()
+    assert said(board, compiled=1.1)[-1].startswith("compile: off")
+    assert board.calls == ["compile", "undo"]
+
+
+def test_a_short_run_does_not_try() -> None:
+    board = Switchboard()
+    assert said(board, compiled=0.1, total=100) == ["compile: off; 92 s of training would not win it back"]
+    assert board.calls == []
+
+
+def test_a_missing_compiler_is_one_line() -> None:
+    board = Switchboard(reason="no C++ compiler is found")
+    assert said(board, compiled=0.1) == ["compile: off; no C++ compiler is found"]
+    assert board.calls == ["compile"]
