@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from meshwright import catalog
-from meshwright.run.machine import Machine, cache_root, this_machine
+from meshwright.run.machine import Machine, cache_root, installed, this_machine
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, DeviceSpec, Link, NodeGroup, Precision
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit, MeshwrightError, Problem
 
@@ -44,7 +44,9 @@ def detect(*, devices: int | None = None) -> ClusterSpec:
 
 
 def accelerator_names() -> tuple[str, ...]:
-    """What torch calls each accelerator it sees, in order; () without any."""
+    """What torch calls each accelerator it sees, in order; () without any, or where torch is built for processors."""
+    if installed("torch").endswith("+cpu"):
+        return ()
     import torch
 
     if not torch.cuda.is_available():

@@ -30,7 +30,7 @@ def fit_matrix_curve(times: Sequence[MatrixTime], *, peak: float, launch: float)
         return np.asarray(flops / (peak * fraction * (sizes / (sizes + halves)).prod(axis=1)) + launch)
 
     starts = [np.log(np.array([3.0, half, half, half])) for half in (2.0, 16.0, 64.0)]
-    fits = [least_log_squares(predicted, seconds, start=start, pull=0.02) for start in starts]
+    fits = [least_log_squares(predicted, seconds, start=start, pull=1e-3) for start in starts]
     best = min(fits, key=lambda logs: float(np.square(np.log(predicted(logs) / seconds)).sum()))
     halves = np.exp(best[1:])
     return MatrixCurve(

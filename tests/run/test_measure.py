@@ -1,0 +1,129 @@
+"""Times become figures: the fits find what made the times, and a short real measurement fills a cluster."""
+
+from __future__ import annotations
+
+import math
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from meshwright.run.children import in_children
+from meshwright.run.detect import calibration_file, detect
+from meshwright.run.figures import Measured, with_measurements
+from meshwright.run.fit import fit_collective, fit_matrix_curve, log_error, matrix_seconds
+from meshwright.run.machine import this_machine
+from meshwright.run.measure import measure
+from meshwright.run.measure_device import MATRIX_SHAPES, AttentionTime, DeviceTimes, MatrixTime
+from meshwright.run.measure_network import MESSAGE_BYTES, CollectiveTime, NetworkTimes
+from meshwright.spec.cluster import Collective, MatrixCurve, Precision
+from meshwright.spec.errors import WorkerFailed
+
+PEAK, LAUNCH = 1e11, 5e-6
+CURVE = MatrixCurve(fraction=0.8, half_m=12.0, half_n=20.0, half_k=60.0)
+
+
+def made_by(curve: MatrixCurve) -> list[MatrixTime]:
+    blank = [MatrixTime(precision=Precision.FP32, m=m, k=k, n=n, seconds=1.0) for m, k, n in MATRIX_SHAPES]
+    seconds = [matrix_seconds(time, curve, peak=PEAK, launch=LAUNCH) for time in blank]
+    return [
+        MatrixTime(precision=time.precision, m=time.m, k=time.k, n=time.n, seconds=value)
+        for time, value in zip(blank, seconds, strict=True)
+    ]
+
+
+def test_a_matrix_curve_is_found_again_from_its_times() -> None:
+    times = made_by(CURVE)
+    found = fit_matrix_curve(times, peak=PEAK, launch=LAUNCH)
+    assert log_error(times, found, peak=PEAK, launch=LAUNCH) < 0.02
+    unseen = MatrixTime(precision=Precision.FP32, m=300, k=700, n=900, seconds=1.0)
+    expected = matrix_seconds(unseen, CURVE, peak=PEAK, launch=LAUNCH)
+    assert matrix_seconds(unseen, found, peak=PEAK, launch=LAUNCH) == pytest.approx(expected, rel=0.05)
+
+
+def test_latency_and_bandwidth_are_found_again_from_their_times() -> None:
+    times = [
+        CollectiveTime(operation=Collective.ALL_GATHER, ranks=4, num_bytes=size, seconds=2e-3 + size / 8e8)
+        for size in MESSAGE_BYTES
+    ]
+    found = fit_collective(times)
+    assert (found.operation, found.ranks) == (Collective.ALL_GATHER, 4)
+    assert found.latency_seconds == pytest.approx(2e-3, rel=0.02)
+    assert found.bytes_per_second == pytest.approx(8e8, rel=0.02)
+
+
+def measurements(*, together: tuple[tuple[int, float], ...]) -> Measured:
+    matrices = tuple(made_by(CURVE))
+    one = DeviceTimes(
+        threads=1,
+        matrices=matrices,
+        attention=(AttentionTime(precision=Precision.FP32, flops=4e7, forward_seconds=1e-3, backward_seconds=2.5e-3),),
+        copy_bytes_per_second=2e10,
+        element_bytes_per_second=1e10,
+        optimizer_bytes_per_second=3e10,
+        launch_seconds=4e-6,
+        layer_forward_seconds=1.8e-4,
+        layer_backward_seconds=2.9e-4,
+        step_overhead_seconds=5e-4,
+    )
+    halved = tuple(
+        MatrixTime(precision=time.precision, m=time.m, k=time.k, n=time.n, seconds=time.seconds / 2)
+        for time in matrices
+    )
+    times = tuple(
+        CollectiveTime(operation=operation, ranks=2, num_bytes=size, seconds=1e-3 + size / 1e9)
+        for operation in Collective
+        for size in MESSAGE_BYTES
+    )
+    network = NetworkTimes(
+        backend="gloo", collectives=times, together=together, start_seconds=0.1, resident_bytes=2**28
+    )
+    return Measured(one=one, all_cores=halved, cores=2, network=network)
+
+
+def test_every_measured_figure_has_its_place_and_its_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MESHWRIGHT_CACHE", str(tmp_path))
+    monkeypatch.setattr(import_module("meshwright.run.detect"), "accelerator_names", lambda: ())
+    measured = measurements(together=((1, 1.0), (2, 1.8), (4, 1.7)))
+    cluster = with_measurements(detect(), measured, stamp="measured in a test")
+    group = cluster.groups[0]
+    device = group.device
+    peak = device.peak_flops[Precision.FP32]
+    assert group.together == pytest.approx((1.0, 1.8, 1.8, 1.8))
+    assert device.scaling == pytest.approx((1.0, 2.0))
+    assert device.memory_bandwidth * device.memory_fraction == pytest.approx(1e10)
+    assert device.attention_fraction * peak == pytest.approx(4e10)
+    assert device.attention_backward_fraction * peak == pytest.approx(4e10)
+    assert device.optimizer_bandwidth == 3e10
+    assert device.reserved_bytes == 2**28
+    assert {fit.operation for fit in group.inside.fits} == set(Collective)
+    assert all(device.sources[name] == "measured in a test" for name in ("peak_flops", "matrix", "scaling"))
+    host = [26 * device.launch_seconds + device.layer_seconds, 52 * device.launch_seconds + device.layer_seconds]
+    assert host == pytest.approx([1.8e-4, 2.9e-4], rel=0.1)
+
+
+def broken(*, rank: int) -> int:
+    if rank == 1:
+        raise ValueError("rank 1 has no luck")
+    return rank
+
+
+def test_the_error_of_a_child_comes_back() -> None:
+    with pytest.raises(WorkerFailed, match="rank 1 has no luck"):
+        in_children(broken, [{"rank": 0}, {"rank": 1}], seconds=60)
+
+
+@pytest.mark.slow
+def test_a_short_real_measurement_fills_and_keeps_a_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MESHWRIGHT_CACHE", str(tmp_path))
+    said: list[str] = []
+    cluster = measure(seconds_budget=6.0, progress=said.append)
+    group = cluster.groups[0]
+    assert len(said) >= 2
+    assert "measured on" in cluster.source
+    assert this_machine().torch_version in cluster.source
+    assert all(math.isfinite(rate) and rate > 1e8 for rate in group.device.peak_flops.values())
+    assert {fit.ranks for fit in group.inside.fits} >= {2, 4}
+    assert all(fit.bytes_per_second > 1e6 for fit in group.inside.fits)
+    assert calibration_file().is_file()
+    assert detect().groups == cluster.groups
