@@ -1,0 +1,165 @@
+"""A run's state by the names of the whole model, so that what one plan saved any other plan can load.
+
+Keys are `model.<parameter>` and `optimizer.<parameter>.<field>`; values are the tensors this rank keeps, distributed
+ones with their layout. No key says which stage, shard or rank a tensor was on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from meshwright.parallel.torch_compat import held_part
+from meshwright.spec.errors import ConfigError, Problem
+
+
+class HasParts(Protocol):
+    """Anything with local stages; a Laid is one."""
+
+    @property
+    def parts(self) -> tuple[nn.Module, ...]: ...
+
+
+def state_dict(laid: HasParts, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Tensor]:
+    """The live tensors by name: writing into them changes the model and the optimizer.
+
+    A table held twice by this rank (a tied one, at both ends) is under its one name, the first stage's copy. An
+    optimizer that has made no step yet has no state and no keys.
+    """
+    found: dict[str, Tensor] = {}
+    for name, tensor in _tensors(laid, optimizer):
+        found.setdefault(name, tensor)
+    return found
+
+
+def to_save(laid: HasParts, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Tensor]:
+    """As `state_dict`, without what this rank holds but does not keep up to date.
+
+    A rank whose part of a parameter is empty never steps it: its step count stands still and is not the run's.
+    """
+    state = state_dict(laid, optimizer)
+    empty = tuple(
+        f"optimizer.{name.removeprefix('model.')}."
+        for name, x in state.items()
+        if name.startswith("model.") and isinstance(x, DTensor) and x.to_local().numel() == 0
+    )
+    return {name: x for name, x in state.items() if isinstance(x, DTensor) or not name.startswith(empty)}
+
+
+def to_load(laid: HasParts, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Tensor]:
+    """As `state_dict` of an optimizer that has stepped: every field exists and waits to be overwritten."""
+    if optimizer is not None:
+        _make_state(laid, optimizer)
+    return state_dict(laid, optimizer)
+
+
+def loaded(laid: HasParts, optimizer: torch.optim.Optimizer | None = None) -> None:
+    """Call after writing into `to_load`: second copies on this rank equal the first."""
+    state = state_dict(laid, optimizer)
+    with torch.no_grad():
+        for name, tensor in _tensors(laid, optimizer):
+            if tensor is not state[name]:
+                tensor.copy_(state[name])
+
+
+def load_state_dict(laid: HasParts, optimizer: torch.optim.Optimizer | None, values: Mapping[str, Tensor]) -> None:
+    """Model and optimizer hold `values`: whole tensors, or distributed ones in the layout of this plan.
+
+    Raises ConfigError naming every key that is missing and every shape that differs.
+    """
+    targets = to_load(laid, optimizer)
+    problems = [
+        Problem(what=f"{name} is {_told(values.get(name))}, the model has {tuple(target.shape)}", where="state")
+        for name, target in targets.items()
+        if name not in values or values[name].shape != target.shape
+    ]
+    if problems:
+        raise ConfigError(problems)
+    with torch.no_grad():
+        for name, target in targets.items():
+            value = values[name]
+            if isinstance(target, DTensor):
+                local = value.to_local() if isinstance(value, DTensor) else held_part(value, target)
+                target.to_local().copy_(local)
+            else:
+                target.copy_(value)
+    loaded(laid, optimizer)
+
+
+def move(
+    source: HasParts,
+    target: HasParts,
+    *,
+    source_optimizer: torch.optim.Optimizer,
+    target_optimizer: torch.optim.Optimizer,
+    folder: Path,
+    group: dist.ProcessGroup | None,
+) -> None:
+    """`target` and its optimizer hold what `source` and its optimizer hold, whatever the two plans.
+
+    Collective over `group`, the ranks of both plans; None means that there is one. Goes through files in `folder`,
+    which every rank sees.
+    """
+    alone = group is None
+    save(
+        to_save(source, source_optimizer),
+        storage_writer=FileSystemWriter(folder, overwrite=True),
+        process_group=group,
+        no_dist=alone,
+    )
+    load(
+        to_load(target, target_optimizer),
+        storage_reader=FileSystemReader(folder),
+        process_group=group,
+        no_dist=alone,
+    )
+    loaded(target, target_optimizer)
+
+
+def _tensors(laid: HasParts, optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor with its key, in model order; a key twice where this rank holds two copies."""
+    for part in laid.parts:
+        for module in part.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+        for name, parameter in part.named_parameters():
+            yield f"model.{name}", parameter.detach()
+            state = optimizer.state.get(parameter, {}) if optimizer is not None else {}
+            for field, value in state.items():
+                if isinstance(value, Tensor):
+                    yield f"optimizer.{name}.{field}", value.detach()
+
+
+def _make_state(laid: HasParts, optimizer: torch.optim.Optimizer) -> None:
+    """The optimizer has its state for every parameter, as its own first step makes it and zero; nothing has moved."""
+    parameters = [p for part in laid.parts for p in part.parameters() if p.requires_grad]
+    if all(parameter in optimizer.state for parameter in parameters):
+        return
+    gradients = [parameter.grad for parameter in parameters]
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    optimizer.step()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+        for value in optimizer.state[parameter].values():
+            if isinstance(value, Tensor):
+                value.zero_()
+
+
+def _told(value: Tensor | None) -> str:
+    return "missing" if value is None else f"{tuple(value.shape)}"

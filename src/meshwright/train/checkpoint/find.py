@@ -1,0 +1,118 @@
+"""Which checkpoints of a directory are complete, which is the newest, and what is wrong with the others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshwright.spec.errors import Problem
+from meshwright.train.checkpoint.manifest import COMMITTED, MANIFEST, Manifest, is_sealed, read_manifest, record_of
+
+PARTIAL = ".partial"
+_OTHER = "it is of another model,"
+_NAME = re.compile(r"step-(\d{8,})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """One committed checkpoint."""
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def step(self) -> int:
+        return self.manifest.step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The newest complete checkpoint, or None, and every newer one that was passed over, with the reason."""
+
+    checkpoint: Checkpoint | None
+    skipped: tuple[Problem, ...]
+
+
+def path_of(directory: Path, step: int) -> Path:
+    return directory / f"step-{step:08d}"
+
+
+def folders(directory: Path) -> tuple[Path, ...]:
+    """Folders of checkpoints, finished or not, newest first."""
+    if not directory.is_dir():
+        return ()
+    steps = {path: match for path in directory.iterdir() if (match := _NAME.match(path.name)) and path.is_dir()}
+    return tuple(sorted(steps, key=lambda path: (int(steps[path][1]), path.name), reverse=True))
+
+
+def newest(directory: Path, *, model: str | None = None, without: Collection[Path] = ()) -> Found:
+    """The newest complete checkpoint in `directory` (RUN/checkpoints), by its marker, manifest and file sizes.
+
+    `model` is the digest of the model it has to be of; None takes any. `without` is known to be unfit.
+    """
+    skipped = []
+    for folder in folders(directory):
+        if folder in without:
+            continue
+        checkpoint = open_checkpoint(folder)
+        if isinstance(checkpoint, Problem):
+            skipped.append(checkpoint)
+        elif model is not None and checkpoint.manifest.model != model:
+            skipped.append(other_model(checkpoint))
+        else:
+            return Found(checkpoint=checkpoint, skipped=tuple(skipped))
+    return Found(checkpoint=None, skipped=tuple(skipped))
+
+
+def open_checkpoint(folder: Path) -> Checkpoint | Problem:
+    """The checkpoint in `folder`, or what keeps it from being one. Checksums are left to `corrupt`."""
+    fix = "resume from another checkpoint, or delete this one"
+    if not folder.is_dir():
+        return Problem(what="there is no checkpoint", where=str(folder), fix="name a folder of RUN/checkpoints")
+    if folder.name.endswith(PARTIAL):
+        return Problem(what="half-written", where=str(folder), why="its save never ended", fix=fix)
+    if not (folder / COMMITTED).exists():
+        return Problem(what="half-written", where=str(folder), why=f"it has no {COMMITTED} marker", fix=fix)
+    manifest = read_manifest(folder)
+    if isinstance(manifest, str):
+        return Problem(what="corrupt", where=str(folder), why=manifest, fix=fix)
+    if not is_sealed(folder):
+        why = f"{MANIFEST} is not the one that was committed"
+        return Problem(what="corrupt", where=str(folder), why=why, fix=fix)
+    for name, record in manifest.files.items():
+        path = folder / name
+        size = path.stat().st_size if path.is_file() else None
+        if size != record.bytes:
+            why = f"{name} is missing" if size is None else f"{name} has {size} bytes, not {record.bytes}"
+            return Problem(what="corrupt", where=str(folder), why=why, fix=fix)
+    return Checkpoint(path=folder, manifest=manifest)
+
+
+def corrupt(checkpoint: Checkpoint, *, names: Sequence[str] | None = None) -> Problem | None:
+    """The first of the files `names` (all when None) whose content is not what was saved; None when all are."""
+    for name in checkpoint.manifest.files if names is None else names:
+        try:
+            now = record_of(checkpoint.path / name)
+        except OSError as error:
+            return Problem(what="corrupt", where=str(checkpoint.path), why=f"{name} cannot be read: {error}")
+        if now != checkpoint.manifest.files[name]:
+            why = f"the checksum of {name} is not the one that was saved"
+            return Problem(
+                what="corrupt", where=str(checkpoint.path), why=why, fix="resume from another checkpoint, or delete it"
+            )
+    return None
+
+
+def other_model(checkpoint: Checkpoint) -> Problem:
+    return Problem(
+        what=f"{_OTHER} {checkpoint.manifest.model_name}",
+        where=str(checkpoint.path),
+        fix="name the model it was saved with, or another run directory",
+    )
+
+
+def is_other_model(problem: Problem) -> bool:
+    """The problem is one that `other_model` makes."""
+    return problem.what.startswith(_OTHER)

@@ -1,0 +1,99 @@
+"""What a checkpoint says of itself: its files with sizes and checksums, its step, plan, model and versions."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from meshwright.spec import codec
+from meshwright.spec.errors import ConfigError
+from meshwright.spec.model import ModelSpec
+
+MANIFEST = "manifest.json"
+COMMITTED = "COMMITTED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRecord:
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """`state` is the train state as JSON values, the data position in it; digests name the plan and the model."""
+
+    step: int
+    state: Mapping[str, Any]
+    plan: str
+    layout: str
+    model: str
+    model_name: str
+    world_size: int
+    versions: Mapping[str, str]
+    files: Mapping[str, FileRecord]
+    schema: int = 1
+
+
+def model_digest(model: ModelSpec) -> str:
+    """Twelve hex digits that are equal for models with the same tensors, whatever they are called."""
+    bare = replace(model, name="", source="")
+    return hashlib.sha256(codec.canonical(bare).encode()).hexdigest()[:12]
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """The manifest is on the disk of `folder` and reads back as it was given. Raises OSError when it does not."""
+    text = json.dumps(codec.encode(manifest), indent=1)
+    write_durably(folder / MANIFEST, text)
+    if read_manifest(folder) != manifest:
+        raise OSError(f"{folder / MANIFEST} does not read back as it was written")
+
+
+def read_manifest(folder: Path) -> Manifest | str:
+    """The manifest of `folder`, or why there is none, in words."""
+    try:
+        value = json.loads((folder / MANIFEST).read_text())
+    except FileNotFoundError:
+        return "it has no manifest"
+    except (OSError, ValueError) as error:
+        return f"its manifest cannot be read: {error}"
+    try:
+        return codec.decode(Manifest, value)
+    except ConfigError as error:
+        return f"its manifest is not one: {error.problems[0]}"
+
+
+def seal(folder: Path) -> None:
+    """`folder` is committed: the marker names the manifest it belongs to."""
+    write_durably(folder / COMMITTED, digest_of(folder / MANIFEST))
+
+
+def is_sealed(folder: Path) -> bool:
+    """`folder` has a marker, and it is of the manifest that is there."""
+    try:
+        return (folder / COMMITTED).read_text() == digest_of(folder / MANIFEST)
+    except OSError:
+        return False
+
+
+def record_of(path: Path) -> FileRecord:
+    """Size and checksum of the file as it reads back now."""
+    return FileRecord(bytes=path.stat().st_size, sha256=digest_of(path))
+
+
+def digest_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_durably(path: Path, text: str) -> None:
+    """The file holds `text` and survives a power cut."""
+    with path.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())

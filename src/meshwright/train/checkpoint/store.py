@@ -1,0 +1,176 @@
+"""Store: the checkpoints of one run. A save is atomic, in the background, and one at a time."""
+
+from __future__ import annotations
+
+import json
+import platform
+import threading
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
+
+import meshwright
+from meshwright.parallel import move
+from meshwright.spec.errors import ConfigError, EnvironmentUnfit, Problem
+from meshwright.spec.plan import Design
+from meshwright.train.checkpoint.find import Checkpoint, corrupt, is_other_model, newest, open_checkpoint, other_model
+from meshwright.train.checkpoint.manifest import Manifest, model_digest
+from meshwright.train.checkpoint.peers import Peers, told
+from meshwright.train.checkpoint.write import failed, write
+
+
+class Store:
+    """The checkpoints under `directory` (RUN/checkpoints), kept as `design.job.checkpoint` says.
+
+    Every rank makes one and calls its methods alike: they are collective over a gloo group of the store's own.
+    Every rank sees the same directory.
+    """
+
+    def __init__(self, directory: Path, *, design: Design) -> None:
+        self._directory, self._design = Path(directory), design
+        self._model = model_digest(design.model)
+        self._peers = Peers()
+        self._thread: threading.Thread | None = None
+        self._failure: Problem | None = None
+        self.skipped: tuple[Problem, ...] = ()
+
+    def newest(self) -> Checkpoint | None:
+        """The newest complete checkpoint with every checksum right, or None; `skipped` tells what was passed over.
+
+        Raises ConfigError when all that is complete is of another model.
+        """
+        self.wait()
+        spoilt: dict[Path, Problem] = {}
+        while True:
+            found = self._peers.share(partial(newest, self._directory, model=self._model, without=tuple(spoilt)))
+            problem = self._spoilt(found.checkpoint) if found.checkpoint else None
+            if found.checkpoint is None or problem is None:
+                break
+            spoilt[found.checkpoint.path] = problem
+        self.skipped = (*found.skipped, *spoilt.values())
+        others = [problem for problem in found.skipped if is_other_model(problem)]
+        if found.checkpoint is None and others:
+            raise ConfigError(others)
+        return found.checkpoint
+
+    def at(self, path: Path) -> Checkpoint:
+        """The checkpoint in `path`. Raises ConfigError that says why it cannot be used."""
+        self.wait()
+        opened = self._peers.share(partial(open_checkpoint, Path(path)))
+        if isinstance(opened, Problem):
+            raise ConfigError(opened)
+        problem = other_model(opened) if opened.manifest.model != self._model else self._spoilt(opened)
+        if problem is not None:
+            raise ConfigError(problem)
+        return opened
+
+    def load(
+        self, checkpoint: Checkpoint, *, laid: move.HasParts, optimizer: torch.optim.Optimizer | None = None
+    ) -> dict[str, Any]:
+        """Model and optimizer hold the checkpoint, whatever plan saved it; returns the state given to `save`.
+
+        Raises ConfigError before anything is changed when it is of another model or lacks a tensor.
+        """
+        if checkpoint.manifest.model != self._model:
+            raise ConfigError(other_model(checkpoint))
+        self.wait()
+        targets = move.to_load(laid, optimizer)
+        saved = FileSystemReader(checkpoint.path).read_metadata().state_dict_metadata
+        # An optimizer that never stepped a parameter saved nothing for it, and starts it afresh.
+        targets = {name: x for name, x in targets.items() if name in saved or not name.startswith("optimizer.")}
+        problems = _unfit(targets, saved, where=str(checkpoint.path))
+        every = [problem for found in self._peers.gather(problems) for problem in found]
+        if every:
+            raise ConfigError(dict.fromkeys(every))
+        load(
+            targets,
+            storage_reader=FileSystemReader(checkpoint.path),
+            process_group=self._peers.group,
+            no_dist=self._peers.group is None,
+        )
+        move.loaded(laid, optimizer)
+        return dict(checkpoint.manifest.state)
+
+    def save(
+        self, *, step: int, laid: move.HasParts, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
+    ) -> None:
+        """The tensors are copied now and a checkpoint of `step` is begun; `wait` says when it counts.
+
+        `state` is JSON values. Waits for the save before it. Raises EnvironmentUnfit when that one failed.
+        """
+        self.wait()
+        tensors = {name: x.to("cpu", copy=True) for name, x in move.to_save(laid, optimizer).items()}
+        work = partial(self._write, tensors, self._manifest(step, state))
+        if self._design.job.checkpoint.asynchronous:
+            self._thread = threading.Thread(target=work, name=f"checkpoint-{step}", daemon=True)
+            self._thread.start()
+        else:
+            work()
+            self.wait()
+
+    def wait(self) -> None:
+        """No save is under way, and the last one is committed. Raises EnvironmentUnfit when it failed, on all ranks."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise EnvironmentUnfit(failure)
+
+    def close(self) -> None:
+        """As `wait`; then the store's group is gone."""
+        try:
+            self.wait()
+        finally:
+            self._peers.close()
+
+    def _write(self, tensors: dict[str, Tensor], manifest: Manifest) -> None:
+        """The checkpoint is committed, or `_failure` says why not. Runs beside training."""
+        keep = self._design.job.checkpoint.keep
+        try:
+            self._failure = write(tensors, manifest, directory=self._directory, peers=self._peers, keep=keep)
+        except (Exception, CheckpointException) as error:  # a thread's exception is lost; the run must hear of it
+            self._failure = failed(manifest.step, told(error), directory=self._directory)
+
+    def _spoilt(self, checkpoint: Checkpoint) -> Problem | None:
+        """The first file whose checksum is wrong, the ranks reading a share of the files each."""
+        names = sorted(checkpoint.manifest.files)[self._peers.rank :: self._peers.size]
+        found = self._peers.gather(corrupt(checkpoint, names=names))
+        return next((problem for problem in found if problem is not None), None)
+
+    def _manifest(self, step: int, state: Mapping[str, Any]) -> Manifest:
+        return Manifest(
+            step=step,
+            state=json.loads(json.dumps(dict(state))),
+            plan=self._design.plan.digest(),
+            layout=self._design.plan.describe(),
+            model=self._model,
+            model_name=self._design.model.name,
+            world_size=self._peers.size,
+            versions={
+                "meshwright": meshwright.__version__,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+            },
+            files={},
+        )
+
+
+def _unfit(targets: Mapping[str, Tensor], saved: Mapping[str, Any], *, where: str) -> list[Problem]:
+    """Tensors of the model that the checkpoint lacks or has in another shape."""
+    problems = []
+    for name, tensor in targets.items():
+        if name not in saved:
+            problems.append(Problem(what=f"{name} is missing", where=where))
+        elif tuple(saved[name].size) != tuple(tensor.shape):
+            problems.append(
+                Problem(what=f"{name} is {tuple(saved[name].size)}, the model has {tuple(tensor.shape)}", where=where)
+            )
+    return problems

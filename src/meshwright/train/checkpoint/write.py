@@ -1,0 +1,129 @@
+"""Writing one checkpoint: into a folder that does not count, checked, renamed, and only then committed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from meshwright.spec.errors import Problem
+from meshwright.train.checkpoint.find import PARTIAL, Checkpoint, folders, newest, open_checkpoint, path_of
+from meshwright.train.checkpoint.manifest import COMMITTED, FileRecord, Manifest, record_of, seal, write_manifest
+from meshwright.train.checkpoint.peers import Peers
+
+
+def write(
+    tensors: dict[str, Tensor], manifest: Manifest, *, directory: Path, peers: Peers, keep: int
+) -> Problem | None:
+    """The checkpoint is committed and the `keep` newest stay (0: all), or nothing changed and the problem is returned.
+
+    Collective; every rank returns the same.
+    """
+    final = path_of(directory, manifest.step)
+    begun = final.with_name(final.name + PARTIAL)
+    records: dict[str, FileRecord] = {}
+
+    def read_back() -> None:
+        names = sorted(path.name for path in begun.iterdir())[peers.rank :: peers.size]
+        records.update({name: record_of(begun / name) for name in names})
+
+    def gathered() -> Manifest:
+        found = {name: record for share in peers.gather(records) for name, record in share.items()}
+        return replace(manifest, files=dict(sorted(found.items())))
+
+    works: tuple[Callable[[], object], ...] = (
+        partial(_on_first, peers, partial(_begin, begun)),
+        partial(_save, tensors, begun, peers),
+        read_back,
+    )
+    for work in works:
+        failure = peers.agree(work)
+        if isinstance(failure, Problem):
+            break
+    else:
+        whole = gathered()
+        failure = peers.agree(partial(_on_first, peers, partial(_commit, begun, final, whole, keep)))
+    if not isinstance(failure, Problem):
+        return None
+    if peers.rank == 0:
+        shutil.rmtree(begun, ignore_errors=True)
+    return failed(manifest.step, failure.what, directory=directory)
+
+
+def failed(step: int, why: str, *, directory: Path) -> Problem:
+    """The checkpoint of `step` could not be saved; what is left to resume from."""
+    last = newest(directory).checkpoint
+    left = "no checkpoint is left" if last is None else f"the checkpoint of step {last.step} is whole"
+    return Problem(
+        what=f"the checkpoint of step {step} was not saved",
+        where=str(directory),
+        why=why,
+        fix=f"free space there or make it writable, then resume; {left}",
+    )
+
+
+def _on_first(peers: Peers, work: Callable[[], None]) -> None:
+    if peers.rank == 0:
+        work()
+
+
+def _begin(begun: Path) -> None:
+    shutil.rmtree(begun, ignore_errors=True)
+    begun.mkdir(parents=True)
+
+
+def _save(tensors: dict[str, Tensor], begun: Path, peers: Peers) -> None:
+    save(
+        tensors,
+        storage_writer=FileSystemWriter(begun),
+        process_group=peers.group,
+        no_dist=peers.group is None,
+    )
+
+
+def _commit(begun: Path, final: Path, manifest: Manifest, keep: int) -> None:
+    """From here on the folder counts: it is renamed when its manifest is right, and sealed when it has its name."""
+    write_manifest(begun, manifest)
+    replaced = final.with_name(f"{final.name}.replaced{PARTIAL}")
+    if final.exists():
+        final.rename(replaced)
+    begun.rename(final)
+    seal(final)
+    _flush_folder(final.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+    _retain(final.parent, keep=keep)
+
+
+def _retain(directory: Path, *, keep: int) -> None:
+    """The `keep` newest complete checkpoints stay; older ones, and halves of saves that never ended, are gone."""
+    complete = 0
+    for folder in folders(directory):
+        opened = open_checkpoint(folder)
+        if isinstance(opened, Checkpoint):
+            complete += 1
+            if keep and complete > keep:
+                _remove(folder)
+        elif folder.name.endswith(PARTIAL) or not (folder / COMMITTED).exists():
+            _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """The marker goes first: a folder that is half removed never counts."""
+    (folder / COMMITTED).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _flush_folder(folder: Path) -> None:
+    """The names in `folder` survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

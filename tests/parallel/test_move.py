@@ -1,0 +1,80 @@
+"""What one plan trained, any other plan goes on with: the same losses, moments and step counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshwright.spec.errors import ConfigError
+from meshwright.spec.model import ModelSpec
+from meshwright.spec.plan import Design, ScheduleKind, Sharding
+from tests.parallel.move_cases import go_on, moved, names_and_round_trip, runner, train
+from tests.support.designs import Layout, design
+from tests.support.models import all_models, gpt
+from tests.support.pool import Pool
+
+ONE = Layout(batch=8)
+PIPELINE = Layout(pipeline=2, shard=2, sharding=Sharding.PARAMETERS, batch=8)
+CHUNKS = Layout(pipeline=2, chunks=2, kind=ScheduleKind.INTERLEAVED, replicate=2, batch=8)
+TENSOR = Layout(tensor=2, shard=2, sharding=Sharding.GRADIENTS, sequence_parallel=True, batch=8)
+SHARDS = Layout(shard=4, sharding=Sharding.OPTIMIZER, batch=8)
+WIDE = Layout(shard=2, tensor=2, pipeline=2, sharding=Sharding.PARAMETERS, batch=8)
+
+
+def of(layout: Layout, model: ModelSpec | None = None) -> Design:
+    return design(model or all_models()["tiny"], layout)
+
+
+def check_resume(pool: Pool, tmp_path: Path, model: ModelSpec, source: Layout, targets: tuple[Layout, ...]) -> None:
+    folder = str(tmp_path / "state")
+    expected = pool.run(train, of(source, model), folder, 2, 2, ranks=source.ranks)[0]
+    for target in targets:
+        for losses, counts in pool.run(go_on, of(target, model), folder, 2, 2, ranks=target.ranks):
+            assert losses == pytest.approx(expected[2:], abs=1e-9), target.name
+            assert counts == {2.0}, target.name
+
+
+@pytest.mark.parametrize("source", [PIPELINE, CHUNKS, TENSOR, SHARDS], ids=lambda layout: layout.name)
+def test_any_plan_goes_on_from_any_other(pool: Pool, tmp_path: Path, source: Layout) -> None:
+    others = tuple(layout for layout in (ONE, PIPELINE, CHUNKS, TENSOR, SHARDS) if layout != source)
+    check_resume(pool, tmp_path, all_models()["tiny"], source, others)
+
+
+def test_a_tied_table_is_one_however_many_copies_there_are(pool: Pool, tmp_path: Path) -> None:
+    check_resume(pool, tmp_path / "two", gpt(), PIPELINE, (ONE, TENSOR, CHUNKS))
+    check_resume(pool, tmp_path / "one", gpt(), ONE, (PIPELINE,))
+
+
+def test_ranks_that_hold_nothing_of_a_small_parameter_do_not_decide_its_step(pool: Pool, tmp_path: Path) -> None:
+    tiny = all_models()["sinks"]  # four sinks a layer, over eight shards
+    wide = Layout(shard=8, sharding=Sharding.PARAMETERS, batch=8)
+    check_resume(pool, tmp_path, tiny, wide, (ONE, wide))
+
+
+def test_names_are_those_of_the_whole_model_and_whole_values_load(pool: Pool) -> None:
+    alone, _ = names_and_round_trip(of(ONE))
+    parts = pool.run(names_and_round_trip, of(WIDE), ranks=WIDE.ranks)
+    assert set.union(*(names for names, _ in parts)) == alone
+    assert {change for _, change in parts} == {0.0}
+    assert "optimizer.layers.0.mixer.query.weight.exp_avg_sq" in alone
+
+
+def test_move_between_two_plans_of_the_same_ranks(pool: Pool, tmp_path: Path) -> None:
+    for before, after in pool.run(moved, of(PIPELINE), of(TENSOR), str(tmp_path), ranks=4):
+        assert after == pytest.approx(before, abs=1e-9)
+
+
+def test_state_of_another_shape_is_refused_by_name() -> None:
+    from meshwright.parallel import move
+
+    run = runner(of(ONE))
+    values = dict(move.to_load(run.laid, run.optimizer))
+    values["model.head.norm.weight"] = values["model.head.norm.weight"][:-1]
+    del values["optimizer.head.norm.weight.step"]
+    with pytest.raises(ConfigError) as error:
+        move.load_state_dict(run.laid, run.optimizer, values)
+    assert [str(problem).split(" is ")[0] for problem in error.value.problems] == [
+        "state: model.head.norm.weight",
+        "state: optimizer.head.norm.weight.step",
+    ]
