@@ -1,5 +1,8 @@
 """Cost: seconds and bytes of a plan, or of a table of plans in one vectorised pass; never imports torch."""
 
+from meshwright.cost.costs import Costs
+from meshwright.cost.evaluate import evaluate
+from meshwright.cost.predict import predict
 from meshwright.cost.table import (
     DEFAULT_ORDER,
     PRECISIONS,
@@ -9,5 +12,18 @@ from meshwright.cost.table import (
     Layout,
     PlanTable,
 )
+from meshwright.cost.timeline import timeline
 
-__all__ = ["DEFAULT_ORDER", "PRECISIONS", "RECOMPUTES", "SCHEDULES", "SHARDINGS", "Layout", "PlanTable"]
+__all__ = [
+    "DEFAULT_ORDER",
+    "PRECISIONS",
+    "RECOMPUTES",
+    "SCHEDULES",
+    "SHARDINGS",
+    "Costs",
+    "Layout",
+    "PlanTable",
+    "evaluate",
+    "predict",
+    "timeline",
+]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -119,7 +120,7 @@ class PlanTable:
         unknown = sorted(set(columns) - set(names))
         assert not unknown, f"not columns of the plan table: {unknown}"
         arrays = np.broadcast_arrays(*(np.atleast_1d(columns.get(name, defaults.get(name, 1))) for name in names))
-        typed = {
+        typed: dict[str, Any] = {
             name: np.array(array, dtype=np.bool_ if name == "sequence_parallel" else np.int64)
             for name, array in zip(names, arrays, strict=True)
         }
@@ -204,10 +205,10 @@ class PlanTable:
             precision=PRECISIONS[int(self.precision[row])],
         )
 
-    def take(self, rows: npt.ArrayLike) -> PlanTable:
-        """The table of the chosen rows: indexes or a mask."""
-        chosen = np.asarray(rows)
-        columns = {name: getattr(self, name)[chosen] for name in _column_names()}
+    def take(self, rows: npt.ArrayLike | slice) -> PlanTable:
+        """The table of the chosen rows: indexes, a mask or a slice."""
+        chosen = rows if isinstance(rows, slice) else np.asarray(rows)
+        columns: dict[str, Any] = {name: getattr(self, name)[chosen] for name in _column_names()}
         return PlanTable(**columns, layouts=self.layouts, orders=self.orders)
 
 

@@ -1,0 +1,282 @@
+"""From prices of blocks to the seconds of a step: ranks, pipeline, synchronisation, and lines that sum to the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.cost.compute import optimizer_seconds
+from meshwright.cost.layouts import LayoutArrays
+from meshwright.cost.machine import Machine
+from meshwright.cost.memory import local_parameters
+from meshwright.cost.pipeline import RankSeconds, Shape, makespan
+from meshwright.cost.synchronize import bucketed
+from meshwright.cost.table import BoolArray, IntArray, PlanTable
+from meshwright.cost.work import FloatArray
+from meshwright.spec.job import JobSpec
+from meshwright.spec.model import ModelSpec
+from meshwright.spec.report import LineName
+
+_INPUT_BYTES_PER_TOKEN = 24.0  # token, target and document of 8 bytes each, copied once
+_NAMES = ("forward", "backward", "recompute", "tensor", "gather", "scatter", "whole_gather", "whole_scatter", "flops")
+_PASSES = ("down", "up")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Seconds of every row's step and its lines; `busiest` is the column of the rank that the lines tell of."""
+
+    seconds: FloatArray
+    parts: Mapping[str, FloatArray]
+    total: Mapping[str, FloatArray]
+    detail: Mapping[tuple[str, str], FloatArray]
+    figures: Mapping[str, FloatArray]
+    busiest: IntArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Each:
+    """Seconds of one microbatch on every rank, (rows, ranks) by name, and what the pipeline's formula needs."""
+
+    by_name: Mapping[str, FloatArray]
+    forward: RankSeconds
+    backward: RankSeconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Once:
+    """Seconds once a step on every rank, shape (rows, ranks)."""
+
+    gather: FloatArray
+    gradients: FloatArray
+    optimizer: FloatArray
+    whole_gather: FloatArray
+    whole_gradients: FloatArray
+
+
+def assemble(
+    table: PlanTable,
+    machines: list[Machine],
+    *,
+    place: BoolArray,
+    arrays: LayoutArrays,
+    counts: Mapping[str, FloatArray],
+    everything: FloatArray,
+    shape: Shape,
+    reach: FloatArray,
+    model: ModelSpec,
+    job: JobSpec,
+) -> Step:
+    """The step of every row. `place` (rows, ranks, machines) says which machine a rank runs on; the slowest decides."""
+    each = _microbatch(machines, place, counts=counts, everything=everything, shape=shape)
+    once = _once(table, machines, place, arrays=arrays, counts=counts, each=each, model=model, job=job)
+    still = makespan(shape, forward=each.forward, backward=each.backward, reach=np.zeros_like(reach))
+    moving = makespan(shape, forward=each.forward, backward=each.backward, reach=reach)
+    cost = each.forward.everything + each.backward.everything
+    shared = np.zeros_like(still)
+    for entry in machines:
+        least = entry.sharing.least_seconds(each=cost, microbatches=shape.microbatches, stages=shape.pipeline)
+        shared = np.maximum(shared, least)
+    pipe = np.maximum(moving, shared)
+    busy = np.where(shape.valid, each.forward.total + each.backward.total, -1.0) * shape.microbatches[:, None]
+    busiest = busy.argmax(axis=1)
+    own = np.take_along_axis(busy, busiest[:, None], axis=1)[:, 0]
+    stretch = np.where(own > 0.0, (pipe - moving) / np.where(own > 0.0, own, 1.0) + 1.0, 1.0)
+
+    def of(values: FloatArray) -> FloatArray:
+        return np.take_along_axis(values, busiest[:, None], axis=1)[:, 0]
+
+    def line(name: str) -> FloatArray:
+        return of(each.by_name[name]) * shape.microbatches * stretch
+
+    start = each.forward.first_upto - each.forward.first
+    early = each.backward.first_upto - each.backward.first
+    agree = np.max([entry.agree for entry in machines], axis=0)
+    end = np.maximum(_worst(once.gradients - early, shape.valid), 0.0)
+    parts: dict[str, FloatArray] = {
+        LineName.FORWARD: line("forward"),
+        LineName.BACKWARD: line("backward"),
+        LineName.RECOMPUTE: line("recompute"),
+        LineName.TENSOR: line("tensor"),
+        LineName.TRANSFER: moving - still,
+        LineName.BUBBLE: still - own,
+        LineName.GRADIENTS: line("scatter") + end + agree,
+        LineName.PARAMETERS: line("gather") + np.maximum(_worst(once.gather - start, shape.valid), 0.0),
+        LineName.OPTIMIZER: _worst(once.optimizer, shape.valid),
+        LineName.INPUT: _input_seconds(table, machines, job=job),
+        LineName.OTHER: np.max([entry.group.device.step_overhead_seconds for entry in machines]) + 0.0 * pipe,
+    }
+    whole: dict[str, FloatArray] = {
+        LineName.GRADIENTS: of(each.by_name["whole_scatter"]) * shape.microbatches + of(once.whole_gradients) + agree,
+        LineName.PARAMETERS: of(each.by_name["whole_gather"]) * shape.microbatches + of(once.whole_gather),
+    }
+    seconds = np.sum(list(parts.values()), axis=0)
+    return Step(
+        seconds=seconds,
+        parts=parts,
+        total={name: np.maximum(values, parts[name]) for name, values in whole.items()},
+        detail=_detail(machines[0], of, counts=counts, microbatches=shape.microbatches * stretch),
+        figures={
+            "flops": of(each.by_name["flops"]) * shape.microbatches,
+            "bubble_seconds": parts[LineName.BUBBLE],
+            "transfer_seconds": np.where(shape.valid, reach, 0.0).max(axis=1),
+            "makespan_seconds": pipe,
+            "tensor_bytes": of(_weighted(counts["total"], [b.tensor_bytes for b in machines[0].blocks]))
+            * shape.microbatches,
+        },
+        busiest=busiest,
+    )
+
+
+def _microbatch(
+    machines: list[Machine], place: BoolArray, *, counts: Mapping[str, FloatArray], everything: FloatArray, shape: Shape
+) -> _Each:
+    if len(machines) == 1:
+        values = _values(machines[0])
+        stacked = np.stack([values[name] for name in (*_NAMES, *_PASSES)], axis=2)
+        summed = np.matmul(counts["total"], stacked)
+        by_name = {name: summed[..., index] for index, name in enumerate(_NAMES)}
+        passes = stacked[..., len(_NAMES) :]
+        ranks = {name: np.matmul(counts[name], passes) for name in ("first", "last", "first_upto", "last_upto")}
+        ranks["total"] = summed[..., len(_NAMES) :]
+        all_of = np.matmul(everything[:, None, :], passes)[:, 0]
+        forward, backward = (
+            RankSeconds(**{name: array[..., way] for name, array in ranks.items()}, everything=all_of[:, way])
+            for way in (0, 1)
+        )
+        return _Each(by_name=by_name, forward=forward, backward=backward)
+    return _slowest(machines, place, counts=counts, shape=shape)
+
+
+def _slowest(machines: list[Machine], place: BoolArray, *, counts: Mapping[str, FloatArray], shape: Shape) -> _Each:
+    """As `_microbatch` where ranks lie on unlike machines: each rank runs at the pace of its slowest one."""
+    names = (*_NAMES, *_PASSES)
+    best: dict[str, dict[str, FloatArray]] = {}
+    slowest = np.full(shape.valid.shape, -1.0)
+    for position, entry in enumerate(machines):
+        values = _values(entry)
+        sums = {
+            which: {name: np.matmul(counts[which], values[name][..., None])[..., 0] for name in names}
+            for which in ("total", "first", "last")
+        }
+        pace = np.where(place[..., position], sums["total"]["down"] + sums["total"]["up"], -1.0)
+        wins = pace > slowest
+        slowest = np.maximum(pace, slowest)
+        best = {
+            which: {name: np.where(wins, array, best[which][name] if best else 0.0) for name, array in arrays.items()}
+            for which, arrays in sums.items()
+        }
+
+    def ranks(way: str) -> RankSeconds:
+        first, last, total = (np.where(shape.valid, best[which][way], 0.0) for which in ("first", "last", "total"))
+        return RankSeconds(
+            total=total,
+            first=first,
+            last=last,
+            first_upto=np.cumsum(first, axis=1),
+            last_upto=np.cumsum(last, axis=1),
+            everything=total.sum(axis=1),
+        )
+
+    return _Each(by_name={name: best["total"][name] for name in _NAMES}, forward=ranks("down"), backward=ranks("up"))
+
+
+def pass_seconds(entry: Machine) -> tuple[FloatArray, FloatArray]:
+    """Seconds of one block forward and backward by kind, the last column what a stage costs besides."""
+    values = _values(entry)
+    return values["down"], values["up"]
+
+
+def _values(entry: Machine) -> dict[str, FloatArray]:
+    """Seconds of one block by kind, shape (rows, kinds + 1); the last column is what every stage costs besides."""
+    blocks, syncs = entry.blocks, entry.syncs
+    zeros = np.zeros_like(entry.action)
+
+    def column(values: list[FloatArray], stage: FloatArray) -> FloatArray:
+        return np.stack([*values, stage], axis=1)
+
+    values = {
+        "forward": column([b.forward for b in blocks], entry.action),
+        "backward": column([b.backward for b in blocks], entry.action),
+        "recompute": column([b.recompute for b in blocks], zeros),
+        "tensor": column([b.tensor_forward + b.tensor_backward for b in blocks], zeros),
+        "gather": column([s.each_gather_forward[0] + s.each_gather_backward[0] for s in syncs], zeros),
+        "scatter": column([s.each_scatter[0] for s in syncs], zeros),
+        "whole_gather": column([s.each_gather_forward[1] + s.each_gather_backward[1] for s in syncs], zeros),
+        "whole_scatter": column([s.each_scatter[1] for s in syncs], zeros),
+        "flops": column([3.0 * b.flops for b in blocks], zeros),
+    }
+    down = [b.forward + b.tensor_forward + s.each_gather_forward[0] for b, s in zip(blocks, syncs, strict=True)]
+    up = [
+        b.backward + b.recompute + b.tensor_backward + s.each_gather_backward[0] + s.each_scatter[0]
+        for b, s in zip(blocks, syncs, strict=True)
+    ]
+    return values | {"down": column(down, entry.action), "up": column(up, entry.action)}
+
+
+def _once(
+    table: PlanTable,
+    machines: list[Machine],
+    place: BoolArray,
+    *,
+    arrays: LayoutArrays,
+    counts: Mapping[str, FloatArray],
+    each: _Each,
+    model: ModelSpec,
+    job: JobSpec,
+) -> _Once:
+    names = ("gather", "gradients", "optimizer", "whole_gather", "whole_gradients")
+    worst = {name: np.zeros(place.shape[:2]) for name in names}
+    for position, entry in enumerate(machines):
+        parameters = local_parameters(table, entry.blocks, arrays=arrays, counts=counts, model=model)
+        window = each.by_name["backward"] + each.by_name["recompute"]
+        exposed, whole = bucketed(parameters, window, table, sizes=entry.sizes, links=entry.data, overlap=entry.overlap)
+        owned = parameters / np.where(table.sharding > 0, table.shard, 1)[:, None]
+        step = optimizer_seconds(owned, device=entry.group.device, clipped=job.optimizer.clip_norm is not None)
+        total = counts["total"]
+        found = {
+            "gather": _weighted(total, [s.once_gather[0] for s in entry.syncs]),
+            "gradients": _weighted(total, [s.once_gradients[0] for s in entry.syncs]) + exposed,
+            "optimizer": step * (entry.sharing.everyone / entry.sharing.speed)[:, None],
+            "whole_gather": _weighted(total, [s.once_gather[1] for s in entry.syncs]),
+            "whole_gradients": _weighted(total, [s.once_gradients[1] for s in entry.syncs]) + whole,
+        }
+        for name, values in found.items():
+            worst[name] = np.maximum(worst[name], np.where(place[..., position], values, 0.0))
+    return _Once(**worst)
+
+
+def _weighted(counts: FloatArray, values: list[FloatArray]) -> FloatArray:
+    """Sum over kinds of counts times values, shape (rows, ranks)."""
+    return np.asarray(np.matmul(counts[..., :-1], np.stack(values, axis=1)[..., None])[..., 0])
+
+
+def _worst(values: FloatArray, valid: BoolArray) -> FloatArray:
+    return np.asarray(np.where(valid, values, -np.inf).max(axis=1))
+
+
+def _input_seconds(table: PlanTable, machines: list[Machine], *, job: JobSpec) -> FloatArray:
+    """Seconds to copy a data rank's tokens of one step to its device."""
+    tokens = table.microbatch * table.microbatches * job.sequence_length
+    slowest = min(entry.group.device.memory_bandwidth * entry.group.device.memory_fraction for entry in machines)
+    return np.asarray(_INPUT_BYTES_PER_TOKEN * tokens / slowest, dtype=np.float64)
+
+
+def _detail(
+    entry: Machine,
+    of: Callable[[FloatArray], FloatArray],
+    *,
+    counts: Mapping[str, FloatArray],
+    microbatches: FloatArray,
+) -> dict[tuple[str, str], FloatArray]:
+    """Seconds of one step by pass and part on the busiest rank; what is left of a pass is host time."""
+    found: dict[tuple[str, str], FloatArray] = {}
+    for index, block in enumerate(entry.blocks):
+        number = of(counts["total"][..., index]) * microbatches
+        for name, (forward, backward) in block.parts.items():
+            for line, seconds in ((LineName.FORWARD, forward), (LineName.BACKWARD, backward)):
+                key = (str(line), name)
+                found[key] = found.get(key, np.zeros_like(number)) + number * seconds
+    return found

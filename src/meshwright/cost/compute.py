@@ -1,0 +1,156 @@
+"""From work to seconds on one device: curves of matrix products, attention, memory traffic and host time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from meshwright.cost.software import Software
+from meshwright.cost.table import PRECISIONS, IntArray
+from meshwright.cost.work import FloatArray, PartWork, Product
+from meshwright.spec.cluster import DeviceKind, DeviceSpec, MatrixCurve, Precision
+from meshwright.spec.errors import ConfigError, Problem
+
+_SCORE_TRAFFIC_BYTES = 13.0  # an unfused score: written, scaled, masked, softmaxed and dropped out in two bytes each
+_BACKWARD_PRODUCTS = 2.5  # a fused backward computes the scores again: five products for two
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """A device's figures for the precision of every row; arrays of shape (rows,)."""
+
+    peak: FloatArray
+    fraction: FloatArray
+    half_m: FloatArray
+    half_n: FloatArray
+    half_k: FloatArray
+    bandwidth: float
+    itemsize: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassSeconds:
+    """Seconds of one part on its device, by pass, before any other rank contends; `core` of the scores forward.
+
+    `host_forward` and `host_backward` are what the host needs to start the work.
+    """
+
+    forward: FloatArray
+    backward: FloatArray
+    core: FloatArray
+    host_forward: FloatArray
+    host_backward: FloatArray
+
+
+def rates(device: DeviceSpec, *, precision: IntArray) -> Rates:
+    """The figures of `device` row by row; raises ConfigError when it has no peak for a precision in use."""
+    used = {PRECISIONS[int(index)] for index in np.unique(precision)}
+    missing = sorted(entry.value for entry in used if not device.peak_flops.get(entry))
+    if missing:
+        known = ", ".join(sorted(entry.value for entry in device.peak_flops)) or "none"
+        raise ConfigError(
+            Problem(
+                what=f"device {device.name!r} has no peak for {', '.join(missing)}",
+                where="cluster.groups.device.peak_flops",
+                why=f"it has {known}",
+                fix="choose one of those, or add the device's peak",
+            )
+        )
+    curves = [_curve(device, entry) if entry in used else _FLAT for entry in PRECISIONS]
+
+    def pick(values: list[float]) -> FloatArray:
+        return np.asarray(values, dtype=np.float64)[precision]
+
+    return Rates(
+        peak=pick([device.peak_flops.get(entry) or np.nan for entry in PRECISIONS]),
+        fraction=pick([curve.fraction for curve in curves]),
+        half_m=pick([curve.half_m for curve in curves]),
+        half_n=pick([curve.half_n for curve in curves]),
+        half_k=pick([curve.half_k for curve in curves]),
+        bandwidth=device.memory_bandwidth * device.memory_fraction,
+        itemsize=activation_bytes(precision),
+    )
+
+
+def activation_bytes(precision: IntArray) -> FloatArray:
+    """Bytes of an activation: those of the precision, but two under fp8, whose activations stay in bf16."""
+    sizes = [2.0 if entry is Precision.FP8 else float(entry.bytes) for entry in PRECISIONS]
+    return np.asarray(sizes, dtype=np.float64)[precision]
+
+
+def part_seconds(part: PartWork, *, device: DeviceSpec, rates: Rates, software: Software) -> PassSeconds:
+    """Seconds of `part` forward and backward on one idle device of which one core (or all of it) works."""
+    zeros = np.zeros_like(rates.peak)
+    forward, backward = zeros, zeros
+    for product in part.products:
+        forward = forward + _product_seconds(product.m, product.n, product.k, product, rates)
+        backward = backward + _product_seconds(product.m, product.k, product.n, product, rates)
+        backward = backward + _product_seconds(product.k, product.n, product.m, product, rates)
+    core, core_backward = _score_seconds(part, device=device, rates=rates, software=software)
+    forward = forward + core + part.traffic / rates.bandwidth
+    backward = backward + core_backward + part.backward_traffic / rates.bandwidth
+    launch = part.kernels * device.launch_seconds
+    return PassSeconds(
+        forward=forward,
+        backward=backward,
+        core=core,
+        host_forward=zeros + launch,
+        host_backward=zeros + 2.0 * launch,
+    )
+
+
+def with_host(gpu: FloatArray, host: FloatArray, *, device: DeviceSpec) -> FloatArray:
+    """Seconds of a pass whose device work is `gpu` and whose host work is `host`.
+
+    An accelerator runs behind its host, so the longer of the two counts; a processor does both itself.
+    """
+    return gpu + host if device.kind is DeviceKind.CPU else np.maximum(gpu, host)
+
+
+def optimizer_seconds(parameters: FloatArray, *, device: DeviceSpec, clipped: bool) -> FloatArray:
+    """Seconds of AdamW over `parameters` held in fp32: 28 bytes each, 4 to zero the gradient, 12 more to clip it."""
+    bandwidth = device.memory_bandwidth * device.memory_fraction
+    step = 28.0 * parameters / (device.optimizer_bandwidth or bandwidth)
+    return step + (16.0 if clipped else 4.0) * parameters / bandwidth
+
+
+def _product_seconds(
+    m: FloatArray, n: FloatArray, k: FloatArray, product: Product, rates: Rates
+) -> npt.NDArray[np.float64]:
+    achieved = rates.peak * rates.fraction
+    achieved = achieved * (m / (m + rates.half_m)) * (n / (n + rates.half_n)) * (k / (k + rates.half_k))
+    moved = rates.itemsize * (m * k + k * n + m * n)
+    return product.count * np.maximum(2.0 * m * n * k / achieved, moved / rates.bandwidth)
+
+
+def _score_seconds(
+    part: PartWork, *, device: DeviceSpec, rates: Rates, software: Software
+) -> tuple[FloatArray, FloatArray]:
+    """Seconds of the scores' part forward and backward: fused kernels, or batched products with scores in memory."""
+    flops = part.score_flops + np.zeros_like(rates.peak)
+    backward = _BACKWARD_PRODUCTS * flops / (rates.peak * device.attention_backward_fraction)
+    fused = flops / (rates.peak * device.attention_fraction)
+    if software.fused_attention:
+        return fused, backward
+    traffic = part.scores * _SCORE_TRAFFIC_BYTES / rates.bandwidth
+    return 2.0 * fused + traffic, 4.0 * fused + 2.0 * traffic
+
+
+_FLAT = MatrixCurve(fraction=1.0, half_m=0.0, half_n=0.0, half_k=0.0)
+
+
+def _curve(device: DeviceSpec, precision: Precision) -> MatrixCurve:
+    """The curve of `precision`, or of the nearest precision that has one; raises ConfigError when none has."""
+    order = (precision, Precision.BF16, Precision.FP16, Precision.TF32, Precision.FP32, Precision.FP64, Precision.FP8)
+    found = next((device.matrix[entry] for entry in order if entry in device.matrix), None)
+    if found is None:
+        raise ConfigError(
+            Problem(
+                what=f"device {device.name!r} has no matrix curve",
+                where="cluster.groups.device.matrix",
+                fix="give at least one, or measure the machine",
+            )
+        )
+    return found

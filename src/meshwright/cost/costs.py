@@ -1,0 +1,49 @@
+"""Costs: what `evaluate` finds for every row of a plan table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from meshwright.cost.table import BoolArray, IntArray
+from meshwright.cost.work import FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """Seconds of one step and bytes at its peak, row by row.
+
+    `step_seconds` (rows,) is the sum of `parts` (LineName to (rows,)), exposed seconds on the busiest pipeline rank.
+    `memory` maps MemoryPart to (rows, ranks) bytes; `ranks` names the pipeline ranks and `valid` those that exist:
+    ranks that are alike are shown once, by the heaviest. `memory_bytes` is the heaviest rank's total, `capacity` what
+    a device may use there and `fits` whether every rank fits. `total` holds whole times of collectives, hidden ones
+    included, under the names of `parts`. `detail` maps (pass, part name) to seconds of one step on the busiest rank,
+    `figures` other numbers by name.
+    """
+
+    step_seconds: FloatArray
+    parts: Mapping[str, FloatArray]
+    total: Mapping[str, FloatArray]
+    memory: Mapping[str, FloatArray]
+    ranks: IntArray
+    valid: BoolArray
+    capacity: FloatArray
+    memory_bytes: FloatArray
+    fits: BoolArray
+    tokens_per_step: FloatArray
+    busiest: IntArray
+    detail: Mapping[tuple[str, str], FloatArray] = field(default_factory=dict)
+    figures: Mapping[str, FloatArray] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return int(self.step_seconds.shape[0])
+
+    @property
+    def tokens_per_second(self) -> FloatArray:
+        return self.tokens_per_step / self.step_seconds
+
+    @property
+    def finite(self) -> BoolArray:
+        return np.asarray(np.isfinite(self.step_seconds))

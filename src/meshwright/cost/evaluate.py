@@ -1,0 +1,197 @@
+"""Every row of a plan table priced in one vectorised pass: the one path that search and predict share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from meshwright.cost.assemble import Step, assemble, pass_seconds
+from meshwright.cost.costs import Costs
+from meshwright.cost.layouts import LayoutArrays, count
+from meshwright.cost.machine import Machine, hops, machine
+from meshwright.cost.memory import memory
+from meshwright.cost.pipeline import Shape
+from meshwright.cost.placement import covers, crossings
+from meshwright.cost.simulate import StageSeconds
+from meshwright.cost.software import software
+from meshwright.cost.table import Layout, PlanTable
+from meshwright.cost.work import FloatArray
+from meshwright.spec.cluster import ClusterSpec
+from meshwright.spec.job import JobSpec
+from meshwright.spec.model import ModelSpec
+
+_BLOCK_ELEMENTS = 2_000_000
+
+
+def evaluate(
+    table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec, every_rank: bool = False
+) -> Costs:
+    """The Costs of every row.
+
+    Sequence length and batch follow `job` and the table; `every_rank` shows each pipeline rank instead of one of
+    those that are alike (the step is the same). Raises ConfigError where a device lacks a figure that the rows need.
+    """
+    assert len(table), "an empty plan table has no costs"
+    mixed = len(cluster.groups) > 1
+    arrays = count(table.layouts, model=model, every_rank=every_rank or mixed)
+    width = arrays.valid.shape[1]
+    rows = max(1, _BLOCK_ELEMENTS // (width * width + 40))
+    pieces = [
+        _evaluate(table.take(slice(start, start + rows)), arrays, model=model, cluster=cluster, job=job)
+        for start in range(0, len(table), rows)
+    ]
+    return pieces[0] if len(pieces) == 1 else _join(pieces)
+
+
+def _evaluate(table: PlanTable, arrays: LayoutArrays, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> Costs:
+    features = software(job.software)
+    chosen = {
+        name: getattr(arrays, name)[table.layout] for name in ("total", "first", "last", "first_upto", "last_upto")
+    }
+    valid, rank = arrays.valid[table.layout], arrays.rank[table.layout]
+    shape = Shape(
+        schedule=table.schedule,
+        pipeline=table.pipeline.astype(np.float64),
+        chunks=table.chunks.astype(np.float64),
+        microbatches=table.microbatches.astype(np.float64),
+        rank=rank,
+        valid=valid,
+    )
+    place = covers(table, rank, cluster=cluster) & valid[..., None]
+    used = [index for index in range(len(cluster.groups)) if place[..., index].any()]
+    machines = [
+        machine(cluster.groups[index], table, arrays.kinds, cluster=cluster, job=job, software=features)
+        for index in used
+    ]
+    reach = np.zeros(rank.shape)
+    for index in used:
+        group = cluster.groups[index]
+        nodes, sites = crossings(table, rank, group=group, cluster=cluster)
+        near, far, wide = hops(table, group=group, cluster=cluster, model=model, job=job, software=features)
+        way = (rank - nodes) * near[:, None] + (nodes - sites) * far[:, None] + sites * wide[:, None]
+        reach = np.maximum(reach, way)
+    step = assemble(
+        table,
+        machines,
+        place=place[..., used],
+        arrays=arrays,
+        counts=chosen,
+        everything=arrays.everything[table.layout],
+        shape=shape,
+        reach=reach,
+        model=model,
+        job=job,
+    )
+    return _costs(
+        step,
+        table,
+        machines,
+        place=place[..., used],
+        arrays=arrays,
+        counts=chosen,
+        shape=shape,
+        context=_Context(model=model, job=job),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Context:
+    model: ModelSpec
+    job: JobSpec
+
+
+def _costs(
+    step: Step,
+    table: PlanTable,
+    machines: list[Machine],
+    *,
+    place: np.ndarray[tuple[int, ...], np.dtype[np.bool_]],
+    arrays: LayoutArrays,
+    counts: dict[str, FloatArray],
+    shape: Shape,
+    context: _Context,
+) -> Costs:
+    capacity = np.full(shape.valid.shape, np.inf)
+    parts: dict[str, FloatArray] = {}
+    for position, entry in enumerate(machines):
+        device = entry.group.device
+        here = place[..., position]
+        capacity = np.where(here, np.minimum(capacity, device.memory_bytes * device.usable_fraction), capacity)
+        held = memory(
+            table,
+            entry.blocks,
+            arrays=arrays,
+            counts=counts,
+            shape=shape,
+            model=context.model,
+            device=device,
+            job=context.job,
+        )
+        for name, values in held.items():
+            parts[name] = np.maximum(parts.get(name, np.zeros(here.shape)), np.where(here, values, 0.0))
+    whole = sum(parts.values(), np.zeros(shape.valid.shape))
+    return Costs(
+        step_seconds=step.seconds,
+        parts=step.parts,
+        total=step.total,
+        memory=parts,
+        ranks=shape.rank,
+        valid=shape.valid,
+        capacity=capacity,
+        memory_bytes=whole.max(axis=1),
+        fits=np.asarray((whole <= capacity).all(axis=1), dtype=np.bool_),
+        tokens_per_step=(table.data * table.microbatch * table.microbatches * context.job.sequence_length).astype(
+            np.float64
+        ),
+        busiest=np.take_along_axis(shape.rank, step.busiest[:, None], axis=1)[:, 0],
+        detail=step.detail,
+        figures=step.figures,
+    )
+
+
+def stage_seconds(
+    table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec
+) -> tuple[StageSeconds, ...]:
+    """Seconds of every stage of the one plan in `table`, with the transfer to the stage after it."""
+    assert len(table) == 1, "stages are told of one plan"
+    features = software(job.software)
+    layout = table.layouts[int(table.layout[0])]
+    alone = Layout(bounds=layout.bounds, ranks=tuple(range(layout.num_stages)))
+    arrays = count((alone,), model=model, every_rank=True)
+    ranks = np.asarray([layout.ranks], dtype=np.int64)
+    place = covers(table, ranks, cluster=cluster)
+    forward, backward, transfer = (np.zeros(layout.num_stages) for _ in range(3))
+    for index, group in enumerate(cluster.groups):
+        here = place[0, :, index]
+        if not here.any():
+            continue
+        entry = machine(group, table, arrays.kinds, cluster=cluster, job=job, software=features)
+        down, up = pass_seconds(entry)
+        forward = np.maximum(forward, np.where(here, arrays.total[0] @ down[0], 0.0))
+        backward = np.maximum(backward, np.where(here, arrays.total[0] @ up[0], 0.0))
+        near, far, wide = hops(table, group=group, cluster=cluster, model=model, job=job, software=features)
+        nodes, sites = crossings(table, ranks, group=group, cluster=cluster)
+        for stage in range(layout.num_stages - 1):
+            ahead = sites[0, stage + 1] != sites[0, stage], nodes[0, stage + 1] != nodes[0, stage]
+            way = wide if ahead[0] else far if ahead[1] else near
+            transfer[stage] = max(transfer[stage], float(way[0]))
+    return tuple(
+        StageSeconds(forward=float(f), backward=float(b), transfer=float(t))
+        for f, b, t in zip(forward, backward, transfer, strict=True)
+    )
+
+
+def _join(pieces: list[Costs]) -> Costs:
+    """The rows of all pieces in order."""
+    joined: dict[str, Any] = {}
+    for field in fields(Costs):
+        first = getattr(pieces[0], field.name)
+        if isinstance(first, np.ndarray):
+            joined[field.name] = np.concatenate([getattr(piece, field.name) for piece in pieces])
+        else:
+            joined[field.name] = {
+                key: np.concatenate([getattr(piece, field.name)[key] for piece in pieces]) for key in first
+            }
+    return replace(pieces[0], **joined)

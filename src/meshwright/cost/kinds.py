@@ -1,0 +1,225 @@
+"""Seconds and bytes of every distinct block kind for every row: operators priced once per distinct combination."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.cost.compute import Rates, part_seconds, rates
+from meshwright.cost.network import Linear
+from meshwright.cost.operators import block_work
+from meshwright.cost.software import Software
+from meshwright.cost.states import state_bytes
+from meshwright.cost.table import PRECISIONS, RECOMPUTES, SHARDINGS, BoolArray, PlanTable
+from meshwright.cost.work import Exchanges, FloatArray, PartWork, Sizes
+from meshwright.spec.cluster import DeviceKind, DeviceSpec
+from meshwright.spec.job import JobSpec
+from meshwright.spec.model import Block, Layer
+from meshwright.spec.plan import Recompute, Sharding
+
+_ZERO1 = SHARDINGS.index(Sharding.OPTIMIZER)
+_FULL = RECOMPUTES.index(Recompute.FULL)
+_SELECTIVE = RECOMPUTES.index(Recompute.SELECTIVE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockBytes:
+    """Bytes that one block of a kind leaves on one device for each microbatch in flight, and beside them.
+
+    `kept` for backward under the row's recompute; `working` of the largest temporaries of its backward, with what a
+    full recompute brings back; `logits` of the loss; arrays of shape (rows,).
+    """
+
+    kept: FloatArray
+    working: FloatArray
+    logits: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockSeconds:
+    """Seconds of one block of a kind for one microbatch; arrays of shape (rows,).
+
+    `forward` and `backward` are the device's and the host's own time, `recompute` what backward does again,
+    `tensor_forward` and `tensor_backward` collectives over the tensor axis (a repeated forward's belong to
+    backward). `parts` splits forward and backward by part name; `flops` by pass.
+    """
+
+    forward: FloatArray
+    backward: FloatArray
+    recompute: FloatArray
+    tensor_forward: FloatArray
+    tensor_backward: FloatArray
+    tensor_bytes: FloatArray
+    flops: FloatArray
+    parameters: FloatArray
+    bytes: BlockBytes
+    parts: Mapping[str, tuple[FloatArray, FloatArray]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Combination:
+    """Distinct (tensor, sequence parallel, microbatch, precision) of a table; `inverse` says which one a row has."""
+
+    sizes: Sizes
+    rates: Rates
+    inverse: np.ndarray[tuple[int], np.dtype[np.intp]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorLinks:
+    """Collectives over the tensor axis, one entry a row."""
+
+    reduce: Linear
+    gather: Linear
+    scatter: Linear
+
+
+def combine(table: PlanTable, *, device: DeviceSpec, job: JobSpec) -> Combination:
+    """The distinct combinations of `table` on `device`; raises ConfigError where it has no peak for a precision."""
+    key = (table.tensor * 2 + table.sequence_parallel) * (int(table.microbatch.max(initial=0)) + 1)
+    key = (key + table.microbatch) * len(PRECISIONS) + table.precision
+    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+    tensor = table.tensor[first].astype(np.float64)
+    figures = rates(device, precision=table.precision[first])
+    sizes = Sizes(
+        batch=table.microbatch[first].astype(np.float64),
+        sequence=float(job.sequence_length),
+        tensor=tensor,
+        split=np.where(table.sequence_parallel[first], tensor, 1.0),
+        itemsize=figures.itemsize,
+    )
+    return Combination(sizes=sizes, rates=figures, inverse=inverse.reshape(-1))
+
+
+def price_block(
+    block: Block,
+    table: PlanTable,
+    combination: Combination,
+    *,
+    device: DeviceSpec,
+    software: Software,
+    links: TensorLinks,
+    slow: FloatArray,
+    speed: FloatArray,
+) -> BlockSeconds:
+    """What one block like `block` costs on every row of `table`.
+
+    Work runs `speed` times as fast as on one core and `slow` times as long because ranks share cores.
+    """
+    inverse, sizes = combination.inverse, combination.sizes
+    works = block_work(block, sizes)
+    passes = [part_seconds(part, device=device, rates=combination.rates, software=software) for part in works]
+    zeros = np.zeros(len(table))
+    tensor_forward, tensor_backward, tensor_bytes = zeros, zeros, zeros
+    for part in works:
+        ways = _exchange_seconds(part.exchanges, table, combination, block=block, links=links)
+        tensor_forward, tensor_backward = tensor_forward + ways[0], tensor_backward + ways[1]
+        tensor_bytes = tensor_bytes + ways[2]
+    extra = _host_extra(block, table, device=device)
+    cpu = device.kind is DeviceKind.CPU
+    work_forward = sum((p.forward for p in passes), np.zeros_like(sizes.batch))[inverse] / speed
+    parameters = sum((part.parameters for part in works), np.zeros_like(sizes.batch))[inverse]
+    added = zeros if software.fused_accumulation else _accumulation_seconds(parameters, table, device=device)
+    work_backward = (sum((p.backward for p in passes), np.zeros_like(sizes.batch))[inverse] + added) / speed
+    host_forward = sum((p.host_forward for p in passes), np.zeros_like(sizes.batch))[inverse] + extra
+    host_backward = sum((p.host_backward for p in passes), np.zeros_like(sizes.batch))[inverse] + extra
+    forward = _with_host(work_forward, host_forward, tensor_forward, cpu=cpu) * slow
+    backward = _with_host(work_backward, host_backward, tensor_backward, cpu=cpu) * slow
+    core = sum((p.core for p in passes), np.zeros_like(sizes.batch))[inverse] / speed * slow
+    again = isinstance(block, Layer) & (table.recompute == _FULL)
+    selective = isinstance(block, Layer) & (table.recompute == _SELECTIVE)
+    parts: dict[str, tuple[FloatArray, FloatArray]] = {}
+    for part, seconds in zip(works, passes, strict=True):
+        before = parts.get(part.name, (zeros, zeros))
+        parts[part.name] = (
+            before[0] + seconds.forward[inverse] / speed * slow,
+            before[1] + seconds.backward[inverse] / speed * slow,
+        )
+    flops = sum((p.flops for part in works for p in part.products), np.zeros_like(sizes.batch))
+    flops = flops + sum((part.score_flops for part in works), np.zeros_like(sizes.batch))
+    return BlockSeconds(
+        forward=forward,
+        backward=backward,
+        recompute=np.where(again, forward, np.where(selective, core, 0.0)),
+        tensor_forward=tensor_forward,
+        tensor_backward=tensor_backward + np.where(again, tensor_forward, 0.0),
+        tensor_bytes=tensor_bytes,
+        flops=flops[inverse],
+        parameters=parameters,
+        bytes=_bytes(works, sizes, inverse=inverse, full=again, selective=selective, software=software),
+        parts=parts,
+    )
+
+
+def _accumulation_seconds(parameters: FloatArray, table: PlanTable, *, device: DeviceSpec) -> FloatArray:
+    """Seconds to add one microbatch's gradient to the sum of those before it; the first is the sum itself."""
+    sizes = state_bytes(table)
+    owned = parameters / np.where(table.sharding > _ZERO1, table.shard, 1)
+    moved = owned * (sizes.compute + 2.0 * sizes.master) * (1.0 - 1.0 / table.microbatches)
+    return np.asarray(moved / (device.memory_bandwidth * device.memory_fraction), dtype=np.float64)
+
+
+def _with_host(work: FloatArray, host: FloatArray, tensor: FloatArray, *, cpu: bool) -> FloatArray:
+    """A pass's own seconds beside its collectives: a processor does host work itself, an accelerator runs behind."""
+    return work + host if cpu else np.maximum(work, host - tensor)
+
+
+def _host_extra(block: Block, table: PlanTable, *, device: DeviceSpec) -> FloatArray:
+    """Host seconds per layer and pass that no kernel explains."""
+    if not isinstance(block, Layer):
+        return np.zeros(len(table))
+    extra = device.layer_seconds + np.where(table.tensor > 1, device.tensor_layer_seconds, 0.0)
+    return np.asarray(extra + np.where(table.sharding > 0, device.shard_layer_seconds, 0.0), dtype=np.float64)
+
+
+def _exchange_seconds(
+    exchanges: Exchanges, table: PlanTable, combination: Combination, *, block: Block, links: TensorLinks
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Seconds over the tensor axis forward and backward, and the bytes of all tensors exchanged."""
+    sizes, inverse = combination.sizes, combination.inverse
+    width = block.parts[0].width if isinstance(block, Layer) and block.parts else getattr(block, "width", 0)
+    hidden = (sizes.tokens * width * sizes.itemsize)[inverse]
+    statistics = (sizes.tokens * 4.0)[inverse]
+    whole, gather, scatter = (link.seconds(hidden) for link in (links.reduce, links.gather, links.scatter))
+    small = exchanges.small * links.reduce.seconds(statistics)
+    split = table.sequence_parallel
+    forward = np.where(
+        split, exchanges.gathers_forward * gather + exchanges.scatters_forward * scatter, exchanges.forward * whole
+    )
+    backward = np.where(
+        split, exchanges.gathers_backward * gather + exchanges.scatters_backward * scatter, exchanges.backward * whole
+    )
+    counts = exchanges.gathers_forward + exchanges.scatters_forward
+    counts += exchanges.gathers_backward + exchanges.scatters_backward
+    moved = np.where(split, counts, exchanges.forward + exchanges.backward) * hidden + exchanges.small * statistics
+    return forward + small, backward, np.where(table.tensor > 1, moved, 0.0)
+
+
+def _bytes(
+    works: tuple[PartWork, ...],
+    sizes: Sizes,
+    *,
+    inverse: np.ndarray[tuple[int], np.dtype[np.intp]],
+    full: BoolArray,
+    selective: BoolArray,
+    software: Software,
+) -> BlockBytes:
+    zeros = np.zeros_like(sizes.batch)
+    kept, core, working, logits = zeros, zeros, zeros, zeros
+    entering = zeros
+    for position, part in enumerate(works):
+        saved = part.saved + (part.gathered if software.gathers_saved else 0.0)
+        if not software.fused_attention:
+            scores = 5.0 * part.scores
+            saved, core = saved + scores, core + scores
+        kept, core = kept + saved, core + part.core
+        working, logits = np.maximum(working, part.working), logits + part.logits
+        entering = part.saved + zeros if position == 0 else entering
+    kept, core, working, entering = kept[inverse], core[inverse], working[inverse], entering[inverse]
+    return BlockBytes(
+        kept=np.where(full, entering, np.where(selective, kept - core, kept)),
+        working=working + np.where(full, kept, np.where(selective, core, 0.0)),
+        logits=logits[inverse],
+    )

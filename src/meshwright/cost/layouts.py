@@ -1,0 +1,100 @@
+"""Layouts as arrays: how many blocks of each kind every pipeline rank holds, ranks that are alike taken together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.cost.table import BoolArray, IntArray, Layout
+from meshwright.cost.work import FloatArray
+from meshwright.spec.model import Block, ModelSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutArrays:
+    """Counts of blocks by kind, shape (layouts, ranks shown, kinds + 1), padded with ranks that are not `valid`.
+
+    The column after the kinds counts stages. `total` is over all stages of the rank, `first` in its first stage,
+    `last` in its last one; `first_upto` and `last_upto` are sums of `first` and `last` over all ranks up to and with
+    this one. `rank` is the pipeline rank; `everything` the sum over all ranks, shape (layouts, kinds + 1).
+    """
+
+    kinds: tuple[Block, ...]
+    valid: BoolArray
+    rank: IntArray
+    total: FloatArray
+    first: FloatArray
+    last: FloatArray
+    first_upto: FloatArray
+    last_upto: FloatArray
+    everything: FloatArray
+
+
+def count(layouts: Sequence[Layout], *, model: ModelSpec, every_rank: bool) -> LayoutArrays:
+    """The counts of `layouts` over `model`.
+
+    Without `every_rank`, a run of equal ranks is shown by its two ends: what is linear or monotone along the run has
+    its largest value there, so that no cost and no peak is lost.
+    """
+    kinds = tuple(dict.fromkeys(model.blocks))
+    index = {kind: position for position, kind in enumerate(kinds)}
+    upto = np.zeros((len(model.blocks) + 1, len(kinds) + 1))
+    for position, block in enumerate(model.blocks):
+        upto[position + 1] = upto[position]
+        upto[position + 1, index[block]] += 1.0
+    shown = [_ranks(layout, upto, every_rank=every_rank) for layout in layouts]
+    width = max(len(entry.rank) for entry in shown)
+
+    def pad(name: str) -> FloatArray:
+        out = np.zeros((len(shown), width, len(kinds) + 1))
+        for row, entry in enumerate(shown):
+            values = getattr(entry, name)
+            out[row, : len(values)] = values
+        return out
+
+    valid = np.zeros((len(shown), width), dtype=np.bool_)
+    rank = np.zeros((len(shown), width), dtype=np.int64)
+    for row, entry in enumerate(shown):
+        valid[row, : len(entry.rank)] = True
+        rank[row, : len(entry.rank)] = entry.rank
+    names = ("total", "first", "last", "first_upto", "last_upto")
+    padded = {name: pad(name) for name in names}
+    return LayoutArrays(
+        kinds=kinds, valid=valid, rank=rank, everything=np.stack([entry.everything for entry in shown]), **padded
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ranks:
+    rank: IntArray
+    total: FloatArray
+    first: FloatArray
+    last: FloatArray
+    first_upto: FloatArray
+    last_upto: FloatArray
+    everything: FloatArray
+
+
+def _ranks(layout: Layout, upto: FloatArray, *, every_rank: bool) -> _Ranks:
+    bounds, ranks = np.asarray(layout.bounds), np.asarray(layout.ranks)
+    stages = upto[bounds[1:]] - upto[bounds[:-1]]
+    stages[:, -1] = 1.0
+    pipeline = layout.pipeline
+    total = np.zeros((pipeline, upto.shape[1]))
+    np.add.at(total, ranks, stages)
+    first, last = stages[:pipeline], stages[-pipeline:]
+    alike = np.concatenate([total, first, last], axis=1)
+    changed = np.any(alike[1:] != alike[:-1], axis=1)
+    starts, ends = np.append(True, changed), np.append(changed, True)
+    shown = np.arange(pipeline) if every_rank else np.flatnonzero(starts | ends)
+    return _Ranks(
+        rank=shown,
+        total=total[shown],
+        first=first[shown],
+        last=last[shown],
+        first_upto=np.cumsum(first, axis=0)[shown],
+        last_upto=np.cumsum(last, axis=0)[shown],
+        everything=total.sum(axis=0),
+    )

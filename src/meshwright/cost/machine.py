@@ -1,0 +1,133 @@
+"""One node group's prices: seconds of every block kind and the collectives around it, for every row of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.cost.kinds import BlockSeconds, TensorLinks, combine, price_block
+from meshwright.cost.network import Linear, collective, send
+from meshwright.cost.placement import Ring, ring
+from meshwright.cost.processor import Sharing, share
+from meshwright.cost.software import Software
+from meshwright.cost.states import StateBytes, state_bytes
+from meshwright.cost.synchronize import DataLinks, SyncSeconds, synchronize
+from meshwright.cost.table import PlanTable
+from meshwright.cost.work import FloatArray
+from meshwright.spec.cluster import ClusterSpec, Collective, DeviceKind, NodeGroup
+from meshwright.spec.job import JobSpec
+from meshwright.spec.model import Block, ModelSpec
+from meshwright.spec.plan import AxisName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What a step costs on nodes like those of `group`, block kind by block kind."""
+
+    group: NodeGroup
+    overlap: bool
+    sharing: Sharing
+    sizes: StateBytes
+    blocks: list[BlockSeconds]
+    syncs: list[SyncSeconds]
+    data: DataLinks
+    agree: FloatArray
+    action: FloatArray
+
+
+def machine(
+    group: NodeGroup,
+    table: PlanTable,
+    kinds: Sequence[Block],
+    *,
+    cluster: ClusterSpec,
+    job: JobSpec,
+    software: Software,
+) -> Machine:
+    """The prices of `table`'s rows on `group`; raises ConfigError where its device lacks a figure they need."""
+    world = table.world.astype(np.float64)
+    sharing = share(group, world=world, pipeline=table.pipeline.astype(np.float64))
+    tensor, data, everyone = _links(table, group=group, cluster=cluster, sharing=sharing)
+    combination = combine(table, device=group.device, job=job)
+    overlap = software.overlap and group.device.kind is not DeviceKind.CPU
+    sizes = state_bytes(table)
+    blocks = [
+        price_block(
+            kind,
+            table,
+            combination,
+            device=group.device,
+            software=software,
+            links=tensor,
+            slow=sharing.lockstep,
+            speed=sharing.speed,
+        )
+        for kind in kinds
+    ]
+    syncs = [synchronize(block, table, sizes=sizes, links=data, overlap=overlap) for block in blocks]
+    clip = job.optimizer.clip_norm is not None
+    return Machine(
+        group=group,
+        overlap=overlap,
+        sharing=sharing,
+        sizes=sizes,
+        blocks=blocks,
+        syncs=syncs,
+        data=data,
+        agree=everyone.seconds(4.0) if clip else np.zeros(len(table)),
+        action=np.where(table.pipeline > 1, group.device.action_seconds, 0.0) * sharing.lockstep,
+    )
+
+
+def hops(
+    table: PlanTable, *, group: NodeGroup, cluster: ClusterSpec, model: ModelSpec, job: JobSpec, software: Software
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Seconds to send a microbatch's hidden features to the next stage: in a node, to another node, to another site."""
+    size = state_bytes(table).compute * table.microbatch * job.sequence_length * model.width
+    split = np.where(table.sequence_parallel | software.scatters_transfers, table.tensor, 1)
+    senders = np.minimum(group.devices_per_node, table.world / table.pipeline)
+    near = send(group.inside, senders=senders, adapters=float(group.devices_per_node))
+    far = send(group.nic, senders=senders, adapters=float(group.nics))
+    gather = np.zeros(len(table))
+    if software.scatters_transfers:
+        around = ring(table, (AxisName.TENSOR,), group=group, cluster=cluster)
+        joined = collective(Collective.ALL_GATHER, around, group=group, cluster=cluster).seconds(size)
+        gather = np.where(table.sequence_parallel, 0.0, joined)
+    beyond = cluster.wide_area
+    wide = far.seconds(size / split) + gather
+    if beyond is not None:
+        over = send(beyond, senders=table.world / table.pipeline, adapters=1.0)
+        wide = over.seconds(size / split) + gather
+    return near.seconds(size / split) + gather, far.seconds(size / split) + gather, wide
+
+
+def _links(
+    table: PlanTable, *, group: NodeGroup, cluster: ClusterSpec, sharing: Sharing
+) -> tuple[TensorLinks, DataLinks, Linear]:
+    """The collectives over the tensor axis, over data parallel axes, and one all-reduce over all ranks."""
+
+    def lay(*axes: AxisName) -> Ring:
+        return ring(table, axes, group=group, cluster=cluster)
+
+    def price(operation: Collective, around: Ring) -> Linear:
+        alone = np.maximum(1.0, around.per_node / sharing.cores)
+        return collective(operation, around, group=group, cluster=cluster).slowed(sharing.lockstep / alone)
+
+    across = lay(AxisName.TENSOR)
+    shard, replicas = lay(AxisName.SHARD), lay(AxisName.REPLICATE)
+    both = lay(AxisName.REPLICATE, AxisName.SHARD)
+    everyone = lay(AxisName.PIPELINE, AxisName.REPLICATE, AxisName.SHARD, AxisName.TENSOR)
+    tensor = TensorLinks(
+        reduce=price(Collective.ALL_REDUCE, across),
+        gather=price(Collective.ALL_GATHER, across),
+        scatter=price(Collective.REDUCE_SCATTER, across),
+    )
+    data = DataLinks(
+        gather=price(Collective.ALL_GATHER, shard),
+        scatter=price(Collective.REDUCE_SCATTER, shard),
+        reduce_replicas=price(Collective.ALL_REDUCE, replicas),
+        reduce_all=price(Collective.ALL_REDUCE, both),
+    )
+    return tensor, data, price(Collective.ALL_REDUCE, everyone)

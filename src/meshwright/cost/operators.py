@@ -1,0 +1,285 @@
+"""From a block of the model to its work: matrix products, scores, traffic, saved activations, collectives."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshwright.cost.work import PAIR, Exchanges, FloatArray, PartWork, Product, Sizes
+from meshwright.spec.model import (
+    Attention,
+    Block,
+    Embedding,
+    FeedForward,
+    Head,
+    LatentAttention,
+    Layer,
+    Mixer,
+    Mixture,
+    Norm,
+    NormKind,
+    QueryKeyNorm,
+    Recurrence,
+    Transform,
+    score_flops_per_token,
+)
+
+EMBEDDING = "embedding"
+ATTENTION = "attention"
+RECURRENCE = "recurrence"
+FEED_FORWARD = "feed forward"
+MIXTURE = "mixture"
+NORM = "norm"
+HEAD = "head and loss"
+
+
+def block_work(block: Block, sizes: Sizes) -> tuple[PartWork, ...]:
+    """The parts of `block` for one microbatch on one device; their parameters sum to the block's when tensor is 1."""
+    if isinstance(block, Embedding):
+        return (_embedding(block, sizes),)
+    if isinstance(block, Head):
+        return _head(block, sizes)
+    parts: list[PartWork] = []
+    if block.mixer is not None:
+        parts += [*_norms(block.mixer, sizes), _mixer(block, block.mixer, sizes)]
+    if block.transform is not None:
+        parts += [*_norms(block.transform, sizes), _transform(block.transform, sizes)]
+    if block.extra_parameters:
+        parts.append(PartWork(name=NORM, parameters=sizes.zeros + block.extra_parameters))
+    return tuple(parts)
+
+
+def _mixer(layer: Layer, mixer: Mixer, sizes: Sizes) -> PartWork:
+    flops = score_flops_per_token(layer, int(sizes.sequence)) * sizes.tokens / sizes.tensor
+    if isinstance(mixer, Attention):
+        return _attention(mixer, flops, sizes)
+    if isinstance(mixer, LatentAttention):
+        return _latent_attention(mixer, flops, sizes)
+    return _recurrence(mixer, flops, sizes)
+
+
+def _transform(part: Transform, sizes: Sizes) -> PartWork:
+    return _feed_forward(part, sizes) if isinstance(part, FeedForward) else _mixture(part, sizes)
+
+
+def _norms(part: Mixer | Transform, sizes: Sizes) -> list[PartWork]:
+    return [_norm(norm, sizes) for norm in (part.norm, part.post_norm) if norm is not None]
+
+
+def _norm(norm: Norm, sizes: Sizes) -> PartWork:
+    """Reads and writes its tokens once forward, reads two and writes one backward, and keeps its input."""
+    hidden = sizes.tokens * norm.width * sizes.itemsize / sizes.split
+    return PartWork(
+        name=NORM,
+        parameters=sizes.zeros + norm.parameters,
+        traffic=2.0 * hidden,
+        backward_traffic=3.0 * hidden,
+        kernels=1.0 if norm.kind is NormKind.LAYER else 2.0,
+        saved=hidden,
+    )
+
+
+def _attention(mixer: Attention, score_flops: FloatArray, sizes: Sizes) -> PartWork:
+    m, t, e = sizes.tokens, sizes.tensor, sizes.itemsize
+    w = sizes.zeros + mixer.width
+    query = mixer.heads * mixer.head_dim / t
+    key = np.maximum(mixer.kv_heads / t, 1.0) * mixer.head_dim
+    keys = 1.0 if mixer.shared_key_value else 2.0
+    normed = mixer.qk_norm is not QueryKeyNorm.NONE
+    replicated = (2 * mixer.head_dim if mixer.qk_norm is QueryKeyNorm.HEAD else 0) + (
+        mixer.width if mixer.output_bias else 0
+    )
+    own = mixer.parameters - _norm_parameters(mixer) - replicated
+    turned = (2.0 if mixer.rotary else 0.0) + (2.0 if normed else 0.0)
+    traffic = e * m * (turned * (query + key) + 3.0 * w / sizes.split)
+    return PartWork(
+        name=ATTENTION,
+        parameters=own / t + replicated,
+        products=(
+            Product(m=m, n=query, k=w),
+            Product(m=m, n=key, k=w, count=keys),
+            Product(m=m, n=w, k=query),
+        ),
+        score_flops=score_flops,
+        scores=sizes.batch * mixer.heads / t * sizes.sequence**2,
+        traffic=traffic,
+        backward_traffic=1.5 * traffic,
+        kernels=8.0 + (8.0 if mixer.rotary else 0.0) + (4.0 if normed else 0.0),
+        saved=e * m * (w / sizes.split + 2.0 * query + 2.0 * key + (query + key if normed else 0.0)),
+        core=4.0 * m * mixer.heads / t,
+        gathered=e * m * (w - w / sizes.split),
+        working=e * m * (2.0 * query + 2.0 * key + w),
+        exchanges=PAIR,
+    )
+
+
+def _latent_attention(mixer: LatentAttention, score_flops: FloatArray, sizes: Sizes) -> PartWork:
+    """Down-projections are the same on every tensor rank; heads are divided."""
+    m, t, e = sizes.tokens, sizes.tensor, sizes.itemsize
+    w = sizes.zeros + mixer.width
+    heads = mixer.heads / t
+    query_dim, up_dim = mixer.nope_dim + mixer.rope_dim, mixer.nope_dim + mixer.value_dim
+    latent = mixer.kv_rank + mixer.rope_dim
+    products = [
+        Product(m=m, n=sizes.zeros + latent, k=w),
+        Product(m=m, n=heads * up_dim, k=sizes.zeros + mixer.kv_rank),
+        Product(m=m, n=w, k=heads * mixer.value_dim),
+    ]
+    whole = float(mixer.width * latent + mixer.kv_rank)
+    rank = mixer.query_rank
+    if rank is None:
+        products.append(Product(m=m, n=heads * query_dim, k=w))
+    else:
+        products += [Product(m=m, n=sizes.zeros + rank, k=w), Product(m=m, n=heads * query_dim, k=sizes.zeros + rank)]
+        whole += mixer.width * rank + rank
+    if mixer.indexer is not None:
+        indexer, source = mixer.indexer, sizes.zeros + (rank or mixer.width)
+        products += [
+            Product(m=m, n=sizes.zeros + indexer.heads * indexer.head_dim, k=source),
+            Product(m=m, n=sizes.zeros + indexer.head_dim + indexer.heads, k=w),
+        ]
+        whole += indexer.parameters(mixer.width, rank or mixer.width)
+    own = mixer.parameters - _norm_parameters(mixer) - whole
+    inner = heads * (2.0 * query_dim + mixer.value_dim)
+    traffic = e * m * (3.0 * w / sizes.split + 2.0 * inner + 4.0 * (latent + (rank or 0)))
+    kept = heads * (2.0 * query_dim + 2.0 * mixer.value_dim) + 2.0 * latent + 2.0 * (rank or 0)
+    return PartWork(
+        name=ATTENTION,
+        parameters=own / t + whole,
+        products=tuple(products),
+        score_flops=score_flops,
+        scores=sizes.batch * heads * sizes.sequence**2,
+        traffic=traffic,
+        backward_traffic=1.5 * traffic,
+        kernels=26.0,
+        saved=e * m * (w / sizes.split + kept),
+        core=4.0 * m * heads,
+        gathered=e * m * (w - w / sizes.split),
+        working=e * m * (inner + w),
+        exchanges=PAIR,
+    )
+
+
+def _recurrence(mixer: Recurrence, scan_flops: FloatArray, sizes: Sizes) -> PartWork:
+    """Inner features are divided over tensor ranks; the scan reads and writes its inputs and states in chunks."""
+    m, t, e = sizes.tokens, sizes.tensor, sizes.itemsize
+    w = sizes.zeros + mixer.width
+    inner = mixer.inner / t
+    mixed = inner + 2.0 * mixer.groups * mixer.state / t
+    traffic = e * m * (3.0 * w / sizes.split + 4.0 * mixed + 6.0 * inner)
+    return PartWork(
+        name=RECURRENCE,
+        parameters=(mixer.parameters - _norm_parameters(mixer)) / t,
+        products=(
+            Product(m=m, n=mixed + inner + mixer.heads / t, k=w),
+            Product(m=m, n=w, k=inner),
+        ),
+        score_flops=scan_flops,
+        traffic=traffic,
+        backward_traffic=2.0 * traffic,
+        kernels=14.0,
+        saved=e * m * (w / sizes.split + 2.0 * mixed + 4.0 * inner),
+        gathered=e * m * (w - w / sizes.split),
+        working=e * m * (2.0 * inner + mixed),
+        exchanges=PAIR,
+    )
+
+
+def _feed_forward(part: FeedForward, sizes: Sizes) -> PartWork:
+    m, t, e = sizes.tokens, sizes.tensor, sizes.itemsize
+    w, h = sizes.zeros + part.width, part.hidden / t
+    replicated = part.width if part.bias else 0
+    own = part.parameters - _norm_parameters(part) - replicated
+    residual = 3.0 * w / sizes.split
+    return PartWork(
+        name=FEED_FORWARD,
+        parameters=own / t + replicated,
+        products=(Product(m=m, n=h, k=w, count=2.0 if part.gated else 1.0), Product(m=m, n=w, k=h)),
+        traffic=e * m * ((5.0 if part.gated else 2.0) * h + residual),
+        backward_traffic=e * m * ((8.0 if part.gated else 3.0) * h + residual),
+        kernels=6.0 if part.gated else 4.0,
+        saved=e * m * (w / sizes.split + (4.0 if part.gated else 2.0) * h),
+        gathered=e * m * (w - w / sizes.split),
+        working=e * m * ((3.0 if part.gated else 2.0) * h + w),
+        exchanges=PAIR,
+    )
+
+
+def _mixture(part: Mixture, sizes: Sizes) -> PartWork:
+    """Every device holds a 1/tensor slice of every expert; tokens spread evenly over the experts."""
+    m, t, e = sizes.tokens, sizes.tensor, sizes.itemsize
+    w, h = sizes.zeros + part.width, part.hidden / t
+    routed = m * part.top_k
+    active = np.minimum(float(part.experts), routed)
+    rows = routed / active
+    products = [
+        Product(m=m, n=sizes.zeros + part.experts, k=w),
+        Product(m=rows, n=h, k=w, count=active * (2.0 if part.gated else 1.0)),
+        Product(m=rows, n=w, k=h, count=active),
+    ]
+    replicated = float(part.width * part.experts + (part.experts if part.router_bias else 0) + part.extra_parameters)
+    replicated += part.width if part.shared_gate else 0
+    replicated += part.experts * part.width if part.expert_bias else 0
+    saved = e * (m * w / sizes.split + routed * (2.0 * w + (4.0 if part.gated else 2.0) * h))
+    traffic = e * (routed * (8.0 * w + (5.0 if part.gated else 2.0) * h) + 3.0 * m * w / sizes.split)
+    working = e * routed * (2.0 * w + 2.0 * h)
+    if part.shared is not None:
+        shared = part.shared.hidden / t
+        products += [
+            Product(m=m, n=shared, k=w, count=2.0 if part.shared.gated else 1.0),
+            Product(m=m, n=w, k=shared),
+        ]
+        saved = saved + e * m * (4.0 if part.shared.gated else 2.0) * shared
+        traffic = traffic + e * m * (5.0 * shared + w)
+    own = part.parameters - _norm_parameters(part) - replicated
+    return PartWork(
+        name=MIXTURE,
+        parameters=own / t + replicated,
+        products=tuple(products),
+        traffic=traffic,
+        backward_traffic=2.0 * traffic,
+        kernels=24.0,
+        saved=saved + 8.0 * m * part.experts,
+        gathered=e * m * (w - w / sizes.split),
+        working=working,
+        exchanges=PAIR,
+    )
+
+
+def _embedding(block: Embedding, sizes: Sizes) -> PartWork:
+    hidden = sizes.tokens * block.width * sizes.itemsize
+    return PartWork(
+        name=EMBEDDING,
+        parameters=sizes.zeros + (block.vocab / sizes.tensor + block.positions) * block.width,
+        traffic=(2.0 + (2.0 if block.positions else 0.0)) * hidden,
+        backward_traffic=3.0 * hidden,
+        kernels=2.0 + (1.0 if block.positions else 0.0),
+        saved=8.0 * sizes.tokens,
+        working=hidden,
+        exchanges=Exchanges(forward=1.0, scatters_forward=1.0, gathers_backward=1.0),
+    )
+
+
+def _head(block: Head, sizes: Sizes) -> tuple[PartWork, ...]:
+    """One copy of the logits, over which backward writes their gradient; the loss reads them in fp32 by chunks."""
+    m, e = sizes.tokens, sizes.itemsize
+    w, v = sizes.zeros + block.width, block.vocab / sizes.tensor
+    own = (0 if block.tied else block.matrix_parameters) + (block.vocab if block.bias else 0)
+    norms = () if block.norm is None else (_norm(block.norm, sizes),)
+    head = PartWork(
+        name=HEAD,
+        parameters=own / sizes.tensor,
+        products=(Product(m=m, n=v, k=w),),
+        traffic=m * v * (2.0 * e + 16.0),
+        backward_traffic=m * v * (2.0 * e + 12.0),
+        kernels=8.0 + (2.0 if block.softcap else 0.0),
+        saved=e * m * w / sizes.split,
+        gathered=e * m * (w - w / sizes.split),
+        working=e * m * w,
+        logits=m * v * e,
+        exchanges=Exchanges(backward=1.0, gathers_forward=1.0, scatters_backward=1.0, small=3.0),
+    )
+    return (*norms, head)
+
+
+def _norm_parameters(part: Mixer | Transform) -> int:
+    return sum(norm.parameters for norm in (part.norm, part.post_norm) if norm is not None)

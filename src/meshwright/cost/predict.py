@@ -1,0 +1,214 @@
+"""One plan's Report, from the same arrays that the search ranks; and one step of it as spans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from meshwright.cost.costs import Costs
+from meshwright.cost.evaluate import evaluate
+from meshwright.cost.table import PlanTable
+from meshwright.spec.cluster import ClusterSpec, DeviceKind, NodeGroup
+from meshwright.spec.job import JobSpec
+from meshwright.spec.plan import Design, Plan
+from meshwright.spec.report import Line, LineName, MemoryPart, Origin, Report, StageMemory
+from meshwright.spec.units import format_bytes, format_percent, format_seconds
+
+_BANDS = {Origin.ANALYTIC: (0.75, 1.25), Origin.CALIBRATED: (0.88, 1.12)}
+
+
+def predict(design: Design) -> Report:
+    """What `design.plan` costs: lines that sum to the step, memory of every pipeline rank, the bottleneck in words.
+
+    Raises ConfigError when the plan needs a figure that a device lacks, or settings that differ between blocks.
+    """
+    plan, model, cluster = design.plan, design.model, design.cluster
+    job = replace(design.job, sequence_length=plan.sequence_length, batch_tokens=plan.batch_tokens)
+    table = PlanTable.from_plan(plan)
+    costs = evaluate(table, model=model, cluster=cluster, job=job, every_rank=True)
+    origin = origin_of(cluster)
+    step = _step_line(costs, plan=plan, origin=origin)
+    memory = _memory(costs)
+    report = Report(
+        plan=plan.digest(),
+        step=step,
+        memory=memory,
+        tokens_per_step=plan.batch_tokens,
+        devices=plan.world_size,
+        model_flops=model.flops_per_token(plan.sequence_length) * plan.batch_tokens,
+        peak_flops=_peak_flops(plan, cluster),
+        error_band=_BANDS[origin],
+        total_tokens=design.job.total_tokens,
+        price_per_hour=_price(plan, cluster),
+        notes=_notes(plan, cluster, job),
+        detail=_detail(costs),
+    )
+    return replace(report, bottleneck=_bottleneck(report))
+
+
+def origin_of(cluster: ClusterSpec) -> Origin:
+    """Calibrated when every node group's link inside was measured, analytic otherwise."""
+    measured = all(group.inside.fits for group in cluster.groups)
+    return Origin.CALIBRATED if measured else Origin.ANALYTIC
+
+
+def _step_line(costs: Costs, *, plan: Plan, origin: Origin) -> Line:
+    lines = []
+    for name, values in costs.parts.items():
+        seconds = float(values[0])
+        children = _children(costs, name, seconds, origin=origin)
+        lines.append(
+            Line(
+                name=name,
+                seconds=seconds,
+                flops=_line_flops(costs, name),
+                bytes=float(costs.figures["tensor_bytes"][0]) if name == LineName.TENSOR else 0.0,
+                origin=origin,
+                note=_note(costs, name, seconds, plan=plan),
+                lines=children,
+            )
+        )
+    return Line(name=LineName.STEP, seconds=float(costs.step_seconds[0]), origin=origin, lines=tuple(lines))
+
+
+def _children(costs: Costs, name: str, seconds: float, *, origin: Origin) -> tuple[Line, ...]:
+    """Forward and backward by part of the model; what no part explains is the host's."""
+    found = [
+        Line(name=part, seconds=float(values[0]), origin=origin)
+        for (line, part), values in costs.detail.items()
+        if line == name and values[0] > 0.0
+    ]
+    if not found:
+        return ()
+    rest = seconds - sum(line.seconds for line in found)
+    host = Line(name="host", seconds=rest, origin=origin, note="launches, framework and gradient accumulation")
+    return (*found, host) if rest > 1e-9 * seconds else tuple(found)
+
+
+def _line_flops(costs: Costs, name: str) -> float:
+    share = {LineName.FORWARD: 1.0 / 3.0, LineName.BACKWARD: 2.0 / 3.0}.get(LineName(name), 0.0)
+    return share * float(costs.figures["flops"][0])
+
+
+def _note(costs: Costs, name: str, seconds: float, *, plan: Plan) -> str:
+    if name in costs.total:
+        hidden = float(costs.total[name][0]) - seconds
+        return f"{format_seconds(hidden)} more are hidden behind work" if hidden > 1e-9 else ""
+    if name == LineName.BUBBLE and plan.pipeline > 1:
+        return f"pipeline rank {int(costs.busiest[0])} works most; the bubble is its idle time"
+    return ""
+
+
+def _memory(costs: Costs) -> tuple[StageMemory, ...]:
+    return tuple(
+        StageMemory(
+            rank=int(costs.ranks[0, column]),
+            parts={str(part): float(values[0, column]) for part, values in costs.memory.items()},
+            capacity=float(costs.capacity[0, column]),
+        )
+        for column in np.flatnonzero(costs.valid[0])
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Used:
+    """Devices of one node group that a plan uses: the first of the cluster up to its world size."""
+
+    group: NodeGroup
+    devices: int
+
+
+def _used(plan: Plan, cluster: ClusterSpec) -> tuple[_Used, ...]:
+    left, found = plan.world_size, []
+    for group in cluster.groups:
+        taken = min(left, group.num_devices)
+        if taken:
+            found.append(_Used(group=group, devices=taken))
+        left -= taken
+    return tuple(found)
+
+
+def _peak_flops(plan: Plan, cluster: ClusterSpec) -> float | None:
+    """Peak of all devices in use at the plan's precision; None when one is not known.
+
+    Ranks on a processor add up to no more than its cores.
+    """
+    total = 0.0
+    for used in _used(plan, cluster):
+        device = used.group.device
+        peak = device.peak_flops.get(plan.first_group.precision)
+        if peak is None:
+            return None
+        count = float(used.devices)
+        if device.kind is DeviceKind.CPU and used.group.cores is not None:
+            nodes = -(-used.devices // used.group.devices_per_node)
+            on_node = min(used.devices, used.group.devices_per_node)
+            threads = max(1, used.group.cores // on_node)
+            count = float(nodes * min(used.group.cores, on_node * threads))
+        total += peak * count
+    return total
+
+
+def _price(plan: Plan, cluster: ClusterSpec) -> float | None:
+    """Dollars an hour of the devices in use; None when one has no price."""
+    total = 0.0
+    for used in _used(plan, cluster):
+        if used.group.device.price_per_hour is None:
+            return None
+        total += used.devices * used.group.device.price_per_hour
+    return total
+
+
+def _notes(plan: Plan, cluster: ClusterSpec, job: JobSpec) -> tuple[str, ...]:
+    notes = []
+    for used in _used(plan, cluster):
+        group = used.group
+        if group.device.kind is DeviceKind.CPU and group.cores is not None:
+            on_node = min(used.devices, group.devices_per_node)
+            if on_node > group.cores:
+                notes.append(f"{on_node} ranks share {group.cores} cores of each {group.name} node")
+    if plan.world_size < cluster.num_devices:
+        notes.append(f"{cluster.num_devices - plan.world_size} devices are not used")
+    if origin_of(cluster) is Origin.ANALYTIC:
+        notes.append("from data sheets and formulas; measure the machine to narrow the band")
+    return tuple(notes)
+
+
+def _detail(costs: Costs) -> dict[str, float]:
+    detail = {name: float(values[0]) for name, values in costs.figures.items()}
+    detail["busiest_rank"] = float(costs.busiest[0])
+    for name, values in costs.total.items():
+        detail[f"{name}, hidden included"] = float(values[0])
+    return detail
+
+
+_CAUSES = {
+    LineName.FORWARD: "computing: forward",
+    LineName.BACKWARD: "computing: backward",
+    LineName.RECOMPUTE: "computing activations again",
+    LineName.TENSOR: "collectives of tensor parallelism",
+    LineName.TRANSFER: "activations on their way between pipeline stages",
+    LineName.BUBBLE: "pipeline ranks waiting for each other",
+    LineName.GRADIENTS: "gradients on their way between data parallel ranks",
+    LineName.PARAMETERS: "gathering sharded parameters",
+    LineName.OPTIMIZER: "the optimizer's pass over its state",
+    LineName.INPUT: "copying the batch",
+    LineName.OTHER: "fixed overhead of a step",
+}
+
+
+def _bottleneck(report: Report) -> str:
+    """What takes most of the step beside useful compute, and how near memory is to its end."""
+    lines = sorted(report.step.lines, key=lambda line: -line.seconds)
+    compute = report.share(LineName.FORWARD, LineName.BACKWARD)
+    work = (LineName.FORWARD, LineName.BACKWARD)
+    waste = next((line for line in lines if line.name not in work and line.seconds > 0.0), None)
+    text = f"compute takes {format_percent(compute)} of the step"
+    if waste is not None:
+        share = waste.seconds / report.step_seconds
+        text += f"; next is {_CAUSES[LineName(waste.name)]} at {format_percent(share)}"
+    heaviest = max(report.memory, key=lambda stage: stage.total / stage.capacity)
+    part = max(heaviest.parts, key=lambda name: heaviest.parts[name])
+    text += f"; memory is {format_bytes(heaviest.total)} of {format_bytes(heaviest.capacity)} on rank {heaviest.rank}"
+    return f"{text}, most of it {MemoryPart(part).value}"

@@ -1,0 +1,44 @@
+"""What the training software does, as far as it costs time: features, never fitted constants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from meshwright.spec.errors import ConfigError, Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """`fused_attention`: scores never reach memory and hidden keys are skipped. `overlap`: gradients travel during
+    backward. `gathers_saved`: with sequence parallel, the gathered input of a layer is kept for backward instead of
+    gathered again. `fused_accumulation`: products of weight gradients add to the accumulated gradient themselves.
+    `scatters_transfers`: tensor ranks send a slice each between stages and gather it in their node.
+    """
+
+    fused_attention: bool = True
+    overlap: bool = True
+    gathers_saved: bool = True
+    fused_accumulation: bool = False
+    scatters_transfers: bool = False
+
+
+_MEGATRON = {"overlap": False, "gathers_saved": False, "fused_accumulation": True, "scatters_transfers": True}
+SOFTWARE: Mapping[str, Software] = MappingProxyType(
+    {
+        "torch": Software(),
+        "megatron-2021": Software(fused_attention=False, **_MEGATRON),
+        "megatron-flash": Software(**_MEGATRON),
+    }
+)
+
+
+def software(name: str) -> Software:
+    """The features of the software called `name`; raises ConfigError when it is not known."""
+    known = SOFTWARE.get(name)
+    if known is None:
+        raise ConfigError(
+            Problem(what=f"software {name!r} is not known", where="job.software", fix=f"one of {', '.join(SOFTWARE)}")
+        )
+    return known

@@ -1,0 +1,101 @@
+"""The work of one block on one device for one microbatch, before any device or network gives it seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """What the operators of a block depend on beside the model; every array has one entry a combination.
+
+    `batch` sequences of `sequence` tokens; `tensor` ranks divide heads and hidden features; `split` ranks divide the
+    tokens of norms and residuals (tensor with sequence parallel, else 1); `itemsize` bytes of an activation.
+    """
+
+    batch: FloatArray
+    sequence: float
+    tensor: FloatArray
+    split: FloatArray
+    itemsize: FloatArray
+
+    @property
+    def tokens(self) -> FloatArray:
+        return self.batch * self.sequence
+
+    @property
+    def zeros(self) -> FloatArray:
+        return np.zeros_like(self.batch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """A forward product (m, k) x (k, n), `count` times over; its backward is (m, n) x (n, k) and (k, m) x (m, n)."""
+
+    m: FloatArray
+    n: FloatArray
+    k: FloatArray
+    count: FloatArray | float = 1.0
+
+    @property
+    def flops(self) -> FloatArray:
+        return 2.0 * self.m * self.n * self.k * self.count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchanges:
+    """Collectives over the tensor axis on one whole hidden activation, counted per pass.
+
+    Without sequence parallel they are all-reduces; with it, all-gathers and reduce-scatters.
+    """
+
+    forward: float = 0.0
+    backward: float = 0.0
+    gathers_forward: float = 0.0
+    scatters_forward: float = 0.0
+    gathers_backward: float = 0.0
+    scatters_backward: float = 0.0
+    small: float = 0.0
+
+
+NO_EXCHANGE = Exchanges()
+PAIR = Exchanges(
+    forward=1.0,
+    backward=1.0,
+    gathers_forward=1.0,
+    scatters_forward=1.0,
+    gathers_backward=1.0,
+    scatters_backward=1.0,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartWork:
+    """One part of a block: products, scores, element-wise traffic, kernels, what backward keeps, and parameters.
+
+    `score_flops` forward FLOPs of queries by keys and scores by values over visible keys, `scores` the elements of
+    the whole score matrices; `traffic` and `backward_traffic` bytes of element-wise work; `kernels` started forward
+    (twice as many backward); `saved` bytes kept for backward, of which `core` belongs to the scores' part and
+    `gathered` exists only where gathered inputs are kept; `working` bytes of the largest temporaries of backward;
+    `logits` bytes per logit element that the loss holds; `parameters` on one device.
+    """
+
+    name: str
+    parameters: FloatArray
+    products: tuple[Product, ...] = ()
+    score_flops: FloatArray | float = 0.0
+    scores: FloatArray | float = 0.0
+    traffic: FloatArray | float = 0.0
+    backward_traffic: FloatArray | float = 0.0
+    kernels: float = 0.0
+    saved: FloatArray | float = 0.0
+    core: FloatArray | float = 0.0
+    gathered: FloatArray | float = 0.0
+    working: FloatArray | float = 0.0
+    logits: FloatArray | float = 0.0
+    exchanges: Exchanges = NO_EXCHANGE
