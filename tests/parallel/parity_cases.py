@@ -78,7 +78,7 @@ def one_device(
     )
 
 
-def one_rank(design: Design, *, documents: bool) -> Outcome:
+def one_rank(design: Design, documents: bool) -> Outcome:
     """The same step laid out. Gradients and parameters are those of this rank's stages, gathered whole."""
     plan = design.plan
     mesh = build_mesh(plan, device_type="cpu")
@@ -106,7 +106,3 @@ def one_rank(design: Design, *, documents: bool) -> Outcome:
 
 def whole(x: Tensor) -> numpy.ndarray:
     return (x.full_tensor() if isinstance(x, DTensor) else x).clone().numpy()
-
-
-def run(design: Design, documents: bool) -> Outcome:
-    return one_rank(design, documents=documents)

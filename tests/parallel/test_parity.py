@@ -1,0 +1,90 @@
+"""Every plan that the search can emit gives what one device gives, in float64 to 1e-9."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy
+import pytest
+
+from meshwright.spec.job import OptimizerSpec
+from meshwright.spec.model import ModelSpec
+from meshwright.spec.plan import Design, Recompute, ScheduleKind, Sharding
+from tests.parallel import parity_cases
+from tests.parallel.parity_cases import Outcome
+from tests.support import models
+from tests.support.designs import SEQUENCE, Layout, design
+from tests.support.pool import Pool
+from tests.support.space import covering, emitted, pairs
+
+TOLERANCE = 1e-9
+BATCH = 16
+OPTIMIZER = OptimizerSpec(learning_rate=1e-2, clip_norm=0.5)
+MODEL = models.model()
+EVERY = {ranks: emitted(MODEL, ranks=ranks) for ranks in (1, 2, 4, 8)}
+MATRIX = {ranks: covering(designs) for ranks, designs in EVERY.items()}
+CASES = [entry for designs in MATRIX.values() for entry in designs]
+REST = [entry for ranks, designs in EVERY.items() for entry in designs if entry not in MATRIX[ranks]]
+
+SHARDED = Layout(shard=2, tensor=2, sharding=Sharding.PARAMETERS, sequence_parallel=True)
+PIPED = Layout(pipeline=2, tensor=2, sequence_parallel=True, recompute=Recompute.FULL)
+DEEP = Layout(pipeline=2, shard=2, sharding=Sharding.GRADIENTS, kind=ScheduleKind.INTERLEAVED, chunks=2)
+
+
+@cache
+def reference(model: ModelSpec, z_loss: float, documents: bool) -> Outcome:
+    return parity_cases.one_device(
+        model, count=BATCH, length=SEQUENCE, z_loss=z_loss, optimizer=OPTIMIZER, documents=documents
+    )
+
+
+def compare(expected: Outcome, found: list[Outcome]) -> None:
+    """Every rank's losses and norm, and every gradient and parameter of the whole model, are the reference's."""
+    for outcome in found:
+        assert outcome.loss == pytest.approx(expected.loss, rel=0, abs=TOLERANCE)
+        assert outcome.evaluation == pytest.approx(expected.evaluation, rel=0, abs=TOLERANCE)
+        assert outcome.norm == pytest.approx(expected.norm, rel=0, abs=TOLERANCE)
+    for what in ("gradients", "parameters"):
+        wanted = getattr(expected, what)
+        seen = set()
+        for outcome in found:
+            for name, value in getattr(outcome, what).items():
+                numpy.testing.assert_allclose(value, wanted[name], rtol=0, atol=TOLERANCE, err_msg=f"{what} of {name}")
+                seen.add(name)
+        assert seen == set(wanted)
+
+
+def check(pool: Pool, entry: Design, *, documents: bool = False) -> None:
+    entry = replace(entry, job=replace(entry.job, optimizer=OPTIMIZER))
+    found = pool.run(parity_cases.one_rank, entry, documents, ranks=entry.plan.world_size)
+    compare(reference(entry.model, entry.job.z_loss, documents), found)
+
+
+def name(entry: Design) -> str:
+    return entry.plan.describe().replace(" ", "_")
+
+
+def test_the_matrix_meets_every_pair_of_choices_of_the_search() -> None:
+    assert len(CASES) >= 60
+    for ranks, designs in EVERY.items():
+        possible = set().union(*(pairs(entry.plan) for entry in designs))
+        assert possible == set().union(*(pairs(entry.plan) for entry in MATRIX[ranks]))
+
+
+@pytest.mark.parametrize("entry", CASES, ids=name)
+def test_a_plan_of_the_search_gives_what_one_device_gives(pool: Pool, entry: Design) -> None:
+    check(pool, entry, documents=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", REST, ids=name)
+def test_every_other_plan_of_the_search_gives_it_too(pool: Pool, entry: Design) -> None:
+    check(pool, entry)
+
+
+@pytest.mark.parametrize("kind", models.all_models())
+@pytest.mark.parametrize("layout", [SHARDED, PIPED, DEEP], ids=lambda layout: layout.name)
+def test_every_kind_of_block_gives_what_one_device_gives(pool: Pool, kind: str, layout: Layout) -> None:
+    model = models.all_models()[kind]
+    check(pool, design(model, layout, z_loss=1e-3), documents=kind != "gpt")
