@@ -1,3 +1,86 @@
-"""Designs, explains and runs distributed training."""
+"""Designs, explains and runs distributed training.
+
+    import meshwright
+
+    decision = meshwright.design("llama-3.1-8b", "64xH100")
+    print(decision.design.plan.describe())
+    report = meshwright.predict(decision.design)
+
+Nothing heavy is imported until it is used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from meshwright.api import design, explain, predict, train
+    from meshwright.search import Candidate, Decision
+    from meshwright.spec.cluster import ClusterSpec, Precision
+    from meshwright.spec.errors import MeshwrightError, Problem
+    from meshwright.spec.job import Constraints, DataSpec, JobSpec, LearningRate, Objective, OptimizerSpec
+    from meshwright.spec.model import ModelSpec
+    from meshwright.spec.plan import Design, Plan
+    from meshwright.spec.report import Report, diff
+
+__all__ = [
+    "Candidate",
+    "ClusterSpec",
+    "Constraints",
+    "DataSpec",
+    "Decision",
+    "Design",
+    "JobSpec",
+    "LearningRate",
+    "MeshwrightError",
+    "ModelSpec",
+    "Objective",
+    "OptimizerSpec",
+    "Plan",
+    "Precision",
+    "Problem",
+    "Report",
+    "__version__",
+    "design",
+    "diff",
+    "explain",
+    "predict",
+    "train",
+]
+
+_HOMES = {
+    "Candidate": "search",
+    "ClusterSpec": "spec.cluster",
+    "Constraints": "spec.job",
+    "DataSpec": "spec.job",
+    "Decision": "search",
+    "Design": "spec.plan",
+    "JobSpec": "spec.job",
+    "LearningRate": "spec.job",
+    "MeshwrightError": "spec.errors",
+    "ModelSpec": "spec.model",
+    "Objective": "spec.job",
+    "OptimizerSpec": "spec.job",
+    "Plan": "spec.plan",
+    "Precision": "spec.cluster",
+    "Problem": "spec.errors",
+    "Report": "spec.report",
+    "design": "api",
+    "diff": "spec.report",
+    "explain": "api",
+    "predict": "api",
+    "train": "api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,7 +1,20 @@
 """Search: the rules of legality, the space of legal plans, the best of them, and why."""
 
+from meshwright.search.candidate import Candidate, Decision
 from meshwright.search.check import RULES, check
+from meshwright.search.decide import design
 from meshwright.search.rules import Rule, Scope
 from meshwright.search.space import Rejection, Space, enumerate_plans
 
-__all__ = ["RULES", "Rejection", "Rule", "Scope", "Space", "check", "enumerate_plans"]
+__all__ = [
+    "RULES",
+    "Candidate",
+    "Decision",
+    "Rejection",
+    "Rule",
+    "Scope",
+    "Space",
+    "check",
+    "design",
+    "enumerate_plans",
+]

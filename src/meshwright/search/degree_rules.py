@@ -111,8 +111,8 @@ def precision_known(design: Design) -> Problem | None:
     """The devices multiply in the precision that the plan asks for."""
     for where, group in groups_of(design.plan):
         for device in (machines.device for machines in design.cluster.groups):
-            if group.precision not in device.peak_flops and group.precision not in device.matrix:
-                known = dict.fromkeys(precision.value for precision in (*device.peak_flops, *device.matrix))
+            if not device.peak_flops.get(group.precision):
+                known = [precision.value for precision in device.peak_flops]
                 what = f"{device.name} has no {group.precision.value} arithmetic"
                 return Problem(where=f"{where}.precision", what=what, fix=choices(known))
     return None

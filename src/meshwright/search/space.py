@@ -135,8 +135,8 @@ def _check_job(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, precision: 
         problems.append(Problem(where="job.sequence_length", what=what, why="rule sequence-fits-positions", fix=fix))
     for device in dict.fromkeys(group.device.name for group in cluster.groups):
         spec = next(group.device for group in cluster.groups if group.device.name == device)
-        if precision not in spec.peak_flops and precision not in spec.matrix:
-            known = ", ".join(dict.fromkeys(kind.value for kind in (*spec.peak_flops, *spec.matrix)))
+        if not spec.peak_flops.get(precision):
+            known = ", ".join(kind.value for kind in spec.peak_flops)
             what = f"{device} has no {precision.value} arithmetic"
             problems.append(
                 Problem(where="job.precision", what=what, why="rule precision-known", fix=f"one of {known}")

@@ -1,0 +1,82 @@
+"""The application and its one error boundary: every failure becomes words and a documented exit code."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Sequence
+
+import typer
+
+from meshwright.cli import clusters, models, plan, version
+from meshwright.spec.errors import ExitCode, MeshwrightError, Problem
+
+SUMMARY = "Designs the fastest distributed training of a model on your machines, shows why, runs it and compares."
+
+
+def build() -> typer.Typer:
+    """The application with every command."""
+    application = typer.Typer(
+        name="meshwright",
+        help=SUMMARY,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    for name, command in (
+        ("plan", plan.plan),
+        ("models", models.models),
+        ("clusters", clusters.clusters),
+        ("version", version.version),
+    ):
+        application.command(name)(command)
+    return application
+
+
+def run(arguments: Sequence[str] | None) -> int:
+    """Run one command and return its exit code; nothing is raised but SystemExit of a worker that ends itself."""
+    words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    as_json = "--json" in words
+    try:
+        code = typer.main.get_command(build()).main(words, prog_name="meshwright", standalone_mode=False)
+    except MeshwrightError as error:
+        return _tell(error.problems, error.exit_code, as_json=as_json)
+    except (KeyboardInterrupt, typer.Abort):
+        return _tell((Problem(what="interrupted"),), ExitCode.INTERRUPTED, as_json=as_json)
+    except BrokenPipeError:
+        sys.stderr.close()
+        return ExitCode.OK
+    except Exception as error:
+        if hasattr(error, "format_message") and hasattr(error, "exit_code"):
+            return _tell_usage(error, as_json=as_json)
+        traceback.print_exc()
+        problem = Problem(
+            what=f"{type(error).__name__}: {error}",
+            why="this is a fault of meshwright, not of what you asked",
+            fix="please report it with the lines above",
+        )
+        return _tell((problem,), ExitCode.BUG, as_json=as_json)
+    return int(code or ExitCode.OK)
+
+
+def _tell(problems: Sequence[Problem], code: ExitCode, *, as_json: bool) -> int:
+    for problem in problems:
+        print(f"error: {problem}", file=sys.stderr)
+    if as_json:
+        from meshwright.spec.codec import encode
+
+        print(json.dumps({"error": {"exit_code": int(code), "problems": encode(tuple(problems))}}, indent=1))
+    return int(code)
+
+
+def _tell_usage(error: Exception, *, as_json: bool) -> int:
+    """A wrong command or option, as the parser words it, with where to read more."""
+    message = str(error.format_message()).strip()  # type: ignore[attr-defined]  # the parser's errors have it
+    if not message:
+        return ExitCode.USAGE
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context else "meshwright"
+    problem = Problem(what=message.rstrip("."), fix=f"see {path} --help")
+    return _tell((problem,), ExitCode.USAGE, as_json=as_json)

@@ -1,0 +1,59 @@
+"""`meshwright plan`: design the fastest training of a model on a cluster, and show why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def plan(
+    model: Annotated[str, typer.Option("--model", "-m", help="A model's name (see models) or a config.json.")],
+    cluster: Annotated[
+        str, typer.Option("--cluster", "-c", help="A cluster's name (see clusters), 64xH100, or a file.")
+    ],
+    job: Annotated[Path | None, typer.Option("--job", "-j", help="A job file; see docs/job.md.")] = None,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", "-s", help="Set one field of the job: batch_tokens=4Mi. Repeatable.")
+    ] = None,
+    top: Annotated[int, typer.Option("--top", "-n", min=1, help="How many plans to rank.")] = 10,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the design here, for train.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="Write a page that shows the decision.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the decision as one JSON document.")] = False,
+) -> None:
+    """Design the fastest training of a model on a cluster: a ranked table, memory by part, and why the best wins."""
+    from meshwright import catalog, search
+    from meshwright.cli.output import console, note, print_json
+    from meshwright.run.machine import cache_root
+
+    decision = search.design(
+        catalog.load_model(model),
+        catalog.load_cluster(cluster, cache=cache_root()),
+        catalog.load_job(str(job) if job else None, sets=sets or ()),
+        top=top,
+    )
+    if out is not None:
+        write(out, decision.design.to_json())
+        note(f"design {decision.design.plan.digest()} written to {out}")
+    if html is not None:
+        from meshwright import report
+
+        write(html, report.decision_page(decision))
+        note(f"page written to {html}")
+    if as_json:
+        print_json(decision)
+        return
+    from meshwright.report import terminal
+
+    console().print(terminal.decision(decision))
+
+
+def write(path: Path, text: str) -> None:
+    """Write `text` to `path`; raises ConfigError where it cannot be written."""
+    from meshwright.spec.errors import ConfigError, Problem
+
+    try:
+        path.write_text(text + "\n")
+    except OSError as error:
+        raise ConfigError(Problem(where=str(path), what=f"cannot be written: {error.strerror}")) from error

@@ -1,0 +1,232 @@
+"""Decisions and reports on the terminal, from 80 columns up; plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from meshwright.search.candidate import Candidate, Decision
+from meshwright.search.space import Rejection
+from meshwright.spec.plan import AxisName, Plan, Recompute, ScheduleKind, Sharding
+from meshwright.spec.report import MemoryPart, Report, StageMemory
+from meshwright.spec.units import format_count, format_percent, format_seconds
+
+WIDE = 124
+GIB = 2.0**30
+SHOWN_RANKS = 8
+ALIKE = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionView:
+    """A decision as a page of the terminal: ranked plans, the best plan's step and memory, why, what was rejected."""
+
+    decision: Decision
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        value, width = self.decision, options.max_width
+        yield heading(value)
+        yield ranked(value.ranked, width=width)
+        yield from report_tables(value.report, width=width, ascii_only=options.ascii_only)
+        yield title("why")
+        yield from bullets(value.why)
+        if value.rejected:
+            yield title("rejected, by rule")
+            yield rejected(value.rejected)
+        if value.predicts_only:
+            yield title("predicts only: this runtime cannot train the plan yet")
+            yield from bullets(str(problem) for problem in value.predicts_only)
+
+
+@dataclass(frozen=True, slots=True)
+class ReportView:
+    """A report's step and memory as tables."""
+
+    report: Report
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from report_tables(self.report, width=options.max_width, ascii_only=options.ascii_only)
+
+
+def decision(value: Decision) -> DecisionView:
+    return DecisionView(value)
+
+
+def report(value: Report) -> ReportView:
+    return ReportView(value)
+
+
+def title(text: str) -> Text:
+    return Text(f"\n{text}", style="bold")
+
+
+def bullets(lines: Iterable[str]) -> Iterable[Padding]:
+    for line in lines:
+        yield Padding(Text(f"- {line}"), (0, 0, 0, 1), expand=False)
+
+
+def table(*, columns: Sequence[tuple[str, str]]) -> Table:
+    """An empty table; columns are (heading, alignment). A heading of "plan" takes the room that is left."""
+    empty = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1))
+    for name, side in columns:
+        if side == "right":
+            empty.add_column(name, justify="right", no_wrap=True)
+        else:
+            empty.add_column(name, justify="left", overflow="fold")
+    return empty
+
+
+def heading(value: Decision) -> Text:
+    job, plan = value.design.job, value.design.plan
+    lines = Text()
+    lines.append(f"{value.design.model.name} on {value.design.cluster.name}", style="bold")
+    lines.append(
+        f"\n{format_count(value.design.model.parameters)} parameters, {value.design.cluster.num_devices:,} devices, "
+        f"{format_count(job.batch_tokens)} tokens a step in sequences of {job.sequence_length:,}, "
+        f"to {format_count(job.total_tokens)} tokens in {plan.first_group.precision.value}"
+    )
+    lines.append(
+        f"\n{value.considered:,} legal plans priced in {format_seconds(value.seconds)}; {value.fitting:,} fit. "
+        f"Best by {job.objective.value}:"
+    )
+    lines.append(f"\n{plan.describe()}\n", style="bold green")
+    return lines
+
+
+def layout_words(plan: Plan) -> str:
+    """`tensor 8 x pipeline 16 x shard 128`, axes from the innermost."""
+    names = (AxisName.TENSOR, AxisName.PIPELINE, AxisName.SHARD, AxisName.REPLICATE)
+    parts = [f"{name.value} {plan.size(name)}" for name in names if plan.size(name) > 1]
+    return " x ".join(parts) or "one device"
+
+
+def setting_words(plan: Plan) -> str:
+    """`zero1, full recompute, interleaved 3, 32 x 1`: what the layout leaves open, microbatches last."""
+    group, schedule = plan.first_group, plan.schedule
+    words = [group.sharding.value] if group.sharding is not Sharding.NONE else []
+    words += ["seq"] if group.sequence_parallel else []
+    words += [f"{group.recompute.value} recompute"] if group.recompute is not Recompute.NONE else []
+    if plan.pipeline > 1:
+        chunks = f" {schedule.chunks}" if schedule.kind is ScheduleKind.INTERLEAVED else ""
+        words.append(f"{schedule.kind.value}{chunks}")
+    words.append(f"{schedule.microbatches} x {plan.microbatch}")
+    return ", ".join(words)
+
+
+def ranked(candidates: Sequence[Candidate], *, width: int) -> Table:
+    """The ranked plans, two lines each; narrow terminals show figures in pairs."""
+    if width >= WIDE:
+        names = ["step", "tokens/s", "MFU", "used GiB", "free", "bubble", "comm.", "time", "cost"]
+        rows = table(columns=[("", "right"), ("plan", "left"), *((name, "right") for name in names)])
+        for place, entry in enumerate(candidates, 1):
+            plan = f"{layout_words(entry.plan)}\n{setting_words(entry.plan)}"
+            rows.add_row(str(place), plan, *_figures(entry), style=_style(place))
+        return rows
+    names = ["step", "tokens/s\nMFU", "GiB\nfree", "bubble\ncomm.", "time\ncost"]
+    rows = table(columns=[("", "right"), ("plan", "left"), *((name, "right") for name in names)])
+    for place, entry in enumerate(candidates, 1):
+        step, speed, mfu, used, free, bubble, comm, time, cost = _figures(entry)
+        cells = (step, f"{speed}\n{mfu}", f"{used}\n{free}", f"{bubble}\n{comm}", f"{time}\n{cost}")
+        rows.add_row(
+            str(place), f"{layout_words(entry.plan)}\n{setting_words(entry.plan)}", *cells, style=_style(place)
+        )
+    return rows
+
+
+def _figures(entry: Candidate) -> tuple[str, ...]:
+    return (
+        format_seconds(entry.step_seconds),
+        format_count(entry.tokens_per_second),
+        "N/A" if entry.mfu is None else format_percent(entry.mfu),
+        _gib(entry.peak_bytes),
+        _gib(entry.free_bytes),
+        format_percent(entry.bubble_share),
+        format_percent(entry.communication_share),
+        format_seconds(entry.total_seconds),
+        "-" if entry.total_cost is None else f"${format_count(entry.total_cost)}",
+    )
+
+
+def _style(place: int) -> str:
+    return "green" if place == 1 else ""
+
+
+def _gib(count: float) -> str:
+    gib = count / GIB
+    return f"{gib:.1f}" if abs(gib) >= 10 else f"{gib:.2f}"
+
+
+def report_tables(value: Report, *, width: int, ascii_only: bool) -> Iterable[Text | Table]:
+    low, high = (value.step_seconds * bound for bound in value.error_band)
+    band = f" ({format_seconds(low)} to {format_seconds(high)})" if high > low else ""
+    yield title(f"step of the best plan: {format_seconds(value.step_seconds)}{band}")
+    yield step_lines(value, width=width, ascii_only=ascii_only)
+    if value.bottleneck:
+        yield Text(f"bottleneck: {value.bottleneck}")
+    yield title("memory at the peak, GiB")
+    yield memory(value.memory)
+
+
+def step_lines(value: Report, *, width: int, ascii_only: bool) -> Table:
+    """The lines under `step`, the longest first, each with its share."""
+    rows = table(columns=[("line", "left"), ("time", "right"), ("share", "right"), ("", "left"), ("note", "left")])
+    mark, room = "#" if ascii_only else "\u2588", 30 if width >= WIDE else 16
+    lines = [line for line in value.step.lines if abs(line.seconds) > 1e-6 * value.step_seconds]
+    for line in sorted(lines, key=lambda line: -line.seconds):
+        share = line.seconds / value.step_seconds
+        bar = mark * round(room * max(share, 0.0))
+        rows.add_row(str(line.name), format_seconds(line.seconds), format_percent(share), bar, line.note)
+    return rows
+
+
+def memory(stages: Sequence[StageMemory]) -> Table:
+    """Peak GiB by part, a column for each pipeline rank; alike neighbours share one, and of many the ends are shown."""
+    shown = _merged(stages)
+    parts = [part for part in MemoryPart if any(_gib(stage.parts.get(part, 0.0)) != "0.00" for _, stage in shown)]
+    rows = table(columns=[("pipeline rank", "left"), *((label, "right") for label, _ in shown)])
+    for part in parts:
+        rows.add_row(part.value, *(_gib(stage.parts.get(part, 0.0)) for _, stage in shown))
+    rows.add_section()
+    rows.add_row("peak", *(_gib(stage.total) for _, stage in shown), style="bold")
+    rows.add_row("has", *(_gib(stage.capacity) for _, stage in shown))
+    free = [stage.capacity - stage.total for _, stage in shown]
+    rows.add_row("free", *(_gib(room) for room in free), style="red" if min(free) < 0 else "")
+    return rows
+
+
+def _merged(stages: Sequence[StageMemory]) -> list[tuple[str, StageMemory]]:
+    """Runs of ranks whose parts differ by less than ALIKE of the peak, each told by its fullest."""
+    runs: list[list[StageMemory]] = []
+    for stage in stages:
+        if runs and _alike(runs[-1][0], stage):
+            runs[-1].append(stage)
+        else:
+            runs.append([stage])
+    rows = [
+        (f"{run[0].rank}-{run[-1].rank}" if len(run) > 1 else str(run[0].rank), max(run, key=lambda one: one.total))
+        for run in runs
+    ]
+    if len(rows) <= SHOWN_RANKS:
+        return rows
+    fullest = max(range(len(rows)), key=lambda index: rows[index][1].total)
+    kept = sorted({0, 1, 2, fullest, len(rows) - 2, len(rows) - 1})
+    return [rows[index] for index in kept]
+
+
+def _alike(one: StageMemory, other: StageMemory) -> bool:
+    names = {*one.parts, *other.parts}
+    gap = max((abs(one.parts.get(name, 0.0) - other.parts.get(name, 0.0)) for name in names), default=0.0)
+    return gap <= ALIKE * one.total and one.capacity == other.capacity
+
+
+def rejected(entries: Sequence[Rejection]) -> Table:
+    rows = table(columns=[("rule", "left"), ("refused", "right"), ("for example", "left")])
+    for entry in entries:
+        rows.add_row(entry.rule, f"{entry.count:,}", entry.example)
+    return rows

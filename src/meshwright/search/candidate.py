@@ -1,0 +1,74 @@
+"""What the search hands back: candidates by their figures, and the decision with all that explains it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwright.search.space import Rejection
+from meshwright.spec.errors import Problem
+from meshwright.spec.plan import Design, Plan
+from meshwright.spec.report import LineName, Report
+
+COMMUNICATION = (LineName.TENSOR, LineName.TRANSFER, LineName.GRADIENTS, LineName.PARAMETERS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One ranked plan by its figures.
+
+    Shares are of the step; `peak_bytes` and `capacity_bytes` are of the pipeline rank with least room left;
+    `total_seconds` and `total_cost` (dollars) reach the job's token target.
+    """
+
+    plan: Plan
+    step_seconds: float
+    error_band: tuple[float, float]
+    tokens_per_second: float
+    mfu: float | None
+    peak_bytes: float
+    capacity_bytes: float
+    bubble_share: float
+    communication_share: float
+    total_seconds: float
+    total_cost: float | None
+
+    @property
+    def free_bytes(self) -> float:
+        return self.capacity_bytes - self.peak_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The design chosen, its report, the best plans in order and why.
+
+    `considered` legal plans were priced, of which `fitting` fit; `seconds` is the time the search took. Problems in
+    `predicts_only` are why this runtime cannot train the design yet; () when it can.
+    """
+
+    design: Design
+    report: Report
+    ranked: tuple[Candidate, ...]
+    rejected: tuple[Rejection, ...]
+    why: tuple[str, ...]
+    considered: int
+    fitting: int
+    seconds: float
+    predicts_only: tuple[Problem, ...] = ()
+
+
+def candidate(plan: Plan, report: Report) -> Candidate:
+    """The figures of `plan` that a ranked table shows."""
+    tightest = min(report.memory, key=lambda stage: stage.capacity - stage.total)
+    return Candidate(
+        plan=plan,
+        step_seconds=report.step_seconds,
+        error_band=report.error_band,
+        tokens_per_second=report.tokens_per_second,
+        mfu=report.mfu,
+        peak_bytes=tightest.total,
+        capacity_bytes=tightest.capacity,
+        bubble_share=report.share(LineName.BUBBLE),
+        communication_share=report.share(*COMMUNICATION),
+        total_seconds=report.total_seconds,
+        total_cost=report.total_cost,
+    )

@@ -1,0 +1,143 @@
+"""The decision: every legal plan priced in one pass, those that fit ranked, the best refined, and why."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from meshwright import cost
+from meshwright.cost import Layout, PlanTable
+from meshwright.cost.costs import Costs
+from meshwright.search.candidate import Decision, candidate
+from meshwright.search.check import check
+from meshwright.search.constraints import limits
+from meshwright.search.explain import rejected_for_memory, why
+from meshwright.search.misses import nothing_fits, nothing_legal
+from meshwright.search.rules import Scope
+from meshwright.search.space import Space, enumerate_plans
+from meshwright.search.stages import balanced_stages
+from meshwright.spec.cluster import ClusterSpec, Precision
+from meshwright.spec.errors import NoPlanFits
+from meshwright.spec.job import JobSpec, Objective
+from meshwright.spec.model import ModelSpec
+from meshwright.spec.plan import Design
+from meshwright.spec.report import Report
+
+REFINED = 20
+RUNTIME = frozenset({Scope.RUNTIME})
+Floats = npt.NDArray[np.float64]
+
+
+def design(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, top: int = 10) -> Decision:
+    """The best plan for `job.objective` among all legal ones that fit, with the `top` best in order.
+
+    Every legal plan is priced; the best are laid out again with block times of their own and priced one by one.
+    Raises ConfigError when the job or its constraints are wrong, NoPlanFits with the closest miss when no legal plan
+    fits or none is legal.
+    """
+    started = time.perf_counter()
+    space, costs = priced_space(model, cluster, job)
+    if not len(space.table):
+        raise NoPlanFits(nothing_legal(model, cluster, job, space, priced=priced_space))
+    assert costs is not None
+    usable = costs.fits & costs.finite
+    if not usable.any():
+        raise NoPlanFits(nothing_fits(model, cluster, job, space, costs, priced=priced_space))
+    score = np.where(usable, scores(space.table, costs, job.objective), np.inf)
+    count = min(max(top, REFINED), int(np.count_nonzero(usable)))
+    best = np.argsort(score, kind="stable")[:count]
+    refined = refine(space.table, [int(row) for row in best], model=model, cluster=cluster, job=job)
+    chosen, report = refined[0]
+    return Decision(
+        design=chosen,
+        report=report,
+        ranked=tuple(candidate(entry.plan, figures) for entry, figures in refined[:top]),
+        rejected=(*rejected_for_memory(space.table, costs), *space.rejected),
+        why=why(chosen, report, space.table, score),
+        considered=len(space.table),
+        fitting=int(np.count_nonzero(usable)),
+        seconds=time.perf_counter() - started,
+        predicts_only=check(chosen, scopes=RUNTIME),
+    )
+
+
+def priced_space(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> tuple[Space, Costs | None]:
+    """Every legal plan and its costs; no costs where there is no plan."""
+    precision = Precision(str(limits(job.constraints).fixed.get("precision", job.precision.value)))
+    boundaries = balanced_stages(model, cluster, job, precision=precision)
+    space = enumerate_plans(model, cluster, job, boundaries=boundaries)
+    if not len(space.table):
+        return space, None
+    return space, cost.evaluate(space.table, model=model, cluster=cluster, job=job)
+
+
+def scores(table: PlanTable, costs: Costs, objective: Objective) -> Floats:
+    """What the objective minimises: seconds of a step, device-seconds of a step, or bytes at the peak.
+
+    Ties of memory go to the faster plan. All plans share one error band, so that ranking by the upper end of it is
+    ranking by the step.
+    """
+    if objective is Objective.TIME:
+        return costs.step_seconds
+    if objective is Objective.COST:
+        return np.asarray(costs.step_seconds * table.world, dtype=np.float64)
+    slowest = float(np.max(costs.step_seconds[costs.finite], initial=1e-9))
+    return np.asarray(costs.memory_bytes + costs.step_seconds / (2.0 * slowest), dtype=np.float64)
+
+
+def refine(
+    table: PlanTable, rows: Sequence[int], *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec
+) -> list[tuple[Design, Report]]:
+    """The designs of `rows` and their reports, best first.
+
+    A pipelined row is also tried with stages balanced for its own tensor degree and microbatch; the better of the
+    two layouts that fit is kept, so that refining never makes a plan worse.
+    """
+    found = []
+    for row in rows:
+        one = table.take([row])
+        tried = [_priced(one, model=model, cluster=cluster, job=job)]
+        if int(one.pipeline[0]) > 1:
+            rebalanced = _rebalanced(one, model=model, cluster=cluster, job=job)
+            if rebalanced.layouts[0] != one.layouts[int(one.layout[0])]:
+                tried.append(_priced(rebalanced, model=model, cluster=cluster, job=job))
+        found.append(min(tried, key=lambda entry: _order(entry, job.objective)))
+    return sorted(found, key=lambda entry: _order(entry, job.objective))
+
+
+def _order(entry: tuple[Design, Report], objective: Objective) -> tuple[bool, float, float]:
+    plan, report = entry[0].plan, entry[1]
+    upper = report.step_seconds * report.error_band[1]
+    value = {
+        Objective.TIME: upper,
+        Objective.COST: upper * plan.world_size,
+        Objective.MEMORY: report.peak_bytes,
+    }[objective]
+    return not report.fits, value, upper
+
+
+def _priced(one: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> tuple[Design, Report]:
+    plan = one.to_plan(0, model=model.name, cluster=cluster.name, sequence_length=job.sequence_length)
+    made = Design(model=model, cluster=cluster, job=job, plan=plan)
+    return made, cost.predict(made)
+
+
+def _rebalanced(one: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> PlanTable:
+    plan = one.to_plan(0, model=model.name, cluster=cluster.name, sequence_length=job.sequence_length)
+    boundaries = balanced_stages(
+        model,
+        cluster,
+        job,
+        precision=plan.first_group.precision,
+        tensor=plan.tensor,
+        microbatch=plan.microbatch,
+    )
+    layout = Layout(
+        bounds=tuple(boundaries(plan.pipeline, plan.schedule.chunks)),
+        ranks=tuple(stage.rank for stage in plan.stages),
+    )
+    names = (name for name in one.__dataclass_fields__ if name not in ("layouts", "orders", "layout"))
+    return PlanTable.build({name: getattr(one, name) for name in names}, layouts=(layout,), orders=one.orders)

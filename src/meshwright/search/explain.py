@@ -1,0 +1,140 @@
+"""Why the best plan is best: against the best plan that differs in one dimension, and which line makes the gap."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from meshwright import cost
+from meshwright.cost import PlanTable
+from meshwright.cost.costs import Costs
+from meshwright.cost.table import RECOMPUTES, SCHEDULES, SHARDINGS
+from meshwright.search.space import Rejection
+from meshwright.spec.job import Objective
+from meshwright.spec.plan import Design, Recompute, Sharding
+from meshwright.spec.report import LineName, Report, diff
+from meshwright.spec.units import format_bytes, format_percent
+
+Floats = npt.NDArray[np.float64]
+DIMENSIONS = ("tensor", "pipeline", "shard", "sharding", "microbatch", "recompute", "schedule", "sequence_parallel")
+CLOSE = 0.0005
+
+
+def why(chosen: Design, report: Report, table: PlanTable, score: Floats) -> tuple[str, ...]:
+    """One line for every dimension: what the best plan with another value of it would cost, and where.
+
+    `score` is infinite where a row does not fit. Alternatives are free in every other dimension, so that a line says
+    what the dimension is worth and not what one careless change would do.
+    """
+    lines: list[str] = []
+    own = {name: _value_of(chosen, name) for name in DIMENSIONS}
+    told: set[int] = set()
+    for name in DIMENSIONS:
+        column = getattr(table, name)
+        others = np.where(column != own[name], score, np.inf)
+        if len(np.unique(column)) == 1:
+            continue
+        row = int(np.argmin(others))
+        if not np.isfinite(others[row]):
+            lines.append(f"{_word(name, own[name])}: no plan with another value fits")
+            continue
+        if row in told:
+            continue
+        told.add(row)
+        lines.append(_against(chosen, report, table, row, name=name, own=own[name]))
+    return tuple(lines)
+
+
+def _against(chosen: Design, report: Report, table: PlanTable, row: int, *, name: str, own: int) -> str:
+    plan = table.to_plan(
+        row, model=chosen.model.name, cluster=chosen.cluster.name, sequence_length=chosen.job.sequence_length
+    )
+    other = cost.predict(Design(model=chosen.model, cluster=chosen.cluster, job=chosen.job, plan=plan))
+    theirs = int(getattr(table, name)[row])
+    head = f"{_word(name, theirs)} instead of {_word(name, own, bare=True)}"
+    rest = _changes(chosen, table, row, name)
+    if chosen.job.objective is Objective.MEMORY:
+        return f"{head} would need {format_bytes(other.peak_bytes)}, not {format_bytes(report.peak_bytes)}{rest}"
+    ours, cost_of = report.step_seconds, other.step_seconds
+    if chosen.job.objective is Objective.COST:
+        ours, cost_of = ours * chosen.plan.world_size, cost_of * plan.world_size
+    change = cost_of / ours - 1.0
+    if abs(change) < CLOSE:
+        return f"{head} would cost the same to {format_percent(CLOSE)}{rest}"
+    verb = "would cost" if change > 0 else "would save"
+    return f"{head} {verb} {format_percent(abs(change))}: {_cause(report, other)}{rest}"
+
+
+def _cause(report: Report, other: Report) -> str:
+    """The line that grows most from `report` to `other`, and what it grows from and to as shares of the step."""
+    gaps = [gap for gap in diff(report, other)[1:] if gap.name != LineName.STEP]
+    worst = max(gaps, key=lambda gap: gap.seconds)
+    before, after = worst.predicted / report.step_seconds, worst.measured / report.step_seconds
+    return f"{worst.name} {format_percent(before)} to {format_percent(after)} of this step"
+
+
+def _changes(chosen: Design, table: PlanTable, row: int, name: str) -> str:
+    """`, with shard 64 and microbatch 2`: what else the alternative changes to be at its best."""
+    others = [other for other in DIMENSIONS if other != name]
+    changed = [other for other in others if int(getattr(table, other)[row]) != _value_of(chosen, other)]
+    words = [_word(other, int(getattr(table, other)[row])) for other in changed[:3]]
+    return f" (with {' and '.join(words)})" if words else ""
+
+
+def rejected_for_memory(table: PlanTable, costs: Costs) -> tuple[Rejection, ...]:
+    """How many legal plans do not fit, with the one that misses by least; () when all fit."""
+    misses = ~costs.fits & costs.finite
+    if not misses.any():
+        return ()
+    over = np.where(misses, costs.memory_bytes / capacity(costs), np.inf)
+    row = int(np.argmin(over))
+    need, has = float(costs.memory_bytes[row]), float(capacity(costs)[row])
+    example = f"{row_words(table, row)} needs {format_bytes(need - has)} more than the {format_bytes(has)} there are"
+    return (Rejection(rule="memory-fits", count=int(np.count_nonzero(misses)), example=example),)
+
+
+def capacity(costs: Costs) -> Floats:
+    """What a device may use on the rank that needs most, row by row."""
+    room = np.asarray(costs.capacity, dtype=np.float64)
+    return room if room.ndim < 2 else np.asarray(room.min(axis=1), dtype=np.float64)
+
+
+def row_words(table: PlanTable, row: int) -> str:
+    """`tensor 8, pipeline 4, shard 16, zero1, microbatch 1`: a row without what it does not use."""
+    words = [
+        _word(name, int(getattr(table, name)[row]))
+        for name in ("tensor", "pipeline", "replicate", "shard")
+        if int(getattr(table, name)[row]) > 1
+    ]
+    if table.sharding[row]:
+        words.append(SHARDINGS[int(table.sharding[row])].value)
+    words += [_word("microbatch", int(table.microbatch[row])), _word("recompute", int(table.recompute[row]))]
+    return ", ".join(words)
+
+
+def _value_of(chosen: Design, name: str) -> int:
+    plan, group = chosen.plan, chosen.plan.first_group
+    return {
+        "tensor": plan.tensor,
+        "pipeline": plan.pipeline,
+        "shard": plan.shard,
+        "sharding": SHARDINGS.index(group.sharding),
+        "microbatch": plan.microbatch,
+        "recompute": RECOMPUTES.index(group.recompute),
+        "schedule": SCHEDULES.index(plan.schedule.kind),
+        "sequence_parallel": int(group.sequence_parallel),
+    }[name]
+
+
+def _word(name: str, value: int, *, bare: bool = False) -> str:
+    text = {
+        "sharding": lambda: "no sharding" if SHARDINGS[value] is Sharding.NONE else SHARDINGS[value].value,
+        "recompute": lambda: (
+            "no recompute" if RECOMPUTES[value] is Recompute.NONE else f"{RECOMPUTES[value].value} recompute"
+        ),
+        "schedule": lambda: f"{SCHEDULES[value].value}",
+        "sequence_parallel": lambda: "sequence parallel" if value else "no sequence parallel",
+    }
+    if name in text:
+        return text[name]()
+    return str(value) if bare else f"{name} {value}"

@@ -1,0 +1,124 @@
+"""The closest miss: what to change when no plan is legal or none fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from meshwright.cost.costs import Costs
+from meshwright.search.constraints import columns_of
+from meshwright.search.explain import capacity, row_words
+from meshwright.search.rules import choices
+from meshwright.search.space import Space
+from meshwright.spec.cluster import ClusterSpec
+from meshwright.spec.errors import Problem
+from meshwright.spec.job import Constraints, JobSpec
+from meshwright.spec.model import ModelSpec
+from meshwright.spec.units import format_bytes
+
+Priced = Callable[[ModelSpec, ClusterSpec, JobSpec], tuple[Space, Costs | None]]
+GROWTH = (2, 4, 8, 16, 32, 64)
+SHOWN_RULES = 4
+
+
+def nothing_legal(
+    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, space: Space, *, priced: Priced
+) -> tuple[Problem, ...]:
+    """Why no plan is legal: each constraint that would allow one if it were dropped, or the rules that refused."""
+    found = []
+    for where, relaxed in _relaxations(job.constraints):
+        other, _ = priced(model, cluster, replace(job, constraints=relaxed))
+        if not len(other.table):
+            continue
+        column = where.rsplit(".", maxsplit=1)[-1]
+        legal = _legal_values(other, column, model=model, cluster=cluster, job=job)
+        what = f"{job.constraints.fix[column]} leaves no legal plan" if legal else "leaves no legal plan"
+        fix = choices(legal) if legal else f"without it {len(other.table):,} plans are legal"
+        found.append(Problem(where=where, what=what, why=_refusals(space), fix=fix))
+    if found:
+        return tuple(found)
+    what = f"no plan of {model.name} on {cluster.num_devices:,} devices of {cluster.name} is legal"
+    fix = "choose a batch that more data parallel sizes divide, another number of devices, or fewer constraints"
+    return (Problem(what=what, why=_refusals(space), fix=fix),)
+
+
+def nothing_fits(
+    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, space: Space, costs: Costs, *, priced: Priced
+) -> tuple[Problem, ...]:
+    """The legal plan that misses by least, and what would make a plan fit: a constraint dropped, or more devices."""
+    row = _closest(costs)
+    need, has = float(costs.memory_bytes[row]), float(capacity(costs)[row])
+    what = f"no plan of {len(costs):,} fits; the closest ({row_words(space.table, row)}) needs {format_bytes(need)}"
+    fixes = [
+        f"without {where} {_least_need(relaxed_space, relaxed)}"
+        for where, relaxed_space, relaxed in _relaxed(model, cluster, job, priced)
+        if relaxed.fits.any() or float(relaxed.memory_bytes[_closest(relaxed)]) < need
+    ]
+    if not fixes or "and fits" not in " ".join(fixes):
+        fixes.append(_more_devices(model, cluster, job, priced))
+    return (
+        Problem(where="memory", what=f"{what}, has {format_bytes(has)}", why="rule memory-fits", fix="; ".join(fixes)),
+    )
+
+
+def _relaxed(
+    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, priced: Priced
+) -> Iterable[tuple[str, Space, Costs]]:
+    for where, relaxed in _relaxations(job.constraints):
+        space, costs = priced(model, cluster, replace(job, constraints=relaxed))
+        if costs is not None:
+            yield where, space, costs
+
+
+def _relaxations(constraints: Constraints) -> Iterable[tuple[str, Constraints]]:
+    """Each constraint by its place, and the constraints without it."""
+    for name in constraints.fix:
+        rest = {key: value for key, value in constraints.fix.items() if key != name}
+        yield f"job.constraints.fix.{name}", replace(constraints, fix=rest)
+    for index in range(len(constraints.forbid)):
+        kept = constraints.forbid[:index] + constraints.forbid[index + 1 :]
+        yield f"job.constraints.forbid[{index}]", replace(constraints, forbid=kept)
+    if constraints.devices == "all":
+        yield "job.constraints.devices = all", replace(constraints, devices="any")
+
+
+def _legal_values(space: Space, column: str, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> list[object]:
+    if column not in job.constraints.fix:
+        return []
+    rows = range(0, len(space.table), max(1, len(space.table) // 2000))
+    plans = (
+        space.table.to_plan(row, model=model.name, cluster=cluster.name, sequence_length=job.sequence_length)
+        for row in rows
+    )
+    return sorted({columns_of(plan)[column] for plan in plans}, key=lambda value: (str(type(value)), value))
+
+
+def _refusals(space: Space) -> str:
+    """`tensor-divides-heads refused tensor 3; ...`: the rules that refused, each with an example."""
+    shown = [f"{entry.rule} refused {entry.count:,}, as {entry.example}" for entry in space.rejected[:SHOWN_RULES]]
+    return "; ".join(shown)
+
+
+def _closest(costs: Costs) -> int:
+    over = np.where(costs.finite, costs.memory_bytes / capacity(costs), np.inf)
+    return int(np.argmin(over))
+
+
+def _least_need(space: Space, costs: Costs) -> str:
+    row = _closest(costs)
+    verdict = "and fits" if costs.fits.any() else "and still does not fit"
+    return f"{row_words(space.table, row)} would need {format_bytes(float(costs.memory_bytes[row]))} {verdict}"
+
+
+def _more_devices(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, priced: Priced) -> str:
+    """How many times the machines it takes until something fits, by doubling."""
+    for times in GROWTH:
+        groups = tuple(replace(group, num_nodes=group.num_nodes * times) for group in cluster.groups)
+        larger = replace(cluster, groups=groups)
+        space, costs = priced(model, larger, job)
+        if costs is not None and costs.fits.any():
+            row = int(np.argmin(np.where(costs.fits & costs.finite, costs.step_seconds, np.inf)))
+            return f"{larger.num_devices:,} such devices would fit ({row_words(space.table, row)})"
+    return f"no {GROWTH[-1]} times as many such devices would fit: choose devices with more memory or a smaller model"

@@ -1,0 +1,105 @@
+"""Where stages begin: block times from the cost model's operators, device speeds from the cluster, exact balance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import accumulate
+from typing import TypedDict
+
+import numpy as np
+
+from meshwright.cost.compute import part_seconds, rates, with_host
+from meshwright.cost.operators import block_work
+from meshwright.cost.software import software
+from meshwright.cost.table import PRECISIONS
+from meshwright.cost.work import Sizes
+from meshwright.search.balance import Balancer
+from meshwright.spec.cluster import ClusterSpec, DeviceSpec, Precision
+from meshwright.spec.job import JobSpec
+from meshwright.spec.model import Block, ModelSpec
+
+
+class Settings(TypedDict):
+    """What block times depend on beside the model, the device and the job."""
+
+    precision: Precision
+    tensor: int
+    microbatch: int
+
+
+BalancedStages = Callable[[int, int], Sequence[int]]
+
+
+def block_seconds(
+    model: ModelSpec,
+    device: DeviceSpec,
+    job: JobSpec,
+    *,
+    precision: Precision,
+    tensor: int = 1,
+    microbatch: int = 1,
+    sequence_parallel: bool = False,
+) -> tuple[float, ...]:
+    """Seconds of every block, forward and backward, for one microbatch on one idle device and its tensor group."""
+    index = np.array([PRECISIONS.index(precision)])
+    figures = rates(device, precision=index)
+    features = software(job.software)
+    ranks = np.array([float(tensor)])
+    sizes = Sizes(
+        batch=np.array([float(microbatch)]),
+        sequence=float(job.sequence_length),
+        tensor=ranks,
+        split=ranks if sequence_parallel else np.ones(1),
+        itemsize=figures.itemsize,
+    )
+
+    @cache
+    def seconds(block: Block) -> float:
+        total = 0.0
+        for part in block_work(block, sizes):
+            spent = part_seconds(part, device=device, rates=figures, software=features)
+            total += float(with_host(spent.forward, spent.host_forward, device=device)[0])
+            total += float(with_host(spent.backward, spent.host_backward, device=device)[0])
+        return total
+
+    return tuple(seconds(block) for block in model.blocks)
+
+
+def balanced_stages(
+    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, precision: Precision, tensor: int = 1, microbatch: int = 1
+) -> BalancedStages:
+    """A function (pipeline, chunks) -> boundaries of stages, the slowest stage as fast as it can be.
+
+    A stage is as fast as the slowest device of the pipeline rank that holds it: pipeline ranks are equal runs of
+    devices in the cluster's order, so that on uneven clusters slower machines hold fewer blocks.
+    """
+    first = cluster.groups[0].device
+    settings: Settings = {"precision": precision, "tensor": tensor, "microbatch": microbatch}
+    seconds = block_seconds(model, first, job, **settings)
+    balancer = Balancer(seconds)
+    speeds = [
+        sum(seconds) / sum(block_seconds(model, group.device, job, **settings)) if group.device != first else 1.0
+        for group in cluster.groups
+    ]
+
+    def boundaries(pipeline: int, chunks: int) -> Sequence[int]:
+        ranks = rank_speeds(cluster, speeds, pipeline=pipeline)
+        return balancer.bounds(pipeline * chunks, speeds=ranks * chunks)
+
+    return boundaries
+
+
+def rank_speeds(cluster: ClusterSpec, speeds: Sequence[float], *, pipeline: int) -> tuple[float, ...]:
+    """The speed of the slowest device of every pipeline rank, `speeds` being those of the cluster's groups."""
+    if len(set(speeds)) == 1:
+        return (1.0,) * pipeline
+    devices = cluster.num_devices
+    ends = tuple(accumulate(group.num_devices for group in cluster.groups))
+    starts = (0, *ends)
+    found = []
+    for rank in range(pipeline):
+        low, high = rank * devices / pipeline, (rank + 1) * devices / pipeline
+        held = (speed for speed, start, end in zip(speeds, starts, ends, strict=False) if start < high and end > low)
+        found.append(min(held))
+    return tuple(found)

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import search_samples as samples
+
+from meshwright.search.stages import balanced_stages, block_seconds, rank_speeds
+from meshwright.spec.cluster import Precision
+
+
+def test_block_times_grow_with_the_work() -> None:
+    model, device, job = samples.model(vocab=4096), samples.device(), samples.job()
+    one = block_seconds(model, device, job, precision=Precision.BF16)
+    assert len(one) == len(model.blocks)
+    assert len(set(one[1:-1])) == 1, "equal layers take equal times"
+    assert one[-1] > one[0] > 0, "the head multiplies, the embedding looks up"
+    larger = block_seconds(model, device, job, precision=Precision.BF16, microbatch=64)
+    assert all(few <= many for few, many in zip(one, larger, strict=True))
+    assert sum(one) < sum(larger)
+
+
+def test_equal_machines_get_equal_stages_but_for_the_ends() -> None:
+    boundaries = balanced_stages(samples.model(layers=16), samples.cluster(), samples.job(), precision=Precision.BF16)
+    sizes = [stop - start for start, stop in pairwise(boundaries(4, 1))]
+    assert sum(sizes) == 18
+    assert max(sizes) - min(sizes) <= 2
+
+
+def test_slower_machines_hold_fewer_blocks() -> None:
+    fast, slow = samples.device(name="fast", speed=4.0), samples.device(name="slow")
+    cluster = samples.cluster(samples.nodes(of=fast, site="a"), samples.nodes(of=slow, site="b"))
+    boundaries = balanced_stages(samples.model(layers=30), cluster, samples.job(length=4096), precision=Precision.BF16)
+    first, second = (stop - start for start, stop in pairwise(boundaries(2, 1)))
+    assert first > second
+
+
+def test_a_pipeline_rank_is_as_fast_as_its_slowest_machine() -> None:
+    cluster = samples.cluster(samples.nodes(num_nodes=2, site="a"), samples.nodes(num_nodes=1, site="b"))
+    assert rank_speeds(cluster, (1.0, 0.5), pipeline=3) == (1.0, 1.0, 0.5)
+    assert rank_speeds(cluster, (1.0, 0.5), pipeline=2) == (1.0, 0.5)
+    assert rank_speeds(cluster, (1.0, 1.0), pipeline=2) == (1.0, 1.0)
