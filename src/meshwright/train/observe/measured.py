@@ -86,9 +86,11 @@ def _rank_lines(sample: RankSample, *, idle: Mapping[str, float] | None) -> _Ran
         seconds[LineName.RECOMPUTE] += recompute
         seconds[LineName.BACKWARD] -= recompute
     room = step - sum(spans.values())
-    outside = {line: wait * scale for line, wait in waits.get("", {}).items() if line != LineName.TRANSFER}
-    for line, wait in outside.items():
-        share = min(wait, max(room, 0.0))
+    for line, wait in waits.get("", {}).items():
+        # In a pipeline what waits between passes is idle time, split below; a loss's reduction waits for the last rank.
+        if line == LineName.TRANSFER or (idle and line == LineName.OTHER):
+            continue
+        share = min(wait * scale, max(room, 0.0))
         seconds[line] += share
         room -= share
     for line, share in (idle or {}).items():
@@ -167,14 +169,12 @@ def _idle_of(sample: RankSample, lane: tuple[int, ...], ends: Mapping[tuple[obje
             bubble += ready - free
             transfer += max(begun - ready, 0.0)
         previous = span
-    for start, seconds in _edges(sample):
-        del start
-        bubble += seconds
+    bubble += sum(_edges(sample))
     total = transfer + bubble
     return {LineName.TRANSFER: transfer / total, LineName.BUBBLE: bubble / total} if total > 0 else {}
 
 
-def _edges(sample: RankSample) -> Iterable[tuple[float, float]]:
+def _edges(sample: RankSample) -> Iterable[float]:
     """Idle time before the first and after the last compute of every timed step, input and optimizer left out."""
     by_step: dict[int, list[Span]] = defaultdict(list)
     for span in _compute_spans(sample):
@@ -184,9 +184,9 @@ def _edges(sample: RankSample) -> Iterable[tuple[float, float]]:
         if spans:
             first = min(span.start for span in spans)
             last = max(span.start + span.seconds for span in spans)
-            yield timing.start, max(first - timing.start - timing.input_seconds, 0.0)
+            yield max(first - timing.start - timing.input_seconds, 0.0)
             end = timing.start + timing.seconds - timing.optimizer_seconds
-            yield last, max(end - last, 0.0)
+            yield max(end - last, 0.0)
 
 
 def _compute_spans(sample: RankSample) -> list[Span]:

@@ -113,6 +113,7 @@ class MemoryTracker(TorchDispatchMode):
                 self._mark(buffer, MemoryPart.BUFFERS)
         for tensor in _optimizer_tensors(self._optimizer):
             self._mark(tensor, MemoryPart.OPTIMIZER)
+        gc.collect()
         for item in gc.get_objects():
             if type(item) in _PLAIN:
                 self._follow(item, MemoryPart.BUFFERS)
