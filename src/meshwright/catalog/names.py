@@ -9,12 +9,12 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-_PUNCTUATION = re.compile(r"[^a-z0-9]")
+_PUNCTUATION = re.compile(r"[^a-z0-9.]|(?<!\d)\.|\.(?!\d)")
 _EDITION = re.compile(r"[-_ ](instruct|base|chat|hf|it|v0\.\d)$")
 
 
 def normal(name: str) -> str:
-    """`Llama-3.1_8B` as `llama318b`."""
+    """`Llama-3.1_8B` as `llama3.18b`: points between digits stay, so that 1.3 and 13 differ."""
     return _PUNCTUATION.sub("", name.lower())
 
 

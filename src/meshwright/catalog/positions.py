@@ -34,9 +34,9 @@ def json_lines(text: str) -> dict[str, int]:
     """Line of every key and list item of a JSON text, by path."""
     lines: dict[str, int] = {}
     stack: list[tuple[str, int | None]] = []
-    path, key_next = "", False
+    path, key_next, line, seen = "", False, 1, 0
     for token in _JSON_TOKEN.finditer(text):
-        word, line = token[0], text.count("\n", 0, token.start()) + 1
+        word, line, seen = token[0], line + text.count("\n", seen, token.start()), token.start()
         if stack and stack[-1][1] is not None and word not in "]},":
             path = f"{stack[-1][0]}[{stack[-1][1]}]"
             lines.setdefault(path, line)

@@ -130,7 +130,9 @@ def _takes_text(kinds: tuple[Any, ...]) -> bool:
 
 
 def _is_tagged(kind: Any) -> bool:
-    return dataclasses.is_dataclass(kind) and "kind" in {field.name for field in dataclasses.fields(kind)}
+    """Whether `kind` is one of a union told apart by `kind`: its own tag is the default, as plain text."""
+    field = kind.__dataclass_fields__.get("kind") if dataclasses.is_dataclass(kind) else None
+    return field is not None and type(field.default) is str
 
 
 def _decode_tuple(kinds: tuple[Any, ...], value: Any, where: str, problems: list[Problem]) -> Any:

@@ -21,37 +21,46 @@ class Build(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """`lacks` says what of the family's arithmetic the spec leaves out; dimensions and counts are exact."""
+    """How one `model_type` is read.
+
+    `lacks` says what of its arithmetic the spec leaves out; dimensions and counts are exact. `needs` are keys that
+    other families may leave out, since their default differs from one family to the next.
+    """
 
     build: Build
     lacks: str = ""
+    needs: tuple[str, ...] = ()
 
 
 _LATENT = "sigmoid router scores, expert groups and their correction bias; layers that predict further tokens"
 
+_NORMS = "norm scales stored as an offset from one"
+_LLAMA4 = "temperature of layers without positions; sigmoid router scores"
+_GEMMA4 = "norm of values; the router's own norm and scales"
+_KV, _HEADS = ("num_key_value_heads",), ("num_key_value_heads", "head_dim")
+
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "llama": Family(build=dense.llama),
-        "mistral": Family(build=dense.mistral),
+        "mistral": Family(build=dense.mistral, needs=_KV),
         "phi3": Family(build=dense.mistral),
-        "qwen2": Family(build=dense.qwen2),
-        "qwen3": Family(build=dense.qwen3),
+        "qwen2": Family(build=dense.qwen2, needs=_KV),
+        "qwen3": Family(build=dense.qwen3, needs=_HEADS),
         "olmo2": Family(build=dense.olmo2),
         "olmo3": Family(build=dense.olmo3),
-        "gemma2": Family(build=dense.gemma2, lacks="norm scales stored as an offset from one"),
+        "gemma2": Family(build=dense.gemma2, lacks=_NORMS, needs=_HEADS),
         "gpt2": Family(build=dense.gpt2),
-        "mixtral": Family(build=mixture.mixtral),
-        "qwen3_moe": Family(build=mixture.qwen3_moe),
-        "gpt_oss": Family(build=mixture.gpt_oss, lacks="the clamp inside the experts' gate"),
-        "llama4": Family(build=mixture.llama4, lacks="temperature of layers without positions; sigmoid router scores"),
-        "llama4_text": Family(
-            build=mixture.llama4, lacks="temperature of layers without positions; sigmoid router scores"
-        ),
+        "mixtral": Family(build=mixture.mixtral, needs=_KV),
+        "qwen3_moe": Family(build=mixture.qwen3_moe, needs=_KV),
+        "gpt_oss": Family(build=mixture.gpt_oss, lacks="the clamp inside the experts' gate", needs=_HEADS),
+        "llama4": Family(build=mixture.llama4, lacks=_LLAMA4, needs=_HEADS),
+        "llama4_text": Family(build=mixture.llama4, lacks=_LLAMA4, needs=_HEADS),
         "deepseek_v3": Family(build=latent.deepseek, lacks=_LATENT),
+        "deepseek_v32": Family(build=latent.deepseek, lacks=_LATENT),
         "kimi_k2": Family(build=latent.deepseek, lacks=_LATENT),
         "glm_moe_dsa": Family(build=latent.deepseek, lacks=_LATENT),
-        "gemma4": Family(build=gemma.gemma4, lacks="norm of values; the router's own norm and scales"),
-        "gemma4_text": Family(build=gemma.gemma4, lacks="norm of values; the router's own norm and scales"),
+        "gemma4": Family(build=gemma.gemma4, lacks=_GEMMA4, needs=_HEADS),
+        "gemma4_text": Family(build=gemma.gemma4, lacks=_GEMMA4, needs=_HEADS),
     }
 )
 
@@ -64,12 +73,16 @@ def model_from_config(config: Mapping[str, Any], *, name: str, source: str = "co
     """
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
-        what = f"model_type {kind!r} is not supported" if kind is not None else "'model_type' is missing"
+        what = f"model_type {kind!r} is not supported" if kind is not None else "is missing"
         fix = f"one of {', '.join(sorted(FAMILIES))}" if kind is None else _fix(str(kind))
         raise ConfigError(Problem(what=what, where="model_type", fix=fix))
     family = FAMILIES[kind]
     reader = Reader(config)
     told = f"{source}; not carried: {family.lacks}" if family.lacks else source
+    text = reader.table("text_config") if reader.has("text_config") else reader
+    for key in family.needs:
+        if not text.has(key):
+            text.note(key, "is missing")
     model = family.build(reader, name=name, source=told)
     reader.finish()
     return model

@@ -47,7 +47,7 @@ def qwen3_moe(reader: Reader, *, name: str, source: str) -> ModelSpec:
     """Every `decoder_sparse_step`-th layer has experts, but those in `mlp_only_layers`."""
     mixer, sparse = qwen_mixer(reader), mixture_of(reader, hidden="moe_intermediate_size", experts="num_experts")
     dense = feed_forward_of(reader)
-    only, step = reader.values.get("mlp_only_layers") or (), reader.integer("decoder_sparse_step", 1)
+    only, step = reader.indexes("mlp_only_layers"), reader.integer("decoder_sparse_step", 1)
     layers = tuple(
         Layer(mixer=mixer(index), transform=sparse if index not in only and (index + 1) % step == 0 else dense)
         for index in range(reader.layers())
@@ -79,7 +79,7 @@ def llama4(reader: Reader, *, name: str, source: str) -> ModelSpec:
     rotary = text.items("no_rope_layers", length=count) or [int((i + 1) % interval != 0) for i in range(count)]
     kinds = text.layer_types([CHUNKED if uses else FULL for uses in rotary], known=(CHUNKED, FULL))
     step = text.integer("interleave_moe_layer_step", 1)
-    sparse = text.values.get("moe_layers") or tuple(range(step - 1, count, step))
+    sparse = text.indexes("moe_layers") or tuple(range(step - 1, count, step))
     attention, experts, dense = attention_of(text), _shared(text), feed_forward_of(text, key="intermediate_size_mlp")
     unscaled = QueryKeyNorm.UNSCALED if text.flag("use_qk_norm", True) else QueryKeyNorm.NONE
     chunk = text.integer("attention_chunk_size", 8192)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -35,7 +36,7 @@ class Reader:
     def finish(self) -> None:
         """Raise ConfigError with every problem noted so far, if any."""
         if self.problems:
-            raise ConfigError(self.problems)
+            raise ConfigError(dict.fromkeys(self.problems))
 
     def note(self, key: str, what: str, *, why: str = "", fix: str = "") -> None:
         where = f"{self.where}.{key}" if self.where else key
@@ -49,7 +50,7 @@ class Reader:
         value = self.values.get(key)
         if value is None:
             if default is None:
-                self.note(key, f"{key!r} is missing")
+                self.note(key, "is missing")
             return max(least, 1) if default is None else default
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             self.note(key, f"expected a whole number from {least}, got {value!r}")
@@ -63,11 +64,12 @@ class Reader:
         return self.integer(key) if self.has(key) else None
 
     def number(self, key: str, default: float) -> float:
+        """A number above zero."""
         value = self.values.get(key)
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            self.note(key, f"expected a number, got {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            self.note(key, f"expected a number above 0, got {value!r}")
             return default
         return float(value)
 
@@ -93,6 +95,14 @@ class Reader:
             return None
         return tuple(value)
 
+    def indexes(self, key: str) -> tuple[int, ...]:
+        """A list of layer indexes; empty when there is none."""
+        value = self.values.get(key) or []
+        if not isinstance(value, list) or not all(isinstance(item, int) for item in value):
+            self.note(key, f"expected a list of layers, got {_brief(value)}")
+            return ()
+        return tuple(value)
+
     def table(self, key: str) -> Reader:
         """The table under `key`, empty when there is none; its problems are noted with ours."""
         value = self.values.get(key)
@@ -108,9 +118,10 @@ class Reader:
         if key is None:
             return Activation.SILU
         value = self.values[key]
-        if value not in ACTIVATIONS:
+        if not isinstance(value, str) or value not in ACTIVATIONS:
             self.note(key, f"activation {value!r} is unknown", fix=f"one of {', '.join(sorted(ACTIVATIONS))}")
-        return ACTIVATIONS.get(value, Activation.SILU)
+            return Activation.SILU
+        return ACTIVATIONS[value]
 
     def layers(self, key: str = "num_hidden_layers") -> int:
         return self.integer(key, most=LARGEST_LAYERS)
@@ -125,12 +136,14 @@ class Reader:
 
     def heads(self) -> Heads:
         """Query heads, key-value heads and their width, checked against each other and the model's width."""
+        before = len(self.problems)
         width, heads = self.integer("hidden_size"), self.integer("num_attention_heads")
         kv_heads = self.integer("num_key_value_heads", heads)
-        if heads % kv_heads:
+        sound = len(self.problems) == before
+        if sound and heads % kv_heads:
             fix = f"use {nearest_divisor(heads, kv_heads)}"
             self.note("num_key_value_heads", f"{kv_heads} does not divide {heads} heads", fix=fix)
-        if not self.has("head_dim") and width % heads:
+        if sound and not self.has("head_dim") and width % heads:
             self.note("num_attention_heads", f"{heads} does not divide hidden_size {width}", fix="say head_dim")
         return Heads(width, heads, kv_heads, self.integer("head_dim", max(width // heads, 1)))
 
@@ -141,6 +154,8 @@ class Reader:
             parameters = parameters.table(kind)
         theta = parameters.number("rope_theta", self.number("rope_theta", 10000.0))
         fraction = parameters.number("partial_rotary_factor", self.number("partial_rotary_factor", 1.0))
+        if fraction > 1:
+            parameters.note("partial_rotary_factor", f"{fraction} is more than 1")
         scaling = self.table("rope_scaling") if self.has("rope_scaling") else parameters
         return Rotary(dims=int(head_dim * fraction), theta=theta, scaling=_scaling(scaling))
 

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from meshwright import catalog
+from meshwright.catalog import ranges
+from meshwright.catalog.job_template import COMMENTS
+from meshwright.spec.cluster import Precision
+from meshwright.spec.errors import ConfigError
+from meshwright.spec.job import DataSpec, JobSpec, OptimizerSpec, Source
+from meshwright.spec.plan import Axis, AxisName, BlockGroup, Design, Plan, Schedule, Stage
+
+BAD = """name = "x"
+sequence_length = "2Ki"
+batch_tokens = "many"
+
+[optimizer]
+knd = "adamw"
+
+[[data.sources]]
+path = "a"
+[[data.sources]]
+pth = "b"
+"""
+
+
+def refused(path: Path | None, *sets: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        catalog.load_job(path, sets=sets)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_no_file_and_no_set_is_the_default() -> None:
+    assert catalog.load_job(None) == JobSpec()
+
+
+def test_quantities_have_units_and_sections_may_be_left_out() -> None:
+    job = catalog.load_job(None, sets=["job.batch_tokens=4Mi", "total_tokens=300G", "optimizer.learning_rate=1e-3"])
+    assert (job.batch_tokens, job.total_tokens, job.optimizer.learning_rate) == (4 * 2**20, 300 * 10**9, 1e-3)
+
+
+def test_a_file_and_sets_together(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text('seed = 3\nprecision = "fp32"\n[constraints.fix]\ntensor = 2\n')
+    job = catalog.load_job(file, sets=["seed=4", "constraints.fix.recompute=none"])
+    assert (job.seed, job.precision, job.constraints.fix) == (4, Precision.FP32, {"tensor": 2, "recompute": "none"})
+
+
+def test_all_errors_of_a_file_at_once_each_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text(BAD)
+    assert refused(file) == [
+        f"{file}:3 batch_tokens: 'many' is not a number",
+        f"{file}:6 optimizer.knd: unknown key; did you mean 'kind'?",
+        f"{file}:11 data.sources[1].pth: unknown key; did you mean 'path'?",
+        f"{file}:10 data.sources[1]: 'path' is missing",
+    ]
+
+
+def test_errors_of_sets_stand_beside_those_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text("sed = 1\n")
+    told = refused(file, "nonsense", "job.optimizer.beta1=high", "precision=bf17")
+    assert told == [
+        "--set nonsense: expected key=value; write --set optimizer.kind=adamw",
+        f"{file}:1 sed: unknown key; did you mean 'seed'?",
+        "--set optimizer.beta1: 'high' is not a number",
+        "--set precision: 'bf17' is not a choice; did you mean 'bf16'?",
+    ]
+
+
+def test_a_newer_schema_has_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text("seed = 1\nschema = 99\n")
+    assert refused(file) == [
+        f"{file}:2 schema: schema 99 is newer (this meshwright reads schema 1 and older); update meshwright"
+    ]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        *(f"{path}=0" for path in (*ranges.AT_LEAST_ONE, *ranges.ABOVE_ZERO)),
+        *(f"{path}=-1" for path in ranges.AT_LEAST_ZERO),
+        *(f"{path}=1.5" for path in ranges.FRACTIONS),
+        *(f"{path}=1.0" for path in ranges.BELOW_ONE),
+        *(f"{path}=nan" for path in (*ranges.ABOVE_ZERO, *ranges.FRACTIONS)),
+        *(f"{path}=odd" for path in ranges.CHOICES),
+        'data.sources=[{path="a", weight=0}]',
+    ],
+)
+def test_a_number_that_no_job_has_is_refused(entry: str) -> None:
+    (told,) = refused(None, entry)
+    assert told.startswith(f"--set {entry.partition('=')[0]}")
+
+
+@pytest.mark.parametrize("path", [*ranges.FRACTIONS, *ranges.AT_LEAST_ZERO])
+def test_the_ends_of_a_range_are_in_it(path: str) -> None:
+    assert catalog.load_job(None, sets=[f"{path}=0"])
+
+
+def test_none_switches_off_what_may_be_off() -> None:
+    assert catalog.load_job(None, sets=["optimizer.clip_norm=none"]).optimizer.clip_norm is None
+    assert "expected a number" not in "".join(refused(None, "optimizer.beta1=none"))
+
+
+def test_a_saved_job_is_read_back_equal(tmp_path: Path) -> None:
+    job = JobSpec(
+        name='quote " and \\ and \x7f',
+        optimizer=OptimizerSpec(clip_norm=None, epsilon=1e-20),
+        data=DataSpec(sources=(Source(path="a"), Source(path="b", weight=0.5)), cache="c"),
+        trackers=("tensorboard",),
+    )
+    for name in ("job.toml", "job.json"):
+        catalog.save(job, tmp_path / name)
+        assert catalog.load_job(tmp_path / name) == job
+
+
+def test_the_template_loads_as_the_default_and_explains_itself(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text(catalog.job_template())
+    job = catalog.load_job(file)
+    assert replace(job, data=replace(job.data, sources=())) == JobSpec()
+    assert catalog.job_template().count("\n# ") >= 30
+    top = {field.name for field in dataclasses.fields(JobSpec)}
+    assert top <= set(COMMENTS)
+    written = tomllib.loads(catalog.job_template())
+    for path in COMMENTS:
+        table = written
+        for key in path.split("."):
+            assert key in table, f"the template has no {path}"
+            table = table[key]
+
+
+def test_a_design_is_read_from_its_file_or_its_run(tmp_path: Path) -> None:
+    model, cluster = catalog.load_model("tiny"), catalog.load_cluster("8xH100")
+    plan = Plan(
+        model=model.name,
+        cluster=cluster.name,
+        axes=(Axis(name=AxisName.SHARD, size=8),),
+        stages=(Stage(rank=0, groups=(BlockGroup(start=0, stop=6),)),),
+        schedule=Schedule(),
+        sequence_length=64,
+        microbatch=1,
+    )
+    design = Design(model=model, cluster=cluster, job=JobSpec(), plan=plan)
+    (tmp_path / "design.json").write_text(design.to_json())
+    assert catalog.load_design(tmp_path) == design
+    assert catalog.load_design(tmp_path / "design.json") == design
+    (tmp_path / "design.json").write_text(design.to_json().replace('"microbatch":', '"microbatc":', 1))
+    with pytest.raises(ConfigError, match=r"design\.json:\d+ plan\.microbatc: unknown key; did you mean 'microbatch'"):
+        catalog.load_design(tmp_path)
