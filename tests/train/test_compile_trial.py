@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from meshwright.train.compile_trial import CompileTrial
+import pytest
+import torch
+from torch import nn
+
+from meshwright.train.compile_trial import CompileTrial, LayerCompiler
 from meshwright.train.events import Log, StepDone
 
 
@@ -56,3 +60,31 @@ def test_a_missing_compiler_is_one_line() -> None:
     board = Switchboard(reason="no C++ compiler is found")
     assert said(board, compiled=0.1) == ["compile: off; no C++ compiler is found"]
     assert board.calls == ["compile"]
+
+
+class Part(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({"0": nn.Linear(2, 2)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers.values():
+            x = layer(x)
+        return x
+
+
+def test_layers_are_compiled_and_run_again_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    part, x = Part(), torch.ones(1, 2)
+    before = part(x)
+    monkeypatch.setattr(torch, "compile", lambda call: lambda x: call(x) + 1.0)
+    monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/c++")
+    compiler = LayerCompiler(parts=(part,))
+    assert compiler.compile() == ""
+    assert torch.equal(part(x), before + 1.0)
+    compiler.undo()
+    assert torch.equal(part(x), before)
+
+
+def test_without_a_compiler_the_reason_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    assert LayerCompiler(parts=(Part(),)).compile() == "no C++ compiler is found"

@@ -44,7 +44,7 @@ def lay(design: Design, mesh: Mesh, *, device: torch.device | str, seed: int, re
     stages = [plan.stages[index] for index in plan.stages_of(mesh.coordinate(AxisName.PIPELINE))]
     parts = [lay_stage(design, stage, mesh=mesh, axis=axis, kinds=kinds, device=device, seed=seed) for stage in stages]
     if design.job.compile is Switch.ON:
-        compile_layers(parts)
+        compile_layers([part.module for part in parts])
     return Laid(
         design=design,
         mesh=mesh,

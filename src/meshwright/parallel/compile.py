@@ -5,13 +5,15 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 
-from meshwright.parallel.layout import Parted
+from torch import nn
+
+from meshwright.parallel.torch_compat import forget_compiled
 from meshwright.spec.errors import EnvironmentUnfit, Problem
 
 _COMPILERS = ("c++", "g++", "clang++")
 
 
-def compile_layers(parts: Sequence[Parted]) -> None:
+def compile_layers(parts: Sequence[nn.Module]) -> None:
     """Every layer compiles itself at its first pass. Raises EnvironmentUnfit when there is no C++ compiler."""
     if not any(shutil.which(name) for name in _COMPILERS):
         raise EnvironmentUnfit(
@@ -23,5 +25,16 @@ def compile_layers(parts: Sequence[Parted]) -> None:
             )
         )
     for part in parts:
-        for layer in part.module.layers.values():
+        for layer in _layers(part):
             layer.compile()
+
+
+def uncompile_layers(parts: Sequence[nn.Module]) -> None:
+    """Every layer runs again as it was written."""
+    for part in parts:
+        for layer in _layers(part):
+            forget_compiled(layer)
+
+
+def _layers(part: nn.Module) -> list[nn.Module]:
+    return list(part.get_submodule("layers").children())

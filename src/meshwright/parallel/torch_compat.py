@@ -165,3 +165,8 @@ def held_part(whole: Tensor, like: DTensor) -> Tensor:
     for dim, (size, offset) in enumerate(zip(shape, start, strict=True)):
         whole = whole.narrow(dim, offset if size else 0, size)
     return whole
+
+
+def forget_compiled(module: nn.Module) -> None:
+    """`module.compile()` never happened; there is no public way back."""
+    module._compiled_call_impl = None

@@ -13,9 +13,11 @@ import torch
 from meshwright import parallel
 from meshwright.data import Corpus, Loader, Position, prepare
 from meshwright.spec import codec
+from meshwright.spec.job import Switch
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
 from meshwright.train.checkpoint import Checkpoint, Store
+from meshwright.train.compile_trial import CompileTrial, LayerCompiler
 from meshwright.train.events import Reactor
 from meshwright.train.feed import Feed
 from meshwright.train.observe import trackers
@@ -124,8 +126,10 @@ def _loader(corpus: Corpus, *, feed: Feed, consumed: int) -> Loader:
 
 def _reactors(run: Run, *, saved: int | None, max_steps: int | None) -> tuple[Reactor, ...]:
     job = run.design.job
+    trial = CompileTrial(compiler=LayerCompiler(parts=run.laid.parts), total_steps=job.total_steps)
     return (
         FiniteLoss(last_saved=saved),
+        *((trial,) if job.compile is Switch.AUTO else ()),
         EvaluateEvery(steps=job.evaluation.every_steps),
         SaveEvery(steps=job.checkpoint.every_steps, saved=saved),
         *run.techniques,

@@ -7,6 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from torch import nn
+
+from meshwright.parallel.compile import compile_layers, uncompile_layers
+from meshwright.spec.errors import EnvironmentUnfit
 from meshwright.spec.units import format_seconds
 from meshwright.train.events import Action, Event, Log, StepDone
 
@@ -23,6 +27,23 @@ class Compiler(Protocol):
 
     def undo(self) -> None:
         """Layers run as they were."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCompiler:
+    """The layers of the stages of this rank."""
+
+    parts: tuple[nn.Module, ...]
+
+    def compile(self) -> str:
+        try:
+            compile_layers(self.parts)
+        except EnvironmentUnfit as error:
+            return error.problems[0].what
+        return ""
+
+    def undo(self) -> None:
+        uncompile_layers(self.parts)
 
 
 @dataclass(slots=True, kw_only=True)

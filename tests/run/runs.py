@@ -1,0 +1,100 @@
+"""Runs of a tiny model over a small text, and what they wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+from tests.support import designs, models
+from tests.support.designs import Layout
+
+from meshwright import catalog
+from meshwright.run.launch import WORKER_MODULE
+from meshwright.spec.cluster import ClusterSpec, Precision
+from meshwright.spec.job import CheckpointSpec, DataSpec, EvaluationSpec, Source
+from meshwright.spec.plan import Design
+
+BATCH = 8
+VOCAB = 264
+
+
+def text(folder: Path) -> Path:
+    """Forty short documents, one a line."""
+    path = folder / "text.jsonl"
+    if not path.is_file():
+        lines = [json.dumps({"text": f"{n} times {n} is {n * n}, and " * 12}) for n in range(40)]
+        path.write_text("\n".join(lines))
+    return path
+
+
+def design(folder: Path, layout: Layout | None = None, *, steps: int, **changes: Any) -> Design:
+    """A design that trains `steps` steps of BATCH sequences in fp64 and evaluates every fourth step."""
+    tiny = models.model(
+        embedding=replace(models.model().embedding, vocab=VOCAB), head=replace(models.model().head, vocab=VOCAB)
+    )
+    made = designs.design(tiny, layout or Layout(batch=BATCH))
+    job = replace(
+        made.job,
+        total_tokens=steps * made.job.batch_tokens,
+        data=DataSpec(sources=(Source(path=str(text(folder))),), validation_fraction=0.2),
+        evaluation=EvaluationSpec(every_steps=4, tokens=BATCH * designs.SEQUENCE * 2),
+        checkpoint=CheckpointSpec(every_steps=0),
+    )
+    ranks = made.plan.world_size
+    return replace(made, cluster=cluster(ranks), job=replace(job, **changes))
+
+
+def cluster(ranks: int) -> ClusterSpec:
+    """This kind of machine, which multiplies in fp64 half as fast as in fp32."""
+    here = catalog.local_cluster(cores=2, memory_bytes=ranks * 2**32, devices=ranks, name="here")
+    device = here.groups[0].device
+    peak = {**device.peak_flops, Precision.FP64: device.peak_flops[Precision.FP32] / 2}
+    matrix = {**device.matrix, Precision.FP64: device.matrix[Precision.FP32]}
+    device = replace(device, peak_flops=peak, matrix=matrix)
+    return replace(here, groups=(replace(here.groups[0], device=device),))
+
+
+def rows(run_dir: Path) -> list[dict[str, Any]]:
+    path = run_dir / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def losses(run_dir: Path) -> dict[int, float]:
+    return {row["step"]: row["loss"] for row in rows(run_dir) if "loss" in row}
+
+
+def validation(run_dir: Path) -> dict[int, float]:
+    return {row["step"]: row["validation_loss"] for row in rows(run_dir) if "validation_loss" in row}
+
+
+def worker_of(rank: int) -> psutil.Process:
+    for child in psutil.Process().children():
+        if WORKER_MODULE in child.cmdline() and child.environ().get("RANK") == str(rank):
+            return child
+    raise AssertionError(f"no worker of rank {rank}")
+
+
+def after_steps(run_dir: Path, steps: int, act: Callable[[], None]) -> threading.Thread:
+    """`act` is called once `steps` steps are in the metrics; the thread that waits for it."""
+
+    def wait() -> None:
+        end = time.monotonic() + 120.0
+        while len(losses(run_dir)) < steps and time.monotonic() < end:
+            time.sleep(0.02)
+        act()
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread
+
+
+def ask_to_stop() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)

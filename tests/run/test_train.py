@@ -1,0 +1,150 @@
+"""Real runs of a tiny model on real worker processes."""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.run.runs import BATCH, after_steps, ask_to_stop, design, losses, rows, validation, worker_of
+from tests.support.designs import Layout
+
+from meshwright.run import generate, train
+from meshwright.run.files import load_design
+from meshwright.spec.errors import ConfigError, EnvironmentUnfit, ExitCode, WorkerFailed
+from meshwright.spec.job import DataSpec, OptimizerSpec, Source
+from meshwright.spec.plan import Sharding
+from meshwright.train.events import Ending
+
+STEPS = 40
+SHARDED = Layout(batch=BATCH, shard=2, sharding=Sharding.PARAMETERS)
+PIPELINED = Layout(batch=BATCH, pipeline=2)
+
+
+def quiet(line: str) -> None:
+    """Nobody watches a test."""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on one device from its first step to its last."""
+    folder = tmp_path_factory.mktemp("whole")
+    outcome = train(design(folder, steps=STEPS), run_dir=folder / "run", say=quiet)
+    assert outcome.ended.ending is Ending.FINISHED
+    assert outcome.exit_code is ExitCode.OK
+    return folder
+
+
+def test_a_run_leaves_what_others_read(whole: Path) -> None:
+    run = whole / "run"
+    assert sorted(losses(run)) == list(range(1, STEPS + 1))
+    assert sorted(validation(run)) == list(range(4, STEPS + 1, 4))
+    assert losses(run)[STEPS] < losses(run)[1]
+    first = rows(run)[0]
+    names = "step tokens loss grad_norm learning_rate seconds tokens_per_second mfu memory_bytes of_prediction"
+    assert list(first) == names.split()
+    assert load_design(run / "design.json").plan == design(whole, steps=STEPS).plan
+    for name in ("predicted.json", "measured.json", "environment.json", "tokenizer.json", "spans/rank-00000.jsonl"):
+        assert (run / name).stat().st_size > 0
+    assert (run / "checkpoints" / f"step-{STEPS:08d}" / "COMMITTED").exists()
+    assert not (run / "logs").exists()
+
+
+def test_text_is_sampled_from_the_checkpoint_the_same_for_a_seed(whole: Path) -> None:
+    once = generate(whole / "run", "3 times", tokens=12, seed=5)
+    assert once.startswith("3 times")
+    assert generate(whole / "run", "3 times", tokens=12, seed=5) == once
+    with pytest.raises(ConfigError, match="ask for at least one"):
+        generate(whole / "run", tokens=0)
+
+
+def test_a_signal_saves_and_another_plan_goes_on_as_if_nothing_had_happened(whole: Path) -> None:
+    run = whole / "moved"
+    sender = after_steps(run, 3, ask_to_stop)
+    stopped = train(design(whole, SHARDED, steps=STEPS), run_dir=run, say=quiet)
+    sender.join()
+    assert stopped.exit_code is ExitCode.SAVED
+    assert stopped.ended.ending is Ending.SIGNALLED
+    assert 3 <= stopped.ended.step < STEPS
+    assert (run / "checkpoints" / f"step-{stopped.ended.step:08d}" / "COMMITTED").exists()
+
+    finished = train(design(whole, PIPELINED, steps=STEPS), run_dir=run, resume=True, say=quiet)
+    assert finished.ended.ending is Ending.FINISHED
+    expected = losses(whole / "run")
+    assert losses(run) == pytest.approx(expected, rel=1e-9, abs=1e-9)
+    assert validation(run) == pytest.approx(validation(whole / "run"), rel=1e-9, abs=1e-9)
+
+
+def test_a_killed_worker_is_told_and_the_run_fails_with_its_code(whole: Path) -> None:
+    run = whole / "killed"
+    killer = after_steps(run, 2, lambda: worker_of(1).send_signal(signal.SIGKILL))
+    with pytest.raises(WorkerFailed, match=r"rank 1 was killed \(signal 9\), probably out of memory") as caught:
+        train(design(whole, SHARDED, steps=4000), run_dir=run, say=quiet)
+    killer.join()
+    assert caught.value.exit_code is ExitCode.WORKER
+    assert "Traceback" not in str(caught.value)
+
+
+def test_a_loss_that_is_not_finite_names_the_step_and_the_last_checkpoint(whole: Path) -> None:
+    wild = OptimizerSpec(learning_rate=1e200, clip_norm=None)
+    with pytest.raises(WorkerFailed, match=r"of step \d+ is nan.*no checkpoint was saved") as caught:
+        train(design(whole, steps=STEPS, optimizer=wild), run_dir=whole / "wild", say=quiet)
+    assert caught.value.exit_code is ExitCode.WORKER
+    assert "Traceback" not in str(caught.value)
+
+
+def test_a_directory_that_holds_a_run_is_not_written_over(whole: Path) -> None:
+    with pytest.raises(ConfigError, match=r"holds a run already.*--resume"):
+        train(design(whole, steps=STEPS), run_dir=whole / "run", say=quiet)
+
+
+def test_going_on_needs_a_run_and_the_same_data_order(whole: Path) -> None:
+    with pytest.raises(ConfigError, match="no run to go on with"):
+        train(design(whole, steps=STEPS), run_dir=whole / "nowhere", resume=True, say=quiet)
+    other = design(whole, Layout(batch=2 * BATCH), steps=STEPS, seed=9)
+    with pytest.raises(ConfigError) as caught:
+        train(other, run_dir=whole / "run", resume=True, say=quiet)
+    assert {problem.where for problem in caught.value.problems} == {"job.batch_tokens", "job.seed"}
+
+
+def test_a_changed_text_is_refused_on_resume(whole: Path) -> None:
+    known = whole / "run" / "corpus.json"
+    before = known.read_text()
+    known.write_text(json.dumps(json.loads(before) | {"digest": "another"}))
+    try:
+        with pytest.raises(ConfigError, match="the corpus has changed"):
+            train(design(whole, steps=STEPS), run_dir=whole / "run", resume=True, say=quiet)
+    finally:
+        known.write_text(before)
+
+
+def test_what_is_wrong_is_told_before_anything_starts(whole: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(ConfigError, match="did you mean 'tensorboard'"):
+        train(design(whole, steps=4, trackers=("tensorbord",)), run_dir=run, say=quiet)
+    missing = DataSpec(sources=(Source(path=str(tmp_path / "nothing.jsonl")),))
+    with pytest.raises(ConfigError, match=r"nothing\.jsonl"):
+        train(design(whole, steps=4, data=missing), run_dir=run, say=quiet)
+    binary = tmp_path / "binary.txt"
+    binary.write_bytes(bytes(range(256)) * 64)
+    with pytest.raises(ConfigError, match="binary"):
+        train(design(whole, steps=4, data=DataSpec(sources=(Source(path=str(binary)),))), run_dir=run, say=quiet)
+    with pytest.raises(ConfigError, match="ask for at least one"):
+        train(design(whole, steps=4), run_dir=run, steps=0, say=quiet)
+    made = design(whole, steps=4)
+    small = replace(made, model=replace(made.model, embedding=replace(made.model.embedding, vocab=64)))
+    small = replace(small, model=replace(small.model, head=replace(small.model.head, vocab=64)))
+    with pytest.raises(ConfigError, match=r"the tokenizer has .* tokens and the model reads 64"):
+        train(small, run_dir=run, say=quiet)
+    assert not run.exists()
+
+
+def test_devices_that_are_not_here_are_told_with_the_way_to_start(whole: Path, tmp_path: Path) -> None:
+    made = design(whole, steps=4)
+    group = made.cluster.groups[0]
+    device = replace(group.device, kind=type(group.device.kind)("cuda"))
+    elsewhere = replace(made, cluster=replace(made.cluster, groups=(replace(group, device=device),)))
+    with pytest.raises(EnvironmentUnfit, match="torchrun"):
+        train(elsewhere, run_dir=tmp_path / "run", say=quiet)
