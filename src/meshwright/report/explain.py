@@ -1,0 +1,241 @@
+"""Predicted against measured in words, the worst line first; of a plan, what its step is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshwright.report.run_files import RunFiles, read_run
+from meshwright.spec.report import Gap, Line, LineName, Report, diff
+from meshwright.spec.units import format_bytes, format_percent, format_seconds
+
+UNKNOWN = "N/A"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of the step: seconds predicted and measured, None where not known, and the same in words.
+
+    `share` is of the measured step, or of the predicted one where nothing is measured.
+    """
+
+    name: str
+    predicted: float | None
+    measured: float | None
+    share: float | None
+    words: str
+
+    @property
+    def gap(self) -> float | None:
+        """Measured less predicted, in seconds."""
+        return None if self.predicted is None or self.measured is None else self.measured - self.predicted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRow:
+    """Allocated bytes of the heaviest device of one pipeline rank."""
+
+    rank: int
+    predicted: float | None
+    measured: float | None
+    capacity: float | None
+    words: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """What a run or a plan costs and why. Encodes to JSON with `spec.codec.encode`."""
+
+    name: str
+    plan: str
+    headline: str
+    sentences: tuple[str, ...]
+    rows: tuple[Row, ...]
+    memory: tuple[MemoryRow, ...]
+
+    def lines(self) -> tuple[str, ...]:
+        """The explanation as lines of text: headline, sentences, then the table of the step and of memory."""
+        table = [("", "predicted", "measured", "gap")]
+        table += [
+            (row.name, _seconds(row.predicted), _seconds(row.measured), signed_seconds(row.gap)) for row in self.rows
+        ]
+        for entry in self.memory:
+            gap = None if entry.predicted is None or entry.measured is None else entry.measured - entry.predicted
+            name = f"memory, pipeline rank {entry.rank}"
+            table.append((name, _bytes(entry.predicted), _bytes(entry.measured), signed_bytes(gap)))
+        widths = [max(len(cells[column]) for cells in table) for column in range(4)]
+        text = ["  ".join((cells[0].ljust(widths[0]), *_right(cells[1:], widths[1:]))).rstrip() for cells in table]
+        return (f"{self.name}: {self.plan}", self.headline, *self.sentences, "", *text)
+
+
+def explain(path: Path | str) -> Explanation:
+    """What the run directory or the plan file at `path` cost and why. Raises ConfigError when it cannot be read."""
+    return explain_files(read_run(path))
+
+
+def explain_files(files: RunFiles) -> Explanation:
+    """As `explain`, of files read already."""
+    predicted, measured = files.predicted, files.measured
+    if predicted is not None and measured is not None:
+        headline, sentences = _compared(predicted, measured)
+        rows = tuple(
+            _gap_row(gap, predicted, measured) for gap in diff(predicted, measured) if gap.predicted or gap.measured
+        )
+    elif predicted is not None or measured is not None:
+        report = predicted or measured
+        assert report is not None
+        headline, sentences = _alone(report, is_measured=measured is not None)
+        rows = _rows_alone(report, is_measured=measured is not None)
+    else:
+        headline, sentences, rows = "nothing is predicted or measured yet", (), ()
+    if predicted is not None and measured is None and not files.is_plan:
+        sentences = (*sentences, "The run has not measured a step yet.")
+    return Explanation(
+        name=files.name,
+        plan=files.design.plan.describe(),
+        headline=headline,
+        sentences=sentences,
+        rows=rows,
+        memory=_memory(predicted, measured),
+    )
+
+
+def signed_seconds(seconds: float | None) -> str:
+    """`+41.0 ms`; N/A for None."""
+    if seconds is None:
+        return UNKNOWN
+    return f"{'+' if seconds >= 0 else ''}{format_seconds(seconds)}"
+
+
+def signed_bytes(count: float | None) -> str:
+    if count is None:
+        return UNKNOWN
+    return f"{'+' if count >= 0 else ''}{format_bytes(count)}"
+
+
+def _compared(predicted: Report, measured: Report) -> tuple[str, tuple[str, ...]]:
+    gap = measured.step_seconds - predicted.step_seconds
+    took, said = format_seconds(measured.step_seconds), format_seconds(predicted.step_seconds)
+    ratio = abs(gap) / predicted.step_seconds if predicted.step_seconds else 0.0
+    if ratio < 0.02:
+        headline = f"The step took {took}, as predicted ({said})."
+    else:
+        word = "longer" if gap > 0 else "less"
+        headline = f"The step took {took}, {format_percent(ratio)} {word} than the {said} predicted."
+    sentences = []
+    low, high = predicted.error_band
+    if high > low:
+        inside = low <= measured.step_seconds / max(predicted.step_seconds, 1e-12) <= high
+        band = f"{format_seconds(low * predicted.step_seconds)} to {format_seconds(high * predicted.step_seconds)}"
+        sentences.append(f"That is {'inside' if inside else 'outside'} the band of the prediction, {band}.")
+    sentences += _worst(diff(predicted, measured)[1:], step=predicted.step_seconds, gap=gap)
+    if measured.bottleneck:
+        sentences.append(_sentence(f"measured bottleneck: {measured.bottleneck}"))
+    return headline, tuple(sentences)
+
+
+def _worst(gaps: tuple[Gap, ...], *, step: float, gap: float) -> list[str]:
+    """The largest gap in the direction of the whole, then the largest against it, where they matter."""
+    along = [entry for entry in gaps if entry.seconds * gap > 0]
+    against = [entry for entry in gaps if entry.seconds * gap < 0]
+    found = []
+    if along and abs(along[0].seconds) > 0.01 * step:
+        share = min(1.0, along[0].seconds / gap) if gap else 0.0
+        lead = "Most of the difference" if share > 0.5 else "The largest part of the difference"
+        found.append(f"{lead} is {along[0].name}: {_change(along[0])}.")
+    if against and abs(against[0].seconds) > 0.01 * step:
+        found.append(f"The other way goes {against[0].name}: {_change(against[0])}.")
+    return found
+
+
+def _change(gap: Gap) -> str:
+    word = "more" if gap.seconds >= 0 else "less"
+    if not gap.predicted:
+        return f"{format_seconds(gap.measured)} that the prediction does not have"
+    return f"{format_seconds(abs(gap.seconds))} {word} than {format_seconds(gap.predicted)}"
+
+
+def _gap_row(gap: Gap, predicted: Report, measured: Report) -> Row:
+    known = predicted.step.find(gap.name) is not None
+    seen = measured.step.find(gap.name) is not None
+    share = gap.measured / measured.step_seconds if measured.step_seconds and seen else None
+    words = f"{gap.name} took {format_seconds(gap.measured)}: {_change(gap)}" if seen else f"{gap.name}: not measured"
+    return Row(
+        name=gap.name,
+        predicted=gap.predicted if known else None,
+        measured=gap.measured if seen else None,
+        share=share,
+        words=words,
+    )
+
+
+def _alone(report: Report, *, is_measured: bool) -> tuple[str, tuple[str, ...]]:
+    step, speed = format_seconds(report.step_seconds), f"{report.tokens_per_second:,.0f} tokens/s"
+    mfu = f"MFU {format_percent(report.mfu)}" if report.mfu is not None else "MFU N/A, the peak is not known"
+    headline = f"A step {'took' if is_measured else 'takes'} {step}: {speed}, {mfu}."
+    lines = sorted(report.step.lines, key=lambda line: -line.seconds)[:3]
+    parts = ", ".join(f"{line.name} {format_percent(line.seconds / report.step_seconds)}" for line in lines)
+    sentences = [f"Of it: {parts}."] if parts and report.step_seconds else []
+    low, high = report.error_band
+    if high > low:
+        ends = f"{format_seconds(low * report.step_seconds)} to {format_seconds(high * report.step_seconds)}"
+        sentences.append(f"The band of the prediction is {ends} a step.")
+    if report.bottleneck:
+        sentences.append(_sentence(f"bottleneck: {report.bottleneck}"))
+    if not report.fits:
+        sentences.append("It does not fit in memory.")
+    return headline, tuple(sentences)
+
+
+def _rows_alone(report: Report, *, is_measured: bool) -> tuple[Row, ...]:
+    lines: list[Line] = [report.step, *sorted(report.step.lines, key=lambda line: -line.seconds)]
+    rows = []
+    for line in lines:
+        if not line.seconds and line.name != LineName.STEP:
+            continue
+        share = line.seconds / report.step_seconds if report.step_seconds else None
+        part = f", {format_percent(share)} of the step" if share is not None and line.name != LineName.STEP else ""
+        note = f" ({line.note})" if line.note else ""
+        rows.append(
+            Row(
+                name=line.name,
+                predicted=None if is_measured else line.seconds,
+                measured=line.seconds if is_measured else None,
+                share=share,
+                words=f"{line.name}: {format_seconds(line.seconds)}{part}{note}",
+            )
+        )
+    return tuple(rows)
+
+
+def _memory(predicted: Report | None, measured: Report | None) -> tuple[MemoryRow, ...]:
+    """Allocated bytes by pipeline rank, the largest relative gap first where both are known."""
+    ours = {stage.rank: stage for stage in predicted.memory} if predicted else {}
+    theirs = {stage.rank: stage for stage in measured.memory} if measured else {}
+    rows = []
+    for rank in sorted(ours.keys() | theirs.keys()):
+        said = ours[rank].allocated if rank in ours else None
+        took = theirs[rank].allocated if rank in theirs else None
+        words = f"pipeline rank {rank}: {_bytes(took)} allocated, {_bytes(said)} predicted"
+        if said and took is not None:
+            words += f" ({took / said - 1.0:+.1%})".replace("%", " %")
+        capacity = (ours.get(rank) or theirs[rank]).capacity
+        rows.append(MemoryRow(rank=rank, predicted=said, measured=took, capacity=capacity, words=words))
+    return tuple(sorted(rows, key=lambda row: -abs((row.measured or 0) - (row.predicted or 0)) if measured else 0))
+
+
+def _sentence(text: str) -> str:
+    text = text.strip().rstrip(".")
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _seconds(seconds: float | None) -> str:
+    return UNKNOWN if seconds is None else format_seconds(seconds)
+
+
+def _bytes(count: float | None) -> str:
+    return UNKNOWN if count is None else format_bytes(count)
+
+
+def _right(cells: tuple[str, ...], widths: list[int]) -> list[str]:
+    return [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)]

@@ -1,0 +1,83 @@
+"""One self-contained HTML page of a run, of several runs compared, of a plan, or of a decision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from meshwright.report.figure import Figure
+from meshwright.report.run_files import RunFiles, predicted_spans, read_run
+from meshwright.report.view import page_view
+from meshwright.spec import codec
+from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.span import Span
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from markupsafe import Markup
+
+    from meshwright.search import Decision
+
+
+def write_page(paths: Sequence[Path | str], out: Path | str) -> Path:
+    """Writes the page of the runs or plans at `paths` to `out` and returns its path. Raises ConfigError."""
+    text = render([read_run(path) for path in paths])
+    place = Path(out)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(Problem(what="cannot be written", where=str(out), why=str(error))) from error
+    return place
+
+
+def decision_page(decision: Decision) -> str:
+    """The page of a decision of the search: its plan, and the plans it was chosen from."""
+    design = decision.design
+    files = RunFiles(
+        name=f"{design.model.name} on {design.cluster.name}",
+        path=Path(),
+        is_plan=True,
+        design=design,
+        predicted=decision.report,
+        decision=codec.encode(decision),
+    )
+    return render([files])
+
+
+def render(runs: Sequence[RunFiles], *, timelines: Sequence[Sequence[Span]] | None = None) -> str:
+    """The page as text. `timelines` are the predicted spans of each run; None computes them from the designs."""
+    if not runs:
+        raise ConfigError(Problem(what="no run is named", fix="name a run directory or a plan file"))
+    if timelines is None:
+        timelines = [predicted_spans(files) for files in runs]
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("meshwright.report"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters["drawing"] = _drawing
+    environment.globals["asset"] = partial(_asset, environment)
+    return environment.get_template("page.html").render(page=page_view(runs, timelines=timelines))
+
+
+def _drawing(figure: Figure) -> Markup:
+    """The drawing itself: text inside was escaped where it was drawn."""
+    from markupsafe import Markup
+
+    return Markup(figure.body)
+
+
+def _asset(environment: Environment, name: str) -> Markup:
+    """A file beside the template, put into the page as it is."""
+    from markupsafe import Markup
+
+    assert environment.loader is not None
+    source, _, _ = environment.loader.get_source(environment, name)
+    return Markup(source)

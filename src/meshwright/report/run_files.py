@@ -1,0 +1,177 @@
+"""A run directory, or a plan file, read into one value: whatever is there, and nothing that is half-written."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from meshwright.spec import codec
+from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.plan import Design
+from meshwright.spec.report import Report
+from meshwright.spec.span import Span
+
+Row = Mapping[str, Any]
+_SPAN_FIELDS = frozenset(field.name for field in fields(Span))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFiles:
+    """What a run directory (or a plan file, `is_plan`) says; None or empty where it does not.
+
+    `predicted` is what the run was told beforehand; for a plan file it is computed now.
+    """
+
+    name: str
+    path: Path
+    is_plan: bool
+    design: Design
+    predicted: Report | None
+    measured: Report | None = None
+    decision: Row | None = None
+    environment: Row | None = None
+    steps: tuple[Row, ...] = ()
+    evaluations: tuple[Row, ...] = ()
+    spans: tuple[Span, ...] = ()
+    sample: str | None = None
+
+
+def read_run(path: Path | str) -> RunFiles:
+    """The run directory or the plan file at `path`.
+
+    The last line of a growing file may be half-written and is then left out; anything else that cannot be read is a
+    ConfigError with file and line. A path that does not exist is one too, with the nearest names.
+    """
+    place = Path(path).expanduser()
+    if place.is_file():
+        return _read_plan(place)
+    if not place.is_dir():
+        raise ConfigError(Problem(what="no such run or plan", where=str(path), fix=_near_runs(place)))
+    if not (place / "design.json").is_file():
+        fix = _runs_inside(place)
+        raise ConfigError(Problem(what="not a run directory", where=str(path), why="it has no design.json", fix=fix))
+    design = _value(Design, place / "design.json")
+    rows = tuple(_json_lines(place / "metrics.jsonl"))
+    return RunFiles(
+        name=place.resolve().name,
+        path=place,
+        is_plan=False,
+        design=design,
+        predicted=_value_or_none(Report, place / "predicted.json"),
+        measured=_value_or_none(Report, place / "measured.json"),
+        decision=_json_or_none(place / "decision.json"),
+        environment=_json_or_none(place / "environment.json"),
+        steps=tuple(row for row in rows if "loss" in row),
+        evaluations=tuple(row for row in rows if "validation_loss" in row),
+        spans=tuple(_spans(place / "spans")),
+        sample=_text_or_none(place / "sample.txt"),
+    )
+
+
+def predicted_spans(files: RunFiles) -> tuple[Span, ...]:
+    """The predicted timeline of one step of the run's plan; () for a machine that cannot be priced."""
+    from meshwright.cost import timeline
+
+    try:
+        return timeline(files.design)
+    except ConfigError:
+        return ()
+
+
+def _read_plan(place: Path) -> RunFiles:
+    """A plan with its model, cluster and job, as `meshwright plan --out` writes it."""
+    from meshwright.cost import predict
+
+    document = _json(place)
+    if isinstance(document, dict) and "design" in document and "plan" not in document:
+        decision, document = document, document["design"]
+    else:
+        decision = None
+    if isinstance(document, dict) and "axes" in document:
+        why = "it holds a plan without its model, cluster and job"
+        fix = "write it with meshwright plan --out"
+        raise ConfigError(Problem(what="cannot be explained alone", where=str(place), why=why, fix=fix))
+    design = codec.decode(Design, document, str(place))
+    return RunFiles(
+        name=place.stem, path=place, is_plan=True, design=design, predicted=predict(design), decision=decision
+    )
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise ConfigError(Problem(what="cannot be read as JSON", where=str(path), why=str(error))) from error
+
+
+def _json_or_none(path: Path) -> Any:
+    return _json(path) if path.is_file() else None
+
+
+def _text_or_none(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
+
+
+def _value(kind: type[Any], path: Path) -> Any:
+    return codec.decode(kind, _json(path), str(path))
+
+
+def _value_or_none(kind: type[Any], path: Path) -> Any:
+    return _value(kind, path) if path.is_file() else None
+
+
+def _json_lines(path: Path) -> Iterator[Row]:
+    """Objects of a JSONL file; a last line that a writer did not finish is left out."""
+    if not path.is_file():
+        return
+    lines = path.read_bytes().splitlines(keepends=True)
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise ValueError("the line is not an object")
+        except ValueError as error:
+            if number == len(lines):
+                return
+            raise ConfigError(Problem(what="not JSON", where=f"{path}:{number}", why=str(error))) from error
+        yield row
+
+
+def _spans(folder: Path) -> Iterator[Span]:
+    for path in sorted(folder.glob("rank-*.jsonl")):
+        for row in _json_lines(path):
+            try:
+                yield Span(**{name: value for name, value in row.items() if name in _SPAN_FIELDS})
+            except TypeError as error:
+                raise ConfigError(Problem(what="not a span", where=str(path), why=str(error))) from error
+
+
+def _near_runs(path: Path) -> str:
+    folder = path.parent
+    if not folder.is_dir():
+        return f"the folder {folder} does not exist either"
+    names = [entry.name for entry in folder.iterdir() if _is_run(entry) or entry.suffix == ".json"]
+    close = difflib.get_close_matches(path.name, names, n=3, cutoff=0.4)
+    if close:
+        return f"did you mean {' or '.join(str(folder / name) for name in close)}?"
+    return f"{folder} holds {_listed(names)}" if names else f"{folder} holds no run"
+
+
+def _runs_inside(folder: Path) -> str:
+    names = [str(entry) for entry in sorted(folder.iterdir()) if _is_run(entry)]
+    return f"it holds runs: {_listed(names)}" if names else "name the folder that a run wrote"
+
+
+def _is_run(path: Path) -> bool:
+    return path.is_dir() and (path / "design.json").is_file()
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(sorted(names)[:5])
+    return f"{shown} and {len(names) - 5} more" if len(names) > 5 else shown

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.report import svg
+
+
+def test_text_and_attributes_are_escaped() -> None:
+    made = svg.element("rect", title="a < b & c", class_="x y", stroke_width=2, aria_label='"q"', left_out=None)
+    root = ElementTree.fromstring(made)
+    assert root.attrib == {"class": "x y", "stroke-width": "2", "aria-label": '"q"'}
+    assert root[0].text == "a < b & c"
+
+
+@given(low=st.floats(-1e6, 1e6), width=st.floats(1e-6, 1e6), count=st.integers(2, 8))
+def test_ticks_are_round_inside_and_about_as_many_as_asked(low: float, width: float, count: int) -> None:
+    scale = svg.Scale(low=low, high=low + width)
+    ticks = scale.ticks(count)
+    assert all(-1e-6 <= scale(tick) <= 1 + 1e-6 for tick in ticks)
+    assert len(ticks) <= count + 1
+
+
+def test_a_scale_shows_one_value_and_none() -> None:
+    assert 0.0 <= svg.Scale.over([5.0])(5.0) <= 1.0
+    assert svg.Scale.over([0.0, 0.0])(0.0) >= 0.0
+    assert svg.Scale.over([]).high > svg.Scale.over([]).low
+    assert svg.Scale.over([float("nan"), 1.0, 3.0], margin=0.0).high == 3.0
+    assert svg.Scale.over([2.0, 3.0], zero=True).low == 0.0
+
+
+def test_thinning_keeps_ends_and_extremes() -> None:
+    points = [(float(x), 0.0) for x in range(10_000)]
+    points[4321] = (4321.0, 99.0)
+    points[7000] = (7000.0, -99.0)
+    kept = svg.thinned(points, most=100)
+    assert len(kept) <= 102
+    assert kept[0] == points[0]
+    assert kept[-1] == points[-1]
+    assert points[4321] in kept
+    assert points[7000] in kept
+    assert svg.thinned(points[:50], most=100) == points[:50]
+
+
+def test_stripes_are_one_shape() -> None:
+    made = ElementTree.fromstring(svg.stripes([[0.0, 0.5], [0.6, 0.6]], top=3, height=10, kind="c-forward"))
+    assert len(made) == 1
+    assert made[0].attrib["d"].count("M") == 2
+    assert "h5000" in made[0].attrib["d"]
+    assert "M6000 0h1v" in made[0].attrib["d"]
