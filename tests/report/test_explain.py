@@ -47,7 +47,7 @@ def test_what_goes_the_other_way_is_told(run_dir: Path) -> None:
     (run_dir / "measured.json").write_text(json.dumps(encode(report)))
     sentences = explain(run_dir).sentences
     assert "Most of the difference is gradient collectives: 121 ms more than 18 ms." in sentences
-    assert "The other way goes backward: 48 ms less than 168 ms." in sentences
+    assert "The other way goes backward: 48.0 ms less than 168 ms." in sentences
 
 
 def test_a_step_as_predicted_says_so(run_dir: Path) -> None:

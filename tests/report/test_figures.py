@@ -158,7 +158,7 @@ def test_memory_of_many_ranks_shows_the_heaviest_and_lists_all() -> None:
     assert "8 heaviest of 20" in figure.caption
 
 
-def test_names_from_files_are_escaped(run_dir: Path) -> None:
+def test_names_from_files_are_escaped() -> None:
     report = synthetic.report({"<b>odd</b>": 0.2}, origin=Origin.MEASURED)
     figure = waterfall(None, report)
     assert figure is not None

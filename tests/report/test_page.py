@@ -106,8 +106,8 @@ def test_several_runs_are_compared(run_dir: Path, tmp_path: Path) -> None:
 
 
 def test_a_long_run_of_a_large_plan_stays_under_the_limit(tmp_path: Path) -> None:
-    design = synthetic.design(pipeline=4, shard=1, microbatches=512)
-    folder = synthetic.write_run(tmp_path / "long", steps=20_000, chosen=design)
+    design = synthetic.design(pipeline=4, shard=1, microbatches=320)
+    folder = synthetic.write_run(tmp_path / "long", steps=6000, chosen=design)
     assert len(page_of(folder).encode()) < LIMIT
 
 
