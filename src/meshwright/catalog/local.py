@@ -19,7 +19,7 @@ from meshwright.spec.errors import ConfigError, Problem
 
 _MACHINE = "a two-core cloud machine, torch 2.13 on one core; measure yours to replace it"
 _RATE = 165e9
-_CURVE = MatrixCurve(fraction=1.0, half_m=8.0, half_n=8.0, half_k=8.0)
+_CURVE = MatrixCurve(fraction=1.0, half_m=1.0, half_n=1.0, half_k=1.0)
 _MIB16 = 16.0 * 2**20
 
 # (collective, ranks, milliseconds of 4 bytes, milliseconds of 16 MiB), the best of many on that machine.
