@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import typer
 
-from meshwright.cli import clusters, models, plan, version
+from meshwright.cli import cluster, clusters, doctor, models, plan, version
 from meshwright.spec.errors import ExitCode, MeshwrightError, Problem
 
 SUMMARY = "Designs the fastest distributed training of a model on your machines, shows why, runs it and compares."
@@ -29,9 +29,11 @@ def build() -> typer.Typer:
         ("plan", plan.plan),
         ("models", models.models),
         ("clusters", clusters.clusters),
+        ("doctor", doctor.doctor),
         ("version", version.version),
     ):
         application.command(name)(command)
+    application.add_typer(cluster.build(), name="cluster")
     return application
 
 

@@ -1,0 +1,51 @@
+"""`meshwright cluster detect` and `measure`: what this machine is, and how fast."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Devices = Annotated[int | None, typer.Option("--devices", "-d", min=1, help="How many workers. [default: one a core]")]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="Write the cluster here, for --cluster.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+
+def detect(devices: Devices = None, out: Out = None, as_json: Json = False) -> None:
+    """Say what this machine is, with measured figures when it was measured before."""
+    from meshwright.run.detect import detect as find
+
+    _show(find(devices=devices), out=out, as_json=as_json)
+
+
+def measure(
+    devices: Devices = None,
+    seconds: Annotated[float, typer.Option("--seconds", min=5.0, help="About how long it may take.")] = 60.0,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Measure this machine: products, memory, attention, start of work and collectives; kept for later plans."""
+    from contextlib import nullcontext
+
+    from meshwright.cli.output import note, only_json
+    from meshwright.run.detect import detect as find
+    from meshwright.run.measure import measure as run
+
+    with only_json() if as_json else nullcontext():
+        cluster = run(None if devices is None else find(devices=devices), seconds_budget=seconds, progress=note)
+    _show(cluster, out=out, as_json=as_json)
+
+
+def _show(cluster: object, *, out: Path | None, as_json: bool) -> None:
+    from meshwright.cli.output import console, note, print_json, write
+    from meshwright.report import terminal_specs
+    from meshwright.spec.codec import canonical
+
+    if out is not None:
+        write(out, canonical(cluster))
+        note(f"cluster written to {out}")
+    if as_json:
+        print_json(cluster)
+        return
+    console().print(terminal_specs.cluster(cluster))
