@@ -130,6 +130,9 @@ def test_shorthand(name: str, num_nodes: int, per_node: int, nics: int, device: 
         ("mixed:8", "mixed has one size"),
         ("local:0", "no worker"),
         ("nothing.toml", "no such file"),
+        ("8_xH100", "no cluster is called"),
+        ("9" * 5000 + "xH100", "no cluster is called"),
+        ("a\0b", "no cluster is called"),
     ],
 )
 def test_a_wrong_name_says_what_would_be_right(name: str, expected: str) -> None:

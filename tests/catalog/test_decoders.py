@@ -91,7 +91,7 @@ def test_an_unknown_model_brings_the_nearest(name: str, expected: str) -> None:
         catalog.load_model(name)
 
 
-@pytest.mark.parametrize("name", ["", "zzzzzz"])
+@pytest.mark.parametrize("name", ["", " ", "zzzzzz", "z" * 5000, "z\0z"])
 def test_a_name_like_no_other_says_where_to_look(name: str) -> None:
     with pytest.raises(ConfigError, match="meshwright models"):
         catalog.load_model(name)

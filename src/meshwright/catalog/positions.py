@@ -86,11 +86,11 @@ class _Toml:
         parts = self._keys()
         for index, part in enumerate(parts):
             path = f"{path}.{part}" if path else part
+            self.lines.setdefault(path, line)
             if index < len(parts) - 1 and path in self.arrays:
                 path = f"{path}[{self.arrays[path]}]"
         self.at += brackets
         if brackets == 2:
-            self.lines.setdefault(path, line)
             self.arrays[path] = self.arrays.get(path, -1) + 1
             path = f"{path}[{self.arrays[path]}]"
         self.lines.setdefault(path, line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,8 +22,9 @@ from meshwright.catalog.nodes import nodes
 from meshwright.spec.cluster import ClusterSpec, NodeGroup
 from meshwright.spec.errors import ConfigError, Problem
 
-_PRODUCT = re.compile(r"(?:(\d[\d_]*)\s*[xX*]\s*)?(\d[\d_]*)\s*[xX*]\s*([A-Za-z0-9].*)")
-_SIZED = re.compile(r"(.+):(\d[\d_]*)")
+_COUNT = r"([0-9]{1,3}(?:_[0-9]{3}){0,2}|[0-9]{1,9})"
+_PRODUCT = re.compile(rf"(?:{_COUNT}\s*[xX*]\s*)?{_COUNT}\s*[xX*]\s*([A-Za-z0-9].*)")
+_SIZED = re.compile(rf"(.+):{_COUNT}")
 _FORMS = "write a preset, 64xH100, 2x8xA100-80GB, selene:3072, local:4 or a file; see `meshwright clusters`"
 
 
@@ -43,7 +45,7 @@ def load_cluster(name: str, *, cache: Path | None = None) -> ClusterSpec:
         return preset.build() if devices is None else _resized(preset, devices)
     if product := _PRODUCT.fullmatch(text):
         return _devices(text, product)
-    if text and Path(text).exists():
+    if os.path.exists(text):
         return _file(text)
     raise ConfigError(Problem(what=f"no cluster is called {text!r}", where="cluster", fix=_suggest(base)))
 

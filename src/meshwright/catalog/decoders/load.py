@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -63,11 +64,11 @@ def _load(name: str) -> ModelSpec:
         preset = find(name, by_spelling())
         if preset is not None:
             return preset.build()
-        if not name.strip() or not file.exists():
+        if not name.strip() or not os.path.exists(name):
             known = [entry.name for entry in presets()]
             fix = suggest(name, known, see="`meshwright models`, or name a config.json")
             raise ConfigError(Problem(what=f"no model is called {name!r}", where="model", fix=fix))
-    if (file / "config.json").is_file():
+    if os.path.isfile(file / "config.json"):
         file = file / "config.json"
     return _read(file)
 
