@@ -92,7 +92,7 @@ def memory_figure(predicted: Report | None, measured: Report | None) -> Figure |
         caption=f"{order}{few}Heaviest device of each pipeline rank, which may use {format_bytes(capacity)}.",
         body=f'<div class="bars memory">{"".join(rows)}</div>',
         table=Table(headers=("device", *parts, "total", "capacity"), rows=cells),
-        legend=tuple((colour(part), part) for part in parts),
+        legend=(*((colour(part), part) for part in parts), *((("capacity", "capacity"),) if capacity <= scale else ())),
     )
 
 
@@ -116,10 +116,11 @@ def _reach(report: Report, names: Sequence[str]) -> float:
 
 
 def _step_bar(which: str, name: str, seconds: float | None, begun: float, longest: float) -> str:
+    """One bar; the style sheet makes the first of a pair pale."""
     if seconds is None:
         return svg.drawing(height=12, label=f"{name}: {which} not known")
     start, width = min(begun, begun + seconds) / longest, abs(seconds) / longest
-    kind = f"{colour(name)}{' pale' if which == 'predicted' else ''}"
+    kind = colour(name)
     said = f"{name}, {which}: {format_seconds(seconds)}"
     return svg.drawing(
         svg.bar(start=max(start, 0.0), width=width, top=0, height=12, kind=kind, title=said, smallest=0.003),

@@ -56,21 +56,23 @@ def plans_view(decision: Mapping[str, Any] | None, *, chosen: str) -> PlansView 
 
 
 def layout_table(design: Design) -> Table:
-    """Stages of the plan: where each lives, which blocks it holds and what happens to them."""
-    rows = []
+    """Stages of the plan and what happens to their blocks; stages in a row that are alike share a line."""
+    runs: list[tuple[tuple[str, ...], list[int]]] = []
     for index, stage in enumerate(design.plan.stages):
         for group in stage.groups:
-            parameters = sum(block.parameters for block in design.model.blocks[group.start : group.stop])
-            rows.append(
-                (
-                    str(index),
-                    str(stage.rank),
-                    f"{group.start} to {group.stop - 1}",
-                    format_count(parameters),
-                    _treatment(group),
-                )
-            )
-    return Table(headers=("stage", "rank", "blocks", "parameters", "layout"), rows=tuple(rows), words=5)
+            blocks = design.model.blocks[group.start : group.stop]
+            parameters = format_count(sum(block.parameters for block in blocks))
+            contents = (str(len(blocks)), parameters, _treatment(group))
+            if runs and runs[-1][0] == contents:
+                runs[-1][1].append(index)
+            else:
+                runs.append((contents, [index]))
+    rows = tuple((_span_of(stages), *contents) for contents, stages in runs)
+    return Table(headers=("stage", "blocks each", "parameters each", "layout"), rows=rows, words=4)
+
+
+def _span_of(stages: list[int]) -> str:
+    return str(stages[0]) if stages[0] == stages[-1] else f"{stages[0]} to {stages[-1]}"
 
 
 def _summary(decision: Mapping[str, Any]) -> str:

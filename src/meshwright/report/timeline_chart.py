@@ -17,7 +17,7 @@ from meshwright.spec.units import format_percent, format_seconds
 _ROW, _BAR = 26.0, 20.0
 _MOST_ROWS = 16
 _MOST_TITLED = 420
-_MOST_SPANS = 2400
+_MOST_SPANS = 4500
 _NUMBER_WIDTH = 0.028
 
 
@@ -113,7 +113,7 @@ def _shown(seconds: float, whole: float) -> str:
 
 def _block(title: str, rows: Mapping[int, list[Span]], scale: svg.Scale, *, row_name: str) -> str:
     height = _ROW * len(rows)
-    titled = sum(len(row) for row in rows.values()) <= _MOST_TITLED
+    titled = _is_titled(rows)
     parts = []
     for index, row in enumerate(rows.values()):
         top = index * _ROW + (_ROW - _BAR) / 2
@@ -125,6 +125,11 @@ def _block(title: str, rows: Mapping[int, list[Span]], scale: svg.Scale, *, row_
         f'<h4>{escape(title)}</h4><div class="gantt">'
         f'<div class="rows" style="line-height:{_ROW:g}px" aria-hidden="true">{labels}</div>{picture}</div>'
     )
+
+
+def _is_titled(rows: Mapping[int, list[Span]]) -> bool:
+    """Few enough spans that each is drawn alone, with its number and its own words."""
+    return sum(len(row) for row in rows.values()) <= _MOST_TITLED
 
 
 def _titled(row: Sequence[Span], scale: svg.Scale, top: float) -> list[str]:
@@ -170,7 +175,10 @@ def _said(span: Span) -> str:
 
 
 def _caption(plan: Plan, rows: Mapping[str, Mapping[int, list[Span]]]) -> str:
-    numbers = " Numbers are microbatches." if plan.schedule.microbatches > 1 else ""
+    drawn = all(_is_titled(part) for part in rows.values())
+    numbers = " Numbers are microbatches." if plan.schedule.microbatches > 1 and drawn else ""
+    if len(rows["predicted"]) < plan.pipeline and rows["predicted"]:
+        numbers += f" {len(rows['predicted'])} of {plan.pipeline} pipeline ranks are shown."
     if not rows["measured"]:
         return f"Predicted; nothing is measured yet.{numbers}"
     if not rows["predicted"]:
