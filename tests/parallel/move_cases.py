@@ -8,9 +8,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
 from meshwright.parallel import Laid, build_mesh, build_optimizer, lay, move
@@ -56,16 +53,14 @@ def train(design: Design, folder: str, steps: int, more: int) -> list[float]:
     """Losses of `steps` steps and of `more` after the state was written to `folder`."""
     run = runner(design)
     losses = [run.step(number) for number in range(steps)]
-    alone = not dist.is_initialized() or dist.get_world_size() == 1
-    save(move.to_save(run.laid, run.optimizer), storage_writer=FileSystemWriter(folder), no_dist=alone)
+    move.write(move.to_save(run.laid, run.optimizer), Path(folder), group=dist.group.WORLD)
     return losses + [run.step(number) for number in range(steps, steps + more)]
 
 
 def go_on(design: Design, folder: str, steps: int, more: int) -> tuple[list[float], set[float]]:
     """Losses of `more` steps from the state in `folder`, and every step count the optimizer was given."""
     run = runner(design, seed=SEED + 1)
-    alone = not dist.is_initialized() or dist.get_world_size() == 1
-    load(move.to_load(run.laid, run.optimizer), storage_reader=FileSystemReader(folder), no_dist=alone)
+    move.read(move.to_load(run.laid, run.optimizer), Path(folder), group=dist.group.WORLD)
     move.loaded(run.laid, run.optimizer)
     counts = {float(state["step"]) for state in run.optimizer.state.values()}
     return [run.step(number) for number in range(steps, steps + more)], counts

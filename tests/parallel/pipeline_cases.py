@@ -9,12 +9,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
+from meshwright.parallel.buckets import BucketedGradients
 from meshwright.parallel.pipeline import PipelineExecutor
-from meshwright.parallel.synchronize import ReplicatedGradients, ShardedGradients, Synchronizer
+from meshwright.parallel.synchronize import ShardedGradients, Synchronizer
 from meshwright.spec.plan import Axis, AxisName, BlockGroup, Plan, Schedule, ScheduleKind, Sharding, Stage
 
 VOCAB, WIDTH, LENGTH, BLOCKS = 17, 8, 6, 6
@@ -103,19 +104,26 @@ def make_plan(
     )
 
 
-def parity(plan: Plan) -> dict[str, object]:
-    """One step and one evaluation by `plan` against one device: the largest differences, and the spans of a step."""
+@dataclass
+class Laid:
+    """The stages of this rank, ready to run, and where it stands."""
+
+    parts: list[Part]
+    executor: PipelineExecutor
+    spans: Spans
+    rows: slice
+
+
+def lay(plan: Plan) -> Laid:
     mesh = init_device_mesh("cpu", (plan.pipeline, plan.data), mesh_dim_names=("pipeline", "data"))
     rank, column = mesh.get_local_rank("pipeline"), mesh.get_local_rank("data")
     sharding = plan.first_group.sharding
-    tokens, targets, documents = batch(plan.batch)
-    share = loss_share(tokens.numel())
-    parts: list[nn.Module] = []
+    parts: list[Part] = []
     synchronizers: list[Synchronizer] = []
     for index in plan.stages_of(rank):
         part = build(plan.stages[index].start, plan.stages[index].stop)
         if sharding is Sharding.NONE:
-            synchronizers.append(ReplicatedGradients(part, groups=(mesh.get_group("data"),)))
+            synchronizers.append(BucketedGradients(part, groups=[mesh.get_group("data")]))
         else:
             whole = sharding is Sharding.PARAMETERS
             for layer in part.layers.values():
@@ -124,6 +132,7 @@ def parity(plan: Plan) -> dict[str, object]:
             synchronizers.append(ShardedGradients(part, sharding=sharding))
         parts.append(part)
     spans = Spans()
+    local = plan.batch // plan.data
     executor = PipelineExecutor(
         parts=parts,
         synchronizers=synchronizers,
@@ -131,14 +140,61 @@ def parity(plan: Plan) -> dict[str, object]:
         group=mesh.get_group("pipeline"),
         device=torch.device("cpu"),
         hidden=torch.empty(plan.microbatch, LENGTH, WIDTH, dtype=torch.float64, device="meta"),
-        loss_function=share,
+        loss_function=loss_share(plan.batch * LENGTH),
         recorder=spans,
     )
+    return Laid(parts=parts, executor=executor, spans=spans, rows=slice(column * local, (column + 1) * local))
+
+
+class CountedGather:
+    """An all-gather for FSDP2 that counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def allocate(self, size: torch.Size, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> object:
+        self.calls += 1
+        return dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op)
+
+
+class CountedReduction(CountedGather):
+    """A reduce-scatter for FSDP2 that counts its calls."""
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: object, async_op: bool = False
+    ) -> object:
+        self.calls += 1
+        return dist.reduce_scatter_tensor(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+
+
+def collectives(plan: Plan) -> tuple[int, int]:
+    """How often one step gathers parameters and how often it reduces gradients, on this rank."""
+    laid = lay(plan)
+    gather, reduction = CountedGather(), CountedReduction()
+    for part in laid.parts:
+        for module in part.modules():
+            if isinstance(module, FSDPModule):
+                module.set_custom_all_gather(gather)
+                module.set_custom_reduce_scatter(reduction)
+    tokens, targets, documents = (x[laid.rows] for x in batch(plan.batch))
+    laid.executor.step(tokens, targets, documents)
+    return gather.calls, reduction.calls
+
+
+def parity(plan: Plan) -> dict[str, object]:
+    """One step and one evaluation by `plan` against one device: the largest differences, and the spans of a step."""
+    laid = lay(plan)
+    parts, executor, spans, mine = laid.parts, laid.executor, laid.spans, laid.rows
+    tokens, targets, documents = batch(plan.batch)
+    share = loss_share(tokens.numel())
     whole_model = build(0, BLOCKS + 2)
     expected = share(whole_model(tokens, documents=documents), targets)
     expected.backward()
-    local = plan.batch // plan.data
-    mine = slice(column * local, (column + 1) * local)
     losses = []
     for _ in range(2):  # the second step must be the first again: nothing is left over
         for part in parts:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from meshwright import schedule
 from meshwright.spec.plan import Plan, ScheduleKind, Sharding
-from tests.parallel.pipeline_cases import BLOCKS, make_plan, parities
-from tests.parallel.processes import run
+from tests.parallel.pipeline_cases import BLOCKS, collectives, make_plan, parities
+from tests.support.pool import Pool
 
 END = BLOCKS + 2
 FOUR = (0, 1, 4, 6, END)
@@ -15,34 +15,44 @@ def two_ranks(kind: ScheduleKind, bounds: tuple[int, ...], microbatches: int) ->
     return make_plan(kind, pipeline=2, bounds=bounds, microbatches=microbatches, sharding=Sharding.NONE, data=1)
 
 
-def test_every_schedule_with_uneven_stages_is_one_device() -> None:
+def test_every_schedule_with_uneven_stages_is_one_device(pool: Pool) -> None:
     plans = (
         two_ranks(ScheduleKind.GPIPE, (0, 2, END), 3),
         two_ranks(ScheduleKind.ONE_F_ONE_B, (0, 6, END), 4),
         two_ranks(ScheduleKind.ONE_F_ONE_B, (0, 6, END), 1),
         two_ranks(ScheduleKind.INTERLEAVED, FOUR, 4),
     )
-    for results in run(2, parities, plans):
+    for results in pool.run(parities, plans, ranks=2):
         for plan, result in zip(plans, results, strict=True):
             assert result["loss"] < 1e-12, plan.describe()
             assert result["gradients"] < 1e-12, plan.describe()
 
 
-def test_spans_are_the_actions_of_the_table_in_order() -> None:
+def test_spans_are_the_actions_of_the_table_in_order(pool: Pool) -> None:
     plan = two_ranks(ScheduleKind.INTERLEAVED, FOUR, 4)
     table = schedule.build(ScheduleKind.INTERLEAVED, pipeline=2, chunks=2, microbatches=4)
-    for row, (result,) in zip(table, run(2, parities, (plan,)), strict=True):
+    for row, (result,) in zip(table, pool.run(parities, (plan,), ranks=2), strict=True):
         passes = [span for span in result["spans"] if span[0] in ("forward", "backward")]
         assert passes == [("forward" if a.work == "F" else "backward", a.stage, a.microbatch) for a in row]
 
 
-def test_pipeline_with_data_parallelism_of_every_kind_is_one_device() -> None:
+def test_pipeline_with_data_parallelism_of_every_kind_is_one_device(pool: Pool) -> None:
     plans = tuple(
         make_plan(kind, pipeline=2, bounds=bounds, microbatches=4, sharding=sharding, data=2)
         for kind, bounds in ((ScheduleKind.ONE_F_ONE_B, (0, 3, END)), (ScheduleKind.INTERLEAVED, FOUR))
         for sharding in Sharding
     )
-    for results in run(4, parities, plans):
+    for results in pool.run(parities, plans, ranks=4):
         for plan, result in zip(plans, results, strict=True):
             assert result["loss"] < 1e-12, plan.describe()
             assert result["gradients"] < 1e-12, plan.describe()
+
+
+def test_each_zero_stage_communicates_when_it_should(pool: Pool) -> None:
+    """The second of two stages is one layer and the head: two sharded units, through four microbatches."""
+    expected = {Sharding.OPTIMIZER: (2, 2), Sharding.GRADIENTS: (2, 8), Sharding.PARAMETERS: (16, 8)}
+    for sharding, counts in expected.items():
+        plan = make_plan(
+            ScheduleKind.ONE_F_ONE_B, pipeline=2, bounds=(0, 6, END), microbatches=4, sharding=sharding, data=2
+        )
+        assert pool.run(collectives, plan, ranks=4)[-1] == counts, sharding

@@ -6,7 +6,9 @@ ones with their layout. No key says which stage, shard or rank a tensor was on.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -96,6 +98,18 @@ def load_state_dict(laid: HasParts, optimizer: torch.optim.Optimizer | None, val
     loaded(laid, optimizer)
 
 
+def write(tensors: dict[str, Tensor], folder: Path, *, group: dist.ProcessGroup | None) -> None:
+    """`folder` holds `tensors` of all ranks of `group`, which each give what they keep; None is one process alone."""
+    with _alone(group):
+        save(tensors, storage_writer=FileSystemWriter(folder), process_group=group, no_dist=group is None)
+
+
+def read(targets: dict[str, Tensor], folder: Path, *, group: dist.ProcessGroup | None) -> None:
+    """`targets` hold what `folder` has under their names, each rank its part."""
+    with _alone(group):
+        load(targets, storage_reader=FileSystemReader(folder), process_group=group, no_dist=group is None)
+
+
 def move(
     source: HasParts,
     target: HasParts,
@@ -107,23 +121,21 @@ def move(
 ) -> None:
     """`target` and its optimizer hold what `source` and its optimizer hold, whatever the two plans.
 
-    Collective over `group`, the ranks of both plans; None means that there is one. Goes through files in `folder`,
+    Collective over `group`, the ranks of both plans; None is one process alone. Goes through files in `folder`,
     which every rank sees.
     """
-    alone = group is None
-    save(
-        to_save(source, source_optimizer),
-        storage_writer=FileSystemWriter(folder, overwrite=True),
-        process_group=group,
-        no_dist=alone,
-    )
-    load(
-        to_load(target, target_optimizer),
-        storage_reader=FileSystemReader(folder),
-        process_group=group,
-        no_dist=alone,
-    )
+    write(to_save(source, source_optimizer), folder, group=group)
+    read(to_load(target, target_optimizer), folder, group=group)
     loaded(target, target_optimizer)
+
+
+@contextmanager
+def _alone(group: dist.ProcessGroup | None) -> Iterator[None]:
+    """torch warns that a process without a group saves and loads alone, which is what was asked."""
+    with warnings.catch_warnings():
+        if group is None:
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        yield
 
 
 def _tensors(laid: HasParts, optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[str, Tensor]]:

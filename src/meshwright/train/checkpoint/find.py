@@ -44,7 +44,7 @@ def folders(directory: Path) -> tuple[Path, ...]:
     if not directory.is_dir():
         return ()
     steps = {path: match for path in directory.iterdir() if (match := _NAME.match(path.name)) and path.is_dir()}
-    return tuple(sorted(steps, key=lambda path: (int(steps[path][1]), path.name), reverse=True))
+    return tuple(sorted(steps, key=lambda path: (int(steps[path][1]), not path.suffix), reverse=True))
 
 
 def newest(directory: Path, *, model: str | None = None, without: Collection[Path] = ()) -> Found:

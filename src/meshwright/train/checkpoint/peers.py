@@ -17,13 +17,13 @@ PATIENCE = timedelta(minutes=30)
 
 
 class Peers:
-    """All ranks of the default group, over gloo; one rank alone needs no group. Making it is collective."""
+    """All ranks of the default group, over gloo; a process without one is alone. Making it is collective."""
 
     def __init__(self) -> None:
-        several = dist.is_initialized() and dist.get_world_size() > 1
-        self.group = dist.new_group(backend="gloo", timeout=PATIENCE) if several else None
-        self.rank = dist.get_rank(self.group) if several else 0
-        self.size = dist.get_world_size(self.group) if several else 1
+        grouped = dist.is_initialized()
+        self.group = dist.new_group(backend="gloo", timeout=PATIENCE) if grouped else None
+        self.rank = dist.get_rank(self.group) if grouped else 0
+        self.size = dist.get_world_size(self.group) if grouped else 1
 
     def share(self, look: Callable[[], T]) -> T:
         """What `look` gave on rank 0, the only rank that looks. Raises EnvironmentUnfit everywhere when it failed."""

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.state_dict_loader import load
 
 import meshwright
 from meshwright.parallel import move
@@ -89,12 +88,7 @@ class Store:
         every = [problem for found in self._peers.gather(problems) for problem in found]
         if every:
             raise ConfigError(dict.fromkeys(every))
-        load(
-            targets,
-            storage_reader=FileSystemReader(checkpoint.path),
-            process_group=self._peers.group,
-            no_dist=self._peers.group is None,
-        )
+        move.read(targets, checkpoint.path, group=self._peers.group)
         move.loaded(laid, optimizer)
         return dict(checkpoint.manifest.state)
 

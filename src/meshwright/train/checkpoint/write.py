@@ -10,9 +10,8 @@ from functools import partial
 from pathlib import Path
 
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.state_dict_saver import save
 
+from meshwright.parallel import move
 from meshwright.spec.errors import Problem
 from meshwright.train.checkpoint.find import PARTIAL, Checkpoint, folders, newest, open_checkpoint, path_of
 from meshwright.train.checkpoint.manifest import COMMITTED, FileRecord, Manifest, record_of, seal, write_manifest
@@ -40,7 +39,7 @@ def write(
 
     works: tuple[Callable[[], object], ...] = (
         partial(_on_first, peers, partial(_begin, begun)),
-        partial(_save, tensors, begun, peers),
+        partial(move.write, tensors, begun, group=peers.group),
         read_back,
     )
     for work in works:
@@ -79,19 +78,11 @@ def _begin(begun: Path) -> None:
     begun.mkdir(parents=True)
 
 
-def _save(tensors: dict[str, Tensor], begun: Path, peers: Peers) -> None:
-    save(
-        tensors,
-        storage_writer=FileSystemWriter(begun),
-        process_group=peers.group,
-        no_dist=peers.group is None,
-    )
-
-
 def _commit(begun: Path, final: Path, manifest: Manifest, keep: int) -> None:
     """From here on the folder counts: it is renamed when its manifest is right, and sealed when it has its name."""
     write_manifest(begun, manifest)
-    replaced = final.with_name(f"{final.name}.replaced{PARTIAL}")
+    # What is replaced stays a whole checkpoint, under another name, until the new one is.
+    replaced = final.with_name(f"{final.name}.replaced")
     if final.exists():
         final.rename(replaced)
     begun.rename(final)

@@ -1,0 +1,92 @@
+"""What workers do in the checkpoint tests: train, save through a Store, fail while saving, go on elsewhere."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tests.parallel.move_cases import SEED, Runner, runner
+
+from meshwright.spec.errors import EnvironmentUnfit
+from meshwright.spec.plan import Design
+from meshwright.train.checkpoint import Store, write
+from meshwright.train.state import TrainState
+
+
+def train(run: Runner, state: TrainState, steps: int) -> list[float]:
+    plan = run.laid.design.plan
+    losses = []
+    for _ in range(steps):
+        losses.append(run.step(state.step))
+        state.advance(sequences=plan.batch, tokens=plan.batch_tokens)
+    return losses
+
+
+def save_then_train(design: Design, directory: str) -> tuple[list[float], dict[str, Any]]:
+    """Two steps, a save that goes on while two more are trained; those two losses and the state that was saved."""
+    run, state = runner(design), TrainState(seed=SEED)
+    store = Store(Path(directory), design=design)
+    train(run, state, 2)
+    saved = state.to_dict()
+    store.save(step=state.step, laid=run.laid, optimizer=run.optimizer, state=saved)
+    losses = train(run, state, 2)
+    store.close()
+    return losses, saved
+
+
+def resume(design: Design, directory: str) -> tuple[list[float], dict[str, Any]]:
+    """Two steps from the newest checkpoint; the state it gave."""
+    run, state = runner(design, seed=SEED + 1), TrainState()
+    store = Store(Path(directory), design=design)
+    newest = store.newest()
+    assert newest is not None
+    state.load(store.load(newest, laid=run.laid, optimizer=run.optimizer))
+    loaded = state.to_dict()
+    losses = train(run, state, 2)
+    store.close()
+    return losses, loaded
+
+
+def fill_the_disk_of_the_last_rank(design: Design, directory: str) -> tuple[str, int | None]:
+    """A save that is whole, then one that the last rank cannot write; what every rank was told, and the newest left."""
+    run, state = runner(design), TrainState(seed=SEED)
+    store = Store(Path(directory), design=design)
+    train(run, state, 1)
+    store.save(step=1, laid=run.laid, optimizer=run.optimizer, state=state.to_dict())
+    train(run, state, 1)
+    store.wait()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    if dist.get_rank() == dist.get_world_size() - 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (512, before[1]))
+    told = ""
+    try:
+        store.save(step=2, laid=run.laid, optimizer=run.optimizer, state=state.to_dict())
+        store.wait()
+    except EnvironmentUnfit as error:
+        told = str(error)
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    newest = store.newest()
+    store.close()
+    return told, None if newest is None else newest.step
+
+
+def die_while_saving(design: Design, directory: str, at: str) -> None:
+    """One save that is whole, then one whose process is killed `at` a function of the writer."""
+    run, state = runner(design), TrainState(seed=SEED)
+    store = Store(Path(directory), design=design)
+    train(run, state, 1)
+    store.save(step=1, laid=run.laid, optimizer=run.optimizer, state=state.to_dict())
+    store.wait()
+    setattr(write, at, lambda *_, **__: os._exit(9))
+    store.save(step=2, laid=run.laid, optimizer=run.optimizer, state=state.to_dict())
+    store.wait()
+
+
+def weights(run: Runner) -> dict[str, torch.Tensor]:
+    return {name: x.detach().clone() for name, x in run.laid.named_parameters()}

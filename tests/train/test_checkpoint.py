@@ -1,0 +1,238 @@
+"""A checkpoint is whole or does not count; it loads on any plan; what is wrong with one is said in words."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from tests.parallel.move_cases import SEED, Runner, runner
+from tests.support.designs import Layout, design
+from tests.support.models import all_models
+from tests.support.pool import Pool, WorkerError
+from tests.train.checkpoint_cases import (
+    die_while_saving,
+    fill_the_disk_of_the_last_rank,
+    resume,
+    save_then_train,
+    train,
+    weights,
+)
+
+from meshwright.spec.errors import ConfigError, EnvironmentUnfit
+from meshwright.spec.job import CheckpointSpec
+from meshwright.spec.plan import Design, Sharding
+from meshwright.train.checkpoint import Store, newest
+from meshwright.train.state import TrainState
+
+ONE = Layout(batch=8)
+PIPELINE = Layout(pipeline=2, shard=2, sharding=Sharding.PARAMETERS, batch=8)
+TENSOR = Layout(tensor=2, sharding=Sharding.NONE, batch=8)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    workers = Pool()
+    yield workers
+    workers.close()
+
+
+def of(layout: Layout, *, keep: int = 2, asynchronous: bool = True, model: str = "tiny") -> Design:
+    made = design(all_models()[model], layout)
+    job = replace(made.job, checkpoint=CheckpointSpec(keep=keep, asynchronous=asynchronous))
+    return replace(made, job=job)
+
+
+@dataclass
+class Saved:
+    """A directory with whole checkpoints of steps 1 and 2, made by one process."""
+
+    directory: Path
+    run: Runner
+    store: Store
+
+    def folder(self, step: int) -> Path:
+        return self.directory / f"step-{step:08d}"
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Saved:
+    made, state = of(ONE), TrainState(seed=SEED)
+    run, store = runner(made), Store(tmp_path, design=made)
+    for _ in range(2):
+        train(run, state, 1)
+        store.save(step=state.step, laid=run.laid, optimizer=run.optimizer, state=state.to_dict())
+    store.wait()
+    return Saved(directory=tmp_path, run=run, store=store)
+
+
+def test_any_plan_resumes_at_the_same_data_with_the_same_loss(pool: Pool, tmp_path: Path) -> None:
+    losses, state = pool.run(save_then_train, of(PIPELINE), str(tmp_path), ranks=4)[0]
+    assert state == {"step": 2, "tokens": 2 * 8 * 16, "consumed": 16, "seed": SEED}
+    for layout in (TENSOR, ONE, PIPELINE):
+        for again, loaded in pool.run(resume, of(layout), str(tmp_path), ranks=layout.ranks):
+            assert loaded == state, layout.name
+            assert again == pytest.approx(losses, abs=1e-9), layout.name
+
+
+def test_a_full_disk_on_one_rank_is_told_to_all_and_costs_no_other_checkpoint(pool: Pool, tmp_path: Path) -> None:
+    for told, left in pool.run(fill_the_disk_of_the_last_rank, of(PIPELINE), str(tmp_path), ranks=4):
+        assert "the checkpoint of step 2 was not saved" in told
+        assert "File too large" in told
+        assert "the checkpoint of step 1 is whole" in told
+        assert left == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+
+
+@pytest.mark.parametrize("at", ["write_manifest", "seal"])
+def test_a_process_killed_while_saving_leaves_the_checkpoint_before(pool: Pool, tmp_path: Path, at: str) -> None:
+    with pytest.raises(WorkerError, match="the process ended"):
+        pool.run(die_while_saving, of(ONE), str(tmp_path), at, ranks=1)
+    store = Store(tmp_path, design=of(ONE))
+    found = store.newest()
+    assert found is not None
+    assert found.step == 1
+    assert [problem.what for problem in store.skipped] == ["half-written"]
+    run = runner(of(ONE))
+    store.load(found, laid=run.laid, optimizer=run.optimizer)
+    store.save(step=2, laid=run.laid, optimizer=run.optimizer, state={})
+    store.wait()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000002"]
+
+
+def test_what_is_saved_is_what_was_there_when_save_was_called(tmp_path: Path) -> None:
+    made, state = of(ONE), TrainState(seed=SEED)
+    run, store = runner(made), Store(tmp_path, design=made)
+    train(run, state, 1)
+    before = weights(run)
+    store.save(step=1, laid=run.laid, optimizer=run.optimizer, state={})
+    with torch.no_grad():
+        for _, parameter in run.laid.named_parameters():
+            parameter.fill_(7.0)
+    store.wait()
+    found = store.newest()
+    assert found is not None
+    store.load(found, laid=run.laid, optimizer=run.optimizer)
+    assert all(torch.equal(x, before[name]) for name, x in weights(run).items())
+
+
+def test_the_newest_of_an_empty_directory_is_none(tmp_path: Path) -> None:
+    assert newest(tmp_path / "nothing").checkpoint is None
+    assert Store(tmp_path, design=of(ONE)).newest() is None
+
+
+def test_only_the_newest_stay(tmp_path: Path) -> None:
+    for keep, left in ((2, [3, 4]), (1, [4]), (0, [1, 2, 3, 4])):
+        directory, made = tmp_path / str(keep), of(ONE, keep=keep, asynchronous=False)
+        run, store = runner(made), Store(directory, design=made)
+        for step in (1, 2, 3, 4):
+            store.save(step=step, laid=run.laid, optimizer=run.optimizer, state={})
+        assert sorted(int(path.name[-8:]) for path in directory.iterdir()) == left
+
+
+def test_a_step_saved_again_replaces_the_first(saved: Saved) -> None:
+    saved.store.save(step=2, laid=saved.run.laid, optimizer=saved.run.optimizer, state={"again": 1})
+    saved.store.wait()
+    found = saved.store.newest()
+    assert found is not None
+    assert found.manifest.state == {"again": 1}
+    assert len(list(saved.directory.iterdir())) == 2
+
+
+def largest(folder: Path) -> Path:
+    return max(folder.glob("*.distcp"), key=lambda path: path.stat().st_size)
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("harm", "what", "why"),
+    [
+        (lambda folder: flip(largest(folder)), "corrupt", "the checksum of __0_0.distcp is not the one that was saved"),
+        (lambda folder: largest(folder).unlink(), "corrupt", "__0_0.distcp is missing"),
+        (lambda folder: largest(folder).write_bytes(b"half"), "corrupt", "__0_0.distcp has 4 bytes, not"),
+        (lambda folder: (folder / "COMMITTED").unlink(), "half-written", "it has no COMMITTED marker"),
+        (lambda folder: (folder / "manifest.json").unlink(), "corrupt", "it has no manifest"),
+        (lambda folder: (folder / "manifest.json").write_text("{"), "corrupt", "its manifest cannot be read"),
+        (lambda folder: (folder / "manifest.json").write_text('{"step": 2}'), "corrupt", "its manifest is not one"),
+    ],
+    ids=["bit", "missing", "short", "marker", "no manifest", "cut manifest", "other manifest"],
+)
+def test_what_is_not_whole_is_passed_over_and_told(saved: Saved, harm: object, what: str, why: str) -> None:
+    harm(saved.folder(2))  # type: ignore[operator]  # a function of a parameter list
+    found = saved.store.newest()
+    assert found is not None
+    assert found.step == 1
+    (problem,) = saved.store.skipped
+    assert (problem.what, problem.where) == (what, str(saved.folder(2)))
+    assert why in problem.why
+    with pytest.raises(ConfigError, match=what):
+        saved.store.at(saved.folder(2))
+    assert saved.store.at(saved.folder(1)).step == 1
+    with pytest.raises(ConfigError, match="there is no checkpoint"):
+        saved.store.at(saved.folder(9))
+
+
+def test_a_manifest_that_was_changed_is_not_the_committed_one(saved: Saved) -> None:
+    path = saved.folder(2) / "manifest.json"
+    path.write_text(path.read_text().replace('"consumed": 16', '"consumed": 99'))
+    found = saved.store.newest()
+    assert found is not None
+    assert found.step == 1
+    assert "not the one that was committed" in saved.store.skipped[0].why
+
+
+def test_a_checkpoint_of_another_model_is_refused_before_anything_changes(saved: Saved) -> None:
+    other = of(ONE, model="gpt")
+    store, run = Store(saved.directory, design=other), runner(other)
+    before = weights(run)
+    with pytest.raises(ConfigError, match="it is of another model, tiny"):
+        store.newest()
+    with pytest.raises(ConfigError, match="it is of another model, tiny"):
+        store.at(saved.folder(2))
+    found = saved.store.newest()
+    assert found is not None
+    with pytest.raises(ConfigError, match="it is of another model, tiny"):
+        store.load(found, laid=run.laid, optimizer=run.optimizer)
+    assert all(torch.equal(x, before[name]) for name, x in weights(run).items())
+
+
+def test_a_model_by_another_name_is_the_same_model(saved: Saved) -> None:
+    made = of(ONE)
+    renamed = replace(made, model=replace(made.model, name="other", source="elsewhere"))
+    found = Store(saved.directory, design=renamed).newest()
+    assert found is not None
+    assert found.step == 2
+
+
+def test_a_directory_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("a file")
+    made = of(ONE)
+    run, store = runner(made), Store(tmp_path / "checkpoints", design=made)
+    store.save(step=1, laid=run.laid, optimizer=run.optimizer, state={})
+    with pytest.raises(EnvironmentUnfit, match="the checkpoint of step 1 was not saved"):
+        store.wait()
+    store.close()
+
+
+def test_a_model_alone_loads_without_an_optimizer(saved: Saved) -> None:
+    run = runner(of(ONE), seed=SEED + 1)
+    found = saved.store.newest()
+    assert found is not None
+    saved.store.load(found, laid=run.laid)
+    assert all(torch.equal(x, weights(saved.run)[name]) for name, x in weights(run).items())
+
+
+def test_newest_needs_no_store_and_checks_no_model(saved: Saved) -> None:
+    shutil.copytree(saved.folder(2), saved.directory / "step-00000003.partial")
+    found = newest(saved.directory)
+    assert found.checkpoint is not None
+    assert found.checkpoint.step == 2
+    assert [problem.why for problem in found.skipped] == ["its save never ended"]
