@@ -20,7 +20,8 @@ def load_job(path: str | Path | None, *, sets: Sequence[str] = ()) -> JobSpec:
     return documents.decode(JobSpec, document, section="job", sets=sets, check=checked_job)
 
 
-def load_design(path: str | Path) -> Design:
-    """The design in `path`: a design.json, or the folder of a run that holds one."""
+def load_design(path: str | Path, *, sets: Sequence[str] = ()) -> Design:
+    """The design in `path`: a design.json, or the folder of a run that holds one; `job.seed=1` of `sets` in force."""
     file = Path(path)
-    return documents.decode(Design, documents.read(file / "design.json" if file.is_dir() else path))
+    document = documents.read(file / "design.json" if file.is_dir() else path)
+    return documents.decode(Design, document, section="design", sets=sets)

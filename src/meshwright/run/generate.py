@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,8 @@ def generate(
 ) -> str:
     """The prompt and up to `tokens` tokens that the model writes after it; it ends where the model ends a document.
 
+    The run keeps the text as `sample.txt`.
+
     `temperature` 0 takes the likeliest token, `top_k` None chooses among all. Raises ConfigError when the run has
     no complete checkpoint or an option is out of range.
     """
@@ -45,7 +48,9 @@ def generate(
         if token == tokenizer.end:
             break
         written.append(token)
-    return prompt + tokenizer.decode(written)
+    text = prompt + tokenizer.decode(written)
+    (folder / "sample.txt").write_text(text, encoding="utf-8")
+    return text
 
 
 def load_model(run_dir: Path) -> nn.Module:
@@ -67,7 +72,9 @@ def load_model(run_dir: Path) -> nn.Module:
         fix = "let it train until it saves; " + "; ".join(str(problem) for problem in store.skipped)
         raise ConfigError(Problem(what="the run has no complete checkpoint", where=str(run_dir), fix=fix.rstrip("; ")))
     decoder = Decoder(design.model).to(dtypes(design.plan).master)
-    store.load(checkpoint, laid=Whole(parts=(decoder,)))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        store.load(checkpoint, laid=Whole(parts=(decoder,)))
     return decoder.eval()
 
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshwright import cost, data
+from meshwright import cost, data, search
 from meshwright.run import preflight
 from meshwright.run.files import write_json
 from meshwright.run.machine import cache_root, installed, this_machine
@@ -37,11 +37,13 @@ def train(
     resume: bool = False,
     steps: int | None = None,
     say: Say | None = None,
+    decision: search.Decision | None = None,
 ) -> Outcome:
     """The run in `run_dir` is trained to its end, or for `steps` more steps, or until a signal; how it ended.
 
     A run that goes on (`resume`) may have another plan and another length, and keeps the order of its data. `say` is
-    given the lines a person should see before the workers write their own; None writes them to standard error.
+    given the lines a person should see before the workers write their own; None writes them to standard error. The
+    run keeps `decision`, which chose the design, beside it.
 
     Raises before anything starts: ConfigError, NoPlanFits or EnvironmentUnfit with every problem found. Raises
     WorkerFailed with the first failing rank's own error when workers fail; checkpoints that were complete stay.
@@ -64,6 +66,8 @@ def train(
     )
     preflight.check_corpus(design, corpus, run_dir=folder)
     _write_run(design, folder, predicted=predicted, corpus=corpus)
+    if decision is not None:
+        write_json(folder / "decision.json", decision)
     arguments = [] if steps is None else ["--steps", str(steps)]
     from meshwright.run.launch import launch
 

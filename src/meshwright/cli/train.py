@@ -1,0 +1,109 @@
+"""`meshwright train`: run a plan on this machine, or design one first; stop and resume at will."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from meshwright.run.choose import Chosen
+    from meshwright.run.outcome import Outcome
+
+
+def train(
+    plan: Annotated[Path | None, typer.Argument(help="A design from `meshwright plan --out`, or a run.")] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="Without a plan: what to train.")] = None,
+    cluster: Annotated[str, typer.Option("--cluster", "-c", help="Without a plan: local, or local:4.")] = "local",
+    job: Annotated[Path | None, typer.Option("--job", "-j", help="A job file; see docs/job.md.")] = None,
+    data: Annotated[list[Path] | None, typer.Option("--data", "-d", help="Text to train on. Repeatable.")] = None,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", "-s", help="Set one field: job.batch_tokens=4Ki. Repeatable.")
+    ] = None,
+    run: Annotated[Path | None, typer.Option("--run", "-r", help="The run directory.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint of --run.")] = False,
+    steps: Annotated[int | None, typer.Option("--steps", min=1, help="Train this many steps now.")] = None,
+    measure: Annotated[bool, typer.Option("--measure", help="Measure this machine again first.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as one JSON document.")] = False,
+) -> int:
+    """Train on this machine: a plan, or one designed now. Ctrl-C saves and ends with exit code 75."""
+    from meshwright.cli.output import note, print_json
+    from meshwright.run import train as run_training
+    from meshwright.run.choose import default_run_dir
+
+    chosen = _chosen(
+        plan=plan, model=model, cluster=cluster, job=job, data=data, sets=sets, run=run, resume=resume, steps=steps,
+        measure=measure,
+    )  # fmt: skip
+    folder = run or default_run_dir(chosen.design)
+    for line in _before(chosen, folder):
+        note(line)
+    outcome = run_training(chosen.design, run_dir=folder, resume=resume, steps=steps, decision=chosen.decision)
+    if as_json:
+        print_json(outcome)
+    else:
+        for line in _after(outcome):
+            print(line)
+    return int(outcome.exit_code)
+
+
+def _chosen(
+    *,
+    plan: Path | None,
+    model: str | None,
+    cluster: str,
+    job: Path | None,
+    data: list[Path] | None,
+    sets: list[str] | None,
+    run: Path | None,
+    resume: bool,
+    steps: int | None,
+    measure: bool,
+) -> Chosen:
+    from meshwright import catalog
+    from meshwright.cli.output import note
+    from meshwright.run.choose import Chosen, choose, with_data, with_length
+    from meshwright.spec.errors import ConfigError, Problem
+
+    given = plan or (run if resume and model is None else None)
+    if given is not None:
+        if model is not None or job is not None or data:
+            fix = "leave those out, or leave the plan out to design another"
+            raise ConfigError(Problem(what="a plan has its model, job and data already", where=str(given), fix=fix))
+        return Chosen(design=catalog.load_design(given, sets=sets or ()))
+    if model is None:
+        fix = "meshwright train PLAN.json, or --model NAME --data FILE; meshwright models lists the names"
+        raise ConfigError(Problem(what="nothing to train is named", fix=fix))
+    asked = with_data(catalog.load_job(str(job) if job else None, sets=sets or ()), data or ())
+    return choose(model, cluster=cluster, job=with_length(asked, steps=steps), measure=measure, say=note)
+
+
+def _before(chosen: Chosen, folder: Path) -> list[str]:
+    """What is about to run and why."""
+    from meshwright.spec.units import format_count
+
+    design = chosen.design
+    lines = [
+        f"plan {design.plan.digest()}: {design.plan.describe()}",
+        f"model {design.model.name}: {format_count(design.model.parameters)} parameters; run {folder}",
+    ]
+    return lines + [f"  {reason}" for reason in (chosen.decision.why if chosen.decision else ())]
+
+
+def _after(outcome: Outcome) -> list[str]:
+    """How it ended, predicted against measured, and what can be done with the run."""
+    from meshwright import report
+    from meshwright.spec.errors import ExitCode
+
+    ended, lines = outcome.ended, list[str]()
+    if outcome.measured is not None:
+        lines += ["", *report.explain(outcome.run_dir).lines()]
+    lines += ["", f"step {ended.step} of {ended.total_steps} is done and saved in {outcome.run_dir}"]
+    if ended.validation_loss is not None and ended.bits_per_byte is not None:
+        lines += [f"validation loss {ended.validation_loss:.4f}, bits per byte {ended.bits_per_byte:.4f}"]
+    if ended.step < ended.total_steps:
+        lines += [f"go on:     {outcome.resume_command}"]
+    if outcome.exit_code is ExitCode.OK:
+        lines += [f"explain:   meshwright explain {outcome.run_dir}", f"page:      meshwright report {outcome.run_dir}"]
+    return lines

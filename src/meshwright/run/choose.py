@@ -1,0 +1,74 @@
+"""Choose a design for this machine: measured if it never was, the best plan that the runtime can train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from meshwright import catalog, cost, search
+from meshwright.run.detect import calibration_file
+from meshwright.run.machine import cache_root
+from meshwright.spec.cluster import ClusterSpec
+from meshwright.spec.errors import NoPlanFits
+from meshwright.spec.job import JobSpec, Source
+from meshwright.spec.plan import Design
+
+MEASURE_SECONDS = 20.0
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """A design to train and how it came about; `decision` is None for a design that was given."""
+
+    design: Design
+    decision: search.Decision | None = None
+
+
+def choose(model: str, *, cluster: str, job: JobSpec, measure: bool, say: Say) -> Chosen:
+    """The fastest design of `model` on `cluster` for `job` that can be trained.
+
+    This machine is measured for some seconds first when `measure` asks for it, or when it never was. Raises what
+    search.design raises, and NoPlanFits when nothing that fits can be trained yet.
+    """
+    spec = catalog.load_model(model)
+    decision = search.design(spec, load_cluster(cluster, measure=measure, say=say), job)
+    if not decision.predicts_only:
+        return Chosen(design=decision.design, decision=decision)
+    for candidate in decision.ranked:
+        design = replace(decision.design, plan=candidate.plan)
+        if not search.check(design, scopes=frozenset({search.Scope.RUNTIME})):
+            say(f"the fastest plan cannot be trained yet ({decision.predicts_only[0].what}); taking the next that can")
+            return Chosen(design=design, decision=replace(decision, design=design, report=cost.predict(design)))
+    raise NoPlanFits(decision.predicts_only)
+
+
+def load_cluster(name: str, *, measure: bool, say: Say) -> ClusterSpec:
+    """The cluster that `name` says; this machine with measured figures, which are kept for the next time."""
+    is_local = name.partition(":")[0] == "local"
+    if is_local and (measure or not calibration_file().is_file()):
+        from meshwright.run.measure import measure as measure_machine
+
+        say(f"measuring this machine for about {MEASURE_SECONDS:.0f} s (kept for the next time)")
+        measure_machine(catalog.load_cluster(name), seconds_budget=MEASURE_SECONDS, progress=say)
+    return catalog.load_cluster(name, cache=cache_root())
+
+
+def with_data(job: JobSpec, files: Sequence[Path | str]) -> JobSpec:
+    """The job on these files; as it is when there are none."""
+    if not files:
+        return job
+    return replace(job, data=replace(job.data, sources=tuple(Source(path=str(file)) for file in files)))
+
+
+def with_length(job: JobSpec, *, steps: int | None) -> JobSpec:
+    """A job that says nothing of its length is as long as `steps`, so that its learning rate falls within them."""
+    if steps is None or job.total_tokens != JobSpec().total_tokens:
+        return job
+    return replace(job, total_tokens=steps * job.batch_tokens)
+
+
+def default_run_dir(design: Design) -> Path:
+    """`runs/MODEL-PLAN` under the working directory: another plan is another directory."""
+    return Path("runs") / f"{design.model.name}-{design.plan.digest()[:8]}"
