@@ -7,9 +7,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from meshwright.parallel.buckets import BucketedGradients
 from meshwright.parallel.mesh import Mesh
 from meshwright.parallel.precision import Dtypes
-from meshwright.parallel.synchronize import ReplicatedGradients, ShardedGradients, Synchronizer
+from meshwright.parallel.synchronize import ShardedGradients, Synchronizer
 from meshwright.spec.plan import AxisName, Sharding
 
 
@@ -63,4 +64,4 @@ def build_synchronizer(part: nn.Module, *, mesh: Mesh, sharding: Sharding, dtype
     groups = [mesh.group(axis) for axis in (AxisName.REPLICATE, AxisName.SHARD)]
     present = tuple(group for group in groups if group is not None)
     dtype = dtypes.reduce if dtypes.reduce is not dtypes.master else None
-    return ReplicatedGradients(part, groups=present, dtype=dtype)
+    return BucketedGradients(part, groups=present, dtype=dtype)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 
 from meshwright.nn import Decoder, token_losses
 from meshwright.nn.loss import Vocabulary
@@ -88,8 +87,6 @@ class Laid:
                 share = self._pipeline.evaluate(tokens, targets, documents)
             else:
                 share = self._forward_only(tokens, targets, documents)
-        for part in self.parts:
-            _free_whole_parameters(part)
         return self._everywhere(share) * (self._batch_tokens / (tokens.numel() * self.mesh.data_size))
 
     def clip(self, max_norm: float | None) -> Tensor:
@@ -144,6 +141,7 @@ class Laid:
             rows = slice(index, index + size)
             logits = self.parts[0](tokens[rows], documents=None if documents is None else documents[rows])
             total += self.loss_share(logits, targets[rows])
+        self._parted[0].synchronizer.after_evaluation()
         return total
 
     def _everywhere(self, share: Tensor) -> Tensor:
@@ -216,10 +214,3 @@ class Laid:
             loss_function=self.loss_share,
             recorder=self.recorder,
         )
-
-
-def _free_whole_parameters(part: nn.Module) -> None:
-    """Parameters gathered in a pass without backward are shards again, so that the next pass gathers new ones."""
-    for module in part.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
-import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
 from meshwright.spec.plan import Sharding
-
-BUCKET_BYTES = 64 * 2**20
 
 
 class Synchronizer(Protocol):
@@ -39,7 +33,7 @@ class ShardedGradients:
     """
 
     def __init__(self, part: FSDPModule, *, sharding: Sharding) -> None:
-        assert sharding is not Sharding.NONE, "a part that is not sharded has ReplicatedGradients"
+        assert sharding is not Sharding.NONE, "a part that is not sharded has BucketedGradients"
         self._part, self._sharding = part, sharding
         assert isinstance(part, nn.Module)
         self._modules = tuple(module for module in part.modules() if isinstance(module, FSDPModule))
@@ -59,54 +53,3 @@ class ShardedGradients:
         """Parameters are shards again: kept whole they would outlive the optimizer's next update."""
         for module in self._modules:
             module.reshard()
-
-
-class ReplicatedGradients:
-    """Gradients of a part that every data parallel rank holds whole: summed once a step, in `dtype`, bucket by bucket.
-
-    Gradients of distributed tensors are summed by their local parts; their layout is the same on every rank of
-    each of `groups`, one after the other. No group means that there is no other rank.
-    """
-
-    def __init__(
-        self, part: nn.Module, *, groups: Sequence[dist.ProcessGroup], dtype: torch.dtype | None = None
-    ) -> None:
-        self._part, self._groups, self._dtype = part, tuple(groups), dtype
-
-    def before_backward(self, *, last: bool) -> None:
-        """Nothing: gradients add up in place."""
-
-    def after_backward(self) -> None:
-        if not self._groups:
-            return
-        gradients = [_local(parameter.grad) for parameter in self._part.parameters() if parameter.grad is not None]
-        for bucket in _buckets(gradients):
-            flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
-            wire = flat if self._dtype is None else flat.to(self._dtype)
-            for group in self._groups:
-                dist.all_reduce(wire, group=group)
-            start = 0
-            for gradient in bucket:
-                gradient.copy_(wire[start : start + gradient.numel()].view_as(gradient))
-                start += gradient.numel()
-
-    def after_evaluation(self) -> None:
-        """Nothing: parameters are whole always."""
-
-
-def _local(gradient: Tensor) -> Tensor:
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
-
-
-def _buckets(gradients: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Runs of one dtype of at most BUCKET_BYTES, but for a gradient that is larger alone."""
-    buckets: list[list[Tensor]] = []
-    size = 0
-    for gradient in gradients:
-        full = size + gradient.nbytes > BUCKET_BYTES
-        if not buckets or full or buckets[-1][0].dtype is not gradient.dtype:
-            buckets.append([])
-            size = 0
-        buckets[-1].append(gradient)
-        size += gradient.nbytes
-    return buckets
