@@ -10,6 +10,7 @@ import pytest
 
 from meshwright.report.page import render, write_page
 from meshwright.report.run_files import read_run
+from meshwright.report.trace import write_trace
 from meshwright.spec.errors import ConfigError
 from tests.report import synthetic
 
@@ -143,6 +144,8 @@ def test_no_run_and_no_place_are_said(run_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
         write_page([run_dir], tmp_path / "file" / "page.html")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        write_trace(run_dir, tmp_path / "file" / "trace.json")
 
 
 def test_a_page_needs_no_torch(run_dir: Path, tmp_path: Path) -> None:

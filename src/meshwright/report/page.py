@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshwright.report.figure import Figure
-from meshwright.report.run_files import RunFiles, predicted_spans, read_run
+from meshwright.report.run_files import RunFiles, predicted_spans, read_run, write_file
 from meshwright.report.view import page_view
 from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError, Problem
@@ -23,14 +23,7 @@ if TYPE_CHECKING:
 
 def write_page(paths: Sequence[Path | str], out: Path | str) -> Path:
     """Writes the page of the runs or plans at `paths` to `out` and returns its path. Raises ConfigError."""
-    text = render([read_run(path) for path in paths])
-    place = Path(out)
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(Problem(what="cannot be written", where=str(out), why=str(error))) from error
-    return place
+    return write_file(out, render([read_run(path) for path in paths]))
 
 
 def decision_page(decision: Decision) -> str:

@@ -72,6 +72,17 @@ def read_run(path: Path | str) -> RunFiles:
     )
 
 
+def write_file(path: Path | str, text: str) -> Path:
+    """Writes `text` to `path`, making its folder. Raises ConfigError where it cannot be written."""
+    place = Path(path).expanduser()
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(Problem(what="cannot be written", where=str(path), why=str(error))) from error
+    return place
+
+
 def predicted_spans(files: RunFiles) -> tuple[Span, ...]:
     """The predicted timeline of one step of the run's plan; () for a machine that cannot be priced."""
     from meshwright.cost import timeline

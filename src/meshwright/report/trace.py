@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from meshwright.report.run_files import RunFiles, predicted_spans, read_run
+from meshwright.report.run_files import RunFiles, predicted_spans, read_run, write_file
 from meshwright.spec.span import Span
 
 PREDICTED, MEASURED = 1, 2
@@ -16,10 +16,7 @@ PREDICTED, MEASURED = 1, 2
 def write_trace(run: Path | str, out: Path | str) -> Path:
     """Writes the trace of a run directory or plan file to `out` and returns its path."""
     files = read_run(run)
-    path = Path(out)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(trace(files), separators=(",", ":")))
-    return path
+    return write_file(out, json.dumps(trace(files), separators=(",", ":")))
 
 
 def trace(files: RunFiles, *, predicted: Sequence[Span] | None = None) -> dict[str, Any]:
