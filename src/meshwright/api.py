@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from meshwright.report import Explanation
     from meshwright.run.outcome import Outcome
     from meshwright.search import Decision
+
+Say = Callable[[str], None]
 
 
 def design(
@@ -40,7 +43,8 @@ def predict(design: Design | Path | str) -> Report:
     """What a design, or the one in a file or a run directory, costs: seconds and bytes by line."""
     from meshwright import cost
 
-    return cost.predict(_read(design))
+    report: Report = cost.predict(_read(design))
+    return report
 
 
 def train(
@@ -55,6 +59,22 @@ def train(
     from meshwright.run.train import train
 
     return train(_read(design), run_dir=run_dir, resume=resume, steps=steps)
+
+
+def design_here(
+    model: ModelSpec | str, job: JobSpec | str | None = None, *, workers: int | None = None, say: Say | None = None
+) -> Decision:
+    """The fastest plan of `model` on this machine, which is measured first when it was not before (about a minute).
+
+    `workers` local workers are there to plan for; None is one an accelerator, else one a core. `say` is told how the
+    measurement goes on.
+    """
+    from meshwright.run.detect import calibration_file, detect
+    from meshwright.run.measure import measure
+
+    if not calibration_file().is_file():
+        measure(None if workers is None else detect(devices=workers), progress=say)
+    return design(model, detect(devices=workers), job)
 
 
 def explain(path: Path | str) -> Explanation:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import typer
 
-from meshwright.cli import cluster, clusters, doctor, models, plan, version
+from meshwright.cli import cluster, clusters, doctor, explain, generate, models, plan, report, train, version
 from meshwright.spec.errors import ExitCode, MeshwrightError, Problem
 
 SUMMARY = "Designs the fastest distributed training of a model on your machines, shows why, runs it and compares."
@@ -20,13 +20,16 @@ def build() -> typer.Typer:
     application = typer.Typer(
         name="meshwright",
         help=SUMMARY,
-        no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     for name, command in (
         ("plan", plan.plan),
+        ("train", train.train),
+        ("explain", explain.explain),
+        ("report", report.report),
+        ("generate", generate.generate),
         ("models", models.models),
         ("clusters", clusters.clusters),
         ("doctor", doctor.doctor),

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from meshwright.spec.cluster import ClusterSpec
 
 Devices = Annotated[int | None, typer.Option("--devices", "-d", min=1, help="How many workers. [default: one a core]")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Write the cluster here, for --cluster.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+
+def build() -> typer.Typer:
+    """The group of the two commands."""
+    group = typer.Typer(help="Describe this machine, or measure it.", rich_markup_mode=None)
+    group.command("detect")(detect)
+    group.command("measure")(measure)
+    return group
 
 
 def detect(devices: Devices = None, out: Out = None, as_json: Json = False) -> None:
@@ -37,7 +48,7 @@ def measure(
     _show(cluster, out=out, as_json=as_json)
 
 
-def _show(cluster: object, *, out: Path | None, as_json: bool) -> None:
+def _show(cluster: ClusterSpec, *, out: Path | None, as_json: bool) -> None:
     from meshwright.cli.output import console, note, print_json, write
     from meshwright.report import terminal_specs
     from meshwright.spec.codec import canonical

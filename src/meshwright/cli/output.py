@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,6 +37,34 @@ def console() -> Console:
     return Console(highlight=False, width=width, color_system=None)
 
 
+@contextmanager
+def only_json() -> Iterator[None]:
+    """While inside, standard output of this process and of those it starts goes to standard error.
+
+    So that one JSON document, printed after, is all that a program reads.
+    """
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
 def note(text: str) -> None:
     """A line for a person, out of the way of what a program reads."""
     print(text, file=sys.stderr)
+
+
+def write(path: Path, text: str) -> None:
+    """Write `text` to `path`, whose folder is made when it is not there; raises ConfigError where it cannot be."""
+    from meshwright.spec.errors import ConfigError, Problem
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(Problem(where=str(path), what=f"cannot be written: {error.strerror}")) from error

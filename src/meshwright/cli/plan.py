@@ -24,7 +24,7 @@ def plan(
 ) -> None:
     """Design the fastest training of a model on a cluster: a ranked table, memory by part, and why the best wins."""
     from meshwright import catalog, search
-    from meshwright.cli.output import console, note, print_json
+    from meshwright.cli.output import console, note, print_json, write
     from meshwright.run.machine import cache_root
 
     decision = search.design(
@@ -47,13 +47,3 @@ def plan(
     from meshwright.report import terminal
 
     console().print(terminal.decision(decision))
-
-
-def write(path: Path, text: str) -> None:
-    """Write `text` to `path`; raises ConfigError where it cannot be written."""
-    from meshwright.spec.errors import ConfigError, Problem
-
-    try:
-        path.write_text(text + "\n")
-    except OSError as error:
-        raise ConfigError(Problem(where=str(path), what=f"cannot be written: {error.strerror}")) from error

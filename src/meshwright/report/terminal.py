@@ -107,10 +107,10 @@ def layout_words(plan: Plan) -> str:
 
 
 def setting_words(plan: Plan) -> str:
-    """`zero1, full recompute, interleaved 3, 32 x 1`: what the layout leaves open, microbatches last."""
+    """`zero1, seq. parallel, full recompute, interleaved 3, 32 x 1`: what the layout leaves open, microbatches last."""
     group, schedule = plan.first_group, plan.schedule
     words = [group.sharding.value] if group.sharding is not Sharding.NONE else []
-    words += ["seq"] if group.sequence_parallel else []
+    words += ["seq. parallel"] if group.sequence_parallel else []
     words += [f"{group.recompute.value} recompute"] if group.recompute is not Recompute.NONE else []
     if plan.pipeline > 1:
         chunks = f" {schedule.chunks}" if schedule.kind is ScheduleKind.INTERLEAVED else ""

@@ -46,9 +46,9 @@ def design(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, top: int = 1
     usable = costs.fits & costs.finite
     if not usable.any():
         raise NoPlanFits(nothing_fits(model, cluster, job, space, costs, priced=priced_space))
-    score = np.where(usable, scores(space.table, costs, job.objective), np.inf)
+    score = np.where(costs.finite, scores(space.table, costs, job.objective), np.inf)
     count = min(max(top, REFINED), int(np.count_nonzero(usable)))
-    best = np.argsort(score, kind="stable")[:count]
+    best = np.argsort(np.where(usable, score, np.inf), kind="stable")[:count]
     refined = refine(space.table, [int(row) for row in best], model=model, cluster=cluster, job=job)
     chosen, report = refined[0]
     return Decision(
@@ -56,7 +56,7 @@ def design(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, top: int = 1
         report=report,
         ranked=tuple(candidate(entry.plan, figures) for entry, figures in refined[:top]),
         rejected=(*rejected_for_memory(space.table, costs), *space.rejected),
-        why=why(chosen, report, space.table, score),
+        why=why(chosen, report, space.table, score, fits=usable),
         considered=len(space.table),
         fitting=int(np.count_nonzero(usable)),
         seconds=time.perf_counter() - started,

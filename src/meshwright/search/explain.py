@@ -16,32 +16,38 @@ from meshwright.spec.report import LineName, Report, diff
 from meshwright.spec.units import format_bytes, format_percent
 
 Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 DIMENSIONS = ("tensor", "pipeline", "shard", "sharding", "microbatch", "recompute", "schedule", "sequence_parallel")
 CLOSE = 0.0005
 
 
-def why(chosen: Design, report: Report, table: PlanTable, score: Floats) -> tuple[str, ...]:
+def why(chosen: Design, report: Report, table: PlanTable, score: Floats, *, fits: Mask) -> tuple[str, ...]:
     """One line for every dimension: what the best plan with another value of it would cost, and where.
 
-    `score` is infinite where a row does not fit. Alternatives are free in every other dimension, so that a line says
-    what the dimension is worth and not what one careless change would do.
+    `score` is what the objective minimises, `fits` says which rows may be chosen. Alternatives are free in every
+    other dimension, so that a line says what the dimension is worth and not what one careless change would do.
     """
     lines: list[str] = []
+    best = float(np.min(score[fits]))
     own = {name: _value_of(chosen, name) for name in DIMENSIONS}
     told: set[int] = set()
     for name in DIMENSIONS:
         column = getattr(table, name)
-        others = np.where(column != own[name], score, np.inf)
+        others = np.where((column != own[name]) & fits, score, np.inf)
         if len(np.unique(column)) == 1:
             continue
         row = int(np.argmin(others))
         if not np.isfinite(others[row]):
-            lines.append(f"{_word(name, own[name])}: no plan with another value fits")
+            tried = " or ".join(_word(name, int(value)) for value in np.unique(column) if value != own[name])
+            lines.append(f"{_word(name, own[name])}: no plan with {tried} fits")
             continue
         if row in told:
             continue
         told.add(row)
-        lines.append(_against(chosen, report, table, row, name=name, own=own[name]))
+        line = _against(chosen, report, table, row, name=name, own=own[name])
+        alike = (column == column[row]) & ~fits
+        missed = float(np.min(score[alike], initial=np.inf)) < best
+        lines.append(f"{line}; one that does not fit would be better than this plan" if missed else line)
     return tuple(lines)
 
 
@@ -60,9 +66,10 @@ def _against(chosen: Design, report: Report, table: PlanTable, row: int, *, name
         ours, cost_of = ours * chosen.plan.world_size, cost_of * plan.world_size
     change = cost_of / ours - 1.0
     if abs(change) < CLOSE:
-        return f"{head} would cost the same to {format_percent(CLOSE)}{rest}"
-    verb = "would cost" if change > 0 else "would save"
-    return f"{head} {verb} {format_percent(abs(change))}: {_cause(report, other)}{rest}"
+        return f"{head} would take as long{rest}"
+    noun = "money" if chosen.job.objective is Objective.COST else "time"
+    verb = f"would take {format_percent(abs(change))} {'more' if change > 0 else 'less'} {noun}"
+    return f"{head} {verb}{rest}: {_cause(report, other)}"
 
 
 def _cause(report: Report, other: Report) -> str:
@@ -127,14 +134,12 @@ def _value_of(chosen: Design, name: str) -> int:
 
 
 def _word(name: str, value: int, *, bare: bool = False) -> str:
-    text = {
-        "sharding": lambda: "no sharding" if SHARDINGS[value] is Sharding.NONE else SHARDINGS[value].value,
-        "recompute": lambda: (
-            "no recompute" if RECOMPUTES[value] is Recompute.NONE else f"{RECOMPUTES[value].value} recompute"
-        ),
-        "schedule": lambda: f"{SCHEDULES[value].value}",
-        "sequence_parallel": lambda: "sequence parallel" if value else "no sequence parallel",
-    }
-    if name in text:
-        return text[name]()
+    if name == "sharding":
+        return "no sharding" if SHARDINGS[value] is Sharding.NONE else SHARDINGS[value].value
+    if name == "recompute":
+        return "no recompute" if RECOMPUTES[value] is Recompute.NONE else f"{RECOMPUTES[value].value} recompute"
+    if name == "schedule":
+        return SCHEDULES[value].value
+    if name == "sequence_parallel":
+        return "sequence parallel" if value else "no sequence parallel"
     return str(value) if bare else f"{name} {value}"
