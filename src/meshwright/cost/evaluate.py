@@ -174,6 +174,8 @@ def stage_seconds(
         near, far, wide = hops(table, group=group, cluster=cluster, model=model, job=job, software=features)
         nodes, sites = crossings(table, ranks, group=group, cluster=cluster)
         for stage in range(layout.num_stages - 1):
+            if layout.ranks[stage] == layout.ranks[stage + 1]:
+                continue
             ahead = sites[0, stage + 1] != sites[0, stage], nodes[0, stage + 1] != nodes[0, stage]
             way = wide if ahead[0] else far if ahead[1] else near
             transfer[stage] = max(transfer[stage], float(way[0]))

@@ -53,27 +53,34 @@ def makespan(shape: Shape, *, forward: RankSeconds, backward: RankSeconds, reach
 
     `reach` is the transfer seconds one way from rank 0 to each rank shown, shape (rows, ranks).
     """
-    microbatches = shape.microbatches[:, None]
-    busy = np.where(shape.valid, forward.total + backward.total, 0.0)
-    enter = forward.first_upto - forward.first + backward.first_upto - backward.first
-    enter = enter + 2.0 * reach
-    stay = np.where(shape.valid, enter + microbatches * busy, 0.0)
-    warm_up = _warm_up(shape, forward)
-    cool_down = _warm_up(shape, backward)
-    detour = _detours(shape, forward, backward, reach)
-    start = _largest(detour.start + warm_up[:, None, :], warm_up)
-    end = _largest(detour.end + cool_down[:, None, :], cool_down)
-    start = np.maximum(start, detour.through_start - warm_up)
-    end = np.maximum(end, detour.through_end - cool_down)
-    middle = np.maximum(_largest(detour.middle, np.zeros_like(warm_up)), 0.0)
-    count = shape.pipeline[:, None] - 1.0 - shape.rank
-    rounds = np.where(_mask(shape, _INTERLEAVED), 0.0, np.floor((microbatches - 1.0) / (count + 1.0)) - 1.0)
-    both = np.where(
-        _mask(shape, _INTERLEAVED), microbatches >= 2.0 * shape.pipeline[:, None], microbatches > count + 1.0
-    )
+    at = _Turned.of(shape, forward, backward, reach)
+    interleaved = shape.schedule == _INTERLEAVED
+    busy = at.down.total + at.up.total
+    enter = at.down.first_upto - at.down.first + at.up.first_upto - at.up.first + 2.0 * at.reach
+    stay = enter + shape.microbatches * busy
+    warm_up, cool_down = _warm_up(shape, at, at.down), _warm_up(shape, at, at.up)
+    start = _gain(at, at.down.first_upto + at.up.last_upto + 2.0 * at.reach, warm_up)
+    end = _gain(at, at.down.last_upto + at.up.first_upto + 2.0 * at.reach, cool_down)
+    wait = at.behind * busy
+    middle = _gain(at, at.down.first_upto + at.up.first_upto + 2.0 * at.reach, wait)
+    rounds = np.where(interleaved, 0.0, np.floor((shape.microbatches - 1.0) / (at.behind + 1.0)) - 1.0)
+    both = np.where(interleaved, shape.microbatches >= 2.0 * shape.pipeline, shape.microbatches > at.behind + 1.0)
+    if interleaved.any():
+        hops = 2.0 * (at.across - at.reach) + (shape.chunks - 1.0) * at.around
+        through_start = forward.everything - at.down.first_upto + at.up.whole - at.up.last_upto + hops - warm_up
+        through_end = backward.everything - at.up.first_upto + at.down.whole - at.down.last_upto + hops - cool_down
+        start = np.where(interleaved, np.maximum(start, through_start), start)
+        end = np.where(interleaved, np.maximum(end, through_end), end)
     path = stay + np.where(both, start + end + np.maximum(rounds, 0.0) * middle, np.maximum(start, end))
-    longest = np.where(shape.valid, path, 0.0).max(axis=1)
-    return np.where(shape.schedule == _GPIPE, _gpipe(shape, forward, backward, reach), longest)
+    longest = np.where(at.valid, path, 0.0).max(axis=0)
+    once = forward.everything + backward.everything
+    last = np.where(at.valid, at.down.last + at.up.last, 0.0).max(axis=0)
+    whole = once + 2.0 * (shape.chunks * at.across + (shape.chunks - 1.0) * (at.around - at.across))
+    whole = whole + (shape.microbatches - 1.0) * last
+    longest = np.where(interleaved & ~both[0], np.maximum(longest, whole), longest)
+    slowest = np.where(at.valid, at.down.total, 0.0).max(axis=0) + np.where(at.valid, at.up.total, 0.0).max(axis=0)
+    gpipe = once + 2.0 * at.across + (shape.microbatches - 1.0) * slowest
+    return np.asarray(np.where(shape.schedule == _GPIPE, gpipe, longest), dtype=np.float64)
 
 
 def held(shape: Shape, *, first: FloatArray, last: FloatArray, total: FloatArray) -> FloatArray:
@@ -88,80 +95,84 @@ def held(shape: Shape, *, first: FloatArray, last: FloatArray, total: FloatArray
     extra = 2.0 * (behind - 1.0) + 1.0
     mixed = pipeline * (total - last) + np.minimum(extra, pipeline) * last + np.maximum(extra - pipeline, 0.0) * first
     mixed = np.minimum(mixed, microbatches * total)
-    return np.where(_mask(shape, _INTERLEAVED) & (shape.chunks[:, None] > 1.0), mixed, plain)
+    return np.where(_mask(shape, _INTERLEAVED), mixed, plain)
 
 
 def _mask(shape: Shape, kind: int) -> BoolArray:
     return np.asarray(shape.schedule == kind)[:, None]
 
 
-def _warm_up(shape: Shape, seconds: RankSeconds) -> FloatArray:
-    """Seconds of the passes between a rank's first forward and its first backward (or the mirror image at the end)."""
-    behind = shape.pipeline[:, None] - 1.0 - shape.rank
-    plain = np.minimum(behind, shape.microbatches[:, None] - 1.0) * seconds.total
-    pipeline = shape.pipeline[:, None]
-    extra = 2.0 * behind
-    mixed = pipeline * (seconds.total - seconds.last)
-    mixed = mixed + np.minimum(extra, pipeline) * seconds.last + np.maximum(extra - pipeline, 0.0) * seconds.first
-    mixed = np.minimum(mixed, shape.microbatches[:, None] * seconds.total - seconds.first)
-    return np.where(_mask(shape, _INTERLEAVED), mixed, plain)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Way:
+    """RankSeconds with ranks first, shape (ranks, rows), and the sum of the last stages over all ranks (rows,)."""
+
+    total: FloatArray
+    first: FloatArray
+    last: FloatArray
+    first_upto: FloatArray
+    last_upto: FloatArray
+    whole: FloatArray
+
+    @classmethod
+    def of(cls, seconds: RankSeconds) -> _Way:
+        turned = [
+            np.ascontiguousarray(array.T)
+            for array in (seconds.total, seconds.first, seconds.last, seconds.first_upto, seconds.last_upto)
+        ]
+        names = ("total", "first", "last", "first_upto", "last_upto")
+        return cls(**dict(zip(names, turned, strict=True)), whole=turned[-1].max(axis=0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Detours:
-    """Seconds of a way from rank j (axis 1) to rank l (axis 2) and back; `through_*` over every stage, (rows, j)."""
+class _Turned:
+    """What the makespan reads, ranks first: numpy reduces the first dim of a long array fastest.
 
-    start: FloatArray
-    end: FloatArray
-    middle: FloatArray
-    through_start: FloatArray
-    through_end: FloatArray
+    `behind` ranks come after each; `across` is the way from the first rank to the last, `around` back to the first.
+    """
 
+    down: _Way
+    up: _Way
+    rank: FloatArray
+    behind: FloatArray
+    valid: BoolArray
+    reach: FloatArray
+    across: FloatArray
+    around: FloatArray
 
-def _detours(shape: Shape, forward: RankSeconds, backward: RankSeconds, reach: FloatArray) -> _Detours:
-    rank = shape.rank.astype(np.float64)
-    late = np.where(shape.valid[:, None, :] & (rank[:, None, :] >= rank[:, :, None]), 0.0, -np.inf)
-
-    def way(down: FloatArray, up: FloatArray) -> FloatArray:
-        prefix = down + up + 2.0 * reach
-        return prefix[:, None, :] - prefix[:, :, None] + late
-
-    count = shape.pipeline[:, None] - 1.0 - rank
-    busy = forward.total + backward.total
-    middle = way(forward.last_upto, backward.last_upto)
-    wait = count * busy
-    middle = middle + wait[:, None, :] - wait[:, :, None]
-    across = np.where(shape.valid, reach, 0.0).max(axis=1)[:, None]
-    around = across * shape.pipeline[:, None] / np.maximum(shape.pipeline[:, None] - 1.0, 1.0)
-    hops = 2.0 * (across - reach) + (shape.chunks[:, None] - 1.0) * around
-    ends_forward, ends_backward = _whole(forward), _whole(backward)
-    through_start = (
-        forward.everything[:, None] - forward.first_upto + ends_backward[:, None] - backward.last_upto + hops
-    )
-    through_end = backward.everything[:, None] - backward.first_upto + ends_forward[:, None] - forward.last_upto + hops
-    interleaved = _mask(shape, _INTERLEAVED)
-    return _Detours(
-        start=way(forward.first_upto, backward.last_upto),
-        end=way(forward.last_upto, backward.first_upto),
-        middle=middle,
-        through_start=np.where(interleaved, through_start, -np.inf),
-        through_end=np.where(interleaved, through_end, -np.inf),
-    )
+    @classmethod
+    def of(cls, shape: Shape, forward: RankSeconds, backward: RankSeconds, reach: FloatArray) -> _Turned:
+        rank = np.ascontiguousarray(shape.rank.T.astype(np.float64))
+        valid = np.ascontiguousarray(shape.valid.T)
+        turned = np.ascontiguousarray(reach.T)
+        across = np.where(valid, turned, 0.0).max(axis=0)
+        return cls(
+            down=_Way.of(forward),
+            up=_Way.of(backward),
+            rank=rank,
+            behind=shape.pipeline - 1.0 - rank,
+            valid=valid,
+            reach=turned,
+            across=across,
+            around=across * shape.pipeline / np.maximum(shape.pipeline - 1.0, 1.0),
+        )
 
 
-def _whole(seconds: RankSeconds) -> FloatArray:
-    """The sum of the last stages over all ranks: the prefix at the last rank shown, which is always the last rank."""
-    return np.asarray(seconds.last_upto.max(axis=1), dtype=np.float64)
+def _warm_up(shape: Shape, at: _Turned, seconds: _Way) -> FloatArray:
+    """Seconds of the passes between a rank's first forward and its first backward (or the mirror image at the end)."""
+    plain = np.minimum(at.behind, shape.microbatches - 1.0) * seconds.total
+    extra = 2.0 * at.behind + 1.0
+    mixed = shape.pipeline * (seconds.total - seconds.last)
+    mixed = mixed + np.minimum(extra, shape.pipeline) * seconds.last
+    mixed = mixed + np.maximum(extra - shape.pipeline, 0.0) * seconds.first
+    mixed = np.minimum(mixed, shape.microbatches * seconds.total) - seconds.first
+    return np.where(shape.schedule == _INTERLEAVED, mixed, plain)
 
 
-def _largest(ways: FloatArray, own: FloatArray) -> FloatArray:
-    """The gain of the best way over staying, at least nothing: shape (rows, j)."""
-    return np.asarray(np.maximum(ways.max(axis=2) - own, 0.0), dtype=np.float64)
+def _gain(at: _Turned, prefix: FloatArray, own: FloatArray) -> FloatArray:
+    """What the best detour from each rank through a later one gains over staying; at least nothing, (ranks, rows).
 
-
-def _gpipe(shape: Shape, forward: RankSeconds, backward: RankSeconds, reach: FloatArray) -> FloatArray:
-    """Exact: fill, the slowest forward of every other microbatch, drain, the slowest backward of every other one."""
-    slowest = np.where(shape.valid, forward.total, 0.0).max(axis=1)
-    slowest = slowest + np.where(shape.valid, backward.total, 0.0).max(axis=1)
-    once = forward.everything + backward.everything + 2.0 * np.where(shape.valid, reach, 0.0).max(axis=1)
-    return np.asarray(once + (shape.microbatches - 1.0) * slowest, dtype=np.float64)
+    `prefix` sums the way there and back from rank 0, `own` is what a rank does meanwhile if the path stays on it.
+    """
+    offer = np.where(at.valid, prefix + own, -np.inf)
+    later = np.maximum.accumulate(offer[::-1], axis=0)[::-1]
+    return np.maximum(later - prefix - own, 0.0)

@@ -10,7 +10,6 @@ from meshwright.cost.costs import Costs
 from meshwright.cost.evaluate import evaluate
 from meshwright.cost.table import PlanTable
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, NodeGroup
-from meshwright.spec.job import JobSpec
 from meshwright.spec.plan import Design, Plan
 from meshwright.spec.report import Line, LineName, MemoryPart, Origin, Report, StageMemory
 from meshwright.spec.units import format_bytes, format_percent, format_seconds
@@ -41,7 +40,7 @@ def predict(design: Design) -> Report:
         error_band=_BANDS[origin],
         total_tokens=design.job.total_tokens,
         price_per_hour=_price(plan, cluster),
-        notes=_notes(plan, cluster, job),
+        notes=_notes(plan, cluster),
         detail=_detail(costs),
     )
     return replace(report, bottleneck=_bottleneck(report))
@@ -160,7 +159,7 @@ def _price(plan: Plan, cluster: ClusterSpec) -> float | None:
     return total
 
 
-def _notes(plan: Plan, cluster: ClusterSpec, job: JobSpec) -> tuple[str, ...]:
+def _notes(plan: Plan, cluster: ClusterSpec) -> tuple[str, ...]:
     notes = []
     for used in _used(plan, cluster):
         group = used.group

@@ -1,0 +1,104 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cost_examples import even_layout, processor, selene, with_group
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.cost import PlanTable
+from meshwright.cost.network import collective, send
+from meshwright.cost.placement import ring, strides
+from meshwright.spec.cluster import Collective, Link
+from meshwright.spec.plan import AxisName
+
+LAYOUTS = [even_layout(layers=4, pipeline=1)]
+
+
+def lay(cluster, *axes, **columns):
+    table = PlanTable.build(columns, layouts=LAYOUTS)
+    return ring(table, axes, group=cluster.groups[0], cluster=cluster)
+
+
+def seconds(operation, cluster, *axes, num_bytes=1e9, **columns):
+    linear = collective(operation, lay(cluster, *axes, **columns), group=cluster.groups[0], cluster=cluster)
+    return linear.seconds(num_bytes)
+
+
+def test_groups_lie_where_their_axis_puts_them():
+    cluster = selene(nodes=8)
+    table = PlanTable.build({"tensor": 4, "shard": 2, "replicate": 8}, layouts=LAYOUTS)
+    assert {name: int(step[0]) for name, step in strides(table).items()} == {
+        AxisName.TENSOR: 1,
+        AxisName.SHARD: 4,
+        AxisName.REPLICATE: 8,
+        AxisName.PIPELINE: 64,
+    }
+    both = lay(cluster, AxisName.REPLICATE, AxisName.SHARD, tensor=4, shard=2, replicate=8)
+    assert (both.size[0], both.per_node[0], both.nodes[0]) == (16.0, 2.0, 8.0)
+    inside = lay(cluster, AxisName.TENSOR, tensor=4, shard=2, replicate=8)
+    assert (inside.per_node[0], inside.nodes[0]) == (4.0, 1.0)
+
+
+def test_an_odd_group_straddles_nodes():
+    found = lay(selene(nodes=3), AxisName.TENSOR, tensor=3, replicate=8)
+    assert found.nodes[0] == 2.0
+
+
+def test_ranks_of_a_node_share_its_adapters():
+    cluster = selene(nodes=8)
+    wide = seconds(Collective.ALL_REDUCE, cluster, AxisName.REPLICATE, replicate=64)
+    narrow = seconds(Collective.ALL_REDUCE, cluster, AxisName.REPLICATE, replicate=8, tensor=8)
+    nic, inside = 25e9 * 0.8, 300e9 * 0.77
+    assert wide[0] == pytest.approx(2 * 63 / 64 * 1e9 / min(8 * nic, inside), rel=0.02)
+    assert narrow[0] == pytest.approx(2 * 7 / 8 * 1e9 / nic, rel=0.02)
+
+
+@given(size=st.sampled_from([2, 4, 8, 16, 64]), operation=st.sampled_from(list(Collective)[:3]))
+def test_an_all_reduce_is_a_scatter_and_a_gather(size, operation):
+    cluster = selene(nodes=8)
+    columns = {"replicate": size}
+    whole = seconds(Collective.ALL_REDUCE, cluster, AxisName.REPLICATE, **columns)
+    parts = seconds(Collective.REDUCE_SCATTER, cluster, AxisName.REPLICATE, **columns)
+    parts = parts + seconds(Collective.ALL_GATHER, cluster, AxisName.REPLICATE, **columns)
+    assert whole[0] == pytest.approx(parts[0], rel=0.02)
+    assert seconds(operation, cluster, AxisName.TENSOR, **columns)[0] == 0.0
+
+
+def test_measured_times_come_first_and_are_interpolated_over_ranks():
+    cluster = processor(ranks=8, cores=2)
+    found = [
+        float(seconds(Collective.ALL_REDUCE, cluster, AxisName.REPLICATE, num_bytes=1e6, replicate=size)[0])
+        for size in (2, 3, 4)
+    ]
+    assert found[0] == pytest.approx(2e-4 + 1e6 / 1e9)
+    assert found[2] == pytest.approx(4e-4 + 1e6 / 0.5e9)
+    assert found[0] < found[1] < found[2]
+
+
+def test_a_rack_is_faster_than_the_network_beyond_it():
+    plain = selene(nodes=8)
+    racked = with_group(plain, rack_nodes=4, rack=Link(bandwidth=300e9, latency_seconds=2e-6))
+    near = [float(seconds(Collective.ALL_REDUCE, c, AxisName.REPLICATE, replicate=32)[0]) for c in (plain, racked)]
+    far = [float(seconds(Collective.ALL_REDUCE, c, AxisName.REPLICATE, replicate=64)[0]) for c in (plain, racked)]
+    assert near[1] < near[0]
+    assert far[1] == pytest.approx(far[0])
+
+
+def test_sites_share_one_link():
+    first = selene(nodes=1).groups[0]
+    groups = (replace(first, site="east"), replace(first, name="west", site="west"))
+    link = Link(bandwidth=1e9, latency_seconds=0.02, efficiency=1.0)
+    cluster = replace(selene(nodes=1), groups=groups, wide_area=link)
+    one = seconds(Collective.ALL_REDUCE, cluster, AxisName.REPLICATE, replicate=16)
+    eight = seconds(Collective.ALL_REDUCE, cluster, AxisName.REPLICATE, replicate=2, tensor=8)
+    assert eight[0] > 7.0 * one[0] > 6.5
+    inside = lay(cluster, AxisName.TENSOR, replicate=2, tensor=8)
+    assert inside.sites[0] == 1.0
+
+
+def test_senders_of_a_node_share_its_adapters():
+    link = Link(bandwidth=10e9, latency_seconds=1e-5, efficiency=1.0)
+    alone, together = (send(link, senders=np.array([count]), adapters=2.0).seconds(1e9)[0] for count in (1.0, 8.0))
+    assert alone == pytest.approx(0.1 + 1e-5)
+    assert together == pytest.approx(0.4 + 1e-5)
