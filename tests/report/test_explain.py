@@ -50,6 +50,11 @@ def test_what_goes_the_other_way_is_told(run_dir: Path) -> None:
     assert "The other way goes backward: 48.0 ms less than 168 ms." in sentences
 
 
+def test_a_step_far_from_the_prediction_is_told_in_times(tmp_path: Path) -> None:
+    found = explain(synthetic.write_run(tmp_path / "slow", slower=3.0))
+    assert found.headline == "The step took 1.04 s, 3.39 times the 307 ms predicted."
+
+
 def test_a_step_as_predicted_says_so(run_dir: Path) -> None:
     report = synthetic.report(synthetic.PREDICTED, origin=Origin.MEASURED)
     (run_dir / "measured.json").write_text(json.dumps(encode(report)))

@@ -119,6 +119,8 @@ def _compared(predicted: Report, measured: Report) -> tuple[str, tuple[str, ...]
     ratio = abs(gap) / predicted.step_seconds if predicted.step_seconds else 0.0
     if ratio < 0.02:
         headline = f"The step took {took}, as predicted ({said})."
+    elif gap > predicted.step_seconds > 0:
+        headline = f"The step took {took}, {1.0 + ratio:.3g} times the {said} predicted."
     else:
         word = "longer" if gap > 0 else "less"
         headline = f"The step took {took}, {format_percent(ratio)} {word} than the {said} predicted."
@@ -137,7 +139,7 @@ def _compared(predicted: Report, measured: Report) -> tuple[str, tuple[str, ...]
 def _worst(gaps: tuple[Gap, ...], *, step: float, gap: float) -> list[str]:
     """The largest gap in the direction of the whole, then the largest against it, where they matter."""
     along = [entry for entry in gaps if entry.seconds * gap > 0]
-    against = [entry for entry in gaps if entry.seconds * gap < 0]
+    against = [entry for entry in gaps if entry.seconds * gap < 0 and entry.predicted]
     found = []
     if along and abs(along[0].seconds) > 0.01 * step:
         share = min(1.0, along[0].seconds / gap) if gap else 0.0

@@ -18,7 +18,7 @@ from meshwright.spec.span import Span
 from meshwright.spec.units import format_bytes, format_count, format_percent, format_seconds
 
 _GOOD, _FAIR = 0.12, 0.3
-_NARROW = "\N{NO-BREAK SPACE}"
+_SPACE = "\N{NO-BREAK SPACE}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +145,8 @@ def _tile(
     said = value(predicted)
     gap = took / said - 1.0
     tone = ("good" if abs(gap) <= _GOOD else "fair" if abs(gap) <= _FAIR else "poor") if tell_gap else "plain"
-    change = f" ({100 * gap:+.1f}{_NARROW}%)" if tell_gap else ""
+    change = f"{gap + 1.0:.3g}{_SPACE}times" if gap > 1.0 else f"{100 * gap:+.1f}{_SPACE}%"
+    change = f" ({change})" if tell_gap else ""
     return Tile(label=label, value=show(took), note=f"predicted {show(said)}{change}", tone=tone)
 
 
