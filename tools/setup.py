@@ -88,7 +88,7 @@ def install_torch() -> None:
 
 
 def main() -> None:
-    if sys.version_info[:2] < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036  (this file runs before the floor is known)
         fail(f"Python 3.11 or newer is needed and this is {sys.version.split()[0]}; try: make PYTHON=python3.12 …")
     if PYTHON.exists() and STAMP.exists() and STAMP.read_text() == wanted_stamp():
         return

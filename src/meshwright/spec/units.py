@@ -79,10 +79,11 @@ def _scaled(count: float, base: float, names: tuple[str, ...]) -> str:
     sign, count, index = ("-" if count < 0 else ""), abs(count), 0
     while count >= 0.9995 * base and index + 1 < len(names):
         count, index = count / base, index + 1
-    return f"{sign}{_three(count)} {names[index]}"
+    whole = f"{count:,.0f}" if count == int(count) else _three(count)
+    return f"{sign}{whole} {names[index]}"
 
 
 def _three(number: float) -> str:
-    if number >= 99.95 or number == int(number):
+    if number >= 99.95 or number == 0:
         return f"{number:,.0f}"
     return f"{number:.1f}" if number >= 9.995 else f"{number:.2f}"
