@@ -39,8 +39,10 @@ def choose(model: str, *, cluster: str, job: JobSpec, measure: bool, say: Say) -
     for candidate in decision.ranked:
         design = replace(decision.design, plan=candidate.plan)
         if not search.check(design, scopes=frozenset({search.Scope.RUNTIME})):
-            say(f"the fastest plan cannot be trained yet ({decision.predicts_only[0].what}); taking the next that can")
-            return Chosen(design=design, decision=replace(decision, design=design, report=cost.predict(design)))
+            why = f"the fastest that can be trained: {decision.design.plan.describe()} cannot yet"
+            reasons = (f"{why} ({decision.predicts_only[0].what})",)
+            taken = replace(decision, design=design, report=cost.predict(design), why=reasons, predicts_only=())
+            return Chosen(design=design, decision=taken)
     raise NoPlanFits(decision.predicts_only)
 
 

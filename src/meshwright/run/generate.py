@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from meshwright.run.files import load_design
 from meshwright.spec.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
-    from torch import nn
+    from meshwright.nn import Decoder
 
 
 def generate(
@@ -53,17 +54,18 @@ def generate(
     return text
 
 
-def load_model(run_dir: Path) -> nn.Module:
-    """The whole model of a run with the weights of its newest complete checkpoint, in their own precision."""
-    from dataclasses import dataclass
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whole:
+    """A model that is all in this process, as checkpoints see it."""
 
+    parts: tuple[Decoder, ...]
+
+
+def load_model(run_dir: Path) -> Decoder:
+    """The whole model of a run with the weights of its newest complete checkpoint, in their own precision."""
     from meshwright.nn import Decoder
     from meshwright.parallel.precision import dtypes
     from meshwright.train.checkpoint import Store
-
-    @dataclass(frozen=True)
-    class Whole:
-        parts: tuple[nn.Module, ...]
 
     design = load_design(run_dir / "design.json")
     store = Store(run_dir / "checkpoints", design=design)

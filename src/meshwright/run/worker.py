@@ -171,7 +171,8 @@ def _join(design: Design, world: World) -> torch.device:
     if "MASTER_ADDR" in os.environ:
         dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
     else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=COLLECTIVE_TIMEOUT)
+        store = dist.HashStore()  # type: ignore[attr-defined]  # documented, and not exported for type checkers
+        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=COLLECTIVE_TIMEOUT)
     return device
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from meshwright.train.events import Action, Event
 
 if TYPE_CHECKING:
-    from meshwright.train.build import Run
+    from meshwright.train.run import Run
 
 
 class Technique(Protocol):

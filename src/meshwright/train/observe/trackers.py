@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -122,10 +123,10 @@ class WeightsAndBiases:
         self._run.summary.update(known(values))
 
     def attach(self, path: Path) -> None:
-        self._run.save(str(path), base_path=str(path.parent), policy="now")
+        shutil.copy(path, self._run.dir)
 
     def finish(self) -> None:
-        self._run.finish(quiet=True)
+        self._run.finish()
 
 
 class Composite:
