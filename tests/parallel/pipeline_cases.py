@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import logging
+import threading
 from dataclasses import dataclass, field
 
 import torch
@@ -184,6 +186,36 @@ def collectives(plan: Plan) -> tuple[int, int]:
     tokens, targets, documents = (x[laid.rows] for x in batch(plan.batch))
     laid.executor.step(tokens, targets, documents)
     return gather.calls, reduction.calls
+
+
+class Failing(torch.autograd.Function):
+    """Fails forward or backward."""
+
+    @staticmethod
+    def forward(_context: object, x: Tensor, now: bool) -> Tensor:
+        if now:
+            raise ArithmeticError("no such number")
+        return x.clone()
+
+    @staticmethod
+    def backward(_context: object, *_gradients: Tensor) -> tuple[Tensor, None]:
+        raise ArithmeticError("no such number")
+
+
+def failure(plan: Plan, forward: bool) -> str:
+    """What comes out of the executor when the last stage fails; the first stage waits in vain in a thread it leaves."""
+    laid = lay(plan)
+    tokens, targets, documents = (x[laid.rows] for x in batch(plan.batch))
+    if not laid.executor.predicts:
+        threading.Thread(target=laid.executor.step, args=(tokens, targets, documents), daemon=True).start()
+        return "not this rank"
+    laid.parts[-1].register_forward_pre_hook(lambda _, args: (Failing.apply(args[0], forward), *args[1:]))
+    logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
+    try:
+        laid.executor.step(tokens, targets, documents)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
 
 
 def parity(plan: Plan) -> dict[str, object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwright import schedule
 from meshwright.spec.plan import Plan, ScheduleKind, Sharding
-from tests.parallel.pipeline_cases import BLOCKS, collectives, make_plan, parities
+from tests.parallel.pipeline_cases import BLOCKS, collectives, failure, make_plan, parities
 from tests.support.pool import Pool
 
 END = BLOCKS + 2
@@ -46,6 +46,26 @@ def test_pipeline_with_data_parallelism_of_every_kind_is_one_device(pool: Pool) 
         for plan, result in zip(plans, results, strict=True):
             assert result["loss"] < 1e-12, plan.describe()
             assert result["gradients"] < 1e-12, plan.describe()
+
+
+def test_four_ranks_run_two_chunks_each_and_fewer_microbatches_than_stages(pool: Pool) -> None:
+    plans = (
+        make_plan(
+            ScheduleKind.INTERLEAVED, pipeline=4, bounds=tuple(range(9)), microbatches=8, sharding=Sharding.NONE, data=1
+        ),
+        make_plan(ScheduleKind.ONE_F_ONE_B, pipeline=4, bounds=FOUR, microbatches=2, sharding=Sharding.NONE, data=1),
+    )
+    for results in pool.run(parities, plans, ranks=4):
+        for plan, result in zip(plans, results, strict=True):
+            assert result["loss"] < 1e-12, plan.describe()
+            assert result["gradients"] < 1e-12, plan.describe()
+
+
+def test_what_a_stage_raises_comes_out_as_it_was_raised(pool: Pool) -> None:
+    for forward in (True, False):
+        plan = two_ranks(ScheduleKind.ONE_F_ONE_B, (0, 6, END), 2)
+        assert pool.run(failure, plan, forward, ranks=2, timeout=60)[1] == "ArithmeticError: no such number"
+        pool.close()
 
 
 def test_each_zero_stage_communicates_when_it_should(pool: Pool) -> None:

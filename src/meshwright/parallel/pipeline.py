@@ -95,7 +95,7 @@ class PipelineExecutor:
         inputs = (tokens,) if self.embeds else ()
         run(*inputs, target=targets if self.predicts else None, losses=losses, return_outputs=False, **extra)
         for stage in runtime._stages:
-            stage.clear_runtime_states()
+            stage.finish()
         dtype = torch.promote_types(self._hidden.dtype, torch.float32)
         total = torch.zeros((), dtype=dtype, device=self._device)
         for loss in losses:

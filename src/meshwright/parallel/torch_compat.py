@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
+from torch.distributed.pipelining.schedules import _Action, _batch_p2p, _PipelineScheduleRuntime
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 # torch 2.13 renames both; 2.11 has the old names only.
 all_gather_single: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 reduce_scatter_single: Callable[..., Any] = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+
+def gather_ahead(modules: Sequence[FSDPModule]) -> None:
+    """Each of `modules`, in the order they run, starts to gather the next one's parameters before it computes.
+
+    On a processor FSDP2 gathers and then computes unless it is told so; accelerators overlap by streams already.
+    """
+    for module, following in zip(modules, modules[1:], strict=False):
+        module.set_modules_to_forward_prefetch([following])
+    for module in modules:
+        module._set_unshard_async_op(True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +47,16 @@ class StageCalls:
     clock: Callable[[], float]
 
 
-class TableStage(PipelineStage):
-    """A pipeline stage of torch's runtime with static shapes, buffers made on arrival, and `calls` around its passes.
+PATIENT_SENDS = 2
 
-    torch makes one receive buffer for every microbatch and keeps them all; here a buffer lives from the receive to
-    the pass that uses it. `module` is never a wrapper that torch's runtime treats apart (FSDP, DDP): what data
-    parallel ranks do is said by `calls`.
+
+class TableStage(PipelineStage):
+    """A pipeline stage of torch's runtime with static shapes, short-lived buffers, and `calls` around its passes.
+
+    torch keeps a receive buffer for every microbatch, and what was sent until the step ends. Here a buffer lives from
+    the receive to the pass that uses it, and what was sent lives until its gradient is back or, for a gradient, until
+    PATIENT_SENDS later ones are sent. What a pass raises comes out as it was raised. `module` is never a wrapper that
+    torch's runtime treats apart (FSDP, DDP): what data parallel ranks do is said by `calls`.
     """
 
     def __init__(
@@ -65,6 +83,8 @@ class TableStage(PipelineStage):
         self._calls = calls
         self._received = example_input
         self._returned = example_output
+        self._sent: dict[int, list[dist.Work]] = {}
+        self._sent_back: deque[list[dist.Work]] = deque()
 
     def forward_one_chunk(
         self,
@@ -74,7 +94,8 @@ class TableStage(PipelineStage):
         save_forward_output: bool = True,
     ) -> Any:
         start = self._calls.clock()
-        output = super().forward_one_chunk(fwd_chunk_id, args, kwargs, save_forward_output)
+        with _as_raised():
+            output = super().forward_one_chunk(fwd_chunk_id, args, kwargs, save_forward_output)
         self._calls.pass_done(True, fwd_chunk_id, start, self._calls.clock() - start)
         return output
 
@@ -84,8 +105,13 @@ class TableStage(PipelineStage):
         if not self.has_backward:
             return
         self._calls.before_backward(last_backward)
+        # The gradient is back, so the next stage has what was sent to it.
+        _wait(self._sent.pop(bwd_chunk_id, []))
         start = self._calls.clock()
-        super().backward_one_chunk(bwd_chunk_id, loss=loss, full_backward=full_backward, last_backward=last_backward)
+        with _as_raised():
+            super().backward_one_chunk(
+                bwd_chunk_id, loss=loss, full_backward=full_backward, last_backward=last_backward
+            )
         self._calls.pass_done(False, bwd_chunk_id, start, self._calls.clock() - start)
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
@@ -102,6 +128,26 @@ class TableStage(PipelineStage):
         if self.has_backward and not self.is_last:
             self._fill(self.grad_recv_info[bwd_chunk_id], self._returned)
         return super().get_bwd_recv_ops(bwd_chunk_id)
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        """Sends, and leaves nothing for the runtime to send."""
+        self._sent[fwd_chunk_id] = _batch_p2p(super().get_fwd_send_ops(fwd_chunk_id))
+        return []
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        """Sends, and leaves nothing for the runtime to send."""
+        self._sent_back.append(_batch_p2p(super().get_bwd_send_ops(bwd_chunk_id)))
+        while len(self._sent_back) > PATIENT_SENDS:
+            _wait(self._sent_back.popleft())
+        return []
+
+    def finish(self) -> None:
+        """Everything sent has arrived and nothing of the step is kept."""
+        for works in (*self._sent.values(), *self._sent_back):
+            _wait(works)
+        self._sent.clear()
+        self._sent_back.clear()
+        self.clear_runtime_states()
 
     def _fill(self, places: Sequence[Any], like: Tensor) -> None:
         for place in places:
@@ -142,6 +188,22 @@ class TableStage(PipelineStage):
 
     def _validate_fwd_outputs(self, outputs: tuple[Tensor, ...]) -> None:
         """The stage's own module checks what it sends; torch 2.11 would also check the loss."""
+
+
+def _wait(works: Sequence[dist.Work]) -> None:
+    for work in works:
+        work.wait()
+
+
+@contextmanager
+def _as_raised() -> Iterator[None]:
+    """torch wraps what a pass raises in a RuntimeError that tells tensors; the failure itself is more use."""
+    try:
+        yield
+    except RuntimeError as error:
+        if error.__cause__ is not None:
+            raise error.__cause__ from None
+        raise
 
 
 def table_runtime(stages: Sequence[TableStage], *, rows: Sequence[Sequence[str]], microbatches: int) -> Any:
