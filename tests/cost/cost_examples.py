@@ -175,7 +175,7 @@ def processor(*, ranks: int, cores: int, scaling: tuple[float, ...] = (1.0, 1.9,
         nic=Link(bandwidth=1e9, latency_seconds=1e-4),
         cores=cores,
     )
-    return ClusterSpec(name="host", groups=(group,))
+    return ClusterSpec(name="host", groups=(group,), source="measured for a test")
 
 
 def even_layout(*, layers: int, pipeline: int, chunks: int = 1) -> Layout:

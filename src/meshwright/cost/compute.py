@@ -26,6 +26,7 @@ class Rates:
     half_m: FloatArray
     half_n: FloatArray
     half_k: FloatArray
+    attention: FloatArray
     bandwidth: float
     itemsize: FloatArray
 
@@ -69,6 +70,7 @@ def rates(device: DeviceSpec, *, precision: IntArray) -> Rates:
         half_m=pick([curve.half_m for curve in curves]),
         half_n=pick([curve.half_n for curve in curves]),
         half_k=pick([curve.half_k for curve in curves]),
+        attention=pick([device.attention_scale.get(entry, 1.0) for entry in PRECISIONS]),
         bandwidth=device.memory_bandwidth * device.memory_fraction,
         itemsize=activation_bytes(precision),
     )
@@ -130,8 +132,9 @@ def _score_seconds(
 ) -> tuple[FloatArray, FloatArray]:
     """Seconds of the scores' part forward and backward: fused kernels, or batched products with scores in memory."""
     flops = part.score_flops + np.zeros_like(rates.peak)
-    backward = _BACKWARD_PRODUCTS * flops / (rates.peak * device.attention_backward_fraction)
-    fused = flops / (rates.peak * device.attention_fraction)
+    peak = rates.peak * rates.attention
+    backward = _BACKWARD_PRODUCTS * flops / (peak * device.attention_backward_fraction)
+    fused = flops / (peak * device.attention_fraction)
     if software.fused_attention:
         return fused, backward
     traffic = part.scores * _SCORE_TRAFFIC_BYTES / rates.bandwidth

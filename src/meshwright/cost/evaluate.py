@@ -34,6 +34,7 @@ def evaluate(
     those that are alike (the step is the same). Raises ConfigError where a device lacks a figure that the rows need.
     """
     assert len(table), "an empty plan table has no costs"
+    table = _effective(table)
     mixed = len(cluster.groups) > 1
     arrays = count(table.layouts, model=model, every_rank=every_rank or mixed)
     width = arrays.valid.shape[1]
@@ -43,6 +44,11 @@ def evaluate(
         for start in range(0, len(table), rows)
     ]
     return pieces[0] if len(pieces) == 1 else _join(pieces)
+
+
+def _effective(table: PlanTable) -> PlanTable:
+    """The table as the runtime sees it: sharding over one rank is none."""
+    return replace(table, sharding=np.where(table.shard > 1, table.sharding, 0))
 
 
 def _evaluate(table: PlanTable, arrays: LayoutArrays, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> Costs:
@@ -156,6 +162,7 @@ def stage_seconds(
 ) -> tuple[StageSeconds, ...]:
     """Seconds of every stage of the one plan in `table`, with the transfer to the stage after it."""
     assert len(table) == 1, "stages are told of one plan"
+    table = _effective(table)
     features = software(job.software)
     layout = table.layouts[int(table.layout[0])]
     alone = Layout(bounds=layout.bounds, ranks=tuple(range(layout.num_stages)))

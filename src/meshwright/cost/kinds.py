@@ -76,7 +76,7 @@ class TensorLinks:
     scatter: Linear
 
 
-def combine(table: PlanTable, *, device: DeviceSpec, job: JobSpec) -> Combination:
+def combine(table: PlanTable, *, device: DeviceSpec, job: JobSpec, software: Software) -> Combination:
     """The distinct combinations of `table` on `device`; raises ConfigError where it has no peak for a precision."""
     key = (table.tensor * 2 + table.sequence_parallel) * (int(table.microbatch.max(initial=0)) + 1)
     key = (key + table.microbatch) * len(PRECISIONS) + table.precision
@@ -89,6 +89,9 @@ def combine(table: PlanTable, *, device: DeviceSpec, job: JobSpec) -> Combinatio
         tensor=tensor,
         split=np.where(table.sequence_parallel[first], tensor, 1.0),
         itemsize=figures.itemsize,
+        masked=job.data.document_mask,
+        dense_masks=software.dense_masks,
+        composite_norms=software.writes_norms_out(device.kind),
     )
     return Combination(sizes=sizes, rates=figures, inverse=inverse.reshape(-1))
 
@@ -123,6 +126,10 @@ def price_block(
     parameters = sum((part.parameters for part in works), np.zeros_like(sizes.batch))[inverse]
     added = zeros if software.fused_accumulation else _accumulation_seconds(parameters, table, device=device)
     work_backward = (sum((p.backward for p in passes), np.zeros_like(sizes.batch))[inverse] + added) / speed
+    casts = parameters * _cast_bytes(table, software=software)
+    bandwidth = device.memory_bandwidth * device.memory_fraction
+    work_forward = work_forward + 3.0 * casts / bandwidth / speed
+    work_backward = work_backward + 3.0 * casts / bandwidth / speed
     host_forward = sum((p.host_forward for p in passes), np.zeros_like(sizes.batch))[inverse] + extra
     host_backward = sum((p.host_backward for p in passes), np.zeros_like(sizes.batch))[inverse] + extra
     forward = _with_host(work_forward, host_forward, tensor_forward, cpu=cpu) * slow
@@ -148,17 +155,38 @@ def price_block(
         tensor_bytes=tensor_bytes,
         flops=flops[inverse],
         parameters=parameters,
-        bytes=_bytes(works, sizes, inverse=inverse, full=again, selective=selective, software=software),
+        bytes=_bytes(
+            works,
+            sizes,
+            width=_width(block),
+            inverse=inverse,
+            full=again,
+            selective=selective,
+            software=software,
+            casts=casts,
+        ),
         parts=parts,
     )
 
 
 def _accumulation_seconds(parameters: FloatArray, table: PlanTable, *, device: DeviceSpec) -> FloatArray:
-    """Seconds to add one microbatch's gradient to the sum of those before it; the first is the sum itself."""
+    """Seconds to add one microbatch's gradient to the sum of those before it.
+
+    The first is the sum itself, but where gradients live in buckets it is added to zeros.
+    """
     sizes = state_bytes(table)
     owned = parameters / np.where(table.sharding > _ZERO1, table.shard, 1)
-    moved = owned * (sizes.compute + 2.0 * sizes.master) * (1.0 - 1.0 / table.microbatches)
+    bucketed = (table.sharding == 0) & (table.data > 1)
+    share = np.where(bucketed, 1.0, 1.0 - 1.0 / table.microbatches)
+    moved = owned * (np.where(table.sharding > 0, sizes.compute, sizes.master) + 2.0 * sizes.master) * share
     return np.asarray(moved / (device.memory_bandwidth * device.memory_fraction), dtype=np.float64)
+
+
+def _cast_bytes(table: PlanTable, *, software: Software) -> FloatArray:
+    """Bytes per parameter of the copies that a pass casts where parameters are whole and multiply in less precision."""
+    sizes = state_bytes(table)
+    casts = (sizes.compute < sizes.master) & (table.sharding == 0) & software.casts_each_pass
+    return np.where(casts, sizes.compute, 0.0)
 
 
 def _with_host(work: FloatArray, host: FloatArray, tensor: FloatArray, *, cpu: bool) -> FloatArray:
@@ -179,8 +207,7 @@ def _exchange_seconds(
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Seconds over the tensor axis forward and backward, and the bytes of all tensors exchanged."""
     sizes, inverse = combination.sizes, combination.inverse
-    width = block.parts[0].width if isinstance(block, Layer) and block.parts else getattr(block, "width", 0)
-    hidden = (sizes.tokens * width * sizes.itemsize)[inverse]
+    hidden = (sizes.tokens * _width(block) * sizes.itemsize)[inverse]
     statistics = (sizes.tokens * 4.0)[inverse]
     whole, gather, scatter = (link.seconds(hidden) for link in (links.reduce, links.gather, links.scatter))
     small = exchanges.small * links.reduce.seconds(statistics)
@@ -197,27 +224,34 @@ def _exchange_seconds(
     return forward + small, backward, np.where(table.tensor > 1, moved, 0.0)
 
 
+def _width(block: Block) -> int:
+    if isinstance(block, Layer):
+        return block.parts[0].width if block.parts else 0
+    return block.width
+
+
 def _bytes(
     works: tuple[PartWork, ...],
     sizes: Sizes,
     *,
+    width: int,
     inverse: np.ndarray[tuple[int], np.dtype[np.intp]],
     full: BoolArray,
     selective: BoolArray,
     software: Software,
+    casts: FloatArray,
 ) -> BlockBytes:
     zeros = np.zeros_like(sizes.batch)
     kept, core, working, logits = zeros, zeros, zeros, zeros
-    entering = zeros
-    for position, part in enumerate(works):
+    entering = (sizes.tokens * width * sizes.itemsize / sizes.split)[inverse]
+    for part in works:
         saved = part.saved + (part.gathered if software.gathers_saved else 0.0)
         if not software.fused_attention:
             scores = 5.0 * part.scores
             saved, core = saved + scores, core + scores
         kept, core = kept + saved, core + part.core
         working, logits = np.maximum(working, part.working), logits + part.logits
-        entering = part.saved + zeros if position == 0 else entering
-    kept, core, working, entering = kept[inverse], core[inverse], working[inverse], entering[inverse]
+    kept, core, working = kept[inverse] + casts, core[inverse], working[inverse]
     return BlockBytes(
         kept=np.where(full, entering, np.where(selective, kept - core, kept)),
         working=working + np.where(full, kept, np.where(selective, core, 0.0)),

@@ -49,8 +49,8 @@ def machine(
     """The prices of `table`'s rows on `group`; raises ConfigError where its device lacks a figure they need."""
     world = table.world.astype(np.float64)
     sharing = share(group, world=world, pipeline=table.pipeline.astype(np.float64))
-    tensor, data, everyone = _links(table, group=group, cluster=cluster, sharing=sharing)
-    combination = combine(table, device=group.device, job=job)
+    tensor, data, everyone = _links(table, group=group, cluster=cluster, sharing=sharing, software=software)
+    combination = combine(table, device=group.device, job=job, software=software)
     overlap = software.overlap and group.device.kind is not DeviceKind.CPU
     sizes = state_bytes(table)
     blocks = [
@@ -104,7 +104,7 @@ def hops(
 
 
 def _links(
-    table: PlanTable, *, group: NodeGroup, cluster: ClusterSpec, sharing: Sharing
+    table: PlanTable, *, group: NodeGroup, cluster: ClusterSpec, sharing: Sharing, software: Software
 ) -> tuple[TensorLinks, DataLinks, Linear]:
     """The collectives over the tensor axis, over data parallel axes, and one all-reduce over all ranks."""
 
@@ -112,8 +112,11 @@ def _links(
         return ring(table, axes, group=group, cluster=cluster)
 
     def price(operation: Collective, around: Ring) -> Linear:
-        alone = np.maximum(1.0, around.per_node / sharing.cores)
-        return collective(operation, around, group=group, cluster=cluster).slowed(sharing.lockstep / alone)
+        """Groups beside this one contend for the cores; ranks of this one do so in its measured times already."""
+        beside = sharing.lockstep / sharing.slowdown(around.per_node)
+        return collective(operation, around, group=group, cluster=cluster).slowed(np.maximum(beside, 1.0))
+
+    scatter = Collective.ALL_TO_ALL if software.exchanges_scatter(group.device.kind) else Collective.REDUCE_SCATTER
 
     across = lay(AxisName.TENSOR)
     shard, replicas = lay(AxisName.SHARD), lay(AxisName.REPLICATE)
@@ -122,11 +125,11 @@ def _links(
     tensor = TensorLinks(
         reduce=price(Collective.ALL_REDUCE, across),
         gather=price(Collective.ALL_GATHER, across),
-        scatter=price(Collective.REDUCE_SCATTER, across),
+        scatter=price(scatter, across),
     )
     data = DataLinks(
         gather=price(Collective.ALL_GATHER, shard),
-        scatter=price(Collective.REDUCE_SCATTER, shard),
+        scatter=price(scatter, shard),
         reduce_replicas=price(Collective.ALL_REDUCE, replicas),
         reduce_all=price(Collective.ALL_REDUCE, both),
     )

@@ -95,19 +95,17 @@ def _states(table: PlanTable, parameters: FloatArray, largest: FloatArray) -> di
     sharding, shard = table.sharding[:, None], table.shard[:, None].astype(np.float64)
     parts = np.where(sharding > 0, shard, 1.0)
     sharded = sharding > 0
-    casts = compute < master
     whole = np.where(sharded & (sharding < _ZERO3), compute, 0.0)
     gathered = np.where(sharding == _ZERO3, 2.0 * largest * compute, 0.0)
-    cast = np.where(~sharded & casts, largest * compute, 0.0)
     gradients = np.where(sharding == _ZERO1, master, 0.0) + master / parts
     gradients = np.where(sharded, gradients, master)
     scatter = np.where(sharded & (parts > 1.0), 2.0 * largest * reduced, 0.0)
-    bucket = np.where(~sharded & (table.data[:, None] > 1), np.minimum(2.0 * BUCKET_BYTES, parameters * reduced), 0.0)
+    wire = np.where(~sharded & (table.data[:, None] > 1) & (reduced < master), parameters * reduced, 0.0)
     return {
         "parameters": parameters * (master / parts + whole),
         "gradients": parameters * gradients,
         "optimizer": parameters * 2.0 * master / parts,
-        "buffers": gathered + cast + scatter + bucket,
+        "buffers": gathered + scatter + wire,
     }
 
 

@@ -21,6 +21,7 @@ from meshwright.spec.model import (
     Recurrence,
     Transform,
     score_flops_per_token,
+    visible_keys,
 )
 
 EMBEDDING = "embedding"
@@ -49,12 +50,31 @@ def block_work(block: Block, sizes: Sizes) -> tuple[PartWork, ...]:
 
 
 def _mixer(layer: Layer, mixer: Mixer, sizes: Sizes) -> PartWork:
-    flops = score_flops_per_token(layer, int(sizes.sequence)) * sizes.tokens / sizes.tensor
+    length = int(sizes.sequence)
+    flops = score_flops_per_token(layer, length) * sizes.tokens / sizes.tensor
+    if not isinstance(mixer, Recurrence) and _is_dense(mixer, sizes):
+        seen = visible_keys(length, mixer.window, getattr(mixer, "chunk", None))
+        flops = flops * (sizes.sequence / seen)
     if isinstance(mixer, Attention):
         return _attention(mixer, flops, sizes)
     if isinstance(mixer, LatentAttention):
         return _latent_attention(mixer, flops, sizes)
     return _recurrence(mixer, flops, sizes)
+
+
+def _is_dense(mixer: Attention | LatentAttention, sizes: Sizes) -> bool:
+    """The mask is a matrix of its own, which hides no score from the kernel."""
+    if isinstance(mixer, LatentAttention) and mixer.indexer is not None:
+        return False
+    narrow = (mixer.window or sizes.sequence) < sizes.sequence
+    narrow = narrow or (getattr(mixer, "chunk", None) or sizes.sequence) < sizes.sequence
+    return sizes.dense_masks and (sizes.masked or narrow)
+
+
+def _mask_bytes(mixer: Attention | LatentAttention, sizes: Sizes) -> FloatArray:
+    """The kernel's own copy of the mask, one element a score of one head."""
+    dense = _is_dense(mixer, sizes)
+    return sizes.batch * sizes.sequence**2 * sizes.itemsize if dense else sizes.zeros
 
 
 def _transform(part: Transform, sizes: Sizes) -> PartWork:
@@ -66,8 +86,21 @@ def _norms(part: Mixer | Transform, sizes: Sizes) -> list[PartWork]:
 
 
 def _norm(norm: Norm, sizes: Sizes) -> PartWork:
-    """Reads and writes its tokens once forward, reads two and writes one backward, and keeps its input."""
+    """Reads and writes its tokens once forward, reads two and writes one backward, and keeps its input.
+
+    Written out in fp32 it makes several passes and keeps its fp32 input and its normed fp32 output.
+    """
     hidden = sizes.tokens * norm.width * sizes.itemsize / sizes.split
+    if sizes.composite_norms and norm.kind is NormKind.RMS:
+        wide = np.maximum(4.0, sizes.itemsize) / sizes.itemsize * hidden
+        return PartWork(
+            name=NORM,
+            parameters=sizes.zeros + norm.parameters,
+            traffic=7.0 * wide + hidden,
+            backward_traffic=12.0 * wide + hidden,
+            kernels=2.0,
+            saved=2.0 * wide,
+        )
     return PartWork(
         name=NORM,
         parameters=sizes.zeros + norm.parameters,
@@ -90,7 +123,8 @@ def _attention(mixer: Attention, score_flops: FloatArray, sizes: Sizes) -> PartW
     )
     own = mixer.parameters - _norm_parameters(mixer) - replicated
     turned = (2.0 if mixer.rotary else 0.0) + (2.0 if normed else 0.0)
-    traffic = e * m * (turned * (query + key) + 3.0 * w / sizes.split)
+    core = 4.0 * m * mixer.heads / t + _mask_bytes(mixer, sizes)
+    traffic = e * m * (turned * (query + key) + 3.0 * w / sizes.split) + 2.0 * _mask_bytes(mixer, sizes)
     return PartWork(
         name=ATTENTION,
         parameters=own / t + replicated,
@@ -104,8 +138,8 @@ def _attention(mixer: Attention, score_flops: FloatArray, sizes: Sizes) -> PartW
         traffic=traffic,
         backward_traffic=1.5 * traffic,
         kernels=8.0 + (8.0 if mixer.rotary else 0.0) + (4.0 if normed else 0.0),
-        saved=e * m * (w / sizes.split + 2.0 * query + 2.0 * key + (query + key if normed else 0.0)),
-        core=4.0 * m * mixer.heads / t,
+        saved=e * m * (w / sizes.split + 2.0 * query + 2.0 * key + (query + key if normed else 0.0)) + core,
+        core=core,
         gathered=e * m * (w - w / sizes.split),
         working=e * m * (2.0 * query + 2.0 * key + w),
         exchanges=PAIR,
@@ -141,6 +175,7 @@ def _latent_attention(mixer: LatentAttention, score_flops: FloatArray, sizes: Si
     own = mixer.parameters - _norm_parameters(mixer) - whole
     inner = heads * (2.0 * query_dim + mixer.value_dim)
     traffic = e * m * (3.0 * w / sizes.split + 2.0 * inner + 4.0 * (latent + (rank or 0)))
+    core = 4.0 * m * heads + _mask_bytes(mixer, sizes)
     kept = heads * (2.0 * query_dim + 2.0 * mixer.value_dim) + 2.0 * latent + 2.0 * (rank or 0)
     return PartWork(
         name=ATTENTION,
@@ -151,8 +186,8 @@ def _latent_attention(mixer: LatentAttention, score_flops: FloatArray, sizes: Si
         traffic=traffic,
         backward_traffic=1.5 * traffic,
         kernels=26.0,
-        saved=e * m * (w / sizes.split + kept),
-        core=4.0 * m * heads,
+        saved=e * m * (w / sizes.split + kept) + core,
+        core=core,
         gathered=e * m * (w - w / sizes.split),
         working=e * m * (inner + w),
         exchanges=PAIR,

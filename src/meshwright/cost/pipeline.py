@@ -2,7 +2,7 @@
 
 The makespan is the longest path through the schedule. Every path that matters enters a bottleneck rank through the
 first stages, stays there for its work, and leaves through the first stages again; at the start and at the end it may
-detour through later ranks and skip the bottleneck's own warm-up or cool-down. Exact for gpipe, and for 1f1b without
+detour through later ranks and skip the bottleneck's own warm-up or cool-down, or queue at an earlier, slower rank. Exact for gpipe, and for 1f1b without
 transfers but for pathological stages; tests hold it against the event simulation.
 """
 
@@ -61,6 +61,9 @@ def makespan(shape: Shape, *, forward: RankSeconds, backward: RankSeconds, reach
     warm_up, cool_down = _warm_up(shape, at, at.down), _warm_up(shape, at, at.up)
     start = _gain(at, at.down.first_upto + at.up.last_upto + 2.0 * at.reach, warm_up)
     end = _gain(at, at.down.last_upto + at.up.first_upto + 2.0 * at.reach, cool_down)
+    queue = np.where(interleaved, shape.pipeline - 1.0, np.minimum(at.behind, shape.microbatches - 1.0))
+    start = np.maximum(start, queue * (np.maximum.accumulate(at.down.first, axis=0) - at.down.first))
+    end = np.maximum(end, queue * (np.maximum.accumulate(at.up.first, axis=0) - at.up.first))
     wait = at.behind * busy
     middle = _gain(at, at.down.first_upto + at.up.first_upto + 2.0 * at.reach, wait)
     rounds = np.where(interleaved, 0.0, np.floor((shape.microbatches - 1.0) / (at.behind + 1.0)) - 1.0)

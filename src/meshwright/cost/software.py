@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from meshwright.spec.cluster import DeviceKind
 from meshwright.spec.errors import ConfigError, Problem
 
 
@@ -14,6 +15,10 @@ class Software:
     """`fused_attention`: scores never reach memory and hidden keys are skipped. `overlap`: gradients travel during
     backward. `gathers_saved`: with sequence parallel, the gathered input of a layer is kept for backward instead of
     gathered again. `fused_accumulation`: products of weight gradients add to the accumulated gradient themselves.
+    `dense_masks`: attention under a document mask or a window reads every score. `casts_each_pass`: weights that are
+    not sharded are cast to the precision that multiplies in every pass, and kept for its backward.
+    `composite_norms`: on processors a root-mean-square norm is written out in fp32 and keeps two copies.
+    `scatters_by_exchange`: on processors reduce-scatters are all-to-alls and a local sum.
     `scatters_transfers`: tensor ranks send a slice each between stages and gather it in their node.
     """
 
@@ -21,10 +26,27 @@ class Software:
     overlap: bool = True
     gathers_saved: bool = True
     fused_accumulation: bool = False
+    dense_masks: bool = True
+    casts_each_pass: bool = True
+    composite_norms: bool = True
+    scatters_by_exchange: bool = True
     scatters_transfers: bool = False
 
+    def exchanges_scatter(self, kind: DeviceKind) -> bool:
+        return self.scatters_by_exchange and kind is DeviceKind.CPU
 
-_MEGATRON = {"overlap": False, "gathers_saved": False, "fused_accumulation": True, "scatters_transfers": True}
+    def writes_norms_out(self, kind: DeviceKind) -> bool:
+        return self.composite_norms and kind is DeviceKind.CPU
+
+
+_MEGATRON = {
+    "overlap": False,
+    "gathers_saved": False,
+    "fused_accumulation": True,
+    "scatters_transfers": True,
+    "dense_masks": False,
+    "casts_each_pass": False,
+}
 SOFTWARE: Mapping[str, Software] = MappingProxyType(
     {
         "torch": Software(),

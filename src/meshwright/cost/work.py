@@ -16,6 +16,8 @@ class Sizes:
 
     `batch` sequences of `sequence` tokens; `tensor` ranks divide heads and hidden features; `split` ranks divide the
     tokens of norms and residuals (tensor with sequence parallel, else 1); `itemsize` bytes of an activation.
+    `masked`: attention is given a mask of documents. `dense_masks`: a masked attention reads every score.
+    `composite_norms`: root-mean-square norms are written out in fp32.
     """
 
     batch: FloatArray
@@ -23,6 +25,9 @@ class Sizes:
     tensor: FloatArray
     split: FloatArray
     itemsize: FloatArray
+    masked: bool = False
+    dense_masks: bool = False
+    composite_norms: bool = False
 
     @property
     def tokens(self) -> FloatArray:
