@@ -11,10 +11,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from meshwright.nn import Decoder, initialize
-from meshwright.parallel import build_mesh, build_optimizer, lay
+from meshwright.parallel import Mesh, build_mesh, build_optimizer, lay
 from meshwright.spec.job import OptimizerSpec
 from meshwright.spec.model import ModelSpec
-from meshwright.spec.plan import AxisName, Design
+from meshwright.spec.plan import Axis, AxisName, Design, Plan
 
 SEED = 5
 
@@ -78,10 +78,20 @@ def one_device(
     )
 
 
+_MESHES: dict[tuple[Axis, ...], Mesh] = {}
+
+
+def mesh_over(axes: tuple[Axis, ...], plan: Plan) -> Mesh:
+    """One mesh for all plans of the same axes: a worker forms each process group once."""
+    if axes not in _MESHES:
+        _MESHES[axes] = build_mesh(plan, device_type="cpu")
+    return _MESHES[axes]
+
+
 def one_rank(design: Design, documents: bool) -> Outcome:
     """The same step laid out. Gradients and parameters are those of this rank's stages, gathered whole."""
     plan = design.plan
-    mesh = build_mesh(plan, device_type="cpu")
+    mesh = mesh_over(plan.axes, plan)
     laid = lay(design, mesh, device="cpu", seed=SEED)
     optimizer = build_optimizer(laid, design.job.optimizer)
     tokens, targets, parts = batch(plan.batch, plan.sequence_length, design.model.vocab)

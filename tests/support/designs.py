@@ -49,6 +49,9 @@ class Layout:
     def microbatches(self) -> int:
         return self.batch // (self.replicate * self.shard * self.microbatch)
 
+    def __str__(self) -> str:
+        return self.name
+
     @property
     def name(self) -> str:
         parts = [f"pp{self.pipeline}dp{self.replicate}sh{self.shard}tp{self.tensor}", self.sharding.value]

@@ -41,9 +41,12 @@ class Pool:
         self, function: Callable[..., Any], *arguments: Any, ranks: int, timeout: float = TIMEOUT_SECONDS
     ) -> list[Any]:
         """The results of `function(*arguments)` on ranks 0 ... ranks - 1, in order."""
-        self._grow(ranks)
         if ranks != self._ranks:
+            # torch keeps layouts by mesh shape, with names of groups that a second group of another size would reuse.
+            self.close()
             self._group, self._ranks = self._group + 1, ranks
+        self._grow(ranks)
+        self._folder.mkdir(exist_ok=True)
         store = str(self._folder / f"group-{self._group}")
         for rank, (_, pipe) in enumerate(self._workers[:ranks]):
             pipe.send((function, arguments, rank, ranks, store))
@@ -57,7 +60,6 @@ class Pool:
             process.join()
         self._workers, self._ranks = [], 0
         shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder.mkdir(exist_ok=True)
 
     def _grow(self, ranks: int) -> None:
         while len(self._workers) < ranks:

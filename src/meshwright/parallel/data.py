@@ -11,6 +11,7 @@ from meshwright.parallel.buckets import BucketedGradients
 from meshwright.parallel.mesh import Mesh
 from meshwright.parallel.precision import Dtypes
 from meshwright.parallel.synchronize import ShardedGradients, Synchronizer
+from meshwright.parallel.torch_compat import gather_ahead
 from meshwright.spec.plan import AxisName, Sharding
 
 
@@ -60,6 +61,8 @@ def build_synchronizer(part: nn.Module, *, mesh: Mesh, sharding: Sharding, dtype
     """How the gradients of `part`, laid out already, meet those of the other data parallel ranks."""
     if is_sharded(sharding, mesh):
         assert isinstance(part, FSDPModule)
+        if next(part.parameters()).device.type == "cpu":
+            gather_ahead([module for module in part.modules() if isinstance(module, FSDPModule)])
         return ShardedGradients(part, sharding=sharding)
     groups = [mesh.group(axis) for axis in (AxisName.REPLICATE, AxisName.SHARD)]
     present = tuple(group for group in groups if group is not None)
