@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
     from meshwright.report import Explanation
     from meshwright.run.outcome import Outcome
     from meshwright.search import Decision
-
-Say = Callable[[str], None]
 
 
 def design(
@@ -59,22 +56,6 @@ def train(
     from meshwright.run.train import train
 
     return train(_read(design), run_dir=run_dir, resume=resume, steps=steps)
-
-
-def design_here(
-    model: ModelSpec | str, job: JobSpec | str | None = None, *, workers: int | None = None, say: Say | None = None
-) -> Decision:
-    """The fastest plan of `model` on this machine, which is measured first when it was not before (about a minute).
-
-    `workers` local workers are there to plan for; None is one an accelerator, else one a core. `say` is told how the
-    measurement goes on.
-    """
-    from meshwright.run.detect import calibration_file, detect
-    from meshwright.run.measure import measure
-
-    if not calibration_file().is_file():
-        measure(None if workers is None else detect(devices=workers), progress=say)
-    return design(model, detect(devices=workers), job)
 
 
 def explain(path: Path | str) -> Explanation:

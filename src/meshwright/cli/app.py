@@ -6,13 +6,16 @@ import json
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import typer
 
 from meshwright.cli import cluster, clusters, doctor, explain, generate, models, plan, report, train, version
+from meshwright.cli.output import one_document, quiet_output
 from meshwright.spec.errors import ExitCode, MeshwrightError, Problem
 
 SUMMARY = "Designs the fastest distributed training of a model on your machines, shows why, runs it and compares."
+INTERRUPTED = Problem(what="interrupted")
 
 
 def build() -> typer.Typer:
@@ -41,18 +44,31 @@ def build() -> typer.Typer:
 
 
 def run(arguments: Sequence[str] | None) -> int:
-    """Run one command and return its exit code; nothing is raised but SystemExit of a worker that ends itself."""
+    """Run one command and return its exit code; no error leaves it.
+
+    With --json anywhere in the line, standard output is one JSON document, of an error too.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     as_json = "--json" in words
+    try:
+        with one_document() if as_json else nullcontext():
+            code = _run(words, as_json=as_json)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        quiet_output()
+        return ExitCode.OK
+    return code
+
+
+def _run(words: list[str], *, as_json: bool) -> int:
     try:
         code = typer.main.get_command(build()).main(words, prog_name="meshwright", standalone_mode=False)
     except MeshwrightError as error:
         return _tell(error.problems, error.exit_code, as_json=as_json)
     except (KeyboardInterrupt, typer.Abort):
-        return _tell((Problem(what="interrupted"),), ExitCode.INTERRUPTED, as_json=as_json)
+        return _tell((INTERRUPTED,), ExitCode.INTERRUPTED, as_json=as_json)
     except BrokenPipeError:
-        sys.stderr.close()
-        return ExitCode.OK
+        raise
     except Exception as error:
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
             return _tell_usage(error, as_json=as_json)
@@ -63,6 +79,8 @@ def run(arguments: Sequence[str] | None) -> int:
             fix="please report it with the lines above",
         )
         return _tell((problem,), ExitCode.BUG, as_json=as_json)
+    if code == ExitCode.INTERRUPTED:
+        return _tell((INTERRUPTED,), ExitCode.INTERRUPTED, as_json=as_json)
     return int(code or ExitCode.OK)
 
 

@@ -37,14 +37,11 @@ def measure(
     as_json: Json = False,
 ) -> None:
     """Measure this machine: products, memory, attention, start of work and collectives; kept for later plans."""
-    from contextlib import nullcontext
-
-    from meshwright.cli.output import note, only_json
+    from meshwright.cli.output import note
     from meshwright.run.detect import detect as find
     from meshwright.run.measure import measure as run
 
-    with only_json() if as_json else nullcontext():
-        cluster = run(None if devices is None else find(devices=devices), seconds_budget=seconds, progress=note)
+    cluster = run(None if devices is None else find(devices=devices), seconds_budget=seconds, progress=note)
     _show(cluster, out=out, as_json=as_json)
 
 

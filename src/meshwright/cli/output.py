@@ -38,20 +38,30 @@ def console() -> Console:
 
 
 @contextmanager
-def only_json() -> Iterator[None]:
-    """While inside, standard output of this process and of those it starts goes to standard error.
+def one_document() -> Iterator[None]:
+    """While inside, what started processes print goes to standard error; what this one prints stays where it was.
 
-    So that one JSON document, printed after, is all that a program reads.
+    So that standard output holds one JSON document and nothing else.
     """
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    try:
+    before = sys.stdout
+    if before is not sys.__stdout__:
         yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
+        return
+    before.flush()
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as kept:
+        os.dup2(2, 1)
+        sys.stdout = kept
+        try:
+            yield
+        finally:
+            sys.stdout = before
+            os.dup2(kept.fileno(), 1)
+
+
+def quiet_output() -> None:
+    """Nothing more is written to standard output: its reader has gone."""
+    with open(os.devnull, "w") as nothing:
+        os.dup2(nothing.fileno(), 1)
 
 
 def note(text: str) -> None:

@@ -80,6 +80,8 @@ def _relaxations(constraints: Constraints) -> Iterable[tuple[str, Constraints]]:
     for index in range(len(constraints.forbid)):
         kept = constraints.forbid[:index] + constraints.forbid[index + 1 :]
         yield f"job.constraints.forbid[{index}]", replace(constraints, forbid=kept)
+    if len(constraints.fix) + len(constraints.forbid) > 1:
+        yield "job.constraints fix and forbid", replace(constraints, fix={}, forbid=())
     if constraints.devices == "all":
         yield "job.constraints.devices = all", replace(constraints, devices="any")
 

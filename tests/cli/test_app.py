@@ -1,0 +1,144 @@
+"""The one error boundary: exit codes, one JSON document, no traceback for a person's mistake."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from meshwright.cli import app, main, version
+from meshwright.spec.errors import ConfigError, EnvironmentUnfit, NoPlanFits, Problem, Stopped, WorkerFailed
+
+
+def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    code = main(arguments)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError(Problem(where="job.toml:3 pipelin", what="unknown key", fix="did you mean 'pipeline'?")), 2),
+        (NoPlanFits("nothing fits"), 3),
+        (EnvironmentUnfit("no compiler"), 4),
+        (WorkerFailed("rank 1 failed"), 5),
+        (Stopped("saved"), 75),
+        (KeyboardInterrupt(), 130),
+        (RuntimeError("broken"), 1),
+    ],
+)
+def test_every_failure_has_its_exit_code(
+    error: BaseException, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(version, "version", fail)
+    got, out, err = run(["version"], capsys)
+    assert got == code
+    assert out == ""
+    assert "error: " in err
+    assert ("Traceback" in err) == (code == 1)
+    assert ("this is a fault of meshwright" in err) == (code == 1)
+
+
+def test_all_problems_are_told_each_on_its_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise ConfigError([Problem(where="a", what="is wrong"), Problem(where="b", what="is wrong too")])
+
+    monkeypatch.setattr(version, "version", fail)
+    _, _, err = run(["version"], capsys)
+    assert err.splitlines() == ["error: a: is wrong", "error: b: is wrong too"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["plann"], "Did you mean 'plan'"),
+        (["plan", "--modle", "tiny"], "--model"),
+        (["plan", "--model", "tiny"], "Missing option '--cluster'"),
+        (["plan", "--model", "tiny", "--cluster", "local", "--top", "0"], "--top"),
+        (["plan", "--model", "lama-7b", "--cluster", "8xH100"], "did you mean"),
+        (["plan", "--model", "tiny", "--cluster", "8xH1000"], "did you mean"),
+        (["plan", "--model", "tiny", "--cluster", "8xH100", "--set", "batch_tokns=1"], "did you mean 'batch_tokens'?"),
+        (["models", "nothing-like-this"], "error: "),
+        (["explain", "/nowhere"], "no such run or plan"),
+    ],
+)
+def test_a_mistake_is_told_in_words_with_exit_code_2(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(arguments, capsys)
+    assert code == 2
+    assert says in err
+    assert out == ""
+    assert "Traceback" not in err
+
+
+def test_an_error_is_one_json_document_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(["plan", "--model", "lama-7b", "--cluster", "8xH100", "--json"], capsys)
+    error = json.loads(out)["error"]
+    assert code == error["exit_code"] == 2
+    assert error["problems"][0]["what"]
+    assert err.startswith("error: ")
+
+
+def test_no_words_are_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run([], capsys)
+    assert code == 0
+    assert "plan" in out
+    assert err == ""
+
+
+def test_every_command_explains_itself_in_half_a_second() -> None:
+    script = """
+import contextlib, io, resource, sys
+from meshwright.cli import app, main
+names = sorted(command.name for command in app.build().registered_commands)
+for name in [None, *names]:
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert main([name, "--help"] if name else ["--help"]) == 0
+    assert "Usage: meshwright" in out.getvalue()
+    if name is None:
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_utime)
+for heavy in ("torch", "numpy"):
+    assert heavy not in sys.modules, heavy
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 0.5
+
+
+def test_what_a_child_prints_stays_out_of_the_document() -> None:
+    script = """
+import subprocess, sys
+from meshwright.cli import output
+with output.one_document():
+    subprocess.run([sys.executable, "-c", "print('from a child')"], check=True)
+    output.print_json({"answer": 42})
+print("after")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout == '{\n "answer": 42\n}\nafter\n'
+    assert done.stderr == "from a child\n"
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    command = f"{sys.executable} -c 'import sys; from meshwright.cli import main; sys.exit(main())' models --json"
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {command} | head -1"], capture_output=True, text=True)
+    assert done.stdout == "[\n"
+    assert done.stderr == ""
+
+
+def test_each_command_has_a_page_in_the_manual() -> None:
+    manual = (Path(__file__).resolve().parent.parent.parent / "docs" / "commands.md").read_text()
+    for command in app.build().registered_commands:
+        assert f"## `meshwright {command.name}" in manual, command.name
+    for code in (0, 1, 2, 3, 4, 5, 75, 130):
+        assert f"| {code} |" in manual

@@ -1,0 +1,111 @@
+"""`meshwright plan`, `models`, `clusters` and `version` from end to end, without torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from meshwright import catalog
+from meshwright.cli import main
+from meshwright.search import Decision
+from meshwright.spec import codec
+
+SETS = ("sequence_length=2048", "batch_tokens=1Mi", "total_tokens=1T")
+PLAN = ["plan", "--model", "llama-3.1-8b", "--cluster", "16xH100", *(part for text in SETS for part in ("--set", text))]
+
+
+def test_plan_prints_a_table_and_writes_what_train_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "new" / "plan.json"
+    assert main([*PLAN, "--top", "3", "--out", str(out)]) == 0
+    text, notes = capsys.readouterr()
+    design = catalog.load_design(out)
+    assert design.plan.describe() in " ".join(text.split())
+    assert design.plan.digest() in notes
+    assert design.job.batch_tokens == 2**20
+    for word in (
+        "tokens/s",
+        "MFU",
+        "bubble",
+        "backward",
+        "activations",
+        "why",
+        "rejected",
+        "memory-fits",
+        "instead of",
+    ):
+        assert word in text, word
+    assert "\x1b[" not in text, "no colour where there is no terminal"
+
+
+def test_plan_prints_one_document_that_is_the_decision(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*PLAN, "--json", "--top", "2"]) == 0
+    text, _ = capsys.readouterr()
+    decision = codec.decode(Decision, json.loads(text))
+    assert len(decision.ranked) == 2
+    assert decision.report.plan == decision.design.plan.digest()
+
+
+@pytest.mark.parametrize("columns", [80, 140])
+def test_no_line_is_wider_than_the_terminal(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(PLAN) == 0
+    text, _ = capsys.readouterr()
+    assert max(len(line) for line in text.splitlines()) <= columns
+    assert "…" not in text, "nothing is cut off"
+
+
+def test_nothing_fits_is_exit_code_3_with_a_way_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--model", "llama-3.1-70b", "--cluster", "2xH100"]) == 3
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "needs" in err
+    assert "such devices would fit" in err
+
+
+def test_a_file_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert main([*PLAN, "--out", str(tmp_path / "file" / "plan.json")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_plan_writes_a_page(tmp_path: Path) -> None:
+    page = tmp_path / "plan.html"
+    assert main([*PLAN, "--html", str(page)]) == 0
+    assert "<html" in page.read_text()[:500]
+
+
+def test_models_and_clusters_list_and_show(capsys: pytest.CaptureFixture[str]) -> None:
+    for command, name, words in (
+        ("models", "llama-3.1-8b", ("8,030,261,248 parameters", "32 heads of 128, 8 key-value")),
+        ("clusters", "16xH100", ("16 devices", "peak bf16", "data sheet", "adapters a node")),
+    ):
+        assert main([command]) == 0
+        listed = capsys.readouterr().out
+        assert "what it is" in listed
+        assert main([command, "--json"]) == 0
+        names = [entry["name"] for entry in json.loads(capsys.readouterr().out)]
+        assert all(known in listed for known in names)
+        assert main([command, name]) == 0
+        shown = capsys.readouterr().out
+        assert all(word in shown for word in words), shown
+        assert main([command, name, "--json"]) == 0
+        json.loads(capsys.readouterr().out)
+
+
+def test_version_names_what_it_stands_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["version", "--json"]) == 0
+    assert {"meshwright", "python", "torch", "numpy"} <= set(json.loads(capsys.readouterr().out))
+
+
+def test_planning_never_imports_torch() -> None:
+    script = (
+        f"import sys\nfrom meshwright.cli import main\nassert main({PLAN!r}) == 0\nassert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
