@@ -72,62 +72,81 @@ def assemble(
     """The step of every row. `place` (rows, ranks, machines) says which machine a rank runs on; the slowest decides."""
     each = _microbatch(machines, place, counts=counts, everything=everything, shape=shape)
     once = _once(table, machines, place, arrays=arrays, counts=counts, each=each, model=model, job=job)
-    still = makespan(shape, forward=each.forward, backward=each.backward, reach=np.zeros_like(reach))
-    moving = makespan(shape, forward=each.forward, backward=each.backward, reach=reach)
-    cost = each.forward.everything + each.backward.everything
-    shared = np.zeros_like(still)
-    for entry in machines:
-        least = entry.sharing.least_seconds(each=cost, microbatches=shape.microbatches, stages=shape.pipeline)
-        shared = np.maximum(shared, least)
-    pipe = np.maximum(moving, shared)
-    busy = np.where(shape.valid, each.forward.total + each.backward.total, -1.0) * shape.microbatches[:, None]
-    busiest = busy.argmax(axis=1)
-    own = np.take_along_axis(busy, busiest[:, None], axis=1)[:, 0]
-    stretch = np.where(own > 0.0, (pipe - moving) / np.where(own > 0.0, own, 1.0) + 1.0, 1.0)
-
-    def of(values: FloatArray) -> FloatArray:
-        return np.take_along_axis(values, busiest[:, None], axis=1)[:, 0]
-
-    def line(name: str) -> FloatArray:
-        return of(each.by_name[name]) * shape.microbatches * stretch
-
+    pipe = _pipe(machines, each, shape=shape, reach=reach)
+    of, passes = pipe.of, shape.microbatches * pipe.stretch
     start = each.forward.first_upto - each.forward.first
     early = each.backward.first_upto - each.backward.first
     agree = np.max([entry.agree for entry in machines], axis=0)
-    end = np.maximum(_worst(once.gradients - early, shape.valid), 0.0)
+    fixed = max(entry.group.device.step_overhead_seconds for entry in machines)
+    after = np.maximum(_worst(once.gradients - early, shape.valid), 0.0) + agree
+    before = np.maximum(_worst(once.gather - start, shape.valid), 0.0)
     parts: dict[str, FloatArray] = {
-        LineName.FORWARD: line("forward"),
-        LineName.BACKWARD: line("backward"),
-        LineName.RECOMPUTE: line("recompute"),
-        LineName.TENSOR: line("tensor"),
-        LineName.TRANSFER: moving - still,
-        LineName.BUBBLE: still - own,
-        LineName.GRADIENTS: line("scatter") + end + agree,
-        LineName.PARAMETERS: line("gather") + np.maximum(_worst(once.gather - start, shape.valid), 0.0),
+        LineName.FORWARD: of(each.by_name["forward"]) * passes,
+        LineName.BACKWARD: of(each.by_name["backward"]) * passes,
+        LineName.RECOMPUTE: of(each.by_name["recompute"]) * passes,
+        LineName.TENSOR: of(each.by_name["tensor"]) * passes,
+        LineName.TRANSFER: pipe.moving - pipe.still,
+        LineName.BUBBLE: pipe.still - pipe.own,
+        LineName.GRADIENTS: of(each.by_name["scatter"]) * passes + after,
+        LineName.PARAMETERS: of(each.by_name["gather"]) * passes + before,
         LineName.OPTIMIZER: _worst(once.optimizer, shape.valid),
         LineName.INPUT: _input_seconds(table, machines, job=job),
-        LineName.OTHER: np.max([entry.group.device.step_overhead_seconds for entry in machines]) + 0.0 * pipe,
+        LineName.OTHER: np.full(len(table), fixed),
     }
     whole: dict[str, FloatArray] = {
-        LineName.GRADIENTS: of(each.by_name["whole_scatter"]) * shape.microbatches + of(once.whole_gradients) + agree,
-        LineName.PARAMETERS: of(each.by_name["whole_gather"]) * shape.microbatches + of(once.whole_gather),
+        LineName.GRADIENTS: of(each.by_name["whole_scatter"]) * passes + of(once.whole_gradients) + agree,
+        LineName.PARAMETERS: of(each.by_name["whole_gather"]) * passes + of(once.whole_gather),
     }
-    seconds = np.sum(list(parts.values()), axis=0)
+    exchanged = _weighted(counts["total"], [block.tensor_bytes for block in machines[0].blocks])
     return Step(
-        seconds=seconds,
+        seconds=np.sum(list(parts.values()), axis=0),
         parts=parts,
         total={name: np.maximum(values, parts[name]) for name, values in whole.items()},
-        detail=_detail(machines[0], of, counts=counts, microbatches=shape.microbatches * stretch),
+        detail=_detail(machines[0], of, counts=counts, microbatches=passes),
         figures={
             "flops": of(each.by_name["flops"]) * shape.microbatches,
-            "bubble_seconds": parts[LineName.BUBBLE],
             "transfer_seconds": np.where(shape.valid, reach, 0.0).max(axis=1),
-            "makespan_seconds": pipe,
-            "tensor_bytes": of(_weighted(counts["total"], [b.tensor_bytes for b in machines[0].blocks]))
-            * shape.microbatches,
+            "makespan_seconds": pipe.seconds,
+            "tensor_bytes": of(exchanged) * shape.microbatches,
         },
-        busiest=busiest,
+        busiest=pipe.busiest,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pipe:
+    """The pipeline of every row: its seconds without transfers, with them, and on the cores there are, shape (rows,).
+
+    `busiest` is the column of the rank with most work and `own` its seconds of work; passes take `stretch` times
+    their own time where ranks wait for cores.
+    """
+
+    still: FloatArray
+    moving: FloatArray
+    seconds: FloatArray
+    own: FloatArray
+    stretch: FloatArray
+    busiest: IntArray
+
+    def of(self, values: FloatArray) -> FloatArray:
+        """What the busiest rank has of `values` (rows, ranks)."""
+        return np.take_along_axis(values, self.busiest[:, None], axis=1)[:, 0]
+
+
+def _pipe(machines: list[Machine], each: _Each, *, shape: Shape, reach: FloatArray) -> _Pipe:
+    still = makespan(shape, forward=each.forward, backward=each.backward, reach=np.zeros_like(reach))
+    moving = still if not reach.any() else makespan(shape, forward=each.forward, backward=each.backward, reach=reach)
+    cost = each.forward.everything + each.backward.everything
+    least = [
+        entry.sharing.least_seconds(each=cost, microbatches=shape.microbatches, stages=shape.pipeline)
+        for entry in machines
+    ]
+    seconds = np.maximum(moving, np.max(least, axis=0))
+    busy = np.where(shape.valid, each.forward.total + each.backward.total, -1.0) * shape.microbatches[:, None]
+    busiest = busy.argmax(axis=1)
+    own = np.take_along_axis(busy, busiest[:, None], axis=1)[:, 0]
+    stretch = 1.0 + (seconds - moving) / np.maximum(own, 1e-30)
+    return _Pipe(still=still, moving=moving, seconds=seconds, own=own, stretch=stretch, busiest=busiest)
 
 
 def _microbatch(

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from meshwright.cost.compute import Rates, part_seconds, rates
+from meshwright.cost.compute import PassSeconds, Rates, part_seconds, rates
 from meshwright.cost.network import Linear
 from meshwright.cost.operators import block_work
 from meshwright.cost.software import Software
 from meshwright.cost.states import state_bytes
 from meshwright.cost.table import PRECISIONS, RECOMPUTES, SHARDINGS, BoolArray, PlanTable
-from meshwright.cost.work import Exchanges, FloatArray, PartWork, Sizes
+from meshwright.cost.work import FloatArray, PartWork, Sizes
 from meshwright.spec.cluster import DeviceKind, DeviceSpec
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import Block, Layer
 from meshwright.spec.plan import Recompute, Sharding
+
+IndexArray = npt.NDArray[np.intp]
 
 _ZERO1 = SHARDINGS.index(Sharding.OPTIMIZER)
 _FULL = RECOMPUTES.index(Recompute.FULL)
@@ -64,7 +67,7 @@ class Combination:
 
     sizes: Sizes
     rates: Rates
-    inverse: np.ndarray[tuple[int], np.dtype[np.intp]]
+    inverse: IndexArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,46 +117,41 @@ def price_block(
     inverse, sizes = combination.inverse, combination.sizes
     works = block_work(block, sizes)
     passes = [part_seconds(part, device=device, rates=combination.rates, software=software) for part in works]
-    zeros = np.zeros(len(table))
-    tensor_forward, tensor_backward, tensor_bytes = zeros, zeros, zeros
-    for part in works:
-        ways = _exchange_seconds(part.exchanges, table, combination, block=block, links=links)
-        tensor_forward, tensor_backward = tensor_forward + ways[0], tensor_backward + ways[1]
-        tensor_bytes = tensor_bytes + ways[2]
-    extra = _host_extra(block, table, device=device)
-    cpu = device.kind is DeviceKind.CPU
-    work_forward = sum((p.forward for p in passes), np.zeros_like(sizes.batch))[inverse] / speed
-    parameters = sum((part.parameters for part in works), np.zeros_like(sizes.batch))[inverse]
-    added = zeros if software.fused_accumulation else _accumulation_seconds(parameters, table, device=device)
-    work_backward = (sum((p.backward for p in passes), np.zeros_like(sizes.batch))[inverse] + added) / speed
+
+    def row(values: Iterable[FloatArray]) -> FloatArray:
+        return np.asarray(sum(values, np.zeros_like(sizes.batch))[inverse], dtype=np.float64)
+
+    parameters = row(part.parameters for part in works)
+    exchange = _exchange_seconds(works, table, combination, block=block, links=links)
     casts = parameters * _cast_bytes(table, software=software)
-    bandwidth = device.memory_bandwidth * device.memory_fraction
-    work_forward = work_forward + 3.0 * casts / bandwidth / speed
-    work_backward = work_backward + 3.0 * casts / bandwidth / speed
-    host_forward = sum((p.host_forward for p in passes), np.zeros_like(sizes.batch))[inverse] + extra
-    host_backward = sum((p.host_backward for p in passes), np.zeros_like(sizes.batch))[inverse] + extra
-    forward = _with_host(work_forward, host_forward, tensor_forward, cpu=cpu) * slow
-    backward = _with_host(work_backward, host_backward, tensor_backward, cpu=cpu) * slow
-    core = sum((p.core for p in passes), np.zeros_like(sizes.batch))[inverse] / speed * slow
+    extra = _host_extra(block, table, device=device)
+    cast = 3.0 * casts / (device.memory_bandwidth * device.memory_fraction)
+    added = 0.0 if software.fused_accumulation else _accumulation_seconds(parameters, table, device=device)
+    cpu = device.kind is DeviceKind.CPU
+    forward = _with_host(
+        (row(p.forward for p in passes) + cast) / speed,
+        row(p.host_forward for p in passes) + extra,
+        exchange.forward,
+        cpu=cpu,
+    )
+    backward = _with_host(
+        (row(p.backward for p in passes) + cast + added) / speed,
+        row(p.host_backward for p in passes) + extra,
+        exchange.backward,
+        cpu=cpu,
+    )
     again = isinstance(block, Layer) & (table.recompute == _FULL)
     selective = isinstance(block, Layer) & (table.recompute == _SELECTIVE)
-    parts: dict[str, tuple[FloatArray, FloatArray]] = {}
-    for part, seconds in zip(works, passes, strict=True):
-        before = parts.get(part.name, (zeros, zeros))
-        parts[part.name] = (
-            before[0] + seconds.forward[inverse] / speed * slow,
-            before[1] + seconds.backward[inverse] / speed * slow,
-        )
-    flops = sum((p.flops for part in works for p in part.products), np.zeros_like(sizes.batch))
-    flops = flops + sum((part.score_flops for part in works), np.zeros_like(sizes.batch))
+    core = row(p.core for p in passes) / speed
+    flops = row(product.flops for part in works for product in part.products)
     return BlockSeconds(
-        forward=forward,
-        backward=backward,
-        recompute=np.where(again, forward, np.where(selective, core, 0.0)),
-        tensor_forward=tensor_forward,
-        tensor_backward=tensor_backward + np.where(again, tensor_forward, 0.0),
-        tensor_bytes=tensor_bytes,
-        flops=flops[inverse],
+        forward=forward * slow,
+        backward=backward * slow,
+        recompute=np.where(again, forward, np.where(selective, core, 0.0)) * slow,
+        tensor_forward=exchange.forward,
+        tensor_backward=exchange.backward + np.where(again, exchange.forward, 0.0),
+        tensor_bytes=exchange.moved,
+        flops=flops + row(part.score_flops + sizes.batch * 0.0 for part in works),
         parameters=parameters,
         bytes=_bytes(
             works,
@@ -165,8 +163,20 @@ def price_block(
             software=software,
             casts=casts,
         ),
-        parts=parts,
+        parts=_parts(works, passes, inverse=inverse, factor=slow / speed),
     )
+
+
+def _parts(
+    works: tuple[PartWork, ...], passes: list[PassSeconds], *, inverse: IndexArray, factor: FloatArray
+) -> dict[str, tuple[FloatArray, FloatArray]]:
+    """Seconds forward and backward by part name, parts of one name added."""
+    parts: dict[str, tuple[FloatArray, FloatArray]] = {}
+    for part, seconds in zip(works, passes, strict=True):
+        before = parts.get(part.name, (0.0 * factor, 0.0 * factor))
+        forward, backward = seconds.forward[inverse] * factor, seconds.backward[inverse] * factor
+        parts[part.name] = (before[0] + forward, before[1] + backward)
+    return parts
 
 
 def _accumulation_seconds(parameters: FloatArray, table: PlanTable, *, device: DeviceSpec) -> FloatArray:
@@ -202,26 +212,38 @@ def _host_extra(block: Block, table: PlanTable, *, device: DeviceSpec) -> FloatA
     return np.asarray(extra + np.where(table.sharding > 0, device.shard_layer_seconds, 0.0), dtype=np.float64)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Exchange:
+    """Seconds over the tensor axis by pass, and the bytes of all tensors exchanged; arrays of shape (rows,)."""
+
+    forward: FloatArray
+    backward: FloatArray
+    moved: FloatArray
+
+
 def _exchange_seconds(
-    exchanges: Exchanges, table: PlanTable, combination: Combination, *, block: Block, links: TensorLinks
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Seconds over the tensor axis forward and backward, and the bytes of all tensors exchanged."""
+    works: tuple[PartWork, ...], table: PlanTable, combination: Combination, *, block: Block, links: TensorLinks
+) -> _Exchange:
+    """What the exchanges of all parts of a block take together."""
     sizes, inverse = combination.sizes, combination.inverse
     hidden = (sizes.tokens * _width(block) * sizes.itemsize)[inverse]
     statistics = (sizes.tokens * 4.0)[inverse]
     whole, gather, scatter = (link.seconds(hidden) for link in (links.reduce, links.gather, links.scatter))
-    small = exchanges.small * links.reduce.seconds(statistics)
+
+    def count(name: str) -> float:
+        return sum(float(getattr(part.exchanges, name)) for part in works)
+
     split = table.sequence_parallel
-    forward = np.where(
-        split, exchanges.gathers_forward * gather + exchanges.scatters_forward * scatter, exchanges.forward * whole
+    gathers, scatters = count("gathers_forward"), count("scatters_forward")
+    back_gathers, back_scatters = count("gathers_backward"), count("scatters_backward")
+    forward = np.where(split, gathers * gather + scatters * scatter, count("forward") * whole)
+    backward = np.where(split, back_gathers * gather + back_scatters * scatter, count("backward") * whole)
+    number = np.where(split, gathers + scatters + back_gathers + back_scatters, count("forward") + count("backward"))
+    return _Exchange(
+        forward=forward + count("small") * links.reduce.seconds(statistics),
+        backward=backward,
+        moved=np.where(table.tensor > 1, number * hidden + count("small") * statistics, 0.0),
     )
-    backward = np.where(
-        split, exchanges.gathers_backward * gather + exchanges.scatters_backward * scatter, exchanges.backward * whole
-    )
-    counts = exchanges.gathers_forward + exchanges.scatters_forward
-    counts += exchanges.gathers_backward + exchanges.scatters_backward
-    moved = np.where(split, counts, exchanges.forward + exchanges.backward) * hidden + exchanges.small * statistics
-    return forward + small, backward, np.where(table.tensor > 1, moved, 0.0)
 
 
 def _width(block: Block) -> int:
@@ -235,7 +257,7 @@ def _bytes(
     sizes: Sizes,
     *,
     width: int,
-    inverse: np.ndarray[tuple[int], np.dtype[np.intp]],
+    inverse: IndexArray,
     full: BoolArray,
     selective: BoolArray,
     software: Software,

@@ -99,7 +99,7 @@ def _norm(norm: Norm, sizes: Sizes) -> PartWork:
             traffic=7.0 * wide + hidden,
             backward_traffic=12.0 * wide + hidden,
             kernels=2.0,
-            saved=2.0 * wide,
+            saved=2.0 * wide + 4.0 * sizes.tokens / sizes.split,
         )
     return PartWork(
         name=NORM,

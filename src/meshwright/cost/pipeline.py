@@ -1,9 +1,9 @@
 """Closed forms of a pipeline's makespan and of its activations in flight, with stages as uneven as they are.
 
 The makespan is the longest path through the schedule. Every path that matters enters a bottleneck rank through the
-first stages, stays there for its work, and leaves through the first stages again; at the start and at the end it may
-detour through later ranks and skip the bottleneck's own warm-up or cool-down, or queue at an earlier, slower rank. Exact for gpipe, and for 1f1b without
-transfers but for pathological stages; tests hold it against the event simulation.
+first stages, stays there for its work, and leaves through the first stages again. At the start and at the end it may
+queue at an earlier, slower rank, or detour through later ranks and skip the bottleneck's own warm-up or cool-down.
+Exact for gpipe and for 1f1b without transfers; tests hold all of it against the event simulation.
 """
 
 from __future__ import annotations
