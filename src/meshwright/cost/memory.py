@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,6 +24,33 @@ _ZERO3 = SHARDINGS.index(Sharding.PARAMETERS)
 BUCKET_BYTES = 25.0 * 2**20
 
 
+_CHUNK_BYTES = 3.0 * 4.0 * 2**20  # the loss reads logits in chunks of 2**20 and holds three fp32 copies of one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """What a rank holds whatever the moment, shape (rows, ranks): bytes, but `head` and `largest` in parameters."""
+
+    kept: FloatArray
+    logits: FloatArray
+    one_logits: FloatArray
+    working: FloatArray
+    largest_kept: FloatArray
+    largest: FloatArray
+    head: FloatArray
+    sends: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Moment:
+    """A moment that may be the peak: bytes by part beside parameters and optimizer state, shape (rows, ranks)."""
+
+    gradients: FloatArray
+    activations: FloatArray
+    logits: FloatArray
+    buffers: FloatArray
+
+
 def memory(
     table: PlanTable,
     blocks: list[BlockSeconds],
@@ -34,35 +62,105 @@ def memory(
     device: DeviceSpec,
     job: JobSpec,
 ) -> dict[str, FloatArray]:
-    """Bytes of every part on every rank shown, shape (rows, ranks)."""
-    total = counts["total"]
+    """Bytes of every part on every rank shown at the rank's own peak, shape (rows, ranks).
+
+    The peak is the largest of four moments of a step: the loss is formed, the head's backward, the first backward of
+    a layer, and the end of the last backward.
+    """
     parameters = local_parameters(table, blocks, arrays=arrays, counts=counts, model=model)
-    largest = np.zeros(total.shape[:2])
-    working = np.zeros(total.shape[:2])
-    kept = {name: np.zeros(total.shape[:2]) for name in ("first", "last", "total")}
-    logits = {name: np.zeros(total.shape[:2]) for name in ("first", "last", "total")}
+    states = _states(table, parameters)
+    entry = _held(table, blocks, arrays=arrays, counts=counts, shape=shape, model=model, job=job)
+    moments = _moments(table, states, entry)
+    names = ("gradients", "activations", "logits", "buffers")
+    totals = [sum((getattr(moment, name) for name in names), np.zeros_like(parameters)) for moment in moments]
+    best = np.argmax(totals, axis=0)
+    peak = {name: np.choose(best, [getattr(moment, name) for moment in moments]) for name in names}
+    return {
+        MemoryPart.PARAMETERS: states.parameters,
+        MemoryPart.GRADIENTS: peak["gradients"],
+        MemoryPart.OPTIMIZER: states.optimizer,
+        MemoryPart.ACTIVATIONS: peak["activations"],
+        MemoryPart.LOGITS: peak["logits"],
+        MemoryPart.BUFFERS: peak["buffers"],
+        MemoryPart.RESERVED: np.where(shape.valid, device.reserved_bytes, 0.0),
+    }
+
+
+def _held(
+    table: PlanTable,
+    blocks: list[BlockSeconds],
+    *,
+    arrays: LayoutArrays,
+    counts: Mapping[str, FloatArray],
+    shape: Shape,
+    model: ModelSpec,
+    job: JobSpec,
+) -> _Held:
+    total = counts["total"]
+    zeros = np.zeros(total.shape[:2])
+    largest, working, largest_kept, head, one_logits = zeros, zeros, zeros, zeros, zeros
+    kept = dict.fromkeys(("first", "last", "total"), zeros)
+    logits = dict(kept)
     for index, (kind, block) in enumerate(zip(arrays.kinds, blocks, strict=True)):
         present = total[..., index] > 0
         working = np.where(present, np.maximum(working, block.bytes.working[:, None]), working)
         if isinstance(kind, Layer):
             largest = np.where(present, np.maximum(largest, block.parameters[:, None]), largest)
+            largest_kept = np.where(present, np.maximum(largest_kept, block.bytes.kept[:, None]), largest_kept)
+        if kind is model.head or kind == model.head:
+            tied = model.head.matrix_parameters / table.tensor if model.head.tied else 0.0
+            head = np.where(present, np.maximum(block.parameters, tied)[:, None], head)
+            one_logits = np.where(present, block.bytes.logits[:, None], one_logits)
         for name in kept:
             number = counts[name][..., index]
             kept[name] = kept[name] + number * block.bytes.kept[:, None]
             logits[name] = logits[name] + number * block.bytes.logits[:, None]
-    states = _states(table, parameters, largest)
     hidden = _hidden_bytes(table, model=model, job=job)[:, None]
-    sends = np.where(table.pipeline > 1, 2.0, 0.0)[:, None] * hidden
-    activations = held(shape, first=kept["first"], last=kept["last"], total=kept["total"])
-    return {
-        MemoryPart.PARAMETERS: states["parameters"],
-        MemoryPart.GRADIENTS: states["gradients"],
-        MemoryPart.OPTIMIZER: states["optimizer"],
-        MemoryPart.ACTIVATIONS: activations,
-        MemoryPart.LOGITS: held(shape, first=logits["first"], last=logits["last"], total=logits["total"]),
-        MemoryPart.BUFFERS: states["buffers"] + working + sends,
-        MemoryPart.RESERVED: np.where(shape.valid, device.reserved_bytes, 0.0),
-    }
+    return _Held(
+        kept=held(shape, first=kept["first"], last=kept["last"], total=kept["total"]),
+        logits=held(shape, first=logits["first"], last=logits["last"], total=logits["total"]),
+        one_logits=one_logits,
+        working=working,
+        largest_kept=largest_kept,
+        largest=largest,
+        head=head,
+        sends=np.where(table.pipeline > 1, 2.0, 0.0)[:, None] * hidden,
+    )
+
+
+def _moments(table: PlanTable, states: _States, entry: _Held) -> list[_Moment]:
+    """The loss, the head's backward, a layer's backward, the end of the last backward."""
+    sizes = state_bytes(table)
+    master, compute, reduced = (size[:, None] for size in (sizes.master, sizes.compute, sizes.reduced))
+    sharding = table.sharding[:, None]
+    gathered = np.where(sharding == _ZERO3, compute, 0.0)
+    moved = np.where(sharding > 0, compute + 2.0 * reduced, compute)
+    head = np.where(sharding > 0, 0.0, master) * entry.head * (states.before == 0.0)
+    loss = _Moment(
+        gradients=states.before,
+        activations=entry.kept,
+        logits=entry.logits + np.minimum(entry.one_logits * 12.0 / compute, _CHUNK_BYTES),
+        buffers=entry.sends,
+    )
+    back = _Moment(
+        gradients=states.before + head,
+        activations=entry.kept,
+        logits=entry.logits,
+        buffers=entry.sends + entry.head * (gathered + moved),
+    )
+    layer = _Moment(
+        gradients=states.before + head,
+        activations=entry.kept,
+        logits=entry.logits - entry.one_logits,
+        buffers=entry.sends + entry.working + entry.largest * (2.0 * gathered + moved) + states.wire,
+    )
+    end = _Moment(
+        gradients=states.after,
+        activations=np.minimum(entry.largest_kept, entry.kept),
+        logits=0.0 * entry.logits,
+        buffers=entry.working + entry.largest * (2.0 * gathered + moved) + states.wire,
+    )
+    return [loss, back, layer, end]
 
 
 def local_parameters(
@@ -88,25 +186,39 @@ def local_parameters(
     return np.asarray(parameters + embeds * float(sum(tower.parameters for tower in model.towers)))
 
 
-def _states(table: PlanTable, parameters: FloatArray, largest: FloatArray) -> dict[str, FloatArray]:
-    """What each sharding keeps of parameters, gradients and optimizer state, and what it gathers for a while."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _States:
+    """Bytes of parameters, optimizer state and gradients of every rank, shape (rows, ranks).
+
+    Gradients that exist `before` the backward at the peak, and `after` the step's last one; `wire` holds gradients on
+    their way in less precision.
+    """
+
+    parameters: FloatArray
+    optimizer: FloatArray
+    before: FloatArray
+    after: FloatArray
+    wire: FloatArray
+
+
+def _states(table: PlanTable, parameters: FloatArray) -> _States:
+    """What each sharding keeps: zero1 sums whole gradients until it scatters them once."""
     sizes = state_bytes(table)
-    master, compute, reduced = (entry[:, None] for entry in (sizes.master, sizes.compute, sizes.reduced))
+    master, compute, reduced = (size[:, None] for size in (sizes.master, sizes.compute, sizes.reduced))
     sharding, shard = table.sharding[:, None], table.shard[:, None].astype(np.float64)
-    parts = np.where(sharding > 0, shard, 1.0)
     sharded = sharding > 0
+    parts = np.where(sharded, shard, 1.0)
     whole = np.where(sharded & (sharding < _ZERO3), compute, 0.0)
-    gathered = np.where(sharding == _ZERO3, 2.0 * largest * compute, 0.0)
-    gradients = np.where(sharding == _ZERO1, master, 0.0) + master / parts
-    gradients = np.where(sharded, gradients, master)
-    scatter = np.where(sharded & (parts > 1.0), 2.0 * largest * reduced, 0.0)
-    wire = np.where(~sharded & (table.data[:, None] > 1) & (reduced < master), parameters * reduced, 0.0)
-    return {
-        "parameters": parameters * (master / parts + whole),
-        "gradients": parameters * gradients,
-        "optimizer": parameters * 2.0 * master / parts,
-        "buffers": gathered + scatter + wire,
-    }
+    bucketed = ~sharded & (table.data[:, None] > 1)
+    summed = np.where(sharding == _ZERO1, master, master / parts)
+    exists = bucketed | (table.microbatches[:, None] > 1)
+    return _States(
+        parameters=parameters * (master / parts + whole),
+        optimizer=parameters * 2.0 * master / parts,
+        before=parameters * np.where(exists, summed, 0.0),
+        after=parameters * (summed + np.where(sharding == _ZERO1, master / parts, 0.0)),
+        wire=np.where(bucketed & (reduced < master), parameters * reduced, 0.0),
+    )
 
 
 def _hidden_bytes(table: PlanTable, *, model: ModelSpec, job: JobSpec) -> FloatArray:
