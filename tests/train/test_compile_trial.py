@@ -40,7 +40,7 @@ def said(compiler: Switchboard, *, compiled: float, total: int = 1000) -> list[s
 
 def test_faster_stays() -> None:
     board = Switchboard()
-    assert said(board, compiled=0.7)[-1].startswith("compile: on; 700 ms a step compiled, 1 s")
+    assert said(board, compiled=0.7)[-1].startswith("compile: on; 700 ms a step compiled, 1.00 s")
     assert board.calls == ["compile"]
 
 
@@ -52,7 +52,7 @@ def test_slower_is_undone() -> None:
 
 def test_a_short_run_does_not_try() -> None:
     board = Switchboard()
-    assert said(board, compiled=0.1, total=100) == ["compile: off; 92 s of training would not win it back"]
+    assert said(board, compiled=0.1, total=100) == ["compile: off; 92.0 s of training would not win it back"]
     assert board.calls == []
 
 

@@ -101,7 +101,8 @@ def _after(outcome: Outcome) -> list[str]:
         lines += ["", *report.explain(outcome.run_dir).lines()]
     lines += ["", f"step {ended.step} of {ended.total_steps} is done and saved in {outcome.run_dir}"]
     if ended.validation_loss is not None and ended.bits_per_byte is not None:
-        lines += [f"validation loss {ended.validation_loss:.4f}, bits per byte {ended.bits_per_byte:.4f}"]
+        figures = f"validation loss {ended.validation_loss:.4f}, bits per byte {ended.bits_per_byte:.4f}"
+        lines += [f"{figures} after step {ended.validation_step}"]
     if ended.step < ended.total_steps:
         lines += [f"go on:     {outcome.resume_command}"]
     if outcome.exit_code is ExitCode.OK:

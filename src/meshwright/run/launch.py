@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -23,7 +23,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from meshwright.run.machine import this_machine
 
 WORKER_MODULE = "meshwright.run.worker"
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,18 +103,25 @@ def _forwarding(say: Callable[[str], None], *, module: str) -> Iterator[_Asked]:
         asked.count += 1
         if asked.count == 1:
             name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-            say(f"{name}: the workers finish this step and save; once more stops at once")
+            _say_if_heard(say, f"{name}: the workers finish this step and save; once more stops at once")
         _signal_workers(signal.SIGTERM if asked.count == 1 else signal.SIGKILL, module=module)
 
     if threading.current_thread() is not threading.main_thread():
         yield asked
         return
-    before = {number: signal.signal(number, handle) for number in _SIGNALS}
+    heeded = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handle) for number in heeded}
     try:
         yield asked
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _say_if_heard(say: Callable[[str], None], line: str) -> None:
+    """The line is said unless the terminal is gone, which may be what the signal is about."""
+    with suppress(OSError):
+        say(line)
 
 
 def _signal_workers(number: signal.Signals, *, module: str) -> None:

@@ -15,7 +15,10 @@ from meshwright.train.events import Ending
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """What rank 0 writes to `RUN/outcome.json` when every rank has ended well. `seconds` is of training alone."""
+    """What rank 0 writes to `RUN/outcome.json` when every rank has ended well.
+
+    `seconds` is of training, evaluations and checkpoints; the validation is of `validation_step`.
+    """
 
     ending: Ending
     step: int
@@ -25,7 +28,7 @@ class Ended:
     loss: float | None = None
     validation_loss: float | None = None
     bits_per_byte: float | None = None
-    compiled: bool = False
+    validation_step: int | None = None
     schema: int = 1
 
 

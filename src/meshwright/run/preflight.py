@@ -143,7 +143,7 @@ def _memory_problems(design: Design, predicted: Report) -> Iterable[Problem]:
         need = predicted.peak_bytes
     if need > free:
         yield Problem(
-            what=f"{ranks} ranks are predicted to need {format_bytes(need)} and {format_bytes(free)} is free",
+            what=f"the run is predicted to need {format_bytes(need)} and {format_bytes(free)} is free",
             where="memory",
             fix="end other programs, or take a plan that needs less (meshwright plan shows it by part)",
         )

@@ -122,8 +122,10 @@ def _finish(run: Run, *, run_dir: Path, predicted: Report, ending: Ending, secon
             loss=last.get("loss"),
             validation_loss=validation.get("validation_loss"),
             bits_per_byte=validation.get("bits_per_byte"),
+            validation_step=int(validation["step"] or 0) if validation else None,
         )
         write_json(ended_path(run_dir), ended)
+        (run_dir / "tokenizer.json").write_text(run.corpus.tokenizer.to_json(), encoding="utf-8")
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()

@@ -90,7 +90,7 @@ def build(
         _load(run, newest)
     run.reactors = _reactors(run, saved=newest.step if newest else None, max_steps=max_steps)
     if place.rank == 0:
-        run.observer = _observer(run, place=place, predicted=predicted)
+        run.observer = _observer(run, place=place, predicted=predicted, max_steps=max_steps)
         for problem in store.skipped:
             run.observer.say(f"a checkpoint is passed over: {problem}")
     return run
@@ -137,10 +137,11 @@ def _reactors(run: Run, *, saved: int | None, max_steps: int | None) -> tuple[Re
     )
 
 
-def _observer(run: Run, *, place: Place, predicted: Report) -> Observer:
+def _observer(run: Run, *, place: Place, predicted: Report, max_steps: int | None) -> Observer:
     job = run.design.job
     tracker = trackers.build(job.trackers, run_dir=place.run_dir)
     tracker.start(codec.encode(run.design), step=run.state.step)
     tracker.attach(place.run_dir / "design.json")
-    console = Console(stream=place.screen, total_steps=job.total_steps)
+    end = None if max_steps is None else run.state.step + max_steps
+    console = Console(stream=place.screen, total_steps=job.total_steps, end_step=end)
     return Observer(console=console, tracker=tracker, yardstick=Yardstick.of(predicted))

@@ -32,9 +32,27 @@ def test_metrics_of_a_step_are_worked_out_from_the_yardstick() -> None:
 
 def test_the_line_says_everything_and_mfu_is_not_available_without_a_peak() -> None:
     line = step_line(metrics(peak=None), total_steps=120, remaining_seconds=90.0)
-    for part in ("step   7/120", "loss 3.2500", "2,000 tok/s", "MFU N/A", "1 GiB", "80.0 % of prediction", "ETA 90 s"):
+    for part in (
+        "step   7/120",
+        "loss 3.2500",
+        "2,000 tok/s",
+        "MFU N/A",
+        "1 GiB",
+        "80.0 % of prediction",
+        "ETA 90.0 s",
+    ):
         assert part in line
     assert "MFU 50.0 %" in step_line(metrics(), total_steps=120, remaining_seconds=None)
+
+
+def test_a_narrow_terminal_keeps_what_matters_most() -> None:
+    whole = step_line(metrics(), total_steps=120, remaining_seconds=90.0)
+    for width in (20, 40, 60, 80, 100, 200):
+        line = step_line(metrics(), total_steps=120, remaining_seconds=90.0, width=width)
+        assert len(line) <= max(width, 27)
+        assert line.startswith("step   7/120  loss 3.2500")
+        assert ("ETA" in line) == (width >= 60)
+    assert line == whole
 
 
 def test_evaluation_line() -> None:
@@ -75,3 +93,22 @@ def test_a_terminal_has_one_line_drawn_again_and_what_is_said_stays() -> None:
     console.finish()
     assert "\x1b[" in stream.getvalue()
     assert "saved step 1" in stream.getvalue()
+
+
+class Closed(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(5, "Input/output error")
+
+
+def test_a_terminal_that_was_closed_does_not_stop_the_run() -> None:
+    console = Console(stream=Closed(), total_steps=50, plain_seconds=0.0)
+    console.step(metrics(1))
+    console.say("saved")
+    console.finish()
+
+
+def test_time_to_go_is_to_where_this_process_stops() -> None:
+    stream = io.StringIO()
+    console = Console(stream=stream, total_steps=50, end_step=9)
+    console.step(metrics(7, seconds=2.0))
+    assert stream.getvalue().rstrip().endswith("ETA 4.00 s")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TextIO
 
 from meshwright.spec.units import format_bytes, format_count, format_percent, format_seconds
@@ -11,25 +12,32 @@ from meshwright.train.observe.metrics import Metrics
 PLAIN_SECONDS = 5.0
 LIVE_SECONDS = 0.1
 _SMOOTHING = 0.1
+_LEAST_FIRST = ("rate", "grad", "memory", "mfu", "share", "left", "speed")
 
 
-def step_line(metrics: Metrics, *, total_steps: int, remaining_seconds: float | None) -> str:
-    """`step 120/500  loss 3.2140  grad 0.871  lr 2.9e-04  5,120 tok/s  MFU N/A  1.21 GiB  97.0 % of prediction ...`."""
+def step_line(metrics: Metrics, *, total_steps: int, remaining_seconds: float | None, width: int | None = None) -> str:
+    """`step 120/500  loss 3.2140  grad 0.871  lr 2.9e-04  5,120 tok/s  MFU N/A  1.21 GiB  97.0 % of prediction ...`.
+
+    Where that is wider than `width`, what matters least is left out.
+    """
     speed, mfu, share = metrics["tokens_per_second"], metrics["mfu"], metrics["of_prediction"]
-    parts = [
-        f"step {metrics['step']:>{len(str(total_steps))}}/{total_steps}",
-        f"loss {metrics['loss']:.4f}",
-        f"grad {metrics['grad_norm']:.3f}",
-        f"lr {metrics['learning_rate']:.2e}",
-        f"{speed:,.0f} tok/s",
-        f"MFU {format_percent(mfu) if mfu is not None else 'N/A'}",
-        format_bytes(metrics["memory_bytes"] or 0.0),
-    ]
-    if share is not None:
-        parts.append(f"{format_percent(share)} of prediction")
-    if remaining_seconds is not None:
-        parts.append(f"ETA {format_seconds(remaining_seconds)}")
-    return "  ".join(parts)
+    parts = {
+        "step": f"step {metrics['step']:>{len(str(total_steps))}}/{total_steps}",
+        "loss": f"loss {metrics['loss']:.4f}",
+        "grad": f"grad {metrics['grad_norm']:.3f}",
+        "rate": f"lr {metrics['learning_rate']:.2e}",
+        "speed": f"{speed:,.0f} tok/s",
+        "mfu": f"MFU {format_percent(mfu) if mfu is not None else 'N/A'}",
+        "memory": format_bytes(metrics["memory_bytes"] or 0.0),
+        "share": f"{format_percent(share)} of prediction" if share is not None else "",
+        "left": f"ETA {format_seconds(remaining_seconds)}" if remaining_seconds is not None else "",
+    }
+    parts = {name: part for name, part in parts.items() if part}
+    for name in _LEAST_FIRST:
+        if width is None or len("  ".join(parts.values())) <= width:
+            break
+        parts.pop(name, None)
+    return "  ".join(parts.values())
 
 
 def evaluation_line(metrics: Metrics) -> str:
@@ -43,12 +51,21 @@ def evaluation_line(metrics: Metrics) -> str:
 class Console:
     """Writes to `stream`: in place where it is a terminal, whole lines with `PLAIN_SECONDS` between them elsewhere.
 
-    The first and the last step are always written.
+    The first and the last step are always written. `end_step` is where this process stops; None is `total_steps`.
     """
 
-    def __init__(self, *, stream: TextIO, total_steps: int, plain_seconds: float = PLAIN_SECONDS) -> None:
+    def __init__(
+        self,
+        *,
+        stream: TextIO,
+        total_steps: int,
+        end_step: int | None = None,
+        plain_seconds: float = PLAIN_SECONDS,
+    ) -> None:
         self._stream, self._total_steps, self._plain_seconds = stream, total_steps, plain_seconds
+        self._end_step = total_steps if end_step is None else min(end_step, total_steps)
         self._live = _Live(stream) if stream.isatty() else None
+        self._gone = False
         self._written = float("-inf")
         self._pending = ""
         self._seconds: float | None = None
@@ -58,36 +75,44 @@ class Console:
         seconds = float(metrics["seconds"] or 0.0)
         ahead = (1.0 - _SMOOTHING) * self._seconds + _SMOOTHING * seconds if self._seconds else seconds
         self._seconds = ahead
-        remaining = ahead * (self._total_steps - int(metrics["step"] or 0))
-        self._pending = step_line(metrics, total_steps=self._total_steps, remaining_seconds=remaining)
+        remaining = ahead * (self._end_step - int(metrics["step"] or 0))
+        width = self._live.width if self._live else None
+        self._pending = step_line(metrics, total_steps=self._total_steps, remaining_seconds=remaining, width=width)
         now = time.monotonic()
         if now - self._written >= (LIVE_SECONDS if self._live else self._plain_seconds):
             self._write(now)
 
     def say(self, line: str) -> None:
         """Writes a line that stays, after the step that came before it."""
-        if self._live:
-            self._live.keep(line)
-            return
-        self._flush()
-        print(line, file=self._stream, flush=True)
+        if self._live is None:
+            self._flush()
+        self._attempt(lambda: self._live.keep(line) if self._live else self._print(line))
 
     def finish(self) -> None:
         """The last step is on the screen, and the terminal is as it was."""
         self._flush()
         if self._live:
-            self._live.finish()
+            self._attempt(self._live.finish)
 
     def _flush(self) -> None:
         if self._pending:
             self._write(time.monotonic())
 
     def _write(self, now: float) -> None:
-        if self._live:
-            self._live.show(self._pending)
-        else:
-            print(self._pending, file=self._stream, flush=True)
+        line = self._pending
+        self._attempt(lambda: self._live.show(line) if self._live else self._print(line))
         self._written, self._pending = now, ""
+
+    def _print(self, line: str) -> None:
+        print(line, file=self._stream, flush=True)
+
+    def _attempt(self, show: Callable[[], None]) -> None:
+        """A terminal that was closed, or a pipe that nobody reads any more, is no reason to stop training."""
+        if not self._gone:
+            try:
+                show()
+            except OSError:
+                self._gone = True
 
 
 class _Live:
@@ -102,6 +127,11 @@ class _Live:
         console = RichConsole(file=stream, force_terminal=True, highlight=False)
         self._live = Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
         self._live.start()
+
+    @property
+    def width(self) -> int:
+        """Columns of the terminal now."""
+        return self._live.console.width
 
     def show(self, line: str) -> None:
         self._live.update(self._text(line, no_wrap=True, overflow="ellipsis"), refresh=True)

@@ -1,0 +1,92 @@
+"""Choosing a design for this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from meshwright.run import choose
+from meshwright.run.detect import calibration_file
+from meshwright.run.measure import save_cluster
+from meshwright.spec.cluster import ClusterSpec
+from meshwright.spec.errors import Problem
+from meshwright.spec.job import JobSpec
+
+JOB = JobSpec(sequence_length=64, batch_tokens=512, total_tokens=5120)
+
+
+@pytest.fixture
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A cache of this test's own, and the machines that were measured."""
+    monkeypatch.setenv("MESHWRIGHT_CACHE", str(tmp_path))
+    calls: list[str] = []
+
+    def measure(cluster: ClusterSpec, *, seconds_budget: float, **_: object) -> None:
+        calls.append(f"{cluster.num_devices} devices for {seconds_budget:.0f} s")
+        save_cluster(cluster, path=calibration_file())
+
+    monkeypatch.setattr("meshwright.run.measure.measure", measure)
+    return calls
+
+
+def test_this_machine_is_measured_once_and_again_when_asked(measured: list[str]) -> None:
+    said: list[str] = []
+    once = "2 devices for 20 s"
+    assert choose.load_cluster("local:2", measure=False, say=said.append).num_devices == 2
+    assert measured == [once]
+    assert "measuring this machine" in said[0]
+    choose.load_cluster("local:2", measure=False, say=said.append)
+    assert measured == [once]
+    choose.load_cluster("local:2", measure=True, say=said.append)
+    assert measured == [once, once]
+
+
+def test_another_cluster_is_never_measured(measured: list[str]) -> None:
+    choose.load_cluster("8xH100", measure=True, say=print)
+    assert measured == []
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_design_that_can_be_trained_is_taken_and_says_why() -> None:
+    chosen = choose.choose("llama-5m", cluster="local:2", job=JOB, measure=False, say=str)
+    assert chosen.decision is not None
+    assert chosen.decision.why
+    assert chosen.design.plan.batch_tokens == 512
+
+
+@pytest.mark.usefixtures("measured")
+def test_the_next_plan_is_taken_when_the_fastest_cannot_be_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    from meshwright import search
+
+    fastest = search.design(choose.catalog.load_model("llama-5m"), choose.catalog.load_cluster("local:2"), JOB)
+    refusal = Problem(what="it cannot be trained yet")
+    first = fastest.ranked[0].plan
+
+    def design(*_: object) -> search.Decision:
+        return choose.replace(fastest, predicts_only=(refusal,))
+
+    def check(design: object, **_: object) -> tuple[Problem, ...]:
+        return (refusal,) if design.plan == first else ()  # type: ignore[attr-defined]  # a Design
+
+    pretend = SimpleNamespace(**{**vars(search), "design": design, "check": check})
+    monkeypatch.setattr(choose, "search", pretend)
+    chosen = choose.choose("llama-5m", cluster="local:2", job=JOB, measure=False, say=str)
+    assert chosen.design.plan == fastest.ranked[1].plan
+    assert chosen.decision is not None
+    assert "it cannot be trained yet" in chosen.decision.why[0]
+    assert chosen.decision.report.plan == chosen.design.plan.digest()
+
+
+def test_files_replace_the_sources_of_a_job(tmp_path: Path) -> None:
+    assert choose.with_data(JOB, ()) is JOB
+    made = choose.with_data(JOB, (tmp_path / "a.txt", tmp_path / "b.txt"))
+    assert [source.path for source in made.data.sources] == [str(tmp_path / "a.txt"), str(tmp_path / "b.txt")]
+
+
+def test_a_job_without_a_length_is_as_long_as_its_steps() -> None:
+    assert choose.with_length(JOB, steps=3) is JOB
+    free = JobSpec(sequence_length=64, batch_tokens=512)
+    assert choose.with_length(free, steps=7).total_steps == 7
+    assert choose.with_length(free, steps=None) is free

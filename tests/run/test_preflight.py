@@ -1,0 +1,58 @@
+"""What is refused before any worker starts, and in which words; and what is let through."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from meshwright import cost
+from meshwright.run import preflight
+from meshwright.spec.cluster import DeviceKind
+from meshwright.spec.errors import ConfigError, EnvironmentUnfit
+from meshwright.spec.job import CheckpointSpec
+from meshwright.spec.plan import Design
+from meshwright.spec.report import MemoryPart, Report, StageMemory
+from tests.run.runs import design
+
+
+def needing(made: Design, num_bytes: float) -> Report:
+    stage = StageMemory(rank=0, parts={MemoryPart.ACTIVATIONS: num_bytes}, capacity=num_bytes)
+    return replace(cost.predict(made), memory=(stage,))
+
+
+def test_a_small_run_is_let_through(tmp_path: Path) -> None:
+    made = design(tmp_path, steps=4)
+    preflight.check_design(made)
+    preflight.check_run_dir(made, run_dir=tmp_path / "run", resume=False)
+    preflight.check_machine(made, predicted=cost.predict(made), run_dir=tmp_path / "run")
+
+
+def test_memory_is_compared_with_what_is_free(tmp_path: Path) -> None:
+    made = design(tmp_path, steps=4)
+    with pytest.raises(EnvironmentUnfit, match=r"predicted to need 1 PiB and .* is free"):
+        preflight.check_machine(made, predicted=needing(made, 2.0**50), run_dir=tmp_path)
+
+
+def test_disk_is_compared_with_what_is_free(tmp_path: Path) -> None:
+    made = design(tmp_path, steps=4, checkpoint=CheckpointSpec(keep=10**12))
+    with pytest.raises(EnvironmentUnfit, match=r"checkpoints need .*job\.checkpoint\.keep"):
+        preflight.check_machine(made, predicted=needing(made, 1.0), run_dir=tmp_path / "not" / "there")
+
+
+def test_every_lack_is_told_at_once(tmp_path: Path) -> None:
+    made = design(tmp_path, steps=4, checkpoint=CheckpointSpec(keep=10**12))
+    group = made.cluster.groups[0]
+    groups = (replace(group, device=replace(group.device, kind=DeviceKind.CUDA)),)
+    elsewhere = replace(made, cluster=replace(made.cluster, groups=groups))
+    with pytest.raises(EnvironmentUnfit) as caught:
+        preflight.check_machine(elsewhere, predicted=needing(made, 2.0**50), run_dir=tmp_path)
+    assert len(caught.value.problems) == 3
+
+
+def test_an_illegal_plan_is_refused_by_a_named_rule(tmp_path: Path) -> None:
+    made = design(tmp_path, steps=4)
+    broken = replace(made, plan=replace(made.plan, microbatch=3))
+    with pytest.raises(ConfigError, match="rule "):
+        preflight.check_design(broken)
