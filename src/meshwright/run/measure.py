@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from meshwright.run.calibrate import Observation, calibrate
 from meshwright.run.children import in_child, in_children
 from meshwright.run.detect import accelerator_names, calibration_file, detect, uncalibrated
 from meshwright.run.figures import Measured, with_measurements
 from meshwright.run.machine import Machine, this_machine
 from meshwright.run.measure_device import DeviceTimes, MatrixTime, measure_device, measure_matrices
 from meshwright.run.measure_network import NetworkTimes, measure_network
+from meshwright.run.measure_steps import measure_steps, probe_designs
 from meshwright.spec import codec
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, NodeGroup, Precision
+from meshwright.spec.units import format_percent
 
 Progress = Callable[[str], None]
 # What a child may take beside its own budget: start, imports, one call of every measurement.
 _CHILD_SLACK_SECONDS = 90.0
+_STEP_RANKS = (1, 2, 4)
 
 
 def measure(
@@ -34,9 +39,11 @@ def measure(
     machine = this_machine()
     on_accelerator = bool(accelerator_names())
     base = cluster or (detect() if on_accelerator else uncalibrated(machine))
-    measured = run_measurements(base, machine=machine, seconds_budget=seconds_budget, progress=say)
+    measured = run_measurements(base, machine=machine, seconds_budget=0.55 * seconds_budget, progress=say)
     stamp = f"measured on {datetime.now(UTC):%Y-%m-%d} by meshwright cluster measure, torch {machine.torch_version}"
     result = with_measurements(base, measured, stamp=stamp)
+    if not on_accelerator:
+        result = _explained(result, seconds=0.45 * seconds_budget, stamp=stamp, say=say)
     path = calibration_file()
     save_cluster(result, path=path)
     say(f"kept in {path}")
@@ -64,6 +71,36 @@ def run_measurements(base: ClusterSpec, *, machine: Machine, seconds_budget: flo
         progress(f"{world} workers: collectives by size and group, and computing together")
         network = _network(world, seconds=0.35 * seconds_budget)
     return Measured(one=one, all_cores=all_cores, cores=machine.cores, network=network)
+
+
+def run_steps(cluster: ClusterSpec, *, seconds: float, progress: Progress) -> list[Observation]:
+    """Whole steps of small models on 1, 2 and 4 workers, each count in fresh processes."""
+    found: list[Observation] = []
+    for ranks in _STEP_RANKS:
+        designs = probe_designs(cluster, ranks=ranks)
+        progress(f"whole steps of {len(designs)} plans on {ranks} worker{'s' if ranks > 1 else ''}")
+        share = seconds / len(_STEP_RANKS)
+        with tempfile.TemporaryDirectory(prefix="meshwright-") as folder:
+            store = str(Path(folder) / "store")
+            given = [
+                {"rank": rank, "world": ranks, "store": store, "designs": designs, "seconds": share}
+                for rank in range(ranks)
+            ]
+            by_rank = in_children(measure_steps, given, seconds=10 * share + _CHILD_SLACK_SECONDS)
+        slowest = [max(seconds) for seconds in zip(*by_rank, strict=True)]
+        found += [Observation(design=design, seconds=value) for design, value in zip(designs, slowest, strict=True)]
+    return found
+
+
+def _explained(cluster: ClusterSpec, *, seconds: float, stamp: str, say: Progress) -> ClusterSpec:
+    """The cluster with its figures moved until they explain whole steps; as it is when the machine is too busy."""
+    calibration = calibrate(cluster, run_steps(cluster, seconds=seconds, progress=say), stamp=stamp)
+    before, after = (format_percent(math.expm1(error)) for error in (calibration.before, calibration.after))
+    if calibration.moved:
+        say(f"whole steps were missed by {before} in the mean and are now missed by {after}")
+    else:
+        say(f"whole steps are missed by {before} in the mean; figures stay, as these steps do not agree on better ones")
+    return calibration.cluster
 
 
 def save_cluster(cluster: ClusterSpec, *, path: Path) -> None:

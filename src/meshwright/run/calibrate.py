@@ -1,0 +1,189 @@
+"""calibrate: moves a cluster's figures until the cost model explains measured steps, as little as they ask for.
+
+Every figure is moved in the log of its value with a prior around what was measured alone (a ridge), so that few
+steps can never carry it far away; figures that nothing measures alone have wide priors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from meshwright import cost
+from meshwright.run.fit import Array, least_log_squares
+from meshwright.spec.cluster import ClusterSpec, DeviceSpec, Link, MatrixCurve
+from meshwright.spec.plan import Design
+
+# Spread of what is not explained, in log seconds: what separate runs of one plan differ by.
+_NOISE = 0.04
+_ROUNDS = 6
+# Steps that the moved figures still miss by this much in the mean were disturbed by other programs.
+_WORST_ERROR = 0.35
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """One plan that ran, and the seconds of its step."""
+
+    design: Design
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One number of a cluster that may be moved: `spread` is the standard deviation of its log around its start.
+
+    `start` replaces a value of zero, which has no log.
+    """
+
+    name: str
+    read: Callable[[ClusterSpec], float]
+    write: Callable[[ClusterSpec, float], ClusterSpec]
+    spread: float
+    start: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """The moved cluster, and the mean of |log(predicted / measured)| before and after."""
+
+    cluster: ClusterSpec
+    before: float
+    after: float
+    moved: tuple[tuple[str, float, float], ...]
+
+
+def calibrate(cluster: ClusterSpec, observations: Sequence[Observation], *, stamp: str) -> Calibration:
+    """The figures of `cluster` that explain the observations best, each with `stamp` as its source.
+
+    Observations may be of any plans on this cluster. The cluster comes back as it is, with nothing moved, when there
+    are none, when no move explains them better, or when they contradict each other, as on a machine busy otherwise.
+    """
+    before = _mean_error(cluster, observations)
+    if not observations:
+        return Calibration(cluster=cluster, before=before, after=before, moved=())
+    starts = [_start(figure, cluster) for figure in FIGURES]
+    spreads = np.array([figure.spread for figure in FIGURES])
+    seconds = np.array([observation.seconds for observation in observations])
+
+    def predicted(scaled: Array) -> Array:
+        return _predict(_with(cluster, np.array(starts) * np.exp(scaled * spreads)), observations)
+
+    scaled = least_log_squares(predicted, seconds, start=np.zeros(len(FIGURES)), pull=_NOISE**2, rounds=_ROUNDS)
+    values = np.array(starts) * np.exp(scaled * spreads)
+    found = _with(cluster, values)
+    after = _mean_error(found, observations)
+    if after >= min(before, _WORST_ERROR):
+        return Calibration(cluster=cluster, before=before, after=before, moved=())
+    moved = tuple((figure.name, was, float(now)) for figure, was, now in zip(FIGURES, starts, values, strict=True))
+    return Calibration(cluster=_stamped(found, stamp), before=before, after=after, moved=moved)
+
+
+def _predict(cluster: ClusterSpec, observations: Sequence[Observation]) -> Array:
+    designs = (replace(observation.design, cluster=cluster) for observation in observations)
+    return np.array([cost.predict(design).step_seconds for design in designs])
+
+
+def _mean_error(cluster: ClusterSpec, observations: Sequence[Observation]) -> float:
+    if not observations:
+        return 0.0
+    seconds = np.array([observation.seconds for observation in observations])
+    return float(np.abs(np.log(_predict(cluster, observations) / seconds)).mean())
+
+
+def _start(figure: Figure, cluster: ClusterSpec) -> float:
+    return figure.read(cluster) or figure.start
+
+
+def _with(cluster: ClusterSpec, values: Array) -> ClusterSpec:
+    for figure, value in zip(FIGURES, values, strict=True):
+        cluster = figure.write(cluster, float(value))
+    return cluster
+
+
+def _stamped(cluster: ClusterSpec, stamp: str) -> ClusterSpec:
+    sources = {figure.name: f"{stamp}; moved to explain whole steps" for figure in FIGURES if "." not in figure.name}
+    return _device(cluster, lambda device: replace(device, sources=dict(device.sources) | sources))
+
+
+def _device(cluster: ClusterSpec, change: Callable[[DeviceSpec], DeviceSpec]) -> ClusterSpec:
+    group = cluster.groups[0]
+    return replace(cluster, groups=(replace(group, device=change(group.device)), *cluster.groups[1:]))
+
+
+def _inside(cluster: ClusterSpec, change: Callable[[Link], Link]) -> ClusterSpec:
+    group = cluster.groups[0]
+    return replace(cluster, groups=(replace(group, inside=change(group.inside)), *cluster.groups[1:]))
+
+
+def _field(name: str, *, spread: float, start: float = 0.0) -> Figure:
+    """A number of the device by its name."""
+
+    def write(cluster: ClusterSpec, value: float) -> ClusterSpec:
+        changes: dict[str, Any] = {name: value}
+        return _device(cluster, lambda device: replace(device, **changes))
+
+    return Figure(
+        name=name,
+        read=lambda cluster: float(getattr(cluster.groups[0].device, name) or 0.0),
+        write=write,
+        spread=spread,
+        start=start,
+    )
+
+
+def _matrix_fraction(cluster: ClusterSpec, value: float) -> ClusterSpec:
+    """Every matrix curve at `value` times the fraction that it was fitted with."""
+
+    def scaled(curve: MatrixCurve) -> MatrixCurve:
+        return replace(curve, fraction=curve.fraction * value)
+
+    return _device(
+        cluster,
+        lambda device: replace(device, matrix={key: scaled(curve) for key, curve in device.matrix.items()}),
+    )
+
+
+def _fits(cluster: ClusterSpec, *, latency: float = 1.0, rate: float = 1.0) -> ClusterSpec:
+    """Every measured collective with its latency and its bandwidth multiplied."""
+    return _inside(
+        cluster,
+        lambda link: replace(
+            link,
+            fits=tuple(
+                replace(
+                    fit,
+                    latency_seconds=fit.latency_seconds * latency,
+                    bytes_per_second=fit.bytes_per_second * rate,
+                )
+                for fit in link.fits
+            ),
+        ),
+    )
+
+
+FIGURES: tuple[Figure, ...] = (
+    Figure(name="matrix", read=lambda _: 1.0, write=_matrix_fraction, spread=0.15),
+    _field("memory_fraction", spread=0.4),
+    _field("attention_fraction", spread=0.3),
+    _field("attention_backward_fraction", spread=0.3),
+    _field("launch_seconds", spread=0.4),
+    _field("layer_seconds", spread=0.6, start=5e-5),
+    _field("step_overhead_seconds", spread=1.0, start=1e-3),
+    _field("optimizer_bandwidth", spread=0.3),
+    _field("tensor_layer_seconds", spread=1.2, start=4e-4),
+    _field("shard_layer_seconds", spread=1.2, start=2e-4),
+    _field("action_seconds", spread=1.2, start=2e-4),
+    Figure(
+        name="inside.latency",
+        read=lambda _: 1.0,
+        write=lambda cluster, value: _fits(cluster, latency=value),
+        spread=0.4,
+    ),
+    Figure(
+        name="inside.bandwidth", read=lambda _: 1.0, write=lambda cluster, value: _fits(cluster, rate=value), spread=0.4
+    ),
+)

@@ -1,0 +1,165 @@
+"""Whole training steps of small models, timed as a run makes them. Runs in children."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+
+from meshwright.run.measure_device import tiny_model
+from meshwright.spec.cluster import ClusterSpec, Precision
+from meshwright.spec.job import Constraints, JobSpec
+from meshwright.spec.model import ModelSpec
+from meshwright.spec.plan import (
+    Axis,
+    AxisName,
+    BlockGroup,
+    Design,
+    Plan,
+    Recompute,
+    Schedule,
+    ScheduleKind,
+    Sharding,
+    Stage,
+)
+
+_PEER_TIMEOUT = timedelta(seconds=120)
+_WARM_UP_STEPS = 2
+_LEAST_STEPS = 4
+
+
+def probe_designs(cluster: ClusterSpec, *, ranks: int) -> tuple[Design, ...]:
+    """Designs of `ranks` ranks whose step times tell the figures of `cluster` apart."""
+    narrow, middle, wide = (tiny_model(layers=layers, width=width, vocab=2048) for layers, width in _SHAPES)
+    bf16, fp32 = Precision.BF16, Precision.FP32
+    if ranks == 1:
+        return (
+            _design(narrow, cluster, precision=bf16, sequence=64),
+            _design(middle, cluster, precision=bf16),
+            _design(middle, cluster, precision=fp32),
+            _design(wide, cluster, precision=bf16),
+            _design(wide, cluster, precision=fp32),
+            _design(middle, cluster, precision=bf16, recompute=Recompute.FULL),
+        )
+    if ranks == 2:
+        return (
+            _design(middle, cluster, replicate=2),
+            _design(middle, cluster, shard=2, sharding=Sharding.OPTIMIZER),
+            _design(middle, cluster, shard=2, sharding=Sharding.PARAMETERS),
+            _design(middle, cluster, tensor=2),
+            _design(middle, cluster, tensor=2, sequence_parallel=True),
+            _design(middle, cluster, pipeline=2),
+        )
+    return (
+        _design(middle, cluster, replicate=4),
+        _design(middle, cluster, pipeline=4),
+        _design(middle, cluster, pipeline=2, shard=2, sharding=Sharding.OPTIMIZER),
+    )
+
+
+# (layers, width): one whose host time is most of it, one between, one whose products are most of it.
+_SHAPES = ((6, 32), (6, 128), (3, 320))
+
+
+def _design(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    *,
+    precision: Precision = Precision.BF16,
+    sequence: int = 256,
+    pipeline: int = 1,
+    replicate: int = 1,
+    shard: int = 1,
+    tensor: int = 1,
+    sharding: Sharding = Sharding.NONE,
+    sequence_parallel: bool = False,
+    recompute: Recompute = Recompute.NONE,
+) -> Design:
+    """Eight sequences a step in microbatches of two, stages as even as blocks allow."""
+    batch, microbatch = 8, 2 if pipeline < 4 else 1
+    blocks = len(model.layers) + 2
+    bounds = [round(index * blocks / pipeline) for index in range(pipeline + 1)]
+    axes = (
+        (AxisName.PIPELINE, pipeline),
+        (AxisName.REPLICATE, replicate),
+        (AxisName.SHARD, shard),
+        (AxisName.TENSOR, tensor),
+    )
+    groups = [
+        BlockGroup(
+            start=bounds[index],
+            stop=bounds[index + 1],
+            tensor=tensor,
+            sequence_parallel=sequence_parallel,
+            sharding=sharding,
+            recompute=recompute,
+            precision=precision,
+        )
+        for index in range(pipeline)
+    ]
+    microbatches = max(1, batch // (replicate * shard * microbatch))
+    plan = Plan(
+        model=model.name,
+        cluster=cluster.name,
+        axes=tuple(Axis(name=name, size=size) for name, size in axes),
+        stages=tuple(Stage(rank=index, groups=(group,)) for index, group in enumerate(groups)),
+        schedule=Schedule(kind=ScheduleKind.ONE_F_ONE_B, microbatches=microbatches),
+        sequence_length=sequence,
+        microbatch=microbatch,
+    )
+    job = JobSpec(
+        sequence_length=sequence,
+        batch_tokens=plan.batch_tokens,
+        total_tokens=10**6,
+        precision=precision,
+        constraints=Constraints(devices="any"),
+    )
+    return Design(model=model, cluster=cluster, job=job, plan=plan)
+
+
+def measure_steps(*, rank: int, world: int, store: str, designs: Sequence[Design], seconds: float) -> tuple[float, ...]:
+    """Seconds of one step of every design on this rank: the lower quartile of as many as fit in `seconds` for all.
+
+    `store` is a file that the ranks share. Threads are those a run would use.
+    """
+    import torch
+    import torch.distributed as dist
+
+    cores = designs[0].cluster.groups[0].cores or 1
+    torch.set_num_threads(max(1, cores // world))
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=_PEER_TIMEOUT)
+    try:
+        return tuple(_step_seconds(design, seconds=seconds / len(designs)) for design in designs)
+    finally:
+        dist.destroy_process_group()
+
+
+def _step_seconds(design: Design, *, seconds: float) -> float:
+    import torch
+    import torch.distributed as dist
+
+    from meshwright import parallel
+
+    device = torch.device("cpu")
+    mesh = parallel.build_mesh(design.plan, device_type="cpu")
+    laid = parallel.lay(design, mesh, device=device, seed=0)
+    optimizer = parallel.build_optimizer(laid, design.job.optimizer)
+    plan = design.plan
+    shape = (plan.microbatch * plan.schedule.microbatches, plan.sequence_length)
+    tokens = torch.randint(0, design.model.vocab, shape)
+    documents = torch.arange(plan.sequence_length).div(100, rounding_mode="floor").expand(shape).to(torch.int32)
+
+    def step() -> float:
+        dist.barrier()
+        start = time.perf_counter()
+        laid.step(tokens, tokens, documents)
+        laid.clip(design.job.optimizer.clip_norm)
+        optimizer.step()
+        return time.perf_counter() - start
+
+    for _ in range(_WARM_UP_STEPS):
+        first = step()
+    count = torch.tensor([max(_LEAST_STEPS, min(40, int(seconds / max(first, 1e-4))))])
+    dist.broadcast(count, 0)
+    found = sorted(step() for _ in range(int(count)))
+    return found[len(found) // 4]
