@@ -27,17 +27,35 @@ class AttentionCore(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, context: Context) -> Tensor:
         """(b, s, heads, value_dim) from q (b, s, heads, d), k (b, s, kv_heads, d), v (b, s, kv_heads, value_dim)."""
-        mask = context.mask(q.shape[1], window=self.window, chunk=self.chunk, device=q.device)
+        written_out = sinks is not None or self.softcap is not None
+        lengths = None if written_out else context.lengths(window=self.window, chunk=self.chunk)
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        if lengths is not None:
+            return self._by_document(q, k, v, lengths).transpose(1, 2)
+        mask = context.mask(q.shape[2], window=self.window, chunk=self.chunk, device=q.device)
         if context.memory is not None:
             k, v = self._remember(k, v, context.memory)
-        if sinks is not None or self.softcap is not None:
+        if written_out:
             return self._explicit(q, k, v, sinks, mask).transpose(1, 2)
-        causal = mask is None and q.shape[2] > 1
-        out = functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=causal, scale=self.scale, enable_gqa=q.shape[1] != k.shape[1]
+        return self._attend(q, k, v, mask).transpose(1, 2)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        causal, grouped = mask is None and q.shape[2] > 1, q.shape[1] != k.shape[1]
+        return functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal, scale=self.scale, enable_gqa=grouped
         )
-        return out.transpose(1, 2)
+
+    def _by_document(self, q: Tensor, k: Tensor, v: Tensor, lengths: tuple[tuple[int, ...], ...]) -> Tensor:
+        """Plain causal attention inside each document: no score between documents is ever formed."""
+        if all(len(row) == 1 for row in lengths):
+            return self._attend(q, k, v, None)
+        rows = []
+        for sizes, *row in zip(lengths, q.split(1), k.split(1), v.split(1), strict=True):
+            parts = zip(*(x.split(sizes, dim=2) for x in row), strict=True)
+            rows.append(
+                torch.cat([self._attend(queries, keys, values, None) for queries, keys, values in parts], dim=2)
+            )
+        return torch.cat(rows)
 
     def _remember(self, k: Tensor, v: Tensor, memory: dict[int, tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         if id(self) in memory:

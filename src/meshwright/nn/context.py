@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -10,12 +11,16 @@ from torch import Tensor
 from meshwright.nn.rotary import Angles, angles
 from meshwright.spec.model import Rotary
 
+# On average in a sequence: beyond, one masked product is faster than one product a document.
+MOST_DOCUMENTS = 16
+
 
 @dataclass(slots=True, kw_only=True)
 class Context:
     """One forward pass.
 
-    `documents` (b, s) numbers the document of each position; None means one document a sequence. `memory` keeps
+    `documents` (b, s) numbers the document of each position, each document in one run; None means one document a
+    sequence. `memory` keeps
     keys and values by mixer when text is generated step by step, and `start` is then the first new position.
     Masks and angles are made once and shared by all layers of the pass.
     """
@@ -23,6 +28,7 @@ class Context:
     documents: Tensor | None = None
     start: int = 0
     memory: dict[int, tuple[Tensor, Tensor]] | None = None
+    _lengths: tuple[tuple[int, ...], ...] | None = None
     _masks: dict[tuple[int | None, int | None, int], Tensor] = field(default_factory=dict)
     _angles: dict[tuple[Rotary, int, torch.dtype], Angles] = field(default_factory=dict)
 
@@ -34,6 +40,24 @@ class Context:
             stop = self.start + x.shape[1]
             self._angles[key] = angles(rotary, start=self.start, stop=stop, device=x.device, dtype=dtype)
         return self._angles[key]
+
+    def lengths(self, *, window: int | None, chunk: int | None) -> tuple[tuple[int, ...], ...] | None:
+        """Lengths of the documents of every sequence, where attention is causal inside each and they are few.
+
+        None where a mask says more: a window or chunk cuts a document, or documents are too short to take one by
+        one. Known on processors alone, where reading documents waits for nothing, and not while layers compile,
+        which every new length would make them do again.
+        """
+        if self.documents is None or self.memory is not None or torch.compiler.is_compiling():
+            return None
+        if self.documents.device.type != "cpu":
+            return None
+        if self._lengths is None:
+            self._lengths = _document_lengths(self.documents)
+        count, total = sum(len(row) for row in self._lengths), self.documents.shape[1]
+        longest = max(max(row) for row in self._lengths)
+        cut = (window is not None and window < longest) or (chunk is not None and chunk < total)
+        return None if cut or count > MOST_DOCUMENTS * len(self._lengths) else self._lengths
 
     def mask(self, length: int, *, window: int | None, chunk: int | None, device: torch.device) -> Tensor | None:
         """Which keys each query sees, bool (1 or b, 1, new, all); None means plain causal."""
@@ -58,3 +82,13 @@ class Context:
             return seen[None, None]
         same = self.documents[:, None, :, None] == self.documents[:, None, None, :]
         return seen & same[:, :, self.start :]
+
+
+def _document_lengths(documents: Tensor) -> tuple[tuple[int, ...], ...]:
+    edges = torch.ones_like(documents, dtype=torch.bool)
+    edges[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    found = []
+    for row in edges:
+        starts = [*row.nonzero().flatten().tolist(), len(row)]
+        found.append(tuple(stop - start for start, stop in pairwise(starts)))
+    return tuple(found)

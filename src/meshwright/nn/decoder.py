@@ -89,7 +89,11 @@ class Projection(Weighted):
         self.bias = nn.Parameter(torch.empty(spec.vocab)) if spec.bias else None
 
     def forward(self, x: Tensor, tied: Table | None) -> Tensor:
-        weight = tied.read(tied.weight) if self.weight is None else self.read(self.weight)
+        if self.weight is None:
+            assert tied is not None, "a tied head is handed the table"
+            weight = tied.read(tied.weight)
+        else:
+            weight = self.read(self.weight)
         return functional.linear(x, weight, None if self.bias is None else self.read(self.bias))
 
 

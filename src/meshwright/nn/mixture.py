@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -30,7 +32,7 @@ class Experts(Weighted):
 
     def forward(self, rows: Tensor, counts: list[int]) -> Tensor:
         """(n, width) from rows (n, width) sorted by expert, `counts[e]` of them for expert e."""
-        gates, ups, downs = self._split(self.gate), self._split(self.up), self._split(self.down)
+        gates, ups, downs = self._split(self.gate), self.read(self.up).unbind(0), self.read(self.down).unbind(0)
         gate_biases, up_biases = self._split(self.gate_bias), self._split(self.up_bias)
         down_biases = self._split(self.down_bias)
         results = []
@@ -38,14 +40,15 @@ class Experts(Weighted):
             if len(x) == 0:
                 continue
             hidden = functional.linear(x, ups[expert], up_biases[expert])
-            if self.gate is None:
+            gate = gates[expert]
+            if gate is None:
                 hidden = self.act(hidden)
             else:
-                hidden = self.act(functional.linear(x, gates[expert], gate_biases[expert])) * hidden
+                hidden = self.act(functional.linear(x, gate, gate_biases[expert])) * hidden
             results.append(functional.linear(hidden, downs[expert], down_biases[expert]))
         return torch.cat(results)
 
-    def _split(self, stacked: Tensor | None) -> tuple[Tensor, ...] | list[None]:
+    def _split(self, stacked: Tensor | None) -> Sequence[Tensor | None]:
         """One tensor per expert: unbind, so that backward writes the stacked gradient once."""
         return [None] * self.num_experts if stacked is None else self.read(stacked).unbind(0)
 

@@ -24,6 +24,7 @@ from meshwright.parallel.tensor import (
     indivisible,
     local_reader,
 )
+from meshwright.spec.blocks import Block
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.job import Switch
 from meshwright.spec.plan import AxisName, BlockGroup, Design, Plan, Recompute, Stage
@@ -164,5 +165,5 @@ def _partial(design: Design, part: Decoder, axis: TensorAxis | None, names: tupl
     )
 
 
-def _block_of(name: str, blocks: dict[str, object]) -> object:
+def _block_of(name: str, blocks: dict[str, Block]) -> Block:
     return next(block for prefix, block in blocks.items() if name.startswith(f"{prefix}."))

@@ -28,8 +28,10 @@ def apply_recompute(layer: DecoderLayer, kind: Recompute) -> None:
     """`layer` keeps all activations, all but those inside its attention core, or its input alone."""
     if kind is Recompute.FULL:
         layer.around = _again
-    elif kind is Recompute.SELECTIVE and layer.mixer is not None and hasattr(layer.mixer, "core"):
-        layer.mixer.core = RecomputedCore(layer.mixer.core)
+    elif kind is Recompute.SELECTIVE:
+        core = getattr(layer.mixer, "core", None)
+        if isinstance(core, AttentionCore) and layer.mixer is not None:
+            layer.mixer.core = RecomputedCore(core)
 
 
 def _again(function: Callable[..., Tensor], *args: Any) -> Tensor:

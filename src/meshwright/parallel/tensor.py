@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn import functional
 
+from meshwright.nn.attention import GroupedAttention
 from meshwright.nn.decoder import DecoderLayer, OutputHead, TokenEmbedding
 from meshwright.nn.linear import Table
 from meshwright.nn.norm import RootMeanSquareNorm
@@ -226,10 +227,12 @@ class SplitVocabulary:
 
 
 def _split_full_norms(mixer: nn.Module | None, axis: TensorAxis) -> None:
-    spec = getattr(mixer, "spec", None)
-    if mixer is not None and isinstance(spec, Attention) and spec.qk_norm is QueryKeyNorm.FULL:
-        mixer.query_norm = SplitNorm(mixer.query_norm, axis)
-        mixer.key_norm = SplitNorm(mixer.key_norm, axis)
+    if not isinstance(mixer, GroupedAttention) or mixer.spec.qk_norm is not QueryKeyNorm.FULL:
+        return
+    assert mixer.query_norm is not None
+    assert mixer.key_norm is not None
+    mixer.query_norm = SplitNorm(mixer.query_norm, axis)
+    mixer.key_norm = SplitNorm(mixer.key_norm, axis)
 
 
 def _entering(axis: TensorAxis) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ def gather_ahead(modules: Sequence[FSDPModule]) -> None:
 
     On a processor FSDP2 gathers and then computes unless it is told so; accelerators overlap by streams already.
     """
-    for module, following in zip(modules, modules[1:], strict=False):
+    for module, following in pairwise(modules):
         module.set_modules_to_forward_prefetch([following])
     for module in modules:
         module._set_unshard_async_op(True)
