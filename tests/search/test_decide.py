@@ -12,9 +12,10 @@ import pytest
 import search_samples as samples
 
 from meshwright import cost, search
-from meshwright.cost import Costs, PlanTable
+from meshwright.cost import PlanTable
 from meshwright.search import Scope, check
 from meshwright.search.decide import priced_space, refine
+from meshwright.search.prices import Prices, may_fit, price
 from meshwright.spec import codec
 from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.errors import ConfigError, ExitCode, NoPlanFits
@@ -29,7 +30,7 @@ def box(*, memory_bytes: float = 16 * 2**30, devices: int = 8) -> ClusterSpec:
     return samples.cluster(samples.nodes(devices_per_node=devices, of=samples.device(memory_bytes=memory_bytes)))
 
 
-def everything(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> tuple[PlanTable, Costs]:
+def everything(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> tuple[PlanTable, Prices]:
     space, costs = priced_space(model, cluster, job)
     assert costs is not None
     return space.table, costs
@@ -56,6 +57,27 @@ def test_no_plan_that_fits_is_better_than_the_best(objective: Objective) -> None
     assert value(decision.design.plan) <= float(everyone[costs.fits].min()) * (1 + 1e-9)
     ours = [value(entry.plan) for entry in decision.ranked]
     assert ours == sorted(ours)
+
+
+@pytest.mark.parametrize("memory_bytes", [8e6, 2e7, 5e7, 2e8])
+def test_no_row_that_fits_is_left_unpriced(memory_bytes: float) -> None:
+    cluster, job = box(memory_bytes=memory_bytes), samples.job()
+    whole, _ = priced_space(LARGE, box(), job)
+    prices = price(whole.table, model=LARGE, cluster=cluster, job=job)
+    possible = may_fit(whole.table, model=LARGE, cluster=cluster)
+    assert np.all(possible[prices.fits])
+    left, priced = priced_space(LARGE, cluster, job)
+    assert priced is not None
+    assert int(priced.fits.sum()) == int(prices.fits.sum())
+    assert len(left.table) + left.hopeless == len(whole.table)
+
+
+def test_slices_are_priced_as_one() -> None:
+    job, cluster = samples.job(), box()
+    table, prices = everything(LARGE, cluster, job)
+    parts = [price(table.take([row]), model=LARGE, cluster=cluster, job=job) for row in range(0, len(table), 101)]
+    assert [part.step_seconds[0] for part in parts] == pytest.approx(prices.step_seconds[::101].tolist())
+    assert [part.memory_bytes[0] for part in parts] == pytest.approx(prices.memory_bytes[::101].tolist())
 
 
 def test_a_decision_is_legal_fits_and_survives_a_round_trip() -> None:

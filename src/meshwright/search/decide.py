@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from meshwright import cost
 from meshwright.cost import Layout, PlanTable
-from meshwright.cost.costs import Costs
 from meshwright.search.candidate import Decision, candidate
 from meshwright.search.check import check
 from meshwright.search.constraints import limits
 from meshwright.search.explain import rejected_for_memory, why
 from meshwright.search.misses import nothing_fits, nothing_legal
+from meshwright.search.prices import Prices, may_fit, price
 from meshwright.search.rules import Scope
 from meshwright.search.space import Space, enumerate_plans
 from meshwright.search.stages import balanced_stages
@@ -55,26 +56,32 @@ def design(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, top: int = 1
         design=chosen,
         report=report,
         ranked=tuple(candidate(entry.plan, figures) for entry, figures in refined[:top]),
-        rejected=(*rejected_for_memory(space.table, costs), *space.rejected),
+        rejected=(*rejected_for_memory(space, costs), *space.rejected),
         why=why(chosen, report, space.table, score, fits=usable),
-        considered=len(space.table),
+        considered=len(space.table) + space.hopeless,
         fitting=int(np.count_nonzero(usable)),
         seconds=time.perf_counter() - started,
         predicts_only=check(chosen, scopes=RUNTIME),
     )
 
 
-def priced_space(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> tuple[Space, Costs | None]:
-    """Every legal plan and its costs; no costs where there is no plan."""
+def priced_space(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> tuple[Space, Prices | None]:
+    """Every legal plan that memory may hold, and its price; no prices where there is no plan.
+
+    Rows whose states alone are too large are counted as refused by memory, unless no row is left without them.
+    """
     precision = Precision(str(limits(job.constraints).fixed.get("precision", job.precision.value)))
     boundaries = balanced_stages(model, cluster, job, precision=precision)
     space = enumerate_plans(model, cluster, job, boundaries=boundaries)
     if not len(space.table):
         return space, None
-    return space, cost.evaluate(space.table, model=model, cluster=cluster, job=job)
+    possible = may_fit(space.table, model=model, cluster=cluster)
+    if possible.any() and not possible.all():
+        space = replace(space, table=space.table.take(possible), hopeless=int(np.count_nonzero(~possible)))
+    return space, price(space.table, model=model, cluster=cluster, job=job)
 
 
-def scores(table: PlanTable, costs: Costs, objective: Objective) -> Floats:
+def scores(table: PlanTable, costs: Prices, objective: Objective) -> Floats:
     """What the objective minimises: seconds of a step, device-seconds of a step, or bytes at the peak.
 
     Ties of memory go to the faster plan. All plans share one error band, so that ranking by the upper end of it is

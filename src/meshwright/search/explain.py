@@ -7,9 +7,9 @@ import numpy.typing as npt
 
 from meshwright import cost
 from meshwright.cost import PlanTable
-from meshwright.cost.costs import Costs
 from meshwright.cost.table import RECOMPUTES, SCHEDULES, SHARDINGS
-from meshwright.search.space import Rejection
+from meshwright.search.prices import Prices
+from meshwright.search.space import Rejection, Space
 from meshwright.spec.job import Objective
 from meshwright.spec.plan import Design, Recompute, Sharding
 from meshwright.spec.report import LineName, Report, diff
@@ -88,22 +88,20 @@ def _changes(chosen: Design, table: PlanTable, row: int, name: str) -> str:
     return f" (with {' and '.join(words)})" if words else ""
 
 
-def rejected_for_memory(table: PlanTable, costs: Costs) -> tuple[Rejection, ...]:
+def rejected_for_memory(space: Space, costs: Prices) -> tuple[Rejection, ...]:
     """How many legal plans do not fit, with the one that misses by least; () when all fit."""
     misses = ~costs.fits & costs.finite
-    if not misses.any():
+    count = int(np.count_nonzero(misses)) + space.hopeless
+    if not count:
         return ()
-    over = np.where(misses, costs.memory_bytes / capacity(costs), np.inf)
-    row = int(np.argmin(over))
-    need, has = float(costs.memory_bytes[row]), float(capacity(costs)[row])
-    example = f"{row_words(table, row)} needs {format_bytes(need - has)} more than the {format_bytes(has)} there are"
-    return (Rejection(rule="memory-fits", count=int(np.count_nonzero(misses)), example=example),)
-
-
-def capacity(costs: Costs) -> Floats:
-    """What a device may use on the rank that needs most, row by row."""
-    room = np.asarray(costs.capacity, dtype=np.float64)
-    return room if room.ndim < 2 else np.asarray(room.min(axis=1), dtype=np.float64)
+    if not misses.any():
+        example = "parameters and optimizer state alone are more than a device holds"
+        return (Rejection(rule="memory-fits", count=count, example=example),)
+    row = int(np.argmin(np.where(misses, costs.memory_bytes / costs.capacity, np.inf)))
+    need, has = float(costs.memory_bytes[row]), float(costs.capacity[row])
+    words = row_words(space.table, row)
+    example = f"{words} needs {format_bytes(need - has)} more than the {format_bytes(has)} there are"
+    return (Rejection(rule="memory-fits", count=count, example=example),)
 
 
 def row_words(table: PlanTable, row: int) -> str:

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshwright.cost.costs import Costs
 from meshwright.search.constraints import columns_of
-from meshwright.search.explain import capacity, row_words
+from meshwright.search.explain import row_words
+from meshwright.search.prices import Prices
 from meshwright.search.rules import choices
 from meshwright.search.space import Space
 from meshwright.spec.cluster import ClusterSpec
@@ -18,7 +18,7 @@ from meshwright.spec.job import Constraints, JobSpec
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.units import format_bytes
 
-Priced = Callable[[ModelSpec, ClusterSpec, JobSpec], tuple[Space, Costs | None]]
+Priced = Callable[[ModelSpec, ClusterSpec, JobSpec], tuple[Space, Prices | None]]
 GROWTH = (2, 4, 8, 16, 32, 64)
 SHOWN_RULES = 4
 
@@ -45,11 +45,11 @@ def nothing_legal(
 
 
 def nothing_fits(
-    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, space: Space, costs: Costs, *, priced: Priced
+    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, space: Space, costs: Prices, *, priced: Priced
 ) -> tuple[Problem, ...]:
     """The legal plan that misses by least, and what would make a plan fit: a constraint dropped, or more devices."""
     row = _closest(costs)
-    need, has = float(costs.memory_bytes[row]), float(capacity(costs)[row])
+    need, has = float(costs.memory_bytes[row]), float(costs.capacity[row])
     what = f"no plan of {len(costs):,} fits; the closest ({row_words(space.table, row)}) needs {format_bytes(need)}"
     fixes = [
         f"without {where} {_least_need(relaxed_space, relaxed)}"
@@ -65,7 +65,7 @@ def nothing_fits(
 
 def _relaxed(
     model: ModelSpec, cluster: ClusterSpec, job: JobSpec, priced: Priced
-) -> Iterable[tuple[str, Space, Costs]]:
+) -> Iterable[tuple[str, Space, Prices]]:
     for where, relaxed in _relaxations(job.constraints):
         space, costs = priced(model, cluster, replace(job, constraints=relaxed))
         if costs is not None:
@@ -103,12 +103,12 @@ def _refusals(space: Space) -> str:
     return "; ".join(shown)
 
 
-def _closest(costs: Costs) -> int:
-    over = np.where(costs.finite, costs.memory_bytes / capacity(costs), np.inf)
+def _closest(costs: Prices) -> int:
+    over = np.where(costs.finite, costs.memory_bytes / costs.capacity, np.inf)
     return int(np.argmin(over))
 
 
-def _least_need(space: Space, costs: Costs) -> str:
+def _least_need(space: Space, costs: Prices) -> str:
     row = _closest(costs)
     verdict = "and fits" if costs.fits.any() else "and still does not fit"
     return f"{row_words(space.table, row)} would need {format_bytes(float(costs.memory_bytes[row]))} {verdict}"

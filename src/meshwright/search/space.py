@@ -40,10 +40,14 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """Every legal plan of a job on a cluster, and what was refused on the way."""
+    """The legal plans of a job on a cluster, and what was refused on the way.
+
+    `hopeless` legal plans were left out of the table because their states alone are more than a device holds.
+    """
 
     table: PlanTable
     rejected: tuple[Rejection, ...]
+    hopeless: int = 0
 
 
 class _Product:

@@ -1,0 +1,75 @@
+"""Prices of a whole space: rows that cannot fit left out first, the others priced in slices of bounded memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from meshwright import cost
+from meshwright.cost import PlanTable
+from meshwright.cost.states import state_bytes
+from meshwright.cost.table import SHARDINGS
+from meshwright.spec.cluster import ClusterSpec
+from meshwright.spec.job import JobSpec
+from meshwright.spec.model import ModelSpec
+from meshwright.spec.plan import Sharding
+
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+SLICE_ROWS = 65_536
+MOMENTS = 2.0
+ZERO1 = SHARDINGS.index(Sharding.OPTIMIZER)
+ZERO3 = SHARDINGS.index(Sharding.PARAMETERS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """What the search keeps of the costs of every row: seconds of a step, bytes at the peak and what there is."""
+
+    step_seconds: Floats
+    memory_bytes: Floats
+    capacity: Floats
+    fits: Mask
+    finite: Mask
+
+    def __len__(self) -> int:
+        return int(self.step_seconds.shape[0])
+
+
+def price(table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> Prices:
+    """The prices of every row of a table that has rows."""
+    found = []
+    for start in range(0, len(table), SLICE_ROWS):
+        part = table.take(slice(start, start + SLICE_ROWS))
+        costs = cost.evaluate(part, model=model, cluster=cluster, job=job)
+        room = np.asarray(costs.capacity, dtype=np.float64)
+        found.append(
+            Prices(
+                step_seconds=costs.step_seconds,
+                memory_bytes=costs.memory_bytes,
+                capacity=room if room.ndim < 2 else room.min(axis=1),
+                fits=costs.fits,
+                finite=costs.finite,
+            )
+        )
+    if len(found) == 1:
+        return found[0]
+    names = [field.name for field in fields(Prices)]
+    return Prices(**{name: np.concatenate([getattr(part, name) for part in found]) for name in names})
+
+
+def may_fit(table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec) -> Mask:
+    """Rows whose parameters and optimizer state alone fit on the largest device; no row that fits is left out.
+
+    The fullest pipeline rank holds at least an equal share of the parameters. Each is kept once in the precision
+    that multiplies and twice as a moment, divided over as many ranks as the sharding allows.
+    """
+    room = max(group.device.memory_bytes for group in cluster.groups)
+    sizes = state_bytes(table)
+    share = model.parameters / (table.tensor * table.pipeline)
+    over = table.shard.astype(np.float64)
+    parameters = sizes.compute / np.where(table.sharding >= ZERO3, over, 1.0)
+    moments = MOMENTS * sizes.master / np.where(table.sharding >= ZERO1, over, 1.0)
+    return np.asarray(share * (parameters + moments) <= room, dtype=np.bool_)
