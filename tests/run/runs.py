@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from tests.support import designs, models
-from tests.support.designs import Layout
 
 from meshwright import catalog
 from meshwright.run.launch import WORKER_MODULE
 from meshwright.spec.cluster import ClusterSpec, Precision
-from meshwright.spec.job import CheckpointSpec, DataSpec, EvaluationSpec, Source
+from meshwright.spec.job import CheckpointSpec, DataSpec, Decay, EvaluationSpec, LearningRate, Source
 from meshwright.spec.plan import Design
+from tests.support import designs, models
+from tests.support.designs import Layout
 
 BATCH = 8
 VOCAB = 264
@@ -47,6 +47,7 @@ def design(folder: Path, layout: Layout | None = None, *, steps: int, **changes:
         data=DataSpec(sources=(Source(path=str(text(folder))),), validation_fraction=0.2),
         evaluation=EvaluationSpec(every_steps=4, tokens=BATCH * designs.SEQUENCE * 2),
         checkpoint=CheckpointSpec(every_steps=0),
+        learning_rate=LearningRate(decay=Decay.CONSTANT, warmup_steps=4),
     )
     ranks = made.plan.world_size
     return replace(made, cluster=cluster(ranks), job=replace(job, **changes))

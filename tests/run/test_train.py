@@ -8,17 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.run.runs import BATCH, after_steps, ask_to_stop, design, losses, rows, validation, worker_of
-from tests.support.designs import Layout
 
-from meshwright.run import generate, train
+from meshwright.run import Outcome, generate, train
 from meshwright.run.files import load_design
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit, ExitCode, WorkerFailed
 from meshwright.spec.job import DataSpec, OptimizerSpec, Source
 from meshwright.spec.plan import Sharding
 from meshwright.train.events import Ending
+from tests.run.runs import BATCH, after_steps, ask_to_stop, design, losses, rows, validation, worker_of
+from tests.support.designs import Layout
 
-STEPS = 40
+STEPS = 24
 SHARDED = Layout(batch=BATCH, shard=2, sharding=Sharding.PARAMETERS)
 PIPELINED = Layout(batch=BATCH, pipeline=2)
 
@@ -60,11 +60,18 @@ def test_text_is_sampled_from_the_checkpoint_the_same_for_a_seed(whole: Path) ->
         generate(whole / "run", tokens=0)
 
 
-def test_a_signal_saves_and_another_plan_goes_on_as_if_nothing_had_happened(whole: Path) -> None:
-    run = whole / "moved"
-    sender = after_steps(run, 3, ask_to_stop)
-    stopped = train(design(whole, SHARDED, steps=STEPS), run_dir=run, say=quiet)
+@pytest.fixture(scope="module")
+def stopped(whole: Path) -> Outcome:
+    """A deterministic run on two ranks in `moved`, which a signal ended on its way."""
+    sender = after_steps(whole / "moved", 3, ask_to_stop)
+    sharded = design(whole, SHARDED, steps=STEPS, deterministic=True)
+    outcome = train(sharded, run_dir=whole / "moved", say=quiet)
     sender.join()
+    return outcome
+
+
+def test_a_signal_saves_and_another_plan_goes_on_as_if_nothing_had_happened(whole: Path, stopped: Outcome) -> None:
+    run = whole / "moved"
     assert stopped.exit_code is ExitCode.SAVED
     assert stopped.ended.ending is Ending.SIGNALLED
     assert 3 <= stopped.ended.step < STEPS
@@ -77,14 +84,17 @@ def test_a_signal_saves_and_another_plan_goes_on_as_if_nothing_had_happened(whol
     assert validation(run) == pytest.approx(validation(whole / "run"), rel=1e-9, abs=1e-9)
 
 
-def test_a_killed_worker_is_told_and_the_run_fails_with_its_code(whole: Path) -> None:
+@pytest.mark.usefixtures("stopped")
+def test_a_killed_worker_is_told_and_its_steps_are_those_of_the_same_plan_to_the_last_bit(whole: Path) -> None:
     run = whole / "killed"
-    killer = after_steps(run, 2, lambda: worker_of(1).send_signal(signal.SIGKILL))
+    killer = after_steps(run, 3, lambda: worker_of(1).send_signal(signal.SIGKILL))
     with pytest.raises(WorkerFailed, match=r"rank 1 was killed \(signal 9\), probably out of memory") as caught:
-        train(design(whole, SHARDED, steps=4000), run_dir=run, say=quiet)
+        train(design(whole, SHARDED, steps=4000, deterministic=True), run_dir=run, say=quiet)
     killer.join()
     assert caught.value.exit_code is ExitCode.WORKER
     assert "Traceback" not in str(caught.value)
+    ours, theirs = losses(run), losses(whole / "moved")
+    assert [ours[step] for step in (1, 2, 3)] == [theirs[step] for step in (1, 2, 3)]
 
 
 def test_a_loss_that_is_not_finite_names_the_step_and_the_last_checkpoint(whole: Path) -> None:

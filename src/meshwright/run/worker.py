@@ -159,8 +159,8 @@ def _settle(design: Design, world: World) -> None:
         warnings.simplefilter("ignore")
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
     if design.job.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
 
 
 def _join(design: Design, world: World) -> torch.device:
