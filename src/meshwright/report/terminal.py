@@ -44,22 +44,8 @@ class DecisionView:
             yield from bullets(str(problem) for problem in value.predicts_only)
 
 
-@dataclass(frozen=True, slots=True)
-class ReportView:
-    """A report's step and memory as tables."""
-
-    report: Report
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield from report_tables(self.report, width=options.max_width, ascii_only=options.ascii_only)
-
-
 def decision(value: Decision) -> DecisionView:
     return DecisionView(value)
-
-
-def report(value: Report) -> ReportView:
-    return ReportView(value)
 
 
 def title(text: str) -> Text:
