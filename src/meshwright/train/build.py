@@ -93,6 +93,8 @@ def build(
         run.observer = _observer(run, place=place, predicted=predicted, max_steps=max_steps)
         for problem in store.skipped:
             run.observer.say(f"a checkpoint is passed over: {problem}")
+        if newest is None and store.skipped:
+            run.observer.say("no checkpoint is complete; the run begins again at step 0")
     return run
 
 

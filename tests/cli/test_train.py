@@ -1,0 +1,91 @@
+"""`meshwright train` and `generate`: what is said before and after a run, and of what is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.run.runs import design
+
+from meshwright.cli import main
+from meshwright.run import Ended, Outcome
+from meshwright.spec.errors import ExitCode
+from meshwright.spec.report import Line, Report
+from meshwright.train.events import Ending
+
+REPORT = Report(
+    plan="p", step=Line(name="step"), memory=(), tokens_per_step=1, devices=1, model_flops=1.0, peak_flops=None
+)
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    path = tmp_path / "plan.json"
+    path.write_text(design(tmp_path, steps=4).to_json())
+    return path
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
+    """What the command asked of the run, which trains nothing and is stopped by a signal."""
+    calls: list[dict[str, object]] = []
+
+    def train(made: object, **options: object) -> Outcome:
+        calls.append({"design": made, **options})
+        ended = Ended(ending=Ending.SIGNALLED, step=3, total_steps=4, tokens=9, seconds=1.0)
+        return Outcome(run_dir=str(options["run_dir"]), plan="p", ended=ended, predicted=REPORT, measured=None)
+
+    monkeypatch.setattr("meshwright.run.train", train)
+    return calls
+
+
+def test_a_plan_is_run_and_a_signal_is_exit_75(
+    plan: Path, asked: list[dict[str, object]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code = main(["train", str(plan), "--run", str(tmp_path / "run"), "--steps", "3", "--set", "job.seed=7"])
+    assert code == ExitCode.SAVED
+    (call,) = asked
+    assert call["steps"] == 3
+    assert call["design"].job.seed == 7  # type: ignore[attr-defined]  # a Design
+    printed = capsys.readouterr()
+    assert "step 3 of 4 is done and saved" in printed.out
+    assert f"go on:     meshwright train --run {tmp_path / 'run'} --resume" in printed.out
+    assert "1 device" in printed.err
+
+
+@pytest.mark.usefixtures("asked")
+def test_json_is_one_document(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", str(plan), "--json"]) == ExitCode.SAVED
+    document = json.loads(capsys.readouterr().out)
+    assert document["ended"]["ending"] == "signalled"
+    assert document["run_dir"].startswith("runs/tiny-")
+
+
+def test_resume_needs_no_plan(plan: Path, asked: list[dict[str, object]], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "design.json").write_text(plan.read_text())
+    main(["train", "--run", str(run), "--resume"])
+    assert asked[0]["resume"] is True
+    assert asked[0]["run_dir"] == run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train"], "nothing to train is named"),
+        (["train", "PLAN", "--model", "llama-5m"], "a plan has its model, job and data already"),
+        (["train", "PLAN", "--set", "job.sed=1"], "did you mean 'seed'"),
+        (["train", "nowhere.json"], "nowhere.json"),
+        (["generate", "nowhere"], "nowhere"),
+    ],
+)
+def test_what_is_wrong_is_one_message(
+    plan: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main([str(plan) if word == "PLAN" else word for word in arguments])
+    assert code == ExitCode.USAGE
+    said = capsys.readouterr().err
+    assert words in said
+    assert "Traceback" not in said

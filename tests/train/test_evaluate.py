@@ -1,0 +1,80 @@
+"""Validation: which sequences, in which batches, and what their loss is in bits for each byte."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from meshwright.data.pack import Packed, Stream
+from meshwright.train.evaluate import num_batches, validate
+from meshwright.train.feed import Feed
+
+LENGTH = 4
+
+
+@pytest.mark.parametrize(
+    ("tokens", "available", "expected"),
+    [(1000, 10_000, 15), (64, 10_000, 1), (1, 10_000, 1), (1000, 37, 2), (1000, 3, 1)],
+)
+def test_whole_batches_of_what_is_asked_and_no_sequence_twice(tokens: int, available: int, expected: int) -> None:
+    assert num_batches(tokens=tokens, batch=16, sequence_length=4, available=available) == expected
+
+
+def held_out(windows: int, *, bytes_of_token: int) -> Packed:
+    tokens = np.arange(windows * LENGTH + 1, dtype=np.uint16) % 50
+    stream = Stream(tokens, stretches=((0, len(tokens)),), weight=1.0)
+    lengths = np.full(64, bytes_of_token, dtype=np.int64)
+    return Packed([stream], sequence_length=LENGTH, seed=1, end=60, byte_lengths=lengths, mean_bytes=1.0)
+
+
+def feed(*, replica: int, replicas: int, batch: int = 8) -> Feed:
+    device = torch.device("cpu")
+    return Feed(batch=batch, replica=replica, replicas=replicas, device=device, document_mask=True)
+
+
+class Means:
+    """A model whose loss of a sequence is its first token; keeps what it was given."""
+
+    def __init__(self) -> None:
+        self.seen: list[torch.Tensor] = []
+
+    def evaluate(
+        self, tokens: torch.Tensor, targets: torch.Tensor, documents: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        assert documents is not None
+        assert torch.equal(tokens[:, 1:], targets[:, :-1])
+        self.seen.append(tokens)
+        return tokens[:, 0].double().mean()
+
+
+def test_the_mean_of_every_batch_and_bits_by_the_bytes_of_its_targets() -> None:
+    packed, model = held_out(40, bytes_of_token=3), Means()
+    found = validate(model, held_out=packed, feed=feed(replica=0, replicas=1), tokens=24 * LENGTH)
+    first = packed.sequences(0, 24).tokens[:, 0].mean()
+    assert found.loss == pytest.approx(first)
+    assert found.bits_per_byte == pytest.approx(first / math.log(2) / 3)
+    assert found.num_sequences == 24
+
+
+def test_data_ranks_share_every_batch_between_them() -> None:
+    packed = held_out(40, bytes_of_token=1)
+    models = [Means() for _ in range(4)]
+    for replica, model in enumerate(models):
+        validate(model, held_out=packed, feed=feed(replica=replica, replicas=4), tokens=16 * LENGTH)
+    for batch in range(2):
+        together = torch.cat([model.seen[batch] for model in models])
+        assert np.array_equal(together.numpy(), packed.sequences(8 * batch, 8).tokens)
+
+
+def test_documents_are_left_out_where_they_are_not_masked() -> None:
+    made = feed(replica=1, replicas=2)
+    rows = held_out(40, bytes_of_token=1).sequences(made.first, made.rows)
+    assert (made.first, made.rows) == (4, 4)
+    tokens, targets, documents = made.tensors(rows)
+    assert tokens.dtype == targets.dtype == torch.int64
+    assert documents is not None
+    plain = Feed(batch=8, replica=1, replicas=2, device=torch.device("cpu"), document_mask=False)
+    assert plain.tensors(rows)[2] is None
