@@ -22,7 +22,7 @@ from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec
 
-_BLOCK_ELEMENTS = 2_000_000
+_BLOCK_ELEMENTS = 1_000_000
 
 
 def evaluate(

@@ -17,7 +17,7 @@ from meshwright.cost.table import PRECISIONS, RECOMPUTES, SHARDINGS, BoolArray, 
 from meshwright.cost.work import FloatArray, PartWork, Sizes
 from meshwright.spec.cluster import DeviceKind, DeviceSpec
 from meshwright.spec.job import JobSpec
-from meshwright.spec.model import Block, Layer
+from meshwright.spec.model import Block, Embedding, Layer
 from meshwright.spec.plan import Recompute, Sharding
 
 IndexArray = npt.NDArray[np.intp]
@@ -161,7 +161,7 @@ def price_block(
             full=again,
             selective=selective,
             software=software,
-            casts=casts,
+            casts=casts * (not isinstance(block, Embedding)),
         ),
         parts=_parts(works, passes, inverse=inverse, factor=slow / speed),
     )

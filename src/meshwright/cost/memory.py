@@ -24,7 +24,7 @@ _ZERO3 = SHARDINGS.index(Sharding.PARAMETERS)
 BUCKET_BYTES = 25.0 * 2**20
 
 
-_CHUNK_BYTES = 3.0 * 4.0 * 2**20  # the loss reads logits in chunks of 2**20 and holds three fp32 copies of one
+_CHUNK_ELEMENTS = 2.0**20  # the loss reads logits in chunks of so many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,26 +139,27 @@ def _moments(table: PlanTable, states: _States, entry: _Held) -> list[_Moment]:
     loss = _Moment(
         gradients=states.before,
         activations=entry.kept,
-        logits=entry.logits + np.minimum(entry.one_logits * 12.0 / compute, _CHUNK_BYTES),
+        logits=entry.logits + _loss_bytes(entry.one_logits / compute, compute),
         buffers=entry.sends,
     )
     back = _Moment(
         gradients=states.before + head,
         activations=entry.kept,
         logits=entry.logits,
-        buffers=entry.sends + entry.head * (gathered + moved),
+        buffers=entry.sends + entry.head * (gathered + compute),
     )
+    unit = entry.sends + entry.largest * 2.0 * gathered + np.maximum(entry.largest, entry.head) * moved + states.wire
     layer = _Moment(
         gradients=states.before + head,
         activations=entry.kept,
         logits=entry.logits - entry.one_logits,
-        buffers=entry.sends + entry.working + entry.largest * (2.0 * gathered + moved) + states.wire,
+        buffers=unit + entry.working,
     )
     end = _Moment(
         gradients=states.after,
         activations=np.minimum(entry.largest_kept, entry.kept),
         logits=0.0 * entry.logits,
-        buffers=entry.working + entry.largest * (2.0 * gathered + moved) + states.wire,
+        buffers=unit + entry.working,
     )
     return [loss, back, layer, end]
 
@@ -184,6 +185,12 @@ def local_parameters(
         copied = np.maximum(heads - embeds, 0.0)
         parameters = parameters + copied * (model.head.matrix_parameters / table.tensor)[:, None]
     return np.asarray(parameters + embeds * float(sum(tower.parameters for tower in model.towers)))
+
+
+def _loss_bytes(elements: FloatArray, compute: FloatArray) -> FloatArray:
+    """Copies of one chunk: shifted, in fp32 before that where logits are not, and the last one until it is replaced."""
+    chunk = np.minimum(elements, _CHUNK_ELEMENTS) * np.maximum(compute, 4.0)
+    return np.asarray(chunk * (1.0 + (compute < 4.0) + (elements > _CHUNK_ELEMENTS)), dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
