@@ -9,6 +9,7 @@ from meshwright.spec.blocks import (
     Embedding,
     FeedForward,
     Head,
+    Indexer,
     LatentAttention,
     Layer,
     Mixture,
@@ -33,6 +34,7 @@ from meshwright.spec.plan import (
 
 WIDTH = 64
 NORM = Norm(width=WIDTH)
+INDEXER = Indexer(heads=2, head_dim=8, top_k=16)
 
 
 def dense_layer(*, heads: int = 8, kv_heads: int = 4, hidden: int = 192) -> Layer:

@@ -12,7 +12,7 @@ from meshwright.search import RULES, Rule, Scope, check
 from meshwright.search.rules import choices, divisors
 from meshwright.spec.cluster import Precision
 from meshwright.spec.job import Constraints
-from meshwright.spec.model import Tower
+from meshwright.spec.model import Layer, Tower
 from meshwright.spec.plan import Axis, AxisName, Design, Recompute, Schedule, ScheduleKind, Sharding
 
 D = samples.design
@@ -151,18 +151,6 @@ CASES = {
     ),
     "memory-fits": Case(D, small_memory, "has"),
     "runtime-precision": Case(D, lambda: D(precision=Precision.FP16), "fp16 can be predicted and not trained yet"),
-    "runtime-tensor-kinds": Case(
-        lambda: D(
-            tensor=1, shard=4, schedule=Schedule(microbatches=4), of=samples.model(layer=samples.mixture_layer())
-        ),
-        lambda: D(of=samples.model(layer=samples.latent_layer())),
-        "latent attention can be predicted with tensor 2",
-    ),
-    "runtime-tied-pipeline": Case(
-        lambda: D(pipeline=1, shard=4, schedule=Schedule(microbatches=4), of=samples.model(tied=True)),
-        lambda: D(of=samples.model(tied=True)),
-        "a tied head can be predicted over pipeline 2",
-    ),
     "runtime-layers": Case(
         D,
         lambda: D(
@@ -200,6 +188,25 @@ def test_a_rule_refuses_in_words_with_a_fix(rule: Rule) -> None:
     assert problem.where
     assert problem in check(design)
     assert check(design, scopes=frozenset(Scope) - {rule.scope}) == () or rule.scope is not Scope.PLAN
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        samples.recurrent_layer(),
+        replace(samples.dense_layer(), extra_parameters=8),
+        replace(samples.latent_layer(), mixer=replace(samples.latent_layer().mixer, indexer=samples.INDEXER)),
+    ],
+)
+def test_layers_without_a_module_are_predicted_only(layer: Layer) -> None:
+    design = D(tensor=1, shard=4, schedule=Schedule(microbatches=4), of=samples.model(layer=layer))
+    assert "can be predicted and not trained yet" in str(check(design)[0])
+    assert check(design, scopes=frozenset({Scope.PLAN, Scope.MEMORY})) == ()
+
+
+@pytest.mark.parametrize("layer", [samples.latent_layer(), samples.mixture_layer()])
+def test_layers_of_every_kind_divide_over_tensor_ranks(layer: Layer) -> None:
+    assert check(D(of=samples.model(layer=layer, tied=True))) == ()
 
 
 def test_all_violations_come_at_once() -> None:

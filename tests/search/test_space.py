@@ -44,7 +44,10 @@ def by_the_rules(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> set[st
     legal = set()
     for tensor, pipeline, replicate, shard in product(degrees, repeat=4):
         data = replicate * shard
-        if tensor * pipeline * data > cluster.num_devices or job.batch_sequences % data:
+        world = tensor * pipeline * data
+        if world > cluster.num_devices or job.batch_sequences % data:
+            continue
+        if world < cluster.num_devices and job.constraints.devices == "all":
             continue
         local = job.batch_sequences // data
         chunked = [(kind, 1) for kind in (ScheduleKind.ONE_F_ONE_B, ScheduleKind.GPIPE)]

@@ -44,7 +44,7 @@ def one_document() -> Iterator[None]:
     So that standard output holds one JSON document and nothing else.
     """
     before = sys.stdout
-    if before is not sys.__stdout__:
+    if before is None or before is not sys.__stdout__:
         yield
         return
     before.flush()

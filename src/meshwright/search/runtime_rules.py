@@ -9,12 +9,7 @@ from meshwright.spec.errors import Problem
 from meshwright.spec.model import LatentAttention, Mixture, Recurrence
 from meshwright.spec.plan import Design
 
-TRAINED_PRECISIONS = (Precision.BF16, Precision.FP32, Precision.FP64)
-_UNDIVIDED = {
-    LatentAttention: "latent attention",
-    Recurrence: "a recurrence",
-    Mixture: "a mixture of experts",
-}
+TRAINED_PRECISIONS = (Precision.BF16, Precision.FP32, Precision.TF32, Precision.FP64)
 
 
 def precision_trained(design: Design) -> Problem | None:
@@ -29,33 +24,6 @@ def precision_trained(design: Design) -> Problem | None:
     return None
 
 
-def tensor_divides_kinds(design: Design) -> Problem | None:
-    """The runtime divides dense attention and feed-forward over tensor ranks, and no other kind yet."""
-    if design.plan.tensor == 1:
-        return None
-    for index, layer in enumerate(design.model.layers):
-        for part in layer.parts:
-            name = _UNDIVIDED.get(type(part))
-            if name:
-                return Problem(
-                    where=f"model.layers[{index}].{part.kind}",
-                    what=f"{name} can be predicted with tensor {design.plan.tensor} and not trained yet",
-                    fix="choose tensor 1",
-                )
-    return None
-
-
-def tied_head_with_embedding(design: Design) -> Problem | None:
-    """A head that reuses the embedding's matrix is on the same pipeline rank as the embedding."""
-    if not design.model.head.tied or design.plan.pipeline == 1:
-        return None
-    return Problem(
-        where="model.head.tied",
-        what=f"a tied head can be predicted over pipeline {design.plan.pipeline} and not trained yet",
-        fix="choose pipeline 1, or an untied head",
-    )
-
-
 def layers_built(design: Design) -> Problem | None:
     """The runtime has a module for every layer of the model."""
     for index, layer in enumerate(design.model.layers):
@@ -65,6 +33,12 @@ def layers_built(design: Design) -> Problem | None:
         if isinstance(layer.mixer, LatentAttention) and layer.mixer.indexer:
             what = "sparse attention with an indexer can be predicted and not trained yet"
             return Problem(where=f"model.layers[{index}].mixer.indexer", what=what, fix="choose dense attention")
+        extra = layer.extra_parameters + (
+            layer.transform.extra_parameters if isinstance(layer.transform, Mixture) else 0
+        )
+        if extra:
+            what = f"a layer with {extra:,} parameters that no matrix product uses can be predicted and not trained yet"
+            return Problem(where=f"model.layers[{index}].extra_parameters", what=what, fix="choose another model")
     return None
 
 
@@ -79,8 +53,6 @@ def towers_built(design: Design) -> Problem | None:
 
 RUNTIME_RULES = (
     Rule(name="runtime-precision", scope=Scope.RUNTIME, check=precision_trained),
-    Rule(name="runtime-tensor-kinds", scope=Scope.RUNTIME, check=tensor_divides_kinds),
-    Rule(name="runtime-tied-pipeline", scope=Scope.RUNTIME, check=tied_head_with_embedding),
     Rule(name="runtime-layers", scope=Scope.RUNTIME, check=layers_built),
     Rule(name="runtime-towers", scope=Scope.RUNTIME, check=towers_built),
 )
