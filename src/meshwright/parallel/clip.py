@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from meshwright.parallel.mesh import Mesh
+from meshwright.parallel.torch_compat import multiply_all
 from meshwright.spec.plan import AxisName
 
 
@@ -24,8 +25,7 @@ def gradient_norm(parameters: dict[str, nn.Parameter], *, mesh: Mesh, device: to
     ]
     total = torch.zeros((), dtype=torch.float64, device=device)
     if counted:
-        norms = torch._foreach_norm(counted)
-        total += torch.stack([norm.double() for norm in norms]).square().sum()
+        total += torch.nn.utils.get_total_norm(counted).double().square()
     if mesh.everyone is not None:
         dist.all_reduce(total, group=mesh.everyone)
     return total.sqrt()
@@ -37,7 +37,7 @@ def scale_gradients(parameters: dict[str, nn.Parameter], *, norm: Tensor, max_no
         return
     factor = max_norm / float(norm)
     gradients = [local_part(parameter.grad) for parameter in parameters.values() if parameter.grad is not None]
-    torch._foreach_mul_(gradients, factor)
+    multiply_all(gradients, factor)
 
 
 def local_part(x: Tensor) -> Tensor:

@@ -34,14 +34,13 @@ def dtypes(plan: Plan) -> Dtypes:
     known = {
         Precision.FP64: (torch.float64, torch.float64),
         Precision.FP32: (torch.float32, torch.float32),
-        Precision.TF32: (torch.float32, torch.float32),
         Precision.BF16: (torch.float32, torch.bfloat16),
     }
     problems = []
     if len(asked) > 1:
         problems.append(Problem(what="groups of different precision", where="plan.stages", fix="use one precision"))
     for precision in sorted(asked - known.keys()):
-        fix = "use bf16, fp32, tf32 or fp64"
+        fix = "use bf16, fp32 or fp64"
         problems.append(Problem(what=f"{precision.value} has no runtime", where="plan.stages", fix=fix))
     if problems:
         raise ConfigError(problems)

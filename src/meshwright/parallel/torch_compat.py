@@ -23,6 +23,11 @@ all_gather_single: Callable[..., Any] = getattr(dist, "all_gather_single", dist.
 reduce_scatter_single: Callable[..., Any] = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
+def multiply_all(tensors: Sequence[Tensor], factor: float) -> None:
+    """Every tensor is multiplied in place, in few kernels."""
+    torch._foreach_mul_(list(tensors), factor)
+
+
 def gather_ahead(modules: Sequence[FSDPModule]) -> None:
     """Each of `modules`, in the order they run, starts to gather the next one's parameters before it computes.
 
