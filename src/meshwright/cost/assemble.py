@@ -68,6 +68,7 @@ def assemble(
     reach: FloatArray,
     model: ModelSpec,
     job: JobSpec,
+    detailed: bool,
 ) -> Step:
     """The step of every row. `place` (rows, ranks, machines) says which machine a rank runs on; the slowest decides."""
     each = _microbatch(machines, place, counts=counts, everything=everything, shape=shape)
@@ -102,7 +103,7 @@ def assemble(
         seconds=np.sum(list(parts.values()), axis=0),
         parts=parts,
         total={name: np.maximum(values, parts[name]) for name, values in whole.items()},
-        detail=_detail(machines[0], of, counts=counts, microbatches=passes),
+        detail=_detail(machines[0], of, counts=counts, microbatches=passes) if detailed else {},
         figures={
             "flops": of(each.by_name["flops"]) * shape.microbatches,
             "transfer_seconds": np.where(shape.valid, reach, 0.0).max(axis=1),
@@ -294,7 +295,8 @@ def _detail(
     found: dict[tuple[str, str], FloatArray] = {}
     for index, block in enumerate(entry.blocks):
         number = of(counts["total"][..., index]) * microbatches
-        for name, (forward, backward) in block.parts.items():
+        for name in block.parts:
+            forward, backward = block.part_seconds(name)
             for line, seconds in ((LineName.FORWARD, forward), (LineName.BACKWARD, backward)):
                 key = (str(line), name)
                 found[key] = found.get(key, np.zeros_like(number)) + number * seconds

@@ -19,8 +19,8 @@ class Costs:
     `memory` maps MemoryPart to (rows, ranks) bytes; `ranks` names the pipeline ranks and `valid` those that exist:
     ranks that are alike are shown once, by the heaviest. `memory_bytes` is the heaviest rank's total, `capacity` what
     a device may use there and `fits` whether every rank fits. `total` holds whole times of collectives, hidden ones
-    included, under the names of `parts`. `detail` maps (pass, part name) to seconds of one step on the busiest rank,
-    `figures` other numbers by name.
+    included, under the names of `parts`. `figures` holds other numbers by name. `detail`, of a table of one row only,
+    maps (pass, part name) to seconds of one step on the busiest rank.
     """
 
     step_seconds: FloatArray

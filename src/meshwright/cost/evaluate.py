@@ -89,6 +89,7 @@ def _evaluate(table: PlanTable, arrays: LayoutArrays, *, model: ModelSpec, clust
         reach=reach,
         model=model,
         job=job,
+        detailed=len(table) == 1,
     )
     return _costs(
         step,

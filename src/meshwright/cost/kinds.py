@@ -46,7 +46,7 @@ class BlockSeconds:
 
     `forward` and `backward` are the device's and the host's own time, `recompute` what backward does again,
     `tensor_forward` and `tensor_backward` collectives over the tensor axis (a repeated forward's belong to
-    backward). `parts` splits forward and backward by part name; `flops` by pass.
+    backward). `parts` splits forward and backward by part name, one entry a combination; `part_seconds` by row.
     """
 
     forward: FloatArray
@@ -59,6 +59,13 @@ class BlockSeconds:
     parameters: FloatArray
     bytes: BlockBytes
     parts: Mapping[str, tuple[FloatArray, FloatArray]]
+    inverse: IndexArray
+    factor: FloatArray
+
+    def part_seconds(self, name: str) -> tuple[FloatArray, FloatArray]:
+        """Seconds forward and backward of the part called `name`, shape (rows,)."""
+        forward, backward = self.parts[name]
+        return forward[self.inverse] * self.factor, backward[self.inverse] * self.factor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +126,7 @@ def price_block(
     passes = [part_seconds(part, device=device, rates=combination.rates, software=software) for part in works]
 
     def row(values: Iterable[FloatArray]) -> FloatArray:
-        return np.asarray(sum(values, np.zeros_like(sizes.batch))[inverse], dtype=np.float64)
+        return np.asarray(sum(values, sizes.zeros)[inverse], dtype=np.float64)
 
     parameters = row(part.parameters for part in works)
     exchange = _exchange_seconds(works, table, combination, block=block, links=links)
@@ -140,8 +147,7 @@ def price_block(
         exchange.backward,
         cpu=cpu,
     )
-    again = isinstance(block, Layer) & (table.recompute == _FULL)
-    selective = isinstance(block, Layer) & (table.recompute == _SELECTIVE)
+    again, selective = _again(block, table, _FULL), _again(block, table, _SELECTIVE)
     core = row(p.core for p in passes) / speed
     flops = row(product.flops for part in works for product in part.products)
     return BlockSeconds(
@@ -153,29 +159,19 @@ def price_block(
         tensor_bytes=exchange.moved,
         flops=flops + row(part.score_flops + sizes.batch * 0.0 for part in works),
         parameters=parameters,
-        bytes=_bytes(
-            works,
-            sizes,
-            width=_width(block),
-            inverse=inverse,
-            full=again,
-            selective=selective,
-            software=software,
-            casts=casts * (not isinstance(block, Embedding)),
-        ),
-        parts=_parts(works, passes, inverse=inverse, factor=slow / speed),
+        bytes=_bytes(works, block, table, combination, software=software, casts=casts),
+        parts=_parts(works, passes),
+        inverse=inverse,
+        factor=slow / speed,
     )
 
 
-def _parts(
-    works: tuple[PartWork, ...], passes: list[PassSeconds], *, inverse: IndexArray, factor: FloatArray
-) -> dict[str, tuple[FloatArray, FloatArray]]:
-    """Seconds forward and backward by part name, parts of one name added."""
+def _parts(works: tuple[PartWork, ...], passes: list[PassSeconds]) -> dict[str, tuple[FloatArray, FloatArray]]:
+    """Seconds forward and backward by part name, parts of one name added, one entry a combination."""
     parts: dict[str, tuple[FloatArray, FloatArray]] = {}
     for part, seconds in zip(works, passes, strict=True):
-        before = parts.get(part.name, (0.0 * factor, 0.0 * factor))
-        forward, backward = seconds.forward[inverse] * factor, seconds.backward[inverse] * factor
-        parts[part.name] = (before[0] + forward, before[1] + backward)
+        before = parts.get(part.name, (0.0 * seconds.forward, 0.0 * seconds.forward))
+        parts[part.name] = (before[0] + seconds.forward, before[1] + seconds.backward)
     return parts
 
 
@@ -246,6 +242,11 @@ def _exchange_seconds(
     )
 
 
+def _again(block: Block, table: PlanTable, kind: int) -> BoolArray:
+    """Rows whose plan recomputes this block in that way: only layers are recomputed."""
+    return np.asarray(isinstance(block, Layer) & (table.recompute == kind), dtype=np.bool_)
+
+
 def _width(block: Block) -> int:
     if isinstance(block, Layer):
         return block.parts[0].width if block.parts else 0
@@ -254,18 +255,19 @@ def _width(block: Block) -> int:
 
 def _bytes(
     works: tuple[PartWork, ...],
-    sizes: Sizes,
+    block: Block,
+    table: PlanTable,
+    combination: Combination,
     *,
-    width: int,
-    inverse: IndexArray,
-    full: BoolArray,
-    selective: BoolArray,
     software: Software,
     casts: FloatArray,
 ) -> BlockBytes:
+    sizes, inverse = combination.sizes, combination.inverse
+    full, selective = _again(block, table, _FULL), _again(block, table, _SELECTIVE)
+    casts = casts * (not isinstance(block, Embedding))
     zeros = np.zeros_like(sizes.batch)
     kept, core, working, logits = zeros, zeros, zeros, zeros
-    entering = (sizes.tokens * width * sizes.itemsize / sizes.split)[inverse]
+    entering = (sizes.tokens * _width(block) * sizes.itemsize / sizes.split)[inverse]
     for part in works:
         saved = part.saved + (part.gathered if software.gathers_saved else 0.0)
         if not software.fused_attention:
