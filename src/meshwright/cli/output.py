@@ -43,8 +43,8 @@ def one_document() -> Iterator[None]:
 
     So that standard output holds one JSON document and nothing else.
     """
-    before = sys.stdout
-    if before is None or before is not sys.__stdout__:
+    before = sys.__stdout__
+    if before is None or sys.stdout is not before:
         yield
         return
     before.flush()
