@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from meshwright.train.observe.samples import MemoryPeak
 from meshwright.train.torch_compat import around_resizes, is_distributed, local_part, storage_key
 
 _PLAIN = (torch.Tensor, nn.Parameter)
+_UNKNOWN = (MemoryPart.ACTIVATIONS, MemoryPart.BUFFERS)
 CPU_NOTE = (
     "live tensor bytes; not seen: temporaries inside one operator (gloo's copies, fused kernels) and allocator slack"
 )
@@ -29,8 +31,9 @@ class MemoryTracker(TorchDispatchMode):
     A tensor is counted once by its storage, from when an operator returns it until the storage is freed, so tensors
     that autograd saved count as long as autograd holds them. Parameters, gradients, optimizer state and buffers are
     told apart by asking the modules and the optimizer; tensors whose last dim is the local vocabulary are logits;
-    storages that are resized in place, and those that existed unexplained before, are buffers; the rest are
-    activations. Tensor subclasses are followed through their plain local tensors.
+    storages that are resized in place hold gathered parameters and are `gathered`; what existed unexplained before is
+    buffers; the rest are activations, gradients that wait to be reduced to shards among them. Tensor subclasses are
+    followed through their plain local tensors.
     """
 
     def __init__(
@@ -39,11 +42,13 @@ class MemoryTracker(TorchDispatchMode):
         parts: Sequence[nn.Module],
         optimizer: torch.optim.Optimizer | None = None,
         vocab: int | None = None,
+        gathered: MemoryPart = MemoryPart.BUFFERS,
     ) -> None:
         super().__init__()
         self._parts = tuple(parts)
         self._optimizer = optimizer
         self._vocab = vocab
+        self._gathered = gathered
         self._live: dict[int, _Entry] = {}
         self._log: list[tuple[_Entry, int]] = []
 
@@ -138,7 +143,7 @@ class MemoryTracker(TorchDispatchMode):
             self._resized(storage)
             return
         entry = _Entry(part=part, num_bytes=storage.nbytes())
-        entry.reference = weakref.ref(storage, lambda _, key=key: self._freed(key))
+        entry.reference = weakref.ref(storage, partial(self._freed, key))
         self._live[key] = entry
         self._log.append((entry, entry.bytes))
 
@@ -149,10 +154,10 @@ class MemoryTracker(TorchDispatchMode):
         change = storage.nbytes() - entry.bytes
         if change:
             entry.bytes += change
-            entry.part = MemoryPart.BUFFERS if entry.part is MemoryPart.ACTIVATIONS else entry.part
+            entry.part = self._gathered if entry.part in _UNKNOWN else entry.part
             self._log.append((entry, change))
 
-    def _freed(self, key: int) -> None:
+    def _freed(self, key: int, _reference: object) -> None:
         entry = self._live.pop(key, None)
         if entry is not None:
             self._log.append((entry, -entry.bytes))

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from meshwright.spec.plan import Design
+from meshwright.spec.plan import Design, Sharding
 from meshwright.spec.report import LineName, MemoryPart, Report
 from meshwright.spec.span import Recorder, Silent, Span
 from meshwright.train.observe.collectives import CollectiveTimer
@@ -171,7 +171,13 @@ class Profiler:
         vocab = self._design.model.vocab // max(plan.stages[-1].groups[-1].tensor, 1)
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
-        tracker = MemoryTracker(parts=self._parts, optimizer=self._optimizer, vocab=vocab)
+        freed = plan.first_group.sharding is Sharding.PARAMETERS
+        tracker = MemoryTracker(
+            parts=self._parts,
+            optimizer=self._optimizer,
+            vocab=vocab,
+            gathered=MemoryPart.BUFFERS if freed else MemoryPart.PARAMETERS,
+        )
         self._tracker = stack.enter_context(tracker.watching())
         return None, None
 
