@@ -10,11 +10,29 @@ import torch
 import torch.distributed as dist
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+__all__ = [
+    "TorchDispatchMode",
+    "around_resizes",
+    "around_waits",
+    "group_ranks",
+    "in_backward",
+    "is_distributed",
+    "local_part",
+    "storage_key",
+    "tree_leaves",
+    "unboxed",
+]
 
 
 def is_distributed(kind: type) -> bool:
     """Whether tensors of this type run their operators on plain local tensors, where a dispatch mode sees them."""
     return issubclass(kind, (DTensor, AsyncCollectiveTensor))
+
+
+_resolve: Callable[[Any], Any] = dist.distributed_c10d._resolve_process_group
 
 
 def group_ranks(handle: Any) -> tuple[int, ...] | None:
@@ -23,7 +41,7 @@ def group_ranks(handle: Any) -> tuple[int, ...] | None:
         handle = unboxed(dist.ProcessGroup, handle)
     if isinstance(handle, str):
         try:
-            handle = dist.distributed_c10d._resolve_process_group(handle)
+            handle = _resolve(handle)
         except (RuntimeError, ValueError, KeyError):
             return None
     return tuple(dist.get_process_group_ranks(handle)) if isinstance(handle, dist.ProcessGroup) else None
@@ -45,7 +63,7 @@ def around_waits(around: Callable[[Any, Callable[[], Any]], Any]) -> Iterator[No
     def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
         return around(work, lambda: original(work, *args, **kwargs))
 
-    dist.Work.wait = wait  # type: ignore[method-assign]  # put back when the block ends
+    dist.Work.wait = wait  # type: ignore[method-assign, assignment]  # put back when the block ends
     try:
         yield
     finally:
@@ -62,7 +80,7 @@ def around_resizes(after: Callable[[torch.UntypedStorage], None]) -> Iterator[No
         after(storage)
         return result
 
-    torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign]  # put back when the block ends
+    torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]  # put back when the block ends
     try:
         yield
     finally:

@@ -10,13 +10,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from meshwright.spec.plan import AxisName, Plan
 from meshwright.spec.report import LineName
 from meshwright.train.observe.samples import CollectiveCall, axes_spanned
-from meshwright.train.torch_compat import around_waits, group_ranks, is_distributed, storage_key, unboxed
+from meshwright.train.torch_compat import (
+    TorchDispatchMode,
+    around_waits,
+    group_ranks,
+    is_distributed,
+    storage_key,
+    tree_leaves,
+    unboxed,
+)
 
 # A reduction of this few bytes carries a loss or a norm, not gradients.
 SCALAR_BYTES = 256

@@ -11,12 +11,17 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from meshwright.spec.report import MemoryPart
 from meshwright.train.observe.samples import MemoryPeak
-from meshwright.train.torch_compat import around_resizes, is_distributed, local_part, storage_key
+from meshwright.train.torch_compat import (
+    TorchDispatchMode,
+    around_resizes,
+    is_distributed,
+    local_part,
+    storage_key,
+    tree_leaves,
+)
 
 _PLAIN = (torch.Tensor, nn.Parameter)
 _UNKNOWN = (MemoryPart.ACTIVATIONS, MemoryPart.BUFFERS)
