@@ -111,9 +111,7 @@ def _local(devices: int | None, *, cache: Path | None) -> ClusterSpec:
         raise ConfigError(Problem(what="local:0 has no worker", where="cluster", fix="ask for at least one"))
     path = calibration_path(cache, machine.fingerprint) if cache is not None else None
     if path is not None and path.is_file():
-        known = _file(path)
-        told = f"calibrated on this machine: {known.source}" if "calibrat" not in known.source else known.source
-        return replace(with_devices(known, devices=count), source=told)
+        return with_devices(_file(path), devices=count)
     return local_cluster(cores=machine.cores, memory_bytes=machine.memory_bytes, devices=count)
 
 

@@ -26,7 +26,7 @@ def predict(design: Design) -> Report:
     job = replace(design.job, sequence_length=plan.sequence_length, batch_tokens=plan.batch_tokens)
     table = PlanTable.from_plan(plan)
     costs = evaluate(table, model=model, cluster=cluster, job=job, every_rank=True)
-    origin = origin_of(cluster)
+    origin = cluster.origin
     step = _step_line(costs, plan=plan, origin=origin)
     memory = _memory(costs)
     report = Report(
@@ -44,11 +44,6 @@ def predict(design: Design) -> Report:
         detail=_detail(costs),
     )
     return replace(report, bottleneck=_bottleneck(report))
-
-
-def origin_of(cluster: ClusterSpec) -> Origin:
-    """Calibrated when the cluster's own source says that it was measured, analytic otherwise."""
-    return Origin.CALIBRATED if cluster.source.startswith("measured") else Origin.ANALYTIC
 
 
 def _step_line(costs: Costs, *, plan: Plan, origin: Origin) -> Line:
@@ -168,7 +163,7 @@ def _notes(plan: Plan, cluster: ClusterSpec) -> tuple[str, ...]:
                 notes.append(f"{on_node} ranks share {group.cores} cores of each {group.name} node")
     if plan.world_size < cluster.num_devices:
         notes.append(f"{cluster.num_devices - plan.world_size} devices are not used")
-    if origin_of(cluster) is Origin.ANALYTIC:
+    if cluster.origin is Origin.ANALYTIC:
         notes.append("from data sheets and formulas; measure the machine to narrow the band")
     return tuple(notes)
 

@@ -15,6 +15,7 @@ from meshwright.run.fit import fit_collective, fit_matrix_curve
 from meshwright.run.measure_device import NARROW_TOKENS, AttentionTime, DeviceTimes, MatrixTime, tiny_model
 from meshwright.run.measure_network import CollectiveTime, NetworkTimes
 from meshwright.spec.cluster import ClusterSpec, Collective, DeviceKind, DeviceSpec, Link, Precision
+from meshwright.spec.report import Origin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,7 @@ def with_measurements(base: ClusterSpec, measured: Measured, *, stamp: str) -> C
     inside = _link(group.inside, network, stamp=stamp) if network else group.inside
     together = _filled(network.together) if network and group.cores else group.together
     group = replace(group, device=device, inside=inside, together=together)
-    return replace(base, groups=(group, *base.groups[1:]), source=stamp)
+    return replace(base, groups=(group, *base.groups[1:]), origin=Origin.CALIBRATED, source=stamp)
 
 
 def _device(device: DeviceSpec, measured: Measured, *, stamp: str) -> DeviceSpec:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from meshwright.spec.report import Origin
+
 
 class Precision(StrEnum):
     """Arithmetic of matrix products."""
@@ -155,12 +157,14 @@ class NodeGroup:
 class ClusterSpec:
     """Machines in order: device 0 is the first device of the first node of the first group.
 
-    `wide_area` joins sites, as one site sees it.
+    `wide_area` joins sites, as one site sees it. `origin` is calibrated where the figures were measured on these
+    very machines; predictions say so and their band is narrower.
     """
 
     name: str
     groups: tuple[NodeGroup, ...]
     wide_area: Link | None = None
+    origin: Origin = Origin.ANALYTIC
     source: str = ""
     schema: int = 1
 
