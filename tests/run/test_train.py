@@ -77,8 +77,13 @@ def test_a_signal_saves_and_another_plan_goes_on_as_if_nothing_had_happened(whol
     assert 3 <= stopped.ended.step < STEPS
     assert (run / "checkpoints" / f"step-{stopped.ended.step:08d}" / "COMMITTED").exists()
 
+    (run / "decision.json").write_text("{}")
+    (run / "measured.json").write_text("{}")
     finished = train(design(whole, PIPELINED, steps=STEPS), run_dir=run, resume=True, say=quiet)
     assert finished.ended.ending is Ending.FINISHED
+    assert not (run / "decision.json").exists()
+    assert finished.measured is not None
+    assert finished.measured.plan == design(whole, PIPELINED, steps=STEPS).plan.digest()
     expected = losses(whole / "run")
     assert losses(run) == pytest.approx(expected, rel=1e-9, abs=1e-9)
     assert validation(run) == pytest.approx(validation(whole / "run"), rel=1e-9, abs=1e-9)

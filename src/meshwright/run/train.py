@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from meshwright import cost, data, search
 from meshwright.run import preflight
-from meshwright.run.files import write_json
+from meshwright.run.files import load_design, write_json
 from meshwright.run.machine import cache_root, installed, this_machine
 from meshwright.run.outcome import Outcome, ended_path, read_ended, read_report
 from meshwright.spec.errors import ConfigError, ExitCode, Problem, WorkerFailed
@@ -107,6 +107,7 @@ def environment(design: Design) -> dict[str, object]:
 def _write_run(design: Design, run_dir: Path, *, predicted: Report, corpus: data.Corpus) -> None:
     run_dir.mkdir(parents=True, exist_ok=True)
     ended_path(run_dir).unlink(missing_ok=True)
+    _forget_another_plan(design, run_dir)
     write_json(run_dir / "design.json", design)
     write_json(run_dir / "predicted.json", predicted)
     write_json(run_dir / "environment.json", environment(design))
@@ -121,6 +122,15 @@ def _write_run(design: Design, run_dir: Path, *, predicted: Report, corpus: data
         },
     )
     (run_dir / "tokenizer.json").write_text(corpus.tokenizer.to_json(), encoding="utf-8")
+
+
+def _forget_another_plan(design: Design, run_dir: Path) -> None:
+    """What was decided and measured of a plan that this run was on before is gone."""
+    path = run_dir / "design.json"
+    if not path.is_file() or load_design(path).plan == design.plan:
+        return
+    for name in ("decision.json", "measured.json"):
+        (run_dir / name).unlink(missing_ok=True)
 
 
 def _outcome(design: Design, run_dir: Path, *, predicted: Report, launched: Launched) -> Outcome:
