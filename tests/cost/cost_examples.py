@@ -45,6 +45,7 @@ from meshwright.spec.plan import (
 )
 
 JOB = JobSpec(sequence_length=128, batch_tokens=128 * 64, total_tokens=128 * 64 * 10)
+from meshwright.spec.report import Origin
 
 
 def gpt(*, width: int, layers: int, heads: int, vocab: int, positions: int = 2048) -> ModelSpec:
@@ -175,7 +176,7 @@ def processor(*, ranks: int, cores: int, scaling: tuple[float, ...] = (1.0, 1.9,
         nic=Link(bandwidth=1e9, latency_seconds=1e-4),
         cores=cores,
     )
-    return ClusterSpec(name="host", groups=(group,), source="measured for a test")
+    return ClusterSpec(name="host", groups=(group,), origin=Origin.CALIBRATED)
 
 
 def even_layout(*, layers: int, pipeline: int, chunks: int = 1) -> Layout:

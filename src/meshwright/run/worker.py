@@ -173,7 +173,7 @@ def _join(design: Design, world: World) -> torch.device:
     if "MASTER_ADDR" in os.environ:
         dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
     else:
-        store = dist.HashStore()  # type: ignore[attr-defined]  # documented, and not exported for type checkers
+        store = dist.HashStore()
         dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=COLLECTIVE_TIMEOUT)
     return device
 
