@@ -11,7 +11,7 @@ from meshwright.run import choose
 from meshwright.run.detect import calibration_file
 from meshwright.run.measure import save_cluster
 from meshwright.spec.cluster import ClusterSpec
-from meshwright.spec.errors import Problem
+from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.job import JobSpec
 
 JOB = JobSpec(sequence_length=64, batch_tokens=512, total_tokens=5120)
@@ -77,6 +77,13 @@ def test_the_next_plan_is_taken_when_the_fastest_cannot_be_trained(monkeypatch: 
     assert chosen.decision is not None
     assert "it cannot be trained yet" in chosen.decision.why[0]
     assert chosen.decision.report.plan == chosen.design.plan.digest()
+
+
+def test_a_job_that_cannot_run_is_told_before_anything_is_measured(measured: list[str], tmp_path: Path) -> None:
+    missing = choose.with_data(JOB, (tmp_path / "nothing.txt",))
+    with pytest.raises(ConfigError, match=r"nothing\.txt"):
+        choose.choose("llama-5m", cluster="local", job=missing, measure=True, say=str)
+    assert measured == []
 
 
 def test_files_replace_the_sources_of_a_job(tmp_path: Path) -> None:

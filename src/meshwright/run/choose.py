@@ -9,6 +9,7 @@ from pathlib import Path
 from meshwright import catalog, cost, search
 from meshwright.run.detect import calibration_file
 from meshwright.run.machine import cache_root
+from meshwright.run.preflight import check_job
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.errors import NoPlanFits
 from meshwright.spec.job import JobSpec, Source
@@ -30,9 +31,10 @@ def choose(model: str, *, cluster: str, job: JobSpec, measure: bool, say: Say) -
     """The fastest design of `model` on `cluster` for `job` that can be trained.
 
     This machine is measured for some seconds first when `measure` asks for it, or when it never was. Raises what
-    search.design raises, and NoPlanFits when nothing that fits can be trained yet.
+    check_job and search.design raise, and NoPlanFits when nothing that fits can be trained yet.
     """
     spec = catalog.load_model(model)
+    check_job(job)
     decision = search.design(spec, load_cluster(cluster, measure=measure, say=say), job)
     if not decision.predicts_only:
         return Chosen(design=decision.design, decision=decision)

@@ -11,10 +11,12 @@ import psutil
 
 from meshwright import search
 from meshwright.data import Corpus
+from meshwright.data.documents import files_of
 from meshwright.run.files import load_design, read_json
 from meshwright.run.machine import this_machine
 from meshwright.spec.cluster import DeviceKind
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit, NoPlanFits, Problem
+from meshwright.spec.job import JobSpec
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
 from meshwright.spec.units import format_bytes
@@ -24,8 +26,15 @@ from meshwright.train.observe import trackers
 CHECKPOINT_BYTES_PER_PARAMETER = 12
 
 
+def check_job(job: JobSpec) -> None:
+    """What needs no design: the text is there and so are the trackers. Raises ConfigError or EnvironmentUnfit."""
+    trackers.check(job.trackers)
+    for source in job.data.sources:
+        files_of(source)
+
+
 def check_design(design: Design) -> None:
-    """The design is legal and this runtime can train it; its trackers are there.
+    """The design is legal, this runtime can train it, and its job is fit.
 
     Raises ConfigError with every broken rule, NoPlanFits when only memory is short, EnvironmentUnfit when a
     tracker's package is missing.
@@ -36,7 +45,7 @@ def check_design(design: Design) -> None:
     problems = search.check(design, scopes=frozenset({search.Scope.MEMORY}))
     if problems:
         raise NoPlanFits(problems)
-    trackers.check(design.job.trackers)
+    check_job(design.job)
 
 
 def check_machine(design: Design, *, predicted: Report, run_dir: Path) -> None:
