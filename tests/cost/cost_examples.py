@@ -43,9 +43,9 @@ from meshwright.spec.plan import (
     Sharding,
     Stage,
 )
+from meshwright.spec.report import Origin
 
 JOB = JobSpec(sequence_length=128, batch_tokens=128 * 64, total_tokens=128 * 64 * 10)
-from meshwright.spec.report import Origin
 
 
 def gpt(*, width: int, layers: int, heads: int, vocab: int, positions: int = 2048) -> ModelSpec:
