@@ -16,6 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND = Path(sys.executable).parent / "meshwright"
+ASKED = ("--model", "llama-5m", "--cluster", "local:4", "--job", "examples/demo.toml")
 SHOWCASE = ("pipeline=2", "shard=2", "zero='zero1'", "schedule='1f1b'", "devices=4")
 
 
@@ -31,17 +32,11 @@ def meshwright(*arguments: str) -> None:
         raise SystemExit(result.returncode)
 
 
-def design(out: Path, *, fixed: tuple[str, ...] = ()) -> None:
-    sets = [part for setting in fixed for part in ("--set", f"constraints.fix.{setting}")]
-    job = ("--job", "examples/demo.toml")
-    meshwright("plan", "--model", "llama-5m", "--cluster", "local:4", *job, *sets, "--top", "5", "--out", str(out))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", default="runs/demo", help="where the run goes (made anew)")
     parser.add_argument("--showcase-steps", type=int, default=24)
-    parser.add_argument("--steps", type=int, default=None, help="steps in all (default: what the job asks)")
+    parser.add_argument("--steps", type=int, default=None, help="steps after those (default: what the job asks)")
     options = parser.parse_args()
     folder, begun = Path(options.folder), time.monotonic()
     shutil.rmtree(ROOT / folder, ignore_errors=True)
@@ -51,19 +46,18 @@ def main() -> None:
     say("1. What this machine is: measured once, then kept")
     meshwright("cluster", "measure", "--devices", "4")
     say("2. A showcase plan: four workers, a pipeline of two stages, each sharded over two")
-    design(folder / "showcase.json", fixed=SHOWCASE)
+    sets = [part for setting in SHOWCASE for part in ("--set", f"constraints.fix.{setting}")]
+    meshwright("plan", *ASKED, *sets, "--top", "3", "--out", str(folder / "showcase.json"))
     say("3. Train on it for a while: real text, real processes")
     meshwright("train", str(folder / "showcase.json"), "--run", str(run), "--steps", str(options.showcase_steps))
+    say("4. Design the plan that is fastest on this machine, and go on with it from the checkpoint:")
+    print("#    another layout, the same order of data, nothing lost, nothing repeated", flush=True)
+    meshwright("train", *ASKED, "--run", str(run), "--resume", *steps)
+    say("5. Predicted against measured, line by line")
     meshwright("explain", str(run))
-    say("4. The plan that is fastest on this machine")
-    design(folder / "plan.json")
-    say("5. Go on from the checkpoint with that other plan: same data order, nothing lost, nothing repeated")
-    meshwright("train", str(folder / "plan.json"), "--run", str(run), "--resume", *steps)
-    say("6. Predicted against measured, line by line")
-    meshwright("explain", str(run))
-    say("7. What the model writes")
+    say("6. What the model writes")
     meshwright("generate", str(run), "--prompt", "It was a dark and stormy", "--tokens", "60")
-    say("8. A page to look at")
+    say("7. A page to look at")
     meshwright("report", str(run))
     print(f"\nThe demo took {(time.monotonic() - begun) / 60:.1f} minutes. Open {run / 'report.html'} in a browser.")
 
