@@ -41,6 +41,9 @@ def lay(design: Design, mesh: Mesh, *, device: torch.device | str, seed: int, re
     if problems:
         raise ConfigError(problems)
     kinds = dtypes(plan)
+    if kinds.tf32:
+        # torch keeps this for the whole process, and a process lays one precision.
+        torch.set_float32_matmul_precision("high")
     axis = tensor_axis(plan, mesh)
     stages = [plan.stages[index] for index in plan.stages_of(mesh.coordinate(AxisName.PIPELINE))]
     parts = [lay_stage(design, stage, mesh=mesh, axis=axis, kinds=kinds, device=device, seed=seed) for stage in stages]

@@ -16,12 +16,13 @@ class Dtypes:
     """`master` keeps parameters, gradients and optimizer state; `compute` multiplies and carries hidden features.
 
     Where they differ, parameters are cast when they are read, and norms, softmax and losses work in fp32 inside.
-    `reduce` carries gradients between data parallel ranks.
+    `reduce` carries gradients between data parallel ranks. `tf32` lets products of fp32 round their inputs.
     """
 
     master: torch.dtype
     compute: torch.dtype
     reduce: torch.dtype
+    tf32: bool = False
 
     @property
     def casts(self) -> bool:
@@ -34,16 +35,19 @@ def dtypes(plan: Plan) -> Dtypes:
     known = {
         Precision.FP64: (torch.float64, torch.float64),
         Precision.FP32: (torch.float32, torch.float32),
+        Precision.TF32: (torch.float32, torch.float32),
         Precision.BF16: (torch.float32, torch.bfloat16),
     }
     problems = []
     if len(asked) > 1:
         problems.append(Problem(what="groups of different precision", where="plan.stages", fix="use one precision"))
     for precision in sorted(asked - known.keys()):
-        fix = "use bf16, fp32 or fp64"
+        fix = "use bf16, fp32, tf32 or fp64"
         problems.append(Problem(what=f"{precision.value} has no runtime", where="plan.stages", fix=fix))
     if problems:
         raise ConfigError(problems)
-    master, compute = known[asked.pop()]
+    chosen = asked.pop()
+    master, compute = known[chosen]
     narrow = plan.gradients.precision is Precision.BF16 and master is torch.float32
-    return Dtypes(master=master, compute=compute, reduce=torch.bfloat16 if narrow else master)
+    reduce = torch.bfloat16 if narrow else master
+    return Dtypes(master=master, compute=compute, reduce=reduce, tf32=chosen is Precision.TF32)
