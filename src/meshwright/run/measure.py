@@ -9,6 +9,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from meshwright.catalog.local import with_devices
 from meshwright.run.calibrate import Observation, calibrate
 from meshwright.run.children import in_child, in_children
 from meshwright.run.detect import accelerator_names, calibration_file, detect, uncalibrated
@@ -19,6 +20,7 @@ from meshwright.run.measure_network import NetworkTimes, measure_network
 from meshwright.run.measure_steps import measure_steps, probe_designs
 from meshwright.spec import codec
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, NodeGroup, Precision
+from meshwright.spec.errors import WorkerFailed
 from meshwright.spec.units import format_percent
 
 Progress = Callable[[str], None]
@@ -74,7 +76,7 @@ def run_measurements(base: ClusterSpec, *, machine: Machine, seconds_budget: flo
 
 
 def run_steps(cluster: ClusterSpec, *, seconds: float, progress: Progress) -> list[Observation]:
-    """Whole steps of small models on 1, 2 and 4 workers, each count in fresh processes."""
+    """Whole steps of small models on 1, 2 and 4 workers, in fresh processes; a count that fails is left out, and told."""
     found: list[Observation] = []
     for ranks in _STEP_RANKS:
         designs = probe_designs(cluster, ranks=ranks)
@@ -86,7 +88,11 @@ def run_steps(cluster: ClusterSpec, *, seconds: float, progress: Progress) -> li
                 {"rank": rank, "world": ranks, "store": store, "designs": designs, "seconds": share}
                 for rank in range(ranks)
             ]
-            by_rank = in_children(measure_steps, given, seconds=10 * share + _CHILD_SLACK_SECONDS)
+            try:
+                by_rank = in_children(measure_steps, given, seconds=10 * share + _CHILD_SLACK_SECONDS)
+            except WorkerFailed as error:
+                progress(f"left out: {error}")
+                continue
         slowest = [max(seconds) for seconds in zip(*by_rank, strict=True)]
         found += [Observation(design=design, seconds=value) for design, value in zip(designs, slowest, strict=True)]
     return found
@@ -94,13 +100,15 @@ def run_steps(cluster: ClusterSpec, *, seconds: float, progress: Progress) -> li
 
 def _explained(cluster: ClusterSpec, *, seconds: float, stamp: str, say: Progress) -> ClusterSpec:
     """The cluster with its figures moved until they explain whole steps; as it is when the machine is too busy."""
-    calibration = calibrate(cluster, run_steps(cluster, seconds=seconds, progress=say), stamp=stamp)
+    devices = cluster.num_devices
+    wide = with_devices(cluster, devices=max(devices, *_STEP_RANKS))
+    calibration = calibrate(wide, run_steps(wide, seconds=seconds, progress=say), stamp=stamp)
     before, after = (format_percent(math.expm1(error)) for error in (calibration.before, calibration.after))
     if calibration.moved:
         say(f"whole steps were missed by {before} in the mean and are now missed by {after}")
     else:
         say(f"whole steps are missed by {before} in the mean; figures stay, as these steps do not agree on better ones")
-    return calibration.cluster
+    return with_devices(calibration.cluster, devices=devices)
 
 
 def save_cluster(cluster: ClusterSpec, *, path: Path) -> None:

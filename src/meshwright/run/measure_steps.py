@@ -25,7 +25,7 @@ from meshwright.spec.plan import (
 
 _PEER_TIMEOUT = timedelta(seconds=120)
 _WARM_UP_STEPS = 2
-_LEAST_STEPS = 4
+_LEAST_STEPS = 3
 
 
 def probe_designs(cluster: ClusterSpec, *, ranks: int) -> tuple[Design, ...]:
