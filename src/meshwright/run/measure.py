@@ -76,7 +76,7 @@ def run_measurements(base: ClusterSpec, *, machine: Machine, seconds_budget: flo
 
 
 def run_steps(cluster: ClusterSpec, *, seconds: float, progress: Progress) -> list[Observation]:
-    """Whole steps of small models on 1, 2 and 4 workers, in fresh processes; a count that fails is left out, and told."""
+    """Whole steps of small models on 1, 2 and 4 workers, in fresh processes; a count that fails is left out."""
     found: list[Observation] = []
     for ranks in _STEP_RANKS:
         designs = probe_designs(cluster, ranks=ranks)
