@@ -14,32 +14,33 @@ from meshwright.spec.model import Rotary
 # On average in a sequence: beyond, one masked product is faster than one product a document.
 MOST_DOCUMENTS = 16
 
+KnownAngles = dict[tuple[Rotary, int, int, torch.dtype, torch.device], Angles]
+
 
 @dataclass(slots=True, kw_only=True)
 class Context:
     """One forward pass.
 
     `documents` (b, s) numbers the document of each position, each document in one run; None means one document a
-    sequence. `memory` keeps
-    keys and values by mixer when text is generated step by step, and `start` is then the first new position.
-    Masks and angles are made once and shared by all layers of the pass.
+    sequence. `memory` keeps keys and values by mixer when text is generated step by step, and `start` is then the
+    first new position. Masks are made once and shared by all layers of the pass; angles outlive it in `known_angles`.
     """
 
     documents: Tensor | None = None
     start: int = 0
     memory: dict[int, tuple[Tensor, Tensor]] | None = None
+    known_angles: KnownAngles = field(default_factory=dict)
     _lengths: tuple[tuple[int, ...], ...] | None = None
     _masks: dict[tuple[int | None, int | None, int], Tensor] = field(default_factory=dict)
-    _angles: dict[tuple[Rotary, int, torch.dtype], Angles] = field(default_factory=dict)
 
     def angles(self, rotary: Rotary, x: Tensor) -> Angles:
         """The angles of the positions of x (b, s, ...)."""
         dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
-        key = (rotary, x.shape[1], dtype)
-        if key not in self._angles:
-            stop = self.start + x.shape[1]
-            self._angles[key] = angles(rotary, start=self.start, stop=stop, device=x.device, dtype=dtype)
-        return self._angles[key]
+        stop = self.start + x.shape[1]
+        key = (rotary, self.start, stop, dtype, x.device)
+        if key not in self.known_angles:
+            self.known_angles[key] = angles(rotary, start=self.start, stop=stop, device=x.device, dtype=dtype)
+        return self.known_angles[key]
 
     def lengths(self, *, window: int | None, chunk: int | None) -> tuple[tuple[int, ...], ...] | None:
         """Lengths of the documents of every sequence, where attention is causal inside each and they are few.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from meshwright.nn.attention import GroupedAttention
-from meshwright.nn.context import Context
+from meshwright.nn.context import Context, KnownAngles
 from meshwright.nn.feed_forward import DenseFeedForward
 from meshwright.nn.latent import LatentAttentionMixer
 from meshwright.nn.linear import Table
@@ -128,6 +128,7 @@ class Decoder(nn.Module):
         if problems:
             raise ConfigError(problems)
         self.model, self.start, self.stop = model, start, stop
+        self.known_angles: KnownAngles = {}
         self.embeds, self.has_head = start == 0, stop == last + 1
         self.tied = self.has_head and model.head.tied
         table = self.embeds or self.tied
@@ -142,7 +143,8 @@ class Decoder(nn.Module):
         x is int64 tokens (b, s) when this embeds, else hidden (b, s, width). `documents` (b, s) keeps attention
         inside each document; `context` replaces it when text is generated step by step.
         """
-        context = Context(documents=documents) if context is None else context
+        if context is None:
+            context = Context(documents=documents, known_angles=self.known_angles)
         if self.embedding is not None and self.embeds:
             x = self.embedding(x, context)
         for layer in self.layers.values():
