@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.run.runs import design
 
 from meshwright.cli import main
 from meshwright.run import Ended, Outcome
 from meshwright.spec.errors import ExitCode
 from meshwright.spec.report import Line, Report
 from meshwright.train.events import Ending
+from tests.run.runs import design
 
 REPORT = Report(
     plan="p", step=Line(name="step"), memory=(), tokens_per_step=1, devices=1, model_flops=1.0, peak_flops=None

@@ -3,7 +3,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cost_examples import A100, JOB, even_layout, gpt, llama, mixed, processor, selene, with_group
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from meshwright.spec.cluster import DeviceKind, Precision
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.plan import ScheduleKind, Sharding
 from meshwright.spec.report import LineName, MemoryPart
+from tests.cost.cost_examples import A100, JOB, even_layout, gpt, llama, mixed, processor, selene, with_group
 
 INTERLEAVED = SCHEDULES.index(ScheduleKind.INTERLEAVED)
 

@@ -2,7 +2,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cost_examples import even_layout, processor, selene, with_group
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +10,7 @@ from meshwright.cost.network import collective, send
 from meshwright.cost.placement import ring, strides
 from meshwright.spec.cluster import Collective, Link
 from meshwright.spec.plan import AxisName
+from tests.cost.cost_examples import even_layout, processor, selene, with_group
 
 LAYOUTS = [even_layout(layers=4, pipeline=1)]
 

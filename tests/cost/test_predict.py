@@ -3,7 +3,6 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from cost_examples import JOB, design, even_layout, gpt, llama, mixed, processor, selene
 
 from meshwright.cost import PlanTable, evaluate, predict, timeline
 from meshwright.cost.evaluate import stage_seconds
@@ -12,6 +11,7 @@ from meshwright.schedule.build import build
 from meshwright.spec.cluster import Precision
 from meshwright.spec.plan import Recompute, ScheduleKind, Sharding
 from meshwright.spec.report import LineName, MemoryPart, Origin
+from tests.cost.cost_examples import JOB, design, even_layout, gpt, llama, mixed, processor, selene
 
 CASES = {
     "one": {},

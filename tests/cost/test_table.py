@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-from cost_examples import design, even_layout, llama, selene
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -8,6 +7,7 @@ from meshwright.cost import PRECISIONS, SHARDINGS, Layout, PlanTable
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.plan import BlockGroup, Recompute, ScheduleKind, Sharding, Stage
+from tests.cost.cost_examples import design, even_layout, llama, selene
 
 
 @given(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.schedule.simulate import idle_share
 
 from meshwright.schedule import Work, bubble_fraction, build, check, in_flight, problems, stage_rank, to_csv
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.plan import ScheduleKind
+from tests.schedule.simulate import idle_share
 
 ONE_CHUNK = st.sampled_from([ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B])
 SIZES = st.integers(min_value=1, max_value=8)

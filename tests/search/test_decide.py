@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import search_samples as samples
 
 from meshwright import cost, search
 from meshwright.cost import PlanTable
@@ -22,6 +21,7 @@ from meshwright.spec.errors import ConfigError, ExitCode, NoPlanFits
 from meshwright.spec.job import Constraints, JobSpec, Objective
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design, Plan
+from tests.search import search_samples as samples
 
 LARGE = samples.model(layers=10, layer=samples.dense_layer(hidden=2048), vocab=2048)
 

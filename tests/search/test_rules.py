@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
-import search_samples as samples
 
 from meshwright.search import RULES, Rule, Scope, check
 from meshwright.search.rules import choices, divisors
@@ -14,6 +13,7 @@ from meshwright.spec.cluster import Precision
 from meshwright.spec.job import Constraints
 from meshwright.spec.model import Layer, Tower
 from meshwright.spec.plan import Axis, AxisName, Design, Recompute, Schedule, ScheduleKind, Sharding
+from tests.search import search_samples as samples
 
 D = samples.design
 INTERLEAVED = Schedule(kind=ScheduleKind.INTERLEAVED, microbatches=8, chunks=2)

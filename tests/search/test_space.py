@@ -7,7 +7,6 @@ from itertools import product
 
 import numpy as np
 import pytest
-import search_samples as samples
 
 from meshwright.cost import Layout, PlanTable
 from meshwright.cost.table import RECOMPUTES, SCHEDULES, SHARDINGS
@@ -19,6 +18,7 @@ from meshwright.spec.errors import ConfigError
 from meshwright.spec.job import Constraints, JobSpec
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design, ScheduleKind
+from tests.search import search_samples as samples
 
 PLAN = frozenset({Scope.PLAN})
 

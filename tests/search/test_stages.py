@@ -2,10 +2,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import search_samples as samples
-
 from meshwright.search.stages import balanced_stages, block_seconds, rank_speeds
 from meshwright.spec.cluster import Precision
+from tests.search import search_samples as samples
 
 
 def test_block_times_grow_with_the_work() -> None:

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.parallel.move_cases import SEED, Runner, runner
 
 from meshwright.spec.errors import EnvironmentUnfit
 from meshwright.spec.plan import Design
 from meshwright.train.checkpoint import Store, write
 from meshwright.train.state import TrainState
+from tests.parallel.move_cases import SEED, Runner, runner
 
 
 def train(run: Runner, state: TrainState, steps: int) -> list[float]:

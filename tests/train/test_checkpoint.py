@@ -9,6 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from meshwright.spec.errors import ConfigError, EnvironmentUnfit
+from meshwright.spec.job import CheckpointSpec
+from meshwright.spec.plan import Design, Sharding
+from meshwright.train.checkpoint import Store, newest
+from meshwright.train.state import TrainState
 from tests.parallel.move_cases import SEED, Runner, runner
 from tests.support.designs import Layout, design
 from tests.support.models import all_models
@@ -21,12 +27,6 @@ from tests.train.checkpoint_cases import (
     train,
     weights,
 )
-
-from meshwright.spec.errors import ConfigError, EnvironmentUnfit
-from meshwright.spec.job import CheckpointSpec
-from meshwright.spec.plan import Design, Sharding
-from meshwright.train.checkpoint import Store, newest
-from meshwright.train.state import TrainState
 
 ONE = Layout(batch=8)
 PIPELINE = Layout(pipeline=2, shard=2, sharding=Sharding.PARAMETERS, batch=8)

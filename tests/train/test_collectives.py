@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
-from tests.support.pool import Pool
 
 from meshwright.spec.plan import Axis, AxisName, Plan, Schedule
 from meshwright.spec.report import LineName
 from meshwright.train.observe.collectives import CollectiveTimer, line_of, operation_of
 from meshwright.train.observe.samples import CollectiveCall, axes_spanned, coordinates
+from tests.support.pool import Pool
 
 COUNT = 4096
 BYTES = COUNT * 4

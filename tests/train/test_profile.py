@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.support.designs import Layout, design
-from tests.support.models import model
 from torch import nn
 
 from meshwright.spec.plan import Axis, AxisName, Plan, Schedule
@@ -17,6 +15,8 @@ from meshwright.spec.span import Span
 from meshwright.train.observe.measured import measured_report
 from meshwright.train.observe.profile import Profiler, Sampling
 from meshwright.train.observe.samples import CollectiveCall, MemoryPeak, RankSample, StepTiming
+from tests.support.designs import Layout, design
+from tests.support.models import model
 
 PREDICTED = Report(
     plan="p",
