@@ -99,7 +99,7 @@ def combine(table: PlanTable, *, device: DeviceSpec, job: JobSpec, software: Sof
         tensor=tensor,
         split=np.where(table.sequence_parallel[first], tensor, 1.0),
         itemsize=figures.itemsize,
-        masked=job.data.document_mask,
+        masked=job.data.document_mask and software.masks_documents(device.kind),
         dense_masks=software.dense_masks,
         composite_norms=software.writes_norms_out(device.kind),
     )

@@ -15,7 +15,8 @@ class Software:
     """`fused_attention`: scores never reach memory and hidden keys are skipped. `overlap`: gradients travel during
     backward. `gathers_saved`: with sequence parallel, the gathered input of a layer is kept for backward instead of
     gathered again. `fused_accumulation`: products of weight gradients add to the accumulated gradient themselves.
-    `dense_masks`: attention under a document mask or a window reads every score. `casts_each_pass`: weights that are
+    `dense_masks`: attention under a window, and on accelerators under a document mask, reads every score (on
+    processors documents are attended one by one). `casts_each_pass`: weights that are
     not sharded are cast to the precision that multiplies in every pass, and kept for its backward.
     `composite_norms`: on processors a root-mean-square norm is written out in fp32 and keeps two copies.
     `scatters_by_exchange`: on processors reduce-scatters are all-to-alls and a local sum.
@@ -31,6 +32,9 @@ class Software:
     composite_norms: bool = True
     scatters_by_exchange: bool = True
     scatters_transfers: bool = False
+
+    def masks_documents(self, kind: DeviceKind) -> bool:
+        return self.dense_masks and kind is not DeviceKind.CPU
 
     def exchanges_scatter(self, kind: DeviceKind) -> bool:
         return self.scatters_by_exchange and kind is DeviceKind.CPU
