@@ -14,7 +14,7 @@ from tests.report import synthetic
 def test_the_headline_and_the_worst_line_carry_figures(run_dir: Path) -> None:
     found = explain(run_dir)
     assert found.headline == "The step took 347 ms, 13.0 % longer than the 307 ms predicted."
-    assert "Most of the difference is gradient collectives: 21 ms more than 18 ms." in found.sentences
+    assert "Most of the difference is gradient collectives: 21.0 ms more than 18.0 ms." in found.sentences
     assert any("inside the band" in sentence for sentence in found.sentences)
 
 
@@ -46,7 +46,7 @@ def test_what_goes_the_other_way_is_told(run_dir: Path) -> None:
     report = synthetic.report(lines, origin=Origin.MEASURED)
     (run_dir / "measured.json").write_text(json.dumps(encode(report)))
     sentences = explain(run_dir).sentences
-    assert "Most of the difference is gradient collectives: 121 ms more than 18 ms." in sentences
+    assert "Most of the difference is gradient collectives: 121 ms more than 18.0 ms." in sentences
     assert "The other way goes backward: 48.0 ms less than 168 ms." in sentences
 
 
@@ -96,4 +96,4 @@ def test_the_text_is_aligned_and_the_value_is_json(run_dir: Path) -> None:
     assert len({len(line) for line in table}) == 1
     document = json.loads(json.dumps(encode(found)))
     assert document["rows"][1]["name"] == "gradient collectives"
-    assert document["rows"][1]["words"] == "gradient collectives took 39 ms: 21 ms more than 18 ms"
+    assert document["rows"][1]["words"] == "gradient collectives took 39.0 ms: 21.0 ms more than 18.0 ms"

@@ -124,7 +124,7 @@ def test_the_waterfall_begins_each_line_where_the_last_ended() -> None:
     ends = [0.08, 0.248, 0.252, 0.283, 0.301]
     assert starts[1:6] == pytest.approx([100 * end / 0.347 for end in ends], abs=0.1)
     assert figure.table.rows[-1] == ("step", "307 ms", "347 ms", "+40.0 ms")
-    assert ("input", "N/A", "1 ms", "N/A") in figure.table.rows
+    assert ("input", "N/A", "1.00 ms", "N/A") in figure.table.rows
 
 
 def test_the_waterfall_of_a_prediction_alone() -> None:

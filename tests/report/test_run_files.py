@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -106,4 +107,14 @@ def test_a_bare_plan_says_what_is_missing(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(encode(synthetic.design().plan)))
     with pytest.raises(ConfigError, match="without its model, cluster and job"):
+        read_run(path)
+
+
+def test_a_plan_that_no_rule_allows_is_refused_by_its_rule(tmp_path: Path) -> None:
+    path, design = tmp_path / "plan.json", synthetic.design()
+    path.write_text(replace(design, plan=replace(design.plan, stages=design.plan.stages[:1])).to_json())
+    with pytest.raises(ConfigError, match="rule stages-"):
+        read_run(path)
+    path.write_text(replace(design, plan=replace(design.plan, stages=())).to_json())
+    with pytest.raises(ConfigError, match=r"plan\.stages: is empty"):
         read_run(path)
