@@ -137,7 +137,21 @@ def test_the_template_loads_as_the_default_and_explains_itself(tmp_path: Path) -
             table = table[key]
 
 
-def test_a_design_is_read_from_its_file_or_its_run(tmp_path: Path) -> None:
+def test_numbers_that_are_none_and_other_optimizers_are_refused() -> None:
+    assert refused(None, "optimizer.learning_rate=inf", "z_loss=nan", "data.validation_fraction=1") == [
+        "--set optimizer.learning_rate: inf is not finite and above 0",
+        "--set z_loss: nan is not finite and from 0",
+        "--set data.validation_fraction: 1.0 is not from 0 to below 1",
+    ]
+    assert refused(None, "optimizer.kind=sgd") == ["--set optimizer.kind: 'sgd' is not a choice; one of adamw"]
+
+
+def test_a_schema_that_is_set_is_checked_like_one_in_a_file() -> None:
+    (told,) = refused(None, "schema=9")
+    assert "schema 9 is newer" in told
+
+
+def made_design() -> Design:
     model, cluster = catalog.load_model("tiny"), catalog.load_cluster("8xH100")
     plan = Plan(
         model=model.name,
@@ -148,7 +162,27 @@ def test_a_design_is_read_from_its_file_or_its_run(tmp_path: Path) -> None:
         sequence_length=64,
         microbatch=1,
     )
-    design = Design(model=model, cluster=cluster, job=JobSpec(), plan=plan)
+    return Design(model=model, cluster=cluster, job=JobSpec(), plan=plan)
+
+
+def test_a_plan_without_a_stage_or_with_sizes_of_zero_is_refused(tmp_path: Path) -> None:
+    design = made_design()
+    plan = replace(design.plan, stages=(), microbatch=0, axes=(Axis(name=AxisName.SHARD, size=0),))
+    broken = replace(design, plan=plan, job=JobSpec(total_tokens=-3))
+    (tmp_path / "design.json").write_text(broken.to_json())
+    with pytest.raises(ConfigError) as caught:
+        catalog.load_design(tmp_path)
+    told = [str(problem).partition(" ")[2] for problem in caught.value.problems]
+    assert told == [
+        "plan.microbatch: 0 is not at least 1",
+        "plan.axes[0].size: 0 is not at least 1",
+        "plan.stages: is empty; give at least one",
+        "job.total_tokens: -3 is not at least 1",
+    ]
+
+
+def test_a_design_is_read_from_its_file_or_its_run(tmp_path: Path) -> None:
+    design = made_design()
     (tmp_path / "design.json").write_text(design.to_json())
     assert catalog.load_design(tmp_path) == design
     assert catalog.load_design(tmp_path / "design.json") == design

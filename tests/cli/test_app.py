@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -142,3 +143,14 @@ def test_each_command_has_a_page_in_the_manual() -> None:
         assert f"## `meshwright {command.name}" in manual, command.name
     for code in (0, 1, 2, 3, 4, 5, 75, 130):
         assert f"| {code} |" in manual
+
+
+def test_a_pipe_that_breaks_while_a_command_prints_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise BrokenPipeError(errno.EPIPE, "broken pipe")
+
+    silenced: list[bool] = []
+    monkeypatch.setattr(version, "version", fail)
+    monkeypatch.setattr(app, "quiet_output", lambda: silenced.append(True))
+    assert app.run(["version"]) == 0
+    assert silenced == [True]

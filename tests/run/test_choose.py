@@ -12,9 +12,10 @@ from meshwright.run.detect import calibration_file
 from meshwright.run.measure import save_cluster
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.errors import ConfigError, Problem
-from meshwright.spec.job import JobSpec
+from meshwright.spec.job import DataSpec, JobSpec, Source
 
-JOB = JobSpec(sequence_length=64, batch_tokens=512, total_tokens=5120)
+TEXT = DataSpec(sources=(Source(path=__file__),))
+JOB = JobSpec(data=TEXT, sequence_length=64, batch_tokens=512, total_tokens=5120)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from meshwright import cost
 from meshwright.run import preflight
 from meshwright.spec.cluster import DeviceKind
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit
-from meshwright.spec.job import CheckpointSpec
+from meshwright.spec.job import CheckpointSpec, JobSpec
 from meshwright.spec.plan import Design
 from meshwright.spec.report import MemoryPart, Report, StageMemory
 from tests.run.runs import design
@@ -48,7 +48,8 @@ def test_every_lack_is_told_at_once(tmp_path: Path) -> None:
     elsewhere = replace(made, cluster=replace(made.cluster, groups=groups))
     with pytest.raises(EnvironmentUnfit) as caught:
         preflight.check_machine(elsewhere, predicted=needing(made, 2.0**50), run_dir=tmp_path)
-    assert len(caught.value.problems) == 3
+    told = [problem.where for problem in caught.value.problems]
+    assert told == [f"cluster {made.cluster.name}", str(tmp_path)]
 
 
 def test_an_illegal_plan_is_refused_by_a_named_rule(tmp_path: Path) -> None:
@@ -56,3 +57,24 @@ def test_an_illegal_plan_is_refused_by_a_named_rule(tmp_path: Path) -> None:
     broken = replace(made, plan=replace(made.plan, microbatch=3))
     with pytest.raises(ConfigError, match="rule "):
         preflight.check_design(broken)
+
+
+def test_a_run_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    made = design(tmp_path, steps=4)
+    (tmp_path / "file").write_text("x")
+    for place in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(ConfigError, match="file: is a file, not a directory"):
+            preflight.check_run_dir(made, run_dir=place, resume=False)
+
+
+def test_text_and_tokenizer_are_checked_without_a_design(tmp_path: Path) -> None:
+    data = design(tmp_path, steps=4).job.data
+    preflight.check_job(JobSpec(data=data))
+    for changed, told in (
+        (replace(data, sources=()), "no text is given"),
+        (replace(data, tokenizer="train:0"), "is no tokenizer"),
+        (replace(data, tokenizer="train:x"), "is no tokenizer"),
+        (replace(data, tokenizer=str(tmp_path / "none.json")), "no such tokenizer file"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            preflight.check_job(JobSpec(data=changed))

@@ -98,7 +98,7 @@ def _decode(kind: type[T], values: Mapping[str, Any], sets: Sequence[str], secti
     edited = override(migrate(values, kind=kind.__name__), sets, section=section)
     problems = list(edited.problems)
     try:
-        result = codec.decode(kind, edited.values)
+        result = codec.decode(kind, migrate(edited.values, kind=kind.__name__))
     except ConfigError as error:
         raise ConfigError([*problems, *error.problems]) from None
     if problems:

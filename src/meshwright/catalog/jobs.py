@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from meshwright.catalog import documents
-from meshwright.catalog.ranges import checked_job
+from meshwright.catalog.ranges import checked_design, checked_job
 from meshwright.spec.job import JobSpec
 from meshwright.spec.plan import Design
 
@@ -24,4 +24,4 @@ def load_design(path: str | Path, *, sets: Sequence[str] = ()) -> Design:
     """The design in `path`: a design.json, or the folder of a run that holds one; `job.seed=1` of `sets` in force."""
     file = Path(path)
     document = documents.read(file / "design.json" if file.is_dir() else path)
-    return documents.decode(Design, document, section="design", sets=sets)
+    return documents.decode(Design, document, section="design", sets=sets, check=checked_design)

@@ -1,14 +1,17 @@
-"""Which numbers of a job are possible at all, whatever the model and the cluster."""
+"""Which numbers of a job, and of a plan written by hand, are possible at all, whatever the model and the cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from meshwright.spec.codec import nearest
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.job import JobSpec
+from meshwright.spec.plan import Design
 
 AT_LEAST_ONE = ("sequence_length", "batch_tokens", "total_tokens", "checkpoint.keep", "evaluation.tokens")
 ABOVE_ZERO = ("optimizer.learning_rate", "optimizer.epsilon", "optimizer.clip_norm")
@@ -21,21 +24,22 @@ AT_LEAST_ZERO = (
     "learning_rate.warmup_steps",
 )
 FRACTIONS = (
-    "data.validation_fraction",
     "learning_rate.warmup_fraction",
     "learning_rate.decay_fraction",
     "learning_rate.final_fraction",
 )
-BELOW_ONE = ("optimizer.beta1", "optimizer.beta2")
-CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType({"constraints.devices": ("all", "any")})
+BELOW_ONE = ("optimizer.beta1", "optimizer.beta2", "data.validation_fraction")
+CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"constraints.devices": ("all", "any"), "optimizer.kind": ("adamw",)}
+)
 
 
 def checked_job(job: JobSpec) -> JobSpec:
     """The job itself. Raises ConfigError with every number in it that no job can have."""
     problems = [
         *(_problem(path, job, "is not at least 1") for path in AT_LEAST_ONE if not _at(job, path) >= 1),
-        *(_problem(path, job, "is not above 0") for path in ABOVE_ZERO if not _above_zero(_at(job, path))),
-        *(_problem(path, job, "is below 0") for path in AT_LEAST_ZERO if not _at(job, path) >= 0),
+        *(_problem(path, job, "is not finite and above 0") for path in ABOVE_ZERO if not _above_zero(_at(job, path))),
+        *(_problem(path, job, "is not finite and from 0") for path in AT_LEAST_ZERO if not _from_zero(_at(job, path))),
         *(_problem(path, job, "is not from 0 to 1") for path in FRACTIONS if not 0 <= _at(job, path) <= 1),
         *(_problem(path, job, "is not from 0 to below 1") for path in BELOW_ONE if not 0 <= _at(job, path) < 1),
     ]
@@ -51,6 +55,43 @@ def checked_job(job: JobSpec) -> JobSpec:
     return job
 
 
+def checked_design(design: Design) -> Design:
+    """The design itself. Raises ConfigError with every number of its job and its plan that none can have.
+
+    What is left to the rules of legality is a plan with a stage, a block group in each, and sizes from 1.
+    """
+    problems = list(_plan_problems(design))
+    try:
+        checked_job(design.job)
+    except ConfigError as error:
+        problems += [replace(problem, where=f"job.{problem.where}") for problem in error.problems]
+    if problems:
+        raise ConfigError(problems)
+    return design
+
+
+def _plan_problems(design: Design) -> Iterator[Problem]:
+    plan = design.plan
+    sizes = {
+        "plan.sequence_length": plan.sequence_length,
+        "plan.microbatch": plan.microbatch,
+        "plan.schedule.microbatches": plan.schedule.microbatches,
+        "plan.schedule.chunks": plan.schedule.chunks,
+        **{f"plan.axes[{index}].size": axis.size for index, axis in enumerate(plan.axes)},
+    }
+    for where, size in sizes.items():
+        if size < 1:
+            yield Problem(what=f"{size} is not at least 1", where=where)
+    lists = {
+        "cluster.groups": design.cluster.groups,
+        "plan.stages": plan.stages,
+        **{f"plan.stages[{index}].groups": stage.groups for index, stage in enumerate(plan.stages)},
+    }
+    for where, entries in lists.items():
+        if not entries:
+            yield Problem(what="is empty", where=where, fix="give at least one")
+
+
 def _at(job: JobSpec, path: str) -> Any:
     value: Any = job
     for name in path.split("."):
@@ -60,7 +101,11 @@ def _at(job: JobSpec, path: str) -> Any:
 
 def _above_zero(value: float | None) -> bool:
     """None means that the limit is off."""
-    return value is None or value > 0
+    return value is None or 0 < value < math.inf
+
+
+def _from_zero(value: float) -> bool:
+    return 0 <= value < math.inf
 
 
 def _problem(path: str, job: JobSpec, what: str) -> Problem:

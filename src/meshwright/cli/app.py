@@ -69,6 +69,11 @@ def _run(words: list[str], *, as_json: bool) -> int:
         return _tell((INTERRUPTED,), ExitCode.INTERRUPTED, as_json=as_json)
     except BrokenPipeError:
         raise
+    except SystemExit as error:
+        # The parser turns a broken pipe into an exit of its own.
+        if isinstance(error.__context__, BrokenPipeError):
+            raise BrokenPipeError from None
+        raise
     except Exception as error:
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
             return _tell_usage(error, as_json=as_json)

@@ -150,6 +150,8 @@ def _json_pieces(lines: Iterator[bytes], file: Path, field: str, problems: _Prob
         if not isinstance(text, str):
             what = f"no text in field {field!r}"
             have = f"it has {', '.join(row)}" if isinstance(row, dict) and row else "the line is not an object"
+            if isinstance(row, dict) and field in row:
+                have = "its value is not a string"
             problems.add(where, what, why=have, fix="set text_field of the source")
         elif "\0" in text:
             problems.add(where, "not text", why="the text holds a NUL character")

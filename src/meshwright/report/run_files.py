@@ -94,8 +94,10 @@ def predicted_spans(files: RunFiles) -> tuple[Span, ...]:
 
 
 def _read_plan(place: Path) -> RunFiles:
-    """A plan with its model, cluster and job, as `meshwright plan --out` writes it."""
+    """A legal plan with its model, cluster and job, as `meshwright plan --out` writes it."""
+    from meshwright.catalog.ranges import checked_design
     from meshwright.cost import predict
+    from meshwright.search import Scope, check
 
     document = _json(place)
     if isinstance(document, dict) and "design" in document and "plan" not in document:
@@ -106,7 +108,9 @@ def _read_plan(place: Path) -> RunFiles:
         why = "it holds a plan without its model, cluster and job"
         fix = "write it with meshwright plan --out"
         raise ConfigError(Problem(what="cannot be explained alone", where=str(place), why=why, fix=fix))
-    design = codec.decode(Design, document, str(place))
+    design = checked_design(codec.decode(Design, document, str(place)))
+    if problems := check(design, scopes=frozenset({Scope.PLAN})):
+        raise ConfigError(problems)
     return RunFiles(
         name=place.stem, path=place, is_plan=True, design=design, predicted=predict(design), decision=decision
     )

@@ -32,7 +32,7 @@ def generate(
     no complete checkpoint or an option is out of range.
     """
     folder = Path(run_dir).expanduser()
-    _check(tokens=tokens, temperature=temperature, top_k=top_k)
+    _check(prompt, tokens=tokens, temperature=temperature, top_k=top_k)
     decoder = load_model(folder)
     path = folder / "tokenizer.json"
     if not path.is_file():
@@ -63,11 +63,16 @@ class Whole:
 
 def load_model(run_dir: Path) -> Decoder:
     """The whole model of a run with the weights of its newest complete checkpoint, in their own precision."""
+    path = run_dir / "design.json"
+    if not path.is_file():
+        fix = "name the folder that a run wrote"
+        raise ConfigError(Problem(what="not a run directory", where=str(run_dir), why="it has no design.json", fix=fix))
+    design = load_design(path)
+
     from meshwright.nn import Decoder
     from meshwright.parallel.precision import dtypes
     from meshwright.train.checkpoint import Store
 
-    design = load_design(run_dir / "design.json")
     store = Store(run_dir / "checkpoints", design=design)
     checkpoint = store.newest()
     if checkpoint is None:
@@ -80,8 +85,10 @@ def load_model(run_dir: Path) -> Decoder:
     return decoder.eval()
 
 
-def _check(*, tokens: int, temperature: float, top_k: int | None) -> None:
+def _check(prompt: str, *, tokens: int, temperature: float, top_k: int | None) -> None:
     problems = []
+    if any("\ud800" <= letter <= "\udfff" for letter in prompt):
+        problems.append(Problem(what="the prompt is not UTF-8 text", where="--prompt", fix="set LC_ALL=C.UTF-8"))
     if tokens < 1:
         problems.append(Problem(what=f"{tokens} tokens", where="--tokens", fix="ask for at least one"))
     if temperature < 0:

@@ -10,8 +10,9 @@ from pathlib import Path
 import psutil
 
 from meshwright import search
-from meshwright.data import Corpus
+from meshwright.data import Corpus, load_tokenizer
 from meshwright.data.documents import files_of
+from meshwright.data.train_tokenizer import parse_vocab
 from meshwright.run.files import load_design, read_json
 from meshwright.run.machine import this_machine
 from meshwright.spec.cluster import DeviceKind
@@ -27,10 +28,17 @@ CHECKPOINT_BYTES_PER_PARAMETER = 12
 
 
 def check_job(job: JobSpec) -> None:
-    """What needs no design: the text is there and so are the trackers. Raises ConfigError or EnvironmentUnfit."""
+    """What needs no design: text, tokenizer and trackers are there. Raises ConfigError or EnvironmentUnfit."""
     trackers.check(job.trackers)
+    if not job.data.sources:
+        fix = "--data names a JSONL, text or xz file"
+        raise ConfigError(Problem(what="no text is given", where="job.data.sources", fix=fix))
     for source in job.data.sources:
         files_of(source)
+    if job.data.tokenizer.startswith("train:"):
+        parse_vocab(job.data.tokenizer)
+    else:
+        load_tokenizer(job.data.tokenizer)
 
 
 def check_design(design: Design) -> None:
@@ -62,6 +70,9 @@ def check_run_dir(design: Design, *, run_dir: Path, resume: bool) -> None:
     of the data or the meaning of a step may not. Raises ConfigError with everything that differs.
     """
     path = run_dir / "design.json"
+    place = next(parent for parent in (run_dir, *run_dir.absolute().parents) if parent.exists())
+    if not place.is_dir():
+        raise ConfigError(Problem(what="is a file, not a directory", where=str(place), fix="--run names another"))
     if not resume:
         if path.is_file():
             fix = "--resume goes on with it; --run names another directory"
@@ -148,8 +159,9 @@ def _memory_problems(design: Design, predicted: Report) -> Iterable[Problem]:
     else:
         import torch
 
-        free = torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
-        need = predicted.peak_bytes
+        if not torch.cuda.is_available():
+            return
+        free, need = torch.cuda.mem_get_info()[0], predicted.peak_bytes
     if need > free:
         yield Problem(
             what=f"the run is predicted to need {format_bytes(need)} and {format_bytes(free)} is free",
