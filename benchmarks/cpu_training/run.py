@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import plans
 import record
 from meshwright import catalog, search
+from meshwright.run.machine import cache_root
 from meshwright.spec.job import Constraints
 from meshwright.spec.model import Attention, FeedForward
 from meshwright.spec.plan import Design
@@ -61,7 +62,7 @@ def plain(design: Design, *, microbatch: int, steps: int) -> float:
 
 def candidates(cluster: str) -> list[Design]:
     """Every plan that fits and runs, fastest predicted first: the first is the one that meshwright picks."""
-    model, machine = catalog.load_model(MODEL), catalog.load_cluster(cluster)
+    model, machine = catalog.load_model(MODEL), catalog.load_cluster(cluster, cache=cache_root())
     job = catalog.load_job(str(ROOT / "examples" / "demo.toml"))
     job = replace(
         job,

@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import plans
 import record
 from meshwright import catalog, search
+from meshwright.run.machine import cache_root
 from meshwright.spec.job import Constraints, JobSpec
 from meshwright.spec.plan import Design
 
@@ -29,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 def designs(name: str, *, sequence_length: int, count: int, cluster: str) -> list[Design]:
     """A spread of legal plans of one model: worlds of 1, 2 and 4, one microbatch size, every kind of parallelism."""
-    model, machine = catalog.load_model(name), catalog.load_cluster(cluster)
+    model, machine = catalog.load_model(name), catalog.load_cluster(cluster, cache=cache_root())
     job = catalog.load_job(str(ROOT / "examples" / "demo.toml"), sets=[f"sequence_length={sequence_length}"])
     job = replace(job, constraints=Constraints(devices="any", fix={"microbatch": 2048 // sequence_length}))
     decision = search.design(model, machine, job, top=10**6)
