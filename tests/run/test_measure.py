@@ -8,16 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from meshwright import catalog
 from meshwright.run.children import in_children
 from meshwright.run.detect import calibration_file, detect
 from meshwright.run.figures import Measured, with_measurements
 from meshwright.run.fit import fit_collective, fit_matrix_curve, log_error, matrix_seconds
 from meshwright.run.machine import this_machine
-from meshwright.run.measure import measure
+from meshwright.run.measure import measure, save_cluster
 from meshwright.run.measure_device import MATRIX_SHAPES, AttentionTime, DeviceTimes, MatrixTime
 from meshwright.run.measure_network import MESSAGE_BYTES, CollectiveTime, NetworkTimes
 from meshwright.spec.cluster import Collective, MatrixCurve, Precision
-from meshwright.spec.errors import WorkerFailed
+from meshwright.spec.errors import EnvironmentUnfit, WorkerFailed
 
 PEAK, LAUNCH = 1e11, 5e-6
 CURVE = MatrixCurve(fraction=0.8, half_m=12.0, half_n=20.0, half_k=60.0)
@@ -127,3 +128,10 @@ def test_a_short_real_measurement_fills_and_keeps_a_cluster(monkeypatch: pytest.
     assert all(fit.bytes_per_second > 1e6 for fit in group.inside.fits)
     assert calibration_file().is_file()
     assert detect().groups == cluster.groups
+
+
+def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    in_the_way = tmp_path / "cache"
+    in_the_way.write_text("a file, not a folder")
+    with pytest.raises(EnvironmentUnfit, match="MESHWRIGHT_CACHE"):
+        save_cluster(catalog.load_cluster("local"), path=in_the_way / "clusters" / "local.json")

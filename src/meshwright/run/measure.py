@@ -20,7 +20,7 @@ from meshwright.run.measure_network import NetworkTimes, measure_network
 from meshwright.run.measure_steps import measure_steps, probe_designs
 from meshwright.spec import codec
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, NodeGroup, Precision
-from meshwright.spec.errors import WorkerFailed
+from meshwright.spec.errors import EnvironmentUnfit, Problem, WorkerFailed
 from meshwright.spec.units import format_percent
 
 Progress = Callable[[str], None]
@@ -112,11 +112,16 @@ def _explained(cluster: ClusterSpec, *, seconds: float, stamp: str, say: Progres
 
 
 def save_cluster(cluster: ClusterSpec, *, path: Path) -> None:
-    """The file holds the cluster as JSON, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """The file holds the cluster as JSON, whole or not at all; raises EnvironmentUnfit where it cannot be written."""
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(codec.encode(cluster), indent=1))
-    partial.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(codec.encode(cluster), indent=1))
+        partial.replace(path)
+    except OSError as error:
+        what = f"what was measured cannot be kept: {error.strerror}"
+        fix = "set MESHWRIGHT_CACHE to a folder that can be written"
+        raise EnvironmentUnfit(Problem(what=what, where=str(path), fix=fix)) from error
 
 
 def _world(group: NodeGroup, *, device: str) -> int:
