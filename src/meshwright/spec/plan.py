@@ -180,7 +180,8 @@ class Plan:
         chunks = f"{self.schedule.chunks} chunks, " if self.schedule.chunks > 1 else ""
         layout = " x ".join(parts) or "one device"
         devices = "1 device" if self.world_size == 1 else f"{self.world_size} devices"
-        steps = f"{self.schedule.microbatches} microbatches of {self.microbatch}"
+        count = self.schedule.microbatches
+        steps = f"{count} microbatch{'' if count == 1 else 'es'} of {self.microbatch}"
         return f"{devices}: {layout} ({', '.join(extra)}), {schedule}{chunks}{steps}"
 
 
