@@ -35,7 +35,7 @@ def meshwright(*arguments: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", default="runs/demo", help="where the run goes (made anew)")
-    parser.add_argument("--showcase-steps", type=int, default=24)
+    parser.add_argument("--showcase-steps", type=int, default=16)
     parser.add_argument("--steps", type=int, default=None, help="steps after those (default: what the job asks)")
     options = parser.parse_args()
     folder, begun = Path(options.folder), time.monotonic()
@@ -44,7 +44,7 @@ def main() -> None:
     run, steps = folder / "run", () if options.steps is None else ("--steps", str(options.steps))
 
     say("1. What this machine is: measured once, then kept")
-    meshwright("cluster", "measure", "--devices", "4")
+    meshwright("cluster", "measure", "--devices", "4", "--seconds", "30")
     say("2. A showcase plan: four workers, a pipeline of two stages, each sharded over two")
     sets = [part for setting in SHOWCASE for part in ("--set", f"constraints.fix.{setting}")]
     meshwright("plan", *ASKED, *sets, "--top", "3", "--out", str(folder / "showcase.json"))
