@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -13,11 +14,13 @@ from meshwright.run.children import in_children
 from meshwright.run.detect import calibration_file, detect
 from meshwright.run.figures import Measured, with_measurements
 from meshwright.run.fit import fit_collective, fit_matrix_curve, log_error, matrix_seconds
+from meshwright.run.in_step import as_in_a_step
 from meshwright.run.machine import this_machine
 from meshwright.run.measure import measure, save_cluster
 from meshwright.run.measure_device import MATRIX_SHAPES, AttentionTime, DeviceTimes, MatrixTime
+from meshwright.run.measure_layers import LayerTimes, time_layers
 from meshwright.run.measure_network import MESSAGE_BYTES, CollectiveTime, NetworkTimes
-from meshwright.spec.cluster import Collective, MatrixCurve, Precision
+from meshwright.spec.cluster import AttentionRate, Collective, MatrixCurve, Precision
 from meshwright.spec.errors import EnvironmentUnfit, WorkerFailed
 
 PEAK, LAUNCH = 1e11, 5e-6
@@ -53,24 +56,36 @@ def test_latency_and_bandwidth_are_found_again_from_their_times() -> None:
     assert found.bytes_per_second == pytest.approx(8e8, rel=0.02)
 
 
+def attention_at(rate: float, *, half_dim: float) -> tuple[AttentionTime, ...]:
+    """Times of heads that reach dim / (dim + half_dim) of `rate`, forward and backward."""
+    return tuple(
+        AttentionTime(
+            precision=Precision.FP32,
+            length=256,
+            head_dim=dim,
+            flops=1e6 * dim,
+            forward_seconds=1e6 * (dim + half_dim) / rate,
+            backward_seconds=2.5e6 * (dim + half_dim) / rate,
+        )
+        for dim in (32, 64)
+    )
+
+
 def measurements(*, together: tuple[tuple[int, float], ...]) -> Measured:
     matrices = tuple(made_by(CURVE))
     one = DeviceTimes(
         threads=1,
         matrices=matrices,
-        attention=(AttentionTime(precision=Precision.FP32, flops=4e7, forward_seconds=1e-3, backward_seconds=2.5e-3),),
+        attention=attention_at(4e10, half_dim=8.0),
+        layers=(layer_times(seconds=1.0),),
         copy_bytes_per_second=2e10,
-        element_bytes_per_second=1e10,
         optimizer_bytes_per_second=3e10,
         launch_seconds=4e-6,
         layer_forward_seconds=1.8e-4,
         layer_backward_seconds=2.9e-4,
         step_overhead_seconds=5e-4,
     )
-    halved = tuple(
-        MatrixTime(precision=time.precision, m=time.m, k=time.k, n=time.n, seconds=time.seconds / 2)
-        for time in matrices
-    )
+    halved = (layer_times(seconds=0.5),)
     times = tuple(
         CollectiveTime(operation=operation, ranks=2, num_bytes=size, seconds=1e-3 + size / 1e9)
         for operation in Collective
@@ -92,15 +107,52 @@ def test_every_measured_figure_has_its_place_and_its_source(monkeypatch: pytest.
     peak = device.peak_flops[Precision.FP32]
     assert group.together == pytest.approx((1.0, 1.8, 1.8, 1.8))
     assert device.scaling == pytest.approx((1.0, 2.0))
-    assert device.memory_bandwidth * device.memory_fraction == pytest.approx(1e10)
-    assert device.attention_fraction * peak == pytest.approx(4e10)
-    assert device.attention_backward_fraction * peak == pytest.approx(4e10)
+    assert device.memory_bandwidth == 2e10
+    (rate,) = device.attention_rates
+    assert (rate.length, rate.half_dim) == (256, pytest.approx(8.0))
+    assert rate.forward_flops == pytest.approx(rate.backward_flops)
+    assert device.matrix[Precision.FP32].half_k < peak
     assert device.optimizer_bandwidth == 3e10
     assert device.reserved_bytes == 2**28
     assert {fit.operation for fit in group.inside.fits} == set(Collective)
     assert all(device.sources[name] == "measured in a test" for name in ("peak_flops", "matrix", "scaling"))
     host = [26 * device.launch_seconds + device.layer_seconds, 52 * device.launch_seconds + device.layer_seconds]
     assert host == pytest.approx([1.8e-4, 2.9e-4], rel=0.1)
+
+
+def layer_times(*, seconds: float) -> LayerTimes:
+    return LayerTimes(
+        precision=Precision.FP32,
+        product_seconds=0.5 * seconds,
+        scores_seconds=0.3 * seconds,
+        element_seconds=0.2 * seconds,
+    )
+
+
+def test_levels_are_those_of_a_step_and_shapes_those_of_the_probes() -> None:
+    device = catalog.local_cluster(cores=2, memory_bytes=16e9, devices=4).groups[0].device
+    device = replace(
+        device,
+        attention_rates=(
+            AttentionRate(precision=Precision.FP32, length=256, forward_flops=3e10, backward_flops=4e10, half_dim=8.0),
+        ),
+    )
+    slow, fast = (as_in_a_step(device, [layer_times(seconds=seconds)]) for seconds in (2.0, 1.0))
+    curves = [entry.matrix[Precision.FP32] for entry in (slow, fast)]
+    assert curves[1].fraction == pytest.approx(2.0 * curves[0].fraction)
+    assert curves[1].half_k == curves[0].half_k == device.matrix[Precision.FP32].half_k
+    rates = [entry.attention_rates[0] for entry in (slow, fast)]
+    assert rates[1].forward_flops == pytest.approx(2.0 * rates[0].forward_flops)
+    assert rates[1].backward_flops / rates[1].forward_flops == pytest.approx(4.0 / 3.0)
+    bandwidths = [entry.memory_bandwidth * entry.memory_fraction for entry in (slow, fast)]
+    assert bandwidths[1] == pytest.approx(2.0 * bandwidths[0])
+    assert as_in_a_step(device, []) == device
+
+
+def test_the_operators_of_a_decoder_are_timed_by_kind() -> None:
+    found = time_layers(Precision.FP32, seconds=0.0, device="cpu")
+    assert min(found.product_seconds, found.scores_seconds, found.element_seconds) > 0.0
+    assert found.seconds == found.product_seconds + found.scores_seconds + found.element_seconds
 
 
 def broken(*, rank: int) -> int:

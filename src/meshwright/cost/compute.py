@@ -10,7 +10,7 @@ import numpy.typing as npt
 from meshwright.cost.software import Software
 from meshwright.cost.table import PRECISIONS, IntArray
 from meshwright.cost.work import FloatArray, PartWork, Product
-from meshwright.spec.cluster import DeviceKind, DeviceSpec, MatrixCurve, Precision
+from meshwright.spec.cluster import AttentionRate, DeviceKind, DeviceSpec, MatrixCurve, Precision
 from meshwright.spec.errors import ConfigError, Problem
 
 _SCORE_TRAFFIC_BYTES = 13.0  # an unfused score: written, scaled, masked, softmaxed and dropped out in two bytes each
@@ -26,9 +26,18 @@ class Rates:
     half_m: FloatArray
     half_n: FloatArray
     half_k: FloatArray
-    attention: FloatArray
+    attention: Attention
     bandwidth: float
     itemsize: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """FLOP/s of the scores' part forward and backward by wide heads, and the head width that reaches half of them."""
+
+    forward: FloatArray
+    backward: FloatArray
+    half_dim: FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +54,11 @@ class PassSeconds:
     host_backward: FloatArray
 
 
-def rates(device: DeviceSpec, *, precision: IntArray) -> Rates:
-    """The figures of `device` row by row; raises ConfigError when it has no peak for a precision in use."""
+def rates(device: DeviceSpec, *, precision: IntArray, length: int, software: Software) -> Rates:
+    """The figures of `device` row by row for sequences of `length`.
+
+    Raises ConfigError when it has no peak for a precision in use.
+    """
     used = {PRECISIONS[int(index)] for index in np.unique(precision)}
     missing = sorted(entry.value for entry in used if not device.peak_flops.get(entry))
     if missing:
@@ -60,6 +72,7 @@ def rates(device: DeviceSpec, *, precision: IntArray) -> Rates:
             )
         )
     curves = [_curve(device, entry) if entry in used else _FLAT for entry in PRECISIONS]
+    attention = [_attention(device, entry, length=length, software=software) for entry in PRECISIONS]
 
     def pick(values: list[float]) -> FloatArray:
         return np.asarray(values, dtype=np.float64)[precision]
@@ -70,7 +83,11 @@ def rates(device: DeviceSpec, *, precision: IntArray) -> Rates:
         half_m=pick([curve.half_m for curve in curves]),
         half_n=pick([curve.half_n for curve in curves]),
         half_k=pick([curve.half_k for curve in curves]),
-        attention=pick([device.attention_scale.get(entry, 1.0) for entry in PRECISIONS]),
+        attention=Attention(
+            forward=pick([entry.forward_flops for entry in attention]),
+            backward=pick([entry.backward_flops for entry in attention]),
+            half_dim=pick([entry.half_dim for entry in attention]),
+        ),
         bandwidth=device.memory_bandwidth * device.memory_fraction,
         itemsize=activation_bytes(precision),
     )
@@ -90,7 +107,7 @@ def part_seconds(part: PartWork, *, device: DeviceSpec, rates: Rates, software: 
         forward = forward + _product_seconds(product.m, product.n, product.k, product, rates)
         backward = backward + _product_seconds(product.m, product.k, product.n, product, rates)
         backward = backward + _product_seconds(product.k, product.n, product.m, product, rates)
-    core, core_backward = _score_seconds(part, device=device, rates=rates, software=software)
+    core, core_backward = _score_seconds(part, rates=rates, software=software)
     forward = forward + core + part.traffic / rates.bandwidth
     backward = backward + core_backward + part.backward_traffic / rates.bandwidth
     launch = part.kernels * device.launch_seconds
@@ -127,18 +144,44 @@ def _product_seconds(
     return product.count * np.maximum(2.0 * m * n * k / achieved, moved / rates.bandwidth)
 
 
-def _score_seconds(
-    part: PartWork, *, device: DeviceSpec, rates: Rates, software: Software
-) -> tuple[FloatArray, FloatArray]:
+def _score_seconds(part: PartWork, *, rates: Rates, software: Software) -> tuple[FloatArray, FloatArray]:
     """Seconds of the scores' part forward and backward: fused kernels, or batched products with scores in memory."""
     flops = part.score_flops + np.zeros_like(rates.peak)
-    peak = rates.peak * rates.attention
-    backward = _BACKWARD_PRODUCTS * flops / (peak * device.attention_backward_fraction)
-    fused = flops / (peak * device.attention_fraction)
+    if part.score_dim:
+        flops = flops * (1.0 + rates.attention.half_dim / part.score_dim)
+    backward = _BACKWARD_PRODUCTS * flops / rates.attention.backward
+    fused = flops / rates.attention.forward
     if software.fused_attention:
         return fused, backward
     traffic = part.scores * _SCORE_TRAFFIC_BYTES / rates.bandwidth
     return 2.0 * fused + traffic, 4.0 * fused + 2.0 * traffic
+
+
+def _attention(device: DeviceSpec, precision: Precision, *, length: int, software: Software) -> AttentionRate:
+    """What the device does at this length: measured lengths interpolated, else its fractions of the peak."""
+    if software.widens(device.kind, length=length) and precision in (Precision.BF16, Precision.FP16):
+        precision = Precision.FP32
+    known = sorted((rate for rate in device.attention_rates if rate.precision is precision), key=_length)
+    if not known:
+        peak = device.peak_flops.get(precision) or np.nan
+        forward, backward = device.attention_fraction * peak, device.attention_backward_fraction * peak
+        return AttentionRate(precision=precision, length=length, forward_flops=forward, backward_flops=backward)
+    lengths = np.log([rate.length for rate in known])
+
+    def at(values: list[float]) -> float:
+        return float(np.interp(np.log(length), lengths, values))
+
+    return AttentionRate(
+        precision=precision,
+        length=length,
+        forward_flops=at([rate.forward_flops for rate in known]),
+        backward_flops=at([rate.backward_flops for rate in known]),
+        half_dim=at([rate.half_dim for rate in known]),
+    )
+
+
+def _length(rate: AttentionRate) -> int:
+    return rate.length
 
 
 _FLAT = MatrixCurve(fraction=1.0, half_m=0.0, half_n=0.0, half_k=0.0)

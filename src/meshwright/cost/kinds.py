@@ -92,18 +92,43 @@ def combine(table: PlanTable, *, device: DeviceSpec, job: JobSpec, software: Sof
     key = (key + table.microbatch) * len(PRECISIONS) + table.precision
     _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
     tensor = table.tensor[first].astype(np.float64)
-    figures = rates(device, precision=table.precision[first])
-    sizes = Sizes(
+    figures = rates(device, precision=table.precision[first], length=job.sequence_length, software=software)
+    sizes = operator_sizes(
         batch=table.microbatch[first].astype(np.float64),
-        sequence=float(job.sequence_length),
         tensor=tensor,
         split=np.where(table.sequence_parallel[first], tensor, 1.0),
         itemsize=figures.itemsize,
+        device=device,
+        job=job,
+        software=software,
+    )
+    return Combination(sizes=sizes, rates=figures, inverse=inverse.reshape(-1))
+
+
+def operator_sizes(
+    *,
+    batch: FloatArray,
+    tensor: FloatArray,
+    split: FloatArray,
+    itemsize: FloatArray,
+    device: DeviceSpec,
+    job: JobSpec,
+    software: Software,
+) -> Sizes:
+    """What operators depend on for microbatches of `batch` sequences of `job` as `software` runs them on `device`."""
+    widens = software.widens(device.kind, length=job.sequence_length)
+    return Sizes(
+        batch=batch,
+        sequence=float(job.sequence_length),
+        tensor=tensor,
+        split=split,
+        itemsize=itemsize,
         masked=job.data.document_mask and software.masks_documents(device.kind),
         dense_masks=software.dense_masks,
         composite_norms=software.writes_norms_out(device.kind),
+        eager=software.eager,
+        attention_itemsize=np.maximum(4.0, itemsize) if widens else itemsize,
     )
-    return Combination(sizes=sizes, rates=figures, inverse=inverse.reshape(-1))
 
 
 def price_block(

@@ -88,18 +88,19 @@ def _norms(part: Mixer | Transform, sizes: Sizes) -> list[PartWork]:
 def _norm(norm: Norm, sizes: Sizes) -> PartWork:
     """Reads and writes its tokens once forward, reads two and writes one backward, and keeps its input.
 
-    Written out in fp32 it makes several passes and keeps its fp32 input and its normed fp32 output.
+    Written out in fp32 it makes 7 passes forward and 23 backward, casts at both ends, and keeps its fp32 input and
+    its normed fp32 output.
     """
-    hidden = sizes.tokens * norm.width * sizes.itemsize / sizes.split
+    elements = sizes.tokens * norm.width / sizes.split
+    hidden = elements * sizes.itemsize
     if sizes.composite_norms and norm.kind is NormKind.RMS:
-        wide = np.maximum(4.0, sizes.itemsize) / sizes.itemsize * hidden
         return PartWork(
             name=NORM,
             parameters=sizes.zeros + norm.parameters,
-            traffic=7.0 * wide + hidden,
-            backward_traffic=12.0 * wide + hidden,
+            traffic=elements * (7.0 * sizes.wide + 2.0 * sizes.casts),
+            backward_traffic=elements * (23.0 * sizes.wide + 2.0 * sizes.casts),
             kernels=2.0,
-            saved=2.0 * wide + 4.0 * sizes.tokens / sizes.split,
+            saved=2.0 * elements * sizes.wide + 4.0 * sizes.tokens / sizes.split,
         )
     return PartWork(
         name=NORM,
@@ -122,9 +123,14 @@ def _attention(mixer: Attention, score_flops: FloatArray, sizes: Sizes) -> PartW
         mixer.width if mixer.output_bias else 0
     )
     own = mixer.parameters - _norm_parameters(mixer) - replicated
-    turned = (2.0 if mixer.rotary else 0.0) + (2.0 if normed else 0.0)
-    core = 4.0 * m * mixer.heads / t + _mask_bytes(mixer, sizes)
-    traffic = e * m * (turned * (query + key) + 3.0 * w / sizes.split) + 2.0 * _mask_bytes(mixer, sizes)
+    residual = 3.0 * e * w / sizes.split
+    forward, backward = _turn_bytes(sizes) if mixer.rotary else (sizes.zeros, sizes.zeros)
+    forward, backward = forward + (2.0 * e if normed else 0.0), backward + (3.0 * e if normed else 0.0)
+    forward, backward = forward * (query + key), backward * (query + key)
+    widened, kept = _widened(sizes, read=query + keys * key, written=query)
+    masks = 2.0 * _mask_bytes(mixer, sizes)
+    again = 3.0 if sizes.eager else 1.5
+    core = 4.0 * m * mixer.heads / t + _mask_bytes(mixer, sizes) + m * kept
     return PartWork(
         name=ATTENTION,
         parameters=own / t + replicated,
@@ -135,8 +141,9 @@ def _attention(mixer: Attention, score_flops: FloatArray, sizes: Sizes) -> PartW
         ),
         score_flops=score_flops,
         scores=sizes.batch * mixer.heads / t * sizes.sequence**2,
-        traffic=traffic,
-        backward_traffic=1.5 * traffic,
+        score_dim=float(mixer.head_dim),
+        traffic=m * (forward + widened + residual) + masks,
+        backward_traffic=m * (backward + widened + again * residual) + 1.5 * masks,
         kernels=8.0 + (8.0 if mixer.rotary else 0.0) + (4.0 if normed else 0.0),
         saved=e * m * (w / sizes.split + 2.0 * query + 2.0 * key + (query + key if normed else 0.0)) + core,
         core=core,
@@ -144,6 +151,24 @@ def _attention(mixer: Attention, score_flops: FloatArray, sizes: Sizes) -> PartW
         working=e * m * (2.0 * query + 2.0 * key + w),
         exchanges=PAIR,
     )
+
+
+def _widened(sizes: Sizes, *, read: FloatArray, written: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Bytes per token to cast what attention reads and writes in a pass, and bytes more that it keeps."""
+    wide, e = sizes.attended, sizes.itemsize
+    widens = wide > e
+    return (
+        np.where(widens, (wide + e) * (read + written), 0.0),
+        np.where(widens, wide * (read + written) - e * read, 0.0),
+    )
+
+
+def _turn_bytes(sizes: Sizes) -> tuple[FloatArray, FloatArray]:
+    """Bytes per rotated feature forward and backward: one pass each where fused, else every operator's."""
+    if not sizes.eager:
+        return 2.0 * sizes.itemsize, 3.0 * sizes.itemsize
+    forward = 2.0 * sizes.itemsize + 7.0 * sizes.wide + sizes.casts
+    return forward, 14.0 * sizes.wide + sizes.zeros
 
 
 def _latent_attention(mixer: LatentAttention, score_flops: FloatArray, sizes: Sizes) -> PartWork:
@@ -174,8 +199,9 @@ def _latent_attention(mixer: LatentAttention, score_flops: FloatArray, sizes: Si
         whole += indexer.parameters(mixer.width, rank or mixer.width)
     own = mixer.parameters - _norm_parameters(mixer) - whole
     inner = heads * (2.0 * query_dim + mixer.value_dim)
-    traffic = e * m * (3.0 * w / sizes.split + 2.0 * inner + 4.0 * (latent + (rank or 0)))
-    core = 4.0 * m * heads + _mask_bytes(mixer, sizes)
+    widened, more = _widened(sizes, read=inner, written=heads * mixer.value_dim)
+    traffic = e * m * (3.0 * w / sizes.split + 2.0 * inner + 4.0 * (latent + (rank or 0))) + m * widened
+    core = 4.0 * m * heads + _mask_bytes(mixer, sizes) + m * more
     kept = heads * (2.0 * query_dim + 2.0 * mixer.value_dim) + 2.0 * latent + 2.0 * (rank or 0)
     return PartWork(
         name=ATTENTION,
@@ -183,6 +209,7 @@ def _latent_attention(mixer: LatentAttention, score_flops: FloatArray, sizes: Si
         products=tuple(products),
         score_flops=score_flops,
         scores=sizes.batch * heads * sizes.sequence**2,
+        score_dim=0.5 * (query_dim + mixer.value_dim),
         traffic=traffic,
         backward_traffic=1.5 * traffic,
         kernels=26.0,
@@ -225,12 +252,14 @@ def _feed_forward(part: FeedForward, sizes: Sizes) -> PartWork:
     replicated = part.width if part.bias else 0
     own = part.parameters - _norm_parameters(part) - replicated
     residual = 3.0 * w / sizes.split
+    back = (9.0 if sizes.eager else 8.0) if part.gated else 3.0
+    again = 2.0 if sizes.eager and part.gated else 1.0
     return PartWork(
         name=FEED_FORWARD,
         parameters=own / t + replicated,
         products=(Product(m=m, n=h, k=w, count=2.0 if part.gated else 1.0), Product(m=m, n=w, k=h)),
         traffic=e * m * ((5.0 if part.gated else 2.0) * h + residual),
-        backward_traffic=e * m * ((8.0 if part.gated else 3.0) * h + residual),
+        backward_traffic=e * m * (back * h + again * residual),
         kernels=6.0 if part.gated else 4.0,
         saved=e * m * (w / sizes.split + (4.0 if part.gated else 2.0) * h),
         gathered=e * m * (w - w / sizes.split),
@@ -304,8 +333,8 @@ def _head(block: Head, sizes: Sizes) -> tuple[PartWork, ...]:
         name=HEAD,
         parameters=own / sizes.tensor,
         products=(Product(m=m, n=v, k=w),),
-        traffic=m * v * (2.0 * e + 16.0),
-        backward_traffic=m * v * (2.0 * e + 12.0),
+        traffic=m * v * (e + sizes.casts + 5.0 * sizes.wide),
+        backward_traffic=m * v * (e + sizes.casts + 7.0 * sizes.wide),
         kernels=8.0 + (2.0 if block.softcap else 0.0),
         saved=e * m * w / sizes.split,
         gathered=e * m * (w - w / sizes.split),

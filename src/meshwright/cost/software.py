@@ -9,6 +9,9 @@ from types import MappingProxyType
 from meshwright.spec.cluster import DeviceKind
 from meshwright.spec.errors import ConfigError, Problem
 
+# The longest sequence that nn attends in fp32 on processors (nn/attention.py says why).
+WIDE_ATTENTION_LENGTH = 512
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Software:
@@ -19,6 +22,8 @@ class Software:
     processors documents are attended one by one). `casts_each_pass`: weights that are
     not sharded are cast to the precision that multiplies in every pass, and kept for its backward.
     `composite_norms`: on processors a root-mean-square norm is written out in fp32 and keeps two copies.
+    `eager`: element-wise work is done operator by operator, and every projection adds its own gradient.
+    `widens_attention`: on processors sequences up to WIDE_ATTENTION_LENGTH are attended in fp32 whatever multiplies.
     `scatters_by_exchange`: on processors reduce-scatters are all-to-alls and a local sum.
     `scatters_transfers`: tensor ranks send a slice each between stages and gather it in their node.
     """
@@ -30,6 +35,8 @@ class Software:
     dense_masks: bool = True
     casts_each_pass: bool = True
     composite_norms: bool = True
+    eager: bool = True
+    widens_attention: bool = True
     scatters_by_exchange: bool = True
     scatters_transfers: bool = False
 
@@ -42,6 +49,9 @@ class Software:
     def writes_norms_out(self, kind: DeviceKind) -> bool:
         return self.composite_norms and kind is DeviceKind.CPU
 
+    def widens(self, kind: DeviceKind, *, length: int) -> bool:
+        return self.widens_attention and kind is DeviceKind.CPU and length <= WIDE_ATTENTION_LENGTH
+
 
 _MEGATRON = {
     "overlap": False,
@@ -50,6 +60,7 @@ _MEGATRON = {
     "scatters_transfers": True,
     "dense_masks": False,
     "casts_each_pass": False,
+    "eager": False,
 }
 SOFTWARE: Mapping[str, Software] = MappingProxyType(
     {

@@ -17,7 +17,9 @@ class Sizes:
     `batch` sequences of `sequence` tokens; `tensor` ranks divide heads and hidden features; `split` ranks divide the
     tokens of norms and residuals (tensor with sequence parallel, else 1); `itemsize` bytes of an activation.
     `masked`: attention is given a mask of documents. `dense_masks`: a masked attention reads every score.
-    `composite_norms`: root-mean-square norms are written out in fp32.
+    `composite_norms`: root-mean-square norms are written out in fp32. `eager`: element-wise work is
+    done operator by operator, and every projection adds its own gradient. `attention_itemsize`:
+    bytes of the queries, keys and values that attention reads.
     """
 
     batch: FloatArray
@@ -28,6 +30,23 @@ class Sizes:
     masked: bool = False
     dense_masks: bool = False
     composite_norms: bool = False
+    eager: bool = False
+    attention_itemsize: FloatArray | None = None
+
+    @property
+    def wide(self) -> FloatArray:
+        """Bytes of an element where work is done in fp32 at the least."""
+        return np.maximum(4.0, self.itemsize)
+
+    @property
+    def casts(self) -> FloatArray:
+        """Bytes per element to widen or narrow once; 0 where activations are wide already."""
+        return np.where(self.itemsize < 4.0, self.itemsize + 4.0, 0.0)
+
+    @property
+    def attended(self) -> FloatArray:
+        """Bytes of an element of the queries that attention reads."""
+        return self.itemsize if self.attention_itemsize is None else self.attention_itemsize
 
     @property
     def tokens(self) -> FloatArray:
@@ -83,8 +102,9 @@ PAIR = Exchanges(
 class PartWork:
     """One part of a block: products, scores, element-wise traffic, kernels, what backward keeps, and parameters.
 
-    `score_flops` forward FLOPs of queries by keys and scores by values over visible keys, `scores` the elements of
-    the whole score matrices; `traffic` and `backward_traffic` bytes of element-wise work; `kernels` started forward
+    `score_flops` forward FLOPs of queries by keys and scores by values over visible keys by heads of `score_dim`
+    features, `scores` the elements of the whole score matrices;
+    `traffic` and `backward_traffic` bytes of element-wise work; `kernels` started forward
     (twice as many backward); `saved` bytes kept for backward, of which `core` belongs to the scores' part and
     `gathered` exists only where gathered inputs are kept; `working` bytes of the largest temporaries of backward;
     `logits` bytes per logit element that the loss holds; `parameters` on one device.
@@ -95,6 +115,7 @@ class PartWork:
     products: tuple[Product, ...] = ()
     score_flops: FloatArray | float = 0.0
     scores: FloatArray | float = 0.0
+    score_dim: float = 0.0
     traffic: FloatArray | float = 0.0
     backward_traffic: FloatArray | float = 0.0
     kernels: float = 0.0

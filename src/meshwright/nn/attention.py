@@ -15,6 +15,10 @@ from meshwright.nn.rotary import rotate
 from meshwright.nn.weights import Weighted
 from meshwright.spec.model import Attention, LatentAttention, QueryKeyNorm
 
+# On processors the half-precision kernels gain nothing on sequences up to this long, and backward takes up to six
+# times as long on the shortest (torch 2.13, docs/lab.md): those are attended in fp32.
+WIDE_LENGTH = 512
+
 
 class AttentionCore(nn.Module):
     """softmax(q k^T) v under the mask of the context; the part that selective recompute runs again."""
@@ -41,9 +45,12 @@ class AttentionCore(nn.Module):
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         causal, grouped = mask is None and q.shape[2] > 1, q.shape[1] != k.shape[1]
+        given = q.dtype
+        if q.device.type == "cpu" and q.itemsize < 4 and k.shape[2] <= WIDE_LENGTH:
+            q, k, v = q.float(), k.float(), v.float()
         return functional.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=causal, scale=self.scale, enable_gqa=grouped
-        )
+        ).to(given)
 
     def _by_document(self, q: Tensor, k: Tensor, v: Tensor, lengths: tuple[tuple[int, ...], ...]) -> Tensor:
         """Plain causal attention inside each document: no score between documents is ever formed."""

@@ -147,6 +147,30 @@ def _matrix_fraction(cluster: ClusterSpec, value: float) -> ClusterSpec:
     )
 
 
+def _attention_rates(cluster: ClusterSpec, value: float) -> ClusterSpec:
+    """Attention at `value` times its rates, or its fractions where no rate was measured."""
+    return _device(
+        cluster,
+        lambda device: replace(
+            device,
+            attention_fraction=device.attention_fraction * value,
+            attention_backward_fraction=device.attention_backward_fraction * value,
+            attention_rates=tuple(
+                replace(rate, forward_flops=rate.forward_flops * value, backward_flops=rate.backward_flops * value)
+                for rate in device.attention_rates
+            ),
+        ),
+    )
+
+
+def _together(cluster: ClusterSpec, value: float) -> ClusterSpec:
+    """What several busy cores gain over one, `value` times as much."""
+    group = cluster.groups[0]
+    known = group.together or tuple(float(count) for count in range(1, (group.cores or 1) + 1))
+    together = tuple(1.0 + (speed - 1.0) * value for speed in known)
+    return replace(cluster, groups=(replace(group, together=together), *cluster.groups[1:]))
+
+
 def _fits(cluster: ClusterSpec, *, latency: float = 1.0, rate: float = 1.0) -> ClusterSpec:
     """Every measured collective with its latency and its bandwidth multiplied."""
     return _inside(
@@ -166,24 +190,24 @@ def _fits(cluster: ClusterSpec, *, latency: float = 1.0, rate: float = 1.0) -> C
 
 
 FIGURES: tuple[Figure, ...] = (
-    Figure(name="matrix", read=lambda _: 1.0, write=_matrix_fraction, spread=0.15),
-    _field("memory_fraction", spread=0.4),
-    _field("attention_fraction", spread=0.3),
-    _field("attention_backward_fraction", spread=0.3),
-    _field("launch_seconds", spread=0.4),
-    _field("layer_seconds", spread=0.6, start=5e-5),
+    Figure(name="matrix", read=lambda _: 1.0, write=_matrix_fraction, spread=0.05),
+    Figure(name="attention", read=lambda _: 1.0, write=_attention_rates, spread=0.05),
+    Figure(name="together", read=lambda _: 1.0, write=_together, spread=0.08),
+    _field("memory_fraction", spread=0.1),
+    _field("launch_seconds", spread=0.3),
+    _field("layer_seconds", spread=0.5, start=5e-5),
     _field("step_overhead_seconds", spread=1.0, start=1e-3),
-    _field("optimizer_bandwidth", spread=0.3),
-    _field("tensor_layer_seconds", spread=1.2, start=4e-4),
-    _field("shard_layer_seconds", spread=1.2, start=2e-4),
-    _field("action_seconds", spread=1.2, start=2e-4),
+    _field("optimizer_bandwidth", spread=0.2),
+    _field("tensor_layer_seconds", spread=1.0, start=4e-4),
+    _field("shard_layer_seconds", spread=1.0, start=2e-4),
+    _field("action_seconds", spread=1.0, start=2e-4),
     Figure(
         name="inside.latency",
         read=lambda _: 1.0,
         write=lambda cluster, value: _fits(cluster, latency=value),
-        spread=0.4,
+        spread=0.3,
     ),
     Figure(
-        name="inside.bandwidth", read=lambda _: 1.0, write=lambda cluster, value: _fits(cluster, rate=value), spread=0.4
+        name="inside.bandwidth", read=lambda _: 1.0, write=lambda cluster, value: _fits(cluster, rate=value), spread=0.3
     ),
 )

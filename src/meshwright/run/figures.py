@@ -12,9 +12,11 @@ import numpy as np
 from meshwright.cost.operators import block_work
 from meshwright.cost.work import Sizes
 from meshwright.run.fit import fit_collective, fit_matrix_curve
+from meshwright.run.in_step import as_in_a_step
 from meshwright.run.measure_device import NARROW_TOKENS, AttentionTime, DeviceTimes, MatrixTime, tiny_model
+from meshwright.run.measure_layers import LayerTimes
 from meshwright.run.measure_network import CollectiveTime, NetworkTimes
-from meshwright.spec.cluster import ClusterSpec, Collective, DeviceKind, DeviceSpec, Link, Precision
+from meshwright.spec.cluster import AttentionRate, ClusterSpec, Collective, DeviceKind, DeviceSpec, Link, Precision
 from meshwright.spec.report import Origin
 
 
@@ -23,7 +25,7 @@ class Measured:
     """What the children brought back: one core, all cores, and the workers together."""
 
     one: DeviceTimes
-    all_cores: tuple[MatrixTime, ...]
+    all_cores: tuple[LayerTimes, ...]
     cores: int
     network: NetworkTimes | None
 
@@ -51,17 +53,12 @@ def _device(device: DeviceSpec, measured: Measured, *, stamp: str) -> DeviceSpec
     curves = {
         p: fit_matrix_curve(times, peak=peaks[p], launch=launch) for p, times in by_precision.items() if p in peaks
     }
-    bandwidth = max(one.copy_bytes_per_second, one.element_bytes_per_second)
-    forward, backward, scale = _attention(one, peaks)
-    return replace(
+    found = replace(
         device,
         peak_flops=peaks,
         matrix=dict(device.matrix) | curves,
-        memory_bandwidth=bandwidth,
-        memory_fraction=one.element_bytes_per_second / bandwidth,
-        attention_fraction=forward,
-        attention_backward_fraction=backward,
-        attention_scale=scale,
+        memory_bandwidth=one.copy_bytes_per_second,
+        attention_rates=tuple(_attention_rates(one)),
         launch_seconds=launch,
         layer_seconds=layer,
         step_overhead_seconds=one.step_overhead_seconds,
@@ -70,6 +67,7 @@ def _device(device: DeviceSpec, measured: Measured, *, stamp: str) -> DeviceSpec
         scaling=_scaling(measured) if on_processor else device.scaling,
         sources=dict(device.sources) | dict.fromkeys(_FIGURES, stamp),
     )
+    return as_in_a_step(found, one.layers)
 
 
 def _host_seconds(one: DeviceTimes) -> tuple[float, float]:
@@ -89,35 +87,48 @@ def _host_seconds(one: DeviceTimes) -> tuple[float, float]:
     return one.launch_seconds, max(forward - kernels * one.launch_seconds, 0.0)
 
 
-def _attention(one: DeviceTimes, peaks: dict[Precision, float]) -> tuple[float, float, dict[Precision, float]]:
-    """Shares of the first precision's peak forward and backward (2.5 times the work); how the others compare to it."""
-    by_precision: dict[Precision, list[AttentionTime]] = defaultdict(list)
+def _attention_rates(one: DeviceTimes) -> list[AttentionRate]:
+    """For every precision and length, the rate of wide heads and the width that reaches half of it.
+
+    Seconds per score are a + b * head_dim: the softmax and the products. half_dim is a / b.
+    """
+    by_length: dict[tuple[Precision, int], list[AttentionTime]] = defaultdict(list)
     for time in one.attention:
-        by_precision[time.precision].append(time)
-    forward, backward = {}, {}
-    for precision, times in by_precision.items():
-        peak = peaks[precision]
-        forward[precision] = _geometric([time.flops / time.forward_seconds / peak for time in times])
-        backward[precision] = _geometric([2.5 * time.flops / time.backward_seconds / peak for time in times])
-    first = next(iter(forward))
-    scale = {
-        precision: _geometric([forward[precision] / forward[first], backward[precision] / backward[first]])
-        for precision in forward
-    }
-    return forward[first], backward[first], scale
+        by_length[time.precision, time.length].append(time)
+    found = []
+    for (precision, length), times in by_length.items():
+        half = _geometric([_half_dim(times, backward=False), _half_dim(times, backward=True)])
+        forward = [time.flops * (1.0 + half / time.head_dim) / time.forward_seconds for time in times]
+        backward = [2.5 * time.flops * (1.0 + half / time.head_dim) / time.backward_seconds for time in times]
+        found.append(
+            AttentionRate(
+                precision=precision,
+                length=length,
+                forward_flops=_geometric(forward),
+                backward_flops=_geometric(backward),
+                half_dim=half,
+            )
+        )
+    return found
+
+
+def _half_dim(times: Sequence[AttentionTime], *, backward: bool) -> float:
+    """a / b of the line through seconds per score; between 1 and 128, as noise may turn the line."""
+    if len({time.head_dim for time in times}) < 2:
+        return 1.0
+    seconds = [time.backward_seconds if backward else time.forward_seconds for time in times]
+    scores = [time.flops / (4.0 * time.head_dim) for time in times]
+    each = [spent / count for spent, count in zip(seconds, scores, strict=True)]
+    slope, start = np.polyfit([time.head_dim for time in times], each, 1)
+    return float(np.clip(start / slope, 1.0, 128.0)) if slope > 0.0 else 128.0
 
 
 def _scaling(measured: Measured) -> tuple[float, ...]:
     """Speed of one worker that uses 1 ... all cores, straight between the two ends that were measured."""
     if measured.cores == 1 or not measured.all_cores:
         return (1.0,)
-    alone = {(time.precision, time.m, time.k, time.n): time.seconds for time in measured.one.matrices}
-    large = [
-        time
-        for time in measured.all_cores
-        if time.precision is Precision.FP32 and time.m * time.k * time.n >= _SCALED_SIZE
-    ]
-    ratio = _geometric([alone[time.precision, time.m, time.k, time.n] / time.seconds for time in large])
+    alone = {times.precision: times.seconds for times in measured.one.layers}
+    ratio = _geometric([alone[times.precision] / times.seconds for times in measured.all_cores])
     steps = measured.cores - 1
     return tuple(1.0 + (max(ratio, 1.0) - 1.0) * index / steps for index in range(measured.cores))
 
@@ -159,16 +170,12 @@ def _geometric(values: Sequence[float]) -> float:
     return math.exp(sum(math.log(value) for value in values) / len(values)) if values else 1.0
 
 
-# Products of at least this many multiplications tell how a worker gains from more cores.
-_SCALED_SIZE = 2**25
 _FIGURES = (
     "peak_flops",
     "matrix",
     "memory_bandwidth",
     "memory_fraction",
-    "attention_fraction",
-    "attention_backward_fraction",
-    "attention_scale",
+    "attention_rates",
     "launch_seconds",
     "layer_seconds",
     "step_overhead_seconds",

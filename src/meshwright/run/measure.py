@@ -15,7 +15,8 @@ from meshwright.run.children import in_child, in_children
 from meshwright.run.detect import accelerator_names, calibration_file, detect, uncalibrated
 from meshwright.run.figures import Measured, with_measurements
 from meshwright.run.machine import Machine, this_machine
-from meshwright.run.measure_device import DeviceTimes, MatrixTime, measure_device, measure_matrices
+from meshwright.run.measure_device import DeviceTimes, measure_device
+from meshwright.run.measure_layers import LayerTimes, measure_layers
 from meshwright.run.measure_network import NetworkTimes, measure_network
 from meshwright.run.measure_steps import measure_steps, probe_designs
 from meshwright.spec import codec
@@ -62,11 +63,11 @@ def run_measurements(base: ClusterSpec, *, machine: Machine, seconds_budget: flo
     one: DeviceTimes = in_child(
         measure_device, budget | {"seconds": 0.5 * seconds_budget}, seconds=seconds_budget + _CHILD_SLACK_SECONDS
     )
-    all_cores: tuple[MatrixTime, ...] = ()
+    all_cores: tuple[LayerTimes, ...] = ()
     if device == "cpu" and machine.cores > 1:
-        progress(f"one worker with {machine.cores} cores: products")
+        progress(f"one worker with {machine.cores} cores: layers")
         given = budget | {"threads": machine.cores, "seconds": 0.1 * seconds_budget}
-        all_cores = in_child(measure_matrices, given, seconds=seconds_budget + _CHILD_SLACK_SECONDS)
+        all_cores = in_child(measure_layers, given, seconds=seconds_budget + _CHILD_SLACK_SECONDS)
     network = None
     world = _world(group, device=device)
     if world > 1:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
+from itertools import product
+from typing import Any
 
+from meshwright.run.allocator import keep_freed_memory
+from meshwright.run.measure_layers import LayerTimes, time_layers
 from meshwright.run.timing import timed
 from meshwright.spec.cluster import Precision
 from meshwright.spec.model import Attention, Embedding, FeedForward, Head, Layer, ModelSpec, Norm, Rotary
@@ -24,13 +29,16 @@ MATRIX_SHAPES: tuple[tuple[int, int, int], ...] = (
     (1024, 1024, 1024),
     (2048, 512, 1536),
     (256, 1536, 512),
-    (128, 4096, 256),
 )
-# (batch, heads, sequence, head dim) of causal attention.
-ATTENTION_SHAPES: tuple[tuple[int, int, int, int], ...] = ((4, 4, 128, 64), (2, 4, 256, 64), (1, 8, 512, 64))
+# Sequence lengths and head dims of causal attention, over ATTENTION_TOKENS tokens in ATTENTION_HEADS heads.
+ATTENTION_LENGTHS = (128, 256, 512, 1024)
+ATTENTION_DIMS = (32, 64)
+ATTENTION_TOKENS, ATTENTION_HEADS = 1024, 4
 OPTIMIZER_PARAMETERS = (2**18, 2**22)
 COPY_BYTES = 2**26
 NARROW_TOKENS = 16
+# Everything is measured so many times over, and the middle of each figure counts: machines change their pace.
+ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +57,8 @@ class AttentionTime:
     """Seconds of causal attention forward and backward; `flops` forward, over the keys the mask shows."""
 
     precision: Precision
+    length: int
+    head_dim: int
     flops: float
     forward_seconds: float
     backward_seconds: float
@@ -61,8 +71,8 @@ class DeviceTimes:
     threads: int
     matrices: tuple[MatrixTime, ...]
     attention: tuple[AttentionTime, ...] = ()
+    layers: tuple[LayerTimes, ...] = ()
     copy_bytes_per_second: float = 0.0
-    element_bytes_per_second: float = 0.0
     optimizer_bytes_per_second: float = 0.0
     launch_seconds: float = 0.0
     layer_forward_seconds: float = 0.0
@@ -80,36 +90,41 @@ def measure_device(*, threads: int, precisions: tuple[Precision, ...], seconds: 
     import_seconds = time.perf_counter() - began
     if device == "cpu":
         torch.set_num_threads(threads)
-    probe = _Probe(device=device, budget=seconds)
-    matrices = tuple(time_ for precision in precisions for time_ in probe.matrices(precision, share=0.3))
-    attention = tuple(time_ for precision in precisions for time_ in probe.attention(precision, share=0.12))
-    forward, backward, step = probe.layer_overhead(share=0.2)
+        keep_freed_memory()
+    rounds = [_round(_Probe(device=device, budget=seconds / ROUNDS), precisions) for _ in range(ROUNDS)]
+    middle: DeviceTimes = _median(rounds)
+    return replace(middle, threads=threads, import_seconds=import_seconds, seconds=time.perf_counter() - began)
+
+
+def _round(probe: _Probe, precisions: tuple[Precision, ...]) -> DeviceTimes:
+    """Everything once, in the probe's budget."""
+    forward, backward, step = probe.layer_overhead(share=0.15)
     return DeviceTimes(
-        threads=threads,
-        matrices=matrices,
-        attention=attention,
-        copy_bytes_per_second=probe.copy(share=0.06),
-        element_bytes_per_second=probe.elements(share=0.08),
-        optimizer_bytes_per_second=probe.optimizer(share=0.1),
-        launch_seconds=probe.launch(share=0.04),
+        threads=1,
+        matrices=tuple(time_ for precision in precisions for time_ in probe.matrices(precision, share=0.2)),
+        attention=tuple(time_ for precision in precisions for time_ in probe.attention(precision, share=0.1)),
+        layers=tuple(probe.layers(precision, share=0.1) for precision in precisions),
+        copy_bytes_per_second=probe.copy(share=0.05),
+        optimizer_bytes_per_second=probe.optimizer(share=0.06),
+        launch_seconds=probe.launch(share=0.03),
         layer_forward_seconds=forward,
         layer_backward_seconds=backward,
         step_overhead_seconds=step,
-        import_seconds=import_seconds,
-        seconds=time.perf_counter() - began,
     )
 
 
-def measure_matrices(
-    *, threads: int, precisions: tuple[Precision, ...], seconds: float, device: str
-) -> tuple[MatrixTime, ...]:
-    """Only the products, as for the speed of all cores."""
-    import torch
-
-    if device == "cpu":
-        torch.set_num_threads(threads)
-    probe = _Probe(device=device, budget=seconds)
-    return tuple(time_ for precision in precisions for time_ in probe.matrices(precision, share=1.0 / len(precisions)))
+def _median(values: Sequence[Any]) -> Any:
+    """The median of numbers; of equal structures, that of every number inside them."""
+    first = values[0]
+    if isinstance(first, float):
+        return statistics.median(values)
+    if isinstance(first, tuple):
+        return tuple(_median(entries) for entries in zip(*values, strict=True))
+    if is_dataclass(first) and not isinstance(first, type):
+        return replace(
+            first, **{field.name: _median([getattr(v, field.name) for v in values]) for field in fields(first)}
+        )
+    return first
 
 
 def tiny_model(*, layers: int, width: int = 16, vocab: int = 32) -> ModelSpec:
@@ -141,31 +156,40 @@ class _Probe:
         self._finish: Callable[[], object] | None = torch.cuda.synchronize if device.startswith("cuda") else None
 
     def _time(self, call: Callable[[], object], *, seconds: float) -> float:
-        return timed(call, seconds=seconds, finish=self._finish).best
+        return timed(call, seconds=seconds, finish=self._finish).median
 
     def dtype(self, precision: Precision):  # type: ignore[no-untyped-def]  # torch is imported in the child only
         torch = self._torch
         return {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}[precision]
 
     def matrices(self, precision: Precision, *, share: float) -> list[MatrixTime]:
-        """Products as a linear layer makes them, x by the transpose of a row-major weight."""
+        """Products as a linear layer makes them, in the layouts of its forward, data gradient and weight gradient."""
         torch, found = self._torch, []
-        each = share * self._budget / len(MATRIX_SHAPES)
-        for m, k, n in MATRIX_SHAPES:
-            x = torch.randn(m, k, device=self._device, dtype=self.dtype(precision))
-            weight = torch.randn(n, k, device=self._device, dtype=self.dtype(precision))
-            seconds = self._time(partial(torch.nn.functional.linear, x, weight), seconds=each)
+        each = share * self._budget / len(MATRIX_SHAPES) / 3
+
+        def add(m: int, k: int, n: int, call: Callable[[], object]) -> None:
+            seconds = self._time(call, seconds=each)
             found.append(MatrixTime(precision=precision, m=m, k=k, n=n, seconds=seconds))
+
+        for m, k, n in MATRIX_SHAPES:
+            x, weight, grad = (
+                torch.randn(shape, device=self._device, dtype=self.dtype(precision))
+                for shape in ((m, k), (n, k), (m, n))
+            )
+            add(m, k, n, partial(torch.nn.functional.linear, x, weight))
+            add(m, n, k, partial(torch.matmul, grad, weight))
+            add(n, m, k, partial(torch.matmul, grad.t(), x))
         return found
 
     def attention(self, precision: Precision, *, share: float) -> list[AttentionTime]:
         torch, found = self._torch, []
-        each = share * self._budget / len(ATTENTION_SHAPES) / 2
+        each = share * self._budget / len(ATTENTION_LENGTHS) / len(ATTENTION_DIMS) / 2
         attend = torch.nn.functional.scaled_dot_product_attention
-        for batch, heads, length, dim in ATTENTION_SHAPES:
-            shape = (batch, heads, length, dim)
+        for length, dim in product(ATTENTION_LENGTHS, ATTENTION_DIMS):
+            batch = ATTENTION_TOKENS // length
+            shape = (batch, length, ATTENTION_HEADS, dim)
             q, k, v = (
-                torch.randn(shape, device=self._device, dtype=self.dtype(precision), requires_grad=True)
+                torch.randn(shape, device=self._device, dtype=self.dtype(precision)).transpose(1, 2).requires_grad_()
                 for _ in range(3)
             )
             forward = self._time(partial(attend, q, k, v, is_causal=True), seconds=each)
@@ -175,13 +199,21 @@ class _Probe:
                 partial(torch.autograd.grad, out, (q, k, v), ones, retain_graph=True),
                 seconds=each,
             )
-            visible = batch * heads * length * (length + 1) / 2
+            visible = batch * ATTENTION_HEADS * length * (length + 1) / 2
             found.append(
                 AttentionTime(
-                    precision=precision, flops=4.0 * dim * visible, forward_seconds=forward, backward_seconds=backward
+                    precision=precision,
+                    length=length,
+                    head_dim=dim,
+                    flops=4.0 * dim * visible,
+                    forward_seconds=forward,
+                    backward_seconds=backward,
                 )
             )
         return found
+
+    def layers(self, precision: Precision, *, share: float) -> LayerTimes:
+        return time_layers(precision, seconds=share * self._budget, device=str(self._device), finish=self._finish)
 
     def copy(self, *, share: float) -> float:
         """Bytes/s of a copy that no cache holds, read and written."""
@@ -189,14 +221,6 @@ class _Probe:
         target = self._torch.empty_like(source)
         seconds = self._time(lambda: target.copy_(source), seconds=share * self._budget)
         return 2 * COPY_BYTES / seconds
-
-    def elements(self, *, share: float) -> float:
-        """Bytes/s of a gate as a feed-forward has it, silu(a) * b, at the size of its activations."""
-        torch = self._torch
-        a = torch.randn(512, 1536, device=self._device)
-        b = torch.randn(512, 1536, device=self._device)
-        seconds = self._time(lambda: torch.nn.functional.silu(a) * b, seconds=share * self._budget)
-        return float(5 * a.nbytes / seconds)
 
     def optimizer(self, *, share: float) -> float:
         """Bytes/s of a fused AdamW step at 28 bytes a parameter, over tensors of a layer's and an embedding's size."""
@@ -220,7 +244,7 @@ class _Probe:
             for _ in range(100):
                 y = y * 1.0
 
-        return timed(many, seconds=share * self._budget).best / 100
+        return timed(many, seconds=share * self._budget).median / 100
 
     def layer_overhead(self, *, share: float) -> tuple[float, float, float]:
         """Seconds of a narrow layer forward, backward, and of a step without layers: what the host costs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,11 +11,12 @@ from typing import Any
 
 import psutil
 
-from meshwright.spec.cluster import Collective
+from meshwright.run.allocator import keep_freed_memory
+from meshwright.run.measure_layers import layered_pass
+from meshwright.spec.cluster import Collective, Precision
 
 MESSAGE_BYTES = (4, 4 * 2**10, 64 * 2**10, 2**20, 4 * 2**20, 16 * 2**20)
 _PEER_TIMEOUT = timedelta(seconds=120)
-_WORK_SIZE = 384
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,7 @@ def measure_network(*, rank: int, world: int, store: str, groups: Sequence[int],
     if cuda:
         torch.cuda.set_device(rank)
     torch.set_num_threads(1)
+    keep_freed_memory()
     resident = psutil.Process().memory_info().rss
     backend = "nccl" if cuda else "gloo"
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world, timeout=_PEER_TIMEOUT)
@@ -142,19 +145,20 @@ def _collective_seconds(
 
 
 def _together(dist: Any, *, size: int, rank: int, seconds: float = 0.5) -> float:
-    """Products a second that the first `size` workers finish when they all compute at once, the others idle."""
+    """Passes of layers a second that the first `size` workers finish when they all compute at once, the others idle."""
     import torch
 
-    a = torch.randn(_WORK_SIZE, _WORK_SIZE)
-    best = 0.0
+    both_ways = layered_pass(Precision.BF16, batch=2, device="cpu")
+    both_ways()
+    found = []
     for _ in range(3):
         dist.barrier()
         done, start = 0, time.perf_counter()
         if rank < size:
             while time.perf_counter() < start + seconds:
-                torch.tanh(a @ a)
+                both_ways()
                 done += 1
         speed = torch.tensor([done / max(time.perf_counter() - start, 1e-9) if done else 0.0])
         dist.all_reduce(speed)
-        best = max(best, float(speed))
-    return best
+        found.append(float(speed))
+    return statistics.median(found)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 
+from meshwright.run.allocator import keep_freed_memory
 from meshwright.run.measure_device import tiny_model
 from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.job import Constraints, JobSpec
@@ -39,6 +40,7 @@ def probe_designs(cluster: ClusterSpec, *, ranks: int) -> tuple[Design, ...]:
             _design(middle, cluster, precision=fp32),
             _design(wide, cluster, precision=bf16),
             _design(wide, cluster, precision=fp32),
+            _design(middle, cluster, precision=bf16, microbatch=1),
             _design(middle, cluster, precision=bf16, recompute=Recompute.FULL),
         )
     if ranks == 2:
@@ -48,12 +50,13 @@ def probe_designs(cluster: ClusterSpec, *, ranks: int) -> tuple[Design, ...]:
             _design(middle, cluster, shard=2, sharding=Sharding.PARAMETERS),
             _design(middle, cluster, tensor=2),
             _design(middle, cluster, tensor=2, sequence_parallel=True),
-            _design(middle, cluster, pipeline=2),
+            _design(middle, cluster, pipeline=2, microbatch=2),
         )
     return (
         _design(middle, cluster, replicate=4),
-        _design(middle, cluster, pipeline=4),
-        _design(middle, cluster, pipeline=2, shard=2, sharding=Sharding.OPTIMIZER),
+        _design(middle, cluster, tensor=4),
+        _design(middle, cluster, pipeline=4, microbatch=1),
+        _design(middle, cluster, pipeline=2, shard=2, sharding=Sharding.OPTIMIZER, microbatch=2),
     )
 
 
@@ -74,9 +77,10 @@ def _design(
     sharding: Sharding = Sharding.NONE,
     sequence_parallel: bool = False,
     recompute: Recompute = Recompute.NONE,
+    microbatch: int = 4,
 ) -> Design:
-    """Eight sequences a step in microbatches of two, stages as even as blocks allow."""
-    batch, microbatch = 8, 2 if pipeline < 4 else 1
+    """Eight sequences a step and data rank, or all of them together in a pipeline; stages as even as blocks allow."""
+    batch = 8 * replicate * shard if pipeline == 1 else 8
     blocks = len(model.layers) + 2
     bounds = [round(index * blocks / pipeline) for index in range(pipeline + 1)]
     axes = (
@@ -118,7 +122,7 @@ def _design(
 
 
 def measure_steps(*, rank: int, world: int, store: str, designs: Sequence[Design], seconds: float) -> tuple[float, ...]:
-    """Seconds of one step of every design on this rank: the lower quartile of as many as fit in `seconds` for all.
+    """Seconds of one step of every design on this rank: the median of as many as fit in `seconds` for all.
 
     `store` is a file that the ranks share. Threads are those a run would use.
     """
@@ -127,6 +131,7 @@ def measure_steps(*, rank: int, world: int, store: str, designs: Sequence[Design
 
     cores = designs[0].cluster.groups[0].cores or 1
     torch.set_num_threads(max(1, cores // world))
+    keep_freed_memory()
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=_PEER_TIMEOUT)
     try:
         return tuple(_step_seconds(design, seconds=seconds / len(designs)) for design in designs)
@@ -162,4 +167,4 @@ def _step_seconds(design: Design, *, seconds: float) -> float:
     count = torch.tensor([max(_LEAST_STEPS, min(40, int(seconds / max(first, 1e-4))))])
     dist.broadcast(count, 0)
     found = sorted(step() for _ in range(int(count)))
-    return found[len(found) // 4]
+    return found[len(found) // 2]

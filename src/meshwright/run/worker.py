@@ -25,9 +25,11 @@ import torch.distributed as dist
 
 from meshwright import cost
 from meshwright.run import failure
+from meshwright.run.allocator import keep_freed_memory
 from meshwright.run.files import load_design, write_json
 from meshwright.run.machine import cache_root
 from meshwright.run.outcome import Ended, ended_path, read_report
+from meshwright.spec.cluster import DeviceKind
 from meshwright.spec.errors import ConfigError, ExitCode, Problem, WorkerFailed
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
@@ -155,6 +157,8 @@ def _settle(design: Design, world: World) -> None:
         why = f"{world.size} workers were started and the plan has {wanted} ranks"
         raise ConfigError(Problem(what="wrong number of workers", why=why, fix=f"start {wanted} workers"))
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    if design.cluster.groups[0].device.kind is DeviceKind.CPU:
+        keep_freed_memory()
     if world.rank != 0:
         warnings.simplefilter("ignore")
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)

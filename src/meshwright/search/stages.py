@@ -10,10 +10,10 @@ from typing import TypedDict
 import numpy as np
 
 from meshwright.cost.compute import part_seconds, rates, with_host
+from meshwright.cost.kinds import operator_sizes
 from meshwright.cost.operators import block_work
 from meshwright.cost.software import software
 from meshwright.cost.table import PRECISIONS
-from meshwright.cost.work import Sizes
 from meshwright.search.balance import Balancer
 from meshwright.spec.cluster import ClusterSpec, DeviceSpec, Precision
 from meshwright.spec.job import JobSpec
@@ -43,15 +43,17 @@ def block_seconds(
 ) -> tuple[float, ...]:
     """Seconds of every block, forward and backward, for one microbatch on one idle device and its tensor group."""
     index = np.array([PRECISIONS.index(precision)])
-    figures = rates(device, precision=index)
     features = software(job.software)
+    figures = rates(device, precision=index, length=job.sequence_length, software=features)
     ranks = np.array([float(tensor)])
-    sizes = Sizes(
+    sizes = operator_sizes(
         batch=np.array([float(microbatch)]),
-        sequence=float(job.sequence_length),
         tensor=ranks,
         split=ranks if sequence_parallel else np.ones(1),
         itemsize=figures.itemsize,
+        device=device,
+        job=job,
+        software=features,
     )
 
     @cache

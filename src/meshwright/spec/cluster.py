@@ -52,6 +52,21 @@ class MatrixCurve:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionRate:
+    """Measured attention at one sequence length: FLOP/s forward and backward that wide heads come near to.
+
+    FLOPs are those of the keys that the mask shows, forward; backward has 2.5 times as many. A head of d features
+    reaches d / (d + half_dim) of the rate: the softmax costs the same whatever the head's width.
+    """
+
+    precision: Precision
+    length: int
+    forward_flops: float
+    backward_flops: float
+    half_dim: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSpec:
     """One accelerator, or one worker's share of a processor.
 
@@ -61,9 +76,8 @@ class DeviceSpec:
     to one, for processors (index 0 is one core); None peak means MFU is not known.
 
     `attention_fraction` of the peak is reached by the scores' part forward, over the FLOPs of the keys that the mask
-    shows; `attention_backward_fraction` backward, over 2.5 times as many (five products instead of two). Both are
-    multiplied by `attention_scale` of the precision, 1 where it has none: attention on processors hardly gains from
-    bf16 while products do.
+    shows; `attention_backward_fraction` backward, over 2.5 times as many (five products instead of two).
+    `attention_rates`, where measured, come before both.
     `optimizer_bandwidth` is bytes/s of the optimizer's step at 28 bytes a parameter (AdamW). Host time beside
     `layer_seconds`: `tensor_layer_seconds` more per layer and pass when tensor parallel, `shard_layer_seconds` more
     per layer and pass when sharded, `action_seconds` per forward or backward of a pipeline stage,
@@ -79,7 +93,7 @@ class DeviceSpec:
     memory_fraction: float = 0.8
     attention_fraction: float = 0.5
     attention_backward_fraction: float = 0.4
-    attention_scale: Mapping[Precision, float] = field(default_factory=dict)
+    attention_rates: tuple[AttentionRate, ...] = ()
     launch_seconds: float = 4e-6
     layer_seconds: float = 0.0
     tensor_layer_seconds: float = 0.0

@@ -1,0 +1,124 @@
+"""The operators of a real decoder timed as they run, kind by kind: what products and scores lose beside each other.
+
+An operator timed alone finds its operands in cache and its pages mapped; in a step it seldom does.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from meshwright.run.allocator import keep_freed_memory
+from meshwright.spec.cluster import Precision
+from meshwright.spec.model import Attention, Embedding, FeedForward, Head, Layer, ModelSpec, Norm, Rotary
+
+SEQUENCE = 256
+BATCHES = 8
+_LEAST_PASSES = 4  # the first is not counted
+
+
+class Kind(StrEnum):
+    """What an operator is to the cost model."""
+
+    PRODUCT = "product"
+    SCORES = "scores"
+    ELEMENT = "element"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTimes:
+    """Median seconds of one forward and backward of `layered_model` over BATCHES sequences of SEQUENCE tokens."""
+
+    precision: Precision
+    product_seconds: float
+    scores_seconds: float
+    element_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        return self.product_seconds + self.scores_seconds + self.element_seconds
+
+
+def layered_model(*, layers: int = 4, width: int = 256, vocab: int = 4096) -> ModelSpec:
+    """A small Llama-style model in whose steps no kind of operator is rare."""
+    norm, heads = Norm(width=width), max(1, width // 32)
+    mixer = Attention(width=width, heads=heads, kv_heads=heads, head_dim=32, norm=norm, rotary=Rotary(dims=32))
+    layer = Layer(mixer=mixer, transform=FeedForward(width=width, hidden=2 * width, norm=norm))
+    return ModelSpec(
+        name=f"layers-{layers}",
+        embedding=Embedding(vocab=vocab, width=width),
+        layers=(layer,) * layers,
+        head=Head(vocab=vocab, width=width, norm=norm),
+        max_positions=SEQUENCE,
+    )
+
+
+def layered_pass(precision: Precision, *, batch: int, device: str) -> Callable[[], None]:
+    """One forward and backward of `layered_model` over `batch` sequences, as a call."""
+    import torch
+
+    from meshwright import nn
+
+    model = layered_model()
+    decoder = nn.Decoder(model).to(device)
+    nn.initialize(decoder, seed=0)
+    decoder = decoder.to({Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}[precision])
+    tokens = torch.arange(batch * SEQUENCE, device=device).view(batch, SEQUENCE) % model.vocab
+
+    def both_ways() -> None:
+        nn.token_losses(decoder(tokens), tokens).mean().backward()
+        decoder.zero_grad()
+
+    return both_ways
+
+
+def time_layers(
+    precision: Precision, *, seconds: float, device: str, finish: Callable[[], object] | None = None
+) -> LayerTimes:
+    """Takes about `seconds`; `finish` is called around every operator, for devices that run behind the host."""
+    from meshwright.train.torch_compat import TorchDispatchMode
+
+    sums: dict[Kind, float] = defaultdict(float)
+    wait = finish or (lambda: None)
+
+    class Timer(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            wait()
+            start = time.perf_counter()
+            result = func(*args, **(kwargs or {}))
+            wait()
+            sums[_kind(func.overloadpacket.__name__)] += time.perf_counter() - start
+            return result
+
+    both_ways = layered_pass(precision, batch=BATCHES, device=device)
+    found: list[dict[Kind, float]] = []
+    deadline = time.perf_counter() + seconds
+    while len(found) < _LEAST_PASSES or time.perf_counter() < deadline:
+        sums.clear()
+        with Timer():
+            both_ways()
+        found.append(dict(sums))
+    product, scores, element = (statistics.median(step[kind] for step in found[1:]) for kind in Kind)
+    return LayerTimes(precision=precision, product_seconds=product, scores_seconds=scores, element_seconds=element)
+
+
+def measure_layers(
+    *, threads: int, precisions: tuple[Precision, ...], seconds: float, device: str
+) -> tuple[LayerTimes, ...]:
+    """As time_layers for every precision in a process of its own, with `threads` threads."""
+    import torch
+
+    torch.set_num_threads(threads)
+    keep_freed_memory()
+    return tuple(time_layers(entry, seconds=seconds / len(precisions), device=device) for entry in precisions)
+
+
+def _kind(name: str) -> Kind:
+    if "attention" in name:
+        return Kind.SCORES
+    return Kind.PRODUCT if name in ("mm", "addmm", "bmm", "baddbmm", "linear") else Kind.ELEMENT
