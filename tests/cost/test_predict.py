@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 from itertools import pairwise
 
@@ -44,7 +45,9 @@ def test_a_report_agrees_with_the_search_and_with_itself(name, model):
             assert sum(child.seconds for child in line.lines) == pytest.approx(line.seconds, rel=1e-6)
     assert 0.0 < report.mfu < 1.0
     assert report.bottleneck
-    assert report.error_band == (0.75, 1.25)
+    low, high = report.error_band
+    assert low < 1.0 < high
+    assert low * high == pytest.approx(1.0)
 
 
 def test_parts_of_the_model_are_named():
@@ -61,10 +64,11 @@ def test_money_and_time_to_the_target():
 
 
 def test_measured_links_make_the_report_calibrated():
-    case = design(llama(), processor(ranks=4, cores=2), replicate=4, precision=Precision.FP32)
+    machine = replace(processor(ranks=4, cores=2), step_error=0.05)
+    case = design(llama(), machine, replicate=4, precision=Precision.FP32)
     report = predict(case)
     assert report.step.origin is Origin.CALIBRATED
-    assert report.error_band == (0.88, 1.12)
+    assert report.error_band[1] == pytest.approx(math.exp(1.28 * 0.05))
     assert report.peak_flops == pytest.approx(2 * 160e9)
     assert any("4 ranks share 2 cores" in note for note in report.notes)
 

@@ -9,6 +9,7 @@ import pytest
 
 from meshwright import catalog, cost, search
 from meshwright.run.calibrate import FIGURES, Observation, calibrate
+from meshwright.run.fit import Array, least_log_squares, left_out_errors
 from meshwright.run.measure_steps import probe_designs
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.plan import Design
@@ -52,6 +53,8 @@ def test_steps_that_other_figures_made_are_explained() -> None:
     found = calibrate(CLUSTER, observations, stamp="moved in a test")
     assert found.before > 0.1
     assert found.after < 0.03
+    assert 0.0 < found.left_out < 0.2
+    assert found.cluster.step_error == found.left_out
     unseen = [catalog.load_model("llama-2m"), catalog.load_model("llama-5m")]
     errors = []
     for model in unseen:
@@ -77,7 +80,23 @@ def test_steps_that_contradict_each_other_move_nothing() -> None:
         for design, shift in zip(alone, noise, strict=True)
     ]
     found = calibrate(CLUSTER, observations, stamp="moved in a test")
-    assert found.cluster == CLUSTER
+    assert replace(found.cluster, step_error=None) == CLUSTER
+    assert found.cluster.step_error == pytest.approx(1.5, rel=0.6)
+
+
+def test_an_error_left_out_is_that_of_a_fit_without_it() -> None:
+    rng = np.random.default_rng(1)
+    design, noise = rng.normal(size=(12, 3)), rng.normal(scale=0.1, size=12)
+    start, pull = np.zeros(3), 0.05
+
+    def fitted(rows: list[int]) -> Array:
+        return least_log_squares(lambda logs: np.exp(design[rows] @ logs), np.exp(noise[rows]), start=start, pull=pull)
+
+    at = fitted(list(range(12)))
+    found = left_out_errors(lambda logs: np.exp(design @ logs), np.exp(noise), at=at, pull=pull)
+    for index in range(12):
+        without = fitted([row for row in range(12) if row != index])
+        assert found[index] == pytest.approx(design[index] @ without - noise[index], abs=2e-3)
 
 
 @pytest.mark.parametrize("figure", FIGURES, ids=[figure.name for figure in FIGURES])

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from meshwright import cost
-from meshwright.run.fit import Array, least_log_squares
+from meshwright.run.fit import Array, least_log_squares, left_out_errors
 from meshwright.spec.cluster import ClusterSpec, DeviceSpec, Link, MatrixCurve
 from meshwright.spec.plan import Design
 
@@ -48,11 +48,16 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """The moved cluster, and the mean of |log(predicted / measured)| before and after."""
+    """The moved cluster, and the mean of |log(predicted / measured)| before and after.
+
+    `left_out` is the root mean square of that log for every step if the figures had been moved without it; the
+    cluster keeps it as its step_error.
+    """
 
     cluster: ClusterSpec
     before: float
     after: float
+    left_out: float
     moved: tuple[tuple[str, float, float], ...]
 
 
@@ -64,7 +69,7 @@ def calibrate(cluster: ClusterSpec, observations: Sequence[Observation], *, stam
     """
     before = _mean_error(cluster, observations)
     if not observations:
-        return Calibration(cluster=cluster, before=before, after=before, moved=())
+        return Calibration(cluster=cluster, before=before, after=before, left_out=0.0, moved=())
     starts = [_start(figure, cluster) for figure in FIGURES]
     spreads = np.array([figure.spread for figure in FIGURES])
     seconds = np.array([observation.seconds for observation in observations])
@@ -77,9 +82,13 @@ def calibrate(cluster: ClusterSpec, observations: Sequence[Observation], *, stam
     found = _with(cluster, values)
     after = _mean_error(found, observations)
     if after >= min(before, _WORST_ERROR):
-        return Calibration(cluster=cluster, before=before, after=before, moved=())
+        missed = _root_mean_square(_log_errors(cluster, observations))
+        kept = replace(cluster, step_error=missed)
+        return Calibration(cluster=kept, before=before, after=before, left_out=missed, moved=())
+    left_out = _root_mean_square(left_out_errors(predicted, seconds, at=scaled, pull=_NOISE**2))
+    found = replace(_stamped(found, stamp), step_error=left_out)
     moved = tuple((figure.name, was, float(now)) for figure, was, now in zip(FIGURES, starts, values, strict=True))
-    return Calibration(cluster=_stamped(found, stamp), before=before, after=after, moved=moved)
+    return Calibration(cluster=found, before=before, after=after, left_out=left_out, moved=moved)
 
 
 def _predict(cluster: ClusterSpec, observations: Sequence[Observation]) -> Array:
@@ -90,8 +99,16 @@ def _predict(cluster: ClusterSpec, observations: Sequence[Observation]) -> Array
 def _mean_error(cluster: ClusterSpec, observations: Sequence[Observation]) -> float:
     if not observations:
         return 0.0
+    return float(np.abs(_log_errors(cluster, observations)).mean())
+
+
+def _log_errors(cluster: ClusterSpec, observations: Sequence[Observation]) -> Array:
     seconds = np.array([observation.seconds for observation in observations])
-    return float(np.abs(np.log(_predict(cluster, observations) / seconds)).mean())
+    return np.asarray(np.log(_predict(cluster, observations) / seconds))
+
+
+def _root_mean_square(values: Array) -> float:
+    return float(np.sqrt(np.square(values).mean()))
 
 
 def _start(figure: Figure, cluster: ClusterSpec) -> float:

@@ -87,6 +87,20 @@ def least_log_squares(
     return logs
 
 
+def left_out_errors(predicted: Callable[[Array], Array], seconds: Array, *, at: Array, pull: float) -> Array:
+    """log(predicted / seconds) of every observation had least_log_squares, ended `at`, not been given it.
+
+    The exact value where the logs are linear in the parameters: e / (1 - h), h the observation's leverage.
+    """
+    error = np.log(predicted(at) / seconds)
+    steps = np.eye(len(at)) * 1e-4
+    jacobian = np.stack([(np.log(predicted(at + step) / seconds) - error) / 1e-4 for step in steps], axis=1)
+    leverage = np.einsum(
+        "ij,ji->i", jacobian, np.linalg.solve(jacobian.T @ jacobian + pull * np.eye(len(at)), jacobian.T)
+    )
+    return np.asarray(error / np.maximum(1.0 - leverage, 0.05))
+
+
 def log_error(times: Sequence[MatrixTime], curve: MatrixCurve, *, peak: float, launch: float) -> float:
     """Mean of |log(predicted / measured)| of the curve over the times it was fitted to."""
     found = [abs(math.log(matrix_seconds(time, curve, peak=peak, launch=launch) / time.seconds)) for time in times]

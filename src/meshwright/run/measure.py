@@ -106,7 +106,8 @@ def _explained(cluster: ClusterSpec, *, seconds: float, stamp: str, say: Progres
     calibration = calibrate(wide, run_steps(wide, seconds=seconds, progress=say), stamp=stamp)
     before, after = (format_percent(math.expm1(error)) for error in (calibration.before, calibration.after))
     if calibration.moved:
-        say(f"whole steps were missed by {before} in the mean and are now missed by {after}")
+        unseen = format_percent(math.expm1(calibration.left_out))
+        say(f"whole steps were missed by {before} in the mean and are now missed by {after}; {unseen} when left out")
     else:
         say(f"whole steps are missed by {before} in the mean; figures stay, as these steps do not agree on better ones")
     return with_devices(calibration.cluster, devices=devices)
