@@ -11,7 +11,7 @@ from meshwright.cost.kinds import BlockSeconds
 from meshwright.cost.layouts import LayoutArrays
 from meshwright.cost.pipeline import Shape, held
 from meshwright.cost.states import state_bytes
-from meshwright.cost.table import SHARDINGS, PlanTable
+from meshwright.cost.table import SHARDINGS, BoolArray, PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import DeviceSpec
 from meshwright.spec.job import JobSpec
@@ -68,7 +68,7 @@ def memory(
     a layer, and the end of the last backward.
     """
     parameters = local_parameters(table, blocks, arrays=arrays, counts=counts, model=model)
-    states = _states(table, parameters)
+    states = _states(table, parameters, summed=_goes_on(counts, shape=shape))
     entry = _held(table, blocks, arrays=arrays, counts=counts, shape=shape, model=model, job=job)
     moments = _moments(table, states, entry)
     names = ("gradients", "activations", "logits", "buffers")
@@ -208,8 +208,20 @@ class _States:
     wire: FloatArray
 
 
-def _states(table: PlanTable, parameters: FloatArray) -> _States:
-    """What each sharding keeps: zero1 sums whole gradients until it scatters them once."""
+def _goes_on(counts: Mapping[str, FloatArray], *, shape: Shape) -> BoolArray:
+    """Whether microbatches are still to come when a rank first holds all that it ever holds, shape (rows, ranks).
+
+    If so, it holds as much again later, beside the gradients of those that are done.
+    """
+    stages = {name: counts[name][..., -1] for name in ("first", "last", "total")}
+    return np.asarray(held(shape, **stages) < shape.microbatches[:, None] * stages["total"], dtype=np.bool_)
+
+
+def _states(table: PlanTable, parameters: FloatArray, *, summed: BoolArray) -> _States:
+    """What each sharding keeps: zero1 sums whole gradients until it scatters them once.
+
+    Where gradients are `summed` over microbatches, their sum is there at the peak.
+    """
     sizes = state_bytes(table)
     master, compute, reduced = (size[:, None] for size in (sizes.master, sizes.compute, sizes.reduced))
     sharding, shard = table.sharding[:, None], table.shard[:, None].astype(np.float64)
@@ -217,13 +229,12 @@ def _states(table: PlanTable, parameters: FloatArray) -> _States:
     parts = np.where(sharded, shard, 1.0)
     whole = np.where(sharded & (sharding < _ZERO3), compute, 0.0)
     bucketed = ~sharded & (table.data[:, None] > 1)
-    summed = np.where(sharding == _ZERO1, master, master / parts)
-    exists = bucketed | (table.microbatches[:, None] > 1)
+    share = np.where(sharding == _ZERO1, master, master / parts)
     return _States(
         parameters=parameters * (master / parts + whole),
         optimizer=parameters * 2.0 * master / parts,
-        before=parameters * np.where(exists, summed, 0.0),
-        after=parameters * (summed + np.where(sharding == _ZERO1, master / parts, 0.0)),
+        before=parameters * np.where(bucketed | summed, share, 0.0),
+        after=parameters * (share + np.where(sharding == _ZERO1, master / parts, 0.0)),
         wire=np.where(bucketed & (reduced < master), parameters * reduced, 0.0),
     )
 
