@@ -154,3 +154,26 @@ def test_a_pipe_that_breaks_while_a_command_prints_is_no_fault(monkeypatch: pyte
     monkeypatch.setattr(app, "quiet_output", lambda: silenced.append(True))
     assert app.run(["version"]) == 0
     assert silenced == [True]
+
+
+COMMAND = f"{sys.executable} -c 'import sys; from meshwright.cli import main; sys.exit(main())'"
+
+
+@pytest.mark.parametrize("arguments", ["models", "models --json", "version", "--help"])
+@pytest.mark.parametrize(
+    ("place", "says"), [("/dev/full", "cannot be written: No space left on device"), ("&-", "output is closed")]
+)
+def test_standard_output_that_takes_nothing_is_one_line_and_exit_code_4(arguments: str, place: str, says: str) -> None:
+    done = subprocess.run(["bash", "-c", f"{COMMAND} {arguments} >{place}"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 4
+    assert done.stderr.startswith("error: standard output ")
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("place", ["/dev/full", "&-"])
+def test_an_error_that_nobody_can_read_keeps_its_exit_code_and_the_document_its_place(place: str) -> None:
+    command = f"{COMMAND} models nothing-like-this --json 2>{place}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["error"]["exit_code"] == 2

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -89,3 +91,14 @@ def test_what_is_wrong_is_one_message(
     said = capsys.readouterr().err
     assert words in said
     assert "Traceback" not in said
+
+
+def test_a_run_whose_lines_nobody_reads_goes_on_to_its_end(plan: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    entry = f"{sys.executable} -c 'import sys; from meshwright.cli import main; sys.exit(main())'"
+    command = f"set -o pipefail; {entry} train {plan} --run {run} 2>&1 | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0
+    assert len(done.stdout.splitlines()) == 1
+    assert done.stderr == ""
+    assert json.loads((run / "outcome.json").read_text())["step"] == 4

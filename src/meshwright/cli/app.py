@@ -11,11 +11,12 @@ from contextlib import nullcontext
 import typer
 
 from meshwright.cli import cluster, clusters, doctor, explain, generate, models, plan, report, train, version
-from meshwright.cli.output import one_document, quiet_output
+from meshwright.cli.output import fill_standard_error, is_output_failure, note, one_document, quiet_output
 from meshwright.spec.errors import ExitCode, MeshwrightError, Problem
 
 SUMMARY = "Designs the fastest distributed training of a model on your machines, shows why, runs it and compares."
 INTERRUPTED = Problem(what="interrupted")
+NO_OUTPUT = Problem(what="standard output is closed", fix="send it to a file or to /dev/null")
 
 
 def build() -> typer.Typer:
@@ -48,15 +49,23 @@ def run(arguments: Sequence[str] | None) -> int:
 
     With --json anywhere in the line, standard output is one JSON document, of an error too.
     """
+    fill_standard_error()
+    if sys.stdout is None:
+        return _tell((NO_OUTPUT,), ExitCode.ENVIRONMENT, as_json=False)
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     as_json = "--json" in words
+    code = int(ExitCode.OK)
     try:
         with one_document() if as_json else nullcontext():
             code = _run(words, as_json=as_json)
         sys.stdout.flush()
     except BrokenPipeError:
         quiet_output()
-        return ExitCode.OK
+    except OSError as error:
+        # No other error leaves a command: standard output could not take what was printed.
+        quiet_output()
+        problem = Problem(what=f"standard output cannot be written: {error.strerror or error}")
+        return _tell((problem,), ExitCode.ENVIRONMENT, as_json=False)
     return code
 
 
@@ -77,7 +86,9 @@ def _run(words: list[str], *, as_json: bool) -> int:
     except Exception as error:
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
             return _tell_usage(error, as_json=as_json)
-        traceback.print_exc()
+        if is_output_failure(error):
+            raise
+        note(traceback.format_exc().rstrip())
         problem = Problem(
             what=f"{type(error).__name__}: {error}",
             why="this is a fault of meshwright, not of what you asked",
@@ -91,7 +102,7 @@ def _run(words: list[str], *, as_json: bool) -> int:
 
 def _tell(problems: Sequence[Problem], code: ExitCode, *, as_json: bool) -> int:
     for problem in problems:
-        print(f"error: {problem}", file=sys.stderr)
+        note(f"error: {problem}")
     if as_json:
         from meshwright.spec.codec import encode
 

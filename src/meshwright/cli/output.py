@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,9 +64,29 @@ def quiet_output() -> None:
         os.dup2(nothing.fileno(), 1)
 
 
+def is_output_failure(error: Exception) -> bool:
+    """Whether `error` came of standard output, which takes no more; asked by writing one more line end to it."""
+    if not isinstance(error, OSError) or error.filename is not None:
+        return False
+    try:
+        print(flush=True)
+    except OSError:
+        return True
+    return False
+
+
 def note(text: str) -> None:
-    """A line for a person, out of the way of what a program reads."""
-    print(text, file=sys.stderr)
+    """A line for a person, out of the way of what a program reads; lost where standard error has no reader."""
+    if sys.stderr is None:
+        return
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def fill_standard_error() -> None:
+    """Where the process was started without standard error, nothing that is opened later can become it."""
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - it is standard error to the end of the process
 
 
 def write(path: Path, text: str) -> None:

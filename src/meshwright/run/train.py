@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -186,4 +187,6 @@ def _progress(say: Say) -> data.Progress:
 
 
 def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    """The line is on standard error, unless nobody reads it any more: that is no reason to stop training."""
+    with suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
