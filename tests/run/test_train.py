@@ -139,6 +139,8 @@ def test_what_is_wrong_is_told_before_anything_starts(whole: Path, tmp_path: Pat
     run = tmp_path / "run"
     with pytest.raises(ConfigError, match="did you mean 'tensorboard'"):
         train(design(whole, steps=4, trackers=("tensorbord",)), run_dir=run, say=quiet)
+    with pytest.raises(ConfigError, match=r"techniques\[0\]: technique 'low_rnk' is unknown"):
+        train(design(whole, steps=4, techniques=("low_rnk",)), run_dir=run, say=quiet)
     missing = DataSpec(sources=(Source(path=str(tmp_path / "nothing.jsonl")),))
     with pytest.raises(ConfigError, match=r"nothing\.jsonl"):
         train(design(whole, steps=4, data=missing), run_dir=run, say=quiet)

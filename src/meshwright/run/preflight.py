@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 from collections.abc import Iterable
@@ -28,7 +29,11 @@ CHECKPOINT_BYTES_PER_PARAMETER = 12
 
 
 def check_job(job: JobSpec) -> None:
-    """What needs no design: text, tokenizer and trackers are there. Raises ConfigError or EnvironmentUnfit."""
+    """What needs no design: techniques, trackers, text and tokenizer are there.
+
+    Raises ConfigError or EnvironmentUnfit.
+    """
+    importlib.import_module("meshwright.techniques").check(job.techniques)
     trackers.check(job.trackers)
     if not job.data.sources:
         fix = "--data names a JSONL, text or xz file"

@@ -19,6 +19,7 @@ from meshwright.run import preflight
 from meshwright.run.files import load_design, write_json
 from meshwright.run.machine import cache_root, installed, this_machine
 from meshwright.run.outcome import Outcome, ended_path, read_ended, read_report
+from meshwright.run.resume import check_resumable
 from meshwright.spec.errors import ConfigError, ExitCode, Problem, WorkerFailed
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
@@ -54,6 +55,8 @@ def train(
     design = with_absolute_paths(design)
     preflight.check_design(design)
     preflight.check_run_dir(design, run_dir=folder, resume=resume)
+    if resume and (line := check_resumable(folder)):
+        say(line)
     predicted = cost.predict(design)
     preflight.check_machine(design, predicted=predicted, run_dir=folder)
     if steps is not None and steps < 1:
