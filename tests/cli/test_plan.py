@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from meshwright import catalog
+from meshwright import catalog, search
 from meshwright.cli import main
 from meshwright.search import Decision
 from meshwright.spec import codec
+from meshwright.spec.errors import ConfigError
 
 SETS = ("sequence_length=2048", "batch_tokens=1Mi", "total_tokens=1T")
 PLAN = ["plan", "--model", "llama-3.1-8b", "--cluster", "16xH100", *(part for text in SETS for part in ("--set", text))]
@@ -39,6 +41,37 @@ def test_plan_prints_a_table_and_writes_what_train_takes(tmp_path: Path, capsys:
     ):
         assert word in text, word
     assert "\x1b[" not in text, "no colour where there is no terminal"
+
+
+def test_what_a_design_was_chosen_from_is_found_beside_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "plan.json"
+    assert main([*PLAN, "--top", "3", "--out", str(out)]) == 0
+    assert "plan.decision.json" in capsys.readouterr().err
+    design = catalog.load_design(out)
+    kept = search.read_decision(out, plan=design.plan)
+    assert kept is not None
+    assert len(kept.ranked) == 3
+    assert main(["report", str(out)]) == 0
+    assert "legal plans were priced" in out.with_suffix(".html").read_text()
+
+    given: list[object] = []
+
+    def train(_: object, **options: object) -> object:
+        given.append(options["decision"])
+        raise ConfigError("it stops here")
+
+    monkeypatch.setattr("meshwright.run.train", train)
+    assert main(["train", str(out), "--run", str(tmp_path / "run")]) == 2
+    assert given == [kept]
+
+    other = replace(design.plan, microbatch=design.plan.microbatch + 1)
+    assert search.read_decision(out, plan=other) is None
+    (tmp_path / "plan.decision.json").write_text("{")
+    capsys.readouterr()
+    assert main(["report", str(out)]) == 2
+    assert "plan.decision.json: cannot be read as JSON" in capsys.readouterr().err
 
 
 def test_plan_prints_one_document_that_is_the_decision(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -26,6 +27,7 @@ def plan(
     from meshwright import catalog, search
     from meshwright.cli.output import console, note, print_json, write
     from meshwright.run.machine import cache_root
+    from meshwright.spec.codec import encode
 
     decision = search.design(
         catalog.load_model(model),
@@ -34,8 +36,10 @@ def plan(
         top=top,
     )
     if out is not None:
+        kept = search.decision_path(out)
         write(out, decision.design.to_json())
-        note(f"design {decision.design.plan.digest()} written to {out}")
+        write(kept, json.dumps(encode(decision), indent=1))
+        note(f"design {decision.design.plan.digest()} written to {out}, the plans it was chosen from to {kept}")
     if html is not None:
         from meshwright import report
 

@@ -61,7 +61,7 @@ def _chosen(
     steps: int | None,
     measure: bool,
 ) -> Chosen:
-    from meshwright import catalog
+    from meshwright import catalog, search
     from meshwright.cli.output import note
     from meshwright.run.choose import Chosen, choose, with_data, with_length
     from meshwright.spec.errors import ConfigError, Problem
@@ -71,7 +71,8 @@ def _chosen(
         if model is not None or job is not None or data:
             fix = "leave those out, or leave the plan out to design another"
             raise ConfigError(Problem(what="a plan has its model, job and data already", where=str(given), fix=fix))
-        return Chosen(design=catalog.load_design(given, sets=sets or ()))
+        design = catalog.load_design(given, sets=sets or ())
+        return Chosen(design=design, decision=search.read_decision(given, plan=design.plan))
     if model is None:
         fix = "meshwright train PLAN.json, or --model NAME --data FILE; meshwright models lists the names"
         raise ConfigError(Problem(what="nothing to train is named", fix=fix))
