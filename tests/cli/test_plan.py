@@ -101,6 +101,18 @@ def test_nothing_fits_is_exit_code_3_with_a_way_out(capsys: pytest.CaptureFixtur
     assert "such devices would fit" in err
 
 
+def test_a_precision_that_devices_lack_is_told_with_the_setting_that_they_have(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["plan", "--model", "tiny", "--cluster", "8xT4"]) == 2
+    assert "job.precision: T4 has no bf16 arithmetic" in (said := capsys.readouterr().err)
+    assert "--set precision=fp16 (or fp32)" in said
+    assert main(["plan", "--model", "tiny", "--cluster", "8xT4", "--set", "precision=fp16"]) == 0
+    capsys.readouterr()
+    assert main(["plan", "--model", "tiny", "--cluster", "8xT4", "--set", "constraints.fix.precision=fp8"]) == 2
+    assert "--set constraints.fix.precision=fp16" in capsys.readouterr().err
+
+
 def test_a_file_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     assert main([*PLAN, "--out", str(tmp_path / "file" / "plan.json")]) == 2

@@ -18,7 +18,7 @@ from meshwright.search.explain import rejected_for_memory, why
 from meshwright.search.misses import nothing_fits, nothing_legal
 from meshwright.search.prices import Prices, may_fit, price
 from meshwright.search.rules import Scope
-from meshwright.search.space import Space, enumerate_plans
+from meshwright.search.space import Space, check_job, enumerate_plans
 from meshwright.search.stages import balanced_stages
 from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.errors import NoPlanFits
@@ -82,6 +82,7 @@ def priced_space(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> tuple[
 def legal_space(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> Space:
     """Every legal plan, with stages balanced by the cost model's block times; nothing is priced."""
     precision = Precision(str(limits(job.constraints).fixed.get("precision", job.precision.value)))
+    check_job(model, cluster, job, precision=precision)
     boundaries = balanced_stages(model, cluster, job, precision=precision)
     return enumerate_plans(model, cluster, job, boundaries=boundaries)
 
