@@ -113,6 +113,27 @@ def test_a_precision_that_devices_lack_is_told_with_the_setting_that_they_have(
     assert "--set constraints.fix.precision=fp16" in capsys.readouterr().err
 
 
+def test_what_train_would_refuse_is_warned_of_and_the_plan_is_made(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    text = tmp_path / "nothing.jsonl"
+    sets = ("data.tokenizer=nowhere.json", f'data.sources=[{{path="{text}"}}]', 'techniques=["low_rnk"]')
+    assert main([*PLAN, "--json", *(part for entry in sets for part in ("--set", entry))]) == 0
+    out, err = capsys.readouterr()
+    json.loads(out)
+    warned = [line for line in err.splitlines() if line.startswith("warning: train would refuse this job here: ")]
+    assert len(warned) == 3
+    for words in ("nowhere.json", str(text), "technique 'low_rnk' is unknown"):
+        assert any(words in line for line in warned), words
+    assert main([*PLAN, "--set", "data.tokenizer=train:200000"]) == 0
+    assert "the tokenizer has 200,000 tokens and the model reads 128,256" in capsys.readouterr().err
+
+
+def test_fewer_tokens_than_one_step_reads_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--model", "tiny", "--cluster", "8xH100", "--set", "total_tokens=1Mi"]) == 2
+    assert "total_tokens: 1,048,576 is less than the 4,194,304 tokens of one step" in capsys.readouterr().err
+
+
 def test_a_file_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     assert main([*PLAN, "--out", str(tmp_path / "file" / "plan.json")]) == 2
