@@ -164,6 +164,17 @@ def test_models_and_clusters_list_and_show(capsys: pytest.CaptureFixture[str]) -
         json.loads(capsys.readouterr().out)
 
 
+def test_alike_machines_are_shown_once_and_one_adapter_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["clusters", "two-sites"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("memory bandwidth") == 1
+    assert shown.count("machines as in ") == 1
+    assert main(["clusters", "mixed"]) == 0
+    assert capsys.readouterr().out.count("memory bandwidth") == 2
+    assert main(["clusters", "pcie-a100"]) == 0
+    assert "1 adapter a node " in capsys.readouterr().out
+
+
 def test_version_names_what_it_stands_on(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["version", "--json"]) == 0
     assert {"meshwright", "python", "torch", "numpy"} <= set(json.loads(capsys.readouterr().out))
