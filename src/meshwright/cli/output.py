@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshwright.cli.manner import manner
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -25,14 +27,14 @@ def print_json(document: Any) -> None:
 
 
 def console() -> Console:
-    """A console on standard output: colours on a terminal alone, and never when NO_COLOR is set.
+    """A console on standard output: colours on a terminal alone, and never with --no-color or NO_COLOR.
 
     Where there is no terminal, lines are as wide as COLUMNS says, else 140.
     """
     from rich.console import Console
 
     if sys.stdout.isatty():
-        return Console(highlight=False)
+        return Console(highlight=False, no_color=manner().no_color or None)
     width = shutil.get_terminal_size(fallback=(PIPE_COLUMNS, 24)).columns
     return Console(highlight=False, width=width, color_system=None)
 
@@ -76,7 +78,13 @@ def is_output_failure(error: Exception) -> bool:
 
 
 def note(text: str) -> None:
-    """A line for a person, out of the way of what a program reads; lost where standard error has no reader."""
+    """A line for a person, out of the way of what a program reads; none when quiet was asked for."""
+    if not manner().quiet:
+        tell(text)
+
+
+def tell(text: str) -> None:
+    """As `note`, of what is wrong: told always, and lost only where standard error has no reader."""
     if sys.stderr is None:
         return
     with suppress(OSError):

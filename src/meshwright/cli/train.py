@@ -10,6 +10,7 @@ import typer
 if TYPE_CHECKING:
     from meshwright.run.choose import Chosen
     from meshwright.run.outcome import Outcome
+    from meshwright.run.screen import Screen
 
 
 def train(
@@ -39,7 +40,9 @@ def train(
     folder = run or default_run_dir(chosen.design)
     for line in _before(chosen, folder):
         note(line)
-    outcome = run_training(chosen.design, run_dir=folder, resume=resume, steps=steps, decision=chosen.decision)
+    outcome = run_training(
+        chosen.design, run_dir=folder, resume=resume, steps=steps, say=note, decision=chosen.decision, screen=_screen()
+    )
     if as_json:
         print_json(outcome)
     else:
@@ -78,6 +81,15 @@ def _chosen(
         raise ConfigError(Problem(what="nothing to train is named", fix=fix))
     asked = with_data(catalog.load_job(str(job) if job else None, sets=sets or ()), data or ())
     return choose(model, cluster=cluster, job=with_length(asked, steps=steps), measure=measure, say=note)
+
+
+def _screen() -> Screen:
+    """What is seen of the workers, as the command was asked to speak."""
+    from meshwright.cli.manner import manner
+    from meshwright.run.screen import Screen
+
+    asked = manner()
+    return Screen.QUIET if asked.quiet else Screen.VERBOSE if asked.verbose else Screen.NORMAL
 
 
 def _before(chosen: Chosen, folder: Path) -> list[str]:

@@ -20,6 +20,7 @@ from meshwright.run.files import load_design, write_json
 from meshwright.run.machine import cache_root, installed, this_machine
 from meshwright.run.outcome import Outcome, ended_path, read_ended, read_report
 from meshwright.run.resume import check_resumable
+from meshwright.run.screen import Screen
 from meshwright.spec.errors import ConfigError, ExitCode, Problem, WorkerFailed
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
@@ -40,12 +41,13 @@ def train(
     steps: int | None = None,
     say: Say | None = None,
     decision: search.Decision | None = None,
+    screen: Screen = Screen.NORMAL,
 ) -> Outcome:
     """The run in `run_dir` is trained to its end, or for `steps` more steps, or until a signal; how it ended.
 
     A run that goes on (`resume`) may have another plan and another length, and keeps the order of its data. `say` is
     given the lines a person should see before the workers write their own; None writes them to standard error. The
-    run keeps `decision`, which chose the design, beside it.
+    run keeps `decision`, which chose the design, beside it. `screen` says what is seen of the workers.
 
     Raises before anything starts: ConfigError, NoPlanFits or EnvironmentUnfit with every problem found. Raises
     WorkerFailed with the first failing rank's own error when workers fail; checkpoints that were complete stay.
@@ -75,7 +77,7 @@ def train(
     arguments = [] if steps is None else ["--steps", str(steps)]
     from meshwright.run.launch import launch
 
-    launched = launch(folder, num_workers=design.plan.world_size, arguments=arguments, say=say)
+    launched = launch(folder, num_workers=design.plan.world_size, arguments=arguments, say=say, screen=screen)
     return _outcome(design, folder, predicted=predicted, launched=launched)
 
 
