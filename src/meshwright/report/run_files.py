@@ -111,9 +111,13 @@ def _read_plan(place: Path) -> RunFiles:
     design = checked_design(codec.decode(Design, document, str(place)))
     if problems := check(design, scopes=frozenset({Scope.PLAN})):
         raise ConfigError(problems)
-    decision = decision or decision_document(place, plan=design.plan)
     return RunFiles(
-        name=place.stem, path=place, is_plan=True, design=design, predicted=predict(design), decision=decision
+        name=place.stem,
+        path=place,
+        is_plan=True,
+        design=design,
+        predicted=predict(design),
+        decision=decision or decision_document(place, plan=design.plan),
     )
 
 
