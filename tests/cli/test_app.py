@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -154,3 +157,73 @@ def test_a_pipe_that_breaks_while_a_command_prints_is_no_fault(monkeypatch: pyte
     monkeypatch.setattr(app, "quiet_output", lambda: silenced.append(True))
     assert app.run(["version"]) == 0
     assert silenced == [True]
+
+
+COMMAND = f"{sys.executable} -c 'import sys; from meshwright.cli import main; sys.exit(main())'"
+
+
+@pytest.mark.parametrize("arguments", ["models", "models --json", "version", "--help"])
+@pytest.mark.parametrize(
+    ("place", "says"), [("/dev/full", "cannot be written: No space left on device"), ("&-", "output is closed")]
+)
+def test_standard_output_that_takes_nothing_is_one_line_and_exit_code_4(arguments: str, place: str, says: str) -> None:
+    done = subprocess.run(["bash", "-c", f"{COMMAND} {arguments} >{place}"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 4
+    assert done.stderr.startswith("error: standard output ")
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("place", ["/dev/full", "&-"])
+def test_an_error_that_nobody_can_read_keeps_its_exit_code_and_the_document_its_place(place: str) -> None:
+    command = f"{COMMAND} models nothing-like-this --json 2>{place}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["error"]["exit_code"] == 2
+
+
+def test_quiet_silences_notes_and_neither_results_nor_what_is_wrong(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    plan = ["plan", "--model", "tiny", "--cluster", "8xH100", "--set", "batch_tokens=64Ki"]
+    plan += ["--out", str(tmp_path / "plan.json")]
+    loud = run(plan, capsys)
+    assert "written to" in loud[2]
+    for words in (["-q", *plan], [*plan, "--quiet"]):
+        code, out, err = run(words, capsys)
+        assert (code, err) == (0, "")
+        assert "legal plans priced" in out
+    assert "warning: " in run(["-q", *plan, "--set", "data.tokenizer=nowhere.json"], capsys)[2]
+    assert run(["-q", "models", "nothing-like-this"], capsys)[2].startswith("error: ")
+    assert "written to" in run(plan, capsys)[2], "it does not outlive its command"
+
+
+def test_verbose_shows_where_an_error_was_raised_and_is_not_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(["models", "nothing-like-this", "-v"], capsys)
+    assert code == 2
+    assert "Traceback" in err
+    code, _, err = run(["-q", "version", "-v"], capsys)
+    assert code == 2
+    assert "quiet and verbose at once" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "setting", "coloured"), [((), "", True), (("--no-color",), "", False), ((), "1", False)]
+)
+def test_colours_are_for_terminals_that_want_them(words: tuple[str, ...], setting: str, coloured: bool) -> None:
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "NO_COLOR": setting, "COLUMNS": "140"}
+    entry = [sys.executable, "-c", "import sys; from meshwright.cli import main; sys.exit(main())"]
+    command = [*entry, "plan", "--model", "tiny", "--cluster", "8xH100", "--top", "1", *words]
+    child = subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE, env=environment)
+    os.close(theirs)
+    shown = b""
+    try:
+        while part := os.read(ours, 65536):
+            shown += part
+    except OSError:
+        pass  # the system's way to say that the other end of a terminal is closed
+    assert child.wait(timeout=60) == 0
+    os.close(ours)
+    assert b"legal plans" in shown
+    assert bool(re.search(rb"\x1b\[[0-9;]*3[0-7]m", shown)) == coloured

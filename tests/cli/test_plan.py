@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from meshwright import catalog
+from meshwright import catalog, search
 from meshwright.cli import main
 from meshwright.search import Decision
 from meshwright.spec import codec
+from meshwright.spec.errors import ConfigError
 
 SETS = ("sequence_length=2048", "batch_tokens=1Mi", "total_tokens=1T")
 PLAN = ["plan", "--model", "llama-3.1-8b", "--cluster", "16xH100", *(part for text in SETS for part in ("--set", text))]
@@ -41,6 +43,37 @@ def test_plan_prints_a_table_and_writes_what_train_takes(tmp_path: Path, capsys:
     assert "\x1b[" not in text, "no colour where there is no terminal"
 
 
+def test_what_a_design_was_chosen_from_is_found_beside_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "plan.json"
+    assert main([*PLAN, "--top", "3", "--out", str(out)]) == 0
+    assert "plan.decision.json" in capsys.readouterr().err
+    design = catalog.load_design(out)
+    kept = search.read_decision(out, plan=design.plan)
+    assert kept is not None
+    assert len(kept.ranked) == 3
+    assert main(["report", str(out)]) == 0
+    assert "legal plans were priced" in out.with_suffix(".html").read_text()
+
+    given: list[object] = []
+
+    def train(_: object, **options: object) -> object:
+        given.append(options["decision"])
+        raise ConfigError("it stops here")
+
+    monkeypatch.setattr("meshwright.run.train", train)
+    assert main(["train", str(out), "--run", str(tmp_path / "run")]) == 2
+    assert given == [kept]
+
+    other = replace(design.plan, microbatch=design.plan.microbatch + 1)
+    assert search.read_decision(out, plan=other) is None
+    (tmp_path / "plan.decision.json").write_text("{")
+    capsys.readouterr()
+    assert main(["report", str(out)]) == 2
+    assert "plan.decision.json: cannot be read as JSON" in capsys.readouterr().err
+
+
 def test_plan_prints_one_document_that_is_the_decision(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*PLAN, "--json", "--top", "2"]) == 0
     text, _ = capsys.readouterr()
@@ -66,6 +99,39 @@ def test_nothing_fits_is_exit_code_3_with_a_way_out(capsys: pytest.CaptureFixtur
     assert out == ""
     assert "needs" in err
     assert "such devices would fit" in err
+
+
+def test_a_precision_that_devices_lack_is_told_with_the_setting_that_they_have(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["plan", "--model", "tiny", "--cluster", "8xT4"]) == 2
+    assert "job.precision: T4 has no bf16 arithmetic" in (said := capsys.readouterr().err)
+    assert "--set precision=fp16 (or fp32)" in said
+    assert main(["plan", "--model", "tiny", "--cluster", "8xT4", "--set", "precision=fp16"]) == 0
+    capsys.readouterr()
+    assert main(["plan", "--model", "tiny", "--cluster", "8xT4", "--set", "constraints.fix.precision=fp8"]) == 2
+    assert "--set constraints.fix.precision=fp16" in capsys.readouterr().err
+
+
+def test_what_train_would_refuse_is_warned_of_and_the_plan_is_made(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    text = tmp_path / "nothing.jsonl"
+    sets = ("data.tokenizer=nowhere.json", f'data.sources=[{{path="{text}"}}]', 'techniques=["low_rnk"]')
+    assert main([*PLAN, "--json", *(part for entry in sets for part in ("--set", entry))]) == 0
+    out, err = capsys.readouterr()
+    json.loads(out)
+    warned = [line for line in err.splitlines() if line.startswith("warning: train would refuse this job here: ")]
+    assert len(warned) == 3
+    for words in ("nowhere.json", str(text), "technique 'low_rnk' is unknown"):
+        assert any(words in line for line in warned), words
+    assert main([*PLAN, "--set", "data.tokenizer=train:200000"]) == 0
+    assert "the tokenizer has 200,000 tokens and the model reads 128,256" in capsys.readouterr().err
+
+
+def test_fewer_tokens_than_one_step_reads_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--model", "tiny", "--cluster", "8xH100", "--set", "total_tokens=1Mi"]) == 2
+    assert "total_tokens: 1,048,576 is less than the 4,194,304 tokens of one step" in capsys.readouterr().err
 
 
 def test_a_file_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,6 +162,17 @@ def test_models_and_clusters_list_and_show(capsys: pytest.CaptureFixture[str]) -
         assert all(word in shown for word in words), shown
         assert main([command, name, "--json"]) == 0
         json.loads(capsys.readouterr().out)
+
+
+def test_alike_machines_are_shown_once_and_one_adapter_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["clusters", "two-sites"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("memory bandwidth") == 1
+    assert shown.count("machines as in ") == 1
+    assert main(["clusters", "mixed"]) == 0
+    assert capsys.readouterr().out.count("memory bandwidth") == 2
+    assert main(["clusters", "pcie-a100"]) == 0
+    assert "1 adapter a node " in capsys.readouterr().out
 
 
 def test_version_names_what_it_stands_on(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from meshwright.cli import main
 from meshwright.run import Ended, Outcome
+from meshwright.run.screen import Screen
 from meshwright.spec.errors import ExitCode
 from meshwright.spec.report import Line, Report
 from meshwright.train.events import Ending
@@ -54,6 +57,23 @@ def test_a_plan_is_run_and_a_signal_is_exit_75(
     assert "1 device" in printed.err
 
 
+@pytest.mark.parametrize(
+    ("words", "screen"), [((), Screen.NORMAL), (("-q",), Screen.QUIET), (("--verbose",), Screen.VERBOSE)]
+)
+def test_a_run_shows_as_much_as_was_asked(
+    words: tuple[str, ...],
+    screen: Screen,
+    plan: Path,
+    asked: list[dict[str, object]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([*words, "train", str(plan)]) == main(["train", str(plan), *words]) == ExitCode.SAVED
+    assert [call["screen"] for call in asked] == [screen, screen]
+    printed = capsys.readouterr()
+    assert printed.out.count("step 3 of 4 is done and saved") == 2
+    assert ("1 device" in printed.err) == (screen is not Screen.QUIET)
+
+
 @pytest.mark.usefixtures("asked")
 def test_json_is_one_document(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", str(plan), "--json"]) == ExitCode.SAVED
@@ -89,3 +109,27 @@ def test_what_is_wrong_is_one_message(
     said = capsys.readouterr().err
     assert words in said
     assert "Traceback" not in said
+
+
+def test_a_run_whose_lines_nobody_reads_goes_on_to_its_end(plan: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    entry = f"{sys.executable} -c 'import sys; from meshwright.cli import main; sys.exit(main())'"
+    command = f"set -o pipefail; {entry} train {plan} --run {run} 2>&1 | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0
+    assert len(done.stdout.splitlines()) == 1
+    assert done.stderr == ""
+    assert json.loads((run / "outcome.json").read_text())["step"] == 4
+
+
+def test_a_quiet_run_prints_its_results_and_keeps_its_lines(plan: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    entry = [sys.executable, "-c", "import sys; from meshwright.cli import main; sys.exit(main())"]
+    done = subprocess.run(
+        [*entry, "train", str(plan), "--run", str(run), "--quiet"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert "step 4 of 4 is done and saved" in done.stdout
+    kept = "".join(path.read_text() for path in (run / "logs").rglob("stderr.log"))
+    assert "step 4/4" in kept

@@ -64,6 +64,39 @@ def test_the_tail_of_a_single_document_is_held_out(tmp_path: Path) -> None:
     assert 0.04 < len(held) / len(whole) < 0.06
 
 
+@pytest.mark.parametrize("fraction", [0.01, 0.03, 0.1, 0.3, 0.5])
+def test_long_documents_are_cut_so_that_the_share_is_what_was_asked(fraction: float, tmp_path: Path) -> None:
+    path = tmp_path / "novels.jsonl"
+    texts = [story(number, 100 + 60 * number) for number in range(6)]
+    path.write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    spec = spec_of(path, validation_fraction=fraction)
+    corpus = prepare(spec, sequence_length=32, seed=3, cache=tmp_path / "cache")
+    assert corpus.validation is not None
+    total = corpus.train.num_tokens + corpus.validation.num_tokens
+    assert total == corpus.text_bytes + len(texts)
+    assert corpus.validation.num_tokens / total == pytest.approx(fraction, rel=0.1)
+    held, trained = text_of(corpus, corpus.validation), text_of(corpus, corpus.train)
+    for text in texts:
+        for line in text.split("\n")[:-1]:
+            assert (line in held) + (line in trained) <= 1 or not line
+
+
+def test_a_part_of_a_document_comes_first_of_what_is_held_out(tmp_path: Path) -> None:
+    path = tmp_path / "two.jsonl"
+    texts = [story(number, 100) for number in range(4)]
+    path.write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    spec = spec_of(path, validation_fraction=0.4)
+    corpus = prepare(spec, sequence_length=32, seed=0, cache=tmp_path / "cache")
+    assert corpus.validation is not None
+    (stream,) = corpus.validation.streams
+    tokens = stream.read(0, len(stream))
+    (opening,) = np.flatnonzero(tokens == corpus.tokenizer.end)
+    tail = corpus.tokenizer.decode(tokens[:opening].tolist())
+    assert tail
+    assert any(text.endswith(tail) and text != tail for text in texts)
+    assert corpus.tokenizer.decode(tokens[opening + 1 :].tolist()) in texts
+
+
 def test_nothing_is_held_out_when_asked(stories: Path, tmp_path: Path) -> None:
     spec = spec_of(stories, validation_fraction=0.0)
     corpus = prepare(spec, sequence_length=32, seed=0, cache=tmp_path / "cache")

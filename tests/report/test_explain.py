@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from meshwright.report.explain import explain
+from meshwright.report.run_files import read_run
 from meshwright.spec.codec import encode
-from meshwright.spec.report import LineName, Origin
+from meshwright.spec.report import LineName, MemoryPart, Origin
+from meshwright.spec.units import format_bytes
 from tests.report import synthetic
 
 
@@ -97,3 +99,15 @@ def test_the_text_is_aligned_and_the_value_is_json(run_dir: Path) -> None:
     document = json.loads(json.dumps(encode(found)))
     assert document["rows"][1]["name"] == "gradient collectives"
     assert document["rows"][1]["words"] == "gradient collectives took 39.0 ms: 21.0 ms more than 18.0 ms"
+
+
+def test_memory_says_whether_reserved_bytes_are_in_it(run_dir: Path) -> None:
+    found = explain(run_dir)
+    predicted = read_run(run_dir).predicted
+    assert predicted is not None
+    fullest = max(predicted.memory, key=lambda stage: stage.total)
+    reserved = fullest.parts[MemoryPart.RESERVED]
+    (sentence,) = (line for line in found.sentences if "Memory below" in line)
+    assert f"without the {format_bytes(reserved)} that the context and libraries reserve" in sentence
+    assert f"With them the predicted peak is {format_bytes(fullest.allocated + reserved)}" in sentence
+    assert any(line.startswith("memory allocated, pipeline rank ") for line in found.lines())

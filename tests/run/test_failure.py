@@ -37,9 +37,23 @@ def test_the_rank_that_failed_is_told_before_those_that_lost_it(tmp_path: Path) 
     assert [entry.rank for entry in failure.read(failures)] == [1, 0, 2]
 
 
+def killed(tmp_path: Path, *, predicted_bytes: float) -> str:
+    failures = {0: recorded(LOST, tmp_path / "0"), 1: ended(-signal.SIGKILL)}
+    found = failure.read(failures)
+    return str(failure.told(found, predicted_bytes=predicted_bytes, machine_bytes=64.0 * 2**30, num_ranks=2))
+
+
 def test_a_killed_rank_is_told_before_those_that_lost_it(tmp_path: Path) -> None:
-    error = first({0: recorded(LOST, tmp_path / "0"), 1: ended(-signal.SIGKILL)})
-    assert "rank 1 was killed (signal 9), probably out of memory" in str(error)
+    told = killed(tmp_path, predicted_bytes=30.0 * 2**30)
+    assert "rank 1 was killed (signal 9), probably out of memory" in told
+    assert "predicted 30 GiB a rank, 60 GiB for 2 ranks; the machine has 64 GiB" in told
+
+
+def test_memory_is_not_blamed_where_little_was_predicted(tmp_path: Path) -> None:
+    told = killed(tmp_path, predicted_bytes=2.0**30)
+    assert "probably out of memory" not in told
+    assert "rank 1 was killed (signal 9): the system or a person ended it" in told
+    assert "predicted 1 GiB a rank, 2 GiB for 2 ranks; the machine has 64 GiB" in told
 
 
 def test_another_signal_does_not_blame_memory() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from meshwright.run import Outcome, generate, train
+from meshwright.cli import main
+from meshwright.run import Outcome, generate, sample, train
 from meshwright.run.files import load_design
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit, ExitCode, WorkerFailed
 from meshwright.spec.job import DataSpec, OptimizerSpec, Source
@@ -60,6 +62,41 @@ def test_text_is_sampled_from_the_checkpoint_the_same_for_a_seed(whole: Path) ->
         generate(whole / "run", tokens=0)
 
 
+def spoil(checkpoint: Path) -> None:
+    """A byte of the weights is another; sizes are as they were."""
+    file = next(path for path in sorted(checkpoint.iterdir()) if path.suffix == ".distcp")
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+def test_a_newer_checkpoint_that_is_spoilt_is_passed_over_and_said(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole / "run", run)
+    good = run / "checkpoints" / f"step-{STEPS:08d}"
+    newer = good.with_name(f"step-{STEPS + 1:08d}")
+    shutil.copytree(good, newer)
+    spoil(newer)
+    assert main(["generate", str(run), "--tokens", "3", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["step"] == STEPS
+    assert json.loads(out)["passed_over"][0]["where"] == str(newer)
+    assert f"the checkpoint of step {STEPS} is read; a newer one is passed over: {newer}: corrupt" in err
+    shutil.rmtree(newer)
+    assert sample(run, tokens=3).passed_over == ()
+
+
+def test_a_run_whose_only_checkpoint_is_spoilt_does_not_begin_again(whole: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole / "run", run)
+    spoil(run / "checkpoints" / f"step-{STEPS:08d}")
+    with pytest.raises(WorkerFailed, match=r"corrupt \(the checksum of .* is not the one that was saved\)"):
+        train(design(whole, steps=STEPS + 4), run_dir=run, resume=True, say=quiet)
+    assert sorted(losses(run)) == list(range(1, STEPS + 1))
+
+
 @pytest.fixture(scope="module")
 def stopped(whole: Path) -> Outcome:
     """A deterministic run on two ranks in `moved`, which a signal ended on its way."""
@@ -93,7 +130,7 @@ def test_a_signal_saves_and_another_plan_goes_on_as_if_nothing_had_happened(whol
 def test_a_killed_worker_is_told_and_its_steps_are_those_of_the_same_plan_to_the_last_bit(whole: Path) -> None:
     run = whole / "killed"
     killer = after_steps(run, 3, lambda: worker_of(1).send_signal(signal.SIGKILL))
-    with pytest.raises(WorkerFailed, match=r"rank 1 was killed \(signal 9\), probably out of memory") as caught:
+    with pytest.raises(WorkerFailed, match=r"rank 1 was killed \(signal 9\): .*predicted .* a rank") as caught:
         train(design(whole, SHARDED, steps=4000, deterministic=True), run_dir=run, say=quiet)
     killer.join()
     assert caught.value.exit_code is ExitCode.WORKER
@@ -139,6 +176,8 @@ def test_what_is_wrong_is_told_before_anything_starts(whole: Path, tmp_path: Pat
     run = tmp_path / "run"
     with pytest.raises(ConfigError, match="did you mean 'tensorboard'"):
         train(design(whole, steps=4, trackers=("tensorbord",)), run_dir=run, say=quiet)
+    with pytest.raises(ConfigError, match=r"techniques\[0\]: technique 'low_rnk' is unknown"):
+        train(design(whole, steps=4, techniques=("low_rnk",)), run_dir=run, say=quiet)
     missing = DataSpec(sources=(Source(path=str(tmp_path / "nothing.jsonl")),))
     with pytest.raises(ConfigError, match=r"nothing\.jsonl"):
         train(design(whole, steps=4, data=missing), run_dir=run, say=quiet)

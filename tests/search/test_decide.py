@@ -208,3 +208,30 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_utime)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 4.0, "twice the budget, for a busy machine"
+
+
+def test_a_batch_that_all_devices_cannot_share_is_the_cause_and_nothing_is_priced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def never(*_: object, **__: object) -> Prices:
+        raise AssertionError("no plan needs a price to say that none is legal")
+
+    monkeypatch.setattr("meshwright.search.decide.price", never)
+    model, cluster = samples.model(layers=2), box(devices=44)
+    for sequences, told in ((2, "are too few for 44 devices, which share at least 11"), (12, "divide over no data")):
+        job = samples.job(sequences=sequences)
+        with pytest.raises(NoPlanFits) as caught:
+            search.design(model, cluster, job)
+        (problem,) = caught.value.problems
+        assert problem.where == "job.batch_tokens"
+        assert told in problem.what
+        assert f"choose {11 * job.sequence_length} (11 sequences)" in problem.fix
+        assert "devices = any" in problem.fix
+    monkeypatch.undo()
+    assert search.design(model, cluster, samples.job(sequences=11)).design.plan.data == 11
+
+
+def test_a_constraint_is_the_cause_where_the_batch_is_not() -> None:
+    job = samples.job(sequences=8, constraints=Constraints(fix={"data": 3}))
+    with pytest.raises(NoPlanFits, match=r"job\.constraints\.fix\.data"):
+        search.design(samples.model(layers=2), box(devices=8), job)

@@ -47,3 +47,10 @@ def test_with_no_technique_the_message_says_so() -> None:
     if not registry.available():
         with pytest.raises(ConfigError, match="no technique is installed"):
             registry.build(("low_rank",), design=None)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("with_marker")
+def test_names_are_checked_without_building_anything() -> None:
+    registry.check(("marker_for_test",))
+    with pytest.raises(ConfigError, match=r"job\.techniques\[1\].*did you mean 'marker_for_test'"):
+        registry.check(("marker_for_test", "marker_for_tes"))

@@ -124,8 +124,11 @@ def test_a_loss_that_is_not_finite_fails_naming_step_and_last_checkpoint(loss: f
 
 
 def test_without_a_checkpoint_the_failure_says_so() -> None:
-    with pytest.raises(WorkerFailed, match="no checkpoint was saved"):
+    with pytest.raises(WorkerFailed, match=r"no checkpoint was saved.*; begin again with a lower") as caught:
         fit(Pretend(policies(total=9), losses={1: math.nan}))
+    assert "checkpoint" not in caught.value.problems[0].fix
+    with pytest.raises(WorkerFailed, match=r"step 2 is saved.*; --resume goes on from step 2: try a lower"):
+        fit(Pretend(policies(total=9, save=2), losses={3: math.nan}))
 
 
 def test_what_an_action_brings_about_is_an_event_too() -> None:

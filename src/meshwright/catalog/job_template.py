@@ -29,7 +29,7 @@ COMMENTS: Mapping[str, str] = MappingProxyType(
         "data.sources": "One table a corpus: a JSONL, text or xz file, or a folder of them, and its weight.",
         "data.tokenizer": "A .json or .tiktoken file, bytes, or train:8192 to train one of that size.",
         "data.document_mask": "Attention stays inside each document of a packed sequence.",
-        "data.validation_fraction": "Share of the documents held out.",
+        "data.validation_fraction": "Share of the tokens held out.",
         "optimizer": "AdamW; norms, biases and embeddings do not decay.",
         "optimizer.clip_norm": 'Largest norm of the whole gradient; "none" is no limit.',
         "learning_rate": "Warm-up, then cosine, wsd (stable, then decay) or constant. Fractions are of all steps.",

@@ -7,15 +7,18 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import nullcontext
+from contextvars import copy_context
 
 import typer
 
 from meshwright.cli import cluster, clusters, doctor, explain, generate, models, plan, report, train, version
-from meshwright.cli.output import one_document, quiet_output
+from meshwright.cli.manner import manner, options, speaking
+from meshwright.cli.output import fill_standard_error, is_output_failure, one_document, quiet_output, tell
 from meshwright.spec.errors import ExitCode, MeshwrightError, Problem
 
 SUMMARY = "Designs the fastest distributed training of a model on your machines, shows why, runs it and compares."
 INTERRUPTED = Problem(what="interrupted")
+NO_OUTPUT = Problem(what="standard output is closed", fix="send it to a file or to /dev/null")
 
 
 def build() -> typer.Typer:
@@ -38,7 +41,8 @@ def build() -> typer.Typer:
         ("doctor", doctor.doctor),
         ("version", version.version),
     ):
-        application.command(name)(command)
+        application.command(name)(speaking(command))
+    application.callback()(options)
     application.add_typer(cluster.build(), name="cluster")
     return application
 
@@ -46,17 +50,30 @@ def build() -> typer.Typer:
 def run(arguments: Sequence[str] | None) -> int:
     """Run one command and return its exit code; no error leaves it.
 
-    With --json anywhere in the line, standard output is one JSON document, of an error too.
+    What is asked of one command, as to be quiet, does not outlive it. With --json anywhere in the line, standard
+    output is one JSON document, of an error too.
     """
+    return copy_context().run(_guarded, arguments)
+
+
+def _guarded(arguments: Sequence[str] | None) -> int:
+    fill_standard_error()
+    if sys.stdout is None:
+        return _tell((NO_OUTPUT,), ExitCode.ENVIRONMENT, as_json=False)
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     as_json = "--json" in words
+    code = int(ExitCode.OK)
     try:
         with one_document() if as_json else nullcontext():
             code = _run(words, as_json=as_json)
         sys.stdout.flush()
     except BrokenPipeError:
         quiet_output()
-        return ExitCode.OK
+    except OSError as error:
+        # No other error leaves a command: standard output could not take what was printed.
+        quiet_output()
+        problem = Problem(what=f"standard output cannot be written: {error.strerror or error}")
+        return _tell((problem,), ExitCode.ENVIRONMENT, as_json=False)
     return code
 
 
@@ -64,6 +81,8 @@ def _run(words: list[str], *, as_json: bool) -> int:
     try:
         code = typer.main.get_command(build()).main(words, prog_name="meshwright", standalone_mode=False)
     except MeshwrightError as error:
+        if manner().verbose:
+            tell(traceback.format_exc().rstrip())
         return _tell(error.problems, error.exit_code, as_json=as_json)
     except (KeyboardInterrupt, typer.Abort):
         return _tell((INTERRUPTED,), ExitCode.INTERRUPTED, as_json=as_json)
@@ -77,7 +96,9 @@ def _run(words: list[str], *, as_json: bool) -> int:
     except Exception as error:
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
             return _tell_usage(error, as_json=as_json)
-        traceback.print_exc()
+        if is_output_failure(error):
+            raise
+        tell(traceback.format_exc().rstrip())
         problem = Problem(
             what=f"{type(error).__name__}: {error}",
             why="this is a fault of meshwright, not of what you asked",
@@ -91,7 +112,7 @@ def _run(words: list[str], *, as_json: bool) -> int:
 
 def _tell(problems: Sequence[Problem], code: ExitCode, *, as_json: bool) -> int:
     for problem in problems:
-        print(f"error: {problem}", file=sys.stderr)
+        tell(f"error: {problem}")
     if as_json:
         from meshwright.spec.codec import encode
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from meshwright.cli.manner import speaking
+
 if TYPE_CHECKING:
     from meshwright.spec.cluster import ClusterSpec
 
@@ -18,8 +20,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 def build() -> typer.Typer:
     """The group of the two commands."""
     group = typer.Typer(help="Describe this machine, or measure it.", rich_markup_mode=None)
-    group.command("detect")(detect)
-    group.command("measure")(measure)
+    group.command("detect")(speaking(detect))
+    group.command("measure")(speaking(measure))
     return group
 
 

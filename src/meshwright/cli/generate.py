@@ -19,10 +19,13 @@ def generate(
 ) -> None:
     """Write text with the model of a run; the run keeps it for its page."""
     from meshwright import run as runs
-    from meshwright.cli.output import print_json
+    from meshwright.cli.output import print_json, tell
 
-    text = runs.generate(run, prompt, tokens=tokens, temperature=temperature, top_k=top_k or None, seed=seed)
+    found = runs.sample(run, prompt, tokens=tokens, temperature=temperature, top_k=top_k or None, seed=seed)
+    for line in found.lines():
+        tell(line)
     if as_json:
-        print_json({"run": str(run), "prompt": prompt, "text": text})
+        document = {"run": str(run), "prompt": prompt, "text": found.text}
+        print_json({**document, "step": found.step, "passed_over": found.passed_over})
     else:
-        print(text)
+        print(found.text)

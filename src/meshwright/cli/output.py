@@ -7,9 +7,11 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from meshwright.cli.manner import manner
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,14 +27,14 @@ def print_json(document: Any) -> None:
 
 
 def console() -> Console:
-    """A console on standard output: colours on a terminal alone, and never when NO_COLOR is set.
+    """A console on standard output: colours on a terminal alone, and never with --no-color or NO_COLOR.
 
     Where there is no terminal, lines are as wide as COLUMNS says, else 140.
     """
     from rich.console import Console
 
     if sys.stdout.isatty():
-        return Console(highlight=False)
+        return Console(highlight=False, no_color=manner().no_color or None)
     width = shutil.get_terminal_size(fallback=(PIPE_COLUMNS, 24)).columns
     return Console(highlight=False, width=width, color_system=None)
 
@@ -64,9 +66,35 @@ def quiet_output() -> None:
         os.dup2(nothing.fileno(), 1)
 
 
+def is_output_failure(error: Exception) -> bool:
+    """Whether `error` came of standard output, which takes no more; asked by writing one more line end to it."""
+    if not isinstance(error, OSError) or error.filename is not None:
+        return False
+    try:
+        print(flush=True)
+    except OSError:
+        return True
+    return False
+
+
 def note(text: str) -> None:
-    """A line for a person, out of the way of what a program reads."""
-    print(text, file=sys.stderr)
+    """A line for a person, out of the way of what a program reads; none when quiet was asked for."""
+    if not manner().quiet:
+        tell(text)
+
+
+def tell(text: str) -> None:
+    """As `note`, of what is wrong: told always, and lost only where standard error has no reader."""
+    if sys.stderr is None:
+        return
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def fill_standard_error() -> None:
+    """Where the process was started without standard error, nothing that is opened later can become it."""
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - it is standard error to the end of the process
 
 
 def write(path: Path, text: str) -> None:

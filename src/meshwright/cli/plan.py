@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -24,18 +25,20 @@ def plan(
 ) -> None:
     """Design the fastest training of a model on a cluster: a ranked table, memory by part, and why the best wins."""
     from meshwright import catalog, search
-    from meshwright.cli.output import console, note, print_json, write
+    from meshwright.cli.output import console, note, print_json, tell, write
     from meshwright.run.machine import cache_root
+    from meshwright.run.preflight import job_problems
+    from meshwright.spec.codec import encode
 
-    decision = search.design(
-        catalog.load_model(model),
-        catalog.load_cluster(cluster, cache=cache_root()),
-        catalog.load_job(str(job) if job else None, sets=sets or ()),
-        top=top,
-    )
+    spec, asked = catalog.load_model(model), catalog.load_job(str(job) if job else None, sets=sets or ())
+    for problem in job_problems(asked, model_vocab=spec.vocab):
+        tell(f"warning: train would refuse this job here: {problem}")
+    decision = search.design(spec, catalog.load_cluster(cluster, cache=cache_root()), asked, top=top)
     if out is not None:
+        kept = search.decision_path(out)
         write(out, decision.design.to_json())
-        note(f"design {decision.design.plan.digest()} written to {out}")
+        write(kept, json.dumps(encode(decision), indent=1))
+        note(f"design {decision.design.plan.digest()} written to {out}, the plans it was chosen from to {kept}")
     if html is not None:
         from meshwright import report
 

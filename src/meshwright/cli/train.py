@@ -10,6 +10,7 @@ import typer
 if TYPE_CHECKING:
     from meshwright.run.choose import Chosen
     from meshwright.run.outcome import Outcome
+    from meshwright.run.screen import Screen
 
 
 def train(
@@ -39,7 +40,9 @@ def train(
     folder = run or default_run_dir(chosen.design)
     for line in _before(chosen, folder):
         note(line)
-    outcome = run_training(chosen.design, run_dir=folder, resume=resume, steps=steps, decision=chosen.decision)
+    outcome = run_training(
+        chosen.design, run_dir=folder, resume=resume, steps=steps, say=note, decision=chosen.decision, screen=_screen()
+    )
     if as_json:
         print_json(outcome)
     else:
@@ -61,7 +64,7 @@ def _chosen(
     steps: int | None,
     measure: bool,
 ) -> Chosen:
-    from meshwright import catalog
+    from meshwright import catalog, search
     from meshwright.cli.output import note
     from meshwright.run.choose import Chosen, choose, with_data, with_length
     from meshwright.spec.errors import ConfigError, Problem
@@ -71,12 +74,22 @@ def _chosen(
         if model is not None or job is not None or data:
             fix = "leave those out, or leave the plan out to design another"
             raise ConfigError(Problem(what="a plan has its model, job and data already", where=str(given), fix=fix))
-        return Chosen(design=catalog.load_design(given, sets=sets or ()))
+        design = catalog.load_design(given, sets=sets or ())
+        return Chosen(design=design, decision=search.read_decision(given, plan=design.plan))
     if model is None:
         fix = "meshwright train PLAN.json, or --model NAME --data FILE; meshwright models lists the names"
         raise ConfigError(Problem(what="nothing to train is named", fix=fix))
     asked = with_data(catalog.load_job(str(job) if job else None, sets=sets or ()), data or ())
     return choose(model, cluster=cluster, job=with_length(asked, steps=steps), measure=measure, say=note)
+
+
+def _screen() -> Screen:
+    """What is seen of the workers, as the command was asked to speak."""
+    from meshwright.cli.manner import manner
+    from meshwright.run.screen import Screen
+
+    asked = manner()
+    return Screen.QUIET if asked.quiet else Screen.VERBOSE if asked.verbose else Screen.NORMAL
 
 
 def _before(chosen: Chosen, folder: Path) -> list[str]:

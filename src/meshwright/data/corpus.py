@@ -19,6 +19,9 @@ from meshwright.data.train_tokenizer import parse_vocab, train_tokenizer
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.job import DataSpec
 
+NEAR = 0.1  # of the tokens to hold out: how far from them whole documents may end
+Stretch = tuple[int, int]
+_SPLIT = "tokens"  # names how text is held out: a run that was begun with another split does not go on with this one
 _HELD_OUT_KEY = 20021  # the documents held out do not depend on the seed of the run, so that runs compare
 
 
@@ -78,7 +81,7 @@ def prepare(
         tokenizer=tokenizer,
         train=packed(training, seed),
         validation=packed(held_out, _HELD_OUT_KEY) if spec.validation_fraction else None,
-        digest=hashlib.sha256(":".join(shard.digest for shard in shards).encode()).hexdigest()[:16],
+        digest=hashlib.sha256(":".join((_SPLIT, *(shard.digest for shard in shards))).encode()).hexdigest()[:16],
         num_documents=sum(shard.num_documents for shard in shards),
         text_bytes=text_bytes,
     )
@@ -119,31 +122,36 @@ def _tokenizer(spec: DataSpec, *, cache: Path, progress: Progress) -> Tokenizer:
     return load_tokenizer(file)
 
 
-def _split(
-    shard: Shard, *, fraction: float, sequence_length: int
-) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Stretches of the shard to train on and stretches held out, whole documents; the tail of a single document.
+def _split(shard: Shard, *, fraction: float, sequence_length: int) -> tuple[list[Stretch], list[Stretch]]:
+    """Stretches of the shard to train on and stretches held out: near `fraction` of its tokens, one window at least.
 
-    Documents are held out in a fixed shuffled order until they are `fraction` of all and hold one window.
+    Documents are held out whole, in a fixed shuffled order, where that comes within NEAR of the share asked for.
+    Where documents are too long for that, the last part of the next one makes up the rest. It comes first of what is
+    held out, so that no other document seems to go on in it.
     """
-    total = len(shard.tokens)
+    total, number = len(shard.tokens), shard.num_documents
     if not fraction:
         return [(0, total)], []
-    if shard.num_documents == 1:
-        tail = max(sequence_length + 1, round(fraction * total))
-        return [(0, max(0, total - tail))], [(max(0, total - tail), total)]
-    number = shard.num_documents
     key = np.full(number, _HELD_OUT_KEY, dtype=np.uint64)
     order = permute(np.arange(number, dtype=np.int64), size=number, key=key)
-    lengths = np.diff(shard.offsets)[order]
-    enough = int(np.searchsorted(np.cumsum(lengths), sequence_length + 1)) + 1
-    take = min(number - 1, max(1, round(fraction * number), enough))
+    reached = np.concatenate(([0], np.cumsum(np.diff(shard.offsets)[order])))
+    target = max(sequence_length + 1, round(fraction * total))
+    below = int(np.searchsorted(reached, target, side="right")) - 1
+    gaps = {take: abs(int(reached[take]) - target) for take in (below, below + 1) if 0 < take < number}
+    near = [take for take, gap in gaps.items() if gap <= NEAR * target and reached[take] > sequence_length]
+    whole = min(near, key=lambda take: gaps[take]) if near else min(below, number - 1)
     held = np.zeros(number, dtype=bool)
-    held[order[:take]] = True
-    return _stretches(shard, ~held), _stretches(shard, held)
+    held[order[:whole]] = True
+    training, held_out = _stretches(shard, ~held), _stretches(shard, held)
+    if near:
+        return training, held_out
+    stop = int(shard.offsets[order[whole] + 1])
+    start = max(int(shard.offsets[order[whole]]), stop - (target - int(reached[whole])))
+    halves = [half for first, last in training for half in ((first, min(last, start)), (max(first, stop), last))]
+    return [half for half in halves if half[0] < half[1]], [(start, stop), *held_out]
 
 
-def _stretches(shard: Shard, chosen: np.ndarray) -> list[tuple[int, int]]:
+def _stretches(shard: Shard, chosen: np.ndarray) -> list[Stretch]:
     """The chosen documents as the fewest stretches of neighbours."""
     edges = np.flatnonzero(np.diff(np.concatenate(([0], chosen.astype(np.int8), [0]))))
     return [(int(shard.offsets[first]), int(shard.offsets[last])) for first, last in edges.reshape(-1, 2)]

@@ -61,7 +61,7 @@ class Explanation:
         ]
         for entry in self.memory:
             gap = None if entry.predicted is None or entry.measured is None else entry.measured - entry.predicted
-            name = f"memory, pipeline rank {entry.rank}"
+            name = f"memory allocated, pipeline rank {entry.rank}"
             table.append((name, _bytes(entry.predicted), _bytes(entry.measured), signed_bytes(gap)))
         widths = [max(len(cells[column]) for cells in table) for column in range(4)]
         text = ["  ".join((cells[0].ljust(widths[0]), *_right(cells[1:], widths[1:]))).rstrip() for cells in table]
@@ -88,6 +88,8 @@ def explain_files(files: RunFiles) -> Explanation:
         rows = _rows_alone(report, is_measured=measured is not None)
     else:
         headline, sentences, rows = "nothing is predicted or measured yet", (), ()
+    if predicted is not None:
+        sentences = (*sentences, *_reserved(predicted))
     if predicted is not None and measured is None and not files.is_plan:
         sentences = (*sentences, "The run has not measured a step yet.")
     return Explanation(
@@ -187,6 +189,21 @@ def _alone(report: Report, *, is_measured: bool) -> tuple[str, tuple[str, ...]]:
     if not report.fits:
         sentences.append("It does not fit in memory.")
     return headline, tuple(sentences)
+
+
+def _reserved(predicted: Report) -> tuple[str, ...]:
+    """How the allocated bytes of the table and the peak that has to fit belong together, on the fullest rank."""
+    if not predicted.memory:
+        return ()
+    fullest = max(predicted.memory, key=lambda stage: stage.total)
+    reserved = fullest.total - fullest.allocated
+    if not reserved:
+        return ("Memory below is what the run allocates; nothing is reserved beside it.",)
+    return (
+        f"Memory below is what the run allocates, without the {format_bytes(reserved)} that the context and libraries "
+        f"reserve on a device. With them the predicted peak is {format_bytes(fullest.total)} of "
+        f"{format_bytes(fullest.capacity)}, on pipeline rank {fullest.rank}.",
+    )
 
 
 def _rows_alone(report: Report, *, is_measured: bool) -> tuple[Row, ...]:

@@ -97,7 +97,7 @@ def _read_plan(place: Path) -> RunFiles:
     """A legal plan with its model, cluster and job, as `meshwright plan --out` writes it."""
     from meshwright.catalog.ranges import checked_design
     from meshwright.cost import predict
-    from meshwright.search import Scope, check
+    from meshwright.search import Scope, check, decision_document
 
     document = _json(place)
     if isinstance(document, dict) and "design" in document and "plan" not in document:
@@ -112,7 +112,12 @@ def _read_plan(place: Path) -> RunFiles:
     if problems := check(design, scopes=frozenset({Scope.PLAN})):
         raise ConfigError(problems)
     return RunFiles(
-        name=place.stem, path=place, is_plan=True, design=design, predicted=predict(design), decision=decision
+        name=place.stem,
+        path=place,
+        is_plan=True,
+        design=design,
+        predicted=predict(design),
+        decision=decision or decision_document(place, plan=design.plan),
     )
 
 

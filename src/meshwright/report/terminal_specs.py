@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from rich.console import Group
 from rich.table import Table
@@ -10,6 +11,7 @@ from rich.text import Text
 
 from meshwright.catalog import Entry
 from meshwright.report.terminal import table, title
+from meshwright.spec import codec
 from meshwright.spec.blocks import Attention, FeedForward, LatentAttention, Layer, Mixture, Recurrence
 from meshwright.spec.cluster import ClusterSpec, Link, NodeGroup
 from meshwright.spec.model import ModelSpec
@@ -76,14 +78,22 @@ def cluster(spec: ClusterSpec) -> Group:
     if spec.price_per_hour is not None:
         head.append(f", ${spec.price_per_hour:,.2f} an hour", style="not bold")
     parts: list[Text | Table] = [head]
+    shown: dict[str, str] = {}
     for group in spec.groups:
         parts += [title(f"{group.name}: {group.num_nodes:,} x {group.devices_per_node} {group.device.name}")]
-        parts += [_machine(group)]
+        kind = _kind(group)
+        parts += [Text(f"machines as in {shown[kind]}") if kind in shown else _machine(group)]
+        shown.setdefault(kind, group.name)
     if spec.wide_area is not None:
         parts.append(Text(f"between sites {', '.join(spec.sites)}: {_link(spec.wide_area)}"))
     if spec.source:
         parts.append(Text(f"source: {spec.source}", style="dim"))
     return Group(*parts)
+
+
+def _kind(group: NodeGroup) -> str:
+    """Equal for groups whose machines are alike, however many there are of them and wherever they stand."""
+    return codec.canonical(replace(group, name="", num_nodes=1, site=""))
 
 
 def _machine(group: NodeGroup) -> Table:
@@ -97,7 +107,8 @@ def _machine(group: NodeGroup) -> Table:
     bandwidth = _rate(device.memory_bandwidth)
     rows.add_row("memory bandwidth", bandwidth, device.sources.get("memory_bandwidth", ""))
     rows.add_row("link inside a node", _link(group.inside), _source(group.inside))
-    rows.add_row(f"{group.nics} adapters a node, each", _link(group.nic), _source(group.nic))
+    each = "" if group.nics == 1 else ", each"
+    rows.add_row(f"{_counted(group.nics, 'adapter')} a node{each}", _link(group.nic), _source(group.nic))
     if group.rack is not None:
         rows.add_row(f"link of {group.rack_nodes} nodes", _link(group.rack), _source(group.rack))
     if device.price_per_hour is not None:

@@ -21,7 +21,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """A design to train and how it came about; `decision` is None for a design that was given."""
+    """A design to train and how it came about; `decision` is None for a design that was given without one."""
 
     design: Design
     decision: search.Decision | None = None

@@ -29,6 +29,7 @@ _LOST_PEER = (
     "socket timeout",
     "failed to recv, got 0 bytes",
 )
+NEAR_FULL = 0.6  # of the machine's memory: from there on a kill without a word is probably the system's for want of it
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
 
 
@@ -126,10 +127,21 @@ def _killed(failure: Failure, predicted_bytes: float, machine_bytes: float, num_
     what = f"rank {failure.rank} was killed (signal {failure.signal_number})"
     if failure.signal_number != signal.SIGKILL:
         return Problem(what=what, why=failure.problems[0].what)
-    needs = f"predicted {format_bytes(predicted_bytes)} a rank for {num_ranks} ranks"
+    total = predicted_bytes * num_ranks
+    ranks = f"{num_ranks} rank{'' if num_ranks == 1 else 's'}"
+    needs = (
+        f"predicted {format_bytes(predicted_bytes)} a rank, {format_bytes(total)} for {ranks}; "
+        f"the machine has {format_bytes(machine_bytes)}"
+    )
+    if total >= NEAR_FULL * machine_bytes:
+        return Problem(
+            what=f"{what}, probably out of memory: {needs}",
+            fix="take a plan that needs less memory (meshwright plan shows it by part); --resume goes on",
+        )
     return Problem(
-        what=f"{what}, probably out of memory: {needs}, the machine has {format_bytes(machine_bytes)}",
-        fix="take a plan that needs less memory (meshwright plan shows it by part); --resume goes on",
+        what=f"{what}: the system or a person ended it",
+        why=f"memory is not the likely cause unless other programs filled it: {needs}",
+        fix="see the log of the system (dmesg) for who ended it; --resume goes on",
     )
 
 

@@ -15,6 +15,22 @@ if TYPE_CHECKING:
     from meshwright.nn import Decoder
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Text that the model of a run wrote, the step of the checkpoint it is from, and newer ones that are unfit."""
+
+    text: str
+    step: int
+    passed_over: tuple[Problem, ...] = ()
+
+    def lines(self) -> tuple[str, ...]:
+        """What a person should know of the checkpoint: a line for each that was passed over."""
+        return tuple(
+            f"the checkpoint of step {self.step} is read; a newer one is passed over: {problem}"
+            for problem in self.passed_over
+        )
+
+
 def generate(
     run_dir: Path | str,
     prompt: str = "",
@@ -24,6 +40,19 @@ def generate(
     top_k: int | None = 50,
     seed: int = 0,
 ) -> str:
+    """As `sample`, the text alone."""
+    return sample(run_dir, prompt, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed).text
+
+
+def sample(
+    run_dir: Path | str,
+    prompt: str = "",
+    *,
+    tokens: int = 200,
+    temperature: float = 0.8,
+    top_k: int | None = 50,
+    seed: int = 0,
+) -> Sample:
     """The prompt and up to `tokens` tokens that the model writes after it; it ends where the model ends a document.
 
     The run keeps the text as `sample.txt`.
@@ -33,25 +62,34 @@ def generate(
     """
     folder = Path(run_dir).expanduser()
     _check(prompt, tokens=tokens, temperature=temperature, top_k=top_k)
-    decoder = load_model(folder)
+    loaded = load_model(folder)
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise ConfigError(Problem(what="the run has no tokenizer", where=str(path)))
     tokenizer = tokenizer_from_json(path.read_text(encoding="utf-8"))
 
     from meshwright.nn import Sampling
-    from meshwright.nn import generate as sample
+    from meshwright.nn import generate as write
 
     read = [int(token) for token in tokenizer.encode_batch([prompt])[0]] if prompt else [tokenizer.end]
     written: list[int] = []
     sampling = Sampling(temperature=temperature, top_k=top_k, seed=seed)
-    for token in sample(decoder, read, count=tokens, sampling=sampling):
+    for token in write(loaded.decoder, read, count=tokens, sampling=sampling):
         if token == tokenizer.end:
             break
         written.append(token)
     text = prompt + tokenizer.decode(written)
     (folder / "sample.txt").write_text(text, encoding="utf-8")
-    return text
+    return Sample(text=text, step=loaded.step, passed_over=loaded.passed_over)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A model with the weights of the checkpoint of `step`, and the newer checkpoints that could not be read."""
+
+    decoder: Decoder
+    step: int
+    passed_over: tuple[Problem, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +99,7 @@ class Whole:
     parts: tuple[Decoder, ...]
 
 
-def load_model(run_dir: Path) -> Decoder:
+def load_model(run_dir: Path) -> Loaded:
     """The whole model of a run with the weights of its newest complete checkpoint, in their own precision."""
     path = run_dir / "design.json"
     if not path.is_file():
@@ -82,7 +120,7 @@ def load_model(run_dir: Path) -> Decoder:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         store.load(checkpoint, laid=Whole(parts=(decoder,)))
-    return decoder.eval()
+    return Loaded(decoder=decoder.eval(), step=checkpoint.step, passed_over=store.skipped)
 
 
 def _check(prompt: str, *, tokens: int, temperature: float, top_k: int | None) -> None:

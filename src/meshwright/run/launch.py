@@ -21,6 +21,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from meshwright.run.machine import this_machine
+from meshwright.run.screen import Screen
 
 WORKER_MODULE = "meshwright.run.worker"
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -42,12 +43,13 @@ def launch(
     arguments: Sequence[str],
     say: Callable[[str], None],
     module: str = WORKER_MODULE,
+    screen: Screen = Screen.NORMAL,
 ) -> Launched:
     """All workers have ended. The first signal asks them to save and stop, the second stops them at once.
 
-    Rank 0 writes to this terminal; what other ranks write is under `RUN/logs`.
+    Rank 0 writes to this terminal unless `screen` is quiet; what other ranks write is under `RUN/logs`.
     """
-    quiet = dict.fromkeys(range(1, num_workers), Std.ALL)
+    quiet = dict.fromkeys(range(0 if screen is Screen.QUIET else 1, num_workers), Std.ALL)
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -64,7 +66,7 @@ def launch(
         logs_specs=DefaultLogsSpecs(log_dir=str(run_dir / "logs"), redirects=quiet),
     )
     agent = _Agent(config, ("-m", module, str(run_dir), *arguments))
-    with _environment(num_workers), _quiet_agent(), _forwarding(say, module=module) as asked:
+    with _environment(num_workers), _agent_log(screen), _forwarding(say, module=module) as asked:
         agent.start()
         while agent.is_alive():
             agent.join(0.2)
@@ -162,16 +164,15 @@ def threads_per_worker(num_workers: int) -> int:
 
 
 @contextmanager
-def _quiet_agent() -> Iterator[None]:
-    """The agent says nothing: what failed is told once, in our words."""
-    logger = logging.getLogger("torch.distributed.elastic")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    loud = logging.getLogger("torch.distributed.launcher")
-    was_loud = loud.level
-    loud.setLevel(logging.CRITICAL)
+def _agent_log(screen: Screen) -> Iterator[None]:
+    """The agent says nothing, since what failed is told once, in our words; where `screen` is verbose it says all."""
+    names = ("torch.distributed.elastic", "torch.distributed.launcher")
+    loggers = [logging.getLogger(name) for name in names]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.INFO if screen is Screen.VERBOSE else logging.CRITICAL)
     try:
         yield
     finally:
-        logger.setLevel(before)
-        loud.setLevel(was_loud)
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -16,7 +18,7 @@ from meshwright.data.train_tokenizer import parse_vocab
 from meshwright.run.files import load_design, read_json
 from meshwright.run.machine import this_machine
 from meshwright.spec.cluster import DeviceKind
-from meshwright.spec.errors import ConfigError, EnvironmentUnfit, NoPlanFits, Problem
+from meshwright.spec.errors import ConfigError, EnvironmentUnfit, MeshwrightError, NoPlanFits, Problem
 from meshwright.spec.job import JobSpec
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
@@ -28,17 +30,49 @@ CHECKPOINT_BYTES_PER_PARAMETER = 12
 
 
 def check_job(job: JobSpec) -> None:
-    """What needs no design: text, tokenizer and trackers are there. Raises ConfigError or EnvironmentUnfit."""
+    """What needs no design: techniques, trackers, text and tokenizer are there.
+
+    Raises ConfigError or EnvironmentUnfit.
+    """
+    importlib.import_module("meshwright.techniques").check(job.techniques)
     trackers.check(job.trackers)
     if not job.data.sources:
         fix = "--data names a JSONL, text or xz file"
         raise ConfigError(Problem(what="no text is given", where="job.data.sources", fix=fix))
     for source in job.data.sources:
         files_of(source)
-    if job.data.tokenizer.startswith("train:"):
-        parse_vocab(job.data.tokenizer)
-    else:
-        load_tokenizer(job.data.tokenizer)
+    tokenizer_vocab(job.data.tokenizer)
+
+
+def tokenizer_vocab(name: str) -> int:
+    """How many tokens the tokenizer `name` has, or is to be trained to. Raises ConfigError when there is none."""
+    return parse_vocab(name) if name.startswith("train:") else load_tokenizer(name).vocab
+
+
+def job_problems(job: JobSpec, *, model_vocab: int) -> tuple[Problem, ...]:
+    """Everything for which `train` would refuse the job here, whatever its plan; text that is not named yet is none.
+
+    Another machine may have the files that this one lacks.
+    """
+
+    def check_tokenizer() -> None:
+        tokens = tokenizer_vocab(job.data.tokenizer)
+        if tokens > model_vocab:
+            raise ConfigError(_too_many_tokens(tokens, model_vocab))
+
+    checks: list[Callable[[], object]] = [
+        lambda: importlib.import_module("meshwright.techniques").check(job.techniques),
+        lambda: trackers.check(job.trackers),
+        *(partial(files_of, source) for source in job.data.sources),
+        check_tokenizer,
+    ]
+    found: list[Problem] = []
+    for check in checks:
+        try:
+            check()
+        except MeshwrightError as error:
+            found += error.problems
+    return tuple(found)
 
 
 def check_design(design: Design) -> None:
@@ -89,18 +123,20 @@ def check_corpus(design: Design, corpus: Corpus, *, run_dir: Path) -> None:
     """The model reads every token of the corpus, and a run that goes on reads the text it began with."""
     vocab, tokens = design.model.vocab, corpus.tokenizer.vocab
     if tokens > vocab:
-        raise ConfigError(
-            Problem(
-                what=f"the tokenizer has {tokens:,} tokens and the model reads {vocab:,}",
-                where="job.data.tokenizer",
-                fix=f"train:{vocab} trains one that fits, or give a model with a larger vocabulary",
-            )
-        )
+        raise ConfigError(_too_many_tokens(tokens, vocab))
     known = run_dir / "corpus.json"
     if known.is_file() and read_json(known).get("digest") != corpus.digest:
         why = "its text or tokenizer is not what the run began with, so its data order would not go on"
         fix = "give the same files, or start a new run"
         raise ConfigError(Problem(what="the corpus has changed", where="job.data", why=why, fix=fix))
+
+
+def _too_many_tokens(tokens: int, vocab: int) -> Problem:
+    return Problem(
+        what=f"the tokenizer has {tokens:,} tokens and the model reads {vocab:,}",
+        where="job.data.tokenizer",
+        fix=f"train:{vocab} trains one that fits, or give a model with a larger vocabulary",
+    )
 
 
 def _differences(before: Design, after: Design) -> list[Problem]:

@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +19,8 @@ from meshwright.run import preflight
 from meshwright.run.files import load_design, write_json
 from meshwright.run.machine import cache_root, installed, this_machine
 from meshwright.run.outcome import Outcome, ended_path, read_ended, read_report
+from meshwright.run.resume import check_resumable
+from meshwright.run.screen import Screen
 from meshwright.spec.errors import ConfigError, ExitCode, Problem, WorkerFailed
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
@@ -38,12 +41,13 @@ def train(
     steps: int | None = None,
     say: Say | None = None,
     decision: search.Decision | None = None,
+    screen: Screen = Screen.NORMAL,
 ) -> Outcome:
     """The run in `run_dir` is trained to its end, or for `steps` more steps, or until a signal; how it ended.
 
     A run that goes on (`resume`) may have another plan and another length, and keeps the order of its data. `say` is
     given the lines a person should see before the workers write their own; None writes them to standard error. The
-    run keeps `decision`, which chose the design, beside it.
+    run keeps `decision`, which chose the design, beside it. `screen` says what is seen of the workers.
 
     Raises before anything starts: ConfigError, NoPlanFits or EnvironmentUnfit with every problem found. Raises
     WorkerFailed with the first failing rank's own error when workers fail; checkpoints that were complete stay.
@@ -53,6 +57,8 @@ def train(
     design = with_absolute_paths(design)
     preflight.check_design(design)
     preflight.check_run_dir(design, run_dir=folder, resume=resume)
+    if resume and (line := check_resumable(folder)):
+        say(line)
     predicted = cost.predict(design)
     preflight.check_machine(design, predicted=predicted, run_dir=folder)
     if steps is not None and steps < 1:
@@ -71,7 +77,7 @@ def train(
     arguments = [] if steps is None else ["--steps", str(steps)]
     from meshwright.run.launch import launch
 
-    launched = launch(folder, num_workers=design.plan.world_size, arguments=arguments, say=say)
+    launched = launch(folder, num_workers=design.plan.world_size, arguments=arguments, say=say, screen=screen)
     return _outcome(design, folder, predicted=predicted, launched=launched)
 
 
@@ -186,4 +192,6 @@ def _progress(say: Say) -> data.Progress:
 
 
 def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    """The line is on standard error, unless nobody reads it any more: that is no reason to stop training."""
+    with suppress(OSError):
+        print(line, file=sys.stderr, flush=True)

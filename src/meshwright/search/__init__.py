@@ -3,6 +3,7 @@
 from meshwright.search.candidate import Candidate, Decision
 from meshwright.search.check import RULES, check
 from meshwright.search.decide import design
+from meshwright.search.kept import decision_document, decision_path, read_decision
 from meshwright.search.rules import Rule, Scope
 from meshwright.search.space import Rejection, Space, enumerate_plans
 
@@ -15,6 +16,9 @@ __all__ = [
     "Scope",
     "Space",
     "check",
+    "decision_document",
+    "decision_path",
     "design",
     "enumerate_plans",
+    "read_decision",
 ]

@@ -18,7 +18,7 @@ from meshwright.search.explain import rejected_for_memory, why
 from meshwright.search.misses import nothing_fits, nothing_legal
 from meshwright.search.prices import Prices, may_fit, price
 from meshwright.search.rules import Scope
-from meshwright.search.space import Space, enumerate_plans
+from meshwright.search.space import Space, check_job, enumerate_plans
 from meshwright.search.stages import balanced_stages
 from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.errors import NoPlanFits
@@ -42,7 +42,7 @@ def design(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, top: int = 1
     started = time.perf_counter()
     space, costs = priced_space(model, cluster, job)
     if not len(space.table):
-        raise NoPlanFits(nothing_legal(model, cluster, job, space, priced=priced_space))
+        raise NoPlanFits(nothing_legal(model, cluster, job, space, listed=legal_space))
     assert costs is not None
     usable = costs.fits & costs.finite
     if not usable.any():
@@ -70,15 +70,21 @@ def priced_space(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> tuple[
 
     Rows whose states alone are too large are counted as refused by memory, unless no row is left without them.
     """
-    precision = Precision(str(limits(job.constraints).fixed.get("precision", job.precision.value)))
-    boundaries = balanced_stages(model, cluster, job, precision=precision)
-    space = enumerate_plans(model, cluster, job, boundaries=boundaries)
+    space = legal_space(model, cluster, job)
     if not len(space.table):
         return space, None
     possible = may_fit(space.table, model=model, cluster=cluster)
     if possible.any() and not possible.all():
         space = replace(space, table=space.table.take(possible), hopeless=int(np.count_nonzero(~possible)))
     return space, price(space.table, model=model, cluster=cluster, job=job)
+
+
+def legal_space(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> Space:
+    """Every legal plan, with stages balanced by the cost model's block times; nothing is priced."""
+    precision = Precision(str(limits(job.constraints).fixed.get("precision", job.precision.value)))
+    check_job(model, cluster, job, precision=precision)
+    boundaries = balanced_stages(model, cluster, job, precision=precision)
+    return enumerate_plans(model, cluster, job, boundaries=boundaries)
 
 
 def scores(table: PlanTable, costs: Prices, objective: Objective) -> Floats:

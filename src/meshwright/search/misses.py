@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from meshwright.search.batches import Listed, batch_problem
 from meshwright.search.constraints import columns_of
 from meshwright.search.explain import row_words
 from meshwright.search.prices import Prices
@@ -24,12 +25,17 @@ SHOWN_RULES = 4
 
 
 def nothing_legal(
-    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, space: Space, *, priced: Priced
+    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, space: Space, *, listed: Listed
 ) -> tuple[Problem, ...]:
-    """Why no plan is legal: each constraint that would allow one if it were dropped, or the rules that refused."""
-    found = []
+    """Why no plan is legal: a batch that all devices cannot share, each constraint that would allow a plan if it were
+    dropped, or the rules that refused. `listed` gives the legal plans of a job; none is priced.
+    """
+    batch = batch_problem(model, cluster, job, space, listed=listed)
+    found = [] if batch is None else [batch]
     for where, relaxed in _relaxations(job.constraints):
-        other, _ = priced(model, cluster, replace(job, constraints=relaxed))
+        if batch is not None and relaxed.devices != job.constraints.devices:
+            continue
+        other = listed(model, cluster, replace(job, constraints=relaxed))
         if not len(other.table):
             continue
         column = where.rsplit(".", maxsplit=1)[-1]

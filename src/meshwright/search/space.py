@@ -104,7 +104,7 @@ def enumerate_plans(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, bou
     """
     asked = limits(job.constraints)
     precision = Precision(str(asked.fixed.get("precision", job.precision.value)))
-    _check_job(model, cluster, job, precision)
+    check_job(model, cluster, job, precision=precision)
     product = _Product(asked)
     refusal = asked.refusal("precision", precision.value)
     if refusal:
@@ -123,7 +123,7 @@ def enumerate_plans(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, bou
     return Space(table=table, rejected=product.rejections())
 
 
-def _check_job(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, precision: Precision) -> None:
+def check_job(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, precision: Precision) -> None:
     """Raises ConfigError for what no choice of plan can mend."""
     problems = []
     if job.sequence_length < 1 or job.batch_tokens < job.sequence_length or job.batch_tokens % job.sequence_length:
@@ -137,16 +137,30 @@ def _check_job(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, precision: 
         what = f"{job.sequence_length:,} is more than the {positions:,} positions the model has learned"
         fix = f"choose {positions} or less"
         problems.append(Problem(where="job.sequence_length", what=what, why="rule sequence-fits-positions", fix=fix))
-    for device in dict.fromkeys(group.device.name for group in cluster.groups):
-        spec = next(group.device for group in cluster.groups if group.device.name == device)
-        if not spec.peak_flops.get(precision):
-            known = ", ".join(kind.value for kind in spec.peak_flops)
-            what = f"{device} has no {precision.value} arithmetic"
-            problems.append(
-                Problem(where="job.precision", what=what, why="rule precision-known", fix=f"one of {known}")
-            )
+    problems += _precision_problems(cluster, job, precision)
     if problems:
         raise ConfigError(problems)
+
+
+def _precision_problems(cluster: ClusterSpec, job: JobSpec, precision: Precision) -> list[Problem]:
+    """Devices that cannot multiply in `precision`, with the precisions that all of them can, the fastest first."""
+    devices = {group.device.name: group.device for group in cluster.groups}
+    first = cluster.groups[0].device.peak_flops
+    common = [kind for kind in first if all(device.peak_flops.get(kind) for device in devices.values())]
+    common.sort(key=lambda kind: -first[kind])
+    field = "constraints.fix.precision" if "precision" in job.constraints.fix else "precision"
+    others = f" (or {', '.join(kind.value for kind in common[1:])})" if common[1:] else ""
+    fix = f"--set {field}={common[0].value}{others}" if common else "choose devices with a precision in common"
+    return [
+        Problem(
+            where=f"job.{field}",
+            what=f"{name} has no {precision.value} arithmetic",
+            why="rule precision-known",
+            fix=fix,
+        )
+        for name, device in devices.items()
+        if not device.peak_flops.get(precision)
+    ]
 
 
 def _tensor(product: _Product, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> None:

@@ -43,7 +43,7 @@ class DataSpec:
     """Text to train on. `tokenizer` is a file (`.json`, `.tiktoken`), `bytes`, or `train:8192` to train one.
 
     `document_mask` keeps attention inside each document of a packed sequence. `validation_fraction` of the
-    documents (at least one, or the last part of a single document) is held out.
+    tokens is held out: whole documents, or the last part of one where documents are too long for that.
     """
 
     sources: tuple[Source, ...] = ()

@@ -27,9 +27,9 @@ def available() -> tuple[str, ...]:
     return tuple(sorted({*own, *(entry.name for entry in metadata.entry_points(group=GROUP))}))
 
 
-def build(names: Iterable[str], *, design: Design) -> tuple[Technique, ...]:
-    """The named techniques in order. Raises ConfigError with every name that is not known."""
-    names, known = tuple(names), available()
+def check(names: Iterable[str]) -> None:
+    """Raises ConfigError with every name that is not known."""
+    known = available()
     problems = [
         Problem(
             what=f"technique {name!r} is unknown",
@@ -41,6 +41,12 @@ def build(names: Iterable[str], *, design: Design) -> tuple[Technique, ...]:
     ]
     if problems:
         raise ConfigError(problems)
+
+
+def build(names: Iterable[str], *, design: Design) -> tuple[Technique, ...]:
+    """The named techniques in order. Raises as `check` does."""
+    names = tuple(names)
+    check(names)
     return tuple(_builder(name)(design) for name in names)
 
 

@@ -13,10 +13,11 @@ import torch
 from meshwright import parallel
 from meshwright.data import Corpus, Loader, Position, prepare
 from meshwright.spec import codec
+from meshwright.spec.errors import ConfigError
 from meshwright.spec.job import Switch
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
-from meshwright.train.checkpoint import Checkpoint, Store
+from meshwright.train.checkpoint import Checkpoint, Store, is_corrupt
 from meshwright.train.compile_trial import CompileTrial, LayerCompiler
 from meshwright.train.events import Reactor
 from meshwright.train.feed import Feed
@@ -55,12 +56,15 @@ def build(
     """A run that stands where its newest complete checkpoint stands; at step 0 where there is none.
 
     Every rank of the plan's world must call it, with the process group made. `max_steps` more steps are run at most.
+    Raises ConfigError when there are checkpoints, none is complete and one of them was: what it held would be lost.
     """
     job, plan = design.job, design.plan
     corpus = prepare_corpus(design, cache=place.cache)
     spans = SpanFile(place.run_dir, rank=place.rank)
     store = Store(place.run_dir / "checkpoints", design=design)
     newest = store.newest()
+    if newest is None and any(is_corrupt(problem) for problem in store.skipped):
+        raise ConfigError(store.skipped)
     state = TrainState(seed=job.seed, step=newest.step if newest else 0)
     sampling = Sampling.after(state.step + 1)
     profiler = Profiler(design, rank=place.rank, device=place.device, sampling=sampling, onward=spans)

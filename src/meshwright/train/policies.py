@@ -38,12 +38,19 @@ class FiniteLoss:
     def _problem(self, event: StepDone) -> Problem:
         what = "loss" if not math.isfinite(event.loss) else "gradient norm"
         value = event.loss if what == "loss" else event.grad_norm
-        good = "no checkpoint was saved before it" if self.last_saved is None else f"step {self.last_saved} is saved"
+        remedy = "a lower learning rate, or clip the gradient norm"
+        if self.last_saved is None:
+            good, fix = "no checkpoint was saved before it", f"begin again with {remedy}"
+        else:
+            good, fix = (
+                f"step {self.last_saved} is saved",
+                f"--resume goes on from step {self.last_saved}: try {remedy}",
+            )
         return Problem(
             what=f"the {what} of step {event.step} is {value}",
             where=f"step {event.step}",
             why=f"the run diverged or its data or precision is unfit; {good}",
-            fix="go on from the last checkpoint with a lower learning rate, or clip the gradient norm",
+            fix=fix,
         )
 
 

@@ -12,6 +12,7 @@ from meshwright.train.checkpoint.manifest import COMMITTED, MANIFEST, Manifest, 
 
 PARTIAL = ".partial"
 _OTHER = "it is of another model,"
+_CORRUPT = "corrupt"
 _NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -77,16 +78,16 @@ def open_checkpoint(folder: Path) -> Checkpoint | Problem:
         return Problem(what="half-written", where=str(folder), why=f"it has no {COMMITTED} marker", fix=fix)
     manifest = read_manifest(folder)
     if isinstance(manifest, str):
-        return Problem(what="corrupt", where=str(folder), why=manifest, fix=fix)
+        return Problem(what=_CORRUPT, where=str(folder), why=manifest, fix=fix)
     if not is_sealed(folder):
         why = f"{MANIFEST} is not the one that was committed"
-        return Problem(what="corrupt", where=str(folder), why=why, fix=fix)
+        return Problem(what=_CORRUPT, where=str(folder), why=why, fix=fix)
     for name, record in manifest.files.items():
         path = folder / name
         size = path.stat().st_size if path.is_file() else None
         if size != record.bytes:
             why = f"{name} is missing" if size is None else f"{name} has {size} bytes, not {record.bytes}"
-            return Problem(what="corrupt", where=str(folder), why=why, fix=fix)
+            return Problem(what=_CORRUPT, where=str(folder), why=why, fix=fix)
     return Checkpoint(path=folder, manifest=manifest)
 
 
@@ -96,11 +97,11 @@ def corrupt(checkpoint: Checkpoint, *, names: Sequence[str] | None = None) -> Pr
         try:
             now = record_of(checkpoint.path / name)
         except OSError as error:
-            return Problem(what="corrupt", where=str(checkpoint.path), why=f"{name} cannot be read: {error}")
+            return Problem(what=_CORRUPT, where=str(checkpoint.path), why=f"{name} cannot be read: {error}")
         if now != checkpoint.manifest.files[name]:
             why = f"the checksum of {name} is not the one that was saved"
             return Problem(
-                what="corrupt", where=str(checkpoint.path), why=why, fix="resume from another checkpoint, or delete it"
+                what=_CORRUPT, where=str(checkpoint.path), why=why, fix="resume from another checkpoint, or delete it"
             )
     return None
 
@@ -116,3 +117,8 @@ def other_model(checkpoint: Checkpoint) -> Problem:
 def is_other_model(problem: Problem) -> bool:
     """The problem is one that `other_model` makes."""
     return problem.what.startswith(_OTHER)
+
+
+def is_corrupt(problem: Problem) -> bool:
+    """The problem is of a checkpoint that was complete and is not any more."""
+    return problem.what == _CORRUPT

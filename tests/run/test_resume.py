@@ -1,0 +1,75 @@
+"""What a run goes on from, what it says when there is nothing, and when it refuses to begin again unsaid."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from meshwright.run.files import write_json
+from meshwright.run.outcome import Ended, ended_path
+from meshwright.run.resume import check_resumable, steps_of
+from meshwright.spec.errors import ConfigError
+from meshwright.spec.job import CheckpointSpec
+from meshwright.train.checkpoint import Manifest
+from meshwright.train.checkpoint.find import path_of
+from meshwright.train.checkpoint.manifest import record_of, seal, write_manifest
+from meshwright.train.events import Ending
+from tests.run.runs import design
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run of seven steps, of which every fifth was to be saved, as a failure leaves it; it has no checkpoints."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    write_json(folder / "design.json", design(tmp_path, steps=20, checkpoint=CheckpointSpec(every_steps=5)))
+    rows = [{"step": step, "loss": 3.0} for step in range(1, 8)] + [{"step": 9, "validation_loss": 3.0}]
+    (folder / "metrics.jsonl").write_text("\n".join(json.dumps(row) for row in rows) + '\n{"step": 8, "lo')
+    return folder
+
+
+def saved(run: Path, step: int) -> Path:
+    folder = path_of(run / "checkpoints", step)
+    folder.mkdir(parents=True)
+    (folder / "data").write_text("weights")
+    files = {"data": record_of(folder / "data")}
+    manifest = Manifest(
+        step=step, state={}, plan="", layout="", model="", model_name="", world_size=1, versions={}, files=files
+    )
+    write_manifest(folder, manifest)
+    seal(folder)
+    return folder
+
+
+def test_checkpoints_that_are_gone_are_not_begun_again_unsaid(run: Path) -> None:
+    assert steps_of(run) == 7
+    with pytest.raises(ConfigError, match=r"reached step 7 and no complete checkpoint.*--run names another directory"):
+        check_resumable(run)
+    saved(run, 5)
+    assert check_resumable(run) is None
+
+
+def test_a_run_that_ended_well_had_saved(run: Path, tmp_path: Path) -> None:
+    write_json(run / "design.json", design(tmp_path, steps=20))
+    assert "reached step 7 and never saved a checkpoint; the run begins at step 0" in str(check_resumable(run))
+    write_json(ended_path(run), Ended(ending=Ending.PAUSED, step=7, total_steps=20, tokens=7, seconds=1.0))
+    with pytest.raises(ConfigError, match="no complete checkpoint of it is left"):
+        check_resumable(run)
+
+
+def test_a_checkpoint_that_is_spoilt_is_named(run: Path) -> None:
+    (saved(run, 5) / "data").write_text("less")
+    with pytest.raises(ConfigError, match=r"step-00000005 is corrupt: data has 4 bytes, not 7"):
+        check_resumable(run)
+
+
+def test_a_first_save_that_never_ended_is_no_loss(run: Path) -> None:
+    (run / "checkpoints" / "step-00000005.partial").mkdir(parents=True)
+    assert "never saved a checkpoint" in str(check_resumable(run))
+
+
+def test_a_run_that_never_stepped_begins(run: Path) -> None:
+    (run / "metrics.jsonl").unlink()
+    assert check_resumable(run) == "nothing to go on from: it never saved a checkpoint; the run begins at step 0"
