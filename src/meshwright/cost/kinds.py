@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from meshwright.cost.compute import PassSeconds, Rates, part_seconds, rates
 from meshwright.cost.network import Linear
-from meshwright.cost.operators import block_work
+from meshwright.cost.operators import MIXTURE, block_work
 from meshwright.cost.software import Software
 from meshwright.cost.states import state_bytes
 from meshwright.cost.table import PRECISIONS, RECOMPUTES, SHARDINGS, BoolArray, PlanTable
@@ -160,15 +160,16 @@ def price_block(
     cast = 3.0 * casts / (device.memory_bandwidth * device.memory_fraction)
     added = 0.0 if software.fused_accumulation else _accumulation_seconds(parameters, table, device=device)
     cpu = device.kind is DeviceKind.CPU
+    starts = _matrices(works) * device.launch_seconds
     forward = _with_host(
         (row(p.forward for p in passes) + cast) / speed,
-        row(p.host_forward for p in passes) + extra,
+        row(p.host_forward for p in passes) + extra + np.where(casts > 0.0, starts, 0.0),
         exchange.forward,
         cpu=cpu,
     )
     backward = _with_host(
         (row(p.backward for p in passes) + cast + added) / speed,
-        row(p.host_backward for p in passes) + extra,
+        row(p.host_backward for p in passes) + extra + starts + np.where(casts > 0.0, starts, 0.0),
         exchange.backward,
         cpu=cpu,
     )
@@ -198,6 +199,15 @@ def _parts(works: tuple[PartWork, ...], passes: list[PassSeconds]) -> dict[str, 
         before = parts.get(part.name, (0.0 * seconds.forward, 0.0 * seconds.forward))
         parts[part.name] = (before[0] + seconds.forward, before[1] + seconds.backward)
     return parts
+
+
+def _matrices(works: tuple[PartWork, ...]) -> float:
+    """How many weights are cast and accumulated one by one; those of experts are in few tensors."""
+    return float(sum(len(part.products) if part.name == MIXTURE else _count(part) for part in works))
+
+
+def _count(part: PartWork) -> float:
+    return sum(float(np.max(product.count)) for product in part.products)
 
 
 def _accumulation_seconds(parameters: FloatArray, table: PlanTable, *, device: DeviceSpec) -> FloatArray:

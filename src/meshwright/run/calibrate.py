@@ -208,8 +208,8 @@ def _fits(cluster: ClusterSpec, *, latency: float = 1.0, rate: float = 1.0) -> C
 
 FIGURES: tuple[Figure, ...] = (
     Figure(name="matrix", read=lambda _: 1.0, write=_matrix_fraction, spread=0.05),
-    Figure(name="attention", read=lambda _: 1.0, write=_attention_rates, spread=0.05),
-    Figure(name="together", read=lambda _: 1.0, write=_together, spread=0.08),
+    Figure(name="attention_rates", read=lambda _: 1.0, write=_attention_rates, spread=0.05),
+    Figure(name="group.together", read=lambda _: 1.0, write=_together, spread=0.08),
     _field("memory_fraction", spread=0.1),
     _field("launch_seconds", spread=0.3),
     _field("layer_seconds", spread=0.5, start=5e-5),

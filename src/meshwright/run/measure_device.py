@@ -130,7 +130,7 @@ def _median(values: Sequence[Any]) -> Any:
 def tiny_model(*, layers: int, width: int = 16, vocab: int = 32) -> ModelSpec:
     """A Llama-style model so narrow that its layers cost the host more than the arithmetic."""
     norm = Norm(width=width)
-    heads = max(1, width // 16)
+    heads = max(1, width // 32)
     mixer = Attention(
         width=width, heads=heads, kv_heads=heads, head_dim=width // heads, norm=norm, rotary=Rotary(dims=width // heads)
     )
@@ -156,7 +156,7 @@ class _Probe:
         self._finish: Callable[[], object] | None = torch.cuda.synchronize if device.startswith("cuda") else None
 
     def _time(self, call: Callable[[], object], *, seconds: float) -> float:
-        return timed(call, seconds=seconds, finish=self._finish).median
+        return timed(call, seconds=seconds, finish=self._finish).quartile
 
     def dtype(self, precision: Precision):  # type: ignore[no-untyped-def]  # torch is imported in the child only
         torch = self._torch
@@ -244,7 +244,7 @@ class _Probe:
             for _ in range(100):
                 y = y * 1.0
 
-        return timed(many, seconds=share * self._budget).median / 100
+        return timed(many, seconds=share * self._budget).quartile / 100
 
     def layer_overhead(self, *, share: float) -> tuple[float, float, float]:
         """Seconds of a narrow layer forward, backward, and of a step without layers: what the host costs."""
