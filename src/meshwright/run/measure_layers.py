@@ -31,7 +31,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTimes:
-    """The lower quartile of seconds of a forward and backward of `layered_model`, BATCHES sequences of SEQUENCE tokens."""
+    """Lower quartiles of seconds of a forward and backward of `layered_model` over BATCHES sequences of SEQUENCE."""
 
     precision: Precision
     product_seconds: float

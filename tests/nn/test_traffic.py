@@ -1,0 +1,107 @@
+"""The cost model's element-wise bytes are those that the operators of a real layer and a real loss move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from meshwright import catalog, nn
+from meshwright.cost.operators import block_work
+from meshwright.cost.software import WIDE_ATTENTION_LENGTH
+from meshwright.cost.work import Sizes
+from meshwright.nn.attention import WIDE_LENGTH
+from meshwright.nn.context import Context
+from meshwright.spec.model import Block
+from meshwright.train.torch_compat import TorchDispatchMode, tree_leaves
+
+BATCH, LENGTH = 2, 64
+MODEL = catalog.load_model("llama-2m")
+# Operators that only look, that multiply matrices, or that touch a few elements of what they are given.
+NOT_COUNTED = frozenset(
+    "view _unsafe_view _reshape_alias t transpose detach slice as_strided expand unsqueeze squeeze permute select "
+    "split unbind empty empty_like empty_strided new_empty_strided scalar_tensor mm gather scatter_add_ "
+    "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward".split()
+)
+
+
+@dataclass
+class Tally(TorchDispatchMode):  # type: ignore[misc]  # torch does not type it
+    """Bytes read and written by element-wise operators while entered."""
+
+    num_bytes: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if name not in NOT_COUNTED:
+            tensors = [x for x in tree_leaves((args, kwargs, result)) if isinstance(x, Tensor)]
+            self.num_bytes[name] = self.num_bytes.get(name, 0.0) + sum(moved(x) for x in tensors)
+        return result
+
+    @property
+    def total(self) -> float:
+        return sum(self.num_bytes.values())
+
+
+def moved(x: Tensor) -> float:
+    """Bytes of the elements that exist: a dim that is expanded counts once."""
+    return float(x.element_size() * np.prod([size for size, step in zip(x.shape, x.stride(), strict=True) if step]))
+
+
+def counted(call: Callable[[], Tensor]) -> tuple[float, float]:
+    """Bytes of `call` forward and backward."""
+    forward, backward = Tally(), Tally()
+    with forward:
+        result = call()
+    gradient = torch.ones_like(result)
+    with backward:
+        result.backward(gradient)
+    return forward.total, backward.total
+
+
+def modelled(block: Block, dtype: torch.dtype) -> tuple[float, float]:
+    one, size = np.ones(1), np.array([float(dtype.itemsize)])
+    sizes = Sizes(
+        batch=BATCH * one,
+        sequence=float(LENGTH),
+        tensor=one,
+        split=one,
+        itemsize=size,
+        composite_norms=True,
+        eager=True,
+        attention_itemsize=np.maximum(4.0, size),
+    )
+    parts = block_work(block, sizes)
+    return sum(float(np.sum(part.traffic)) for part in parts), sum(float(np.sum(part.backward_traffic)) for part in parts)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_a_layer_moves_the_bytes_that_are_priced(dtype: torch.dtype) -> None:
+    decoder = nn.Decoder(MODEL).to(dtype)
+    nn.initialize(decoder, seed=0)
+    x = torch.randn(BATCH, LENGTH, MODEL.width, dtype=dtype, requires_grad=True)
+    layer, context = next(iter(decoder.layers.values())), Context()
+    layer(x, context)
+    found = counted(lambda: layer(x, context))
+    assert found == pytest.approx(modelled(MODEL.layers[0], dtype), rel=0.08)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_a_loss_moves_the_bytes_that_are_priced(dtype: torch.dtype) -> None:
+    logits = torch.randn(BATCH, LENGTH, MODEL.vocab, dtype=dtype, requires_grad=True)
+    targets = torch.zeros(BATCH, LENGTH, dtype=torch.int64)
+    found = counted(lambda: nn.token_losses(logits, targets).mean())
+    assert found == pytest.approx(modelled(MODEL.head, dtype), rel=0.15)
+
+
+def test_both_rooms_agree_on_what_is_attended_in_fp32() -> None:
+    assert WIDE_ATTENTION_LENGTH == WIDE_LENGTH
