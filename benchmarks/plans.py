@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshwright.run.children import in_child
-from meshwright.run.measure_layers import measure_layers
+from meshwright.run.measure_layers import measure_scaling
 from meshwright.spec import codec
-from meshwright.spec.cluster import Precision
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
 
@@ -78,8 +77,8 @@ def run(design: Design, *, folder: Path, steps: int) -> Measured:
 
 def reference_seconds() -> float:
     """A fixed forward and backward on all cores, timed for two seconds in a fresh process: the machine's pace."""
-    given = {"threads": os.cpu_count() or 1, "precisions": (Precision.BF16,), "seconds": 2.0, "device": "cpu"}
-    return float(in_child(measure_layers, given, seconds=120.0)[0].seconds)
+    given = {"threads": (os.cpu_count() or 1,), "seconds": 2.0}
+    return float(in_child(measure_scaling, given, seconds=120.0)[0])
 
 
 def read_report(path: Path) -> Report:

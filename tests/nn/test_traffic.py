@@ -23,11 +23,12 @@ from meshwright.train.torch_compat import TorchDispatchMode, tree_leaves
 BATCH, LENGTH = 2, 64
 MODEL = catalog.load_model("llama-2m")
 # Operators that only look, that multiply matrices, or that touch a few elements of what they are given.
-NOT_COUNTED = frozenset(
-    "view _unsafe_view _reshape_alias t transpose detach slice as_strided expand unsqueeze squeeze permute select "
-    "split unbind empty empty_like empty_strided new_empty_strided scalar_tensor mm gather scatter_add_ "
-    "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward".split()
-)
+LOOKS = {"view", "t", "transpose", "detach", "slice", "expand", "unsqueeze", "squeeze", "permute", "select", "split"}
+MORE_LOOKS = {"_unsafe_view", "_reshape_alias", "as_strided", "unbind", "scalar_tensor"}
+MAKES = {"empty", "empty_like", "empty_strided", "new_empty_strided"}
+FEW = {"gather", "scatter_add_"}
+ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
+NOT_COUNTED = LOOKS | MORE_LOOKS | MAKES | FEW | {"mm", ATTENTION, f"{ATTENTION}_backward"}
 
 
 @dataclass
@@ -81,7 +82,9 @@ def modelled(block: Block, dtype: torch.dtype) -> tuple[float, float]:
         attention_itemsize=np.maximum(4.0, size),
     )
     parts = block_work(block, sizes)
-    return sum(float(np.sum(part.traffic)) for part in parts), sum(float(np.sum(part.backward_traffic)) for part in parts)
+    return sum(float(np.sum(part.traffic)) for part in parts), sum(
+        float(np.sum(part.backward_traffic)) for part in parts
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])

@@ -18,7 +18,7 @@ from meshwright.run.in_step import as_in_a_step
 from meshwright.run.machine import this_machine
 from meshwright.run.measure import measure, save_cluster
 from meshwright.run.measure_device import MATRIX_SHAPES, AttentionTime, DeviceTimes, MatrixTime
-from meshwright.run.measure_layers import LayerTimes, time_layers
+from meshwright.run.measure_layers import LayerTimes, measure_scaling, time_layers
 from meshwright.run.measure_network import MESSAGE_BYTES, CollectiveTime, NetworkTimes
 from meshwright.spec.cluster import AttentionRate, Collective, MatrixCurve, Precision
 from meshwright.spec.errors import EnvironmentUnfit, WorkerFailed
@@ -85,7 +85,6 @@ def measurements(*, together: tuple[tuple[int, float], ...]) -> Measured:
         layer_backward_seconds=2.9e-4,
         step_overhead_seconds=5e-4,
     )
-    halved = (layer_times(seconds=0.5),)
     times = tuple(
         CollectiveTime(operation=operation, ranks=2, num_bytes=size, seconds=1e-3 + size / 1e9)
         for operation in Collective
@@ -94,7 +93,7 @@ def measurements(*, together: tuple[tuple[int, float], ...]) -> Measured:
     network = NetworkTimes(
         backend="gloo", collectives=times, together=together, start_seconds=0.1, resident_bytes=2**28
     )
-    return Measured(one=one, all_cores=halved, cores=2, network=network)
+    return Measured(one=one, gain=2.0, cores=2, network=network)
 
 
 def test_every_measured_figure_has_its_place_and_its_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -152,7 +151,12 @@ def test_levels_are_those_of_a_step_and_shapes_those_of_the_probes() -> None:
 def test_the_operators_of_a_decoder_are_timed_by_kind() -> None:
     found = time_layers(Precision.FP32, seconds=0.0, device="cpu")
     assert min(found.product_seconds, found.scores_seconds, found.element_seconds) > 0.0
-    assert found.seconds == found.product_seconds + found.scores_seconds + found.element_seconds
+
+
+def test_passes_are_timed_with_each_number_of_threads() -> None:
+    one, two = measure_scaling(threads=(1, 2), seconds=0.0)
+    assert one > 0.0
+    assert two > 0.0
 
 
 def broken(*, rank: int) -> int:

@@ -34,7 +34,7 @@ def detect(devices: Devices = None, out: Out = None, as_json: Json = False) -> N
 
 def measure(
     devices: Devices = None,
-    seconds: Annotated[float, typer.Option("--seconds", min=5.0, help="About how long it may take.")] = 60.0,
+    seconds: Annotated[float, typer.Option("--seconds", min=5.0, help="About how long it may take.")] = 90.0,
     out: Out = None,
     as_json: Json = False,
 ) -> None:

@@ -180,6 +180,15 @@ def _attention_rates(cluster: ClusterSpec, value: float) -> ClusterSpec:
     )
 
 
+def _scaling(cluster: ClusterSpec, value: float) -> ClusterSpec:
+    """What several cores give one worker over one core, `value` times as much."""
+
+    def scaled(device: DeviceSpec) -> DeviceSpec:
+        return replace(device, scaling=tuple(1.0 + (speed - 1.0) * value for speed in device.scaling))
+
+    return _device(cluster, scaled)
+
+
 def _together(cluster: ClusterSpec, value: float) -> ClusterSpec:
     """What several busy cores gain over one, `value` times as much."""
     group = cluster.groups[0]
@@ -209,6 +218,7 @@ def _fits(cluster: ClusterSpec, *, latency: float = 1.0, rate: float = 1.0) -> C
 FIGURES: tuple[Figure, ...] = (
     Figure(name="matrix", read=lambda _: 1.0, write=_matrix_fraction, spread=0.05),
     Figure(name="attention_rates", read=lambda _: 1.0, write=_attention_rates, spread=0.05),
+    Figure(name="device.scaling", read=lambda _: 1.0, write=_scaling, spread=0.08),
     Figure(name="group.together", read=lambda _: 1.0, write=_together, spread=0.08),
     _field("memory_fraction", spread=0.1),
     _field("launch_seconds", spread=0.3),

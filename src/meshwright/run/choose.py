@@ -10,12 +10,13 @@ from meshwright import catalog, cost, search
 from meshwright.run.detect import calibration_file
 from meshwright.run.machine import cache_root
 from meshwright.run.preflight import check_job
+from meshwright.run.trial import check_trial, fastest
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.errors import NoPlanFits
 from meshwright.spec.job import JobSpec, Source
 from meshwright.spec.plan import Design
 
-MEASURE_SECONDS = 20.0
+MEASURE_SECONDS = 50.0
 Say = Callable[[str], None]
 
 
@@ -27,24 +28,34 @@ class Chosen:
     decision: search.Decision | None = None
 
 
-def choose(model: str, *, cluster: str, job: JobSpec, measure: bool, say: Say) -> Chosen:
+def choose(model: str, *, cluster: str, job: JobSpec, measure: bool, say: Say, tries: int = 0) -> Chosen:
     """The fastest design of `model` on `cluster` for `job` that can be trained.
 
-    This machine is measured for some seconds first when `measure` asks for it, or when it never was. Raises what
-    check_job and search.design raise, and NoPlanFits when nothing that fits can be trained yet.
+    This machine is measured for some seconds first when `measure` asks for it, or when it never was. Of the `tries`
+    best, where there are any, the one whose first steps are fastest is taken. Raises what check_job, check_trial and
+    search.design raise, and NoPlanFits when nothing that fits can be trained yet.
     """
     spec = catalog.load_model(model)
     check_job(job)
-    decision = search.design(spec, load_cluster(cluster, measure=measure, say=say), job)
+    machine = load_cluster(cluster, measure=measure, say=say)
+    if tries:
+        check_trial(machine)
+    decision = _runnable(search.design(spec, machine, job))
+    if tries:
+        decision = fastest(decision, tries=tries, say=say)
+    return Chosen(design=decision.design, decision=decision)
+
+
+def _runnable(decision: search.Decision) -> search.Decision:
+    """`decision`, or with the best ranked design that the runtime can train where it cannot train the best."""
     if not decision.predicts_only:
-        return Chosen(design=decision.design, decision=decision)
+        return decision
     for candidate in decision.ranked:
         design = replace(decision.design, plan=candidate.plan)
         if not search.check(design, scopes=frozenset({search.Scope.RUNTIME})):
             why = f"the fastest that can be trained: {decision.design.plan.describe()} cannot yet"
             reasons = (f"{why} ({decision.predicts_only[0].what})",)
-            taken = replace(decision, design=design, report=cost.predict(design), why=reasons, predicts_only=())
-            return Chosen(design=design, decision=taken)
+            return replace(decision, design=design, report=cost.predict(design), why=reasons, predicts_only=())
     raise NoPlanFits(decision.predicts_only)
 
 

@@ -14,7 +14,6 @@ from meshwright.cost.work import Sizes
 from meshwright.run.fit import fit_collective, fit_matrix_curve
 from meshwright.run.in_step import as_in_a_step
 from meshwright.run.measure_device import NARROW_TOKENS, AttentionTime, DeviceTimes, MatrixTime, tiny_model
-from meshwright.run.measure_layers import LayerTimes
 from meshwright.run.measure_network import CollectiveTime, NetworkTimes
 from meshwright.spec.cluster import AttentionRate, ClusterSpec, Collective, DeviceKind, DeviceSpec, Link, Precision
 from meshwright.spec.report import Origin
@@ -22,10 +21,10 @@ from meshwright.spec.report import Origin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What the children brought back: one core, all cores, and the workers together."""
+    """What the children brought back: one core, how much faster one worker is on all cores, the workers together."""
 
     one: DeviceTimes
-    all_cores: tuple[LayerTimes, ...]
+    gain: float
     cores: int
     network: NetworkTimes | None
 
@@ -125,12 +124,10 @@ def _half_dim(times: Sequence[AttentionTime], *, backward: bool) -> float:
 
 def _scaling(measured: Measured) -> tuple[float, ...]:
     """Speed of one worker that uses 1 ... all cores, straight between the two ends that were measured."""
-    if measured.cores == 1 or not measured.all_cores:
+    if measured.cores == 1:
         return (1.0,)
-    alone = {times.precision: times.seconds for times in measured.one.layers}
-    ratio = _geometric([alone[times.precision] / times.seconds for times in measured.all_cores])
     steps = measured.cores - 1
-    return tuple(1.0 + (max(ratio, 1.0) - 1.0) * index / steps for index in range(measured.cores))
+    return tuple(1.0 + (max(measured.gain, 1.0) - 1.0) * index / steps for index in range(measured.cores))
 
 
 def _link(link: Link, network: NetworkTimes, *, stamp: str) -> Link:

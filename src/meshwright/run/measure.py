@@ -16,7 +16,7 @@ from meshwright.run.detect import accelerator_names, calibration_file, detect, u
 from meshwright.run.figures import Measured, with_measurements
 from meshwright.run.machine import Machine, this_machine
 from meshwright.run.measure_device import DeviceTimes, measure_device
-from meshwright.run.measure_layers import LayerTimes, measure_layers
+from meshwright.run.measure_layers import measure_scaling
 from meshwright.run.measure_network import NetworkTimes, measure_network
 from meshwright.run.measure_steps import measure_steps, probe_designs
 from meshwright.spec import codec
@@ -27,11 +27,13 @@ from meshwright.spec.units import format_percent
 Progress = Callable[[str], None]
 # What a child may take beside its own budget: start, imports, one call of every measurement.
 _CHILD_SLACK_SECONDS = 90.0
+# What processes take to start and import, all of them together; and the least for the measurements themselves.
+_STARTING_SECONDS, _LEAST_SECONDS = 45.0, 5.0
 _STEP_RANKS = (1, 2, 4)
 
 
 def measure(
-    cluster: ClusterSpec | None = None, *, seconds_budget: float = 60.0, progress: Progress | None = None
+    cluster: ClusterSpec | None = None, *, seconds_budget: float = 90.0, progress: Progress | None = None
 ) -> ClusterSpec:
     """This machine with measured figures, kept in the cache under its fingerprint; takes about `seconds_budget`.
 
@@ -42,11 +44,12 @@ def measure(
     machine = this_machine()
     on_accelerator = bool(accelerator_names())
     base = cluster or (detect() if on_accelerator else uncalibrated(machine))
-    measured = run_measurements(base, machine=machine, seconds_budget=0.55 * seconds_budget, progress=say)
+    spare = max(seconds_budget - _STARTING_SECONDS, _LEAST_SECONDS)
+    measured = run_measurements(base, machine=machine, seconds_budget=0.5 * spare, progress=say)
     stamp = f"measured on {datetime.now(UTC):%Y-%m-%d} by meshwright cluster measure, torch {machine.torch_version}"
     result = with_measurements(base, measured, stamp=stamp)
     if not on_accelerator:
-        result = _explained(result, seconds=0.45 * seconds_budget, stamp=stamp, say=say)
+        result = _explained(result, seconds=0.5 * spare, stamp=stamp, say=say)
     path = calibration_file()
     save_cluster(result, path=path)
     say(f"kept in {path}")
@@ -63,17 +66,18 @@ def run_measurements(base: ClusterSpec, *, machine: Machine, seconds_budget: flo
     one: DeviceTimes = in_child(
         measure_device, budget | {"seconds": 0.5 * seconds_budget}, seconds=seconds_budget + _CHILD_SLACK_SECONDS
     )
-    all_cores: tuple[LayerTimes, ...] = ()
+    gain = 1.0
     if device == "cpu" and machine.cores > 1:
-        progress(f"one worker with {machine.cores} cores: layers")
-        given = budget | {"threads": machine.cores, "seconds": 0.1 * seconds_budget}
-        all_cores = in_child(measure_layers, given, seconds=seconds_budget + _CHILD_SLACK_SECONDS)
+        progress(f"one worker with 1 and with {machine.cores} cores in turn: layers")
+        given = {"threads": (1, machine.cores), "seconds": 0.12 * seconds_budget}
+        alone, all_cores = in_child(measure_scaling, given, seconds=seconds_budget + _CHILD_SLACK_SECONDS)
+        gain = alone / all_cores
     network = None
     world = _world(group, device=device)
     if world > 1:
         progress(f"{world} workers: collectives by size and group, and computing together")
         network = _network(world, seconds=0.35 * seconds_budget)
-    return Measured(one=one, all_cores=all_cores, cores=machine.cores, network=network)
+    return Measured(one=one, gain=gain, cores=machine.cores, network=network)
 
 
 def run_steps(cluster: ClusterSpec, *, seconds: float, progress: Progress) -> list[Observation]:

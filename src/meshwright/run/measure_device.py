@@ -37,8 +37,9 @@ ATTENTION_TOKENS, ATTENTION_HEADS = 1024, 4
 OPTIMIZER_PARAMETERS = (2**18, 2**22)
 COPY_BYTES = 2**26
 NARROW_TOKENS = 16
-# Everything is measured so many times over, and the middle of each figure counts: machines change their pace.
+# Given time, everything is measured so many times over and the middle of each figure counts: machines change pace.
 ROUNDS = 3
+_ROUND_SECONDS = 2.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +92,8 @@ def measure_device(*, threads: int, precisions: tuple[Precision, ...], seconds: 
     if device == "cpu":
         torch.set_num_threads(threads)
         keep_freed_memory()
-    rounds = [_round(_Probe(device=device, budget=seconds / ROUNDS), precisions) for _ in range(ROUNDS)]
+    turns = ROUNDS if seconds >= ROUNDS * _ROUND_SECONDS else 1
+    rounds = [_round(_Probe(device=device, budget=seconds / turns), precisions) for _ in range(turns)]
     middle: DeviceTimes = _median(rounds)
     return replace(middle, threads=threads, import_seconds=import_seconds, seconds=time.perf_counter() - began)
 

@@ -5,6 +5,7 @@ An operator timed alone finds its operands in cache and its pages mapped; in a s
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -37,10 +38,6 @@ class LayerTimes:
     product_seconds: float
     scores_seconds: float
     element_seconds: float
-
-    @property
-    def seconds(self) -> float:
-        return self.product_seconds + self.scores_seconds + self.element_seconds
 
 
 def layered_model(*, layers: int = 4, width: int = 256, vocab: int = 4096) -> ModelSpec:
@@ -107,15 +104,25 @@ def time_layers(
     return LayerTimes(precision=precision, product_seconds=product, scores_seconds=scores, element_seconds=element)
 
 
-def measure_layers(
-    *, threads: int, precisions: tuple[Precision, ...], seconds: float, device: str
-) -> tuple[LayerTimes, ...]:
-    """As time_layers for every precision in a process of its own, with `threads` threads."""
+def measure_scaling(*, threads: tuple[int, ...], seconds: float) -> tuple[float, ...]:
+    """Median seconds of a pass with each number of threads, taken in turn as the machine may change its pace.
+
+    Takes about `seconds`; call it in a process of its own.
+    """
     import torch
 
-    torch.set_num_threads(threads)
     keep_freed_memory()
-    return tuple(time_layers(entry, seconds=seconds / len(precisions), device=device) for entry in precisions)
+    both_ways = layered_pass(Precision.BF16, batch=BATCHES, device="cpu")
+    found: list[list[float]] = [[] for _ in threads]
+    deadline = time.perf_counter() + seconds
+    while len(found[0]) < _LEAST_PASSES or time.perf_counter() < deadline:
+        for count, spent in zip(threads, found, strict=True):
+            torch.set_num_threads(count)
+            both_ways()
+            start = time.perf_counter()
+            both_ways()
+            spent.append(time.perf_counter() - start)
+    return tuple(statistics.median(spent) for spent in found)
 
 
 def _kind(name: str) -> Kind:

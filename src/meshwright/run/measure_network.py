@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import product
 from typing import Any
 
 import psutil
@@ -16,6 +18,7 @@ from meshwright.spec.cluster import Collective, Precision
 
 MESSAGE_BYTES = (4, 4 * 2**10, 64 * 2**10, 2**20, 4 * 2**20, 16 * 2**20)
 _PEER_TIMEOUT = timedelta(seconds=120)
+_TURNS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +63,7 @@ def measure_network(*, rank: int, world: int, store: str, groups: Sequence[int],
             for size in groups
             for time_ in _group_times(dist, size=size, rank=rank, share=seconds / len(groups), cuda=cuda)
         )
-        together = () if cuda else tuple((size, _together(dist, size=size, rank=rank)) for size in (1, *groups))
+        together = () if cuda else _together(dist, sizes=(1, *groups), rank=rank)
     finally:
         dist.destroy_process_group()
     alone = together[0][1] if together else 1.0
@@ -143,14 +146,17 @@ def _collective_seconds(
     return sum(found[:2]) / 2
 
 
-def _together(dist: Any, *, size: int, rank: int, seconds: float = 0.5) -> float:
-    """Passes of layers a second that the first `size` workers finish when they all compute at once, the others idle."""
+def _together(dist: Any, *, sizes: Sequence[int], rank: int, seconds: float = 0.7) -> tuple[tuple[int, float], ...]:
+    """Passes of layers a second that the first n workers finish when they all compute at once, the others idle.
+
+    Sizes take turns, as the machine may change its pace; the median of each counts.
+    """
     import torch
 
     both_ways = layered_pass(Precision.BF16, batch=2, device="cpu")
     both_ways()
-    found = []
-    for _ in range(3):
+    found: dict[int, list[float]] = {size: [] for size in sizes}
+    for _, size in product(range(_TURNS), sizes):
         dist.barrier()
         done, start = 0, time.perf_counter()
         if rank < size:
@@ -159,5 +165,5 @@ def _together(dist: Any, *, size: int, rank: int, seconds: float = 0.5) -> float
                 done += 1
         speed = torch.tensor([done / max(time.perf_counter() - start, 1e-9) if done else 0.0])
         dist.all_reduce(speed)
-        found.append(float(speed))
-    return max(found)
+        found[size].append(float(speed))
+    return tuple((size, statistics.median(speeds)) for size, speeds in found.items())

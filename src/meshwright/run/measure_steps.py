@@ -25,7 +25,7 @@ from meshwright.spec.plan import (
 )
 
 _PEER_TIMEOUT = timedelta(seconds=120)
-_WARM_UP_STEPS = 2
+_WARM_UP_STEPS = 1
 _LEAST_STEPS = 3
 
 
