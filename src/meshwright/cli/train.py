@@ -26,9 +26,6 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint of --run.")] = False,
     steps: Annotated[int | None, typer.Option("--steps", min=1, help="Train this many steps now.")] = None,
     measure: Annotated[bool, typer.Option("--measure", help="Measure this machine again first.")] = False,
-    tries: Annotated[
-        int, typer.Option("--try", min=0, max=10, help="Without a plan: time some steps of so many of the best.")
-    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as one JSON document.")] = False,
 ) -> int:
     """Train on this machine: a plan, or one designed now. Ctrl-C saves and ends with exit code 75."""
@@ -38,7 +35,7 @@ def train(
 
     chosen = _chosen(
         plan=plan, model=model, cluster=cluster, job=job, data=data, sets=sets, run=run, resume=resume, steps=steps,
-        measure=measure, tries=tries,
+        measure=measure,
     )  # fmt: skip
     folder = run or default_run_dir(chosen.design)
     for line in _before(chosen, folder):
@@ -66,7 +63,6 @@ def _chosen(
     resume: bool,
     steps: int | None,
     measure: bool,
-    tries: int,
 ) -> Chosen:
     from meshwright import catalog, search
     from meshwright.cli.output import note
@@ -75,17 +71,16 @@ def _chosen(
 
     given = plan or (run if resume and model is None else None)
     if given is not None:
-        if model is not None or job is not None or data or tries:
+        if model is not None or job is not None or data:
             fix = "leave those out, or leave the plan out to design another"
-            what = "a plan is chosen already" if tries else "a plan has its model, job and data already"
-            raise ConfigError(Problem(what=what, where=str(given), fix=fix))
+            raise ConfigError(Problem(what="a plan has its model, job and data already", where=str(given), fix=fix))
         design = catalog.load_design(given, sets=sets or ())
         return Chosen(design=design, decision=search.read_decision(given, plan=design.plan))
     if model is None:
         fix = "meshwright train PLAN.json, or --model NAME --data FILE; meshwright models lists the names"
         raise ConfigError(Problem(what="nothing to train is named", fix=fix))
     asked = with_data(catalog.load_job(str(job) if job else None, sets=sets or ()), data or ())
-    return choose(model, cluster=cluster, job=with_length(asked, steps=steps), measure=measure, say=note, tries=tries)
+    return choose(model, cluster=cluster, job=with_length(asked, steps=steps), measure=measure, say=note)
 
 
 def _screen() -> Screen:

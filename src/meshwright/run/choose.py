@@ -10,7 +10,6 @@ from meshwright import catalog, cost, search
 from meshwright.run.detect import calibration_file
 from meshwright.run.machine import cache_root
 from meshwright.run.preflight import check_job
-from meshwright.run.trial import check_trial, fastest
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.errors import NoPlanFits
 from meshwright.spec.job import JobSpec, Source
@@ -28,21 +27,15 @@ class Chosen:
     decision: search.Decision | None = None
 
 
-def choose(model: str, *, cluster: str, job: JobSpec, measure: bool, say: Say, tries: int = 0) -> Chosen:
+def choose(model: str, *, cluster: str, job: JobSpec, measure: bool, say: Say) -> Chosen:
     """The fastest design of `model` on `cluster` for `job` that can be trained.
 
-    This machine is measured for some seconds first when `measure` asks for it, or when it never was. Of the `tries`
-    best, where there are any, the one whose first steps are fastest is taken. Raises what check_job, check_trial and
-    search.design raise, and NoPlanFits when nothing that fits can be trained yet.
+    This machine is measured for some seconds first when `measure` asks for it, or when it never was. Raises what
+    check_job and search.design raise, and NoPlanFits when nothing that fits can be trained yet.
     """
     spec = catalog.load_model(model)
     check_job(job)
-    machine = load_cluster(cluster, measure=measure, say=say)
-    if tries:
-        check_trial(machine)
-    decision = _runnable(search.design(spec, machine, job))
-    if tries:
-        decision = fastest(decision, tries=tries, say=say)
+    decision = _runnable(search.design(spec, load_cluster(cluster, measure=measure, say=say), job))
     return Chosen(design=decision.design, decision=decision)
 
 
