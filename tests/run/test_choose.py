@@ -34,7 +34,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_this_machine_is_measured_once_and_again_when_asked(measured: list[str]) -> None:
     said: list[str] = []
-    once = "2 devices for 20 s"
+    once = f"2 devices for {choose.MEASURE_SECONDS:.0f} s"
     assert choose.load_cluster("local:2", measure=False, say=said.append).num_devices == 2
     assert measured == [once]
     assert "measuring this machine" in said[0]
