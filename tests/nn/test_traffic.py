@@ -32,7 +32,7 @@ NOT_COUNTED = LOOKS | MORE_LOOKS | MAKES | FEW | {"mm", ATTENTION, f"{ATTENTION}
 
 
 @dataclass
-class Tally(TorchDispatchMode):  # type: ignore[misc]  # torch does not type it
+class Tally(TorchDispatchMode):
     """Bytes read and written by element-wise operators while entered."""
 
     num_bytes: dict[str, float] = field(default_factory=dict)
@@ -95,7 +95,7 @@ def test_a_layer_moves_the_bytes_that_are_priced(dtype: torch.dtype) -> None:
     layer, context = next(iter(decoder.layers.values())), Context()
     layer(x, context)
     found = counted(lambda: layer(x, context))
-    assert found == pytest.approx(modelled(MODEL.layers[0], dtype), rel=0.08)
+    assert found == pytest.approx(modelled(MODEL.layers[0], dtype), rel=0.02)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -103,7 +103,7 @@ def test_a_loss_moves_the_bytes_that_are_priced(dtype: torch.dtype) -> None:
     logits = torch.randn(BATCH, LENGTH, MODEL.vocab, dtype=dtype, requires_grad=True)
     targets = torch.zeros(BATCH, LENGTH, dtype=torch.int64)
     found = counted(lambda: nn.token_losses(logits, targets).mean())
-    assert found == pytest.approx(modelled(MODEL.head, dtype), rel=0.15)
+    assert found == pytest.approx(modelled(MODEL.head, dtype), rel=0.05)
 
 
 def test_both_rooms_agree_on_what_is_attended_in_fp32() -> None:

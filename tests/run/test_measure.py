@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
 
 from meshwright import catalog
 from meshwright.run.children import in_children
@@ -149,14 +150,17 @@ def test_levels_are_those_of_a_step_and_shapes_those_of_the_probes() -> None:
 
 
 def test_the_operators_of_a_decoder_are_timed_by_kind() -> None:
-    found = time_layers(Precision.FP32, seconds=0.0, device="cpu")
+    found = time_layers(Precision.FP32, seconds=0.0)
     assert min(found.product_seconds, found.scores_seconds, found.element_seconds) > 0.0
 
 
-def test_passes_are_timed_with_each_number_of_threads() -> None:
-    one, two = measure_scaling(threads=(1, 2), seconds=0.0)
-    assert one > 0.0
-    assert two > 0.0
+def test_passes_are_timed_with_each_number_of_threads_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", used.append)
+    found = measure_scaling(threads=(1, 2), seconds=0.0)
+    assert len(found) == 2
+    assert min(found) > 0.0
+    assert used == [1, 2] * (len(used) // 2)
 
 
 def broken(*, rank: int) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli import main
-from meshwright.run import Outcome, generate, sample, train
+from meshwright.run import Outcome, generate, train
 from meshwright.run.files import load_design
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit, ExitCode, WorkerFailed
 from meshwright.spec.job import DataSpec, OptimizerSpec, Source
@@ -56,7 +56,7 @@ def test_a_run_leaves_what_others_read(whole: Path) -> None:
 
 def test_text_is_sampled_from_the_checkpoint_the_same_for_a_seed(whole: Path) -> None:
     once = generate(whole / "run", "3 times", tokens=12, seed=5)
-    assert once.startswith("3 times")
+    assert once.text.startswith("3 times")
     assert generate(whole / "run", "3 times", tokens=12, seed=5) == once
     with pytest.raises(ConfigError, match="ask for at least one"):
         generate(whole / "run", tokens=0)
@@ -85,7 +85,7 @@ def test_a_newer_checkpoint_that_is_spoilt_is_passed_over_and_said(
     assert json.loads(out)["passed_over"][0]["where"] == str(newer)
     assert f"the checkpoint of step {STEPS} is read; a newer one is passed over: {newer}: corrupt" in err
     shutil.rmtree(newer)
-    assert sample(run, tokens=3).passed_over == ()
+    assert generate(run, tokens=3).passed_over == ()
 
 
 def test_a_run_whose_only_checkpoint_is_spoilt_does_not_begin_again(whole: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def generate(
     from meshwright import run as runs
     from meshwright.cli.output import print_json, tell
 
-    found = runs.sample(run, prompt, tokens=tokens, temperature=temperature, top_k=top_k or None, seed=seed)
+    found = runs.generate(run, prompt, tokens=tokens, temperature=temperature, top_k=top_k or None, seed=seed)
     for line in found.lines():
         tell(line)
     if as_json:

@@ -158,9 +158,10 @@ def price_block(
     casts = parameters * _cast_bytes(table, software=software)
     extra = _host_extra(block, table, device=device)
     cast = 3.0 * casts / (device.memory_bandwidth * device.memory_fraction)
-    added = 0.0 if software.fused_accumulation else _accumulation_seconds(parameters, table, device=device)
     cpu = device.kind is DeviceKind.CPU
     starts = _matrices(works) * device.launch_seconds
+    apart = 0.0 if software.fused_accumulation else 1.0
+    added = apart * _accumulation_seconds(parameters, table, device=device)
     forward = _with_host(
         (row(p.forward for p in passes) + cast) / speed,
         row(p.host_forward for p in passes) + extra + np.where(casts > 0.0, starts, 0.0),
@@ -169,7 +170,7 @@ def price_block(
     )
     backward = _with_host(
         (row(p.backward for p in passes) + cast + added) / speed,
-        row(p.host_backward for p in passes) + extra + starts + np.where(casts > 0.0, starts, 0.0),
+        row(p.host_backward for p in passes) + extra + apart * starts + np.where(casts > 0.0, starts, 0.0),
         exchange.backward,
         cpu=cpu,
     )

@@ -329,12 +329,13 @@ def _head(block: Head, sizes: Sizes) -> tuple[PartWork, ...]:
     w, v = sizes.zeros + block.width, block.vocab / sizes.tensor
     own = (0 if block.tied else block.matrix_parameters) + (block.vocab if block.bias else 0)
     norms = () if block.norm is None else (_norm(block.norm, sizes),)
+    forward, backward = _loss_bytes(sizes)
     head = PartWork(
         name=HEAD,
         parameters=own / sizes.tensor,
         products=(Product(m=m, n=v, k=w),),
-        traffic=m * v * (e + sizes.casts + 5.0 * sizes.wide),
-        backward_traffic=m * v * (e + sizes.casts + 7.0 * sizes.wide),
+        traffic=m * v * forward,
+        backward_traffic=m * v * backward,
         kernels=8.0 + (2.0 if block.softcap else 0.0),
         saved=e * m * w / sizes.split,
         gathered=e * m * (w - w / sizes.split),
@@ -343,6 +344,14 @@ def _head(block: Head, sizes: Sizes) -> tuple[PartWork, ...]:
         exchanges=Exchanges(backward=1.0, gathers_forward=1.0, scatters_backward=1.0, small=3.0),
     )
     return (*norms, head)
+
+
+def _loss_bytes(sizes: Sizes) -> tuple[FloatArray, FloatArray]:
+    """Bytes per logit forward and backward: every operator's where eager, else a few passes in fp32."""
+    e = sizes.itemsize
+    if not sizes.eager:
+        return 2.0 * e + 16.0, 2.0 * e + 12.0
+    return e + sizes.casts + 5.0 * sizes.wide, e + sizes.casts + 7.0 * sizes.wide
 
 
 def _norm_parameters(part: Mixer | Transform) -> int:

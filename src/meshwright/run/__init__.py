@@ -4,8 +4,8 @@ Importing this room imports no torch; what a function needs is imported when it 
 """
 
 from meshwright.run.detect import detect
-from meshwright.run.generate import Sample, generate, sample
+from meshwright.run.generate import Sample, generate
 from meshwright.run.outcome import Ended, Outcome
 from meshwright.run.train import train
 
-__all__ = ["Ended", "Outcome", "Sample", "detect", "generate", "sample", "train"]
+__all__ = ["Ended", "Outcome", "Sample", "detect", "generate", "train"]

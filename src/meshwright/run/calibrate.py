@@ -168,14 +168,20 @@ def _attention_rates(cluster: ClusterSpec, value: float) -> ClusterSpec:
     """Attention at `value` times its rates, or its fractions where no rate was measured."""
     return _device(
         cluster,
-        lambda device: replace(
-            device,
-            attention_fraction=device.attention_fraction * value,
-            attention_backward_fraction=device.attention_backward_fraction * value,
-            attention_rates=tuple(
-                replace(rate, forward_flops=rate.forward_flops * value, backward_flops=rate.backward_flops * value)
-                for rate in device.attention_rates
-            ),
+        lambda device: (
+            replace(
+                device,
+                attention_rates=tuple(
+                    replace(rate, forward_flops=rate.forward_flops * value, backward_flops=rate.backward_flops * value)
+                    for rate in device.attention_rates
+                ),
+            )
+            if device.attention_rates
+            else replace(
+                device,
+                attention_fraction=device.attention_fraction * value,
+                attention_backward_fraction=device.attention_backward_fraction * value,
+            )
         ),
     )
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import geometric_mean
 
 import numpy as np
 
@@ -57,6 +57,7 @@ def _device(device: DeviceSpec, measured: Measured, *, stamp: str) -> DeviceSpec
         peak_flops=peaks,
         matrix=dict(device.matrix) | curves,
         memory_bandwidth=one.copy_bytes_per_second,
+        memory_fraction=1.0,
         attention_rates=tuple(_attention_rates(one)),
         launch_seconds=launch,
         layer_seconds=layer,
@@ -64,7 +65,7 @@ def _device(device: DeviceSpec, measured: Measured, *, stamp: str) -> DeviceSpec
         optimizer_bandwidth=one.optimizer_bytes_per_second,
         reserved_bytes=float(measured.network.resident_bytes) if measured.network else device.reserved_bytes,
         scaling=_scaling(measured) if on_processor else device.scaling,
-        sources=dict(device.sources) | dict.fromkeys(_FIGURES, stamp),
+        sources=_sources(device, one, stamp=stamp),
     )
     return as_in_a_step(found, one.layers)
 
@@ -96,15 +97,15 @@ def _attention_rates(one: DeviceTimes) -> list[AttentionRate]:
         by_length[time.precision, time.length].append(time)
     found = []
     for (precision, length), times in by_length.items():
-        half = _geometric([_half_dim(times, backward=False), _half_dim(times, backward=True)])
+        half = geometric_mean([_half_dim(times, backward=False), _half_dim(times, backward=True)])
         forward = [time.flops * (1.0 + half / time.head_dim) / time.forward_seconds for time in times]
         backward = [2.5 * time.flops * (1.0 + half / time.head_dim) / time.backward_seconds for time in times]
         found.append(
             AttentionRate(
                 precision=precision,
                 length=length,
-                forward_flops=_geometric(forward),
-                backward_flops=_geometric(backward),
+                forward_flops=geometric_mean(forward),
+                backward_flops=geometric_mean(backward),
                 half_dim=half,
             )
         )
@@ -163,20 +164,25 @@ def _rate(time: MatrixTime) -> float:
     return 2.0 * time.m * time.k * time.n / time.seconds
 
 
-def _geometric(values: Sequence[float]) -> float:
-    return math.exp(sum(math.log(value) for value in values) / len(values)) if values else 1.0
+def _sources(device: DeviceSpec, one: DeviceTimes, *, stamp: str) -> dict[str, str]:
+    """The device's sources with `stamp` for all that was measured; rates of attention leave its fractions unused."""
+    names = list(_FIGURES)
+    if device.kind is DeviceKind.CPU:
+        names += ["peak_flops", "scaling"]
+    found = dict(device.sources)
+    if one.attention:
+        names.append("attention_rates")
+        found.pop("attention_fraction", None)
+    return found | dict.fromkeys(names, stamp)
 
 
 _FIGURES = (
-    "peak_flops",
     "matrix",
     "memory_bandwidth",
     "memory_fraction",
-    "attention_rates",
     "launch_seconds",
     "layer_seconds",
     "step_overhead_seconds",
     "optimizer_bandwidth",
     "reserved_bytes",
-    "scaling",
 )

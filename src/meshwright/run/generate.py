@@ -39,19 +39,6 @@ def generate(
     temperature: float = 0.8,
     top_k: int | None = 50,
     seed: int = 0,
-) -> str:
-    """As `sample`, the text alone."""
-    return sample(run_dir, prompt, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed).text
-
-
-def sample(
-    run_dir: Path | str,
-    prompt: str = "",
-    *,
-    tokens: int = 200,
-    temperature: float = 0.8,
-    top_k: int | None = 50,
-    seed: int = 0,
 ) -> Sample:
     """The prompt and up to `tokens` tokens that the model writes after it; it ends where the model ends a document.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import geometric_mean
 
 import numpy as np
 
@@ -39,12 +40,12 @@ def as_in_a_step(device: DeviceSpec, times: Sequence[LayerTimes]) -> DeviceSpec:
         matrix[entry.precision] = replace(curve, fraction=curve.fraction * level)
         scores.append(priced.scores_seconds / entry.scores_seconds)
         bandwidths.append(priced.element_bytes / entry.element_seconds)
-    level = _geometric(scores)
+    level = geometric_mean(scores)
     attention = tuple(
         replace(rate, forward_flops=level * rate.forward_flops, backward_flops=level * rate.backward_flops)
         for rate in device.attention_rates
     )
-    bandwidth = _geometric(bandwidths)
+    bandwidth = geometric_mean(bandwidths)
     return replace(
         device,
         matrix=matrix,
@@ -83,7 +84,3 @@ def _price(device: DeviceSpec, precision: Precision) -> _Priced:
         scores_seconds=scores,
         element_bytes=sum(float(np.sum(part.traffic) + np.sum(part.backward_traffic)) for part in parts),
     )
-
-
-def _geometric(values: Sequence[float]) -> float:
-    return math.exp(sum(math.log(value) for value in values) / len(values))

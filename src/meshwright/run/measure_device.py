@@ -99,13 +99,14 @@ def measure_device(*, threads: int, precisions: tuple[Precision, ...], seconds: 
 
 
 def _round(probe: _Probe, precisions: tuple[Precision, ...]) -> DeviceTimes:
-    """Everything once, in the probe's budget."""
+    """Everything once, in the probe's budget; attention and whole layers only where nothing runs behind the host."""
+    beside = precisions if probe.on_processor else ()
     forward, backward, step = probe.layer_overhead(share=0.15)
     return DeviceTimes(
         threads=1,
         matrices=tuple(time_ for precision in precisions for time_ in probe.matrices(precision, share=0.2)),
-        attention=tuple(time_ for precision in precisions for time_ in probe.attention(precision, share=0.1)),
-        layers=tuple(probe.layers(precision, share=0.1) for precision in precisions),
+        attention=tuple(time_ for precision in beside for time_ in probe.attention(precision, share=0.1)),
+        layers=tuple(probe.layers(precision, share=0.1) for precision in beside),
         copy_bytes_per_second=probe.copy(share=0.05),
         optimizer_bytes_per_second=probe.optimizer(share=0.06),
         launch_seconds=probe.launch(share=0.03),
@@ -155,10 +156,11 @@ class _Probe:
         self._torch = torch
         self._device = torch.device(device)
         self._budget = budget
+        self.on_processor = device == "cpu"
         self._finish: Callable[[], object] | None = torch.cuda.synchronize if device.startswith("cuda") else None
 
     def _time(self, call: Callable[[], object], *, seconds: float) -> float:
-        return timed(call, seconds=seconds, finish=self._finish).quartile
+        return timed(call, seconds=seconds, finish=self._finish)
 
     def dtype(self, precision: Precision):  # type: ignore[no-untyped-def]  # torch is imported in the child only
         torch = self._torch
@@ -215,7 +217,7 @@ class _Probe:
         return found
 
     def layers(self, precision: Precision, *, share: float) -> LayerTimes:
-        return time_layers(precision, seconds=share * self._budget, device=str(self._device), finish=self._finish)
+        return time_layers(precision, seconds=share * self._budget)
 
     def copy(self, *, share: float) -> float:
         """Bytes/s of a copy that no cache holds, read and written."""
@@ -246,7 +248,7 @@ class _Probe:
             for _ in range(100):
                 y = y * 1.0
 
-        return timed(many, seconds=share * self._budget).quartile / 100
+        return timed(many, seconds=share * self._budget) / 100
 
     def layer_overhead(self, *, share: float) -> tuple[float, float, float]:
         """Seconds of a narrow layer forward, backward, and of a step without layers: what the host costs."""

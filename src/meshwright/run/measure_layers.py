@@ -54,17 +54,17 @@ def layered_model(*, layers: int = 4, width: int = 256, vocab: int = 4096) -> Mo
     )
 
 
-def layered_pass(precision: Precision, *, batch: int, device: str) -> Callable[[], None]:
+def layered_pass(precision: Precision, *, batch: int) -> Callable[[], None]:
     """One forward and backward of `layered_model` over `batch` sequences, as a call."""
     import torch
 
     from meshwright import nn
 
     model = layered_model()
-    decoder = nn.Decoder(model).to(device)
+    decoder = nn.Decoder(model)
     nn.initialize(decoder, seed=0)
     decoder = decoder.to({Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}[precision])
-    tokens = torch.arange(batch * SEQUENCE, device=device).view(batch, SEQUENCE) % model.vocab
+    tokens = torch.arange(batch * SEQUENCE).view(batch, SEQUENCE) % model.vocab
 
     def both_ways() -> None:
         nn.token_losses(decoder(tokens), tokens).mean().backward()
@@ -73,25 +73,20 @@ def layered_pass(precision: Precision, *, batch: int, device: str) -> Callable[[
     return both_ways
 
 
-def time_layers(
-    precision: Precision, *, seconds: float, device: str, finish: Callable[[], object] | None = None
-) -> LayerTimes:
-    """Takes about `seconds`; `finish` is called around every operator, for devices that run behind the host."""
+def time_layers(precision: Precision, *, seconds: float) -> LayerTimes:
+    """Takes about `seconds`, on a processor: an accelerator runs behind the host, whose clock would not see it."""
     from meshwright.train.torch_compat import TorchDispatchMode
 
     sums: dict[Kind, float] = defaultdict(float)
-    wait = finish or (lambda: None)
 
     class Timer(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            wait()
             start = time.perf_counter()
             result = func(*args, **(kwargs or {}))
-            wait()
             sums[_kind(func.overloadpacket.__name__)] += time.perf_counter() - start
             return result
 
-    both_ways = layered_pass(precision, batch=BATCHES, device=device)
+    both_ways = layered_pass(precision, batch=BATCHES)
     found: list[dict[Kind, float]] = []
     deadline = time.perf_counter() + seconds
     while len(found) < _LEAST_PASSES or time.perf_counter() < deadline:
@@ -112,7 +107,7 @@ def measure_scaling(*, threads: tuple[int, ...], seconds: float) -> tuple[float,
     import torch
 
     keep_freed_memory()
-    both_ways = layered_pass(Precision.BF16, batch=BATCHES, device="cpu")
+    both_ways = layered_pass(Precision.BF16, batch=BATCHES)
     found: list[list[float]] = [[] for _ in threads]
     deadline = time.perf_counter() + seconds
     while len(found[0]) < _LEAST_PASSES or time.perf_counter() < deadline:

@@ -153,7 +153,7 @@ def _together(dist: Any, *, sizes: Sequence[int], rank: int, seconds: float = 0.
     """
     import torch
 
-    both_ways = layered_pass(Precision.BF16, batch=2, device="cpu")
+    both_ways = layered_pass(Precision.BF16, batch=2)
     both_ways()
     found: dict[int, list[float]] = {size: [] for size in sizes}
     for _, size in product(range(_TURNS), sizes):

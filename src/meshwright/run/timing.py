@@ -1,20 +1,9 @@
-"""Times on a machine that others use too: many short repeats, and of them a low quantile."""
+"""Times on a machine that others use too: many short repeats, and of them the lower quartile."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timed:
-    """Seconds of one call over `repeats`: the fastest, the lower quartile, and the median."""
-
-    best: float
-    quartile: float
-    median: float
-    repeats: int
 
 
 def timed(
@@ -24,8 +13,10 @@ def timed(
     least: int = 3,
     most: int = 200,
     finish: Callable[[], object] | None = None,
-) -> Timed:
-    """Calls `call` for about `seconds`, at least `least` and at most `most` times after one that is not counted.
+) -> float:
+    """Lower quartile of the seconds of `call`.
+
+    Calls it for about `seconds`, at least `least` and at most `most` times after one that is not counted.
 
     `finish` is called before each clock is read, for devices that run behind the host.
     """
@@ -41,4 +32,4 @@ def timed(
             finish()
         found.append(time.perf_counter() - start)
     found.sort()
-    return Timed(best=found[0], quartile=found[len(found) // 4], median=found[len(found) // 2], repeats=len(found))
+    return found[len(found) // 4]
