@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwright.cost.longest_path import longest_path
 from meshwright.cost.pipeline import RankSeconds, Shape, held, makespan
 from meshwright.cost.simulate import StageSeconds, simulate
 from meshwright.cost.simulate import makespan as played_seconds
@@ -133,6 +134,42 @@ def test_uneven_ends_interleaved(pipeline, chunks, rounds, head, embedding):
         "transfer": 0.02,
     }
     assert closed(INTERLEAVED, **case) == pytest.approx(played(INTERLEAVED, **case), rel=0.01)
+
+
+@given(
+    pipeline=st.integers(2, 6),
+    chunks=st.integers(2, 4),
+    rounds=st.integers(1, 12),
+    spread=st.sampled_from([0.05, 0.1, 0.3]),
+    seed=st.integers(0, 2**16),
+    transfer=st.sampled_from([0.0, 0.02, 0.1]),
+)
+@settings(max_examples=25, deadline=None)
+def test_the_longest_path_of_uneven_interleaved_stages(pipeline, chunks, rounds, spread, seed, transfer):
+    forward = (1.0 + spread * np.random.default_rng(seed).uniform(-1.0, 1.0, pipeline * chunks)).tolist()
+    case = {
+        "pipeline": pipeline,
+        "chunks": chunks,
+        "microbatches": pipeline * rounds,
+        "forward": forward,
+        "backward": [2.0 * seconds for seconds in forward],
+        "transfer": transfer,
+    }
+    stages = [StageSeconds(forward=f, backward=2.0 * f, transfer=transfer) for f in forward]
+    sizes = {"pipeline": pipeline, "chunks": chunks, "microbatches": pipeline * rounds}
+    path = longest_path(INTERLEAVED, stages=stages, **sizes)
+    assert path.still <= path.moving
+    assert path.exact is (rounds <= 6)
+    _, seconds = path.instead(np.zeros(1), np.array([closed(INTERLEAVED, **case)]))
+    assert float(seconds[0]) == pytest.approx(played(INTERLEAVED, **case), rel=1e-12 if path.exact else 0.01)
+
+
+@pytest.mark.parametrize("kind", [GPIPE, ONE_F_ONE_B])
+def test_the_longest_path_of_other_schedules_is_the_simulation(kind):
+    stages = [StageSeconds(forward=f, backward=2.5 * f, transfer=0.1) for f in (1.0, 1.2, 0.9, 1.6)]
+    path = longest_path(kind, stages=stages, pipeline=4, chunks=1, microbatches=11)
+    table = build(kind, pipeline=4, chunks=1, microbatches=11)
+    assert path.moving == pytest.approx(played_seconds(simulate(table, stages=stages)), rel=1e-12)
 
 
 @pytest.mark.parametrize(("kind", "chunks"), [(GPIPE, 1), (ONE_F_ONE_B, 1), (INTERLEAVED, 3)])

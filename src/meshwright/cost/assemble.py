@@ -9,6 +9,7 @@ import numpy as np
 
 from meshwright.cost.compute import optimizer_seconds
 from meshwright.cost.layouts import LayoutArrays
+from meshwright.cost.longest_path import Path
 from meshwright.cost.machine import Machine
 from meshwright.cost.memory import local_parameters
 from meshwright.cost.pipeline import RankSeconds, Shape, makespan
@@ -66,14 +67,18 @@ def assemble(
     everything: FloatArray,
     shape: Shape,
     reach: FloatArray,
+    path: Path | None,
     model: ModelSpec,
     job: JobSpec,
     detailed: bool,
 ) -> Step:
-    """The step of every row. `place` (rows, ranks, machines) says which machine a rank runs on; the slowest decides."""
+    """The step of every row. `place` (rows, ranks, machines) says which machine a rank runs on; the slowest decides.
+
+    `path` is the longest one through the schedule of the only row, where it was followed.
+    """
     each = _microbatch(machines, place, counts=counts, everything=everything, shape=shape)
     once = _once(table, machines, place, arrays=arrays, counts=counts, each=each, model=model, job=job)
-    pipe = _pipe(machines, each, shape=shape, reach=reach)
+    pipe = _pipe(machines, each, shape=shape, reach=reach, path=path)
     of, passes = pipe.of, shape.microbatches * pipe.stretch
     start = each.forward.first_upto - each.forward.first
     early = each.backward.first_upto - each.backward.first
@@ -134,9 +139,11 @@ class _Pipe:
         return np.take_along_axis(values, self.busiest[:, None], axis=1)[:, 0]
 
 
-def _pipe(machines: list[Machine], each: _Each, *, shape: Shape, reach: FloatArray) -> _Pipe:
+def _pipe(machines: list[Machine], each: _Each, *, shape: Shape, reach: FloatArray, path: Path | None) -> _Pipe:
     still = makespan(shape, forward=each.forward, backward=each.backward, reach=np.zeros_like(reach))
     moving = still if not reach.any() else makespan(shape, forward=each.forward, backward=each.backward, reach=reach)
+    if path is not None:
+        still, moving = path.instead(still, moving)
     cost = each.forward.everything + each.backward.everything
     least = [
         entry.sharing.least_seconds(each=cost, microbatches=shape.microbatches, stages=shape.pipeline)

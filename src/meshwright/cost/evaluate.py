@@ -10,17 +10,19 @@ import numpy as np
 from meshwright.cost.assemble import Step, assemble, pass_seconds
 from meshwright.cost.costs import Costs
 from meshwright.cost.layouts import LayoutArrays, count
+from meshwright.cost.longest_path import Path, longest_path
 from meshwright.cost.machine import Machine, hops, machine
 from meshwright.cost.memory import memory
 from meshwright.cost.pipeline import Shape
 from meshwright.cost.placement import covers, crossings
 from meshwright.cost.simulate import StageSeconds
 from meshwright.cost.software import software
-from meshwright.cost.table import Layout, PlanTable
+from meshwright.cost.table import SCHEDULES, Layout, PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec
+from meshwright.spec.plan import ScheduleKind
 
 _BLOCK_ELEMENTS = 1_000_000
 
@@ -31,7 +33,9 @@ def evaluate(
     """The Costs of every row.
 
     Sequence length and batch follow `job` and the table; `every_rank` shows each pipeline rank instead of one of
-    those that are alike (the step is the same). Raises ConfigError where a device lacks a figure that the rows need.
+    those that are alike. The step is the same, but that of one interleaved plan shown so is the longest path through
+    its schedule, of which the closed form may miss some percent where stages are uneven. Raises ConfigError where a
+    device lacks a figure that the rows need.
     """
     assert len(table), "an empty plan table has no costs"
     table = _effective(table)
@@ -39,8 +43,9 @@ def evaluate(
     arrays = count(table.layouts, model=model, every_rank=every_rank or mixed)
     width = arrays.valid.shape[1]
     rows = max(1, _BLOCK_ELEMENTS // (width * width + 40))
+    path = _path(table, model=model, cluster=cluster, job=job) if every_rank and len(table) == 1 else None
     pieces = [
-        _evaluate(table.take(slice(start, start + rows)), arrays, model=model, cluster=cluster, job=job)
+        _evaluate(table.take(slice(start, start + rows)), arrays, model=model, cluster=cluster, job=job, path=path)
         for start in range(0, len(table), rows)
     ]
     return pieces[0] if len(pieces) == 1 else _join(pieces)
@@ -51,7 +56,29 @@ def _effective(table: PlanTable) -> PlanTable:
     return replace(table, sharding=np.where(table.shard > 1, table.sharding, 0))
 
 
-def _evaluate(table: PlanTable, arrays: LayoutArrays, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> Costs:
+def _path(table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> Path | None:
+    """The longest path through the one plan's schedule; None but for interleaved ones, whose closed form is loose."""
+    kind = SCHEDULES[int(table.schedule[0])]
+    if kind is not ScheduleKind.INTERLEAVED:
+        return None
+    return longest_path(
+        kind,
+        stages=stage_seconds(table, model=model, cluster=cluster, job=job),
+        pipeline=int(table.pipeline[0]),
+        chunks=int(table.chunks[0]),
+        microbatches=int(table.microbatches[0]),
+    )
+
+
+def _evaluate(
+    table: PlanTable,
+    arrays: LayoutArrays,
+    *,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    job: JobSpec,
+    path: Path | None,
+) -> Costs:
     features = software(job.software)
     chosen = {
         name: getattr(arrays, name)[table.layout] for name in ("total", "first", "last", "first_upto", "last_upto")
@@ -87,6 +114,7 @@ def _evaluate(table: PlanTable, arrays: LayoutArrays, *, model: ModelSpec, clust
         everything=arrays.everything[table.layout],
         shape=shape,
         reach=reach,
+        path=path,
         model=model,
         job=job,
         detailed=len(table) == 1,
