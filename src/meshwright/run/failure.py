@@ -58,7 +58,8 @@ class Failure:
 def record(error: BaseException, *, path: Path | None) -> int:
     """The exit code for `error`, which is now in the file that the elastic agent reads back.
 
-    The form is torchelastic's, with our own reading of the error beside it.
+    The form is torchelastic's, with our own reading of the error beside it; a plain torchrun shows its `py_callstack`,
+    which is a traceback only where nobody foresaw the error.
     """
     known = translate(error)
     lost = known is None and is_lost_peer(error)
@@ -67,7 +68,7 @@ def record(error: BaseException, *, path: Path | None) -> int:
     problems = known.problems if known else (Problem(what=f"{type(error).__name__}: {error}"),)
     if path is not None:
         extra = {
-            "py_callstack": trace,
+            "py_callstack": "\n".join(map(str, known.problems)) if known else trace,
             "timestamp": str(int(time.time())),
             "seconds": time.time(),
             "kind": "lost peer" if lost else "known" if known else "bug",

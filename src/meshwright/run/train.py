@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-import platform
 import shutil
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshwright import cost, data, search
 from meshwright.run import preflight
+from meshwright.run.environment import environment
 from meshwright.run.files import load_design, write_json
-from meshwright.run.machine import cache_root, installed, this_machine
+from meshwright.run.machine import cache_root, this_machine
 from meshwright.run.outcome import Outcome, ended_path, read_ended, read_report
 from meshwright.run.resume import check_resumable
 from meshwright.run.screen import Screen
@@ -88,26 +87,6 @@ def with_absolute_paths(design: Design) -> Design:
     tokenizer = Path(spec.tokenizer).expanduser()
     name = str(tokenizer.absolute()) if tokenizer.is_file() else spec.tokenizer
     return replace(design, job=replace(design.job, data=replace(spec, sources=sources, tokenizer=name)))
-
-
-def environment(design: Design) -> dict[str, object]:
-    """Versions, host and command of this run: what someone needs to understand its numbers."""
-    import torch
-
-    machine = this_machine()
-    return {
-        "command": sys.argv,
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "host": platform.node(),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "versions": {name: installed(name) for name in ("meshwright", "torch", "numpy", "tokenizers")},
-        "processor": machine.processor,
-        "cores": machine.cores,
-        "memory_bytes": machine.memory_bytes,
-        "accelerators": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
-        "plan": design.plan.digest(),
-    }
 
 
 def _write_run(design: Design, run_dir: Path, *, predicted: Report, corpus: data.Corpus) -> None:

@@ -26,6 +26,7 @@ import torch.distributed as dist
 from meshwright import cost
 from meshwright.run import failure
 from meshwright.run.allocator import keep_freed_memory
+from meshwright.run.environment import environment
 from meshwright.run.files import load_design, write_json
 from meshwright.run.machine import cache_root
 from meshwright.run.outcome import Ended, ended_path, read_report
@@ -92,6 +93,8 @@ def work(run_dir: Path, *, max_steps: int | None) -> None:
     design = load_design(run_dir / "design.json")
     _settle(design, world)
     predicted = read_report(run_dir / "predicted.json") or cost.predict(design)
+    if world.rank == 0:
+        _fill(run_dir, design, predicted)
     device = _join(design, world)
     techniques = importlib.import_module("meshwright.techniques").build(design.job.techniques, design=design)
     place = Place(rank=world.rank, device=device, run_dir=run_dir, cache=cache_root() / "data", screen=sys.stderr)
@@ -105,6 +108,13 @@ def work(run_dir: Path, *, max_steps: int | None) -> None:
         raise
     seconds = time.perf_counter() - start
     _finish(run, run_dir=run_dir, predicted=predicted, ending=ending, seconds=seconds)
+
+
+def _fill(run_dir: Path, design: Design, predicted: Report) -> None:
+    """A run that torchrun started has what `train` would have written of it."""
+    for name, make in (("predicted.json", lambda: predicted), ("environment.json", lambda: environment(design))):
+        if not (run_dir / name).exists():
+            write_json(run_dir / name, make())
 
 
 def _finish(run: Run, *, run_dir: Path, predicted: Report, ending: Ending, seconds: float) -> None:
