@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshwright.run.children import in_child
-from meshwright.run.measure_layers import measure_scaling
 from meshwright.spec import codec
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
@@ -21,10 +18,7 @@ COMMAND = str(Path(sys.executable).parent / "meshwright")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One plan that ran: the median of its timed steps, what was predicted, and memory the run allocated.
-
-    `pace` is how long the reference took around this run, over what it took when the machine was measured.
-    """
+    """One plan that ran: the median of its timed steps, what was predicted, and memory the run allocated."""
 
     model: str
     plan: str
@@ -35,16 +29,10 @@ class Measured:
     measured_bytes: float
     tokens_per_second: float
     steps: tuple[float, ...]
-    pace: float = 1.0
 
     @property
     def error(self) -> float:
         return self.predicted_seconds / self.measured_seconds - 1.0
-
-    @property
-    def error_at_pace(self) -> float:
-        """The error had the machine kept the pace at which it was measured."""
-        return self.predicted_seconds * self.pace / self.measured_seconds - 1.0
 
     @property
     def memory_error(self) -> float:
@@ -73,12 +61,6 @@ def run(design: Design, *, folder: Path, steps: int) -> Measured:
         tokens_per_second=measured.tokens_per_second,
         steps=seconds,
     )
-
-
-def reference_seconds() -> float:
-    """A fixed forward and backward on all cores, timed for two seconds in a fresh process: the machine's pace."""
-    given = {"threads": (os.cpu_count() or 1,), "seconds": 2.0}
-    return float(in_child(measure_scaling, given, seconds=120.0)[0])
 
 
 def read_report(path: Path) -> Report:

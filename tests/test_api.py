@@ -22,6 +22,12 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = meshwright.nothing
 
 
+def test_a_function_stays_one_when_the_room_of_its_name_is_imported() -> None:
+    script = "import meshwright, meshwright.train; assert callable(meshwright.train), meshwright.train"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 def test_design_predict_and_explain_take_names_and_files(tmp_path: Path) -> None:
     job = meshwright.JobSpec(batch_tokens=2**20)
     decision = meshwright.design("llama-3.1-8b", "16xH100", job, top=2)

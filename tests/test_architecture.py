@@ -21,6 +21,7 @@ LEVELS = {
     "catalog": 1,
     "cost": 2,
     "search": 3,
+    "replay": 3,
     "nn": 3,
     "parallel": 3,
     "data": 3,
@@ -31,7 +32,7 @@ LEVELS = {
     "cli": 7,
 }
 ALLOWED_SIBLINGS = {("parallel", "nn")}
-WITHOUT_TORCH = {"spec", "schedule", "catalog", "cost", "search", "report", "data"}
+WITHOUT_TORCH = {"spec", "schedule", "catalog", "cost", "search", "replay", "report", "data"}
 MAY_READ_ENVIRONMENT = {"run", "cli"}
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60

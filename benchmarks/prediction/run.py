@@ -43,8 +43,7 @@ def designs(name: str, *, sequence_length: int, count: int, cluster: str) -> lis
 def told(result: plans.Measured) -> str:
     predicted, seconds = 1e3 * result.predicted_seconds, 1e3 * result.measured_seconds
     time = f"{predicted:8.1f} ms predicted {seconds:8.1f} ms measured {100 * result.error:+6.1f} %"
-    others = f"({100 * result.error_at_pace:+6.1f} % at one pace)  memory {100 * result.memory_error:+5.1f} %"
-    return f"{result.model:10} {time} {others}  {result.plan}"
+    return f"{result.model:10} {time}  memory {100 * result.memory_error:+5.1f} %  {result.plan}"
 
 
 def without_evaluation(job: JobSpec) -> JobSpec:
@@ -61,20 +60,15 @@ def main() -> None:
     shutil.rmtree(options.folder, ignore_errors=True)
     if not options.no_measure:
         subprocess.run([plans.COMMAND, "cluster", "measure", "--devices", "4"], check=True)
-    begun = before = plans.reference_seconds()
     measured = []
     for name, length in MODELS.items():
         for index, design in enumerate(
             designs(name, sequence_length=length, count=options.plans, cluster=options.cluster)
         ):
             result = plans.run(design, folder=options.folder / f"{name}-{index}", steps=STEPS)
-            after = plans.reference_seconds()
-            result = replace(result, pace=0.5 * (before + after) / begun)
-            before = after
             measured.append(result)
             print(told(result), flush=True)
     time_error = statistics.mean(abs(entry.error) for entry in measured)
-    pace_error = statistics.mean(abs(entry.error_at_pace) for entry in measured)
     memory_error = statistics.mean(abs(entry.memory_error) for entry in measured)
     worst_memory = max(abs(entry.memory_error) for entry in measured)
     correlation = plans.rank_correlation(
@@ -87,12 +81,6 @@ def main() -> None:
             target="<= 12 %",
             measured=f"{100 * time_error:.1f} %",
             holds=time_error <= 0.12,
-        ),
-        record.Row(
-            name="the same, had the machine kept its pace (a reference is timed around every run)",
-            target="<= 12 %",
-            measured=f"{100 * pace_error:.1f} %",
-            holds=pace_error <= 0.12,
         ),
         record.Row(
             name="rank correlation of step time",

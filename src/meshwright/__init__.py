@@ -11,13 +11,15 @@ Nothing heavy is imported until it is used.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from meshwright.api import design, explain, predict, train
+    from meshwright.api import design, explain, predict, train, validate
     from meshwright.search import Candidate, Decision
     from meshwright.spec.cluster import ClusterSpec, Precision
     from meshwright.spec.errors import MeshwrightError, Problem
@@ -49,6 +51,7 @@ __all__ = [
     "explain",
     "predict",
     "train",
+    "validate",
 ]
 
 _HOMES = {
@@ -73,7 +76,19 @@ _HOMES = {
     "explain": "api",
     "predict": "api",
     "train": "api",
+    "validate": "api",
 }
+
+
+class _Front(ModuleType):
+    """This package: its functions keep their names when a room of the same name is imported."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Front
 
 
 def __getattr__(name: str) -> Any:

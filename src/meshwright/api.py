@@ -12,6 +12,7 @@ from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
 
 if TYPE_CHECKING:
+    from meshwright.replay import Validation
     from meshwright.report import Explanation
     from meshwright.run.outcome import Outcome
     from meshwright.search import Decision
@@ -63,6 +64,13 @@ def explain(path: Path | str) -> Explanation:
     from meshwright import report
 
     return report.explain(path)
+
+
+def validate(path: Path | str) -> Validation:
+    """Every published run in the table at `path` predicted with nothing fitted, and scored source by source."""
+    from meshwright import replay
+
+    return replay.validate(path)
 
 
 def _read(design: Design | Path | str) -> Design:

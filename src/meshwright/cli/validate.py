@@ -1,0 +1,30 @@
+"""`meshwright validate`: published runs replayed, and how far the predictions are off, source by source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def validate(
+    path: Annotated[Path, typer.Argument(help="A table of published runs; docs/validate.md names its columns.")],
+    predictions: Annotated[
+        Path | None, typer.Option("--predictions", help="Write every row's prediction to this CSV file.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Predict every run of a table with nothing fitted, and score the predictions source by source."""
+    from meshwright import replay
+    from meshwright.cli.output import console, note, print_json
+    from meshwright.report import terminal_validation
+
+    found = replay.validate(path, progress=terminal_validation.Progress(note))
+    if predictions is not None:
+        replay.write_predictions(found, predictions)
+        note(f"predictions  {predictions}")
+    if as_json:
+        print_json({"overall": found.overall, "sources": found.sources, "reasons": found.reasons})
+    else:
+        console().print(terminal_validation.validation(found))

@@ -1,0 +1,127 @@
+"""The file of published runs: one row a run, as its source printed it; blank where the source does not say."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from meshwright.spec.errors import ConfigError, Problem
+
+NEEDED = ("id", "source_id", "gpu", "n_gpus", "framework", "gbs", "seq", "status")
+_MEGATRON_FLOPS = ("96*B*s*l*h^2", "hardware FLOPs incl. full recompute (4x fwd)", "hardware FLOPs incl. full")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One row. `columns` are texts by name; the numbers below are None where a cell is blank or no number."""
+
+    line: int
+    columns: Mapping[str, str]
+
+    def text(self, name: str) -> str:
+        return self.columns.get(name, "")
+
+    def number(self, name: str) -> float | None:
+        try:
+            value = float(self.text(name))
+        except ValueError:
+            return None
+        return value if math.isfinite(value) else None
+
+    def whole(self, name: str) -> int | None:
+        value = self.number(name)
+        return int(value) if value is not None and value == int(value) else None
+
+    @property
+    def id(self) -> str:
+        return self.text("id")
+
+    @property
+    def source(self) -> str:
+        return self.text("source_id")
+
+    @property
+    def group(self) -> str:
+        """Rows of one group may be compared; a row without one is alone."""
+        return self.text("group") or f"alone: {self.id}"
+
+    @property
+    def ranks_strategies(self) -> bool:
+        return bool(self.text("group")) and "strategy" in self.text("rank_kind")
+
+    @property
+    def stack(self) -> tuple[str, str, str]:
+        """What one efficiency factor may stand for: software, device, precision."""
+        return self.text("framework"), self.text("gpu"), self.text("precision")
+
+    @property
+    def ran(self) -> bool:
+        return self.text("status") == "ok"
+
+    @property
+    def died(self) -> bool:
+        return self.text("status") == "oom"
+
+    @property
+    def noise(self) -> float:
+        """Share by which two readings of one run may differ; two percent where the source gives none."""
+        return (self.number("noise_pct") or 2.0) / 100.0
+
+    @property
+    def tokens(self) -> float | None:
+        """Tokens of one step."""
+        batch, length = self.number("gbs"), self.number("seq")
+        return batch * length if batch and length else None
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds of one step: as printed, else from tokens a second, else from FLOP/s by Megatron's own formula."""
+        if not self.ran:
+            return None
+        if printed := self.number("iter_s"):
+            return printed
+        rate, devices = self.number("tokens_s_gpu"), self.number("n_gpus")
+        if rate and devices and self.tokens:
+            return self.tokens / (rate * devices)
+        return self._seconds_of_flops()
+
+    def _seconds_of_flops(self) -> float | None:
+        """2104.04473, equation 3: hardware FLOPs with every layer's forward repeated."""
+        if not self.text("flop_conv").startswith(_MEGATRON_FLOPS):
+            return None
+        names = ("tflops_gpu", "n_gpus", "layers", "hidden", "vocab", "seq", "gbs")
+        found = [self.number(name) for name in names]
+        if not all(found):
+            return None
+        rate, devices, layers, width, vocab, length, batch = (value or math.nan for value in found)
+        flops = 96.0 * batch * length * layers * width**2
+        flops *= 1.0 + length / (6.0 * width) + vocab / (16.0 * layers * width)
+        return flops / (rate * 1e12 * devices)
+
+
+def read_runs(path: Path | str) -> tuple[Run, ...]:
+    """Every row of `path`. Raises ConfigError when it is no such table."""
+    place = Path(path).expanduser()
+    try:
+        with place.open(newline="", encoding="utf-8") as file:
+            table = csv.DictReader(file)
+            columns = table.fieldnames or ()
+            missing = [name for name in NEEDED if name not in columns]
+            if missing:
+                why = f"it lacks the columns {', '.join(missing)}"
+                raise ConfigError(Problem(what="not a table of published runs", where=str(place), why=why))
+            rows = tuple(Run(line=table.line_num, columns=_clean(row)) for row in table)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(Problem(what="this table cannot be read", where=str(place), why=reason)) from None
+    if not rows:
+        raise ConfigError(Problem(what="the table has no rows", where=str(place)))
+    return rows
+
+
+def _clean(row: Mapping[str | None, str | list[str] | None]) -> Mapping[str, str]:
+    return MappingProxyType({str(name): value.strip() for name, value in row.items() if isinstance(value, str)})

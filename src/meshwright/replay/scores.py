@@ -1,0 +1,203 @@
+"""How good predictions of published runs are: error, bias, order, regret, memory and the band, source by source."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import fmean, median
+
+from meshwright.replay.runs import Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One run that was predicted: seconds of a step, the band around them, and what memory was said to need.
+
+    `seconds` is None where the run did not run, or its source prints no time; `memory_bytes` likewise.
+    """
+
+    run: Run
+    predicted_seconds: float
+    low_seconds: float
+    high_seconds: float
+    fits: bool
+    predicted_bytes: float
+    memory_bytes: float | None
+
+    @property
+    def error(self) -> float | None:
+        """log(predicted / measured)."""
+        seconds = self.run.seconds
+        return math.log(self.predicted_seconds / seconds) if seconds else None
+
+    @property
+    def pace(self) -> float:
+        """Seconds of a step for one token on one device as measured; what may be compared in a group."""
+        seconds, tokens, devices = self.run.seconds, self.run.tokens, self.run.number("n_gpus")
+        assert seconds is not None
+        assert tokens is not None
+        assert devices is not None
+        return seconds * devices / tokens
+
+    @property
+    def predicted_pace(self) -> float:
+        seconds = self.run.seconds
+        assert seconds is not None
+        return self.pace * self.predicted_seconds / seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemory:
+    """Runs that died of memory or ran, and whether the prediction accepts or refuses them."""
+
+    died_refused: int
+    died_accepted: int
+    ran_refused: int
+    ran_accepted: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """Percent throughout; None where a source has nothing to score. Errors are averaged in groups, then over them.
+
+    `mape_one_factor` allows one factor for each (software, device, precision), fitted without the group it is used
+    on. `pairwise_accuracy` and `kendall_tau` are over pairs of a group that differ by more than the noise.
+    `regret_at_k`: how much slower than the best of a group is the best of the k that are predicted fastest.
+    """
+
+    rows: int
+    predicted: int
+    inexpressible: int
+    mape_zero_shot: float | None
+    mape_one_factor: float | None
+    bias: float | None
+    pairwise_accuracy: float | None
+    kendall_tau: float | None
+    regret_at_1: float | None
+    regret_at_3: float | None
+    oom: OutOfMemory
+    memory_mape: float | None
+    interval_coverage: float | None
+
+
+def score(points: Sequence[Point], *, rows: int, factors: dict[str, float]) -> Scores:
+    """Scores of one source; `factors` is the logarithm of every row's factor by its id."""
+    timed = [point for point in points if point.run.seconds is not None]
+    ranked = [found for found in _groups(p for p in timed if p.run.ranks_strategies) if len(found) > 1]
+    orders = [order for order in (_order(found) for found in ranked) if order is not None]
+
+    def by_group(value: Callable[[Point], float]) -> float | None:
+        return _mean([fmean(map(value, found)) for found in _groups(timed)])
+
+    accuracy = _mean(orders)
+    measured = [point for point in points if point.memory_bytes]
+    return Scores(
+        rows=rows,
+        predicted=len(points),
+        inexpressible=rows - len(points),
+        mape_zero_shot=by_group(lambda p: 100.0 * abs(math.expm1(_error(p)))),
+        mape_one_factor=by_group(lambda p: 100.0 * abs(math.expm1(_error(p) + factors[p.run.id]))),
+        bias=by_group(lambda p: 100.0 * math.expm1(_error(p))),
+        pairwise_accuracy=None if accuracy is None else 100.0 * accuracy,
+        kendall_tau=None if accuracy is None else 100.0 * (2.0 * accuracy - 1.0),
+        regret_at_1=_mean([100.0 * _regret(found, 1) for found in ranked]),
+        regret_at_3=_mean([100.0 * _regret(found, 3) for found in ranked]),
+        oom=_out_of_memory(points),
+        memory_mape=_mean([100.0 * abs(p.predicted_bytes / (p.memory_bytes or 1.0) - 1.0) for p in measured]),
+        interval_coverage=by_group(lambda p: 100.0 * (p.low_seconds <= (p.run.seconds or 0.0) <= p.high_seconds)),
+    )
+
+
+def overall(sources: Iterable[Scores]) -> Scores:
+    """The mean over sources of every score, so that no large table decides; counts are added."""
+    found = tuple(sources)
+
+    def mean(name: str) -> float | None:
+        return _mean([value for value in (getattr(source, name) for source in found) if value is not None])
+
+    def total(name: str) -> int:
+        return sum(getattr(source.oom, name) for source in found)
+
+    return Scores(
+        rows=sum(source.rows for source in found),
+        predicted=sum(source.predicted for source in found),
+        inexpressible=sum(source.inexpressible for source in found),
+        mape_zero_shot=mean("mape_zero_shot"),
+        mape_one_factor=mean("mape_one_factor"),
+        bias=mean("bias"),
+        pairwise_accuracy=mean("pairwise_accuracy"),
+        kendall_tau=mean("kendall_tau"),
+        regret_at_1=mean("regret_at_1"),
+        regret_at_3=mean("regret_at_3"),
+        oom=OutOfMemory(
+            died_refused=total("died_refused"),
+            died_accepted=total("died_accepted"),
+            ran_refused=total("ran_refused"),
+            ran_accepted=total("ran_accepted"),
+        ),
+        memory_mape=mean("memory_mape"),
+        interval_coverage=mean("interval_coverage"),
+    )
+
+
+def leave_one_group_out(points: Sequence[Point]) -> dict[str, float]:
+    """Minus the median error of all other groups of the same stack, by id; 0 where there is no other group."""
+    stacks: dict[tuple[str, str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for point in points:
+        if point.error is not None:
+            stacks[point.run.stack][point.run.group].append(point.error)
+    found = {}
+    for point in points:
+        groups = stacks[point.run.stack]
+        medians = [median(errors) for group, errors in groups.items() if group != point.run.group]
+        found[point.run.id] = -median(medians) if medians else 0.0
+    return found
+
+
+def _error(point: Point) -> float:
+    assert point.error is not None
+    return point.error
+
+
+def _groups(points: Iterable[Point]) -> list[list[Point]]:
+    found: dict[str, list[Point]] = defaultdict(list)
+    for point in points:
+        found[point.run.group].append(point)
+    return list(found.values())
+
+
+def _order(points: Sequence[Point]) -> float | None:
+    """Share of pairs in the right order, ties half; None where no pair differs by more than the noise."""
+    right, count = 0.0, 0
+    for one, other in combinations(points, 2):
+        measured = math.log(one.pace / other.pace)
+        if abs(measured) <= math.log1p(max(one.run.noise, other.run.noise)):
+            continue
+        predicted = math.log(one.predicted_pace / other.predicted_pace)
+        right += 0.5 if abs(predicted) < 1e-12 else float((measured > 0.0) == (predicted > 0.0))
+        count += 1
+    return right / count if count else None
+
+
+def _regret(points: Sequence[Point], first: int) -> float:
+    chosen = sorted(points, key=lambda point: point.predicted_pace)[:first]
+    return min(point.pace for point in chosen) / min(point.pace for point in points) - 1.0
+
+
+def _out_of_memory(points: Sequence[Point]) -> OutOfMemory:
+    def count(*, died: bool, fits: bool) -> int:
+        return sum((p.run.died if died else p.run.ran) and p.fits is fits for p in points)
+
+    return OutOfMemory(
+        died_refused=count(died=True, fits=False),
+        died_accepted=count(died=True, fits=True),
+        ran_refused=count(died=False, fits=False),
+        ran_accepted=count(died=False, fits=True),
+    )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None

@@ -1,0 +1,143 @@
+"""Replay: a prediction for every published run that a plan of ours can say, and a reason for every other."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshwright import cost
+from meshwright.replay.express import InexpressibleError, express
+from meshwright.replay.runs import Run, read_runs
+from meshwright.replay.scores import Point, Scores, leave_one_group_out, overall, score
+from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.report import MemoryPart, Report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """One row: its prediction and what was assumed of it, or `reason` why there is none."""
+
+    run: Run
+    point: Point | None = None
+    assumed: tuple[str, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validation:
+    """Scores over all sources and of each, every row, and how often each reason kept a row out."""
+
+    overall: Scores
+    sources: Mapping[str, Scores]
+    rows: tuple[Replayed, ...]
+    reasons: Mapping[str, int]
+
+
+def validate(path: Path | str, *, progress: Callable[[int, int], None] | None = None) -> Validation:
+    """Every row of `path` predicted with nothing fitted, and scored.
+
+    `progress` is told rows done and rows in all. Raises ConfigError where the file is no such table; a row is never
+    an error.
+    """
+    runs = read_runs(path)
+    rows = []
+    for number, run in enumerate(runs, start=1):
+        rows.append(replay(run))
+        if progress is not None:
+            progress(number, len(runs))
+    points = [row.point for row in rows if row.point is not None]
+    factors = leave_one_group_out(points)
+    by_source: dict[str, list[Replayed]] = defaultdict(list)
+    for row in rows:
+        by_source[row.run.source].append(row)
+    sources = {
+        name: score([row.point for row in found if row.point is not None], rows=len(found), factors=factors)
+        for name, found in by_source.items()
+    }
+    reasons = Counter(row.reason for row in rows if row.reason)
+    return Validation(
+        overall=overall(sources.values()), sources=sources, rows=tuple(rows), reasons=dict(reasons.most_common())
+    )
+
+
+def replay(run: Run) -> Replayed:
+    """The prediction of one row, or why there is none."""
+    try:
+        expressed = express(run)
+        report = cost.predict(expressed.design)
+    except (InexpressibleError, ConfigError) as error:
+        return Replayed(run=run, reason=str(error))
+    low, high = report.error_band
+    printed = run.number("mem_gb")
+    point = Point(
+        run=run,
+        predicted_seconds=report.step_seconds,
+        low_seconds=low * report.step_seconds,
+        high_seconds=high * report.step_seconds,
+        fits=report.fits,
+        predicted_bytes=_peak_bytes(report, run),
+        memory_bytes=printed * 1e9 if printed and run.ran else None,
+    )
+    return Replayed(run=run, point=point, assumed=expressed.assumed)
+
+
+def _peak_bytes(report: Report, run: Run) -> float:
+    """What the source's own measure of memory would see: an allocator does not see the context and libraries."""
+    allocated = "allocated" in run.text("mem_kind")
+    return max(
+        memory.total - (memory.parts.get(MemoryPart.RESERVED, 0.0) if allocated else 0.0) for memory in report.memory
+    )
+
+
+def write_predictions(found: Validation, path: Path | str) -> None:
+    """Every row as CSV: measured and predicted seconds, the band, memory, what was assumed, or why there is none.
+
+    Raises ConfigError where the file cannot be written.
+    """
+    place = Path(path).expanduser()
+    try:
+        with place.open("w", newline="", encoding="utf-8") as file:
+            table = csv.writer(file)
+            table.writerow(_WRITTEN)
+            table.writerows(_written(row) for row in found.rows)
+    except OSError as error:
+        raise ConfigError(
+            Problem(what="predictions cannot be written", where=str(place), why=error.strerror or str(error))
+        ) from None
+
+
+_WRITTEN = (
+    "id",
+    "source_id",
+    "status",
+    "measured_seconds",
+    "predicted_seconds",
+    "low_seconds",
+    "high_seconds",
+    "fits",
+    "measured_bytes",
+    "predicted_bytes",
+    "assumed",
+    "reason",
+)
+
+
+def _written(row: Replayed) -> list[object]:
+    run, point = row.run, row.point
+    first: list[object] = [run.id, run.source, run.text("status"), run.seconds]
+    if point is None:
+        return [*first, None, None, None, None, None, None, "", row.reason]
+    return [
+        *first,
+        point.predicted_seconds,
+        point.low_seconds,
+        point.high_seconds,
+        point.fits,
+        point.memory_bytes,
+        point.predicted_bytes,
+        "; ".join(row.assumed),
+        "",
+    ]

@@ -1,0 +1,202 @@
+"""Published runs: what is read, what becomes a plan, and scores that are right on rows whose answer is known."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+import meshwright
+from meshwright import cost, replay
+from meshwright.cli import main
+from meshwright.replay.express import InexpressibleError, express
+from meshwright.replay.machines import known_device
+from meshwright.replay.runs import Run
+from meshwright.replay.scores import OutOfMemory, Point, leave_one_group_out, overall, score
+from meshwright.spec.cluster import Precision
+from meshwright.spec.errors import ConfigError
+from meshwright.spec.plan import Recompute, ScheduleKind, Sharding
+
+EXAMPLE = Path(__file__).resolve().parent.parent.parent / "examples" / "published.csv"
+ROW = {
+    "id": "row-1",
+    "group": "g",
+    "rank_kind": "strategy",
+    "source_id": "S",
+    "arch": "gpt",
+    "layers": "24",
+    "hidden": "2048",
+    "heads": "16",
+    "vocab": "51200",
+    "seq": "2048",
+    "gpu": "A100-80GB-SXM",
+    "n_gpus": "16",
+    "gpus_per_node": "8",
+    "framework": "Megatron-LM v3",
+    "flash": "no",
+    "tp": "2",
+    "pp": "2",
+    "dp": "4",
+    "zero": "1",
+    "sp": "yes",
+    "mbs": "2",
+    "gbs": "64",
+    "recompute": "selective",
+    "precision": "fp16",
+    "iter_s": "2.0",
+    "status": "ok",
+}
+
+
+def row(**changes: str) -> Run:
+    return Run(line=2, columns={**ROW, **changes})
+
+
+def point(run: Run, predicted: float, *, fits: bool = True, memory: float | None = None) -> Point:
+    return Point(
+        run=run,
+        predicted_seconds=predicted,
+        low_seconds=0.8 * predicted,
+        high_seconds=1.25 * predicted,
+        fits=fits,
+        predicted_bytes=2e9,
+        memory_bytes=memory,
+    )
+
+
+def test_a_row_becomes_the_plan_that_it_was() -> None:
+    design = express(row()).design
+    plan, group = design.plan, design.plan.first_group
+    assert (plan.tensor, plan.pipeline, plan.shard, plan.replicate) == (2, 2, 4, 1)
+    assert (plan.microbatch, plan.schedule.microbatches) == (2, 8)
+    assert plan.schedule.kind is ScheduleKind.ONE_F_ONE_B
+    assert group.sharding is Sharding.OPTIMIZER
+    assert group.recompute is Recompute.SELECTIVE
+    assert group.precision is Precision.FP16
+    assert group.sequence_parallel
+    assert design.job.software == "megatron-2021"
+    assert design.cluster.num_devices == 16
+    assert plan.batch_tokens == 64 * 2048
+
+
+def test_what_a_source_leaves_open_is_assumed_and_told() -> None:
+    found = express(row(precision="", recompute="", vocab="", flash="", sp=""))
+    told = "; ".join(found.assumed)
+    for word in ("bf16", "no recompute", "51200", "attention not fused", "sequence parallel off"):
+        assert word in told
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"gpu": "Abacus"}, "no figures of the device Abacus"),
+        ({"arch": "moe"}, "not rebuilt"),
+        ({"ep": "8"}, "expert parallel"),
+        ({"cp": "2", "dp": "2"}, "context parallel"),
+        ({"layers": ""}, "layers is not printed"),
+        ({"mbs": "", "ga": ""}, "neither microbatch nor accumulation"),
+        ({"mbs": "3"}, "not whole microbatches"),
+        ({"dp": "3"}, "is not 16 devices"),
+        ({"schedule": "zb-2p"}, "zb-2p is not played"),
+        ({"schedule": "interleaved-1f1b"}, "without its number of chunks"),
+        ({"vpp": "3", "gbs": "56"}, "not a multiple of 2 pipeline ranks"),
+        ({"framework": "Sums by Hand"}, "no model of the software"),
+        ({"precision": "nvfp4"}, "nvfp4 is not priced"),
+        ({"offload": "act-40-layers"}, "offload"),
+        ({"heads": "15"}, "15"),
+    ],
+)
+def test_a_row_that_no_plan_says_has_its_reason(changes: dict[str, str], reason: str) -> None:
+    with pytest.raises(InexpressibleError, match=reason):
+        express(row(**changes))
+
+
+def test_a_device_is_known_by_how_its_name_begins() -> None:
+    for name, known in (
+        ("H100-80GB-SXM", "H100"),
+        ("A100-40GB-SXM", "A100-40GB"),
+        ("V100-32GB-SXM2", "V100-32GB"),
+        ("H200-141GB-SXM", "H200"),
+        ("MI300X", "MI300X"),
+    ):
+        found = known_device(name)
+        assert found is not None
+        assert found.name == known
+    assert known_device("") is None
+
+
+def test_seconds_follow_from_rates_where_none_are_printed() -> None:
+    assert row().seconds == 2.0
+    assert row(iter_s="", tokens_s_gpu="1024").seconds == pytest.approx(64 * 2048 / (1024 * 16))
+    printed = row(iter_s="", tflops_gpu="100", flop_conv="hardware FLOPs incl. full recompute (4x fwd)").seconds
+    flops = 96 * 64 * 2048 * 24 * 2048**2 * (1 + 1 / 6 + 51200 / (16 * 24 * 2048))
+    assert printed == pytest.approx(flops / (100e12 * 16))
+    assert row(iter_s="", tflops_gpu="100").seconds is None
+    assert row(status="oom").seconds is None
+
+
+def test_scores_of_known_answers() -> None:
+    a, b, c = row(id="a"), row(id="b", iter_s="3.0"), row(id="c", iter_s="3.01")
+    points = [point(a, 2.2), point(b, 2.0), point(c, 2.0, memory=1e9)]
+    factors = leave_one_group_out(points)
+    assert set(factors.values()) == {0.0}
+    found = score(points, rows=4, factors=factors)
+    errors = [0.1, 1 / 3, 1 - 2 / 3.01]
+    assert found.mape_zero_shot == pytest.approx(100 * sum(errors) / 3)
+    assert found.bias == pytest.approx(100 * (0.1 - errors[1] - errors[2]) / 3)
+    assert found.pairwise_accuracy == 0.0  # b and c are within the noise of each other
+    assert found.kendall_tau == -100.0
+    assert found.regret_at_1 == pytest.approx(50.0)
+    assert found.regret_at_3 == 0.0
+    assert found.memory_mape == pytest.approx(100.0)
+    assert found.interval_coverage == pytest.approx(100 / 3)
+    assert (found.rows, found.predicted, found.inexpressible) == (4, 3, 1)
+
+
+def test_the_factor_of_a_group_is_that_of_the_others() -> None:
+    here, there = row(id="a", group="one"), row(id="b", group="two")
+    points = [point(here, 1.0), point(there, 4.0)]
+    factors = leave_one_group_out(points)
+    assert factors["a"] == pytest.approx(math.log(2.0 / 4.0))
+    assert factors["b"] == pytest.approx(math.log(2.0 / 1.0))
+
+
+def test_every_source_counts_alike_and_memory_is_a_table() -> None:
+    few = score([point(row(), 2.2)], rows=1, factors={"row-1": 0.0})
+    dead = row(id="d", status="oom")
+    many = score([point(row(), 2.6), point(dead, 1.0, fits=False)], rows=2, factors={"row-1": 0.0, "d": 0.0})
+    both = overall([few, many])
+    assert both.mape_zero_shot == pytest.approx((10.0 + 30.0) / 2)
+    assert both.oom == OutOfMemory(died_refused=1, died_accepted=0, ran_refused=0, ran_accepted=2)
+    assert both.pairwise_accuracy is None
+
+
+def test_the_example_is_replayed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "predictions.csv"
+    assert main(["validate", str(EXAMPLE), "--predictions", str(out), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    table = list(csv.DictReader(out.open()))
+    assert len(table) == document["overall"]["rows"] == len(replay.read_runs(EXAMPLE))
+    megatron = document["sources"]["S03-megatron-2104.04473"]
+    assert megatron["rows"] == megatron["predicted"] == 10
+    assert megatron["mape_zero_shot"] < 12.0
+    first = next(entry for entry in table if entry["predicted_seconds"])
+    same = next(run for run in replay.read_runs(EXAMPLE) if run.id == first["id"])
+    assert float(first["predicted_seconds"]) == pytest.approx(cost.predict(express(same).design).step_seconds)
+    assert all(bool(entry["reason"]) is not bool(entry["predicted_seconds"]) for entry in table)
+    assert main(["validate", str(EXAMPLE)]) == 0
+    assert "mean of sources" in capsys.readouterr().out
+    assert meshwright.validate(EXAMPLE).overall.rows == len(table)
+
+
+@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "\x00\x01", None])
+def test_what_is_no_table_is_one_error(text: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=r"table|rows"):
+        replay.read_runs(path)
+    assert main(["validate", str(path)]) == 2
