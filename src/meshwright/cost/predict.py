@@ -15,7 +15,7 @@ from meshwright.spec.plan import Design, Plan
 from meshwright.spec.report import Line, LineName, MemoryPart, Origin, Report, StageMemory
 from meshwright.spec.units import format_bytes, format_percent, format_seconds
 
-# Root mean square of log(predicted / published) of published runs, each source alike, rounded up: `make bench-published`.
+# Root mean square of log(predicted / published), every source alike, rounded up: `make bench-published`.
 UNMEASURED_ERROR = 0.33
 _FOUR_OF_FIVE = 1.28  # standard deviations to either side that hold four of five errors, were they normal
 
