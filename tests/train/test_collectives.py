@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -39,15 +40,22 @@ def pool() -> Iterator[Pool]:
     pool.close()
 
 
-def data_collectives(axis: AxisName) -> tuple[CollectiveCall, ...]:
-    """An all-reduce for which rank 0 waits, an all-gather, a reduce-scatter, a send and a receive, and a number."""
+def data_collectives(axis: AxisName, meeting: str) -> tuple[CollectiveCall, ...]:
+    """An all-reduce for which rank 0 waits, an all-gather, a reduce-scatter, a send and a receive, and a number.
+
+    Rank 1 is late from when rank 0 stands before the all-reduce: on a busy machine a rank may be late by itself.
+    """
+    store = dist.FileStore(meeting, 2)
     whole, part = torch.ones(COUNT), torch.ones(COUNT // 2)
     rank = dist.get_rank()
     timer = CollectiveTimer(plan((axis, 2)))
     dist.barrier()
     with timer.watching():
         if rank == 1:
+            store.wait(["rank 0 is there"])
             time.sleep(DELAY)
+        else:
+            store.set("rank 0 is there", "")
         dist.all_reduce(whole)
         work = dist.all_reduce(whole, async_op=True)
         time.sleep(DELAY)
@@ -77,8 +85,8 @@ def distributed_tensors() -> tuple[CollectiveCall, ...]:
     return timer.calls
 
 
-def test_data_collectives_have_their_bytes_lines_and_waits(pool: Pool) -> None:
-    first, second = pool.run(data_collectives, AxisName.SHARD, ranks=2)
+def test_data_collectives_have_their_bytes_lines_and_waits(pool: Pool, tmp_path: Path) -> None:
+    first, second = pool.run(data_collectives, AxisName.SHARD, str(tmp_path / "meeting"), ranks=2)
     assert [call.operation for call in first] == [
         "all_reduce",
         "all_reduce",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from types import MappingProxyType
 
 from meshwright.catalog.device_curves import AMD, AMPERE, BLACKWELL, HOPPER, OLDER, Generation
 from meshwright.catalog.names import normal
-from meshwright.spec.cluster import DeviceKind, DeviceSpec, Precision
+from meshwright.spec.cluster import DeviceKind, DeviceSpec, MatrixCurve, Precision
 
 GIB = 2.0**30
 
@@ -44,6 +44,15 @@ class Sheet:
         peaks = {precision: getattr(self, precision.value) for precision in Precision}
         return {precision: peak * 1e12 for precision, peak in peaks.items() if peak}
 
+    def _sustained(self) -> float:
+        """The share of the peak that the board's power limit sustains; 1 where nobody measured it."""
+        each = self.generation.flops_per_watt
+        return 1.0 if each is None else min(1.0, each * self.watts / (self.fp16 * 1e12))
+
+    def _curve(self) -> MatrixCurve:
+        curve = self.generation.curve
+        return replace(curve, fraction=min(curve.fraction, self._sustained()))
+
     def device(self) -> DeviceSpec:
         """The device, each of its numbers with a source."""
         shared = self.generation
@@ -62,14 +71,19 @@ class Sheet:
         }
         if shared.hours_between_failures is not None:
             sources["hours_between_failures"] = analogy + shared.failure_source
+        if shared.attention:
+            sources["attention_kernels"] = analogy + shared.attention_source
+        if self._sustained() < shared.curve.fraction:
+            sources["matrix"] += f"; at most {shared.flops_per_watt or 0.0:.3g} FLOP/s a watt: {shared.power_source}"
         return DeviceSpec(
             name=self.name,
             kind=self.kind,
             memory_bytes=self.memory_gib * GIB,
             memory_bandwidth=self.bandwidth_gb * 1e9,
             peak_flops=self.peaks,
-            matrix=dict.fromkeys(self.peaks, shared.curve),
+            matrix=dict.fromkeys(self.peaks, self._curve()),
             memory_fraction=0.7,
+            attention_kernels=shared.attention,
             launch_seconds=shared.launch_seconds,
             reserved_bytes=0.87 * GIB,
             hours_between_failures=shared.hours_between_failures,
@@ -132,6 +146,10 @@ def _volta(name: str, *, gib: float, aliases: tuple[str, ...] = ()) -> Sheet:
 
 SHEETS = (
     _hopper("H100", "NVIDIA H100 SXM5 data sheet", gib=79.1, bandwidth_gb=3350, aliases=("H100-SXM", "H100-80GB")),
+    replace(
+        _hopper("H100-96GB", "NVIDIA H100 of 96 GB HBM2e", gib=94.5, bandwidth_gb=2400, aliases=("H100-96GB-HBM2e",)),
+        watts=500,
+    ),
     Sheet(
         name="H100-PCIe",
         generation=HOPPER,

@@ -170,6 +170,7 @@ def nodes() -> Mapping[str, Node]:
     return MappingProxyType(
         {
             "H100": dgx_h100,
+            "H100-96GB": dgx_h100,
             "H200": dgx_h100,
             "B200": hgx_b200,
             "GB200": Node(devices=4, inside=NVLINK_B200, nic=NDR, nics=4, rack=NVLINK_B200, rack_nodes=18),

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from meshwright.cost.operators import HEAD
 from meshwright.cost.software import Software
 from meshwright.cost.table import PRECISIONS, IntArray
 from meshwright.cost.work import FloatArray, PartWork, Product
-from meshwright.spec.cluster import AttentionRate, DeviceKind, DeviceSpec, MatrixCurve, Precision
+from meshwright.spec.cluster import AttentionRate, AttentionShare, DeviceKind, DeviceSpec, MatrixCurve, Precision
 from meshwright.spec.errors import ConfigError, Problem
 
+# Of an element: written in fp8 as it lies and transposed, by the kernel that makes it; a gradient is read first.
+_QUANTIZE_BYTES, _QUANTIZE_GRADIENT_BYTES = 2.0, 4.0
 _SCORE_TRAFFIC_BYTES = 13.0  # an unfused score: written, scaled, masked, softmaxed and dropped out in two bytes each
 _BACKWARD_PRODUCTS = 2.5  # a fused backward computes the scores again: five products for two
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """A device's figures for the precision of every row; arrays of shape (rows,)."""
+    """A device's figures for the precision of every row; arrays of shape (rows,).
+
+    `head_peak` is that of the head's products; `quantized` is 1 where operands are quantised before a product.
+    """
 
     peak: FloatArray
+    head_peak: FloatArray
+    quantized: FloatArray
     fraction: FloatArray
     half_m: FloatArray
     half_n: FloatArray
@@ -78,7 +86,9 @@ def rates(device: DeviceSpec, *, precision: IntArray, length: int, software: Sof
         return np.asarray(values, dtype=np.float64)[precision]
 
     return Rates(
-        peak=pick([device.peak_flops.get(entry) or np.nan for entry in PRECISIONS]),
+        peak=pick([_peak(device, entry) for entry in PRECISIONS]),
+        head_peak=pick([_peak(device, _unquantized(entry)) for entry in PRECISIONS]),
+        quantized=pick([float(entry is Precision.FP8) for entry in PRECISIONS]),
         fraction=pick([curve.fraction for curve in curves]),
         half_m=pick([curve.half_m for curve in curves]),
         half_n=pick([curve.half_n for curve in curves]),
@@ -100,10 +110,19 @@ def activation_bytes(precision: IntArray) -> FloatArray:
 
 
 def part_seconds(part: PartWork, *, device: DeviceSpec, rates: Rates, software: Software) -> PassSeconds:
-    """Seconds of `part` forward and backward on one idle device of which one core (or all of it) works."""
+    """Seconds of `part` forward and backward on one idle device of which one core (or all of it) works.
+
+    Under fp8 what enters a product and the gradient of what leaves it are quantised each time, weights once a step,
+    and the head stays in bf16, as in the recipes of Transformer Engine.
+    """
     zeros = np.zeros_like(rates.peak)
     forward, backward = zeros, zeros
+    if part.name == HEAD:
+        rates = replace(rates, peak=rates.head_peak, quantized=zeros)
     for product in part.products:
+        cast = rates.quantized * product.count * product.m / rates.bandwidth
+        forward = forward + cast * product.k * _QUANTIZE_BYTES
+        backward = backward + cast * product.n * _QUANTIZE_GRADIENT_BYTES
         forward = forward + _product_seconds(product.m, product.n, product.k, product, rates)
         backward = backward + _product_seconds(product.m, product.k, product.n, product, rates)
         backward = backward + _product_seconds(product.k, product.n, product.m, product, rates)
@@ -159,12 +178,14 @@ def _score_seconds(part: PartWork, *, rates: Rates, software: Software) -> tuple
 
 def _attention(device: DeviceSpec, precision: Precision, *, length: int, software: Software) -> AttentionRate:
     """What the device does at this length: measured lengths interpolated, else its fractions of the peak."""
+    precision = _unquantized(precision)
     if software.widens(device.kind, length=length) and precision in (Precision.BF16, Precision.FP16):
         precision = Precision.FP32
     known = sorted((rate for rate in device.attention_rates if rate.precision is precision), key=_length)
     if not known:
-        peak = device.peak_flops.get(precision) or np.nan
-        forward, backward = device.attention_fraction * peak, device.attention_backward_fraction * peak
+        peak = _peak(device, precision)
+        share = _attention_share(device, software)
+        forward, backward = share.forward * peak, share.backward * peak
         return AttentionRate(precision=precision, length=length, forward_flops=forward, backward_flops=backward)
     lengths = np.log([rate.length for rate in known])
 
@@ -178,6 +199,21 @@ def _attention(device: DeviceSpec, precision: Precision, *, length: int, softwar
         backward_flops=at([rate.backward_flops for rate in known]),
         half_dim=at([rate.half_dim for rate in known]),
     )
+
+
+def _attention_share(device: DeviceSpec, software: Software) -> AttentionShare:
+    """Of fused attention by its kernel where that is known; else the device's own."""
+    own = AttentionShare(forward=device.attention_fraction, backward=device.attention_backward_fraction)
+    return device.attention_kernels.get(software.attention_kernel, own) if software.fused_attention else own
+
+
+def _peak(device: DeviceSpec, precision: Precision) -> float:
+    return device.peak_flops.get(precision) or np.nan
+
+
+def _unquantized(precision: Precision) -> Precision:
+    """What is computed in where nothing is quantised."""
+    return Precision.BF16 if precision is Precision.FP8 else precision
 
 
 def _length(rate: AttentionRate) -> int:

@@ -156,7 +156,7 @@ def price_block(
     parameters = row(part.parameters for part in works)
     exchange = _exchange_seconds(works, table, combination, block=block, links=links)
     casts = parameters * _cast_bytes(table, software=software)
-    extra = _host_extra(block, table, device=device)
+    extra = _host_extra(block, table, device=device, software=software)
     cast = 3.0 * casts / (device.memory_bandwidth * device.memory_fraction)
     cpu = device.kind is DeviceKind.CPU
     starts = _matrices(works) * device.launch_seconds
@@ -236,11 +236,13 @@ def _with_host(work: FloatArray, host: FloatArray, tensor: FloatArray, *, cpu: b
     return work + host if cpu else np.maximum(work, host - tensor)
 
 
-def _host_extra(block: Block, table: PlanTable, *, device: DeviceSpec) -> FloatArray:
-    """Host seconds per layer and pass that no kernel explains."""
+def _host_extra(block: Block, table: PlanTable, *, device: DeviceSpec, software: Software) -> FloatArray:
+    """Host seconds per layer and pass that no kernel explains: measured on the device, else the software's."""
     if not isinstance(block, Layer):
         return np.zeros(len(table))
-    extra = device.layer_seconds + np.where(table.tensor > 1, device.tensor_layer_seconds, 0.0)
+    extra = (device.layer_seconds or software.host_seconds(device.kind)) + np.where(
+        table.tensor > 1, device.tensor_layer_seconds, 0.0
+    )
     return np.asarray(extra + np.where(table.sharding > 0, device.shard_layer_seconds, 0.0), dtype=np.float64)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
-from meshwright.spec.cluster import DeviceKind
+from meshwright.spec.cluster import AttentionKernel, DeviceKind
 from meshwright.spec.errors import ConfigError, Problem
 
 # The longest sequence that nn attends in fp32 on processors (nn/attention.py says why).
@@ -25,6 +26,8 @@ class Software:
     `eager`: element-wise work is done operator by operator, and every projection adds its own gradient.
     `widens_attention`: on processors sequences up to WIDE_ATTENTION_LENGTH are attended in fp32 whatever multiplies.
     `scatters_by_exchange`: on processors reduce-scatters are all-to-alls and a local sum.
+    `attention_kernel`: which generation of fused attention. `layer_seconds`: host time of a layer and pass beside its
+    kernels where a host drives an accelerator and the device's own was not measured.
     `scatters_transfers`: tensor ranks send a slice each between stages and gather it in their node.
     """
 
@@ -39,6 +42,12 @@ class Software:
     widens_attention: bool = True
     scatters_by_exchange: bool = True
     scatters_transfers: bool = False
+    attention_kernel: AttentionKernel = AttentionKernel.NATIVE
+    layer_seconds: float = 0.0
+
+    def host_seconds(self, kind: DeviceKind) -> float:
+        """Host seconds of a layer and pass beside its kernels, where a host drives an accelerator."""
+        return 0.0 if kind is DeviceKind.CPU else self.layer_seconds
 
     def masks_documents(self, kind: DeviceKind) -> bool:
         return self.dense_masks and kind is not DeviceKind.CPU
@@ -53,7 +62,7 @@ class Software:
         return self.widens_attention and kind is DeviceKind.CPU and length <= WIDE_ATTENTION_LENGTH
 
 
-_MEGATRON = {
+_MEGATRON: Mapping[str, Any] = {
     "overlap": False,
     "gathers_saved": False,
     "fused_accumulation": True,
@@ -61,12 +70,16 @@ _MEGATRON = {
     "dense_masks": False,
     "casts_each_pass": False,
     "eager": False,
+    "layer_seconds": 1e-3,  # python of a layer in eager Megatron: what explains launch-bound A100 runs (docs/lab.md)
 }
 SOFTWARE: Mapping[str, Software] = MappingProxyType(
     {
         "torch": Software(),
+        "torch-2023": Software(attention_kernel=AttentionKernel.FLASH_1),
+        "torch-2024": Software(attention_kernel=AttentionKernel.FLASH_2),
         "megatron-2021": Software(fused_attention=False, **_MEGATRON),
-        "megatron-flash": Software(**_MEGATRON),
+        "megatron-flash": Software(attention_kernel=AttentionKernel.FLASH_2, **_MEGATRON),
+        "megatron-core": Software(**{**_MEGATRON, "overlap": True}),
     }
 )
 

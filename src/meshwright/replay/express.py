@@ -30,8 +30,8 @@ from meshwright.spec.plan import (
 
 MEGATRON_VOCAB = 51200  # GPT-2's 50,257 tokens, padded as Megatron pads them
 T = TypeVar("T")
-_RECENT = ("nemo", "megatron-core", "zero bubble")
-_TORCH = ("fsdp", "torchtitan")
+_RECENT = ("megatron-core", "nemo/", "zero bubble")
+_TORCH = {"composer": "torch-2023", "fsdp1": "torch-2024", "torchtitan": "torch-2024", "fsdp": "torch"}
 _MEGATRON = ("megatron", "nemo", "internevo", "deepspeed 3d")
 
 
@@ -228,15 +228,19 @@ class _Reader:
         return self._assume(found.value, found)
 
     def _software(self) -> str:
-        if self._framework_has(_TORCH):
-            return "torch"
+        framework = self.run.text("framework").lower()
+        for name, software in _TORCH.items():
+            if name in framework:
+                return software
         if not self._framework_has(_MEGATRON):
             _refuse(f"no model of the software {self.run.text('framework')}")
         flash = self.run.text("flash")
         if not flash:
             recent = self._framework_has(_RECENT)
             flash = self._assume("fused attention" if recent else "attention not fused", "yes" if recent else "no")
-        return "megatron-flash" if flash == "yes" else "megatron-2021"
+        if flash != "yes":
+            return "megatron-2021"
+        return "megatron-core" if self._framework_has(_RECENT) else "megatron-flash"
 
     def _framework_has(self, names: Sequence[str]) -> bool:
         framework = self.run.text("framework").lower()

@@ -46,8 +46,17 @@ def _memory(run: Run, device: DeviceSpec) -> DeviceSpec:
     return replace(device, memory_bytes=printed * 2**30)
 
 
+def node_gigabits(link: str, devices: int) -> float | None:
+    """Gb/s of a node as `link` writes them: "8x200Gb/s", "400Gb/s per GPU", or one rate, which is the node's."""
+    found = re.search(r"(?:(\d+)\s*x\s*)?(\d+(?:\.\d+)?)\s*Gb(?:it)?(?:/s)?\b(\s*per GPU)?", link)
+    if found is None:
+        return None
+    count = float(found[1] or (devices if found[3] else 1))
+    return count * float(found[2])
+
+
 def _network(run: Run, group: NodeGroup) -> NodeGroup:
-    gigabits = run.number("inter_gbit_per_node")
+    gigabits = run.number("inter_gbit_per_node") or node_gigabits(run.text("inter_link"), group.devices_per_node)
     if not gigabits:
         return group
     nic = replace(group.nic, bandwidth=gigabits * 1e9 / 8 / group.nics)

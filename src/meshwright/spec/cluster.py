@@ -66,6 +66,23 @@ class AttentionRate:
     half_dim: float = 0.0
 
 
+class AttentionKernel(StrEnum):
+    """Generations of fused attention: FlashAttention (2205.14135), its second version (2307.08691), and kernels
+    written for the tensor cores of the device at hand (2407.08608, cuDNN)."""
+
+    FLASH_1 = "flash-1"
+    FLASH_2 = "flash-2"
+    NATIVE = "native"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShare:
+    """Shares of the peak that the scores' part reaches, forward and backward, counted as in DeviceSpec."""
+
+    forward: float
+    backward: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSpec:
     """One accelerator, or one worker's share of a processor.
@@ -77,7 +94,7 @@ class DeviceSpec:
 
     `attention_fraction` of the peak is reached by the scores' part forward, over the FLOPs of the keys that the mask
     shows; `attention_backward_fraction` backward, over 2.5 times as many (five products instead of two).
-    `attention_rates`, where measured, come before both.
+    `attention_kernels` says the same of a kernel by name; `attention_rates`, where measured, come before both.
     `optimizer_bandwidth` is bytes/s of the optimizer's step at 28 bytes a parameter (AdamW). Host time beside
     `layer_seconds`: `tensor_layer_seconds` more per layer and pass when tensor parallel, `shard_layer_seconds` more
     per layer and pass when sharded, `action_seconds` per forward or backward of a pipeline stage,
@@ -93,6 +110,7 @@ class DeviceSpec:
     memory_fraction: float = 0.8
     attention_fraction: float = 0.5
     attention_backward_fraction: float = 0.4
+    attention_kernels: Mapping[AttentionKernel, AttentionShare] = field(default_factory=dict)
     attention_rates: tuple[AttentionRate, ...] = ()
     launch_seconds: float = 4e-6
     layer_seconds: float = 0.0
