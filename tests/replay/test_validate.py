@@ -13,7 +13,7 @@ import meshwright
 from meshwright import cost, replay
 from meshwright.cli import main
 from meshwright.replay.express import InexpressibleError, express
-from meshwright.replay.machines import known_device
+from meshwright.replay.machines import known_device, node_gigabits
 from meshwright.replay.runs import Run
 from meshwright.replay.scores import OutOfMemory, Point, leave_one_group_out, overall, score
 from meshwright.spec.cluster import Precision
@@ -85,7 +85,7 @@ def test_a_row_becomes_the_plan_that_it_was() -> None:
 def test_what_a_source_leaves_open_is_assumed_and_told() -> None:
     found = express(row(precision="", recompute="", vocab="", flash="", sp=""))
     told = "; ".join(found.assumed)
-    for word in ("bf16", "no recompute", "51200", "attention not fused", "sequence parallel off"):
+    for word in ("fp16", "no recompute", "51200", "attention not fused", "sequence parallel off"):
         assert word in told
 
 
@@ -126,6 +126,25 @@ def test_a_device_is_known_by_how_its_name_begins() -> None:
         assert found is not None
         assert found.name == known
     assert known_device("") is None
+
+
+@pytest.mark.parametrize(
+    ("link", "gigabits"),
+    [
+        ("InfiniBand HDR 8x200Gb/s", 1600.0),
+        ("RoCE 4x100Gb", 400.0),
+        ("RDMA 400Gb/s per GPU", 3200.0),
+        ("InfiniBand HDR 200Gb/s", 200.0),
+        ("Ethernet 50 Gb/s", 50.0),
+        ("Omni-Path", None),
+        ("NVLink3 600GB/s", None),
+    ],
+)
+def test_a_network_is_read_as_its_source_writes_it(link: str, gigabits: float | None) -> None:
+    assert node_gigabits(link, 8) == gigabits
+    group = express(row(inter_link=link)).design.cluster.groups[0]
+    if gigabits is not None:
+        assert group.nic.bandwidth * group.nics * 8 == pytest.approx(gigabits * 1e9)
 
 
 def test_seconds_follow_from_rates_where_none_are_printed() -> None:

@@ -16,6 +16,7 @@ from meshwright.spec.errors import ConfigError, Problem
 
 # Of an element: written in fp8 as it lies and transposed, by the kernel that makes it; a gradient is read first.
 _QUANTIZE_BYTES, _QUANTIZE_GRADIENT_BYTES = 2.0, 4.0
+_ALIGNED_FEATURES = 8  # heads whose rows are not whole 16 bytes are multiplied on the vector units
 _SCORE_TRAFFIC_BYTES = 13.0  # an unfused score: written, scaled, masked, softmaxed and dropped out in two bytes each
 _BACKWARD_PRODUCTS = 2.5  # a fused backward computes the scores again: five products for two
 
@@ -24,11 +25,13 @@ _BACKWARD_PRODUCTS = 2.5  # a fused backward computes the scores again: five pro
 class Rates:
     """A device's figures for the precision of every row; arrays of shape (rows,).
 
-    `head_peak` is that of the head's products; `quantized` is 1 where operands are quantised before a product.
+    `head_peak` is that of the head's products, `vector_peak` that of fp32 without matrix units; `quantized` is 1
+    where operands are quantised before a product.
     """
 
     peak: FloatArray
     head_peak: FloatArray
+    vector_peak: FloatArray
     quantized: FloatArray
     fraction: FloatArray
     half_m: FloatArray
@@ -88,6 +91,7 @@ def rates(device: DeviceSpec, *, precision: IntArray, length: int, software: Sof
     return Rates(
         peak=pick([_peak(device, entry) for entry in PRECISIONS]),
         head_peak=pick([_peak(device, _unquantized(entry)) for entry in PRECISIONS]),
+        vector_peak=pick([_vector_peak(device, entry) for entry in PRECISIONS]),
         quantized=pick([float(entry is Precision.FP8) for entry in PRECISIONS]),
         fraction=pick([curve.fraction for curve in curves]),
         half_m=pick([curve.half_m for curve in curves]),
@@ -173,6 +177,8 @@ def _score_seconds(part: PartWork, *, rates: Rates, software: Software) -> tuple
     if software.fused_attention:
         return fused, backward
     traffic = part.scores * _SCORE_TRAFFIC_BYTES / rates.bandwidth
+    if part.score_dim % _ALIGNED_FEATURES:
+        fused = np.maximum(fused, flops / rates.vector_peak)
     return 2.0 * fused + traffic, 4.0 * fused + 2.0 * traffic
 
 
@@ -209,6 +215,10 @@ def _attention_share(device: DeviceSpec, software: Software) -> AttentionShare:
 
 def _peak(device: DeviceSpec, precision: Precision) -> float:
     return device.peak_flops.get(precision) or np.nan
+
+
+def _vector_peak(device: DeviceSpec, precision: Precision) -> float:
+    return device.peak_flops.get(Precision.FP32) or _peak(device, precision)
 
 
 def _unquantized(precision: Precision) -> Precision:

@@ -20,6 +20,7 @@ from meshwright.spec.plan import (
     AxisName,
     BlockGroup,
     Design,
+    GradientSync,
     Plan,
     Recompute,
     Schedule,
@@ -148,6 +149,7 @@ class _Reader:
             schedule=Schedule(kind=kind, microbatches=microbatches, chunks=chunks),
             sequence_length=self._need("seq"),
             microbatch=microbatch,
+            gradients=GradientSync(precision=_gradients(settings.precision)),
         )
 
     def _plain(self) -> None:
@@ -224,7 +226,8 @@ class _Reader:
             return Precision.FP8
         if text:
             return Precision(text) if text in set(Precision) else _refuse(f"precision {text} is not known")
-        found = Precision.BF16 if Precision.BF16 in peaks else Precision.FP16
+        recent = self._framework_has((*_RECENT, *_TORCH)) and Precision.BF16 in peaks
+        found = Precision.BF16 if recent else Precision.FP16
         return self._assume(found.value, found)
 
     def _software(self) -> str:
@@ -282,6 +285,11 @@ def _stages(edges: Sequence[int], pipeline: int, settings: BlockGroup) -> tuple[
         Stage(rank=index % pipeline, groups=(replace(settings, start=edges[index], stop=edges[index + 1]),))
         for index in range(len(edges) - 1)
     )
+
+
+def _gradients(precision: Precision) -> Precision:
+    """Stacks of fp16 add and reduce gradients as they are; those of bf16 and fp8 in fp32."""
+    return Precision.FP16 if precision is Precision.FP16 else Precision.FP32
 
 
 def _multiple(value: int, of: int = 256) -> int:

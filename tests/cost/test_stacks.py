@@ -1,0 +1,97 @@
+"""What software and devices change beside their peaks: kernels of attention, fp8 recipes, host time, power."""
+
+from dataclasses import replace
+
+import pytest
+
+from meshwright import catalog
+from meshwright.catalog.devices import devices
+from meshwright.cost import predict
+from meshwright.cost.software import SOFTWARE
+from meshwright.spec.cluster import AttentionKernel, Precision
+from meshwright.spec.job import DataSpec, JobSpec
+from tests.cost.cost_examples import design, even_layout, gpt, llama
+
+WIDE = {"width": 4096, "hidden": 14336, "heads": 32, "layers": 4, "vocab": 32000}
+
+
+def seconds(model, *, cluster="8xH100", software="torch", precision=Precision.BF16, sequence=4096, microbatch=1):
+    machines = catalog.load_cluster(cluster)
+    job = JobSpec(sequence_length=sequence, software=software, precision=precision, data=DataSpec(document_mask=False))
+    made = design(
+        model,
+        machines,
+        job=job,
+        replicate=machines.num_devices,
+        microbatch=microbatch,
+        precision=precision,
+        layout=even_layout(layers=len(model.layers), pipeline=1),
+    )
+    return predict(made)
+
+
+def test_newer_attention_is_faster_and_the_more_the_longer_the_sequence():
+    model = llama(**WIDE)
+    gains = []
+    for length in (2048, 16384):
+        first, second, native = (
+            seconds(model, software=name, sequence=length).step_seconds
+            for name in ("torch-2023", "torch-2024", "torch")
+        )
+        assert first > second > native
+        gains.append(first / native)
+    assert gains[1] > gains[0] > 1.0
+
+
+def test_every_accelerator_with_kernels_knows_every_kernel():
+    for device in devices().values():
+        if device.attention_kernels:
+            assert set(device.attention_kernels) == set(AttentionKernel)
+            assert all(0.0 < share.backward <= share.forward < 1.0 for share in device.attention_kernels.values())
+            assert device.sources["attention_kernels"]
+
+
+def test_fp8_quickens_products_and_neither_attention_nor_the_head():
+    model = llama(**WIDE)
+    bf16, fp8 = (seconds(model, precision=precision) for precision in (Precision.BF16, Precision.FP8))
+    assert 0.5 * bf16.step_seconds < fp8.step_seconds < bf16.step_seconds
+    long = [seconds(model, precision=p, sequence=65536).step_seconds for p in (Precision.BF16, Precision.FP8)]
+    assert long[1] / long[0] > fp8.step_seconds / bf16.step_seconds
+
+
+def test_the_host_of_eager_stacks_holds_small_models_back_and_no_large_ones():
+    idle = replace(SOFTWARE["megatron-flash"], layer_seconds=0.0)
+    assert SOFTWARE["megatron-flash"].layer_seconds > idle.layer_seconds
+    small, large = llama(width=256, hidden=512, layers=8, vocab=1024), llama(**WIDE)
+    # A layer's two passes are at least two host times, whatever its arithmetic.
+    step = seconds(small, software="megatron-flash", sequence=512).step_seconds
+    assert step >= 2 * len(small.layers) * SOFTWARE["megatron-flash"].layer_seconds
+    slow, fast = (
+        seconds(large, software=name, microbatch=4).step_seconds for name in ("megatron-flash", "megatron-core")
+    )
+    assert slow / fast < 1.5
+
+
+def test_a_lower_power_limit_sustains_less():
+    known = devices()
+    full, limited = known["H100"], known["H100-96GB"]
+    assert limited.watts < full.watts
+    assert limited.matrix[Precision.BF16].fraction < full.matrix[Precision.BF16].fraction
+    assert "a watt" in limited.sources["matrix"]
+    assert known["A100-80GB-PCIe"].matrix[Precision.BF16].fraction < known["A100-80GB"].matrix[Precision.BF16].fraction
+
+
+@pytest.mark.parametrize(("software", "least", "most"), [("megatron-2021", 1.1, 1.6), ("megatron-flash", 0.95, 1.05)])
+def test_heads_that_are_not_whole_16_bytes_leave_the_matrix_units(software, least, most):
+    """Head width 150 beside 144: fused kernels pad, batched products of two bytes an element do not."""
+    odd, even = (
+        seconds(
+            gpt(width=14400, layers=2, heads=heads, vocab=32000),
+            cluster="8xA100-80GB",
+            software=software,
+            precision=Precision.FP16,
+            sequence=2048,
+        ).step_seconds
+        for heads in (96, 100)
+    )
+    assert least < odd / even < most
