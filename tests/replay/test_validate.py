@@ -52,7 +52,7 @@ ROW = {
 
 
 def row(**changes: str) -> Run:
-    return Run(line=2, columns={**ROW, **changes})
+    return Run(line=int(changes.pop("line", "2")), columns={**ROW, **changes})
 
 
 def point(run: Run, predicted: float, *, fits: bool = True, memory: float | None = None) -> Point:
@@ -107,6 +107,23 @@ def test_what_a_source_leaves_open_is_assumed_and_told() -> None:
         ({"precision": "nvfp4"}, "nvfp4 is not priced"),
         ({"offload": "act-40-layers"}, "offload"),
         ({"heads": "15"}, "15"),
+        ({"tp": "two"}, "tp: 'two' is not a number"),
+        ({"layers": "1e9"}, "layers: '1e9' is not between"),
+        ({"layers": "1_0"}, "not a number"),
+        ({"gpus_per_node": "0"}, "gpus_per_node: '0' is not between"),
+        ({"iter_s": "-1"}, "iter_s"),
+        ({"iter_s": "inf"}, "iter_s"),
+        ({"mbs": "1.5"}, "not a whole number"),
+        ({"noise_pct": "-100"}, "noise_pct"),
+        ({"status": "weird"}, "status: 'weird' is not one of ok, oom, fail"),
+        ({"status": ""}, "status is blank"),
+        ({"flash": "maybe"}, "flash: 'maybe' is not one of yes, no"),
+        ({"ga": "3"}, "3 accumulation steps"),
+        ({"schedule": "gpipe", "vpp": "2"}, "gpipe of 2 chunks"),
+        ({"precision": "fp8xyz"}, "fp8xyz is not known"),
+        ({"tp": "3", "n_gpus": "24"}, "3 tensor ranks do not divide 16 heads"),
+        ({"arch": "llama", "gated": "no"}, "not gated"),
+        ({"layers": "1", "pp": "4", "dp": "2", "extra": "first and last stage have one layer fewer"}, "do not fill"),
     ],
 )
 def test_a_row_that_no_plan_says_has_its_reason(changes: dict[str, str], reason: str) -> None:
@@ -158,7 +175,7 @@ def test_seconds_follow_from_rates_where_none_are_printed() -> None:
 
 
 def test_scores_of_known_answers() -> None:
-    a, b, c = row(id="a"), row(id="b", iter_s="3.0"), row(id="c", iter_s="3.01")
+    a, b, c = row(), row(line="3", iter_s="3.0"), row(line="4", iter_s="3.01")
     points = [point(a, 2.2), point(b, 2.0), point(c, 2.0, memory=1e9)]
     factors = leave_one_group_out(points)
     assert set(factors.values()) == {0.0}
@@ -176,17 +193,17 @@ def test_scores_of_known_answers() -> None:
 
 
 def test_the_factor_of_a_group_is_that_of_the_others() -> None:
-    here, there = row(id="a", group="one"), row(id="b", group="two")
+    here, there = row(group="one"), row(line="3", group="two")
     points = [point(here, 1.0), point(there, 4.0)]
     factors = leave_one_group_out(points)
-    assert factors["a"] == pytest.approx(math.log(2.0 / 4.0))
-    assert factors["b"] == pytest.approx(math.log(2.0 / 1.0))
+    assert factors[2] == pytest.approx(math.log(2.0 / 4.0))
+    assert factors[3] == pytest.approx(math.log(2.0 / 1.0))
 
 
 def test_every_source_counts_alike_and_memory_is_a_table() -> None:
-    few = score([point(row(), 2.2)], rows=1, factors={"row-1": 0.0})
+    few = score([point(row(), 2.2)], rows=1, factors={2: 0.0})
     dead = row(id="d", status="oom")
-    many = score([point(row(), 2.6), point(dead, 1.0, fits=False)], rows=2, factors={"row-1": 0.0, "d": 0.0})
+    many = score([point(row(), 2.6), point(dead, 1.0, fits=False)], rows=2, factors={2: 0.0})
     both = overall([few, many])
     assert both.mape_zero_shot == pytest.approx((10.0 + 30.0) / 2)
     assert both.oom == OutOfMemory(died_refused=1, died_accepted=0, ran_refused=0, ran_accepted=2)
@@ -211,7 +228,37 @@ def test_the_example_is_replayed_and_written(tmp_path: Path, capsys: pytest.Capt
     assert meshwright.validate(EXAMPLE).overall.rows == len(table)
 
 
-@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "\x00\x01", None])
+def write(path: Path, *rows: dict[str, str], encoding: str = "utf-8") -> Path:
+    with path.open("w", newline="", encoding=encoding) as file:
+        table = csv.DictWriter(file, list(ROW))
+        table.writeheader()
+        table.writerows(rows)
+    return path
+
+
+def test_files_as_people_save_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = {**ROW, "id": "row-2", "source_id": "[bold]s[/x]", "flash": "NO", "status": "OK", "gpu": "[/b]"}
+    path = write(tmp_path / "bom.csv", ROW, other, encoding="utf-8-sig")
+    found = replay.validate(path)
+    assert [bool(entry.point) for entry in found.rows] == [True, False]
+    assert main(["validate", str(path)]) == 0
+    assert "[bold]s[/x]" in capsys.readouterr().out
+    assert main(["validate", str(path), "--predictions", str(path)]) == 2
+    assert "would replace the table" in capsys.readouterr().err
+    assert main(["validate", str(path), "--predictions", str(tmp_path / "no" / "out.csv")]) == 2
+    with path.open("a") as file:
+        file.write("torn,row\n")
+    torn = replay.validate(path).rows[2]
+    assert "more or fewer fields" in torn.reason
+
+
+@pytest.mark.parametrize("again", ["row-1", ""])
+def test_every_row_has_an_id_of_its_own(tmp_path: Path, again: str) -> None:
+    with pytest.raises(ConfigError, match="id"):
+        replay.read_runs(write(tmp_path / "twice.csv", ROW, {**ROW, "id": again}))
+
+
+@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "id,id\n1,2\n", "\x00\x01", None])
 def test_what_is_no_table_is_one_error(text: str | None, tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     if text is not None:

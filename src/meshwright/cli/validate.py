@@ -20,6 +20,8 @@ def validate(
     from meshwright.cli.output import console, note, print_json
     from meshwright.report import terminal_validation
 
+    if predictions is not None:
+        replay.check_writable(predictions, beside=path)
     found = replay.validate(path, progress=terminal_validation.Progress(note))
     if predictions is not None:
         replay.write_predictions(found, predictions)

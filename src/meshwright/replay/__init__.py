@@ -1,7 +1,17 @@
 """Published runs replayed: every row of a file predicted with nothing fitted, and scored source by source."""
 
-from meshwright.replay.published import Replayed, Validation, validate, write_predictions
+from meshwright.replay.published import Replayed, Validation, check_writable, validate, write_predictions
 from meshwright.replay.runs import Run, read_runs
 from meshwright.replay.scores import OutOfMemory, Scores
 
-__all__ = ["OutOfMemory", "Replayed", "Run", "Scores", "Validation", "read_runs", "validate", "write_predictions"]
+__all__ = [
+    "OutOfMemory",
+    "Replayed",
+    "Run",
+    "Scores",
+    "Validation",
+    "check_writable",
+    "read_runs",
+    "validate",
+    "write_predictions",
+]

@@ -59,6 +59,8 @@ class _Reader:
     assumed: list[str] = field(default_factory=list)
 
     def expressed(self) -> Expressed:
+        if self.run.faults:
+            _refuse("; ".join(self.run.faults))
         machines = cluster(self.run)
         if isinstance(machines, str):
             _refuse(machines)
@@ -66,7 +68,7 @@ class _Reader:
             model = self._model()
             plan, software = self._plan(model, machines), self._software()
         except ConfigError as error:
-            _refuse(str(error))
+            _refuse("; ".join(map(str, error.problems)))
         job = JobSpec(
             sequence_length=plan.sequence_length,
             batch_tokens=plan.batch_tokens,
@@ -88,7 +90,11 @@ class _Reader:
         hidden, positions = self.run.whole("ffn"), self._need("seq")
         name = self.run.text("model") or self.run.id
         kv_heads = self.run.whole("kv_heads")
-        if kind == "gpt" and self.run.text("gated") != "yes":
+        if kind == "llama" and self.run.is_yes("gated") is False:
+            _refuse("a llama whose feed-forward is not gated")
+        if width % heads and head_dim is None:
+            _refuse(f"{heads} heads do not divide a width of {width}")
+        if kind == "gpt" and not self.run.is_yes("gated"):
             return GptStyle(
                 name=name,
                 layers=layers,
@@ -120,6 +126,9 @@ class _Reader:
         if tensor * pipeline * data != devices:
             _refuse(f"tp {tensor} x pp {pipeline} x dp {data} is not {devices} devices")
         microbatch, microbatches = self._batch(data)
+        heads = self.run.whole("heads")
+        if heads and heads % tensor:
+            _refuse(f"{tensor} tensor ranks do not divide {heads} heads")
         kind, chunks = self._schedule(pipeline)
         problems = schedule.problems(kind, pipeline=pipeline, chunks=chunks, microbatches=microbatches)
         if problems:
@@ -172,7 +181,12 @@ class _Reader:
             microbatch = batch // (data * (steps or 1))
         if not microbatch or batch % (data * microbatch):
             _refuse(f"a batch of {batch} is not whole microbatches of {microbatch} on {data} data ranks")
-        return microbatch, batch // (data * microbatch)
+        count = batch // (data * microbatch)
+        if steps is not None and steps != count:
+            _refuse(
+                f"{steps} accumulation steps, and {batch} sequences on {data} data ranks by {microbatch} are {count}"
+            )
+        return microbatch, count
 
     def _schedule(self, pipeline: int) -> tuple[ScheduleKind, int]:
         name, chunks = self.run.text("schedule"), self.run.whole("vpp") or 1
@@ -180,6 +194,8 @@ class _Reader:
             _refuse(f"the schedule {name} is not played yet")
         if pipeline == 1:
             return ScheduleKind.ONE_F_ONE_B, 1
+        if chunks > 1 and name == "gpipe":
+            _refuse(f"gpipe of {chunks} chunks")
         if chunks > 1:
             return ScheduleKind.INTERLEAVED, chunks
         if name == "interleaved-1f1b":
@@ -198,16 +214,16 @@ class _Reader:
         shard = data
         if text == "hsdp":
             shard = machines.groups[0].devices_per_node
-        if group := re.search(r"zero1 group=(\d+)", self.run.text("extra")):
+        if group := re.search(r"zero1 group=([1-9]\d*)", self.run.text("extra")):
             shard = int(group[1])
         if data % shard:
             _refuse(f"{data} data ranks are not whole shard groups of {shard}")
         return known[text], shard
 
     def _sequence_parallel(self) -> bool:
-        text = self.run.text("sp")
-        if text:
-            return text == "yes"
+        said = self.run.is_yes("sp")
+        if said is not None:
+            return said
         recent = self._framework_has(_RECENT)
         return self._assume("sequence parallel on" if recent else "sequence parallel off", recent)
 
@@ -222,7 +238,7 @@ class _Reader:
     def _precision(self, machines: ClusterSpec) -> Precision:
         text = self.run.text("precision")
         peaks = machines.groups[0].device.peak_flops
-        if text.startswith("fp8"):
+        if text in ("fp8", "fp8-cs"):
             return Precision.FP8
         if text:
             return Precision(text) if text in set(Precision) else _refuse(f"precision {text} is not known")
@@ -237,11 +253,11 @@ class _Reader:
                 return software
         if not self._framework_has(_MEGATRON):
             _refuse(f"no model of the software {self.run.text('framework')}")
-        flash = self.run.text("flash")
-        if not flash:
+        flash = self.run.is_yes("flash")
+        if flash is None:
             recent = self._framework_has(_RECENT)
-            flash = self._assume("fused attention" if recent else "attention not fused", "yes" if recent else "no")
-        if flash != "yes":
+            flash = self._assume("fused attention" if recent else "attention not fused", recent)
+        if not flash:
             return "megatron-2021"
         return "megatron-core" if self._framework_has(_RECENT) else "megatron-flash"
 
@@ -252,17 +268,17 @@ class _Reader:
     def _edges(self, layers: int, stages: int) -> list[int]:
         """Bounds of the stages in blocks; layers as equal as can be where the source does not say."""
         extra = self.run.text("extra")
-        if "first and last stage have one layer fewer" in extra:
-            return _even(layers, stages, fewer_at_ends=True)
-        if stages > layers:
+        fewer = stages > 1 and "first and last stage have one layer fewer" in extra
+        if stages > layers + (2 if fewer else 0):
             _refuse(f"{layers} layers do not fill {stages} stages")
+        if fewer:
+            return _even(layers, stages, fewer_at_ends=True)
         if stages > 1 and layers % stages:
             self.assumed.append("layers as equal as can be over the stages")
         return _even(layers, stages, fewer_at_ends=False)
 
     def _need(self, name: str) -> int:
-        value = self.run.whole(name)
-        return value if value else _refuse(f"{name} is not printed")
+        return self.run.whole(name) or _refuse(f"{name} is not printed")
 
     def _assume(self, what: str, value: T) -> T:
         self.assumed.append(what)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -69,7 +70,7 @@ def replay(run: Run) -> Replayed:
         expressed = express(run)
         report = cost.predict(expressed.design)
     except (InexpressibleError, ConfigError) as error:
-        return Replayed(run=run, reason=str(error))
+        return Replayed(run=run, reason=" ".join(str(error).split()))
     low, high = report.error_band
     printed = run.number("mem_gb")
     point = Point(
@@ -90,6 +91,17 @@ def _peak_bytes(report: Report, run: Run) -> float:
     return max(
         memory.total - (memory.parts.get(MemoryPart.RESERVED, 0.0) if allocated else 0.0) for memory in report.memory
     )
+
+
+def check_writable(path: Path, *, beside: Path) -> None:
+    """Raises ConfigError where predictions would replace the table itself, or cannot be written."""
+    place = path.expanduser()
+    if place.exists() and beside.expanduser().exists() and place.samefile(beside.expanduser()):
+        raise ConfigError(
+            Problem(what="predictions would replace the table", where=str(place), fix="name another file")
+        )
+    if place.is_dir() or not os.access(place if place.exists() else place.absolute().parent, os.W_OK):
+        raise ConfigError(Problem(what="predictions cannot be written", where=str(place)))
 
 
 def write_predictions(found: Validation, path: Path | str) -> None:

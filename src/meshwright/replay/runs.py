@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from meshwright.replay.columns import faults
 from meshwright.spec.errors import ConfigError, Problem
 
 NEEDED = ("id", "source_id", "gpu", "n_gpus", "framework", "gbs", "seq", "status")
@@ -17,13 +18,25 @@ _MEGATRON_FLOPS = ("96*B*s*l*h^2", "hardware FLOPs incl. full recompute (4x fwd)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One row. `columns` are texts by name; the numbers below are None where a cell is blank or no number."""
+    """One row. `columns` are texts by name; numbers are None where a cell is blank or cannot be read.
+
+    `faults` says of every cell that cannot be read why; such a row is not predicted.
+    """
 
     line: int
     columns: Mapping[str, str]
 
     def text(self, name: str) -> str:
         return self.columns.get(name, "")
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        return tuple(faults(self.columns))
+
+    def is_yes(self, name: str) -> bool | None:
+        """Of a cell of yes or no; None where it is blank."""
+        text = self.text(name).lower()
+        return text == "yes" if text else None
 
     def number(self, name: str) -> float | None:
         try:
@@ -47,7 +60,7 @@ class Run:
     @property
     def group(self) -> str:
         """Rows of one group may be compared; a row without one is alone."""
-        return self.text("group") or f"alone: {self.id}"
+        return self.text("group") or f"alone in line {self.line}"
 
     @property
     def ranks_strategies(self) -> bool:
@@ -60,16 +73,17 @@ class Run:
 
     @property
     def ran(self) -> bool:
-        return self.text("status") == "ok"
+        return self.text("status").lower() == "ok"
 
     @property
     def died(self) -> bool:
-        return self.text("status") == "oom"
+        return self.text("status").lower() == "oom"
 
     @property
     def noise(self) -> float:
         """Share by which two readings of one run may differ; two percent where the source gives none."""
-        return (self.number("noise_pct") or 2.0) / 100.0
+        printed = self.number("noise_pct")
+        return (2.0 if printed is None else printed) / 100.0
 
     @property
     def tokens(self) -> float | None:
@@ -107,21 +121,42 @@ def read_runs(path: Path | str) -> tuple[Run, ...]:
     """Every row of `path`. Raises ConfigError when it is no such table."""
     place = Path(path).expanduser()
     try:
-        with place.open(newline="", encoding="utf-8") as file:
-            table = csv.DictReader(file)
+        with place.open(newline="", encoding="utf-8-sig") as file:
+            table = csv.DictReader(file, restkey=_TOO_MANY, restval=None)
             columns = table.fieldnames or ()
+            twice = sorted({name for name in columns if columns.count(name) > 1})
+            if twice:
+                why = f"columns come twice: {', '.join(twice)}"
+                raise ConfigError(Problem(what="not a table of published runs", where=str(place), why=why))
             missing = [name for name in NEEDED if name not in columns]
             if missing:
                 why = f"it lacks the columns {', '.join(missing)}"
-                raise ConfigError(Problem(what="not a table of published runs", where=str(place), why=why))
-            rows = tuple(Run(line=table.line_num, columns=_clean(row)) for row in table)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+                raise ConfigError(Problem(what="not a table of published runs", where=str(place), why=why, fix=_FORM))
+            rows = tuple(_run(row, table.line_num) for row in table)
+    except UnicodeDecodeError:
+        why = "it is not text in UTF-8"
+        raise ConfigError(Problem(what="this table cannot be read", where=str(place), why=why)) from None
+    except (OSError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(Problem(what="this table cannot be read", where=str(place), why=reason)) from None
     if not rows:
         raise ConfigError(Problem(what="the table has no rows", where=str(place)))
+    seen: dict[str, int] = {}
+    for run in rows:
+        before = seen.setdefault(run.id, run.line)
+        if not run.id or before != run.line:
+            what = f"the id {run.id} is that of line {before} too" if run.id else "this row has no id"
+            raise ConfigError(Problem(what=what, where=f"{place}:{run.line}", fix="give every row an id of its own"))
     return rows
 
 
-def _clean(row: Mapping[str | None, str | list[str] | None]) -> Mapping[str, str]:
-    return MappingProxyType({str(name): value.strip() for name, value in row.items() if isinstance(value, str)})
+def _run(row: Mapping[str | None, str | list[str] | None], line: int) -> Run:
+    columns = {str(name): value.strip() for name, value in row.items() if isinstance(value, str)}
+    if len(columns) != len(row):
+        columns = {name: columns.get(name, "") for name in ("id", "source_id")} | {"status": _TORN}
+    return Run(line=line, columns=MappingProxyType(columns))
+
+
+_TOO_MANY = "too many fields"
+_TORN = "more or fewer fields than the header"
+_FORM = "columns in the first line, separated by commas; docs/validate.md names them"

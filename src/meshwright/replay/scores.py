@@ -83,8 +83,8 @@ class Scores:
     interval_coverage: float | None
 
 
-def score(points: Sequence[Point], *, rows: int, factors: dict[str, float]) -> Scores:
-    """Scores of one source; `factors` is the logarithm of every row's factor by its id."""
+def score(points: Sequence[Point], *, rows: int, factors: dict[int, float]) -> Scores:
+    """Scores of one source; `factors` is the logarithm of every row's factor by its line."""
     timed = [point for point in points if point.run.seconds is not None]
     ranked = [found for found in _groups(p for p in timed if p.run.ranks_strategies) if len(found) > 1]
     orders = [order for order in (_order(found) for found in ranked) if order is not None]
@@ -99,14 +99,14 @@ def score(points: Sequence[Point], *, rows: int, factors: dict[str, float]) -> S
         predicted=len(points),
         inexpressible=rows - len(points),
         mape_zero_shot=by_group(lambda p: 100.0 * abs(math.expm1(_error(p)))),
-        mape_one_factor=by_group(lambda p: 100.0 * abs(math.expm1(_error(p) + factors[p.run.id]))),
+        mape_one_factor=by_group(lambda p: 100.0 * abs(math.expm1(_error(p) + factors[p.run.line]))),
         bias=by_group(lambda p: 100.0 * math.expm1(_error(p))),
         pairwise_accuracy=None if accuracy is None else 100.0 * accuracy,
         kendall_tau=None if accuracy is None else 100.0 * (2.0 * accuracy - 1.0),
         regret_at_1=_mean([100.0 * _regret(found, 1) for found in ranked]),
         regret_at_3=_mean([100.0 * _regret(found, 3) for found in ranked]),
         oom=_out_of_memory(points),
-        memory_mape=_mean([100.0 * abs(p.predicted_bytes / (p.memory_bytes or 1.0) - 1.0) for p in measured]),
+        memory_mape=_mean([fmean(map(_memory_error, found)) for found in _groups(measured)]),
         interval_coverage=by_group(lambda p: 100.0 * (p.low_seconds <= (p.run.seconds or 0.0) <= p.high_seconds)),
     )
 
@@ -143,8 +143,8 @@ def overall(sources: Iterable[Scores]) -> Scores:
     )
 
 
-def leave_one_group_out(points: Sequence[Point]) -> dict[str, float]:
-    """Minus the median error of all other groups of the same stack, by id; 0 where there is no other group."""
+def leave_one_group_out(points: Sequence[Point]) -> dict[int, float]:
+    """Minus the median error of all other groups of the same stack, by line; 0 where there is no other group."""
     stacks: dict[tuple[str, str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for point in points:
         if point.error is not None:
@@ -153,13 +153,17 @@ def leave_one_group_out(points: Sequence[Point]) -> dict[str, float]:
     for point in points:
         groups = stacks[point.run.stack]
         medians = [median(errors) for group, errors in groups.items() if group != point.run.group]
-        found[point.run.id] = -median(medians) if medians else 0.0
+        found[point.run.line] = -median(medians) if medians else 0.0
     return found
 
 
 def _error(point: Point) -> float:
     assert point.error is not None
     return point.error
+
+
+def _memory_error(point: Point) -> float:
+    return 100.0 * abs(point.predicted_bytes / (point.memory_bytes or 1.0) - 1.0)
 
 
 def _groups(points: Iterable[Point]) -> list[list[Point]]:

@@ -35,7 +35,8 @@ class Scale:
         step = next(factor * power for factor in (1.0, 2.0, 2.5, 5.0, 10.0) if factor * power >= raw * 0.999)
         first = math.ceil(self.low / step - 1e-9)
         last = math.floor(self.high / step + 1e-9)
-        return [number * step for number in range(first, last + 1)]
+        found = (number * step for number in range(first, last + 1))
+        return [tick for tick in found if -1e-9 <= self(tick) <= 1.0 + 1e-9]
 
 
 def element(name: str, *children: str, title: str = "", **attributes: object) -> str:

@@ -37,7 +37,7 @@ def validation(found: Validation) -> Group:
     rows = table(columns=[("source", "left"), *((name, "right") for name in _COLUMNS)])
     rows.add_row(Text("mean of sources", style="bold"), *_cells(found.overall))
     for name, scores in found.sources.items():
-        rows.add_row(name, *_cells(scores))
+        rows.add_row(Text(name or "(no source)"), *_cells(scores))
     memory = found.overall.oom
     died = memory.died_refused + memory.died_accepted
     ran = memory.ran_refused + memory.ran_accepted
@@ -53,7 +53,10 @@ def _left_out(found: Validation) -> list[Text | Table]:
         return []
     rows = table(columns=[("rows", "right"), ("not predicted, because", "left")])
     for reason, count in list(found.reasons.items())[:_REASONS_SHOWN]:
-        rows.add_row(f"{count:,}", reason)
+        rows.add_row(f"{count:,}", Text(reason))
+    more = len(found.reasons) - _REASONS_SHOWN
+    if more > 0:
+        rows.add_row("", Text(f"and {more:,} more reasons: --json or --predictions"))
     return [title("left out"), rows]
 
 

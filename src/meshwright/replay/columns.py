@@ -1,0 +1,73 @@
+"""What a cell may hold: numbers with their ranges, words with their choices. Blank means that the source is silent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Number:
+    """A number between `least` and `most`; `whole` numbers alone where they count something."""
+
+    least: float
+    most: float
+    whole: bool = False
+
+
+def _count(most: float) -> Number:
+    return Number(least=1, most=most, whole=True)
+
+
+_DEGREES = ("tp", "pp", "dp", "cp", "ep", "etp", "vpp")
+NUMBERS: Mapping[str, Number] = {
+    **dict.fromkeys(_DEGREES, _count(1e7)),
+    **dict.fromkeys(("mbs", "gbs", "ga"), _count(1e9)),
+    "layers": _count(1e5),
+    "hidden": _count(1e6),
+    "heads": _count(1e5),
+    "kv_heads": _count(1e5),
+    "head_dim": _count(1e5),
+    "ffn": _count(1e7),
+    "vocab": _count(1e8),
+    "seq": _count(1e8),
+    "n_gpus": _count(1e7),
+    "gpus_per_node": _count(1e4),
+    "gpu_mem_gb": Number(least=1.0, most=1e5),
+    "inter_gbit_per_node": Number(least=1e-3, most=1e6),
+    "iter_s": Number(least=1e-6, most=1e7),
+    "tokens_s_gpu": Number(least=1e-3, most=1e9),
+    "tflops_gpu": Number(least=1e-3, most=1e6),
+    "mem_gb": Number(least=1e-3, most=1e5),
+    "noise_pct": Number(least=0.0, most=100.0),
+}
+WORDS: Mapping[str, tuple[str, ...]] = {
+    "status": ("ok", "oom", "fail"),
+    "arch": ("gpt", "llama", "moe", "moe-mla", "hybrid-mamba-moe"),
+    **dict.fromkeys(("gated", "sp", "flash"), ("yes", "no")),
+}
+
+
+def faults(columns: Mapping[str, str]) -> Iterator[str]:
+    """Every cell that cannot be read, in words."""
+    for name, number in NUMBERS.items():
+        text = columns.get(name, "")
+        if text and (fault := _number_fault(text, number)):
+            yield f"{name}: {text!r} {fault}"
+    for name, choices in WORDS.items():
+        text = columns.get(name, "")
+        if text and text.lower() not in choices:
+            yield f"{name}: {text!r} is not one of {', '.join(choices)}"
+    if not columns.get("status", ""):
+        yield "status is blank: ok, oom or fail"
+
+
+def _number_fault(text: str, number: Number) -> str:
+    try:
+        value = float(text.replace("_", "?"))
+    except ValueError:
+        return "is not a number"
+    if not math.isfinite(value) or not number.least <= value <= number.most:
+        return f"is not between {number.least:g} and {number.most:g}"
+    return "is not a whole number" if number.whole and value != int(value) else ""
