@@ -116,9 +116,12 @@ def test_a_signal_saves_and_another_plan_goes_on_as_if_nothing_had_happened(whol
 
     (run / "decision.json").write_text("{}")
     (run / "measured.json").write_text("{}")
+    (run / "spans").mkdir(exist_ok=True)
+    (run / "spans" / "rank-00099.jsonl").write_text("")
     finished = train(design(whole, PIPELINED, steps=STEPS), run_dir=run, resume=True, say=quiet)
     assert finished.ended.ending is Ending.FINISHED
     assert not (run / "decision.json").exists()
+    assert not (run / "spans" / "rank-00099.jsonl").exists()
     assert finished.measured is not None
     assert finished.measured.plan == design(whole, PIPELINED, steps=STEPS).plan.digest()
     expected = losses(whole / "run")

@@ -116,6 +116,7 @@ def _forget_another_plan(design: Design, run_dir: Path) -> None:
         return
     for name in ("decision.json", "measured.json"):
         (run_dir / name).unlink(missing_ok=True)
+    shutil.rmtree(run_dir / "spans", ignore_errors=True)
 
 
 def _outcome(design: Design, run_dir: Path, *, predicted: Report, launched: Launched) -> Outcome:
