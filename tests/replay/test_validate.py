@@ -253,9 +253,12 @@ def test_files_as_people_save_them(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("again", ["row-1", ""])
-def test_every_row_has_an_id_of_its_own(tmp_path: Path, again: str) -> None:
-    with pytest.raises(ConfigError, match="id"):
-        replay.read_runs(write(tmp_path / "twice.csv", ROW, {**ROW, "id": again}))
+def test_rows_are_told_apart_by_line_whatever_their_ids(tmp_path: Path, again: str) -> None:
+    slow = {"framework": "Megatron-Core", "precision": "bf16", "iter_s": "60"}
+    rows = [ROW, {**ROW, "group": "h"}, {**ROW, **slow}, {**ROW, **slow, "group": "h"}]
+    unique = write(tmp_path / "unique.csv", *({**each, "id": str(index)} for index, each in enumerate(rows)))
+    twice = write(tmp_path / "twice.csv", *({**each, "id": again} for each in rows))
+    assert replay.validate(twice).overall == replay.validate(unique).overall
 
 
 @pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "id,id\n1,2\n", "\x00\x01", None])

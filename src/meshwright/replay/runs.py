@@ -141,12 +141,6 @@ def read_runs(path: Path | str) -> tuple[Run, ...]:
         raise ConfigError(Problem(what="this table cannot be read", where=str(place), why=reason)) from None
     if not rows:
         raise ConfigError(Problem(what="the table has no rows", where=str(place)))
-    seen: dict[str, int] = {}
-    for run in rows:
-        before = seen.setdefault(run.id, run.line)
-        if not run.id or before != run.line:
-            what = f"the id {run.id} is that of line {before} too" if run.id else "this row has no id"
-            raise ConfigError(Problem(what=what, where=f"{place}:{run.line}", fix="give every row an id of its own"))
     return rows
 
 
