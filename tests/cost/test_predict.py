@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from importlib import import_module
 from itertools import pairwise
 
 import numpy as np
@@ -108,6 +109,25 @@ def test_an_interleaved_plan_of_uneven_stages_is_predicted_as_it_plays(layers, m
     )
     predicted = predict(case).detail["makespan_seconds"]
     assert predicted == pytest.approx(played_seconds(case), rel=0.01 if microbatches > 20 else 1e-9)
+
+
+def test_a_schedule_too_large_to_follow_is_priced_by_the_closed_form(monkeypatch):
+    model = llama(width=1024, hidden=4096, heads=8, layers=17, vocab=32000)
+    case = design(
+        model,
+        selene(nodes=1),
+        job=replace(JOB, sequence_length=2048),
+        pipeline=4,
+        chunks=2,
+        kind=ScheduleKind.INTERLEAVED,
+        microbatches=16,
+        layout=even_layout(layers=17, pipeline=4, chunks=2),
+    )
+    followed = predict(case).detail["makespan_seconds"]
+    module = import_module("meshwright.cost.evaluate")
+    monkeypatch.setattr(module, "_MOST_ACTIONS", 1)
+    monkeypatch.setattr(module, "longest_path", None)
+    assert predict(case).detail["makespan_seconds"] == pytest.approx(followed, rel=0.04)
 
 
 def test_the_played_pipeline_agrees_with_the_closed_form_within_one_percent():

@@ -1,7 +1,5 @@
 """What software and devices change beside their peaks: kernels of attention, fp8 recipes, host time, power."""
 
-from dataclasses import replace
-
 import pytest
 
 from meshwright import catalog
@@ -60,8 +58,6 @@ def test_fp8_quickens_products_and_neither_attention_nor_the_head():
 
 
 def test_the_host_of_eager_stacks_holds_small_models_back_and_no_large_ones():
-    idle = replace(SOFTWARE["megatron-flash"], layer_seconds=0.0)
-    assert SOFTWARE["megatron-flash"].layer_seconds > idle.layer_seconds
     small, large = llama(width=256, hidden=512, layers=8, vocab=1024), llama(**WIDE)
     # A layer's two passes are at least two host times, whatever its arithmetic.
     step = seconds(small, software="megatron-flash", sequence=512).step_seconds

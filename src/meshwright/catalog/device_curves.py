@@ -60,7 +60,7 @@ HOPPER = Generation(
         AttentionKernel.NATIVE: AttentionShare(forward=0.60, backward=0.50),
     },
     attention_source="2407.08608: the second version reaches 35 % of peak on H100, the third up to 75 %, causal less; "
-    "the first in proportion to A100",
+    "the first in proportion to A100; shares of causal attention taken from that, not measured",
     flops_per_watt=1.09e12,
     power_source="by analogy with B200, of the same process node",
     hours_between_failures=LLAMA3_HOURS_BETWEEN_FAILURES,

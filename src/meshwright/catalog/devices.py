@@ -147,7 +147,13 @@ def _volta(name: str, *, gib: float, aliases: tuple[str, ...] = ()) -> Sheet:
 SHEETS = (
     _hopper("H100", "NVIDIA H100 SXM5 data sheet", gib=79.1, bandwidth_gb=3350, aliases=("H100-SXM", "H100-80GB")),
     replace(
-        _hopper("H100-96GB", "NVIDIA H100 of 96 GB HBM2e", gib=94.5, bandwidth_gb=2400, aliases=("H100-96GB-HBM2e",)),
+        _hopper(
+            "H100-96GB",
+            "torchtitan docs/performance.md: 96 GB HBM2e, 2.4 TB/s, 500 W",
+            gib=95,
+            bandwidth_gb=2400,
+            aliases=("H100-96GB-HBM2e",),
+        ),
         watts=500,
     ),
     Sheet(

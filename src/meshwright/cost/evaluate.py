@@ -10,7 +10,7 @@ import numpy as np
 from meshwright.cost.assemble import Step, assemble, pass_seconds
 from meshwright.cost.costs import Costs
 from meshwright.cost.layouts import LayoutArrays, count
-from meshwright.cost.longest_path import Path, longest_path
+from meshwright.cost.longest_path import ROUNDS, Path, longest_path
 from meshwright.cost.machine import Machine, hops, machine
 from meshwright.cost.memory import memory
 from meshwright.cost.pipeline import Shape
@@ -25,6 +25,7 @@ from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import ScheduleKind
 
 _BLOCK_ELEMENTS = 1_000_000
+_MOST_ACTIONS = 500_000  # of a schedule whose longest path is followed; some seconds of a search
 
 
 def evaluate(
@@ -57,9 +58,14 @@ def _effective(table: PlanTable) -> PlanTable:
 
 
 def _path(table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> Path | None:
-    """The longest path through the one plan's schedule; None but for interleaved ones, whose closed form is loose."""
+    """The longest path through the one plan's schedule; None but for interleaved ones, whose closed form is loose.
+
+    None too where the schedule is so large (128 ranks of three chunks) that following it would hold a search up.
+    """
     kind = SCHEDULES[int(table.schedule[0])]
-    if kind is not ScheduleKind.INTERLEAVED:
+    actions = 2 * int(table.chunks[0]) * int(table.microbatches[0]) * int(table.pipeline[0])
+    most = 2 * int(table.chunks[0]) * ROUNDS * int(table.pipeline[0]) ** 2
+    if kind is not ScheduleKind.INTERLEAVED or min(actions, most) > _MOST_ACTIONS:
         return None
     return longest_path(
         kind,

@@ -20,7 +20,7 @@ from meshwright.schedule.build import build
 from meshwright.schedule.table import Table, Work
 from meshwright.spec.plan import ScheduleKind
 
-_ROUNDS = 6  # of one microbatch a rank; the path of ever more rounds is nearly a straight line after a few
+ROUNDS = 6  # of one microbatch a rank; the path of ever more rounds is nearly a straight line after a few
 
 Ids = npt.NDArray[np.intp]
 
@@ -60,14 +60,14 @@ def longest_path(
     kind: ScheduleKind, *, stages: Sequence[StageSeconds], pipeline: int, chunks: int, microbatches: int
 ) -> Path:
     """The path of the schedule of `stages`: exact up to 6 microbatches a rank, a lower bound for more."""
-    if microbatches <= _ROUNDS * pipeline:
+    if microbatches <= ROUNDS * pipeline:
         still, moving = _played(kind, stages=stages, pipeline=pipeline, chunks=chunks, microbatches=microbatches)
         return Path(still=still, moving=moving, exact=True)
     fewer, more = (
         _played(kind, stages=stages, pipeline=pipeline, chunks=chunks, microbatches=count * pipeline)
-        for count in (_ROUNDS - 1, _ROUNDS)
+        for count in (ROUNDS - 1, ROUNDS)
     )
-    left = microbatches / pipeline - _ROUNDS
+    left = microbatches / pipeline - ROUNDS
     still, moving = (last + left * (last - first) for first, last in zip(fewer, more, strict=True))
     return Path(still=still, moving=moving, exact=False)
 

@@ -13,25 +13,27 @@ from meshwright.replay.columns import faults
 from meshwright.spec.errors import ConfigError, Problem
 
 NEEDED = ("id", "source_id", "gpu", "n_gpus", "framework", "gbs", "seq", "status")
-_MEGATRON_FLOPS = ("96*B*s*l*h^2", "hardware FLOPs incl. full recompute (4x fwd)", "hardware FLOPs incl. full")
+_MEGATRON_FLOPS = ("96*B*s*l*h^2", "hardware FLOPs incl. full recompute")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """One row. `columns` are texts by name; numbers are None where a cell is blank or cannot be read.
 
-    `faults` says of every cell that cannot be read why; such a row is not predicted.
+    `torn` rows have more or fewer fields than the header. `faults` says of every cell that cannot be read why; such
+    a row is not predicted.
     """
 
     line: int
     columns: Mapping[str, str]
+    torn: bool = False
 
     def text(self, name: str) -> str:
         return self.columns.get(name, "")
 
     @property
     def faults(self) -> tuple[str, ...]:
-        return tuple(faults(self.columns))
+        return ("more or fewer fields than the header",) if self.torn else tuple(faults(self.columns))
 
     def is_yes(self, name: str) -> bool | None:
         """Of a cell of yes or no; None where it is blank."""
@@ -146,11 +148,8 @@ def read_runs(path: Path | str) -> tuple[Run, ...]:
 
 def _run(row: Mapping[str | None, str | list[str] | None], line: int) -> Run:
     columns = {str(name): value.strip() for name, value in row.items() if isinstance(value, str)}
-    if len(columns) != len(row):
-        columns = {name: columns.get(name, "") for name in ("id", "source_id")} | {"status": _TORN}
-    return Run(line=line, columns=MappingProxyType(columns))
+    return Run(line=line, columns=MappingProxyType(columns), torn=len(columns) != len(row))
 
 
 _TOO_MANY = "too many fields"
-_TORN = "more or fewer fields than the header"
 _FORM = "columns in the first line, separated by commas; docs/validate.md names them"
