@@ -24,6 +24,9 @@ from meshwright.spec.plan import (
     AxisName,
     BlockGroup,
     Design,
+    Exchange,
+    ExpertGrid,
+    Offload,
     Plan,
     Recompute,
     Schedule,
@@ -85,7 +88,14 @@ def device(*, memory_bytes: float = 16 * 2**30, name: str = "device", speed: flo
     )
 
 
-def nodes(*, num_nodes: int = 1, devices_per_node: int = 8, of: DeviceSpec | None = None, site: str = "a") -> NodeGroup:
+def nodes(
+    *,
+    num_nodes: int = 1,
+    devices_per_node: int = 8,
+    of: DeviceSpec | None = None,
+    site: str = "a",
+    host: Link | None = None,
+) -> NodeGroup:
     return NodeGroup(
         name=f"{site} nodes",
         device=of or device(),
@@ -94,6 +104,7 @@ def nodes(*, num_nodes: int = 1, devices_per_node: int = 8, of: DeviceSpec | Non
         inside=Link(bandwidth=2e11, latency_seconds=1e-5),
         nic=Link(bandwidth=2.5e10, latency_seconds=1e-5),
         nics=devices_per_node,
+        host=host,
         site=site,
     )
 
@@ -118,6 +129,10 @@ def design(
     shard: int = 2,
     pipeline: int = 2,
     replicate: int = 1,
+    context: int = 1,
+    exchange: Exchange | None = None,
+    experts: ExpertGrid | None = None,
+    offload: Offload = Offload.NONE,
     sequence_parallel: bool = True,
     sharding: Sharding = Sharding.OPTIMIZER,
     precision: Precision = Precision.BF16,
@@ -141,6 +156,7 @@ def design(
         sequence_parallel=sequence_parallel and tensor > 1,
         sharding=sharding if shard > 1 else Sharding.NONE,
         recompute=Recompute.NONE,
+        offload=offload,
         precision=precision,
     )
     plan = Plan(
@@ -150,6 +166,7 @@ def design(
             Axis(name=AxisName.PIPELINE, size=pipeline),
             Axis(name=AxisName.REPLICATE, size=replicate),
             Axis(name=AxisName.SHARD, size=shard),
+            Axis(name=AxisName.CONTEXT, size=context),
             Axis(name=AxisName.TENSOR, size=tensor),
         ),
         stages=tuple(
@@ -159,6 +176,8 @@ def design(
         schedule=schedule,
         sequence_length=128,
         microbatch=microbatch,
+        exchange=exchange or Exchange(),
+        experts=experts,
     )
     return Design(model=spec, cluster=machines, job=asked or job(), plan=plan)
 

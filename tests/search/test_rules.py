@@ -9,13 +9,26 @@ import pytest
 
 from meshwright.search import RULES, Rule, Scope, check
 from meshwright.search.rules import choices, divisors
-from meshwright.spec.cluster import Precision
+from meshwright.spec.cluster import Link, Precision
 from meshwright.spec.job import Constraints
 from meshwright.spec.model import Layer, Tower
-from meshwright.spec.plan import Axis, AxisName, Design, Recompute, Schedule, ScheduleKind, Sharding
+from meshwright.spec.plan import (
+    Axis,
+    AxisName,
+    Design,
+    Exchange,
+    ExpertGrid,
+    Offload,
+    Recompute,
+    Schedule,
+    ScheduleKind,
+    Sharding,
+)
 from tests.search import search_samples as samples
 
 D = samples.design
+ANYWHERE = frozenset({Scope.PLAN, Scope.MEMORY})
+HALF = samples.job(sequences=16)
 INTERLEAVED = Schedule(kind=ScheduleKind.INTERLEAVED, microbatches=8, chunks=2)
 
 
@@ -49,6 +62,11 @@ def odd_length() -> Design:
     return planned(D(asked=job), sequence_length=129)
 
 
+def hosted() -> Design:
+    link = Link(bandwidth=2e10, latency_seconds=1e-5)
+    return D(offload=Offload.OPTIMIZER, on=samples.cluster(samples.nodes(host=link)))
+
+
 @dataclass(frozen=True)
 class Case:
     legal: Callable[[], Design]
@@ -68,7 +86,7 @@ CASES = {
     "axes-order": Case(
         lambda: planned(D(), axes=D().plan.axes[:1] + D().plan.axes[2:]),
         lambda: planned(D(), axes=tuple(reversed(D().plan.axes))),
-        "order them pipeline, replicate, shard, tensor",
+        "order them pipeline, replicate, shard, context, tensor",
     ),
     "world-fits": Case(
         D, lambda: D(shard=4, on=samples.cluster(samples.nodes(devices_per_node=4))), "16 ranks and the cluster has 4"
@@ -144,12 +162,61 @@ CASES = {
         lambda: D(microbatch=1, schedule=replace(INTERLEAVED, microbatches=5), asked=samples.job(sequences=10)),
         "5 microbatches are not whole rounds of pipeline 2",
     ),
+    "context-divides": Case(
+        lambda: D(context=2, shard=1, asked=HALF),
+        lambda: planned(D(context=2, shard=1, asked=samples.job(length=126, sequences=16)), sequence_length=126),
+        "2 x context 2 does not divide the sequence length 126",
+    ),
+    "context-attends": Case(
+        lambda: D(
+            of=samples.model(layer=samples.recurrent_layer()),
+            context=2,
+            shard=1,
+            asked=HALF,
+            exchange=Exchange(inner=2),
+        ),
+        lambda: D(of=samples.model(layer=samples.recurrent_layer()), context=2, shard=1),
+        "a recurrence runs along the whole sequence",
+    ),
+    "exchange-divides": Case(
+        lambda: D(context=2, shard=1, asked=HALF, exchange=Exchange(inner=2)),
+        lambda: D(context=2, shard=1, asked=HALF, exchange=Exchange(inner=4)),
+        "4 ranks that trade heads do not divide a context axis of 2",
+    ),
+    "experts-divide": Case(
+        lambda: D(experts=ExpertGrid(expert=2, tensor=2), of=samples.model(layer=samples.mixture_layer())),
+        lambda: D(experts=ExpertGrid(expert=8), of=samples.model(layer=samples.mixture_layer())),
+        "expert 8 x tensor 1 does not divide the 4 ranks of a stage",
+    ),
+    "offload-has-host": Case(
+        hosted, lambda: D(offload=Offload.OPTIMIZER), "nothing is known of the link from a nodes to its host's memory"
+    ),
+    "slices-divide": Case(
+        lambda: D(schedule=Schedule(kind=ScheduleKind.SEQUENCE_1F1B, microbatches=8, slices=4)),
+        lambda: D(schedule=Schedule(microbatches=8, slices=4)),
+        "4 slices under 1f1b",
+    ),
     "keeps-constraints": Case(
         lambda: constrained(fix={"tensor": 2}, forbid=("recompute=full",)),
         lambda: constrained(forbid=("pipeline",)),
         "plan (pipeline 2): refused by job.constraints.forbid[0]",
     ),
     "memory-fits": Case(D, small_memory, "has"),
+    "runtime-axes": Case(
+        D,
+        lambda: D(experts=ExpertGrid(expert=2), of=samples.model(layer=samples.mixture_layer())),
+        "a grid of experts can be predicted and not trained yet",
+    ),
+    "runtime-schedule": Case(
+        D,
+        lambda: D(schedule=Schedule(kind=ScheduleKind.ZERO_BUBBLE_H1, microbatches=8)),
+        "zb-h1 can be predicted and not trained yet",
+    ),
+    "runtime-offload": Case(
+        D,
+        hosted,
+        "offload of optimizer can be predicted and not trained yet",
+    ),
     "runtime-precision": Case(D, lambda: D(precision=Precision.FP16), "fp16 can be predicted and not trained yet"),
     "runtime-layers": Case(
         D,
@@ -174,7 +241,7 @@ def test_every_rule_has_a_case_in_both_directions() -> None:
 def test_a_rule_accepts_what_is_legal(rule: Rule) -> None:
     design = CASES[rule.name].legal()
     assert rule(design) is None
-    assert check(design) == ()
+    assert check(design, scopes=frozenset(Scope) if rule.scope is Scope.RUNTIME else ANYWHERE) == ()
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)

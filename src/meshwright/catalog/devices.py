@@ -35,13 +35,17 @@ class Sheet:
     bf16: float | None = None
     tf32: float | None = None
     fp8: float | None = None
+    nvfp4: float | None = None
     fp64: float | None = None
     aliases: tuple[str, ...] = ()
     kind: DeviceKind = DeviceKind.CUDA
 
     @property
     def peaks(self) -> dict[Precision, float]:
-        peaks = {precision: getattr(self, precision.value) for precision in Precision}
+        """By precision; scales for blocks of elements take nothing from the peak of eight bits."""
+        scaled = self.fp8 if self.generation is BLACKWELL else None
+        own = {precision: getattr(self, precision.value, None) for precision in Precision}
+        peaks = own | {Precision.FP8_BLOCK: self.fp8, Precision.MXFP8: scaled}
         return {precision: peak * 1e12 for precision, peak in peaks.items() if peak}
 
     def _sustained(self) -> float:
@@ -181,6 +185,7 @@ SHEETS = (
         fp16=2250,
         bf16=2250,
         fp8=4500,
+        nvfp4=9000,
         tf32=1125,
         fp32=75,
         fp64=37,
@@ -195,6 +200,7 @@ SHEETS = (
         fp16=2500,
         bf16=2500,
         fp8=5000,
+        nvfp4=10000,
         tf32=1250,
         fp32=80,
         fp64=40,

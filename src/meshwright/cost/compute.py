@@ -92,7 +92,7 @@ def rates(device: DeviceSpec, *, precision: IntArray, length: int, software: Sof
         peak=pick([_peak(device, entry) for entry in PRECISIONS]),
         head_peak=pick([_peak(device, _unquantized(entry)) for entry in PRECISIONS]),
         vector_peak=pick([_vector_peak(device, entry) for entry in PRECISIONS]),
-        quantized=pick([float(entry is Precision.FP8) for entry in PRECISIONS]),
+        quantized=pick([float(entry.quantized) for entry in PRECISIONS]),
         fraction=pick([curve.fraction for curve in curves]),
         half_m=pick([curve.half_m for curve in curves]),
         half_n=pick([curve.half_n for curve in curves]),
@@ -109,7 +109,7 @@ def rates(device: DeviceSpec, *, precision: IntArray, length: int, software: Sof
 
 def activation_bytes(precision: IntArray) -> FloatArray:
     """Bytes of an activation: those of the precision, but two under fp8, whose activations stay in bf16."""
-    sizes = [2.0 if entry is Precision.FP8 else float(entry.bytes) for entry in PRECISIONS]
+    sizes = [2.0 if entry.quantized else float(entry.bytes) for entry in PRECISIONS]
     return np.asarray(sizes, dtype=np.float64)[precision]
 
 
@@ -223,7 +223,7 @@ def _vector_peak(device: DeviceSpec, precision: Precision) -> float:
 
 def _unquantized(precision: Precision) -> Precision:
     """What is computed in where nothing is quantised."""
-    return Precision.BF16 if precision is Precision.FP8 else precision
+    return Precision.BF16 if precision.quantized else precision
 
 
 def _length(rate: AttentionRate) -> int:

@@ -48,6 +48,7 @@ def axis_sizes(table: PlanTable) -> dict[AxisName, IntArray]:
         AxisName.PIPELINE: table.pipeline,
         AxisName.REPLICATE: table.replicate,
         AxisName.SHARD: table.shard,
+        AxisName.CONTEXT: table.context,
         AxisName.TENSOR: table.tensor,
     }
 

@@ -28,6 +28,6 @@ def state_bytes(table: PlanTable) -> StateBytes:
 
     return StateBytes(
         master=pick([8.0 if entry is Precision.FP64 else 4.0 for entry in PRECISIONS], table.precision),
-        compute=pick([2.0 if entry is Precision.FP8 else float(entry.bytes) for entry in PRECISIONS], table.precision),
+        compute=pick([2.0 if entry.quantized else float(entry.bytes) for entry in PRECISIONS], table.precision),
         reduced=pick([float(entry.bytes) for entry in PRECISIONS], table.gradient_precision),
     )

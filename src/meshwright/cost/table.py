@@ -15,7 +15,11 @@ from meshwright.spec.plan import (
     Axis,
     AxisName,
     BlockGroup,
+    Exchange,
+    ExchangeKind,
+    ExpertGrid,
     GradientSync,
+    Offload,
     Plan,
     Recompute,
     Schedule,
@@ -31,7 +35,9 @@ SHARDINGS = tuple(Sharding)
 RECOMPUTES = tuple(Recompute)
 SCHEDULES = tuple(ScheduleKind)
 PRECISIONS = tuple(Precision)
-DEFAULT_ORDER = (AxisName.PIPELINE, AxisName.REPLICATE, AxisName.SHARD, AxisName.TENSOR)
+OFFLOADS = tuple(Offload)
+EXCHANGES = tuple(ExchangeKind)
+DEFAULT_ORDER = (AxisName.PIPELINE, AxisName.REPLICATE, AxisName.SHARD, AxisName.CONTEXT, AxisName.TENSOR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +64,11 @@ class PlanTable:
     """Candidate plans, one a row; every column has shape (rows,).
 
     `sharding`, `recompute`, `schedule`, `precision` and `gradient_precision` are indexes into SHARDINGS (0 none,
-    1 zero1, 2 zero2, 3 zero3), RECOMPUTES (0 none, 1 selective, 2 full), SCHEDULES and PRECISIONS. `layout` indexes
+    1 zero1, 2 zero2, 3 zero3), RECOMPUTES (0 none, 1 selective, 2 full), SCHEDULES and PRECISIONS; `offload` and
+    `exchange` into OFFLOADS and EXCHANGES. `layout` indexes
     `layouts` and `order` indexes `orders`, the mesh axes from the outermost to the innermost. `microbatch` is in
-    sequences; `microbatches` counts them per data rank and step.
+    sequences; `microbatches` counts them per data rank and step. `expert` 0 is a plan without an expert grid, whose
+    experts lie as the tensor axis divides them; `expert_tensor` is then 0 too.
     """
 
     tensor: IntArray
@@ -69,10 +77,17 @@ class PlanTable:
     chunks: IntArray
     replicate: IntArray
     shard: IntArray
+    context: IntArray
+    inner: IntArray
+    exchange: IntArray
+    expert: IntArray
+    expert_tensor: IntArray
     sharding: IntArray
     microbatch: IntArray
     microbatches: IntArray
+    slices: IntArray
     recompute: IntArray
+    offload: IntArray
     schedule: IntArray
     precision: IntArray
     gradient_precision: IntArray
@@ -90,8 +105,13 @@ class PlanTable:
         return self.replicate * self.shard
 
     @property
+    def divided(self) -> IntArray:
+        """Ranks over which sharded state is divided: those of the shard and the context axis."""
+        return self.shard * self.context
+
+    @property
     def world(self) -> IntArray:
-        return self.tensor * self.pipeline * self.replicate * self.shard
+        return self.tensor * self.context * self.pipeline * self.replicate * self.shard
 
     @classmethod
     def build(
@@ -108,8 +128,12 @@ class PlanTable:
         """
         defaults: dict[str, int] = {
             "sequence_parallel": 0,
+            "exchange": 0,
+            "expert": 0,
+            "expert_tensor": 0,
             "sharding": 0,
             "recompute": 0,
+            "offload": 0,
             "schedule": SCHEDULES.index(ScheduleKind.ONE_F_ONE_B),
             "precision": PRECISIONS.index(Precision.BF16),
             "gradient_precision": PRECISIONS.index(Precision.FP32),
@@ -130,7 +154,7 @@ class PlanTable:
     def from_plan(cls, plan: Plan) -> PlanTable:
         """The one-row table of `plan`; raises ConfigError when its block groups differ from each other."""
         groups = {
-            (group.tensor, group.sequence_parallel, group.sharding, group.recompute, group.precision)
+            (group.tensor, group.sequence_parallel, group.sharding, group.recompute, group.offload, group.precision)
             for stage in plan.stages
             for group in stage.groups
         }
@@ -146,8 +170,9 @@ class PlanTable:
         group = plan.first_group
         bounds = (*(stage.start for stage in plan.stages), plan.stages[-1].stop)
         layout = Layout(bounds=bounds, ranks=tuple(stage.rank for stage in plan.stages))
-        order = tuple(axis.name for axis in plan.axes)
-        order += tuple(name for name in DEFAULT_ORDER if name not in order)
+        named = tuple(axis.name for axis in plan.axes)
+        usual = named == tuple(name for name in DEFAULT_ORDER if name in named)
+        order = DEFAULT_ORDER if usual else (*named, *(name for name in DEFAULT_ORDER if name not in named))
         columns = {
             "tensor": plan.tensor,
             "sequence_parallel": group.sequence_parallel,
@@ -155,10 +180,17 @@ class PlanTable:
             "chunks": plan.schedule.chunks,
             "replicate": plan.replicate,
             "shard": plan.shard,
+            "context": plan.context,
+            "inner": plan.exchange.inner,
+            "exchange": EXCHANGES.index(plan.exchange.kind),
+            "expert": plan.experts.expert if plan.experts else 0,
+            "expert_tensor": plan.experts.tensor if plan.experts else 0,
             "sharding": SHARDINGS.index(group.sharding),
             "microbatch": plan.microbatch,
             "microbatches": plan.schedule.microbatches,
+            "slices": plan.schedule.slices,
             "recompute": RECOMPUTES.index(group.recompute),
+            "offload": OFFLOADS.index(group.offload),
             "schedule": SCHEDULES.index(plan.schedule.kind),
             "precision": PRECISIONS.index(group.precision),
             "gradient_precision": PRECISIONS.index(plan.gradients.precision),
@@ -171,6 +203,7 @@ class PlanTable:
             AxisName.PIPELINE: int(self.pipeline[row]),
             AxisName.REPLICATE: int(self.replicate[row]),
             AxisName.SHARD: int(self.shard[row]),
+            AxisName.CONTEXT: int(self.context[row]),
             AxisName.TENSOR: int(self.tensor[row]),
         }
         layout = self.layouts[int(self.layout[row])]
@@ -182,16 +215,24 @@ class PlanTable:
             kind=SCHEDULES[int(self.schedule[row])],
             microbatches=int(self.microbatches[row]),
             chunks=int(self.chunks[row]),
+            slices=int(self.slices[row]),
         )
+        grid = ExpertGrid(expert=int(self.expert[row]), tensor=int(self.expert_tensor[row]))
         return Plan(
             model=model,
             cluster=cluster,
-            axes=tuple(Axis(name=name, size=sizes[name]) for name in self.orders[int(self.order[row])]),
+            axes=tuple(
+                Axis(name=name, size=sizes[name])
+                for name in self.orders[int(self.order[row])]
+                if name is not AxisName.CONTEXT or sizes[name] > 1
+            ),
             stages=stages,
             schedule=schedule,
             sequence_length=sequence_length,
             microbatch=int(self.microbatch[row]),
             gradients=GradientSync(precision=PRECISIONS[int(self.gradient_precision[row])]),
+            exchange=Exchange(kind=EXCHANGES[int(self.exchange[row])], inner=int(self.inner[row])),
+            experts=grid if grid.expert else None,
         )
 
     def _group(self, row: int, start: int, stop: int) -> BlockGroup:
@@ -202,6 +243,7 @@ class PlanTable:
             sequence_parallel=bool(self.sequence_parallel[row]),
             sharding=SHARDINGS[int(self.sharding[row])],
             recompute=RECOMPUTES[int(self.recompute[row])],
+            offload=OFFLOADS[int(self.offload[row])],
             precision=PRECISIONS[int(self.precision[row])],
         )
 

@@ -9,6 +9,8 @@ from meshwright.schedule.table import Table
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.plan import ScheduleKind
 
+_BUILT = (ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B, ScheduleKind.INTERLEAVED)
+
 
 def problems(kind: ScheduleKind, *, pipeline: int, chunks: int, microbatches: int) -> tuple[Problem, ...]:
     """Every reason why there is no such schedule; () when `build` gives one."""
@@ -17,6 +19,8 @@ def problems(kind: ScheduleKind, *, pipeline: int, chunks: int, microbatches: in
         for name, value in (("pipeline", pipeline), ("chunks", chunks), ("microbatches", microbatches))
         if value < 1
     ]
+    if kind not in _BUILT:
+        found.append(Problem(what=f"{kind.value} has no table yet", where="schedule.kind"))
     if kind is not ScheduleKind.INTERLEAVED and chunks > 1:
         found.append(
             Problem(

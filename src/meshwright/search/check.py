@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from meshwright.search.constraints import CONSTRAINT_RULES
+from meshwright.search.context_rules import CONTEXT_RULES
 from meshwright.search.degree_rules import DEGREE_RULES
 from meshwright.search.layout_rules import LAYOUT_RULES
 from meshwright.search.memory_rule import MEMORY_RULES
@@ -11,7 +12,14 @@ from meshwright.search.runtime_rules import RUNTIME_RULES
 from meshwright.spec.errors import Problem
 from meshwright.spec.plan import Design
 
-RULES: tuple[Rule, ...] = (*LAYOUT_RULES, *DEGREE_RULES, *CONSTRAINT_RULES, *MEMORY_RULES, *RUNTIME_RULES)
+RULES: tuple[Rule, ...] = (
+    *LAYOUT_RULES,
+    *DEGREE_RULES,
+    *CONTEXT_RULES,
+    *CONSTRAINT_RULES,
+    *MEMORY_RULES,
+    *RUNTIME_RULES,
+)
 
 
 def check(design: Design, *, scopes: frozenset[Scope] = ALL_SCOPES) -> tuple[Problem, ...]:

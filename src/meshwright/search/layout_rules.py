@@ -40,14 +40,13 @@ def axes_once(design: Design) -> Problem | None:
 
 def axes_order(design: Design) -> Problem | None:
     """Pipeline is outermost and tensor innermost, so that the busiest groups sit on the nearest devices."""
-    order = [AxisName.PIPELINE, AxisName.REPLICATE, AxisName.SHARD, AxisName.TENSOR]
+    order = list(AxisName)
     places = [order.index(axis.name) for axis in design.plan.axes]
     if places == sorted(places):
         return None
     names = ", ".join(axis.name.value for axis in design.plan.axes)
-    return Problem(
-        where="plan.axes", what=f"the order {names} is not known", fix="order them pipeline, replicate, shard, tensor"
-    )
+    known = ", ".join(name.value for name in order)
+    return Problem(where="plan.axes", what=f"the order {names} is not known", fix=f"order them {known}")
 
 
 def world_fits(design: Design) -> Problem | None:
@@ -175,9 +174,9 @@ def stages_loop(design: Design) -> Problem | None:
 
 
 def groups_uniform(design: Design) -> Problem | None:
-    """All groups of blocks have one tensor degree, sequence parallelism, sharding, recompute and precision."""
+    """All groups of blocks have one tensor degree, sequence parallelism, sharding, recompute, offload and precision."""
     groups = [group for stage in design.plan.stages for group in stage.groups]
-    for name in ("tensor", "sequence_parallel", "sharding", "recompute", "precision"):
+    for name in ("tensor", "sequence_parallel", "sharding", "recompute", "offload", "precision"):
         values = {str(getattr(group, name)) for group in groups}
         if len(values) > 1:
             return Problem(

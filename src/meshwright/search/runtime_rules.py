@@ -7,8 +7,9 @@ from meshwright.search.rules import Rule, Scope
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import Problem
 from meshwright.spec.model import LatentAttention, Mixture, Recurrence
-from meshwright.spec.plan import Design
+from meshwright.spec.plan import Design, Offload, ScheduleKind
 
+TRAINED_SCHEDULES = (ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B, ScheduleKind.INTERLEAVED)
 TRAINED_PRECISIONS = (Precision.BF16, Precision.FP32, Precision.TF32, Precision.FP64)
 
 
@@ -51,7 +52,41 @@ def towers_built(design: Design) -> Problem | None:
     return Problem(where="model.towers", what=what, fix="choose a model of text alone")
 
 
+def axes_built(design: Design) -> Problem | None:
+    """The runtime lays every axis of the plan."""
+    plan = design.plan
+    if plan.context > 1:
+        what = f"context parallel {plan.context} can be predicted and not trained yet"
+        return Problem(where="plan.axes", what=what, fix="choose a context axis of 1")
+    if plan.experts is not None:
+        what = "a grid of experts can be predicted and not trained yet"
+        return Problem(where="plan.experts", what=what, fix="leave it out: the tensor axis divides every expert")
+    return None
+
+
+def schedule_played(design: Design) -> Problem | None:
+    """The runtime plays the schedule."""
+    schedule = design.plan.schedule
+    if schedule.kind not in TRAINED_SCHEDULES or schedule.slices > 1:
+        what = f"{schedule.kind.value} can be predicted and not trained yet"
+        known = ", ".join(kind.value for kind in TRAINED_SCHEDULES)
+        return Problem(where="plan.schedule.kind", what=what, fix=f"choose {known}")
+    return None
+
+
+def offload_built(design: Design) -> Problem | None:
+    """What the plan keeps in the host's memory, the runtime keeps there."""
+    for where, group in groups_of(design.plan):
+        if group.offload is not Offload.NONE:
+            what = f"offload of {group.offload.value} can be predicted and not trained yet"
+            return Problem(where=f"{where}.offload", what=what, fix="choose none")
+    return None
+
+
 RUNTIME_RULES = (
+    Rule(name="runtime-axes", scope=Scope.RUNTIME, check=axes_built),
+    Rule(name="runtime-schedule", scope=Scope.RUNTIME, check=schedule_played),
+    Rule(name="runtime-offload", scope=Scope.RUNTIME, check=offload_built),
     Rule(name="runtime-precision", scope=Scope.RUNTIME, check=precision_trained),
     Rule(name="runtime-layers", scope=Scope.RUNTIME, check=layers_built),
     Rule(name="runtime-towers", scope=Scope.RUNTIME, check=towers_built),

@@ -10,7 +10,10 @@ from meshwright.spec.report import Origin
 
 
 class Precision(StrEnum):
-    """Arithmetic of matrix products."""
+    """Arithmetic of matrix products.
+
+    fp8 has one scale a tensor, fp8-block one for 128 by 128 elements, mxfp8 one for 32 and nvfp4 one for 16.
+    """
 
     FP64 = "fp64"
     FP32 = "fp32"
@@ -18,15 +21,25 @@ class Precision(StrEnum):
     FP16 = "fp16"
     BF16 = "bf16"
     FP8 = "fp8"
+    FP8_BLOCK = "fp8-block"
+    MXFP8 = "mxfp8"
+    NVFP4 = "nvfp4"
 
     @property
     def bytes(self) -> int:
-        return {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}[self.value]
+        """Bytes of an element that a product reads; two elements of nvfp4 share one."""
+        return {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}.get(self.value, 1)
+
+    @property
+    def quantized(self) -> bool:
+        """Operands are quantised before each product, and everything between products stays in bf16."""
+        return self in (Precision.FP8, Precision.FP8_BLOCK, Precision.MXFP8, Precision.NVFP4)
 
 
 class DeviceKind(StrEnum):
     CUDA = "cuda"
     ROCM = "rocm"
+    TPU = "tpu"
     CPU = "cpu"
 
 
@@ -161,6 +174,7 @@ class Link:
 class NodeGroup:
     """Equal nodes: devices joined inside by `inside` (per device), reaching out through `nics` adapters each of `nic`.
 
+    `host` joins each device to the host's memory, of which a node has `host_bytes`; None where that is not known.
     `cores` is how many processor cores the devices of one node share; None for accelerators. `together` is the speed
     of n one-core devices of a node that compute at once, all of them added, relative to one alone (index 0 is one;
     the last value holds beyond it); empty means min(n, cores). `rack_nodes` nodes share a faster tier when the
@@ -174,6 +188,8 @@ class NodeGroup:
     inside: Link
     nic: Link
     nics: int = 1
+    host: Link | None = None
+    host_bytes: float | None = None
     cores: int | None = None
     together: tuple[float, ...] = ()
     rack_nodes: int | None = None

@@ -14,11 +14,12 @@ from meshwright.spec.model import ModelSpec
 
 
 class AxisName(StrEnum):
-    """Axes of the mesh. `replicate` and `shard` together are data parallel."""
+    """Axes of the mesh. `replicate` and `shard` together are data parallel; `context` divides every sequence."""
 
     PIPELINE = "pipeline"
     REPLICATE = "replicate"
     SHARD = "shard"
+    CONTEXT = "context"
     TENSOR = "tensor"
 
 
@@ -39,10 +40,37 @@ class Recompute(StrEnum):
     FULL = "full"
 
 
+class Offload(StrEnum):
+    """What lies in the host's memory instead of the device's: nothing, optimizer state (ZeRO-Offload, 2101.06840), or
+    what backward keeps."""
+
+    NONE = "none"
+    OPTIMIZER = "optimizer"
+    ACTIVATIONS = "activations"
+
+
 class ScheduleKind(StrEnum):
+    """gpipe 1811.06965; 1f1b 1806.03377; interleaved 2104.04473; breadth-first 2211.05953 (on one rank it is layered
+    accumulation, 2106.02679); zero bubble H1 and H2 2401.10241, V 2405.15362; DualPipeV 2412.19437; seq1f1b 2406.03488.
+    """
+
     GPIPE = "gpipe"
     ONE_F_ONE_B = "1f1b"
     INTERLEAVED = "interleaved"
+    BREADTH_FIRST = "breadth-first"
+    ZERO_BUBBLE_H1 = "zb-h1"
+    ZERO_BUBBLE_H2 = "zb-h2"
+    ZERO_BUBBLE_V = "zb-v"
+    DUAL_PIPE_V = "dualpipe-v"
+    SEQUENCE_1F1B = "seq1f1b"
+
+
+class ExchangeKind(StrEnum):
+    """How ranks of the context axis meet each other's keys and values: passed around a ring while scores are computed
+    (2310.01889), or gathered first (2407.21783)."""
+
+    RING = "ring"
+    GATHER = "gather"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +89,7 @@ class BlockGroup:
     sequence_parallel: bool = False
     sharding: Sharding = Sharding.NONE
     recompute: Recompute = Recompute.NONE
+    offload: Offload = Offload.NONE
     precision: Precision = Precision.BF16
 
 
@@ -82,11 +111,39 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """The order of forward and backward passes; `chunks` stages live on each pipeline rank."""
+    """The order of forward and backward passes; `chunks` stages live on each pipeline rank.
+
+    `slices` are runs of tokens that a microbatch is cut into (Seq1F1B).
+    """
 
     kind: ScheduleKind = ScheduleKind.ONE_F_ONE_B
     microbatches: int = 1
     chunks: int = 1
+    slices: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """How the context axis divides attention.
+
+    `inner` neighbouring ranks trade tokens for heads by all-to-all (DeepSpeed-Ulysses, 2309.14509); runs of such
+    groups meet as `kind` says. inner = the axis is Ulysses alone, 1 is `kind` alone, between is two-level (2405.07719).
+    """
+
+    kind: ExchangeKind = ExchangeKind.RING
+    inner: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertGrid:
+    """A second grid over the ranks of one pipeline stage, for experts alone (MoE Parallel Folding, 2504.14960).
+
+    `tensor` neighbouring ranks divide every expert, `expert` such groups hold different experts; the rest replicate
+    or shard them.
+    """
+
+    expert: int = 1
+    tensor: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +159,8 @@ class Plan:
     """Axes from the outermost to the innermost: the last one varies fastest over devices.
 
     `placement[r]` is the device that holds rank r; None is the identity. `microbatch` and the batch are in
-    sequences; the batch is replicate * shard * microbatch * schedule.microbatches sequences.
+    sequences; the batch is replicate * shard * microbatch * schedule.microbatches sequences. `experts` None divides
+    every expert over the tensor axis, as the rest of a layer is. What `shard` divides is divided over `context` too.
     """
 
     model: str
@@ -113,6 +171,8 @@ class Plan:
     sequence_length: int
     microbatch: int
     gradients: GradientSync = GradientSync()
+    exchange: Exchange = Exchange()
+    experts: ExpertGrid | None = None
     placement: tuple[int, ...] | None = None
     schema: int = 1
 
@@ -130,6 +190,10 @@ class Plan:
     @property
     def shard(self) -> int:
         return self.size(AxisName.SHARD)
+
+    @property
+    def context(self) -> int:
+        return self.size(AxisName.CONTEXT)
 
     @property
     def tensor(self) -> int:
@@ -175,14 +239,28 @@ class Plan:
         extra = [group.sharding.value] if group.sharding is not Sharding.NONE else []
         extra += ["sequence parallel"] if group.sequence_parallel else []
         extra += [f"recompute {group.recompute.value}"] if group.recompute is not Recompute.NONE else []
+        extra += [f"{group.offload.value} offloaded"] if group.offload is not Offload.NONE else []
         extra += [group.precision.value]
+        if self.context > 1:
+            extra.append(_exchange_words(self.exchange, self.context))
+        if self.experts is not None:
+            extra.append(f"experts {self.experts.expert} x tensor {self.experts.tensor}")
         schedule = f"{self.schedule.kind.value}, " if self.pipeline > 1 else ""
         chunks = f"{self.schedule.chunks} chunks, " if self.schedule.chunks > 1 else ""
+        chunks += f"{self.schedule.slices} slices, " if self.schedule.slices > 1 else ""
         layout = " x ".join(parts) or "one device"
         devices = "1 device" if self.world_size == 1 else f"{self.world_size} devices"
         count = self.schedule.microbatches
         steps = f"{count} microbatch{'' if count == 1 else 'es'} of {self.microbatch}"
         return f"{devices}: {layout} ({', '.join(extra)}), {schedule}{chunks}{steps}"
+
+
+def _exchange_words(exchange: Exchange, context: int) -> str:
+    """`ring`, `all-to-all`, or `all-to-all 4 in ring 2`."""
+    if exchange.inner <= 1:
+        return exchange.kind.value
+    outer = context // exchange.inner
+    return "all-to-all" if outer == 1 else f"all-to-all {exchange.inner} in {exchange.kind.value} {outer}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
