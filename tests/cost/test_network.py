@@ -30,6 +30,7 @@ def test_groups_lie_where_their_axis_puts_them():
     table = PlanTable.build({"tensor": 4, "shard": 2, "replicate": 8}, layouts=LAYOUTS)
     assert {name: int(step[0]) for name, step in strides(table).items()} == {
         AxisName.TENSOR: 1,
+        AxisName.CONTEXT: 4,
         AxisName.SHARD: 4,
         AxisName.REPLICATE: 8,
         AxisName.PIPELINE: 64,
