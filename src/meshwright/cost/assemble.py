@@ -11,7 +11,7 @@ from meshwright.cost.compute import optimizer_seconds
 from meshwright.cost.layouts import LayoutArrays
 from meshwright.cost.longest_path import Path
 from meshwright.cost.machine import Machine
-from meshwright.cost.memory import local_parameters
+from meshwright.cost.memory import grid_parameters, local_parameters, owned_parameters
 from meshwright.cost.pipeline import RankSeconds, Shape, makespan
 from meshwright.cost.synchronize import bucketed
 from meshwright.cost.table import BoolArray, IntArray, PlanTable
@@ -21,7 +21,19 @@ from meshwright.spec.model import ModelSpec
 from meshwright.spec.report import LineName
 
 _INPUT_BYTES_PER_TOKEN = 24.0  # token, target and document of 8 bytes each, copied once
-_NAMES = ("forward", "backward", "recompute", "tensor", "gather", "scatter", "whole_gather", "whole_scatter", "flops")
+_NAMES = (
+    "forward",
+    "backward",
+    "recompute",
+    "tensor",
+    "context",
+    "experts",
+    "gather",
+    "scatter",
+    "whole_gather",
+    "whole_scatter",
+    "flops",
+)
 _PASSES = ("down", "up")
 
 
@@ -91,6 +103,8 @@ def assemble(
         LineName.BACKWARD: of(each.by_name["backward"]) * passes,
         LineName.RECOMPUTE: of(each.by_name["recompute"]) * passes,
         LineName.TENSOR: of(each.by_name["tensor"]) * passes,
+        LineName.CONTEXT: of(each.by_name["context"]) * passes,
+        LineName.EXPERTS: of(each.by_name["experts"]) * passes,
         LineName.TRANSFER: pipe.moving - pipe.still,
         LineName.BUBBLE: pipe.still - pipe.own,
         LineName.GRADIENTS: of(each.by_name["scatter"]) * passes + after,
@@ -229,17 +243,16 @@ def _values(entry: Machine) -> dict[str, FloatArray]:
         "backward": column([b.backward for b in blocks], entry.action),
         "recompute": column([b.recompute for b in blocks], zeros),
         "tensor": column([b.tensor_forward + b.tensor_backward for b in blocks], zeros),
+        "context": column([b.context_forward + b.context_backward for b in blocks], zeros),
+        "experts": column([b.expert_forward + b.expert_backward for b in blocks], zeros),
         "gather": column([s.each_gather_forward[0] + s.each_gather_backward[0] for s in syncs], zeros),
         "scatter": column([s.each_scatter[0] for s in syncs], zeros),
         "whole_gather": column([s.each_gather_forward[1] + s.each_gather_backward[1] for s in syncs], zeros),
         "whole_scatter": column([s.each_scatter[1] for s in syncs], zeros),
         "flops": column([3.0 * b.flops for b in blocks], zeros),
     }
-    down = [b.forward + b.tensor_forward + s.each_gather_forward[0] for b, s in zip(blocks, syncs, strict=True)]
-    up = [
-        b.backward + b.recompute + b.tensor_backward + s.each_gather_backward[0] + s.each_scatter[0]
-        for b, s in zip(blocks, syncs, strict=True)
-    ]
+    down = [b.whole_forward + s.each_gather_forward[0] for b, s in zip(blocks, syncs, strict=True)]
+    up = [b.whole_backward + s.each_gather_backward[0] + s.each_scatter[0] for b, s in zip(blocks, syncs, strict=True)]
     return values | {"down": column(down, entry.action), "up": column(up, entry.action)}
 
 
@@ -259,8 +272,15 @@ def _once(
     for position, entry in enumerate(machines):
         parameters = local_parameters(table, entry.blocks, arrays=arrays, counts=counts, model=model)
         window = each.by_name["backward"] + each.by_name["recompute"]
-        exposed, whole = bucketed(parameters, window, table, sizes=entry.sizes, links=entry.data, overlap=entry.overlap)
-        owned = parameters / np.where(table.sharding > 0, table.shard, 1)[:, None]
+        apart = grid_parameters(table, entry.blocks, counts=counts)
+        exposed, whole = bucketed(
+            [(entry.data, parameters - apart), (entry.expert_data, apart)],
+            window,
+            table,
+            sizes=entry.sizes,
+            overlap=entry.overlap,
+        )
+        owned = owned_parameters(table, parameters, apart)
         step = optimizer_seconds(owned, device=entry.group.device, clipped=job.optimizer.clip_norm is not None)
         total = counts["total"]
         found = {

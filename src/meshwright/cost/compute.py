@@ -53,7 +53,8 @@ class Attention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassSeconds:
-    """Seconds of one part on its device, by pass, before any other rank contends; `core` of the scores forward.
+    """Seconds of one part on its device, by pass, before any other rank contends; `core` and `core_backward` of the
+    scores.
 
     `host_forward` and `host_backward` are what the host needs to start the work.
     """
@@ -61,6 +62,7 @@ class PassSeconds:
     forward: FloatArray
     backward: FloatArray
     core: FloatArray
+    core_backward: FloatArray
     host_forward: FloatArray
     host_backward: FloatArray
 
@@ -138,6 +140,7 @@ def part_seconds(part: PartWork, *, device: DeviceSpec, rates: Rates, software: 
         forward=forward,
         backward=backward,
         core=core,
+        core_backward=core_backward,
         host_forward=zeros + launch,
         host_backward=zeros + 2.0 * launch,
     )

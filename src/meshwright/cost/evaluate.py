@@ -54,7 +54,7 @@ def evaluate(
 
 def _effective(table: PlanTable) -> PlanTable:
     """The table as the runtime sees it: sharding over one rank is none."""
-    return replace(table, sharding=np.where(table.shard > 1, table.sharding, 0))
+    return replace(table, sharding=np.where(table.divided > 1, table.sharding, 0))
 
 
 def _path(table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> Path | None:

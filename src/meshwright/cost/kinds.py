@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.cost.compute import PassSeconds, Rates, part_seconds, rates
+from meshwright.cost.exchanges import ContextLinks, ExpertLinks, context_seconds, expert_seconds
 from meshwright.cost.network import Linear
 from meshwright.cost.operators import MIXTURE, block_work
 from meshwright.cost.software import Software
@@ -45,8 +46,9 @@ class BlockSeconds:
     """Seconds of one block of a kind for one microbatch; arrays of shape (rows,).
 
     `forward` and `backward` are the device's and the host's own time, `recompute` what backward does again,
-    `tensor_forward` and `tensor_backward` collectives over the tensor axis (a repeated forward's belong to
-    backward). `parts` splits forward and backward by part name, one entry a combination; `part_seconds` by row.
+    `tensor_forward` and `tensor_backward` collectives over the tensor axis, `context_*` over the context axis that the
+    scores do not hide, `expert_*` over the grid of experts (a repeated forward's belong to backward).
+    `expert_parameters` of `parameters` lie on the grid of experts. `parts` splits forward and backward by part name, one entry a combination; `part_seconds` by row.
     """
 
     forward: FloatArray
@@ -54,13 +56,28 @@ class BlockSeconds:
     recompute: FloatArray
     tensor_forward: FloatArray
     tensor_backward: FloatArray
+    context_forward: FloatArray
+    context_backward: FloatArray
+    expert_forward: FloatArray
+    expert_backward: FloatArray
     tensor_bytes: FloatArray
     flops: FloatArray
     parameters: FloatArray
+    expert_parameters: FloatArray
     bytes: BlockBytes
     parts: Mapping[str, tuple[FloatArray, FloatArray]]
     inverse: IndexArray
     factor: FloatArray
+
+    @property
+    def whole_forward(self) -> FloatArray:
+        """Work and every exchange inside the layer."""
+        return self.forward + self.tensor_forward + self.context_forward + self.expert_forward
+
+    @property
+    def whole_backward(self) -> FloatArray:
+        work = self.backward + self.recompute
+        return work + self.tensor_backward + self.context_backward + self.expert_backward
 
     def part_seconds(self, name: str) -> tuple[FloatArray, FloatArray]:
         """Seconds forward and backward of the part called `name`, shape (rows,)."""
@@ -70,7 +87,7 @@ class BlockSeconds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Combination:
-    """Distinct (tensor, sequence parallel, microbatch, precision) of a table; `inverse` says which one a row has."""
+    """Distinct settings that operators depend on; `inverse` says which one a row has."""
 
     sizes: Sizes
     rates: Rates
@@ -88,21 +105,43 @@ class TensorLinks:
 
 def combine(table: PlanTable, *, device: DeviceSpec, job: JobSpec, software: Software) -> Combination:
     """The distinct combinations of `table` on `device`; raises ConfigError where it has no peak for a precision."""
-    key = (table.tensor * 2 + table.sequence_parallel) * (int(table.microbatch.max(initial=0)) + 1)
-    key = (key + table.microbatch) * len(PRECISIONS) + table.precision
-    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+    first, inverse = _distinct(table)
     tensor = table.tensor[first].astype(np.float64)
     figures = rates(device, precision=table.precision[first], length=job.sequence_length, software=software)
     sizes = operator_sizes(
         batch=table.microbatch[first].astype(np.float64),
         tensor=tensor,
         split=np.where(table.sequence_parallel[first], tensor, 1.0),
+        context=table.context[first].astype(np.float64),
+        inner=table.inner[first].astype(np.float64),
+        expert=table.expert[first].astype(np.float64),
+        expert_tensor=table.expert_tensor[first].astype(np.float64),
         itemsize=figures.itemsize,
         device=device,
         job=job,
         software=software,
     )
-    return Combination(sizes=sizes, rates=figures, inverse=inverse.reshape(-1))
+    return Combination(sizes=sizes, rates=figures, inverse=inverse)
+
+
+def _distinct(table: PlanTable) -> tuple[IndexArray, IndexArray]:
+    """Rows that stand for each distinct setting of operators, and which of them every row has."""
+    key = np.zeros(len(table), dtype=np.int64)
+    columns = (
+        table.tensor,
+        table.sequence_parallel,
+        table.microbatch,
+        table.precision,
+        table.context,
+        table.inner,
+        table.expert,
+        table.expert_tensor,
+    )
+    for column in columns:
+        known, codes = np.unique(column, return_inverse=True)
+        key = key * len(known) + codes.reshape(-1)
+    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+    return first, inverse.reshape(-1)
 
 
 def operator_sizes(
@@ -110,6 +149,10 @@ def operator_sizes(
     batch: FloatArray,
     tensor: FloatArray,
     split: FloatArray,
+    context: FloatArray | float = 1.0,
+    inner: FloatArray | float = 1.0,
+    expert: FloatArray | float = 0.0,
+    expert_tensor: FloatArray | float = 0.0,
     itemsize: FloatArray,
     device: DeviceSpec,
     job: JobSpec,
@@ -122,6 +165,10 @@ def operator_sizes(
         sequence=float(job.sequence_length),
         tensor=tensor,
         split=split,
+        context=context,
+        inner=inner,
+        expert=expert,
+        expert_tensor=expert_tensor,
         itemsize=itemsize,
         masked=job.data.document_mask and software.masks_documents(device.kind),
         dense_masks=software.dense_masks,
@@ -139,6 +186,8 @@ def price_block(
     device: DeviceSpec,
     software: Software,
     links: TensorLinks,
+    around: ContextLinks,
+    grid: ExpertLinks,
     slow: FloatArray,
     speed: FloatArray,
 ) -> BlockSeconds:
@@ -177,15 +226,23 @@ def price_block(
     again, selective = _again(block, table, _FULL), _again(block, table, _SELECTIVE)
     core = row(p.core for p in passes) / speed
     flops = row(product.flops for part in works for product in part.products)
+    repeated = again | selective
+    context = context_seconds(works, passes, inverse, table=table, links=around, hides=slow / speed)
+    experts = expert_seconds(works, inverse, links=grid)
     return BlockSeconds(
         forward=forward * slow,
         backward=backward * slow,
         recompute=np.where(again, forward, np.where(selective, core, 0.0)) * slow,
         tensor_forward=exchange.forward,
         tensor_backward=exchange.backward + np.where(again, exchange.forward, 0.0),
+        context_forward=context.forward,
+        context_backward=context.backward + np.where(repeated, context.forward, 0.0),
+        expert_forward=experts,
+        expert_backward=experts + np.where(again, experts, 0.0),
         tensor_bytes=exchange.moved,
         flops=flops + row(part.score_flops + sizes.batch * 0.0 for part in works),
         parameters=parameters,
+        expert_parameters=row(part.expert_parameters + sizes.zeros for part in works),
         bytes=_bytes(works, block, table, combination, software=software, casts=casts),
         parts=_parts(works, passes),
         inverse=inverse,
@@ -217,7 +274,7 @@ def _accumulation_seconds(parameters: FloatArray, table: PlanTable, *, device: D
     The first is the sum itself, but where gradients live in buckets it is added to zeros.
     """
     sizes = state_bytes(table)
-    owned = parameters / np.where(table.sharding > _ZERO1, table.shard, 1)
+    owned = parameters / np.where(table.sharding > _ZERO1, table.divided, 1)
     bucketed = (table.sharding == 0) & (table.data > 1)
     share = np.where(bucketed, 1.0, 1.0 - 1.0 / table.microbatches)
     moved = owned * (np.where(table.sharding > 0, sizes.compute, sizes.master) + 2.0 * sizes.master) * share
@@ -264,8 +321,9 @@ def _exchange_seconds(
     statistics = (sizes.tokens * 4.0)[inverse]
     whole, gather, scatter = (link.seconds(hidden) for link in (links.reduce, links.gather, links.scatter))
 
-    def count(name: str) -> float:
-        return sum(float(getattr(part.exchanges, name)) for part in works)
+    def count(name: str) -> FloatArray | float:
+        found = sum(getattr(part.exchanges, name) * part.exchanged for part in works)
+        return found if isinstance(found, (int, float)) else found[inverse]
 
     split = table.sequence_parallel
     gathers, scatters = count("gathers_forward"), count("scatters_forward")

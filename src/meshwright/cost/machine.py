@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.cost.kinds import BlockSeconds, TensorLinks, combine, price_block
-from meshwright.cost.network import Linear, collective, send
-from meshwright.cost.placement import Ring, ring
+from meshwright.cost.kinds import BlockSeconds, combine, price_block
+from meshwright.cost.links import lay_links
+from meshwright.cost.network import collective, send
+from meshwright.cost.placement import ring
 from meshwright.cost.processor import Sharing, share
 from meshwright.cost.software import Software
 from meshwright.cost.states import StateBytes, state_bytes
@@ -33,6 +34,7 @@ class Machine:
     blocks: list[BlockSeconds]
     syncs: list[SyncSeconds]
     data: DataLinks
+    expert_data: DataLinks
     agree: FloatArray
     action: FloatArray
 
@@ -49,7 +51,7 @@ def machine(
     """The prices of `table`'s rows on `group`; raises ConfigError where its device lacks a figure they need."""
     world = table.world.astype(np.float64)
     sharing = share(group, world=world, pipeline=table.pipeline.astype(np.float64))
-    tensor, data, everyone = _links(table, group=group, cluster=cluster, sharing=sharing, software=software)
+    links = lay_links(table, group=group, cluster=cluster, sharing=sharing, software=software)
     combination = combine(table, device=group.device, job=job, software=software)
     overlap = software.overlap and group.device.kind is not DeviceKind.CPU
     sizes = state_bytes(table)
@@ -60,13 +62,18 @@ def machine(
             combination,
             device=group.device,
             software=software,
-            links=tensor,
+            links=links.tensor,
+            around=links.context,
+            grid=links.experts,
             slow=sharing.lockstep,
             speed=sharing.speed,
         )
         for kind in kinds
     ]
-    syncs = [synchronize(block, table, sizes=sizes, links=data, overlap=overlap) for block in blocks]
+    syncs = [
+        synchronize(block, table, sizes=sizes, links=links.data, experts=links.expert_data, overlap=overlap)
+        for block in blocks
+    ]
     clip = job.optimizer.clip_norm is not None
     return Machine(
         group=group,
@@ -75,8 +82,9 @@ def machine(
         sizes=sizes,
         blocks=blocks,
         syncs=syncs,
-        data=data,
-        agree=everyone.seconds(4.0) if clip else np.zeros(len(table)),
+        data=links.data,
+        expert_data=links.expert_data,
+        agree=links.everyone.seconds(4.0) if clip else np.zeros(len(table)),
         action=np.where(table.pipeline > 1, group.device.action_seconds, 0.0) * sharing.lockstep,
     )
 
@@ -85,7 +93,7 @@ def hops(
     table: PlanTable, *, group: NodeGroup, cluster: ClusterSpec, model: ModelSpec, job: JobSpec, software: Software
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Seconds to send a microbatch's hidden features to the next stage: in a node, to another node, to another site."""
-    size = state_bytes(table).compute * table.microbatch * job.sequence_length * model.width
+    size = state_bytes(table).compute * table.microbatch * job.sequence_length / table.context * model.width
     split = np.where(table.sequence_parallel | software.scatters_transfers, table.tensor, 1)
     senders = np.minimum(group.devices_per_node, table.world / table.pipeline)
     near = send(group.inside, senders=senders, adapters=float(group.devices_per_node))
@@ -101,36 +109,3 @@ def hops(
         over = send(beyond, senders=table.world / table.pipeline, adapters=1.0)
         wide = over.seconds(size / split) + gather
     return near.seconds(size / split) + gather, far.seconds(size / split) + gather, wide
-
-
-def _links(
-    table: PlanTable, *, group: NodeGroup, cluster: ClusterSpec, sharing: Sharing, software: Software
-) -> tuple[TensorLinks, DataLinks, Linear]:
-    """The collectives over the tensor axis, over data parallel axes, and one all-reduce over all ranks."""
-
-    def lay(*axes: AxisName) -> Ring:
-        return ring(table, axes, group=group, cluster=cluster)
-
-    def price(operation: Collective, around: Ring) -> Linear:
-        """Groups beside this one contend for the cores; ranks of this one do so in its measured times already."""
-        beside = sharing.lockstep / sharing.slowdown(around.per_node)
-        return collective(operation, around, group=group, cluster=cluster).slowed(np.maximum(beside, 1.0))
-
-    scatter = Collective.ALL_TO_ALL if software.exchanges_scatter(group.device.kind) else Collective.REDUCE_SCATTER
-
-    across = lay(AxisName.TENSOR)
-    shard, replicas = lay(AxisName.SHARD), lay(AxisName.REPLICATE)
-    both = lay(AxisName.REPLICATE, AxisName.SHARD)
-    everyone = lay(AxisName.PIPELINE, AxisName.REPLICATE, AxisName.SHARD, AxisName.TENSOR)
-    tensor = TensorLinks(
-        reduce=price(Collective.ALL_REDUCE, across),
-        gather=price(Collective.ALL_GATHER, across),
-        scatter=price(scatter, across),
-    )
-    data = DataLinks(
-        gather=price(Collective.ALL_GATHER, shard),
-        scatter=price(scatter, shard),
-        reduce_replicas=price(Collective.ALL_REDUCE, replicas),
-        reduce_all=price(Collective.ALL_REDUCE, both),
-    )
-    return tensor, data, price(Collective.ALL_REDUCE, everyone)

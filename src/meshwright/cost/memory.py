@@ -68,7 +68,8 @@ def memory(
     a layer, and the end of the last backward.
     """
     parameters = local_parameters(table, blocks, arrays=arrays, counts=counts, model=model)
-    states = _states(table, parameters, summed=_goes_on(counts, shape=shape))
+    apart = grid_parameters(table, blocks, counts=counts)
+    states = _states(table, parameters, apart, summed=_goes_on(counts, shape=shape))
     entry = _held(table, blocks, arrays=arrays, counts=counts, shape=shape, model=model, job=job)
     moments = _moments(table, states, entry)
     names = ("gradients", "activations", "logits", "buffers")
@@ -187,6 +188,22 @@ def local_parameters(
     return np.asarray(parameters + embeds * float(sum(tower.parameters for tower in model.towers)))
 
 
+def grid_parameters(table: PlanTable, blocks: list[BlockSeconds], *, counts: Mapping[str, FloatArray]) -> FloatArray:
+    """Of `local_parameters`, those that lie on a grid of experts, shape (rows, ranks)."""
+    if not table.on_grid.any():
+        return np.zeros(counts["total"].shape[:2])
+    values = np.stack([np.where(table.on_grid, block.expert_parameters, 0.0) for block in blocks], axis=1)
+    return np.asarray(np.einsum("nrk,nk->nr", counts["total"][..., :-1], values))
+
+
+def owned_parameters(table: PlanTable, parameters: FloatArray, apart: FloatArray) -> FloatArray:
+    """Parameters of every rank after sharding: `apart` are over other ranks than the rest, shape (rows, ranks)."""
+    sharded = table.sharding > 0
+    dense = np.where(sharded, table.divided, 1)[:, None]
+    experts = np.where(sharded, table.expert_divided, 1)[:, None]
+    return np.asarray((parameters - apart) / dense + apart / experts)
+
+
 def _loss_bytes(elements: FloatArray, compute: FloatArray) -> FloatArray:
     """Copies of one chunk: shifted, in fp32 before that where logits are not, and the last one until it is replaced."""
     chunk = np.minimum(elements, _CHUNK_ELEMENTS) * np.maximum(compute, 4.0)
@@ -217,24 +234,24 @@ def _goes_on(counts: Mapping[str, FloatArray], *, shape: Shape) -> BoolArray:
     return np.asarray(held(shape, **stages) < shape.microbatches[:, None] * stages["total"], dtype=np.bool_)
 
 
-def _states(table: PlanTable, parameters: FloatArray, *, summed: BoolArray) -> _States:
+def _states(table: PlanTable, parameters: FloatArray, apart: FloatArray, *, summed: BoolArray) -> _States:
     """What each sharding keeps: zero1 sums whole gradients until it scatters them once.
 
     Where gradients are `summed` over microbatches, their sum is there at the peak.
     """
     sizes = state_bytes(table)
     master, compute, reduced = (size[:, None] for size in (sizes.master, sizes.compute, sizes.reduced))
-    sharding, shard = table.sharding[:, None], table.shard[:, None].astype(np.float64)
+    sharding = table.sharding[:, None]
     sharded = sharding > 0
-    parts = np.where(sharded, shard, 1.0)
+    owned = owned_parameters(table, parameters, apart)
     whole = np.where(sharded & (sharding < _ZERO3), compute, 0.0)
     bucketed = ~sharded & (table.data[:, None] > 1)
-    share = np.where(sharding == _ZERO1, master, master / parts)
+    share = np.where(sharding == _ZERO1, parameters, owned) * master
     return _States(
-        parameters=parameters * (master / parts + whole),
-        optimizer=parameters * 2.0 * master / parts,
-        before=parameters * np.where(bucketed | summed, share, 0.0),
-        after=parameters * (share + np.where(sharding == _ZERO1, master / parts, 0.0)),
+        parameters=owned * master + parameters * whole,
+        optimizer=owned * 2.0 * master,
+        before=np.where(bucketed | summed, share, 0.0),
+        after=share + np.where(sharding == _ZERO1, owned * master, 0.0),
         wire=np.where(bucketed & (reduced < master), parameters * reduced, 0.0),
     )
 
@@ -242,4 +259,4 @@ def _states(table: PlanTable, parameters: FloatArray, *, summed: BoolArray) -> _
 def _hidden_bytes(table: PlanTable, *, model: ModelSpec, job: JobSpec) -> FloatArray:
     """Bytes of one microbatch's hidden features in the precision that multiplies, as one tensor rank holds them."""
     split = np.where(table.sequence_parallel, table.tensor, 1)
-    return table.microbatch * job.sequence_length * model.width * state_bytes(table).compute / split
+    return table.microbatch * job.sequence_length / table.context * model.width * state_bytes(table).compute / split

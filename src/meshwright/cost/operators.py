@@ -74,7 +74,7 @@ def _is_dense(mixer: Attention | LatentAttention, sizes: Sizes) -> bool:
 def _mask_bytes(mixer: Attention | LatentAttention, sizes: Sizes) -> FloatArray:
     """The kernel's own copy of the mask, one element a score of one head."""
     dense = _is_dense(mixer, sizes)
-    return sizes.batch * sizes.sequence**2 * sizes.itemsize if dense else sizes.zeros
+    return sizes.scores * sizes.itemsize if dense else sizes.zeros
 
 
 def _transform(part: Transform, sizes: Sizes) -> PartWork:
@@ -140,7 +140,7 @@ def _attention(mixer: Attention, score_flops: FloatArray, sizes: Sizes) -> PartW
             Product(m=m, n=w, k=query),
         ),
         score_flops=score_flops,
-        scores=sizes.batch * mixer.heads / t * sizes.sequence**2,
+        scores=sizes.scores * mixer.heads / t,
         score_dim=float(mixer.head_dim),
         traffic=m * (forward + widened + residual) + masks,
         backward_traffic=m * (backward + widened + again * residual) + 1.5 * masks,
@@ -150,6 +150,8 @@ def _attention(mixer: Attention, score_flops: FloatArray, sizes: Sizes) -> PartW
         gathered=e * m * (w - w / sizes.split),
         working=e * m * (2.0 * query + 2.0 * key + w),
         exchanges=PAIR,
+        circulated=e * m * keys * key * np.maximum(sizes.inner / np.maximum(mixer.kv_heads / t, 1.0), 1.0),
+        traded=e * m * (2.0 * query + keys * key),
     )
 
 
@@ -208,7 +210,7 @@ def _latent_attention(mixer: LatentAttention, score_flops: FloatArray, sizes: Si
         parameters=own / t + whole,
         products=tuple(products),
         score_flops=score_flops,
-        scores=sizes.batch * heads * sizes.sequence**2,
+        scores=sizes.scores * heads,
         score_dim=0.5 * (query_dim + mixer.value_dim),
         traffic=traffic,
         backward_traffic=1.5 * traffic,
@@ -218,6 +220,8 @@ def _latent_attention(mixer: LatentAttention, score_flops: FloatArray, sizes: Si
         gathered=e * m * (w - w / sizes.split),
         working=e * m * (inner + w),
         exchanges=PAIR,
+        circulated=e * m * heads * (query_dim + mixer.value_dim),
+        traded=e * m * heads * 2.0 * (query_dim + mixer.value_dim),
     )
 
 
@@ -243,6 +247,7 @@ def _recurrence(mixer: Recurrence, scan_flops: FloatArray, sizes: Sizes) -> Part
         gathered=e * m * (w - w / sizes.split),
         working=e * m * (2.0 * inner + mixed),
         exchanges=PAIR,
+        traded=e * m * (2.0 * inner + mixed),
     )
 
 
@@ -269,23 +274,34 @@ def _feed_forward(part: FeedForward, sizes: Sizes) -> PartWork:
 
 
 def _mixture(part: Mixture, sizes: Sizes) -> PartWork:
-    """Every device holds a 1/tensor slice of every expert; tokens spread evenly over the experts."""
+    """Tokens spread evenly over the experts.
+
+    Without a grid of experts every device holds a slice of every expert, and tokens stay where they are. With one, a
+    tensor rank sends its share of the tokens to their experts, whose tensor ranks gather what they are sent.
+    """
     m, t, e = sizes.tokens, sizes.tensor, sizes.itemsize
-    w, h = sizes.zeros + part.width, part.hidden / t
-    routed = m * part.top_k
-    active = np.minimum(float(part.experts), routed)
+    grid = np.asarray(sizes.expert + sizes.zeros) > 0.0
+    slices = np.where(grid, sizes.expert_tensor, t)
+    holders = np.where(grid, sizes.expert, 1.0)
+    w, h = sizes.zeros + part.width, part.hidden / slices
+    experts = part.experts / holders
+    routed = m * part.top_k * slices / t
+    active = np.minimum(experts, routed)
     rows = routed / active
     products = [
-        Product(m=m, n=sizes.zeros + part.experts, k=w),
+        Product(m=m / np.where(grid, t, 1.0), n=sizes.zeros + part.experts, k=w),
         Product(m=rows, n=h, k=w, count=active * (2.0 if part.gated else 1.0)),
         Product(m=rows, n=w, k=h, count=active),
     ]
     replicated = float(part.width * part.experts + (part.experts if part.router_bias else 0) + part.extra_parameters)
     replicated += part.width if part.shared_gate else 0
-    replicated += part.experts * part.width if part.expert_bias else 0
+    biases = float(part.experts * part.width if part.expert_bias else 0)
     saved = e * (m * w / sizes.split + routed * (2.0 * w + (4.0 if part.gated else 2.0) * h))
     traffic = e * (routed * (8.0 * w + (5.0 if part.gated else 2.0) * h) + 3.0 * m * w / sizes.split)
     working = e * routed * (2.0 * w + 2.0 * h)
+    matrices = float(part.experts * part.expert_parameters) - biases
+    own = part.parameters - _norm_parameters(part) - replicated - biases - matrices
+    on_grid = matrices / (slices * holders) + biases / holders
     if part.shared is not None:
         shared = part.shared.hidden / t
         products += [
@@ -294,10 +310,10 @@ def _mixture(part: Mixture, sizes: Sizes) -> PartWork:
         ]
         saved = saved + e * m * (4.0 if part.shared.gated else 2.0) * shared
         traffic = traffic + e * m * (5.0 * shared + w)
-    own = part.parameters - _norm_parameters(part) - replicated
+    sent = np.where(grid, e * m / t * part.top_k * w, 0.0)
     return PartWork(
         name=MIXTURE,
-        parameters=own / t + replicated,
+        parameters=own / t + replicated + on_grid,
         products=tuple(products),
         traffic=traffic,
         backward_traffic=2.0 * traffic,
@@ -306,6 +322,10 @@ def _mixture(part: Mixture, sizes: Sizes) -> PartWork:
         gathered=e * m * (w - w / sizes.split),
         working=working,
         exchanges=PAIR,
+        expert_parameters=on_grid,
+        dispatched=sent,
+        regathered=np.where(grid, e * routed * w, 0.0),
+        exchanged=np.where(grid & (part.shared is None), 0.0, 1.0),
     )
 
 

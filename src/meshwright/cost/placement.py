@@ -56,19 +56,24 @@ def axis_sizes(table: PlanTable) -> dict[AxisName, IntArray]:
 def ring(table: PlanTable, axes: Sequence[AxisName], *, group: NodeGroup, cluster: ClusterSpec) -> Ring:
     """The ring that `axes` together span, on nodes like those of `group`."""
     sizes, steps = axis_sizes(table), strides(table)
+    return lay(table, [(sizes[axis], steps[axis]) for axis in axes], group=group, cluster=cluster)
+
+
+def lay(table: PlanTable, dims: Sequence[tuple[IntArray, IntArray]], *, group: NodeGroup, cluster: ClusterSpec) -> Ring:
+    """The ring over `dims`, each of so many ranks at such a distance in devices, on nodes like those of `group`."""
     size = np.ones(len(table), dtype=np.int64)
     inside = np.ones(len(table), dtype=np.int64)
     reach = np.ones(len(table), dtype=np.int64)
     sites = np.ones(len(table), dtype=np.int64)
     per_node = group.devices_per_node
-    for axis in axes:
-        span = sizes[axis] * steps[axis]
-        near = np.clip(per_node // steps[axis], 1, sizes[axis])
+    for count, step in dims:
+        span = count * step
+        near = np.clip(per_node // step, 1, count)
         straddles = (span <= per_node) & (per_node % np.maximum(span, 1) != 0) & (table.world > per_node)
-        near = np.where(straddles & (sizes[axis] > 1), -(-sizes[axis] // 2), near)
-        size, inside = size * sizes[axis], inside * near
-        reach = np.where(sizes[axis] > 1, np.maximum(reach, span), reach)
-        sites = np.maximum(sites, _sites(span, sizes[axis], table.world, cluster))
+        near = np.where(straddles & (count > 1), -(-count // 2), near)
+        size, inside = size * count, inside * near
+        reach = np.where(count > 1, np.maximum(reach, span), reach)
+        sites = np.maximum(sites, _sites(span, count, table.world, cluster))
     nodes = -(-size // inside)
     rack = group.rack_nodes * per_node if group.rack_nodes else 0
     return Ring(

@@ -191,6 +191,8 @@ _CAUSES = {
     LineName.BACKWARD: "computing: backward",
     LineName.RECOMPUTE: "computing activations again",
     LineName.TENSOR: "collectives of tensor parallelism",
+    LineName.CONTEXT: "keys and values on their way between context ranks",
+    LineName.EXPERTS: "tokens on their way to their experts and back",
     LineName.TRANSFER: "activations on their way between pipeline stages",
     LineName.BUBBLE: "pipeline ranks waiting for each other",
     LineName.GRADIENTS: "gradients on their way between data parallel ranks",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,19 +44,34 @@ class SyncSeconds:
 
 
 def synchronize(
-    block: BlockSeconds, table: PlanTable, *, sizes: StateBytes, links: DataLinks, overlap: bool
+    block: BlockSeconds,
+    table: PlanTable,
+    *,
+    sizes: StateBytes,
+    links: DataLinks,
+    experts: DataLinks,
+    overlap: bool,
 ) -> SyncSeconds:
     """What the sharding of every row does with one block's parameters and gradients.
 
     zero1 and zero2 gather once a step; zero3 gathers in forward and again in backward of every microbatch; zero2 and
     zero3 scatter gradients every microbatch, zero1 once. Replicas reduce their shards once. Each travels while the
-    same block of a neighbouring layer works when `overlap`, and what the work does not cover is exposed.
+    same block of a neighbouring layer works when `overlap`, and what the work does not cover is exposed. Parameters
+    on a grid of experts travel over `experts`.
     """
     sharded, zero3 = table.sharding > 0, table.sharding == _ZERO3
-    gather = np.where(sharded, links.gather.seconds(block.parameters * sizes.compute), 0.0)
-    scatter = np.where(sharded, links.scatter.seconds(block.parameters * sizes.reduced), 0.0)
-    replicas = links.reduce_replicas.seconds(block.parameters * sizes.reduced / np.maximum(table.shard, 1))
-    replicas = np.where(sharded, replicas, 0.0)
+    dense, apart = grid_parameters(block, table)
+
+    def both_ways(name: str, dense_bytes: FloatArray, apart_bytes: FloatArray) -> FloatArray:
+        seconds: FloatArray = getattr(links, name).seconds(dense_bytes)
+        if apart.any():
+            seconds = seconds + np.where(apart > 0.0, getattr(experts, name).seconds(apart_bytes), 0.0)
+        return np.where(sharded, seconds, 0.0)
+
+    gather = both_ways("gather", dense * sizes.compute, apart * sizes.compute)
+    scatter = both_ways("scatter", dense * sizes.reduced, apart * sizes.reduced)
+    own, theirs = (sizes.reduced / parts for parts in (table.divided, table.expert_divided))
+    replicas = both_ways("reduce_replicas", dense * own, apart * theirs)
     window = block.backward + block.recompute
     each_scatter = np.where(table.sharding > _ZERO1, scatter, 0.0)
     each_gather = np.where(zero3, gather, 0.0)
@@ -75,20 +91,35 @@ def synchronize(
 
 
 def bucketed(
-    parameters: FloatArray, window: FloatArray, table: PlanTable, *, sizes: StateBytes, links: DataLinks, overlap: bool
+    parameters: Sequence[tuple[DataLinks, FloatArray]],
+    window: FloatArray,
+    table: PlanTable,
+    *,
+    sizes: StateBytes,
+    overlap: bool,
 ) -> tuple[FloatArray, FloatArray]:
     """(exposed, whole) seconds to all-reduce a rank's gradients in buckets where nothing is sharded; (rows, ranks).
 
-    Buckets travel during the last microbatch's backward, `window`; the last bucket is always exposed.
+    `parameters` are those that travel over each of the links. Buckets travel during the last microbatch's backward,
+    `window`; the last bucket is always exposed.
     """
-    moved = parameters * sizes.reduced[:, None]
-    calls = np.ceil(moved / BUCKET_BYTES)
-    seconds = links.reduce_all.latency[:, None] * calls + links.reduce_all.per_byte[:, None] * moved
+    moved, seconds = np.zeros_like(window), np.zeros_like(window)
+    for links, values in parameters:
+        sent = values * sizes.reduced[:, None]
+        calls = np.ceil(sent / BUCKET_BYTES)
+        seconds = seconds + links.reduce_all.latency[:, None] * calls + links.reduce_all.per_byte[:, None] * sent
+        moved = moved + sent
     whole = np.where(table.sharding[:, None] > 0, 0.0, seconds)
     if not overlap:
         return whole, whole
     tail = whole * np.minimum(1.0, BUCKET_BYTES / np.maximum(moved, 1.0))
     return np.clip(np.maximum(whole - window, tail), 0.0, whole), whole
+
+
+def grid_parameters(block: BlockSeconds, table: PlanTable) -> tuple[FloatArray, FloatArray]:
+    """Parameters of a block that data parallel ranks share, and those that lie on a grid of experts."""
+    apart = np.where(table.on_grid, block.expert_parameters, 0.0)
+    return block.parameters - apart, apart
 
 
 def _exposed(whole: FloatArray, window: FloatArray, *, overlap: bool) -> FloatArray:

@@ -110,6 +110,27 @@ class PlanTable:
         return self.shard * self.context
 
     @property
+    def on_grid(self) -> BoolArray:
+        """Rows with a grid of experts."""
+        return self.expert > 0
+
+    @property
+    def expert_divided(self) -> IntArray:
+        """Ranks over which sharded state of experts is divided."""
+        holders = np.maximum(self.expert * self.expert_tensor, 1)
+        return np.where(self.on_grid, np.maximum(self.divided * self.tensor // holders, 1), self.divided)
+
+    @property
+    def expert_replicas(self) -> IntArray:
+        """Ranks that hold the same part of the same experts."""
+        ranks = self.world // self.pipeline
+        return np.where(
+            self.on_grid,
+            ranks // np.maximum(self.expert * self.expert_tensor * self.expert_divided, 1),
+            self.replicate,
+        )
+
+    @property
     def world(self) -> IntArray:
         return self.tensor * self.context * self.pipeline * self.replicate * self.shard
 

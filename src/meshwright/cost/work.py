@@ -16,6 +16,8 @@ class Sizes:
 
     `batch` sequences of `sequence` tokens; `tensor` ranks divide heads and hidden features; `split` ranks divide the
     tokens of norms and residuals (tensor with sequence parallel, else 1); `itemsize` bytes of an activation.
+    `context` ranks divide the tokens of every sequence, of which runs of `inner` trade them for heads. `expert` ranks
+    hold different experts and `expert_tensor` divide each; `expert` is 0 where experts lie as the tensor axis says.
     `masked`: attention is given a mask of documents. `dense_masks`: a masked attention reads every score.
     `composite_norms`: root-mean-square norms are written out in fp32. `eager`: element-wise work is
     done operator by operator, and every projection adds its own gradient. `attention_itemsize`:
@@ -27,6 +29,10 @@ class Sizes:
     tensor: FloatArray
     split: FloatArray
     itemsize: FloatArray
+    context: FloatArray | float = 1.0
+    inner: FloatArray | float = 1.0
+    expert: FloatArray | float = 0.0
+    expert_tensor: FloatArray | float = 0.0
     masked: bool = False
     dense_masks: bool = False
     composite_norms: bool = False
@@ -50,7 +56,13 @@ class Sizes:
 
     @property
     def tokens(self) -> FloatArray:
-        return self.batch * self.sequence
+        """Tokens of a microbatch on one context rank."""
+        return self.batch * self.sequence / self.context
+
+    @property
+    def scores(self) -> FloatArray:
+        """Elements of the score matrices of one head on one context rank."""
+        return self.batch * self.sequence**2 / self.context
 
     @property
     def zeros(self) -> FloatArray:
@@ -107,7 +119,11 @@ class PartWork:
     `traffic` and `backward_traffic` bytes of element-wise work; `kernels` started forward
     (twice as many backward); `saved` bytes kept for backward, of which `core` belongs to the scores' part and
     `gathered` exists only where gathered inputs are kept; `working` bytes of the largest temporaries of backward;
-    `logits` bytes per logit element that the loss holds; `parameters` on one device.
+    `exchanges` take place `exchanged` times (once or not at all).
+    `logits` bytes of the logits that the loss holds; `parameters` on one device, of which `expert_parameters` lie
+    on the grid of experts. Bytes of one rank that cross to others in a pass: `circulated` keys and values that context
+    ranks pass on, `traded` queries, keys, values and outputs that they trade for heads, `dispatched` tokens on their
+    way to their experts (and as many back), `regathered` those that expert tensor ranks gather.
     """
 
     name: str
@@ -125,3 +141,9 @@ class PartWork:
     working: FloatArray | float = 0.0
     logits: FloatArray | float = 0.0
     exchanges: Exchanges = NO_EXCHANGE
+    exchanged: FloatArray | float = 1.0
+    expert_parameters: FloatArray | float = 0.0
+    circulated: FloatArray | float = 0.0
+    traded: FloatArray | float = 0.0
+    dispatched: FloatArray | float = 0.0
+    regathered: FloatArray | float = 0.0

@@ -9,7 +9,14 @@ from meshwright.spec.errors import Problem
 from meshwright.spec.plan import Design, Plan
 from meshwright.spec.report import LineName, Report
 
-COMMUNICATION = (LineName.TENSOR, LineName.TRANSFER, LineName.GRADIENTS, LineName.PARAMETERS)
+COMMUNICATION = (
+    LineName.TENSOR,
+    LineName.CONTEXT,
+    LineName.EXPERTS,
+    LineName.TRANSFER,
+    LineName.GRADIENTS,
+    LineName.PARAMETERS,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,9 +96,10 @@ def sequence_parallel_divides(design: Design) -> Problem | None:
 def sharding_has_ranks(design: Design) -> Problem | None:
     """A sharded group has ranks to shard over, and a shard axis has something sharded on it."""
     shard = design.plan.shard
+    ranks = shard * design.plan.context
     for where, group in groups_of(design.plan):
         sharded = group.sharding is not Sharding.NONE
-        if sharded and shard == 1:
+        if sharded and ranks == 1:
             what = f"{group.sharding.value} has one rank to shard over"
             return Problem(where=f"{where}.sharding", what=what, fix="choose none, or a shard axis of 2 or more")
         if not sharded and shard > 1:

@@ -68,8 +68,9 @@ def may_fit(table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec) -> Mask
     """
     room = max(group.device.memory_bytes for group in cluster.groups)
     sizes = state_bytes(table)
-    share = model.parameters / (table.tensor * table.pipeline)
-    over = table.shard.astype(np.float64)
+    inside = np.maximum(table.tensor, table.expert * table.expert_tensor)
+    share = model.parameters / (inside * table.pipeline)
+    over = table.world / (inside * table.pipeline)
     parameters = sizes.compute / np.where(table.sharding >= ZERO3, over, 1.0)
     moments = MOMENTS * sizes.master / np.where(table.sharding >= ZERO1, over, 1.0)
     return np.asarray(share * (parameters + moments) <= room, dtype=np.bool_)

@@ -24,6 +24,8 @@ class LineName(StrEnum):
     BACKWARD = "backward"
     RECOMPUTE = "recompute"
     TENSOR = "tensor collectives"
+    CONTEXT = "context exchange"
+    EXPERTS = "expert exchange"
     TRANSFER = "pipeline transfer"
     BUBBLE = "pipeline bubble"
     GRADIENTS = "gradient collectives"

@@ -1,0 +1,117 @@
+"""Every collective of a step laid on the machines: over each axis, and over the grid of experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.cost.exchanges import ContextLinks, ExpertLinks
+from meshwright.cost.kinds import TensorLinks
+from meshwright.cost.network import Linear, collective, send
+from meshwright.cost.placement import Ring, axis_sizes, lay, strides
+from meshwright.cost.processor import Sharing
+from meshwright.cost.software import Software
+from meshwright.cost.synchronize import DataLinks
+from meshwright.cost.table import IntArray, PlanTable
+from meshwright.spec.cluster import ClusterSpec, Collective, NodeGroup
+from meshwright.spec.plan import AxisName
+
+Dim = tuple[IntArray, IntArray]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    """The collectives of a step, one entry a row; `everyone` is one all-reduce over all ranks."""
+
+    tensor: TensorLinks
+    context: ContextLinks
+    experts: ExpertLinks
+    data: DataLinks
+    expert_data: DataLinks
+    everyone: Linear
+
+
+def lay_links(
+    table: PlanTable, *, group: NodeGroup, cluster: ClusterSpec, sharing: Sharing, software: Software
+) -> Links:
+    """The collectives of every row on nodes like those of `group`."""
+    sizes, steps = axis_sizes(table), strides(table)
+
+    def price(operation: Collective, *dims: Dim) -> Linear:
+        """Groups beside this one contend for the cores; ranks of this one do so in its measured times already."""
+        around = lay(table, dims, group=group, cluster=cluster)
+        beside = sharing.lockstep / sharing.slowdown(around.per_node)
+        return collective(operation, around, group=group, cluster=cluster).slowed(np.maximum(beside, 1.0))
+
+    axes = {name: (sizes[name], steps[name]) for name in AxisName}
+    scatter = Collective.ALL_TO_ALL if software.exchanges_scatter(group.device.kind) else Collective.REDUCE_SCATTER
+    tensor, replicas = axes[AxisName.TENSOR], axes[AxisName.REPLICATE]
+    shards = (axes[AxisName.SHARD], axes[AxisName.CONTEXT])
+    data = DataLinks(
+        gather=price(Collective.ALL_GATHER, *shards),
+        scatter=price(scatter, *shards),
+        reduce_replicas=price(Collective.ALL_REDUCE, replicas),
+        reduce_all=price(Collective.ALL_REDUCE, replicas, *shards),
+    )
+    inner, outer = _runs(table, steps[AxisName.CONTEXT])
+    context = ContextLinks(
+        trade=price(Collective.ALL_TO_ALL, inner),
+        gather=price(Collective.ALL_GATHER, outer),
+        scatter=price(scatter, outer),
+        hop=_hop(lay(table, (outer,), group=group, cluster=cluster), group=group),
+        outer=outer[0].astype(np.float64),
+    )
+    slices, experts, shard_experts, same_experts = _grid(table)
+    gridded = bool(table.on_grid.any())
+    return Links(
+        tensor=TensorLinks(
+            reduce=price(Collective.ALL_REDUCE, tensor),
+            gather=price(Collective.ALL_GATHER, tensor),
+            scatter=price(scatter, tensor),
+        ),
+        context=context,
+        experts=ExpertLinks(
+            dispatch=price(Collective.ALL_TO_ALL, experts),
+            gather=price(Collective.ALL_GATHER, slices),
+            scatter=price(scatter, slices),
+        ),
+        data=data,
+        expert_data=DataLinks(
+            gather=price(Collective.ALL_GATHER, shard_experts),
+            scatter=price(scatter, shard_experts),
+            reduce_replicas=price(Collective.ALL_REDUCE, same_experts),
+            reduce_all=price(Collective.ALL_REDUCE, shard_experts, same_experts),
+        )
+        if gridded
+        else data,
+        everyone=price(Collective.ALL_REDUCE, *axes.values()),
+    )
+
+
+def _runs(table: PlanTable, step: IntArray) -> tuple[Dim, Dim]:
+    """The context axis in two levels: neighbours that trade heads, and runs of them."""
+    return (table.inner, step), (table.context // table.inner, step * table.inner)
+
+
+def _grid(table: PlanTable) -> tuple[Dim, Dim, Dim, Dim]:
+    """The ranks of a stage as experts see them, the nearest first: slices, experts, shards and replicas.
+
+    Without a grid the first two are one rank each, and the others those of the dense parts.
+    """
+    ones = np.ones(len(table), dtype=np.int64)
+    slices = np.where(table.on_grid, table.expert_tensor, 1)
+    experts = np.where(table.on_grid, table.expert, 1)
+    inside = np.where(table.on_grid, slices * experts, table.tensor)
+    shards = table.expert_divided
+    return (slices, ones), (experts, slices), (shards, inside), (table.expert_replicas, inside * shards)
+
+
+def _hop(around: Ring, *, group: NodeGroup) -> Linear:
+    """One message to the next rank of a ring: the slowest of its links decides, rings of a node share its adapters."""
+    near = send(group.inside, senders=np.ones_like(around.size), adapters=1.0)
+    far = send(group.nic, senders=group.devices_per_node / around.per_node, adapters=float(group.nics))
+    apart = around.nodes > 1.0
+    return Linear(
+        latency=np.where(apart, far.latency, near.latency), per_byte=np.where(apart, far.per_byte, near.per_byte)
+    )
