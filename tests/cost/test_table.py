@@ -1,9 +1,11 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.cost import PRECISIONS, SHARDINGS, Layout, PlanTable
+from meshwright.cost import PRECISIONS, SHARDINGS, Layout, PlanTable, evaluate
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.plan import BlockGroup, Recompute, ScheduleKind, Sharding, Stage
@@ -39,20 +41,33 @@ def test_columns_left_out_have_their_defaults():
     assert table.take(np.array([False, True])).tensor.tolist() == [2]
 
 
-def test_groups_that_differ_are_refused_in_words():
+def halved(**second):
+    """A plan of one stage whose second half of blocks has settings of its own."""
     plan = design(llama(layers=4), selene(nodes=1), layout=even_layout(layers=4, pipeline=1)).plan
-    halves = (
-        BlockGroup(start=0, stop=3, recompute=Recompute.FULL),
-        BlockGroup(start=3, stop=6, recompute=Recompute.NONE),
-    )
-    uneven = plan.__class__(
-        model=plan.model,
-        cluster=plan.cluster,
-        axes=plan.axes,
-        stages=(Stage(rank=0, groups=halves),),
-        schedule=plan.schedule,
-        sequence_length=plan.sequence_length,
-        microbatch=1,
-    )
+    halves = (BlockGroup(start=0, stop=3), BlockGroup(start=3, stop=6, **second))
+    return replace(plan, stages=(Stage(rank=0, groups=halves),))
+
+
+def test_groups_that_differ_are_refused_in_words():
     with pytest.raises(ConfigError, match="differ"):
-        PlanTable.from_plan(uneven)
+        PlanTable.from_plan(halved(precision=Precision.FP32))
+
+
+def test_blocks_may_differ_in_what_they_compute_again():
+    plan = halved(recompute=Recompute.FULL)
+    table = PlanTable.from_plan(plan)
+    assert table.to_plan(0, model=plan.model, cluster=plan.cluster, sequence_length=plan.sequence_length) == plan
+
+    made = design(llama(layers=4), selene(nodes=1), layout=even_layout(layers=4, pipeline=1))
+
+    def costs(of):
+        return evaluate(PlanTable.from_plan(of), model=made.model, cluster=made.cluster, job=made.job)
+
+    none, half, full = costs(halved()), costs(plan), costs(recomputed(halved()))
+    assert half.parts["recompute"][0] == pytest.approx(full.parts["recompute"][0] / 2)
+    assert none.memory_bytes[0] > half.memory_bytes[0] > full.memory_bytes[0]
+
+
+def recomputed(plan):
+    groups = tuple(replace(group, recompute=Recompute.FULL) for group in plan.stages[0].groups)
+    return replace(plan, stages=(Stage(rank=0, groups=groups),))

@@ -113,7 +113,9 @@ CASES = {
         lambda: D(schedule=INTERLEAVED), lambda: reranked(D(schedule=INTERLEAVED), 0, 0, 1, 1), "choose rank 1"
     ),
     "groups-uniform": Case(
-        D, lambda: regrouped(D(), 1, recompute=Recompute.FULL), "plan.stages[*].groups[*].recompute: groups differ"
+        lambda: regrouped(D(), 1, recompute=Recompute.FULL),
+        lambda: regrouped(D(), 1, precision=Precision.FP32),
+        "plan.stages[*].groups[*].precision: groups differ",
     ),
     "tensor-is-axis": Case(D, lambda: regrouped(D(), 0, tensor=1), "1 is not the size of the tensor axis, 2"),
     "tensor-divides-heads": Case(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from meshwright.cost.layouts import LayoutArrays
 from meshwright.cost.longest_path import Path
 from meshwright.cost.machine import Machine
 from meshwright.cost.memory import grid_parameters, local_parameters, owned_parameters
+from meshwright.cost.offload import away_seconds, optimizes_away
 from meshwright.cost.pipeline import RankSeconds, Shape, makespan
 from meshwright.cost.synchronize import bucketed
 from meshwright.cost.table import BoolArray, IntArray, PlanTable
@@ -28,6 +30,7 @@ _NAMES = (
     "tensor",
     "context",
     "experts",
+    "carried",
     "gather",
     "scatter",
     "whole_gather",
@@ -35,6 +38,17 @@ _NAMES = (
     "flops",
 )
 _PASSES = ("down", "up")
+_EVERY_PASS = MappingProxyType(
+    {
+        LineName.FORWARD: "forward",
+        LineName.BACKWARD: "backward",
+        LineName.RECOMPUTE: "recompute",
+        LineName.TENSOR: "tensor",
+        LineName.CONTEXT: "context",
+        LineName.EXPERTS: "experts",
+        LineName.HOST: "carried",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,13 +112,8 @@ def assemble(
     fixed = max(entry.group.device.step_overhead_seconds for entry in machines)
     after = np.maximum(_worst(once.gradients - early, shape.valid), 0.0) + agree
     before = np.maximum(_worst(once.gather - start, shape.valid), 0.0)
-    parts: dict[str, FloatArray] = {
-        LineName.FORWARD: of(each.by_name["forward"]) * passes,
-        LineName.BACKWARD: of(each.by_name["backward"]) * passes,
-        LineName.RECOMPUTE: of(each.by_name["recompute"]) * passes,
-        LineName.TENSOR: of(each.by_name["tensor"]) * passes,
-        LineName.CONTEXT: of(each.by_name["context"]) * passes,
-        LineName.EXPERTS: of(each.by_name["experts"]) * passes,
+    parts: dict[str, FloatArray] = {line: of(each.by_name[name]) * passes for line, name in _EVERY_PASS.items()}
+    parts |= {
         LineName.TRANSFER: pipe.moving - pipe.still,
         LineName.BUBBLE: pipe.still - pipe.own,
         LineName.GRADIENTS: of(each.by_name["scatter"]) * passes + after,
@@ -117,7 +126,7 @@ def assemble(
         LineName.GRADIENTS: of(each.by_name["whole_scatter"]) * passes + of(once.whole_gradients) + agree,
         LineName.PARAMETERS: of(each.by_name["whole_gather"]) * passes + of(once.whole_gather),
     }
-    exchanged = _weighted(counts["total"], [block.tensor_bytes for block in machines[0].blocks])
+    exchanged = _weighted(counts["total"], [block.exchange.tensor_bytes for block in machines[0].blocks])
     return Step(
         seconds=np.sum(list(parts.values()), axis=0),
         parts=parts,
@@ -242,9 +251,10 @@ def _values(entry: Machine) -> dict[str, FloatArray]:
         "forward": column([b.forward for b in blocks], entry.action),
         "backward": column([b.backward for b in blocks], entry.action),
         "recompute": column([b.recompute for b in blocks], zeros),
-        "tensor": column([b.tensor_forward + b.tensor_backward for b in blocks], zeros),
-        "context": column([b.context_forward + b.context_backward for b in blocks], zeros),
-        "experts": column([b.expert_forward + b.expert_backward for b in blocks], zeros),
+        "tensor": column([b.exchange.tensor_forward + b.exchange.tensor_backward for b in blocks], zeros),
+        "context": column([b.exchange.context_forward + b.exchange.context_backward for b in blocks], zeros),
+        "experts": column([b.exchange.expert_forward + b.exchange.expert_backward for b in blocks], zeros),
+        "carried": column([2.0 * b.carried for b in blocks], zeros),
         "gather": column([s.each_gather_forward[0] + s.each_gather_backward[0] for s in syncs], zeros),
         "scatter": column([s.each_scatter[0] for s in syncs], zeros),
         "whole_gather": column([s.each_gather_forward[1] + s.each_gather_backward[1] for s in syncs], zeros),
@@ -282,11 +292,15 @@ def _once(
         )
         owned = owned_parameters(table, parameters, apart)
         step = optimizer_seconds(owned, device=entry.group.device, clipped=job.optimizer.clip_norm is not None)
+        step = step * (entry.sharing.everyone / entry.sharing.speed)[:, None]
+        away = optimizes_away(table)
+        if away.any():
+            step = np.where(away[:, None], away_seconds(owned, sizes=entry.sizes, group=entry.group), step)
         total = counts["total"]
         found = {
             "gather": _weighted(total, [s.once_gather[0] for s in entry.syncs]),
             "gradients": _weighted(total, [s.once_gradients[0] for s in entry.syncs]) + exposed,
-            "optimizer": step * (entry.sharing.everyone / entry.sharing.speed)[:, None],
+            "optimizer": step,
             "whole_gather": _weighted(total, [s.once_gather[1] for s in entry.syncs]),
             "whole_gradients": _weighted(total, [s.once_gradients[1] for s in entry.syncs]) + whole,
         }

@@ -1,17 +1,17 @@
-"""Collectives inside a layer beside those of the tensor axis: keys and values over context ranks, tokens to experts."""
+"""Collectives inside a layer: features over tensor ranks, keys and values over context ranks, tokens to experts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from meshwright.cost.compute import PassSeconds
 from meshwright.cost.network import Linear
-from meshwright.cost.table import EXCHANGES, PlanTable
-from meshwright.cost.work import FloatArray, PartWork
+from meshwright.cost.table import EXCHANGES, BoolArray, PlanTable
+from meshwright.cost.work import FloatArray, PartWork, Sizes
 from meshwright.spec.plan import ExchangeKind
 
 IndexArray = npt.NDArray[np.intp]
@@ -45,14 +45,117 @@ class ExpertLinks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContextSeconds:
-    """Exposed seconds of one layer's exchange by pass, shape (rows,)."""
+class TensorLinks:
+    """Collectives over the tensor axis, one entry a row."""
 
-    forward: FloatArray
-    backward: FloatArray
+    reduce: Linear
+    gather: Linear
+    scatter: Linear
 
 
-def context_seconds(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerLinks:
+    tensor: TensorLinks
+    context: ContextLinks
+    experts: ExpertLinks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchanged:
+    """Seconds of one block's collectives by pass, those of context ranks that scores do not hide; shape (rows,).
+
+    `tensor_bytes` are of all tensors that tensor ranks exchange in both passes.
+    """
+
+    tensor_forward: FloatArray
+    tensor_backward: FloatArray
+    context_forward: FloatArray
+    context_backward: FloatArray
+    expert_forward: FloatArray
+    expert_backward: FloatArray
+    tensor_bytes: FloatArray
+
+    @property
+    def forward(self) -> FloatArray:
+        return self.tensor_forward + self.context_forward + self.expert_forward
+
+    @property
+    def backward(self) -> FloatArray:
+        return self.tensor_backward + self.context_backward + self.expert_backward
+
+    def repeated(self, *, full: BoolArray, scores: BoolArray) -> Exchanged:
+        """With what backward exchanges again: all of forward where it is `full`, keys and values where `scores`."""
+        again = full | scores
+        return replace(
+            self,
+            tensor_backward=self.tensor_backward + np.where(full, self.tensor_forward, 0.0),
+            context_backward=self.context_backward + np.where(again, self.context_forward, 0.0),
+            expert_backward=self.expert_backward + np.where(full, self.expert_forward, 0.0),
+        )
+
+
+def exchange_seconds(
+    works: tuple[PartWork, ...],
+    passes: list[PassSeconds],
+    table: PlanTable,
+    *,
+    hidden: FloatArray,
+    sizes: Sizes,
+    inverse: IndexArray,
+    links: LayerLinks,
+    hides: FloatArray,
+) -> Exchanged:
+    """What the exchanges of all parts of a block take together.
+
+    `hidden` is bytes of the whole hidden features, one entry a combination; `hides` scales seconds of work to those of
+    the row.
+    """
+    tensor = _tensor_seconds(
+        works, table, hidden=hidden[inverse], statistics=(4.0 * sizes.tokens)[inverse], inverse=inverse, links=links
+    )
+    context_forward, context_backward = _context_seconds(
+        works, passes, inverse, table=table, links=links.context, hides=hides
+    )
+    experts = _expert_seconds(works, inverse, links=links.experts)
+    return Exchanged(
+        tensor_forward=tensor[0],
+        tensor_backward=tensor[1],
+        tensor_bytes=tensor[2],
+        context_forward=context_forward,
+        context_backward=context_backward,
+        expert_forward=experts,
+        expert_backward=experts,
+    )
+
+
+def _tensor_seconds(
+    works: tuple[PartWork, ...],
+    table: PlanTable,
+    *,
+    hidden: FloatArray,
+    statistics: FloatArray,
+    inverse: IndexArray,
+    links: LayerLinks,
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Seconds forward and backward over the tensor axis, and bytes of all tensors exchanged."""
+    over = links.tensor
+    whole, gather, scatter = (link.seconds(hidden) for link in (over.reduce, over.gather, over.scatter))
+
+    def count(name: str) -> FloatArray:
+        return _rows((getattr(part.exchanges, name) * part.exchanged for part in works), inverse)
+
+    split = table.sequence_parallel
+    gathers, scatters, small = count("gathers_forward"), count("scatters_forward"), count("small")
+    back_gathers, back_scatters = count("gathers_backward"), count("scatters_backward")
+    reduced, back_reduced = count("forward"), count("backward")
+    forward = np.where(split, gathers * gather + scatters * scatter, reduced * whole)
+    backward = np.where(split, back_gathers * gather + back_scatters * scatter, back_reduced * whole)
+    number = np.where(split, gathers + scatters + back_gathers + back_scatters, reduced + back_reduced)
+    moved = np.where(table.tensor > 1, number * hidden + small * statistics, 0.0)
+    return forward + small * over.reduce.seconds(statistics), backward, moved
+
+
+def _context_seconds(
     works: tuple[PartWork, ...],
     passes: list[PassSeconds],
     inverse: IndexArray,
@@ -60,17 +163,15 @@ def context_seconds(
     table: PlanTable,
     links: ContextLinks,
     hides: FloatArray,
-) -> ContextSeconds:
-    """What a layer's attention waits for keys and values of other context ranks.
+) -> tuple[FloatArray, FloatArray]:
+    """What a layer's attention waits for keys and values of other context ranks, forward and backward.
 
     Around a ring (2310.01889) every step's scores hide the next step's transfer as far as they last; backward passes
     keys and values on again with their gradients. Gathered (2407.21783) they come before the scores, and gradients
-    are scattered after them. Ranks that trade tokens for heads (2309.14509) do so before and after. `hides` scales
-    seconds of work to those of the row.
+    are scattered after them. Ranks that trade tokens for heads (2309.14509) do so before and after.
     """
     if not (table.context > 1).any():
-        zeros = np.zeros(len(table))
-        return ContextSeconds(forward=zeros, backward=zeros)
+        return np.zeros(len(table)), np.zeros(len(table))
     passed, traded = (_rows((getattr(p, name) for p in works), inverse) for name in ("circulated", "traded"))
     core, core_backward = (_rows((getattr(p, n) for p in passes), inverse) * hides for n in ("core", "core_backward"))
     steps = np.maximum(links.outer - 1.0, 0.0)
@@ -86,12 +187,10 @@ def context_seconds(
     backward = np.where(rings, ring((1.0 + _GRADIENT_SHARE) * passed, core_backward), gather + scatter)
     trades = np.where(traded > 0.0, links.trade.seconds(traded, calls=_TRADES), 0.0)
     attends = several & (passed > 0.0)
-    return ContextSeconds(
-        forward=trades + np.where(attends, forward, 0.0), backward=trades + np.where(attends, backward, 0.0)
-    )
+    return trades + np.where(attends, forward, 0.0), trades + np.where(attends, backward, 0.0)
 
 
-def expert_seconds(works: tuple[PartWork, ...], inverse: IndexArray, *, links: ExpertLinks) -> FloatArray:
+def _expert_seconds(works: tuple[PartWork, ...], inverse: IndexArray, *, links: ExpertLinks) -> FloatArray:
     """Seconds one way of a pass and back: tokens to their experts, gathered by the ranks that divide them, and back.
 
     Backward takes as long: gradients go the same ways (2504.14960).

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from meshwright.cost.compute import PassSeconds, Rates, part_seconds, rates
-from meshwright.cost.exchanges import ContextLinks, ExpertLinks, context_seconds, expert_seconds
-from meshwright.cost.network import Linear
+from meshwright.cost.exchanges import Exchanged, LayerLinks, exchange_seconds
+from meshwright.cost.layouts import Kind
+from meshwright.cost.offload import carried_seconds, keeps_away
 from meshwright.cost.operators import MIXTURE, block_work
 from meshwright.cost.software import Software
 from meshwright.cost.states import state_bytes
-from meshwright.cost.table import PRECISIONS, RECOMPUTES, SHARDINGS, BoolArray, PlanTable
+from meshwright.cost.table import RECOMPUTES, SHARDINGS, BoolArray, PlanTable
 from meshwright.cost.work import FloatArray, PartWork, Sizes
-from meshwright.spec.cluster import DeviceKind, DeviceSpec
+from meshwright.spec.cluster import DeviceKind, DeviceSpec, NodeGroup
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import Block, Embedding, Layer
 from meshwright.spec.plan import Recompute, Sharding
@@ -40,27 +41,27 @@ class BlockBytes:
     working: FloatArray
     logits: FloatArray
 
+    def without(self, away: BoolArray) -> BlockBytes:
+        """Where kept bytes are `away` in the host's memory, those of two blocks on their way are left."""
+        transit = np.where(away, 2.0 * self.kept, 0.0)
+        return replace(self, kept=np.where(away, 0.0, self.kept), working=self.working + transit)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockSeconds:
     """Seconds of one block of a kind for one microbatch; arrays of shape (rows,).
 
-    `forward` and `backward` are the device's and the host's own time, `recompute` what backward does again,
-    `tensor_forward` and `tensor_backward` collectives over the tensor axis, `context_*` over the context axis that the
-    scores do not hide, `expert_*` over the grid of experts (a repeated forward's belong to backward).
-    `expert_parameters` of `parameters` lie on the grid of experts. `parts` splits forward and backward by part name, one entry a combination; `part_seconds` by row.
+    `forward` and `backward` are the device's and the host's own time, `recompute` what backward does again, `exchange`
+    the collectives inside the layer, with those of a repeated forward; `carried` is what activations on their way to
+    the host's memory add to each pass. `expert_parameters` of `parameters` lie on the grid of experts. `parts` splits
+    forward and backward by part name, one entry a combination; `part_seconds` by row.
     """
 
     forward: FloatArray
     backward: FloatArray
     recompute: FloatArray
-    tensor_forward: FloatArray
-    tensor_backward: FloatArray
-    context_forward: FloatArray
-    context_backward: FloatArray
-    expert_forward: FloatArray
-    expert_backward: FloatArray
-    tensor_bytes: FloatArray
+    exchange: Exchanged
+    carried: FloatArray
     flops: FloatArray
     parameters: FloatArray
     expert_parameters: FloatArray
@@ -72,12 +73,11 @@ class BlockSeconds:
     @property
     def whole_forward(self) -> FloatArray:
         """Work and every exchange inside the layer."""
-        return self.forward + self.tensor_forward + self.context_forward + self.expert_forward
+        return self.forward + self.exchange.forward + self.carried
 
     @property
     def whole_backward(self) -> FloatArray:
-        work = self.backward + self.recompute
-        return work + self.tensor_backward + self.context_backward + self.expert_backward
+        return self.backward + self.recompute + self.exchange.backward + self.carried
 
     def part_seconds(self, name: str) -> tuple[FloatArray, FloatArray]:
         """Seconds forward and backward of the part called `name`, shape (rows,)."""
@@ -93,14 +93,10 @@ class Combination:
     rates: Rates
     inverse: IndexArray
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorLinks:
-    """Collectives over the tensor axis, one entry a row."""
-
-    reduce: Linear
-    gather: Linear
-    scatter: Linear
+    def rows(self, values: Iterable[FloatArray | float]) -> FloatArray:
+        """The sum of values by combination, row by row."""
+        total: FloatArray = np.asarray(sum(values, self.sizes.zeros), dtype=np.float64)
+        return total[self.inverse]
 
 
 def combine(table: PlanTable, *, device: DeviceSpec, job: JobSpec, software: Software) -> Combination:
@@ -179,75 +175,102 @@ def operator_sizes(
 
 
 def price_block(
-    block: Block,
+    kind: Kind,
     table: PlanTable,
     combination: Combination,
     *,
-    device: DeviceSpec,
+    group: NodeGroup,
     software: Software,
-    links: TensorLinks,
-    around: ContextLinks,
-    grid: ExpertLinks,
+    links: LayerLinks,
     slow: FloatArray,
     speed: FloatArray,
 ) -> BlockSeconds:
-    """What one block like `block` costs on every row of `table`.
+    """What one block of `kind` costs on every row of `table`.
 
     Work runs `speed` times as fast as on one core and `slow` times as long because ranks share cores.
     """
-    inverse, sizes = combination.inverse, combination.sizes
-    works = block_work(block, sizes)
-    passes = [part_seconds(part, device=device, rates=combination.rates, software=software) for part in works]
-
-    def row(values: Iterable[FloatArray]) -> FloatArray:
-        return np.asarray(sum(values, sizes.zeros)[inverse], dtype=np.float64)
-
+    sizes, rates = combination.sizes, combination.rates
+    works = block_work(kind.block, sizes)
+    passes = [part_seconds(part, device=group.device, rates=rates, software=software) for part in works]
+    row = combination.rows
+    exchange = exchange_seconds(
+        works,
+        passes,
+        table,
+        hidden=sizes.tokens * _width(kind.block) * sizes.itemsize,
+        sizes=sizes,
+        inverse=combination.inverse,
+        links=links,
+        hides=slow / speed,
+    )
     parameters = row(part.parameters for part in works)
-    exchange = _exchange_seconds(works, table, combination, block=block, links=links)
     casts = parameters * _cast_bytes(table, software=software)
+    forward, backward = _pass_seconds(
+        kind.block,
+        works,
+        passes,
+        table,
+        combination,
+        casts=casts,
+        exchange=exchange,
+        device=group.device,
+        software=software,
+        speed=speed,
+    )
+    full, selective = _again(kind, table, _FULL), _again(kind, table, _SELECTIVE)
+    core = row(p.core for p in passes) / speed
+    held = _bytes(works, kind, table, combination, software=software, casts=casts)
+    away = keeps_away(kind, table)
+    return BlockSeconds(
+        forward=forward * slow,
+        backward=backward * slow,
+        recompute=np.where(full, forward, np.where(selective, core, 0.0)) * slow,
+        exchange=exchange.repeated(full=full, scores=selective),
+        carried=carried_seconds(held.kept, forward * slow, away, group=group),
+        flops=row([p.flops for part in works for p in part.products] + [part.score_flops for part in works]),
+        parameters=parameters,
+        expert_parameters=row(part.expert_parameters for part in works),
+        bytes=held.without(away),
+        parts=_parts(works, passes),
+        inverse=combination.inverse,
+        factor=slow / speed,
+    )
+
+
+def _pass_seconds(
+    block: Block,
+    works: tuple[PartWork, ...],
+    passes: list[PassSeconds],
+    table: PlanTable,
+    combination: Combination,
+    *,
+    casts: FloatArray,
+    exchange: Exchanged,
+    device: DeviceSpec,
+    software: Software,
+    speed: FloatArray,
+) -> tuple[FloatArray, FloatArray]:
+    """Seconds of a block forward and backward, the host's work and the copies of `casts` bytes with it."""
+    row = combination.rows
     extra = _host_extra(block, table, device=device, software=software)
     cast = 3.0 * casts / (device.memory_bandwidth * device.memory_fraction)
     cpu = device.kind is DeviceKind.CPU
     starts = _matrices(works) * device.launch_seconds
     apart = 0.0 if software.fused_accumulation else 1.0
-    added = apart * _accumulation_seconds(parameters, table, device=device)
+    added = apart * _accumulation_seconds(row(part.parameters for part in works), table, device=device)
     forward = _with_host(
         (row(p.forward for p in passes) + cast) / speed,
         row(p.host_forward for p in passes) + extra + np.where(casts > 0.0, starts, 0.0),
-        exchange.forward,
+        exchange.tensor_forward,
         cpu=cpu,
     )
     backward = _with_host(
         (row(p.backward for p in passes) + cast + added) / speed,
         row(p.host_backward for p in passes) + extra + apart * starts + np.where(casts > 0.0, starts, 0.0),
-        exchange.backward,
+        exchange.tensor_backward,
         cpu=cpu,
     )
-    again, selective = _again(block, table, _FULL), _again(block, table, _SELECTIVE)
-    core = row(p.core for p in passes) / speed
-    flops = row(product.flops for part in works for product in part.products)
-    repeated = again | selective
-    context = context_seconds(works, passes, inverse, table=table, links=around, hides=slow / speed)
-    experts = expert_seconds(works, inverse, links=grid)
-    return BlockSeconds(
-        forward=forward * slow,
-        backward=backward * slow,
-        recompute=np.where(again, forward, np.where(selective, core, 0.0)) * slow,
-        tensor_forward=exchange.forward,
-        tensor_backward=exchange.backward + np.where(again, exchange.forward, 0.0),
-        context_forward=context.forward,
-        context_backward=context.backward + np.where(repeated, context.forward, 0.0),
-        expert_forward=experts,
-        expert_backward=experts + np.where(again, experts, 0.0),
-        tensor_bytes=exchange.moved,
-        flops=flops + row(part.score_flops + sizes.batch * 0.0 for part in works),
-        parameters=parameters,
-        expert_parameters=row(part.expert_parameters + sizes.zeros for part in works),
-        bytes=_bytes(works, block, table, combination, software=software, casts=casts),
-        parts=_parts(works, passes),
-        inverse=inverse,
-        factor=slow / speed,
-    )
+    return forward, backward
 
 
 def _parts(works: tuple[PartWork, ...], passes: list[PassSeconds]) -> dict[str, tuple[FloatArray, FloatArray]]:
@@ -303,44 +326,11 @@ def _host_extra(block: Block, table: PlanTable, *, device: DeviceSpec, software:
     return np.asarray(extra + np.where(table.sharding > 0, device.shard_layer_seconds, 0.0), dtype=np.float64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Exchange:
-    """Seconds over the tensor axis by pass, and the bytes of all tensors exchanged; arrays of shape (rows,)."""
-
-    forward: FloatArray
-    backward: FloatArray
-    moved: FloatArray
-
-
-def _exchange_seconds(
-    works: tuple[PartWork, ...], table: PlanTable, combination: Combination, *, block: Block, links: TensorLinks
-) -> _Exchange:
-    """What the exchanges of all parts of a block take together."""
-    sizes, inverse = combination.sizes, combination.inverse
-    hidden = (sizes.tokens * _width(block) * sizes.itemsize)[inverse]
-    statistics = (sizes.tokens * 4.0)[inverse]
-    whole, gather, scatter = (link.seconds(hidden) for link in (links.reduce, links.gather, links.scatter))
-
-    def count(name: str) -> FloatArray | float:
-        found = sum(getattr(part.exchanges, name) * part.exchanged for part in works)
-        return found if isinstance(found, (int, float)) else found[inverse]
-
-    split = table.sequence_parallel
-    gathers, scatters = count("gathers_forward"), count("scatters_forward")
-    back_gathers, back_scatters = count("gathers_backward"), count("scatters_backward")
-    forward = np.where(split, gathers * gather + scatters * scatter, count("forward") * whole)
-    backward = np.where(split, back_gathers * gather + back_scatters * scatter, count("backward") * whole)
-    number = np.where(split, gathers + scatters + back_gathers + back_scatters, count("forward") + count("backward"))
-    return _Exchange(
-        forward=forward + count("small") * links.reduce.seconds(statistics),
-        backward=backward,
-        moved=np.where(table.tensor > 1, number * hidden + count("small") * statistics, 0.0),
-    )
-
-
-def _again(block: Block, table: PlanTable, kind: int) -> BoolArray:
+def _again(kind: Kind, table: PlanTable, policy: int) -> BoolArray:
     """Rows whose plan recomputes this block in that way: only layers are recomputed."""
-    return np.asarray(isinstance(block, Layer) & (table.recompute == kind), dtype=np.bool_)
+    if not isinstance(kind.block, Layer):
+        return np.zeros(len(table), dtype=np.bool_)
+    return table.recompute == policy if kind.recompute is None else np.full(len(table), kind.recompute == policy)
 
 
 def _width(block: Block) -> int:
@@ -351,15 +341,15 @@ def _width(block: Block) -> int:
 
 def _bytes(
     works: tuple[PartWork, ...],
-    block: Block,
+    kind: Kind,
     table: PlanTable,
     combination: Combination,
     *,
     software: Software,
     casts: FloatArray,
 ) -> BlockBytes:
-    sizes, inverse = combination.sizes, combination.inverse
-    full, selective = _again(block, table, _FULL), _again(block, table, _SELECTIVE)
+    block, sizes, inverse = kind.block, combination.sizes, combination.inverse
+    full, selective = _again(kind, table, _FULL), _again(kind, table, _SELECTIVE)
     casts = casts * (not isinstance(block, Embedding))
     zeros = np.zeros_like(sizes.batch)
     kept, core, working, logits = zeros, zeros, zeros, zeros

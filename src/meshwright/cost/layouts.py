@@ -9,7 +9,16 @@ import numpy as np
 
 from meshwright.cost.table import BoolArray, IntArray, Layout
 from meshwright.cost.work import FloatArray
-from meshwright.spec.model import Block, ModelSpec
+from meshwright.spec.model import Block, Layer, ModelSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A distinct block under a distinct policy, indexes as in the table; None takes the row's own."""
+
+    block: Block
+    recompute: int | None = None
+    offload: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +30,7 @@ class LayoutArrays:
     this one. `rank` is the pipeline rank; `everything` the sum over all ranks, shape (layouts, kinds + 1).
     """
 
-    kinds: tuple[Block, ...]
+    kinds: tuple[Kind, ...]
     valid: BoolArray
     rank: IntArray
     total: FloatArray
@@ -38,13 +47,15 @@ def count(layouts: Sequence[Layout], *, model: ModelSpec, every_rank: bool) -> L
     Without `every_rank`, a run of equal ranks is shown by its two ends: what is linear or monotone along the run has
     its largest value there, so that no cost and no peak is lost.
     """
-    kinds = tuple(dict.fromkeys(model.blocks))
+    told = {layout.policies: _kinds(model, layout.policies) for layout in layouts}
+    kinds = tuple(dict.fromkeys(kind for each in told.values() for kind in each))
     index = {kind: position for position, kind in enumerate(kinds)}
-    upto = np.zeros((len(model.blocks) + 1, len(kinds) + 1))
-    for position, block in enumerate(model.blocks):
-        upto[position + 1] = upto[position]
-        upto[position + 1, index[block]] += 1.0
-    shown = [_ranks(layout, upto, every_rank=every_rank) for layout in layouts]
+    sums: dict[tuple[tuple[int, int], ...], FloatArray] = {}
+    for policies, each in told.items():
+        ones = np.zeros((len(each) + 1, len(kinds) + 1))
+        ones[np.arange(1, len(each) + 1), [index[kind] for kind in each]] = 1.0
+        sums[policies] = np.cumsum(ones, axis=0)
+    shown = [_ranks(layout, sums[layout.policies], every_rank=every_rank) for layout in layouts]
     width = max(len(entry.rank) for entry in shown)
 
     def pad(name: str) -> FloatArray:
@@ -64,6 +75,16 @@ def count(layouts: Sequence[Layout], *, model: ModelSpec, every_rank: bool) -> L
     return LayoutArrays(
         kinds=kinds, valid=valid, rank=rank, everything=np.stack([entry.everything for entry in shown]), **padded
     )
+
+
+def _kinds(model: ModelSpec, policies: tuple[tuple[int, int], ...]) -> list[Kind]:
+    """The kind of every block; only layers have a policy of their own."""
+    if not policies:
+        return [Kind(block=block) for block in model.blocks]
+    return [
+        Kind(block=block, recompute=policy[0], offload=policy[1]) if isinstance(block, Layer) else Kind(block=block)
+        for block, policy in zip(model.blocks, policies, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

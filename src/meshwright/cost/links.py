@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.cost.exchanges import ContextLinks, ExpertLinks
-from meshwright.cost.kinds import TensorLinks
+from meshwright.cost.exchanges import ContextLinks, ExpertLinks, LayerLinks, TensorLinks
 from meshwright.cost.network import Linear, collective, send
 from meshwright.cost.placement import Ring, axis_sizes, lay, strides
 from meshwright.cost.processor import Sharing
@@ -24,9 +23,7 @@ Dim = tuple[IntArray, IntArray]
 class Links:
     """The collectives of a step, one entry a row; `everyone` is one all-reduce over all ranks."""
 
-    tensor: TensorLinks
-    context: ContextLinks
-    experts: ExpertLinks
+    layer: LayerLinks
     data: DataLinks
     expert_data: DataLinks
     everyone: Linear
@@ -64,7 +61,7 @@ def lay_links(
     )
     slices, experts, shard_experts, same_experts = _grid(table)
     gridded = bool(table.on_grid.any())
-    return Links(
+    layer = LayerLinks(
         tensor=TensorLinks(
             reduce=price(Collective.ALL_REDUCE, tensor),
             gather=price(Collective.ALL_GATHER, tensor),
@@ -76,6 +73,9 @@ def lay_links(
             gather=price(Collective.ALL_GATHER, slices),
             scatter=price(scatter, slices),
         ),
+    )
+    return Links(
+        layer=layer,
         data=data,
         expert_data=DataLinks(
             gather=price(Collective.ALL_GATHER, shard_experts),

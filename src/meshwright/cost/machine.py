@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.cost.kinds import BlockSeconds, combine, price_block
+from meshwright.cost.layouts import Kind
 from meshwright.cost.links import lay_links
 from meshwright.cost.network import collective, send
 from meshwright.cost.placement import ring
@@ -19,7 +20,7 @@ from meshwright.cost.table import PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import ClusterSpec, Collective, DeviceKind, NodeGroup
 from meshwright.spec.job import JobSpec
-from meshwright.spec.model import Block, ModelSpec
+from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import AxisName
 
 
@@ -42,7 +43,7 @@ class Machine:
 def machine(
     group: NodeGroup,
     table: PlanTable,
-    kinds: Sequence[Block],
+    kinds: Sequence[Kind],
     *,
     cluster: ClusterSpec,
     job: JobSpec,
@@ -60,11 +61,9 @@ def machine(
             kind,
             table,
             combination,
-            device=group.device,
+            group=group,
             software=software,
-            links=links.tensor,
-            around=links.context,
-            grid=links.experts,
+            links=links.layer,
             slow=sharing.lockstep,
             speed=sharing.speed,
         )

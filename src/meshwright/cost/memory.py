@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.cost.kinds import BlockSeconds
-from meshwright.cost.layouts import LayoutArrays
+from meshwright.cost.layouts import Kind, LayoutArrays
+from meshwright.cost.offload import optimizes_away
 from meshwright.cost.pipeline import Shape, held
 from meshwright.cost.states import state_bytes
 from meshwright.cost.table import SHARDINGS, BoolArray, PlanTable
@@ -105,10 +106,10 @@ def _held(
     for index, (kind, block) in enumerate(zip(arrays.kinds, blocks, strict=True)):
         present = total[..., index] > 0
         working = np.where(present, np.maximum(working, block.bytes.working[:, None]), working)
-        if isinstance(kind, Layer):
+        if isinstance(kind.block, Layer):
             largest = np.where(present, np.maximum(largest, block.parameters[:, None]), largest)
             largest_kept = np.where(present, np.maximum(largest_kept, block.bytes.kept[:, None]), largest_kept)
-        if kind is model.head or kind == model.head:
+        if kind.block == model.head:
             tied = model.head.matrix_parameters / table.tensor if model.head.tied else 0.0
             head = np.where(present, np.maximum(block.parameters, tied)[:, None], head)
             one_logits = np.where(present, block.bytes.logits[:, None], one_logits)
@@ -180,8 +181,8 @@ def local_parameters(
     total = counts["total"]
     values = np.stack([block.parameters for block in blocks], axis=1)
     parameters = np.einsum("nrk,nk->nr", total[..., :-1], values)
-    embeds = total[..., arrays.kinds.index(model.embedding)]
-    heads = total[..., arrays.kinds.index(model.head)]
+    embeds = total[..., arrays.kinds.index(Kind(block=model.embedding))]
+    heads = total[..., arrays.kinds.index(Kind(block=model.head))]
     if model.head.tied:
         copied = np.maximum(heads - embeds, 0.0)
         parameters = parameters + copied * (model.head.matrix_parameters / table.tensor)[:, None]
@@ -249,7 +250,7 @@ def _states(table: PlanTable, parameters: FloatArray, apart: FloatArray, *, summ
     share = np.where(sharding == _ZERO1, parameters, owned) * master
     return _States(
         parameters=owned * master + parameters * whole,
-        optimizer=owned * 2.0 * master,
+        optimizer=np.where(optimizes_away(table)[:, None], 0.0, owned * 2.0 * master),
         before=np.where(bucketed | summed, share, 0.0),
         after=share + np.where(sharding == _ZERO1, owned * master, 0.0),
         wire=np.where(bucketed & (reduced < master), parameters * reduced, 0.0),

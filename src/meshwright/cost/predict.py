@@ -193,6 +193,7 @@ _CAUSES = {
     LineName.TENSOR: "collectives of tensor parallelism",
     LineName.CONTEXT: "keys and values on their way between context ranks",
     LineName.EXPERTS: "tokens on their way to their experts and back",
+    LineName.HOST: "activations on their way to the host's memory and back",
     LineName.TRANSFER: "activations on their way between pipeline stages",
     LineName.BUBBLE: "pipeline ranks waiting for each other",
     LineName.GRADIENTS: "gradients on their way between data parallel ranks",

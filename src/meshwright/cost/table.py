@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -44,11 +45,13 @@ DEFAULT_ORDER = (AxisName.PIPELINE, AxisName.REPLICATE, AxisName.SHARD, AxisName
 class Layout:
     """Which blocks each stage holds and which pipeline rank holds each stage.
 
-    Stage s is blocks [bounds[s], bounds[s + 1]); `ranks[s]` is its pipeline rank.
+    Stage s is blocks [bounds[s], bounds[s + 1]); `ranks[s]` is its pipeline rank. `policies` holds indexes into
+    RECOMPUTES and OFFLOADS for every block, in place of the row's; () where the row's hold for all.
     """
 
     bounds: tuple[int, ...]
     ranks: tuple[int, ...]
+    policies: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_stages(self) -> int:
@@ -173,24 +176,20 @@ class PlanTable:
 
     @classmethod
     def from_plan(cls, plan: Plan) -> PlanTable:
-        """The one-row table of `plan`; raises ConfigError when its block groups differ from each other."""
-        groups = {
-            (group.tensor, group.sequence_parallel, group.sharding, group.recompute, group.offload, group.precision)
-            for stage in plan.stages
-            for group in stage.groups
-        }
-        if len(groups) > 1:
+        """The one-row table of `plan`; raises ConfigError when its block groups differ in what no layout can say."""
+        groups = [group for stage in plan.stages for group in stage.groups]
+        if len({(group.tensor, group.sequence_parallel, group.sharding, group.precision) for group in groups}) > 1:
             raise ConfigError(
                 Problem(
                     what="block groups of this plan differ from each other, and this cost model prices one setting",
                     where="plan.stages",
-                    why="tensor, sequence_parallel, sharding, recompute and precision are one value a plan here",
+                    why="tensor, sequence_parallel, sharding and precision are one value a plan here",
                     fix="give every group the same settings",
                 )
             )
         group = plan.first_group
         bounds = (*(stage.start for stage in plan.stages), plan.stages[-1].stop)
-        layout = Layout(bounds=bounds, ranks=tuple(stage.rank for stage in plan.stages))
+        layout = Layout(bounds=bounds, ranks=tuple(stage.rank for stage in plan.stages), policies=_policies(groups))
         named = tuple(axis.name for axis in plan.axes)
         usual = named == tuple(name for name in DEFAULT_ORDER if name in named)
         order = DEFAULT_ORDER if usual else (*named, *(name for name in DEFAULT_ORDER if name not in named))
@@ -229,7 +228,7 @@ class PlanTable:
         }
         layout = self.layouts[int(self.layout[row])]
         stages = tuple(
-            Stage(rank=rank, groups=(self._group(row, layout.bounds[index], layout.bounds[index + 1]),))
+            Stage(rank=rank, groups=self._groups(row, layout, layout.bounds[index], layout.bounds[index + 1]))
             for index, rank in enumerate(layout.ranks)
         )
         schedule = Schedule(
@@ -256,6 +255,17 @@ class PlanTable:
             experts=grid if grid.expert else None,
         )
 
+    def _groups(self, row: int, layout: Layout, start: int, stop: int) -> tuple[BlockGroup, ...]:
+        """The blocks of a stage, cut where their policy changes."""
+        if not layout.policies:
+            return (self._group(row, start, stop),)
+        found = []
+        for policy, places in groupby(range(start, stop), key=layout.policies.__getitem__):
+            held = tuple(places)
+            group = self._group(row, held[0], held[-1] + 1)
+            found.append(replace(group, recompute=RECOMPUTES[policy[0]], offload=OFFLOADS[policy[1]]))
+        return tuple(found)
+
     def _group(self, row: int, start: int, stop: int) -> BlockGroup:
         return BlockGroup(
             start=start,
@@ -273,6 +283,16 @@ class PlanTable:
         chosen = rows if isinstance(rows, slice) else np.asarray(rows)
         columns: dict[str, Any] = {name: getattr(self, name)[chosen] for name in _column_names()}
         return PlanTable(**columns, layouts=self.layouts, orders=self.orders)
+
+
+def _policies(groups: Sequence[BlockGroup]) -> tuple[tuple[int, int], ...]:
+    """Recompute and offload of every block; () when all are alike."""
+    each = [(RECOMPUTES.index(group.recompute), OFFLOADS.index(group.offload)) for group in groups]
+    if len(set(each)) <= 1:
+        return ()
+    return tuple(
+        policy for group, policy in zip(groups, each, strict=True) for _ in range(max(group.stop - group.start, 0))
+    )
 
 
 def _column_names() -> tuple[str, ...]:

@@ -174,9 +174,9 @@ def stages_loop(design: Design) -> Problem | None:
 
 
 def groups_uniform(design: Design) -> Problem | None:
-    """All groups of blocks have one tensor degree, sequence parallelism, sharding, recompute, offload and precision."""
+    """All groups of blocks have one tensor degree, sequence parallelism, sharding and precision."""
     groups = [group for stage in design.plan.stages for group in stage.groups]
-    for name in ("tensor", "sequence_parallel", "sharding", "recompute", "offload", "precision"):
+    for name in ("tensor", "sequence_parallel", "sharding", "precision"):
         values = {str(getattr(group, name)) for group in groups}
         if len(values) > 1:
             return Problem(

@@ -174,7 +174,8 @@ class Link:
 class NodeGroup:
     """Equal nodes: devices joined inside by `inside` (per device), reaching out through `nics` adapters each of `nic`.
 
-    `host` joins each device to the host's memory, of which a node has `host_bytes`; None where that is not known.
+    `host` joins each device to the host's memory, of which a node has `host_bytes`, read and written by its processors
+    at `host_bandwidth` bytes/s; None where that is not known.
     `cores` is how many processor cores the devices of one node share; None for accelerators. `together` is the speed
     of n one-core devices of a node that compute at once, all of them added, relative to one alone (index 0 is one;
     the last value holds beyond it); empty means min(n, cores). `rack_nodes` nodes share a faster tier when the
@@ -190,6 +191,7 @@ class NodeGroup:
     nics: int = 1
     host: Link | None = None
     host_bytes: float | None = None
+    host_bandwidth: float | None = None
     cores: int | None = None
     together: tuple[float, ...] = ()
     rack_nodes: int | None = None

@@ -26,6 +26,7 @@ class LineName(StrEnum):
     TENSOR = "tensor collectives"
     CONTEXT = "context exchange"
     EXPERTS = "expert exchange"
+    HOST = "host transfer"
     TRANSFER = "pipeline transfer"
     BUBBLE = "pipeline bubble"
     GRADIENTS = "gradient collectives"

@@ -1,0 +1,65 @@
+"""What it costs to keep state or activations in the host's memory: the link to it, and its processors' optimizer."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshwright.cost.layouts import Kind
+from meshwright.cost.states import StateBytes
+from meshwright.cost.table import OFFLOADS, BoolArray, PlanTable
+from meshwright.cost.work import FloatArray
+from meshwright.spec.cluster import Link, NodeGroup
+from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.model import Layer
+from meshwright.spec.plan import Offload
+
+_ADAM_BYTES = 28.0  # of a parameter: state, parameter and gradient read, all but the gradient written, in fp32
+_OPTIMIZER = OFFLOADS.index(Offload.OPTIMIZER)
+_ACTIVATIONS = OFFLOADS.index(Offload.ACTIVATIONS)
+
+
+def keeps_away(kind: Kind, table: PlanTable) -> BoolArray:
+    """Rows whose plan keeps this block's activations in the host's memory: only layers'."""
+    if not isinstance(kind.block, Layer):
+        return np.zeros(len(table), dtype=np.bool_)
+    return table.offload == _ACTIVATIONS if kind.offload is None else np.full(len(table), kind.offload == _ACTIVATIONS)
+
+
+def carried_seconds(kept: FloatArray, window: FloatArray, away: BoolArray, *, group: NodeGroup) -> FloatArray:
+    """Exposed seconds to copy `kept` bytes over the host link while a pass of `window` seconds works, shape (rows,)."""
+    if not away.any():
+        return np.zeros_like(window)
+    link = host_link(group)
+    seconds = link.latency_seconds + kept / (link.bandwidth * link.efficiency)
+    return np.where(away, np.maximum(seconds - window, 0.0), 0.0)
+
+
+def away_seconds(owned: FloatArray, *, sizes: StateBytes, group: NodeGroup) -> FloatArray:
+    """Seconds of an optimizer in the host's memory, shape (rows, ranks): gradients there, AdamW, parameters back.
+
+    ZeRO-Offload (2101.06840). The processors stream 28 bytes a parameter at the share of the host's memory bandwidth
+    that each device of the node has, or at that of the link where it is not known.
+    """
+    link = host_link(group)
+    wire = link.bandwidth * link.efficiency
+    share = wire if group.host_bandwidth is None else group.host_bandwidth / group.devices_per_node
+    moved = (sizes.reduced + sizes.compute)[:, None] / wire
+    return owned * (moved + _ADAM_BYTES / share)
+
+
+def optimizes_away(table: PlanTable) -> BoolArray:
+    """Rows whose plan keeps the optimizer's state in the host's memory."""
+    return np.asarray(table.offload == _OPTIMIZER, dtype=np.bool_)
+
+
+def host_link(group: NodeGroup) -> Link:
+    """The link to the host's memory; raises ConfigError where nothing is known of it."""
+    if group.host is None:
+        raise ConfigError(
+            Problem(
+                what=f"nothing is known of the link from {group.name} to its host's memory",
+                where="cluster.groups.host",
+                fix="give its bandwidth and latency, or offload nothing",
+            )
+        )
+    return group.host
