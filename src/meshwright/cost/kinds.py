@@ -189,10 +189,9 @@ def price_block(
 
     Work runs `speed` times as fast as on one core and `slow` times as long because ranks share cores.
     """
-    sizes, rates = combination.sizes, combination.rates
+    sizes = combination.sizes
     works = block_work(kind.block, sizes)
-    passes = [part_seconds(part, device=group.device, rates=rates, software=software) for part in works]
-    row = combination.rows
+    passes = [part_seconds(p, device=group.device, rates=combination.rates, software=software) for p in works]
     exchange = exchange_seconds(
         works,
         passes,
@@ -203,6 +202,7 @@ def price_block(
         links=links,
         hides=slow / speed,
     )
+    row = combination.rows
     parameters = row(part.parameters for part in works)
     casts = parameters * _cast_bytes(table, software=software)
     forward, backward = _pass_seconds(
@@ -218,13 +218,12 @@ def price_block(
         speed=speed,
     )
     full, selective = _again(kind, table, _FULL), _again(kind, table, _SELECTIVE)
-    core = row(p.core for p in passes) / speed
     held = _bytes(works, kind, table, combination, software=software, casts=casts)
     away = keeps_away(kind, table)
     return BlockSeconds(
         forward=forward * slow,
         backward=backward * slow,
-        recompute=np.where(full, forward, np.where(selective, core, 0.0)) * slow,
+        recompute=np.where(full, forward, np.where(selective, row(p.core for p in passes) / speed, 0.0)) * slow,
         exchange=exchange.repeated(full=full, scores=selective),
         carried=carried_seconds(held.kept, forward * slow, away, group=group),
         flops=row([p.flops for part in works for p in part.products] + [part.score_flops for part in works]),
