@@ -30,6 +30,10 @@ NUMBERS: Mapping[str, Number] = {
     "kv_heads": _count(1e5),
     "head_dim": _count(1e5),
     "ffn": _count(1e7),
+    "n_experts": _count(1e6),
+    "topk": _count(1e6),
+    "expert_ffn": _count(1e7),
+    "n_shared": Number(least=0, most=1e4, whole=True),
     "vocab": _count(1e8),
     "seq": _count(1e8),
     "n_gpus": _count(1e7),
@@ -44,7 +48,7 @@ NUMBERS: Mapping[str, Number] = {
 }
 WORDS: Mapping[str, tuple[str, ...]] = {
     "status": ("ok", "oom", "fail"),
-    "arch": ("gpt", "llama", "moe", "moe-mla", "hybrid-mamba-moe"),
+    "arch": ("gpt", "llama", "moe", "moe-mla", "mla", "hybrid-mamba", "hybrid-mamba-moe", "t5", "bert"),
     **dict.fromkeys(("gated", "sp", "flash"), ("yes", "no")),
 }
 

@@ -5,22 +5,25 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import NoReturn, TypeVar
 
 from meshwright import schedule
-from meshwright.catalog.decoders.shapes import GptStyle, LlamaStyle
 from meshwright.replay.machines import cluster
+from meshwright.replay.models import InexpressibleError, model_of
 from meshwright.replay.runs import Run
 from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.job import DataSpec, JobSpec
-from meshwright.spec.model import ModelSpec
+from meshwright.spec.model import Mixture, ModelSpec
 from meshwright.spec.plan import (
     Axis,
     AxisName,
     BlockGroup,
     Design,
+    ExpertGrid,
     GradientSync,
+    Offload,
     Plan,
     Recompute,
     Schedule,
@@ -29,15 +32,27 @@ from meshwright.spec.plan import (
     Stage,
 )
 
-MEGATRON_VOCAB = 51200  # GPT-2's 50,257 tokens, padded as Megatron pads them
 T = TypeVar("T")
 _RECENT = ("megatron-core", "nemo/", "zero bubble")
 _TORCH = {"composer": "torch-2023", "fsdp1": "torch-2024", "torchtitan": "torch-2024", "fsdp": "torch"}
+_SCHEDULES = {
+    "": ScheduleKind.ONE_F_ONE_B,
+    "1f1b": ScheduleKind.ONE_F_ONE_B,
+    "interleaved-1f1b": ScheduleKind.INTERLEAVED,
+    "zb-1p": ScheduleKind.ZERO_BUBBLE_H1,
+    "zb-2p": ScheduleKind.ZERO_BUBBLE_H2,
+    "zbv": ScheduleKind.ZERO_BUBBLE_V,
+    "dualpipev": ScheduleKind.DUAL_PIPE_V,
+    **{kind.value: kind for kind in ScheduleKind},
+}
+_RECIPES = {
+    "fp8": Precision.FP8,
+    "fp8-cs": Precision.FP8,
+    "fp8-ds": Precision.FP8,
+    "fp8-sc": Precision.FP8_BLOCK,
+    "fp8-blockwise128": Precision.FP8_BLOCK,
+}
 _MEGATRON = ("megatron", "nemo", "internevo", "deepspeed 3d")
-
-
-class InexpressibleError(Exception):
-    """No Design says what the run was; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +76,13 @@ class _Reader:
     def expressed(self) -> Expressed:
         if self.run.faults:
             _refuse("; ".join(self.run.faults))
+        if "task=lora" in self.run.text("extra"):
+            _refuse("adapters alone were trained (LoRA)")
         machines = cluster(self.run)
         if isinstance(machines, str):
             _refuse(machines)
         try:
-            model = self._model()
+            model = model_of(self.run, assumed=self.assumed)
             plan, software = self._plan(model, machines), self._software()
         except ConfigError as error:
             _refuse("; ".join(map(str, error.problems)))
@@ -79,52 +96,13 @@ class _Reader:
         design = Design(model=model, cluster=machines, job=job, plan=plan)
         return Expressed(design=design, assumed=tuple(self.assumed))
 
-    def _model(self) -> ModelSpec:
-        kind = self.run.text("arch")
-        if kind not in ("gpt", "llama"):
-            _refuse(f"models of the kind {kind or '(blank)'} are not rebuilt from these columns yet")
-        layers, width = self._need("layers"), self._need("hidden")
-        head_dim = self.run.whole("head_dim")
-        heads = self.run.whole("heads") or self._assume("heads of 64 features", width // (head_dim or 64))
-        vocab = self.run.whole("vocab") or self._assume(f"a vocabulary of {MEGATRON_VOCAB}", MEGATRON_VOCAB)
-        hidden, positions = self.run.whole("ffn"), self._need("seq")
-        name = self.run.text("model") or self.run.id
-        kv_heads = self.run.whole("kv_heads")
-        if kind == "llama" and self.run.is_yes("gated") is False:
-            _refuse("a llama whose feed-forward is not gated")
-        if width % heads and head_dim is None:
-            _refuse(f"{heads} heads do not divide a width of {width}")
-        if kind == "gpt" and not self.run.is_yes("gated"):
-            return GptStyle(
-                name=name,
-                layers=layers,
-                width=width,
-                heads=heads,
-                kv_heads=kv_heads,
-                hidden=hidden,
-                vocab=vocab,
-                positions=positions,
-            ).build()
-        return LlamaStyle(
-            name=name,
-            layers=layers,
-            width=width,
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            hidden=hidden or self._assume("a gated feed-forward of 8/3 of the width", _multiple(8 * width // 3)),
-            vocab=vocab,
-            max_positions=positions,
-        ).build()
-
     def _plan(self, model: ModelSpec, machines: ClusterSpec) -> Plan:
         run = self.run
-        self._plain()
-        tensor, pipeline = run.whole("tp") or 1, run.whole("pp") or 1
+        tensor, pipeline, context = (run.whole(name) or 1 for name in ("tp", "pp", "cp"))
         devices = self._need("n_gpus")
-        data = run.whole("dp") or devices // (tensor * pipeline)
-        if tensor * pipeline * data != devices:
-            _refuse(f"tp {tensor} x pp {pipeline} x dp {data} is not {devices} devices")
+        data = run.whole("dp") or devices // (tensor * pipeline * context)
+        if tensor * pipeline * context * data != devices:
+            _refuse(f"tp {tensor} x pp {pipeline} x cp {context} x dp {data} is not {devices} devices")
         microbatch, microbatches = self._batch(data)
         heads = self.run.whole("heads")
         if heads and heads % tensor:
@@ -141,6 +119,7 @@ class _Reader:
             sequence_parallel=tensor > 1 and self._sequence_parallel(),
             sharding=sharding,
             recompute=self._recompute(),
+            offload=self._offload(),
             precision=self._precision(machines),
         )
         edges = self._edges(len(model.layers), pipeline * chunks)
@@ -148,35 +127,50 @@ class _Reader:
             AxisName.PIPELINE: pipeline,
             AxisName.REPLICATE: data // shard,
             AxisName.SHARD: shard,
+            AxisName.CONTEXT: context,
             AxisName.TENSOR: tensor,
         }
         return Plan(
             model=model.name,
             cluster=machines.name,
             axes=tuple(Axis(name=name, size=size) for name, size in sizes.items()),
-            stages=_stages(edges, pipeline, settings),
+            stages=_stages(edges, settings, kind=kind, pipeline=pipeline, chunks=chunks),
+            experts=self._experts(model, tensor=tensor, ranks=devices // pipeline),
             schedule=Schedule(kind=kind, microbatches=microbatches, chunks=chunks),
             sequence_length=self._need("seq"),
             microbatch=microbatch,
             gradients=GradientSync(precision=_gradients(settings.precision)),
         )
 
-    def _plain(self) -> None:
-        """Refuses what no plan of ours says yet."""
-        run = self.run
-        for name, what in (("cp", "context parallel"), ("ep", "expert parallel"), ("etp", "expert tensor parallel")):
-            if (run.whole(name) or 1) > 1:
-                _refuse(f"{what} plans cannot be said yet")
-        if run.text("offload") not in ("", "no"):
-            _refuse(f"offload ({run.text('offload')}) cannot be said yet")
-        if run.text("precision") in ("mxfp8", "nvfp4", "fp8-blockwise128"):
-            _refuse(f"the recipe {run.text('precision')} is not priced yet")
+    def _experts(self, model: ModelSpec, *, tensor: int, ranks: int) -> ExpertGrid | None:
+        """The grid of experts; None where every tensor rank holds a slice of every expert."""
+        mixture = next((layer.transform for layer in model.layers if isinstance(layer.transform, Mixture)), None)
+        expert, slices = self.run.whole("ep") or 1, self.run.whole("etp")
+        if mixture is None or (expert == 1 and slices in (None, tensor)):
+            return None
+        if slices is None:
+            slices = self._assume("experts not divided over tensor ranks", 1) if tensor > 1 else 1
+        if ranks % (expert * slices) or mixture.experts % expert:
+            _refuse(
+                f"ep {expert} x etp {slices} does not divide {ranks} ranks of a stage and {mixture.experts} experts"
+            )
+        return ExpertGrid(expert=expert, tensor=slices)
+
+    def _offload(self) -> Offload:
+        text = self.run.text("offload").lower()
+        if text in ("", "no", "none"):
+            return Offload.NONE
+        if text.startswith("act"):
+            return Offload.ACTIVATIONS
+        if text.startswith(("opt", "cpu-adam", "cpu_adam")):
+            return Offload.OPTIMIZER
+        return _refuse(f"offload {text} is not known")
 
     def _batch(self, data: int) -> tuple[int, int]:
         """Sequences of a microbatch, and microbatches of a data rank."""
         batch, microbatch, steps = self._need("gbs"), self.run.whole("mbs"), self.run.whole("ga")
         if microbatch is None and steps is None:
-            _refuse("neither microbatch nor accumulation is printed")
+            microbatch = self._assume("a microbatch of one sequence", 1)
         if microbatch is None:
             microbatch = batch // (data * (steps or 1))
         if not microbatch or batch % (data * microbatch):
@@ -189,18 +183,17 @@ class _Reader:
         return microbatch, count
 
     def _schedule(self, pipeline: int) -> tuple[ScheduleKind, int]:
-        name, chunks = self.run.text("schedule"), self.run.whole("vpp") or 1
-        if name not in ("", "1f1b", "gpipe", "interleaved-1f1b"):
-            _refuse(f"the schedule {name} is not played yet")
+        name, chunks = self.run.text("schedule").lower(), self.run.whole("vpp") or 1
+        if name not in _SCHEDULES:
+            _refuse(f"the schedule {name} is not known")
+        kind = _SCHEDULES[name]
         if pipeline == 1:
             return ScheduleKind.ONE_F_ONE_B, 1
-        if chunks > 1 and name == "gpipe":
-            _refuse(f"gpipe of {chunks} chunks")
-        if chunks > 1:
-            return ScheduleKind.INTERLEAVED, chunks
-        if name == "interleaved-1f1b":
+        if kind is ScheduleKind.INTERLEAVED and chunks == 1:
             _refuse("an interleaved schedule without its number of chunks")
-        return ScheduleKind.GPIPE if name == "gpipe" else ScheduleKind.ONE_F_ONE_B, 1
+        if chunks > 1 and kind is ScheduleKind.ONE_F_ONE_B:
+            return ScheduleKind.INTERLEAVED, chunks
+        return kind, 2 if kind in (ScheduleKind.ZERO_BUBBLE_V, ScheduleKind.DUAL_PIPE_V) else chunks
 
     def _sharding(self, data: int, machines: ClusterSpec) -> tuple[Sharding, int]:
         """What is sharded, and over how many of the data ranks."""
@@ -229,6 +222,9 @@ class _Reader:
 
     def _recompute(self) -> Recompute:
         text = self.run.text("recompute").split(" ")[0]
+        modules = re.search(r"recompute_modules=(\S+)", self.run.text("extra"))
+        if text == Recompute.SELECTIVE and modules and "core_attn" not in modules[1]:
+            return self._assume("norms and activations computed again for nothing", Recompute.NONE)
         if not text:
             return self._assume("no recompute", Recompute.NONE)
         if text not in set(Recompute):
@@ -238,8 +234,8 @@ class _Reader:
     def _precision(self, machines: ClusterSpec) -> Precision:
         text = self.run.text("precision")
         peaks = machines.groups[0].device.peak_flops
-        if text in ("fp8", "fp8-cs"):
-            return Precision.FP8
+        if text in _RECIPES:
+            return _RECIPES[text]
         if text:
             return Precision(text) if text in set(Precision) else _refuse(f"precision {text} is not known")
         recent = self._framework_has((*_RECENT, *_TORCH)) and Precision.BF16 in peaks
@@ -269,6 +265,8 @@ class _Reader:
         """Bounds of the stages in blocks; layers as equal as can be where the source does not say."""
         extra = self.run.text("extra")
         fewer = stages > 1 and "first and last stage have one layer fewer" in extra
+        if layers < stages <= layers + 2 and stages > 2:
+            fewer = self._assume("one layer fewer in the first stage and the last", True)
         if stages > layers + (2 if fewer else 0):
             _refuse(f"{layers} layers do not fill {stages} stages")
         if fewer:
@@ -296,20 +294,21 @@ def _even(layers: int, stages: int, *, fewer_at_ends: bool) -> list[int]:
     return bounds
 
 
-def _stages(edges: Sequence[int], pipeline: int, settings: BlockGroup) -> tuple[Stage, ...]:
+def _stages(
+    edges: Sequence[int], settings: BlockGroup, *, kind: ScheduleKind, pipeline: int, chunks: int
+) -> tuple[Stage, ...]:
     return tuple(
-        Stage(rank=index % pipeline, groups=(replace(settings, start=edges[index], stop=edges[index + 1]),))
-        for index in range(len(edges) - 1)
+        Stage(
+            rank=schedule.stage_rank(kind, index, pipeline=pipeline, chunks=chunks),
+            groups=(replace(settings, start=start, stop=stop),),
+        )
+        for index, (start, stop) in enumerate(pairwise(edges))
     )
 
 
 def _gradients(precision: Precision) -> Precision:
     """Stacks of fp16 add and reduce gradients as they are; those of bf16 and fp8 in fp32."""
     return Precision.FP16 if precision is Precision.FP16 else Precision.FP32
-
-
-def _multiple(value: int, of: int = 256) -> int:
-    return -(-value // of) * of
 
 
 def _refuse(reason: str) -> NoReturn:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshwright import cost
-from meshwright.replay.express import InexpressibleError, express
+from meshwright.replay.express import express
+from meshwright.replay.models import InexpressibleError
 from meshwright.replay.runs import Run, read_runs
 from meshwright.replay.scores import Point, Scores, leave_one_group_out, overall, score
 from meshwright.spec.errors import ConfigError, Problem

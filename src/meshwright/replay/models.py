@@ -1,0 +1,179 @@
+"""The model of a published run, rebuilt from its columns, with what had to be assumed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import NoReturn, TypeVar
+
+from meshwright import catalog
+from meshwright.catalog.decoders.shapes import GptStyle, LlamaStyle
+from meshwright.replay.runs import Run
+from meshwright.spec.blocks import Activation, Attention, FeedForward, LatentAttention, Layer, Mixture, Norm, Recurrence
+from meshwright.spec.errors import ConfigError
+from meshwright.spec.model import ModelSpec
+
+MEGATRON_VOCAB = 51200  # GPT-2's 50,257 tokens, padded as Megatron pads them
+KINDS = ("gpt", "llama", "moe", "moe-mla", "mla", "hybrid-mamba", "hybrid-mamba-moe")
+T = TypeVar("T")
+
+
+class InexpressibleError(Exception):
+    """No Design says what the run was; the message says why."""
+
+
+def model_of(run: Run, *, assumed: list[str]) -> ModelSpec:
+    """The model of `run`; what its source left open is added to `assumed`. Raises InexpressibleError.
+
+    A preset of the same name and shape comes before the columns, which cannot say all that a mixture or a latent
+    attention is made of, and where no shape is printed it is all there is.
+    """
+    return _Reader(run, assumed).model()
+
+
+class _Reader:
+    def __init__(self, run: Run, assumed: list[str]) -> None:
+        self.run = run
+        self.assumed = assumed
+
+    def model(self) -> ModelSpec:
+        kind = self.run.text("arch")
+        preset = self._preset()
+        if preset is not None and (kind not in ("gpt", "llama") or not self.run.whole("layers")):
+            vocab = self.run.whole("vocab")
+            return catalog.with_vocab(preset, vocab=vocab) if vocab else preset
+        if kind not in KINDS:
+            _refuse(f"models of the kind {kind or '(blank)'} are not rebuilt from these columns")
+        if kind == "gpt" and not self.run.is_yes("gated"):
+            return self._gpt()
+        if kind == "llama" and self.run.is_yes("gated") is False:
+            _refuse("a llama whose feed-forward is not gated")
+        model = self._llama()
+        if kind.startswith("hybrid"):
+            return self._hybrid(model)
+        if "mla" in kind:
+            model = self._latent(model)
+        return self._mixed(model) if kind.startswith("moe") else model
+
+    def _preset(self) -> ModelSpec | None:
+        """The preset of the run's name; None where there is none or what is printed contradicts it."""
+        try:
+            found = catalog.load_model(self.run.text("model"))
+        except ConfigError:
+            return None
+        printed = self.run.whole("layers"), self.run.whole("hidden")
+        told = len(found.layers), found.width
+        return found if all(said in (None, own) for said, own in zip(printed, told, strict=True)) else None
+
+    def _gpt(self) -> ModelSpec:
+        width = self._need("hidden")
+        return GptStyle(
+            name=self._name(),
+            layers=self._need("layers"),
+            width=width,
+            heads=self._heads(width),
+            kv_heads=self.run.whole("kv_heads"),
+            hidden=self.run.whole("ffn"),
+            vocab=self._vocab(),
+            positions=self._need("seq"),
+        ).build()
+
+    def _llama(self) -> ModelSpec:
+        width = self._need("hidden")
+        hidden = self.run.whole("ffn") or self.run.whole("expert_ffn")
+        return LlamaStyle(
+            name=self._name(),
+            layers=self._need("layers"),
+            width=width,
+            heads=self._heads(width),
+            kv_heads=self.run.whole("kv_heads"),
+            head_dim=self.run.whole("head_dim"),
+            hidden=hidden or self._assume("a gated feed-forward of 8/3 of the width", _multiple(8 * width // 3)),
+            vocab=self._vocab(),
+            max_positions=self._need("seq"),
+        ).build()
+
+    def _latent(self, model: ModelSpec) -> ModelSpec:
+        """DeepSeek-V2's and V3's latents (2405.04434, 2412.19437), which no column holds."""
+        self.assumed.append("latents of DeepSeek-V3: 1,536 and 512, heads of 128 and 64 features")
+        mixer = LatentAttention(
+            width=model.width,
+            heads=self._heads(model.width),
+            query_rank=1536,
+            kv_rank=512,
+            nope_dim=128,
+            rope_dim=64,
+            value_dim=128,
+            norm=Norm(width=model.width),
+        )
+        return replace(model, layers=tuple(replace(layer, mixer=mixer) for layer in model.layers))
+
+    def _mixed(self, model: ModelSpec) -> ModelSpec:
+        """The model with a mixture in every layer but the first dense ones."""
+        mixture = self._mixture(model.width)
+        told = re.search(r"(\d+) dense layer", self.run.text("extra"))
+        dense = int(told[1]) if told else 0
+        layers = tuple(
+            layer if index < dense else replace(layer, transform=mixture) for index, layer in enumerate(model.layers)
+        )
+        return replace(model, layers=layers)
+
+    def _mixture(self, width: int) -> Mixture:
+        hidden, shared = self._need("expert_ffn"), self.run.whole("n_shared") or 0
+        norm, gated = Norm(width=width), self.run.is_yes("gated") is not False
+        return Mixture(
+            width=width,
+            hidden=hidden,
+            experts=self._need("n_experts"),
+            top_k=self._need("topk"),
+            norm=norm,
+            gated=gated,
+            shared=FeedForward(width=width, hidden=shared * hidden, norm=None, gated=gated) if shared else None,
+        )
+
+    def _hybrid(self, model: ModelSpec) -> ModelSpec:
+        """Layers of one part each as in Nemotron-H (2504.03624): few attend, the others are Mamba-2 or feed-forward."""
+        self.assumed.append("one layer in ten attends, the others are Mamba-2 (state 128) and feed-forwards in turn")
+        width = model.width
+        norm, first = Norm(width=width), model.layers[0]
+        assert isinstance(first.mixer, Attention)
+        if self.run.text("arch").endswith("moe"):
+            transform: Mixture | FeedForward = self._mixture(width)
+        else:
+            assert isinstance(first.transform, FeedForward)
+            transform = replace(first.transform, gated=False, activation=Activation.RELU_SQUARED)
+        mamba = Recurrence(
+            width=width, inner=2 * width, heads=2 * width // 64, state=128, groups=8, convolution=4, norm=norm
+        )
+        parts = (Layer(mixer=mamba, transform=None), Layer(mixer=None, transform=transform))
+        attends = Layer(mixer=first.mixer, transform=None)
+        layers = tuple(attends if index % 10 == 5 else parts[index % 2] for index in range(len(model.layers)))
+        return replace(model, layers=layers)
+
+    def _heads(self, width: int) -> int:
+        head_dim = self.run.whole("head_dim")
+        heads = self.run.whole("heads") or self._assume("heads of 64 features", width // (head_dim or 64))
+        if width % heads and head_dim is None:
+            _refuse(f"{heads} heads do not divide a width of {width}")
+        return heads
+
+    def _vocab(self) -> int:
+        return self.run.whole("vocab") or self._assume(f"a vocabulary of {MEGATRON_VOCAB}", MEGATRON_VOCAB)
+
+    def _name(self) -> str:
+        return self.run.text("model") or self.run.id
+
+    def _need(self, name: str) -> int:
+        return self.run.whole(name) or _refuse(f"{name} is not printed")
+
+    def _assume(self, what: str, value: T) -> T:
+        self.assumed.append(what)
+        return value
+
+
+def _multiple(value: int, of: int = 256) -> int:
+    return -(-value // of) * of
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise InexpressibleError(reason)
