@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from meshwright.cost import Layout, PlanTable
-from meshwright.cost.table import RECOMPUTES, SCHEDULES, SHARDINGS
+from meshwright.cost.table import EXCHANGES, RECOMPUTES, SCHEDULES, SHARDINGS
 from meshwright.search import Scope, Space, check, enumerate_plans
 from meshwright.search.balance import Balancer
 from meshwright.search.rules import divisors
@@ -42,9 +42,9 @@ def by_the_rules(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> set[st
     balancer = Balancer([1.0] * len(model.blocks))
     degrees = range(1, cluster.num_devices + 1)
     legal = set()
-    for tensor, pipeline, replicate, shard in product(degrees, repeat=4):
+    for tensor, pipeline, replicate, shard, context in product(degrees, repeat=5):
         data = replicate * shard
-        world = tensor * pipeline * data
+        world = tensor * pipeline * data * context
         if world > cluster.num_devices or job.batch_sequences % data:
             continue
         if world < cluster.num_devices and job.constraints.devices == "all":
@@ -59,9 +59,14 @@ def by_the_rules(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> set[st
                 bounds=balancer.bounds(pipeline * chunks),
                 ranks=tuple(stage % pipeline for stage in range(pipeline * chunks)),
             )
-            choices = product(range(len(SHARDINGS)), range(len(RECOMPUTES)), (0, 1))
-            for sharding, recompute, sequence_parallel in choices:
+            exchanges = [(inner, kind) for inner in divisors(context) for kind in range(len(EXCHANGES))]
+            exchanges = [(inner, kind) for inner, kind in exchanges if inner < context or kind == 0]
+            choices = product(range(len(SHARDINGS)), range(len(RECOMPUTES)), (0, 1), exchanges)
+            for sharding, recompute, sequence_parallel, (inner, exchange) in choices:
                 columns = {
+                    "context": context,
+                    "inner": inner,
+                    "exchange": exchange,
                     "tensor": tensor,
                     "pipeline": pipeline,
                     "replicate": replicate,

@@ -30,7 +30,7 @@ def emitted(model: ModelSpec, *, ranks: int, batch: int = 16) -> list[Design]:
     device = replace(group.device, peak_flops={Precision.FP64: 1e9})
     machines = replace(machines, groups=(replace(group, device=device),))
     job = design(model, Layout(batch=batch)).job
-    table = enumerate_plans(model, machines, job, boundaries=even(len(model.blocks))).table
+    table = enumerate_plans(model, machines, job, boundaries=even(len(model.blocks)), trainable=True).table
     plans = [
         table.to_plan(row, model=model.name, cluster=machines.name, sequence_length=SEQUENCE)
         for row in range(len(table))

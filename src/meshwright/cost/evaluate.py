@@ -39,7 +39,7 @@ def evaluate(
     device lacks a figure that the rows need.
     """
     assert len(table), "an empty plan table has no costs"
-    table = _effective(table)
+    table = _effective(table).with_used_layouts()
     mixed = len(cluster.groups) > 1
     arrays = count(table.layouts, model=model, every_rank=every_rank or mixed)
     width = arrays.valid.shape[1]

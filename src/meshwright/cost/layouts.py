@@ -47,7 +47,7 @@ def count(layouts: Sequence[Layout], *, model: ModelSpec, every_rank: bool) -> L
     Without `every_rank`, a run of equal ranks is shown by its two ends: what is linear or monotone along the run has
     its largest value there, so that no cost and no peak is lost.
     """
-    told = {layout.policies: _kinds(model, layout.policies) for layout in layouts}
+    told = {policies: _kinds(model, policies) for policies in dict.fromkeys(layout.policies for layout in layouts)}
     kinds = tuple(dict.fromkeys(kind for each in told.values() for kind in each))
     index = {kind: position for position, kind in enumerate(kinds)}
     sums: dict[tuple[tuple[int, int], ...], FloatArray] = {}

@@ -278,6 +278,21 @@ class PlanTable:
             precision=PRECISIONS[int(self.precision[row])],
         )
 
+    @classmethod
+    def joined(cls, tables: Sequence[PlanTable]) -> PlanTable:
+        """The rows of all tables in order; every table's layouts are the first ones of the last table's."""
+        columns: dict[str, Any] = {
+            name: np.concatenate([getattr(table, name) for table in tables]) for name in _column_names()
+        }
+        return cls(**columns, layouts=tables[-1].layouts, orders=tables[-1].orders)
+
+    def with_used_layouts(self) -> PlanTable:
+        """The same rows, their layouts without those that no row has."""
+        used, layout = np.unique(self.layout, return_inverse=True)
+        if len(used) == len(self.layouts):
+            return self
+        return replace(self, layout=layout.reshape(-1), layouts=tuple(self.layouts[int(index)] for index in used))
+
     def take(self, rows: npt.ArrayLike | slice) -> PlanTable:
         """The table of the chosen rows: indexes, a mask or a slice."""
         chosen = rows if isinstance(rows, slice) else np.asarray(rows)

@@ -11,8 +11,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from meshwright.search import Rejection
 from meshwright.search.candidate import Candidate, Decision
-from meshwright.search.space import Rejection
 from meshwright.spec.plan import AxisName, Plan, Recompute, ScheduleKind, Sharding
 from meshwright.spec.report import MemoryPart, Report, StageMemory
 from meshwright.spec.units import format_count, format_percent, format_seconds
@@ -78,7 +78,7 @@ def heading(value: Decision) -> Text:
         f"to {format_count(job.total_tokens)} tokens in {plan.first_group.precision.value}"
     )
     lines.append(
-        f"\n{value.considered:,} legal plans priced in {format_seconds(value.seconds)}; {value.fitting:,} fit. "
+        f"\n{value.considered:,} legal plans searched in {format_seconds(value.seconds)}; {_priced(value)}. "
         f"Best by {job.objective.value}:"
     )
     lines.append(f"\n{plan.describe()}\n", style="bold green")
@@ -216,3 +216,10 @@ def rejected(entries: Sequence[Rejection]) -> Table:
     for entry in entries:
         rows.add_row(entry.rule, f"{entry.count:,}", entry.example)
     return rows
+
+
+def _priced(value: Decision) -> str:
+    """`all were priced, 12 fit`, or how many were, the others being out of reach of the best."""
+    if value.priced >= value.considered:
+        return f"{value.fitting:,} fit"
+    return f"{value.priced:,} that could be best were priced, {value.fitting:,} of them fit"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from meshwright import catalog, cost, search
+from meshwright import catalog, search
 from meshwright.run.detect import calibration_file
 from meshwright.run.machine import cache_root
 from meshwright.run.preflight import check_job
@@ -35,21 +35,10 @@ def choose(model: str, *, cluster: str, job: JobSpec, measure: bool, say: Say) -
     """
     spec = catalog.load_model(model)
     check_job(job)
-    decision = _runnable(search.design(spec, load_cluster(cluster, measure=measure, say=say), job))
+    decision = search.design(spec, load_cluster(cluster, measure=measure, say=say), job, trainable=True)
+    if decision.predicts_only:
+        raise NoPlanFits(decision.predicts_only)
     return Chosen(design=decision.design, decision=decision)
-
-
-def _runnable(decision: search.Decision) -> search.Decision:
-    """`decision`, or with the best ranked design that the runtime can train where it cannot train the best."""
-    if not decision.predicts_only:
-        return decision
-    for candidate in decision.ranked:
-        design = replace(decision.design, plan=candidate.plan)
-        if not search.check(design, scopes=frozenset({search.Scope.RUNTIME})):
-            why = f"the fastest that can be trained: {decision.design.plan.describe()} cannot yet"
-            reasons = (f"{why} ({decision.predicts_only[0].what})",)
-            return replace(decision, design=design, report=cost.predict(design), why=reasons, predicts_only=())
-    raise NoPlanFits(decision.predicts_only)
 
 
 def load_cluster(name: str, *, measure: bool, say: Say) -> ClusterSpec:

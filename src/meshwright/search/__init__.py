@@ -4,8 +4,9 @@ from meshwright.search.candidate import Candidate, Decision
 from meshwright.search.check import RULES, check
 from meshwright.search.decide import design
 from meshwright.search.kept import decision_document, decision_path, read_decision
+from meshwright.search.product import Rejection
 from meshwright.search.rules import Rule, Scope
-from meshwright.search.space import Rejection, Space, enumerate_plans
+from meshwright.search.space import Space, enumerate_plans
 
 __all__ = [
     "RULES",

@@ -36,7 +36,7 @@ def batch_problem(
     batches = {count * size for size in sizes for count in (own // size, own // size + 1) if count}
     for batch in sorted(batches, key=lambda batch: abs(batch - own))[:TRIED]:
         tokens = batch * length
-        if not len(listed(model, cluster, replace(job, batch_tokens=tokens)).table):
+        if not listed(model, cluster, replace(job, batch_tokens=tokens)).count:
             continue
         devices, least = cluster.num_devices, sizes[0]
         batch_words = f"{own:,} sequences of {length:,} tokens"

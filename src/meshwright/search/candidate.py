@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshwright.search.space import Rejection
+from meshwright.search.product import Rejection
 from meshwright.spec.errors import Problem
 from meshwright.spec.plan import Design, Plan
 from meshwright.spec.report import LineName, Report
@@ -48,7 +48,8 @@ class Candidate:
 class Decision:
     """The design chosen, its report, the best plans in order and why.
 
-    `considered` legal plans were priced, of which `fitting` fit; `seconds` is the time the search took. Problems in
+    Of `considered` legal plans `priced` were priced, of which `fitting` fit; the others cannot be better. `seconds` is
+    the time the search took. Problems in
     `predicts_only` are why this runtime cannot train the design yet; () when it can.
     """
 
@@ -58,6 +59,7 @@ class Decision:
     rejected: tuple[Rejection, ...]
     why: tuple[str, ...]
     considered: int
+    priced: int
     fitting: int
     seconds: float
     predicts_only: tuple[Problem, ...] = ()

@@ -10,23 +10,40 @@ from meshwright.spec.cluster import Precision
 from meshwright.spec.codec import nearest
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.job import Constraints
-from meshwright.spec.plan import Design, Plan, Recompute, ScheduleKind, Sharding
+from meshwright.spec.plan import Design, ExchangeKind, Offload, Plan, Recompute, ScheduleKind, Sharding
 
 Value = int | str
 
-NUMBERS = ("devices", "tensor", "pipeline", "replicate", "shard", "data", "chunks", "microbatch")
+NUMBERS = (
+    "devices",
+    "tensor",
+    "pipeline",
+    "replicate",
+    "shard",
+    "context",
+    "inner",
+    "expert",
+    "expert_tensor",
+    "data",
+    "chunks",
+    "slices",
+    "microbatch",
+)
 WORDS: Mapping[str, tuple[str, ...]] = {
     "zero": tuple(kind.value for kind in Sharding),
     "recompute": tuple(kind.value for kind in Recompute),
     "schedule": tuple(kind.value for kind in ScheduleKind),
     "precision": tuple(kind.value for kind in Precision),
+    "offload": tuple(kind.value for kind in Offload),
+    "exchange": tuple(kind.value for kind in ExchangeKind),
     "sequence_parallel": ("off", "on"),
 }
 COLUMNS = (*NUMBERS, *WORDS)
 UNUSED: Mapping[str, Value] = {
-    **dict.fromkeys(("tensor", "pipeline", "replicate", "shard", "data", "chunks"), 1),
+    **dict.fromkeys([name for name in NUMBERS if name not in ("devices", "microbatch")], 1),
     "zero": Sharding.NONE.value,
     "recompute": Recompute.NONE.value,
+    "offload": Offload.NONE.value,
     "sequence_parallel": "off",
 }
 
@@ -89,11 +106,18 @@ def columns_of(plan: Plan) -> dict[str, Value]:
         "pipeline": plan.pipeline,
         "replicate": plan.replicate,
         "shard": plan.shard,
+        "context": plan.context,
+        "inner": plan.exchange.inner,
+        "expert": plan.experts.expert if plan.experts else 1,
+        "expert_tensor": plan.experts.tensor if plan.experts else plan.tensor,
         "data": plan.data,
         "chunks": plan.schedule.chunks,
+        "slices": plan.schedule.slices,
         "microbatch": plan.microbatch,
         "zero": group.sharding.value,
         "recompute": group.recompute.value,
+        "offload": group.offload.value,
+        "exchange": plan.exchange.kind.value,
         "schedule": plan.schedule.kind.value,
         "precision": group.precision.value,
         "sequence_parallel": "on" if group.sequence_parallel else "off",

@@ -1,13 +1,11 @@
-"""The decision: every legal plan priced in one pass, those that fit ranked, the best refined, and why."""
+"""The decision: the space explored, plans that fit ranked, the best refined, and why."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from meshwright import cost
 from meshwright.cost import Layout, PlanTable
@@ -15,8 +13,8 @@ from meshwright.search.candidate import Decision, candidate
 from meshwright.search.check import check
 from meshwright.search.constraints import limits
 from meshwright.search.explain import rejected_for_memory, why
+from meshwright.search.explore import Explorer
 from meshwright.search.misses import nothing_fits, nothing_legal
-from meshwright.search.prices import Prices, may_fit, price
 from meshwright.search.rules import Scope
 from meshwright.search.space import Space, check_job, enumerate_plans
 from meshwright.search.stages import balanced_stages
@@ -29,76 +27,61 @@ from meshwright.spec.report import Report
 
 REFINED = 20
 RUNTIME = frozenset({Scope.RUNTIME})
-Floats = npt.NDArray[np.float64]
 
 
-def design(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, top: int = 10) -> Decision:
+def design(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, top: int = 10, trainable: bool = False) -> Decision:
     """The best plan for `job.objective` among all legal ones that fit, with the `top` best in order.
 
-    Every legal plan is priced; the best are laid out again with block times of their own and priced one by one.
+    Plans are priced in the order of what they can reach at best until no other can be better; the best are laid out
+    again with block times of their own and priced one by one. `trainable` leaves out what this runtime cannot train.
     Raises ConfigError when the job or its constraints are wrong, NoPlanFits with the closest miss when no legal plan
     fits or none is legal.
     """
     started = time.perf_counter()
-    space, costs = priced_space(model, cluster, job)
-    if not len(space.table):
-        raise NoPlanFits(nothing_legal(model, cluster, job, space, listed=legal_space))
-    assert costs is not None
+    found = explored(model, cluster, job, trainable=trainable, count=max(top, REFINED))
+    if not found.space.count:
+        raise NoPlanFits(nothing_legal(model, cluster, job, found.space, listed=legal_space))
+    costs = found.prices
     usable = costs.fits & costs.finite
     if not usable.any():
-        raise NoPlanFits(nothing_fits(model, cluster, job, space, costs, priced=priced_space))
-    score = np.where(costs.finite, scores(space.table, costs, job.objective), np.inf)
+        raise NoPlanFits(nothing_fits(model, cluster, job, found, explored=explored))
     count = min(max(top, REFINED), int(np.count_nonzero(usable)))
-    best = np.argsort(np.where(usable, score, np.inf), kind="stable")[:count]
-    refined = refine(space.table, [int(row) for row in best], model=model, cluster=cluster, job=job)
+    best = np.argsort(np.where(usable, found.scores(), np.inf), kind="stable")[:count]
+    refined = refine(found.table, [int(row) for row in best], model=model, cluster=cluster, job=job)
     chosen, report = refined[0]
+    reasons = why(chosen, report, found)
+    costs = found.prices
     return Decision(
         design=chosen,
         report=report,
         ranked=tuple(candidate(entry.plan, figures) for entry, figures in refined[:top]),
-        rejected=(*rejected_for_memory(space, costs), *space.rejected),
-        why=why(chosen, report, space.table, score, fits=usable),
-        considered=len(space.table) + space.hopeless,
-        fitting=int(np.count_nonzero(usable)),
+        rejected=(*rejected_for_memory(found.table, costs, hopeless=found.hopeless), *found.space.rejected),
+        why=reasons,
+        considered=found.space.count,
+        priced=found.priced,
+        fitting=int(np.count_nonzero(costs.fits & costs.finite)),
         seconds=time.perf_counter() - started,
         predicts_only=check(chosen, scopes=RUNTIME),
     )
 
 
-def priced_space(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> tuple[Space, Prices | None]:
-    """Every legal plan that memory may hold, and its price; no prices where there is no plan.
-
-    Rows whose states alone are too large are counted as refused by memory, unless no row is left without them.
-    """
-    space = legal_space(model, cluster, job)
-    if not len(space.table):
-        return space, None
-    possible = may_fit(space.table, model=model, cluster=cluster)
-    if possible.any() and not possible.all():
-        space = replace(space, table=space.table.take(possible), hopeless=int(np.count_nonzero(~possible)))
-    return space, price(space.table, model=model, cluster=cluster, job=job)
+def explored(
+    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, trainable: bool = False, count: int = REFINED
+) -> Explorer:
+    """The space of the job, with at least its `count` best plans that fit priced."""
+    space = legal_space(model, cluster, job, trainable=trainable)
+    found = Explorer(space, model=model, cluster=cluster, job=job)
+    if space.count:
+        found.best(count)
+    return found
 
 
-def legal_space(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> Space:
+def legal_space(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, trainable: bool = False) -> Space:
     """Every legal plan, with stages balanced by the cost model's block times; nothing is priced."""
     precision = Precision(str(limits(job.constraints).fixed.get("precision", job.precision.value)))
     check_job(model, cluster, job, precision=precision)
     boundaries = balanced_stages(model, cluster, job, precision=precision)
-    return enumerate_plans(model, cluster, job, boundaries=boundaries)
-
-
-def scores(table: PlanTable, costs: Prices, objective: Objective) -> Floats:
-    """What the objective minimises: seconds of a step, device-seconds of a step, or bytes at the peak.
-
-    Ties of memory go to the faster plan. All plans share one error band, so that ranking by the upper end of it is
-    ranking by the step.
-    """
-    if objective is Objective.TIME:
-        return costs.step_seconds
-    if objective is Objective.COST:
-        return np.asarray(costs.step_seconds * table.world, dtype=np.float64)
-    slowest = float(np.max(costs.step_seconds[costs.finite], initial=1e-9))
-    return np.asarray(costs.memory_bytes + costs.step_seconds / (2.0 * slowest), dtype=np.float64)
+    return enumerate_plans(model, cluster, job, boundaries=boundaries, trainable=trainable)
 
 
 def refine(

@@ -3,52 +3,98 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from meshwright import cost
 from meshwright.cost import PlanTable
-from meshwright.cost.table import RECOMPUTES, SCHEDULES, SHARDINGS
+from meshwright.cost.table import OFFLOADS, RECOMPUTES, SCHEDULES, SHARDINGS
+from meshwright.search.explore import Explorer
 from meshwright.search.prices import Prices
-from meshwright.search.space import Rejection, Space
+from meshwright.search.product import Rejection
 from meshwright.spec.job import Objective
 from meshwright.spec.plan import Design, Recompute, Sharding
 from meshwright.spec.report import LineName, Report, diff
 from meshwright.spec.units import format_bytes, format_percent
 
-Floats = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
-DIMENSIONS = ("tensor", "pipeline", "shard", "sharding", "microbatch", "recompute", "schedule", "sequence_parallel")
+DIMENSIONS = (
+    "tensor",
+    "pipeline",
+    "context",
+    "expert",
+    "shard",
+    "sharding",
+    "microbatch",
+    "recompute",
+    "offload",
+    "schedule",
+    "sequence_parallel",
+)
 CLOSE = 0.0005
+MOST = 40_000  # plans priced for one line: beyond it the line says what it has not seen
 
 
-def why(chosen: Design, report: Report, table: PlanTable, score: Floats, *, fits: Mask) -> tuple[str, ...]:
+def why(chosen: Design, report: Report, found: Explorer) -> tuple[str, ...]:
     """One line for every dimension: what the best plan with another value of it would cost, and where.
 
-    `score` is what the objective minimises, `fits` says which rows may be chosen. Alternatives are free in every
-    other dimension, so that a line says what the dimension is worth and not what one careless change would do.
+    Alternatives are free in every other dimension, so that a line says what the dimension is worth and not what one
+    careless change would do. Frames that may hold a better alternative are priced first.
     """
     lines: list[str] = []
-    best = float(np.min(score[fits]))
     own = {name: _value_of(chosen, name) for name in DIMENSIONS}
-    told: set[int] = set()
+    told: set[tuple[int, ...]] = set()
     for name in DIMENSIONS:
-        column = getattr(table, name)
-        others = np.where((column != own[name]) & fits, score, np.inf)
-        if len(np.unique(column)) == 1:
+        values = _values(found, name)
+        if len(values) == 1:
             continue
-        row = int(np.argmin(others))
-        if not np.isfinite(others[row]):
-            tried = " or ".join(_word(name, int(value)) for value in np.unique(column) if value != own[name])
-            lines.append(f"{_word(name, own[name])}: no plan with {tried} fits")
+        proven = _settle(found, name, own[name])
+        row = _best_other(found, name, own[name])
+        if row is None:
+            tried = " or ".join(_word(name, value) for value in values if value != own[name])
+            lines.append(f"{_word(name, own[name])}: no plan with {tried} {'fits' if proven else 'was seen to fit'}")
             continue
-        if row in told:
-            continue
-        told.add(row)
-        line = _against(chosen, report, table, row, name=name, own=own[name])
-        alike = (column == column[row]) & ~fits
-        missed = float(np.min(score[alike], initial=np.inf)) < best
-        lines.append(f"{line}; one that does not fit would be better than this plan" if missed else line)
+        table = found.table.take([row])
+        key = tuple(int(getattr(table, other)[0]) for other in DIMENSIONS)
+        if key not in told:
+            told.add(key)
+            lines.append(_line(chosen, report, found, row, name=name, own=own[name]))
     return tuple(lines)
+
+
+def _values(found: Explorer, name: str) -> list[int]:
+    """Every value of a dimension that the space holds."""
+    frames = found.space.frames
+    if name in frames:
+        return [int(value) for value in np.unique(frames[name])]
+    return sorted({int(value) for entry in found.space.inner.values() for value in np.unique(entry.columns[name])})
+
+
+def _settle(found: Explorer, name: str, own: int) -> bool:
+    """Prices what may hold a better plan with another value; False where that would be too much."""
+    frames = found.space.frames
+    among = frames[name] != own if name in frames else None
+
+    def best() -> float:
+        row = _best_other(found, name, own)
+        return float("inf") if row is None else float(found.scores()[row])
+
+    return found.until(best, among=among, most=MOST)
+
+
+def _best_other(found: Explorer, name: str, own: int) -> int | None:
+    """The best row that fits with another value of the dimension; None where none was priced."""
+    score = np.where((getattr(found.table, name) != own) & found.prices.fits, found.scores(), np.inf)
+    row = int(np.argmin(score))
+    return row if np.isfinite(score[row]) else None
+
+
+def _line(chosen: Design, report: Report, found: Explorer, row: int, *, name: str, own: int) -> str:
+    """Against row `row`, and whether a plan like it that does not fit would beat the chosen one."""
+    table, prices, scores = found.table, found.prices, found.scores()
+    line = _against(chosen, report, table, row, name=name, own=own)
+    column = getattr(table, name)
+    alike = (column == column[row]) & ~prices.fits
+    best = float(np.min(scores[prices.fits]))
+    missed = float(np.min(scores[alike], initial=np.inf)) < best
+    return f"{line}; one that does not fit would be better than this plan" if missed else line
 
 
 def _against(chosen: Design, report: Report, table: PlanTable, row: int, *, name: str, own: int) -> str:
@@ -88,10 +134,10 @@ def _changes(chosen: Design, table: PlanTable, row: int, name: str) -> str:
     return f" (with {' and '.join(words)})" if words else ""
 
 
-def rejected_for_memory(space: Space, costs: Prices) -> tuple[Rejection, ...]:
-    """How many legal plans do not fit, with the one that misses by least; () when all fit."""
+def rejected_for_memory(table: PlanTable, costs: Prices, *, hopeless: int) -> tuple[Rejection, ...]:
+    """How many plans do not fit, `hopeless` ones that were not priced with them, and the one that misses by least."""
     misses = ~costs.fits & costs.finite
-    count = int(np.count_nonzero(misses)) + space.hopeless
+    count = int(np.count_nonzero(misses)) + hopeless
     if not count:
         return ()
     if not misses.any():
@@ -99,7 +145,7 @@ def rejected_for_memory(space: Space, costs: Prices) -> tuple[Rejection, ...]:
         return (Rejection(rule="memory-fits", count=count, example=example),)
     row = int(np.argmin(np.where(misses, costs.memory_bytes / costs.capacity, np.inf)))
     need, has = float(costs.memory_bytes[row]), float(costs.capacity[row])
-    words = row_words(space.table, row)
+    words = row_words(table, row)
     example = f"{words} needs {format_bytes(need - has)} more than the {format_bytes(has)} there are"
     return (Rejection(rule="memory-fits", count=count, example=example),)
 
@@ -108,7 +154,7 @@ def row_words(table: PlanTable, row: int) -> str:
     """`tensor 8, pipeline 4, shard 16, zero1, microbatch 1`: a row without what it does not use."""
     words = [
         _word(name, int(getattr(table, name)[row]))
-        for name in ("tensor", "pipeline", "replicate", "shard")
+        for name in ("tensor", "context", "expert", "pipeline", "replicate", "shard")
         if int(getattr(table, name)[row]) > 1
     ]
     if table.sharding[row]:
@@ -122,6 +168,9 @@ def _value_of(chosen: Design, name: str) -> int:
     return {
         "tensor": plan.tensor,
         "pipeline": plan.pipeline,
+        "context": plan.context,
+        "expert": plan.experts.expert if plan.experts else 0,
+        "offload": OFFLOADS.index(group.offload),
         "shard": plan.shard,
         "sharding": SHARDINGS.index(group.sharding),
         "microbatch": plan.microbatch,
@@ -136,6 +185,10 @@ def _word(name: str, value: int, *, bare: bool = False) -> str:
         return "no sharding" if SHARDINGS[value] is Sharding.NONE else SHARDINGS[value].value
     if name == "recompute":
         return "no recompute" if RECOMPUTES[value] is Recompute.NONE else f"{RECOMPUTES[value].value} recompute"
+    if name == "offload":
+        return "no offload" if not value else f"{OFFLOADS[value].value} offloaded"
+    if name == "expert" and not value:
+        return "no grid of experts"
     if name == "schedule":
         return SCHEDULES[value].value
     if name == "sequence_parallel":

@@ -10,6 +10,7 @@ import numpy as np
 from meshwright.search.batches import Listed, batch_problem
 from meshwright.search.constraints import columns_of
 from meshwright.search.explain import row_words
+from meshwright.search.explore import Explorer
 from meshwright.search.prices import Prices
 from meshwright.search.rules import choices
 from meshwright.search.space import Space
@@ -19,7 +20,7 @@ from meshwright.spec.job import Constraints, JobSpec
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.units import format_bytes
 
-Priced = Callable[[ModelSpec, ClusterSpec, JobSpec], tuple[Space, Prices | None]]
+Explored = Callable[[ModelSpec, ClusterSpec, JobSpec], Explorer]
 GROWTH = (2, 4, 8, 16, 32, 64)
 SHOWN_RULES = 4
 
@@ -36,12 +37,12 @@ def nothing_legal(
         if batch is not None and relaxed.devices != job.constraints.devices:
             continue
         other = listed(model, cluster, replace(job, constraints=relaxed))
-        if not len(other.table):
+        if not other.count:
             continue
         column = where.rsplit(".", maxsplit=1)[-1]
         legal = _legal_values(other, column, model=model, cluster=cluster, job=job)
         what = f"{job.constraints.fix[column]} leaves no legal plan" if legal else "leaves no legal plan"
-        fix = choices(legal) if legal else f"without it {len(other.table):,} plans are legal"
+        fix = choices(legal) if legal else f"without it {other.count:,} plans are legal"
         found.append(Problem(where=where, what=what, why=_refusals(space), fix=fix))
     if found:
         return tuple(found)
@@ -51,31 +52,32 @@ def nothing_legal(
 
 
 def nothing_fits(
-    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, space: Space, costs: Prices, *, priced: Priced
+    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, found: Explorer, *, explored: Explored
 ) -> tuple[Problem, ...]:
     """The legal plan that misses by least, and what would make a plan fit: a constraint dropped, or more devices."""
-    row = _closest(costs)
+    row, costs = _closest(found.prices), found.prices
     need, has = float(costs.memory_bytes[row]), float(costs.capacity[row])
-    what = f"no plan of {len(costs):,} fits; the closest ({row_words(space.table, row)}) needs {format_bytes(need)}"
+    words = row_words(found.table, row)
+    what = f"no plan of {found.space.count:,} fits; the closest ({words}) needs {format_bytes(need)}"
     fixes = [
-        f"without {where} {_least_need(relaxed_space, relaxed)}"
-        for where, relaxed_space, relaxed in _relaxed(model, cluster, job, priced)
-        if relaxed.fits.any() or float(relaxed.memory_bytes[_closest(relaxed)]) < need
+        f"without {where} {_least_need(relaxed)}"
+        for where, relaxed in _relaxed(model, cluster, job, explored)
+        if relaxed.prices.fits.any() or float(relaxed.prices.memory_bytes[_closest(relaxed.prices)]) < need
     ]
     if not fixes or "and fits" not in " ".join(fixes):
-        fixes.append(_more_devices(model, cluster, job, priced))
+        fixes.append(_more_devices(model, cluster, job, explored))
     return (
         Problem(where="memory", what=f"{what}, has {format_bytes(has)}", why="rule memory-fits", fix="; ".join(fixes)),
     )
 
 
 def _relaxed(
-    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, priced: Priced
-) -> Iterable[tuple[str, Space, Prices]]:
+    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, explored: Explored
+) -> Iterable[tuple[str, Explorer]]:
     for where, relaxed in _relaxations(job.constraints):
-        space, costs = priced(model, cluster, replace(job, constraints=relaxed))
-        if costs is not None:
-            yield where, space, costs
+        found = explored(model, cluster, replace(job, constraints=relaxed))
+        if found.priced:
+            yield where, found
 
 
 def _relaxations(constraints: Constraints) -> Iterable[tuple[str, Constraints]]:
@@ -95,10 +97,11 @@ def _relaxations(constraints: Constraints) -> Iterable[tuple[str, Constraints]]:
 def _legal_values(space: Space, column: str, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> list[object]:
     if column not in job.constraints.fix:
         return []
-    rows = range(0, len(space.table), max(1, len(space.table) // 2000))
+    frames = np.arange(0, len(space.keys), max(1, len(space.keys) // 200))
+    table = space.rows_of(frames)
     plans = (
-        space.table.to_plan(row, model=model.name, cluster=cluster.name, sequence_length=job.sequence_length)
-        for row in rows
+        table.to_plan(row, model=model.name, cluster=cluster.name, sequence_length=job.sequence_length)
+        for row in range(0, len(table), max(1, len(table) // 2000))
     )
     return sorted({columns_of(plan)[column] for plan in plans}, key=lambda value: (str(type(value)), value))
 
@@ -114,19 +117,21 @@ def _closest(costs: Prices) -> int:
     return int(np.argmin(over))
 
 
-def _least_need(space: Space, costs: Prices) -> str:
+def _least_need(found: Explorer) -> str:
+    costs = found.prices
     row = _closest(costs)
     verdict = "and fits" if costs.fits.any() else "and still does not fit"
-    return f"{row_words(space.table, row)} would need {format_bytes(float(costs.memory_bytes[row]))} {verdict}"
+    return f"{row_words(found.table, row)} would need {format_bytes(float(costs.memory_bytes[row]))} {verdict}"
 
 
-def _more_devices(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, priced: Priced) -> str:
+def _more_devices(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, explored: Explored) -> str:
     """How many times the machines it takes until something fits, by doubling."""
     for times in GROWTH:
         groups = tuple(replace(group, num_nodes=group.num_nodes * times) for group in cluster.groups)
         larger = replace(cluster, groups=groups)
-        space, costs = priced(model, larger, job)
-        if costs is not None and costs.fits.any():
+        found = explored(model, larger, job)
+        if found.priced and found.prices.fits.any():
+            costs = found.prices
             row = int(np.argmin(np.where(costs.fits & costs.finite, costs.step_seconds, np.inf)))
-            return f"{larger.num_devices:,} such devices would fit ({row_words(space.table, row)})"
+            return f"{larger.num_devices:,} such devices would fit ({row_words(found.table, row)})"
     return f"no {GROWTH[-1]} times as many such devices would fit: choose devices with more memory or a smaller model"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -10,16 +11,17 @@ import numpy.typing as npt
 from meshwright import cost
 from meshwright.cost import PlanTable
 from meshwright.cost.states import state_bytes
-from meshwright.cost.table import SHARDINGS
+from meshwright.cost.table import OFFLOADS, SHARDINGS
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec
-from meshwright.spec.plan import Sharding
+from meshwright.spec.plan import Offload, Sharding
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 SLICE_ROWS = 65_536
 MOMENTS = 2.0
+AWAY = OFFLOADS.index(Offload.OPTIMIZER)
 ZERO1 = SHARDINGS.index(Sharding.OPTIMIZER)
 ZERO3 = SHARDINGS.index(Sharding.PARAMETERS)
 
@@ -36,6 +38,14 @@ class Prices:
 
     def __len__(self) -> int:
         return int(self.step_seconds.shape[0])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Prices]) -> Prices:
+        """The rows of all parts in order."""
+        if len(parts) == 1:
+            return parts[0]
+        names = [field.name for field in fields(Prices)]
+        return Prices(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
 
 def price(table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> Prices:
@@ -54,10 +64,7 @@ def price(table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobS
                 finite=costs.finite,
             )
         )
-    if len(found) == 1:
-        return found[0]
-    names = [field.name for field in fields(Prices)]
-    return Prices(**{name: np.concatenate([getattr(part, name) for part in found]) for name in names})
+    return Prices.joined(found)
 
 
 def may_fit(table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec) -> Mask:
@@ -72,5 +79,6 @@ def may_fit(table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec) -> Mask
     share = model.parameters / (inside * table.pipeline)
     over = table.world / (inside * table.pipeline)
     parameters = sizes.compute / np.where(table.sharding >= ZERO3, over, 1.0)
-    moments = MOMENTS * sizes.master / np.where(table.sharding >= ZERO1, over, 1.0)
+    here = table.offload != AWAY
+    moments = np.where(here, MOMENTS * sizes.master / np.where(table.sharding >= ZERO1, over, 1.0), 0.0)
     return np.asarray(share * (parameters + moments) <= room, dtype=np.bool_)

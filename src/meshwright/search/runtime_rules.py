@@ -83,6 +83,11 @@ def offload_built(design: Design) -> Problem | None:
     return None
 
 
+UNTRAINED: tuple[tuple[str, int | str | None], ...] = (
+    *((name, None) for name in ("context", "expert", "offload", "slices")),
+    *(("schedule", kind.value) for kind in ScheduleKind if kind not in TRAINED_SCHEDULES),
+)  # constraint columns, None being every use of one: what plans that the rules below refuse have in common
+
 RUNTIME_RULES = (
     Rule(name="runtime-axes", scope=Scope.RUNTIME, check=axes_built),
     Rule(name="runtime-schedule", scope=Scope.RUNTIME, check=schedule_played),

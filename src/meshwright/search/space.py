@@ -1,126 +1,179 @@
-"""The space: every legal plan as a row of one table, built by outer products; what each rule refused is counted."""
+"""The space: every legal plan, as frames (how the model is divided) times what may be chosen inside each.
+
+What is chosen inside a frame (microbatch, schedule, sharding, recompute, offload) is the same for all frames of one
+pipeline and data parallel size, so that spaces of many millions are listed without being written out.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from meshwright.cost import Layout, PlanTable
-from meshwright.cost.table import PRECISIONS, RECOMPUTES, SCHEDULES, SHARDINGS
+from meshwright.cost.table import EXCHANGES, OFFLOADS, PRECISIONS, RECOMPUTES, SCHEDULES, SHARDINGS
+from meshwright.schedule import stage_rank
 from meshwright.search.constraints import Limits, limits
-from meshwright.search.degree_rules import DIVIDED
+from meshwright.search.context_rules import mixtures
+from meshwright.search.degree_rules import DIVIDED, tensor_heads
+from meshwright.search.product import Columns, Product, Rejection, merged
 from meshwright.search.rules import divisors
+from meshwright.search.runtime_rules import UNTRAINED
 from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.job import JobSpec
-from meshwright.spec.model import ModelSpec
-from meshwright.spec.plan import ScheduleKind, Sharding
+from meshwright.spec.model import Attention, ModelSpec, Recurrence
+from meshwright.spec.plan import ExchangeKind, Offload, ScheduleKind, Sharding
 
-Columns = dict[str, npt.NDArray[np.int64]]
-Mask = npt.NDArray[np.bool_]
 Boundaries = Callable[[int, int], Sequence[int]]
-
+Ids = npt.NDArray[np.int64]
 ONE_F_ONE_B = SCHEDULES.index(ScheduleKind.ONE_F_ONE_B)
 GPIPE = SCHEDULES.index(ScheduleKind.GPIPE)
 INTERLEAVED = SCHEDULES.index(ScheduleKind.INTERLEAVED)
 UNSHARDED = SHARDINGS.index(Sharding.NONE)
+RING, GATHER = (EXCHANGES.index(kind) for kind in (ExchangeKind.RING, ExchangeKind.GATHER))
+_BASE = 1 << 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rejection:
-    """`count` combinations refused by `rule` at the step of the search that asks it, and one of them in words."""
+class Inner:
+    """What may be chosen inside a frame of one pipeline and data parallel size, and what was refused."""
 
-    rule: str
-    count: int
-    example: str
+    columns: Columns
+    rejections: Mapping[str, Rejection]
+
+    def __len__(self) -> int:
+        return len(self.columns["microbatch"])
+
+    def lightest(self) -> Inner:
+        """Rows among which is the one that holds least in every frame."""
+        columns = self.columns
+        if not len(self):
+            return self
+        small = columns["microbatch"] == columns["microbatch"].min()
+        widest = (columns["shard"] == columns["shard"].max()) | (columns["sharding"] == UNSHARDED)
+        alone = columns["chunks"] == columns["chunks"].min()
+        mask = small & widest & alone
+        mask = mask if mask.any() else np.ones(len(self), dtype=np.bool_)
+        return Inner(columns={name: values[mask] for name, values in columns.items()}, rejections=self.rejections)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Space:
     """The legal plans of a job on a cluster, and what was refused on the way.
 
-    `hopeless` legal plans were left out of the table because their states alone are more than a device holds.
+    `frames` are columns of tensor, context, expert, pipeline and data parallel sizes; `inner[key]` what each frame of
+    that key (pipeline, data, whether there is a context axis) may choose.
     """
 
-    table: PlanTable
+    frames: Columns
+    keys: Ids
+    inner: Mapping[int, Inner]
+    precision: int
+    boundaries: Boundaries
     rejected: tuple[Rejection, ...]
-    hopeless: int = 0
+    layouts: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    made: list[Layout] = field(default_factory=list)
 
-
-class _Product:
-    """An outer product that grows by one column at a time and loses what a rule refuses."""
-
-    def __init__(self, asked: Limits) -> None:
-        self.columns: Columns = {}
-        self.asked = asked
-        self.counts: dict[str, int] = {}
-        self.examples: dict[str, str] = {}
+    @cached_property
+    def sizes(self) -> Ids:
+        """Plans of every frame."""
+        return np.array([len(self.inner[int(key)]) for key in self.keys], dtype=np.int64)
 
     @property
-    def rows(self) -> int:
-        return next(iter(self.columns.values())).shape[0] if self.columns else 1
+    def count(self) -> int:
+        return int(self.sizes.sum())
 
-    def times(self, names: Sequence[str], values: Sequence[Sequence[int]]) -> None:
-        """Cross every row with every entry of `values`, one entry naming a value for each of `names`."""
-        added = np.array(values, dtype=np.int64).reshape(len(values), len(names))
-        rows = self.rows
-        self.columns = {name: np.repeat(column, len(added)) for name, column in self.columns.items()}
-        for index, name in enumerate(names):
-            self.columns[name] = np.tile(added[:, index], rows)
+    @cached_property
+    def table(self) -> PlanTable:
+        """Every plan as a row. Of a large space this is large."""
+        return self.rows_of(np.arange(len(self.keys)))
 
-    def keep(self, mask: Mask, rule: str | None = None) -> None:
-        """Keep the rows of the mask; with a rule, count the others under its name."""
-        refused = int(mask.size - np.count_nonzero(mask))
-        if refused and rule is not None:
-            self.counts[rule] = self.counts.get(rule, 0) + refused
-            self.examples.setdefault(rule, self.describe(int(np.argmin(mask))))
-        if refused:
-            self.columns = {name: column[mask] for name, column in self.columns.items()}
+    def rows_of(self, frames: Ids) -> PlanTable:
+        """The plans of `frames`, frame by frame."""
+        counts = self.sizes[frames]
+        if not int(counts.sum()):
+            return PlanTable.build({"tensor": np.zeros(0, dtype=np.int64)}, layouts=())
+        columns: dict[str, npt.ArrayLike] = {
+            name: np.repeat(values[frames], counts) for name, values in self.frames.items() if name != "data"
+        }
+        chosen = [self.inner[int(key)].columns for key in self.keys[frames]]
+        for name in chosen[0]:
+            columns[name] = np.concatenate([entry[name] for entry in chosen])
+        columns["layout"] = self._layouts(columns)
+        columns["precision"] = np.full(int(counts.sum()), self.precision)
+        return PlanTable.build(columns, layouts=tuple(self.made))
 
-    def constrain(self, name: str, values: npt.NDArray[np.int64], words: Sequence[str] | None = None) -> None:
-        """Drop the rows whose value of the constraint column `name` the job refuses."""
-        distinct, inverse = np.unique(values, return_inverse=True)
-        allowed = [self.asked.allows(name, words[int(value)] if words else int(value)) for value in distinct]
-        if not all(allowed):
-            self.keep(np.array(allowed, dtype=np.bool_)[inverse], "keeps-constraints")
+    def lightest(self, frames: Ids) -> PlanTable:
+        """Of each frame, plans among which is the one that holds least."""
+        return replace(self, inner={key: entry.lightest() for key, entry in self.inner.items()}).rows_of(frames)
 
-    def describe(self, row: int) -> str:
-        return ", ".join(_word(name, int(column[row])) for name, column in self.columns.items())
+    def lightest_sizes(self, frames: Ids) -> Ids:
+        return np.array([len(self.inner[int(key)].lightest()) for key in self.keys[frames]], dtype=np.int64)
 
-    def rejections(self) -> tuple[Rejection, ...]:
-        found = (Rejection(rule=rule, count=count, example=self.examples[rule]) for rule, count in self.counts.items())
-        return tuple(sorted(found, key=lambda rejection: -rejection.count))
+    def _layouts(self, columns: Mapping[str, npt.ArrayLike]) -> Ids:
+        """The layout of every row; rows alike in pipeline, chunks and placement share one."""
+        pipeline, chunks, kind = (np.asarray(columns[name]) for name in ("pipeline", "chunks", "schedule"))
+        codes, index = np.unique((pipeline * _BASE + chunks) * len(SCHEDULES) + kind, return_inverse=True)
+        found = []
+        for code in codes:
+            rest, schedule = divmod(int(code), len(SCHEDULES))
+            ranks, stages = divmod(rest, _BASE)
+            found.append(self._layout(ranks, stages, schedule))
+        return np.array(found, dtype=np.int64)[index.reshape(-1)]
+
+    def _layout(self, pipeline: int, chunks: int, schedule: int) -> int:
+        """The index of a layout, which is made where it is asked for first."""
+        kind, stages = SCHEDULES[schedule], range(pipeline * chunks)
+        ranks = tuple(stage_rank(kind, stage, pipeline=pipeline, chunks=chunks) for stage in stages)
+        plain = ranks == tuple(stage % pipeline for stage in stages)
+        key = (pipeline, chunks, -1 if plain else schedule)
+        if key not in self.layouts:
+            self.layouts[key] = len(self.made)
+            self.made.append(Layout(bounds=tuple(self.boundaries(pipeline, chunks)), ranks=ranks))
+        return self.layouts[key]
 
 
-def enumerate_plans(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, boundaries: Boundaries) -> Space:
+def enumerate_plans(
+    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, boundaries: Boundaries, trainable: bool = False
+) -> Space:
     """Every plan that the rules of scope `plan` allow, one layout of stages for each (pipeline, chunks).
 
-    `boundaries(pipeline, chunks)` gives the boundaries of a layout's stages. Plans that differ in name alone are
-    listed once: one pipeline rank runs 1f1b; chunk counts whose largest stage is equal are one, the smallest.
-    Raises ConfigError when the job itself is wrong. An empty table is a possible answer.
+    `boundaries(pipeline, chunks)` gives the boundaries of a layout's stages; `trainable` leaves out what this runtime
+    cannot train. Plans that differ in name alone are listed once: one pipeline rank runs 1f1b; chunk counts whose
+    largest stage is equal are one, the smallest; a context axis of one exchanges nothing. Raises ConfigError when the
+    job itself is wrong. A space without plans is a possible answer.
     """
     asked = limits(job.constraints)
+    if trainable:
+        asked = replace(asked, forbidden=(*asked.forbidden, *UNTRAINED))
     precision = Precision(str(asked.fixed.get("precision", job.precision.value)))
     check_job(model, cluster, job, precision=precision)
-    product = _Product(asked)
     refusal = asked.refusal("precision", precision.value)
     if refusal:
         raise ConfigError(Problem(where="job.precision", what=f"{precision.value} is forbidden by {refusal}"))
+    product = Product(asked)
     _tensor(product, model, cluster, job)
+    _context(product, model, cluster, job)
     _pipeline_and_data(product, model, cluster, job)
-    _microbatches(product, job)
-    _schedules(product, len(model.blocks))
-    _sharding(product)
-    _choices(product, job)
-    layouts, index = _layouts(product, boundaries)
-    columns: dict[str, npt.ArrayLike] = {name: column for name, column in product.columns.items() if name != "data"}
-    columns["layout"] = index
-    columns["precision"] = PRECISIONS.index(precision)
-    table = PlanTable.build(columns, layouts=layouts)
-    return Space(table=table, rejected=product.rejections())
+    _experts(product, model)
+    keys = (product["pipeline"] * _BASE + product["data"]) * 2 + (product["context"] > 1)
+    distinct, frames = np.unique(keys, return_counts=True)
+    inner = {int(key): _inner(int(key), asked=asked, model=model, cluster=cluster, job=job) for key in distinct}
+    refused = merged(
+        [product.rejections, *(entry.rejections for entry in inner.values())], [1, *(int(count) for count in frames)]
+    )
+    return Space(
+        frames=product.columns,
+        keys=keys,
+        inner=inner,
+        precision=PRECISIONS.index(precision),
+        boundaries=boundaries,
+        rejected=tuple(sorted(refused.values(), key=lambda rejection: -rejection.count)),
+    )
 
 
 def check_job(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, precision: Precision) -> None:
@@ -148,12 +201,12 @@ def _precision_problems(cluster: ClusterSpec, job: JobSpec, precision: Precision
     first = cluster.groups[0].device.peak_flops
     common = [kind for kind in first if all(device.peak_flops.get(kind) for device in devices.values())]
     common.sort(key=lambda kind: -first[kind])
-    field = "constraints.fix.precision" if "precision" in job.constraints.fix else "precision"
+    field_name = "constraints.fix.precision" if "precision" in job.constraints.fix else "precision"
     others = f" (or {', '.join(kind.value for kind in common[1:])})" if common[1:] else ""
-    fix = f"--set {field}={common[0].value}{others}" if common else "choose devices with a precision in common"
+    fix = f"--set {field_name}={common[0].value}{others}" if common else "choose devices with a precision in common"
     return [
         Problem(
-            where=f"job.{field}",
+            where=f"job.{field_name}",
             what=f"{name} has no {precision.value} arithmetic",
             why="rule precision-known",
             fix=fix,
@@ -163,7 +216,7 @@ def _precision_problems(cluster: ClusterSpec, job: JobSpec, precision: Precision
     ]
 
 
-def _tensor(product: _Product, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> None:
+def _tensor(product: Product, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> None:
     devices = cluster.num_devices
     most = min(devices, max((size for _, _, sizes in DIVIDED[:1] for size in sizes(model)), default=devices))
     whole = job.constraints.devices == "all"
@@ -171,103 +224,134 @@ def _tensor(product: _Product, model: ModelSpec, cluster: ClusterSpec, job: JobS
     for name, _, sizes in DIVIDED:
         divides = np.ones(product.rows, dtype=np.bool_)
         for size in sizes(model):
-            divides &= size % product.columns["tensor"] == 0
+            divides &= size % product["tensor"] == 0
         product.keep(divides, name)
-    product.constrain("tensor", product.columns["tensor"])
-
-
-def _pipeline_and_data(product: _Product, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> None:
-    devices, sequences = cluster.num_devices, job.batch_sequences
-    product.times(["pipeline"], [[degree] for degree in range(1, min(devices, len(model.blocks)) + 1)])
-    product.constrain("pipeline", product.columns["pipeline"])
-    inner = product.columns["tensor"] * product.columns["pipeline"]
-    product.keep(inner <= devices, "world-fits")
-    if job.constraints.devices == "all":
-        inner = product.columns["tensor"] * product.columns["pipeline"]
-        product.keep(devices % inner == 0, "world-is-whole")
-        inner = product.columns["tensor"] * product.columns["pipeline"]
-        product.columns["data"] = devices // inner
-        product.keep(sequences % product.columns["data"] == 0, "batch-is-asked")
-    else:
-        product.times(["data"], [[degree] for degree in divisors(sequences) if degree <= devices])
-        world = product.columns["tensor"] * product.columns["pipeline"] * product.columns["data"]
-        product.keep(world <= devices, "world-fits")
-    product.constrain("data", product.columns["data"])
-    world = product.columns["tensor"] * product.columns["pipeline"] * product.columns["data"]
-    product.constrain("devices", world)
-
-
-def _microbatches(product: _Product, job: JobSpec) -> None:
-    product.times(["microbatch"], [[size] for size in divisors(job.batch_sequences)])
-    local = job.batch_sequences // product.columns["data"]
-    product.keep(local % product.columns["microbatch"] == 0)
-    local = job.batch_sequences // product.columns["data"]
-    product.columns["microbatches"] = local // product.columns["microbatch"]
-    product.constrain("microbatch", product.columns["microbatch"])
-
-
-def _schedules(product: _Product, blocks: int) -> None:
-    most = blocks // 2
-    kinds = [[ONE_F_ONE_B, 1], [GPIPE, 1], *([INTERLEAVED, chunks] for chunks in range(2, most + 1))]
-    product.times(["schedule", "chunks"], kinds)
-    pipeline, chunks = product.columns["pipeline"], product.columns["chunks"]
-    interleaved = product.columns["schedule"] == INTERLEAVED
-    largest = -(-blocks // (pipeline * chunks))
-    before = -(-blocks // (pipeline * np.maximum(chunks - 1, 1)))
-    smallest = ~interleaved | (largest < before) | ("chunks" in product.asked.fixed)
-    distinct = (chunks * pipeline <= blocks) & smallest
-    product.keep(distinct & ((pipeline > 1) | (product.columns["schedule"] == ONE_F_ONE_B)))
-    product.constrain("schedule", product.columns["schedule"], [kind.value for kind in SCHEDULES])
-    product.constrain("chunks", product.columns["chunks"])
-    schedule = product.columns["schedule"]
-    fills = product.columns["microbatches"] >= product.columns["pipeline"]
-    product.keep(fills | (schedule == GPIPE), "microbatches-fill")
-    schedule = product.columns["schedule"]
-    rounds = product.columns["microbatches"] % product.columns["pipeline"] == 0
-    product.keep(rounds | (schedule != INTERLEAVED), "microbatches-round")
-
-
-def _sharding(product: _Product) -> None:
-    widest = int(np.lcm.reduce(np.unique(product.columns["data"]))) if product.rows else 1
-    degrees = [degree for degree in divisors(widest) if degree <= int(product.columns["data"].max(initial=1))]
-    kinds = [[1, UNSHARDED], *([degree, kind] for degree in degrees[1:] for kind in range(len(SHARDINGS)) if kind)]
-    product.times(["shard", "sharding"], kinds)
-    product.keep(product.columns["data"] % product.columns["shard"] == 0)
-    product.columns["replicate"] = product.columns["data"] // product.columns["shard"]
-    product.constrain("shard", product.columns["shard"])
-    product.constrain("replicate", product.columns["replicate"])
-    product.constrain("zero", product.columns["sharding"], [kind.value for kind in SHARDINGS])
-
-
-def _choices(product: _Product, job: JobSpec) -> None:
-    product.times(["recompute"], [[index] for index in range(len(RECOMPUTES))])
-    product.constrain("recompute", product.columns["recompute"], [kind.value for kind in RECOMPUTES])
+    product.constrain("tensor", product["tensor"])
     product.times(["sequence_parallel"], [[0], [1]])
-    product.keep((product.columns["tensor"] > 1) | (product.columns["sequence_parallel"] == 0))
-    divides = job.sequence_length % product.columns["tensor"] == 0
-    product.keep(divides | (product.columns["sequence_parallel"] == 0), "sequence-parallel-divides")
-    product.constrain("sequence_parallel", product.columns["sequence_parallel"], ("off", "on"))
+    product.keep((product["tensor"] > 1) | (product["sequence_parallel"] == 0))
+    divides = job.sequence_length % product["tensor"] == 0
+    product.keep(divides | (product["sequence_parallel"] == 0), "sequence-parallel-divides")
+    product.constrain("sequence_parallel", product["sequence_parallel"], ("off", "on"))
 
 
-def _layouts(product: _Product, boundaries: Boundaries) -> tuple[tuple[Layout, ...], npt.NDArray[np.int64]]:
-    base = 1 << 20
-    keys, index = np.unique(product.columns["pipeline"] * base + product.columns["chunks"], return_inverse=True)
-    layouts = []
-    for key in keys:
-        pipeline, chunks = divmod(int(key), base)
-        ranks = tuple(stage % pipeline for stage in range(pipeline * chunks))
-        layouts.append(Layout(bounds=tuple(boundaries(pipeline, chunks)), ranks=ranks))
-    return tuple(layouts), index.astype(np.int64)
+def _context(product: Product, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> None:
+    """The context axis and how its ranks exchange; an axis of one exchanges nothing."""
+    devices, length, whole = cluster.num_devices, job.sequence_length, job.constraints.devices == "all"
+    degrees = [size for size in divisors(length) if length % (2 * size) == 0 and 1 < size <= devices]
+    degrees = [size for size in degrees if not whole or devices % size == 0]
+    product.join(
+        ["context"], product["tensor"], lambda tensor: [[1], *([size] for size in degrees if size * tensor <= devices)]
+    )
+    product.constrain("context", product["context"])
+    product.join(["inner", "exchange"], product["context"], _exchanges)
+    product.constrain("inner", product["inner"])
+    product.constrain("exchange", product["exchange"], [kind.value for kind in EXCHANGES])
+    for heads in tensor_heads(model):
+        product.keep(heads // product["tensor"] % product["inner"] == 0, "exchange-divides")
+    alone = product["context"] == 1
+    if any(isinstance(layer.mixer, Recurrence) for layer in model.layers):
+        product.keep(alone | (product["inner"] == product["context"]), "context-attends")
+    if any(isinstance(layer.mixer, Attention) and layer.mixer.chunk for layer in model.layers):
+        product.keep(alone | (product["inner"] > 1), "context-attends")
 
 
-_NAMES: Mapping[str, Sequence[str]] = {
-    "schedule": [kind.value for kind in SCHEDULES],
-    "sharding": [kind.value for kind in SHARDINGS],
-    "recompute": [kind.value for kind in RECOMPUTES],
-    "sequence_parallel": ["off", "on"],
-}
+def _exchanges(context: int) -> list[list[int]]:
+    """(inner, kind) of a context axis: both kinds, but where all of it trades heads there is nothing left to choose."""
+    if context == 1:
+        return [[1, RING]]
+    return [[inner, kind] for inner in divisors(context) for kind in (RING, GATHER) if inner < context or kind == RING]
 
 
-def _word(name: str, value: int) -> str:
-    words = _NAMES.get(name)
-    return f"{name.replace('_', ' ')} {words[value] if words else value}"
+def _pipeline_and_data(product: Product, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> None:
+    devices, sequences, whole = cluster.num_devices, job.batch_sequences, job.constraints.devices == "all"
+    most = min(devices, len(model.blocks))
+    product.times(["pipeline"], [[size] for size in range(1, most + 1) if not whole or devices % size == 0])
+    product.constrain("pipeline", product["pipeline"])
+    inner = product["tensor"] * product["context"] * product["pipeline"]
+    product.keep(inner <= devices, "world-fits")
+    inner = product["tensor"] * product["context"] * product["pipeline"]
+    if whole:
+        product.keep(devices % inner == 0, "world-is-whole")
+        inner = product["tensor"] * product["context"] * product["pipeline"]
+        product.columns["data"] = devices // inner
+        product.keep(sequences % product["data"] == 0, "batch-is-asked")
+    else:
+        product.join(["data"], inner, lambda size: [[data] for data in divisors(sequences) if data * size <= devices])
+    product.constrain("data", product["data"])
+    product.constrain("devices", product["tensor"] * product["context"] * product["pipeline"] * product["data"])
+
+
+def _experts(product: Product, model: ModelSpec) -> None:
+    """The grid of experts; 0 by 0 is none, which a grid that divides experts as the tensor axis does would repeat."""
+    parts = tuple(mixtures(model))
+    if not parts:
+        product.times(["expert", "expert_tensor"], [[0, 0]])
+        return
+    ranks = product["tensor"] * product["context"] * product["data"]
+
+    def grids(size: int) -> list[list[int]]:
+        found = [[0, 0]]
+        for expert in divisors(size):
+            if any(part.experts % expert for part in parts):
+                continue
+            slices = (count for count in divisors(size // expert) if all(part.hidden % count == 0 for part in parts))
+            found += [[expert, count] for count in slices]
+        return found
+
+    product.join(["expert", "expert_tensor"], ranks, grids)
+    expert, slices = product["expert"], product["expert_tensor"]
+    product.keep(~((expert == 1) & (slices == product["tensor"])))
+    splits = (product["tensor"] == 1) | (product["sequence_parallel"] == 1) | (product["expert"] == 0)
+    product.keep(splits, "experts-divide")
+    product.constrain("expert", np.maximum(product["expert"], 1))
+    held = np.where(product["expert"] > 0, product["expert_tensor"], product["tensor"])
+    product.constrain("expert_tensor", held)
+
+
+def _inner(key: int, *, asked: Limits, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> Inner:
+    """What frames of one pipeline and data parallel size may choose, with or without a context axis."""
+    (pipeline, data), context = divmod(key // 2, _BASE), bool(key % 2)
+    product = Product(asked, {"pipeline": np.array([pipeline]), "data": np.array([data])})
+    local = job.batch_sequences // data
+    product.times(["microbatch"], [[size] for size in divisors(local)])
+    product.columns["microbatches"] = local // product["microbatch"]
+    product.constrain("microbatch", product["microbatch"])
+    _schedules(product, len(model.blocks))
+    kinds = range(1, len(SHARDINGS))
+    sharded = [[shard, kind] for shard in divisors(data) for kind in kinds if shard > 1 or context]
+    product.times(["shard", "sharding"], [[1, UNSHARDED], *sharded])
+    product.columns["replicate"] = product["data"] // product["shard"]
+    product.constrain("shard", product["shard"])
+    product.constrain("replicate", product["replicate"])
+    product.constrain("zero", product["sharding"], [kind.value for kind in SHARDINGS])
+    product.times(["recompute"], [[index] for index in range(len(RECOMPUTES))])
+    product.constrain("recompute", product["recompute"], [kind.value for kind in RECOMPUTES])
+    hosted = all(group.host is not None for group in cluster.groups)
+    product.times(["offload"], [[index] for index, kind in enumerate(OFFLOADS) if hosted or kind is Offload.NONE])
+    product.constrain("offload", product["offload"], [kind.value for kind in OFFLOADS])
+    columns = {name: values for name, values in product.columns.items() if name not in ("pipeline", "data")}
+    return Inner(columns=columns, rejections=product.rejections)
+
+
+def _schedules(product: Product, blocks: int) -> None:
+    """Schedules of the one pipeline size of `product`."""
+    pipeline = int(product["pipeline"][0]) if product.rows else 1
+    kinds = [[ONE_F_ONE_B, 1, 1]]
+    if pipeline > 1:
+        kinds += [[GPIPE, 1, 1], *([INTERLEAVED, chunks, 1] for chunks in _chunks(pipeline, blocks, product.asked))]
+    product.times(["schedule", "chunks", "slices"], kinds)
+    product.constrain("schedule", product["schedule"], [kind.value for kind in SCHEDULES])
+    product.constrain("chunks", product["chunks"])
+    product.constrain("slices", product["slices"])
+    product.keep((product["microbatches"] >= pipeline) | (product["schedule"] == GPIPE), "microbatches-fill")
+    rounds = product["microbatches"] % pipeline == 0
+    product.keep(rounds | (product["schedule"] != INTERLEAVED), "microbatches-round")
+
+
+def _chunks(pipeline: int, blocks: int, asked: Limits) -> list[int]:
+    """Counts of chunks that differ in their largest stage, the smallest of each; any where one is asked for."""
+    most = blocks // pipeline
+    if "chunks" in asked.fixed:
+        return list(range(2, most + 1))
+    largest = [-(-blocks // (pipeline * chunks)) for chunks in range(1, most + 1)]
+    return [chunks for chunks in range(2, most + 1) if largest[chunks - 1] < largest[chunks - 2]]

@@ -1,0 +1,179 @@
+"""Exploring a space: frames priced in the order of what they promise, until no other can hold a better plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from meshwright.cost import PlanTable
+from meshwright.search.bound import Bounds, least_bytes
+from meshwright.search.prices import Prices, may_fit, price
+from meshwright.search.space import Space
+from meshwright.spec.cluster import ClusterSpec
+from meshwright.spec.job import JobSpec, Objective
+from meshwright.spec.model import ModelSpec
+
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+EXHAUSTIVE = 100_000  # plans that are all priced: less time than a person notices
+BATCH = 30_000  # plans written out at a time while none is known to fit, and then, when bounds leave few of them
+WIDE_BATCH = 150_000
+KEPT = 1_000  # of the best scores: as many plans may be asked for
+PATIENCE = 300_000  # plans priced without one that fits, before the lightest of every frame are asked
+
+
+class Explorer:
+    """What has been priced of a space so far: rows of `table` with their `prices` and `score`, the less the better."""
+
+    def __init__(
+        self, space: Space, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec, exhaustive: int = EXHAUSTIVE
+    ) -> None:
+        """Spaces of up to `exhaustive` plans are priced whole."""
+        self._small = space.count <= exhaustive
+        self.space = space
+        self.model, self.cluster, self.job = model, cluster, job
+        self.hopeless = 0
+        self._best: Floats = np.zeros(0)
+        self._tables: list[PlanTable] = []
+        self._prices: list[Prices] = []
+        self._left = np.ones(len(space.keys), dtype=np.bool_)
+        self._room = max(group.device.memory_bytes for group in cluster.groups)
+        if not self._small:
+            self._drop(least_bytes(space, model=model) > self._room)
+
+    @cached_property
+    def _floors(self) -> Bounds:
+        return Bounds(self.space, model=self.model, cluster=self.cluster, job=self.job)
+
+    @cached_property
+    def _bounds(self) -> Floats:
+        """What `score` is at the least in every frame."""
+        if self.job.objective is Objective.MEMORY:
+            return least_bytes(self.space, model=self.model)
+        seconds = self._floors.frames()
+        if self.job.objective is Objective.TIME:
+            return seconds
+        frames = self.space.frames
+        return seconds * (frames["tensor"] * frames["context"] * frames["pipeline"] * frames["data"])
+
+    @property
+    def table(self) -> PlanTable:
+        if len(self._tables) > 1:
+            self._tables = [PlanTable.joined(self._tables)]
+        return self._tables[0]
+
+    @property
+    def prices(self) -> Prices:
+        if len(self._prices) > 1:
+            self._prices = [Prices.joined(self._prices)]
+        return self._prices[0]
+
+    @property
+    def priced(self) -> int:
+        return sum(len(part) for part in self._prices)
+
+    def scores(self) -> Floats:
+        """What the objective minimises, of every row priced; infinite where nothing is known."""
+        return self._score(self.table, self.prices)
+
+    def _score(self, table: PlanTable, prices: Prices) -> Floats:
+        """Seconds of a step, device-seconds of a step, or bytes at the peak, at the cautious end of their interval.
+
+        Ties of memory go to the faster plan.
+        """
+        if self.job.objective is Objective.MEMORY:
+            value = prices.memory_bytes + 0.5 * prices.step_seconds / (1.0 + prices.step_seconds)
+        else:
+            value = prices.step_seconds * (table.world if self.job.objective is Objective.COST else 1.0)
+        return np.where(prices.finite, value, np.inf)
+
+    def best(self, count: int) -> None:
+        """Prices frames until the `count` best plans that fit are known."""
+        if self._small:
+            self._price(np.flatnonzero(self._left))
+            return
+        self.until(lambda: self._at(min(count, KEPT)))
+
+    def until(self, enough: Callable[[], float], *, among: Mask | None = None, most: int | None = None) -> bool:
+        """Prices frames of `among` until none left can hold a score below `enough()`.
+
+        False where `most` rows were priced before.
+        """
+        asked = self._left if among is None else self._left & among
+        order = np.flatnonzero(asked)
+        order = order[np.argsort(self._bounds[order], kind="stable")]
+        ends = np.cumsum(self.space.sizes[order])
+        start, began = 0, self.priced
+        while start < len(order):
+            limit = enough()
+            if self._bounds[order[start]] >= limit:
+                return True
+            if most is not None and self.priced - began > most:
+                return False
+            if not np.isfinite(limit) and self.priced > PATIENCE and among is None:
+                self._ask_the_lightest()
+            done = ends[start - 1] if start else 0
+            rows = WIDE_BATCH if np.isfinite(limit) else BATCH
+            stop = max(start + 1, int(np.searchsorted(ends, done + rows)))
+            batch = order[start:stop]
+            batch = batch[self._left[batch] & (self._bounds[batch] < limit)]
+            self._price(batch, limit=limit)
+            start = stop
+        return True
+
+    def _price(self, frames: npt.NDArray[np.int64], *, limit: float = float("inf")) -> None:
+        """Prices the plans of `frames` that may fit and may be below `limit`."""
+        if not len(frames):
+            return
+        self._left[frames] = False
+        table = self.space.rows_of(frames)
+        possible = may_fit(table, model=self.model, cluster=self.cluster)
+        if not possible.any() and self._small:
+            possible[:] = True
+        if not self._small:
+            possible &= self._floors.bytes(table, frames=frames) <= self._room
+        self.hopeless += int(np.count_nonzero(~possible))
+        if np.isfinite(limit):
+            possible &= self._floor(table, frames) < limit
+        table = table.take(possible)
+        if len(table):
+            prices = price(table, model=self.model, cluster=self.cluster, job=self.job)
+            self._tables.append(table)
+            self._prices.append(prices)
+            fitting = self._score(table, prices)[prices.fits]
+            self._best = np.sort(np.concatenate([self._best, fitting]))[:KEPT]
+
+    def _floor(self, table: PlanTable, frames: npt.NDArray[np.int64]) -> Floats:
+        """What the score of every plan of `table` is at the least."""
+        if self.job.objective is Objective.MEMORY:
+            return np.zeros(len(table))
+        seconds = self._floors.seconds(table, frames=frames)
+        return seconds * (table.world if self.job.objective is Objective.COST else 1.0)
+
+    def _at(self, count: int) -> float:
+        """The score of the `count`-th best plan that fits; infinite while there are fewer."""
+        return float(self._best[count - 1]) if len(self._best) >= count else float("inf")
+
+    def _ask_the_lightest(self) -> None:
+        """Drops frames of which not even the plans that hold least fit: the smallest microbatch, all that can be
+        sharded sharded widest, one stage a rank, whatever is recomputed and offloaded."""
+        left = np.flatnonzero(self._left)
+        table = self.space.lightest(left)
+        counts = self.space.lightest_sizes(left)
+        fits = price(table, model=self.model, cluster=self.cluster, job=self.job).fits
+        any_fits = np.add.reduceat(fits.astype(np.int64), np.cumsum(counts) - counts) > 0
+        keep = left[np.argmax(counts)] if not any_fits.any() and not self._prices else -1
+        refused = left[~any_fits]
+        gone = np.zeros_like(self._left)
+        gone[refused[refused != keep]] = True
+        self._drop(gone)
+
+    def _drop(self, refused: Mask) -> None:
+        refused = refused & self._left
+        if refused.all():
+            return
+        self.hopeless += int(self.space.sizes[refused].sum())
+        self._left &= ~refused
