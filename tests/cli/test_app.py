@@ -192,7 +192,7 @@ def test_quiet_silences_notes_and_neither_results_nor_what_is_wrong(
     for words in (["-q", *plan], [*plan, "--quiet"]):
         code, out, err = run(words, capsys)
         assert (code, err) == (0, "")
-        assert "legal plans priced" in out
+        assert "legal plans searched" in out
     assert "warning: " in run(["-q", *plan, "--set", "data.tokenizer=nowhere.json"], capsys)[2]
     assert run(["-q", "models", "nothing-like-this"], capsys)[2].startswith("error: ")
     assert "written to" in run(plan, capsys)[2], "it does not outlive its command"

@@ -14,6 +14,7 @@ from meshwright.search.check import check
 from meshwright.search.constraints import limits
 from meshwright.search.explain import rejected_for_memory, why
 from meshwright.search.explore import Explorer
+from meshwright.search.lighten import lightened
 from meshwright.search.misses import nothing_fits, nothing_legal
 from meshwright.search.rules import Scope
 from meshwright.search.space import Space, check_job, enumerate_plans
@@ -89,8 +90,8 @@ def refine(
 ) -> list[tuple[Design, Report]]:
     """The designs of `rows` and their reports, best first.
 
-    A pipelined row is also tried with stages balanced for its own tensor degree and microbatch; the better of the
-    two layouts that fit is kept, so that refining never makes a plan worse.
+    A pipelined row is also tried with stages balanced for its own tensor degree and microbatch, and one that computes
+    layers again with fewer of them; the best that fits is kept, so that refining never makes a plan worse.
     """
     found = []
     for row in rows:
@@ -100,7 +101,8 @@ def refine(
             rebalanced = _rebalanced(one, model=model, cluster=cluster, job=job)
             if rebalanced.layouts[0] != one.layouts[int(one.layout[0])]:
                 tried.append(_priced(rebalanced, model=model, cluster=cluster, job=job))
-        found.append(min(tried, key=lambda entry: _order(entry, job.objective)))
+        best = min(tried, key=lambda entry: _order(entry, job.objective))
+        found.append(min([best, *lightened(best[0])], key=lambda entry: _order(entry, job.objective)))
     return sorted(found, key=lambda entry: _order(entry, job.objective))
 
 

@@ -224,6 +224,15 @@ class Plan:
     def first_group(self) -> BlockGroup:
         return self.stages[0].groups[0]
 
+    def _recompute_words(self) -> list[str]:
+        """`recompute full`, or where blocks differ `recompute full in 12 blocks`; nothing where nothing is."""
+        counts: dict[Recompute, int] = {}
+        for group in (group for stage in self.stages for group in stage.groups):
+            counts[group.recompute] = counts.get(group.recompute, 0) + group.stop - group.start
+        alike = len(counts) == 1
+        kinds = (kind for kind in Recompute if kind is not Recompute.NONE and kind in counts)
+        return [f"recompute {kind.value}" + ("" if alike else f" in {counts[kind]} blocks") for kind in kinds]
+
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """Indexes of the stages that pipeline rank `rank` holds, in model order."""
         return tuple(index for index, stage in enumerate(self.stages) if stage.rank == rank)
@@ -238,7 +247,7 @@ class Plan:
         parts = [f"{axis.name.value} {axis.size}" for axis in self.axes if axis.size > 1]
         extra = [group.sharding.value] if group.sharding is not Sharding.NONE else []
         extra += ["sequence parallel"] if group.sequence_parallel else []
-        extra += [f"recompute {group.recompute.value}"] if group.recompute is not Recompute.NONE else []
+        extra += self._recompute_words()
         extra += [f"{group.offload.value} offloaded"] if group.offload is not Offload.NONE else []
         extra += [group.precision.value]
         if self.context > 1:

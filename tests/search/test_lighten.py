@@ -1,0 +1,62 @@
+"""Less recompute where there is room: it fits, is faster, and no rank could do with one layer less."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from meshwright import cost
+from meshwright.search.lighten import lightened
+from meshwright.spec.plan import Design, Recompute
+from tests.search import search_samples as samples
+
+LARGE = samples.model(layers=10, layer=samples.dense_layer(hidden=2048), vocab=512)
+
+
+def uniform(design: Design, kind: Recompute) -> Design:
+    stages = tuple(
+        replace(stage, groups=tuple(replace(group, recompute=kind) for group in stage.groups))
+        for stage in design.plan.stages
+    )
+    return replace(design, plan=replace(design.plan, stages=stages))
+
+
+def squeezed(share: float, *, pipeline: int = 2) -> Design:
+    """A design that fits when all layers are computed again, with `share` of the room that none would need."""
+    design = uniform(samples.design(of=LARGE, pipeline=pipeline, shard=4 // pipeline, schedule=None), Recompute.FULL)
+    full, none = (cost.predict(uniform(design, kind)).peak_bytes for kind in (Recompute.FULL, Recompute.NONE))
+    assert full < none
+    device = samples.device(memory_bytes=(full + share * (none - full)) / 0.94)
+    return replace(design, cluster=samples.cluster(samples.nodes(of=device)))
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
+@pytest.mark.parametrize("pipeline", [1, 2])
+def test_fewer_layers_are_computed_again_and_it_fits(share: float, pipeline: int) -> None:
+    design = squeezed(share, pipeline=pipeline)
+    before = cost.predict(design)
+    found = list(lightened(design))
+    assert found
+    best, report = min(found, key=lambda entry: entry[1].step_seconds)
+    assert report.fits
+    assert report.step_seconds < before.step_seconds
+    assert any(len(stage.groups) > 1 for stage in best.plan.stages)
+
+
+def test_one_layer_less_would_not_fit() -> None:
+    design = squeezed(0.5, pipeline=1)
+    found = [made for made, _ in lightened(design) if made.plan.stages[0].groups[-2].recompute is Recompute.NONE]
+    for made in found:
+        groups = made.plan.stages[0].groups
+        heavy = next(index for index, group in enumerate(groups) if group.recompute is Recompute.FULL)
+        less = replace(groups[heavy], stop=groups[heavy].stop - 1)
+        more = replace(groups[heavy + 1], start=less.stop)
+        stages = (replace(made.plan.stages[0], groups=(*groups[:heavy], less, more, *groups[heavy + 2 :])),)
+        assert not cost.predict(replace(made, plan=replace(made.plan, stages=stages))).fits
+
+
+def test_nothing_is_lightened_where_nothing_is_computed_again_or_nothing_fits() -> None:
+    assert list(lightened(uniform(squeezed(0.5), Recompute.NONE))) == []
+    tiny = replace(squeezed(0.5), cluster=samples.cluster(samples.nodes(of=samples.device(memory_bytes=2**16))))
+    assert list(lightened(tiny)) == []
