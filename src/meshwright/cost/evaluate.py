@@ -17,7 +17,7 @@ from meshwright.cost.pipeline import Shape
 from meshwright.cost.placement import covers, crossings
 from meshwright.cost.simulate import StageSeconds
 from meshwright.cost.software import software
-from meshwright.cost.table import SCHEDULES, Layout, PlanTable
+from meshwright.cost.table import SCHEDULES, PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.job import JobSpec
@@ -200,7 +200,7 @@ def stage_seconds(
     table = _effective(table)
     features = software(job.software)
     layout = table.layouts[int(table.layout[0])]
-    alone = Layout(bounds=layout.bounds, ranks=tuple(range(layout.num_stages)))
+    alone = replace(layout, ranks=tuple(range(layout.num_stages)))
     arrays = count((alone,), model=model, every_rank=True)
     ranks = np.asarray([layout.ranks], dtype=np.int64)
     place = covers(table, ranks, cluster=cluster)

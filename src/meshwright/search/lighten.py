@@ -65,7 +65,7 @@ def _between(
         report = cost.predict(made)
         crowded = [memory.rank for memory in report.memory if memory.total > memory.capacity]
         if not crowded:
-            return made, report
+            return None if len(chosen) == sum(map(len, layers.values())) else (made, report)
         for rank in crowded:
             count[rank] = min(len(layers[rank]), count[rank] + 1 + count[rank] // 10)
     return None
