@@ -145,10 +145,17 @@ def test_a_row_that_no_plan_says_has_its_reason(changes: dict[str, str], reason:
     assert reason in found.reason
 
 
-def test_a_row_without_a_microbatch_is_taken_to_have_one_sequence() -> None:
-    found = express(row(mbs="", ga=""))
+def test_a_row_without_a_microbatch_is_taken_to_have_the_fastest() -> None:
+    open_row = row(mbs="", ga="")
+    found = express(open_row)
     assert found.design.plan.microbatch == 1
-    assert "a microbatch of one sequence" in found.assumed
+    assert [design.plan.microbatch for design in found.others] == [2, 4, 8]
+    assert all(design.plan.batch == 64 for design in found.others)
+    predicted = replay_row(open_row).point
+    assert predicted is not None
+    tried = [cost.predict(design).step_seconds for design in (found.design, *found.others)]
+    assert predicted.predicted_seconds == min(tried)
+    assert "the microbatch that is predicted fastest" in found.assumed
 
 
 def test_a_mixture_is_rebuilt_and_laid_on_its_grid() -> None:

@@ -35,6 +35,7 @@ from meshwright.spec.plan import (
 T = TypeVar("T")
 _RECENT = ("megatron-core", "nemo/", "zero bubble")
 _TORCH = {"composer": "torch-2023", "fsdp1": "torch-2024", "torchtitan": "torch-2024", "fsdp": "torch"}
+_MICROBATCHES = (2, 4, 8, 16, 32)
 _SCHEDULES = {
     "": ScheduleKind.ONE_F_ONE_B,
     "1f1b": ScheduleKind.ONE_F_ONE_B,
@@ -57,10 +58,14 @@ _MEGATRON = ("megatron", "nemo", "internevo", "deepspeed 3d")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expressed:
-    """The design of one run, and in words what its source left open."""
+    """The design of one run, and in words what its source left open.
+
+    `others` are the same with other microbatches, where none is printed.
+    """
 
     design: Design
     assumed: tuple[str, ...]
+    others: tuple[Design, ...] = ()
 
 
 def express(run: Run) -> Expressed:
@@ -72,6 +77,7 @@ def express(run: Run) -> Expressed:
 class _Reader:
     run: Run
     assumed: list[str] = field(default_factory=list)
+    open: bool = False
 
     def expressed(self) -> Expressed:
         if self.run.faults:
@@ -94,7 +100,19 @@ class _Reader:
             software=software,
         )
         design = Design(model=model, cluster=machines, job=job, plan=plan)
-        return Expressed(design=design, assumed=tuple(self.assumed))
+        others = tuple(self._with_microbatch(design, size) for size in _MICROBATCHES) if self.open else ()
+        return Expressed(
+            design=design, assumed=tuple(self.assumed), others=tuple(other for other in others if other is not None)
+        )
+
+    def _with_microbatch(self, design: Design, size: int) -> Design | None:
+        plan = design.plan
+        local = plan.microbatch * plan.schedule.microbatches
+        count = local // size
+        bad = local % size or (plan.schedule.kind is ScheduleKind.INTERLEAVED and count % plan.pipeline)
+        if bad or count < plan.pipeline:
+            return None
+        return replace(design, plan=replace(plan, microbatch=size, schedule=replace(plan.schedule, microbatches=count)))
 
     def _plan(self, model: ModelSpec, machines: ClusterSpec) -> Plan:
         run = self.run
@@ -170,7 +188,8 @@ class _Reader:
         """Sequences of a microbatch, and microbatches of a data rank."""
         batch, microbatch, steps = self._need("gbs"), self.run.whole("mbs"), self.run.whole("ga")
         if microbatch is None and steps is None:
-            microbatch = self._assume("a microbatch of one sequence", 1)
+            self.open = True
+            microbatch = self._assume("the microbatch that is predicted fastest", 1)
         if microbatch is None:
             microbatch = batch // (data * (steps or 1))
         if not microbatch or batch % (data * microbatch):
