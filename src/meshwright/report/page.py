@@ -22,22 +22,29 @@ if TYPE_CHECKING:
 
 
 def write_page(paths: Sequence[Path | str], out: Path | str) -> Path:
-    """Writes the page of the runs or plans at `paths` to `out` and returns its path. Raises ConfigError."""
-    return write_file(out, render([read_run(path) for path in paths]))
+    """Writes the page of the runs or plans at `paths` to `out` and returns its path. Raises ConfigError.
+
+    One plan with the decision that chose it has the decision's page.
+    """
+    runs = [read_run(path) for path in paths]
+    decision = _whole_decision(runs[0]) if len(runs) == 1 else None
+    return write_file(out, decision_page(decision) if decision else render(runs))
+
+
+def _whole_decision(files: RunFiles) -> Decision | None:
+    """The decision of a plan file; None of a run, and where only a part of it is kept."""
+    from meshwright.search import Decision
+
+    if not files.is_plan or not files.decision or not {"design", "report"} <= files.decision.keys():
+        return None
+    return codec.decode(Decision, files.decision, f"{files.path}, its decision")
 
 
 def decision_page(decision: Decision) -> str:
-    """The page of a decision of the search: its plan, and the plans it was chosen from."""
-    design = decision.design
-    files = RunFiles(
-        name=f"{design.model.name} on {design.cluster.name}",
-        path=Path(),
-        is_plan=True,
-        design=design,
-        predicted=decision.report,
-        decision=codec.encode(decision),
-    )
-    return render([files])
+    """The page of a decision of the search: its plan, and the plans it was chosen from, any of which can be picked."""
+    from meshwright.report.decision_view import decision_view
+
+    return _environment().get_template("decision.html").render(page=decision_view(decision))
 
 
 def render(runs: Sequence[RunFiles], *, timelines: Sequence[Sequence[Span]] | None = None) -> str:
@@ -46,6 +53,10 @@ def render(runs: Sequence[RunFiles], *, timelines: Sequence[Sequence[Span]] | No
         raise ConfigError(Problem(what="no run is named", fix="name a run directory or a plan file"))
     if timelines is None:
         timelines = [predicted_spans(files) for files in runs]
+    return _environment().get_template("page.html").render(page=page_view(runs, timelines=timelines))
+
+
+def _environment() -> Environment:
     import jinja2
 
     environment = jinja2.Environment(
@@ -57,7 +68,7 @@ def render(runs: Sequence[RunFiles], *, timelines: Sequence[Sequence[Span]] | No
     )
     environment.filters["drawing"] = _drawing
     environment.globals["asset"] = partial(_asset, environment)
-    return environment.get_template("page.html").render(page=page_view(runs, timelines=timelines))
+    return environment
 
 
 def _drawing(figure: Figure) -> Markup:
