@@ -251,6 +251,6 @@ def _caption(step: DrawnStep) -> str:
 def _summary(decision: Decision, *, shown: int) -> str:
     few = f"; the best {shown} are shown" if shown < len(decision.ranked) else ""
     return (
-        f"{decision.considered:,} legal plans were priced in {format_seconds(decision.seconds)}, {decision.fitting:,} "
-        f"fit in memory{few}."
+        f"{decision.considered:,} legal {'plan was' if decision.considered == 1 else 'plans were'} priced in "
+        f"{format_seconds(decision.seconds)}, {decision.fitting:,} fit in memory{few}."
     )

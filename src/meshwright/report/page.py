@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,8 @@ from meshwright.report.view import page_view
 from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.span import Span
+
+_UNIT = re.compile(r"(\d) (?=(?:%|us|ms|s|min|h|d|[KMGTP]?i?B)\b|%)")
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -67,6 +70,7 @@ def _environment() -> Environment:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters["drawing"] = _drawing
+    environment.filters["kept"] = _kept
     environment.globals["asset"] = partial(_asset, environment)
     return environment
 
@@ -76,6 +80,11 @@ def _drawing(figure: Figure) -> Markup:
     from markupsafe import Markup
 
     return Markup(figure.body)
+
+
+def _kept(text: str) -> str:
+    """The text with its numbers kept on one line with their units."""
+    return _UNIT.sub("\\1\N{NO-BREAK SPACE}", text)
 
 
 def _asset(environment: Environment, name: str) -> Markup:

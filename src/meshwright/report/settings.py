@@ -46,7 +46,7 @@ def _context(plan: Plan) -> str:
 
 def _experts(plan: Plan) -> str:
     if plan.experts is None:
-        return "divided as the rest of a layer"
+        return "over tensor"
     return f"{plan.experts.expert} x tensor {plan.experts.tensor}"
 
 

@@ -27,8 +27,7 @@ const pick = (number, { speak = true } = {}) => {
   }
   if (speak) document.querySelector(".spoken").textContent = `Shown below: plan ${number}, step ${formatSeconds(plans[number - 1].step_seconds)}.`;
   drawTimeline(number);
-  const [left, right] = [document.getElementById("left"), document.getElementById("right")];
-  if (number !== chosen) { left.value = chosen; right.value = number; compare(plans, [chosen, number]); }
+  if (number !== chosen) chooseTwo(chosen, number);
 };
 
 const sortBy = (column, head) => {
@@ -46,20 +45,24 @@ const makeSortable = (table) => [...table.tHead.rows[0].cells].forEach((head, co
   head.replaceChildren(button);
 });
 
+const chosenTwo = () => [document.getElementById("left"), document.getElementById("right")];
+
+const chooseTwo = (...numbers) => {
+  chosenTwo().forEach((select, index) => { select.value = numbers[index]; });
+  compare(plans, numbers);
+};
+
 const makeChoices = () => {
-  const selects = ["left", "right"].map((id) => document.getElementById(id));
-  for (const select of selects) {
+  for (const select of chosenTwo()) {
     select.append(...plans.map((plan, index) => new Option(`${index + 1}: ${plan.name}`, index + 1)));
-    select.addEventListener("change", () => compare(plans, selects.map((entry) => Number(entry.value))));
+    select.addEventListener("change", () => compare(plans, chosenTwo().map((entry) => Number(entry.value))));
   }
-  selects[0].value = chosen;
-  selects[1].value = plans.length > 1 ? (chosen === 1 ? 2 : 1) : 1;
-  compare(plans, selects.map((entry) => Number(entry.value)));
+  chooseTwo(chosen, chosen === 1 ? 2 : 1);
 };
 
 document.body.classList.add("scripted");
 makeSortable(document.querySelector(".plans"));
-makeChoices();
+if (plans.length > 1) makeChoices();
 pick(shownNumber(), { speak: false });
 document.addEventListener("click", (event) => {
   const mark = event.target.closest("a[href^='#plan-'], .plans tbody tr");

@@ -33,6 +33,7 @@ class Lanes {
     this.sight.setAttribute("aria-label", "Timeline. Arrow keys go from action to action and from rank to rank, plus and minus zoom, 0 shows the whole step.");
     this.canvas = document.createElement("canvas");
     this.canvas.className = "tip";
+    this.canvas.setAttribute("aria-hidden", "true");
     this.spacer = document.createElement("div");
     this.spacer.className = "spacer";
     this.spacer.append(this.canvas);
@@ -111,7 +112,7 @@ class Lanes {
     pen.fillStyle = colours.idle;
     pen.fillRect(0, top, width, high);
     const mean = this.width / (row.length || 1);
-    if (mean < THIN) this.drawMix(pen, row, top, high, width, Math.max(3 * mean, 3), colours);
+    if (mean < THIN) this.drawMix(pen, row, top, high, width, Math.max(2 * mean, 2), colours);
     else this.drawActions(pen, row, top, high, width, colours);
   }
 
@@ -131,7 +132,7 @@ class Lanes {
     }
   }
 
-  // Columns of `wide` pixels, each divided in its height as its time is divided among kinds of work.
+  // Columns of `wide` pixels, each divided in its height as its time, and its neighbours', is divided among kinds of work.
   drawMix(pen, row, top, high, width, wide, colours) {
     const count = Math.ceil(width / wide), names = this.packed.names.length, shares = new Float32Array(count * names);
     const tone = [];
@@ -145,7 +146,8 @@ class Lanes {
     for (let bin = 0; bin < count; bin += 1) {
       let bottom = top + high;
       for (let name = 0; name < names; name += 1) {
-        const tall = Math.min(shares[bin * names + name], 1) * high;
+        const at = bin * names + name, before = shares[bin ? at - names : at], after = shares[bin + 1 < count ? at + names : at];
+        const tall = Math.min((before + 2 * shares[at] + after) / 4, 1) * high;
         if (!tall) continue;
         pen.fillStyle = tone[name];
         pen.fillRect(bin * wide, bottom - tall, wide + 0.5, tall);
