@@ -1,10 +1,11 @@
 "use strict";
 // Two plans side by side: figures, settings that differ, lines of the step and memory with their differences.
+// A row of `texts` or nodes: headings of a table's columns, or a row whose first cell names it.
 const cells = (kind, texts) => {
   const row = document.createElement("tr");
   row.append(...texts.map((text, index) => {
-    const cell = document.createElement(kind === "head" ? "th" : index ? "td" : "th");
-    if (!index || kind === "head") cell.scope = kind === "head" ? "col" : "row";
+    const heads = text && (kind === "head" || !index), cell = document.createElement(heads ? "th" : "td");
+    if (heads) cell.scope = kind === "head" ? "col" : "row";
     if (index) cell.className = "num";
     if (text instanceof Node) cell.append(text); else cell.textContent = text;
     return cell;
@@ -55,7 +56,7 @@ const block = (title, head, body) => {
   rest.append(...(body.length ? body : [cells("body", ["nothing"])]));
   table.append(top, rest);
   scroll.append(table);
-  part.append(Object.assign(document.createElement("h4"), { textContent: title }), scroll);
+  part.append(Object.assign(document.createElement("h3"), { textContent: title }), scroll);
   return part;
 };
 
