@@ -55,6 +55,10 @@ def test_the_plot_has_a_link_for_every_plan_and_a_line_for_the_capacity_when_nea
     far = scatter([candidate(1.0, 9.0), candidate(1.5, 7.0)], chosen=0)
     assert 'class="limit"' not in far.body
     assert "All are far below the 100 B" in far.caption
+    wide = scatter([candidate(0.5, 9.0), candidate(50.0, 7.0)], chosen=0)
+    assert "logarithmic" in wide.caption
+    assert ">1.00 s</span>" in wide.body
+    assert "logarithmic" not in far.caption
     alone = scatter([candidate(1.0, 9.0)], chosen=0)
     assert alone.body.count("<a ") == 1
 

@@ -19,7 +19,9 @@ from meshwright.report.settings import settings
 from meshwright.search import Decision
 from meshwright.spec import codec
 from meshwright.spec.errors import Problem
+from meshwright.spec.plan import Design
 from meshwright.spec.report import LineName
+from meshwright.spec.span import Span
 from meshwright.spec.units import format_bytes, format_percent, format_seconds
 from tests.report.test_page import outline
 
@@ -165,6 +167,19 @@ def test_names_are_escaped_and_cannot_end_the_script(decision: Decision) -> None
 
 def ranked_as(name: str, decision: Decision) -> Any:
     return tuple(replace(entry, plan=replace(entry.plan, model=name)) for entry in decision.ranked)
+
+
+def test_a_drawing_that_is_not_as_long_as_the_step_says_so(decision: Decision, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not any("It ends" in panel.timeline.caption for panel in decision_view(decision).panels if panel.timeline)
+    whole = cost.timeline
+
+    def shortened(design: Design) -> tuple[Span, ...]:
+        return tuple(replace(span, start=span.start / 2, seconds=span.seconds / 2) for span in whole(design))
+
+    monkeypatch.setattr(cost, "timeline", shortened)
+    panel = decision_view(decision).panels[0]
+    assert panel.timeline is not None
+    assert "before the predicted step does" in panel.timeline.caption
 
 
 def test_one_plan_alone_has_nothing_to_compare(decision: Decision) -> None:

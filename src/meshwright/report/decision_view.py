@@ -27,6 +27,7 @@ from meshwright.spec.units import format_bytes, format_percent, format_seconds
 
 MOST_PLANS = 40
 _ALIKE = 0.0005
+_NOTICED = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +231,7 @@ def _timeline(plan: _Priced, *, still: bool) -> TimelineView | None:
     kinds = sorted({span.name for span in step.spans}, key=lambda kind: names.index(kind) if kind in names else 99)
     design = plan.files.design
     return TimelineView(
-        caption=_caption(step),
+        caption=_caption(step) + _missing(step, plan.report),
         legend=tuple((colour(kind), kind) for kind in kinds),
         table=step_table(step.spans, name="rank" if design.plan.pipeline > 1 else "device"),
         still=timeline_figure(design.plan, predicted=step.spans, measured=()) if still else None,
@@ -246,6 +247,15 @@ def _caption(step: DrawnStep) -> str:
         "are those of the whole step, its middle goes on in the same way. What is idle is a larger share here than of "
         "the whole step. Actions too thin to be seen are drawn as their mix."
     )
+
+
+def _missing(step: DrawnStep, report: Report) -> str:
+    """How far the drawing is from the step, where that is more than can be overlooked."""
+    gap = report.step_seconds - step.seconds
+    if not step.is_whole or abs(gap) < _NOTICED * report.step_seconds:
+        return ""
+    when = f"{format_seconds(abs(gap))} {'before' if gap > 0.0 else 'after'}"
+    return f" It ends {when} the predicted step does: not all lines are placed on ranks as they are priced."
 
 
 def _summary(decision: Decision, *, shown: int) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 
 from meshwright.report import svg
@@ -11,6 +13,23 @@ from meshwright.search import Candidate
 from meshwright.spec.units import format_bytes, format_seconds
 
 _NEAR = 1.5
+_WIDE = 8.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Across:
+    """Where a step time lies from left to right, as a fraction; of its logarithm where times differ much."""
+
+    scale: svg.Scale
+    is_log: bool
+
+    def __call__(self, seconds: float) -> float:
+        return self.scale(math.log10(seconds) if self.is_log else seconds)
+
+    def axis(self) -> str:
+        if self.is_log:
+            return svg.time_axis(self.scale, show=lambda value: format_seconds(10.0**value), zero=None)
+        return svg.time_axis(self.scale, show=format_seconds)
 
 
 def front(candidates: Sequence[Candidate]) -> frozenset[int]:
@@ -28,7 +47,11 @@ def front(candidates: Sequence[Candidate]) -> frozenset[int]:
 
 def scatter(candidates: Sequence[Candidate], *, chosen: int) -> Figure:
     """The plans by step time and peak memory, the front as a line through its points."""
-    across = svg.Scale.over((entry.step_seconds for entry in candidates), margin=0.07)
+    steps = [entry.step_seconds for entry in candidates]
+    is_wide = max(steps) > _WIDE * min(steps)
+    across = _Across(
+        scale=svg.Scale.over((math.log10(step) if is_wide else step for step in steps), margin=0.07), is_log=is_wide
+    )
     up = svg.Scale.over((_bytes(entry) for entry in candidates), margin=0.14)
     capacity = min(entry.capacity_bytes for entry in candidates)
     near = capacity - up.low <= _NEAR * (up.high - up.low)
@@ -50,12 +73,13 @@ def scatter(candidates: Sequence[Candidate], *, chosen: int) -> Figure:
     picture = svg.stretched(*lines, label="step time against peak memory")
     body = (
         f'<div class="chart"><div class="yaxis" aria-hidden="true">{labels}</div>'
-        f'<div class="plot points">{picture}{points}</div>{svg.time_axis(across, show=format_seconds, count=4)}</div>'
+        f'<div class="plot points">{picture}{points}</div>{across.axis()}</div>'
     )
+    kind = ", logarithmic" if is_wide else ""
     few = "" if near else f" All are far below the {format_bytes(capacity)} that a device has."
     return Figure(
         title="Step time and memory",
-        caption=f"Across: a step; up: the peak of memory. Nearer the lower left is better.{few}",
+        caption=f"Across: a step{kind}; up: the peak of memory. Nearer the lower left is better.{few}",
         body=body,
         table=_table(candidates, best),
         legend=(
@@ -75,7 +99,7 @@ def _across(fraction: float, kind: str) -> str:
     return svg.element("line", class_=kind, x1=0, x2=1000, y1=y, y2=y)
 
 
-def _point(index: int, entry: Candidate, across: svg.Scale, up: svg.Scale, *, on_front: bool, chosen: bool) -> str:
+def _point(index: int, entry: Candidate, across: _Across, up: svg.Scale, *, on_front: bool, chosen: bool) -> str:
     said = (
         f"plan {index + 1}{', chosen' if chosen else ''}: step {format_seconds(entry.step_seconds)}, "
         f"peak memory {format_bytes(entry.peak_bytes)} of {format_bytes(entry.capacity_bytes)}. {entry.plan.describe()}"
