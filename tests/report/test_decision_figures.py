@@ -66,7 +66,7 @@ def test_the_plot_has_a_link_for_every_plan_and_a_line_for_the_capacity_when_nea
 def test_losses_begin_at_ideal_compute_and_sum_to_the_step() -> None:
     known = replace(REPORT, model_flops=2.0e9, peak_flops=2.0e10)
     terms = losses(known)
-    assert [term.name for term in terms[:2]] == ["ideal compute", "below peak"]
+    assert [term.name for term in terms[:2]] == ["ideal compute at peak", "kernels below peak"]
     assert terms[0].seconds == pytest.approx(0.1)
     assert terms[1].seconds == pytest.approx(0.248 - 0.1)
     assert sum(term.seconds for term in terms) == pytest.approx(known.step_seconds)

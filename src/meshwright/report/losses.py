@@ -10,7 +10,7 @@ from meshwright.report.figure import Figure, Table
 from meshwright.spec.report import Line, LineName, Report
 from meshwright.spec.units import format_percent, format_seconds
 
-IDEAL, BELOW = "ideal compute", "below peak"
+IDEAL, BELOW = "ideal compute at peak", "kernels below peak"
 _SHOWN = 5e-4
 _SPACE = "\N{NO-BREAK SPACE}"
 _COMPUTE = (LineName.FORWARD, LineName.BACKWARD)
