@@ -43,7 +43,7 @@ def test_nothing_beats_the_front_and_something_matches_the_rest(figures: list[tu
         if index in found:
             assert not any(s <= step and p <= peak and (s, p) != (step, peak) for s, p in others)
         else:
-            assert any(s <= step and p <= peak for s, p in others)
+            assert any(s <= step and p <= peak and (s, p) != (step, peak) for s, p in others)
 
 
 def test_the_plot_has_a_link_for_every_plan_and_a_line_for_the_capacity_when_near() -> None:
@@ -59,6 +59,10 @@ def test_the_plot_has_a_link_for_every_plan_and_a_line_for_the_capacity_when_nea
     assert "logarithmic" in wide.caption
     assert ">1.00 s</span>" in wide.body
     assert "logarithmic" not in far.caption
+    close = scatter([candidate(14.201, 9.0), candidate(14.202, 7.0), candidate(14.202, 7.0)], chosen=0)
+    assert "longer a step is than 14.2 s" in close.caption
+    assert ">+1.00 ms</span>" in close.body
+    assert close.body.count("margin-left") == 1, "of two at one place the second is beside the first"
     alone = scatter([candidate(1.0, 9.0)], chosen=0)
     assert alone.body.count("<a ") == 1
 

@@ -208,7 +208,11 @@ def _against(plan: _Priced, best: _Priced) -> str:
     ours, theirs = plan.report, best.report
     change = ours.step_seconds / theirs.step_seconds - 1.0
     room = ours.peak_bytes - theirs.peak_bytes
-    memory = f"and its peak is {format_bytes(abs(room))} {'higher' if room > 0 else 'lower'}" if room else "in as much"
+    memory = (
+        f"and its peak is {format_bytes(abs(room))} {'higher' if room > 0 else 'lower'}"
+        if room
+        else "and needs as much memory"
+    )
     if abs(change) < _ALIKE:
         return f"It takes as long as plan {best.number}, the chosen one, {memory}."
     worst = _largest(diff(theirs, ours)[1:], slower=change > 0)
