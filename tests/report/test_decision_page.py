@@ -125,14 +125,20 @@ def test_what_was_decided_is_in_the_page(decision: Decision, page: str) -> None:
     report = decision.report
     text = page.replace(SPACE, " ")
     for said in (
-        f"{decision.considered:,} legal plans were priced",
-        f"{decision.fitting:,} fit in memory",
+        f"{decision.considered:,} legal plans were priced in {format_seconds(decision.seconds)}",
+        f", {decision.fitting:,} fit in memory",
         f"What binds: {report.bottleneck}.",
         f"<strong>{format_seconds(report.step_seconds)}</strong>",
         *decision.why,
         *(entry.rule for entry in decision.rejected if entry.count),
     ):
         assert said in text, said
+
+
+def test_plans_that_were_not_priced_are_told_apart(decision: Decision) -> None:
+    view = decision_view(replace(decision, considered=1_000_000))
+    assert "1,000,000 legal plans were searched" in view.summary
+    assert f"{decision.priced:,} that could be best were priced" in view.summary
 
 
 def test_a_plan_that_is_not_chosen_says_how_it_stands(decision: Decision) -> None:
@@ -183,9 +189,10 @@ def test_a_drawing_that_is_not_as_long_as_the_step_says_so(decision: Decision, m
 
 
 def test_one_plan_alone_has_nothing_to_compare(decision: Decision) -> None:
-    text = decision_page(replace(decision, ranked=decision.ranked[:1], considered=1))
+    text = decision_page(replace(decision, ranked=decision.ranked[:1], considered=1, priced=1, fitting=1))
     outline(text)
     assert "1 legal plan was priced" in text
+    assert "1 fit in memory" in text
     assert 'id="compare"' not in text
 
 
@@ -206,6 +213,9 @@ def test_a_kept_decision_has_the_same_page(decision: Decision, page: str, tmp_pa
     design.write_text(decision.design.to_json())
     search.decision_path(design).write_text(json.dumps(codec.encode(decision)))
     assert write_page([design], tmp_path / "plan.html").read_text() == page
+    older = {key: value for key, value in codec.encode(decision).items() if key != "priced"}
+    search.decision_path(design).write_text(json.dumps(older))
+    assert "Plans considered" in write_page([design], tmp_path / "older.html").read_text()
     both = write_page([design, design], tmp_path / "both.html").read_text()
     assert "2 runs compared" in both
 

@@ -264,7 +264,11 @@ def _missing(step: DrawnStep, report: Report) -> str:
 
 def _summary(decision: Decision, *, shown: int) -> str:
     few = f"; the best {shown} are shown" if shown < len(decision.ranked) else ""
+    count, time = decision.considered, format_seconds(decision.seconds)
+    plans = f"{count:,} legal {'plan was' if count == 1 else 'plans were'}"
+    if decision.priced >= count:
+        return f"{plans} priced in {time}, {decision.fitting:,} fit in memory{few}."
     return (
-        f"{decision.considered:,} legal {'plan was' if decision.considered == 1 else 'plans were'} priced in "
-        f"{format_seconds(decision.seconds)}, {decision.fitting:,} fit in memory{few}."
+        f"{plans} searched in {time}; {decision.priced:,} that could be best were priced, {decision.fitting:,} of them "
+        f"fit in memory{few}."
     )

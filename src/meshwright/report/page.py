@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import MISSING, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,7 +39,8 @@ def _whole_decision(files: RunFiles) -> Decision | None:
     """The decision of a plan file; None of a run, and where only a part of it is kept."""
     from meshwright.search import Decision
 
-    if not files.is_plan or not files.decision or not {"design", "report"} <= files.decision.keys():
+    needed = {field.name for field in fields(Decision) if field.default is MISSING}
+    if not files.is_plan or not files.decision or not needed <= files.decision.keys():
         return None
     return codec.decode(Decision, files.decision, f"{files.path}, its decision")
 

@@ -16,7 +16,7 @@ from meshwright.spec.units import format_bytes, format_seconds
 _NEAR = 1.5
 _WIDE = 8.0
 _ALIKE = 0.01
-_ASIDE, _RADIUS = 14, 12
+_ASIDE, _RADIUS = 19, 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
