@@ -10,8 +10,9 @@ from meshwright.report.drawn_step import MOST_ACTIONS, drawn_step, shown_microba
 from meshwright.report.losses import losses, losses_figure
 from meshwright.report.memory_columns import memory_of_ranks
 from meshwright.report.scatter import front, scatter
+from meshwright.report.settings import settings
 from meshwright.search import Candidate
-from meshwright.spec.plan import Plan, Schedule, ScheduleKind
+from meshwright.spec.plan import Plan, Recompute, Schedule, ScheduleKind
 from meshwright.spec.report import LineName, Origin
 from meshwright.spec.units import format_bytes
 from tests.report import synthetic
@@ -101,6 +102,17 @@ def test_memory_of_many_ranks_is_columns_of_every_rank() -> None:
     few = memory_of_ranks(replace(REPORT, memory=stages[:3]))
     assert few is not None
     assert few.body.count('class="bar"') == 3
+
+
+def test_settings_say_which_blocks_differ() -> None:
+    design = synthetic.design(pipeline=2)
+    first, second = design.plan.stages
+    full = replace(second, groups=tuple(replace(group, recompute=Recompute.FULL) for group in second.groups))
+    mixed = replace(design, plan=replace(design.plan, stages=(first, full)))
+    counts = [stage.stop - stage.start for stage in design.plan.stages]
+    assert dict(settings(design))["recompute"] == "none"
+    assert dict(settings(mixed))["recompute"] == f"none in {counts[0]} blocks, full in {counts[1]} blocks"
+    assert dict(settings(mixed)).keys() == dict(settings(design)).keys()
 
 
 def with_schedule(plan: Plan, **changes: object) -> Plan:

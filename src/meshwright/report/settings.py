@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from meshwright.spec.plan import Design, Offload, Plan, Recompute, Sharding
+from collections.abc import Callable
+
+from meshwright.spec.plan import BlockGroup, Design, Plan, Sharding
 
 Setting = tuple[str, str]
 _NONE = "none"
@@ -28,8 +30,8 @@ def settings(design: Design) -> tuple[Setting, ...]:
         ("replicate", str(plan.replicate)),
         ("microbatch", _sequences(plan.microbatch)),
         ("microbatches", f"{schedule.microbatches:,}"),
-        ("recompute", group.recompute.value if group.recompute is not Recompute.NONE else _NONE),
-        ("offload", group.offload.value if group.offload is not Offload.NONE else _NONE),
+        ("recompute", _by_blocks(plan, lambda each: each.recompute.value)),
+        ("offload", _by_blocks(plan, lambda each: each.offload.value)),
         ("precision", group.precision.value),
         ("gradients meet in", plan.gradients.precision.value),
         ("batch", _sequences(plan.batch)),
@@ -41,7 +43,21 @@ def settings(design: Design) -> tuple[Setting, ...]:
 def _context(plan: Plan) -> str:
     if plan.context == 1:
         return "1"
-    return f"{plan.context}, {plan.exchange.kind.value}, all-to-all {plan.exchange.inner}"
+    inner, outer = plan.exchange.inner, plan.context // plan.exchange.inner
+    heads = "all-to-all" if outer == 1 else f"all-to-all {inner}"
+    keys = plan.exchange.kind.value if outer > 1 else ""
+    return ", ".join(part for part in (str(plan.context), heads if inner > 1 else "", keys) if part)
+
+
+def _by_blocks(plan: Plan, value: Callable[[BlockGroup], str]) -> str:
+    """The setting of all blocks, or `none in 22 blocks, full in 10 blocks` where they differ."""
+    counts: dict[str, int] = {}
+    for stage in plan.stages:
+        for group in stage.groups:
+            counts[value(group)] = counts.get(value(group), 0) + group.stop - group.start
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{name} in {count} blocks" for name, count in counts.items())
 
 
 def _experts(plan: Plan) -> str:
