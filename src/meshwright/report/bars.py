@@ -28,15 +28,15 @@ def waterfall(predicted: Report | None, measured: Report | None) -> Figure | Non
             line = report.step.find(name)
             seconds = line.seconds if line else None
             figures.append(seconds)
-            bars.append(_step_bar(which, name, seconds, begun[which], longest))
+            bars.append(step_bar(which, name, seconds, begun[which], longest))
             begun[which] += seconds or 0.0
-        rows.append(_row(name, "".join(bars), _gap_note(figures)))
+        rows.append(bar_row(name, "".join(bars), _gap_note(figures)))
         cells.append(_cells(name, figures))
     totals = [report.step_seconds for report in reports.values()]
     whole = "".join(
-        _step_bar(which, LineName.STEP, report.step_seconds, 0.0, longest) for which, report in reports.items()
+        step_bar(which, LineName.STEP, report.step_seconds, 0.0, longest) for which, report in reports.items()
     )
-    rows.append(_row("step", whole, _gap_note(totals), extra=" total"))
+    rows.append(bar_row("step", whole, _gap_note(totals), extra=" total"))
     cells.append(_cells("step", totals))
     both = len(reports) == 2
     return Figure(
@@ -63,7 +63,7 @@ def memory_figure(predicted: Report | None, measured: Report | None) -> Figure |
     ranks = sorted({rank for found in stages.values() for rank in found})
     heaviest = sorted(ranks, key=lambda rank: -max(found[rank].total for found in stages.values() if rank in found))
     shown = sorted(heaviest[:_MOST_RANKS])
-    parts = _parts([stage for found in stages.values() for stage in found.values()])
+    parts = memory_parts([stage for found in stages.values() for stage in found.values()])
     largest = max(stage.total for found in stages.values() for stage in found.values()) or 1.0
     capacity = max(stage.capacity for found in stages.values() for stage in found.values())
     scale = max(largest, capacity) if capacity <= 1.8 * largest else largest * 1.04
@@ -73,7 +73,7 @@ def memory_figure(predicted: Report | None, measured: Report | None) -> Figure |
             _memory_bar(which, found[rank], parts, scale) for which, found in stages.items() if rank in found
         )
         note = " / ".join(format_bytes(found[rank].total) for found in stages.values() if rank in found)
-        rows.append(_row(f"rank {rank}", bars, note))
+        rows.append(bar_row(f"rank {rank}", bars, note))
     cells = tuple(
         (
             f"rank {rank}, {which}",
@@ -115,7 +115,7 @@ def _reach(report: Report, names: Sequence[str]) -> float:
     return max(report.step_seconds, sum(max(0.0, _seconds_of(report.step.find(name))) for name in names))
 
 
-def _step_bar(which: str, name: str, seconds: float | None, begun: float, longest: float) -> str:
+def step_bar(which: str, name: str, seconds: float | None, begun: float, longest: float) -> str:
     """One bar; the style sheet makes the first of a pair pale."""
     if seconds is None:
         return svg.drawing(height=12, label=f"{name}: {which} not known")
@@ -143,7 +143,7 @@ def _memory_bar(which: str, stage: StageMemory, parts: Sequence[str], scale: flo
     return svg.drawing(*bars, height=14, label=f"rank {stage.rank}, {which}: {format_bytes(stage.total)}")
 
 
-def _row(name: str, bars: str, note: str, *, extra: str = "") -> str:
+def bar_row(name: str, bars: str, note: str, *, extra: str = "") -> str:
     return (
         f'<div class="bar{extra}"><span class="name">{escape(name)}</span>'
         f'<div class="pair">{bars}</div><span class="note">{escape(note)}</span></div>'
@@ -162,7 +162,7 @@ def _cells(name: str, figures: Sequence[float | None]) -> tuple[str, ...]:
     return (name, *shown, _gap_note(figures)) if len(figures) == 2 else (name, *shown)
 
 
-def _parts(stages: Sequence[StageMemory]) -> tuple[str, ...]:
+def memory_parts(stages: Sequence[StageMemory]) -> tuple[str, ...]:
     known = [part.value for part in MemoryPart]
     found = dict.fromkeys(part for stage in stages for part, count in stage.parts.items() if count > 0)
     return tuple(sorted(found, key=lambda part: known.index(part) if part in known else len(known)))

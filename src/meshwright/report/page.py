@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import MISSING, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +16,8 @@ from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.span import Span
 
+_UNIT = re.compile(r"(\d) (?=(?:%|us|ms|s|min|h|d|[KMGTP]?i?B)\b|%)")
+
 if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
@@ -22,22 +26,30 @@ if TYPE_CHECKING:
 
 
 def write_page(paths: Sequence[Path | str], out: Path | str) -> Path:
-    """Writes the page of the runs or plans at `paths` to `out` and returns its path. Raises ConfigError."""
-    return write_file(out, render([read_run(path) for path in paths]))
+    """Writes the page of the runs or plans at `paths` to `out` and returns its path. Raises ConfigError.
+
+    One plan with the decision that chose it has the decision's page.
+    """
+    runs = [read_run(path) for path in paths]
+    decision = _whole_decision(runs[0]) if len(runs) == 1 else None
+    return write_file(out, decision_page(decision) if decision else render(runs))
+
+
+def _whole_decision(files: RunFiles) -> Decision | None:
+    """The decision of a plan file; None of a run, and where only a part of it is kept."""
+    from meshwright.search import Decision
+
+    needed = {field.name for field in fields(Decision) if field.default is MISSING}
+    if not files.is_plan or not files.decision or not needed <= files.decision.keys():
+        return None
+    return codec.decode(Decision, files.decision, f"{files.path}, its decision")
 
 
 def decision_page(decision: Decision) -> str:
-    """The page of a decision of the search: its plan, and the plans it was chosen from."""
-    design = decision.design
-    files = RunFiles(
-        name=f"{design.model.name} on {design.cluster.name}",
-        path=Path(),
-        is_plan=True,
-        design=design,
-        predicted=decision.report,
-        decision=codec.encode(decision),
-    )
-    return render([files])
+    """The page of a decision of the search: its plan, and the plans it was chosen from, any of which can be picked."""
+    from meshwright.report.decision_view import decision_view
+
+    return _environment().get_template("decision.html").render(page=decision_view(decision))
 
 
 def render(runs: Sequence[RunFiles], *, timelines: Sequence[Sequence[Span]] | None = None) -> str:
@@ -46,6 +58,10 @@ def render(runs: Sequence[RunFiles], *, timelines: Sequence[Sequence[Span]] | No
         raise ConfigError(Problem(what="no run is named", fix="name a run directory or a plan file"))
     if timelines is None:
         timelines = [predicted_spans(files) for files in runs]
+    return _environment().get_template("page.html").render(page=page_view(runs, timelines=timelines))
+
+
+def _environment() -> Environment:
     import jinja2
 
     environment = jinja2.Environment(
@@ -56,8 +72,9 @@ def render(runs: Sequence[RunFiles], *, timelines: Sequence[Sequence[Span]] | No
         undefined=jinja2.StrictUndefined,
     )
     environment.filters["drawing"] = _drawing
+    environment.filters["kept"] = _kept
     environment.globals["asset"] = partial(_asset, environment)
-    return environment.get_template("page.html").render(page=page_view(runs, timelines=timelines))
+    return environment
 
 
 def _drawing(figure: Figure) -> Markup:
@@ -65,6 +82,11 @@ def _drawing(figure: Figure) -> Markup:
     from markupsafe import Markup
 
     return Markup(figure.body)
+
+
+def _kept(text: str) -> str:
+    """The text with its numbers kept on one line with their units."""
+    return _UNIT.sub("\\1\N{NO-BREAK SPACE}", text)
 
 
 def _asset(environment: Environment, name: str) -> Markup:

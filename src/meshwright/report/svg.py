@@ -116,13 +116,13 @@ def thinned(points: Sequence[tuple[float, float]], *, most: int) -> list[tuple[f
     return [points[index] for index in sorted(kept)]
 
 
-def time_axis(scale: Scale, *, show: Callable[[float], str], count: int = 4) -> str:
-    """HTML labels under a chart at round values of its horizontal scale."""
+def time_axis(scale: Scale, *, show: Callable[[float], str], count: int = 4, zero: str | None = "0") -> str:
+    """HTML labels under a chart at round values of its horizontal scale; `zero` is that of 0, None asks `show`."""
     spans = []
     for value in scale.ticks(count):
         place = scale(value)
         edge = ' style="left:0;transform:none"' if place < 0.02 else f' style="left:{percent(place)}"'
         if place > 0.97:
             edge = ' style="right:0;left:auto;transform:none"'
-        spans.append(f"<span{edge}>{escape(show(value) if value else '0')}</span>")
+        spans.append(f"<span{edge}>{escape(show(value) if value or zero is None else zero)}</span>")
     return f'<div class="xaxis" aria-hidden="true">{"".join(spans)}</div>'

@@ -65,6 +65,14 @@ def measured_step(plan: Plan, spans: Sequence[Span]) -> tuple[Span, ...]:
     return tuple(whole[lengths[len(lengths) // 2][1]])
 
 
+def step_table(spans: Sequence[Span], *, name: str) -> Table:
+    """Seconds of every kind of work and the idle share of every rank of one step that begins at 0."""
+    ranks: dict[int, list[Span]] = defaultdict(list)
+    for span in sorted(spans, key=lambda span: (span.rank, span.start, -span.seconds)):
+        ranks[span.rank].append(span)
+    return _table({"predicted": ranks}, {"predicted": name})
+
+
 def _workers(plan: Plan) -> frozenset[int]:
     """Ranks whose coordinates are 0 on every axis but the pipeline; the first ranks where there is no pipeline."""
     if plan.pipeline == 1:

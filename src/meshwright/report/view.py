@@ -13,6 +13,7 @@ from meshwright.report.figure import Figure, Table
 from meshwright.report.plans import PlansView, layout_table, plans_view
 from meshwright.report.run_files import RunFiles
 from meshwright.report.timeline_chart import timeline_figure
+from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
 from meshwright.spec.span import Span
 from meshwright.spec.units import format_bytes, format_count, format_percent, format_seconds
@@ -87,9 +88,9 @@ def run_view(files: RunFiles, *, timeline: Sequence[Span], anchor: str) -> RunVi
         name=files.name,
         kind="plan" if files.is_plan else "run",
         plan=files.design.plan.describe(),
-        facts=_facts(files),
+        facts=facts(files.design),
         explanation=explain_files(files),
-        tiles=_plan_tiles(files) if files.is_plan else _run_tiles(files),
+        tiles=_tiles(files),
         loss=loss_figure((files,)),
         speed=speed_figure((files,)),
         timeline=timeline_figure(files.design.plan, predicted=timeline, measured=files.spans),
@@ -103,8 +104,14 @@ def run_view(files: RunFiles, *, timeline: Sequence[Span], anchor: str) -> RunVi
     )
 
 
-def _facts(files: RunFiles) -> tuple[tuple[str, str], ...]:
-    design = files.design
+def _tiles(files: RunFiles) -> tuple[Tile, ...]:
+    if not files.is_plan:
+        return _run_tiles(files)
+    return plan_tiles(files.predicted) if files.predicted else ()
+
+
+def facts(design: Design) -> tuple[tuple[str, str], ...]:
+    """Model, machines, batch and tokens to train, in words."""
     devices = f"{design.plan.world_size:,} of {design.cluster.num_devices:,} devices"
     return (
         ("model", f"{design.model.name}, {format_count(design.model.parameters)} parameters"),
@@ -169,10 +176,8 @@ def _validation_tile(files: RunFiles) -> Tile:
     return Tile(label=label, value=_figure(last.get("bits_per_byte"), "{:.3f}"), note=note)
 
 
-def _plan_tiles(files: RunFiles) -> tuple[Tile, ...]:
-    report = files.predicted
-    if report is None:
-        return ()
+def plan_tiles(report: Report) -> tuple[Tile, ...]:
+    """The key figures of a plan that nothing has measured."""
     low, high = report.error_band
     band = f"{format_seconds(low * report.step_seconds)} to {format_seconds(high * report.step_seconds)}"
     capacity = max((stage.capacity for stage in report.memory), default=0.0)

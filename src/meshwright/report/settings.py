@@ -1,0 +1,76 @@
+"""What a plan sets, one word a setting: the same settings in the same order for every plan, so that two compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from meshwright.spec.plan import BlockGroup, Design, Plan, Sharding
+
+Setting = tuple[str, str]
+_NONE = "none"
+
+
+def settings(design: Design) -> tuple[Setting, ...]:
+    """(name, value) of everything that plans of one job differ in; experts where the model has some."""
+    plan, model = design.plan, design.model
+    group, schedule = plan.first_group, plan.schedule
+    experts = (("experts", _experts(plan)),) if model.active_parameters < model.parameters else ()
+    return (
+        ("devices", f"{plan.world_size:,}"),
+        ("tensor", str(plan.tensor)),
+        ("sequence parallel", "yes" if group.sequence_parallel else "no"),
+        ("context", _context(plan)),
+        *experts,
+        ("pipeline", str(plan.pipeline)),
+        ("schedule", schedule.kind.value if plan.pipeline > 1 else _NONE),
+        ("chunks", str(schedule.chunks)),
+        ("slices", str(schedule.slices)),
+        ("shard", str(plan.shard)),
+        ("sharding", group.sharding.value if group.sharding is not Sharding.NONE else _NONE),
+        ("replicate", str(plan.replicate)),
+        ("microbatch", _sequences(plan.microbatch)),
+        ("microbatches", f"{schedule.microbatches:,}"),
+        ("recompute", _by_blocks(plan, lambda each: each.recompute.value)),
+        ("offload", _by_blocks(plan, lambda each: each.offload.value)),
+        ("precision", group.precision.value),
+        ("gradients meet in", plan.gradients.precision.value),
+        ("batch", _sequences(plan.batch)),
+        ("axes, outermost first", " ".join(axis.name.value for axis in plan.axes if axis.size > 1) or _NONE),
+        ("blocks a stage", _blocks(plan)),
+    )
+
+
+def _context(plan: Plan) -> str:
+    if plan.context == 1:
+        return "1"
+    inner, outer = plan.exchange.inner, plan.context // plan.exchange.inner
+    heads = "all-to-all" if outer == 1 else f"all-to-all {inner}"
+    keys = plan.exchange.kind.value if outer > 1 else ""
+    return ", ".join(part for part in (str(plan.context), heads if inner > 1 else "", keys) if part)
+
+
+def _by_blocks(plan: Plan, value: Callable[[BlockGroup], str]) -> str:
+    """The setting of all blocks, or `none in 22 blocks, full in 10 blocks` where they differ."""
+    counts: dict[str, int] = {}
+    for stage in plan.stages:
+        for group in stage.groups:
+            counts[value(group)] = counts.get(value(group), 0) + group.stop - group.start
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{name} in {count} blocks" for name, count in counts.items())
+
+
+def _experts(plan: Plan) -> str:
+    if plan.experts is None:
+        return "over tensor"
+    return f"{plan.experts.expert} x tensor {plan.experts.tensor}"
+
+
+def _sequences(count: int) -> str:
+    return "1 sequence" if count == 1 else f"{count:,} sequences"
+
+
+def _blocks(plan: Plan) -> str:
+    counts = [stage.stop - stage.start for stage in plan.stages]
+    least, most = min(counts), max(counts)
+    return str(least) if least == most else f"{least} to {most}"
