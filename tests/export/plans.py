@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 from hypothesis import strategies as st
 
 from meshwright import catalog
-from meshwright.search import Scope, check, enumerate_plans
-from meshwright.spec.cluster import Precision
+from meshwright.search import enumerate_plans
+from meshwright.spec.cluster import ClusterSpec, Link, Precision
 from meshwright.spec.job import Decay, JobSpec, LearningRate
 from meshwright.spec.plan import (
     Axis,
@@ -31,7 +32,8 @@ from meshwright.spec.plan import (
 from tests.support.space import even
 
 MODELS = ("llama-3.1-8b", "qwen3-30b-a3b", "mixtral-8x7b", "deepseek-v3", "gpt-39b")
-LENGTH = 4096
+WITH_EXPERTS = ("qwen3-30b-a3b", "mixtral-8x7b", "deepseek-v3")
+LENGTH = 2048
 
 
 def design(
@@ -60,8 +62,9 @@ def design(
 ) -> Design:
     """A design on H100 nodes of 8, in stages as even as the blocks allow unless `bounds` says where they begin."""
     spec, world = catalog.load_model(model), pipeline * replicate * shard * context * tensor
-    machines = catalog.load_cluster(f"{max(8, world)}xH100")
+    machines = able(world)
     blocks, stages = len(spec.blocks), pipeline * chunks
+    divided = sharding if sharding is not Sharding.NONE or shard == 1 else Sharding.OPTIMIZER
     v_shaped = kind in (ScheduleKind.ZERO_BUBBLE_V, ScheduleKind.DUAL_PIPE_V)
     starts = bounds or tuple(even(blocks)(pipeline, chunks))
     group = BlockGroup(
@@ -69,7 +72,7 @@ def design(
         stop=blocks,
         tensor=tensor,
         sequence_parallel=sequence_parallel and tensor > 1,
-        sharding=sharding if shard * context > 1 else Sharding.NONE,
+        sharding=divided if shard > 1 else Sharding.NONE,
         recompute=recompute,
         offload=offload,
         precision=precision,
@@ -103,6 +106,16 @@ def design(
 
 
 @cache
+def able(devices: int) -> ClusterSpec:
+    """H100 nodes, as if they multiplied in every precision and their host's memory were known."""
+    machines = catalog.load_cluster(f"{devices}xH100")
+    nodes = machines.groups[0]
+    device = replace(nodes.device, peak_flops=dict.fromkeys(Precision, 1e15))
+    host = Link(bandwidth=6e10, latency_seconds=1e-5)
+    return replace(machines, groups=(replace(nodes, device=device, host=host),))
+
+
+@cache
 def listed(model: str) -> tuple[Design, ...]:
     """Every 40th plan that the search lists for `model` on 32 H100s, and no fewer than 50 of them."""
     spec, machines = catalog.load_model(model), catalog.load_cluster("32xH100")
@@ -113,43 +126,38 @@ def listed(model: str) -> tuple[Design, ...]:
     return tuple(Design(model=spec, cluster=machines, job=asked, plan=plan) for plan in plans)
 
 
-def is_legal(given: Design) -> bool:
-    return not check(given, scopes=frozenset({Scope.PLAN}))
-
-
 @st.composite
-def anything(draw: st.DrawFn) -> Design:
-    """A design whose every choice is drawn by itself: many are for no peer, and some for no runtime."""
-    sizes = st.sampled_from((1, 2, 4))
-    pipeline, context = draw(sizes), draw(sizes)
-    kind = draw(st.sampled_from(ScheduleKind))
+def anything(draw: st.DrawFn) -> dict[str, Any]:
+    """Choices for `design`, each drawn by itself: many are for no peer, and some for no runtime."""
+    sizes, plain = st.sampled_from((1, 1, 2, 4)), draw(st.booleans())
+    pipeline, replicate, shard, context, tensor = (draw(sizes) for _ in range(5))
+    kinds = (ScheduleKind.ONE_F_ONE_B, ScheduleKind.INTERLEAVED, *([] if plain else ScheduleKind))
+    kind = draw(st.sampled_from(kinds if pipeline > 1 else kinds[:1]))
     v_shaped = kind in (ScheduleKind.ZERO_BUBBLE_V, ScheduleKind.DUAL_PIPE_V)
     looped = kind in (ScheduleKind.INTERLEAVED, ScheduleKind.BREADTH_FIRST)
     model = draw(st.sampled_from(MODELS))
-    grid = ExpertGrid(expert=draw(sizes), tensor=draw(sizes)) if catalog.load_model(model).active_parameters else None
-    with_experts = model in ("qwen3-30b-a3b", "mixtral-8x7b", "deepseek-v3")
-    return design(
-        model,
-        pipeline=pipeline,
-        context=context,
-        replicate=draw(sizes),
-        shard=draw(sizes),
-        tensor=draw(sizes),
-        sequence_parallel=draw(st.booleans()),
-        sharding=draw(st.sampled_from(Sharding)),
-        recompute=draw(st.sampled_from(Recompute)),
-        offload=draw(st.sampled_from((Offload.NONE, Offload.NONE, *Offload))),
-        precision=draw(st.sampled_from(Precision)),
-        kind=kind,
-        chunks=2 if v_shaped else draw(st.sampled_from((2, 3))) if looped else 1,
-        slices=2 if kind is ScheduleKind.SEQUENCE_1F1B else 1,
-        microbatch=draw(sizes),
-        microbatches=draw(st.sampled_from((8, 16))),
-        exchange=Exchange(
-            kind=draw(st.sampled_from(ExchangeKind)),
-            inner=draw(st.sampled_from([size for size in (1, 2, 4) if context % size == 0])),
-        ),
-        experts=grid if with_experts and draw(st.booleans()) else None,
-        gradients=draw(st.sampled_from((Precision.FP32, Precision.BF16))),
-        decay=draw(st.sampled_from(Decay)),
-    )
+    inner = draw(st.sampled_from([size for size in (1, 2, 4) if context % size == 0]))
+    expert, divided = draw(sizes), draw(sizes)
+    fits = model in WITH_EXPERTS and replicate * shard * context * tensor % (expert * divided) == 0
+    return {
+        "model": model,
+        "pipeline": pipeline,
+        "context": context,
+        "replicate": replicate,
+        "shard": shard,
+        "tensor": tensor,
+        "sequence_parallel": plain or draw(st.booleans()),
+        "sharding": draw(st.sampled_from(Sharding)),
+        "recompute": draw(st.sampled_from(Recompute)),
+        "offload": Offload.NONE if plain else draw(st.sampled_from(Offload)),
+        "precision": Precision.BF16 if plain else draw(st.sampled_from(Precision)),
+        "kind": kind,
+        "chunks": 2 if v_shaped else draw(st.sampled_from((2, 3))) if looped else 1,
+        "slices": 2 if kind is ScheduleKind.SEQUENCE_1F1B else 1,
+        "microbatch": draw(sizes),
+        "microbatches": draw(st.sampled_from((8, 16))),
+        "exchange": Exchange(kind=draw(st.sampled_from(ExchangeKind)), inner=inner),
+        "experts": ExpertGrid(expert=expert, tensor=divided) if fits else None,
+        "gradients": Precision.FP32 if plain else draw(st.sampled_from((Precision.FP32, Precision.BF16))),
+        "decay": draw(st.sampled_from(Decay)),
+    }

@@ -33,7 +33,7 @@ def write(design: Design) -> str:
         *_states(said),
         *_recompute(said),
         *_PRECISIONS[said.precision],
-        *([("--grad-reduce-in-bf16",)] if said.gradients is Precision.BF16 else []),
+        *_gradients(said),
         *_model(said, design),
         *_optimizer(said, design),
     ]
@@ -68,8 +68,8 @@ def _refuse(design: Design, said: Meaning) -> None:
     found.when(not looped, "plan.stages", "stages that are not dealt to ranks in turn", fix="choose rank s % pipeline")
     strange = said.precision not in _PRECISIONS
     found.when(strange, "plan.stages[*].groups[*].precision", f"{said.precision.value} products", fix="choose bf16")
-    in_bf16 = said.gradients is Precision.BF16 and said.precision not in (Precision.FP32, Precision.FP16)
-    reduced = said.gradients is Precision.FP32 or in_bf16
+    products = said.precision if said.precision in (Precision.FP32, Precision.FP16) else Precision.BF16
+    reduced = said.gradients in (Precision.FP32, products)
     found.when(not reduced, "plan.gradients.precision", f"gradients reduced in {said.gradients.value}", fix="fp32")
     refuse_activation(said.model, found)
     _refuse_states(said, found)
@@ -166,6 +166,13 @@ def _states(said: Meaning) -> list[Flag]:
     if Offload.OPTIMIZER in said.offload:
         flags += [("--optimizer-cpu-offload",), ("--use-precision-aware-optimizer",)]
     return flags
+
+
+def _gradients(said: Meaning) -> list[Flag]:
+    """fp16 reduces in its own precision and bf16 in fp32, unless told."""
+    if said.precision is Precision.FP16 and said.gradients is Precision.FP32:
+        return [("--accumulate-allreduce-grads-in-fp32",)]
+    return [("--grad-reduce-in-bf16",)] if said.gradients is Precision.BF16 else []
 
 
 def _recompute(said: Meaning) -> tuple[Flag, ...]:
