@@ -91,7 +91,7 @@ class Given:
 def parse_script(text: str, *, runner: str, where: str) -> Given:
     """The flags of the command in `text` that begins with `runner`: those of the launcher and of the program alike.
 
-    Raises ConfigError where there is no such command, or a flag is given twice.
+    The program is the word that ends in `.py`. Raises ConfigError where there is no such command, or a flag is given twice.
     """
     lines = text.replace("\\\n", " ").splitlines()
     commands = [line for line in lines if line.split()[:1] == [runner]]
@@ -110,6 +110,8 @@ def parse_script(text: str, *, runner: str, where: str) -> Given:
             if name in values:
                 raise ConfigError(Problem(where=where, what=f"{name} is given twice"))
             values[name] = (value,) if value else ()
+        elif word.endswith(".py"):
+            name = ""
         elif name:
             values[name] = (*values[name], word)
     return Given(values=values, where=where)
