@@ -91,7 +91,7 @@ class Given:
 def parse_script(text: str, *, runner: str, where: str) -> Given:
     """The flags of the command in `text` that begins with `runner`: those of the launcher and of the program alike.
 
-    The program is the word that ends in `.py`. Raises ConfigError where there is no such command, or a flag is given twice.
+    The program is the word that ends in `.py`. Raises ConfigError for no such command, or a flag given twice.
     """
     lines = text.replace("\\\n", " ").splitlines()
     commands = [line for line in lines if line.split()[:1] == [runner]]
