@@ -117,11 +117,11 @@ def able(devices: int) -> ClusterSpec:
 
 @cache
 def listed(model: str) -> tuple[Design, ...]:
-    """Every 40th plan that the search lists for `model` on 32 H100s, and no fewer than 50 of them."""
-    spec, machines = catalog.load_model(model), catalog.load_cluster("32xH100")
-    asked = JobSpec(sequence_length=LENGTH, batch_tokens=64 * LENGTH, total_tokens=10**10)
+    """About 150 of the plans that the search lists for `model` on 8 H100s, evenly spread over the table."""
+    spec, machines = catalog.load_model(model), catalog.load_cluster("8xH100")
+    asked = JobSpec(sequence_length=LENGTH, batch_tokens=16 * LENGTH, total_tokens=10**10)
     table = enumerate_plans(spec, machines, asked, boundaries=even(len(spec.blocks))).table
-    rows = range(0, len(table), max(1, min(40, len(table) // 50)))
+    rows = range(0, len(table), max(1, len(table) // 150))
     plans = (table.to_plan(row, model=spec.name, cluster=machines.name, sequence_length=LENGTH) for row in rows)
     return tuple(Design(model=spec, cluster=machines, job=asked, plan=plan) for plan in plans)
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from meshwright.export import NotExpressible, NotTheSame, Peer, Verdict, check, export, meaning, peers, read
-from meshwright.spec.plan import Design, ScheduleKind, Sharding
+from meshwright.spec.plan import Design, Offload, ScheduleKind, Sharding
 from tests.export.plans import MODELS, anything, design, listed
 
 ROOM = Path(peers.__file__).parent
@@ -44,12 +44,15 @@ def test_every_plan_of_the_search_comes_back_or_is_refused_by_name(model: str, p
 
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "gpt-39b"])
 def test_megatron_says_all_it_should(model: str) -> None:
-    """Refused are exactly gpipe, and gradients or parameters divided under a pipeline."""
+    """Refused are exactly other schedules, gradients or parameters divided under a pipeline, and gathers within."""
     for entry in listed(model):
-        group, plan = entry.plan.first_group, entry.plan
-        deep = group.sharding in (Sharding.GRADIENTS, Sharding.PARAMETERS) and plan.pipeline > 1
-        expected = not deep and plan.schedule.kind is not ScheduleKind.GPIPE
-        assert exported_or_refused(entry, Peer.MEGATRON_LM) == expected, plan.describe()
+        plan, said = entry.plan, meaning(entry)
+        deep = said.sharding in (Sharding.GRADIENTS, Sharding.PARAMETERS) and plan.pipeline > 1
+        within = " in gather " in said.exchange
+        moved = any(offload is not Offload.NONE for offload in said.offload)
+        known = said.schedule in (ScheduleKind.ONE_F_ONE_B, ScheduleKind.INTERLEAVED)
+        if not moved:
+            assert exported_or_refused(entry, Peer.MEGATRON_LM) == (known and not deep and not within), plan.describe()
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
