@@ -22,6 +22,7 @@ LEVELS = {
     "cost": 2,
     "search": 3,
     "replay": 3,
+    "export": 3,
     "nn": 3,
     "parallel": 3,
     "data": 3,
@@ -32,7 +33,7 @@ LEVELS = {
     "cli": 7,
 }
 ALLOWED_SIBLINGS = {("parallel", "nn")}
-WITHOUT_TORCH = {"spec", "schedule", "catalog", "cost", "search", "replay", "report", "data"}
+WITHOUT_TORCH = {"spec", "schedule", "catalog", "cost", "search", "replay", "export", "report", "data"}
 MAY_READ_ENVIRONMENT = {"run", "cli"}
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from meshwright.api import design, explain, predict, train, validate
+    from meshwright.api import design, explain, export, predict, train, validate
     from meshwright.search import Candidate, Decision
     from meshwright.spec.cluster import ClusterSpec, Precision
     from meshwright.spec.errors import MeshwrightError, Problem
@@ -49,6 +49,7 @@ __all__ = [
     "design",
     "diff",
     "explain",
+    "export",
     "predict",
     "train",
     "validate",
@@ -74,6 +75,7 @@ _HOMES = {
     "design": "api",
     "diff": "spec.report",
     "explain": "api",
+    "export": "api",
     "predict": "api",
     "train": "api",
     "validate": "api",

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshwright.spec.cluster import ClusterSpec
+from meshwright.spec.errors import ConfigError
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
 
 if TYPE_CHECKING:
+    from meshwright.export import Exported
     from meshwright.replay import Validation
     from meshwright.report import Explanation
     from meshwright.run.outcome import Outcome
@@ -64,6 +66,20 @@ def explain(path: Path | str) -> Explanation:
     from meshwright import report
 
     return report.explain(path)
+
+
+def export(design: Design | Path | str, *, to: str) -> Exported:
+    """The plan as launch flags of `to` (torchtitan, megatron-lm or deepspeed), read back and found equal.
+
+    Raises ConfigError for a design that breaks a rule of plans, NotExpressible with everything `to` has no words for.
+    """
+    from meshwright import search
+    from meshwright.export import export, peer_named
+
+    peer, found = peer_named(to), _read(design)
+    if problems := search.check(found, scopes=frozenset({search.Scope.PLAN})):
+        raise ConfigError(problems)
+    return export(found, to=peer)
 
 
 def validate(path: Path | str) -> Validation:

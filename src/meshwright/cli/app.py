@@ -11,7 +11,20 @@ from contextvars import copy_context
 
 import typer
 
-from meshwright.cli import cluster, clusters, doctor, explain, generate, models, plan, report, train, validate, version
+from meshwright.cli import (
+    cluster,
+    clusters,
+    doctor,
+    explain,
+    export,
+    generate,
+    models,
+    plan,
+    report,
+    train,
+    validate,
+    version,
+)
 from meshwright.cli.manner import manner, options, speaking
 from meshwright.cli.output import fill_standard_error, is_output_failure, one_document, quiet_output, tell
 from meshwright.spec.errors import ExitCode, MeshwrightError, Problem
@@ -35,6 +48,7 @@ def build() -> typer.Typer:
         ("train", train.train),
         ("explain", explain.explain),
         ("report", report.report),
+        ("export", export.export),
         ("generate", generate.generate),
         ("validate", validate.validate),
         ("models", models.models),

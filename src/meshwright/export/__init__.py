@@ -1,0 +1,21 @@
+"""A plan as the launch flags of torchtitan, Megatron-LM and DeepSpeed, read back to see that they mean the same."""
+
+from meshwright.export.compare import Line, Verdict
+from meshwright.export.meaning import Meaning, meaning
+from meshwright.export.peers import Exported, Peer, check, export, peer_named, read
+from meshwright.export.refuse import NotExpressible, NotTheSame
+
+__all__ = [
+    "Exported",
+    "Line",
+    "Meaning",
+    "NotExpressible",
+    "NotTheSame",
+    "Peer",
+    "Verdict",
+    "check",
+    "export",
+    "meaning",
+    "peer_named",
+    "read",
+]

@@ -1,0 +1,67 @@
+"""Line by line: what the plan says against what the peer's flags were read back as."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Any
+
+from meshwright.export.meaning import Meaning, Sizes, Steps
+
+
+class Verdict(StrEnum):
+    """`kept`: read back equal. `lost`: not the plan's layout, and the peer does it in its own way. `differs`: read back
+    as something else, so the flags are not this plan."""
+
+    KEPT = "kept"
+    LOST = "lost"
+    DIFFERS = "differs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One thing that a plan says, what the peer makes of it, and whether they are the same."""
+
+    name: str
+    plan: str
+    peer: str
+    verdict: Verdict
+
+
+def compare(wanted: Meaning, found: Meaning) -> tuple[Line, ...]:
+    """A line for every field of a meaning, those of the model and the optimizer by their own names."""
+    return tuple(_lines("", wanted, found))
+
+
+def _lines(prefix: str, wanted: Any, found: Any) -> Iterator[Line]:
+    for field in fields(wanted):
+        here, there = getattr(wanted, field.name), getattr(found, field.name)
+        name = f"{prefix}{field.name.replace('_', ' ')}"
+        if isinstance(here, (Sizes, Steps)):
+            yield from _lines(f"{name}: ", here, there)
+        else:
+            verdict = Verdict.KEPT if here == there else Verdict.DIFFERS
+            yield Line(name=name, plan=_words(here), peer=_words(there), verdict=verdict)
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value == ():
+        return "none"
+    if isinstance(value, tuple):
+        return _runs(tuple(_words(entry) for entry in value))
+    return "none" if value is None else str(value)
+
+
+def _runs(words: tuple[str, ...]) -> str:
+    """`full x 32` for a run of equal words."""
+    found: list[tuple[str, int]] = []
+    for word in words:
+        if found and found[-1][0] == word and not word.isdigit():
+            found[-1] = (word, found[-1][1] + 1)
+        else:
+            found.append((word, 1))
+    texts = [word if count == 1 else f"{word} x {count}" for word, count in found]
+    return f"({', '.join(texts)})" if len(texts) != 1 else texts[0]

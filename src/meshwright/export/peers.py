@@ -1,0 +1,104 @@
+"""Export: write the flags, read them back with the peer's own rules, compare; nothing leaves that is not equal."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from enum import StrEnum
+from types import ModuleType
+
+from meshwright.export import (
+    read_deepspeed,
+    read_megatron,
+    read_torchtitan,
+    write_deepspeed,
+    write_megatron,
+    write_torchtitan,
+)
+from meshwright.export.compare import Line, Verdict, compare
+from meshwright.export.meaning import Meaning, meaning
+from meshwright.export.refuse import NotTheSame
+from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.plan import Design
+
+
+class Peer(StrEnum):
+    """Trainers whose flags are written and read."""
+
+    TORCHTITAN = "torchtitan"
+    MEGATRON_LM = "megatron-lm"
+    DEEPSPEED = "deepspeed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """The text of a peer's file, and line by line how it compares with the plan; every line is kept or lost."""
+
+    to: Peer
+    version: str
+    text: str
+    lines: tuple[Line, ...]
+
+
+def peer_named(name: str) -> Peer:
+    """The peer called `name`. Raises ConfigError, with the nearest names, for one that is not known."""
+    try:
+        return Peer(name)
+    except ValueError:
+        near = difflib.get_close_matches(name, [peer.value for peer in Peer], n=1, cutoff=0.4)
+        known = ", ".join(peer.value for peer in Peer)
+        fix = f"did you mean {near[0]}?" if near else f"choose {known}"
+        raise ConfigError(Problem(where="--to", what=f"{name!r} is not a trainer known here", fix=fix)) from None
+
+
+def export(design: Design, *, to: Peer | str) -> Exported:
+    """The plan of `design` in the words of `to`.
+
+    Raises NotExpressible with everything that `to` cannot say, and NotTheSame, a fault of this system, when what was
+    written does not come back as the plan.
+    """
+    peer = peer_named(to)
+    writer = _writer(peer)
+    text = writer.write(design)
+    lines = compare(meaning(design), read(text, to=peer))
+    if broken := [line for line in lines if line.verdict is Verdict.DIFFERS]:
+        raise NotTheSame(
+            Problem(
+                where=f"plan: {line.name}",
+                what=f"{line.plan} came back from {peer.value} as {line.peer}",
+                why="nothing was written; this is a fault of meshwright",
+            )
+            for line in broken
+        )
+    return Exported(to=peer, version=_VERSIONS[peer], text=text, lines=(*lines, *writer.lost(design)))
+
+
+def read(text: str, *, to: Peer | str, where: str | None = None) -> Meaning:
+    """What `text`, a file of `to`, would run, by the rules of `to`. Raises ConfigError for what it would refuse."""
+    peer = peer_named(to)
+    found: Meaning = _reader(peer).read(text, where=where or peer.value)
+    return found
+
+
+def check(design: Design, text: str, *, to: Peer | str, where: str | None = None) -> tuple[Line, ...]:
+    """The plan of `design` against `text`, a file of `to` whoever wrote it, line by line."""
+    return compare(meaning(design), read(text, to=to, where=where))
+
+
+_VERSIONS = {
+    Peer.TORCHTITAN: "torchtitan 0.2.2",
+    Peer.MEGATRON_LM: "Megatron Core 0.19",
+    Peer.DEEPSPEED: "DeepSpeed 0.19.6 with Megatron-DeepSpeed 4efb479",
+}
+
+
+def _writer(peer: Peer) -> ModuleType:
+    if peer is Peer.TORCHTITAN:
+        return write_torchtitan
+    return write_megatron if peer is Peer.MEGATRON_LM else write_deepspeed
+
+
+def _reader(peer: Peer) -> ModuleType:
+    if peer is Peer.TORCHTITAN:
+        return read_torchtitan
+    return read_megatron if peer is Peer.MEGATRON_LM else read_deepspeed

@@ -1,0 +1,91 @@
+"""Sizes of torchtitan's own flavors, from the model files of torchtitan 0.2.2 (torchtitan/models/*/__init__.py)."""
+
+from __future__ import annotations
+
+from meshwright.export.meaning import Sizes
+
+# dim, layers, heads, key-value heads, ffn_dim_multiplier, multiple_of
+_LLAMA3 = {
+    "8B": (4096, 32, 32, 8, 1.3, 1024),
+    "70B": (8192, 80, 64, 8, 1.3, 4096),
+    "405B": (16384, 126, 128, 8, 1.2, 4096),
+}
+# dim, layers, heads, key-value heads, hidden_dim, tied, theta, moe_inter_dim
+_QWEN3 = {
+    "0.6B": (1024, 28, 16, 8, 3072, True, 1e6, 0),
+    "1.7B": (2048, 28, 16, 8, 6144, True, 1e6, 0),
+    "4B": (2560, 36, 32, 8, 9728, True, 1e6, 0),
+    "8B": (4096, 36, 32, 8, 12288, False, 1e6, 0),
+    "14B": (5120, 40, 40, 8, 17408, False, 1e6, 0),
+    "32B": (5120, 64, 64, 8, 25600, False, 1e6, 0),
+    "30B-A3B": (2048, 48, 32, 4, 6144, False, 1e6, 768),
+    "235B-A22B": (4096, 94, 64, 4, 12288, False, 5e6, 1536),
+}
+
+
+def flavor(name: str, kind: str) -> Sizes | None:
+    """The sizes of flavor `kind` of model `name`; None where it is not known here."""
+    if name == "llama3" and kind in _LLAMA3:
+        return _llama3(*_LLAMA3[kind])
+    if name == "qwen3" and kind in _QWEN3:
+        return _qwen3(*_QWEN3[kind])
+    return _DEEPSEEK_V3 if (name, kind) == ("deepseek_v3", "671B") else None
+
+
+def _llama3(dim: int, layers: int, heads: int, kv_heads: int, multiplier: float, multiple: int) -> Sizes:
+    hidden = int(multiplier * int(2 * (4 * dim) / 3))
+    return Sizes(
+        layers=layers,
+        width=dim,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=dim // heads,
+        feed_forward=multiple * -(-hidden // multiple),
+        vocab=128256,
+        tied=False,
+        gated=True,
+        activation="silu",
+        norm="rms",
+        theta=500000.0,
+    )
+
+
+def _qwen3(
+    dim: int, layers: int, heads: int, kv_heads: int, hidden: int, tied: bool, theta: float, experts: int
+) -> Sizes:
+    return Sizes(
+        layers=layers,
+        width=dim,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=128,
+        feed_forward=0 if experts else hidden,
+        vocab=151936,
+        tied=tied,
+        gated=True,
+        activation="silu",
+        norm="rms",
+        theta=theta,
+        qk_norm=True,
+        mixture=(128, 8, experts, 0) if experts else (),
+        with_experts=(True,) * layers if experts else (),
+    )
+
+
+_DEEPSEEK_V3 = Sizes(
+    layers=61,
+    width=7168,
+    heads=128,
+    kv_heads=128,
+    head_dim=0,
+    feed_forward=18432,
+    vocab=129280,
+    tied=False,
+    gated=True,
+    activation="silu",
+    norm="rms",
+    theta=10000.0,
+    latent=(1536, 512, 128, 64, 128),
+    mixture=(256, 8, 2048, 2048),
+    with_experts=(False,) * 3 + (True,) * 58,
+)

@@ -1,0 +1,257 @@
+"""A plan for DeepSpeed 0.19 under Megatron-DeepSpeed's pretrain_gpt.py: ds_config.json, flags and the launcher line."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from meshwright.export.compare import Line, Verdict
+from meshwright.export.meaning import Meaning, meaning
+from meshwright.export.refuse import Refusals, refuse_everywhere, refuse_odd_model
+from meshwright.export.script import Flag, launch_script
+from meshwright.export.write_megatron import activation_flags, refuse_activation
+from meshwright.spec.cluster import Precision
+from meshwright.spec.plan import Design, Offload, Recompute, ScheduleKind, Sharding
+
+PEER = "DeepSpeed"
+_STAGES = {Sharding.NONE: 0, Sharding.OPTIMIZER: 1, Sharding.GRADIENTS: 2, Sharding.PARAMETERS: 3}
+_PRECISIONS = (Precision.FP32, Precision.FP16, Precision.BF16)
+_REDUCED = {Precision.FP32: "fp32", Precision.BF16: "bf16", Precision.FP16: "fp16"}
+
+
+def write(design: Design) -> str:
+    """A script that writes ds_config.json and starts the plan. Raises NotExpressible with all that cannot be said."""
+    said = meaning(design)
+    _refuse(design, said)
+    config = json.dumps(_config(said), indent=2)
+    launcher: list[Flag] = [
+        ("--num_nodes", said.nodes),
+        ("--num_gpus", said.devices // said.nodes),
+        ("--master_port", "${MASTER_PORT:-29500}"),
+    ]
+    flags = [
+        ("--deepspeed",),
+        ("--deepspeed_config", "ds_config.json"),
+        ("--zero-stage", _STAGES[said.sharding]),
+        *_layout(said),
+        *_model(said, design),
+        *_optimizer(said, design),
+    ]
+    before = (f"cat > ds_config.json <<'JSON'\n{config}\nJSON",)
+    return launch_script(
+        said.nodes,
+        said.devices // said.nodes,
+        "pretrain_gpt.py",
+        flags,
+        before=before,
+        launcher=launcher,
+        runner="deepspeed",
+    )
+
+
+def lost(design: Design) -> tuple[Line, ...]:
+    """What is not of the layout, and is DeepSpeed's own affair or the user's to add."""
+    lines = [
+        ("text and tokenizer", "job.data", "--data-path and the flags of the tokenizer are yours to add"),
+        ("hosts", f"{meaning(design).nodes} nodes", "a hostfile that names them is yours to add"),
+        ("compile", design.job.compile.value, "off"),
+        ("seed", str(design.job.seed), f"{design.job.seed + 1}, since it takes none below 1"),
+        ("weight decay", "matrices", "all but biases and norms: embeddings decay too"),
+    ]
+    if meaning(design).expert_grid:
+        lines.append(("experts", "every token reaches its experts", "tokens beyond the capacity factor are dropped"))
+    rotary = getattr(design.model.layers[0].mixer, "rotary", None)
+    if rotary is not None and rotary.scaling is not None:
+        lines.append(("rotary frequencies", f"stretched ({rotary.scaling.kind})", "not stretched"))
+    if design.job.data.document_mask:
+        lines.append(("document mask", "on", "off; --reset-attention-mask --reset-position-ids turn it on"))
+    if design.job.z_loss:
+        lines.append(("z loss", str(design.job.z_loss), "none for the vocabulary"))
+    return tuple(Line(name=name, plan=plan, peer=peer, verdict=Verdict.LOST) for name, plan, peer in lines)
+
+
+def _refuse(design: Design, said: Meaning) -> None:
+    found = Refusals(PEER)
+    refuse_everywhere(design, found)
+    refuse_odd_model(design, found)
+    shape = said.model
+    found.when(bool(shape.latent), "model", "latent attention")
+    found.when(shape.qk_norm, "model", "norms of queries and keys")
+    found.when(shape.qkv_bias != shape.bias, "model", "biases of queries, keys and values alone")
+    square = not shape.latent and shape.head_dim * shape.heads != shape.width
+    found.when(square, "model", f"{shape.heads} heads of {shape.head_dim} in a width of {shape.width}")
+    _refuse_pipeline(said, found)
+    refuse_activation(said.model, found)
+    _refuse_states(said, found)
+    _refuse_ranks(said, found)
+    where = "plan.stages[*].groups[*].precision"
+    strange = said.precision not in _PRECISIONS
+    found.when(strange, where, f"{said.precision.value} products", fix="choose bf16, fp16 or fp32")
+    known = said.gradients in _REDUCED
+    found.when(not known, "plan.gradients.precision", f"gradients reduced in {said.gradients.value}", fix="fp32")
+    wsd = said.optimizer.decay == "wsd"
+    found.when(wsd, "job.learning_rate.decay", "a rate that stays and then decays", fix="choose cosine or constant")
+    if said.expert_grid:
+        _refuse_experts(said, found)
+    found.end()
+
+
+def _refuse_pipeline(said: Meaning, found: Refusals) -> None:
+    kind, where = said.schedule, "plan.schedule.kind"
+    zero_bubble = kind is ScheduleKind.ZERO_BUBBLE_H1 and not said.sequence_parallel
+    known = kind is ScheduleKind.ONE_F_ONE_B or (zero_bubble and said.pipeline > 1)
+    why = "its zero bubble is not for sequence parallel" if kind is ScheduleKind.ZERO_BUBBLE_H1 else ""
+    found.when(not known, where, f"the {kind.value} schedule", why=why, fix="choose 1f1b")
+    layers, pipeline = said.model.layers, said.pipeline
+    why = "Megatron-DeepSpeed deals transformer layers to stages itself, evenly"
+    bounds = tuple(
+        (
+            rank,
+            rank * layers // pipeline + (rank > 0),
+            (rank + 1) * layers // pipeline + (1 if rank < pipeline - 1 else 2),
+        )
+        for rank in range(pipeline)
+    )
+    uneven = layers % pipeline != 0 or bounds != said.stages
+    found.when(uneven, "plan.stages", "stages of these layers", why=why, fix="give every stage as many layers")
+
+
+def _refuse_states(said: Meaning, found: Refusals) -> None:
+    groups, kind = "plan.stages[*].groups[*]", said.sharding
+    deep = _STAGES[kind] > 1 and said.pipeline > 1
+    why = "ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism"
+    found.when(deep, f"{groups}.sharding", f"{kind.value} with a pipeline", why=why, fix="choose zero1, or pipeline 1")
+    partly = kind is not Sharding.NONE and said.replicate > 1
+    why = "ZeRO divides over every data rank, and Megatron-DeepSpeed does not start MiCS"
+    found.when(partly, "plan.axes", "replicas of shards", why=why, fix="choose replicate 1")
+    where, kinds = f"{groups}.recompute", set(said.recompute)
+    found.when(len(kinds) > 1, where, "recompute that differs between layers", fix="choose one for all")
+    where, moved = f"{groups}.offload", set(said.offload)
+    found.when(len(moved) > 1, where, "offload that differs between layers", fix="choose one for all")
+    bare = Offload.OPTIMIZER in moved and kind is Sharding.NONE
+    found.when(bare, where, "offload of optimizer state that is not sharded", fix="choose zero1, zero2 or zero3")
+    kept = Offload.ACTIVATIONS in moved and kinds != {Recompute.FULL}
+    why = "cpu_checkpointing moves the inputs of recomputed layers alone"
+    found.when(kept, where, "activations in the host's memory", why=why, fix="choose none, or full recompute")
+
+
+def _refuse_ranks(said: Meaning, found: Refusals) -> None:
+    context = said.context
+    traded = said.exchange in ("none", "all-to-all")
+    why = "DeepSpeed-Ulysses trades tokens for heads over the whole axis"
+    found.when(
+        not traded, "plan.exchange", f"{said.exchange} of keys and values", why=why, fix=f"choose inner {context}"
+    )
+    beside = context > 1 and said.tensor * said.pipeline > 1
+    why = "its sequence parallel does not work with tensor parallel or pipeline parallel"
+    found.when(beside, "plan.axes", "context ranks beside tensor or pipeline ranks", why=why, fix="choose context 1")
+
+
+def _refuse_experts(said: Meaning, found: Refusals) -> None:
+    expert, tensor = said.expert_grid
+    shape, data = said.model, said.replicate * said.shard
+    found.when(said.pipeline > 1, "plan.axes", "experts under a pipeline", fix="choose pipeline 1")
+    found.when(said.sharding is Sharding.PARAMETERS, "plan.stages[*].groups[*].sharding", "zero3 of experts")
+    found.when(not all(shape.with_experts), "model", "experts on some layers and not on others")
+    found.when(shape.mixture[3] > 0, "model", "experts that every token takes")
+    found.when(shape.mixture[1] > 2, "model", f"{shape.mixture[1]} experts a token", why="its gate chooses 1 or 2")
+    other = tensor != said.tensor
+    found.when(other, "plan.experts.tensor", f"experts divided by {tensor} beside tensor {said.tensor}")
+    wide = data % expert != 0 or (said.context > 1 and expert > 1)
+    found.when(wide, "plan.experts.expert", f"{expert} ranks of experts in {data} data ranks")
+
+
+def _config(said: Meaning) -> dict[str, Any]:
+    """ds_config.json; what is True or False here is DeepSpeed's default, said so that it is seen."""
+    zero: dict[str, Any] = {"stage": _STAGES[said.sharding], "overlap_comm": True}
+    if Offload.OPTIMIZER in said.offload:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    config: dict[str, Any] = {
+        "train_batch_size": said.batch,
+        "train_micro_batch_size_per_gpu": said.microbatch,
+        "gradient_accumulation_steps": said.microbatches,
+        "zero_optimization": zero,
+        "bf16": {"enabled": said.precision is Precision.BF16},
+        "fp16": {"enabled": said.precision is Precision.FP16},
+        "communication_data_type": _REDUCED[said.gradients],
+        "data_types": {"grad_accum_dtype": "fp32"},
+    }
+    if said.optimizer.clip_norm is not None:
+        config["gradient_clipping"] = said.optimizer.clip_norm
+    if Recompute.FULL in said.recompute:
+        config["activation_checkpointing"] = {"cpu_checkpointing": Offload.ACTIVATIONS in said.offload}
+    return config
+
+
+def _layout(said: Meaning) -> list[Flag]:
+    flags: list[Flag] = [
+        ("--tensor-model-parallel-size", said.tensor),
+        ("--pipeline-model-parallel-size", said.pipeline),
+        ("--ds-sequence-parallel-size", said.context),
+        ("--seq-length", said.sequence_length),
+        ("--max-position-embeddings", max(said.sequence_length, said.model.positions)),
+        ("--micro-batch-size", said.microbatch),
+        ("--global-batch-size", said.batch),
+    ]
+    flags += [("--no-pipeline-parallel",)] if said.pipeline == 1 else []
+    flags += [("--sequence-parallel",)] if said.sequence_parallel else []
+    flags += [("--enable-zbh1-pipeline",)] if said.schedule is ScheduleKind.ZERO_BUBBLE_H1 else []
+    if Recompute.FULL in said.recompute:
+        flags += [("--recompute-granularity", "full"), ("--recompute-method", "uniform"), ("--recompute-num-layers", 1)]
+        flags += [("--deepspeed-activation-checkpointing",)]
+        flags += [("--checkpoint-in-cpu",)] if Offload.ACTIVATIONS in said.offload else []
+    elif Recompute.SELECTIVE in said.recompute:
+        flags += [("--recompute-granularity", "selective")]
+    flags += [("--cpu-optimizer",)] if Offload.OPTIMIZER in said.offload else []
+    flags += [(f"--{said.precision.value}",)] if said.precision is not Precision.FP32 else []
+    if said.expert_grid:
+        expert, tensor = said.expert_grid
+        flags += [("--moe-expert-parallel-size", expert)]
+        flags += [("--enable-expert-tensor-parallelism",)] if tensor > 1 else []
+    return flags
+
+
+def _model(said: Meaning, design: Design) -> list[Flag]:
+    shape = said.model
+    epsilon = design.model.head.norm.eps if design.model.head.norm else 1e-5
+    flags: list[Flag] = [
+        ("--num-layers", shape.layers),
+        ("--hidden-size", shape.width),
+        ("--ffn-hidden-size", shape.feed_forward or shape.mixture[2]),
+        ("--num-attention-heads", shape.heads),
+        ("--num-key-value-heads", shape.kv_heads),
+        ("--vocab-size", shape.vocab),
+        ("--make-vocab-size-divisible-by", 1),
+        ("--normalization", "rmsnorm" if shape.norm == "rms" else "layernorm"),
+        ("--layernorm-epsilon", epsilon),
+        ("--hidden-dropout", 0.0),
+        ("--attention-dropout", 0.0),
+    ]
+    flags += activation_flags(shape)
+    flags += [] if shape.bias else [("--disable-bias-linear",)]
+    flags += [] if shape.tied else [("--untie-embeddings-and-output-weights",)]
+    if shape.theta:
+        flags += [("--use-rotary-position-embeddings",), ("--rotary-position-embeddings-theta", int(shape.theta))]
+    elif not shape.positions:
+        flags += [("--no-position-embedding",)]
+    if shape.mixture:
+        flags += [("--num-experts", shape.mixture[0]), ("--topk", shape.mixture[1]), ("--expert-interval", 1)]
+    return flags
+
+
+def _optimizer(said: Meaning, design: Design) -> list[Flag]:
+    asked = said.optimizer
+    return [
+        ("--optimizer", "adam"),
+        ("--lr", asked.learning_rate),
+        ("--min-lr", f"{asked.learning_rate * asked.final_fraction:.12g}"),
+        ("--lr-decay-style", asked.decay),
+        ("--lr-warmup-iters", asked.warmup),
+        ("--train-iters", asked.steps),
+        ("--adam-beta1", asked.beta1),
+        ("--adam-beta2", asked.beta2),
+        ("--adam-eps", asked.epsilon),
+        ("--weight-decay", asked.weight_decay),
+        ("--clip-grad", 0.0 if asked.clip_norm is None else asked.clip_norm),
+        ("--seed", design.job.seed + 1),
+    ]

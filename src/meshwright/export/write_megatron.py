@@ -1,0 +1,292 @@
+"""A plan as flags of Megatron-LM's pretrain_gpt.py (Megatron Core 0.19), with the torchrun line that starts it."""
+
+from __future__ import annotations
+
+from meshwright.export.compare import Line, Verdict
+from meshwright.export.meaning import Meaning, Sizes, meaning
+from meshwright.export.refuse import Refusals, refuse_everywhere, refuse_odd_model
+from meshwright.export.script import Flag, launch_script
+from meshwright.spec.cluster import Precision
+from meshwright.spec.plan import Design, ExchangeKind, Offload, Recompute, ScheduleKind, Sharding
+
+PEER = "Megatron-LM"
+_SCHEDULES = (ScheduleKind.ONE_F_ONE_B, ScheduleKind.INTERLEAVED)
+_PRECISIONS: dict[Precision, tuple[Flag, ...]] = {
+    Precision.FP32: (),
+    Precision.BF16: (("--bf16",),),
+    Precision.FP16: (("--fp16",),),
+    Precision.FP8: (("--bf16",), ("--fp8-format", "hybrid"), ("--fp8-recipe", "tensorwise")),
+    Precision.FP8_BLOCK: (("--bf16",), ("--fp8-format", "e4m3"), ("--fp8-recipe", "blockwise")),
+    Precision.MXFP8: (("--bf16",), ("--fp8-format", "e4m3"), ("--fp8-recipe", "mxfp8")),
+    Precision.NVFP4: (("--bf16",), ("--fp4-format", "e2m1"), ("--fp4-recipe", "nvfp4")),
+}
+
+
+def write(design: Design) -> str:
+    """The script that starts the plan. Raises NotExpressible with everything that Megatron-LM cannot say."""
+    said = meaning(design)
+    _refuse(design, said)
+    flags = [
+        *_degrees(said, design),
+        *_stages(said),
+        *_batches(said),
+        *_states(said),
+        *_recompute(said),
+        *_PRECISIONS[said.precision],
+        *_gradients(said),
+        *_model(said, design),
+        *_optimizer(said, design),
+    ]
+    per_node = said.devices // said.nodes
+    fsdp = said.sharding in (Sharding.GRADIENTS, Sharding.PARAMETERS)
+    before = () if fsdp else ("export CUDA_DEVICE_MAX_CONNECTIONS=1",)
+    return launch_script(said.nodes, per_node, "pretrain_gpt.py", flags, before=before)
+
+
+def lost(design: Design) -> tuple[Line, ...]:
+    """What is not of the layout, and is Megatron-LM's own affair or the user's to add."""
+    lines = [
+        ("text and tokenizer", "job.data", "--data-path, --tokenizer-type and --tokenizer-model are yours to add"),
+        ("compile", design.job.compile.value, "its own fused kernels instead"),
+        ("seed", str(design.job.seed), f"{design.job.seed + 1}, since it takes none below 1"),
+        ("weight decay", "matrices", "all but biases and norms: embeddings decay too"),
+    ]
+    if design.job.z_loss:
+        lines.append(("z loss", str(design.job.z_loss), "none for the vocabulary"))
+    if design.job.data.document_mask:
+        lines.append(("document mask", "on", "off; --reset-attention-mask --reset-position-ids turn it on"))
+    return tuple(Line(name=name, plan=plan, peer=peer, verdict=Verdict.LOST) for name, plan, peer in lines)
+
+
+def _refuse(design: Design, said: Meaning) -> None:
+    found = Refusals(PEER)
+    refuse_everywhere(design, found)
+    refuse_odd_model(design, found)
+    where, kind = "plan.schedule.kind", said.schedule
+    found.when(kind not in _SCHEDULES, where, f"the {kind.value} schedule", fix="choose 1f1b or interleaved")
+    looped = all(rank == index % said.pipeline for index, (rank, _, _) in enumerate(said.stages))
+    found.when(not looped, "plan.stages", "stages that are not dealt to ranks in turn", fix="choose rank s % pipeline")
+    strange = said.precision not in _PRECISIONS
+    found.when(strange, "plan.stages[*].groups[*].precision", f"{said.precision.value} products", fix="choose bf16")
+    products = said.precision if said.precision in (Precision.FP32, Precision.FP16) else Precision.BF16
+    reduced = said.gradients in (Precision.FP32, products)
+    found.when(not reduced, "plan.gradients.precision", f"gradients reduced in {said.gradients.value}", fix="fp32")
+    refuse_activation(said.model, found)
+    _refuse_states(said, found)
+    mixed = said.exchange.startswith("all-to-all ") and f" in {ExchangeKind.GATHER.value} " in said.exchange
+    fix = "choose ring, or trade heads over the whole axis"
+    found.when(mixed, "plan.exchange", "all-to-all inside a gather", fix=fix)
+    where = "plan.stages[*].groups[*].recompute"
+    found.when(_recompute_flags(said) is None, where, "this mixture of recompute", fix="give all layers one choice")
+    apart = bool(said.expert_grid) and said.tensor > 1 and not said.sequence_parallel
+    what = "experts beside tensor ranks that are not sequence parallel"
+    found.when(apart, "plan.stages[*].groups[*].sequence_parallel", what, fix="choose sequence parallel, or tensor 1")
+    scaling = design.model.layers[0].mixer and getattr(design.model.layers[0].mixer, "rotary", None)
+    stretched = scaling.scaling.kind if scaling and scaling.scaling else "llama3"
+    odd = stretched != "llama3" and not said.model.latent
+    found.when(odd, "model", f"{stretched} scaling of rotary frequencies for pretrain_gpt.py")
+    found.end()
+
+
+def _refuse_states(said: Meaning, found: Refusals) -> None:
+    where = "plan.stages[*].groups[*].sharding"
+    full = said.sharding in (Sharding.GRADIENTS, Sharding.PARAMETERS)
+    what = f"{said.sharding.value} with a pipeline"
+    why = "its sharding of gradients and parameters is FSDP, documented beside tensor, context and expert ranks alone"
+    found.when(full and said.pipeline > 1, where, what, why=why, fix="choose zero1, or pipeline 1")
+    where = "plan.stages[*].groups[*].offload"
+    kept = Offload.ACTIVATIONS in said.offload
+    why = "--cpu-offloading-num-layers must leave a layer out, and fine-grained offload names modules"
+    found.when(kept, where, "every activation in the host's memory", why=why, fix="choose none")
+    some = len(set(said.offload)) > 1
+    found.when(
+        some and not kept, where, "optimizer state of some blocks in the host's memory", fix="choose one for all"
+    )
+    alone = Offload.OPTIMIZER in said.offload and said.sharding is Sharding.NONE
+    why = "--optimizer-cpu-offload needs --use-precision-aware-optimizer, which needs --use-distributed-optimizer"
+    found.when(alone, where, "offload of optimizer state that is not sharded", why=why, fix="choose zero1")
+
+
+def _degrees(said: Meaning, design: Design) -> list[Flag]:
+    flags: list[Flag] = [
+        ("--tensor-model-parallel-size", said.tensor),
+        ("--pipeline-model-parallel-size", said.pipeline),
+        ("--context-parallel-size", said.context),
+    ]
+    if said.sequence_parallel:
+        flags.append(("--sequence-parallel",))
+    inner, context = design.plan.exchange.inner, said.context
+    if context > 1 and inner == context:
+        flags.append(("--cp-comm-type", "a2a"))
+    elif context > 1 and inner > 1:
+        flags.append(("--cp-comm-type", "a2a+p2p"))
+        flags.append(("--hierarchical-context-parallel-sizes", inner, context // inner))
+    elif context > 1:
+        flags.append(("--cp-comm-type", "p2p" if design.plan.exchange.kind is ExchangeKind.RING else "all_gather"))
+    if said.expert_grid:
+        expert, tensor = said.expert_grid
+        flags.append(("--expert-model-parallel-size", expert))
+        flags.append(("--expert-tensor-parallel-size", tensor))
+    return flags
+
+
+def _stages(said: Meaning) -> list[Flag]:
+    """Nothing for equal stages, how many a rank holds for equal chunks, else the layout written out."""
+    last = said.stages[-1][2] - 1
+    held = [stop - start - (start == 0) - (stop == last + 1) for _, start, stop in said.stages]
+    ends = said.stages[0][2] > 1 and said.stages[-1][1] < last
+    if len(set(held)) == 1 and ends:
+        return [("--num-virtual-stages-per-pipeline-rank", said.chunks)] if said.chunks > 1 else []
+    words = ["t" if count == 1 else f"t*{count}" if count else "" for count in held]
+    words[0], words[-1] = f"E{words[0]}", f"{words[-1]}L"
+    return [("--pipeline-model-parallel-layout", "|".join(words))]
+
+
+def _batches(said: Meaning) -> list[Flag]:
+    return [
+        ("--seq-length", said.sequence_length),
+        ("--max-position-embeddings", max(said.sequence_length, said.model.positions)),
+        ("--micro-batch-size", said.microbatch),
+        ("--global-batch-size", said.batch),
+    ]
+
+
+def _states(said: Meaning) -> list[Flag]:
+    flags: list[Flag] = []
+    if said.devices // (said.pipeline * said.tensor) > 1:
+        flags.append(("--overlap-grad-reduce",))
+    if said.sharding is not Sharding.NONE:
+        flags += [("--use-distributed-optimizer",), ("--overlap-param-gather",)]
+        if said.replicate > 1:
+            flags.append(("--num-distributed-optimizer-instances", said.replicate))
+    if said.sharding in (Sharding.GRADIENTS, Sharding.PARAMETERS):
+        strategy = "optim_grads" if said.sharding is Sharding.GRADIENTS else "optim_grads_params"
+        flags += [("--use-megatron-fsdp",), ("--data-parallel-sharding-strategy", strategy)]
+        flags += [("--ckpt-format", "fsdp_dtensor"), ("--no-gradient-accumulation-fusion",)]
+    if Offload.OPTIMIZER in said.offload:
+        flags += [("--optimizer-cpu-offload",), ("--use-precision-aware-optimizer",)]
+    return flags
+
+
+def _gradients(said: Meaning) -> list[Flag]:
+    """fp16 reduces in its own precision and bf16 in fp32, unless told."""
+    if said.precision is Precision.FP16 and said.gradients is Precision.FP32:
+        return [("--accumulate-allreduce-grads-in-fp32",)]
+    return [("--grad-reduce-in-bf16",)] if said.gradients is Precision.BF16 else []
+
+
+def _recompute(said: Meaning) -> tuple[Flag, ...]:
+    return _recompute_flags(said) or ()
+
+
+def _recompute_flags(said: Meaning) -> tuple[Flag, ...] | None:
+    """None where the choice of layers is none that it knows: all, none, or the first so many of every stage."""
+    kinds = set(said.recompute)
+    if kinds == {Recompute.NONE}:
+        return ()
+    granularity = ("--recompute-granularity", "selective" if Recompute.SELECTIVE in kinds else "full")
+    if kinds == {Recompute.SELECTIVE}:
+        return (granularity,)
+    if kinds == {Recompute.FULL}:
+        return granularity, ("--recompute-method", "uniform"), ("--recompute-num-layers", 1)
+    if Recompute.SELECTIVE in kinds:
+        return None
+    firsts = set()
+    for _, start, stop in said.stages:
+        layers = said.recompute[max(start - 1, 0) : stop - 1]
+        first = layers.count(Recompute.FULL)
+        if Recompute.NONE in layers[:first]:
+            return None
+        firsts.add(first)
+    if len(firsts) > 1:
+        return None
+    return granularity, ("--recompute-method", "block"), ("--recompute-num-layers", firsts.pop())
+
+
+def _model(said: Meaning, design: Design) -> list[Flag]:
+    shape = said.model
+    epsilon = design.model.head.norm.eps if design.model.head.norm else 1e-5
+    flags: list[Flag] = [
+        ("--num-layers", shape.layers),
+        ("--hidden-size", shape.width),
+        ("--ffn-hidden-size", shape.feed_forward or shape.mixture[2]),
+        ("--num-attention-heads", shape.heads),
+        ("--vocab-size", shape.vocab),
+        ("--make-vocab-size-divisible-by", 1),
+        ("--normalization", "RMSNorm" if shape.norm == "rms" else "LayerNorm"),
+        ("--norm-epsilon", epsilon),
+        ("--hidden-dropout", 0.0),
+        ("--attention-dropout", 0.0),
+        *activation_flags(shape),
+    ]
+    flags += [] if shape.bias else [("--disable-bias-linear",)]
+    flags += [("--add-qkv-bias",)] if shape.qkv_bias and not shape.bias else []
+    flags += [] if shape.tied else [("--untie-embeddings-and-output-weights",)]
+    flags += [("--qk-layernorm",)] if shape.qk_norm or shape.latent else []
+    flags += _positions(said, design)
+    if shape.latent:
+        query, kv, nope, rope, value = shape.latent
+        flags += [("--multi-latent-attention",), ("--kv-lora-rank", kv), ("--v-head-dim", value)]
+        flags += [("--q-lora-rank", query)] if query else []
+        flags += [("--qk-head-dim", nope), ("--qk-pos-emb-head-dim", rope)]
+    else:
+        flags += [("--kv-channels", shape.head_dim)]
+        if shape.kv_heads < shape.heads:
+            flags += [("--group-query-attention",), ("--num-query-groups", shape.kv_heads)]
+    if shape.mixture:
+        experts, chosen, hidden, shared = shape.mixture
+        pattern = "".join(f"+[{int(here)}]" for here in shape.with_experts).removeprefix("+")
+        flags += [("--num-experts", experts), ("--moe-router-topk", chosen), ("--moe-ffn-hidden-size", hidden)]
+        flags += [("--moe-grouped-gemm",), ("--moe-token-dispatcher-type", "alltoall")]
+        flags += [("--moe-shared-expert-intermediate-size", shared)] if shared else []
+        flags += [] if all(shape.with_experts) else [("--moe-layer-freq", pattern)]
+    return flags
+
+
+def activation_flags(shape: Sizes) -> list[Flag]:
+    """Flags of Megatron and its descendants: GELU is the tanh form where it is fused with a bias."""
+    if shape.activation == "gelu_tanh":
+        return [] if shape.bias else [("--openai-gelu",)]
+    names = {"silu": "--swiglu", "relu_squared": "--squared-relu", "gelu": "--no-bias-gelu-fusion"}
+    return [(names[shape.activation],)]
+
+
+def refuse_activation(shape: Sizes, found: Refusals) -> None:
+    """Gated by SiLU, or plain GELU or squared ReLU."""
+    known = {(True, "silu"), (False, "gelu"), (False, "gelu_tanh"), (False, "relu_squared")}
+    words = f"{'gated' if shape.gated else 'plain'} {shape.activation}"
+    found.when((shape.gated, shape.activation) not in known, "model", f"feed-forwards of {words}")
+
+
+def _positions(said: Meaning, design: Design) -> list[Flag]:
+    if said.model.positions:
+        return [("--position-embedding-type", "learned_absolute")]
+    if not said.model.theta:
+        return [("--position-embedding-type", "none")]
+    flags: list[Flag] = [("--position-embedding-type", "rope"), ("--rotary-base", int(said.model.theta))]
+    rotary = getattr(design.model.layers[0].mixer, "rotary", None)
+    if rotary is not None and rotary.scaling is not None and rotary.scaling.kind == "llama3":
+        flags += [("--use-rope-scaling",), ("--rope-scaling-factor", rotary.scaling.factor)]
+    return flags
+
+
+def _optimizer(said: Meaning, design: Design) -> list[Flag]:
+    asked = said.optimizer
+    styles = {"cosine": "cosine", "wsd": "WSD", "constant": "constant"}
+    flags: list[Flag] = [
+        ("--optimizer", "adam"),
+        ("--lr", asked.learning_rate),
+        ("--min-lr", f"{asked.learning_rate * asked.final_fraction:.12g}"),
+        ("--lr-decay-style", styles[asked.decay]),
+        ("--lr-warmup-iters", asked.warmup),
+        ("--train-iters", asked.steps),
+        ("--adam-beta1", asked.beta1),
+        ("--adam-beta2", asked.beta2),
+        ("--adam-eps", asked.epsilon),
+        ("--weight-decay", asked.weight_decay),
+        ("--clip-grad", 0.0 if asked.clip_norm is None else asked.clip_norm),
+        ("--seed", design.job.seed + 1),
+    ]
+    if asked.decay == "wsd":
+        flags += [("--lr-wsd-decay-style", "linear"), ("--lr-wsd-decay-iters", asked.decay_steps)]
+    return flags

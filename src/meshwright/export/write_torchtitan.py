@@ -1,0 +1,242 @@
+"""A plan as a job file of torchtitan 0.2.2 (TOML), with the torchrun line that starts it in its head."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from meshwright.export.compare import Line, Verdict
+from meshwright.export.meaning import Meaning, meaning
+from meshwright.export.refuse import Refusals, refuse_everywhere
+from meshwright.spec.cluster import Precision
+from meshwright.spec.job import Switch
+from meshwright.spec.plan import Design, Offload, Recompute, ScheduleKind, Sharding
+
+PEER = "torchtitan"
+_SCHEDULES = {
+    ScheduleKind.GPIPE: "GPipe",
+    ScheduleKind.ONE_F_ONE_B: "1F1B",
+    ScheduleKind.INTERLEAVED: "Interleaved1F1B",
+    ScheduleKind.BREADTH_FIRST: "LoopedBFS",
+    ScheduleKind.ZERO_BUBBLE_V: "ZBVZeroBubble",
+    ScheduleKind.DUAL_PIPE_V: "DualPipeV",
+}
+_CONVERTERS = {Precision.FP8: "quantize.linear.float8", Precision.MXFP8: "quantize.linear.mx"}
+# Flavors of the same sizes as models of the catalog, by the catalog's name.
+_FLAVORS = {
+    "llama-3.1-8b": ("llama3", "8B"),
+    "llama-3.1-70b": ("llama3", "70B"),
+    "llama-3.1-405b": ("llama3", "405B"),
+    "qwen3-0.6b": ("qwen3", "0.6B"),
+    "qwen3-1.7b": ("qwen3", "1.7B"),
+    "qwen3-8b": ("qwen3", "8B"),
+    "qwen3-32b": ("qwen3", "32B"),
+    "qwen3-30b-a3b": ("qwen3", "30B-A3B"),
+    "deepseek-v3": ("deepseek_v3", "671B"),
+}
+_WITHOUT_PIPELINE = ("qwen3",)
+
+
+def write(design: Design) -> str:
+    """The job file of the plan. Raises NotExpressible with everything that torchtitan cannot say."""
+    said = meaning(design)
+    _refuse(design, said)
+    per_node = said.devices // said.nodes
+    name, flavor = _FLAVORS[design.model.name]
+    tables: dict[str, dict[str, Any]] = {
+        "model": {"name": name, "flavor": flavor, "converters": _converters(said)},
+        "optimizer": _optimizer(said),
+        "lr_scheduler": _schedule_of_rate(said),
+        "training": _training(said),
+        "parallelism": _parallelism(said),
+        "activation_checkpoint": {"mode": said.recompute[0].value},
+        "compile": {"enable": design.job.compile is Switch.ON},
+        "debug": {"seed": design.job.seed, "deterministic": design.job.deterministic},
+    }
+    launch = f"torchrun --nnodes {said.nodes} --nproc_per_node {per_node} --rdzv_backend c10d"
+    head = f'# {launch} --rdzv_endpoint "$MASTER_ADDR:29500" -m torchtitan.train --job.config_file THIS_FILE\n'
+    return head + "\n".join(_table(name, values) for name, values in tables.items())
+
+
+def lost(design: Design) -> tuple[Line, ...]:
+    """What is not of the layout, and is torchtitan's own affair or the user's to add."""
+    lines = [
+        ("text and tokenizer", "job.data", "training.dataset and model.hf_assets_path are yours to add"),
+        ("weight decay", "matrices", "every parameter"),
+        ("loss", "cross entropy", "cross entropy, its vocabulary divided over tensor ranks"),
+    ]
+    if design.job.z_loss:
+        lines.append(("z loss", str(design.job.z_loss), "none"))
+    if design.job.data.document_mask:
+        lines.append(("document mask", "on", "off, unless the flavor is one with attn_mask_type block_causal"))
+    said = meaning(design)
+    if said.sharding is Sharding.GRADIENTS and said.microbatches > 1:
+        lines.append(("parameters", "gathered once a step", "gathered once a microbatch"))
+    if said.precision in _CONVERTERS:
+        lines.append(("head", said.precision.value, "all products but those with a side not divisible by 16"))
+    return tuple(Line(name=name, plan=plan, peer=peer, verdict=Verdict.LOST) for name, plan, peer in lines)
+
+
+def _refuse(design: Design, said: Meaning) -> None:
+    found = Refusals(PEER)
+    refuse_everywhere(design, found)
+    name, known = design.model.name, ", ".join(_FLAVORS)
+    found.when(name not in _FLAVORS, "model.name", f"the model {name}", why="it has no flavor of it", fix=f"of {known}")
+    flavor = _FLAVORS.get(name, ("", ""))[0]
+    bare = flavor in _WITHOUT_PIPELINE and said.pipeline > 1
+    found.when(bare, "plan.axes", f"a pipeline of {flavor}", why="its pipelining_fn is None", fix="choose pipeline 1")
+    _refuse_schedule(said, found)
+    _refuse_states(said, found)
+    _refuse_layers(said, found)
+    where = "plan.stages[*].groups[*].precision"
+    known_precision = said.precision in (Precision.BF16, Precision.FP32, *_CONVERTERS)
+    found.when(not known_precision, where, f"{said.precision.value} products", fix="choose bf16")
+    plain = said.shard * said.context == 1 and said.tensor * said.pipeline > 1
+    mixed = plain and said.precision is not Precision.FP32
+    why = "it mixes precisions in FSDP, or where neither tensor nor pipeline ranks are"
+    found.when(mixed, where, f"{said.precision.value} with nothing sharded", why=why, fix="shard the states")
+    where, what = "plan.gradients.precision", f"gradients reduced in {said.gradients.value}"
+    found.when(said.gradients is not Precision.FP32, where, what, fix="choose fp32")
+    if said.expert_grid:
+        _refuse_experts(said, found)
+    found.end()
+
+
+def _refuse_schedule(said: Meaning, found: Refusals) -> None:
+    kind, where = said.schedule, "plan.schedule.kind"
+    unknown = kind not in _SCHEDULES or (said.pipeline == 1 and said.chunks > 1)
+    near = "choose interleaved, zb-v or 1f1b" if said.pipeline > 1 else "choose 1f1b of one chunk"
+    found.when(unknown, where, f"the {kind.value} schedule", fix=near)
+    turns = said.pipeline * 2 if kind in (ScheduleKind.ZERO_BUBBLE_V, ScheduleKind.DUAL_PIPE_V) else said.pipeline
+    ranks = [min(index % turns, turns - 1 - index % turns) for index in range(len(said.stages))]
+    expected = ranks if turns > said.pipeline else [index % turns for index in range(len(said.stages))]
+    placed = expected == [rank for rank, _, _ in said.stages]
+    found.when(not placed, "plan.stages", f"stages placed otherwise than {kind.value} places them")
+
+
+def _refuse_states(said: Meaning, found: Refusals) -> None:
+    where, kind = "plan.stages[*].groups[*].sharding", said.sharding
+    divided = said.shard * said.context
+    what = f"{kind.value} over {divided} ranks"
+    if kind is Sharding.NONE:
+        found.when(divided > 1, where, "context ranks that share no states", why="FSDP spans them", fix="choose zero3")
+        joined = said.replicate > 1 and said.tensor * said.pipeline > 1
+        why = "DDP has not supported > 1D parallelism"
+        found.when(joined, where, "replicas beside tensor or pipeline ranks, nothing sharded", why=why, fix="shard")
+    elif said.pipeline == 1:
+        why = "FSDP scatters gradients every microbatch"
+        found.when(kind is Sharding.OPTIMIZER, where, what, why=why, fix="choose zero2 or zero3")
+    else:
+        why = "under a pipeline its FSDP keeps gradients whole until the last microbatch"
+        found.when(kind is not Sharding.OPTIMIZER, where, f"{what} with a pipeline", why=why, fix="choose zero1")
+
+
+def _refuse_layers(said: Meaning, found: Refusals) -> None:
+    groups = "plan.stages[*].groups[*]"
+    kinds = set(said.recompute)
+    found.when(len(kinds) > 1, f"{groups}.recompute", "recompute that differs between layers", fix="choose one for all")
+    why = "its selective mode keeps every other product, or every other layer"
+    chosen = Recompute.SELECTIVE in kinds
+    found.when(chosen, f"{groups}.recompute", "recompute of attention alone", why=why, fix="choose none or full")
+    why = "enable_cpu_offload moves parameters, gradients and optimizer state together"
+    moved = set(said.offload) != {Offload.NONE}
+    words = " and ".join(sorted(offload.value for offload in set(said.offload) - {Offload.NONE}))
+    found.when(moved, f"{groups}.offload", f"{words} alone in the host's memory", why=why, fix="choose none")
+    apart = said.tensor > 1 and not said.sequence_parallel
+    found.when(apart, f"{groups}.sequence_parallel", "tensor ranks that are not sequence parallel", fix="choose true")
+    fits = said.sequence_length % (said.tensor * 2 * said.context) == 0
+    what = f"{said.sequence_length} tokens over tensor {said.tensor} x 2 x context {said.context}"
+    found.when(not fits, "plan.sequence_length", what, why="it asserts that they divide")
+    why = "0.2.2 sets the rotate method in validation alone, and training gathers as torch does unless told"
+    gathers = said.exchange in ("none", "gather")
+    found.when(not gathers, "plan.exchange", f"{said.exchange} of keys and values", why=why, fix="choose gather")
+
+
+def _refuse_experts(said: Meaning, found: Refusals) -> None:
+    expert, tensor = said.expert_grid
+    ranks = said.shard * said.context * said.tensor
+    fix = f"choose tensor 1 or {said.tensor}" if expert > 1 else f"choose tensor {said.tensor}"
+    odd = tensor not in ((1, said.tensor) if expert > 1 else (said.tensor,))
+    found.when(odd, "plan.experts.tensor", f"experts divided by {tensor} beside tensor {said.tensor}", fix=fix)
+    wide = ranks % (expert * tensor) != 0
+    why = "its experts live within shard x context x tensor ranks"
+    found.when(wide, "plan.experts", f"expert {expert} x tensor {tensor} over {ranks} ranks", why=why)
+
+
+def _converters(said: Meaning) -> list[str]:
+    return [_CONVERTERS[said.precision]] if said.precision in _CONVERTERS else []
+
+
+def _optimizer(said: Meaning) -> dict[str, Any]:
+    asked = said.optimizer
+    return {
+        "name": "AdamW",
+        "lr": asked.learning_rate,
+        "beta1": asked.beta1,
+        "beta2": asked.beta2,
+        "eps": asked.epsilon,
+        "weight_decay": asked.weight_decay,
+    }
+
+
+def _schedule_of_rate(said: Meaning) -> dict[str, Any]:
+    asked = said.optimizer
+    shape = {"decay_type": "cosine" if asked.decay == "cosine" else "linear", "min_lr_factor": asked.final_fraction}
+    ratio = {"decay_ratio": asked.decay_steps / asked.steps} if asked.decay == "wsd" else {}
+    return {"warmup_steps": asked.warmup, **ratio, **shape}
+
+
+def _training(said: Meaning) -> dict[str, Any]:
+    local = said.microbatch * (said.microbatches if said.pipeline > 1 else 1)
+    clip = said.optimizer.clip_norm
+    return {
+        "seq_len": said.sequence_length,
+        "local_batch_size": local,
+        "global_batch_size": said.batch,
+        "steps": said.optimizer.steps,
+        "max_norm": math.inf if clip is None else clip,
+        "mixed_precision_param": "float32" if said.precision is Precision.FP32 else "bfloat16",
+        "mixed_precision_reduce": "float32",
+    }
+
+
+def _parallelism(said: Meaning) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "data_parallel_replicate_degree": said.replicate,
+        "data_parallel_shard_degree": said.shard,
+        "fsdp_reshard_after_forward": "always" if said.sharding is Sharding.PARAMETERS else "never",
+        "tensor_parallel_degree": said.tensor,
+        "context_parallel_degree": said.context,
+        "pipeline_parallel_degree": said.pipeline,
+    }
+    if said.expert_grid:
+        expert, tensor = said.expert_grid
+        found |= {"expert_parallel_degree": expert, "expert_tensor_parallel_degree": tensor if expert > 1 else 1}
+    if said.pipeline > 1:
+        found |= {
+            "pipeline_parallel_schedule": _SCHEDULES[said.schedule],
+            "pipeline_parallel_microbatch_size": said.microbatch,
+            "module_fqns_per_model_part": [_modules(start, stop, said) for _, start, stop in said.stages],
+        }
+        if said.schedule is ScheduleKind.DUAL_PIPE_V and Recompute.NONE not in said.recompute:
+            found["pipeline_parallel_expert_parallel_overlap"] = False
+    return found
+
+
+def _modules(start: int, stop: int, said: Meaning) -> list[str]:
+    last = said.model.layers + 1
+    layers = [f"layers.{block - 1}" for block in range(max(start, 1), min(stop, last))]
+    return ["tok_embeddings"] * (start == 0) + layers + ["norm", "output"] * (stop > last)
+
+
+def _table(name: str, values: dict[str, Any]) -> str:
+    return "\n".join([f"[{name}]", *(f"{key} = {_value(value)}" for key, value in values.items()), ""])
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], list):
+        return "[\n" + "".join(f"    {_value(entry)},\n" for entry in value) + "]"
+    if isinstance(value, float):
+        return repr(value)
+    return json.dumps(value)
