@@ -20,7 +20,7 @@ def lay(cluster, *axes, **columns):
     return ring(table, axes, group=cluster.groups[0], cluster=cluster)
 
 
-def seconds(operation, cluster, *axes, num_bytes=1e9, **columns):
+def seconds(operation, cluster, *axes, num_bytes=1e11, **columns):
     linear = collective(operation, lay(cluster, *axes, **columns), group=cluster.groups[0], cluster=cluster)
     return linear.seconds(num_bytes)
 
@@ -51,8 +51,8 @@ def test_ranks_of_a_node_share_its_adapters():
     wide = seconds(Collective.ALL_REDUCE, cluster, AxisName.REPLICATE, replicate=64)
     narrow = seconds(Collective.ALL_REDUCE, cluster, AxisName.REPLICATE, replicate=8, tensor=8)
     nic, inside = 25e9 * 0.8, 300e9 * 0.77
-    assert wide[0] == pytest.approx(2 * 63 / 64 * 1e9 / min(8 * nic, inside), rel=0.02)
-    assert narrow[0] == pytest.approx(2 * 7 / 8 * 1e9 / nic, rel=0.02)
+    assert wide[0] == pytest.approx(2 * 63 / 64 * 1e11 / min(8 * nic, inside), rel=0.02)
+    assert narrow[0] == pytest.approx(2 * 7 / 8 * 1e11 / nic, rel=0.02)
 
 
 @given(size=st.sampled_from([2, 4, 8, 16, 64]), operation=st.sampled_from(list(Collective)[:3]))
@@ -83,7 +83,7 @@ def test_a_rack_is_faster_than_the_network_beyond_it():
     near = [float(seconds(Collective.ALL_REDUCE, c, AxisName.REPLICATE, replicate=32)[0]) for c in (plain, racked)]
     far = [float(seconds(Collective.ALL_REDUCE, c, AxisName.REPLICATE, replicate=64)[0]) for c in (plain, racked)]
     assert near[1] < near[0]
-    assert far[1] == pytest.approx(far[0])
+    assert near[1] < far[1] <= far[0]
 
 
 def test_sites_share_one_link():

@@ -51,7 +51,7 @@ def _fit(operation: Collective, *, latency_us: float, whole_gb: float) -> Collec
 
 NVLINK_A100 = Link(
     bandwidth=300 * GB,
-    latency_seconds=1.7e-6,
+    latency_seconds=3.4e-6,
     efficiency=0.74,
     fits=(_fit(Collective.ALL_REDUCE, latency_us=24, whole_gb=222 * 8 / 14),),
     sources={
@@ -63,7 +63,7 @@ NVLINK_A100 = Link(
 )
 NVLINK_H100 = Link(
     bandwidth=450 * GB,
-    latency_seconds=1.3e-6,
+    latency_seconds=3.4e-6,
     efficiency=0.75,
     fits=(
         _fit(Collective.ALL_REDUCE, latency_us=18, whole_gb=444 * 8 / 14),
@@ -80,7 +80,7 @@ NVLINK_H100 = Link(
 )
 NVLINK_B200 = Link(
     bandwidth=900 * GB,
-    latency_seconds=1.3e-6,
+    latency_seconds=3.4e-6,
     efficiency=0.75,
     sources={
         "bandwidth": "NVIDIA B200 data sheet: NVLink 5, 1,800 GB/s both ways",
@@ -90,7 +90,7 @@ NVLINK_B200 = Link(
 )
 NVLINK_V100 = Link(
     bandwidth=150 * GB,
-    latency_seconds=2e-6,
+    latency_seconds=3.4e-6,
     efficiency=0.7,
     sources={
         "bandwidth": "NVIDIA V100 data sheet: NVLink 2, 300 GB/s both ways",

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.cost.exchanges import ContextLinks, ExpertLinks, LayerLinks, TensorLinks
-from meshwright.cost.network import Linear, collective, send
-from meshwright.cost.placement import Ring, axis_sizes, lay, strides
-from meshwright.cost.processor import Sharing
+from meshwright.cost.network import Linear, collective, occupied, send
+from meshwright.cost.placement import Ring, axis_sizes, distinct, lay, strides
+from meshwright.cost.processor import share
 from meshwright.cost.software import Software
 from meshwright.cost.synchronize import DataLinks
 from meshwright.cost.table import IntArray, PlanTable
+from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import ClusterSpec, Collective, NodeGroup
 from meshwright.spec.plan import AxisName
 
@@ -29,17 +30,20 @@ class Links:
     everyone: Linear
 
 
-def lay_links(
-    table: PlanTable, *, group: NodeGroup, cluster: ClusterSpec, sharing: Sharing, software: Software
-) -> Links:
-    """The collectives of every row on nodes like those of `group`."""
+def lay_links(table: PlanTable, *, group: NodeGroup, cluster: ClusterSpec, software: Software) -> Links:
+    """The collectives of every row on nodes like those of `group`, priced once for rows that lie alike."""
+    table, inverse = distinct(table)
+    sharing = share(group, world=table.world.astype(np.float64), pipeline=table.pipeline.astype(np.float64))
     sizes, steps = axis_sizes(table), strides(table)
 
     def price(operation: Collective, *dims: Dim) -> Linear:
         """Groups beside this one contend for the cores; ranks of this one do so in its measured times already."""
         around = lay(table, dims, group=group, cluster=cluster)
         beside = sharing.lockstep / sharing.slowdown(around.per_node)
-        return collective(operation, around, group=group, cluster=cluster).slowed(np.maximum(beside, 1.0))
+        return collective(operation, around, group=group, cluster=cluster).slowed(np.maximum(beside, 1.0)).take(inverse)
+
+    def taken(*dims: Dim) -> FloatArray:
+        return occupied(lay(table, dims, group=group, cluster=cluster), kind=group.device.kind)[inverse]
 
     axes = {name: (sizes[name], steps[name]) for name in AxisName}
     scatter = Collective.ALL_TO_ALL if software.exchanges_scatter(group.device.kind) else Collective.REDUCE_SCATTER
@@ -50,14 +54,13 @@ def lay_links(
         scatter=price(scatter, *shards),
         reduce_replicas=price(Collective.ALL_REDUCE, replicas),
         reduce_all=price(Collective.ALL_REDUCE, replicas, *shards),
+        taken=taken(replicas, *shards),
     )
     inner, outer = _runs(table, steps[AxisName.CONTEXT])
+    hop = _hop(lay(table, (outer,), group=group, cluster=cluster), group=group).take(inverse)
+    over = (price(Collective.ALL_TO_ALL, inner), price(Collective.ALL_GATHER, outer), price(scatter, outer))
     context = ContextLinks(
-        trade=price(Collective.ALL_TO_ALL, inner),
-        gather=price(Collective.ALL_GATHER, outer),
-        scatter=price(scatter, outer),
-        hop=_hop(lay(table, (outer,), group=group, cluster=cluster), group=group),
-        outer=outer[0].astype(np.float64),
+        trade=over[0], gather=over[1], scatter=over[2], hop=hop, outer=outer[0][inverse].astype(np.float64)
     )
     slices, experts, shard_experts, same_experts = _grid(table)
     gridded = bool(table.on_grid.any())
@@ -82,6 +85,7 @@ def lay_links(
             scatter=price(scatter, shard_experts),
             reduce_replicas=price(Collective.ALL_REDUCE, same_experts),
             reduce_all=price(Collective.ALL_REDUCE, shard_experts, same_experts),
+            taken=taken(shard_experts, same_experts),
         )
         if gridded
         else data,

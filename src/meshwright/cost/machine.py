@@ -11,7 +11,7 @@ from meshwright.cost.kinds import BlockSeconds, combine, price_block
 from meshwright.cost.layouts import Kind
 from meshwright.cost.links import lay_links
 from meshwright.cost.network import collective, send
-from meshwright.cost.placement import ring
+from meshwright.cost.placement import distinct, ring
 from meshwright.cost.processor import Sharing, share
 from meshwright.cost.software import Software
 from meshwright.cost.states import StateBytes, state_bytes
@@ -52,7 +52,7 @@ def machine(
     """The prices of `table`'s rows on `group`; raises ConfigError where its device lacks a figure they need."""
     world = table.world.astype(np.float64)
     sharing = share(group, world=world, pipeline=table.pipeline.astype(np.float64))
-    links = lay_links(table, group=group, cluster=cluster, sharing=sharing, software=software)
+    links = lay_links(table, group=group, cluster=cluster, software=software)
     combination = combine(table, device=group.device, job=job, software=software)
     overlap = software.overlap and group.device.kind is not DeviceKind.CPU
     sizes = state_bytes(table)
@@ -99,8 +99,9 @@ def hops(
     far = send(group.nic, senders=senders, adapters=float(group.nics))
     gather = np.zeros(len(table))
     if software.scatters_transfers:
-        around = ring(table, (AxisName.TENSOR,), group=group, cluster=cluster)
-        joined = collective(Collective.ALL_GATHER, around, group=group, cluster=cluster).seconds(size)
+        alike, inverse = distinct(table)
+        around = ring(alike, (AxisName.TENSOR,), group=group, cluster=cluster)
+        joined = collective(Collective.ALL_GATHER, around, group=group, cluster=cluster).take(inverse).seconds(size)
         gather = np.where(table.sequence_parallel, 0.0, joined)
     beyond = cluster.wide_area
     wide = far.seconds(size / split) + gather

@@ -1,33 +1,25 @@
-"""Seconds of collectives and sends: rings laid on real positions, adapters shared by the ranks of a node.
+"""Seconds of collectives and sends: groups laid on real positions, adapters shared by the ranks of a node.
 
 Times are latency plus bytes over bandwidth, bytes being the whole tensor: the input of an all-reduce, a
-reduce-scatter or an all-to-all, the output of an all-gather, the message of a send.
+reduce-scatter or an all-to-all, the output of an all-gather, the message of a send. What a library would choose for
+the bytes at hand is the least over its algorithms and protocols.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from meshwright.cost.lines import Linear, either, quickest
 from meshwright.cost.placement import Ring
+from meshwright.cost.protocols import SUMS_LATENCY, Protocol, ring_protocols, tree_protocols
 from meshwright.cost.work import FloatArray
-from meshwright.spec.cluster import ClusterSpec, Collective, CollectiveFit, Link, NodeGroup
+from meshwright.spec.cluster import ClusterSpec, Collective, CollectiveFit, DeviceKind, Link, NodeGroup
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Linear:
-    """Seconds of one operation: latency + bytes * per_byte; arrays of shape (rows,)."""
-
-    latency: FloatArray
-    per_byte: FloatArray
-
-    def seconds(self, num_bytes: FloatArray | float, *, calls: FloatArray | float = 1.0) -> FloatArray:
-        """Seconds of `calls` operations that move `num_bytes` in all."""
-        return self.latency * calls + self.per_byte * num_bytes
-
-    def slowed(self, factor: FloatArray) -> Linear:
-        return Linear(latency=self.latency * factor, per_byte=self.per_byte * factor)
+__all__ = ["Linear", "collective", "occupied", "routes", "send"]
+_NEAR_PROCESSORS, _FAR_PROCESSORS = 0.15, 0.02
 
 
 def collective(operation: Collective, ring: Ring, *, group: NodeGroup, cluster: ClusterSpec) -> Linear:
@@ -35,16 +27,45 @@ def collective(operation: Collective, ring: Ring, *, group: NodeGroup, cluster: 
 
     Measured fits of a link come before formulas as far as their largest number of ranks.
     """
-    formula = _formula(operation, ring, group=group)
-    near = _fitted(operation, ring.size, formula, link=group.inside)
-    far = _fitted(operation, ring.size, formula, link=group.nic)
+    priced = quickest(list(routes(operation, ring, group=group).values()))
+    near = _fitted(operation, ring, priced, link=group.inside, group=group)
+    far = _fitted(operation, ring, priced, link=group.nic, group=group)
     if group.rack is not None:
-        racked = _fitted(operation, ring.size, formula, link=group.rack)
-        far = _choose(ring.racked, racked, far)
-    local = _choose(ring.nodes <= 1.0, near, far)
-    total = _add(local, _wide(operation, ring, cluster=cluster))
-    alone = ring.size <= 1.0
-    return Linear(latency=np.where(alone, 0.0, total.latency), per_byte=np.where(alone, 0.0, total.per_byte))
+        racked = _fitted(operation, ring, priced, link=group.rack, group=group)
+        far = either(ring.racks <= 1.0, racked, far)
+    local = either(ring.nodes <= 1.0, near, far)
+    wide = _wide(operation, ring, cluster=cluster)
+    apart = ring.size > 1.0
+    return Linear(
+        latency=np.where(apart, local.latency + wide.latency, 0.0),
+        per_byte=np.where(apart, local.per_byte + wide.per_byte, 0.0),
+    )
+
+
+def routes(operation: Collective, ring: Ring, *, group: NodeGroup) -> Mapping[str, Linear]:
+    """Each way to do `operation` on nodes like those of `group`, one line each, by the name of its algorithm.
+
+    ring: one ring over all ranks, its slowest link deciding. tree (all-reduce): double binary trees between nodes,
+    chains inside them (NCCL 2.4). staged: inside every node, then between those of equal place in each over every
+    adapter at once, and back (Horovod's hierarchical all-reduce, 1802.05799 and after). sums: the switch adds, where
+    it can (NVLink SHARP). direct (all-to-all): every rank sends its peers theirs, at most one message a node over
+    the network (PXN, NCCL 2.12).
+    """
+    at = _Tiers.of(ring, group=group)
+    protocols = ring_protocols(group.device.kind)
+    if operation is Collective.ALL_TO_ALL:
+        return {"direct": _direct(ring, at, protocols)}
+    found = {entry.name: _flat(operation, ring, at, entry) for entry in protocols}
+    several = ((ring.per_node > 1.0) & (ring.nodes > 1.0)).any()
+    if several:
+        staged = {entry.name.replace("ring", "staged"): _staged(operation, ring, at, entry) for entry in protocols}
+        found |= staged
+    if operation is Collective.ALL_REDUCE:
+        if (ring.nodes > 1.0).any():
+            found |= {entry.name: _tree(ring, at, entry) for entry in tree_protocols(group.device.kind)}
+        if group.inside.sums is not None:
+            found["sums"] = _sums(ring, group=group, share=group.inside.sums)
+    return found
 
 
 def send(link: Link, *, senders: FloatArray, adapters: float) -> Linear:
@@ -54,76 +75,186 @@ def send(link: Link, *, senders: FloatArray, adapters: float) -> Linear:
     if fits:
         latency, bandwidth = fits[0].latency_seconds, fits[0].bytes_per_second
     else:
-        latency, bandwidth = link.latency_seconds, link.bandwidth * link.efficiency / link.oversubscription
-    return Linear(latency=latency + np.zeros_like(senders), per_byte=1.0 / (bandwidth * share))
+        latency, bandwidth = link.latency_seconds, _achieved(link)
+    return Linear.line(latency + np.zeros_like(senders), 1.0 / (bandwidth * share))
 
 
-def _moved(operation: Collective, size: FloatArray) -> FloatArray:
-    """Bytes that pass each rank's link, over the bytes of the tensor."""
-    if operation is Collective.SEND:
-        return np.ones_like(size)
-    return (2.0 if operation is Collective.ALL_REDUCE else 1.0) * (size - 1.0) / np.maximum(size, 1.0)
+def occupied(ring: Ring, *, kind: DeviceKind) -> FloatArray:
+    """The share of a device's compute that carries bytes while a collective of `ring` runs (rows,).
 
-
-def _formula(operation: Collective, ring: Ring, *, group: NodeGroup) -> Linear:
-    """A ring over all ranks, its slowest link deciding; the latency of a tree between nodes where that is less.
-
-    A ring with r ranks in a node uses r of the adapters' shares, the rings beside it use the rest (NIC sharing).
+    Kernels of NCCL and RCCL hold processors of the device: 15 % at the rate of links in a node or a rack, 2 % at that
+    of adapters (Calculon's A100 systems, 10.1145/3581784.3607102; 20 of 132 in DeepSeek-V3, 2412.19437). Engines beside
+    the cores carry it elsewhere.
     """
-    inside = group.inside.bandwidth * group.inside.efficiency
-    share = ring.per_node * group.nics / group.devices_per_node
-    between = group.nic.bandwidth * group.nic.efficiency / group.nic.oversubscription * share
-    hop = np.full_like(ring.size, group.nic.latency_seconds)
-    if group.rack is not None:
-        rack = group.rack.bandwidth * group.rack.efficiency
-        between = np.where(ring.racked, rack, between)
-        hop = np.where(ring.racked, group.rack.latency_seconds, hop)
-    within = np.where(ring.per_node > 1.0, inside, np.inf)
-    bandwidth = np.minimum(within, np.where(ring.nodes > 1.0, between, np.inf))
-    steps = 2.0 if operation is Collective.ALL_REDUCE else 1.0
-    near = (ring.per_node - 1.0) * group.inside.latency_seconds
-    around = (ring.nodes - 1.0) * hop
-    tree = np.ceil(np.log2(np.maximum(ring.nodes, 1.0))) * hop
-    far = np.minimum(around, tree) if operation is Collective.ALL_REDUCE else around
-    return Linear(latency=steps * (near + far), per_byte=_moved(operation, ring.size) / bandwidth)
+    if kind not in (DeviceKind.CUDA, DeviceKind.ROCM):
+        return np.zeros_like(ring.size)
+    return np.where(ring.racks > 1.0, _FAR_PROCESSORS, _NEAR_PROCESSORS)
+
+
+def _achieved(link: Link) -> float:
+    return link.bandwidth * link.efficiency / link.oversubscription
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tiers:
+    """The three tiers under a group: in a node, in a rack, beyond it; links per rank, infinite where not crossed.
+
+    `adapter` is one rank's share of its node's adapters and `beyond` what all ranks of a group in one rack have of
+    them together: groups side by side use the rest.
+    """
+
+    inside: FloatArray
+    rack: FloatArray
+    adapter: FloatArray
+    beyond: FloatArray
+    boxes: FloatArray
+    inside_step: float
+    rack_step: float
+    far_step: float
+
+    @classmethod
+    def of(cls, ring: Ring, *, group: NodeGroup) -> _Tiers:
+        boxes = ring.nodes / ring.racks if group.rack else np.ones_like(ring.nodes)
+        rack = _achieved(group.rack) if group.rack else np.inf
+        each = _achieved(group.nic) * group.nics / group.devices_per_node
+        return cls(
+            inside=np.where(ring.per_node > 1.0, _achieved(group.inside), np.inf),
+            rack=np.where(boxes > 1.0, rack, np.inf),
+            adapter=np.where(ring.racks > 1.0, each, np.inf),
+            beyond=np.where(ring.racks > 1.0, each * ring.fewest_rack, np.inf),
+            boxes=np.ceil(boxes),
+            inside_step=group.inside.latency_seconds,
+            rack_step=group.rack.latency_seconds if group.rack else 0.0,
+            far_step=group.nic.latency_seconds,
+        )
+
+    def steps(self, inside: FloatArray, rack: FloatArray, far: FloatArray, *, protocol: Protocol) -> FloatArray:
+        near = inside * self.inside_step + rack * self.rack_step
+        return near * protocol.near + far * self.far_step * protocol.far
+
+
+def _turns(operation: Collective) -> float:
+    """An all-reduce is a reduce-scatter and an all-gather."""
+    return 2.0 if operation is Collective.ALL_REDUCE else 1.0
+
+
+def _without(count: FloatArray) -> FloatArray:
+    """The share of a tensor that a rank of `count` does not hold itself."""
+    return (count - 1.0) / np.maximum(count, 1.0)
+
+
+def _flat(operation: Collective, ring: Ring, at: _Tiers, protocol: Protocol) -> Linear:
+    slowest = np.minimum(np.minimum(at.inside, at.rack), at.beyond)
+    within = at.boxes * ring.racks
+    steps = at.steps(ring.size - within, within - ring.racks, ring.racks - 1.0, protocol=protocol)
+    turns = _turns(operation)
+    return Linear.line(protocol.start + turns * steps, turns * _without(ring.size) / (slowest * protocol.share))
+
+
+def _staged(operation: Collective, ring: Ring, at: _Tiers, protocol: Protocol) -> Linear:
+    """Each tier by itself, one after the other: what a rank holds shrinks by the ranks of the tiers below."""
+    stages = (at.boxes > 1.0).astype(np.float64) + (ring.per_node > 1.0) + (ring.racks > 1.0)
+    steps = at.steps(ring.per_node - 1.0, at.boxes - 1.0, ring.racks - 1.0, protocol=protocol)
+    turns = _turns(operation)
+    moved = _without(ring.per_node) / at.inside + _without(at.boxes) / (at.rack * ring.fewest)
+    moved = moved + _without(ring.racks) / at.beyond
+    return Linear.line(protocol.start * stages * turns + turns * steps, turns * moved / protocol.share)
+
+
+def _tree(ring: Ring, at: _Tiers, protocol: Protocol) -> Linear:
+    slowest = np.minimum(np.minimum(at.inside, at.rack), at.beyond)
+    levels = at.steps(ring.per_node - 1.0, _levels(at.boxes), _levels(ring.racks), protocol=protocol)
+    return Linear.line(protocol.start + 2.0 * levels, 2.0 / (slowest * protocol.share))
+
+
+def _levels(count: FloatArray) -> FloatArray:
+    return np.asarray(np.ceil(np.log2(np.maximum(count, 1.0))), dtype=np.float64)
+
+
+def _sums(ring: Ring, *, group: NodeGroup, share: float) -> Linear:
+    """Each rank reads its part summed by the switch and writes it to all: it sends the whole tensor and its part."""
+    everywhere = group.rack is not None and group.rack.sums is not None
+    reached = ring.racks <= 1.0 if everywhere else ring.nodes <= 1.0
+    per_byte = (1.0 + 1.0 / ring.size) / (_achieved(group.inside) * share)
+    return Linear.line(np.where(reached, SUMS_LATENCY, np.inf), per_byte)
+
+
+def _direct(ring: Ring, at: _Tiers, protocols: tuple[Protocol, ...]) -> Linear:
+    """Each rank sends (n - 1)/n of its bytes: over its node's links, its rack's, and its share of the adapters."""
+    plain, quick = protocols[0], protocols[-1]
+    near = (ring.per_node - 1.0) / at.inside + np.maximum(ring.per_rack - ring.per_node, 0.0) / at.rack
+    far = (ring.size - np.minimum(ring.fewest_rack, ring.size)) / at.adapter
+    first = at.steps(
+        *((count > 1.0).astype(np.float64) for count in (ring.per_node, at.boxes, ring.racks)), protocol=plain
+    )
+    rest = at.steps(*(np.maximum(count - 2.0, 0.0) for count in (ring.per_node, at.boxes, ring.racks)), protocol=quick)
+    return Linear.line(plain.start + first + rest, np.maximum(near, far) / ring.size)
 
 
 def _wide(operation: Collective, ring: Ring, *, cluster: ClusterSpec) -> Linear:
-    """The part between sites: every rival ring sends its reduced tensor through the site's one link."""
+    """The part between sites: every rival group sends through the site's one link.
+
+    Reduced or gathered, that is one tensor a group; of an all-to-all, what every rank of the site has for the others.
+    """
     link = cluster.wide_area
     if link is None:
-        zeros = np.zeros_like(ring.size)
-        return Linear(latency=zeros, per_byte=zeros)
-    bandwidth = link.bandwidth * link.efficiency / link.oversubscription
-    steps = 2.0 if operation is Collective.ALL_REDUCE else 1.0
+        return Linear.line(np.zeros_like(ring.size), np.zeros_like(ring.size))
     crossed = ring.sites > 1.0
-    return Linear(
-        latency=np.where(crossed, steps * (ring.sites - 1.0) * link.latency_seconds, 0.0),
-        per_byte=np.where(crossed, _moved(operation, ring.sites) * ring.rivals / bandwidth, 0.0),
+    ranks = ring.size / ring.sites if operation is Collective.ALL_TO_ALL else 1.0
+    turns = _turns(operation)
+    return Linear.line(
+        np.where(crossed, turns * (ring.sites - 1.0) * link.latency_seconds, 0.0),
+        np.where(crossed, turns * _without(ring.sites) * ranks * ring.rivals / _achieved(link), 0.0),
     )
 
 
-def _fitted(operation: Collective, size: FloatArray, formula: Linear, *, link: Link) -> Linear:
-    """Measured times interpolated over the logarithm of ranks; the formula beyond the largest measured group."""
+def _fitted(operation: Collective, ring: Ring, formula: Linear, *, link: Link, group: NodeGroup) -> Linear:
+    """Measured times, between measured numbers of ranks by how the formula errs there; the formula beyond them.
+
+    Latency and bandwidth err by factors, interpolated over the logarithm of ranks; below the smallest measured group
+    its factors hold.
+    """
     fits = sorted((fit for fit in link.fits if fit.operation is operation and fit.ranks > 1), key=_ranks)
     if not fits:
         return formula
+    factors = [_factors(fit, operation, ring, group=group) for fit in fits]
     known = np.log2([fit.ranks for fit in fits])
-    at = np.log2(np.maximum(size, 2.0))
-    latency = np.interp(at, known, [fit.latency_seconds for fit in fits])
-    per_byte = np.interp(at, known, [1.0 / fit.bytes_per_second for fit in fits])
-    return _choose(size <= fits[-1].ranks, Linear(latency=latency, per_byte=per_byte), formula)
+    at = np.clip(np.log2(np.maximum(ring.size, 2.0)), known[0], known[-1])
+    upper = np.clip(np.searchsorted(known, at), 1, max(len(known) - 1, 1))
+    if len(fits) == 1:
+        latency, per_byte = factors[0]
+    else:
+        weight = (at - known[upper - 1]) / (known[upper] - known[upper - 1])
+        rows = np.arange(len(at))
+        latency, per_byte = (
+            np.exp((1.0 - weight) * logs[upper - 1, rows] + weight * logs[upper, rows])
+            for logs in (np.log(np.stack([entry[index] for entry in factors])) for index in (0, 1))
+        )
+    line = Linear.line(formula.latency.min(axis=0) * latency, formula.per_byte.min(axis=0) * per_byte)
+    return either(ring.size <= fits[-1].ranks, line, formula)
+
+
+def _factors(
+    fit: CollectiveFit, operation: Collective, ring: Ring, *, group: NodeGroup
+) -> tuple[FloatArray, FloatArray]:
+    """Measured over predicted latency and seconds a byte, for groups of the fit's ranks that lie as `ring` does."""
+    ranks = np.full_like(ring.size, float(fit.ranks))
+    near, far = (np.minimum(count, ranks) for count in (ring.per_node, ring.per_rack))
+    near, far = (np.where(count < 2.0, ranks, held) for count, held in ((ring.nodes, near), (ring.racks, far)))
+    at = replace(
+        ring,
+        size=ranks,
+        per_node=near,
+        fewest=np.minimum(ring.fewest, near),
+        nodes=np.ceil(ranks / near),
+        per_rack=far,
+        fewest_rack=np.minimum(ring.fewest_rack, far),
+        racks=np.ceil(ranks / far),
+    )
+    formula = quickest(list(routes(operation, at, group=group).values()))
+    latency, per_byte = formula.latency.min(axis=0), formula.per_byte.min(axis=0)
+    return fit.latency_seconds / latency, 1.0 / (fit.bytes_per_second * per_byte)
 
 
 def _ranks(fit: CollectiveFit) -> int:
     return fit.ranks
-
-
-def _choose(condition: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], yes: Linear, no: Linear) -> Linear:
-    return Linear(
-        latency=np.where(condition, yes.latency, no.latency), per_byte=np.where(condition, yes.per_byte, no.per_byte)
-    )
-
-
-def _add(first: Linear, second: Linear) -> Linear:
-    return Linear(latency=first.latency + second.latency, per_byte=first.per_byte + second.per_byte)

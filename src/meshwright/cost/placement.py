@@ -1,4 +1,4 @@
-"""Where the ranks of every axis lie on the machines: how many in one node, how many nodes, in one rack, in one site."""
+"""Where the ranks of a group lie on the machines: how many in one node, on how many nodes, in a rack, in a site."""
 
 from __future__ import annotations
 
@@ -7,25 +7,34 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
+import numpy.typing as npt
 
 from meshwright.cost.table import BoolArray, IntArray, PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import ClusterSpec, NodeGroup
 from meshwright.spec.plan import AxisName
 
+Dim = tuple[IntArray, IntArray]
+_FAR = np.iinfo(np.int64).max // 4
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ring:
-    """The ranks that take part in one collective; arrays of shape (rows,).
+    """The ranks that take part in one collective; arrays of shape (rows,), of the groups that run side by side.
 
-    `size` ranks, `per_node` of them in one node, on `nodes` nodes; `racked` when one rack holds them all; `sites`
-    they lie in; `rivals` groups that cross between sites at the same time.
+    `size` ranks; the most that one node holds of any group is `per_node`, the fewest that a group which leaves its
+    node has in one of its nodes is `fewest`, the most nodes that a group touches is `nodes`; `per_rack`,
+    `fewest_rack` and `racks` say the same of racks (of nodes, where the cluster has no racks). `sites` they lie in;
+    `rivals` groups that cross between sites at the same time.
     """
 
     size: FloatArray
     per_node: FloatArray
+    fewest: FloatArray
     nodes: FloatArray
-    racked: BoolArray
+    per_rack: FloatArray
+    fewest_rack: FloatArray
+    racks: FloatArray
     sites: FloatArray
     rivals: FloatArray
 
@@ -53,37 +62,96 @@ def axis_sizes(table: PlanTable) -> dict[AxisName, IntArray]:
     }
 
 
+def distinct(table: PlanTable) -> tuple[PlanTable, npt.NDArray[np.intp]]:
+    """The rows whose groups lie apart from each other's, and which of them every row of `table` is like."""
+    columns = (*axis_sizes(table).values(), table.inner, table.expert, table.expert_tensor, table.order)
+    key = np.zeros(len(table), dtype=np.int64)
+    for column in columns:
+        _, codes = _codes(column)
+        key = key * (int(codes.max(initial=0)) + 1) + codes
+    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+    return table.take(first), inverse.reshape(-1)
+
+
+def _codes(column: IntArray) -> tuple[IntArray, IntArray]:
+    """Small numbers that stand for the values of `column`: exact where they are few, however large they are."""
+    present = np.zeros(int(column.max(initial=0)) + 1, dtype=np.int64)
+    present[column] = 1
+    codes = np.cumsum(present) - 1
+    return present, codes[column]
+
+
 def ring(table: PlanTable, axes: Sequence[AxisName], *, group: NodeGroup, cluster: ClusterSpec) -> Ring:
     """The ring that `axes` together span, on nodes like those of `group`."""
     sizes, steps = axis_sizes(table), strides(table)
     return lay(table, [(sizes[axis], steps[axis]) for axis in axes], group=group, cluster=cluster)
 
 
-def lay(table: PlanTable, dims: Sequence[tuple[IntArray, IntArray]], *, group: NodeGroup, cluster: ClusterSpec) -> Ring:
-    """The ring over `dims`, each of so many ranks at such a distance in devices, on nodes like those of `group`."""
+def lay(table: PlanTable, dims: Sequence[Dim], *, group: NodeGroup, cluster: ClusterSpec) -> Ring:
+    """The groups over `dims`, each of so many ranks at such a distance in devices, on nodes like those of `group`.
+
+    Exact where neighbouring dims join into one run whose stride divides a node, however its length straddles nodes,
+    and where dims lie in a node or stride over whole ones; else each dim is laid by itself and the counts multiply.
+    """
     size = np.ones(len(table), dtype=np.int64)
-    inside = np.ones(len(table), dtype=np.int64)
-    reach = np.ones(len(table), dtype=np.int64)
     sites = np.ones(len(table), dtype=np.int64)
-    per_node = group.devices_per_node
     for count, step in dims:
-        span = count * step
-        near = np.clip(per_node // step, 1, count)
-        straddles = (span <= per_node) & (per_node % np.maximum(span, 1) != 0) & (table.world > per_node)
-        near = np.where(straddles & (count > 1), -(-count // 2), near)
-        size, inside = size * count, inside * near
-        reach = np.where(count > 1, np.maximum(reach, span), reach)
-        sites = np.maximum(sites, _sites(span, count, table.world, cluster))
-    nodes = -(-size // inside)
-    rack = group.rack_nodes * per_node if group.rack_nodes else 0
-    return Ring(
-        size=size.astype(np.float64),
-        per_node=inside.astype(np.float64),
-        nodes=nodes.astype(np.float64),
-        racked=reach <= rack,
-        sites=np.minimum(sites, size).astype(np.float64),
-        rivals=table.world / size,
-    )
+        size = size * count
+        sites = np.maximum(sites, _sites(count * step, count, table.world, cluster))
+    runs = _runs(dims)
+    most, fewest, nodes = _spread(runs, room=group.devices_per_node, size=size, world=table.world)
+    wide = (most, fewest, nodes)
+    if group.rack_nodes:
+        wide = _spread(runs, room=group.devices_per_node * group.rack_nodes, size=size, world=table.world)
+    figures = [values.astype(np.float64) for values in (size, most, fewest, nodes, *wide, np.minimum(sites, size))]
+    names = ("size", "per_node", "fewest", "nodes", "per_rack", "fewest_rack", "racks", "sites")
+    return Ring(**dict(zip(names, figures, strict=True)), rivals=table.world / size)
+
+
+def _runs(dims: Sequence[Dim]) -> list[Dim]:
+    """`dims` from the innermost outwards, those joined that continue each other; dims of one rank are left out."""
+    counts = np.stack([count for count, _ in dims])
+    steps = np.where(counts > 1, np.stack([step for _, step in dims]), _FAR)
+    order = np.argsort(steps, axis=0)
+    counts, steps = np.take_along_axis(counts, order, axis=0), np.take_along_axis(steps, order, axis=0)
+    for inner in range(len(dims) - 1):
+        joined = (counts[inner] > 1) & (steps[inner + 1] == counts[inner] * steps[inner])
+        counts[inner + 1] = np.where(joined, counts[inner + 1] * counts[inner], counts[inner + 1])
+        steps[inner + 1] = np.where(joined, steps[inner], steps[inner + 1])
+        counts[inner] = np.where(joined, 1, counts[inner])
+    return [(counts[index], np.where(counts[index] > 1, steps[index], 1)) for index in range(len(dims))]
+
+
+def _spread(runs: Sequence[Dim], *, room: int, size: IntArray, world: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """The most ranks of a group in one box of `room` devices, the fewest, and the most boxes that a group touches."""
+    most, fewest, boxes = (np.ones_like(size) for _ in range(3))
+    for count, step in runs:
+        if not (count > 1).any():
+            continue
+        held, least, touched = _straddle(count, step, room=room, world=world)
+        most, fewest, boxes = most * held, fewest * least, boxes * touched
+    return most, np.where(boxes > 1, fewest, size), boxes
+
+
+def _straddle(count: IntArray, step: IntArray, *, room: int, world: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """`_spread` of one run: groups begin at every multiple of its length, and at the `step` devices after each."""
+    span = count * step
+    turns = np.minimum(np.maximum(world // span, 1), room // np.gcd(span, room))
+    turn = np.arange(int(turns.max(initial=1)), dtype=np.int64)
+    turn = np.minimum(turn[:, None], turns - 1)
+    near = np.minimum(step, room)
+    held, least, touched = np.minimum(count, -(-room // near)), count, np.ones_like(count)
+    for shift in (0, step - 1):
+        first = (turn * span + shift) % room
+        last = first + (count - 1) * step
+        boxes = last // room + 1
+        head = np.minimum(count, (room - first + near - 1) // near)
+        ends = np.minimum(head, np.minimum(count, last % room // near + 1))
+        ends = np.where(boxes > 2, np.minimum(ends, room // near), ends)
+        least = np.minimum(least, np.where(boxes > 1, ends, count).min(axis=0))
+        touched = np.maximum(touched, boxes.max(axis=0))
+    apart = step >= room
+    return np.where(apart, 1, held), np.where(apart, 1, least), np.where(apart, count, touched)
 
 
 def site_edges(cluster: ClusterSpec) -> IntArray:

@@ -159,13 +159,16 @@ class CollectiveFit:
 class Link:
     """A tier of the network as one end sees it: bytes/s each way, seconds one way, achieved share, times measured.
 
-    `oversubscription` divides the bandwidth when all nodes below this tier talk across it at once.
+    `oversubscription` divides the bandwidth when all nodes below this tier talk across it at once. `sums` is the
+    share of the achieved bandwidth left to an all-reduce that the switch itself adds (NVLink SHARP); None where no
+    switch does.
     """
 
     bandwidth: float
     latency_seconds: float
     efficiency: float = 0.8
     oversubscription: float = 1.0
+    sums: float | None = None
     fits: tuple[CollectiveFit, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
 
