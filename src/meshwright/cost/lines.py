@@ -29,9 +29,10 @@ class Linear:
         latency, per_byte = self.latency, self.per_byte
         if np.ndim(num_bytes) == 2 or np.ndim(calls) == 2:
             latency, per_byte = latency[..., None], per_byte[..., None]
-        if len(latency) == 1:
-            return np.asarray(latency[0] * calls + per_byte[0] * num_bytes, dtype=np.float64)
-        return np.asarray((latency * calls + per_byte * num_bytes).min(axis=0), dtype=np.float64)
+        found = latency[0] * calls + per_byte[0] * num_bytes
+        for line in range(1, len(latency)):
+            found = np.minimum(found, latency[line] * calls + per_byte[line] * num_bytes)
+        return np.asarray(found, dtype=np.float64)
 
     def slowed(self, factor: FloatArray) -> Linear:
         return Linear(latency=self.latency * factor, per_byte=self.per_byte * factor)

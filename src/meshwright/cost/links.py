@@ -58,12 +58,14 @@ def lay_links(table: PlanTable, *, group: NodeGroup, cluster: ClusterSpec, softw
     )
     inner, outer = _runs(table, steps[AxisName.CONTEXT])
     hop = _hop(lay(table, (outer,), group=group, cluster=cluster), group=group).take(inverse)
-    over = (price(Collective.ALL_TO_ALL, inner), price(Collective.ALL_GATHER, outer), price(scatter, outer))
     context = ContextLinks(
-        trade=over[0], gather=over[1], scatter=over[2], hop=hop, outer=outer[0][inverse].astype(np.float64)
+        trade=price(Collective.ALL_TO_ALL, inner),
+        gather=price(Collective.ALL_GATHER, outer),
+        scatter=price(scatter, outer),
+        hop=hop,
+        outer=outer[0].astype(np.float64)[inverse],
     )
     slices, experts, shard_experts, same_experts = _grid(table)
-    gridded = bool(table.on_grid.any())
     layer = LayerLinks(
         tensor=TensorLinks(
             reduce=price(Collective.ALL_REDUCE, tensor),
@@ -87,7 +89,7 @@ def lay_links(table: PlanTable, *, group: NodeGroup, cluster: ClusterSpec, softw
             reduce_all=price(Collective.ALL_REDUCE, shard_experts, same_experts),
             taken=taken(shard_experts, same_experts),
         )
-        if gridded
+        if table.on_grid.any()
         else data,
         everyone=price(Collective.ALL_REDUCE, *axes.values()),
     )

@@ -27,6 +27,8 @@ def collective(operation: Collective, ring: Ring, *, group: NodeGroup, cluster: 
 
     Measured fits of a link come before formulas as far as their largest number of ranks.
     """
+    if not (ring.size > 1.0).any():
+        return Linear.line(np.zeros_like(ring.size), np.zeros_like(ring.size))
     priced = quickest(list(routes(operation, ring, group=group).values()))
     near = _fitted(operation, ring, priced, link=group.inside, group=group)
     far = _fitted(operation, ring, priced, link=group.nic, group=group)
