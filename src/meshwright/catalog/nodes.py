@@ -11,9 +11,23 @@ from meshwright.catalog.devices import devices
 from meshwright.spec.cluster import Collective, CollectiveFit, DeviceSpec, Link, NodeGroup
 
 GB = 1e9
+PCIE_GB: Mapping[int, float] = MappingProxyType({3: 15.75, 4: 31.5, 5: 63.0})
 
 _SHARE = "0.7 of the line rate reproduces the step times of 2104.04473, table 1, within 9 %"
+_STEP = "a step of a plain ring over NVLink by which NCCL 2.24 chooses (src/graph/tuning.cc)"
+_FAR_STEP = "a step of a plain ring over InfiniBand by which NCCL 2.24 chooses (src/graph/tuning.cc)"
+_SUMS = "NVLink SHARP: the share of bandwidth that NCCL 2.24 counts on (nvlsEfficiency in src/graph/tuning.cc)"
+_SOCKETS = "typical of a step of NCCL over TCP sockets; not measured"
 _NEAR = "by analogy with A100 nodes on InfiniBand; not measured"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """A node's processors: the link from each device to their memory, its bytes, and bytes/s that they stream."""
+
+    link: Link
+    num_bytes: float
+    bandwidth: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +40,10 @@ class Node:
     nics: int = 1
     rack: Link | None = None
     rack_nodes: int | None = None
+    host: Host | None = None
 
     def group(self, device: DeviceSpec, *, nodes: int, per_node: int | None = None, name: str = "") -> NodeGroup:
-        """`nodes` of this kind holding `device`; adapters are in proportion where a node is not full."""
+        """`nodes` of this kind holding `device`; adapters and memory in proportion where a node is not full."""
         count = self.devices if per_node is None else per_node
         return NodeGroup(
             name=name or device.name.lower(),
@@ -40,6 +55,9 @@ class Node:
             nics=max(1, self.nics * count // self.devices),
             rack=self.rack,
             rack_nodes=self.rack_nodes,
+            host=self.host.link if self.host else None,
+            host_bytes=self.host.num_bytes * count / self.devices if self.host else None,
+            host_bandwidth=self.host.bandwidth * count / self.devices if self.host else None,
         )
 
 
@@ -57,7 +75,7 @@ NVLINK_A100 = Link(
     sources={
         "bandwidth": "NVIDIA A100 data sheet: NVLink 3, 600 GB/s both ways",
         "efficiency": "bus bandwidth of all-reduce among 8, 222 GB/s, over 300",
-        "latency_seconds": "24 us of that all-reduce over its 14 steps",
+        "latency_seconds": _STEP,
         "fits": "NCCL all-reduce among 8 A100 SXM (tables of aiconfigurator 0.12.0): 24 us and 222 GB/s of bus",
     },
 )
@@ -65,6 +83,7 @@ NVLINK_H100 = Link(
     bandwidth=450 * GB,
     latency_seconds=3.4e-6,
     efficiency=0.75,
+    sums=0.85,
     fits=(
         _fit(Collective.ALL_REDUCE, latency_us=18, whole_gb=444 * 8 / 14),
         _fit(Collective.ALL_GATHER, latency_us=18, whole_gb=336 * 8 / 7),
@@ -73,7 +92,8 @@ NVLINK_H100 = Link(
     sources={
         "bandwidth": "NVIDIA H100 data sheet: NVLink 4, 900 GB/s both ways",
         "efficiency": "bus bandwidth of all-gather among 8, 336 GB/s, over 450",
-        "latency_seconds": "18 us of all-reduce among 8 over its 14 steps",
+        "sums": f"{_SUMS}, Hopper: 0.85",
+        "latency_seconds": _STEP,
         "fits": "NCCL among 8 H100 SXM (tables of aiconfigurator 0.12.0): all-reduce 18 us and 444 GB/s of bus with "
         "in-network sums, all-gather and reduce-scatter 336 GB/s; the latency of the last two by analogy",
     },
@@ -82,10 +102,12 @@ NVLINK_B200 = Link(
     bandwidth=900 * GB,
     latency_seconds=3.4e-6,
     efficiency=0.75,
+    sums=0.74,
     sources={
         "bandwidth": "NVIDIA B200 data sheet: NVLink 5, 1,800 GB/s both ways",
         "efficiency": "by analogy with H100; not measured",
-        "latency_seconds": "by analogy with H100",
+        "sums": f"{_SUMS}, Blackwell: 0.74",
+        "latency_seconds": _STEP,
     },
 )
 NVLINK_V100 = Link(
@@ -95,7 +117,7 @@ NVLINK_V100 = Link(
     sources={
         "bandwidth": "NVIDIA V100 data sheet: NVLink 2, 300 GB/s both ways",
         "efficiency": "by analogy with A100; not measured",
-        "latency_seconds": "by analogy with A100",
+        "latency_seconds": _STEP,
     },
 )
 INFINITY_MI250X = Link(
@@ -122,20 +144,21 @@ INFINITY_MI300X = Link(
 
 def pcie(*, generation: int) -> Link:
     """Sixteen lanes of PCI Express, shared by nobody."""
-    gigabytes = {3: 15.75, 4: 31.5, 5: 63.0}[generation]
     return Link(
-        bandwidth=gigabytes * GB,
-        latency_seconds=5e-6,
+        bandwidth=PCIE_GB[generation] * GB,
+        latency_seconds=5.7e-6,
         efficiency=0.6,
         sources={
             "bandwidth": f"PCI Express {generation}.0, sixteen lanes each way",
             "efficiency": "copies through host memory; by analogy, not measured",
-            "latency_seconds": "typical of NCCL through host memory; not measured",
+            "latency_seconds": "a step of a plain ring over PCI Express by which NCCL 2.24 chooses (src/graph/tuning.cc)",
         },
     )
 
 
-def network(*, gigabits: float, title: str, latency_us: float = 10.0, efficiency: float = 0.7) -> Link:
+def network(
+    *, gigabits: float, title: str, latency_us: float = 14.0, efficiency: float = 0.7, step: str = _FAR_STEP
+) -> Link:
     """One adapter of `gigabits` each way."""
     return Link(
         bandwidth=gigabits / 8 * GB,
@@ -144,57 +167,178 @@ def network(*, gigabits: float, title: str, latency_us: float = 10.0, efficiency
         sources={
             "bandwidth": title,
             "efficiency": _SHARE if "HDR" in title else _NEAR,
-            "latency_seconds": "typical of a step of NCCL across nodes; not measured",
+            "latency_seconds": step,
         },
     )
 
 
 HDR = network(gigabits=200, title="InfiniBand HDR, 200 Gb/s an adapter")
 NDR = network(gigabits=400, title="InfiniBand NDR, 400 Gb/s an adapter")
+XDR = network(gigabits=800, title="InfiniBand XDR, 800 Gb/s an adapter (ConnectX-8: NVIDIA GB300 NVL72 data sheet)")
 SLINGSHOT = network(gigabits=200, title="Slingshot 11, 200 Gb/s an adapter (2312.12705: 25 GB/s)")
 
 
 def ethernet(*, gigabits: float, title: str) -> Link:
     """One adapter of Ethernet without remote memory access."""
-    return network(gigabits=gigabits, title=title, latency_us=30.0, efficiency=0.6)
+    return network(gigabits=gigabits, title=title, latency_us=30.0, efficiency=0.6, step=_SOCKETS)
+
+
+CLOUD = ethernet(gigabits=100, title="cloud network, 100 Gb/s a node")
+
+
+def ici(*, gigabytes: float, title: str) -> Link:
+    """The torus between TPUs: what one has each way over all its links together, as groups that span all axes use it.
+
+    A group along one axis of the torus has the links of that axis alone.
+    """
+    return Link(
+        bandwidth=gigabytes * GB,
+        latency_seconds=1e-6,
+        efficiency=0.8,
+        sources={
+            "bandwidth": title,
+            "efficiency": "by analogy with NVLink; not measured",
+            "latency_seconds": "about a microsecond a hop (How to Scale Your Model, jax-ml.github.io/scaling-book)",
+        },
+    )
+
+
+def _host(link: Link, *, gigabytes: float, bandwidth_gb: float, title: str) -> Host:
+    sources = {"host_bytes": title, "host_bandwidth": title}
+    return Host(
+        link=replace(link, sources={**link.sources, **sources}),
+        num_bytes=gigabytes * GB,
+        bandwidth=bandwidth_gb * GB,
+    )
+
+
+def _copies(*, gigabytes: float, title: str) -> Link:
+    """A link to the host's memory that copy engines fill: no collective runs over it."""
+    return Link(
+        bandwidth=gigabytes * GB,
+        latency_seconds=10e-6,
+        efficiency=0.8,
+        sources={
+            "bandwidth": title,
+            "efficiency": "pinned copies reach about 25 of 31.5 GB/s of PCI Express 4.0; elsewhere by analogy",
+            "latency_seconds": "typical of starting a copy; not measured",
+        },
+    )
+
+
+def _pcie_host(generation: int, *, gigabytes: float, bandwidth_gb: float, title: str) -> Host:
+    lanes = _copies(gigabytes=PCIE_GB[generation], title=f"PCI Express {generation}.0, sixteen lanes each way")
+    return _host(lanes, gigabytes=gigabytes, bandwidth_gb=bandwidth_gb, title=title)
+
+
+def _dgx() -> dict[str, Node]:
+    """NVIDIA's boards with NVLink, eight devices but for GB200 and GB300, whose racks are one NVLink domain."""
+    rome = "two EPYC 7742 with eight channels of DDR4-3200 each; DGX A100 data sheet: {} TB"
+    sapphire = "two Xeon 8480C with eight channels of DDR5-4800 each, 2 TB: DGX H100 data sheet"
+    emerald = "two Xeon 8570 with eight channels of DDR5-5600 each, 2 TB: DGX B200 data sheet"
+    grace = "two Grace with 480 GB of LPDDR5X each at up to 512 GB/s: NVIDIA GB200 NVL72 data sheet"
+    broadwell = "two Xeon E5-2698 v4 with four channels of DDR4-2133 each, 512 GB: DGX-1 data sheet"
+    a100 = Node(devices=8, inside=NVLINK_A100, nic=HDR, nics=8)
+    h100_host = _pcie_host(5, gigabytes=2000, bandwidth_gb=614.4, title=sapphire)
+    h100 = Node(devices=8, inside=NVLINK_H100, nic=NDR, nics=8, host=h100_host)
+    b200_host = _pcie_host(5, gigabytes=2000, bandwidth_gb=716.8, title=emerald)
+    b200 = replace(h100, inside=NVLINK_B200, host=b200_host)
+    chip = _copies(gigabytes=225, title="NVLink-C2C, 900 GB/s both ways between a Grace and its two GPUs")
+    superchips = Node(
+        devices=4,
+        inside=NVLINK_B200,
+        nic=NDR,
+        nics=4,
+        rack=NVLINK_B200,
+        rack_nodes=18,
+        host=_host(chip, gigabytes=960, bandwidth_gb=1024, title=grace),
+    )
+    v100_host = _pcie_host(3, gigabytes=512, bandwidth_gb=136.5, title=broadwell)
+    v100 = Node(devices=8, inside=NVLINK_V100, nic=CLOUD, host=v100_host)
+    return {
+        "A100-80GB": replace(a100, host=_pcie_host(4, gigabytes=2000, bandwidth_gb=409.6, title=rome.format(2))),
+        "A100-40GB": replace(a100, host=_pcie_host(4, gigabytes=1000, bandwidth_gb=409.6, title=rome.format(1))),
+        "H100": h100,
+        "H100-96GB": h100,
+        "H200": h100,
+        "B200": b200,
+        "B300": replace(b200, nic=XDR),
+        "GB200": superchips,
+        "GB300": replace(superchips, nic=XDR),
+        "V100-32GB": v100,
+        "V100-16GB": v100,
+    }
+
+
+def _boards() -> dict[str, Node]:
+    """Devices on PCI Express, in the servers that clouds sell or in one's own."""
+    plain = Node(devices=8, inside=pcie(generation=4), nic=CLOUD)
+    cloud = "one of AWS's {}, two sockets; bandwidth that of their DDR4-3200"
+    g5, g6e = (
+        _pcie_host(4, gigabytes=size, bandwidth_gb=409.6, title=cloud.format(name))
+        for size, name in ((824, "g5.48xlarge and g6.48xlarge, 768 GiB"), (1649, "g6e.48xlarge, 1,536 GiB"))
+    )
+    own = _pcie_host(
+        4, gigabytes=512, bandwidth_gb=204.8, title="an example: one EPYC with eight channels of DDR4-3200"
+    )
+    t4 = _pcie_host(3, gigabytes=206, bandwidth_gb=140.8, title="AWS g4dn.12xlarge, 192 GiB; six channels of DDR4-2933")
+    fourth = replace(plain, host=own)
+    fifth = replace(
+        plain,
+        inside=pcie(generation=5),
+        host=_pcie_host(
+            5, gigabytes=512, bandwidth_gb=307.2, title="an example: one Xeon with eight channels of DDR5-4800"
+        ),
+    )
+    slow = ethernet(gigabits=50, title="cloud network, 50 Gb/s a node (as AMP's trials on T4 nodes)")
+    return {
+        "H100-PCIe": fifth,
+        "A100-80GB-PCIe": fourth,
+        "A100-40GB-PCIe": fourth,
+        "T4": Node(devices=4, inside=pcie(generation=3), nic=slow, host=t4),
+        "A10G": replace(plain, host=g5),
+        "L4": replace(plain, host=g5),
+        "L40S": replace(plain, host=g6e),
+        "RTX-4090": fourth,
+        "RTX-3090": fourth,
+    }
+
+
+def _others() -> dict[str, Node]:
+    """AMD's accelerators, and hosts of TPUs, whose pods are one torus."""
+    trento = "one EPYC 7A53 with eight channels of DDR4-3200, 512 GB: Frontier user guide"
+    fabric = _copies(gigabytes=36, title="Frontier user guide: 36 GB/s each way between a die and the processor")
+    azure = "Azure ND MI300X v5: 1,850 GiB; two Xeon 8480C with eight channels of DDR5-4800 each"
+    mi300x_host = _pcie_host(5, gigabytes=1986, bandwidth_gb=614.4, title=azure)
+    return {
+        "MI250X-GCD": Node(
+            devices=8,
+            inside=INFINITY_MI250X,
+            nic=SLINGSHOT,
+            nics=4,
+            host=_host(fabric, gigabytes=512, bandwidth_gb=204.8, title=trento),
+        ),
+        "MI300X": Node(devices=8, inside=INFINITY_MI300X, nic=NDR, nics=8, host=mi300x_host),
+        "TPU-v4": _tpu(4, pod=4096, gigabytes=300, datacenter=25, title="Cloud TPU v4: 2,400 Gb/s a chip, 3D torus"),
+        "TPU-v5p": _tpu(4, pod=8960, gigabytes=600, datacenter=50, title="Cloud TPU v5p: 4,800 Gb/s a chip, 3D torus"),
+        "TPU-v5e": _tpu(8, pod=256, gigabytes=200, datacenter=25, title="Cloud TPU v5e: 1,600 Gb/s a chip, 2D torus"),
+        "TPU-v6e": _tpu(8, pod=256, gigabytes=448, datacenter=100, title="Cloud TPU v6e: 3,584 Gb/s a chip, 2D torus"),
+    }
+
+
+def _tpu(devices: int, *, pod: int, gigabytes: float, datacenter: float, title: str) -> Node:
+    """A host of `devices` chips in a pod of `pod`, each with `datacenter` Gb/s of the network between pods."""
+    torus = ici(gigabytes=gigabytes, title=title)
+    beyond = ethernet(
+        gigabits=datacenter, title=f"data centre network, {datacenter:g} Gb/s a chip (Cloud TPU documents)"
+    )
+    return Node(devices=devices, inside=torus, nic=beyond, nics=devices, rack=torus, rack_nodes=pod // devices)
 
 
 @cache
 def nodes() -> Mapping[str, Node]:
-    """The usual node of every device, by the device's name."""
-    dgx_a100 = Node(devices=8, inside=NVLINK_A100, nic=HDR, nics=8)
-    dgx_h100 = Node(devices=8, inside=NVLINK_H100, nic=NDR, nics=8)
-    hgx_b200 = replace(dgx_h100, inside=NVLINK_B200)
-    cloud = ethernet(gigabits=100, title="cloud network, 100 Gb/s a node")
-    pcie4 = Node(devices=8, inside=pcie(generation=4), nic=cloud)
-    return MappingProxyType(
-        {
-            "H100": dgx_h100,
-            "H100-96GB": dgx_h100,
-            "H200": dgx_h100,
-            "B200": hgx_b200,
-            "GB200": Node(devices=4, inside=NVLINK_B200, nic=NDR, nics=4, rack=NVLINK_B200, rack_nodes=18),
-            "H100-PCIe": replace(pcie4, inside=pcie(generation=5)),
-            "A100-80GB": dgx_a100,
-            "A100-40GB": dgx_a100,
-            "A100-80GB-PCIe": pcie4,
-            "A100-40GB-PCIe": pcie4,
-            "V100-32GB": Node(devices=8, inside=NVLINK_V100, nic=cloud),
-            "V100-16GB": Node(devices=8, inside=NVLINK_V100, nic=cloud),
-            "T4": Node(
-                devices=4,
-                inside=pcie(generation=3),
-                nic=ethernet(gigabits=50, title="cloud network, 50 Gb/s a node (as AMP's trials on T4 nodes)"),
-            ),
-            "A10G": pcie4,
-            "L4": pcie4,
-            "L40S": pcie4,
-            "RTX-4090": pcie4,
-            "RTX-3090": pcie4,
-            "MI250X-GCD": Node(devices=8, inside=INFINITY_MI250X, nic=SLINGSHOT, nics=4),
-            "MI300X": Node(devices=8, inside=INFINITY_MI300X, nic=NDR, nics=8),
-        }
-    )
+    """The usual node of every device, by the device's name; of some that no sheet tells of yet, too."""
+    return MappingProxyType(_dgx() | _boards() | _others())
 
 
 def group_of(device: str, *, nodes_count: int, per_node: int | None = None, name: str = "") -> NodeGroup:

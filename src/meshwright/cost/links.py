@@ -13,7 +13,6 @@ from meshwright.cost.processor import share
 from meshwright.cost.software import Software
 from meshwright.cost.synchronize import DataLinks
 from meshwright.cost.table import IntArray, PlanTable
-from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import ClusterSpec, Collective, NodeGroup
 from meshwright.spec.plan import AxisName
 
@@ -42,20 +41,20 @@ def lay_links(table: PlanTable, *, group: NodeGroup, cluster: ClusterSpec, softw
         beside = sharing.lockstep / sharing.slowdown(around.per_node)
         return collective(operation, around, group=group, cluster=cluster).slowed(np.maximum(beside, 1.0)).take(inverse)
 
-    def taken(*dims: Dim) -> FloatArray:
-        return occupied(lay(table, dims, group=group, cluster=cluster), kind=group.device.kind)[inverse]
+    def data_links(replicas: Dim, *shards: Dim) -> DataLinks:
+        around = lay(table, (replicas, *shards), group=group, cluster=cluster)
+        return DataLinks(
+            gather=price(Collective.ALL_GATHER, *shards),
+            scatter=price(scatter, *shards),
+            reduce_replicas=price(Collective.ALL_REDUCE, replicas),
+            reduce_all=price(Collective.ALL_REDUCE, replicas, *shards),
+            taken=occupied(around, kind=group.device.kind)[inverse],
+        )
 
     axes = {name: (sizes[name], steps[name]) for name in AxisName}
     scatter = Collective.ALL_TO_ALL if software.exchanges_scatter(group.device.kind) else Collective.REDUCE_SCATTER
     tensor, replicas = axes[AxisName.TENSOR], axes[AxisName.REPLICATE]
-    shards = (axes[AxisName.SHARD], axes[AxisName.CONTEXT])
-    data = DataLinks(
-        gather=price(Collective.ALL_GATHER, *shards),
-        scatter=price(scatter, *shards),
-        reduce_replicas=price(Collective.ALL_REDUCE, replicas),
-        reduce_all=price(Collective.ALL_REDUCE, replicas, *shards),
-        taken=taken(replicas, *shards),
-    )
+    data = data_links(replicas, axes[AxisName.SHARD], axes[AxisName.CONTEXT])
     inner, outer = _runs(table, steps[AxisName.CONTEXT])
     hop = _hop(lay(table, (outer,), group=group, cluster=cluster), group=group).take(inverse)
     context = ContextLinks(
@@ -82,15 +81,7 @@ def lay_links(table: PlanTable, *, group: NodeGroup, cluster: ClusterSpec, softw
     return Links(
         layer=layer,
         data=data,
-        expert_data=DataLinks(
-            gather=price(Collective.ALL_GATHER, shard_experts),
-            scatter=price(scatter, shard_experts),
-            reduce_replicas=price(Collective.ALL_REDUCE, same_experts),
-            reduce_all=price(Collective.ALL_REDUCE, shard_experts, same_experts),
-            taken=taken(shard_experts, same_experts),
-        )
-        if table.on_grid.any()
-        else data,
+        expert_data=data_links(same_experts, shard_experts) if table.on_grid.any() else data,
         everyone=price(Collective.ALL_REDUCE, *axes.values()),
     )
 
