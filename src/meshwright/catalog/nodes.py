@@ -151,7 +151,7 @@ def pcie(*, generation: int) -> Link:
         sources={
             "bandwidth": f"PCI Express {generation}.0, sixteen lanes each way",
             "efficiency": "copies through host memory; by analogy, not measured",
-            "latency_seconds": "a step of a plain ring over PCI Express by which NCCL 2.24 chooses (src/graph/tuning.cc)",
+            "latency_seconds": _STEP.replace("NVLink", "PCI Express"),
         },
     )
 
