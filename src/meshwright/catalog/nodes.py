@@ -332,7 +332,8 @@ def _tpu(devices: int, *, pod: int, gigabytes: float, datacenter: float, title: 
     beyond = ethernet(
         gigabits=datacenter, title=f"data centre network, {datacenter:g} Gb/s a chip (Cloud TPU documents)"
     )
-    return Node(devices=devices, inside=torus, nic=beyond, nics=devices, rack=torus, rack_nodes=pod // devices)
+    staged = replace(beyond, staged=True, sources={**beyond.sources, "staged": "XLA over several slices: Multislice"})
+    return Node(devices=devices, inside=torus, nic=staged, nics=devices, rack=torus, rack_nodes=pod // devices)
 
 
 @cache

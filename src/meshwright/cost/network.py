@@ -48,9 +48,9 @@ def routes(operation: Collective, ring: Ring, *, group: NodeGroup) -> Mapping[st
     """Each way to do `operation` on nodes like those of `group`, one line each, by the name of its algorithm.
 
     ring: one ring over all ranks, its slowest link deciding. tree (all-reduce): double binary trees between nodes,
-    chains inside them (NCCL 2.4). staged: inside every node, then between those of equal place in each over every
-    adapter at once, and back (Horovod's hierarchical all-reduce, 1802.05799 and after). sums: the switch adds, where
-    it can (NVLink SHARP). direct (all-to-all): every rank sends its peers theirs, at most one message a node over
+    chains inside them (NCCL 2.4). staged, where the network link says so: inside every node, then between those of
+    equal place in each over every adapter at once, and back (2D and hierarchical all-reduce, 1811.05233). sums: the
+    switch adds, where it can (NVLink SHARP). direct (all-to-all): every rank sends its peers theirs, at most one message a node over
     the network (PXN, NCCL 2.12).
     """
     at = _Tiers.of(ring, group=group)
@@ -58,8 +58,7 @@ def routes(operation: Collective, ring: Ring, *, group: NodeGroup) -> Mapping[st
     if operation is Collective.ALL_TO_ALL:
         return {"direct": _direct(ring, at, protocols)}
     found = {entry.name: _flat(operation, ring, at, entry) for entry in protocols}
-    several = ((ring.per_node > 1.0) & (ring.nodes > 1.0)).any()
-    if several:
+    if group.nic.staged and ((ring.per_node > 1.0) & (ring.nodes > 1.0)).any():
         staged = {entry.name.replace("ring", "staged"): _staged(operation, ring, at, entry) for entry in protocols}
         found |= staged
     if operation is Collective.ALL_REDUCE:
@@ -159,7 +158,7 @@ def _staged(operation: Collective, ring: Ring, at: _Tiers, protocol: Protocol) -
     steps = at.steps(ring.per_node - 1.0, at.boxes - 1.0, ring.racks - 1.0, protocol=protocol)
     turns = _turns(operation)
     moved = _without(ring.per_node) / at.inside + _without(at.boxes) / (at.rack * ring.fewest)
-    moved = moved + _without(ring.racks) / at.beyond
+    moved = moved + (ring.size - ring.fewest_rack) / np.maximum(ring.size, 1.0) / at.beyond
     return Linear.line(protocol.start * stages * turns + turns * steps, turns * moved / protocol.share)
 
 

@@ -161,7 +161,8 @@ class Link:
 
     `oversubscription` divides the bandwidth when all nodes below this tier talk across it at once. `sums` is the
     share of the achieved bandwidth left to an all-reduce that the switch itself adds (NVLink SHARP); None where no
-    switch does.
+    switch does. `staged` says that libraries meet over this tier in stages: among the devices below it first, then
+    over every adapter at once, then below again; otherwise one ring or tree passes all tiers (NCCL).
     """
 
     bandwidth: float
@@ -169,6 +170,7 @@ class Link:
     efficiency: float = 0.8
     oversubscription: float = 1.0
     sums: float | None = None
+    staged: bool = False
     fits: tuple[CollectiveFit, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
 
