@@ -48,11 +48,26 @@ def test_every_number_of_a_device_has_a_source(name: str) -> None:
 def test_every_number_of_a_link_has_a_source() -> None:
     for entry in catalog.clusters():
         cluster = catalog.load_cluster(entry.name)
-        links = [link for group in cluster.groups for link in (group.inside, group.nic, group.rack)]
+        links = [link for group in cluster.groups for link in (group.inside, group.nic, group.rack, group.host)]
         for link in filter(None, [*links, cluster.wide_area]):
             assert {"bandwidth", "latency_seconds", "efficiency"} <= set(link.sources)
             assert not link.fits or "fits" in link.sources
+            assert link.sums is None or "sums" in link.sources
+        for group in cluster.groups:
+            assert (group.host is None) == (group.host_bytes is None) == (group.host_bandwidth is None)
+            assert group.host is None or {"host_bytes", "host_bandwidth"} <= set(group.host.sources)
         assert cluster.source
+
+
+def test_half_a_node_has_half_of_its_adapters_and_of_its_memory() -> None:
+    whole, half = (catalog.load_cluster(f"{count}xH100").groups[0] for count in (8, 4))
+    assert whole.host_bytes == 2 * half.host_bytes == 2000e9
+    assert whole.nics == 2 * half.nics
+
+
+def test_six_devices_a_node() -> None:
+    group = catalog.load_cluster("summit").groups[0]
+    assert (group.devices_per_node, group.nics, group.num_devices) == (6, 2, 27648)
 
 
 def test_aliases_mean_one_device_each() -> None:

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright import catalog
-from meshwright.cost import PlanTable
+from meshwright.cost import PlanTable, evaluate
 from meshwright.cost.lines import Linear, quickest
 from meshwright.cost.network import collective, occupied, routes
 from meshwright.cost.placement import lay
 from meshwright.cost.synchronize import exposed
 from meshwright.spec.cluster import Collective, DeviceKind, Link
-from tests.cost.cost_examples import even_layout, selene, with_group
+from tests.cost.cost_examples import JOB, even_layout, gpt, selene, with_group
 
 LAYOUTS = [even_layout(layers=4, pipeline=1)]
 GROUPED = [operation for operation in Collective if operation is not Collective.SEND]
@@ -56,7 +56,7 @@ def test_no_algorithm_is_quicker_than_the_price(operation, dims, num_bytes):
     assert price >= least * (1 - 1e-12)
     assert price <= 1.1 * least
     if operation is not Collective.ALL_TO_ALL:
-        assert price <= 1.05 * each["ring/simple"]
+        assert price <= 1.1 * each["ring/simple"]
 
 
 @settings(deadline=None)
@@ -154,7 +154,7 @@ def test_leave_to_stage_is_never_slower(operation, dims, num_bytes):
     cluster = selene(nodes=12)
     staged = with_group(cluster, nic=replace(cluster.groups[0].nic, staged=True))
     plain, free = (priced(operation, c, dims).seconds(num_bytes)[0] for c in (cluster, staged))
-    assert free <= 1.05 * plain
+    assert free <= 1.1 * plain
 
 
 def test_a_switch_that_adds_saves_one_of_two_passes():
@@ -240,3 +240,14 @@ def test_equal_nodes_may_change_places(nodes):
         assert priced(Collective.ALL_REDUCE, cluster, dims).seconds(1e9) == pytest.approx(
             priced(Collective.ALL_REDUCE, usual, dims).seconds(1e9)
         )
+
+
+def test_the_slower_island_decides_what_both_take_part_in():
+    fast = selene(nodes=2)
+    slow = with_group(fast, nic=replace(fast.groups[0].nic, bandwidth=5e9), name="slow")
+    mixed = replace(fast, groups=(fast.groups[0], slow.groups[0]))
+    table = PlanTable.build({"tensor": 8, "replicate": 4, "microbatches": 16}, layouts=LAYOUTS)
+    model = gpt(width=1024, layers=4, heads=16, vocab=1024)
+    uniform = [replace(c, groups=(replace(c.groups[0], num_nodes=4),)) for c in (fast, slow)]
+    seconds = [evaluate(table, model=model, cluster=c, job=JOB).step_seconds[0] for c in (*uniform, mixed)]
+    assert seconds[0] < seconds[1] == pytest.approx(seconds[2])

@@ -9,6 +9,7 @@ from meshwright.catalog.nodes import HDR, ethernet, group_of, network, pcie
 from meshwright.spec.cluster import ClusterSpec, Link, NodeGroup
 
 _SELENE = "DGX A100 SuperPOD with eight HDR adapters a node, as in 2104.04473, section 5"
+_EDR = "InfiniBand EDR, 100 Gb/s an adapter"
 _FRONTIER = "Frontier user guide and 2312.12705: four MI250X a node, each two dies, four Slingshot adapters"
 
 
@@ -84,6 +85,65 @@ def _v100_cloud() -> ClusterSpec:
     return _uniform("v100-cloud", source, replace(group_of("V100-16GB", nodes_count=2), nic=nic))
 
 
+def _dgx_b200() -> ClusterSpec:
+    return _uniform("dgx-b200", "NVIDIA DGX B200 SuperPOD data sheet", group_of("B200", nodes_count=32))
+
+
+def _dgx_1() -> ClusterSpec:
+    group = replace(group_of("V100-16GB", nodes_count=1), nic=network(gigabits=100, title=_EDR), nics=4)
+    return _uniform("dgx-1", "NVIDIA DGX-1 data sheet: eight V100, four EDR adapters", group)
+
+
+def _summit() -> ClusterSpec:
+    """Six V100 a node in two triples; NVLink joins them to each other and to the processors at one speed."""
+    source = "Summit user guide: 4,608 nodes of six V100 16 GB, two POWER9, NVLink 2 and two rails of EDR InfiniBand"
+    group = group_of("V100-16GB", nodes_count=4608, per_node=6)
+    brick = "two bricks of NVLink 2, 50 GB/s each way (Summit user guide)"
+    inside = replace(group.inside, bandwidth=50e9, sources={**group.inside.sources, "bandwidth": brick})
+    memory = "512 GB a node, two POWER9 of 170 GB/s each (Summit user guide)"
+    host = replace(inside, fits=(), sources={**inside.sources, "host_bytes": memory, "host_bandwidth": memory})
+    nic = network(gigabits=100, title=_EDR)
+    group = replace(group, inside=inside, nic=nic, nics=2, host=host, host_bytes=512e9, host_bandwidth=340e9)
+    return _uniform("summit", source, group)
+
+
+def _aws_p4d() -> ClusterSpec:
+    nic = network(
+        gigabits=100, title="AWS p4d.24xlarge: 400 Gb/s of Elastic Fabric Adapter, four of 100", latency_us=30
+    )
+    group = replace(group_of("A100-40GB", nodes_count=4), nic=_fabric(nic), nics=4)
+    return _uniform("aws-p4d", "AWS p4d.24xlarge: eight A100 40 GB", group)
+
+
+def _aws_p5() -> ClusterSpec:
+    nic = network(gigabits=100, title="AWS p5.48xlarge: 3,200 Gb/s of Elastic Fabric Adapter, 32 of 100", latency_us=30)
+    group = replace(group_of("H100", nodes_count=4), nic=_fabric(nic), nics=32)
+    return _uniform("aws-p5", "AWS p5.48xlarge: eight H100", group)
+
+
+def _gcp_a2() -> ClusterSpec:
+    nic = ethernet(gigabits=100, title="Google a2-highgpu-8g: 100 Gb/s a machine")
+    group = replace(group_of("A100-40GB", nodes_count=4), nic=nic, nics=1)
+    return _uniform("gcp-a2", "Google a2-highgpu-8g: eight A100 40 GB", group)
+
+
+def _gcp_a3() -> ClusterSpec:
+    nic = ethernet(
+        gigabits=200, title="Google a3-highgpu-8g: 1,000 Gb/s a machine, four adapters of 200 for the devices"
+    )
+    group = replace(group_of("H100", nodes_count=4), nic=nic, nics=4)
+    return _uniform("gcp-a3", "Google a3-highgpu-8g: eight H100", group)
+
+
+def _mi300x() -> ClusterSpec:
+    source = "Azure ND MI300X v5: eight MI300X, eight NDR adapters a node"
+    return _uniform("mi300x", source, group_of("MI300X", nodes_count=4))
+
+
+def _fabric(nic: Link) -> Link:
+    return replace(nic, sources={**nic.sources, "latency_seconds": "typical of NCCL on AWS's fabric; not measured"})
+
+
 def _two_sites() -> ClusterSpec:
     return ClusterSpec(
         name="two-sites",
@@ -124,6 +184,14 @@ PRESETS = (
         build=_gb200,
         aliases=("nvl72",),
     ),
+    ClusterPreset(name="dgx-b200", description="32 DGX B200: 256 B200 180 GB, 8 x 400 Gb/s a node", build=_dgx_b200),
+    ClusterPreset(name="dgx-1", description="one DGX-1: 8 V100 16 GB on NVLink 2, 4 x 100 Gb/s", build=_dgx_1),
+    ClusterPreset(name="summit", description="4,608 nodes of 6 V100 16 GB, 2 x 100 Gb/s a node", build=_summit),
+    ClusterPreset(name="mi300x", description="4 nodes of 8 MI300X, 8 x 400 Gb/s a node", build=_mi300x),
+    ClusterPreset(name="aws-p4d", description="4 AWS p4d.24xlarge: 8 A100 40 GB, 400 Gb/s a node", build=_aws_p4d),
+    ClusterPreset(name="aws-p5", description="4 AWS p5.48xlarge: 8 H100, 3,200 Gb/s a node", build=_aws_p5),
+    ClusterPreset(name="gcp-a2", description="4 Google a2-highgpu-8g: 8 A100 40 GB, 100 Gb/s a node", build=_gcp_a2),
+    ClusterPreset(name="gcp-a3", description="4 Google a3-highgpu-8g: 8 H100, 4 x 200 Gb/s a node", build=_gcp_a3),
     ClusterPreset(
         name="llama3-h100", description="2,048 nodes of 8 H100 on 400 Gb/s RoCE, as Llama 3 used", build=_llama3
     ),

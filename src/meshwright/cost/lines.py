@@ -68,7 +68,11 @@ def quickest(several: Sequence[Linear]) -> Linear:
     steeper = of(per_byte, small) - of(per_byte, large)
     later = of(latency, large) - of(latency, small)
     meet = np.where(steeper > 0.0, later / np.where(steeper > 0.0, steeper, 1.0), 0.0)
-    chosen = np.stack([large, small, at(meet)])
+    between = at(meet)
+    kept = [large]
+    kept += [small] if (small != large).any() else []
+    kept += [between] if ((between != large) & (between != small)).any() else []
+    chosen = np.stack(kept)
     return Linear(
         latency=np.take_along_axis(latency, chosen, axis=0), per_byte=np.take_along_axis(per_byte, chosen, axis=0)
     )

@@ -50,8 +50,8 @@ def routes(operation: Collective, ring: Ring, *, group: NodeGroup) -> Mapping[st
     ring: one ring over all ranks, its slowest link deciding. tree (all-reduce): double binary trees between nodes,
     chains inside them (NCCL 2.4). staged, where the network link says so: inside every node, then between those of
     equal place in each over every adapter at once, and back (2D and hierarchical all-reduce, 1811.05233). sums: the
-    switch adds, where it can (NVLink SHARP). direct (all-to-all): every rank sends its peers theirs, at most one message a node over
-    the network (PXN, NCCL 2.12).
+    switch adds, where it can (NVLink SHARP). direct (all-to-all): every rank sends its peers theirs, at most one
+    message a node over the network (PXN, NCCL 2.12).
     """
     at = _Tiers.of(ring, group=group)
     protocols = ring_protocols(group.device.kind)
