@@ -42,9 +42,12 @@ class Linear:
 
     @classmethod
     def line(cls, latency: FloatArray, per_byte: FloatArray) -> Linear:
-        """One line, from arrays of shape (rows,)."""
-        first, second = np.broadcast_arrays(latency, per_byte)
-        return cls(latency=first[None].astype(np.float64), per_byte=second[None].astype(np.float64))
+        """One line from arrays of shape (rows,), or as many as either has."""
+        several = np.ndim(latency) > 1 or np.ndim(per_byte) > 1
+        first, second = np.atleast_2d(latency), np.atleast_2d(per_byte)
+        if several and first.shape != second.shape:
+            first, second = np.broadcast_arrays(first, second)
+        return cls(latency=first, per_byte=second)
 
 
 def quickest(several: Sequence[Linear]) -> Linear:

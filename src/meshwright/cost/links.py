@@ -35,54 +35,57 @@ def lay_links(table: PlanTable, *, group: NodeGroup, cluster: ClusterSpec, softw
     sharing = share(group, world=table.world.astype(np.float64), pipeline=table.pipeline.astype(np.float64))
     sizes, steps = axis_sizes(table), strides(table)
 
-    def price(operation: Collective, *dims: Dim) -> Linear:
+    def around(*dims: Dim) -> Ring:
+        return lay(table, dims, group=group, cluster=cluster)
+
+    def price(operation: Collective, ring: Ring) -> Linear:
         """Groups beside this one contend for the cores; ranks of this one do so in its measured times already."""
-        around = lay(table, dims, group=group, cluster=cluster)
-        beside = sharing.lockstep / sharing.slowdown(around.per_node)
-        return collective(operation, around, group=group, cluster=cluster).slowed(np.maximum(beside, 1.0)).take(inverse)
+        beside = np.maximum(sharing.lockstep / sharing.slowdown(ring.per_node), 1.0)
+        return collective(operation, ring, group=group, cluster=cluster).slowed(beside).take(inverse)
 
     def data_links(replicas: Dim, *shards: Dim) -> DataLinks:
-        around = lay(table, (replicas, *shards), group=group, cluster=cluster)
+        sharded, both = around(*shards), around(replicas, *shards)
         return DataLinks(
-            gather=price(Collective.ALL_GATHER, *shards),
-            scatter=price(scatter, *shards),
-            reduce_replicas=price(Collective.ALL_REDUCE, replicas),
-            reduce_all=price(Collective.ALL_REDUCE, replicas, *shards),
-            taken=occupied(around, kind=group.device.kind)[inverse],
+            gather=price(Collective.ALL_GATHER, sharded),
+            scatter=price(scatter, sharded),
+            reduce_replicas=price(Collective.ALL_REDUCE, around(replicas)),
+            reduce_all=price(Collective.ALL_REDUCE, both),
+            taken=occupied(both, kind=group.device.kind)[inverse],
         )
+
+    def tensor_links(dim: Dim) -> TensorLinks:
+        ring = around(dim)
+        reduce, gather = price(Collective.ALL_REDUCE, ring), price(Collective.ALL_GATHER, ring)
+        return TensorLinks(reduce=reduce, gather=gather, scatter=price(scatter, ring))
 
     axes = {name: (sizes[name], steps[name]) for name in AxisName}
     scatter = Collective.ALL_TO_ALL if software.exchanges_scatter(group.device.kind) else Collective.REDUCE_SCATTER
-    tensor, replicas = axes[AxisName.TENSOR], axes[AxisName.REPLICATE]
-    data = data_links(replicas, axes[AxisName.SHARD], axes[AxisName.CONTEXT])
+    data = data_links(axes[AxisName.REPLICATE], axes[AxisName.SHARD], axes[AxisName.CONTEXT])
     inner, outer = _runs(table, steps[AxisName.CONTEXT])
-    hop = _hop(lay(table, (outer,), group=group, cluster=cluster), group=group).take(inverse)
+    runs = around(outer)
     context = ContextLinks(
-        trade=price(Collective.ALL_TO_ALL, inner),
-        gather=price(Collective.ALL_GATHER, outer),
-        scatter=price(scatter, outer),
-        hop=hop,
-        outer=outer[0].astype(np.float64)[inverse],
+        trade=price(Collective.ALL_TO_ALL, around(inner)),
+        gather=price(Collective.ALL_GATHER, runs),
+        scatter=price(scatter, runs),
+        hop=_hop(runs, group=group).take(inverse),
+        outer=runs.size[inverse],
     )
     slices, experts, shard_experts, same_experts = _grid(table)
+    sliced = around(slices)
     layer = LayerLinks(
-        tensor=TensorLinks(
-            reduce=price(Collective.ALL_REDUCE, tensor),
-            gather=price(Collective.ALL_GATHER, tensor),
-            scatter=price(scatter, tensor),
-        ),
+        tensor=tensor_links(axes[AxisName.TENSOR]),
         context=context,
         experts=ExpertLinks(
-            dispatch=price(Collective.ALL_TO_ALL, experts),
-            gather=price(Collective.ALL_GATHER, slices),
-            scatter=price(scatter, slices),
+            dispatch=price(Collective.ALL_TO_ALL, around(experts)),
+            gather=price(Collective.ALL_GATHER, sliced),
+            scatter=price(scatter, sliced),
         ),
     )
     return Links(
         layer=layer,
         data=data,
         expert_data=data_links(same_experts, shard_experts) if table.on_grid.any() else data,
-        everyone=price(Collective.ALL_REDUCE, *axes.values()),
+        everyone=price(Collective.ALL_REDUCE, around(*axes.values())),
     )
 
 

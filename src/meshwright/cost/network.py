@@ -14,7 +14,7 @@ import numpy as np
 
 from meshwright.cost.lines import Linear, either, quickest
 from meshwright.cost.placement import Ring
-from meshwright.cost.protocols import SUMS_LATENCY, Protocol, ring_protocols, tree_protocols
+from meshwright.cost.protocols import SUMS_LATENCY, Protocols, ring_protocols, tree_protocols
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import ClusterSpec, Collective, CollectiveFit, DeviceKind, Link, NodeGroup
 
@@ -29,7 +29,7 @@ def collective(operation: Collective, ring: Ring, *, group: NodeGroup, cluster: 
     """
     if not (ring.size > 1.0).any():
         return Linear.line(np.zeros_like(ring.size), np.zeros_like(ring.size))
-    priced = quickest(list(routes(operation, ring, group=group).values()))
+    priced = quickest([lines for _, lines in _routes(operation, ring, group=group)])
     near = _fitted(operation, ring, priced, link=group.inside, group=group)
     far = _fitted(operation, ring, priced, link=group.nic, group=group)
     if group.rack is not None:
@@ -53,19 +53,30 @@ def routes(operation: Collective, ring: Ring, *, group: NodeGroup) -> Mapping[st
     switch adds, where it can (NVLink SHARP). direct (all-to-all): every rank sends its peers theirs, at most one
     message a node over the network (PXN, NCCL 2.12).
     """
+    return {
+        name: Linear(latency=lines.latency[index : index + 1], per_byte=lines.per_byte[index : index + 1])
+        for names, lines in _routes(operation, ring, group=group)
+        for index, name in enumerate(names)
+    }
+
+
+def _routes(operation: Collective, ring: Ring, *, group: NodeGroup) -> list[tuple[tuple[str, ...], Linear]]:
+    """`routes` by family: the names of its protocols, and one line for each."""
     at = _Tiers.of(ring, group=group)
     protocols = ring_protocols(group.device.kind)
     if operation is Collective.ALL_TO_ALL:
-        return {"direct": _direct(ring, at, protocols)}
-    found = {entry.name: _flat(operation, ring, at, entry) for entry in protocols}
-    if group.nic.staged and ((ring.per_node > 1.0) & (ring.nodes > 1.0)).any():
-        staged = {entry.name.replace("ring", "staged"): _staged(operation, ring, at, entry) for entry in protocols}
-        found |= staged
+        return [(("direct",), _direct(ring, at, protocols))]
+    found = [(protocols.names, _flat(operation, ring, at, protocols))]
+    several = bool((ring.nodes > 1.0).any())
+    if several and group.nic.staged:
+        names = tuple(name.replace("ring", "staged") for name in protocols.names)
+        found.append((names, _staged(operation, ring, at, protocols)))
     if operation is Collective.ALL_REDUCE:
-        if (ring.nodes > 1.0).any():
-            found |= {entry.name: _tree(ring, at, entry) for entry in tree_protocols(group.device.kind)}
+        if several:
+            trees = tree_protocols(group.device.kind)
+            found.append((trees.names, _tree(ring, at, trees)))
         if group.inside.sums is not None:
-            found["sums"] = _sums(ring, group=group, share=group.inside.sums)
+            found.append((("sums",), _sums(ring, group=group, share=group.inside.sums)))
     return found
 
 
@@ -129,7 +140,7 @@ class _Tiers:
             far_step=group.nic.latency_seconds,
         )
 
-    def steps(self, inside: FloatArray, rack: FloatArray, far: FloatArray, *, protocol: Protocol) -> FloatArray:
+    def steps(self, inside: FloatArray, rack: FloatArray, far: FloatArray, *, protocol: Protocols) -> FloatArray:
         near = inside * self.inside_step + rack * self.rack_step
         return near * protocol.near + far * self.far_step * protocol.far
 
@@ -144,7 +155,7 @@ def _without(count: FloatArray) -> FloatArray:
     return (count - 1.0) / np.maximum(count, 1.0)
 
 
-def _flat(operation: Collective, ring: Ring, at: _Tiers, protocol: Protocol) -> Linear:
+def _flat(operation: Collective, ring: Ring, at: _Tiers, protocol: Protocols) -> Linear:
     slowest = np.minimum(np.minimum(at.inside, at.rack), at.beyond)
     within = at.boxes * ring.racks
     steps = at.steps(ring.size - within, within - ring.racks, ring.racks - 1.0, protocol=protocol)
@@ -152,7 +163,7 @@ def _flat(operation: Collective, ring: Ring, at: _Tiers, protocol: Protocol) -> 
     return Linear.line(protocol.start + turns * steps, turns * _without(ring.size) / (slowest * protocol.share))
 
 
-def _staged(operation: Collective, ring: Ring, at: _Tiers, protocol: Protocol) -> Linear:
+def _staged(operation: Collective, ring: Ring, at: _Tiers, protocol: Protocols) -> Linear:
     """Each tier by itself, one after the other: what a rank holds shrinks by the ranks of the tiers below."""
     stages = (at.boxes > 1.0).astype(np.float64) + (ring.per_node > 1.0) + (ring.racks > 1.0)
     steps = at.steps(ring.per_node - 1.0, at.boxes - 1.0, ring.racks - 1.0, protocol=protocol)
@@ -162,7 +173,7 @@ def _staged(operation: Collective, ring: Ring, at: _Tiers, protocol: Protocol) -
     return Linear.line(protocol.start * stages * turns + turns * steps, turns * moved / protocol.share)
 
 
-def _tree(ring: Ring, at: _Tiers, protocol: Protocol) -> Linear:
+def _tree(ring: Ring, at: _Tiers, protocol: Protocols) -> Linear:
     slowest = np.minimum(np.minimum(at.inside, at.rack), at.beyond)
     levels = at.steps(ring.per_node - 1.0, _levels(at.boxes), _levels(ring.racks), protocol=protocol)
     return Linear.line(protocol.start + 2.0 * levels, 2.0 / (slowest * protocol.share))
@@ -180,9 +191,9 @@ def _sums(ring: Ring, *, group: NodeGroup, share: float) -> Linear:
     return Linear.line(np.where(reached, SUMS_LATENCY, np.inf), per_byte)
 
 
-def _direct(ring: Ring, at: _Tiers, protocols: tuple[Protocol, ...]) -> Linear:
+def _direct(ring: Ring, at: _Tiers, protocols: Protocols) -> Linear:
     """Each rank sends (n - 1)/n of its bytes: over its node's links, its rack's, and its share of the adapters."""
-    plain, quick = protocols[0], protocols[-1]
+    plain, quick = protocols.only(0), protocols.only(-1)
     near = (ring.per_node - 1.0) / at.inside + np.maximum(ring.per_rack - ring.per_node, 0.0) / at.rack
     far = (ring.size - np.minimum(ring.fewest_rack, ring.size)) / at.adapter
     first = at.steps(
@@ -252,7 +263,7 @@ def _factors(
         fewest_rack=np.minimum(ring.fewest_rack, far),
         racks=np.ceil(ranks / far),
     )
-    formula = quickest(list(routes(operation, at, group=group).values()))
+    formula = quickest([lines for _, lines in _routes(operation, at, group=group)])
     latency, per_byte = formula.latency.min(axis=0), formula.per_byte.min(axis=0)
     return fit.latency_seconds / latency, 1.0 / (fit.bytes_per_second * per_byte)
 
