@@ -106,7 +106,7 @@ def test_settings_that_fit_are_compared_line_by_line() -> None:
         ("mbs=3", "batch-is-asked"),
         ("devices=4", "world-is-whole"),
         ("vpp=2,pp=1", "chunks-are-interleaved"),
-        ("zero=1,shard=1", "sharding-has-ranks"),
+        ("zero=1,shard=1,cp=1", "sharding-has-ranks"),
         ("tp=1,sp=on", "sequence-parallel-divides"),
     ],
 )

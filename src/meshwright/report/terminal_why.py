@@ -160,7 +160,7 @@ def changes(changed: Mapping[str, tuple[Value, Value]]) -> str:
     """`tensor 1 -> 2, zero2 -> zero3`."""
     return ", ".join(
         f"{words({column: before})} -> {after}"
-        if column not in ("recompute", "zero", "sequence_parallel")
+        if column not in ("recompute", "zero", "sequence_parallel", "offload")
         else f"{words({column: before})} -> {words({column: after})}"
         for column, (before, after) in changed.items()
     )

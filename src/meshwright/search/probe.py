@@ -47,7 +47,7 @@ def _probes(settings: Mapping[str, Value], near: Design) -> Iterator[Design]:
 def _closed(
     row: dict[str, int], asked: Mapping[str, int], settings: Mapping[str, Value], near: Design
 ) -> dict[str, int]:
-    """The row with what follows from its degrees: data ranks, sharding, schedule and the number of microbatches."""
+    """The row with what follows from its degrees: data ranks, sharding, schedule, grid of experts, microbatches."""
     inner = row["tensor"] * row["pipeline"] * row["context"]
     devices = int(settings.get("devices", near.cluster.num_devices))
     data = int(settings.get("data", max(1, devices // inner)))
@@ -70,6 +70,10 @@ def _closed(
         row["chunks"] = 2 if schedules[row["schedule"]] == ScheduleKind.INTERLEAVED.value else 1
     if "sequence_parallel" not in asked and row["tensor"] == 1:
         row["sequence_parallel"] = 0
+    if "expert" in asked or "expert_tensor" in asked:
+        grid = asked.get("expert", 1) > 1 or "expert_tensor" in asked
+        row["expert"] = asked.get("expert", 1) if grid else 0
+        row["expert_tensor"] = asked.get("expert_tensor", 1) if grid else 0
     local = near.job.batch_sequences // max(1, row["shard"] * row["replicate"])
     row["microbatches"] = max(1, local // row["microbatch"])
     return row

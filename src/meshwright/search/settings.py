@@ -84,7 +84,9 @@ def word(column: str, value: Value) -> str:
         return f"{'no' if value == 'none' else value} recompute"
     if column == "zero":
         return "no sharding" if value == "none" else str(value)
-    if column == "schedule":
+    if column == "offload":
+        return "nothing offloaded" if value == "none" else f"{value} offloaded"
+    if column in ("schedule", "precision", "exchange"):
         return str(value)
     if column == "sequence_parallel":
         return "sequence parallel" if value == "on" else "no sequence parallel"
@@ -94,10 +96,14 @@ def word(column: str, value: Value) -> str:
 def differing(one: Plan, other: Plan) -> dict[str, tuple[Value, Value]]:
     """Columns in which two plans differ, with the values of both. What follows from another column is left out.
 
-    The data axis is told by replicate and shard; and where the plans use different numbers of devices, those two
-    follow from the rest.
+    The data axis is told by replicate and shard, which follow from the rest where the plans use different numbers of
+    devices; without a grid of experts or a context axis, their columns say nothing.
     """
     ours, theirs = columns_of(one), columns_of(other)
     skipped = {"data", "devices"} if one.world_size == other.world_size else {"data", "replicate", "shard"}
+    if one.experts is None and other.experts is None:
+        skipped |= {"expert", "expert_tensor"}
+    if one.context == other.context == 1:
+        skipped |= {"inner", "exchange"}
     pairs = {column: (ours[column], theirs[column]) for column in ours if column in theirs and column not in skipped}
     return {column: pair for column, pair in pairs.items() if pair[0] != pair[1]}

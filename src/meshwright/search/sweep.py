@@ -39,8 +39,8 @@ class Point:
 
     `changed` maps columns to their values at the point before it along the last axis and here. `kept` is how much
     longer the step of the plan before would take here, as a share; None where it is not legal here or does not fit.
-    The decision flips where anything changed that is no tie. `scaling` is tokens/s of each device over that of the first point that has a plan
-    and the same value of the other path.
+    The decision flips where anything changed that is no tie. `scaling` is tokens/s of each device over that of the
+    first point that has a plan and the same value of the other path.
     """
 
     labels: tuple[str, ...]

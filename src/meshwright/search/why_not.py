@@ -80,7 +80,7 @@ def why_not(
     if isinstance(found, Decision):
         return _worse(answer, found)
     lean = _leanest(named)
-    nearest = _nearest(named, settings, constraints, progress=progress)
+    nearest = _nearest(named, settings, own, progress=progress)
     if lean is None:
         broken = broken_rules(settings, replace(decision.design, job=named.job))
         return _illegal(answer, broken or found, nearest)
@@ -217,26 +217,29 @@ def _nearest_words(answer: WhyNot, nearest: Decision | None) -> Iterator[str]:
 
 
 def _nearest(
-    named: Question, settings: Mapping[str, Value], constraints: Constraints, *, progress: Progress
+    named: Question, settings: Mapping[str, Value], own: Mapping[str, Value], *, progress: Progress
 ) -> Decision | None:
-    """The best of the designs that fit with one of the settings at the nearest other value that has one."""
+    """The best of the designs that fit with one of the settings at the nearest other value that has one.
+
+    `own` are the columns of the chosen plan: of words its own is tried first, of numbers the one of nearest ratio.
+    """
     found = []
+    constraints = named.job.constraints
     for done, (column, value) in enumerate(settings.items()):
         progress(done, len(settings))
-        for other in _neighbours(named, column, value):
+        for other in _neighbours(named, column, value, own=own.get(column, value)):
             changed = replace(constraints, fix={**constraints.fix, column: other})
             made = vary.best(replace(named, job=replace(named.job, constraints=changed)))
             if isinstance(made, Decision):
                 found.append(made)
-                if column not in WORDS:
-                    break
+                break
     return min(found, key=lambda made: made.report.step_seconds, default=None)
 
 
-def _neighbours(named: Question, column: str, value: Value) -> tuple[Value, ...]:
-    """Other values of a column: every other word, or the nearest numbers by their ratio."""
+def _neighbours(named: Question, column: str, value: Value, *, own: Value) -> tuple[Value, ...]:
+    """Other values of a column: the word `own` and the others, or the nearest numbers by their ratio."""
     if column in WORDS:
-        return tuple(other for other in WORDS[column] if other != value)
+        return tuple(other for other in dict.fromkeys((own, *WORDS[column])) if other != value)
     number = int(value)
     most = max(named.cluster.num_devices, named.job.batch_sequences, number)
     doubles = {2**power for power in range(most.bit_length())}
