@@ -160,7 +160,7 @@ def test_a_constraint_that_refuses_the_settings_is_dropped_and_said() -> None:
 def test_what_every_answer_says_is_true_over_a_grid_of_settings() -> None:
     asked = question()
     decision = decide(asked)
-    for tensor, pipeline, microbatch in itertools.product((1, 2, 3), (1, 2, 8), (1, 5)):
+    for tensor, pipeline, microbatch in itertools.product((1, 3), (1, 8), (1, 5)):
         settings = {"tensor": tensor, "pipeline": pipeline, "microbatch": microbatch}
         answer = why_not(asked, decision, settings)
         job = replace(asked.job, constraints=Constraints(fix=settings))
