@@ -10,7 +10,7 @@ from meshwright.search.constraints import COLUMNS, Value, columns_of, limits
 from meshwright.spec.codec import nearest
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.job import Constraints
-from meshwright.spec.plan import Plan
+from meshwright.spec.plan import Plan, Recompute
 
 SHORT: Mapping[str, str] = MappingProxyType(
     {
@@ -97,7 +97,8 @@ def differing(one: Plan, other: Plan) -> dict[str, tuple[Value, Value]]:
     """Columns in which two plans differ, with the values of both. What follows from another column is left out.
 
     The data axis is told by replicate and shard, which follow from the rest where the plans use different numbers of
-    devices; without a grid of experts or a context axis, their columns say nothing.
+    devices; without a grid of experts or a context axis, their columns say nothing. Where the first blocks are alike,
+    `recomputed blocks` tells plans apart that compute a different number of them again.
     """
     ours, theirs = columns_of(one), columns_of(other)
     skipped = {"data", "devices"} if one.world_size == other.world_size else {"data", "replicate", "shard"}
@@ -106,4 +107,13 @@ def differing(one: Plan, other: Plan) -> dict[str, tuple[Value, Value]]:
     if one.context == other.context == 1:
         skipped |= {"inner", "exchange"}
     pairs = {column: (ours[column], theirs[column]) for column in ours if column in theirs and column not in skipped}
+    pairs["recomputed blocks"] = _recomputed(one), _recomputed(other)
+    if pairs["recompute"][0] != pairs["recompute"][1]:
+        del pairs["recomputed blocks"]
     return {column: pair for column, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _recomputed(plan: Plan) -> int:
+    """Blocks whose activations are computed again, in whole or in part: they may differ from those of the first."""
+    groups = (group for stage in plan.stages for group in stage.groups)
+    return sum(group.stop - group.start for group in groups if group.recompute is not Recompute.NONE)
