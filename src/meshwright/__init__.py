@@ -19,7 +19,19 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from meshwright.api import design, explain, export, predict, train, validate
+    from meshwright.api import (
+        compare,
+        design,
+        explain,
+        export,
+        headroom,
+        predict,
+        sensitivity,
+        sweep,
+        train,
+        validate,
+        why_not,
+    )
     from meshwright.search import Candidate, Decision
     from meshwright.spec.cluster import ClusterSpec, Precision
     from meshwright.spec.errors import MeshwrightError, Problem
@@ -46,13 +58,18 @@ __all__ = [
     "Problem",
     "Report",
     "__version__",
+    "compare",
     "design",
     "diff",
     "explain",
     "export",
+    "headroom",
     "predict",
+    "sensitivity",
+    "sweep",
     "train",
     "validate",
+    "why_not",
 ]
 
 _HOMES = {
@@ -72,13 +89,18 @@ _HOMES = {
     "Precision": "spec.cluster",
     "Problem": "spec.errors",
     "Report": "spec.report",
+    "compare": "api",
     "design": "api",
     "diff": "spec.report",
     "explain": "api",
     "export": "api",
+    "headroom": "api",
     "predict": "api",
+    "sensitivity": "api",
+    "sweep": "api",
     "train": "api",
     "validate": "api",
+    "why_not": "api",
 }
 
 

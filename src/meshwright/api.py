@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,10 @@ from meshwright.spec.report import Report
 if TYPE_CHECKING:
     from meshwright.export import Exported
     from meshwright.replay import Validation
-    from meshwright.report import Explanation
+    from meshwright.report import Comparison, Explanation
     from meshwright.run.outcome import Outcome
-    from meshwright.search import Decision
+    from meshwright.search import Decision, Headroom, Question, Sensitivity, Sweep, WhyNot
+    from meshwright.search.constraints import Value
 
 
 def design(
@@ -28,15 +30,65 @@ def design(
     Strings are what the command line takes: names, shorthand or files. None is the default job. Raises ConfigError
     for what is wrong and NoPlanFits, with the closest miss, when nothing fits.
     """
-    from meshwright import catalog, search
-    from meshwright.run.machine import cache_root
+    from meshwright import search
 
-    return search.design(
-        catalog.load_model(model) if isinstance(model, str) else model,
-        catalog.load_cluster(cluster, cache=cache_root()) if isinstance(cluster, str) else cluster,
-        job if isinstance(job, JobSpec) else catalog.load_job(job),
-        top=top,
-    )
+    asked = _question(model, cluster, job)
+    return search.design(asked.model, asked.cluster, asked.job, top=top)
+
+
+def why_not(
+    model: ModelSpec | str,
+    cluster: ClusterSpec | str,
+    job: JobSpec | str | None = None,
+    *,
+    settings: str | Mapping[str, Value],
+) -> WhyNot:
+    """Why the best plan has not these `settings` (`tp=4,pp=2`, or a mapping): what forbids them, by how much they do
+    not fit, or what the best plan with them loses and where. Raises as `design` does.
+    """
+    from meshwright import search
+    from meshwright.search.settings import read_settings
+
+    asked, columns = _question(model, cluster, job), read_settings(settings)
+    return search.why_not(asked, search.design(asked.model, asked.cluster, asked.job, top=1), columns)
+
+
+def headroom(model: ModelSpec | str, cluster: ClusterSpec | str, job: JobSpec | str | None = None) -> Headroom:
+    """What holds the best plan back: each limit (memory, links, batch, constraints) lifted, the most worth first."""
+    from meshwright import search
+
+    asked = _question(model, cluster, job)
+    return search.headroom(asked, search.design(asked.model, asked.cluster, asked.job, top=1))
+
+
+def sensitivity(model: ModelSpec | str, cluster: ClusterSpec | str, job: JobSpec | str | None = None) -> Sensitivity:
+    """Each figure of the machines a quarter better: the step of the best plan, and whether another becomes best."""
+    from meshwright import search
+
+    asked = _question(model, cluster, job)
+    return search.sensitivity(asked, search.design(asked.model, asked.cluster, asked.job, top=1))
+
+
+def sweep(
+    model: ModelSpec | str,
+    cluster: ClusterSpec | str,
+    job: JobSpec | str | None = None,
+    *,
+    over: str | Sequence[str],
+) -> Sweep:
+    """The best plan at every value of a path (`cluster.nodes=1,2,4`), or of two crossed. Raises as `design` does for
+    a path or a value that is wrong; where nothing fits is a point without a plan.
+    """
+    from meshwright import search
+
+    return search.sweep(_question(model, cluster, job), [over] if isinstance(over, str) else over)
+
+
+def compare(one: Path | str, other: Path | str) -> Comparison:
+    """Two designs or run directories side by side, and which is better."""
+    from meshwright import report
+
+    return report.compare(one, other)
 
 
 def predict(design: Design | Path | str) -> Report:
@@ -95,3 +147,14 @@ def _read(design: Design | Path | str) -> Design:
     from meshwright import catalog
 
     return catalog.load_design(design)
+
+
+def _question(model: ModelSpec | str, cluster: ClusterSpec | str, job: JobSpec | str | None) -> Question:
+    from meshwright import catalog, search
+    from meshwright.run.machine import cache_root
+
+    return search.Question(
+        model=catalog.load_model(model) if isinstance(model, str) else model,
+        cluster=catalog.load_cluster(cluster, cache=cache_root()) if isinstance(cluster, str) else cluster,
+        job=job if isinstance(job, JobSpec) else catalog.load_job(job),
+    )

@@ -14,6 +14,7 @@ import typer
 from meshwright.cli import (
     cluster,
     clusters,
+    compare,
     doctor,
     explain,
     export,
@@ -47,6 +48,7 @@ def build() -> typer.Typer:
         ("plan", plan.plan),
         ("train", train.train),
         ("explain", explain.explain),
+        ("compare", compare.compare),
         ("report", report.report),
         ("export", export.export),
         ("generate", generate.generate),

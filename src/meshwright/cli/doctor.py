@@ -34,7 +34,7 @@ def doctor(
 def _table(rows: tuple[Row, ...]) -> Table:
     from rich.text import Text
 
-    from meshwright.report.terminal import table
+    from meshwright.report.terminal_parts import table
 
     colours = {"ok": "green", "warn": "yellow", "fail": "bold red"}
     shown = table(columns=[("what", "left"), ("state", "left"), ("found", "left"), ("command", "left")])

@@ -8,6 +8,15 @@ from typing import Annotated
 
 import typer
 
+Why = Annotated[list[str] | None, typer.Option("--why", help="Why not these settings: tp=4,pp=2. Repeatable.")]
+Headroom = Annotated[bool, typer.Option("--headroom", help="What holds the plan back: each limit lifted in turn.")]
+Sensitivity = Annotated[
+    bool, typer.Option("--sensitivity", help="Each figure of the machines a quarter better: does the decision flip?")
+]
+Sweep = Annotated[
+    list[str] | None, typer.Option("--sweep", help="What if: cluster.nodes=1,2,4. Given twice, the two are crossed.")
+]
+
 
 def plan(
     model: Annotated[str, typer.Option("--model", "-m", help="A model's name (see models) or a config.json.")],
@@ -21,10 +30,15 @@ def plan(
     top: Annotated[int, typer.Option("--top", "-n", min=1, help="How many plans to rank.")] = 10,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the design here, for train.")] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write a page that shows the decision.")] = None,
+    why: Why = None,
+    headroom: Headroom = False,
+    sensitivity: Sensitivity = False,
+    sweep: Sweep = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the decision as one JSON document.")] = False,
 ) -> None:
     """Design the fastest training of a model on a cluster: a ranked table, memory by part, and why the best wins."""
     from meshwright import catalog, search
+    from meshwright.cli import explanations
     from meshwright.cli.output import console, note, print_json, tell, write
     from meshwright.run.machine import cache_root
     from meshwright.run.preflight import job_problems
@@ -33,7 +47,11 @@ def plan(
     spec, asked = catalog.load_model(model), catalog.load_job(str(job) if job else None, sets=sets or ())
     for problem in job_problems(asked, model_vocab=spec.vocab):
         tell(f"warning: train would refuse this job here: {problem}")
-    decision = search.design(spec, catalog.load_cluster(cluster, cache=cache_root()), asked, top=top)
+    machines = catalog.load_cluster(cluster, cache=cache_root())
+    question = search.Question(model=spec, cluster=machines, job=asked)
+    wanted = explanations.Asked(why=why or (), headroom=headroom, sensitivity=sensitivity, sweep=sweep or ())
+    explanations.check(wanted, question)
+    decision = search.design(spec, machines, asked, top=top)
     if out is not None:
         kept = search.decision_path(out)
         write(out, decision.design.to_json())
@@ -44,8 +62,13 @@ def plan(
 
         write(html, report.decision_page(decision))
         note(f"page written to {html}")
+    found = explanations.answers(wanted, question, decision) if wanted.anything else None
     if as_json:
-        print_json(decision)
+        print_json(decision if found is None else {"decision": decision, **found})
+        return
+    if found is not None:
+        for view in explanations.views(found, decision):
+            console().print(view)
         return
     from meshwright.report import terminal
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rich import box
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.padding import Padding
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from meshwright.report.terminal_parts import WIDE, bullets, table, title
+from meshwright.report.terminal_step import WaterfallView
+from meshwright.report.waterfall import waterfall
 from meshwright.search import Rejection
 from meshwright.search.candidate import Candidate, Decision
-from meshwright.spec.plan import AxisName, Plan, Recompute, ScheduleKind, Sharding
+from meshwright.spec.plan import AxisName, Offload, Plan, Recompute, Sharding
 from meshwright.spec.report import MemoryPart, Report, StageMemory
 from meshwright.spec.units import format_count, format_percent, format_seconds
 
-WIDE = 124
 GIB = 2.0**30
 SHOWN_RANKS = 8
 ALIKE = 0.02
@@ -33,7 +33,7 @@ class DecisionView:
         value, width = self.decision, options.max_width
         yield heading(value)
         yield ranked(value.ranked, width=width)
-        yield from report_tables(value.report, width=width, ascii_only=options.ascii_only)
+        yield from report_tables(value.report)
         yield title("why")
         yield from bullets(value.why)
         if value.rejected:
@@ -46,26 +46,6 @@ class DecisionView:
 
 def decision(value: Decision) -> DecisionView:
     return DecisionView(value)
-
-
-def title(text: str) -> Text:
-    return Text(f"\n{text}", style="bold")
-
-
-def bullets(lines: Iterable[str]) -> Iterable[Padding]:
-    for line in lines:
-        yield Padding(Text(f"- {line}"), (0, 0, 0, 1), expand=False)
-
-
-def table(*, columns: Sequence[tuple[str, str]]) -> Table:
-    """An empty table; columns are (heading, alignment). A heading of "plan" takes the room that is left."""
-    empty = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1))
-    for name, side in columns:
-        if side == "right":
-            empty.add_column(name, justify="right", no_wrap=True)
-        else:
-            empty.add_column(name, justify="left", overflow="fold")
-    return empty
 
 
 def heading(value: Decision) -> Text:
@@ -87,7 +67,7 @@ def heading(value: Decision) -> Text:
 
 def layout_words(plan: Plan) -> str:
     """`tensor 8 x pipeline 16 x shard 128`, axes from the innermost."""
-    names = (AxisName.TENSOR, AxisName.PIPELINE, AxisName.SHARD, AxisName.REPLICATE)
+    names = (AxisName.TENSOR, AxisName.CONTEXT, AxisName.PIPELINE, AxisName.SHARD, AxisName.REPLICATE)
     parts = [f"{name.value} {plan.size(name)}" for name in names if plan.size(name) > 1]
     return " x ".join(parts) or "one device"
 
@@ -98,9 +78,12 @@ def setting_words(plan: Plan) -> str:
     words = [group.sharding.value] if group.sharding is not Sharding.NONE else []
     words += ["seq. parallel"] if group.sequence_parallel else []
     words += [f"{group.recompute.value} recompute"] if group.recompute is not Recompute.NONE else []
+    words += [f"{group.offload.value} offloaded"] if group.offload is not Offload.NONE else []
+    words += [f"experts {plan.experts.expert} x {plan.experts.tensor}"] if plan.experts else []
     if plan.pipeline > 1:
-        chunks = f" {schedule.chunks}" if schedule.kind is ScheduleKind.INTERLEAVED else ""
-        words.append(f"{schedule.kind.value}{chunks}")
+        chunks = f" {schedule.chunks}" if schedule.chunks > 1 else ""
+        slices = f" of {schedule.slices} slices" if schedule.slices > 1 else ""
+        words.append(f"{schedule.kind.value}{chunks}{slices}")
     words.append(f"{schedule.microbatches} x {plan.microbatch}")
     return ", ".join(words)
 
@@ -148,27 +131,15 @@ def _gib(count: float) -> str:
     return f"{gib:.1f}" if abs(gib) >= 10 else f"{gib:.2f}"
 
 
-def report_tables(value: Report, *, width: int, ascii_only: bool) -> Iterable[Text | Table]:
+def report_tables(value: Report) -> Iterable[RenderableType]:
     low, high = (value.step_seconds * bound for bound in value.error_band)
     band = f" ({format_seconds(low)} to {format_seconds(high)})" if high > low else ""
     yield title(f"step of the best plan: {format_seconds(value.step_seconds)}{band}")
-    yield step_lines(value, width=width, ascii_only=ascii_only)
+    yield WaterfallView(waterfall(value))
     if value.bottleneck:
         yield Text(f"bottleneck: {value.bottleneck}")
     yield title("memory at the peak, GiB")
     yield memory(value.memory)
-
-
-def step_lines(value: Report, *, width: int, ascii_only: bool) -> Table:
-    """The lines under `step`, the longest first, each with its share."""
-    rows = table(columns=[("line", "left"), ("time", "right"), ("share", "right"), ("", "left"), ("note", "left")])
-    mark, room = "#" if ascii_only else "\u2588", 30 if width >= WIDE else 16
-    lines = [line for line in value.step.lines if abs(line.seconds) > 1e-6 * value.step_seconds]
-    for line in sorted(lines, key=lambda line: -line.seconds):
-        share = line.seconds / value.step_seconds
-        bar = mark * round(room * max(share, 0.0))
-        rows.add_row(str(line.name), format_seconds(line.seconds), format_percent(share), bar, line.note)
-    return rows
 
 
 def memory(stages: Sequence[StageMemory]) -> Table:

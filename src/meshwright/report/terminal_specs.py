@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from meshwright.catalog import Entry
-from meshwright.report.terminal import table, title
+from meshwright.report.terminal_parts import table, title
 from meshwright.spec import codec
 from meshwright.spec.blocks import Attention, FeedForward, LatentAttention, Layer, Mixture, Recurrence
 from meshwright.spec.cluster import ClusterSpec, Link, NodeGroup

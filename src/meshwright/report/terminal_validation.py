@@ -10,7 +10,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from meshwright.report.terminal import table, title
+from meshwright.report.terminal_parts import table, title
 
 if TYPE_CHECKING:
     from meshwright.replay import Scores, Validation
@@ -20,15 +20,15 @@ _REASONS_SHOWN = 12
 
 
 class Progress:
-    """Says how many rows are done, every few seconds."""
+    """Says how many rows, or what `noun` names, are done, every few seconds."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, say: Callable[[str], None], *, noun: str = "rows") -> None:
+        self._say, self._noun = say, noun
         self._next = time.monotonic() + _SECONDS_BETWEEN_LINES
 
     def __call__(self, done: int, total: int) -> None:
         if time.monotonic() >= self._next:
-            self._say(f"{done:,} of {total:,} rows")
+            self._say(f"{done:,} of {total:,} {self._noun}")
             self._next = time.monotonic() + _SECONDS_BETWEEN_LINES
 
 

@@ -1,0 +1,148 @@
+"""Fields of a cluster and a job by path, as a person names them: `cluster.inter.bandwidth`, `job.batch_tokens`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from meshwright.catalog.overrides import parse_value
+from meshwright.catalog.ranges import checked_job
+from meshwright.catalog.shorthand import checked
+from meshwright.search.constraints import COLUMNS
+from meshwright.search.vary import Question, carried
+from meshwright.spec import codec
+from meshwright.spec.cluster import ClusterSpec
+from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.job import JobSpec
+
+ALIASES: Mapping[str, str] = MappingProxyType(
+    {
+        "cluster.inter": "cluster.nic",
+        "cluster.intra": "cluster.inside",
+        "cluster.wide": "cluster.wide_area",
+        "cluster.nodes": "cluster.num_nodes",
+        "cluster.memory": "cluster.device.memory_bytes",
+        "cluster.peak": "cluster.device.peak_flops",
+        "cluster.device.peak": "cluster.device.peak_flops",
+        "job.batch": "job.batch_tokens",
+        "job.sequence": "job.sequence_length",
+        "job.fix": "job.constraints.fix",
+    }
+)
+_FIX = "job.constraints.fix."
+_UNSWEPT = ("schema", "seed", "cluster.fits", "attention_rates", "sources")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One field that a sweep may set: its path as written and in full, and the value it has (None where unset)."""
+
+    written: str
+    path: str
+    value: Any
+
+    @property
+    def is_whole(self) -> bool:
+        return isinstance(self.value, int)
+
+
+def find_field(asked: Question, written: str) -> Field:
+    """The field that `written` names. A field of `cluster` is one of every group of nodes.
+
+    Raises ConfigError with the nearest paths for one that is not there or is not a number.
+    """
+    path = _full(written)
+    known = dict(_numbers(asked))
+    if path.startswith(_FIX):
+        column = path.removeprefix(_FIX)
+        if column not in COLUMNS:
+            what = f"{column!r} is not a column of a plan"
+            raise ConfigError(Problem(where=f"--sweep {written}", what=what, fix=codec.nearest(column, COLUMNS)))
+        return Field(written=written, path=path, value=asked.job.constraints.fix.get(column))
+    if path in known:
+        return Field(written=written, path=path, value=known[path])
+    names = [*known, *(f"{_FIX}{column}" for column in COLUMNS), *(name for name in ALIASES if ALIASES[name] in known)]
+    names += [
+        f"{alias}{name.removeprefix(full)}"
+        for alias, full in ALIASES.items()
+        for name in known
+        if name.startswith(f"{full}.")
+    ]
+    near = difflib.get_close_matches(written, names, n=3, cutoff=0.5)
+    near = near or [name for name in names if name.rsplit(".", 1)[-1] == path.rsplit(".", 1)[-1]][:3]
+    fix = (
+        f"did you mean {' or '.join(near)}?"
+        if near
+        else "name a number of the cluster or the job: cluster.nodes, job.batch_tokens"
+    )
+    raise ConfigError(Problem(where=f"--sweep {written}", what="names no number that can be swept", fix=fix))
+
+
+def _full(written: str) -> str:
+    path = written if written.split(".")[0] in ("cluster", "job") else f"job.{written}"
+    for alias, full in ALIASES.items():
+        if path == alias or path.startswith(f"{alias}."):
+            return full + path.removeprefix(alias)
+    return path
+
+
+def _numbers(asked: Question) -> Iterator[tuple[str, Any]]:
+    """Every number by its full path; those of node groups once, by the first group's value."""
+    cluster = codec.encode(asked.cluster)
+    groups = cluster.pop("groups")
+    yield from _leaves(cluster, "cluster")
+    yield from _leaves(groups[0], "cluster")
+    if len(groups) > 1:
+        for index, group in enumerate(groups):
+            yield from _leaves(group, f"cluster.groups[{index}]")
+    yield from _leaves(codec.encode(asked.job), "job")
+
+
+def _leaves(document: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in document.items():
+        if name in _UNSWEPT:
+            continue
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}.{name}")
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            yield f"{prefix}.{name}", value
+
+
+def with_field(asked: Question, field: Field, value: Any) -> Question:
+    """The question with the field at `value`: a number, or text as a person writes it (`100GB/s`, `4Mi`).
+
+    Raises ConfigError where the field cannot have that value.
+    """
+    section, _, rest = field.path.partition(".")
+    keys = rest.split(".")
+    try:
+        if section == "job":
+            document = codec.encode(asked.job)
+            _put(document, keys, parse_value(value) if isinstance(value, str) else value)
+            return replace(asked, job=checked_job(codec.decode(JobSpec, document, "job")))
+        document = codec.encode(asked.cluster)
+        for target in _targets(document, keys):
+            _put(target, keys[1:] if keys[0].startswith("groups[") else keys, value)
+        changed = checked(codec.decode(ClusterSpec, document, "cluster"))
+        return replace(asked, cluster=carried(asked.cluster, changed))
+    except ConfigError as error:
+        what = error.problems[0].what
+        fix = error.problems[0].fix
+        raise ConfigError(Problem(where=f"--sweep {field.written}={value}", what=what, fix=fix)) from None
+
+
+def _targets(document: dict[str, Any], keys: list[str]) -> list[dict[str, Any]]:
+    """The tables that hold `keys`: the cluster itself, one of its groups, or all of them."""
+    if keys[0].startswith("groups["):
+        return [document["groups"][int(keys[0].removeprefix("groups[").removesuffix("]"))]]
+    return [document] if keys[0] in document else list(document["groups"])
+
+
+def _put(document: dict[str, Any], keys: list[str], value: Any) -> None:
+    table = document
+    for key in keys[:-1]:
+        table = table[key]
+    table[keys[-1]] = value

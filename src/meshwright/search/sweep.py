@@ -1,0 +1,231 @@
+"""What if: one or two figures taken through values, the job designed anew at each, and where the decision flips."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from meshwright.search import vary
+from meshwright.search.candidate import Candidate, Decision, candidate
+from meshwright.search.check import check
+from meshwright.search.constraints import Value
+from meshwright.search.fields import Field, find_field, with_field
+from meshwright.search.rules import Scope
+from meshwright.search.settings import differing
+from meshwright.search.vary import Progress, Question
+from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.plan import Design, Plan
+from meshwright.spec.units import format_bytes, format_count, format_seconds, parse_quantity
+
+MOST_POINTS = 200
+FORMS = "write PATH=1,2,4, PATH=10GB/s..100GB/s:4 or PATH=1..64*2"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """A field and the values it is taken through, with the words they are shown by."""
+
+    field: Field
+    values: tuple[Any, ...]
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One combination of values: the best plan's figures, or why there is none.
+
+    `changed` maps columns to their values at the point before it along the last axis and here. `kept` is how much
+    longer the step of the plan before would take here, as a share; None where it is not legal here or does not fit.
+    The decision flips where anything changed that is no tie. `scaling` is tokens/s of each device over that of the
+    first point that has a plan and the same value of the other path.
+    """
+
+    labels: tuple[str, ...]
+    best: Candidate | None
+    devices: int
+    changed: dict[str, tuple[Value, Value]]
+    kept: float | None = None
+    scaling: float | None = None
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def flips(self) -> bool:
+        return bool(self.changed) and (self.kept is None or self.kept > vary.TIE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """Points in the order of their values, the last path varying fastest."""
+
+    paths: tuple[str, ...]
+    points: tuple[Point, ...]
+
+
+def sweep(asked: Question, over: Sequence[str], *, progress: Progress = vary.silent) -> Sweep:
+    """The best plan at every value of one path (`PATH=1,2,4`), or at every pair of two.
+
+    Raises ConfigError, before anything is priced, for paths, values and forms that are wrong. A value at which
+    nothing is legal or fits is a point without a plan.
+    """
+    axes = read_axes(asked, over)
+    places = list(product(*(range(len(axis.values)) for axis in axes)))
+    points: list[Point] = []
+    before: Decision | None = None
+    for done, place in enumerate(places):
+        progress(done, len(places))
+        before = before if place[-1] else None
+        made, point = _point(asked, axes, place, before=before)
+        points.append(point)
+        before = made or before
+    progress(len(places), len(places))
+    return Sweep(paths=tuple(axis.field.written for axis in axes), points=_scaled(points))
+
+
+def _point(
+    asked: Question, axes: Sequence[Axis], place: tuple[int, ...], *, before: Decision | None
+) -> tuple[Decision | None, Point]:
+    labels = tuple(axis.labels[index] for axis, index in zip(axes, place, strict=True))
+    changed = asked
+    try:
+        for axis, index in zip(axes, place, strict=True):
+            changed = with_field(changed, axis.field, axis.values[index])
+        found = vary.best(changed)
+    except ConfigError as error:
+        found = error.problems
+    devices = changed.cluster.num_devices
+    if not isinstance(found, Decision):
+        return None, Point(labels=labels, best=None, devices=devices, changed={}, problems=found)
+    flips = _flips(before.design, found.design, axes) if before else {}
+    best = candidate(found.design.plan, found.report)
+    kept = _kept(before.design.plan, found) if before and flips else None
+    return found, Point(labels=labels, best=best, devices=best.plan.world_size, changed=flips, kept=kept)
+
+
+def _kept(plan: Plan, found: Decision) -> float | None:
+    """What staying with `plan` would cost where `found` is best."""
+    held = replace(found.design, plan=plan)
+    if check(held, scopes=frozenset({Scope.PLAN, Scope.MEMORY})):
+        return None
+    return vary.repriced(held, held.cluster).step_seconds / found.report.step_seconds - 1.0
+
+
+def _flips(before: Design, here: Design, axes: Sequence[Axis]) -> dict[str, tuple[Value, Value]]:
+    """Columns that the search chose otherwise: not those that are swept, nor the number of devices that there are."""
+    given = {axis.field.path.removeprefix("job.constraints.fix.") for axis in axes}
+    if before.cluster.num_devices != here.cluster.num_devices:
+        given.add("devices")
+    found = differing(before.plan, here.plan)
+    return {column: pair for column, pair in found.items() if column not in given}
+
+
+def _scaled(points: Sequence[Point]) -> tuple[Point, ...]:
+    """With scaling efficiency where points differ in their devices."""
+    planned = [point for point in points if point.best]
+    if len({point.devices for point in planned}) < 2:
+        return tuple(points)
+    units: dict[tuple[str, ...], float] = {}
+    found = []
+    for point in points:
+        if point.best:
+            each = point.best.tokens_per_second / point.devices
+            unit = units.setdefault(_beside_devices(point, planned), each)
+            point = replace(point, scaling=each / unit)
+        found.append(point)
+    return tuple(found)
+
+
+def _beside_devices(point: Point, planned: Sequence[Point]) -> tuple[str, ...]:
+    """The labels of a point but that of the path that sets the number of devices."""
+    for axis in range(len(point.labels)):
+        if len({(other.labels[axis], other.devices) for other in planned}) == len(
+            {other.labels[axis] for other in planned}
+        ):
+            return point.labels[:axis] + point.labels[axis + 1 :]
+    return ()
+
+
+def read_axes(asked: Question, over: Sequence[str]) -> tuple[Axis, ...]:
+    """The axes that `over` names: one, or two that are crossed. Raises ConfigError."""
+    axes = [read_axis(asked, text) for text in over]
+    problems = []
+    if not 1 <= len(axes) <= 2:
+        problems.append(Problem(where="--sweep", what=f"{len(axes)} paths are swept", fix="sweep one, or cross two"))
+    elif axes[0].field.path == axes[-1].field.path and len(axes) == 2:
+        problems.append(Problem(where="--sweep", what=f"{axes[0].field.written} is swept twice", fix="name it once"))
+    count = math.prod(len(axis.values) for axis in axes)
+    if count > MOST_POINTS:
+        problems.append(Problem(where="--sweep", what=f"more than {MOST_POINTS} designs", fix="ask for fewer values"))
+    if problems:
+        raise ConfigError(problems)
+    return tuple(axes)
+
+
+def read_axis(asked: Question, text: str) -> Axis:
+    """`PATH=V1,V2`, `PATH=LOW..HIGH:COUNT` (even steps) or `PATH=LOW..HIGH*FACTOR`. Raises ConfigError."""
+    written, equals, values = (part.strip() for part in text.partition("="))
+    if not equals or not values:
+        raise ConfigError(Problem(where=f"--sweep {text}", what="names no values", fix=FORMS))
+    field = find_field(asked, written)
+    if ".." in values:
+        numbers = _range(text, values, whole=field.is_whole)
+        labels = tuple(shown(field.path, number) for number in numbers)
+        return Axis(field=field, values=numbers, labels=labels)
+    labels = tuple(value.strip() for value in values.split(","))
+    if len(set(labels)) < len(labels) or not all(labels):
+        raise ConfigError(Problem(where=f"--sweep {text}", what="a value is empty or named twice", fix=FORMS))
+    for label in labels:
+        _check(asked, field, label)
+    return Axis(field=field, values=labels, labels=labels)
+
+
+def _check(asked: Question, field: Field, label: str) -> None:
+    """Raises ConfigError for text that no number is; what no job can have is a point without a plan."""
+    if isinstance(field.value, (int, float)) and not field.path.startswith("job.constraints.fix."):
+        try:
+            number = parse_quantity(label)
+        except ValueError as error:
+            raise ConfigError(Problem(where=f"--sweep {field.written}={label}", what=str(error))) from None
+        if field.is_whole and not number.is_integer():
+            raise ConfigError(Problem(where=f"--sweep {field.written}={label}", what="expected a whole number"))
+        return
+    with_field(asked, field, label)
+
+
+def _range(text: str, values: str, *, whole: bool) -> tuple[float | int, ...]:
+    mark = next((mark for mark in ":*" if mark in values), None)
+    ends, _, step = values.partition(mark or ":")
+    low_text, _, high_text = ends.partition("..")
+    try:
+        low, high, by = parse_quantity(low_text), parse_quantity(high_text), parse_quantity(step) if mark else 0.0
+    except ValueError as error:
+        raise ConfigError(Problem(where=f"--sweep {text}", what=str(error), fix=FORMS)) from None
+    if mark is None:
+        fix = f"add :4 for four values, or *2 to double: {FORMS}"
+        raise ConfigError(Problem(where=f"--sweep {text}", what="the range has no steps", fix=fix))
+    if not low < high or (mark == ":" and (by < 2 or not by.is_integer())) or (mark == "*" and (by <= 1 or low <= 0)):
+        what = "a range goes up, by 2 values or more, or from above 0 by a factor above 1"
+        raise ConfigError(Problem(where=f"--sweep {text}", what=what, fix=FORMS))
+    if mark == ":":
+        count = min(int(by), MOST_POINTS + 1)
+        found = [low + (high - low) * index / (count - 1) for index in range(count)]
+    else:
+        steps = min(int(math.log(high / low) / math.log(by) + 1e-9), MOST_POINTS)
+        found = [low * by**index for index in range(steps + 1)]
+    if whole:
+        return tuple(dict.fromkeys(round(number) for number in found))
+    return tuple(found)
+
+
+def shown(path: str, number: float) -> str:
+    """A number as its field is usually written: `400 GB/s`, `80 GiB`, `5.00 us`, `1,024`."""
+    name = path.rsplit(".", maxsplit=1)[-1]
+    if name.endswith("bandwidth"):
+        return f"{format_count(number).replace(' B', ' G')}B/s"
+    if name.endswith("_bytes"):
+        return format_bytes(number)
+    if name.endswith("_seconds"):
+        return format_seconds(number)
+    return f"{number:,}" if isinstance(number, int) else f"{number:.6g}"

@@ -1,0 +1,254 @@
+"""Why not these settings: rules forbid them, no plan with them fits, or the best that fits is slower, and where."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from meshwright.search import vary
+from meshwright.search.candidate import Decision
+from meshwright.search.constraints import WORDS, Value, columns_of, limits
+from meshwright.search.decide import design
+from meshwright.search.probe import broken_rules
+from meshwright.search.settings import differing, word, words
+from meshwright.search.vary import Progress, Question
+from meshwright.spec.errors import NoPlanFits, Problem
+from meshwright.spec.job import Constraints, Objective
+from meshwright.spec.plan import Plan
+from meshwright.spec.report import Gap, Report, StageMemory, diff
+from meshwright.spec.units import format_bytes, format_percent, format_seconds
+
+NEIGHBOURS = 6
+BOUNDLESS = 1e6
+
+
+class Verdict(StrEnum):
+    """What becomes of the settings: they are the best plan's; a plan with them is worse; none fits; none is legal."""
+
+    CHOSEN = "chosen"
+    WORSE = "worse"
+    TOO_LARGE = "too large"
+    ILLEGAL = "illegal"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhyNot:
+    """The answer for one set of settings.
+
+    `plan` and `report` are of the best plan with them, or of the leanest where none fits; None where none is
+    legal. `gaps` are the lines of the chosen step against that of `report`, the largest first, the step at the head.
+    `problems` are the rules that forbid. `nearest` is the plan that fits with one of the settings at the nearest
+    other value, where the settings themselves have none.
+    """
+
+    settings: dict[str, Value]
+    verdict: Verdict
+    sentences: tuple[str, ...]
+    chosen: Plan
+    chosen_report: Report
+    plan: Plan | None = None
+    report: Report | None = None
+    gaps: tuple[Gap, ...] = ()
+    changed: dict[str, tuple[Value, Value]] | None = None
+    problems: tuple[Problem, ...] = ()
+    nearest: Plan | None = None
+    nearest_seconds: float | None = None
+
+
+def why_not(
+    asked: Question, decision: Decision, settings: Mapping[str, Value], *, progress: Progress = vary.silent
+) -> WhyNot:
+    """What `settings` (as `read_settings` gives them) cost against the plan of `decision`, or what forbids them.
+
+    Where the job itself fixes or forbids what is asked for, that constraint is dropped for the question and said.
+    """
+    constraints, notes = _merged(asked.job.constraints, settings)
+    named = replace(asked, job=replace(asked.job, constraints=constraints))
+    answer = WhyNot(
+        settings=dict(settings),
+        verdict=Verdict.CHOSEN,
+        sentences=notes,
+        chosen=decision.design.plan,
+        chosen_report=decision.report,
+    )
+    own = columns_of(decision.design.plan)
+    if all(own.get(column) == value for column, value in settings.items()):
+        return replace(answer, sentences=(*notes, "The chosen plan has these settings: it is the best with them."))
+    found = vary.best(named)
+    if isinstance(found, Decision):
+        return _worse(answer, found)
+    lean = _leanest(named)
+    nearest = _nearest(named, settings, own, progress=progress)
+    if lean is None:
+        broken = broken_rules(settings, replace(decision.design, job=named.job))
+        return _illegal(answer, broken or found, nearest)
+    return _too_large(answer, decision, lean, nearest)
+
+
+def _merged(constraints: Constraints, settings: Mapping[str, Value]) -> tuple[Constraints, tuple[str, ...]]:
+    """The job's constraints with `settings` fixed, without those that refuse them, which are named."""
+    asked = limits(constraints)
+    refused = dict.fromkeys(
+        place for column, value in settings.items() if (place := asked.refusal(column, value)) is not None
+    )
+    forbid = tuple(
+        text
+        for text in constraints.forbid
+        if all(limits(Constraints(forbid=(text,))).allows(column, value) for column, value in settings.items())
+    )
+    kept = {
+        column: value for column, value in constraints.fix.items() if f"job.constraints.fix.{column}" not in refused
+    }
+    notes = tuple(f"The job itself refuses them ({place}); what follows is without that." for place in refused)
+    return replace(constraints, fix={**kept, **settings}, forbid=forbid), notes
+
+
+def _worse(answer: WhyNot, found: Decision) -> WhyNot:
+    ours, theirs = answer.chosen_report, found.report
+    gaps = diff(ours, theirs)
+    change = theirs.step_seconds / ours.step_seconds - 1.0
+    least = found.design.job.objective
+    steps = f"{format_seconds(theirs.step_seconds)} a step, not {format_seconds(ours.step_seconds)}"
+    if abs(change) < 0.0005:
+        said = f"A plan with {words(answer.settings)} fits and takes as long ({steps})."
+    else:
+        speed = "slower" if change > 0 else "faster"
+        said = (
+            f"The best plan with {words(answer.settings)} fits and is {format_percent(abs(change))} {speed}: {steps}."
+        )
+    sentences = [*answer.sentences, said, *_where(gaps)]
+    if least is not Objective.TIME:
+        sentences.append(_by_objective(answer, found, least))
+    return replace(
+        answer,
+        verdict=Verdict.WORSE,
+        sentences=tuple(sentences),
+        plan=found.design.plan,
+        report=theirs,
+        gaps=gaps,
+        changed=differing(answer.chosen, found.design.plan),
+    )
+
+
+def _by_objective(answer: WhyNot, found: Decision, objective: Objective) -> str:
+    if objective is Objective.MEMORY:
+        ours, theirs = answer.chosen_report.peak_bytes, found.report.peak_bytes
+        return f"The job asks for least memory: it needs {format_bytes(theirs)} at the peak, not {format_bytes(ours)}."
+    used = found.design.plan.world_size, answer.chosen.world_size
+    return f"The job asks for least cost: it uses {used[0]:,} devices, not {used[1]:,}."
+
+
+def _where(gaps: tuple[Gap, ...]) -> Iterator[str]:
+    """What it loses and what it gains, the largest line of each."""
+    lines = [gap for gap in gaps[1:] if gap.seconds]
+    loss = max(lines, key=lambda gap: gap.seconds, default=None)
+    gain = min(lines, key=lambda gap: gap.seconds, default=None)
+    if loss is not None and loss.seconds > 0:
+        yield f"It loses most in {loss.name}: {_from_to(loss)}."
+    if gain is not None and gain.seconds < 0:
+        yield f"It gains most in {gain.name}: {_from_to(gain)}."
+
+
+def _from_to(gap: Gap) -> str:
+    return f"{format_seconds(gap.predicted)} to {format_seconds(gap.measured)}"
+
+
+def _leanest(named: Question) -> Decision | None:
+    """The plan with the settings that needs least memory, on machines that have enough; None where none is legal."""
+    roomy = vary.memory_bytes(named.cluster, BOUNDLESS)
+    try:
+        return design(named.model, roomy, replace(named.job, objective=Objective.MEMORY), top=1)
+    except NoPlanFits:
+        return None
+
+
+def _too_large(answer: WhyNot, decision: Decision, lean: Decision, nearest: Decision | None) -> WhyNot:
+    made = replace(decision.design, plan=lean.design.plan)
+    report = vary.repriced(made, made.cluster)
+    worst: StageMemory = max(report.memory, key=lambda stage: stage.total - stage.capacity)
+    part, size = max(worst.parts.items(), key=lambda entry: entry[1])
+    over = worst.total - worst.capacity
+    said = (
+        f"Plans with {words(answer.settings)} are legal and none fits: the leanest ({made.plan.describe()}) needs "
+        f"{format_bytes(worst.total)} on pipeline rank {worst.rank} and has {format_bytes(worst.capacity)}, "
+        f"{format_bytes(over)} too much; most of it is {part!s}, {format_bytes(size)}."
+    )
+    return replace(
+        answer,
+        verdict=Verdict.TOO_LARGE,
+        sentences=(*answer.sentences, said, *_nearest_words(answer, nearest)),
+        plan=made.plan,
+        report=report,
+        changed=differing(answer.chosen, made.plan),
+        nearest=nearest.design.plan if nearest else None,
+        nearest_seconds=nearest.report.step_seconds if nearest else None,
+    )
+
+
+def _illegal(answer: WhyNot, broken: tuple[Problem, ...], nearest: Decision | None) -> WhyNot:
+    said = f"No plan with {words(answer.settings)} is legal:"
+    return replace(
+        answer,
+        verdict=Verdict.ILLEGAL,
+        sentences=(*answer.sentences, said, *(str(problem) for problem in broken), *_nearest_words(answer, nearest)),
+        problems=broken,
+        nearest=nearest.design.plan if nearest else None,
+        nearest_seconds=nearest.report.step_seconds if nearest else None,
+    )
+
+
+def _nearest_words(answer: WhyNot, nearest: Decision | None) -> Iterator[str]:
+    if nearest is None:
+        yield "No change of one of them helps."
+        return
+    if nearest.design.plan == answer.chosen:
+        yield "The nearest that fits is the chosen plan."
+        return
+    theirs = columns_of(nearest.design.plan)
+    moved = {column: theirs[column] for column, value in answer.settings.items() if theirs[column] != value}
+    change = nearest.report.step_seconds / answer.chosen_report.step_seconds - 1.0
+    speed = "as fast as the chosen plan"
+    if abs(change) >= 0.0005:
+        speed = f"{format_percent(abs(change))} {'slower' if change > 0 else 'faster'} than the chosen plan"
+    asked = words({column: answer.settings[column] for column in moved})
+    yield f"The nearest that fits has {words(moved)} instead of {asked}: {speed} ({nearest.design.plan.describe()})."
+
+
+def _nearest(
+    named: Question, settings: Mapping[str, Value], own: Mapping[str, Value], *, progress: Progress
+) -> Decision | None:
+    """The best of the designs that fit with one of the settings at the nearest other value that has one.
+
+    `own` are the columns of the chosen plan: of words its own is tried first, of numbers the one of nearest ratio.
+    """
+    found = []
+    constraints = named.job.constraints
+    for done, (column, value) in enumerate(settings.items()):
+        progress(done, len(settings))
+        for other in _neighbours(named, column, value, own=own.get(column, value)):
+            changed = replace(constraints, fix={**constraints.fix, column: other})
+            made = vary.best(replace(named, job=replace(named.job, constraints=changed)))
+            if isinstance(made, Decision):
+                found.append(made)
+                break
+    return min(found, key=lambda made: made.report.step_seconds, default=None)
+
+
+def _neighbours(named: Question, column: str, value: Value, *, own: Value) -> tuple[Value, ...]:
+    """Other values of a column: the word `own` and the others, or the nearest numbers by their ratio."""
+    if column in WORDS:
+        return tuple(other for other in dict.fromkeys((own, *WORDS[column])) if other != value)
+    number = int(value)
+    most = max(named.cluster.num_devices, named.job.batch_sequences, number)
+    doubles = {2**power for power in range(most.bit_length())}
+    near = {number * factor for factor in (2, 3)} | {number // factor for factor in (2, 3, 4)}
+    values = sorted((doubles | near) - {number, 0}, key=lambda other: abs(math.log(other / number)))
+    return tuple(other for other in values if other <= most)[:NEIGHBOURS]
+
+
+def headline(answer: WhyNot) -> str:
+    """`why not tensor 4, pipeline 2: worse`."""
+    asked = ", ".join(word(column, value) for column, value in answer.settings.items())
+    return f"why not {asked}: {answer.verdict.value}"

@@ -1,0 +1,98 @@
+"""`plan --why --headroom --sensitivity --sweep` and `compare` from end to end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import meshwright
+from meshwright.cli import main
+from meshwright.search import Decision
+from meshwright.spec import codec
+
+NARROW = ("constraints.fix.context=1", "constraints.fix.recompute=none", "constraints.fix.pipeline=1")
+SETS = ("sequence_length=2048", "batch_tokens=256Ki", *NARROW)
+PLAN = ["plan", "--model", "llama-3.1-8b", "--cluster", "16xH100", *(part for text in SETS for part in ("--set", text))]
+EVERYTHING = ["--why", "tp=4", "--why", "tp=3", "--headroom", "--sensitivity", "--sweep", "cluster.nodes=1,2"]
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_every_explanation_is_shown_within_the_terminal(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main([*PLAN, *EVERYTHING]) == 0
+    text, _ = capsys.readouterr()
+    assert max(len(line) for line in text.splitlines()) <= columns
+    assert "…" not in text
+    for words in (
+        "ideal compute at peak",
+        "why not tensor 4: worse",
+        "why not tensor 3: illegal",
+        "tensor-divides-kv-heads",
+        "what holds it back",
+        "sensitivity of the step",
+        "what if: cluster.nodes",
+        "scaling",
+    ):
+        assert words in text, words
+
+
+def test_explanations_are_one_document(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*PLAN, *EVERYTHING, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert list(document) == ["decision", "waterfall", "why_not", "headroom", "sensitivity", "sweep"]
+    decision = codec.decode(Decision, document["decision"])
+    seconds = sum(bar["seconds"] for bar in document["waterfall"]["bars"])
+    assert seconds == pytest.approx(decision.report.step_seconds)
+    assert [answer["verdict"] for answer in document["why_not"]] == ["worse", "illegal"]
+    assert len(document["sweep"]["points"]) == 2
+    assert document["sensitivity"]["step_seconds"] == decision.report.step_seconds
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (["--why", "tenser=2"], "did you mean 'tensor'?"),
+        (["--why", "tp"], "write settings as tp=4,pp=2"),
+        (["--sweep", "cluster.intre.bandwidth=1,2"], "did you mean cluster.intra.bandwidth"),
+        (["--sweep", "cluster.nodes=1..8"], "the range has no steps"),
+    ],
+)
+def test_bad_questions_are_exit_code_2_before_the_search(
+    asked: list[str], told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meshwright.search.design", None)
+    assert main([*PLAN, *asked]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert told in err
+
+
+def test_compare_prints_a_verdict_and_one_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [str(tmp_path / name) for name in ("a.json", "b.json")]
+    assert main([*PLAN, "--out", paths[0]]) == 0
+    assert main([*PLAN, "--set", "constraints.fix.tensor=4", "--out", paths[1]]) == 0
+    capsys.readouterr()
+    assert main(["compare", *paths]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    found = meshwright.compare(*paths)
+    assert found.verdict in text
+    assert "tensor collectives" in text
+    assert main(["compare", *paths, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(codec.encode(found)))
+    assert main(["compare", paths[0], str(tmp_path / "c.json")]) == 2
+    assert "no such run or plan" in capsys.readouterr().err
+
+
+def test_the_same_answers_come_from_python() -> None:
+    narrow = meshwright.Constraints(fix={"context": 1, "recompute": "none", "pipeline": 1})
+    job = meshwright.JobSpec(batch_tokens=2**18, constraints=narrow)
+    answer = meshwright.why_not("llama-3.1-8b", "16xH100", job, settings="tp=16")
+    assert answer.verdict.value == "illegal"
+    assert meshwright.headroom("llama-3.1-8b", "16xH100", job).limits
+    assert len(meshwright.sensitivity("llama-3.1-8b", "16xH100", job).effects) == 6
+    points = meshwright.sweep("llama-3.1-8b", "16xH100", job, over="cluster.nodes=1,2").points
+    assert [point.devices for point in points] == [8, 16]

@@ -1,0 +1,90 @@
+"""Two plans side by side: the differences are those of their reports, and the verdict follows from them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import meshwright
+from meshwright.report import compare
+from meshwright.spec.codec import canonical
+from meshwright.spec.errors import ConfigError
+from meshwright.spec.plan import Design
+from meshwright.spec.report import Line, LineName, Origin, Report
+
+BATCH = 2**20
+
+
+def write(path: Path, cluster: str = "16xH100", *, batch: int = BATCH, **fix: int | str) -> Design:
+    job = meshwright.JobSpec(batch_tokens=batch, constraints=meshwright.Constraints(fix=fix))
+    decision = meshwright.design("llama-3.1-8b", cluster, job, top=1)
+    path.write_text(decision.design.to_json())
+    return decision.design
+
+
+def test_the_faster_is_named_with_the_difference_of_every_cause(tmp_path: Path) -> None:
+    one, other = write(tmp_path / "a.json"), write(tmp_path / "b.json", tensor=4)
+    found = compare(tmp_path / "a.json", tmp_path / "b.json")
+    fast, slow = meshwright.predict(one), meshwright.predict(other)
+    assert found.settings["tensor"] == (str(one.plan.tensor), "4")
+    assert "model" not in found.settings
+    assert sum(pair.one for pair in found.step) == pytest.approx(fast.step_seconds)
+    assert sum(pair.other for pair in found.step) == pytest.approx(slow.step_seconds)
+    assert sum(pair.other for pair in found.memory) == pytest.approx(slow.peak_bytes)
+    less = 1.0 - fast.step_seconds / slow.step_seconds
+    assert f"a takes {100 * less:.1f} % less time a step than b" in found.verdict
+    assert "mostly in tensor collectives" in found.verdict
+    assert "bands" not in found.verdict, "on the same machines the order does not hang on the band"
+    assert found.origin is Origin.ANALYTIC
+
+
+def test_steps_that_do_not_do_the_same_are_compared_by_tokens(tmp_path: Path) -> None:
+    write(tmp_path / "a.json")
+    write(tmp_path / "b.json", "32xH100", batch=2 * BATCH)
+    found = compare(tmp_path / "a.json", tmp_path / "b.json")
+    one, other = found.one.report.tokens_per_second, found.other.report.tokens_per_second
+    assert f"b trains {other / one:.2f} times the tokens/s of a" in found.verdict
+    assert "on 32 devices, not 16" in found.verdict
+    assert found.settings["batch"] == ("1,048,576 tokens", "2,097,152 tokens")
+
+
+def test_one_that_does_not_fit_loses(tmp_path: Path) -> None:
+    design = write(tmp_path / "a.json", microbatch=1)
+    large = replace(design.plan, microbatch=16, schedule=replace(design.plan.schedule, microbatches=2))
+    (tmp_path / "b.json").write_text(replace(design, plan=large, job=meshwright.JobSpec(batch_tokens=BATCH)).to_json())
+    assert not meshwright.predict(tmp_path / "b.json").fits
+    assert compare(tmp_path / "a.json", tmp_path / "b.json").verdict.startswith("a fits and b does not")
+
+
+def test_a_plan_and_itself_are_the_same(tmp_path: Path) -> None:
+    write(tmp_path / "a.json")
+    found = compare(tmp_path / "a.json", tmp_path / "a.json")
+    assert found.settings == {}
+    assert "take as long a step; both need as much memory" in found.verdict
+
+
+def test_runs_that_were_measured_are_compared_by_measurements(tmp_path: Path) -> None:
+    design = write(tmp_path / "a.json")
+    for name, seconds in (("one", 8.0), ("two", 4.0)):
+        run = tmp_path / name
+        run.mkdir()
+        (run / "design.json").write_text(design.to_json())
+        report = meshwright.predict(design)
+        lines = (Line(name=LineName.FORWARD, seconds=seconds),)
+        measured: Report = replace(
+            report, step=Line(name=LineName.STEP, seconds=seconds, origin=Origin.MEASURED, lines=lines)
+        )
+        (run / "measured.json").write_text(canonical(measured))
+    found = compare(tmp_path / "one", tmp_path / "two")
+    assert found.origin is Origin.MEASURED
+    assert "two took 50.0 % less time a step than one" in found.verdict
+    predicted = compare(tmp_path / "one", tmp_path / "a.json")
+    assert predicted.one.report.step_seconds == meshwright.predict(design).step_seconds
+
+
+def test_what_is_not_there_is_told(tmp_path: Path) -> None:
+    write(tmp_path / "plan.json")
+    with pytest.raises(ConfigError, match=r"plan\.json"):
+        compare(tmp_path / "plan.json", tmp_path / "plam.json")

@@ -1,0 +1,170 @@
+"""Why not: what is asked is read strictly, and the answer is what the search and the rules themselves say."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from meshwright import cost, search
+from meshwright.search import Question, why_not
+from meshwright.search.check import check
+from meshwright.search.constraints import COLUMNS, columns_of
+from meshwright.search.settings import SHORT, differing, read_settings
+from meshwright.search.why_not import Verdict
+from meshwright.spec.errors import ConfigError
+from meshwright.spec.job import Constraints, Objective
+from meshwright.spec.report import LineName
+from tests.search import search_samples as samples
+
+LARGE = samples.model(layers=10, layer=samples.dense_layer(hidden=2048), vocab=2048)
+
+
+def question(*, memory_bytes: float = 16 * 2**30, constraints: Constraints | None = None) -> Question:
+    cluster = samples.cluster(samples.nodes(of=samples.device(memory_bytes=memory_bytes)))
+    return Question(model=LARGE, cluster=cluster, job=samples.job(constraints=constraints))
+
+
+def decide(asked: Question) -> search.Decision:
+    return search.design(asked.model, asked.cluster, asked.job, top=1)
+
+
+def ask(text: str, asked: Question | None = None) -> search.WhyNot:
+    asked = asked or question()
+    return why_not(asked, decide(asked), read_settings(text))
+
+
+def test_short_names_are_the_columns() -> None:
+    assert read_settings("tp=4, PP=2,mbs=1") == {"tensor": 4, "pipeline": 2, "microbatch": 1}
+    assert read_settings("zero=3,sp=true,recompute=full") == {
+        "zero": "zero3",
+        "sequence_parallel": "on",
+        "recompute": "full",
+    }
+    assert read_settings({"tensor": 4}) == {"tensor": 4}
+    assert read_settings(",".join(f"{column}=1" for column in ("tensor", "data"))) == {"tensor": 1, "data": 1}
+    for short, column in SHORT.items():
+        if column in COLUMNS and column not in ("sequence_parallel", "recompute"):
+            assert read_settings(f"{short}=2") == {column: 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("tenser=2", "'tenser' is not a setting of a plan; did you mean 'tensor'?"),
+        ("tp=0", "--why tensor: expected a whole number of 1 or more"),
+        ("recompute=ful", "--why recompute: 'ful' is not a recompute; did you mean 'full'?"),
+        ("tp=2,tensor=4", "tensor is named twice"),
+        ("tp", "'tp' is not name=value"),
+        ("replicate=2,shard=2,data=8", "replicate 2 x shard 2 is not data 8"),
+    ],
+)
+def test_settings_that_are_wrong_are_told(text: str, told: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        read_settings(text)
+    assert told in str(raised.value)
+
+
+def test_all_problems_of_settings_are_told_at_once() -> None:
+    with pytest.raises(ConfigError) as raised:
+        read_settings("tenser=2,foo=1,tp")
+    assert len(raised.value.problems) == 3
+
+
+def test_the_chosen_settings_are_said_to_be_chosen() -> None:
+    decision = decide(question())
+    own = columns_of(decision.design.plan)
+    answer = why_not(question(), decision, {"tensor": own["tensor"], "zero": own["zero"]})
+    assert answer.verdict is Verdict.CHOSEN
+
+
+def test_settings_that_fit_are_compared_line_by_line() -> None:
+    asked = question()
+    decision = decide(asked)
+    other = 2 if decision.design.plan.tensor != 2 else 4
+    answer = why_not(asked, decision, {"tensor": other})
+    assert answer.verdict is Verdict.WORSE
+    assert answer.plan is not None
+    assert answer.plan.tensor == other
+    fixed = replace(asked.job, constraints=Constraints(fix={"tensor": other}))
+    best = search.design(asked.model, asked.cluster, fixed, top=1)
+    assert answer.plan == best.design.plan
+    assert answer.gaps[0].name == LineName.STEP
+    assert sum(gap.seconds for gap in answer.gaps[1:]) == pytest.approx(answer.gaps[0].seconds)
+    worst = max(answer.gaps[1:], key=lambda gap: gap.seconds)
+    assert any(f"loses most in {worst.name}" in line for line in answer.sentences)
+    assert answer.changed == differing(decision.design.plan, best.design.plan)
+    assert "tensor" in answer.changed
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("tp=8", "tensor-divides-kv-heads"),
+        ("pp=4,mbs=16,schedule=1f1b", "microbatches-fill"),
+        ("mbs=3", "batch-is-asked"),
+        ("devices=4", "world-is-whole"),
+        ("vpp=2,pp=1", "chunks-are-interleaved"),
+        ("zero=1,shard=1,cp=1", "sharding-has-ranks"),
+        ("tp=1,sp=on", "sequence-parallel-divides"),
+    ],
+)
+def test_illegal_settings_name_the_rule(text: str, rule: str) -> None:
+    answer = ask(text)
+    assert answer.verdict is Verdict.ILLEGAL
+    assert any(f"rule {rule}" in problem.why for problem in answer.problems), answer.problems
+    assert any(rule in line for line in answer.sentences)
+
+
+def test_the_nearest_change_of_illegal_settings_is_legal_and_fits() -> None:
+    asked = question()
+    answer = ask("tp=8", asked)
+    assert answer.nearest is not None
+    assert answer.nearest.tensor == 4
+    made = replace(decide(asked).design, plan=answer.nearest)
+    assert check(made, scopes=frozenset({search.Scope.PLAN, search.Scope.MEMORY})) == ()
+    assert answer.nearest_seconds == pytest.approx(cost.predict(made).step_seconds)
+    assert any("tensor 4 instead of tensor 8" in line for line in answer.sentences)
+
+
+def test_settings_that_do_not_fit_say_by_how_much_where_and_what_would() -> None:
+    roomy, settings = question(), {"tensor": 1, "pipeline": 1, "zero": "none"}
+    alone = replace(roomy.job, constraints=Constraints(fix=settings), objective=Objective.MEMORY)
+    need = search.design(roomy.model, roomy.cluster, alone, top=1).report.peak_bytes
+    tight = question(memory_bytes=need * 0.9)
+    decision = decide(tight)
+    answer = why_not(tight, decision, settings)
+    assert answer.verdict is Verdict.TOO_LARGE
+    assert answer.report is not None
+    assert not answer.report.fits
+    assert answer.report.peak_bytes == pytest.approx(need)
+    text = " ".join(answer.sentences)
+    assert "pipeline rank 0" in text
+    assert "too much; most of it is" in text
+    assert answer.nearest is not None
+    moved = [name for name, value in settings.items() if columns_of(answer.nearest)[name] != value]
+    assert len(moved) == 1
+    assert cost.predict(replace(decision.design, plan=answer.nearest)).fits
+
+
+def test_a_constraint_that_refuses_the_settings_is_dropped_and_said() -> None:
+    for constraints in (Constraints(fix={"tensor": 2}), Constraints(forbid=("tensor=4",))):
+        answer = ask("tp=4", question(constraints=constraints))
+        assert answer.verdict is Verdict.WORSE
+        assert answer.plan is not None
+        assert answer.plan.tensor == 4
+        assert "job.constraints." in answer.sentences[0]
+
+
+def test_what_every_answer_says_is_true_over_a_grid_of_settings() -> None:
+    asked = question()
+    decision = decide(asked)
+    for tensor, pipeline, microbatch in itertools.product((1, 3), (1, 8), (1, 5)):
+        settings = {"tensor": tensor, "pipeline": pipeline, "microbatch": microbatch}
+        answer = why_not(asked, decision, settings)
+        job = replace(asked.job, constraints=Constraints(fix=settings))
+        legal = len(search.decide.legal_space(asked.model, asked.cluster, job).table) > 0
+        assert (answer.verdict is Verdict.ILLEGAL) == (not legal), settings
+        if answer.verdict is Verdict.WORSE:
+            assert answer.gaps[0].seconds >= 0, "nothing that fits is faster than the best"
