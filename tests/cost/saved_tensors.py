@@ -2,7 +2,7 @@
 
 Fake tensors have no accelerator in a build of torch without one. `accelerator` puts in the kernels that torch chooses
 there, whose autograd keeps what torch's derivatives.yaml says: attention its inputs, its output and the log-sum-exp,
-a root-mean-square norm its input and one fp32 number a token.
+a norm its input, its weights and one or two fp32 numbers a token.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from meshwright.nn.decoder import DecoderLayer, OutputHead, TokenEmbedding
 from meshwright.nn.linear import Table
 from meshwright.nn.weights import Weighted
 from meshwright.parallel.recompute import apply_recompute
-from meshwright.spec.model import Block, Embedding, Head, Layer, Mixture
+from meshwright.spec.model import Block, Embedding, Layer
 from meshwright.spec.plan import Recompute
 
 
@@ -47,14 +47,6 @@ class Setting:
     @property
     def master(self) -> torch.dtype:
         return torch.promote_types(self.compute, torch.float32)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
-    """Bytes from a block's forward to its backward, and the most bytes beside parameters during both."""
-
-    kept: int
-    peak: int
 
 
 class LiveBytes(TorchDispatchMode):
@@ -85,8 +77,9 @@ class LiveBytes(TorchDispatchMode):
         self.now -= size
 
 
-def count(block: Block, setting: Setting) -> Counted:
-    """What `block` keeps of its own: a head with the loss, a layer without the angles that all layers share."""
+def kept(block: Block, setting: Setting) -> int:
+    """Bytes of its own that `block` holds from forward to backward: a head with the loss, a layer without the angles
+    and masks that all layers of a pass share."""
     with _run(block, setting) as (module, call, context):
         call(module, context)
         live = LiveBytes(apart=_apart(module, context))
@@ -94,13 +87,20 @@ def count(block: Block, setting: Setting) -> Counted:
             result = call(module, context)
             node = result.grad_fn
             del result
-            kept = live.now
+            found = live.now
         assert node is not None
-        del node
+    return found
+
+
+def peak(block: Block, setting: Setting) -> int:
+    """The most bytes beside parameters during forward and backward, gradients of parameters among them."""
+    with _run(block, setting) as (module, call, context):
+        call(module, context)
+        live = LiveBytes(apart=_apart(module, context))
         with live:
             result = call(module, context)
             result.backward(torch.ones_like(result))
-    return Counted(kept=kept, peak=live.peak)
+    return live.peak
 
 
 def saved_once(block: Block, setting: Setting) -> int:
@@ -121,7 +121,7 @@ def saved_once(block: Block, setting: Setting) -> int:
 
 def _apart(module: nn.Module, context: Context) -> list[Tensor]:
     angles = [tensor for turn in context.known_angles.values() for tensor in (turn.cos, turn.sin)]
-    return [*module.parameters(), *angles]
+    return [*module.parameters(), *angles, *context._masks.values()]
 
 
 def count_flops(block: Block, setting: Setting) -> int:
@@ -140,11 +140,14 @@ def _run(block: Block, setting: Setting) -> Iterator[tuple[nn.Module, Call, Cont
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(mock.patch.object(torch, "bincount", _even))
         if setting.accelerator:
-            stack.enter_context(mock.patch.object(functional, "rms_norm", _fused_norm))
+            stack.enter_context(mock.patch.object(Context, "lengths", _unknown))
+            stack.enter_context(mock.patch.object(functional, "rms_norm", _fused_root_mean_square))
+            stack.enter_context(mock.patch.object(functional, "layer_norm", _fused_layer_norm))
             stack.enter_context(mock.patch.object(functional, "scaled_dot_product_attention", _fused_attention))
         with default_dtype(setting.master):
             module, call = _build(block, setting)
-        yield module, call, Context()
+        documents = torch.zeros((setting.batch, setting.sequence), dtype=torch.int32) if setting.documents else None
+        yield module, call, Context(documents=documents)
 
 
 @contextmanager
@@ -170,30 +173,26 @@ def _build(block: Block, setting: Setting) -> tuple[nn.Module, Call]:
         result: Tensor = _Given.apply(anchor, (*shape, block_width(block)))
         return result
 
-    def documents() -> Tensor | None:
-        return torch.zeros(shape, dtype=torch.int32) if setting.documents else None
-
     module: nn.Module
     if isinstance(block, Embedding):
         module = TokenEmbedding(block, positions=True)
 
         def call(module: nn.Module, context: Context) -> Tensor:
-            result: Tensor = module(tokens(), Context())
+            result: Tensor = module(tokens(), context)
             return result
     elif isinstance(block, Layer):
         module = DecoderLayer(block)
         apply_recompute(module, setting.recompute)
 
         def call(module: nn.Module, context: Context) -> Tensor:
-            passing = Context(documents=documents(), known_angles=context.known_angles)
-            result: Tensor = module(hidden(), passing)
+            result: Tensor = module(hidden(), context)
             return result
     else:
         module = OutputHead(block)
         table = Table(block.vocab, block.width) if block.tied else None
         module.table = table
 
-        def call(module: nn.Module, context: Context) -> Tensor:
+        def call(module: nn.Module, _context: Context) -> Tensor:
             return token_losses(module(hidden(), table), tokens())
 
     if setting.compute is not setting.master:
@@ -221,6 +220,10 @@ def _even(chosen: Tensor, minlength: int) -> _Even:
     return _Even(chosen.numel(), minlength)
 
 
+def _unknown(_context: Context, **_limits: int | None) -> None:
+    """Accelerators do not read the lengths of documents."""
+
+
 class _Given(torch.autograd.Function):
     """Hidden features as a layer before would give them: nothing else keeps them."""
 
@@ -234,31 +237,46 @@ class _Given(torch.autograd.Function):
 
 
 class _FusedNorm(torch.autograd.Function):
-    """aten::_fused_rms_norm as accelerators run it: keeps its input, its weight and 1 / rms in fp32."""
+    """Norms as accelerators run them: `statistics` numbers a token in fp32 at the least, and what they are given."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-        rstd = x.new_empty((*x.shape[:-1], 1), dtype=torch.promote_types(x.dtype, torch.float32))
-        ctx.save_for_backward(x, weight, rstd)
+    def forward(ctx: Any, x: Tensor, statistics: int, *weights: Tensor | None) -> Tensor:
+        kept = [
+            x.new_empty((*x.shape[:-1], 1), dtype=torch.promote_types(x.dtype, torch.float32))
+            for _ in range(statistics)
+        ]
+        ctx.save_for_backward(x, *weights, *kept)
+        ctx.number = len(weights)
         return torch.empty_like(x)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        x, weight, _ = ctx.saved_tensors
-        return torch.empty_like(x), None if weight is None else torch.empty_like(weight), None
+    def backward(ctx: Any, *_grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, *others = ctx.saved_tensors
+        weights = [None if weight is None else torch.empty_like(weight) for weight in others[: ctx.number]]
+        return torch.empty_like(x), None, *weights
 
 
-def _fused_norm(x: Tensor, _shape: tuple[int, ...], weight: Tensor | None, eps: float) -> Tensor:
-    result: Tensor = _FusedNorm.apply(x, weight, eps)
+def _fused_root_mean_square(x: Tensor, _shape: tuple[int, ...], weight: Tensor | None, _eps: float) -> Tensor:
+    """aten::_fused_rms_norm."""
+    result: Tensor = _FusedNorm.apply(x, 1, weight)
+    return result
+
+
+def _fused_layer_norm(x: Tensor, _shape: tuple[int, ...], weight: Tensor, bias: Tensor, _eps: float) -> Tensor:
+    """aten::native_layer_norm."""
+    result: Tensor = _FusedNorm.apply(x, 2, weight, bias)
     return result
 
 
 def _fused_attention(
     q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor | None, is_causal: bool, scale: float, enable_gqa: bool
 ) -> Tensor:
-    """Flash attention where there is no mask, else the memory-efficient kernel, as torch chooses on accelerators."""
-    if attn_mask is None:
+    """Flash attention where it can; it takes no mask and no values of another width than the keys'."""
+    if attn_mask is None and q.shape[-1] == v.shape[-1]:
         return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal, scale=scale)[0]
-    bias = torch.zeros(attn_mask.shape, dtype=q.dtype).masked_fill_(~attn_mask, float("-inf"))
-    bias = bias.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    assert not enable_gqa, "the memory-efficient kernel repeats no keys"
+    bias = None
+    if attn_mask is not None:
+        bias = torch.zeros(attn_mask.shape, dtype=q.dtype).masked_fill_(~attn_mask, float("-inf"))
+        bias = bias.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     return torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, bias, True, 0.0, is_causal, scale=scale)[0]
