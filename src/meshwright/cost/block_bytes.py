@@ -53,7 +53,9 @@ def block_bytes(
     parts = kept_eager(block, sizes) if software.eager else kept_fused(block, sizes, software)
 
     def row(values: Iterable[FloatArray | float]) -> FloatArray:
-        total: FloatArray = sum(values, sizes.zeros)  # type: ignore[assignment]  # the first is an array
+        total = sizes.zeros
+        for value in values:
+            total = total + value
         return total[inverse]
 
     copied = 0.0 if isinstance(block, Embedding) else row(part.copied for part in parts)
