@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from meshwright.cost.kept import Kept, kept_eager
+from meshwright.cost.kept import Kept, kept_eager, operator_outputs
 from meshwright.cost.kept_fused import kept_fused
 from meshwright.cost.layouts import Kind
 from meshwright.cost.software import Software
@@ -50,7 +50,7 @@ def block_bytes(
 ) -> BlockBytes:
     """What a block like `kind` leaves on every row of `table`, whose settings `inverse` finds in `sizes`."""
     block = kind.block
-    parts = kept_eager(block, sizes) if software.eager else kept_fused(block, sizes, software)
+    parts = kept_eager(block, sizes, software) if software.eager else kept_fused(block, sizes, software)
 
     def row(values: Iterable[FloatArray | float]) -> FloatArray:
         total = sizes.zeros
@@ -61,7 +61,8 @@ def block_bytes(
     copied = 0.0 if isinstance(block, Embedding) else row(part.copied for part in parts)
     copies = copied * cast_bytes(table, software=software)
     kept = row(part.saved for part in parts) + copies
-    core = row(part.core for part in parts)
+    chosen = operator_outputs(block, sizes) if software.selects_operators else None
+    core = row(part.core for part in parts) if chosen is None else np.maximum(kept - chosen[inverse], 0.0)
     full, selective = recomputes(kind, table, FULL), recomputes(kind, table, SELECTIVE)
     entering = (sizes.tokens * width_of(block) * sizes.itemsize / sizes.split)[inverse]
     return BlockBytes(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshwright.cost.software import Software
 from meshwright.cost.work import FloatArray, Sizes
 from meshwright.spec.model import (
     Activation,
@@ -19,6 +20,7 @@ from meshwright.spec.model import (
     FeedForward,
     Head,
     LatentAttention,
+    Layer,
     Mixer,
     Mixture,
     Norm,
@@ -50,12 +52,12 @@ class Kept:
     copied: FloatArray | float = 0.0
 
 
-def kept_eager(block: Block, sizes: Sizes) -> tuple[Kept, ...]:
+def kept_eager(block: Block, sizes: Sizes, software: Software) -> tuple[Kept, ...]:
     """The parts of `block` in forward order."""
     if isinstance(block, Embedding):
         return (_embedding(block, sizes),)
     if isinstance(block, Head):
-        return _head(block, sizes)
+        return _head(block, sizes, software)
     parts: list[Kept] = []
     for part in block.parts:
         inside = _mixer(part, sizes) if isinstance(part, Mixer) else _transform(part, sizes)
@@ -286,14 +288,39 @@ def _embedding(block: Embedding, sizes: Sizes) -> Kept:
     return Kept(saved=sizes.tokens * (_INDEX_BYTES + split), working=sizes.tokens * block.width * sizes.itemsize)
 
 
-def _head(block: Head, sizes: Sizes) -> tuple[Kept, ...]:
-    """One copy of the logits, over which backward writes their gradient, another inside a soft cap."""
+def operator_outputs(block: Block, sizes: Sizes) -> FloatArray | None:
+    """Bytes that a policy by operators keeps of a layer: its input, what attention and every second product give.
+
+    torchtitan's selective recompute (activation_checkpoint, `selective_ac_option = "op"`): products are counted from
+    the layer's first, and odd ones keep what they give. None where the layer is not attention and a feed-forward.
+    """
+    attends = isinstance(block, Layer) and isinstance(block.mixer, Attention)
+    if not (attends and isinstance(block, Layer) and isinstance(block.transform, FeedForward)):
+        return None
+    mixer, part = block.mixer, block.transform
+    assert isinstance(mixer, Attention)
+    m, t = sizes.tokens, sizes.tensor
+    width, hidden = mixer.width / sizes.split, part.hidden / t
+    query, key = mixer.heads * mixer.head_dim / t, np.maximum(mixer.kv_heads / t, 1.0) * mixer.head_dim
+    given = [query, key, *([] if mixer.shared_key_value else [key]), width]
+    given += [hidden, *([hidden] if part.gated else []), width]
+    kept = width + query + sum(given[::2], sizes.zeros)
+    return sizes.itemsize * m * kept + sizes.wide * m * mixer.heads / t
+
+
+def _head(block: Head, sizes: Sizes, software: Software) -> tuple[Kept, ...]:
+    """One copy of the logits, over which backward writes their gradient, another inside a soft cap.
+
+    A loss of torch's own keeps their log-softmax in fp32 instead.
+    """
     m, e = sizes.tokens, sizes.itemsize
     norms = () if block.norm is None else (_norm(block.norm, sizes),)
+    logits = m * block.vocab / sizes.tensor
+    capped = 0.0 if block.softcap is None else e * logits
     head = Kept(
         saved=m * (e * block.width + _LOSS_BYTES + sizes.wide),
         working=e * m * block.width,
-        logits=e * m * block.vocab / sizes.tensor * (1.0 if block.softcap is None else 2.0),
+        logits=capped + logits * (e if software.fused_loss else sizes.wide),
         copied=block.matrix_parameters / sizes.tensor,
     )
     return (*norms, head)

@@ -115,22 +115,29 @@ def moments(table: PlanTable, found: States, entry: Held, *, kind: DeviceKind, s
     """Every moment of a step that may be the peak."""
     sizes = state_bytes(table)
     if software.eager:
-        return _eager(table, found, entry, sizes=sizes, kind=kind)
+        return _eager(table, found, entry, sizes=sizes, kind=kind, software=software)
     return _fused(found, entry, sizes=sizes, software=software)
 
 
-def _eager(table: PlanTable, found: States, entry: Held, *, sizes: StateBytes, kind: DeviceKind) -> list[Moment]:
-    """The loss, the head's backward, a layer's backward, the end of the last backward."""
+def _eager(
+    table: PlanTable, found: States, entry: Held, *, sizes: StateBytes, kind: DeviceKind, software: Software
+) -> list[Moment]:
+    """The loss, the head's backward, a layer's backward, the end of the last backward.
+
+    A loss of torch's own has beside the log-softmax the gradients of it and of the logits, in fp32 too.
+    """
     master, compute, reduced = (size[:, None] for size in (sizes.master, sizes.compute, sizes.reduced))
     sharding = table.sharding[:, None]
     gathered = np.where(sharding == _ZERO3, compute, 0.0)
     moved = np.where(sharding > 0, compute + 2.0 * reduced, compute)
     head = np.where(sharding > 0, 0.0, master) * entry.head * (found.before == 0.0)
     buffers = entry.sends + entry.fixed
+    chunk = _chunk_bytes(entry.one_logits / compute, compute, kind=kind)
+    beside = chunk if software.fused_loss else 2.0 * entry.one_logits
     loss = Moment(
         gradients=found.before,
         activations=entry.kept,
-        logits=entry.logits + _chunk_bytes(entry.one_logits / compute, compute, kind=kind),
+        logits=entry.logits + beside,
         buffers=buffers,
     )
     back = Moment(

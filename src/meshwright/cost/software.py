@@ -33,7 +33,8 @@ class Software:
     in a buffer of their own from the first step on. `fused_loss`: the loss reads logits as they come and writes their
     gradient over them. `placeholders`: Transformer Engine keeps for each shape of weight a tensor that stands for the
     gradient which its product added elsewhere already (get_dummy_wgrad, since release 2.3). `dropout`: each branch
-    keeps a mask of what it dropped.
+    keeps a mask of what it dropped. `selects_operators`: selective recompute keeps what attention and every second
+    product give, and nothing else.
     """
 
     fused_attention: bool = True
@@ -53,6 +54,7 @@ class Software:
     fused_loss: bool = True
     placeholders: bool = False
     dropout: bool = False
+    selects_operators: bool = False
 
     def host_seconds(self, kind: DeviceKind) -> float:
         """Host seconds of a layer and pass beside its kernels, where a host drives an accelerator."""
@@ -86,8 +88,8 @@ _MEGATRON: Mapping[str, Any] = {
 SOFTWARE: Mapping[str, Software] = MappingProxyType(
     {
         "torch": Software(),
-        "torch-2023": Software(attention_kernel=AttentionKernel.FLASH_1),
-        "torch-2024": Software(attention_kernel=AttentionKernel.FLASH_2),
+        "torch-2023": Software(attention_kernel=AttentionKernel.FLASH_1, fused_loss=False),
+        "torch-2024": Software(attention_kernel=AttentionKernel.FLASH_2, fused_loss=False, selects_operators=True),
         "megatron-2021": Software(fused_attention=False, dropout=True, **_MEGATRON),
         "megatron-flash": Software(attention_kernel=AttentionKernel.FLASH_2, **_MEGATRON),
         "megatron-core": Software(**{**_MEGATRON, "overlap": True, "fused_loss": True, "placeholders": True}),
