@@ -65,9 +65,11 @@ def block_bytes(
     core = row(part.core for part in parts) if chosen is None else np.maximum(kept - chosen[inverse], 0.0)
     full, selective = recomputes(kind, table, FULL), recomputes(kind, table, SELECTIVE)
     entering = (sizes.tokens * width_of(block) * sizes.itemsize / sizes.split)[inverse]
+    # A first norm that is not written out in another precision keeps the very tensor that entered.
+    again = kept - (0.0 if sizes.composite_norms and bool((sizes.itemsize < sizes.wide).all()) else entering)
     return BlockBytes(
         kept=np.where(full, entering, np.where(selective, kept - core, kept)),
-        working=_working(parts, sizes)[inverse] + np.where(full, kept, np.where(selective, core, 0.0)),
+        working=_working(parts, sizes)[inverse] + np.where(full, again, np.where(selective, core, 0.0)),
         logits=row(part.logits for part in parts),
     )
 

@@ -251,9 +251,11 @@ def hidden_copies(*, gated: bool, activation: Activation) -> float:
 def _feed_forward(part: FeedForward, sizes: Sizes) -> Kept:
     m, e, h = sizes.tokens, sizes.itemsize, part.hidden / sizes.tensor
     inside = hidden_copies(gated=part.gated, activation=part.activation) * h
+    # The gradients of what the activation gave and read, where the last product's input is gone and no relu needs it.
+    beside = 2.0 if part.gated or part.activation in (Activation.RELU, Activation.RELU_SQUARED) else 1.0
     return Kept(
         saved=e * m * (part.width + inside),
-        working=e * m * ((3.0 if part.gated else 2.0) * h + part.width),
+        working=e * m * (beside * h + part.width),
         copied=part.matrix_parameters / sizes.tensor,
     )
 

@@ -15,7 +15,7 @@ from meshwright.cost.states import StateBytes, States, state_bytes
 from meshwright.cost.table import SHARDINGS, PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import DeviceKind
-from meshwright.spec.model import Embedding, Layer, ModelSpec
+from meshwright.spec.model import Attention, Block, Embedding, LatentAttention, Layer, Mixture, ModelSpec
 from meshwright.spec.plan import Sharding
 
 _ZERO3 = SHARDINGS.index(Sharding.PARAMETERS)
@@ -24,13 +24,28 @@ _CHUNK_ELEMENTS = {DeviceKind.CPU: 2.0**20}
 _ACCELERATOR_CHUNK_ELEMENTS = 2.0**26
 
 
+_ONES = (
+    "one_logits",
+    "largest_kept",
+    "head_kept",
+    "working",
+    "head_working",
+    "largest",
+    "head",
+    "embedding",
+    "closing",
+    "tied",
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
     """What a rank holds whatever the moment, shape (rows, ranks).
 
     Bytes of all microbatches in flight: `kept` and `logits`. Of one microbatch: `one_kept` on all blocks of the rank,
     `head_kept`, `one_logits`, `largest_kept` of a layer. `working` beside a layer's backward and `head_working`
-    beside the head's. Parameters: `largest` layer, `head` and `embedding`. `sends` bytes between stages, `fixed` those
+    beside the head's. Parameters: `largest` layer, `head`, `embedding`, `closing` of a layer's last product,
+    and `tied` of a head that multiplies with the table. `sends` bytes between stages, `fixed` those
     that stay.
     """
 
@@ -45,6 +60,8 @@ class Held:
     largest: FloatArray
     head: FloatArray
     embedding: FloatArray
+    closing: FloatArray
+    tied: FloatArray
     sends: FloatArray
     fixed: FloatArray
 
@@ -73,29 +90,11 @@ def collect(
     """What every rank holds of its `blocks`; `hidden` bytes of the residual stream of one microbatch, shape (rows,)."""
     total = counts["total"]
     zeros = np.zeros(total.shape[:2])
-    most = dict.fromkeys(
-        ("working", "head_working", "largest_kept", "head_kept", "largest", "head", "embedding", "one_logits"), zeros
-    )
+    most = dict.fromkeys(_ONES, zeros)
     kept = dict.fromkeys(("first", "last", "total"), zeros)
     logits = dict(kept)
     for index, (kind, block) in enumerate(zip(arrays.kinds, blocks, strict=True)):
-        if isinstance(kind.block, Layer):
-            found = {
-                "working": block.bytes.working,
-                "largest": block.parameters,
-                "largest_kept": block.bytes.kept,
-            }
-        elif isinstance(kind.block, Embedding):
-            found = {"working": block.bytes.working, "embedding": block.parameters}
-        else:
-            tied = model.head.matrix_parameters / table.tensor if model.head.tied else 0.0
-            found = {
-                "head": np.maximum(block.parameters, tied),
-                "head_kept": block.bytes.kept,
-                "head_working": block.bytes.working,
-                "one_logits": block.bytes.logits,
-            }
-        for name, values in found.items():
+        for name, values in _of_one(kind.block, block, table, model=model).items():
             most[name] = np.where(total[..., index] > 0, np.maximum(most[name], values[:, None]), most[name])
         for name in kept:
             number = counts[name][..., index]
@@ -111,6 +110,27 @@ def collect(
     )
 
 
+def _of_one(block: Block, priced: BlockSeconds, table: PlanTable, *, model: ModelSpec) -> dict[str, FloatArray]:
+    """What one block like `block` adds to Held, shape (rows,)."""
+    if isinstance(block, Layer):
+        return {
+            "working": priced.bytes.working,
+            "largest": priced.parameters,
+            "largest_kept": priced.bytes.kept,
+            "closing": _closing(block) / table.tensor,
+        }
+    if isinstance(block, Embedding):
+        return {"working": priced.bytes.working, "embedding": priced.parameters}
+    tied = np.asarray((model.head.matrix_parameters if model.head.tied else 0.0) / table.tensor)
+    return {
+        "head": np.maximum(priced.parameters, tied),
+        "tied": tied,
+        "head_kept": priced.bytes.kept,
+        "head_working": priced.bytes.working,
+        "one_logits": priced.bytes.logits,
+    }
+
+
 def moments(table: PlanTable, found: States, entry: Held, *, kind: DeviceKind, software: Software) -> list[Moment]:
     """Every moment of a step that may be the peak."""
     sizes = state_bytes(table)
@@ -122,45 +142,69 @@ def moments(table: PlanTable, found: States, entry: Held, *, kind: DeviceKind, s
 def _eager(
     table: PlanTable, found: States, entry: Held, *, sizes: StateBytes, kind: DeviceKind, software: Software
 ) -> list[Moment]:
-    """The loss, the head's backward, a layer's backward, the end of the last backward.
+    """The loss, the head's backward, a layer's backward, the last layer's of all, the end of the last backward.
 
     A loss of torch's own has beside the log-softmax the gradients of it and of the logits, in fp32 too.
     """
     master, compute, reduced = (size[:, None] for size in (sizes.master, sizes.compute, sizes.reduced))
-    sharding = table.sharding[:, None]
-    gathered = np.where(sharding == _ZERO3, compute, 0.0)
-    moved = np.where(sharding > 0, compute + 2.0 * reduced, compute)
-    head = np.where(sharding > 0, 0.0, master) * entry.head * (found.before == 0.0)
+    sharded = table.sharding[:, None] > 0
+    gathered = np.where(table.sharding[:, None] == _ZERO3, compute, 0.0)
+    # Gradients are made as backward goes where no sum and no bucket waits for them.
+    made = ~sharded & (found.before == 0.0)
+    head = np.where(made, master * entry.head, 0.0)
+    first = head + np.where(made, master * entry.closing, 0.0)
+    late = np.where(made, master * (entry.largest + entry.embedding - entry.closing), 0.0)
     buffers = entry.sends + entry.fixed
     chunk = _chunk_bytes(entry.one_logits / compute, compute, kind=kind)
-    beside = chunk if software.fused_loss else 2.0 * entry.one_logits
-    loss = Moment(
-        gradients=found.before,
-        activations=entry.kept,
-        logits=entry.logits + beside,
-        buffers=buffers,
-    )
-    back = Moment(
-        gradients=found.before + head,
-        activations=entry.kept,
-        logits=entry.logits,
-        buffers=buffers + entry.head * (gathered + compute),
-    )
-    unit = buffers + entry.largest * 2.0 * gathered + np.maximum(entry.largest, entry.head) * moved + found.wire
-    working = unit + np.maximum(entry.working, entry.head_working)
-    layer = Moment(
-        gradients=found.before + head,
-        activations=entry.kept,
-        logits=entry.logits - entry.one_logits,
-        buffers=working,
-    )
-    end = Moment(
-        gradients=found.after,
-        activations=np.minimum(entry.largest_kept, entry.kept),
-        logits=0.0 * entry.logits,
-        buffers=working,
-    )
-    return [loss, back, layer, end]
+    moved = np.where(sharded, np.maximum(entry.largest, entry.head) * (compute + 2.0 * reduced), 0.0)
+    unit = buffers + entry.largest * 2.0 * gathered + moved + found.wire
+    # The table's gradient is made whole; a tied head's part of it waits, and the sum of both is a third one.
+    both = 2.0 * master * np.minimum(entry.embedding, entry.tied)
+    alone = np.where(made & (compute == master), 0.0, entry.embedding * compute)
+    table_gradient = np.where(both > 0.0, both, alone)
+    return [
+        Moment(
+            gradients=found.before,
+            activations=entry.kept,
+            logits=entry.logits + (chunk if software.fused_loss else 2.0 * entry.one_logits),
+            buffers=buffers,
+        ),
+        Moment(
+            gradients=found.before + head,
+            activations=entry.kept,
+            logits=entry.logits,
+            buffers=buffers + entry.head_working + entry.head * (gathered + np.where(made, 0.0, compute)),
+        ),
+        Moment(
+            gradients=found.before + first,
+            activations=entry.kept - entry.head_kept,
+            logits=entry.logits - entry.one_logits,
+            buffers=unit + entry.working,
+        ),
+        Moment(
+            gradients=found.after - late,
+            activations=np.minimum(entry.largest_kept, entry.kept),
+            logits=0.0 * entry.logits,
+            buffers=unit + entry.working,
+        ),
+        Moment(
+            gradients=found.after,
+            activations=0.0 * entry.kept,
+            logits=0.0 * entry.logits,
+            buffers=buffers + np.where(sharded, moved, table_gradient),
+        ),
+    ]
+
+
+def _closing(block: Layer) -> float:
+    """Parameters of the last product of a layer, whose gradient comes first."""
+    if block.transform is not None:
+        experts = block.transform.experts if isinstance(block.transform, Mixture) else 1
+        return float(block.transform.width * block.transform.hidden * experts)
+    if isinstance(block.mixer, (Attention, LatentAttention)):
+        value = block.mixer.head_dim if isinstance(block.mixer, Attention) else block.mixer.value_dim
+        return float(block.mixer.width * block.mixer.heads * value)
+    return 0.0 if block.mixer is None else float(block.mixer.width * block.mixer.inner)
 
 
 def _fused(found: States, entry: Held, *, sizes: StateBytes, software: Software) -> list[Moment]:
