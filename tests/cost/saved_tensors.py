@@ -138,7 +138,7 @@ Call = Callable[[nn.Module, Context], Tensor]
 def _run(block: Block, setting: Setting) -> Iterator[tuple[nn.Module, Call, Context]]:
     with ExitStack() as stack:
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        stack.enter_context(mock.patch.object(torch, "bincount", _even))
+        stack.enter_context(mock.patch.object(torch, "bincount", even_counts))
         if setting.accelerator:
             stack.enter_context(mock.patch.object(Context, "lengths", _unknown))
             stack.enter_context(mock.patch.object(functional, "rms_norm", _fused_root_mean_square))
@@ -216,7 +216,7 @@ class _Even:
         return self._counts
 
 
-def _even(chosen: Tensor, minlength: int) -> _Even:
+def even_counts(chosen: Tensor, minlength: int) -> _Even:
     return _Even(chosen.numel(), minlength)
 
 
