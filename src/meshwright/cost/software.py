@@ -88,7 +88,7 @@ _MEGATRON: Mapping[str, Any] = {
 SOFTWARE: Mapping[str, Software] = MappingProxyType(
     {
         "torch": Software(),
-        "torch-2023": Software(attention_kernel=AttentionKernel.FLASH_1, fused_loss=False),
+        "torch-2023": Software(attention_kernel=AttentionKernel.FLASH_1),
         "torch-2024": Software(attention_kernel=AttentionKernel.FLASH_2, fused_loss=False, selects_operators=True),
         "megatron-2021": Software(fused_attention=False, dropout=True, **_MEGATRON),
         "megatron-flash": Software(attention_kernel=AttentionKernel.FLASH_2, **_MEGATRON),
