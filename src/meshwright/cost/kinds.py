@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from meshwright.cost.block_bytes import FULL, SELECTIVE, BlockBytes, block_bytes, cast_bytes, recomputes, width_of
 from meshwright.cost.compute import PassSeconds, Rates, part_seconds, rates
 from meshwright.cost.exchanges import Exchanged, LayerLinks, exchange_seconds
 from meshwright.cost.layouts import Kind
@@ -15,36 +16,16 @@ from meshwright.cost.offload import carried_seconds, keeps_away
 from meshwright.cost.operators import MIXTURE, block_work
 from meshwright.cost.software import Software
 from meshwright.cost.states import state_bytes
-from meshwright.cost.table import RECOMPUTES, SHARDINGS, BoolArray, PlanTable
+from meshwright.cost.table import PRECISIONS, SHARDINGS, PlanTable
 from meshwright.cost.work import FloatArray, PartWork, Sizes
 from meshwright.spec.cluster import DeviceKind, DeviceSpec, NodeGroup
 from meshwright.spec.job import JobSpec
-from meshwright.spec.model import Block, Embedding, Layer
-from meshwright.spec.plan import Recompute, Sharding
+from meshwright.spec.model import Block, Layer
+from meshwright.spec.plan import Sharding
 
 IndexArray = npt.NDArray[np.intp]
 
 _ZERO1 = SHARDINGS.index(Sharding.OPTIMIZER)
-_FULL = RECOMPUTES.index(Recompute.FULL)
-_SELECTIVE = RECOMPUTES.index(Recompute.SELECTIVE)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockBytes:
-    """Bytes that one block of a kind leaves on one device for each microbatch in flight, and beside them.
-
-    `kept` for backward under the row's recompute; `working` of the largest temporaries of its backward, with what a
-    full recompute brings back; `logits` of the loss; arrays of shape (rows,).
-    """
-
-    kept: FloatArray
-    working: FloatArray
-    logits: FloatArray
-
-    def without(self, away: BoolArray) -> BlockBytes:
-        """Where kept bytes are `away` in the host's memory, those of two blocks on their way are left."""
-        transit = np.where(away, 2.0 * self.kept, 0.0)
-        return replace(self, kept=np.where(away, 0.0, self.kept), working=self.working + transit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +94,7 @@ def combine(table: PlanTable, *, device: DeviceSpec, job: JobSpec, software: Sof
         expert=table.expert[first].astype(np.float64),
         expert_tensor=table.expert_tensor[first].astype(np.float64),
         itemsize=figures.itemsize,
+        product_itemsize=_product_itemsize(table, first, figures.itemsize, software=software),
         device=device,
         job=job,
         software=software,
@@ -140,6 +122,12 @@ def _distinct(table: PlanTable) -> tuple[IndexArray, IndexArray]:
     return first, inverse.reshape(-1)
 
 
+def _product_itemsize(table: PlanTable, first: IndexArray, itemsize: FloatArray, *, software: Software) -> FloatArray:
+    """Eight-bit recipes keep the inputs of products as they were multiplied."""
+    narrow = np.asarray([entry.quantized for entry in PRECISIONS])[table.precision[first]]
+    return np.where(narrow & (not software.eager), 1.0, itemsize)
+
+
 def operator_sizes(
     *,
     batch: FloatArray,
@@ -150,6 +138,7 @@ def operator_sizes(
     expert: FloatArray | float = 0.0,
     expert_tensor: FloatArray | float = 0.0,
     itemsize: FloatArray,
+    product_itemsize: FloatArray | None = None,
     device: DeviceSpec,
     job: JobSpec,
     software: Software,
@@ -171,6 +160,8 @@ def operator_sizes(
         composite_norms=software.writes_norms_out(device.kind),
         eager=software.eager,
         attention_itemsize=np.maximum(4.0, itemsize) if widens else itemsize,
+        processor=device.kind is DeviceKind.CPU,
+        product_itemsize=product_itemsize,
     )
 
 
@@ -196,7 +187,7 @@ def price_block(
         works,
         passes,
         table,
-        hidden=sizes.tokens * _width(kind.block) * sizes.itemsize,
+        hidden=sizes.tokens * width_of(kind.block) * sizes.itemsize,
         sizes=sizes,
         inverse=combination.inverse,
         links=links,
@@ -204,7 +195,7 @@ def price_block(
     )
     row = combination.rows
     parameters = row(part.parameters for part in works)
-    casts = parameters * _cast_bytes(table, software=software)
+    casts = parameters * cast_bytes(table, software=software)
     forward, backward = _pass_seconds(
         kind.block,
         works,
@@ -217,8 +208,8 @@ def price_block(
         software=software,
         speed=speed,
     )
-    full, selective = _again(kind, table, _FULL), _again(kind, table, _SELECTIVE)
-    held = _bytes(works, kind, table, combination, software=software, casts=casts)
+    full, selective = recomputes(kind, table, FULL), recomputes(kind, table, SELECTIVE)
+    held = block_bytes(kind, table, sizes, combination.inverse, software=software)
     away = keeps_away(kind, table)
     return BlockSeconds(
         forward=forward * slow,
@@ -303,13 +294,6 @@ def _accumulation_seconds(parameters: FloatArray, table: PlanTable, *, device: D
     return np.asarray(moved / (device.memory_bandwidth * device.memory_fraction), dtype=np.float64)
 
 
-def _cast_bytes(table: PlanTable, *, software: Software) -> FloatArray:
-    """Bytes per parameter of the copies that a pass casts where parameters are whole and multiply in less precision."""
-    sizes = state_bytes(table)
-    casts = (sizes.compute < sizes.master) & (table.sharding == 0) & software.casts_each_pass
-    return np.where(casts, sizes.compute, 0.0)
-
-
 def _with_host(work: FloatArray, host: FloatArray, tensor: FloatArray, *, cpu: bool) -> FloatArray:
     """A pass's own seconds beside its collectives: a processor does host work itself, an accelerator runs behind."""
     return work + host if cpu else np.maximum(work, host - tensor)
@@ -323,46 +307,3 @@ def _host_extra(block: Block, table: PlanTable, *, device: DeviceSpec, software:
         table.tensor > 1, device.tensor_layer_seconds, 0.0
     )
     return np.asarray(extra + np.where(table.sharding > 0, device.shard_layer_seconds, 0.0), dtype=np.float64)
-
-
-def _again(kind: Kind, table: PlanTable, policy: int) -> BoolArray:
-    """Rows whose plan recomputes this block in that way: only layers are recomputed."""
-    if not isinstance(kind.block, Layer):
-        return np.zeros(len(table), dtype=np.bool_)
-    return table.recompute == policy if kind.recompute is None else np.full(len(table), kind.recompute == policy)
-
-
-def _width(block: Block) -> int:
-    if isinstance(block, Layer):
-        return block.parts[0].width if block.parts else 0
-    return block.width
-
-
-def _bytes(
-    works: tuple[PartWork, ...],
-    kind: Kind,
-    table: PlanTable,
-    combination: Combination,
-    *,
-    software: Software,
-    casts: FloatArray,
-) -> BlockBytes:
-    block, sizes, inverse = kind.block, combination.sizes, combination.inverse
-    full, selective = _again(kind, table, _FULL), _again(kind, table, _SELECTIVE)
-    casts = casts * (not isinstance(block, Embedding))
-    zeros = np.zeros_like(sizes.batch)
-    kept, core, working, logits = zeros, zeros, zeros, zeros
-    entering = (sizes.tokens * _width(block) * sizes.itemsize / sizes.split)[inverse]
-    for part in works:
-        saved = part.saved + (part.gathered if software.gathers_saved else 0.0)
-        if not software.fused_attention:
-            scores = 5.0 * part.scores
-            saved, core = saved + scores, core + scores
-        kept, core = kept + saved, core + part.core
-        working, logits = np.maximum(working, part.working), logits + part.logits
-    kept, core, working = kept[inverse] + casts, core[inverse], working[inverse]
-    return BlockBytes(
-        kept=np.where(full, entering, np.where(selective, kept - core, kept)),
-        working=working + np.where(full, kept, np.where(selective, core, 0.0)),
-        logits=logits[inverse],
-    )

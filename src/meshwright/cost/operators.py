@@ -1,4 +1,4 @@
-"""From a block of the model to its work: matrix products, scores, traffic, saved activations, collectives."""
+"""From a block of the model to its work: matrix products, scores, traffic, collectives."""
 
 from __future__ import annotations
 
@@ -86,10 +86,9 @@ def _norms(part: Mixer | Transform, sizes: Sizes) -> list[PartWork]:
 
 
 def _norm(norm: Norm, sizes: Sizes) -> PartWork:
-    """Reads and writes its tokens once forward, reads two and writes one backward, and keeps its input.
+    """Reads and writes its tokens once forward, reads two and writes one backward.
 
-    Written out in fp32 it makes 7 passes forward and 23 backward, casts at both ends, and keeps its fp32 input and
-    its normed fp32 output.
+    Written out in fp32 it makes 7 passes forward and 23 backward, and casts at both ends.
     """
     elements = sizes.tokens * norm.width / sizes.split
     hidden = elements * sizes.itemsize
@@ -100,7 +99,6 @@ def _norm(norm: Norm, sizes: Sizes) -> PartWork:
             traffic=elements * (7.0 * sizes.wide + 2.0 * sizes.casts),
             backward_traffic=elements * (23.0 * sizes.wide + 2.0 * sizes.casts),
             kernels=2.0,
-            saved=2.0 * elements * sizes.wide + 4.0 * sizes.tokens / sizes.split,
         )
     return PartWork(
         name=NORM,
@@ -108,7 +106,6 @@ def _norm(norm: Norm, sizes: Sizes) -> PartWork:
         traffic=2.0 * hidden,
         backward_traffic=3.0 * hidden,
         kernels=1.0 if norm.kind is NormKind.LAYER else 2.0,
-        saved=hidden,
     )
 
 
@@ -127,10 +124,9 @@ def _attention(mixer: Attention, score_flops: FloatArray, sizes: Sizes) -> PartW
     forward, backward = _turn_bytes(sizes) if mixer.rotary else (sizes.zeros, sizes.zeros)
     forward, backward = forward + (2.0 * e if normed else 0.0), backward + (3.0 * e if normed else 0.0)
     forward, backward = forward * (query + key), backward * (query + key)
-    widened, kept = _widened(sizes, read=query + keys * key, written=query)
+    widened = _widened(sizes, read=query + keys * key, written=query)
     masks = 2.0 * _mask_bytes(mixer, sizes)
     again = 3.0 if sizes.eager else 1.5
-    core = 4.0 * m * mixer.heads / t + _mask_bytes(mixer, sizes) + m * kept
     return PartWork(
         name=ATTENTION,
         parameters=own / t + replicated,
@@ -145,24 +141,16 @@ def _attention(mixer: Attention, score_flops: FloatArray, sizes: Sizes) -> PartW
         traffic=m * (forward + widened + residual) + masks,
         backward_traffic=m * (backward + widened + again * residual) + 1.5 * masks,
         kernels=8.0 + (8.0 if mixer.rotary else 0.0) + (4.0 if normed else 0.0),
-        saved=e * m * (w / sizes.split + 2.0 * query + 2.0 * key + (query + key if normed else 0.0)) + core,
-        core=core,
-        gathered=e * m * (w - w / sizes.split),
-        working=e * m * (2.0 * query + 2.0 * key + w),
         exchanges=PAIR,
         circulated=e * m * keys * key * np.maximum(sizes.inner / np.maximum(mixer.kv_heads / t, 1.0), 1.0),
         traded=e * m * (2.0 * query + keys * key),
     )
 
 
-def _widened(sizes: Sizes, *, read: FloatArray, written: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Bytes per token to cast what attention reads and writes in a pass, and bytes more that it keeps."""
+def _widened(sizes: Sizes, *, read: FloatArray, written: FloatArray) -> FloatArray:
+    """Bytes per token to cast what attention reads and writes in a pass."""
     wide, e = sizes.attended, sizes.itemsize
-    widens = wide > e
-    return (
-        np.where(widens, (wide + e) * (read + written), 0.0),
-        np.where(widens, wide * (read + written) - e * read, 0.0),
-    )
+    return np.where(wide > e, (wide + e) * (read + written), 0.0)
 
 
 def _turn_bytes(sizes: Sizes) -> tuple[FloatArray, FloatArray]:
@@ -201,10 +189,8 @@ def _latent_attention(mixer: LatentAttention, score_flops: FloatArray, sizes: Si
         whole += indexer.parameters(mixer.width, rank or mixer.width)
     own = mixer.parameters - _norm_parameters(mixer) - whole
     inner = heads * (2.0 * query_dim + mixer.value_dim)
-    widened, more = _widened(sizes, read=inner, written=heads * mixer.value_dim)
+    widened = _widened(sizes, read=inner, written=heads * mixer.value_dim)
     traffic = e * m * (3.0 * w / sizes.split + 2.0 * inner + 4.0 * (latent + (rank or 0))) + m * widened
-    core = 4.0 * m * heads + _mask_bytes(mixer, sizes) + m * more
-    kept = heads * (2.0 * query_dim + 2.0 * mixer.value_dim) + 2.0 * latent + 2.0 * (rank or 0)
     return PartWork(
         name=ATTENTION,
         parameters=own / t + whole,
@@ -215,10 +201,6 @@ def _latent_attention(mixer: LatentAttention, score_flops: FloatArray, sizes: Si
         traffic=traffic,
         backward_traffic=1.5 * traffic,
         kernels=26.0,
-        saved=e * m * (w / sizes.split + kept) + core,
-        core=core,
-        gathered=e * m * (w - w / sizes.split),
-        working=e * m * (inner + w),
         exchanges=PAIR,
         circulated=e * m * heads * (query_dim + mixer.value_dim),
         traded=e * m * heads * 2.0 * (query_dim + mixer.value_dim),
@@ -243,9 +225,6 @@ def _recurrence(mixer: Recurrence, scan_flops: FloatArray, sizes: Sizes) -> Part
         traffic=traffic,
         backward_traffic=2.0 * traffic,
         kernels=14.0,
-        saved=e * m * (w / sizes.split + 2.0 * mixed + 4.0 * inner),
-        gathered=e * m * (w - w / sizes.split),
-        working=e * m * (2.0 * inner + mixed),
         exchanges=PAIR,
         traded=e * m * (2.0 * inner + mixed),
     )
@@ -266,9 +245,6 @@ def _feed_forward(part: FeedForward, sizes: Sizes) -> PartWork:
         traffic=e * m * ((5.0 if part.gated else 2.0) * h + residual),
         backward_traffic=e * m * (back * h + again * residual),
         kernels=6.0 if part.gated else 4.0,
-        saved=e * m * (w / sizes.split + (4.0 if part.gated else 2.0) * h),
-        gathered=e * m * (w - w / sizes.split),
-        working=e * m * ((3.0 if part.gated else 2.0) * h + w),
         exchanges=PAIR,
     )
 
@@ -296,9 +272,7 @@ def _mixture(part: Mixture, sizes: Sizes) -> PartWork:
     replicated = float(part.width * part.experts + (part.experts if part.router_bias else 0) + part.extra_parameters)
     replicated += part.width if part.shared_gate else 0
     biases = float(part.experts * part.width if part.expert_bias else 0)
-    saved = e * (m * w / sizes.split + routed * (2.0 * w + (4.0 if part.gated else 2.0) * h))
     traffic = e * (routed * (8.0 * w + (5.0 if part.gated else 2.0) * h) + 3.0 * m * w / sizes.split)
-    working = e * routed * (2.0 * w + 2.0 * h)
     matrices = float(part.experts * part.expert_parameters) - biases
     own = part.parameters - _norm_parameters(part) - replicated - biases - matrices
     on_grid = matrices / (slices * holders) + biases / holders
@@ -308,8 +282,9 @@ def _mixture(part: Mixture, sizes: Sizes) -> PartWork:
             Product(m=m, n=shared, k=w, count=2.0 if part.shared.gated else 1.0),
             Product(m=m, n=w, k=shared),
         ]
-        saved = saved + e * m * (4.0 if part.shared.gated else 2.0) * shared
         traffic = traffic + e * m * (5.0 * shared + w)
+        if part.shared_gate:
+            products.append(Product(m=m, n=sizes.zeros + 1.0, k=w))
     sent = np.where(grid, e * m / t * part.top_k * w, 0.0)
     return PartWork(
         name=MIXTURE,
@@ -318,9 +293,6 @@ def _mixture(part: Mixture, sizes: Sizes) -> PartWork:
         traffic=traffic,
         backward_traffic=2.0 * traffic,
         kernels=24.0,
-        saved=saved + 8.0 * m * part.experts,
-        gathered=e * m * (w - w / sizes.split),
-        working=working,
         exchanges=PAIR,
         expert_parameters=on_grid,
         dispatched=sent,
@@ -337,15 +309,13 @@ def _embedding(block: Embedding, sizes: Sizes) -> PartWork:
         traffic=(2.0 + (2.0 if block.positions else 0.0)) * hidden,
         backward_traffic=3.0 * hidden,
         kernels=2.0 + (1.0 if block.positions else 0.0),
-        saved=8.0 * sizes.tokens,
-        working=hidden,
         exchanges=Exchanges(forward=1.0, scatters_forward=1.0, gathers_backward=1.0),
     )
 
 
 def _head(block: Head, sizes: Sizes) -> tuple[PartWork, ...]:
-    """One copy of the logits, over which backward writes their gradient; the loss reads them in fp32 by chunks."""
-    m, e = sizes.tokens, sizes.itemsize
+    """The product with the vocabulary and the loss, which reads logits in fp32 by chunks."""
+    m = sizes.tokens
     w, v = sizes.zeros + block.width, block.vocab / sizes.tensor
     own = (0 if block.tied else block.matrix_parameters) + (block.vocab if block.bias else 0)
     norms = () if block.norm is None else (_norm(block.norm, sizes),)
@@ -357,10 +327,6 @@ def _head(block: Head, sizes: Sizes) -> tuple[PartWork, ...]:
         traffic=m * v * forward,
         backward_traffic=m * v * backward,
         kernels=8.0 + (2.0 if block.softcap else 0.0),
-        saved=e * m * w / sizes.split,
-        gathered=e * m * (w - w / sizes.split),
-        working=e * m * w,
-        logits=m * v * e,
         exchanges=Exchanges(backward=1.0, gathers_forward=1.0, scatters_backward=1.0, small=3.0),
     )
     return (*norms, head)

@@ -32,7 +32,7 @@ def predict(design: Design) -> Report:
     costs = evaluate(table, model=model, cluster=cluster, job=job, every_rank=True)
     origin = cluster.origin
     step = _step_line(costs, plan=plan, origin=origin)
-    memory = _memory(costs)
+    memory = _memory(costs, filled=_filled(plan, cluster))
     report = Report(
         plan=plan.digest(),
         step=step,
@@ -103,12 +103,19 @@ def _note(costs: Costs, name: str, seconds: float, *, plan: Plan) -> str:
     return ""
 
 
-def _memory(costs: Costs) -> tuple[StageMemory, ...]:
+def _filled(plan: Plan, cluster: ClusterSpec) -> float:
+    """The least share of reserved memory that tensors fill, over the accelerators in use."""
+    devices = [used.group.device for used in _used(plan, cluster)]
+    return min((device.usable_fraction for device in devices if device.kind is not DeviceKind.CPU), default=1.0)
+
+
+def _memory(costs: Costs, *, filled: float) -> tuple[StageMemory, ...]:
     return tuple(
         StageMemory(
             rank=int(costs.ranks[0, column]),
             parts={str(part): float(values[0, column]) for part, values in costs.memory.items()},
             capacity=float(costs.capacity[0, column]),
+            filled=filled,
         )
         for column in np.flatnonzero(costs.valid[0])
     )

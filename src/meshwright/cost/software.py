@@ -29,6 +29,12 @@ class Software:
     `attention_kernel`: which generation of fused attention. `layer_seconds`: host time of a layer and pass beside its
     kernels where a host drives an accelerator and the device's own was not measured.
     `scatters_transfers`: tensor ranks send a slice each between stages and gather it in their node.
+    `keeps_copies`: parameters in the precision that multiplies lie beside the optimizer's fp32 masters, and gradients
+    in a buffer of their own from the first step on. `fused_loss`: the loss reads logits as they come and writes their
+    gradient over them. `placeholders`: Transformer Engine keeps for each shape of weight a tensor that stands for the
+    gradient which its product added elsewhere already (get_dummy_wgrad, since release 2.3). `dropout`: each branch
+    keeps a mask of what it dropped. `selects_operators`: selective recompute keeps what attention and every second
+    product give, and nothing else.
     """
 
     fused_attention: bool = True
@@ -44,6 +50,11 @@ class Software:
     scatters_transfers: bool = False
     attention_kernel: AttentionKernel = AttentionKernel.NATIVE
     layer_seconds: float = 0.0
+    keeps_copies: bool = False
+    fused_loss: bool = True
+    placeholders: bool = False
+    dropout: bool = False
+    selects_operators: bool = False
 
     def host_seconds(self, kind: DeviceKind) -> float:
         """Host seconds of a layer and pass beside its kernels, where a host drives an accelerator."""
@@ -70,16 +81,18 @@ _MEGATRON: Mapping[str, Any] = {
     "dense_masks": False,
     "casts_each_pass": False,
     "eager": False,
+    "keeps_copies": True,
+    "fused_loss": False,
     "layer_seconds": 1e-3,  # python of a layer in eager Megatron: what explains launch-bound A100 runs (docs/lab.md)
 }
 SOFTWARE: Mapping[str, Software] = MappingProxyType(
     {
         "torch": Software(),
         "torch-2023": Software(attention_kernel=AttentionKernel.FLASH_1),
-        "torch-2024": Software(attention_kernel=AttentionKernel.FLASH_2),
-        "megatron-2021": Software(fused_attention=False, **_MEGATRON),
+        "torch-2024": Software(attention_kernel=AttentionKernel.FLASH_2, fused_loss=False, selects_operators=True),
+        "megatron-2021": Software(fused_attention=False, dropout=True, **_MEGATRON),
         "megatron-flash": Software(attention_kernel=AttentionKernel.FLASH_2, **_MEGATRON),
-        "megatron-core": Software(**{**_MEGATRON, "overlap": True}),
+        "megatron-core": Software(**{**_MEGATRON, "overlap": True, "fused_loss": True, "placeholders": True}),
     }
 )
 

@@ -21,7 +21,8 @@ class Sizes:
     `masked`: attention is given a mask of documents. `dense_masks`: a masked attention reads every score.
     `composite_norms`: root-mean-square norms are written out in fp32. `eager`: element-wise work is
     done operator by operator, and every projection adds its own gradient. `attention_itemsize`:
-    bytes of the queries, keys and values that attention reads.
+    bytes of the queries, keys and values that attention reads. `processor`: no accelerator runs this.
+    `product_itemsize`: bytes of an element that a product keeps of its input.
     """
 
     batch: FloatArray
@@ -38,6 +39,8 @@ class Sizes:
     composite_norms: bool = False
     eager: bool = False
     attention_itemsize: FloatArray | None = None
+    processor: bool = False
+    product_itemsize: FloatArray | None = None
 
     @property
     def wide(self) -> FloatArray:
@@ -53,6 +56,11 @@ class Sizes:
     def attended(self) -> FloatArray:
         """Bytes of an element of the queries that attention reads."""
         return self.itemsize if self.attention_itemsize is None else self.attention_itemsize
+
+    @property
+    def kept_itemsize(self) -> FloatArray:
+        """Bytes of an element that a product keeps of its input."""
+        return self.itemsize if self.product_itemsize is None else self.product_itemsize
 
     @property
     def tokens(self) -> FloatArray:
@@ -112,15 +120,12 @@ PAIR = Exchanges(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartWork:
-    """One part of a block: products, scores, element-wise traffic, kernels, what backward keeps, and parameters.
+    """One part of a block: products, scores, element-wise traffic, kernels, collectives and parameters.
 
     `score_flops` forward FLOPs of queries by keys and scores by values over visible keys by heads of `score_dim`
-    features, `scores` the elements of the whole score matrices;
-    `traffic` and `backward_traffic` bytes of element-wise work; `kernels` started forward
-    (twice as many backward); `saved` bytes kept for backward, of which `core` belongs to the scores' part and
-    `gathered` exists only where gathered inputs are kept; `working` bytes of the largest temporaries of backward;
-    `exchanges` take place `exchanged` times (once or not at all).
-    `logits` bytes of the logits that the loss holds; `parameters` on one device, of which `expert_parameters` lie
+    features, `scores` the elements of the whole score matrices; `traffic` and `backward_traffic` bytes of
+    element-wise work; `kernels` started forward (twice as many backward); `exchanges` take place `exchanged` times
+    (once or not at all); `parameters` on one device, of which `expert_parameters` lie
     on the grid of experts. Bytes of one rank that cross to others in a pass: `circulated` keys and values that context
     ranks pass on, `traded` queries, keys, values and outputs that they trade for heads, `dispatched` tokens on their
     way to their experts (and as many back), `regathered` those that expert tensor ranks gather.
@@ -135,11 +140,6 @@ class PartWork:
     traffic: FloatArray | float = 0.0
     backward_traffic: FloatArray | float = 0.0
     kernels: float = 0.0
-    saved: FloatArray | float = 0.0
-    core: FloatArray | float = 0.0
-    gathered: FloatArray | float = 0.0
-    working: FloatArray | float = 0.0
-    logits: FloatArray | float = 0.0
     exchanges: Exchanges = NO_EXCHANGE
     exchanged: FloatArray | float = 1.0
     expert_parameters: FloatArray | float = 0.0

@@ -33,7 +33,7 @@ from meshwright.spec.plan import (
 )
 
 T = TypeVar("T")
-_RECENT = ("megatron-core", "nemo/", "zero bubble")
+_RECENT = ("megatron-core", "nemo/")
 _TORCH = {"composer": "torch-2023", "fsdp1": "torch-2024", "torchtitan": "torch-2024", "fsdp": "torch"}
 _MICROBATCHES = (2, 4, 8, 16, 32)
 _SCHEDULES = {

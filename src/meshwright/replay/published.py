@@ -15,7 +15,7 @@ from meshwright.replay.models import InexpressibleError
 from meshwright.replay.runs import Run, read_runs
 from meshwright.replay.scores import Point, Scores, leave_one_group_out, overall, score
 from meshwright.spec.errors import ConfigError, Problem
-from meshwright.spec.report import MemoryPart, Report
+from meshwright.spec.report import Report, StageMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,11 +92,21 @@ def _quickest(reports: list[Report]) -> Report:
 
 
 def _peak_bytes(report: Report, run: Run) -> float:
-    """What the source's own measure of memory would see: an allocator does not see the context and libraries."""
-    allocated = "allocated" in run.text("mem_kind")
-    return max(
-        memory.total - (memory.parts.get(MemoryPart.RESERVED, 0.0) if allocated else 0.0) for memory in report.memory
-    )
+    """What the source's own measure of memory would see.
+
+    An allocator does not see the context and libraries; what it reserved has its fragments; the driver sees all.
+    """
+    kind = run.text("mem_kind")
+    return max(_seen(stage, kind) for stage in report.memory)
+
+
+def _seen(stage: StageMemory, kind: str) -> float:
+    if "allocated" in kind:
+        return stage.allocated
+    context = stage.total - stage.allocated
+    if "reserved" in kind:
+        return stage.reserved
+    return stage.reserved + context if "nvidia-smi" in kind else stage.total
 
 
 def check_writable(path: Path, *, beside: Path) -> None:

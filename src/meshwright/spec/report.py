@@ -71,11 +71,15 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMemory:
-    """Bytes at the peak of the heaviest device of pipeline rank `rank`, by part; `capacity` is what it may use."""
+    """Bytes at the peak of the heaviest device of pipeline rank `rank`, by part; `capacity` is what it may use.
+
+    Of what an allocator reserves, tensors fill `filled`; the rest is fragments. 1 where there is no such allocator.
+    """
 
     rank: int
     parts: Mapping[str, float]
     capacity: float
+    filled: float = 1.0
 
     @property
     def total(self) -> float:
@@ -85,6 +89,11 @@ class StageMemory:
     def allocated(self) -> float:
         """Without what the context and libraries reserve: what the run itself allocates."""
         return self.total - self.parts.get(MemoryPart.RESERVED, 0.0)
+
+    @property
+    def reserved(self) -> float:
+        """What the allocator holds of the device to give the run what it allocates, fragments with it."""
+        return self.allocated / self.filled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,104 @@
+"""Bytes that one block leaves on one device for each microbatch in flight, row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from meshwright.cost.kept import Kept, kept_eager, operator_outputs
+from meshwright.cost.kept_fused import kept_fused
+from meshwright.cost.layouts import Kind
+from meshwright.cost.software import Software
+from meshwright.cost.states import state_bytes
+from meshwright.cost.table import RECOMPUTES, BoolArray, PlanTable
+from meshwright.cost.work import FloatArray, Sizes
+from meshwright.spec.model import Block, Embedding, Layer
+from meshwright.spec.plan import Recompute
+
+FULL = RECOMPUTES.index(Recompute.FULL)
+SELECTIVE = RECOMPUTES.index(Recompute.SELECTIVE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockBytes:
+    """Arrays of shape (rows,), bytes of one block of a kind for one microbatch.
+
+    `kept` for backward under the row's recompute; `working` the most that its backward has beside that, with what it
+    computes again; `logits` of the loss.
+    """
+
+    kept: FloatArray
+    working: FloatArray
+    logits: FloatArray
+
+    def without(self, away: BoolArray) -> BlockBytes:
+        """Where kept bytes are `away` in the host's memory, those of two blocks on their way are left."""
+        transit = np.where(away, 2.0 * self.kept, 0.0)
+        return replace(self, kept=np.where(away, 0.0, self.kept), working=self.working + transit)
+
+
+def block_bytes(
+    kind: Kind,
+    table: PlanTable,
+    sizes: Sizes,
+    inverse: npt.NDArray[np.intp],
+    *,
+    software: Software,
+) -> BlockBytes:
+    """What a block like `kind` leaves on every row of `table`, whose settings `inverse` finds in `sizes`."""
+    block = kind.block
+    parts = kept_eager(block, sizes, software) if software.eager else kept_fused(block, sizes, software)
+
+    def row(values: Iterable[FloatArray | float]) -> FloatArray:
+        total = sizes.zeros
+        for value in values:
+            total = total + value
+        return total[inverse]
+
+    copied = 0.0 if isinstance(block, Embedding) else row(part.copied for part in parts)
+    copies = copied * cast_bytes(table, software=software)
+    kept = row(part.saved for part in parts) + copies
+    chosen = operator_outputs(block, sizes) if software.selects_operators else None
+    core = row(part.core for part in parts) if chosen is None else np.maximum(kept - chosen[inverse], 0.0)
+    full, selective = recomputes(kind, table, FULL), recomputes(kind, table, SELECTIVE)
+    entering = (sizes.tokens * width_of(block) * sizes.itemsize / sizes.split)[inverse]
+    # A first norm that is not written out in another precision keeps the very tensor that entered.
+    again = kept - (0.0 if sizes.composite_norms and bool((sizes.itemsize < sizes.wide).all()) else entering)
+    return BlockBytes(
+        kept=np.where(full, entering, np.where(selective, kept - core, kept)),
+        working=_working(parts, sizes)[inverse] + np.where(full, again, np.where(selective, core, 0.0)),
+        logits=row(part.logits for part in parts),
+    )
+
+
+def _working(parts: tuple[Kept, ...], sizes: Sizes) -> FloatArray:
+    """The most over the parts: backward comes to one when what those after it kept is gone."""
+    most, gone = sizes.zeros, sizes.zeros
+    for part in reversed(parts):
+        most = np.maximum(most, part.working - gone)
+        gone = gone + part.saved
+    return most
+
+
+def recomputes(kind: Kind, table: PlanTable, policy: int) -> BoolArray:
+    """Rows whose plan recomputes this block in that way: only layers are recomputed."""
+    if not isinstance(kind.block, Layer):
+        return np.zeros(len(table), dtype=np.bool_)
+    return table.recompute == policy if kind.recompute is None else np.full(len(table), kind.recompute == policy)
+
+
+def cast_bytes(table: PlanTable, *, software: Software) -> FloatArray:
+    """Bytes per parameter of the copies that a pass casts where parameters are whole and multiply in less precision."""
+    sizes = state_bytes(table)
+    casts = (sizes.compute < sizes.master) & (table.sharding == 0) & software.casts_each_pass
+    return np.where(casts, sizes.compute, 0.0)
+
+
+def width_of(block: Block) -> int:
+    """Features of the residual stream that enters it."""
+    if isinstance(block, Layer):
+        return block.parts[0].width if block.parts else 0
+    return block.width

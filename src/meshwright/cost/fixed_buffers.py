@@ -1,0 +1,122 @@
+"""Buffers that live as long as a run, beside parameters and what a step makes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from meshwright.cost.layouts import LayoutArrays
+from meshwright.cost.software import Software
+from meshwright.cost.states import state_bytes
+from meshwright.cost.table import PlanTable
+from meshwright.cost.work import FloatArray
+from meshwright.spec.cluster import DeviceKind, DeviceSpec, Precision
+from meshwright.spec.job import JobSpec
+from meshwright.spec.model import (
+    Attention,
+    Block,
+    FeedForward,
+    LatentAttention,
+    Layer,
+    Mixture,
+    ModelSpec,
+    Recurrence,
+)
+
+Shape = tuple[str, float, float]
+
+# PyTorch's workspace for matrix products (notes on CUDA semantics, CUBLAS_WORKSPACE_CONFIG): 32 MiB on Hopper and
+# later, :4096:2:16:8 before; Transformer Engine has one of its own of 32 MiB there and 4 MiB before.
+_WORKSPACE_BYTES = {True: 32.0 * 2**20, False: 2.0 * 4096 * 1024 + 8.0 * 16 * 1024}
+_ENGINE_WORKSPACE_BYTES = {True: 32.0 * 2**20, False: 4.0 * 2**20}
+_DENSE, _EXPERT = "dense", "expert"
+
+
+def fixed_bytes(
+    table: PlanTable,
+    *,
+    arrays: LayoutArrays,
+    counts: Mapping[str, FloatArray],
+    model: ModelSpec,
+    device: DeviceSpec,
+    job: JobSpec,
+    software: Software,
+) -> FloatArray:
+    """Bytes on every rank, shape (rows, ranks)."""
+    found = np.zeros(counts["total"].shape[:2])
+    if device.kind is DeviceKind.CUDA:
+        recent = Precision.FP8 in device.peak_flops
+        found = found + _WORKSPACE_BYTES[recent]
+        if software.placeholders:
+            found = found + _ENGINE_WORKSPACE_BYTES[recent]
+    if software.eager:
+        found = found + _shared_tensors(table, model=model, job=job)[:, None]
+    return found + _placeholders(table, arrays=arrays, counts=counts) if software.placeholders else found
+
+
+def _placeholders(table: PlanTable, *, arrays: LayoutArrays, counts: Mapping[str, FloatArray]) -> FloatArray:
+    """One tensor for every shape of weight on the rank, in the precision that multiplies."""
+    total = counts["total"]
+    holders: dict[Shape, list[int]] = {}
+    for index, kind in enumerate(arrays.kinds):
+        for shape in _weights(kind.block):
+            holders.setdefault(shape, []).append(index)
+    slices = np.where(table.on_grid, np.maximum(table.expert_tensor, 1), table.tensor)
+    found = np.zeros(total.shape[:2])
+    for (where, rows, columns), indexes in holders.items():
+        present = (total[..., indexes] > 0).any(axis=-1)
+        size = rows * columns / (slices if where == _EXPERT else table.tensor) * state_bytes(table).compute
+        found = found + np.where(present, size[:, None], 0.0)
+    return found
+
+
+def _weights(block: Block) -> set[Shape]:
+    """Shapes of the weights of a layer that Transformer Engine multiplies: gates beside their partners, queries beside
+    keys and values."""
+    if not isinstance(block, Layer):
+        return set()
+    shapes: set[Shape] = set()
+    for part in block.parts:
+        width = float(part.width)
+        if isinstance(part, Attention):
+            values = 1 if part.shared_key_value else 2
+            shapes.add((_DENSE, float((part.heads + values * part.kv_heads) * part.head_dim), width))
+            shapes.add((_DENSE, width, float(part.heads * part.head_dim)))
+        elif isinstance(part, LatentAttention):
+            query = float(part.heads * (part.nope_dim + part.rope_dim))
+            shapes.add((_DENSE, query, float(part.query_rank or width)))
+            shapes.add((_DENSE, float(part.heads * (part.nope_dim + part.value_dim)), float(part.kv_rank)))
+            shapes.add((_DENSE, width, float(part.heads * part.value_dim)))
+        elif isinstance(part, FeedForward):
+            shapes |= _two_products(_DENSE, part.hidden, width, gated=part.gated)
+        elif isinstance(part, Mixture):
+            shapes |= _two_products(_EXPERT, part.hidden, width, gated=part.gated)
+            if part.shared is not None:
+                shapes |= _two_products(_DENSE, part.shared.hidden, width, gated=part.shared.gated)
+        else:
+            assert isinstance(part, Recurrence)
+            shapes.add((_DENSE, width, float(part.inner)))
+    return shapes
+
+
+def _two_products(where: str, hidden: int, width: float, *, gated: bool) -> set[Shape]:
+    return {(where, float(hidden) * (2.0 if gated else 1.0), width), (where, width, float(hidden))}
+
+
+def _shared_tensors(table: PlanTable, *, model: ModelSpec, job: JobSpec) -> FloatArray:
+    """Angles of rotary positions in fp32 at the least, and masks of bytes, each once for all layers of a pass."""
+    length = float(job.sequence_length)
+    mixers = [layer.mixer for layer in model.layers]
+    rotaries = {getattr(mixer, "rotary", None) for mixer in mixers} - {None}
+    dims = float(sum(rotary.dims for rotary in rotaries if rotary is not None))
+    limits = {
+        (mixer.window, getattr(mixer, "chunk", None))
+        for mixer in mixers
+        if isinstance(mixer, (Attention, LatentAttention))
+    }
+    documents = job.data.document_mask
+    cut = [pair for pair in limits if documents or any(limit is not None and limit < length for limit in pair)]
+    sequences = table.microbatch if documents else np.ones(len(table))
+    wide = np.maximum(state_bytes(table).compute, 4.0)
+    return np.asarray(length / table.context * (dims * wide + len(cut) * length * sequences), dtype=np.float64)

@@ -1,0 +1,328 @@
+"""What backward keeps of every part of a block, tensor by tensor, as the training software runs it.
+
+Here as our own modules run it, operator by operator under torch's autograd; `kept_fused` tells of stacks with fused
+kernels. Tests hold every figure of this module against a count of the modules' own saved tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.cost.software import Software
+from meshwright.cost.work import FloatArray, Sizes
+from meshwright.spec.model import (
+    Activation,
+    Attention,
+    Block,
+    Embedding,
+    FeedForward,
+    Head,
+    LatentAttention,
+    Layer,
+    Mixer,
+    Mixture,
+    Norm,
+    NormKind,
+    QueryKeyNorm,
+    Recurrence,
+    Transform,
+)
+
+_INDEX_BYTES = 8.0
+_LOSS_BYTES = 9.0  # of every token the column of its target, and whether this rank holds it
+# A seed and an offset; flash attention keeps a scalar beside them that it does not use.
+_FLASH_STATE_BYTES, _MASKED_STATE_BYTES = 24.0, 16.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """Bytes of one part on one device for one microbatch, arrays of shape (combinations,).
+
+    `saved` for backward, of which `core` lies between the inputs of the scores and their output; `working` the most
+    that its backward has beside what is saved; `logits` that the loss reads. `copied` elements of weights are kept
+    beside the parameters where every pass casts them.
+    """
+
+    saved: FloatArray
+    core: FloatArray | float = 0.0
+    working: FloatArray | float = 0.0
+    logits: FloatArray | float = 0.0
+    copied: FloatArray | float = 0.0
+
+
+def kept_eager(block: Block, sizes: Sizes, software: Software) -> tuple[Kept, ...]:
+    """The parts of `block` in forward order."""
+    if isinstance(block, Embedding):
+        return (_embedding(block, sizes),)
+    if isinstance(block, Head):
+        return _head(block, sizes, software)
+    parts: list[Kept] = []
+    for part in block.parts:
+        inside = _mixer(part, sizes) if isinstance(part, Mixer) else _transform(part, sizes)
+        before = () if part.norm is None else (_norm(part.norm, sizes),)
+        after = () if part.post_norm is None else (_norm(part.post_norm, sizes),)
+        parts += [*before, inside, *after]
+    return tuple(parts)
+
+
+def _mixer(mixer: Mixer, sizes: Sizes) -> Kept:
+    if isinstance(mixer, Attention):
+        return _attention(mixer, sizes)
+    return _latent_attention(mixer, sizes) if isinstance(mixer, LatentAttention) else recurrence(mixer, sizes)
+
+
+def _transform(part: Transform, sizes: Sizes) -> Kept:
+    return _feed_forward(part, sizes) if isinstance(part, FeedForward) else _mixture(part, sizes)
+
+
+def _norm(norm: Norm, sizes: Sizes) -> Kept:
+    """Its input and one or two numbers a token, which layer norms on processors keep in the input's precision."""
+    rows = sizes.tokens / sizes.split
+    copied = sizes.zeros + norm.parameters
+    if norm.kind is NormKind.RMS:
+        return Kept(saved=_root_mean_square(rows * norm.width, rows, sizes), copied=copied)
+    statistics = 2.0 * (sizes.itemsize if sizes.processor else sizes.wide)
+    return Kept(saved=rows * (norm.width * sizes.itemsize + statistics), copied=copied)
+
+
+def _root_mean_square(
+    elements: FloatArray, rows: FloatArray, sizes: Sizes, *, scaled: bool = True, shared: bool = False
+) -> FloatArray:
+    """The input and 1 / rms; written out in fp32 a wide input and, before the scale, a wide output.
+
+    `shared`: something else keeps the input already.
+    """
+    if sizes.composite_norms:
+        own = elements * sizes.wide * (1.0 if scaled else 0.0)
+        read = np.where((sizes.itemsize < sizes.wide) | (not shared), elements * sizes.wide, 0.0)
+        return own + read + rows * sizes.wide
+    return elements * sizes.itemsize * (0.0 if shared else 1.0) + rows * sizes.wide
+
+
+def _attention(mixer: Attention, sizes: Sizes) -> Kept:
+    """Input, queries, keys, values and output, what the core keeps inside, and the inputs of norms on the former."""
+    m, t, e = sizes.tokens, sizes.tensor, sizes.itemsize
+    heads, key_heads = mixer.heads / t, np.maximum(mixer.kv_heads / t, 1.0)
+    query, key = heads * mixer.head_dim, key_heads * mixer.head_dim
+    normed = mixer.qk_norm is not QueryKeyNorm.NONE
+    same = mixer.shared_key_value and mixer.rotary is None and not normed
+    read = query + (1.0 if same else 2.0) * key
+    if mixer.sinks or mixer.softcap is not None:
+        inside = _written_out(mixer, heads, query, sizes)
+    else:
+        mask = _mask_copy(mixer, sizes)
+        inside = _fused_core(
+            read=query + 2.0 * key, written=query, heads=heads, inputs=read, sizes=sizes, flash=mask is None
+        )
+        inside = inside if mask is None else inside + mask
+    # The sinks' copy in less precision is an input that only a repeated core needs.
+    core = inside - e * m * read - (np.where(e < sizes.wide, e * heads, 0.0) if mixer.sinks else 0.0)
+    width = sizes.zeros + mixer.width
+    matrices = width * (2.0 * query + (1.0 if mixer.shared_key_value else 2.0) * key)
+    return Kept(
+        saved=e * m * (width + query) + inside + _head_norms(mixer, query, key, sizes),
+        core=core,
+        working=e * m * (2.0 * query + 2.0 * key + width),
+        copied=matrices + _head_norm_parameters(mixer, query, key),
+    )
+
+
+def _fused_core(
+    *, read: FloatArray, written: FloatArray, heads: FloatArray, inputs: FloatArray, sizes: Sizes, flash: bool
+) -> FloatArray:
+    """Inputs and the log-sum-exp of a fused kernel; where they are widened, wide inputs and output.
+
+    The memory-efficient kernel takes what `flash` attention does not: masks, values of another width.
+    """
+    m, e, wide = sizes.tokens, sizes.itemsize, sizes.attended
+    held = np.where(wide > e, wide * (read + written), e * inputs)
+    state = 0.0 if sizes.processor else _FLASH_STATE_BYTES if flash else _MASKED_STATE_BYTES
+    return m * held + m * heads * sizes.wide + state
+
+
+def _written_out(mixer: Attention, heads: FloatArray, query: FloatArray, sizes: Sizes) -> FloatArray:
+    """Queries, keys and values repeated for every head, the turned mask, and the scores after each step that keeps
+    them: the cap, the softmax (with a column of sinks), its narrow copy."""
+    m, e, wide = sizes.tokens, sizes.itemsize, sizes.wide
+    scores = sizes.scores * heads
+    column = m * heads * wide if mixer.sinks else sizes.zeros
+    capped = e * scores if mixer.softcap is not None else sizes.zeros
+    narrow = np.where(e < wide, e * scores, 0.0)
+    return 3.0 * e * m * query + capped + wide * scores + column + narrow + _mask_elements(sizes)
+
+
+def _mask_elements(sizes: Sizes) -> FloatArray:
+    """Of the mask that a kernel is given: one for all sequences, or one each where documents differ."""
+    return sizes.scores / (1.0 if sizes.masked else sizes.batch)
+
+
+def _mask_copy(mixer: Attention | LatentAttention, sizes: Sizes) -> FloatArray | None:
+    """The kernel's own copy of the mask, a number for every score of one head; None without a mask."""
+    chunk = getattr(mixer, "chunk", None)
+    narrow = any(limit is not None and limit < sizes.sequence for limit in (mixer.window, chunk))
+    dense = sizes.dense_masks and (sizes.masked or narrow)
+    return _mask_elements(sizes) * sizes.attended if dense else None
+
+
+def _head_norms(mixer: Attention, query: FloatArray, key: FloatArray, sizes: Sizes) -> FloatArray:
+    """Norms of queries and keys: over each head, or over all heads at once, which tensor ranks write out together."""
+    if mixer.qk_norm is QueryKeyNorm.NONE:
+        return sizes.zeros
+    m, scaled = sizes.tokens, mixer.qk_norm is not QueryKeyNorm.UNSCALED
+    whole = mixer.qk_norm is QueryKeyNorm.FULL
+    found = sizes.zeros
+    for features, shared in ((query, False), (key, mixer.shared_key_value)):
+        rows = m * (1.0 if whole else features / mixer.head_dim)
+        one = _root_mean_square(m * features, rows, sizes, scaled=scaled, shared=shared)
+        apart = m * (2.0 * features + 1.0) * sizes.wide
+        found = found + (np.where(sizes.tensor > 1.0, apart, one) if whole else one)
+    return found
+
+
+def _head_norm_parameters(mixer: Attention, query: FloatArray, key: FloatArray) -> FloatArray | float:
+    if mixer.qk_norm is QueryKeyNorm.FULL:
+        return query + key
+    return 2.0 * mixer.head_dim if mixer.qk_norm is QueryKeyNorm.HEAD else 0.0
+
+
+def _latent_attention(mixer: LatentAttention, sizes: Sizes) -> Kept:
+    """Latents with their norms on every tensor rank, and the queries, keys and values of its heads.
+
+    Values are a slice of what the up-projection gives, and keep it whole. Processors have no fused kernel for values
+    of another width than the keys', and write the scores out in fp32.
+    """
+    m, e, wide = sizes.tokens, sizes.itemsize, sizes.wide
+    heads = mixer.heads / sizes.tensor
+    query, value = heads * (mixer.nope_dim + mixer.rope_dim), heads * mixer.value_dim
+    inputs = 2.0 * query + heads * (mixer.nope_dim + mixer.value_dim)
+    even = mixer.nope_dim + mixer.rope_dim == mixer.value_dim
+    if sizes.processor and not even:
+        inside = wide * (m * (2.0 * query + value) + sizes.scores * heads)
+    else:
+        mask = _mask_copy(mixer, sizes)
+        inside = _fused_core(
+            read=2.0 * query + value,
+            written=value,
+            heads=heads,
+            inputs=inputs,
+            sizes=sizes,
+            flash=even and mask is None,
+        )
+        inside = inside if mask is None else inside + mask
+    core = inside - e * m * inputs
+    width, rank, latent = sizes.zeros + mixer.width, mixer.query_rank, float(mixer.kv_rank + mixer.rope_dim)
+    around = _root_mean_square(m * mixer.kv_rank, m, sizes) + e * m * mixer.kv_rank
+    whole = not sizes.composite_norms
+    around = around + np.where(whole | (e >= wide), e * m * mixer.rope_dim, 0.0)
+    copied = width * (latent + value) + mixer.kv_rank * (heads * (mixer.nope_dim + mixer.value_dim) + 1.0)
+    if rank is None:
+        copied = copied + width * query
+    else:
+        around = around + _root_mean_square(m * rank, m, sizes) + e * m * rank
+        copied = copied + rank * (width + query + 1.0)
+    return Kept(
+        saved=e * m * (width + value) + inside + around,
+        core=core,
+        working=e * m * (2.0 * query + value + width),
+        copied=copied,
+    )
+
+
+def recurrence(mixer: Recurrence, sizes: Sizes) -> Kept:
+    """Input, convolved features and states by chunks: an estimate, for no module of ours runs one."""
+    m, e, inner = sizes.tokens, sizes.itemsize, mixer.inner / sizes.tensor
+    mixed = inner + 2.0 * mixer.groups * mixer.state / sizes.tensor
+    return Kept(
+        saved=e * m * (mixer.width + 2.0 * mixed + 4.0 * inner),
+        working=e * m * (2.0 * inner + mixed),
+        copied=mixer.matrix_parameters / sizes.tensor,
+    )
+
+
+def hidden_copies(*, gated: bool, activation: Activation) -> float:
+    """Copies of the hidden features that backward keeps: what the activation reads or gives, the two factors of a
+    gate, and the input of the last product. A plain relu gives what the product reads, and needs no more."""
+    relu = activation is Activation.RELU
+    return (3.0 if relu else 4.0) if gated else (1.0 if relu else 2.0)
+
+
+def _feed_forward(part: FeedForward, sizes: Sizes) -> Kept:
+    m, e, h = sizes.tokens, sizes.itemsize, part.hidden / sizes.tensor
+    inside = hidden_copies(gated=part.gated, activation=part.activation) * h
+    # The gradients of what the activation gave and read, where the last product's input is gone and no relu needs it.
+    beside = 2.0 if part.gated or part.activation in (Activation.RELU, Activation.RELU_SQUARED) else 1.0
+    return Kept(
+        saved=e * m * (part.width + inside),
+        working=e * m * (beside * h + part.width),
+        copied=part.matrix_parameters / sizes.tensor,
+    )
+
+
+def _mixture(part: Mixture, sizes: Sizes) -> Kept:
+    """Router, rows sorted by expert, experts, and rows before and after their weights.
+
+    Of every choice the index of its expert, its place in the order twice, its weight before and after sorting.
+    """
+    m, e = sizes.tokens, sizes.itemsize
+    grid = np.asarray(sizes.expert + sizes.zeros) > 0.0
+    slices = np.where(grid, sizes.expert_tensor, sizes.tensor)
+    holders = np.where(grid, sizes.expert, 1.0)
+    routed, h = m * part.top_k * slices / sizes.tensor, part.hidden / slices
+    inside = hidden_copies(gated=part.gated, activation=part.activation) * h
+    choices = m * part.top_k * (_INDEX_BYTES + sizes.wide) + routed * (2.0 * _INDEX_BYTES + e)
+    saved = e * (m * part.width + routed * (3.0 * part.width + inside)) + choices
+    expert = float(part.width * part.hidden * (3 if part.gated else 2) * part.experts)
+    copied = part.width * part.experts + expert / (slices * holders)
+    if part.shared is not None:
+        shared = hidden_copies(gated=part.shared.gated, activation=part.shared.activation)
+        saved = saved + e * m * shared * part.shared.hidden / sizes.tensor
+        copied = copied + part.shared.matrix_parameters / sizes.tensor
+    if part.shared_gate:
+        saved, copied = saved + e * m * (part.width + 1.0), copied + part.width
+    return Kept(saved=saved, working=e * routed * (2.0 * part.width + 2.0 * h), copied=copied)
+
+
+def _embedding(block: Embedding, sizes: Sizes) -> Kept:
+    """The tokens; where ranks share the table, also which rows are here."""
+    split = np.where(sizes.tensor > 1.0, 1.0, 0.0)
+    return Kept(saved=sizes.tokens * (_INDEX_BYTES + split), working=sizes.tokens * block.width * sizes.itemsize)
+
+
+def operator_outputs(block: Block, sizes: Sizes) -> FloatArray | None:
+    """Bytes that a policy by operators keeps of a layer: its input, what attention and every second product give.
+
+    torchtitan's selective recompute (activation_checkpoint, `selective_ac_option = "op"`): products are counted from
+    the layer's first, and odd ones keep what they give. None where the layer is not attention and a feed-forward.
+    """
+    attends = isinstance(block, Layer) and isinstance(block.mixer, Attention)
+    if not (attends and isinstance(block, Layer) and isinstance(block.transform, FeedForward)):
+        return None
+    mixer, part = block.mixer, block.transform
+    assert isinstance(mixer, Attention)
+    m, t = sizes.tokens, sizes.tensor
+    width, hidden = mixer.width / sizes.split, part.hidden / t
+    query, key = mixer.heads * mixer.head_dim / t, np.maximum(mixer.kv_heads / t, 1.0) * mixer.head_dim
+    given = [query, key, *([] if mixer.shared_key_value else [key]), width]
+    given += [hidden, *([hidden] if part.gated else []), width]
+    kept = width + query + sum(given[::2], sizes.zeros)
+    return sizes.itemsize * m * kept + sizes.wide * m * mixer.heads / t
+
+
+def _head(block: Head, sizes: Sizes, software: Software) -> tuple[Kept, ...]:
+    """One copy of the logits, over which backward writes their gradient, another inside a soft cap.
+
+    A loss of torch's own keeps their log-softmax in fp32 instead.
+    """
+    m, e = sizes.tokens, sizes.itemsize
+    norms = () if block.norm is None else (_norm(block.norm, sizes),)
+    logits = m * block.vocab / sizes.tensor
+    capped = 0.0 if block.softcap is None else e * logits
+    head = Kept(
+        saved=m * (e * block.width + _LOSS_BYTES + sizes.wide),
+        working=e * m * block.width,
+        logits=capped + logits * (e if software.fused_loss else sizes.wide),
+        copied=block.matrix_parameters / sizes.tensor,
+    )
+    return (*norms, head)

@@ -1,0 +1,63 @@
+"""The cost model says byte for byte what our modules keep for backward, and exactly the FLOPs that torch counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from meshwright.spec.model import Attention, Layer, visible_keys
+from meshwright.spec.plan import Recompute
+from tests.cost.block_cases import BLOCKS, priced, works
+from tests.cost.saved_tensors import Setting, count_flops, kept, saved_once
+
+
+def settings(name: str) -> list[Setting]:
+    """Every precision, sequences that processors attend in fp32 and longer ones, every recompute, both devices."""
+    kinds = tuple(Recompute) if isinstance(BLOCKS[name], Layer) else (Recompute.NONE,)
+    return [
+        *(Setting(recompute=kind) for kind in kinds),
+        *(Setting(compute=torch.bfloat16, recompute=kind) for kind in kinds[:2]),
+        *(Setting(compute=torch.bfloat16, recompute=kind, sequence=512) for kind in kinds[:2]),
+        *(Setting(compute=torch.bfloat16, recompute=kind, accelerator=True) for kind in kinds[:2]),
+        Setting(compute=torch.float64, sequence=256, batch=3),
+    ]
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_what_a_block_keeps_is_told_byte_for_byte(name):
+    for setting in settings(name):
+        told = priced(BLOCKS[name], setting)
+        assert kept(BLOCKS[name], setting) == told.kept[0] + told.logits[0], setting
+
+
+@pytest.mark.parametrize("name", ["window", "grouped", "soft cap", "latent, equal widths"])
+def test_masks_of_documents_on_accelerators(name):
+    block = BLOCKS[name]
+    if isinstance(block.mixer, Attention) and name == "grouped":
+        block = replace(block, mixer=replace(block.mixer, kv_heads=4))  # the kernel that takes masks repeats no keys
+    setting = Setting(compute=torch.bfloat16, accelerator=True, documents=True, batch=3)
+    told = priced(block, setting)
+    assert kept(block, setting) == told.kept[0]
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_autograd_holds_what_it_saved_and_nothing_else(name):
+    setting = Setting(compute=torch.bfloat16)
+    assert kept(BLOCKS[name], setting) == saved_once(BLOCKS[name], setting)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_traced_and_described_operators_agree_in_flops(name):
+    """torch counts every score of a causal kernel; the described ones are those that are seen."""
+    block, setting = BLOCKS[name], Setting(compute=torch.bfloat16, accelerator=True)
+    parts = works(block, setting)
+    mixer = block.mixer if isinstance(block, Layer) else None
+    seen = setting.sequence
+    if mixer is not None and mixer.window is None and getattr(mixer, "chunk", None) is None:
+        seen = visible_keys(setting.sequence, None, None)
+    products = sum(product.flops[0] for part in parts for product in part.products)
+    scores = sum(float(np.sum(part.score_flops)) for part in parts) * setting.sequence / seen
+    assert count_flops(block, setting) == products + scores
