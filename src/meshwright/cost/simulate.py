@@ -46,9 +46,12 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """Seconds that every action takes and at which it ends, shape (actions,), in the order of the program."""
+    """Of every action, shape (actions,), in the order of the program: what it takes, when what it needs has arrived,
+    and when it ends.
+    """
 
     seconds: FloatArray
+    arrived: FloatArray
     end: FloatArray
 
     @property
@@ -80,18 +83,19 @@ def play(waves: Graph, *, stages: Sequence[StageSeconds], moving: bool = True) -
         np.maximum(clock, arrived, out=clock)
         np.add(clock, lasts, out=clock)
         ends[wave * ranks : (wave + 1) * ranks] = clock
-    return Played(seconds=seconds, end=ends[waves.slot])
+    came = ends[waves.needed] + delay
+    return Played(seconds=seconds, arrived=came.ravel()[waves.slot], end=ends[waves.slot])
 
 
 def simulate(table: Table | Program, *, stages: Sequence[StageSeconds]) -> tuple[Event, ...]:
     """When each action runs, in order of rank and row; see `play`."""
     program = table if isinstance(table, Program) else Program.from_table(table, stages=len(stages))
     played = play(graph(program), stages=stages)
-    start = played.end - played.seconds
     before = np.concatenate([[0.0], played.end[:-1]])
     before[program.starts[:-1]] = 0.0
+    start = np.maximum(before, played.arrived)
     actions = (action for row in program.table() for action in row)
-    columns = (program.rank.tolist(), start.tolist(), played.seconds.tolist(), np.maximum(start - before, 0.0).tolist())
+    columns = (program.rank.tolist(), start.tolist(), played.seconds.tolist(), (start - before).tolist())
     return tuple(
         Event(rank=rank, action=action, start=first, seconds=seconds, waited=waited)
         for action, rank, first, seconds, waited in zip(actions, *columns, strict=True)

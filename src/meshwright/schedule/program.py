@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -63,7 +64,9 @@ class Program:
     def from_table(cls, table: Table, *, stages: int) -> Program:
         """The same schedule; the table has an action of the last microbatch and slice."""
         rows = [
-            np.array([(WORKS.index(a.work), a.stage, a.microbatch, a.slice) for a in row], dtype=np.int64).reshape(-1, 4)
+            np.array([(WORKS.index(a.work), a.stage, a.microbatch, a.slice) for a in row], dtype=np.int64).reshape(
+                -1, 4
+            )
             for row in table
         ]
         last = np.concatenate(rows).max(axis=0, initial=0)
@@ -77,4 +80,4 @@ class Program:
             )
         ]
         starts = self.starts.tolist()
-        return tuple(tuple(actions[start:stop]) for start, stop in zip(starts[:-1], starts[1:], strict=True))
+        return tuple(tuple(actions[start:stop]) for start, stop in pairwise(starts))

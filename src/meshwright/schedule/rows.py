@@ -8,8 +8,7 @@ import numpy.typing as npt
 from meshwright.schedule.program import BACKWARD, INPUT, WEIGHT, Ids
 
 
-
-def run(work: int, stage: npt.ArrayLike, microbatch: npt.ArrayLike, part: npt.ArrayLike = 0) -> Ids:
+def run(work: npt.ArrayLike, stage: npt.ArrayLike, microbatch: npt.ArrayLike, part: npt.ArrayLike = 0) -> Ids:
     """A row of actions of one kind; arguments broadcast to one length."""
     return np.stack(np.broadcast_arrays(work, stage, microbatch, part), axis=-1).astype(np.int64)
 
