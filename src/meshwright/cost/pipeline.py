@@ -1,6 +1,12 @@
 """Closed forms of a pipeline's makespan, with stages as uneven as they are.
 
-The makespan is the longest path through the schedule; each form takes the longest of a few kinds of path.
+The makespan is the longest path through the schedule; each form takes the longest of a few kinds of path. Of equal
+layers with a head on the last stage and two microbatches a rank or more, gpipe, interleaved, breadth-first, H2 and
+zero bubble V are told within 0.1 % of the event simulation, 1f1b, seq1f1b and H1 within 1 %, DualPipeV within 2 %. Of
+stages up to 30 % apart gpipe is exact and the mean miss of the others is at most 0.3 %, but 0.8 % of interleaved;
+single cases fall short by 2 % (1f1b, seq1f1b, H1, H2, V), 5 % (DualPipeV) and 8 to 12 % (breadth-first,
+interleaved), which `longest_path` mends. `benchmarks/schedules` measures it. Zero bubble V of fewer than 2p - 1
+microbatches is told up to a quarter too short, and rules refuse it.
 """
 
 from __future__ import annotations

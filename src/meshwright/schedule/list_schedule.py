@@ -15,7 +15,7 @@ class Manner:
     """How ranks choose. `caps[rank]`: forwards ahead of weight gradients, in microbatches of all its stages, before
     backwards go first; `patience`: the share of a weight gradient's seconds that a rank rather waits; `forward_first`:
     forwards below the cap go before backwards; `reserve`: a microbatch starts on a rank only where there is room for
-    it on all of the rank's stages, which no order of others can then bar; `deep`: of two forwards the later stage's;
+    it on all of the rank's stages at once; `deep`: of two forwards the later stage's;
     `clear`: a rank without room for a forward makes room before it does anything else; `noise`: the share of choices
     that are left to chance, by `seed`.
     """
@@ -116,12 +116,26 @@ class ListSchedule:
         return operation, self._ends[needed] + self._timing.delay[operation]
 
     def _room(self, rank: int, stage: int) -> bool:
+        """Whether a forward leaves room for the microbatches that the rank has begun, one after the other: the oldest
+        can go forward on all of the rank's stages, and each next one when those before it are done and gone. As all
+        ranks take microbatches in one order, none then waits for ever.
+        """
         work, own = self._work, self._work.own[rank]
-        more = work.activation_bytes[stage]
+        limit = work.limit_bytes[rank] * (1.0 + 1e-9)
+        held = self._held[rank] + work.activation_bytes[stage]
+        if held > limit:
+            return False
+        forwards, weights = self._counts[0], self._counts[2]
         if self._manner.reserve:
-            begun = self._counts[0][own[0]] + (stage == own[0])
-            more = sum(work.activation_bytes[s] * (begun - self._counts[0][s]) for s in own)
-        return self._held[rank] + more <= work.limit_bytes[rank] * (1.0 + 1e-9)
+            begun = forwards[own[0]] + (stage == own[0])
+            return held + sum(work.activation_bytes[s] * (begun - forwards[s] - (s == stage)) for s in own) <= limit
+        for microbatch in range(min(weights[s] for s in own), forwards[own[0]] + (stage == own[0])):
+            done = [s for s in own if forwards[s] + (s == stage) > microbatch]
+            missing = sum(work.activation_bytes[s] for s in own if s not in done)
+            if held + missing > limit:
+                return False
+            held -= sum(work.activation_bytes[s] for s in done if weights[s] <= microbatch)
+        return True
 
     def _key(self, rank: int, kind: int, stage: int, operation: int) -> tuple[float, ...]:
         """Smaller goes first."""
