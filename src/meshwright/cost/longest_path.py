@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from meshwright.cost.simulate import StageSeconds, play
+from meshwright.cost.simulate import StageSeconds, makespans
 from meshwright.cost.work import FloatArray
 from meshwright.schedule.build import program
 from meshwright.schedule.graph import Graph, graph
@@ -49,8 +49,7 @@ def longest_path(
 
     def played(count: int) -> tuple[float, float]:
         waves = _graph(kind, pipeline=pipeline, chunks=chunks, microbatches=count, slices=slices)
-        still, moving = (play(waves, stages=stages, moving=way).makespan for way in (False, True))
-        return still, moving
+        return makespans(waves, stages=stages)
 
     if 3 * chunks * microbatches * pipeline * slices <= MOST_ACTIONS or microbatches <= ROUNDS * pipeline:
         still, moving = played(microbatches)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.cost.pipeline_ranks import Shape
-from meshwright.cost.table import SCHEDULES, BoolArray
+from meshwright.cost.table import SCHEDULES, BoolArray, IntArray
 from meshwright.cost.work import FloatArray
 from meshwright.spec.plan import ScheduleKind as Kind
 
@@ -27,9 +27,11 @@ def held(shape: Shape, *, first: FloatArray, last: FloatArray, total: FloatArray
     for kind, depth in ((Kind.ZERO_BUBBLE_H1, 1.0), (Kind.ZERO_BUBBLE_H2, 2.0)):
         deep = np.minimum(depth * (pipeline - 1.0) + 1.0, microbatches) * total
         found = np.where(_mask(shape, kind), deep, found)
-    looped = _mask(shape, Kind.INTERLEAVED)
-    if looped.any():
-        found = np.where(looped, _interleaved(shape, first=first, last=last, total=total), found)
+    looped = np.flatnonzero(_mask(shape, Kind.INTERLEAVED))
+    if looped.size:
+        found[looped] = _interleaved(shape, looped, first=first, last=last, total=total)
+    if not (_mask(shape, Kind.ZERO_BUBBLE_V) | _mask(shape, Kind.DUAL_PIPE_V)).any():
+        return found
     down, up = pipeline + behind, shape.rank + 1.0
     rising = np.minimum(down - 1.0, microbatches) * first + np.minimum(up, microbatches) * last
     going = np.minimum(down, microbatches) * first + np.minimum(up - 1.0, microbatches) * last
@@ -41,11 +43,12 @@ def _mask(shape: Shape, kind: Kind) -> BoolArray:
     return np.asarray(shape.schedule == SCHEDULES.index(kind))[:, None]
 
 
-def _interleaved(shape: Shape, *, first: FloatArray, last: FloatArray, total: FloatArray) -> FloatArray:
-    """The most at the moments when forwards or backwards go from a rank's first stage on, or to its last one."""
-    pipeline, chunks = shape.pipeline[:, None], shape.chunks[:, None]
-    most = chunks * shape.microbatches[:, None]
-    lead = np.minimum(2.0 * (pipeline - shape.rank - 1.0) + (chunks - 1.0) * pipeline + 1.0, most)
+def _interleaved(shape: Shape, rows: IntArray, *, first: FloatArray, last: FloatArray, total: FloatArray) -> FloatArray:
+    """The most when the first backward begins, when the last stage has had its round of them, when the first has."""
+    first, last, total = first[rows], last[rows], total[rows]
+    pipeline, chunks = shape.pipeline[rows, None], shape.chunks[rows, None]
+    most = chunks * shape.microbatches[rows, None]
+    lead = np.minimum(2.0 * (pipeline - shape.rank[rows] - 1.0) + (chunks - 1.0) * pipeline + 1.0, most)
     inner = (total - first - last) / np.maximum(chunks - 2.0, 1.0)
     inner = np.where(chunks > 2.0, inner, 0.0)
     last = np.where(chunks > 1.0, last, 0.0)
@@ -65,8 +68,6 @@ def _interleaved(shape: Shape, *, first: FloatArray, last: FloatArray, total: Fl
         return np.asarray(live * first + live_last * last + (lead - live - live_last) * inner, dtype=np.float64)
 
     found = at(lead)
-    for edge in (np.zeros_like(pipeline), pipeline, period - pipeline):
-        moment = np.ceil((lead - edge) / period) * period + edge
-        found = np.maximum(found, at(moment))
-        found = np.maximum(found, at(lead + edge))
-    return found
+    if np.array_equal(first, last) and np.allclose(first * chunks, total):
+        return found
+    return np.maximum(found, np.maximum(at(lead + pipeline), at(lead + period - pipeline)))

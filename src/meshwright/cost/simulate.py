@@ -60,31 +60,46 @@ class Played:
         return float(self.end.max(initial=0.0))
 
 
-def play(waves: Graph, *, stages: Sequence[StageSeconds], moving: bool = True) -> Played:
+def play(waves: Graph, *, stages: Sequence[StageSeconds]) -> Played:
     """When each action ends: it starts as soon as its rank is free and what it needs has arrived.
 
-    A transfer takes no time of either rank: it delays the arrival, or does not where not `moving`. A slice takes its
-    share of its microbatch's seconds. Raises AssertionError when the schedule can not reach its end
-    (`schedule.check` tells why).
+    A transfer takes no time of either rank: it delays the arrival. A slice takes its share of its microbatch's
+    seconds. Raises AssertionError when the schedule can not reach its end (`schedule.check` tells why).
+    """
+    seconds, delay, ends = _ends(waves, stages=stages, shares=(1.0,))
+    came = ends[0, waves.needed] + delay[:, 0]
+    return Played(seconds=seconds, arrived=came.ravel()[waves.slot], end=ends[0, waves.slot])
+
+
+def makespans(waves: Graph, *, stages: Sequence[StageSeconds]) -> tuple[float, float]:
+    """Seconds of the whole without transfers and with them, in one pass."""
+    still, moving = _ends(waves, stages=stages, shares=(0.0, 1.0))[2].max(axis=1)
+    return float(still), float(moving)
+
+
+def _ends(
+    waves: Graph, *, stages: Sequence[StageSeconds], shares: Sequence[float]
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Seconds of every action, shape (actions,); the way of what each waits for, shape (waves, shares, ranks), as
+    many times as `shares` says; and when the actions of the graph's flattened places end, shape (shares, places + 1).
     """
     assert not waves.stuck.size, "the table deadlocks"
     program = waves.program
     each = np.array([[stage.of(work) for work in WORKS] for stage in stages]) / program.slices
     seconds = each[program.stage, program.work]
     taken = np.append(seconds, 0.0)[waves.action]
-    ways = np.array([*(stage.transfer for stage in stages), 0.0]) * (moving / program.slices)
-    delay = ways[waves.link]
+    ways = np.array([*(stage.transfer for stage in stages), 0.0]) / program.slices
+    delay = ways[waves.link][:, None] * np.asarray(shares)[:, None]
     num, ranks = waves.action.shape
-    ends: FloatArray = np.zeros(num * ranks + 1)
-    clock, arrived = np.zeros(ranks), np.zeros(ranks)
+    ends: FloatArray = np.zeros((len(shares), num * ranks + 1))
+    clock, arrived = np.zeros((2, len(shares), ranks))
     for wave, (needed, after, lasts) in enumerate(zip(waves.needed, delay, taken, strict=True)):
-        np.take(ends, needed, out=arrived)
+        np.take(ends, needed, axis=1, out=arrived, mode="clip")
         np.add(arrived, after, out=arrived)
         np.maximum(clock, arrived, out=clock)
         np.add(clock, lasts, out=clock)
-        ends[wave * ranks : (wave + 1) * ranks] = clock
-    came = ends[waves.needed] + delay
-    return Played(seconds=seconds, arrived=came.ravel()[waves.slot], end=ends[waves.slot])
+        ends[:, wave * ranks : (wave + 1) * ranks] = clock
+    return seconds, delay, ends
 
 
 def simulate(table: Table | Program, *, stages: Sequence[StageSeconds]) -> tuple[Event, ...]:
