@@ -251,7 +251,7 @@ MISSES = {
     ScheduleKind.ZERO_BUBBLE_H1: (0.02, 0.01, 0.05),
     ScheduleKind.ZERO_BUBBLE_H2: (0.02, 0.01, 0.05),
     ScheduleKind.ZERO_BUBBLE_V: (0.03, 0.01, 0.1),
-    ScheduleKind.DUAL_PIPE_V: (0.05, 0.03, 0.2),
+    ScheduleKind.DUAL_PIPE_V: (0.05, 0.01, 0.2),
     ScheduleKind.INTERLEAVED: (0.12, 1e-9, 0.7),
 }
 

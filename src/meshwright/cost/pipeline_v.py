@@ -33,10 +33,12 @@ class _Meanwhile:
 def v_shaped(at: Turned, *, paired: BoolArray) -> FloatArray:
     """Zero bubble V, or DualPipeV where `paired`, shape (rows,). For 2p - 1 microbatches or more; less is too short."""
     weights = np.where(paired, at.after.first, 0.0)
+    early = np.where(paired & (at.behind == 0.0), at.down.first, 0.0)
+    mate = np.where(paired, at.down.last, 0.0)
     first = _Meanwhile(
         down=2.0 * at.behind * at.down.first,
-        over=at.rank * at.down.total,
-        back=at.behind * (at.down.last + at.up.last + at.after.last) + at.after.last + at.down.first,
+        over=at.rank * at.down.total + early,
+        back=at.behind * (at.down.last + at.up.last + at.after.last) + at.after.last + at.down.first - early + mate,
         fourth=at.up.first + weights,
         after=np.zeros_like(at.rank),
     )
