@@ -283,7 +283,7 @@ def test_closed_forms_of_random_stages(kind):
 @given(
     pipeline=st.integers(2, 8),
     rounds=st.integers(2, 5),
-    embedding=st.floats(0.0, 0.1),
+    embedding=st.floats(0.0, 0.05),
     head=st.floats(0.0, 0.8),
     transfer=st.sampled_from([0.0, 0.02]),
 )
