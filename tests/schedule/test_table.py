@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.schedule import Action, Table, Work, build, check, in_flight, to_csv
+from meshwright.schedule import Action, Program, Table, Work, build, check, in_flight, needs, program, to_csv
+from meshwright.schedule.graph import edges
 from meshwright.spec.plan import ScheduleKind
 
 TABLE = build(ScheduleKind.ONE_F_ONE_B, pipeline=3, chunks=1, microbatches=4)
@@ -61,6 +62,40 @@ def test_split_backward_is_legal_and_holds_its_activation_until_the_weight_half(
     assert check(table, stages=2) == ()
     assert in_flight(table) == (2, 2)
     assert "the backward is BW; one B, or one I and one W" in told(parse("0F0 0B0 0W0"), stages=1)
+
+
+def test_slices_go_forward_in_order_and_backward_in_reverse() -> None:
+    whole = (
+        Action(work=Work.FORWARD, stage=0, microbatch=0),
+        Action(work=Work.FORWARD, stage=0, microbatch=0, slice=1),
+    )
+    back = tuple(Action(work=Work.BACKWARD, stage=0, microbatch=0, slice=part) for part in (1, 0))
+    assert check(((*whole, *back),), stages=1) == ()
+    assert "0F0.1 comes before 0F0" in told(((*reversed(whole), *back),), stages=1)
+    assert "0B0 comes before 0B0.1" in told(((*whole, *reversed(back)),), stages=1)
+    assert "stage 0, microbatch 0, slice 0: the backward is missing" in told(((*whole, back[0]),), stages=1)
+
+
+def test_what_an_action_needs_is_an_edge_of_the_graph() -> None:
+    shape = {"pipeline": 3, "chunks": 2, "microbatches": 6}
+    for kind in (ScheduleKind.ZERO_BUBBLE_V, ScheduleKind.DUAL_PIPE_V, ScheduleKind.BREADTH_FIRST):
+        made = program(kind, **shape)
+        actions = [action for row in made.table() for action in row]
+        for action, needed in zip(actions, edges(made).tolist(), strict=True):
+            elsewhere = [key for key in needs(action, stages=6) if key[1] != action.stage]
+            assert len(elsewhere) == (needed < len(actions))
+            for work, stage, microbatch, part in elsewhere:
+                found = actions[needed]
+                assert (found.stage, found.microbatch, found.slice) == (stage, microbatch, part)
+                assert (found.work is Work.FORWARD) == (work is Work.FORWARD)
+
+
+def test_arrays_and_tables_are_the_same_schedule() -> None:
+    made = program(ScheduleKind.SEQUENCE_1F1B, pipeline=3, chunks=1, microbatches=4, slices=2)
+    again = Program.from_table(made.table(), stages=3)
+    assert again.table() == made.table()
+    assert (again.ranks, again.microbatches, again.slices) == (3, 4, 2)
+    assert Program.from_table(parse("0F0 0B0", ""), stages=1).ranks == 2
 
 
 def test_the_text_is_one_line_a_rank() -> None:

@@ -7,7 +7,11 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from meshwright.schedule import placement
+from meshwright.schedule import problems as schedule_problems
+from meshwright.schedule.build import LOOPS, V_SHAPES
 from meshwright.search import RULES, Rule, Scope, check
+from meshwright.search.degree_rules import least_microbatches
 from meshwright.search.rules import choices, divisors
 from meshwright.spec.cluster import Link, Precision
 from meshwright.spec.job import Constraints
@@ -295,3 +299,72 @@ def test_divisors_and_choices() -> None:
     assert divisors(1) == (1,)
     assert choices((1, 2, 4, 8)) == "choose 1, 2, 4 or 8"
     assert choices((1,)) == "choose 1"
+
+
+V = Schedule(kind=ScheduleKind.ZERO_BUBBLE_V, microbatches=8, chunks=2)
+
+
+def told(design: Design) -> dict[str, str]:
+    """What the rules of schedules and stages say, by rule."""
+    names = (
+        "chunks-are-interleaved",
+        "microbatches-fill",
+        "microbatches-round",
+        "embedding-first",
+        "head-last",
+        "stages-loop",
+        "stages-match-pipeline",
+    )
+    found = ((rule.name, rule(design)) for rule in RULES if rule.name in names)
+    return {name: str(problem) for name, problem in found if problem is not None}
+
+
+@pytest.mark.parametrize("kind", [ScheduleKind.ZERO_BUBBLE_V, ScheduleKind.DUAL_PIPE_V])
+def test_a_v_holds_both_ends_of_the_model_on_the_first_rank(kind: ScheduleKind) -> None:
+    design = D(schedule=replace(V, kind=kind))
+    assert told(reranked(design, 0, 1, 1, 0)) == {}
+    looped = told(reranked(design, 0, 1, 0, 1))
+    assert set(looped) == {"head-last", "stages-loop"}
+    assert "the head is not on the first pipeline rank" in looped["head-last"]
+    assert "0 breaks the V of pipeline 2 (rule stages-loop); choose rank 1" in looped["stages-loop"]
+    assert "stages-loop" in told(reranked(D(schedule=INTERLEAVED), 0, 1, 1, 0))
+
+
+@pytest.mark.parametrize(
+    ("kind", "chunks", "pipeline", "says"),
+    [
+        (ScheduleKind.BREADTH_FIRST, 2, 2, ""),
+        (ScheduleKind.BREADTH_FIRST, 4, 1, ""),
+        (ScheduleKind.BREADTH_FIRST, 1, 2, "choose gpipe, or 2 chunks"),
+        (ScheduleKind.INTERLEAVED, 2, 1, "choose 1f1b, or 2 chunks"),
+        (ScheduleKind.ZERO_BUBBLE_H1, 1, 2, ""),
+        (ScheduleKind.ZERO_BUBBLE_H2, 2, 2, "2 chunks under zb-h2"),
+        (ScheduleKind.SEQUENCE_1F1B, 2, 2, "2 chunks under seq1f1b"),
+        (ScheduleKind.ZERO_BUBBLE_V, 1, 2, "zb-v has 1 chunks and its ranks hold two stages"),
+        (ScheduleKind.ZERO_BUBBLE_V, 3, 2, "zb-v has 3 chunks and its ranks hold two stages"),
+        (ScheduleKind.DUAL_PIPE_V, 2, 1, "dualpipe-v has 2 chunks on 1 pipeline ranks"),
+    ],
+)
+def test_schedules_have_the_chunks_they_know(kind: ScheduleKind, chunks: int, pipeline: int, says: str) -> None:
+    shape = Schedule(kind=kind, chunks=chunks, microbatches=8)
+    heard = told(D(pipeline=pipeline, shard=4 // pipeline, schedule=shape))
+    assert says in heard.get("chunks-are-interleaved", "")
+    assert ("chunks-are-interleaved" in heard) == bool(says)
+
+
+@pytest.mark.parametrize("kind", list(ScheduleKind))
+@pytest.mark.parametrize("pipeline", [2, 4])
+@pytest.mark.parametrize("slices", [1, 2])
+def test_what_fills_a_pipeline_and_rounds_is_what_build_gives(kind: ScheduleKind, pipeline: int, slices: int) -> None:
+    chunks = 2 if kind in LOOPS | V_SHAPES else 1
+    slices = slices if kind is ScheduleKind.SEQUENCE_1F1B else 1
+    least = least_microbatches(kind, pipeline=pipeline, slices=slices)
+    for microbatches in range(1, 3 * pipeline):
+        shape = Schedule(kind=kind, chunks=chunks, microbatches=microbatches, slices=slices)
+        design = D(pipeline=pipeline, shard=4 // pipeline, schedule=shape)
+        places = placement(kind, pipeline=pipeline, chunks=chunks)
+        heard = told(reranked(design, *places))
+        assert ("microbatches-fill" in heard) == (microbatches < least)
+        sizes = {"pipeline": pipeline, "chunks": chunks, "microbatches": microbatches, "slices": slices}
+        if not heard:
+            assert schedule_problems(kind, **sizes) == ()

@@ -22,10 +22,9 @@ from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec
-from meshwright.spec.plan import ScheduleKind
 
 _BLOCK_ELEMENTS = 1_000_000
-_MOST_ACTIONS = 500_000  # of a schedule whose longest path is followed; some seconds of a search
+_MOST_ACTIONS = 2_000_000  # of a schedule whose longest path is followed; a second of a search
 
 
 def evaluate(
@@ -34,8 +33,8 @@ def evaluate(
     """The Costs of every row.
 
     Sequence length and batch follow `job` and the table; `every_rank` shows each pipeline rank instead of one of
-    those that are alike. The step is the same, but that of one interleaved plan shown so is the longest path through
-    its schedule, of which the closed form may miss some percent where stages are uneven. Raises ConfigError where a
+    those that are alike. The step is the same, but that of one plan shown so is the longest path through its schedule,
+    of which the closed form may miss some percent where stages are uneven. Raises ConfigError where a
     device lacks a figure that the rows need.
     """
     assert len(table), "an empty plan table has no costs"
@@ -58,21 +57,22 @@ def _effective(table: PlanTable) -> PlanTable:
 
 
 def _path(table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> Path | None:
-    """The longest path through the one plan's schedule; None but for interleaved ones, whose closed form is loose.
+    """The longest path through the one plan's schedule; None where there is one rank, whose closed form is exact.
 
-    None too where the schedule is so large (128 ranks of three chunks) that following it would hold a search up.
+    None too where the schedule is so large that following it would hold a search up.
     """
-    kind = SCHEDULES[int(table.schedule[0])]
-    actions = 2 * int(table.chunks[0]) * int(table.microbatches[0]) * int(table.pipeline[0])
-    most = 2 * int(table.chunks[0]) * ROUNDS * int(table.pipeline[0]) ** 2
-    if kind is not ScheduleKind.INTERLEAVED or min(actions, most) > _MOST_ACTIONS:
+    pipeline, chunks, slices = int(table.pipeline[0]), int(table.chunks[0]), int(table.slices[0])
+    microbatches = int(table.microbatches[0])
+    actions = 3 * chunks * slices * min(microbatches, ROUNDS * pipeline) * pipeline
+    if pipeline == 1 or actions > _MOST_ACTIONS:
         return None
     return longest_path(
-        kind,
+        SCHEDULES[int(table.schedule[0])],
         stages=stage_seconds(table, model=model, cluster=cluster, job=job),
-        pipeline=int(table.pipeline[0]),
-        chunks=int(table.chunks[0]),
-        microbatches=int(table.microbatches[0]),
+        pipeline=pipeline,
+        chunks=chunks,
+        microbatches=microbatches,
+        slices=slices,
     )
 
 
@@ -97,6 +97,7 @@ def _evaluate(
         microbatches=table.microbatches.astype(np.float64),
         rank=rank,
         valid=valid,
+        slices=table.slices.astype(np.float64),
     )
     place = covers(table, rank, cluster=cluster) & valid[..., None]
     used = [index for index in range(len(cluster.groups)) if place[..., index].any()]

@@ -105,7 +105,7 @@ def _ranks(layout: Layout, upto: FloatArray, *, every_rank: bool) -> _Ranks:
     pipeline = layout.pipeline
     total = np.zeros((pipeline, upto.shape[1]))
     np.add.at(total, ranks, stages)
-    first, last = stages[:pipeline], stages[-pipeline:]
+    first, last = stages[:pipeline], stages[-pipeline:][np.argsort(ranks[-pipeline:])]
     alike = np.concatenate([total, first, last], axis=1)
     changed = np.any(alike[1:] != alike[:-1], axis=1)
     starts, ends = np.append(True, changed), np.append(changed, True)

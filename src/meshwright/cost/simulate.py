@@ -1,10 +1,15 @@
-"""Event simulation of any schedule table: when every action starts and ends on every pipeline rank."""
+"""Event simulation of any schedule: when every action starts and ends on every pipeline rank."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from meshwright.cost.work import FloatArray
+from meshwright.schedule.graph import Graph, graph
+from meshwright.schedule.program import WORKS, Program
 from meshwright.schedule.table import Action, Table, Work
 
 
@@ -39,69 +44,79 @@ class Event:
     waited: float
 
 
-def simulate(table: Table, *, stages: Sequence[StageSeconds]) -> tuple[Event, ...]:
-    """When each action runs: as soon as its rank is free and what it needs has arrived; in order of rank and row.
-
-    A transfer takes no time of either rank: it delays the arrival. Raises AssertionError when the table can not
-    reach its end (`schedule.check` tells why).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """Of every action, shape (actions,), in the order of the program: what it takes, when what it needs has arrived,
+    and when it ends.
     """
-    ends: dict[tuple[Work, int, int], float] = {}
-    positions = [0] * len(table)
-    clocks = [0.0] * len(table)
-    rows: list[list[Event]] = [[] for _ in table]
-    arrival = _arrivals(ends, stages)
-    ready = list(range(len(table)))
-    while ready:
-        rank = ready.pop()
-        row = table[rank]
-        moved = False
-        while positions[rank] < len(row):
-            action = row[positions[rank]]
-            arrived = arrival(action)
-            if arrived is None:
-                break
-            start = max(clocks[rank], arrived)
-            seconds = stages[action.stage].of(action.work)
-            rows[rank].append(
-                Event(rank=rank, action=action, start=start, seconds=seconds, waited=start - clocks[rank])
-            )
-            clocks[rank] = start + seconds
-            ends[action.work, action.stage, action.microbatch] = clocks[rank]
-            positions[rank] += 1
-            moved = True
-        if moved:
-            ready = [other for other, row in enumerate(table) if other != rank and positions[other] < len(row)]
-    assert all(position == len(row) for position, row in zip(positions, table, strict=True)), "the table deadlocks"
-    return tuple(event for row in rows for event in row)
+
+    seconds: FloatArray
+    arrived: FloatArray
+    end: FloatArray
+
+    @property
+    def makespan(self) -> float:
+        """Seconds from the first action's start to the last one's end."""
+        return float(self.end.max(initial=0.0))
+
+
+def play(waves: Graph, *, stages: Sequence[StageSeconds]) -> Played:
+    """When each action ends: it starts as soon as its rank is free and what it needs has arrived.
+
+    A transfer takes no time of either rank: it delays the arrival. A slice takes its share of its microbatch's
+    seconds. Raises AssertionError when the schedule can not reach its end (`schedule.check` tells why).
+    """
+    seconds, delay, ends = _ends(waves, stages=stages, shares=(1.0,))
+    came = ends[0, waves.needed] + delay[:, 0]
+    return Played(seconds=seconds, arrived=came.ravel()[waves.slot], end=ends[0, waves.slot])
+
+
+def makespans(waves: Graph, *, stages: Sequence[StageSeconds]) -> tuple[float, float]:
+    """Seconds of the whole without transfers and with them, in one pass."""
+    still, moving = _ends(waves, stages=stages, shares=(0.0, 1.0))[2].max(axis=1)
+    return float(still), float(moving)
+
+
+def _ends(
+    waves: Graph, *, stages: Sequence[StageSeconds], shares: Sequence[float]
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Seconds of every action, shape (actions,); the way of what each waits for, shape (waves, shares, ranks), as
+    many times as `shares` says; and when the actions of the graph's flattened places end, shape (shares, places + 1).
+    """
+    assert not waves.stuck.size, "the table deadlocks"
+    program = waves.program
+    each = np.array([[stage.of(work) for work in WORKS] for stage in stages]) / program.slices
+    seconds = each[program.stage, program.work]
+    taken = np.append(seconds, 0.0)[waves.action]
+    ways = np.array([*(stage.transfer for stage in stages), 0.0]) / program.slices
+    delay = ways[waves.link][:, None] * np.asarray(shares)[:, None]
+    num, ranks = waves.action.shape
+    ends: FloatArray = np.zeros((len(shares), num * ranks + 1))
+    clock, arrived = np.zeros((2, len(shares), ranks))
+    for wave, (needed, after, lasts) in enumerate(zip(waves.needed, delay, taken, strict=True)):
+        np.take(ends, needed, axis=1, out=arrived, mode="clip")
+        np.add(arrived, after, out=arrived)
+        np.maximum(clock, arrived, out=clock)
+        np.add(clock, lasts, out=clock)
+        ends[:, wave * ranks : (wave + 1) * ranks] = clock
+    return seconds, delay, ends
+
+
+def simulate(table: Table | Program, *, stages: Sequence[StageSeconds]) -> tuple[Event, ...]:
+    """When each action runs, in order of rank and row; see `play`."""
+    program = table if isinstance(table, Program) else Program.from_table(table, stages=len(stages))
+    played = play(graph(program), stages=stages)
+    before = np.concatenate([[0.0], played.end[:-1]])
+    before[program.starts[:-1]] = 0.0
+    start = np.maximum(before, played.arrived)
+    actions = (action for row in program.table() for action in row)
+    columns = (program.rank.tolist(), start.tolist(), played.seconds.tolist(), (start - before).tolist())
+    return tuple(
+        Event(rank=rank, action=action, start=first, seconds=seconds, waited=waited)
+        for action, rank, first, seconds, waited in zip(actions, *columns, strict=True)
+    )
 
 
 def makespan(events: Sequence[Event]) -> float:
     """Seconds from the first action's start to the last one's end."""
     return max((event.start + event.seconds for event in events), default=0.0)
-
-
-def _arrivals(
-    ends: dict[tuple[Work, int, int], float], stages: Sequence[StageSeconds]
-) -> Callable[[Action], float | None]:
-    """When what an action needs has arrived; None while that is not known."""
-    last = len(stages) - 1
-
-    def backward_end(stage: int, microbatch: int) -> float | None:
-        whole = ends.get((Work.BACKWARD, stage, microbatch))
-        return ends.get((Work.INPUT, stage, microbatch)) if whole is None else whole
-
-    def arrival(action: Action) -> float | None:
-        stage, microbatch = action.stage, action.microbatch
-        if action.work is Work.FORWARD:
-            if stage == 0:
-                return 0.0
-            end = ends.get((Work.FORWARD, stage - 1, microbatch))
-            return None if end is None else end + stages[stage - 1].transfer
-        if action.work is Work.WEIGHT:
-            return ends.get((Work.INPUT, stage, microbatch))
-        if stage == last:
-            return ends.get((Work.FORWARD, stage, microbatch))
-        end = backward_end(stage + 1, microbatch)
-        return None if end is None else end + stages[stage].transfer
-
-    return arrival

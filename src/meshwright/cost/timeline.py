@@ -7,7 +7,7 @@ from dataclasses import replace
 from meshwright.cost.evaluate import evaluate, stage_seconds
 from meshwright.cost.simulate import Event, simulate
 from meshwright.cost.table import PlanTable
-from meshwright.schedule.build import build
+from meshwright.schedule.build import program
 from meshwright.schedule.table import Work
 from meshwright.spec.plan import Design
 from meshwright.spec.report import LineName
@@ -25,11 +25,12 @@ def timeline(design: Design) -> tuple[Span, ...]:
     job = replace(design.job, sequence_length=plan.sequence_length, batch_tokens=plan.batch_tokens)
     table = PlanTable.from_plan(plan)
     stages = stage_seconds(table, model=design.model, cluster=design.cluster, job=job)
-    actions = build(
+    actions = program(
         plan.schedule.kind,
         pipeline=plan.pipeline,
         chunks=plan.schedule.chunks,
         microbatches=plan.schedule.microbatches,
+        slices=plan.schedule.slices,
     )
     events = simulate(actions, stages=stages)
     costs = evaluate(table, model=design.model, cluster=design.cluster, job=job)

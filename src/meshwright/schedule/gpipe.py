@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from meshwright.schedule.table import Action, Table, Work
+import numpy as np
+
+from meshwright.schedule.program import BACKWARD, FORWARD, Ids
+from meshwright.schedule.rows import run
 
 
-def gpipe(*, pipeline: int, microbatches: int) -> Table:
-    """Rank r holds stage r and every one of its `microbatches` activations at once."""
-    return tuple(
-        tuple(
-            Action(work=work, stage=rank, microbatch=microbatch)
-            for work in (Work.FORWARD, Work.BACKWARD)
-            for microbatch in range(microbatches)
-        )
-        for rank in range(pipeline)
-    )
+def gpipe(rank: int, *, microbatches: int) -> Ids:
+    """Row `rank`: stage `rank`, and every one of its `microbatches` activations at once."""
+    every = np.arange(microbatches)
+    return np.concatenate([run(FORWARD, rank, every), run(BACKWARD, rank, every)])

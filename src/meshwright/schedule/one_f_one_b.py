@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from meshwright.schedule.table import Action, Table, Work
+import numpy as np
+
+from meshwright.schedule.program import BACKWARD, FORWARD, Ids
+from meshwright.schedule.rows import one_for_one, run
 
 
-def one_f_one_b(*, pipeline: int, microbatches: int) -> Table:
-    """Rank r holds stage r and at most min(p - r, m) activations: p - r - 1 forwards first, then pairs, then the rest.
+def one_f_one_b(rank: int, *, pipeline: int, microbatches: int) -> Ids:
+    """Row `rank`: stage `rank` and at most min(p - rank, m) activations: p - rank - 1 forwards, pairs, the rest.
 
     Any number of microbatches, fewer than ranks included.
     """
-    return tuple(_row(rank, pipeline=pipeline, microbatches=microbatches) for rank in range(pipeline))
-
-
-def _row(rank: int, *, pipeline: int, microbatches: int) -> tuple[Action, ...]:
-    warm_up = min(pipeline - rank - 1, microbatches)
-    row = [Action(work=Work.FORWARD, stage=rank, microbatch=index) for index in range(warm_up)]
-    for index in range(microbatches):
-        if warm_up + index < microbatches:
-            row.append(Action(work=Work.FORWARD, stage=rank, microbatch=warm_up + index))
-        row.append(Action(work=Work.BACKWARD, stage=rank, microbatch=index))
-    return tuple(row)
+    every = np.arange(microbatches)
+    return one_for_one(run(FORWARD, rank, every), run(BACKWARD, rank, every), warm_up=pipeline - rank - 1)

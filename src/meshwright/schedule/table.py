@@ -23,35 +23,24 @@ class Work(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
+    """`slice` is the run of tokens of the microbatch; 0 where schedules do not cut microbatches."""
+
     work: Work
     stage: int
     microbatch: int
+    slice: int = 0
 
     def __str__(self) -> str:
-        return f"{self.stage}{self.work.value}{self.microbatch}"
+        return f"{self.stage}{self.work.value}{self.microbatch}" + (f".{self.slice}" if self.slice else "")
 
 
 Table = tuple[tuple[Action, ...], ...]
 
-_Key = tuple[Work, int, int]
-
-
-def check(table: Table, *, stages: int, placement: Sequence[int] | None = None) -> tuple[Problem, ...]:
-    """Every reason why `table` is not a legal schedule of `stages` stages; () when it is.
-
-    Legal means: every stage does every microbatch once forward and once backward (whole, or as two halves), each
-    on the rank that holds the stage (`placement[stage]`; the loop `stage % ranks` when None), and the ranks,
-    each doing its row in order, all reach the end. Actions out of place are reported before the deadlock they cause.
-    """
-    places = tuple(placement) if placement is not None else tuple(stage % len(table) for stage in range(stages))
-    problems = [*_misplaced(table, places), *_incomplete(table, stages), *_disordered(table)]
-    if not problems:
-        problems.extend(_deadlocked(table, stages))
-    return tuple(problems)
+_Key = tuple[Work, int, int, int]
 
 
 def in_flight(table: Table) -> tuple[int, ...]:
-    """For every rank, the largest number of (stage, microbatch) activations it holds at once.
+    """For every rank, the largest number of (stage, microbatch, slice) activations it holds at once.
 
     A forward adds one; the backward, or its WEIGHT half, frees it.
     """
@@ -69,22 +58,32 @@ def in_flight(table: Table) -> tuple[int, ...]:
 
 
 def to_csv(table: Table) -> str:
-    """One line a rank, one cell an action (`0F3`: stage 0, forward, microbatch 3): what torch's runtime loads."""
+    """One line a rank, one cell an action (`0F3`: stage 0, forward, microbatch 3): what torch's runtime loads.
+
+    A slice after the first is written `0F3.1`, which that runtime does not know.
+    """
     return "".join(",".join(map(str, row)) + "\n" for row in table)
 
 
-def needs(action: Action, *, stages: int) -> tuple[_Key, ...]:
-    """What must be finished before `action` may start, as (work, stage, microbatch); BACKWARD stands for INPUT too."""
-    stage, microbatch = action.stage, action.microbatch
+def needs(action: Action, *, stages: int, slices: int = 1) -> tuple[_Key, ...]:
+    """What must be finished before `action` may start, as (work, stage, microbatch, slice); BACKWARD is INPUT too.
+
+    Attention is causal: a slice's forward reads the keys of the slices before it, its backward adds to their
+    gradients, so that slices go forward in order and backward in reverse (2406.03488).
+    """
+    stage, microbatch, part = action.stage, action.microbatch, action.slice
     if action.work is Work.FORWARD:
-        return ((Work.FORWARD, stage - 1, microbatch),) if stage else ()
+        below = ((Work.FORWARD, stage - 1, microbatch, part),) if stage else ()
+        return (*below, *(((Work.FORWARD, stage, microbatch, part - 1),) if part else ()))
     if action.work is Work.WEIGHT:
-        return ((Work.BACKWARD, stage, microbatch),)
-    above = ((Work.BACKWARD, stage + 1, microbatch),) if stage + 1 < stages else ()
-    return ((Work.FORWARD, stage, microbatch), *above)
+        return ((Work.BACKWARD, stage, microbatch, part),)
+    above = ((Work.BACKWARD, stage + 1, microbatch, part),) if stage + 1 < stages else ()
+    after = ((Work.BACKWARD, stage, microbatch, part + 1),) if part + 1 < slices else ()
+    return ((Work.FORWARD, stage, microbatch, part), *above, *after)
 
 
-def _misplaced(table: Table, placement: tuple[int, ...]) -> list[Problem]:
+def misplaced(table: Table, placement: Sequence[int]) -> list[Problem]:
+    """Actions of stages that do not exist or that another rank holds."""
     problems = []
     for rank, row in enumerate(table):
         for index, action in enumerate(row):
@@ -99,24 +98,27 @@ def _misplaced(table: Table, placement: tuple[int, ...]) -> list[Problem]:
     return problems
 
 
-def _incomplete(table: Table, stages: int) -> list[Problem]:
-    counts: dict[_Key, int] = {}
+def incomplete(table: Table, *, stages: int) -> list[Problem]:
+    """What is done twice, or not at all."""
+    counts: dict[Action, int] = {}
     for row in table:
         for action in row:
-            key = (action.work, action.stage, action.microbatch)
-            counts[key] = counts.get(key, 0) + 1
+            counts[action] = counts.get(action, 0) + 1
     problems = [
-        Problem(what=f"{stage}{work.value}{microbatch} is done {count} times", where="table")
-        for (work, stage, microbatch), count in counts.items()
-        if count > 1
+        Problem(what=f"{action} is done {count} times", where="table") for action, count in counts.items() if count > 1
     ]
-    microbatches = 1 + max((microbatch for _, _, microbatch in counts), default=0)
+    microbatches = 1 + max((action.microbatch for action in counts), default=0)
+    slices = 1 + max((action.slice for action in counts), default=0)
+    done: dict[tuple[int, int, int], set[Work]] = {}
+    for action in counts:
+        done.setdefault((action.stage, action.microbatch, action.slice), set()).add(action.work)
     for stage in range(stages):
-        for microbatch in range(microbatches):
-            done = {work for work in Work if (work, stage, microbatch) in counts}
-            backward = done - {Work.FORWARD}
-            name = f"stage {stage}, microbatch {microbatch}"
-            if Work.FORWARD not in done:
+        for index in range(microbatches * slices):
+            microbatch, part = divmod(index, slices)
+            works = done.get((stage, microbatch, part), set())
+            backward = works - {Work.FORWARD}
+            name = f"stage {stage}, microbatch {microbatch}" + (f", slice {part}" if slices > 1 else "")
+            if Work.FORWARD not in works:
                 problems.append(Problem(what=f"{name}: the forward is missing", where="table"))
             if backward not in ({Work.BACKWARD}, {Work.INPUT, Work.WEIGHT}):
                 told = "".join(sorted(work.value for work in backward)) or "missing"
@@ -125,41 +127,20 @@ def _incomplete(table: Table, stages: int) -> list[Problem]:
     return problems
 
 
-def _disordered(table: Table) -> list[Problem]:
+def disordered(table: Table, *, stages: int) -> list[Problem]:
     """Actions that come before one of the same rank and stage that they need."""
+    slices = 1 + max((action.slice for row in table for action in row), default=0)
     problems = []
     for rank, row in enumerate(table):
         seen: set[_Key] = set()
         for index, action in enumerate(row):
-            first = None if action.work is Work.FORWARD else Work.FORWARD
-            first = Work.INPUT if action.work is Work.WEIGHT else first
-            if first is not None and (first, action.stage, action.microbatch) not in seen:
-                needed = f"{action.stage}{first.value}{action.microbatch}"
-                problems.append(Problem(what=f"{action} comes before {needed}", where=f"table[{rank}][{index}]"))
-            seen.add((action.work, action.stage, action.microbatch))
+            for key in needs(action, stages=stages, slices=slices):
+                work, stage, microbatch, part = key
+                if stage == action.stage and key not in seen:
+                    half = action.work is Work.WEIGHT or (work is Work.BACKWARD and action.work is Work.INPUT)
+                    told = Work.INPUT if half else work
+                    needed = Action(work=told, stage=stage, microbatch=microbatch, slice=part)
+                    problems.append(Problem(what=f"{action} comes before {needed}", where=f"table[{rank}][{index}]"))
+            work = Work.BACKWARD if action.work is Work.INPUT else action.work
+            seen.add((work, action.stage, action.microbatch, action.slice))
     return problems
-
-
-def _deadlocked(table: Table, stages: int) -> list[Problem]:
-    """Where every rank stands when none can go on; [] when all reach the end."""
-    done: set[_Key] = set()
-    position = [0] * len(table)
-    moved = True
-    while moved:
-        moved = False
-        for rank, row in enumerate(table):
-            while position[rank] < len(row) and all(key in done for key in needs(row[position[rank]], stages=stages)):
-                action = row[position[rank]]
-                work = Work.BACKWARD if action.work is Work.INPUT else action.work
-                done.add((work, action.stage, action.microbatch))
-                position[rank] += 1
-                moved = True
-    stuck = [rank for rank, row in enumerate(table) if position[rank] < len(row)]
-    return [
-        Problem(
-            what=f"rank {rank} waits for ever at {table[rank][position[rank]]}",
-            where=f"table[{rank}][{position[rank]}]",
-            why="the ranks wait for each other",
-        )
-        for rank in stuck
-    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from meshwright.schedule.build import LOOPS, V_SHAPES
 from meshwright.search.rules import Rule, Scope, choices, divisors
 from meshwright.spec.errors import Problem
 from meshwright.spec.model import Attention, FeedForward, LatentAttention, Mixture, ModelSpec, Recurrence
@@ -164,25 +165,47 @@ def sequence_fits_positions(design: Design) -> Problem | None:
 
 
 def chunks_are_interleaved(design: Design) -> Problem | None:
-    """Several stages on a rank belong to the interleaved schedule, which needs a pipeline."""
+    """Several stages on a rank belong to schedules that run several: loops any number, V shapes two, on a pipeline.
+
+    Breadth-first on one rank is layered accumulation.
+    """
     plan, schedule = design.plan, design.plan.schedule
-    interleaved = schedule.kind is ScheduleKind.INTERLEAVED
-    if schedule.chunks < 1 or (schedule.chunks > 1 and not interleaved):
-        what = f"{schedule.chunks} chunks under {schedule.kind.value}"
+    kind, chunks = schedule.kind, schedule.chunks
+    if chunks < 1 or (chunks > 1 and kind not in LOOPS | V_SHAPES):
+        what = f"{chunks} chunks under {kind.value}"
         return Problem(where="plan.schedule.chunks", what=what, fix="choose 1, or the interleaved schedule")
-    if interleaved and (schedule.chunks == 1 or plan.pipeline == 1):
-        what = f"interleaved has {schedule.chunks} chunks on {plan.pipeline} pipeline ranks"
-        return Problem(where="plan.schedule.kind", what=what, fix="choose 1f1b, or 2 chunks or more on 2 ranks or more")
+    if kind in V_SHAPES and chunks != 2:
+        what = f"{kind.value} has {chunks} chunks and its ranks hold two stages"
+        return Problem(where="plan.schedule.chunks", what=what, fix="choose 2, or 1f1b")
+    alone = plan.pipeline == 1 and kind is not ScheduleKind.BREADTH_FIRST
+    if kind in LOOPS | V_SHAPES and (chunks == 1 or alone):
+        what = f"{kind.value} has {chunks} chunks on {plan.pipeline} pipeline ranks"
+        plain = "gpipe" if kind is ScheduleKind.BREADTH_FIRST else "1f1b"
+        fix = f"choose {plain}, or 2 chunks or more on 2 ranks or more"
+        return Problem(where="plan.schedule.kind", what=what, fix=fix)
     return None
 
 
+def least_microbatches(kind: ScheduleKind, *, pipeline: int, slices: int = 1) -> int:
+    """How many microbatches fill a pipeline: one a rank, or slice of one, and two where they come up the ranks again.
+
+    Schedules that wait for every forward before the first backward gain nothing from a full pipeline.
+    """
+    if kind in (ScheduleKind.GPIPE, ScheduleKind.BREADTH_FIRST):
+        return 1
+    if kind in V_SHAPES:
+        return 2 * pipeline - (kind is ScheduleKind.ZERO_BUBBLE_V)
+    return -(-pipeline // max(slices, 1))
+
+
 def microbatches_fill(design: Design) -> Problem | None:
-    """1F1B and interleaved schedules have a microbatch for every pipeline rank."""
+    """Every pipeline rank has microbatches enough to work while others do."""
     plan, schedule = design.plan, design.plan.schedule
-    if schedule.kind is ScheduleKind.GPIPE or schedule.microbatches >= plan.pipeline:
+    least = least_microbatches(schedule.kind, pipeline=plan.pipeline, slices=schedule.slices)
+    if schedule.microbatches >= least:
         return None
     what = f"{schedule.microbatches} microbatches do not fill a pipeline of {plan.pipeline} under {schedule.kind.value}"
-    return Problem(where="plan.schedule.microbatches", what=what, fix=f"choose {plan.pipeline} or more, or gpipe")
+    return Problem(where="plan.schedule.microbatches", what=what, fix=f"choose {least} or more, or gpipe")
 
 
 def microbatches_round(design: Design) -> Problem | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from meshwright.schedule.build import V_SHAPES, placement
 from meshwright.search.rules import Rule, Scope
 from meshwright.spec.errors import Problem
 from meshwright.spec.plan import AxisName, Design
@@ -149,28 +150,41 @@ def embedding_first(design: Design) -> Problem | None:
 
 
 def head_last(design: Design) -> Problem | None:
-    """The head is on the last pipeline rank."""
-    plan = design.plan
-    if plan.stages and plan.stages[-1].rank == plan.pipeline - 1:
+    """The head is on the rank of the last stage: the last pipeline rank, or the first under V shapes."""
+    plan, places = design.plan, _places(design)
+    last = places[-1] if places else plan.pipeline - 1
+    if plan.stages and plan.stages[-1].rank == last:
         return None
+    name = "first" if last == 0 and plan.pipeline > 1 else "last"
     return Problem(
         where=f"plan.stages[{len(plan.stages) - 1}].rank",
-        what="the head is not on the last pipeline rank",
-        fix=f"choose rank {plan.pipeline - 1}",
+        what=f"the head is not on the {name} pipeline rank",
+        fix=f"choose rank {last}",
     )
 
 
 def stages_loop(design: Design) -> Problem | None:
-    """Stages are dealt to pipeline ranks in turn: stage s lives on rank s modulo the pipeline size."""
+    """Stages are dealt to pipeline ranks in turn: stage s lives on rank s modulo the pipeline size, or down the ranks
+    and up again under V shapes.
+    """
     plan = design.plan
-    for index, stage in enumerate(plan.stages):
-        if stage.rank != index % plan.pipeline:
+    shape = "V" if plan.schedule.kind in V_SHAPES else "turn"
+    for index, (stage, rank) in enumerate(zip(plan.stages, _places(design), strict=False)):
+        if stage.rank != rank:
             return Problem(
                 where=f"plan.stages[{index}].rank",
-                what=f"{stage.rank} breaks the turn of pipeline {plan.pipeline}",
-                fix=f"choose rank {index % plan.pipeline}",
+                what=f"{stage.rank} breaks the {shape} of pipeline {plan.pipeline}",
+                fix=f"choose rank {rank}",
             )
     return None
+
+
+def _places(design: Design) -> tuple[int, ...]:
+    """The rank of every stage that the schedule has; () where another rule refuses its chunks."""
+    plan, schedule = design.plan, design.plan.schedule
+    if plan.pipeline < 1 or schedule.chunks < 1 or (schedule.kind in V_SHAPES and schedule.chunks != 2):
+        return ()
+    return placement(schedule.kind, pipeline=plan.pipeline, chunks=schedule.chunks)
 
 
 def groups_uniform(design: Design) -> Problem | None:

@@ -1,0 +1,73 @@
+"""Closed forms of the activations that a pipeline rank holds at once."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshwright.cost.pipeline_ranks import Shape
+from meshwright.cost.table import SCHEDULES, BoolArray, IntArray
+from meshwright.cost.work import FloatArray
+from meshwright.spec.plan import ScheduleKind as Kind
+
+
+def held(shape: Shape, *, first: FloatArray, last: FloatArray, total: FloatArray) -> FloatArray:
+    """The most that a rank holds at once of what each microbatch leaves on its stages; all of shape (rows, ranks).
+
+    gpipe and breadth-first hold every microbatch, 1f1b p - rank of them, seq1f1b of k slices (p - rank - 1 + k) / k,
+    interleaved what Megatron's warm-up starts, H1 p and H2 2p - 1 of them as what weight gradients need waits for
+    them, V shapes as many of the first stage as are on their way down and up, and of the last as are on their way up.
+    Exact where a rank's stages between the first and the last are alike.
+    """
+    microbatches, pipeline = shape.microbatches[:, None], shape.pipeline[:, None]
+    slices = np.ones_like(microbatches) if shape.slices is None else shape.slices[:, None]
+    behind = pipeline - shape.rank
+    found = microbatches * total
+    one = np.minimum((behind + slices - 1.0) / slices, microbatches) * total
+    found = np.where(_mask(shape, Kind.ONE_F_ONE_B) | _mask(shape, Kind.SEQUENCE_1F1B), one, found)
+    for kind, depth in ((Kind.ZERO_BUBBLE_H1, 1.0), (Kind.ZERO_BUBBLE_H2, 2.0)):
+        deep = np.minimum(depth * (pipeline - 1.0) + 1.0, microbatches) * total
+        found = np.where(_mask(shape, kind), deep, found)
+    looped = np.flatnonzero(_mask(shape, Kind.INTERLEAVED))
+    if looped.size:
+        found[looped] = _interleaved(shape, looped, first=first, last=last, total=total)
+    if not (_mask(shape, Kind.ZERO_BUBBLE_V) | _mask(shape, Kind.DUAL_PIPE_V)).any():
+        return found
+    down, up = pipeline + behind, shape.rank + 1.0
+    rising = np.minimum(down - 1.0, microbatches) * first + np.minimum(up, microbatches) * last
+    going = np.minimum(down, microbatches) * first + np.minimum(up - 1.0, microbatches) * last
+    found = np.where(_mask(shape, Kind.ZERO_BUBBLE_V), np.maximum(rising, going), found)
+    return np.where(_mask(shape, Kind.DUAL_PIPE_V), down * first + up * last, found)
+
+
+def _mask(shape: Shape, kind: Kind) -> BoolArray:
+    return np.asarray(shape.schedule == SCHEDULES.index(kind))[:, None]
+
+
+def _interleaved(shape: Shape, rows: IntArray, *, first: FloatArray, last: FloatArray, total: FloatArray) -> FloatArray:
+    """The most when the first backward begins, when the last stage has had its round of them, when the first has."""
+    first, last, total = first[rows], last[rows], total[rows]
+    pipeline, chunks = shape.pipeline[rows, None], shape.chunks[rows, None]
+    most = chunks * shape.microbatches[rows, None]
+    lead = np.minimum(2.0 * (pipeline - shape.rank[rows] - 1.0) + (chunks - 1.0) * pipeline + 1.0, most)
+    inner = (total - first - last) / np.maximum(chunks - 2.0, 1.0)
+    inner = np.where(chunks > 2.0, inner, 0.0)
+    last = np.where(chunks > 1.0, last, 0.0)
+    period = chunks * pipeline
+
+    def at(forwards: FloatArray) -> FloatArray:
+        """Held when that many forwards are done: as many backwards as are `lead` behind."""
+        ahead = np.minimum(forwards, most)
+        done = np.maximum(ahead - lead, 0.0)
+        low, high = (np.floor(count / period) * pipeline for count in (ahead, done))
+        ahead, done = ahead % period, done % period
+        begun = low + np.minimum(ahead, pipeline)
+        ended = high + np.maximum(done - (chunks - 1.0) * pipeline, 0.0)
+        begun_last = low + np.maximum(ahead - (chunks - 1.0) * pipeline, 0.0)
+        ended_last = high + np.minimum(done, pipeline)
+        live, live_last = begun - ended, np.where(chunks > 1.0, begun_last - ended_last, 0.0)
+        return np.asarray(live * first + live_last * last + (lead - live - live_last) * inner, dtype=np.float64)
+
+    found = at(lead)
+    if np.array_equal(first, last) and np.allclose(first * chunks, total):
+        return found
+    return np.maximum(found, np.maximum(at(lead + pipeline), at(lead + period - pipeline)))

@@ -1,0 +1,144 @@
+"""What closed forms of a pipeline read: seconds of one microbatch on every rank shown, and detours between ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from meshwright.cost.table import BoolArray, IntArray
+from meshwright.cost.work import FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSeconds:
+    """Seconds of one microbatch by pass on every rank shown, shape (rows, ranks).
+
+    `total` over the rank's stages, `first` and `last` on its first and last one, `first_upto` and `last_upto` summed
+    over all ranks up to and with this one; `everything` over all stages, shape (rows,).
+    """
+
+    total: FloatArray
+    first: FloatArray
+    last: FloatArray
+    first_upto: FloatArray
+    last_upto: FloatArray
+    everything: FloatArray
+
+    def times(self, share: float) -> RankSeconds:
+        """That share of every pass."""
+        return RankSeconds(**{field.name: share * getattr(self, field.name) for field in fields(self)})
+
+    def less(self, part: RankSeconds) -> RankSeconds:
+        """What is left of every pass without `part`."""
+        names = [field.name for field in fields(self)]
+        return RankSeconds(**{name: getattr(self, name) - getattr(part, name) for name in names})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Schedule and position of every row: `rank` and `valid` have shape (rows, ranks), the rest (rows,).
+
+    `slices` None: no microbatch is cut.
+    """
+
+    schedule: IntArray
+    pipeline: FloatArray
+    chunks: FloatArray
+    microbatches: FloatArray
+    rank: IntArray
+    valid: BoolArray
+    slices: FloatArray | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """RankSeconds with ranks first, shape (ranks, rows), and the sum of the last stages over all ranks (rows,)."""
+
+    total: FloatArray
+    first: FloatArray
+    last: FloatArray
+    first_upto: FloatArray
+    last_upto: FloatArray
+    whole: FloatArray
+    everything: FloatArray
+
+    @classmethod
+    def of(cls, seconds: RankSeconds, rows: IntArray, share: FloatArray) -> Way:
+        names = ("total", "first", "last", "first_upto", "last_upto")
+        turned = {name: np.ascontiguousarray(getattr(seconds, name)[rows].T) * share for name in names}
+        return cls(**turned, whole=turned["last_upto"].max(axis=0), everything=seconds.everything[rows] * share)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turned:
+    """What closed forms read of some rows, ranks first: numpy reduces the first dim of a long array fastest.
+
+    `down` is the forward, `up` what the rank before waits for, `after` the weight gradients. `behind` ranks come after
+    each; `across` is the way from the first rank to the last, `around` back to the first. A unit is a microbatch, or
+    a slice of one.
+    """
+
+    down: Way
+    up: Way
+    after: Way
+    rank: FloatArray
+    behind: FloatArray
+    valid: BoolArray
+    reach: FloatArray
+    across: FloatArray
+    around: FloatArray
+    pipeline: FloatArray
+    chunks: FloatArray
+    units: FloatArray
+
+    @classmethod
+    def of(
+        cls,
+        shape: Shape,
+        rows: IntArray,
+        *,
+        forward: RankSeconds,
+        backward: RankSeconds,
+        weight: RankSeconds,
+        reach: FloatArray,
+    ) -> Turned:
+        """Of `rows`. `backward` is whole, `weight` the part of it that no rank waits for."""
+        slices = np.ones(len(rows)) if shape.slices is None else shape.slices[rows]
+        rank = np.ascontiguousarray(shape.rank[rows].T.astype(np.float64))
+        valid = np.ascontiguousarray(shape.valid[rows].T)
+        turned = np.ascontiguousarray(reach[rows].T) / slices
+        across = np.where(valid, turned, 0.0).max(axis=0)
+        pipeline, share = shape.pipeline[rows], 1.0 / slices
+        return cls(
+            down=Way.of(forward, rows, share),
+            up=Way.of(backward.less(weight), rows, share),
+            after=Way.of(weight, rows, share),
+            rank=rank,
+            behind=pipeline - 1.0 - rank,
+            valid=valid,
+            reach=turned,
+            across=across,
+            around=across * pipeline / np.maximum(pipeline - 1.0, 1.0),
+            pipeline=pipeline,
+            chunks=shape.chunks[rows],
+            units=shape.microbatches[rows] * slices,
+        )
+
+    def worst(self, values: FloatArray) -> FloatArray:
+        """The largest over ranks, shape (rows,)."""
+        return np.asarray(np.where(self.valid, values, 0.0).max(axis=0), dtype=np.float64)
+
+    def later(self, prefix: FloatArray, own: FloatArray) -> FloatArray:
+        """What the best detour from each rank through a later one gains over staying; at least nothing, (ranks, rows).
+
+        `prefix` sums the way there and back from rank 0, `own` is what a rank does meanwhile if the path stays on it.
+        """
+        offer = np.where(self.valid, prefix + own, -np.inf)
+        best = np.maximum.accumulate(offer[::-1], axis=0)[::-1]
+        return np.maximum(best - prefix - own, 0.0)
+
+    def earlier(self, before: FloatArray, own: FloatArray) -> FloatArray:
+        """As `later` through an earlier rank; `before` sums the way over the ranks before each."""
+        offer = np.where(self.valid, own - before, -np.inf)
+        return np.maximum(np.maximum.accumulate(offer, axis=0) + before - own, 0.0)

@@ -1,0 +1,118 @@
+"""Closed forms of V schedules: each rank holds one stage on the way down the ranks and one on the way up again.
+
+A path reaches a rank at the start of the step, stays for its work, and leaves it at the end. The first microbatch
+passes a rank four times (forward down, forward up, backward down, backward up) and so does the last one; the start is
+the longest way to a rank's fourth pass over ranks that either hand the microbatch on or do their own other work until
+its next pass, the end the longest way on from the last microbatch's first pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.cost.pipeline_ranks import Turned
+from meshwright.cost.table import BoolArray
+from meshwright.cost.work import FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Meanwhile:
+    """What a rank does between the four passes of one microbatch and after them, and the fourth pass itself; all of
+    shape (ranks, rows).
+    """
+
+    down: FloatArray
+    over: FloatArray
+    back: FloatArray
+    fourth: FloatArray
+    after: FloatArray
+
+
+def v_shaped(at: Turned, *, paired: BoolArray) -> FloatArray:
+    """Zero bubble V, or DualPipeV where `paired`, shape (rows,). For 2p - 1 microbatches or more; less is too short."""
+    weights = np.where(paired, at.after.first, 0.0)
+    early = np.where(paired & (at.behind == 0.0), at.down.first, 0.0)
+    mate = np.where(paired, at.down.last, 0.0)
+    first = _Meanwhile(
+        down=2.0 * at.behind * at.down.first,
+        over=at.rank * at.down.total + early,
+        back=at.behind * (at.down.last + at.up.last + at.after.last) + at.after.last + at.down.first - early + mate,
+        fourth=at.up.first + weights,
+        after=np.zeros_like(at.rank),
+    )
+    ends = (_last_of_zero_bubble(at), _last_of_pairs(at))
+    names = ("down", "over", "back", "fourth", "after")
+    last = _Meanwhile(**{name: np.where(paired, getattr(ends[1], name), getattr(ends[0], name)) for name in names})
+    busy = at.units * (at.down.total + at.up.total + at.after.total)
+    start = _start(at, first) - at.down.first - _own(at, first)
+    end = _end(at, last) - _own(at, last)
+    both = at.units >= 2.0 * at.pipeline - 1.0
+    enter = at.down.first_upto - at.down.first + at.reach
+    longest = at.worst(busy + np.where(both, start + end, np.maximum(start, enter + end)))
+    passing = at.worst(at.down.total + at.up.total)
+    once = at.down.everything + at.up.everything + 4.0 * at.across + (at.units - 1.0) * passing
+    return np.where(both, longest, np.maximum(longest, once))
+
+
+def _own(at: Turned, own: _Meanwhile) -> FloatArray:
+    """From the end of a rank's first pass to the end of what it does after the fourth."""
+    return own.down + at.down.last + own.over + at.up.last + own.back + own.fourth + own.after
+
+
+def _start(at: Turned, own: _Meanwhile) -> FloatArray:
+    """When each rank's fourth pass of the first microbatch ends."""
+    ended = at.down.first_upto + at.reach
+    ended = _up(at, ended + own.down, at.down.last_upto + at.reach) + at.down.last
+    ended = _down(at, ended + own.over, at.up.last_upto - at.up.last + at.reach) + at.up.last
+    prefix = np.where(own.fourth > at.up.first, at.up.first_upto + at.after.first_upto, at.up.first_upto)
+    return _up(at, ended + own.back, prefix + at.reach) + own.fourth
+
+
+def _end(at: Turned, own: _Meanwhile) -> FloatArray:
+    """From the end of each rank's first pass of the last microbatch to the end of the step."""
+    left = _down(at, own.after, at.up.first_upto - at.up.first + at.reach)
+    left = _up(at, left + own.fourth + own.back, at.up.last_upto + at.reach)
+    left = _down(at, left + at.up.last + own.over, at.down.last_upto - at.down.last + at.reach)
+    return _up(at, left + at.down.last + own.down, at.down.first_upto + at.reach)
+
+
+def _up(at: Turned, values: FloatArray, prefix: FloatArray) -> FloatArray:
+    """The largest of a rank's value and those of later ranks with the way between, whose sums are `prefix`."""
+    offer = np.where(at.valid, values + prefix, -np.inf)
+    return np.where(at.valid, np.maximum.accumulate(offer[::-1], axis=0)[::-1] - prefix, 0.0)
+
+
+def _down(at: Turned, values: FloatArray, before: FloatArray) -> FloatArray:
+    """The largest of a rank's value and those of earlier ranks with the way between; `before` sums up to each."""
+    offer = np.where(at.valid, values - before, -np.inf)
+    return np.where(at.valid, np.maximum.accumulate(offer, axis=0) + before, 0.0)
+
+
+def _last_of_zero_bubble(at: Turned) -> _Meanwhile:
+    beside = at.up.first + at.after.first
+    return _Meanwhile(
+        down=(at.behind + 1.0) * beside + at.behind * (at.down.last + at.up.last + at.after.last),
+        over=at.rank * at.up.total + np.where(at.rank > 0.0, at.after.last, 0.0),
+        back=at.behind * beside + np.where(at.rank > 0.0, 0.0, at.after.last),
+        fourth=at.up.first,
+        after=(at.rank + 1.0) * at.after.first + at.rank * at.after.last,
+    )
+
+
+def _last_of_pairs(at: Turned) -> _Meanwhile:
+    """Half of the last backwards are whole, and the weight gradients of the others come at the end."""
+    up, down = at.up.first + at.after.first, at.up.last + at.after.last
+    half = np.floor((at.rank + 1.0) / 2.0)
+    whole = half * (at.after.first + at.after.last)
+    odd = np.where((at.rank > 0.0) & (at.rank % 2.0 == 0.0), at.after.last, 0.0)
+    late = np.minimum(at.behind, at.rank + 1.0)
+    mixed = 0.5 * (at.after.first + at.after.last)
+    return _Meanwhile(
+        down=(at.behind + 1.0) * down + at.behind * (at.down.last + up),
+        over=up + at.rank * at.up.total + whole + odd,
+        back=at.behind * (at.up.first + mixed) + np.where(at.rank > 0.0, 0.0, at.after.last),
+        fourth=at.up.first,
+        after=late * at.after.first + (at.rank + 1.0 - late) * mixed,
+    )
