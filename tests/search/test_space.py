@@ -94,6 +94,10 @@ def test_the_space_is_every_plan_that_the_rules_allow(devices: str, count: int) 
     found = designs(space(model, cluster, job), model, cluster, job)
     digests = [design.plan.digest() for design in found]
     assert len(digests) == len(set(digests)) > 100
+    assert all(not check(design, scopes=PLAN) for design in found)
+    classic = (ScheduleKind.ONE_F_ONE_B, ScheduleKind.GPIPE, ScheduleKind.INTERLEAVED)
+    digests = [design.plan.digest() for design in found if design.plan.schedule.kind in classic]
+    assert {design.plan.schedule.kind for design in found} == set(ScheduleKind)
     expected = by_the_rules(model, cluster, job)
     assert set(digests) <= expected
     missing = expected - set(digests)

@@ -11,10 +11,11 @@ from meshwright.cost.kinds import BlockSeconds
 from meshwright.cost.memory import BUCKET_BYTES
 from meshwright.cost.network import Linear
 from meshwright.cost.states import StateBytes
-from meshwright.cost.table import SHARDINGS, PlanTable
+from meshwright.cost.table import SCHEDULES, SHARDINGS, PlanTable
 from meshwright.cost.work import FloatArray
-from meshwright.spec.plan import Sharding
+from meshwright.spec.plan import ScheduleKind, Sharding
 
+_BREADTH_FIRST = SCHEDULES.index(ScheduleKind.BREADTH_FIRST)
 _ZERO1 = SHARDINGS.index(Sharding.OPTIMIZER)
 _ZERO3 = SHARDINGS.index(Sharding.PARAMETERS)
 _CARRIED = 1.126  # a collective takes so much longer beside work: measured by Galvatron, its shipped overlap figure
@@ -57,9 +58,10 @@ def synchronize(
     """What the sharding of every row does with one block's parameters and gradients.
 
     zero1 and zero2 gather once a step; zero3 gathers in forward and again in backward of every microbatch; zero2 and
-    zero3 scatter gradients every microbatch, zero1 once. Replicas reduce their shards once. Each travels while the
-    same block of a neighbouring layer works when `overlap`, and what the work does not cover is exposed. Parameters
-    on a grid of experts travel over `experts`.
+    zero3 scatter gradients every microbatch, zero1 once. Breadth-first runs all microbatches of a stage in a row, and
+    does once what others do for each: a share of it is told of every microbatch. Replicas reduce their shards once.
+    Each travels while the same block of a neighbouring layer works when `overlap`, and what the work does not cover
+    is exposed. Parameters on a grid of experts travel over `experts`.
     """
     sharded, zero3 = table.sharding > 0, table.sharding == _ZERO3
     dense, apart = grid_parameters(block, table)
@@ -76,8 +78,9 @@ def synchronize(
     replicas = both_ways("reduce_replicas", dense * own, apart * theirs)
     taken = links.taken if overlap else None
     window = block.backward + block.recompute
-    each_scatter = np.where(table.sharding > _ZERO1, scatter, 0.0)
-    each_gather = np.where(zero3, gather, 0.0)
+    every = np.where(table.schedule == _BREADTH_FIRST, 1.0 / table.microbatches, 1.0)
+    each_scatter = np.where(table.sharding > _ZERO1, scatter, 0.0) * every
+    each_gather = np.where(zero3, gather, 0.0) * every
     forward = exposed(each_gather, block.forward, taken=taken)
     both = each_gather + each_scatter
     share = exposed(both, window, taken=taken) / np.where(both > 0.0, both, 1.0)

@@ -16,6 +16,7 @@ from meshwright.cost.placement import ring
 from meshwright.cost.software import software
 from meshwright.cost.states import state_bytes
 from meshwright.cost.table import OFFLOADS, RECOMPUTES, SCHEDULES, SHARDINGS
+from meshwright.schedule.build import V_SHAPES
 from meshwright.search.rules import divisors
 from meshwright.search.space import Space
 from meshwright.spec.cluster import ClusterSpec, Collective, DeviceKind
@@ -30,6 +31,8 @@ _DIVIDES = ("tensor", "sequence_parallel", "context", "inner", "exchange", "expe
 _TRAVELS = ("tensor", "context", "shard", "replicate", "pipeline", "sharding", "precision", "gradient_precision")
 _ZERO2, _ZERO3 = SHARDINGS.index(Sharding.GRADIENTS), SHARDINGS.index(Sharding.PARAMETERS)
 _AWAY, _KEPT_AWAY = OFFLOADS.index(Offload.OPTIMIZER), OFFLOADS.index(Offload.ACTIVATIONS)
+_BREADTH_FIRST = SCHEDULES.index(ScheduleKind.BREADTH_FIRST)
+_HEAD_ON_FIRST = [SCHEDULES.index(kind) for kind in V_SHAPES]
 _GPIPE = SCHEDULES.index(ScheduleKind.GPIPE)
 _LOOPED = [SCHEDULES.index(kind) for kind in (ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B, ScheduleKind.INTERLEAVED)]
 _WHOLE_BACKWARD = [
@@ -96,9 +99,11 @@ class Bounds:
         before, own = (values[table.layout] for values in self._paths(table))
         before = np.where(np.isin(table.schedule, _WHOLE_BACKWARD)[:, None], before, 0.0)
         path: Floats = before * layer[:, None] + table.microbatches[:, None] * own * layer[:, None]
-        last = path[:, 0] + table.microbatches * head
+        headed = np.where(np.isin(table.schedule, _HEAD_ON_FIRST), 0.0, head)
+        last = path[:, 0] + table.microbatches * headed
         worked = np.maximum(work * table.microbatches / table.pipeline, np.maximum(last, path.max(axis=1)))
-        return np.asarray(np.maximum(worked, table.microbatches * self._travelled(table)))
+        times = np.where(table.schedule == _BREADTH_FIRST, 1, table.microbatches)
+        return np.asarray(np.maximum(worked, times * self._travelled(table)))
 
     def _travelled(self, table: PlanTable) -> Floats:
         """Seconds that a microbatch's sharded parameters and gradients of an average rank travel, shape (rows,)."""

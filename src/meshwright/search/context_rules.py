@@ -99,7 +99,7 @@ def slices_divide(design: Design) -> Problem | None:
     if schedule.slices < 1 or (schedule.slices > 1 and not sliced):
         what = f"{schedule.slices} slices under {schedule.kind.value}"
         return Problem(where="plan.schedule.slices", what=what, fix="choose 1, or seq1f1b")
-    if schedule.slices > 1 and plan.sequence_length % (schedule.slices * plan.context * plan.tensor):
+    if plan.sequence_length % schedule.slices:
         what = f"{schedule.slices} slices do not divide {plan.sequence_length:,} tokens"
         return Problem(where="plan.schedule.slices", what=what, fix=choices(divisors(plan.sequence_length)[:8]))
     return None

@@ -16,9 +16,10 @@ import numpy.typing as npt
 from meshwright.cost import Layout, PlanTable
 from meshwright.cost.table import EXCHANGES, OFFLOADS, PRECISIONS, RECOMPUTES, SCHEDULES, SHARDINGS
 from meshwright.schedule import stage_rank
+from meshwright.schedule.build import V_SHAPES
 from meshwright.search.constraints import Limits, limits
 from meshwright.search.context_rules import mixtures
-from meshwright.search.degree_rules import DIVIDED, tensor_heads
+from meshwright.search.degree_rules import DIVIDED, least_microbatches, tensor_heads
 from meshwright.search.product import Columns, Product, Rejection, merged
 from meshwright.search.rules import divisors
 from meshwright.search.runtime_rules import UNTRAINED
@@ -31,8 +32,13 @@ from meshwright.spec.plan import ExchangeKind, Offload, ScheduleKind, Sharding
 Boundaries = Callable[[int, int], Sequence[int]]
 Ids = npt.NDArray[np.int64]
 ONE_F_ONE_B = SCHEDULES.index(ScheduleKind.ONE_F_ONE_B)
-GPIPE = SCHEDULES.index(ScheduleKind.GPIPE)
 INTERLEAVED = SCHEDULES.index(ScheduleKind.INTERLEAVED)
+BREADTH_FIRST = SCHEDULES.index(ScheduleKind.BREADTH_FIRST)
+SEQUENCE_1F1B = SCHEDULES.index(ScheduleKind.SEQUENCE_1F1B)
+WHOLE_STAGES = [
+    SCHEDULES.index(kind) for kind in (ScheduleKind.GPIPE, ScheduleKind.ZERO_BUBBLE_H1, ScheduleKind.ZERO_BUBBLE_H2)
+]
+SLICES = (2, 4, 8)  # of a microbatch: finer ones leave products too small to fill a device
 UNSHARDED = SHARDINGS.index(Sharding.NONE)
 RING, GATHER = (EXCHANGES.index(kind) for kind in (ExchangeKind.RING, ExchangeKind.GATHER))
 _BASE = 1 << 32
@@ -55,8 +61,9 @@ class Inner:
             return self
         small = columns["microbatch"] == columns["microbatch"].min()
         widest = (columns["shard"] == columns["shard"].max()) | (columns["sharding"] == UNSHARDED)
-        alone = columns["chunks"] == columns["chunks"].min()
-        mask = small & widest & alone
+        fewest = {kind: columns["chunks"][columns["schedule"] == kind].min() for kind in np.unique(columns["schedule"])}
+        few = columns["chunks"] == np.array([fewest[kind] for kind in columns["schedule"]])
+        mask = small & widest & few
         mask = mask if mask.any() else np.ones(len(self), dtype=np.bool_)
         return Inner(columns={name: values[mask] for name, values in columns.items()}, rejections=self.rejections)
 
@@ -316,7 +323,7 @@ def _inner(key: int, *, asked: Limits, model: ModelSpec, cluster: ClusterSpec, j
     product.times(["microbatch"], [[size] for size in divisors(local)])
     product.columns["microbatches"] = local // product["microbatch"]
     product.constrain("microbatch", product["microbatch"])
-    _schedules(product, len(model.blocks))
+    _schedules(product, len(model.blocks), length=job.sequence_length)
     kinds = range(1, len(SHARDINGS))
     sharded = [[shard, kind] for shard in divisors(data) for kind in kinds if shard > 1 or context]
     product.times(["shard", "sharding"], [[1, UNSHARDED], *sharded])
@@ -333,19 +340,31 @@ def _inner(key: int, *, asked: Limits, model: ModelSpec, cluster: ClusterSpec, j
     return Inner(columns=columns, rejections=product.rejections)
 
 
-def _schedules(product: Product, blocks: int) -> None:
+def _schedules(product: Product, blocks: int, *, length: int) -> None:
     """Schedules of the one pipeline size of `product`."""
     pipeline = int(product["pipeline"][0]) if product.rows else 1
-    kinds = [[ONE_F_ONE_B, 1, 1]]
-    if pipeline > 1:
-        kinds += [[GPIPE, 1, 1], *([INTERLEAVED, chunks, 1] for chunks in _chunks(pipeline, blocks, product.asked))]
-    product.times(["schedule", "chunks", "slices"], kinds)
+    product.times(["schedule", "chunks", "slices"], _kinds(pipeline, blocks, length, product.asked))
     product.constrain("schedule", product["schedule"], [kind.value for kind in SCHEDULES])
     product.constrain("chunks", product["chunks"])
     product.constrain("slices", product["slices"])
-    product.keep((product["microbatches"] >= pipeline) | (product["schedule"] == GPIPE), "microbatches-fill")
+    distinct, index = np.unique(np.stack([product["schedule"], product["slices"]]), axis=1, return_inverse=True)
+    least = [least_microbatches(SCHEDULES[kind], pipeline=pipeline, slices=cut) for kind, cut in distinct.T]
+    product.keep(product["microbatches"] >= np.array(least, dtype=np.int64)[index.reshape(-1)], "microbatches-fill")
     rounds = product["microbatches"] % pipeline == 0
     product.keep(rounds | (product["schedule"] != INTERLEAVED), "microbatches-round")
+
+
+def _kinds(pipeline: int, blocks: int, length: int, asked: Limits) -> list[list[int]]:
+    """(schedule, chunks, slices) of one pipeline size. Breadth-first has the smallest stages, which gather least."""
+    chunks = _chunks(pipeline, blocks, asked)
+    found = [[ONE_F_ONE_B, 1, 1]]
+    found += [[BREADTH_FIRST, count, 1] for count in (chunks if "chunks" in asked.fixed else chunks[-1:])]
+    if pipeline == 1:
+        return found
+    found += [[kind, 1, 1] for kind in WHOLE_STAGES]
+    found += [[INTERLEAVED, count, 1] for count in chunks]
+    found += [[SCHEDULES.index(kind), 2, 1] for kind in sorted(V_SHAPES) if blocks >= 2 * pipeline]
+    return found + [[SEQUENCE_1F1B, 1, cut] for cut in SLICES if length % cut == 0]
 
 
 def _chunks(pipeline: int, blocks: int, asked: Limits) -> list[int]:
