@@ -86,7 +86,7 @@ def outlook(table: PlanTable, *, step_seconds: float, model: ModelSpec, cluster:
             seconds_between_failures=3600.0 / failures,
             every_steps=job.checkpoint.every_steps,
         )
-    hours = job.total_steps * step_seconds / 3600.0 / (saving.goodput if saving else 1.0)
+    hours = job.total_tokens / job.batch_tokens * step_seconds / 3600.0 / (saving.goodput if saving else 1.0)
     return Outlook(
         tokens=job.total_tokens,
         days=hours / 24.0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -81,6 +82,7 @@ _LINES: Mapping[str, Cause] = MappingProxyType(
     }
 )
 _COMPUTE = (LineName.FORWARD, LineName.BACKWARD, LineName.RECOMPUTE)
+_SHARES = (Cause.PRODUCTS, Cause.COMPUTE, Cause.COLLECTIVES, Cause.PIPELINE, Cause.DATA, Cause.REST)
 _MEASURED_AWAY = (Cause.PRODUCTS, Cause.COMPUTE, Cause.REST, Cause.SOFTWARE, Cause.ANALOGY, Cause.VENDOR)
 
 
@@ -103,6 +105,26 @@ def upper(costs: Costs, table: PlanTable, *, model: ModelSpec, cluster: ClusterS
     return costs.step_seconds * interval(costs, table, model=model, cluster=cluster, job=job).high
 
 
+def least_reach(*, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> float:
+    """The least that the upper end of any plan's interval is, as a multiple of its step: what all plans share.
+
+    Every plan uses the first devices; of shares that are one in sum, squares are least where each share is as the
+    inverse square of its spread.
+    """
+    device, measured = cluster.groups[0].device, cluster.step_error
+    shared = {
+        Cause.SOFTWARE: 1.0,
+        Cause.EXPERTS: float(_has_experts(model)),
+        Cause.ANALOGY: float(by_analogy(device)),
+        Cause.VENDOR: float(_is_unseen(device)),
+        Cause.LENGTH: _doublings(job),
+    }
+    variance = float(spread({cause: np.array([value]) for cause, value in shared.items()}, measured=measured)[0]) ** 2
+    if measured is None:
+        variance += 1.0 / sum(SPREADS[cause] ** -2.0 for cause in _SHARES)
+    return float(np.exp(REACH * np.sqrt(variance)))
+
+
 def spread(
     weight: Mapping[Cause, FloatArray], *, measured: float | None = None, spreads: Mapping[Cause, float] = SPREADS
 ) -> FloatArray:
@@ -123,7 +145,6 @@ def weights(
     found = _shares(costs, table, cluster=cluster)
     rows, used = len(table), _used(table, cluster)
     eight_bit = np.array([precision.quantized for precision in PRECISIONS])[table.precision]
-    experts = any(isinstance(layer.transform, Mixture) for layer in model.layers)
 
     def any_device(unknown: list[bool]) -> FloatArray:
         return np.asarray((used & np.array(unknown)).any(axis=1), dtype=np.float64)
@@ -133,12 +154,12 @@ def weights(
     return found | {
         Cause.SOFTWARE: np.ones(rows),
         Cause.EIGHT_BIT: eight_bit.astype(np.float64),
-        Cause.EXPERTS: np.full(rows, float(experts)),
+        Cause.EXPERTS: np.full(rows, float(_has_experts(model))),
         Cause.ANALOGY: any_device([by_analogy(device) for device in devices]),
-        Cause.VENDOR: any_device([device.kind not in (DeviceKind.CUDA, DeviceKind.CPU) for device in devices]),
+        Cause.VENDOR: any_device([_is_unseen(device) for device in devices]),
         Cause.MIXED: any_device([kind != kinds[0] for kind in kinds]),
         Cause.DEVICES: np.log2(np.maximum(table.world / EVIDENCE_DEVICES, 1.0)),
-        Cause.LENGTH: np.full(rows, max(0.0, np.log2(job.sequence_length / EVIDENCE_LENGTH))),
+        Cause.LENGTH: np.full(rows, _doublings(job)),
     }
 
 
@@ -146,6 +167,19 @@ def by_analogy(device: DeviceSpec) -> bool:
     """Whether nobody measured matrix products on this very device, as the source of their figures tells."""
     source = device.sources.get("matrix", "")
     return not source or source.startswith("by analogy")
+
+
+def _is_unseen(device: DeviceSpec) -> bool:
+    return device.kind not in (DeviceKind.CUDA, DeviceKind.CPU)
+
+
+def _has_experts(model: ModelSpec) -> bool:
+    return any(isinstance(layer.transform, Mixture) for layer in model.layers)
+
+
+def _doublings(job: JobSpec) -> float:
+    """Of the sequence beyond the longest that was replayed."""
+    return max(0.0, math.log2(job.sequence_length / EVIDENCE_LENGTH))
 
 
 def _shares(costs: Costs, table: PlanTable, *, cluster: ClusterSpec) -> dict[Cause, FloatArray]:

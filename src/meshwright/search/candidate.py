@@ -87,7 +87,7 @@ def candidate(plan: Plan, report: Report) -> Candidate:
         bubble_share=report.share(LineName.BUBBLE),
         communication_share=report.share(*COMMUNICATION),
         total_seconds=whole.seconds if whole else report.total_seconds,
-        total_cost=whole.dollars if whole else report.total_cost,
+        total_cost=report.total_cost,
         fit_probability=report.fit_probability,
         goodput=whole.goodput if whole else None,
         total_kilowatt_hours=whole.kilowatt_hours if whole else None,

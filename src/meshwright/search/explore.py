@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.cost import PlanTable
+from meshwright.cost.uncertainty import least_reach
 from meshwright.search.bound import Bounds, least_bytes
 from meshwright.search.prices import Prices, may_fit, price
 from meshwright.search.space import Space
@@ -40,6 +41,7 @@ class Explorer:
         self._tables: list[PlanTable] = []
         self._prices: list[Prices] = []
         self._left = np.ones(len(space.keys), dtype=np.bool_)
+        self._reach = least_reach(model=model, cluster=cluster, job=job)
         self._room = max(group.device.memory_bytes for group in cluster.groups)
         if not self._small:
             self._drop(least_bytes(space, model=model) > self._room)
@@ -53,7 +55,7 @@ class Explorer:
         """What `score` is at the least in every frame."""
         if self.job.objective is Objective.MEMORY:
             return least_bytes(self.space, model=self.model)
-        seconds = self._floors.frames()
+        seconds = self._floors.frames() * self._reach
         if self.job.objective is Objective.TIME:
             return seconds
         frames = self.space.frames
@@ -87,7 +89,7 @@ class Explorer:
         if self.job.objective is Objective.MEMORY:
             value = prices.memory_bytes + 0.5 * prices.step_seconds / (1.0 + prices.step_seconds)
         else:
-            value = prices.step_seconds * (table.world if self.job.objective is Objective.COST else 1.0)
+            value = prices.upper_seconds * (table.world if self.job.objective is Objective.COST else 1.0)
         return np.where(prices.finite, value, np.inf)
 
     def best(self, count: int) -> None:
@@ -150,7 +152,7 @@ class Explorer:
         """What the score of every plan of `table` is at the least."""
         if self.job.objective is Objective.MEMORY:
             return np.zeros(len(table))
-        seconds = self._floors.seconds(table, frames=frames)
+        seconds = self._floors.seconds(table, frames=frames) * self._reach
         return seconds * (table.world if self.job.objective is Objective.COST else 1.0)
 
     def _at(self, count: int) -> float:

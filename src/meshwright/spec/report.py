@@ -153,10 +153,14 @@ class Report:
 
     @property
     def total_seconds(self) -> float:
+        """Seconds of training to the token target; `outlook` adds the failures."""
         return self.total_tokens / self.tokens_per_second if self.tokens_per_second else 0.0
 
     @property
     def total_cost(self) -> float | None:
+        """Dollars to the token target, with the failures on the way where they are foreseen."""
+        if self.outlook is not None and self.outlook.dollars is not None:
+            return self.outlook.dollars
         return None if self.price_per_hour is None else self.price_per_hour * self.total_seconds / 3600.0
 
     def share(self, *names: str) -> float:
