@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
+Indexes = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 _BLOCK = 512
 
@@ -28,6 +27,7 @@ def pareto(*criteria: Floats, usable: Mask | None = None) -> Mask:
     rows = np.flatnonzero(allowed)
     if not len(rows):
         return front
+    rows = rows[_likely(values[rows])]
     points, back = np.unique(values[rows], axis=0, return_inverse=True)
     kept = np.zeros(len(points), dtype=np.bool_)
     kept[_minimal(points)] = True
@@ -35,38 +35,40 @@ def pareto(*criteria: Floats, usable: Mask | None = None) -> Mask:
     return front
 
 
-def _minimal(points: Floats) -> npt.NDArray[np.int64]:
-    """Indexes of the points that none dominates; they are distinct and in the order of their columns.
-
-    In that order a point is dominated only by one before it. First, the least sum of ranks of each run of points
-    strikes out most others at once; what is left is compared in blocks with the front so far.
-    """
-    found: list[npt.NDArray[np.int64]] = []
-    rows = _likely(points)
-    front = points[:0]
-    for start in range(0, len(rows), _BLOCK):
-        block = rows[start : start + _BLOCK]
-        alive = block[~_dominated(points[block], by=front)]
-        alive = alive[~_dominated(points[alive], by=points[alive])]
-        found.append(alive)
-        front = np.concatenate([front, points[alive]])
-    return np.concatenate(found)
-
-
-def _likely(points: Floats) -> npt.NDArray[np.int64]:
-    """Indexes in order of the points that a few good ones do not dominate."""
-    rows = np.arange(len(points), dtype=np.int64)
-    if len(points) < _BLOCK:
+def _likely(points: Floats) -> Indexes:
+    """Indexes of the points that the front of a few good ones does not dominate: most drop out at once."""
+    rows: Indexes = np.arange(len(points), dtype=np.int64)
+    if len(points) <= _BLOCK:
         return rows
     scale = np.maximum(points.max(axis=0) - points.min(axis=0), 1e-300)
     score = ((points - points.min(axis=0)) / scale).sum(axis=1)
-    tried: Sequence[int] = [*np.argsort(score, kind="stable")[:16], *points.argmin(axis=0)]
-    for row in tried:
-        pivot = points[row]
+    good = np.unique(np.concatenate([np.argpartition(score, _BLOCK)[:_BLOCK], points.argmin(axis=0)]))
+    pivots = good[~_dominated(points[good], by=points[good])]
+    for pivot in points[pivots[np.argsort(score[pivots])]]:
         left = points[rows]
-        worse = (left >= pivot).all(axis=1) & (left > pivot).any(axis=1)
-        rows = rows[~worse]
+        worse = np.ones(len(rows), dtype=np.bool_)
+        better = np.zeros(len(rows), dtype=np.bool_)
+        for column, value in zip(left.T, pivot, strict=True):
+            worse &= column >= value
+            better |= column > value
+        rows = rows[~(worse & better)]
     return rows
+
+
+def _minimal(points: Floats) -> Indexes:
+    """Indexes of the points that none dominates; they are distinct and sorted by their columns.
+
+    In that order a point is dominated only by one before it: blocks are compared with the front so far.
+    """
+    found: list[Indexes] = []
+    front = points[:0]
+    for start in range(0, len(points), _BLOCK):
+        block = points[start : start + _BLOCK]
+        alive = np.flatnonzero(~_dominated(block, by=front))
+        alive = alive[~_dominated(block[alive], by=block[alive])]
+        found.append(start + alive)
+        front = np.concatenate([front, block[alive]])
+    return np.concatenate(found)
 
 
 def _dominated(points: Floats, *, by: Floats) -> Mask:
