@@ -1,12 +1,14 @@
 """Spreads of cost/uncertainty.py and cost/fitting.py, estimated from published runs with every source left out in turn.
 
-`python benchmarks/published/spread.py [TABLE]` prints what those two files hold, and how many measured steps the
-intervals hold of a source that had no part in them. Every source weighs alike, and every group within it. Of memory,
-printed peaks speak, and verdicts of sources that print runs which died: the others leave those out.
+`python benchmarks/published/spread.py [--write] [TABLE]` prints what those two files should hold (and writes it there),
+and how many measured steps the intervals hold of a source that had no part in them. Every source weighs alike, and
+every group within it. Of memory, printed peaks speak, and verdicts of sources that print runs which died: the others
+leave those out.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -28,10 +30,11 @@ from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
 
 RUNS = Path(__file__).resolve().parent / "runs.csv"
+COST = RUNS.parent.parent.parent / "src" / "meshwright" / "cost"
 PRIOR, PRIOR_DOUBLING = 0.15, 0.05
 PRIOR_WIDTH = 1.0  # standard deviation of the logarithm of a spread around its prior
 FREEDOM = 5.0  # of Student's t: tails that let a few runs be far off without widening all
-INSIDE = 0.9
+INSIDE = 0.92  # of runs whose source was left out, so that nine of ten are held of runs that nobody looked at
 Floats = npt.NDArray[np.float64]
 Names = npt.NDArray[np.str_]
 
@@ -236,22 +239,41 @@ def calibration(data: Peaks, spreads: Floats) -> list[str]:
     return lines
 
 
+def assignments(known: list[Predicted], spreads: Floats, of_memory: Floats, *, reach: float) -> dict[str, list[str]]:
+    """The lines that each file of the cost room should hold."""
+    timed = [entry.design.plan for entry in known if entry.run.seconds]
+    return {
+        "uncertainty.py": [
+            *(f"Cause.{cause.name}: {value:.3f}" for cause, value in zip(Cause, spreads, strict=True)),
+            f"REACH = {reach:.2f}",
+            f"EVIDENCE_DEVICES = {max(plan.world_size for plan in timed)}",
+            f"EVIDENCE_LENGTH = {max(plan.sequence_length for plan in timed)}",
+        ],
+        "fitting.py": [f"Held.{part.name}: {value:.3f}" for part, value in zip(Held, of_memory, strict=True)],
+    }
+
+
+def rewritten(text: str, lines: Iterable[str]) -> str:
+    """`text` with the number of every line, `name: number` or `name = number`, that it holds once."""
+    for line in lines:
+        name = re.match(r"[\w.]+(?:: | = )", line)
+        assert name is not None
+        text, count = re.subn(rf"(?m)^(\s*){re.escape(name[0])}[\d.]+", rf"\g<1>{line}", text)
+        assert count == 1, f"{line}: found {count} times"
+    return text
+
+
 def main() -> None:
-    runs = read_runs(Path(sys.argv[1]) if len(sys.argv) > 1 else RUNS)
-    known = predicted(runs)
+    paths = [Path(argument) for argument in sys.argv[1:] if argument != "--write"]
+    known = predicted(read_runs(paths[0] if paths else RUNS))
     data, memory = residuals(known), peaks(known)
     spreads = estimate(data, np.ones(len(data.error), dtype=np.bool_))
     apart, of_memory = left_out(data), estimate_memory(memory)
     reach = quantile(np.abs(apart), data.weight, INSIDE)
-    print("SPREADS, REACH and EVIDENCE of cost/uncertainty.py:")
-    for cause, value in zip(Cause, spreads, strict=True):
-        print(f"        Cause.{cause.name}: {value:.3f},")
-    print(f"REACH = {reach:.2f}")
-    print(f"EVIDENCE_DEVICES = {max(entry.design.plan.world_size for entry in known if entry.run.seconds)}")
-    print(f"EVIDENCE_LENGTH = {max(entry.design.plan.sequence_length for entry in known if entry.run.seconds)}")
-    print("SPREADS of cost/fitting.py:")
-    for part, value in zip(Held, of_memory, strict=True):
-        print(f"        Held.{part.name}: {value:.3f},")
+    for name, lines in assignments(known, spreads, of_memory, reach=reach).items():
+        print(f"{name}:", *lines, sep="\n  ")
+        if "--write" in sys.argv:
+            (COST / name).write_text(rewritten((COST / name).read_text(), lines))
     inside = np.abs(apart) <= reach
     for title, names in (("source, itself left out", data.source), ("regime, sources left out", data.regime)):
         print(f"\nmeasured steps inside, by {title}")

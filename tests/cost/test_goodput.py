@@ -102,7 +102,7 @@ def llama_405b(devices_count: int) -> Outlook:
 
 
 def test_llama_3_405b_fails_as_often_and_loses_as_little_as_was_published():
-    """2407.21783: 419 unexpected interruptions in 54 days on 16,384 H100 at 380 TFLOP/s, over 90 % of time effective."""
+    """2407.21783: 419 unexpected interruptions in 54 days on 16,384 H100 at 380 TFLOP/s, over 90 % effective."""
     found = llama_405b(16384)
     assert found.goodput is not None
     assert found.failures is not None

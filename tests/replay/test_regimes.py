@@ -108,3 +108,13 @@ def test_residuals_of_the_example() -> None:
     assert np.allclose(data.causes[:, :6].sum(axis=1), 1.0)
     apart = spread.left_out(data)
     assert np.isfinite(apart).all()
+
+
+def test_estimates_are_written_where_they_are_held() -> None:
+    text = (spread.COST / "uncertainty.py").read_text()
+    found = spread.rewritten(text, ["Cause.PRODUCTS: 0.999", "REACH = 9.25", "EVIDENCE_DEVICES = 7"])
+    assert "        Cause.PRODUCTS: 0.999,\n" in found
+    assert "\nREACH = 9.25\n" in found
+    assert "\nEVIDENCE_DEVICES = 7\n" in found
+    with pytest.raises(AssertionError, match="found 0 times"):
+        spread.rewritten(text, ["Cause.NOTHING: 0.1"])

@@ -146,5 +146,5 @@ def _assumed(*, failures: bool, watts: bool) -> tuple[str, ...]:
     else:
         told.append("no failure rate of these devices is known: failures are not counted")
     if watts:
-        told.append(f"devices at their rated power, and {POWER_USAGE_EFFECTIVENESS} of it drawn by the building")
+        told.append(f"devices at their rated power, times {POWER_USAGE_EFFECTIVENESS} for the building")
     return tuple(told)

@@ -149,7 +149,7 @@ def report_tables(value: Report) -> Iterable[RenderableType]:
 
 def outlook(value: Outlook) -> Table:
     """The whole run: its time with failures, its price and its energy, each with what it rests on."""
-    rows = table(columns=[("", "left"), ("", "right"), ("", "left")])
+    rows = table(columns=[("whole run", "left"), ("", "right"), ("note", "left")])
     rows.add_row("time", format_seconds(value.seconds), value.assumed[0] if value.assumed else "")
     if value.goodput is not None and value.checkpoint_seconds is not None:
         failures = f"{format_count(value.failures or 0.0)} failures"

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from meshwright import cost
 from meshwright.cost import PlanTable
+from meshwright.cost.fitting import probability
 from meshwright.cost.states import state_bytes
 from meshwright.cost.table import OFFLOADS, SHARDINGS
 from meshwright.cost.uncertainty import upper
@@ -39,6 +40,7 @@ class Prices:
     memory_bytes: Floats
     capacity: Floats
     fits: Mask
+    fit_probability: Floats
     finite: Mask
 
     def __len__(self) -> int:
@@ -67,6 +69,7 @@ def price(table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobS
                 memory_bytes=costs.memory_bytes,
                 capacity=room if room.ndim < 2 else room.min(axis=1),
                 fits=costs.fits,
+                fit_probability=probability(costs.memory, capacity=room, valid=costs.valid),
                 finite=costs.finite,
             )
         )
