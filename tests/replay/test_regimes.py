@@ -92,8 +92,8 @@ def test_spreads_are_found_again() -> None:
     assert found[3:] == pytest.approx(spread.priors()[3:], rel=0.02)
     apart = spread.deviations(data, found)
     reach = spread.quantile(np.abs(apart), data.weight, spread.INSIDE)
-    assert float(np.mean(np.abs(apart) <= reach)) == pytest.approx(0.9, abs=0.01)
-    assert 1.3 < reach < 1.8
+    assert float(np.mean(np.abs(apart) <= reach)) == pytest.approx(spread.INSIDE, abs=0.01)
+    assert 1.4 < reach < 1.9
 
 
 def test_every_source_weighs_alike_and_every_group_of_it() -> None:

@@ -120,15 +120,28 @@ def save(
     random, in restarts too. Work since the last checkpoint that was safe is done again.
     """
     stall, mean = max(stall_seconds, 1e-9), seconds_between_failures
+    again = restart_seconds + max(0.0, write_seconds - stall_seconds)
+
+    def saving(steps: int) -> Saving:
+        every = steps * step_seconds
+        grown = math.exp(min(again / mean, 700.0)) * math.expm1(min((every + stall) / mean, 700.0))
+        return Saving(every_seconds=every, goodput=every / (mean * grown))
+
+    if every_steps:
+        return saving(every_steps)
+    best = _optimum(stall, mean) / step_seconds
+    least = max(1, math.ceil(write_seconds / step_seconds))
+    return max(
+        (saving(max(least, steps)) for steps in (math.floor(best), math.ceil(best))), key=lambda one: one.goodput
+    )
+
+
+def _optimum(stall: float, mean: float) -> float:
+    """Seconds of work between checkpoints of `stall` seconds where failures are `mean` seconds apart."""
     ratio = stall / (2.0 * mean)
-    best = (
+    return (
         mean if ratio >= 1.0 else math.sqrt(2.0 * stall * mean) * (1.0 + math.sqrt(ratio) / 3.0 + ratio / 9.0) - stall
     )
-    steps = every_steps or max(1, math.ceil(max(best, write_seconds) / step_seconds - 1e-9))
-    every = steps * step_seconds
-    again = restart_seconds + max(0.0, write_seconds - stall_seconds)
-    grown = math.exp(min(again / mean, 700.0)) * math.expm1(min((every + stall) / mean, 700.0))
-    return Saving(every_seconds=every, goodput=every / (mean * grown))
 
 
 def _failures(device: DeviceSpec) -> float | None:
