@@ -18,6 +18,7 @@ from meshwright.cost.uncertainty import (
     Cause,
     by_analogy,
     interval,
+    least_upper,
     spread,
     upper,
     weights,
@@ -140,3 +141,24 @@ def test_an_unsourced_device_is_one_by_analogy():
     assert by_analogy(A100)
     assert not by_analogy(MEASURED)
     assert not by_analogy(with_group(selene(nodes=1), device=MEASURED).groups[0].device)
+
+
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("error", [None, 0.05])
+def test_no_plan_is_surer_than_the_least_upper_end(name, error):
+    small, wide = llama(), llama(width=4096, hidden=16384, heads=32, layers=8, vocab=32000)
+    for model in (small, wide, mixed()):
+        for device in (A100, MEASURED, replace(MEASURED, kind=DeviceKind.ROCM)):
+            case = design(model, replace(selene(nodes=1, device=device), step_error=error), **PLANS[name])
+            job = replace(case.job, batch_tokens=case.plan.batch_tokens)
+            report = predict(case)
+            ends = least_upper(
+                np.array([0.5, 0.9, 1.0]) * report.step_seconds,
+                np.full(3, case.plan.world_size),
+                precision=Precision.BF16,
+                model=model,
+                cluster=case.cluster,
+                job=job,
+            )
+            assert np.all(np.diff(ends) > 0.0)
+            assert report.step_seconds < ends[-1] <= report.step_seconds * report.error_band[1] * (1.0 + 1e-12)

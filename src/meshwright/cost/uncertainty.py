@@ -11,9 +11,9 @@ from types import MappingProxyType
 import numpy as np
 
 from meshwright.cost.costs import Costs
-from meshwright.cost.table import PRECISIONS, BoolArray, PlanTable
+from meshwright.cost.table import PRECISIONS, BoolArray, IntArray, PlanTable
 from meshwright.cost.work import FloatArray
-from meshwright.spec.cluster import ClusterSpec, DeviceKind, DeviceSpec
+from meshwright.spec.cluster import ClusterSpec, DeviceKind, DeviceSpec, Precision
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import Mixture, ModelSpec
 from meshwright.spec.report import LineName
@@ -83,6 +83,7 @@ _LINES: Mapping[str, Cause] = MappingProxyType(
 )
 _COMPUTE = (LineName.FORWARD, LineName.BACKWARD, LineName.RECOMPUTE)
 _SHARES = (Cause.PRODUCTS, Cause.COMPUTE, Cause.COLLECTIVES, Cause.PIPELINE, Cause.DATA, Cause.REST)
+_COUNTED = 0.95  # of the model FLOPs are surely among those counted: look-ups and masks are counted in other ways
 _MEASURED_AWAY = (Cause.PRODUCTS, Cause.COMPUTE, Cause.REST, Cause.SOFTWARE, Cause.ANALOGY, Cause.VENDOR)
 
 
@@ -105,11 +106,20 @@ def upper(costs: Costs, table: PlanTable, *, model: ModelSpec, cluster: ClusterS
     return costs.step_seconds * interval(costs, table, model=model, cluster=cluster, job=job).high
 
 
-def least_reach(*, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> float:
-    """The least that the upper end of any plan's interval is, as a multiple of its step: what all plans share.
+def least_upper(
+    seconds: FloatArray,
+    world: IntArray,
+    *,
+    precision: Precision,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    job: JobSpec,
+) -> FloatArray:
+    """What `upper` is at the least of plans on `world` devices whose step takes `seconds` or more.
 
-    Every plan uses the first devices; of shares that are one in sum, squares are least where each share is as the
-    inverse square of its spread.
+    All plans share the first devices and the model. The variance of shares that are one in sum is least where each is
+    as the inverse square of its spread; products take no less than all FLOPs at the pace of large ones, and more of
+    them than that is more variance. Where a step is longer its share of products is less, but its upper end more.
     """
     device, measured = cluster.groups[0].device, cluster.step_error
     shared = {
@@ -119,10 +129,16 @@ def least_reach(*, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> floa
         Cause.VENDOR: float(_is_unseen(device)),
         Cause.LENGTH: _doublings(job),
     }
-    variance = float(spread({cause: np.array([value]) for cause, value in shared.items()}, measured=measured)[0]) ** 2
-    if measured is None:
-        variance += 1.0 / sum(SPREADS[cause] ** -2.0 for cause in _SHARES)
-    return float(np.exp(REACH * np.sqrt(variance)))
+    fixed = spread({cause: np.array([value]) for cause, value in shared.items()}, measured=measured) ** 2
+    if measured is not None:
+        return np.asarray(seconds * np.exp(REACH * np.sqrt(fixed)))
+    rate = max(_large_products(group.device, precision) for group in cluster.groups)
+    flops = _COUNTED * model.flops_per_token(job.sequence_length) * job.batch_tokens
+    rest = 1.0 / sum(SPREADS[cause] ** -2.0 for cause in _SHARES[1:])
+    even = rest / (rest + SPREADS[Cause.PRODUCTS] ** 2)
+    share = np.clip(flops / (world * max(rate, 1.0)) / seconds if rate else 0.0, even, 1.0)
+    variance = np.square(share * SPREADS[Cause.PRODUCTS]) + np.square(1.0 - share) * rest
+    return np.asarray(seconds * np.exp(REACH * np.sqrt(fixed + variance)))
 
 
 def spread(
@@ -205,12 +221,15 @@ def _rate(table: PlanTable, cluster: ClusterSpec) -> FloatArray:
     found = []
     for group in cluster.groups:
         device = group.device
-        own = [
-            device.peak_flops.get(precision, 0.0) * (curve.fraction if (curve := device.matrix.get(precision)) else 0.0)
-            for precision in PRECISIONS
-        ]
+        own = [_large_products(device, precision) for precision in PRECISIONS]
         found.append(np.array(own)[table.precision])
     return np.asarray(np.where(_used(table, cluster), np.stack(found, axis=1), np.inf).min(axis=1))
+
+
+def _large_products(device: DeviceSpec, precision: Precision) -> float:
+    """FLOP/s that large products reach; 0 where that is not known."""
+    curve = device.matrix.get(precision)
+    return device.peak_flops.get(precision, 0.0) * (curve.fraction if curve else 0.0)
 
 
 def _used(table: PlanTable, cluster: ClusterSpec) -> BoolArray:
