@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from benchmarks.published import spread
 
+from meshwright.cost.fitting import Held
 from meshwright.cost.uncertainty import Cause
 from meshwright.replay.regimes import Regime, regime
 from meshwright.replay.runs import Run, read_runs
@@ -111,10 +112,11 @@ def test_residuals_of_the_example() -> None:
 
 
 def test_estimates_are_written_where_they_are_held() -> None:
-    text = (spread.COST / "uncertainty.py").read_text()
-    found = spread.rewritten(text, ["Cause.PRODUCTS: 0.999", "REACH = 9.25", "EVIDENCE_DEVICES = 7"])
-    assert "        Cause.PRODUCTS: 0.999,\n" in found
-    assert "\nREACH = 9.25\n" in found
-    assert "\nEVIDENCE_DEVICES = 7\n" in found
+    known = spread.predicted(read_runs(EXAMPLE))
+    held = spread.assignments(known, np.full(len(Cause), 0.777), np.full(len(Held), 0.777), reach=9.25)
+    for name, lines in held.items():
+        found = spread.rewritten((spread.COST / name).read_text(), lines)
+        assert found.count(": 0.777,") == len([line for line in lines if ": " in line])
+        assert ("REACH = 9.25" in found) is (name == "uncertainty.py")
     with pytest.raises(AssertionError, match="found 0 times"):
-        spread.rewritten(text, ["Cause.NOTHING: 0.1"])
+        spread.rewritten("nothing", ["Cause.NOTHING: 0.1"])

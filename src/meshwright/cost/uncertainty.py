@@ -122,14 +122,14 @@ def least_upper(
     them than that is more variance. Where a step is longer its share of products is less, but its upper end more.
     """
     device, measured = cluster.groups[0].device, cluster.step_error
-    shared = {
-        Cause.SOFTWARE: 1.0,
-        Cause.EXPERTS: float(_has_experts(model)),
-        Cause.ANALOGY: float(by_analogy(device)),
-        Cause.VENDOR: float(_is_unseen(device)),
-        Cause.LENGTH: _doublings(job),
-    }
-    fixed = spread({cause: np.array([value]) for cause, value in shared.items()}, measured=measured) ** 2
+    shared = (
+        (Cause.SOFTWARE, 1.0),
+        (Cause.EXPERTS, float(_has_experts(model))),
+        (Cause.ANALOGY, float(by_analogy(device))),
+        (Cause.VENDOR, float(_is_unseen(device))),
+        (Cause.LENGTH, _doublings(job)),
+    )
+    fixed = spread({cause: np.array([value]) for cause, value in shared}, measured=measured) ** 2
     if measured is not None:
         return np.asarray(seconds * np.exp(REACH * np.sqrt(fixed)))
     rate = max(_large_products(group.device, precision) for group in cluster.groups)
