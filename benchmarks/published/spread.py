@@ -22,7 +22,7 @@ from meshwright.cost.fitting import Held, chance, shares
 from meshwright.cost.uncertainty import Cause, spread, weights
 from meshwright.replay.express import express
 from meshwright.replay.models import InexpressibleError
-from meshwright.replay.published import peak_bytes
+from meshwright.replay.published import peak_bytes, quickest
 from meshwright.replay.regimes import regime
 from meshwright.replay.runs import Run, read_runs
 from meshwright.spec.errors import ConfigError
@@ -76,10 +76,13 @@ def predicted(runs: Iterable[Run]) -> list[Predicted]:
     found = []
     for run in runs:
         try:
-            design = express(run).design
-            found.append(Predicted(run=run, design=design, report=cost.predict(design)))
+            expressed = express(run)
+            designs = (expressed.design, *expressed.others)
+            reports = [cost.predict(design) for design in designs]
         except (InexpressibleError, ConfigError):
             continue
+        report = quickest(reports)
+        found.append(Predicted(run=run, design=designs[reports.index(report)], report=report))
     return found
 
 

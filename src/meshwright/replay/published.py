@@ -75,7 +75,7 @@ def replay(run: Run) -> Replayed:
     """The prediction of one row, or why there is none."""
     try:
         expressed = express(run)
-        report = _quickest([cost.predict(design) for design in (expressed.design, *expressed.others)])
+        report = quickest([cost.predict(design) for design in (expressed.design, *expressed.others)])
     except (InexpressibleError, ConfigError) as error:
         return Replayed(run=run, reason=" ".join(str(error).split()))
     low, high = report.error_band
@@ -94,7 +94,7 @@ def replay(run: Run) -> Replayed:
     return Replayed(run=run, point=point, assumed=expressed.assumed)
 
 
-def _quickest(reports: list[Report]) -> Report:
+def quickest(reports: list[Report]) -> Report:
     """Of one run whose microbatch is not printed: its authors will have tried some and kept the fastest that fits."""
     return min(reports, key=lambda report: (not report.fits, report.step_seconds))
 
