@@ -34,7 +34,7 @@ COST = RUNS.parent.parent.parent / "src" / "meshwright" / "cost"
 PRIOR, PRIOR_DOUBLING = 0.15, 0.05
 PRIOR_WIDTH = 1.0  # standard deviation of the logarithm of a spread around its prior
 FREEDOM = 5.0  # of Student's t: tails that let a few runs be far off without widening all
-INSIDE = 0.92  # of runs whose source was left out, so that nine of ten are held of runs that nobody looked at
+INSIDE = 0.9  # of steps whose source was left out
 Floats = npt.NDArray[np.float64]
 Names = npt.NDArray[np.str_]
 

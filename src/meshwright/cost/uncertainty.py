@@ -66,7 +66,7 @@ SPREADS: Mapping[Cause, float] = MappingProxyType(
         Cause.LENGTH: 0.050,
     }
 )
-REACH = 1.85
+REACH = 1.77
 EVIDENCE_DEVICES = 3072
 EVIDENCE_LENGTH = 65536
 
