@@ -40,7 +40,7 @@ def test_every_number_of_a_device_has_a_source(name: str) -> None:
     missing = [key for key in SOURCED if not device.sources.get(key)]
     assert missing == []
     assert (device.hours_between_failures is None) == ("hours_between_failures" not in device.sources)
-    assert device.price_per_hour is None
+    assert (device.price_per_hour is None) == ("price_per_hour" not in device.sources)
     assert set(device.peak_flops) == set(device.matrix)
     assert name in nodes()
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from meshwright.cost import PlanTable, evaluate, predict, timeline
+from meshwright.cost import PlanTable, evaluate, predict, timeline, uncertainty
 from meshwright.cost.evaluate import stage_seconds
 from meshwright.cost.simulate import makespan, simulate
 from meshwright.schedule.build import build
@@ -69,7 +69,9 @@ def test_measured_links_make_the_report_calibrated():
     case = design(llama(), machine, replicate=4, precision=Precision.FP32)
     report = predict(case)
     assert report.step.origin is Origin.CALIBRATED
-    assert report.error_band[1] == pytest.approx(math.exp(1.28 * 0.05))
+    exposed = report.share(LineName.GRADIENTS, LineName.PARAMETERS)
+    spread = math.hypot(0.05, exposed * uncertainty.SPREADS[uncertainty.Cause.DATA])
+    assert report.error_band[1] == pytest.approx(math.exp(uncertainty.REACH * spread))
     assert report.peak_flops == pytest.approx(2 * 160e9)
     assert any("4 ranks share 2 cores" in note for note in report.notes)
 

@@ -17,7 +17,7 @@ def test_the_headline_and_the_worst_line_carry_figures(run_dir: Path) -> None:
     found = explain(run_dir)
     assert found.headline == "The step took 347 ms, 13.0 % longer than the 307 ms predicted."
     assert "Most of the difference is gradient collectives: 21.0 ms more than 18.0 ms." in found.sentences
-    assert any("inside the band" in sentence for sentence in found.sentences)
+    assert any("inside the interval" in sentence for sentence in found.sentences)
 
 
 def test_lines_are_worst_first_behind_the_step(run_dir: Path) -> None:
@@ -39,7 +39,7 @@ def test_a_line_that_was_not_predicted_has_no_gap(run_dir: Path) -> None:
 def test_a_faster_run_says_less_and_outside_the_band(tmp_path: Path) -> None:
     found = explain(synthetic.write_run(tmp_path / "fast", slower=0.6))
     assert "less than the 307 ms predicted" in found.headline
-    assert any("outside the band" in sentence for sentence in found.sentences)
+    assert any("outside the interval" in sentence for sentence in found.sentences)
     assert any("backward: 64.8 ms less than 168 ms" in sentence for sentence in found.sentences)
 
 

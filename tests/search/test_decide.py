@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from meshwright import cost, search
-from meshwright.cost import PlanTable
+from meshwright.cost import PlanTable, uncertainty
 from meshwright.search import Scope, check
 from meshwright.search.decide import explored, legal_space, refine
 from meshwright.search.prices import Prices, may_fit, price
@@ -46,11 +46,12 @@ def test_no_plan_that_fits_is_better_than_the_best(objective: Objective) -> None
         report = cost.predict(replace(decision.design, plan=plan))
         if objective is Objective.MEMORY:
             return report.peak_bytes
-        return report.step_seconds * (plan.world_size if objective is Objective.COST else 1)
+        upper = report.step_seconds * report.error_band[1]
+        return upper * (plan.world_size if objective is Objective.COST else 1)
 
     everyone = {
-        Objective.TIME: costs.step_seconds,
-        Objective.COST: costs.step_seconds * table.world,
+        Objective.TIME: costs.upper_seconds,
+        Objective.COST: costs.upper_seconds * table.world,
         Objective.MEMORY: costs.memory_bytes,
     }[objective]
     assert value(decision.design.plan) <= float(everyone[costs.fits].min()) * (1 + 1e-9)
@@ -182,7 +183,9 @@ def test_refining_never_makes_a_plan_worse() -> None:
     for row in (int(row) for row in np.flatnonzero(table.pipeline > 1)[::97]):
         _, report = refine(table, [row], model=LARGE, cluster=cluster, job=job)[0]
         own = cost.evaluate(table.take([row]), model=LARGE, cluster=cluster, job=job, every_rank=True)
-        assert report.step_seconds <= float(own.step_seconds[0]) * (1 + 1e-9) or not costs.fits[row]
+        upper = uncertainty.upper(own, table.take([row]), model=LARGE, cluster=cluster, job=job)
+        found = report.step_seconds * report.error_band[1]
+        assert found <= float(upper[0]) * (1 + 1e-9) or not costs.fits[row]
         assert float(own.step_seconds[0]) >= float(costs.step_seconds[row]) * 0.97
 
 

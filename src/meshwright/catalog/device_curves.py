@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from meshwright.spec.cluster import AttentionKernel, AttentionShare, MatrixCurve
 
 LLAMA3_HOURS_BETWEEN_FAILURES = 16384 * 54 * 24 / 419
+RSC1_HOURS_BETWEEN_FAILURES = 8 * 24 * 1000 / 6.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,8 @@ AMPERE = Generation(
     "of peak (2307.08691)",
     flops_per_watt=0.806e12,
     power_source="bf16 products of A100 PCIe, 300 W, sustain 0.775 of peak in SimuMax's table",
+    hours_between_failures=RSC1_HOURS_BETWEEN_FAILURES,
+    failure_source="2410.21680: 6.5 failures in a thousand days of a node of 8 A100, the first research cluster",
 )
 HOPPER = Generation(
     measured="H100",

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from meshwright.catalog.device_curves import AMD, AMPERE, BLACKWELL, HOPPER, OLDER, Generation
 from meshwright.catalog.names import normal
+from meshwright.catalog.prices import priced
 from meshwright.spec.cluster import DeviceKind, DeviceSpec, MatrixCurve, Precision
 
 GIB = 2.0**30
@@ -352,7 +353,7 @@ SHEETS = (
 @cache
 def devices() -> Mapping[str, DeviceSpec]:
     """Every device preset by its name."""
-    return MappingProxyType({sheet.name: sheet.device() for sheet in SHEETS})
+    return MappingProxyType({sheet.name: priced(sheet.device()) for sheet in SHEETS})
 
 
 def find_device(name: str) -> DeviceSpec | None:

@@ -27,6 +27,13 @@ def validate(
         replay.write_predictions(found, predictions)
         note(f"predictions  {predictions}")
     if as_json:
-        print_json({"overall": found.overall, "sources": found.sources, "reasons": found.reasons})
+        print_json(
+            {
+                "overall": found.overall,
+                "sources": found.sources,
+                "regimes": found.regimes,
+                "reasons": found.reasons,
+            }
+        )
     else:
         console().print(terminal_validation.validation(found))

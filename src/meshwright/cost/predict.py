@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from meshwright.cost import fitting
 from meshwright.cost.costs import Costs
 from meshwright.cost.evaluate import evaluate
+from meshwright.cost.goodput import outlook
 from meshwright.cost.table import PlanTable
+from meshwright.cost.uncertainty import interval
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, NodeGroup
 from meshwright.spec.plan import Design, Plan
 from meshwright.spec.report import Line, LineName, MemoryPart, Origin, Report, StageMemory
 from meshwright.spec.units import format_bytes, format_percent, format_seconds
-
-# Root mean square of log(predicted / published), every source alike (`make bench-published`: 0.20), and a fifth more
-# for machines that nobody looked at while the model was made.
-UNMEASURED_ERROR = 0.24
-_FOUR_OF_FIVE = 1.28  # standard deviations to either side that hold four of five errors, were they normal
 
 
 def predict(design: Design) -> Report:
@@ -33,6 +30,7 @@ def predict(design: Design) -> Report:
     origin = cluster.origin
     step = _step_line(costs, plan=plan, origin=origin)
     memory = _memory(costs, filled=_filled(plan, cluster))
+    band = interval(costs, table, model=model, cluster=cluster, job=job)
     report = Report(
         plan=plan.digest(),
         step=step,
@@ -41,19 +39,15 @@ def predict(design: Design) -> Report:
         devices=plan.world_size,
         model_flops=model.flops_per_token(plan.sequence_length) * plan.batch_tokens,
         peak_flops=_peak_flops(plan, cluster),
-        error_band=_error_band(cluster),
+        error_band=(float(band.low[0]), float(band.high[0])),
+        fit_probability=float(fitting.probability(costs.memory, capacity=costs.capacity, valid=costs.valid)[0]),
+        outlook=outlook(table, step_seconds=step.seconds, model=model, cluster=cluster, job=job),
         total_tokens=design.job.total_tokens,
         price_per_hour=_price(plan, cluster),
         notes=_notes(plan, cluster),
         detail=_detail(costs),
     )
     return replace(report, bottleneck=_bottleneck(report))
-
-
-def _error_band(cluster: ClusterSpec) -> tuple[float, float]:
-    """Multiples of a step time between which four of five measured ones lie, if errors stay what they were."""
-    half = _FOUR_OF_FIVE * (UNMEASURED_ERROR if cluster.step_error is None else cluster.step_error)
-    return math.exp(-half), math.exp(half)
 
 
 def _step_line(costs: Costs, *, plan: Plan, origin: Origin) -> Line:
@@ -181,7 +175,7 @@ def _notes(plan: Plan, cluster: ClusterSpec) -> tuple[str, ...]:
     if plan.world_size < cluster.num_devices:
         notes.append(f"{cluster.num_devices - plan.world_size} devices are not used")
     if cluster.origin is Origin.ANALYTIC:
-        notes.append("from data sheets and formulas; measure the machine to narrow the band")
+        notes.append("from data sheets and formulas; measure the machine to narrow the interval")
     return tuple(notes)
 
 

@@ -2,10 +2,11 @@
 
 from meshwright.replay.published import Replayed, Validation, check_writable, validate, write_predictions
 from meshwright.replay.runs import Run, read_runs
-from meshwright.replay.scores import OutOfMemory, Scores
+from meshwright.replay.scores import OutOfMemory, RegimeScores, Scores
 
 __all__ = [
     "OutOfMemory",
+    "RegimeScores",
     "Replayed",
     "Run",
     "Scores",

@@ -12,8 +12,9 @@ from pathlib import Path
 from meshwright import cost
 from meshwright.replay.express import express
 from meshwright.replay.models import InexpressibleError
+from meshwright.replay.regimes import regime
 from meshwright.replay.runs import Run, read_runs
-from meshwright.replay.scores import Point, Scores, leave_one_group_out, overall, score
+from meshwright.replay.scores import Point, RegimeScores, Scores, by_regime, leave_one_group_out, overall, score
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.report import Report, StageMemory
 
@@ -30,10 +31,11 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """Scores over all sources and of each, every row, and how often each reason kept a row out."""
+    """Scores over all sources, of each and by regime, every row, and how often each reason kept a row out."""
 
     overall: Scores
     sources: Mapping[str, Scores]
+    regimes: Mapping[str, RegimeScores]
     rows: tuple[Replayed, ...]
     reasons: Mapping[str, int]
 
@@ -61,7 +63,11 @@ def validate(path: Path | str, *, progress: Callable[[int, int], None] | None = 
     }
     reasons = Counter(row.reason for row in rows if row.reason)
     return Validation(
-        overall=overall(sources.values()), sources=sources, rows=tuple(rows), reasons=dict(reasons.most_common())
+        overall=overall(sources.values()),
+        sources=sources,
+        regimes=by_regime(points),
+        rows=tuple(rows),
+        reasons=dict(reasons.most_common()),
     )
 
 
@@ -69,7 +75,7 @@ def replay(run: Run) -> Replayed:
     """The prediction of one row, or why there is none."""
     try:
         expressed = express(run)
-        report = _quickest([cost.predict(design) for design in (expressed.design, *expressed.others)])
+        report = quickest([cost.predict(design) for design in (expressed.design, *expressed.others)])
     except (InexpressibleError, ConfigError) as error:
         return Replayed(run=run, reason=" ".join(str(error).split()))
     low, high = report.error_band
@@ -80,18 +86,20 @@ def replay(run: Run) -> Replayed:
         low_seconds=low * report.step_seconds,
         high_seconds=high * report.step_seconds,
         fits=report.fits,
-        predicted_bytes=_peak_bytes(report, run),
+        fit_probability=report.fit_probability,
+        regime=regime(report),
+        predicted_bytes=peak_bytes(report, run),
         memory_bytes=printed * 1e9 if printed and run.ran else None,
     )
     return Replayed(run=run, point=point, assumed=expressed.assumed)
 
 
-def _quickest(reports: list[Report]) -> Report:
+def quickest(reports: list[Report]) -> Report:
     """Of one run whose microbatch is not printed: its authors will have tried some and kept the fastest that fits."""
     return min(reports, key=lambda report: (not report.fits, report.step_seconds))
 
 
-def _peak_bytes(report: Report, run: Run) -> float:
+def peak_bytes(report: Report, run: Run) -> float:
     """What the source's own measure of memory would see.
 
     An allocator does not see the context and libraries; what it reserved has its fragments; the driver sees all.
@@ -121,7 +129,7 @@ def check_writable(path: Path, *, beside: Path) -> None:
 
 
 def write_predictions(found: Validation, path: Path | str) -> None:
-    """Every row as CSV: measured and predicted seconds, the band, memory, what was assumed, or why there is none.
+    """Every row as CSV: what was measured and predicted, the interval, its regime, what was assumed, or why not.
 
     Raises ConfigError where the file cannot be written.
     """
@@ -146,6 +154,8 @@ _WRITTEN = (
     "low_seconds",
     "high_seconds",
     "fits",
+    "fit_probability",
+    "regime",
     "measured_bytes",
     "predicted_bytes",
     "assumed",
@@ -157,13 +167,15 @@ def _written(row: Replayed) -> list[object]:
     run, point = row.run, row.point
     first: list[object] = [run.id, run.source, run.text("status"), run.seconds]
     if point is None:
-        return [*first, None, None, None, None, None, None, "", row.reason]
+        return [*first, None, None, None, None, None, None, None, None, "", row.reason]
     return [
         *first,
         point.predicted_seconds,
         point.low_seconds,
         point.high_seconds,
         point.fits,
+        point.fit_probability,
+        point.regime,
         point.memory_bytes,
         point.predicted_bytes,
         "; ".join(row.assumed),

@@ -1,4 +1,4 @@
-"""How good predictions of published runs are: error, bias, order, regret, memory and the band, source by source."""
+"""How good predictions of published runs are: error, bias, order, regret, memory and interval, source by source."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean, median
 
+from meshwright.replay.regimes import Regime
 from meshwright.replay.runs import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One run that was predicted: seconds of a step, the band around them, and what memory was said to need.
+    """One run that was predicted: seconds of a step, between which nine of ten should lie, and the memory it needs.
 
-    `seconds` is None where the run did not run, or its source prints no time; `memory_bytes` likewise.
+    `memory_bytes` is None where the run did not run, or its source prints no peak.
     """
 
     run: Run
@@ -26,6 +27,13 @@ class Point:
     fits: bool
     predicted_bytes: float
     memory_bytes: float | None
+    fit_probability: float | None = None
+    regime: Regime = Regime.COMPUTE
+
+    @property
+    def inside(self) -> bool:
+        """Whether the measured step lies in the interval of the prediction."""
+        return self.low_seconds <= (self.run.seconds or 0.0) <= self.high_seconds
 
     @property
     def error(self) -> float | None:
@@ -66,6 +74,7 @@ class Scores:
     `mape_one_factor` allows one factor for each (software, device, precision), fitted without the group it is used
     on. `pairwise_accuracy` and `kendall_tau` are over pairs of a group that differ by more than the noise.
     `regret_at_k`: how much slower than the best of a group is the best of the k that are predicted fastest.
+    `interval_coverage`: measured steps inside the interval that should hold nine of ten.
     """
 
     rows: int
@@ -81,6 +90,20 @@ class Scores:
     oom: OutOfMemory
     memory_mape: float | None
     interval_coverage: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegimeScores:
+    """Timed runs of one regime, and in percent their mean error, bias and how many lie inside the interval.
+
+    Every point weighs as in the mean of sources: a source with few of its runs here says little.
+    """
+
+    runs: int
+    sources: int
+    mape: float
+    bias: float
+    interval_coverage: float
 
 
 def score(points: Sequence[Point], *, rows: int, factors: dict[int, float]) -> Scores:
@@ -107,7 +130,7 @@ def score(points: Sequence[Point], *, rows: int, factors: dict[int, float]) -> S
         regret_at_3=_mean([100.0 * _regret(found, 3) for found in ranked]),
         oom=_out_of_memory(points),
         memory_mape=_mean([fmean(map(_memory_error, found)) for found in _groups(measured)]),
-        interval_coverage=by_group(lambda p: 100.0 * (p.low_seconds <= (p.run.seconds or 0.0) <= p.high_seconds)),
+        interval_coverage=by_group(lambda p: 100.0 * p.inside),
     )
 
 
@@ -141,6 +164,41 @@ def overall(sources: Iterable[Scores]) -> Scores:
         memory_mape=mean("memory_mape"),
         interval_coverage=mean("interval_coverage"),
     )
+
+
+def by_regime(points: Sequence[Point]) -> dict[str, RegimeScores]:
+    """Scores of the timed runs of every regime that has some."""
+    timed = [point for point in points if point.run.seconds is not None]
+    weights = _weights(timed)
+
+    def mean(members: Sequence[Point], value: Callable[[Point], float]) -> float:
+        return sum(weights[p.run.line] * value(p) for p in members) / sum(weights[p.run.line] for p in members)
+
+    found: dict[Regime, list[Point]] = {name: [p for p in timed if p.regime is name] for name in Regime}
+    return {
+        name.value: RegimeScores(
+            runs=len(members),
+            sources=len({point.run.source for point in members}),
+            mape=mean(members, lambda p: 100.0 * abs(math.expm1(_error(p)))),
+            bias=mean(members, lambda p: 100.0 * math.expm1(_error(p))),
+            interval_coverage=mean(members, lambda p: 100.0 * p.inside),
+        )
+        for name, members in found.items()
+        if members
+    }
+
+
+def _weights(points: Sequence[Point]) -> dict[int, float]:
+    """What each point counts, by line: sources are alike, groups of a source, and points of a group."""
+    sources: dict[str, list[Point]] = defaultdict(list)
+    for point in points:
+        sources[point.run.source].append(point)
+    return {
+        point.run.line: 1.0 / (len(groups) * len(group))
+        for groups in map(_groups, sources.values())
+        for group in groups
+        for point in group
+    }
 
 
 def leave_one_group_out(points: Sequence[Point]) -> dict[int, float]:

@@ -131,7 +131,7 @@ def _compared(predicted: Report, measured: Report) -> tuple[str, tuple[str, ...]
     if high > low:
         inside = low <= measured.step_seconds / max(predicted.step_seconds, 1e-12) <= high
         band = f"{format_seconds(low * predicted.step_seconds)} to {format_seconds(high * predicted.step_seconds)}"
-        sentences.append(f"That is {'inside' if inside else 'outside'} the band of the prediction, {band}.")
+        sentences.append(f"That is {'inside' if inside else 'outside'} the interval for nine in ten, {band}.")
     sentences += _worst(diff(predicted, measured)[1:], step=predicted.step_seconds, gap=gap)
     if measured.bottleneck:
         sentences.append(_sentence(f"measured bottleneck: {measured.bottleneck}"))
@@ -183,12 +183,31 @@ def _alone(report: Report, *, is_measured: bool) -> tuple[str, tuple[str, ...]]:
     low, high = report.error_band
     if high > low:
         ends = f"{format_seconds(low * report.step_seconds)} to {format_seconds(high * report.step_seconds)}"
-        sentences.append(f"The band of the prediction is {ends} a step.")
+        sentences.append(f"Nine of ten such steps take {ends}.")
     if report.bottleneck:
         sentences.append(_sentence(f"bottleneck: {report.bottleneck}"))
     if not report.fits:
         sentences.append("It does not fit in memory.")
+    sentences += _outlook(report)
     return headline, tuple(sentences)
+
+
+def _outlook(report: Report) -> tuple[str, ...]:
+    """The whole run in words: days with failures, what it costs and draws; () where nothing more is known."""
+    whole = report.outlook
+    if whole is None:
+        return ()
+    words = [
+        "" if whole.dollars is None else f"${whole.dollars:,.0f}",
+        "" if whole.kilowatt_hours is None else f"{whole.kilowatt_hours:,.0f} kWh",
+    ]
+    told = " and ".join(word for word in words if word)
+    sentences = [f"To its target it takes {told}."] if told else []
+    if whole.goodput is not None and whole.checkpoint_seconds is not None:
+        share = format_percent(whole.goodput)
+        every = format_seconds(whole.checkpoint_seconds)
+        sentences.append(f"Of the time {share} leads there, with a checkpoint every {every}.")
+    return tuple(sentences)
 
 
 def _reserved(predicted: Report) -> tuple[str, ...]:

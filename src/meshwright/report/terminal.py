@@ -14,9 +14,10 @@ from meshwright.report.terminal_step import WaterfallView
 from meshwright.report.waterfall import waterfall
 from meshwright.search import Rejection
 from meshwright.search.candidate import Candidate, Decision
+from meshwright.spec.outlook import Outlook
 from meshwright.spec.plan import AxisName, Offload, Plan, Recompute, Sharding
 from meshwright.spec.report import MemoryPart, Report, StageMemory
-from meshwright.spec.units import format_count, format_percent, format_seconds
+from meshwright.spec.units import format_bytes, format_count, format_percent, format_seconds
 
 GIB = 2.0**30
 SHOWN_RANKS = 8
@@ -133,13 +134,36 @@ def _gib(count: float) -> str:
 
 def report_tables(value: Report) -> Iterable[RenderableType]:
     low, high = (value.step_seconds * bound for bound in value.error_band)
-    band = f" ({format_seconds(low)} to {format_seconds(high)})" if high > low else ""
+    band = f" (nine of ten: {format_seconds(low)} to {format_seconds(high)})" if high > low else ""
     yield title(f"step of the best plan: {format_seconds(value.step_seconds)}{band}")
     yield WaterfallView(waterfall(value))
     if value.bottleneck:
         yield Text(f"bottleneck: {value.bottleneck}")
-    yield title("memory at the peak, GiB")
+    if value.outlook is not None:
+        yield title(f"to {format_count(value.outlook.tokens)} tokens")
+        yield outlook(value.outlook)
+    chance = "" if value.fit_probability is None else f", fits with {format_percent(value.fit_probability)}"
+    yield title(f"memory at the peak, GiB{chance}")
     yield memory(value.memory)
+
+
+def outlook(value: Outlook) -> Table:
+    """The whole run: its time with failures, its price and its energy, each with what it rests on."""
+    rows = table(columns=[("whole run", "left"), ("", "right"), ("note", "left")])
+    rows.add_row("time", format_seconds(value.seconds), value.assumed[0] if value.assumed else "")
+    if value.goodput is not None and value.checkpoint_seconds is not None:
+        failures = f"{format_count(value.failures or 0.0)} failures"
+        rows.add_row(
+            "goodput", format_percent(value.goodput), f"{failures}, {format_seconds(value.restart_seconds)} each"
+        )
+        size = f"{format_bytes(value.checkpoint_bytes)}, {format_seconds(value.stall_seconds)} of stall each"
+        rows.add_row("checkpoint every", format_seconds(value.checkpoint_seconds), size)
+    if value.dollars is not None and value.dollars_per_billion is not None:
+        rows.add_row("cost", f"${format_count(value.dollars)}", f"${value.dollars_per_billion:,.2f} a billion tokens")
+    if value.kilowatt_hours is not None and value.kilowatt_hours_per_billion is not None:
+        each = f"{value.kilowatt_hours_per_billion:,.1f} kWh a billion tokens; {value.assumed[-1]}"
+        rows.add_row("energy", f"{value.kilowatt_hours:,.0f} kWh", each)
+    return rows
 
 
 def memory(stages: Sequence[StageMemory]) -> Table:

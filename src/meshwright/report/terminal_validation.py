@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -13,7 +13,7 @@ from rich.text import Text
 from meshwright.report.terminal_parts import table, title
 
 if TYPE_CHECKING:
-    from meshwright.replay import Scores, Validation
+    from meshwright.replay import RegimeScores, Scores, Validation
 
 _SECONDS_BETWEEN_LINES = 3.0
 _REASONS_SHOWN = 12
@@ -45,7 +45,17 @@ def validation(found: Validation) -> Group:
         f"memory: {memory.died_refused} of {died} runs that died of it are refused, "
         f"{memory.ran_refused} of {ran} that ran are refused too"
     )
-    return Group(rows, told, *_left_out(found))
+    return Group(rows, told, title("by regime"), regimes(found.regimes), *_left_out(found))
+
+
+def regimes(found: Mapping[str, RegimeScores]) -> Table:
+    """A row for what most of a step beside compute goes to: timed runs, their errors, and those in the interval."""
+    names = ("runs", "sources", "error", "bias", "in 90 %")
+    rows = table(columns=[("regime", "left"), *((name, "right") for name in names)])
+    for name, scores in found.items():
+        shares = (scores.mape, scores.bias, scores.interval_coverage)
+        rows.add_row(name, f"{scores.runs:,}", str(scores.sources), *(f"{share:.1f} %" for share in shares))
+    return rows
 
 
 def _left_out(found: Validation) -> list[Text | Table]:
@@ -60,7 +70,7 @@ def _left_out(found: Validation) -> list[Text | Table]:
     return [title("left out"), rows]
 
 
-_COLUMNS = ("rows", "predicted", "error", "one factor", "bias", "pairs", "regret@1", "regret@3", "memory", "in band")
+_COLUMNS = ("rows", "predicted", "error", "one factor", "bias", "pairs", "regret@1", "regret@3", "memory", "in 90 %")
 
 
 def _cells(scores: Scores) -> list[str]:

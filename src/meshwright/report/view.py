@@ -184,7 +184,11 @@ def plan_tiles(report: Report) -> tuple[Tile, ...]:
     cost = report.total_cost
     return (
         Tile(label="tokens per second", value=_count(report.tokens_per_second), note="predicted"),
-        Tile(label="step time", value=format_seconds(report.step_seconds), note=band if high > low else "predicted"),
+        Tile(
+            label="step time",
+            value=format_seconds(report.step_seconds),
+            note=f"nine of ten: {band}" if high > low else "predicted",
+        ),
         _mfu_tile(None, report),
         Tile(
             label="peak memory",

@@ -23,8 +23,10 @@ COMMUNICATION = (
 class Candidate:
     """One ranked plan by its figures.
 
-    Shares are of the step; `peak_bytes` and `capacity_bytes` are of the pipeline rank with least room left;
-    `total_seconds` and `total_cost` (dollars) reach the job's token target.
+    Shares are of the step; nine of ten measured steps lie in `error_band`, multiples of it. `peak_bytes` and
+    `capacity_bytes` are of the pipeline rank with least room left. `total_seconds`, `total_cost` (dollars) and
+    `total_kilowatt_hours` reach the job's token target with the failures on the way, of which `goodput` is the useful
+    share of time; those of a billion tokens likewise. None where prices, watts or failure rates are not known.
     """
 
     plan: Plan
@@ -38,6 +40,11 @@ class Candidate:
     communication_share: float
     total_seconds: float
     total_cost: float | None
+    fit_probability: float | None = None
+    goodput: float | None = None
+    total_kilowatt_hours: float | None = None
+    dollars_per_billion: float | None = None
+    kilowatt_hours_per_billion: float | None = None
 
     @property
     def free_bytes(self) -> float:
@@ -68,6 +75,7 @@ class Decision:
 def candidate(plan: Plan, report: Report) -> Candidate:
     """The figures of `plan` that a ranked table shows."""
     tightest = min(report.memory, key=lambda stage: stage.capacity - stage.total)
+    whole = report.outlook
     return Candidate(
         plan=plan,
         step_seconds=report.step_seconds,
@@ -78,6 +86,11 @@ def candidate(plan: Plan, report: Report) -> Candidate:
         capacity_bytes=tightest.capacity,
         bubble_share=report.share(LineName.BUBBLE),
         communication_share=report.share(*COMMUNICATION),
-        total_seconds=report.total_seconds,
+        total_seconds=whole.seconds if whole else report.total_seconds,
         total_cost=report.total_cost,
+        fit_probability=report.fit_probability,
+        goodput=whole.goodput if whole else None,
+        total_kilowatt_hours=whole.kilowatt_hours if whole else None,
+        dollars_per_billion=whole.dollars_per_billion if whole else None,
+        kilowatt_hours_per_billion=whole.kilowatt_hours_per_billion if whole else None,
     )

@@ -107,7 +107,7 @@ def _against(chosen: Design, report: Report, table: PlanTable, row: int, *, name
     rest = _changes(chosen, table, row, name)
     if chosen.job.objective is Objective.MEMORY:
         return f"{head} would need {format_bytes(other.peak_bytes)}, not {format_bytes(report.peak_bytes)}{rest}"
-    ours, cost_of = report.step_seconds, other.step_seconds
+    ours, cost_of = (value.step_seconds * value.error_band[1] for value in (report, other))
     if chosen.job.objective is Objective.COST:
         ours, cost_of = ours * chosen.plan.world_size, cost_of * plan.world_size
     change = cost_of / ours - 1.0

@@ -9,14 +9,17 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.cost import PlanTable
+from meshwright.cost.uncertainty import least_upper
 from meshwright.search.bound import Bounds, least_bytes
+from meshwright.search.constraints import limits
 from meshwright.search.prices import Prices, may_fit, price
 from meshwright.search.space import Space
-from meshwright.spec.cluster import ClusterSpec
+from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.job import JobSpec, Objective
 from meshwright.spec.model import ModelSpec
 
 Floats = npt.NDArray[np.float64]
+Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 EXHAUSTIVE = 100_000  # plans that are all priced: less time than a person notices
 BATCH = 30_000  # plans written out at a time while none is known to fit, and then, when bounds leave few of them
@@ -53,11 +56,17 @@ class Explorer:
         """What `score` is at the least in every frame."""
         if self.job.objective is Objective.MEMORY:
             return least_bytes(self.space, model=self.model)
-        seconds = self._floors.frames()
-        if self.job.objective is Objective.TIME:
-            return seconds
         frames = self.space.frames
-        return seconds * (frames["tensor"] * frames["context"] * frames["pipeline"] * frames["data"])
+        world = frames["tensor"] * frames["context"] * frames["pipeline"] * frames["data"]
+        seconds = self._upper(self._floors.frames(), world)
+        return seconds if self.job.objective is Objective.TIME else seconds * world
+
+    def _upper(self, seconds: Floats, world: Ids) -> Floats:
+        """The least upper end of the interval of plans on `world` devices that take `seconds` or more."""
+        fixed = limits(self.job.constraints).fixed.get("precision", self.job.precision.value)
+        return least_upper(
+            seconds, world, precision=Precision(str(fixed)), model=self.model, cluster=self.cluster, job=self.job
+        )
 
     @property
     def table(self) -> PlanTable:
@@ -87,7 +96,7 @@ class Explorer:
         if self.job.objective is Objective.MEMORY:
             value = prices.memory_bytes + 0.5 * prices.step_seconds / (1.0 + prices.step_seconds)
         else:
-            value = prices.step_seconds * (table.world if self.job.objective is Objective.COST else 1.0)
+            value = prices.upper_seconds * (table.world if self.job.objective is Objective.COST else 1.0)
         return np.where(prices.finite, value, np.inf)
 
     def best(self, count: int) -> None:
@@ -150,7 +159,7 @@ class Explorer:
         """What the score of every plan of `table` is at the least."""
         if self.job.objective is Objective.MEMORY:
             return np.zeros(len(table))
-        seconds = self._floors.seconds(table, frames=frames)
+        seconds = self._upper(self._floors.seconds(table, frames=frames), table.world)
         return seconds * (table.world if self.job.objective is Objective.COST else 1.0)
 
     def _at(self, count: int) -> float:

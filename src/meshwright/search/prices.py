@@ -10,8 +10,10 @@ import numpy.typing as npt
 
 from meshwright import cost
 from meshwright.cost import PlanTable
+from meshwright.cost.fitting import probability
 from meshwright.cost.states import state_bytes
 from meshwright.cost.table import OFFLOADS, SHARDINGS
+from meshwright.cost.uncertainty import upper
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec
@@ -28,12 +30,17 @@ ZERO3 = SHARDINGS.index(Sharding.PARAMETERS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """What the search keeps of the costs of every row: seconds of a step, bytes at the peak and what there is."""
+    """What the search keeps of the costs of every row: seconds of a step, bytes at the peak and what there is.
+
+    Nineteen of twenty measured steps stay under `upper_seconds`, which a cautious ranking minimises.
+    """
 
     step_seconds: Floats
+    upper_seconds: Floats
     memory_bytes: Floats
     capacity: Floats
     fits: Mask
+    fit_probability: Floats
     finite: Mask
 
     def __len__(self) -> int:
@@ -58,9 +65,11 @@ def price(table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobS
         found.append(
             Prices(
                 step_seconds=costs.step_seconds,
+                upper_seconds=upper(costs, part, model=model, cluster=cluster, job=job),
                 memory_bytes=costs.memory_bytes,
                 capacity=room if room.ndim < 2 else room.min(axis=1),
                 fits=costs.fits,
+                fit_probability=probability(costs.memory, capacity=room, valid=costs.valid),
                 finite=costs.finite,
             )
         )

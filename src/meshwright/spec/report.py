@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from meshwright.spec.outlook import Outlook
+
 
 class Origin(StrEnum):
     """Where a figure is from: formulas and data sheets, formulas fitted on this machine, a dry run, a real run."""
@@ -100,8 +102,9 @@ class StageMemory:
 class Report:
     """What one plan costs. The lines under `step` sum to its seconds (`balanced` says so).
 
-    `error_band` bounds the step time as multiples of it. `peak_flops` is of all devices together; None where the
-    peak is not known, and then MFU is None.
+    `error_band` bounds the step time as multiples of it: nine of ten measured steps lie inside, if errors stay what
+    they were. `fit_probability` is that every rank fits, `outlook` the whole run with its failures; None of what was
+    measured. `peak_flops` is of all devices together; None where the peak is not known, and then MFU is None.
     """
 
     plan: str
@@ -112,6 +115,8 @@ class Report:
     model_flops: float
     peak_flops: float | None
     error_band: tuple[float, float] = (1.0, 1.0)
+    fit_probability: float | None = None
+    outlook: Outlook | None = None
     bottleneck: str = ""
     total_tokens: int = 0
     price_per_hour: float | None = None
@@ -148,10 +153,14 @@ class Report:
 
     @property
     def total_seconds(self) -> float:
+        """Seconds of training to the token target; `outlook` adds the failures."""
         return self.total_tokens / self.tokens_per_second if self.tokens_per_second else 0.0
 
     @property
     def total_cost(self) -> float | None:
+        """Dollars to the token target, with the failures on the way where they are foreseen."""
+        if self.outlook is not None and self.outlook.dollars is not None:
+            return self.outlook.dollars
         return None if self.price_per_hour is None else self.price_per_hour * self.total_seconds / 3600.0
 
     def share(self, *names: str) -> float:

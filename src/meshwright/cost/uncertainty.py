@@ -1,0 +1,238 @@
+"""How far a predicted step may be off: a spread for every cause, weighed by how much of the plan hangs on it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+import numpy as np
+
+from meshwright.cost.costs import Costs
+from meshwright.cost.table import PRECISIONS, BoolArray, IntArray, PlanTable
+from meshwright.cost.work import FloatArray
+from meshwright.spec.cluster import ClusterSpec, DeviceKind, DeviceSpec, Precision
+from meshwright.spec.job import JobSpec
+from meshwright.spec.model import Mixture, ModelSpec
+from meshwright.spec.report import LineName
+
+
+class Cause(StrEnum):
+    """Why a step may take another time than predicted.
+
+    The first six are shares of the step: products at the pace of large ones, the rest of compute (launches, attention,
+    element-wise work, products too small), collectives between layers, the pipeline's idle time and transfers,
+    gradients and parameters, and the rest. The others are what is not known of the whole step: the software's own
+    ways, eight-bit recipes, expert layers, a device known by analogy, a vendor of whom no run was replayed, machines
+    that differ, and each doubling of devices or of the sequence beyond every run that was replayed.
+    """
+
+    PRODUCTS = "matrix products"
+    COMPUTE = "other compute"
+    COLLECTIVES = "collectives of layers"
+    PIPELINE = "pipeline"
+    DATA = "gradients and parameters"
+    REST = "optimizer, input and host"
+    SOFTWARE = "software"
+    EIGHT_BIT = "eight-bit recipe"
+    EXPERTS = "expert layers"
+    ANALOGY = "device known by analogy"
+    VENDOR = "vendor never replayed"
+    MIXED = "unlike machines"
+    DEVICES = "doubling of devices beyond evidence"
+    LENGTH = "doubling of the sequence beyond evidence"
+
+
+# Standard deviations of log(measured / predicted) that each cause gives when all of the step hangs on it, and how
+# many of them hold nine of ten measured steps. `python benchmarks/published/spread.py` estimates and prints both from
+# published runs, every source alike; a cause that no run speaks of keeps its prior of 0.15 (0.05 a doubling).
+SPREADS: Mapping[Cause, float] = MappingProxyType(
+    {
+        Cause.PRODUCTS: 0.190,
+        Cause.COMPUTE: 0.122,
+        Cause.COLLECTIVES: 0.157,
+        Cause.PIPELINE: 0.147,
+        Cause.DATA: 0.151,
+        Cause.REST: 0.150,
+        Cause.SOFTWARE: 0.117,
+        Cause.EIGHT_BIT: 0.137,
+        Cause.EXPERTS: 0.178,
+        Cause.ANALOGY: 0.104,
+        Cause.VENDOR: 0.150,
+        Cause.MIXED: 0.150,
+        Cause.DEVICES: 0.050,
+        Cause.LENGTH: 0.050,
+    }
+)
+REACH = 1.74
+EVIDENCE_DEVICES = 3072
+EVIDENCE_LENGTH = 65536
+
+_LINES: Mapping[str, Cause] = MappingProxyType(
+    {
+        LineName.TENSOR: Cause.COLLECTIVES,
+        LineName.CONTEXT: Cause.COLLECTIVES,
+        LineName.EXPERTS: Cause.COLLECTIVES,
+        LineName.TRANSFER: Cause.PIPELINE,
+        LineName.BUBBLE: Cause.PIPELINE,
+        LineName.GRADIENTS: Cause.DATA,
+        LineName.PARAMETERS: Cause.DATA,
+    }
+)
+_COMPUTE = (LineName.FORWARD, LineName.BACKWARD, LineName.RECOMPUTE)
+_SHARES = (Cause.PRODUCTS, Cause.COMPUTE, Cause.COLLECTIVES, Cause.PIPELINE, Cause.DATA, Cause.REST)
+_COUNTED = 0.95  # of the model FLOPs are surely among those counted: look-ups and masks are counted in other ways
+_MEASURED_AWAY = (Cause.PRODUCTS, Cause.COMPUTE, Cause.REST, Cause.SOFTWARE, Cause.ANALOGY, Cause.VENDOR)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """Multiples of a step's seconds between which nine of ten measured ones lie, shape (rows,)."""
+
+    low: FloatArray
+    high: FloatArray
+
+
+def interval(costs: Costs, table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> Interval:
+    """The interval of every row of `costs`, which are those of `table`."""
+    half = REACH * spread(weights(costs, table, model=model, cluster=cluster, job=job), measured=cluster.step_error)
+    return Interval(low=np.exp(-half), high=np.exp(half))
+
+
+def upper(costs: Costs, table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> FloatArray:
+    """Seconds that nineteen of twenty measured steps stay under, shape (rows,): what a cautious ranking minimises."""
+    return costs.step_seconds * interval(costs, table, model=model, cluster=cluster, job=job).high
+
+
+def least_upper(
+    seconds: FloatArray,
+    world: IntArray,
+    *,
+    precision: Precision,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    job: JobSpec,
+) -> FloatArray:
+    """What `upper` is at the least of plans on `world` devices whose step takes `seconds` or more.
+
+    All plans share the first devices and the model. The variance of shares that are one in sum is least where each is
+    as the inverse square of its spread; products take no less than all FLOPs at the pace of large ones, and more of
+    them than that is more variance. Where a step is longer its share of products is less, but its upper end more.
+    """
+    device, measured = cluster.groups[0].device, cluster.step_error
+    shared = (
+        (Cause.SOFTWARE, 1.0),
+        (Cause.EXPERTS, float(_has_experts(model))),
+        (Cause.ANALOGY, float(by_analogy(device))),
+        (Cause.VENDOR, float(_is_unseen(device))),
+        (Cause.LENGTH, _doublings(job)),
+    )
+    fixed = spread({cause: np.array([value]) for cause, value in shared}, measured=measured) ** 2
+    if measured is not None:
+        return np.asarray(seconds * np.exp(REACH * np.sqrt(fixed)))
+    rate = max(_large_products(group.device, precision) for group in cluster.groups)
+    flops = _COUNTED * model.flops_per_token(job.sequence_length) * job.batch_tokens
+    rest = 1.0 / sum(SPREADS[cause] ** -2.0 for cause in _SHARES[1:])
+    even = rest / (rest + SPREADS[Cause.PRODUCTS] ** 2)
+    share = np.clip(flops / (world * max(rate, 1.0)) / seconds if rate else 0.0, even, 1.0)
+    variance = np.square(share * SPREADS[Cause.PRODUCTS]) + np.square(1.0 - share) * rest
+    return np.asarray(seconds * np.exp(REACH * np.sqrt(fixed + variance)))
+
+
+def spread(
+    weight: Mapping[Cause, FloatArray], *, measured: float | None = None, spreads: Mapping[Cause, float] = SPREADS
+) -> FloatArray:
+    """Standard deviation of log(measured / predicted), shape (rows,): the root of the sum of squares of all causes.
+
+    Where whole steps were compared on the very machines, `measured` (ClusterSpec.step_error) stands for what those
+    steps could show: compute, the software and the device. Traffic, recipes and sizes keep their own.
+    """
+    away = _MEASURED_AWAY if measured is not None else ()
+    squares = [np.square(values * spreads[cause]) for cause, values in weight.items() if cause not in away]
+    return np.asarray(np.sqrt(np.sum(squares, axis=0) + (measured or 0.0) ** 2))
+
+
+def weights(
+    costs: Costs, table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec
+) -> dict[Cause, FloatArray]:
+    """How much of every row hangs on each cause, shape (rows,): shares of the step, zero or one, or doublings."""
+    found = _shares(costs, table, cluster=cluster)
+    rows, used = len(table), _used(table, cluster)
+    eight_bit = np.array([precision.quantized for precision in PRECISIONS])[table.precision]
+
+    def any_device(unknown: list[bool]) -> FloatArray:
+        return np.asarray((used & np.array(unknown)).any(axis=1), dtype=np.float64)
+
+    devices = [group.device for group in cluster.groups]
+    kinds = [(group.device.name, group.site) for group in cluster.groups]
+    return found | {
+        Cause.SOFTWARE: np.ones(rows),
+        Cause.EIGHT_BIT: eight_bit.astype(np.float64),
+        Cause.EXPERTS: np.full(rows, float(_has_experts(model))),
+        Cause.ANALOGY: any_device([by_analogy(device) for device in devices]),
+        Cause.VENDOR: any_device([_is_unseen(device) for device in devices]),
+        Cause.MIXED: any_device([kind != kinds[0] for kind in kinds]),
+        Cause.DEVICES: np.log2(np.maximum(table.world / EVIDENCE_DEVICES, 1.0)),
+        Cause.LENGTH: np.full(rows, _doublings(job)),
+    }
+
+
+def by_analogy(device: DeviceSpec) -> bool:
+    """Whether nobody measured matrix products on this very device, as the source of their figures tells."""
+    source = device.sources.get("matrix", "")
+    return not source or source.startswith("by analogy")
+
+
+def _is_unseen(device: DeviceSpec) -> bool:
+    return device.kind not in (DeviceKind.CUDA, DeviceKind.CPU)
+
+
+def _has_experts(model: ModelSpec) -> bool:
+    return any(isinstance(layer.transform, Mixture) for layer in model.layers)
+
+
+def _doublings(job: JobSpec) -> float:
+    """Of the sequence beyond the longest that was replayed."""
+    return max(0.0, math.log2(job.sequence_length / EVIDENCE_LENGTH))
+
+
+def _shares(costs: Costs, table: PlanTable, *, cluster: ClusterSpec) -> dict[Cause, FloatArray]:
+    """Seconds of each cause over those of the step; shares of rows that cannot run at all are zero."""
+    step = np.where(costs.finite, costs.step_seconds, np.inf)
+    shares = {cause: np.zeros(len(table)) for cause in (*_LINES.values(), Cause.REST)}
+    for name, seconds in costs.parts.items():
+        if name not in _COMPUTE:
+            cause = _LINES.get(name, Cause.REST)
+            shares[cause] = shares[cause] + np.where(costs.finite, seconds, 0.0) / step
+    compute, once = (
+        np.where(costs.finite, np.sum([costs.parts[name] for name in names], axis=0), 0.0) / step
+        for names in (_COMPUTE, _COMPUTE[:2])
+    )
+    rate = _rate(table, cluster)
+    least = costs.figures["flops"] / np.maximum(rate, 1.0) / step
+    products = np.where(rate > 0.0, np.minimum(least / np.maximum(once, 1e-30), 1.0), 0.0)
+    return {Cause.PRODUCTS: compute * products, Cause.COMPUTE: compute * (1.0 - products)} | shares
+
+
+def _rate(table: PlanTable, cluster: ClusterSpec) -> FloatArray:
+    """FLOP/s of large products on the slowest device of every row; 0 where that is not known."""
+    found = []
+    for group in cluster.groups:
+        device = group.device
+        own = [_large_products(device, precision) for precision in PRECISIONS]
+        found.append(np.array(own)[table.precision])
+    return np.asarray(np.where(_used(table, cluster), np.stack(found, axis=1), np.inf).min(axis=1))
+
+
+def _large_products(device: DeviceSpec, precision: Precision) -> float:
+    """FLOP/s that large products reach; 0 where that is not known."""
+    curve = device.matrix.get(precision)
+    return device.peak_flops.get(precision, 0.0) * (curve.fraction if curve else 0.0)
+
+
+def _used(table: PlanTable, cluster: ClusterSpec) -> BoolArray:
+    """Which groups of machines every row uses, shape (rows, groups): the first devices, as many as its world."""
+    starts = np.cumsum([0, *(group.num_devices for group in cluster.groups)])[:-1]
+    return np.asarray(table.world[:, None] > starts, dtype=np.bool_)
