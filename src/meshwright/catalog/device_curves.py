@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from meshwright.spec.cluster import AttentionKernel, AttentionShare, MatrixCurve
+from meshwright.spec.cluster import AttentionKernel, AttentionShare, MatrixCurve, MatrixTiles
 
 LLAMA3_HOURS_BETWEEN_FAILURES = 16384 * 54 * 24 / 419
 
@@ -22,6 +22,8 @@ class Generation:
     curve_source: str
     launch_seconds: float
     launch_source: str
+    tiles: MatrixTiles | None = None
+    tiles_source: str = ""
     attention: Mapping[AttentionKernel, AttentionShare] = field(default_factory=dict)
     attention_source: str = ""
     flops_per_watt: float | None = None
@@ -30,6 +32,10 @@ class Generation:
     failure_source: str = ""
 
 
+_TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
+
+_A100_FLASH = AttentionShare(forward=0.69, backward=0.53, forward_half=192, backward_half=75, block=128)
+
 AMPERE = Generation(
     measured="A100-80GB",
     curve=MatrixCurve(fraction=0.827, half_m=99.6, half_n=99.6, half_k=105.0),
@@ -37,13 +43,16 @@ AMPERE = Generation(
     "other half the mean error is 8.7 %, the median 6.0 %",
     launch_seconds=6.3e-6,
     launch_source="intercept of that fit",
+    tiles=MatrixTiles(units=108, sizes=_TILES, load=24.8, depth=61, step=32, tail=0.64, store=0.41),
+    tiles_source="fit to 183 bf16 products of A100 PCIe, weight gradients added in fp32 among them (SimuMax's table), "
+    "mean error 2.9 %, median 1.1 %; multiprocessors from the data sheet",
     attention={
         AttentionKernel.FLASH_1: AttentionShare(forward=0.38, backward=0.29),
-        AttentionKernel.FLASH_2: AttentionShare(forward=0.59, backward=0.50),
-        AttentionKernel.NATIVE: AttentionShare(forward=0.59, backward=0.50),
+        AttentionKernel.FLASH_2: _A100_FLASH,
+        AttentionKernel.NATIVE: _A100_FLASH,
     },
-    attention_source="SimuMax's table of A100 PCIe at 4,096 tokens and 32 or more heads; the first version 25 to 40 % "
-    "of peak (2307.08691)",
+    attention_source="fit to SimuMax's table of A100 PCIe, heads of 128 features, 4 to 64 of them at 4,096 tokens, mean "
+    "error 2.2 %; the first version 25 to 40 % of peak (2307.08691)",
     flops_per_watt=0.806e12,
     power_source="bf16 products of A100 PCIe, 300 W, sustain 0.775 of peak in SimuMax's table",
 )
@@ -56,11 +65,18 @@ HOPPER = Generation(
     launch_source="intercept of that fit",
     attention={
         AttentionKernel.FLASH_1: AttentionShare(forward=0.22, backward=0.17),
-        AttentionKernel.FLASH_2: AttentionShare(forward=0.35, backward=0.30),
-        AttentionKernel.NATIVE: AttentionShare(forward=0.60, backward=0.50),
+        AttentionKernel.FLASH_2: AttentionShare(
+            forward=0.40, backward=0.32, forward_half=235, backward_half=91, block=128
+        ),
+        AttentionKernel.NATIVE: AttentionShare(
+            forward=0.69, backward=0.54, forward_half=235, backward_half=91, block=128
+        ),
     },
     attention_source="2407.08608: the second version reaches 35 % of peak on H100, the third up to 75 %, causal less; "
-    "the first in proportion to A100; shares of causal attention taken from that, not measured",
+    "the first in proportion to A100; shares of causal attention taken from that, not measured; blocks as on A100 in "
+    "proportion to the multiprocessors",
+    tiles=MatrixTiles(units=132, sizes=_TILES, load=24.8, depth=168, step=64, tail=0.64, store=0.41),
+    tiles_source="depth from the fit of the curve, multiprocessors from the data sheet, the rest by analogy with A100",
     flops_per_watt=1.09e12,
     power_source="by analogy with B200, of the same process node",
     hours_between_failures=LLAMA3_HOURS_BETWEEN_FAILURES,
@@ -68,17 +84,22 @@ HOPPER = Generation(
 )
 BLACKWELL = Generation(
     measured="B200",
-    curve=MatrixCurve(fraction=0.512, half_m=80.0, half_n=80.0, half_k=200.0),
-    curve_source="fit to 514 bf16 products measured on B200 (SimuMax's table), mean error 10.1 %",
+    curve=MatrixCurve(fraction=0.497, half_m=80.0, half_n=80.0, half_k=200.0),
+    curve_source="fit to 514 bf16 products measured on B200 (SimuMax's table); MAMF of ml-engineering, short runs at full clock, is 0.776",
     launch_seconds=3.3e-6,
     launch_source="by analogy with H100",
     attention={
         AttentionKernel.FLASH_1: AttentionShare(forward=0.10, backward=0.08),
         AttentionKernel.FLASH_2: AttentionShare(forward=0.155, backward=0.13),
-        AttentionKernel.NATIVE: AttentionShare(forward=0.47, backward=0.40),
+        AttentionKernel.NATIVE: AttentionShare(
+            forward=0.55, backward=0.45, forward_half=370, backward_half=124, block=128
+        ),
     },
-    attention_source="SimuMax's table of B200 at 4,096 tokens and 64 or more heads; older kernels at their FLOP/s on "
-    "H100",
+    attention_source="fit to SimuMax's table of B200, heads of 128 features, 8 to 128 of them at 4,096 to 131,072 "
+    "tokens; older kernels at their FLOP/s on H100",
+    tiles=MatrixTiles(units=148, sizes=_TILES, load=40, depth=60, step=64, tail=0.0, store=0.16),
+    tiles_source="fit to 514 bf16 products of B200 (SimuMax's table), mean error 10.3 %, median 5.0 %; "
+    "multiprocessors from the data sheet",
     flops_per_watt=1.09e12,
     power_source="large bf16 products of B200, 1,000 W, sustain 0.485 of peak in SimuMax's table",
 )

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from meshwright.catalog.device_curves import AMD, AMPERE, BLACKWELL, HOPPER, OLDER, Generation
 from meshwright.catalog.names import normal
-from meshwright.spec.cluster import DeviceKind, DeviceSpec, MatrixCurve, Precision
+from meshwright.spec.cluster import DeviceKind, DeviceSpec, MatrixCurve, MatrixTiles, Precision
 
 GIB = 2.0**30
 
@@ -22,7 +22,10 @@ _USABLE = "memory in use over memory reserved as SimuMax measures it on B200"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sheet:
-    """One data sheet: memory in GiB, bandwidth in GB/s, dense peaks in TFLOP/s (None where the device has none)."""
+    """One data sheet: memory in GiB, bandwidth in GB/s, dense peaks in TFLOP/s (None where the device has none).
+
+    `units` multiprocessors where they are not those of the generation's measured device.
+    """
 
     name: str
     generation: Generation
@@ -39,6 +42,7 @@ class Sheet:
     fp64: float | None = None
     aliases: tuple[str, ...] = ()
     kind: DeviceKind = DeviceKind.CUDA
+    units: int | None = None
 
     @property
     def peaks(self) -> dict[Precision, float]:
@@ -56,6 +60,10 @@ class Sheet:
     def _curve(self) -> MatrixCurve:
         curve = self.generation.curve
         return replace(curve, fraction=min(curve.fraction, self._sustained()))
+
+    def _tiles(self) -> MatrixTiles | None:
+        tiles = self.generation.tiles
+        return replace(tiles, units=self.units or tiles.units) if tiles else None
 
     def device(self) -> DeviceSpec:
         """The device, each of its numbers with a source."""
@@ -75,6 +83,8 @@ class Sheet:
         }
         if shared.hours_between_failures is not None:
             sources["hours_between_failures"] = analogy + shared.failure_source
+        if shared.tiles:
+            sources["tiles"] = analogy + shared.tiles_source
         if shared.attention:
             sources["attention_kernels"] = analogy + shared.attention_source
         if self._sustained() < shared.curve.fraction:
@@ -86,6 +96,7 @@ class Sheet:
             memory_bandwidth=self.bandwidth_gb * 1e9,
             peak_flops=self.peaks,
             matrix=dict.fromkeys(self.peaks, self._curve()),
+            tiles=self._tiles(),
             memory_fraction=0.7,
             attention_kernels=shared.attention,
             launch_seconds=shared.launch_seconds,

@@ -266,8 +266,8 @@ def _mixture(part: Mixture, sizes: Sizes) -> PartWork:
     rows = routed / active
     products = [
         Product(m=m / np.where(grid, t, 1.0), n=sizes.zeros + part.experts, k=w),
-        Product(m=rows, n=h, k=w, count=active * (2.0 if part.gated else 1.0)),
-        Product(m=rows, n=w, k=h, count=active),
+        Product(m=rows, n=h, k=w, count=active * (2.0 if part.gated else 1.0), together=active),
+        Product(m=rows, n=w, k=h, count=active, together=active),
     ]
     replicated = float(part.width * part.experts + (part.experts if part.router_bias else 0) + part.extra_parameters)
     replicated += part.width if part.shared_gate else 0

@@ -22,7 +22,8 @@ class Software:
     `dense_masks`: attention under a window, and on accelerators under a document mask, reads every score (on
     processors documents are attended one by one). `casts_each_pass`: weights that are
     not sharded are cast to the precision that multiplies in every pass, and kept for its backward.
-    `composite_norms`: on processors a root-mean-square norm is written out in fp32 and keeps two copies.
+    `composite_norms`: on processors a root-mean-square norm is written out in fp32 and keeps two copies;
+    `plain_norms`: on every device.
     `eager`: element-wise work is done operator by operator, and every projection adds its own gradient.
     `widens_attention`: on processors sequences up to WIDE_ATTENTION_LENGTH are attended in fp32 whatever multiplies.
     `scatters_by_exchange`: on processors reduce-scatters are all-to-alls and a local sum.
@@ -44,6 +45,7 @@ class Software:
     dense_masks: bool = True
     casts_each_pass: bool = True
     composite_norms: bool = True
+    plain_norms: bool = False
     eager: bool = True
     widens_attention: bool = True
     scatters_by_exchange: bool = True
@@ -67,7 +69,7 @@ class Software:
         return self.scatters_by_exchange and kind is DeviceKind.CPU
 
     def writes_norms_out(self, kind: DeviceKind) -> bool:
-        return self.composite_norms and kind is DeviceKind.CPU
+        return self.plain_norms or (self.composite_norms and kind is DeviceKind.CPU)
 
     def widens(self, kind: DeviceKind, *, length: int) -> bool:
         return self.widens_attention and kind is DeviceKind.CPU and length <= WIDE_ATTENTION_LENGTH
@@ -92,6 +94,9 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
         "torch-2024": Software(attention_kernel=AttentionKernel.FLASH_2, fused_loss=False, selects_operators=True),
         "megatron-2021": Software(fused_attention=False, dropout=True, **_MEGATRON),
         "megatron-flash": Software(attention_kernel=AttentionKernel.FLASH_2, **_MEGATRON),
+        "megatron-plain-norms": Software(
+            attention_kernel=AttentionKernel.FLASH_2, **{**_MEGATRON, "plain_norms": True}
+        ),
         "megatron-core": Software(**{**_MEGATRON, "overlap": True, "fused_loss": True, "placeholders": True}),
     }
 )
