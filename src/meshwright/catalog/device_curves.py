@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from meshwright.spec.cluster import AttentionKernel, AttentionShare, MatrixCurve, MatrixTiles
 
@@ -43,9 +43,9 @@ AMPERE = Generation(
     "other half the mean error is 8.7 %, the median 6.0 %",
     launch_seconds=6.3e-6,
     launch_source="intercept of that fit",
-    tiles=MatrixTiles(units=108, sizes=_TILES, load=24.8, depth=61, step=32, tail=0.64, store=0.41),
+    tiles=MatrixTiles(units=108, sizes=_TILES, load=23.2, depth=42, step=32, tail=0.65, store=0.50),
     tiles_source="fit to 183 bf16 products of A100 PCIe, weight gradients added in fp32 among them (SimuMax's table), "
-    "mean error 2.9 %, median 1.1 %; multiprocessors from the data sheet",
+    "mean error 3.1 %, median 1.2 %; multiprocessors from the data sheet",
     attention={
         AttentionKernel.FLASH_1: AttentionShare(forward=0.38, backward=0.29),
         AttentionKernel.FLASH_2: _A100_FLASH,
@@ -75,8 +75,9 @@ HOPPER = Generation(
     attention_source="2407.08608: the second version reaches 35 % of peak on H100, the third up to 75 %, causal less; "
     "the first in proportion to A100; shares of causal attention taken from that, not measured; blocks as on A100 in "
     "proportion to the multiprocessors",
-    tiles=MatrixTiles(units=132, sizes=_TILES, load=24.8, depth=168, step=64, tail=0.64, store=0.41),
-    tiles_source="depth from the fit of the curve, multiprocessors from the data sheet, the rest by analogy with A100",
+    tiles=MatrixTiles(units=132, sizes=_TILES, load=23.2, depth=0, step=64, tail=0.65, store=0.50),
+    tiles_source="multiprocessors from the data sheet, the rest by analogy with A100; what results cost to store is the half_k of "
+    "the curve",
     flops_per_watt=1.09e12,
     power_source="by analogy with B200, of the same process node",
     hours_between_failures=LLAMA3_HOURS_BETWEEN_FAILURES,
@@ -84,8 +85,9 @@ HOPPER = Generation(
 )
 BLACKWELL = Generation(
     measured="B200",
-    curve=MatrixCurve(fraction=0.497, half_m=80.0, half_n=80.0, half_k=200.0),
-    curve_source="fit to 514 bf16 products measured on B200 (SimuMax's table); MAMF of ml-engineering, short runs at full clock, is 0.776",
+    curve=MatrixCurve(fraction=0.495, half_m=80.0, half_n=80.0, half_k=200.0),
+    curve_source="fit to 514 bf16 products measured on B200 (SimuMax's table); short runs at full clock "
+    "reach 0.776 (MAMF, ml-engineering)",
     launch_seconds=3.3e-6,
     launch_source="by analogy with H100",
     attention={
@@ -97,23 +99,81 @@ BLACKWELL = Generation(
     },
     attention_source="fit to SimuMax's table of B200, heads of 128 features, 8 to 128 of them at 4,096 to 131,072 "
     "tokens; older kernels at their FLOP/s on H100",
-    tiles=MatrixTiles(units=148, sizes=_TILES, load=40, depth=60, step=64, tail=0.0, store=0.16),
-    tiles_source="fit to 514 bf16 products of B200 (SimuMax's table), mean error 10.3 %, median 5.0 %; "
+    tiles=MatrixTiles(units=148, sizes=_TILES, load=0, depth=40, step=64, tail=0.5, store=0.20),
+    tiles_source="fit to 514 bf16 products of B200 (SimuMax's table), mean error 10.3 %, median 4.8 %; "
     "multiprocessors from the data sheet",
     flops_per_watt=1.09e12,
     power_source="large bf16 products of B200, 1,000 W, sustain 0.485 of peak in SimuMax's table",
 )
+_OLDER_CURVE = MatrixCurve(fraction=0.8, half_m=99.6, half_n=99.6, half_k=105.0)
+_OLDER_TILES = MatrixTiles(units=84, sizes=_TILES, load=23.2, depth=42, step=32, tail=0.65, store=0.50)
+_BY_A100 = "by analogy with A100; not measured"
 OLDER = Generation(
     measured="",
-    curve=MatrixCurve(fraction=0.8, half_m=99.6, half_n=99.6, half_k=105.0),
-    curve_source="by analogy with A100; not measured",
+    curve=_OLDER_CURVE,
+    curve_source=_BY_A100,
     launch_seconds=6.3e-6,
     launch_source="by analogy with A100",
+    tiles=_OLDER_TILES,
+    tiles_source=f"multiprocessors from the data sheet, the rest {_BY_A100}",
 )
-AMD = Generation(
-    measured="",
-    curve=MatrixCurve(fraction=0.7, half_m=128.0, half_n=128.0, half_k=128.0),
-    curve_source="by analogy with A100 at a lower share of peak; not measured",
-    launch_seconds=6.3e-6,
-    launch_source="by analogy with A100",
+VOLTA = replace(OLDER, tiles=replace(_OLDER_TILES, units=80))
+TURING = replace(
+    OLDER,
+    flops_per_watt=0.594e12,
+    power_source="T4, 70 W, sustains 41.6 of 65 TFLOP/s (1903.07486)",
 )
+PASCAL = replace(OLDER, tiles=None, tiles_source="")
+
+
+def _measured(
+    curve: MatrixCurve, *, name: str, units: int, sizes: tuple[tuple[int, int], ...], best: str
+) -> Generation:
+    return replace(
+        OLDER,
+        measured=name,
+        curve=curve,
+        curve_source=f"{best}; halves by analogy with A100",
+        tiles=replace(_OLDER_TILES, units=units, sizes=sizes),
+        tiles_source=f"compute units from the data sheet, the rest {_BY_A100}",
+    )
+
+
+_MAMF = "best product found by MAMF (table of ml-engineering, S. Bekman)"
+CDNA2 = _measured(
+    replace(_OLDER_CURVE, fraction=0.78),
+    name="MI250X-GCD",
+    units=110,
+    sizes=_TILES,
+    best=f"{_MAMF}: 147.0 of 191.5 TFLOP/s",
+)
+CDNA3 = _measured(
+    replace(_OLDER_CURVE, fraction=0.62),
+    name="MI300X",
+    units=304,
+    sizes=((256, 256), *_TILES),
+    best=f"{_MAMF}: 781.9 of 1,307 TFLOP/s, 784.9 on MI325X",
+)
+CDNA4 = _measured(
+    replace(_OLDER_CURVE, fraction=0.64),
+    name="MI355X",
+    units=256,
+    sizes=((256, 256), *_TILES),
+    best=f"{_MAMF}: 1,565 of 2,517 TFLOP/s",
+)
+
+
+def _systolic(side: int) -> Generation:
+    """A matrix unit of `side` by `side`: rows come eight at a time, both other dims in whole sides, nothing waits."""
+    return Generation(
+        measured="",
+        curve=MatrixCurve(fraction=0.9, half_m=0.0, half_n=0.0, half_k=0.0),
+        curve_source="by analogy with Gaudi 2, whose matrix units are systolic too: 0.969 in MAMF; not measured",
+        launch_seconds=0.0,
+        launch_source="a step is one compiled program",
+        tiles=MatrixTiles(units=1, sizes=((8, side),), load=0.0, depth=0.0, step=side, tail=0.0, store=0.0),
+        tiles_source=f"matrix units of {side} by {side} (Google Cloud, TPU system architecture)",
+    )
+
+
+MXU_128, MXU_256 = _systolic(128), _systolic(256)

@@ -78,18 +78,7 @@ def rates(device: DeviceSpec, *, precision: IntArray, length: int, software: Sof
 
     Raises ConfigError when it has no peak for a precision in use.
     """
-    used = {PRECISIONS[int(index)] for index in np.unique(precision)}
-    missing = sorted(entry.value for entry in used if not device.peak_flops.get(entry))
-    if missing:
-        known = ", ".join(sorted(entry.value for entry in device.peak_flops)) or "none"
-        raise ConfigError(
-            Problem(
-                what=f"device {device.name!r} has no peak for {', '.join(missing)}",
-                where="cluster.groups.device.peak_flops",
-                why=f"it has {known}",
-                fix="choose one of those, or add the device's peak",
-            )
-        )
+    used = _used(device, precision)
     curves = [_curve(device, entry) if entry in used else _FLAT for entry in PRECISIONS]
     attention = [_attention(device, entry, length=length, software=software) for entry in PRECISIONS]
 
@@ -135,6 +124,23 @@ def rates(device: DeviceSpec, *, precision: IntArray, length: int, software: Sof
         bandwidth=bandwidth,
         itemsize=itemsize,
     )
+
+
+def _used(device: DeviceSpec, precision: IntArray) -> set[Precision]:
+    """The precisions of every row; raises ConfigError where the device has no peak for one."""
+    used = {PRECISIONS[int(index)] for index in np.unique(precision)}
+    missing = sorted(entry.value for entry in used if not device.peak_flops.get(entry))
+    if missing:
+        known = ", ".join(sorted(entry.value for entry in device.peak_flops)) or "none"
+        raise ConfigError(
+            Problem(
+                what=f"device {device.name!r} has no peak for {', '.join(missing)}",
+                where="cluster.groups.device.peak_flops",
+                why=f"it has {known}",
+                fix="choose one of those, or add the device's peak",
+            )
+        )
+    return used
 
 
 def quantize_bytes(precision: Precision) -> tuple[float, float]:

@@ -94,8 +94,9 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
         "torch-2024": Software(attention_kernel=AttentionKernel.FLASH_2, fused_loss=False, selects_operators=True),
         "megatron-2021": Software(fused_attention=False, dropout=True, **_MEGATRON),
         "megatron-flash": Software(attention_kernel=AttentionKernel.FLASH_2, **_MEGATRON),
+        "megatron-eager": Software(attention_kernel=AttentionKernel.FLASH_2, **{**_MEGATRON, "eager": True}),
         "megatron-plain-norms": Software(
-            attention_kernel=AttentionKernel.FLASH_2, **{**_MEGATRON, "plain_norms": True}
+            attention_kernel=AttentionKernel.FLASH_2, **{**_MEGATRON, "eager": True, "plain_norms": True}
         ),
         "megatron-core": Software(**{**_MEGATRON, "overlap": True, "fused_loss": True, "placeholders": True}),
     }
