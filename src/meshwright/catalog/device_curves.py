@@ -51,8 +51,8 @@ AMPERE = Generation(
         AttentionKernel.FLASH_2: _A100_FLASH,
         AttentionKernel.NATIVE: _A100_FLASH,
     },
-    attention_source="fit to SimuMax's table of A100 PCIe, heads of 128 features, 4 to 64 of them at 4,096 tokens, mean "
-    "error 2.2 %; the first version 25 to 40 % of peak (2307.08691)",
+    attention_source="fit to SimuMax's table of A100 PCIe, heads of 128 features, 4 to 64 of them at 4,096 tokens, "
+    "mean error 2.2 %; the first version 25 to 40 % of peak (2307.08691)",
     flops_per_watt=0.806e12,
     power_source="bf16 products of A100 PCIe, 300 W, sustain 0.775 of peak in SimuMax's table",
 )
@@ -76,8 +76,8 @@ HOPPER = Generation(
     "the first in proportion to A100; shares of causal attention taken from that, not measured; blocks as on A100 in "
     "proportion to the multiprocessors",
     tiles=MatrixTiles(units=132, sizes=_TILES, load=23.2, depth=0, step=64, tail=0.65, store=0.50),
-    tiles_source="multiprocessors from the data sheet, the rest by analogy with A100; what results cost to store is the half_k of "
-    "the curve",
+    tiles_source="multiprocessors from the data sheet, the rest by analogy with A100; storing results is what "
+    "half_k of the curve was",
     flops_per_watt=1.09e12,
     power_source="by analogy with B200, of the same process node",
     hours_between_failures=LLAMA3_HOURS_BETWEEN_FAILURES,
@@ -134,8 +134,9 @@ def _measured(
         measured=name,
         curve=curve,
         curve_source=f"{best}; halves by analogy with A100",
-        tiles=replace(_OLDER_TILES, units=units, sizes=sizes),
-        tiles_source=f"compute units from the data sheet, the rest {_BY_A100}",
+        tiles=replace(_OLDER_TILES, units=units, sizes=sizes, tail=0.0),
+        tiles_source="compute units from the data sheet; the last wave is split (Stream-K, 2301.03598, as hipBLASLt "
+        f"has it), the rest {_BY_A100}",
     )
 
 

@@ -181,7 +181,8 @@ def part_seconds(part: PartWork, *, device: DeviceSpec, rates: Rates, software: 
         if not head:
             forward = forward + rates.quantize * product.count * m * k / rates.bandwidth
             backward = backward + rates.quantize_gradient * product.count * m * n / rates.bandwidth
-        once = partial(product_seconds, together=product.together)
+        least = np.where(np.asarray(product.together) > 1.0, software.expert_seconds, 0.0)
+        once = partial(product_seconds, together=software.experts_together(product.together), least=least)
         forward = forward + product.count * once(m, n, k, products)
         backward = backward + product.count * (once(m, k, n, products) + once(k, n, m, sums))
     core, core_backward = _score_seconds(part, rates=rates, software=software)

@@ -29,12 +29,21 @@ class ProductRates:
 
 
 def product_seconds(
-    m: FloatArray, n: FloatArray, k: FloatArray, rates: ProductRates, *, together: FloatArray | float = 1.0
+    m: FloatArray,
+    n: FloatArray,
+    k: FloatArray,
+    rates: ProductRates,
+    *,
+    together: FloatArray | float = 1.0,
+    least: FloatArray | float = 0.0,
 ) -> FloatArray:
-    """Seconds of each (m, k) x (k, n) of `together` that one kernel does: not under reading and writing it once."""
+    """Seconds of each (m, k) x (k, n) of `together` that share the units.
+
+    Not under the time to read and write its elements once, nor under `least`.
+    """
     moved = rates.operand * (m * k + k * n) + rates.result * m * n
     work = _smooth(m, n, k, rates) if rates.tiles is None else _tiled(m, n, k, rates, rates.tiles, together)
-    return np.maximum(work, moved / rates.bandwidth)
+    return np.maximum(np.maximum(work, least), moved / rates.bandwidth)
 
 
 def _smooth(m: FloatArray, n: FloatArray, k: FloatArray, rates: ProductRates) -> FloatArray:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
+from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import AttentionKernel, DeviceKind
 from meshwright.spec.errors import ConfigError, Problem
 
@@ -29,6 +32,8 @@ class Software:
     `scatters_by_exchange`: on processors reduce-scatters are all-to-alls and a local sum.
     `attention_kernel`: which generation of fused attention. `layer_seconds`: host time of a layer and pass beside its
     kernels where a host drives an accelerator and the device's own was not measured.
+    `expert_streams`: experts are multiplied one by one, so many at a time, each started in `expert_seconds` of the
+    host's time; 0 where one kernel multiplies all.
     `scatters_transfers`: tensor ranks send a slice each between stages and gather it in their node.
     `keeps_copies`: parameters in the precision that multiplies lie beside the optimizer's fp32 masters, and gradients
     in a buffer of their own from the first step on. `fused_loss`: the loss reads logits as they come and writes their
@@ -52,6 +57,12 @@ class Software:
     scatters_transfers: bool = False
     attention_kernel: AttentionKernel = AttentionKernel.NATIVE
     layer_seconds: float = 0.0
+    expert_streams: int = 0
+    expert_seconds: float = 0.0
+
+    def experts_together(self, experts: FloatArray | float) -> FloatArray | float:
+        """How many of `experts` share the device's units."""
+        return np.minimum(experts, self.expert_streams) if self.expert_streams else experts
     keeps_copies: bool = False
     fused_loss: bool = True
     placeholders: bool = False
@@ -83,6 +94,8 @@ _MEGATRON: Mapping[str, Any] = {
     "dense_masks": False,
     "casts_each_pass": False,
     "eager": False,
+    "expert_streams": 4,  # Transformer Engine's grouped linear
+    "expert_seconds": 8.7e-6,  # an expert of 154 rows takes as long as one of 308 (SimuMax's table of B200)
     "keeps_copies": True,
     "fused_loss": False,
     "layer_seconds": 1e-3,  # python of a layer in eager Megatron: what explains launch-bound A100 runs (docs/lab.md)

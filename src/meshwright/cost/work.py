@@ -81,7 +81,7 @@ class Sizes:
 class Product:
     """A forward product (m, k) x (k, n), `count` times over; its backward is (m, n) x (n, k) and (k, m) x (m, n).
 
-    `together` of them are done by one kernel.
+    `together` of them share the device's units: the experts of a mixture.
     """
 
     m: FloatArray
