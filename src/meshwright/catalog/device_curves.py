@@ -75,9 +75,9 @@ HOPPER = Generation(
     attention_source="2407.08608: the second version reaches 35 % of peak on H100, the third up to 75 %, causal less; "
     "the first in proportion to A100; shares of causal attention taken from that, not measured; blocks as on A100 in "
     "proportion to the multiprocessors",
-    tiles=MatrixTiles(units=132, sizes=_TILES, load=23.2, depth=0, step=64, tail=0.65, store=0.50),
-    tiles_source="multiprocessors from the data sheet, the rest by analogy with A100; storing results is what "
-    "half_k of the curve was",
+    tiles=MatrixTiles(units=132, sizes=_TILES, load=23.2, depth=97, step=64, tail=0.65, store=0.20),
+    tiles_source="multiprocessors from the data sheet, tiles and waves by analogy with A100; results are stored beside "
+    "the next tile's work as on B200, and the depth is what that leaves of the curve's half_k",
     flops_per_watt=1.09e12,
     power_source="by analogy with B200, of the same process node",
     hours_between_failures=LLAMA3_HOURS_BETWEEN_FAILURES,
