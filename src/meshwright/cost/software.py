@@ -63,6 +63,7 @@ class Software:
     def experts_together(self, experts: FloatArray | float) -> FloatArray | float:
         """How many of `experts` share the device's units."""
         return np.minimum(experts, self.expert_streams) if self.expert_streams else experts
+
     keeps_copies: bool = False
     fused_loss: bool = True
     placeholders: bool = False
