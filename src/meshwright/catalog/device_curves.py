@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from meshwright.spec.cluster import AttentionKernel, AttentionShare, MatrixCurve
+from meshwright.spec.cluster import AttentionKernel, AttentionShare, MatrixCurve, MatrixTiles
 
 LLAMA3_HOURS_BETWEEN_FAILURES = 16384 * 54 * 24 / 419
 RSC1_HOURS_BETWEEN_FAILURES = 8 * 24 * 1000 / 6.5
@@ -23,6 +23,8 @@ class Generation:
     curve_source: str
     launch_seconds: float
     launch_source: str
+    tiles: MatrixTiles | None = None
+    tiles_source: str = ""
     attention: Mapping[AttentionKernel, AttentionShare] = field(default_factory=dict)
     attention_source: str = ""
     flops_per_watt: float | None = None
@@ -31,6 +33,10 @@ class Generation:
     failure_source: str = ""
 
 
+_TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
+
+_A100_FLASH = AttentionShare(forward=0.69, backward=0.53, forward_half=192, backward_half=75, block=128)
+
 AMPERE = Generation(
     measured="A100-80GB",
     curve=MatrixCurve(fraction=0.827, half_m=99.6, half_n=99.6, half_k=105.0),
@@ -38,13 +44,16 @@ AMPERE = Generation(
     "other half the mean error is 8.7 %, the median 6.0 %",
     launch_seconds=6.3e-6,
     launch_source="intercept of that fit",
+    tiles=MatrixTiles(units=108, sizes=_TILES, load=23.2, depth=42, step=32, tail=0.65, store=0.50),
+    tiles_source="fit to 183 bf16 products of A100 PCIe, weight gradients added in fp32 among them (SimuMax's table), "
+    "mean error 3.1 %, median 1.2 %; multiprocessors from the data sheet",
     attention={
         AttentionKernel.FLASH_1: AttentionShare(forward=0.38, backward=0.29),
-        AttentionKernel.FLASH_2: AttentionShare(forward=0.59, backward=0.50),
-        AttentionKernel.NATIVE: AttentionShare(forward=0.59, backward=0.50),
+        AttentionKernel.FLASH_2: _A100_FLASH,
+        AttentionKernel.NATIVE: _A100_FLASH,
     },
-    attention_source="SimuMax's table of A100 PCIe at 4,096 tokens and 32 or more heads; the first version 25 to 40 % "
-    "of peak (2307.08691)",
+    attention_source="fit to SimuMax's table of A100 PCIe, heads of 128 features, 4 to 64 of them at 4,096 tokens, "
+    "mean error 2.2 %; the first version 25 to 40 % of peak (2307.08691)",
     flops_per_watt=0.806e12,
     power_source="bf16 products of A100 PCIe, 300 W, sustain 0.775 of peak in SimuMax's table",
     hours_between_failures=RSC1_HOURS_BETWEEN_FAILURES,
@@ -59,11 +68,19 @@ HOPPER = Generation(
     launch_source="intercept of that fit",
     attention={
         AttentionKernel.FLASH_1: AttentionShare(forward=0.22, backward=0.17),
-        AttentionKernel.FLASH_2: AttentionShare(forward=0.35, backward=0.30),
-        AttentionKernel.NATIVE: AttentionShare(forward=0.60, backward=0.50),
+        AttentionKernel.FLASH_2: AttentionShare(
+            forward=0.40, backward=0.32, forward_half=235, backward_half=91, block=128
+        ),
+        AttentionKernel.NATIVE: AttentionShare(
+            forward=0.69, backward=0.54, forward_half=235, backward_half=91, block=128
+        ),
     },
     attention_source="2407.08608: the second version reaches 35 % of peak on H100, the third up to 75 %, causal less; "
-    "the first in proportion to A100; shares of causal attention taken from that, not measured",
+    "the first in proportion to A100; shares of causal attention taken from that, not measured; blocks as on A100 in "
+    "proportion to the multiprocessors",
+    tiles=MatrixTiles(units=132, sizes=_TILES, load=23.2, depth=97, step=64, tail=0.65, store=0.20),
+    tiles_source="multiprocessors from the data sheet, tiles and waves by analogy with A100; results are stored beside "
+    "the next tile's work as on B200, and the depth is what that leaves of the curve's half_k",
     flops_per_watt=1.09e12,
     power_source="by analogy with B200, of the same process node",
     hours_between_failures=LLAMA3_HOURS_BETWEEN_FAILURES,
@@ -71,31 +88,96 @@ HOPPER = Generation(
 )
 BLACKWELL = Generation(
     measured="B200",
-    curve=MatrixCurve(fraction=0.512, half_m=80.0, half_n=80.0, half_k=200.0),
-    curve_source="fit to 514 bf16 products measured on B200 (SimuMax's table), mean error 10.1 %",
+    curve=MatrixCurve(fraction=0.495, half_m=80.0, half_n=80.0, half_k=200.0),
+    curve_source="fit to 514 bf16 products measured on B200 (SimuMax's table); short runs at full clock "
+    "reach 0.776 (MAMF, ml-engineering)",
     launch_seconds=3.3e-6,
     launch_source="by analogy with H100",
     attention={
         AttentionKernel.FLASH_1: AttentionShare(forward=0.10, backward=0.08),
         AttentionKernel.FLASH_2: AttentionShare(forward=0.155, backward=0.13),
-        AttentionKernel.NATIVE: AttentionShare(forward=0.47, backward=0.40),
+        AttentionKernel.NATIVE: AttentionShare(
+            forward=0.55, backward=0.45, forward_half=370, backward_half=124, block=128
+        ),
     },
-    attention_source="SimuMax's table of B200 at 4,096 tokens and 64 or more heads; older kernels at their FLOP/s on "
-    "H100",
+    attention_source="fit to SimuMax's table of B200, heads of 128 features, 8 to 128 of them at 4,096 to 131,072 "
+    "tokens; older kernels at their FLOP/s on H100",
+    tiles=MatrixTiles(units=148, sizes=_TILES, load=0, depth=40, step=64, tail=0.5, store=0.20),
+    tiles_source="fit to 514 bf16 products of B200 (SimuMax's table), mean error 10.3 %, median 4.8 %; "
+    "multiprocessors from the data sheet",
     flops_per_watt=1.09e12,
     power_source="large bf16 products of B200, 1,000 W, sustain 0.485 of peak in SimuMax's table",
 )
+_OLDER_CURVE = MatrixCurve(fraction=0.8, half_m=99.6, half_n=99.6, half_k=105.0)
+_OLDER_TILES = MatrixTiles(units=84, sizes=_TILES, load=23.2, depth=42, step=32, tail=0.65, store=0.50)
+_BY_A100 = "by analogy with A100; not measured"
 OLDER = Generation(
     measured="",
-    curve=MatrixCurve(fraction=0.8, half_m=99.6, half_n=99.6, half_k=105.0),
-    curve_source="by analogy with A100; not measured",
+    curve=_OLDER_CURVE,
+    curve_source=_BY_A100,
     launch_seconds=6.3e-6,
     launch_source="by analogy with A100",
+    tiles=_OLDER_TILES,
+    tiles_source=f"multiprocessors from the data sheet, the rest {_BY_A100}",
 )
-AMD = Generation(
-    measured="",
-    curve=MatrixCurve(fraction=0.7, half_m=128.0, half_n=128.0, half_k=128.0),
-    curve_source="by analogy with A100 at a lower share of peak; not measured",
-    launch_seconds=6.3e-6,
-    launch_source="by analogy with A100",
+VOLTA = replace(OLDER, tiles=replace(_OLDER_TILES, units=80))
+TURING = replace(
+    OLDER,
+    flops_per_watt=0.594e12,
+    power_source="T4, 70 W, sustains 41.6 of 65 TFLOP/s (1903.07486)",
 )
+PASCAL = replace(OLDER, tiles=None, tiles_source="")
+
+
+def _measured(
+    curve: MatrixCurve, *, name: str, units: int, sizes: tuple[tuple[int, int], ...], best: str
+) -> Generation:
+    return replace(
+        OLDER,
+        measured=name,
+        curve=curve,
+        curve_source=f"{best}; halves by analogy with A100",
+        tiles=replace(_OLDER_TILES, units=units, sizes=sizes, tail=0.0),
+        tiles_source="compute units from the data sheet; the last wave is split (Stream-K, 2301.03598, as hipBLASLt "
+        f"has it), the rest {_BY_A100}",
+    )
+
+
+_MAMF = "best product found by MAMF (table of ml-engineering, S. Bekman)"
+CDNA2 = _measured(
+    replace(_OLDER_CURVE, fraction=0.78),
+    name="MI250X-GCD",
+    units=110,
+    sizes=_TILES,
+    best=f"{_MAMF}: 147.0 of 191.5 TFLOP/s",
+)
+CDNA3 = _measured(
+    replace(_OLDER_CURVE, fraction=0.62),
+    name="MI300X",
+    units=304,
+    sizes=((256, 256), *_TILES),
+    best=f"{_MAMF}: 781.9 of 1,307 TFLOP/s, 784.9 on MI325X",
+)
+CDNA4 = _measured(
+    replace(_OLDER_CURVE, fraction=0.64),
+    name="MI355X",
+    units=256,
+    sizes=((256, 256), *_TILES),
+    best=f"{_MAMF}: 1,565 of 2,517 TFLOP/s",
+)
+
+
+def _systolic(side: int) -> Generation:
+    """A matrix unit of `side` by `side`: rows come eight at a time, both other dims in whole sides, nothing waits."""
+    return Generation(
+        measured="",
+        curve=MatrixCurve(fraction=0.9, half_m=0.0, half_n=0.0, half_k=0.0),
+        curve_source="by analogy with Gaudi 2, whose matrix units are systolic too: 0.969 in MAMF; not measured",
+        launch_seconds=0.0,
+        launch_source="a step is one compiled program",
+        tiles=MatrixTiles(units=1, sizes=((8, side),), load=0.0, depth=0.0, step=side, tail=0.0, store=0.0),
+        tiles_source=f"matrix units of {side} by {side} (Google Cloud, TPU system architecture)",
+    )
+
+
+MXU_128, MXU_256 = _systolic(128), _systolic(256)

@@ -326,6 +326,41 @@ def _others() -> dict[str, Node]:
     }
 
 
+def _relatives() -> dict[str, Node]:
+    """Nodes like better known ones with fewer or other links; nothing is known of their hosts."""
+    a100, h100 = (replace(_dgx()[name], host=None) for name in ("A100-80GB", "H100"))
+    pcie3, pcie4, pcie5 = (Node(devices=8, inside=pcie(generation=number), nic=CLOUD) for number in (3, 4, 5))
+    a800 = _like(NVLINK_A100, gigabytes=200, title="NVIDIA A800: NVLink 3, 400 GB/s both ways")
+    h800 = _like(NVLINK_H100, gigabytes=200, title="NVIDIA H800: NVLink 4, 400 GB/s both ways")
+    p100 = _like(NVLINK_V100, gigabytes=80, title="NVIDIA P100: NVLink 1, 160 GB/s both ways")
+    mi355x = _like(INFINITY_MI300X, gigabytes=537.6, title="AMD MI355X: seven links of 153.6 GB/s both ways")
+    mi300x = Node(devices=8, inside=INFINITY_MI300X, nic=NDR, nics=8)
+    return {
+        "A800-80GB": replace(a100, inside=a800),
+        "H800": replace(h100, inside=h800),
+        "H20": h100,
+        "GH200": Node(devices=1, inside=NVLINK_H100, nic=NDR),
+        "V100-32GB-PCIe": pcie3,
+        "V100-16GB-PCIe": pcie3,
+        "P100": Node(devices=8, inside=p100, nic=CLOUD),
+        "A6000": pcie4,
+        "RTX-5090": pcie5,
+        "MI325X": mi300x,
+        "MI355X": replace(mi300x, inside=mi355x),
+        "TPU-v3": _tpu(
+            4, pod=1024, gigabytes=400, datacenter=25, title="How to Scale Your Model: four links of 100 GB/s"
+        ),
+        "TPU-v7": _tpu(4, pod=9216, gigabytes=600, datacenter=100, title="Cloud TPU7x: 1,200 GB/s both ways, 3D torus"),
+    }
+
+
+def _like(link: Link, *, gigabytes: float, title: str) -> Link:
+    """The same fabric with other lanes: what was measured of it is left out."""
+    return replace(
+        link, bandwidth=gigabytes * GB, fits=(), sources={**link.sources, "bandwidth": title, "fits": "none"}
+    )
+
+
 def _tpu(devices: int, *, pod: int, gigabytes: float, datacenter: float, title: str) -> Node:
     """A host of `devices` chips in a pod of `pod`, each with `datacenter` Gb/s of the network between pods."""
     torus = ici(gigabytes=gigabytes, title=title)
@@ -338,8 +373,8 @@ def _tpu(devices: int, *, pod: int, gigabytes: float, datacenter: float, title: 
 
 @cache
 def nodes() -> Mapping[str, Node]:
-    """The usual node of every device, by the device's name; of some that no sheet tells of yet, too."""
-    return MappingProxyType(_dgx() | _boards() | _others())
+    """The usual node of every device, by the device's name."""
+    return MappingProxyType(_dgx() | _boards() | _others() | _relatives())
 
 
 def group_of(device: str, *, nodes_count: int, per_node: int | None = None, name: str = "") -> NodeGroup:

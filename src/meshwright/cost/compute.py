@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from meshwright.cost.operators import HEAD
+from meshwright.cost.products import ProductRates, product_seconds
 from meshwright.cost.software import Software
 from meshwright.cost.table import PRECISIONS, IntArray
-from meshwright.cost.work import FloatArray, PartWork, Product
+from meshwright.cost.work import FloatArray, PartWork
 from meshwright.spec.cluster import AttentionRate, AttentionShare, DeviceKind, DeviceSpec, MatrixCurve, Precision
 from meshwright.spec.errors import ConfigError, Problem
 
-# Of an element: written in fp8 as it lies and transposed, by the kernel that makes it; a gradient is read first.
-_QUANTIZE_BYTES, _QUANTIZE_GRADIENT_BYTES = 2.0, 4.0
+_ACCUMULATED_BYTES = 8.0  # an element of a gradient that a product adds to: read and written in fp32
 _ALIGNED_FEATURES = 8  # heads whose rows are not whole 16 bytes are multiplied on the vector units
 _SCORE_TRAFFIC_BYTES = 13.0  # an unfused score: written, scaled, masked, softmaxed and dropped out in two bytes each
+_NARROW = 0.45  # of the keys: a causal mask shows half of them, so less is a window
 _BACKWARD_PRODUCTS = 2.5  # a fused backward computes the scores again: five products for two
 
 
@@ -25,18 +26,16 @@ _BACKWARD_PRODUCTS = 2.5  # a fused backward computes the scores again: five pro
 class Rates:
     """A device's figures for the precision of every row; arrays of shape (rows,).
 
-    `head_peak` is that of the head's products, `vector_peak` that of fp32 without matrix units; `quantized` is 1
-    where operands are quantised before a product.
+    `products` are those of blocks and `head` those of the head, which stays in bf16 where blocks are quantised;
+    `vector_peak` is that of fp32 without matrix units; `quantize` bytes to quantise an element of an input and
+    `quantize_gradient` of a gradient.
     """
 
-    peak: FloatArray
-    head_peak: FloatArray
+    products: ProductRates
+    head: ProductRates
     vector_peak: FloatArray
-    quantized: FloatArray
-    fraction: FloatArray
-    half_m: FloatArray
-    half_n: FloatArray
-    half_k: FloatArray
+    quantize: FloatArray
+    quantize_gradient: FloatArray
     attention: Attention
     bandwidth: float
     itemsize: FloatArray
@@ -44,11 +43,18 @@ class Rates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """FLOP/s of the scores' part forward and backward by wide heads, and the head width that reaches half of them."""
+    """FLOP/s of the scores' part forward and backward by wide heads, and the head width that reaches half of them.
+
+    Kernels work on `block` rows of `length` at a time; `forward_half` and `backward_half` blocks reach half the rates.
+    """
 
     forward: FloatArray
     backward: FloatArray
     half_dim: FloatArray
+    forward_half: float
+    backward_half: float
+    block: int
+    length: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +78,56 @@ def rates(device: DeviceSpec, *, precision: IntArray, length: int, software: Sof
 
     Raises ConfigError when it has no peak for a precision in use.
     """
+    used = _used(device, precision)
+    curves = [_curve(device, entry) if entry in used else _FLAT for entry in PRECISIONS]
+    attention = [_attention(device, entry, length=length, software=software) for entry in PRECISIONS]
+
+    def pick(values: list[float]) -> FloatArray:
+        return np.asarray(values, dtype=np.float64)[precision]
+
+    share = _attention_share(device, software)
+    itemsize = activation_bytes(precision)
+    bandwidth = device.memory_bandwidth * device.memory_fraction
+
+    def products(peaks: list[float], sizes: list[float]) -> ProductRates:
+        return ProductRates(
+            achieved=pick(peaks) * pick([curve.fraction for curve in curves]),
+            half_m=pick([curve.half_m for curve in curves]),
+            half_n=pick([curve.half_n for curve in curves]),
+            half_k=pick([curve.half_k for curve in curves]),
+            bandwidth=bandwidth,
+            operand=pick(sizes),
+            result=itemsize,
+            tiles=device.tiles,
+        )
+
+    return Rates(
+        products=products(
+            [_peak(device, entry) for entry in PRECISIONS], [entry.operand_bytes for entry in PRECISIONS]
+        ),
+        head=products(
+            [_peak(device, _unquantized(entry)) for entry in PRECISIONS],
+            [_unquantized(entry).operand_bytes for entry in PRECISIONS],
+        ),
+        vector_peak=pick([_vector_peak(device, entry) for entry in PRECISIONS]),
+        quantize=pick([quantize_bytes(entry)[0] for entry in PRECISIONS]),
+        quantize_gradient=pick([quantize_bytes(entry)[1] for entry in PRECISIONS]),
+        attention=Attention(
+            forward=pick([entry.forward_flops for entry in attention]),
+            backward=pick([entry.backward_flops for entry in attention]),
+            half_dim=pick([entry.half_dim for entry in attention]),
+            forward_half=share.forward_half,
+            backward_half=share.backward_half,
+            block=0 if device.attention_rates else share.block,
+            length=length,
+        ),
+        bandwidth=bandwidth,
+        itemsize=itemsize,
+    )
+
+
+def _used(device: DeviceSpec, precision: IntArray) -> set[Precision]:
+    """The precisions of every row; raises ConfigError where the device has no peak for one."""
     used = {PRECISIONS[int(index)] for index in np.unique(precision)}
     missing = sorted(entry.value for entry in used if not device.peak_flops.get(entry))
     if missing:
@@ -84,29 +140,23 @@ def rates(device: DeviceSpec, *, precision: IntArray, length: int, software: Sof
                 fix="choose one of those, or add the device's peak",
             )
         )
-    curves = [_curve(device, entry) if entry in used else _FLAT for entry in PRECISIONS]
-    attention = [_attention(device, entry, length=length, software=software) for entry in PRECISIONS]
+    return used
 
-    def pick(values: list[float]) -> FloatArray:
-        return np.asarray(values, dtype=np.float64)[precision]
 
-    return Rates(
-        peak=pick([_peak(device, entry) for entry in PRECISIONS]),
-        head_peak=pick([_peak(device, _unquantized(entry)) for entry in PRECISIONS]),
-        vector_peak=pick([_vector_peak(device, entry) for entry in PRECISIONS]),
-        quantized=pick([float(entry.quantized) for entry in PRECISIONS]),
-        fraction=pick([curve.fraction for curve in curves]),
-        half_m=pick([curve.half_m for curve in curves]),
-        half_n=pick([curve.half_n for curve in curves]),
-        half_k=pick([curve.half_k for curve in curves]),
-        attention=Attention(
-            forward=pick([entry.forward_flops for entry in attention]),
-            backward=pick([entry.backward_flops for entry in attention]),
-            half_dim=pick([entry.half_dim for entry in attention]),
-        ),
-        bandwidth=device.memory_bandwidth * device.memory_fraction,
-        itemsize=activation_bytes(precision),
-    )
+def quantize_bytes(precision: Precision) -> tuple[float, float]:
+    """Bytes to quantise an element of a product's input and of its output's gradient, as Transformer Engine does it.
+
+    One scale a tensor (delayed): the kernel that makes an input also writes it, as it lies and transposed; a gradient
+    is read first. Scales for blocks: read, and written along both dims with one scale for 128 elements (fp8-block, 4
+    bytes) or 32 (mxfp8, 1 byte). nvfp4 (2509.25149) reads a tensor for its largest magnitude, again as it lies, and
+    again for the transposed copy that a Hadamard transform turns, and writes half a byte and a scale for 16 each.
+    """
+    blocks = {Precision.FP8_BLOCK: 1.0 + 4.0 / 128, Precision.MXFP8: 1.0 + 1.0 / 32, Precision.NVFP4: 0.5 + 1.0 / 16}
+    if precision in blocks:
+        reads = 6.0 if precision is Precision.NVFP4 else 2.0
+        both = reads + 2.0 * blocks[precision]
+        return both, both
+    return (2.0, 4.0) if precision.quantized else (0.0, 0.0)
 
 
 def activation_bytes(precision: IntArray) -> FloatArray:
@@ -121,17 +171,20 @@ def part_seconds(part: PartWork, *, device: DeviceSpec, rates: Rates, software: 
     Under fp8 what enters a product and the gradient of what leaves it are quantised each time, weights once a step,
     and the head stays in bf16, as in the recipes of Transformer Engine.
     """
-    zeros = np.zeros_like(rates.peak)
+    zeros = np.zeros_like(rates.bandwidth * rates.itemsize)
     forward, backward = zeros, zeros
-    if part.name == HEAD:
-        rates = replace(rates, peak=rates.head_peak, quantized=zeros)
+    head = part.name == HEAD
+    products = rates.head if head else rates.products
+    sums = replace(products, result=zeros + _ACCUMULATED_BYTES) if software.fused_accumulation else products
     for product in part.products:
-        cast = rates.quantized * product.count * product.m / rates.bandwidth
-        forward = forward + cast * product.k * _QUANTIZE_BYTES
-        backward = backward + cast * product.n * _QUANTIZE_GRADIENT_BYTES
-        forward = forward + _product_seconds(product.m, product.n, product.k, product, rates)
-        backward = backward + _product_seconds(product.m, product.k, product.n, product, rates)
-        backward = backward + _product_seconds(product.k, product.n, product.m, product, rates)
+        m, n, k = product.m, product.n, product.k
+        if not head:
+            forward = forward + rates.quantize * product.count * m * k / rates.bandwidth
+            backward = backward + rates.quantize_gradient * product.count * m * n / rates.bandwidth
+        least = np.where(np.asarray(product.together) > 1.0, software.expert_seconds, 0.0)
+        once = partial(product_seconds, together=software.experts_together(product.together), least=least)
+        forward = forward + product.count * once(m, n, k, products)
+        backward = backward + product.count * (once(m, k, n, products) + once(k, n, m, sums))
     core, core_backward = _score_seconds(part, rates=rates, software=software)
     forward = forward + core + part.traffic / rates.bandwidth
     backward = backward + core_backward + part.backward_traffic / rates.bandwidth
@@ -161,28 +214,37 @@ def optimizer_seconds(parameters: FloatArray, *, device: DeviceSpec, clipped: bo
     return step + (16.0 if clipped else 4.0) * parameters / bandwidth
 
 
-def _product_seconds(
-    m: FloatArray, n: FloatArray, k: FloatArray, product: Product, rates: Rates
-) -> npt.NDArray[np.float64]:
-    achieved = rates.peak * rates.fraction
-    achieved = achieved * (m / (m + rates.half_m)) * (n / (n + rates.half_n)) * (k / (k + rates.half_k))
-    moved = rates.itemsize * (m * k + k * n + m * n)
-    return product.count * np.maximum(2.0 * m * n * k / achieved, moved / rates.bandwidth)
-
-
 def _score_seconds(part: PartWork, *, rates: Rates, software: Software) -> tuple[FloatArray, FloatArray]:
     """Seconds of the scores' part forward and backward: fused kernels, or batched products with scores in memory."""
-    flops = part.score_flops + np.zeros_like(rates.peak)
+    flops = part.score_flops + np.zeros_like(rates.itemsize)
     if part.score_dim:
         flops = flops * (1.0 + rates.attention.half_dim / part.score_dim)
-    backward = _BACKWARD_PRODUCTS * flops / rates.attention.backward
-    fused = flops / rates.attention.forward
     if software.fused_attention:
-        return fused, backward
+        return _fused_seconds(part, flops, rates.attention)
+    fused = flops / rates.attention.forward
     traffic = part.scores * _SCORE_TRAFFIC_BYTES / rates.bandwidth
     if part.score_dim % _ALIGNED_FEATURES:
         fused = np.maximum(fused, flops / rates.vector_peak)
     return 2.0 * fused + traffic, 4.0 * fused + 2.0 * traffic
+
+
+def _fused_seconds(part: PartWork, flops: FloatArray, rates: Attention) -> tuple[FloatArray, FloatArray]:
+    """Blocks of queries and keys that a mask cuts are computed whole, and few blocks leave units idle.
+
+    A row of blocks is cut once by the diagonal, half of it hidden, and once more where a window or a chunk ends.
+    """
+    backward = _BACKWARD_PRODUCTS * flops / rates.backward
+    forward = flops / rates.forward
+    if not (rates.block and part.score_dim):
+        return forward, backward
+    blocks = np.maximum(part.scores / (rates.length * rates.block), 1.0)
+    seen = part.score_flops * rates.length / (4.0 * part.score_dim * part.scores)
+    cuts = np.where(seen < _NARROW * rates.length, 2.0, np.where(seen < rates.length, 1.0, 0.0))
+    whole = np.minimum(seen + 0.5 * cuts * rates.block, rates.length) / seen
+    return (
+        forward * whole * (1.0 + rates.forward_half / blocks),
+        backward * whole * (1.0 + rates.backward_half / blocks),
+    )
 
 
 def _attention(device: DeviceSpec, precision: Precision, *, length: int, software: Software) -> AttentionRate:

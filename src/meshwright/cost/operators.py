@@ -32,6 +32,8 @@ MIXTURE = "mixture"
 NORM = "norm"
 HEAD = "head and loss"
 
+_CHUNK = 256.0  # tokens that Mamba-2 scans at once
+
 
 def block_work(block: Block, sizes: Sizes) -> tuple[PartWork, ...]:
     """The parts of `block` for one microbatch on one device; their parameters sum to the block's when tensor is 1."""
@@ -53,13 +55,13 @@ def _mixer(layer: Layer, mixer: Mixer, sizes: Sizes) -> PartWork:
     length = int(sizes.sequence)
     flops = score_flops_per_token(layer, length) * sizes.tokens / sizes.tensor
     if not isinstance(mixer, Recurrence) and _is_dense(mixer, sizes):
-        seen = visible_keys(length, mixer.window, getattr(mixer, "chunk", None))
+        seen = visible_keys(length, mixer.window, getattr(mixer, "chunk", None), causal=getattr(mixer, "causal", True))
         flops = flops * (sizes.sequence / seen)
     if isinstance(mixer, Attention):
         return _attention(mixer, flops, sizes)
     if isinstance(mixer, LatentAttention):
         return _latent_attention(mixer, flops, sizes)
-    return _recurrence(mixer, flops, sizes)
+    return _recurrence(mixer, sizes)
 
 
 def _is_dense(mixer: Attention | LatentAttention, sizes: Sizes) -> bool:
@@ -207,13 +209,21 @@ def _latent_attention(mixer: LatentAttention, score_flops: FloatArray, sizes: Si
     )
 
 
-def _recurrence(mixer: Recurrence, scan_flops: FloatArray, sizes: Sizes) -> PartWork:
-    """Inner features are divided over tensor ranks; the scan reads and writes its inputs and states in chunks."""
+def _recurrence(mixer: Recurrence, sizes: Sizes) -> PartWork:
+    """Inner features are divided over tensor ranks; the scan is done in chunks, as Mamba-2 does (2405.21060).
+
+    Inside a chunk of c tokens every token meets the others: c (groups x state + inner) products, all of them as a
+    masked product has no half kernels; states cost two products of inner x state a token more, and one state a chunk
+    is written, passed on and read in fp32.
+    """
     m, t, e = sizes.tokens, sizes.tensor, sizes.itemsize
     w = sizes.zeros + mixer.width
     inner = mixer.inner / t
     mixed = inner + 2.0 * mixer.groups * mixer.state / t
-    traffic = e * m * (3.0 * w / sizes.split + 4.0 * mixed + 6.0 * inner)
+    groups = np.maximum(mixer.groups / t, 1.0) * mixer.state
+    scan = m * (2.0 * _CHUNK * (groups + inner) + 4.0 * inner * mixer.state)
+    states = 4.0 * 4.0 * m / _CHUNK * inner * mixer.state
+    traffic = e * m * (3.0 * w / sizes.split + 4.0 * mixed + 6.0 * inner) + states
     return PartWork(
         name=RECURRENCE,
         parameters=(mixer.parameters - _norm_parameters(mixer)) / t,
@@ -221,7 +231,7 @@ def _recurrence(mixer: Recurrence, scan_flops: FloatArray, sizes: Sizes) -> Part
             Product(m=m, n=mixed + inner + mixer.heads / t, k=w),
             Product(m=m, n=w, k=inner),
         ),
-        score_flops=scan_flops,
+        score_flops=scan,
         traffic=traffic,
         backward_traffic=2.0 * traffic,
         kernels=14.0,
@@ -266,8 +276,8 @@ def _mixture(part: Mixture, sizes: Sizes) -> PartWork:
     rows = routed / active
     products = [
         Product(m=m / np.where(grid, t, 1.0), n=sizes.zeros + part.experts, k=w),
-        Product(m=rows, n=h, k=w, count=active * (2.0 if part.gated else 1.0)),
-        Product(m=rows, n=w, k=h, count=active),
+        Product(m=rows, n=h, k=w, count=active * (2.0 if part.gated else 1.0), together=active),
+        Product(m=rows, n=w, k=h, count=active, together=active),
     ]
     replicated = float(part.width * part.experts + (part.experts if part.router_bias else 0) + part.extra_parameters)
     replicated += part.width if part.shared_gate else 0

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
+from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import AttentionKernel, DeviceKind
 from meshwright.spec.errors import ConfigError, Problem
 
@@ -22,12 +25,15 @@ class Software:
     `dense_masks`: attention under a window, and on accelerators under a document mask, reads every score (on
     processors documents are attended one by one). `casts_each_pass`: weights that are
     not sharded are cast to the precision that multiplies in every pass, and kept for its backward.
-    `composite_norms`: on processors a root-mean-square norm is written out in fp32 and keeps two copies.
+    `composite_norms`: on processors a root-mean-square norm is written out in fp32 and keeps two copies;
+    `plain_norms`: on every device.
     `eager`: element-wise work is done operator by operator, and every projection adds its own gradient.
     `widens_attention`: on processors sequences up to WIDE_ATTENTION_LENGTH are attended in fp32 whatever multiplies.
     `scatters_by_exchange`: on processors reduce-scatters are all-to-alls and a local sum.
     `attention_kernel`: which generation of fused attention. `layer_seconds`: host time of a layer and pass beside its
     kernels where a host drives an accelerator and the device's own was not measured.
+    `expert_streams`: experts are multiplied one by one, so many at a time, each started in `expert_seconds` of the
+    host's time; 0 where one kernel multiplies all.
     `scatters_transfers`: tensor ranks send a slice each between stages and gather it in their node.
     `keeps_copies`: parameters in the precision that multiplies lie beside the optimizer's fp32 masters, and gradients
     in a buffer of their own from the first step on. `fused_loss`: the loss reads logits as they come and writes their
@@ -44,12 +50,20 @@ class Software:
     dense_masks: bool = True
     casts_each_pass: bool = True
     composite_norms: bool = True
+    plain_norms: bool = False
     eager: bool = True
     widens_attention: bool = True
     scatters_by_exchange: bool = True
     scatters_transfers: bool = False
     attention_kernel: AttentionKernel = AttentionKernel.NATIVE
     layer_seconds: float = 0.0
+    expert_streams: int = 0
+    expert_seconds: float = 0.0
+
+    def experts_together(self, experts: FloatArray | float) -> FloatArray | float:
+        """How many of `experts` share the device's units."""
+        return np.minimum(experts, self.expert_streams) if self.expert_streams else experts
+
     keeps_copies: bool = False
     fused_loss: bool = True
     placeholders: bool = False
@@ -67,7 +81,7 @@ class Software:
         return self.scatters_by_exchange and kind is DeviceKind.CPU
 
     def writes_norms_out(self, kind: DeviceKind) -> bool:
-        return self.composite_norms and kind is DeviceKind.CPU
+        return self.plain_norms or (self.composite_norms and kind is DeviceKind.CPU)
 
     def widens(self, kind: DeviceKind, *, length: int) -> bool:
         return self.widens_attention and kind is DeviceKind.CPU and length <= WIDE_ATTENTION_LENGTH
@@ -81,6 +95,8 @@ _MEGATRON: Mapping[str, Any] = {
     "dense_masks": False,
     "casts_each_pass": False,
     "eager": False,
+    "expert_streams": 4,  # Transformer Engine's grouped linear
+    "expert_seconds": 8.7e-6,  # an expert of 154 rows takes as long as one of 308 (SimuMax's table of B200)
     "keeps_copies": True,
     "fused_loss": False,
     "layer_seconds": 1e-3,  # python of a layer in eager Megatron: what explains launch-bound A100 runs (docs/lab.md)
@@ -92,6 +108,10 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
         "torch-2024": Software(attention_kernel=AttentionKernel.FLASH_2, fused_loss=False, selects_operators=True),
         "megatron-2021": Software(fused_attention=False, dropout=True, **_MEGATRON),
         "megatron-flash": Software(attention_kernel=AttentionKernel.FLASH_2, **_MEGATRON),
+        "megatron-eager": Software(attention_kernel=AttentionKernel.FLASH_2, **{**_MEGATRON, "eager": True}),
+        "megatron-plain-norms": Software(
+            attention_kernel=AttentionKernel.FLASH_2, **{**_MEGATRON, "eager": True, "plain_norms": True}
+        ),
         "megatron-core": Software(**{**_MEGATRON, "overlap": True, "fused_loss": True, "placeholders": True}),
     }
 )

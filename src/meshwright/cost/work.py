@@ -79,12 +79,16 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """A forward product (m, k) x (k, n), `count` times over; its backward is (m, n) x (n, k) and (k, m) x (m, n)."""
+    """A forward product (m, k) x (k, n), `count` times over; its backward is (m, n) x (n, k) and (k, m) x (m, n).
+
+    `together` of them share the device's units: the experts of a mixture.
+    """
 
     m: FloatArray
     n: FloatArray
     k: FloatArray
     count: FloatArray | float = 1.0
+    together: FloatArray | float = 1.0
 
     @property
     def flops(self) -> FloatArray:

@@ -167,6 +167,8 @@ def unsupported(model: ModelSpec, *, start: int, stop: int) -> tuple[Problem, ..
             problems.append(Problem(what="extra parameters of a layer have no module", where=where))
         if isinstance(layer.mixer, spec_model.Recurrence):
             problems.append(Problem(what="recurrent mixers have no module", where=f"{where}.mixer"))
+        if isinstance(layer.mixer, Attention) and not layer.mixer.causal:
+            problems.append(Problem(what="attention that sees later tokens has no module", where=f"{where}.mixer"))
         if isinstance(layer.mixer, LatentAttention) and layer.mixer.indexer:
             problems.append(Problem(what="the indexer of sparse attention has no module", where=f"{where}.mixer"))
         if isinstance(layer.transform, Mixture) and layer.transform.extra_parameters:

@@ -274,6 +274,8 @@ class _Reader:
             flash = self._assume("fused attention" if recent else "attention not fused", recent)
         if not flash:
             return "megatron-2021"
+        if "norm kernel=" in self.run.text("extra"):
+            return "megatron-eager" if "RMS kernel" in self.run.text("extra") else "megatron-plain-norms"
         return "megatron-core" if self._framework_has(_RECENT) else "megatron-flash"
 
     def _framework_has(self, names: Sequence[str]) -> bool:

@@ -6,7 +6,7 @@ from meshwright.search.degree_rules import groups_of
 from meshwright.search.rules import Rule, Scope
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import Problem
-from meshwright.spec.model import LatentAttention, Mixture, Recurrence
+from meshwright.spec.model import Attention, LatentAttention, Mixture, Recurrence
 from meshwright.spec.plan import Design, Offload, ScheduleKind
 
 TRAINED_SCHEDULES = (ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B, ScheduleKind.INTERLEAVED)
@@ -31,6 +31,9 @@ def layers_built(design: Design) -> Problem | None:
         if isinstance(layer.mixer, Recurrence):
             what = "a recurrence can be predicted and not trained yet"
             return Problem(where=f"model.layers[{index}].mixer", what=what, fix="choose a model of attention layers")
+        if isinstance(layer.mixer, Attention) and not layer.mixer.causal:
+            what = "attention that sees later tokens can be predicted and not trained yet"
+            return Problem(where=f"model.layers[{index}].mixer.causal", what=what, fix="choose causal attention")
         if isinstance(layer.mixer, LatentAttention) and layer.mixer.indexer:
             what = "sparse attention with an indexer can be predicted and not trained yet"
             return Problem(where=f"model.layers[{index}].mixer.indexer", what=what, fix="choose dense attention")

@@ -63,7 +63,9 @@ class Rotary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """Causal multi-head attention; `kv_heads < heads` is grouped-query; `window` limits how far back it looks.
+    """Multi-head attention; `kv_heads < heads` is grouped-query; `window` limits how far back it looks.
+
+    Without `causal` every token sees all of its sequence, as in an encoder.
 
     `chunk` is chunked attention (positions see only their own chunk). `shared_key_value` uses the keys as values.
     """
@@ -84,6 +86,7 @@ class Attention:
     softcap: float | None = None
     scale: float | None = None
     shared_key_value: bool = False
+    causal: bool = True
     kind: str = "attention"
 
     @property

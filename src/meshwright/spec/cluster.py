@@ -31,6 +31,11 @@ class Precision(StrEnum):
         return {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}.get(self.value, 1)
 
     @property
+    def operand_bytes(self) -> float:
+        """Bytes of an element that a product reads, scales of blocks apart."""
+        return 0.5 if self is Precision.NVFP4 else float(self.bytes)
+
+    @property
     def quantized(self) -> bool:
         """Operands are quantised before each product, and everything between products stays in bf16."""
         return self in (Precision.FP8, Precision.FP8_BLOCK, Precision.MXFP8, Precision.NVFP4)
@@ -65,6 +70,25 @@ class MatrixCurve:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixTiles:
+    """How kernels of products cut their results: tiles of (rows, columns), each made by one of `units` at a time.
+
+    A tile of x rows and y columns takes as long as (x + `load`) (y + `load`) - `load`^2 elements of its result would
+    without loads, for k + `depth` steps of its inner dim in multiples of `step`; a curve's fraction is reached by the
+    first tile. A last wave that does not fill the units idles the share `tail` of what it leaves free (1: whole
+    waves; 0: work is split evenly), and the share `store` of the time to write results is not hidden.
+    """
+
+    units: int
+    sizes: tuple[tuple[int, int], ...]
+    load: float
+    depth: float
+    step: int
+    tail: float
+    store: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionRate:
     """Measured attention at one sequence length: FLOP/s forward and backward that wide heads come near to.
 
@@ -90,10 +114,17 @@ class AttentionKernel(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShare:
-    """Shares of the peak that the scores' part reaches, forward and backward, counted as in DeviceSpec."""
+    """Shares of the peak that the scores' part reaches, forward and backward, counted as in DeviceSpec.
+
+    With a `block` of rows and columns, those are the shares of many blocks that no mask cuts; `forward_half` and
+    `backward_half` blocks in all reach half of them.
+    """
 
     forward: float
     backward: float
+    forward_half: float = 0.0
+    backward_half: float = 0.0
+    block: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +139,7 @@ class DeviceSpec:
     `attention_fraction` of the peak is reached by the scores' part forward, over the FLOPs of the keys that the mask
     shows; `attention_backward_fraction` backward, over 2.5 times as many (five products instead of two).
     `attention_kernels` says the same of a kernel by name; `attention_rates`, where measured, come before both.
+    `tiles` take the place of the halves of `matrix` where they are known.
     `optimizer_bandwidth` is bytes/s of the optimizer's step at 28 bytes a parameter (AdamW). Host time beside
     `layer_seconds`: `tensor_layer_seconds` more per layer and pass when tensor parallel, `shard_layer_seconds` more
     per layer and pass when sharded, `action_seconds` per forward or backward of a pipeline stage,
@@ -120,6 +152,7 @@ class DeviceSpec:
     memory_bandwidth: float
     peak_flops: Mapping[Precision, float]
     matrix: Mapping[Precision, MatrixCurve]
+    tiles: MatrixTiles | None = None
     memory_fraction: float = 0.8
     attention_fraction: float = 0.5
     attention_backward_fraction: float = 0.4

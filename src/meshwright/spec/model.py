@@ -116,7 +116,7 @@ def score_flops_per_token(layer: Layer, sequence_length: int) -> float:
     """Forward FLOPs per token of queries by keys and scores by values, over the keys the mask shows."""
     mixer = layer.mixer
     if isinstance(mixer, Attention):
-        span = visible_keys(sequence_length, mixer.window, mixer.chunk)
+        span = visible_keys(sequence_length, mixer.window, mixer.chunk, causal=mixer.causal)
         return 4.0 * mixer.heads * mixer.head_dim * span
     if isinstance(mixer, LatentAttention):
         limit = mixer.indexer.top_k if mixer.indexer else mixer.window
@@ -130,8 +130,10 @@ def score_flops_per_token(layer: Layer, sequence_length: int) -> float:
     return 0.0
 
 
-def visible_keys(sequence_length: int, window: int | None, chunk: int | None) -> float:
-    """Mean number of keys a causal query sees in a sequence, its own included."""
+def visible_keys(sequence_length: int, window: int | None, chunk: int | None, *, causal: bool = True) -> float:
+    """Mean number of keys a query sees in a sequence, its own included; a window looks back alone."""
     span = min(sequence_length, chunk or sequence_length)
+    if not causal and window is None:
+        return float(span)
     reach = min(span, window or span)
     return (reach * (reach + 1) / 2 + (span - reach) * reach) / span

@@ -1,0 +1,104 @@
+"""A data sheet, and the device it describes with what its generation shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from meshwright.catalog.device_curves import AMPERE, BLACKWELL, Generation
+from meshwright.spec.cluster import DeviceKind, DeviceSpec, MatrixCurve, MatrixTiles, Precision
+
+GIB = 2.0**30
+
+_MEMORY = "total memory as PyTorch reports it, rounded"
+_RESERVED = "a CUDA context of about 0.5 GiB and one set of NCCL buffers of 0.34 to 0.39 GiB"
+_ELEMENTWISE = "0.7 of the data sheet's bandwidth reproduces the step times of 2104.04473, table 1, within 9 %"
+_ATTENTION = "fused attention at half of peak forward, 0.4 backward: the same fit; not measured by itself"
+_USABLE = "memory in use over memory reserved as SimuMax measures it on B200"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sheet:
+    """One data sheet: memory in GiB, bandwidth in GB/s, dense peaks in TFLOP/s (None where the device has none).
+
+    `units` multiprocessors where they are not those of the generation's measured device.
+    """
+
+    name: str
+    generation: Generation
+    title: str
+    memory_gib: float
+    bandwidth_gb: float
+    watts: float | None = None
+    fp16: float | None = None
+    fp32: float | None = None
+    bf16: float | None = None
+    tf32: float | None = None
+    fp8: float | None = None
+    mxfp8: float | None = None
+    nvfp4: float | None = None
+    fp64: float | None = None
+    aliases: tuple[str, ...] = ()
+    kind: DeviceKind = DeviceKind.CUDA
+    units: int | None = None
+
+    @property
+    def peaks(self) -> dict[Precision, float]:
+        """By precision; scales for blocks of elements take nothing from the peak of eight bits."""
+        scaled = self.fp8 if self.generation is BLACKWELL else None
+        own = {precision: getattr(self, precision.value, None) for precision in Precision}
+        peaks = own | {Precision.FP8_BLOCK: self.fp8, Precision.MXFP8: self.mxfp8 or scaled}
+        return {precision: peak * 1e12 for precision, peak in peaks.items() if peak}
+
+    def _sustained(self) -> float:
+        """The share of the peak that the board's power limit sustains; 1 where nobody measured it."""
+        each, peak = self.generation.flops_per_watt, self.fp16 or self.bf16
+        return 1.0 if not (each and self.watts and peak) else min(1.0, each * self.watts / (peak * 1e12))
+
+    def _curve(self) -> MatrixCurve:
+        curve = self.generation.curve
+        return replace(curve, fraction=min(curve.fraction, self._sustained()))
+
+    def _tiles(self) -> MatrixTiles | None:
+        tiles = self.generation.tiles
+        return replace(tiles, units=self.units or tiles.units) if tiles else None
+
+    def device(self) -> DeviceSpec:
+        """The device, each of its numbers with a source."""
+        shared = self.generation
+        analogy = "" if self.name == shared.measured or not shared.measured else f"by analogy with {shared.measured}: "
+        sources = {
+            "peak_flops": f"{self.title}, dense",
+            "memory_bandwidth": self.title,
+            "memory_bytes": _MEMORY,
+            "watts": self.title if self.watts else "not published",
+            "matrix": analogy + shared.curve_source,
+            "launch_seconds": analogy + shared.launch_source,
+            "memory_fraction": _ELEMENTWISE if self.generation is AMPERE else f"by analogy with A100: {_ELEMENTWISE}",
+            "attention_fraction": _ATTENTION if self.generation is AMPERE else f"by analogy with A100: {_ATTENTION}",
+            "reserved_bytes": _RESERVED,
+            "usable_fraction": _USABLE,
+        }
+        if shared.hours_between_failures is not None:
+            sources["hours_between_failures"] = analogy + shared.failure_source
+        if shared.tiles:
+            sources["tiles"] = analogy + shared.tiles_source
+        if shared.attention:
+            sources["attention_kernels"] = analogy + shared.attention_source
+        if self._sustained() < shared.curve.fraction:
+            sources["matrix"] += f"; at most {shared.flops_per_watt or 0.0:.3g} FLOP/s a watt: {shared.power_source}"
+        return DeviceSpec(
+            name=self.name,
+            kind=self.kind,
+            memory_bytes=self.memory_gib * GIB,
+            memory_bandwidth=self.bandwidth_gb * 1e9,
+            peak_flops=self.peaks,
+            matrix=dict.fromkeys(self.peaks, self._curve()),
+            tiles=self._tiles(),
+            memory_fraction=0.7,
+            attention_kernels=shared.attention,
+            launch_seconds=shared.launch_seconds,
+            reserved_bytes=0.87 * GIB,
+            hours_between_failures=shared.hours_between_failures,
+            watts=self.watts,
+            sources=sources,
+        )

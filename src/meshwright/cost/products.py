@@ -1,0 +1,67 @@
+"""Seconds of matrix products on one device: cut into tiles where its kernels are known, else a smooth curve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.cost.work import FloatArray
+from meshwright.spec.cluster import MatrixTiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProductRates:
+    """What products depend on beside their shapes; arrays of shape (rows,).
+
+    `achieved` FLOP/s of large products, `half_m`, `half_n` and `half_k` the sizes that reach half of it where there
+    are no `tiles`; `bandwidth` bytes/s; `operand` and `result` bytes of an element read and written.
+    """
+
+    achieved: FloatArray
+    half_m: FloatArray
+    half_n: FloatArray
+    half_k: FloatArray
+    bandwidth: float
+    operand: FloatArray
+    result: FloatArray
+    tiles: MatrixTiles | None = None
+
+
+def product_seconds(
+    m: FloatArray,
+    n: FloatArray,
+    k: FloatArray,
+    rates: ProductRates,
+    *,
+    together: FloatArray | float = 1.0,
+    least: FloatArray | float = 0.0,
+) -> FloatArray:
+    """Seconds of each (m, k) x (k, n) of `together` that share the units.
+
+    Not under the time to read and write its elements once, nor under `least`.
+    """
+    moved = rates.operand * (m * k + k * n) + rates.result * m * n
+    work = _smooth(m, n, k, rates) if rates.tiles is None else _tiled(m, n, k, rates, rates.tiles, together)
+    return np.maximum(np.maximum(work, least), moved / rates.bandwidth)
+
+
+def _smooth(m: FloatArray, n: FloatArray, k: FloatArray, rates: ProductRates) -> FloatArray:
+    share = (m / (m + rates.half_m)) * (n / (n + rates.half_n)) * (k / (k + rates.half_k))
+    return 2.0 * m * n * k / (rates.achieved * share)
+
+
+def _tiled(
+    m: FloatArray, n: FloatArray, k: FloatArray, rates: ProductRates, tiles: MatrixTiles, together: FloatArray | float
+) -> FloatArray:
+    """The fastest of the tiles: libraries choose among kernels by shape."""
+    steps = np.ceil(k / tiles.step) * tiles.step + tiles.depth
+    first = 1.0 + tiles.load * sum(1.0 / side for side in tiles.sizes[0])
+    best = np.full(np.broadcast(m, n, k, rates.achieved).shape, np.inf)
+    for rows, columns in tiles.sizes:
+        waves = together * np.ceil(m / rows) * np.ceil(n / columns) / tiles.units
+        waves = np.maximum(1.0, tiles.tail * np.ceil(waves) + (1.0 - tiles.tail) * waves)
+        slower = (1.0 + tiles.load * (1.0 / rows + 1.0 / columns)) / first
+        each = 2.0 * steps * slower / rates.achieved + tiles.store * rates.result / rates.bandwidth
+        best = np.minimum(best, waves * (tiles.units * rows * columns) * each / together)
+    return best

@@ -1,0 +1,185 @@
+"""Products cut into tiles and waves, attention into blocks, and kernels that others measured."""
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.catalog.devices import devices
+from meshwright.catalog.nodes import nodes
+from meshwright.cost.compute import part_seconds, quantize_bytes, rates
+from meshwright.cost.operators import ATTENTION, MIXTURE, RECURRENCE, block_work
+from meshwright.cost.products import product_seconds
+from meshwright.cost.software import SOFTWARE
+from meshwright.cost.table import PRECISIONS
+from meshwright.cost.work import Sizes
+from meshwright.search import RULES, Scope
+from meshwright.spec.cluster import DeviceKind, Precision
+from meshwright.spec.model import Attention, Layer, Mixture, Norm, Recurrence, score_flops_per_token
+from tests.support.designs import Layout, design
+from tests.support.models import model
+
+STACK = SOFTWARE["megatron-core"]
+TILED = sorted(name for name, device in devices().items() if device.tiles)
+
+
+def figures(name, *, precision=Precision.BF16, length=4096, software=STACK):
+    device = devices()[name]
+    if precision not in device.peak_flops:
+        precision = Precision.FP16
+    return rates(device, precision=np.array([PRECISIONS.index(precision)]), length=length, software=software)
+
+
+def seconds(name, m, n, k, **settings):
+    sizes = (np.array([float(size)]) for size in (m, n, k))
+    return float(product_seconds(*sizes, figures(name).products, **settings)[0])
+
+
+def sizes(*, batch=1, sequence=4096, tensor=1.0):
+    ones = np.ones(1)
+    return Sizes(batch=batch * ones, sequence=float(sequence), tensor=tensor * ones, split=ones, itemsize=2.0 * ones)
+
+
+def layer_seconds(layer, name, *, device="H100", software=STACK, **settings):
+    shape = sizes(**settings)
+    part = next(part for part in block_work(layer, shape) if part.name == name)
+    found = figures(device, length=int(shape.sequence), software=software)
+    return part, part_seconds(part, device=devices()[device], rates=found, software=software)
+
+
+def attention(**settings):
+    shape = {"width": 4096, "heads": 32, "kv_heads": 32, "head_dim": 128, "norm": Norm(width=4096)} | settings
+    return Layer(mixer=Attention(**shape), transform=None)
+
+
+DIMS = st.integers(min_value=1, max_value=20000)
+
+
+@given(name=st.sampled_from(TILED), m=DIMS, n=DIMS, k=DIMS, more=st.integers(0, 500), dim=st.integers(0, 2))
+def test_larger_products_never_take_less_and_none_beats_its_curve(name, m, n, k, more, dim):
+    shape = [m, n, k]
+    grown = [size + (more if index == dim else 0) for index, size in enumerate(shape)]
+    first = seconds(name, *shape)
+    assert first <= seconds(name, *grown) * (1 + 1e-12)
+    assert 2.0 * m * n * k / first <= float(figures(name).products.achieved[0]) * (1 + 1e-9)
+
+
+def test_a_wave_that_is_hardly_begun_costs_more_than_its_share():
+    """On 108 units, 108 tiles of 128 by 256 are one wave; a row of tiles more is a ninth more work."""
+    tiles = replace(devices()["A100-80GB"].tiles, sizes=((128, 256),))
+    found = replace(figures("A100-80GB").products, tiles=tiles)
+
+    def at(rows):
+        return float(product_seconds(np.array([128.0 * rows]), np.array([3072.0]), np.array([4096.0]), found)[0])
+
+    assert at(10) / at(9) > 1.2 * 10 / 9
+    whole = replace(found, tiles=replace(tiles, tail=0.0))
+    split = float(product_seconds(np.array([1280.0]), np.array([3072.0]), np.array([4096.0]), whole)[0])
+    assert split / at(9) == pytest.approx(10 / 9)
+
+
+def test_dims_are_padded_to_the_sides_of_a_systolic_unit():
+    big = 16384
+    assert seconds("TPU-v4", big, big, 8070) == pytest.approx(seconds("TPU-v4", big, big, 8192))
+    assert seconds("TPU-v6e", big, 7950, big) == pytest.approx(seconds("TPU-v6e", big, 8192, big))
+    assert seconds("TPU-v4", big, 7950, big) < seconds("TPU-v4", big, 8192, big)
+
+
+def test_a_gradient_that_is_added_to_is_read_and_written():
+    layer = attention()
+    _, fused = layer_seconds(layer, ATTENTION, sequence=1024)
+    _, apart = layer_seconds(layer, ATTENTION, sequence=1024, software=replace(STACK, fused_accumulation=False))
+    assert apart.backward < fused.backward
+    assert apart.forward == fused.forward
+
+
+def test_few_heads_and_narrow_windows_leave_attention_units_idle():
+    def rate(**settings):
+        part, found = layer_seconds(attention(**settings), ATTENTION, sequence=settings.pop("sequence", 4096))
+        return float(part.score_flops[0] / found.core[0])
+
+    assert rate(width=256, heads=2, kv_heads=2) < 0.5 * rate()
+    assert rate(window=128) < 0.6 * rate() < rate(window=2048) < rate()
+
+
+def test_attention_that_is_not_causal_scores_twice_and_is_not_trained():
+    causal, full = attention(), attention(causal=False)
+    assert score_flops_per_token(full, 4096) / score_flops_per_token(causal, 4096) == pytest.approx(2.0, rel=1e-3)
+    _, half = layer_seconds(causal, ATTENTION)
+    _, whole = layer_seconds(full, ATTENTION)
+    assert 1.8 < float(whole.core[0] / half.core[0]) < 2.0
+    asked = design(model(), Layout())
+    layers = tuple(replace(layer, mixer=replace(layer.mixer, causal=False)) for layer in asked.model.layers)
+    runtime = [rule for rule in RULES if rule.scope is Scope.RUNTIME]
+    refused = [rule.name for rule in runtime if rule(replace(asked, model=replace(asked.model, layers=layers)))]
+    assert refused == ["runtime-layers"]
+
+
+def test_experts_of_few_rows_wait_for_the_host():
+    def mixture(experts):
+        part = Mixture(width=1024, hidden=256, experts=experts, top_k=1, norm=None)
+        return layer_seconds(Layer(mixer=None, transform=part), MIXTURE, sequence=1024)[1]
+
+    least = 3 * 256 * STACK.expert_seconds
+    assert least < float(mixture(256).forward[0]) < 1.5 * least
+    assert mixture(8).forward < 0.5 * mixture(256).forward
+
+
+def test_recurrences_cost_by_chunks_not_by_the_square_of_the_length():
+    layer = Layer(
+        mixer=Recurrence(width=2048, inner=4096, heads=64, state=128, groups=8, convolution=4, norm=None),
+        transform=None,
+    )
+    part, short = layer_seconds(layer, RECURRENCE, sequence=4096)
+    _, long = layer_seconds(layer, RECURRENCE, sequence=16384)
+    assert float(long.core[0] / short.core[0]) == pytest.approx(4.0)
+    # 2405.21060, section 6: inside chunks of 256 (8 groups of 128 states, 4,096 features) and two products of states.
+    assert float(part.score_flops[0]) == 4096 * (2 * 256 * (8 * 128 + 4096) + 4 * 4096 * 128)
+
+
+def test_plain_norms_cost_what_eager_operators_move():
+    layer = attention()
+    quick, plain = sizes(), replace(sizes(), composite_norms=True)
+    fused, apart = (next(p for p in block_work(layer, each) if p.name == "norm") for each in (quick, plain))
+    assert apart.traffic == 10 * fused.traffic
+    assert SOFTWARE["megatron-plain-norms"].writes_norms_out(DeviceKind.CUDA)
+    assert not SOFTWARE["megatron-eager"].writes_norms_out(DeviceKind.CUDA)
+
+
+def test_finer_scales_move_more():
+    recipes = (Precision.BF16, Precision.FP8, Precision.MXFP8, Precision.FP8_BLOCK, Precision.NVFP4)
+    moved = [sum(quantize_bytes(recipe)) for recipe in recipes]
+    assert moved == sorted(moved)
+    assert moved[0] == 0.0
+
+
+def test_every_device_has_a_node():
+    assert set(nodes()) == set(devices())
+
+
+@pytest.mark.parametrize(
+    ("device", "kind", "most"),
+    [
+        ("A100-80GB-PCIe", "product", 0.03),
+        ("A100-80GB-PCIe", "weight gradient", 0.035),
+        ("A100-80GB-PCIe", "attention forward", 0.03),
+        ("A100-80GB-PCIe", "attention backward", 0.03),
+        ("A100-80GB-PCIe", "experts", 0.06),
+        ("B200", "product", 0.13),
+        ("B200", "weight gradient", 0.13),
+    ],
+)
+def test_kernels_that_others_measured_are_met(device, kind, most):
+    path = Path(__file__).parents[2] / "benchmarks" / "kernels" / "run.py"
+    spec = importlib.util.spec_from_file_location("kernels_benchmark", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    count, error, _ = module.errors()[device, kind]
+    assert count >= 8
+    assert error < most
