@@ -105,7 +105,7 @@ def test_settings_that_fit_are_compared_line_by_line() -> None:
         ("pp=4,mbs=16,schedule=1f1b", "microbatches-fill"),
         ("mbs=3", "batch-is-asked"),
         ("devices=4", "world-is-whole"),
-        ("vpp=2,pp=1", "chunks-are-interleaved"),
+        ("vpp=2,pp=1,schedule=interleaved", "chunks-are-interleaved"),
         ("zero=1,shard=1,cp=1", "sharding-has-ranks"),
         ("tp=1,sp=on", "sequence-parallel-divides"),
     ],

@@ -66,6 +66,8 @@ def _closed(
     if "schedule" not in asked:
         kind = ScheduleKind.INTERLEAVED if row["chunks"] > 1 and "chunks" in asked else ScheduleKind.ONE_F_ONE_B
         row["schedule"] = schedules.index(kind.value)
+    if "slices" not in asked and schedules[row["schedule"]] != ScheduleKind.SEQUENCE_1F1B.value:
+        row["slices"] = 1
     if "chunks" not in asked:
         row["chunks"] = 2 if schedules[row["schedule"]] == ScheduleKind.INTERLEAVED.value else 1
     if "sequence_parallel" not in asked and row["tensor"] == 1:
