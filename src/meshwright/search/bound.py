@@ -33,8 +33,8 @@ _ZERO2, _ZERO3 = SHARDINGS.index(Sharding.GRADIENTS), SHARDINGS.index(Sharding.P
 _AWAY, _KEPT_AWAY = OFFLOADS.index(Offload.OPTIMIZER), OFFLOADS.index(Offload.ACTIVATIONS)
 _BREADTH_FIRST = SCHEDULES.index(ScheduleKind.BREADTH_FIRST)
 _HEAD_ON_FIRST = [SCHEDULES.index(kind) for kind in V_SHAPES]
-_GPIPE = SCHEDULES.index(ScheduleKind.GPIPE)
-_LOOPED = [SCHEDULES.index(kind) for kind in (ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B, ScheduleKind.INTERLEAVED)]
+_SEQUENCE_1F1B = SCHEDULES.index(ScheduleKind.SEQUENCE_1F1B)
+_FORWARDS_FIRST = [SCHEDULES.index(kind) for kind in (ScheduleKind.GPIPE, ScheduleKind.BREADTH_FIRST)]
 _WHOLE_BACKWARD = [
     SCHEDULES.index(kind)
     for kind in (
@@ -42,17 +42,19 @@ _WHOLE_BACKWARD = [
         ScheduleKind.ONE_F_ONE_B,
         ScheduleKind.INTERLEAVED,
         ScheduleKind.BREADTH_FIRST,
+        ScheduleKind.SEQUENCE_1F1B,
     )
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Least:
-    """Of one microbatch: seconds of all blocks, of a layer and of the head, bytes that a layer keeps, and a layer's
-    parameters on one device."""
+    """Of one microbatch: seconds of all blocks, of a layer, of its forward and of the head, bytes that a layer keeps,
+    and a layer's parameters on one device."""
 
     seconds: Floats
     layer: Floats
+    forward: Floats
     head: Floats
     kept: Floats
     parameters: Floats
@@ -63,10 +65,9 @@ class Bounds:
 
     The busiest pipeline rank has at least an equal share of the work on all blocks, with the exchanges inside them, of
     every microbatch, on the fastest devices of the cluster. A rank's microbatches come between the forward of one
-    through the first stages of the ranks before it and its backward there, unless the schedule puts off part of the
-    backward. Nor is a microbatch done before its sharded parameters and gradients have travelled. The first pipeline
-    rank holds the states of its layers at the end of a step, and before that what they keep of all microbatches that
-    are under way.
+    through the first stages of the ranks before it and, unless the schedule puts off part of it, its backward there.
+    Nor is a microbatch done before its sharded parameters and gradients have travelled. The first pipeline rank holds
+    the states of its layers at the end of a step, and before that what they keep of all microbatches under way.
     """
 
     def __init__(self, space: Space, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> None:
@@ -93,12 +94,13 @@ class Bounds:
         return np.asarray(best[pair.reshape(-1)] * local / self._space.frames["pipeline"])
 
     def seconds(self, table: PlanTable, *, frames: Ids) -> Floats:
-        """Of every plan of `table`, whose frames are `frames`, shape (rows,)."""
-        work = self._least.seconds[self._at(table, frames)]
-        layer, head = self._least.layer[self._at(table, frames)], self._least.head[self._at(table, frames)]
+        """Of every plan of `table`, each of the frame in `frames`, shape (rows,)."""
+        at = self._at(table, frames)
+        layer, head, forward = self._least.layer[at], self._least.head[at], self._least.forward[at]
+        work = self._least.seconds[at]
         before, own = (values[table.layout] for values in self._paths(table))
-        before = np.where(np.isin(table.schedule, _WHOLE_BACKWARD)[:, None], before, 0.0)
-        path: Floats = before * layer[:, None] + table.microbatches[:, None] * own * layer[:, None]
+        entered = np.where(np.isin(table.schedule, _WHOLE_BACKWARD), layer, forward)
+        path: Floats = before * (entered / table.slices)[:, None] + table.microbatches[:, None] * own * layer[:, None]
         headed = np.where(np.isin(table.schedule, _HEAD_ON_FIRST), 0.0, head)
         last = path[:, 0] + table.microbatches * headed
         worked = np.maximum(work * table.microbatches / table.pipeline, np.maximum(last, path.max(axis=1)))
@@ -135,7 +137,7 @@ class Bounds:
         return values[:, 0], values[:, 1]
 
     def bytes(self, table: PlanTable, *, frames: Ids) -> Floats:
-        """Of every plan of `table`, whose frames are `frames`, shape (rows,)."""
+        """Of every plan of `table`, each of the frame in `frames`, shape (rows,)."""
         at = self._at(table, frames)
         layers = _first_layers(table)[table.layout]
         sizes = state_bytes(table)
@@ -143,16 +145,14 @@ class Bounds:
         owned = parameters / np.where(table.sharding > 0, np.maximum(table.divided, table.expert_divided), 1)
         moments = np.where(table.offload == _AWAY, 0.0, MOMENTS * sizes.master)
         states = owned * (sizes.compute + moments)
-        under_way = np.where(
-            table.schedule == _GPIPE, table.microbatches, np.minimum(table.pipeline, table.microbatches)
-        )
-        under_way = np.where(np.isin(table.schedule, _LOOPED), under_way, 1)
+        all_of = np.isin(table.schedule, _FORWARDS_FIRST)
+        under_way = np.where(all_of, table.microbatches, np.minimum(table.pipeline, table.microbatches))
+        under_way = np.where(table.schedule == _SEQUENCE_1F1B, 1, under_way)
         kept = np.where(table.offload == _KEPT_AWAY, 0.0, layers * self._least.kept[at] * under_way)
         return np.asarray(states + kept)
 
     def _at(self, table: PlanTable, frames: Ids) -> tuple[Ids, Ids, Ids]:
-        setting = np.repeat(self._setting[frames], self._space.sizes[frames])
-        return setting, np.searchsorted(self._sizes, table.microbatch), table.recompute
+        return self._setting[frames], np.searchsorted(self._sizes, table.microbatch), table.recompute
 
 
 def _path(layout: Layout) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -200,7 +200,9 @@ def _least(settings: Ids, sizes: Ids, *, space: Space, model: ModelSpec, cluster
     for block in model.blocks:
         counts[block] = counts.get(block, 0) + 1
     features = software(job.software)
-    found: dict[str, list[Floats]] = {name: [] for name in ("seconds", "layer", "head", "kept", "parameters")}
+    found: dict[str, list[Floats]] = {
+        name: [] for name in ("seconds", "layer", "forward", "head", "kept", "parameters")
+    }
     for group, table in product(cluster.groups, tables):
         kinds = [Kind(block=block) for block in counts]
         prices = machine(group, table, kinds, cluster=cluster, job=job, software=features)
@@ -209,6 +211,8 @@ def _least(settings: Ids, sizes: Ids, *, space: Space, model: ModelSpec, cluster
         heads = [work for kind, work in zip(kinds, own, strict=True) if isinstance(kind.block, Head)]
         found["seconds"].append(np.sum([work * n for work, n in zip(own, counts.values(), strict=True)], axis=0))
         found["layer"].append(np.min([own[index] for index in layers], axis=0))
+        passed = [prices.blocks[index].whole_forward / prices.sharing.lockstep for index in layers]
+        found["forward"].append(np.min(passed, axis=0))
         found["head"].append(heads[0])
         found["kept"].append(np.min([prices.blocks[index].bytes.kept for index in layers], axis=0))
         found["parameters"].append(np.min([prices.blocks[index].parameters for index in layers], axis=0))

@@ -43,7 +43,7 @@ def why(chosen: Design, report: Report, found: Explorer) -> tuple[str, ...]:
     told: set[tuple[int, ...]] = set()
     for name in DIMENSIONS:
         values = _values(found, name)
-        if len(values) == 1:
+        if len(values) == 1 or (name == "offload" and own[name] == 0):
             continue
         proven = _settle(found, name, own[name])
         row = _best_other(found, name, own[name])

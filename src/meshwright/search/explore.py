@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +24,8 @@ Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 EXHAUSTIVE = 100_000  # plans that are all priced: less time than a person notices
-BATCH = 30_000  # plans written out at a time while none is known to fit, and then, when bounds leave few of them
-WIDE_BATCH = 150_000
+BATCH = 4_000  # plans written out at a time while none is known to fit, and then, when bounds leave few of them
+WIDE_BATCH = 100_000
 KEPT = 1_000  # of the best scores: as many plans may be asked for
 PATIENCE = 300_000  # plans priced without one that fits, before the lightest of every frame are asked
 
@@ -114,7 +116,7 @@ class Explorer:
         asked = self._left if among is None else self._left & among
         order = np.flatnonzero(asked)
         order = order[np.argsort(self._bounds[order], kind="stable")]
-        ends = np.cumsum(self.space.sizes[order])
+        ends = np.cumsum(self.space.plain.sizes[order])
         start, began = 0, self.priced
         while start < len(order):
             limit = enough()
@@ -133,27 +135,65 @@ class Explorer:
             start = stop
         return True
 
-    def _price(self, frames: npt.NDArray[np.int64], *, limit: float = float("inf")) -> None:
+    def _price(self, frames: Ids, *, limit: float = float("inf")) -> None:
         """Prices the plans of `frames` that may fit and may be below `limit`."""
         if not len(frames):
             return
         self._left[frames] = False
-        table = self.space.rows_of(frames)
+        if self._small:
+            table = self.space.table if len(frames) == len(self.space.keys) else self.space.rows_of(frames)
+            possible = may_fit(table, model=self.model, cluster=self.cluster)
+            possible = possible if possible.any() else ~possible
+            self.hopeless += int(np.count_nonzero(~possible))
+            self._keep(table.take(possible))
+            return
+        plain = self.space.plain
+        self._ladder(plain.rows_of(frames), plain.frame_of(frames), limit=limit)
+
+    def _ladder(self, table: PlanTable, frames: Ids, *, limit: float) -> None:
+        """Prices plans without recompute and offload first, and then each that does not fit with one, and with both.
+
+        Neither makes the same plan faster. Of memory the least is asked, so that all are priced.
+        """
+        again, away = self.space.rungs
+        whole = self.job.objective is Objective.MEMORY
+        fits: dict[tuple[int, int], Mask] = {}
+        for recompute, offload in sorted(
+            product(again, away), key=lambda one: (one[0] > again[0]) + (one[1] > away[0])
+        ):
+            lighter = [
+                fits[key] for key in ((again[0], away[0]), (recompute, away[0]), (again[0], offload)) if key in fits
+            ]
+            done = np.any(lighter, axis=0) if lighter and not whole else np.zeros(len(table), dtype=np.bool_)
+            rows = np.flatnonzero(~done)
+            some = replace(
+                table.take(rows), recompute=np.full(len(rows), recompute), offload=np.full(len(rows), offload)
+            )
+            fits[recompute, offload] = done.copy()
+            fits[recompute, offload][rows] |= self._price_rows(some, frames[rows], limit=limit)
+
+    def _price_rows(self, table: PlanTable, frames: Ids, *, limit: float) -> Mask:
+        """Which rows fit; those that may not, or cannot be below `limit`, are not priced and not said to."""
         possible = may_fit(table, model=self.model, cluster=self.cluster)
-        if not possible.any() and self._small:
-            possible[:] = True
-        if not self._small:
-            possible &= self._floors.bytes(table, frames=frames) <= self._room
+        possible &= self._floors.bytes(table, frames=frames) <= self._room
         self.hopeless += int(np.count_nonzero(~possible))
         if np.isfinite(limit):
-            possible &= self._floor(table, frames) < limit
-        table = table.take(possible)
-        if len(table):
-            prices = price(table, model=self.model, cluster=self.cluster, job=self.job)
-            self._tables.append(table)
-            self._prices.append(prices)
-            fitting = self._score(table, prices)[prices.fits]
-            self._best = np.sort(np.concatenate([self._best, fitting]))[:KEPT]
+            possible[possible] &= self._floor(table.take(possible), frames[possible]) < limit
+        rows = np.flatnonzero(possible)
+        fits = np.zeros(len(table), dtype=np.bool_)
+        fits[rows] = self._keep(table.take(rows))
+        return fits
+
+    def _keep(self, table: PlanTable) -> Mask:
+        """Prices the rows of `table` and keeps them; which of them fit."""
+        if not len(table):
+            return np.zeros(0, dtype=np.bool_)
+        prices = price(table, model=self.model, cluster=self.cluster, job=self.job)
+        self._tables.append(table)
+        self._prices.append(prices)
+        fitting = self._score(table, prices)[prices.fits]
+        self._best = np.sort(np.concatenate([self._best, fitting]))[:KEPT]
+        return prices.fits
 
     def _floor(self, table: PlanTable, frames: npt.NDArray[np.int64]) -> Floats:
         """What the score of every plan of `table` is at the least."""
@@ -170,8 +210,7 @@ class Explorer:
         """Drops frames of which not even the plans that hold least fit: the smallest microbatch, all that can be
         sharded sharded widest, one stage a rank, whatever is recomputed and offloaded."""
         left = np.flatnonzero(self._left)
-        table = self.space.lightest(left)
-        counts = self.space.lightest_sizes(left)
+        table, counts = self.space.lightest.rows_of(left), self.space.lightest.sizes[left]
         fits = price(table, model=self.model, cluster=self.cluster, job=self.job).fits
         any_fits = np.add.reduceat(fits.astype(np.int64), np.cumsum(counts) - counts) > 0
         keep = left[np.argmax(counts)] if not any_fits.any() and not self._prices else -1

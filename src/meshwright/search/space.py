@@ -38,7 +38,7 @@ SEQUENCE_1F1B = SCHEDULES.index(ScheduleKind.SEQUENCE_1F1B)
 WHOLE_STAGES = [
     SCHEDULES.index(kind) for kind in (ScheduleKind.GPIPE, ScheduleKind.ZERO_BUBBLE_H1, ScheduleKind.ZERO_BUBBLE_H2)
 ]
-SLICES = (2, 4, 8)  # of a microbatch: finer ones leave products too small to fill a device
+SLICES = (2, 4)  # of a microbatch: finer ones leave products too small to fill a device
 UNSHARDED = SHARDINGS.index(Sharding.NONE)
 RING, GATHER = (EXCHANGES.index(kind) for kind in (ExchangeKind.RING, ExchangeKind.GATHER))
 _BASE = 1 << 32
@@ -54,6 +54,15 @@ class Inner:
     def __len__(self) -> int:
         return len(self.columns["microbatch"])
 
+    def plain(self) -> Inner:
+        """Rows with the least recompute and offload that are allowed."""
+        columns = self.columns
+        least = [columns[name] == columns[name].min(initial=len(RECOMPUTES)) for name in ("recompute", "offload")]
+        return self.taken(least[0] & least[1])
+
+    def taken(self, mask: npt.NDArray[np.bool_]) -> Inner:
+        return Inner(columns={name: values[mask] for name, values in self.columns.items()}, rejections=self.rejections)
+
     def lightest(self) -> Inner:
         """Rows among which is the one that holds least in every frame."""
         columns = self.columns
@@ -64,8 +73,7 @@ class Inner:
         fewest = {kind: columns["chunks"][columns["schedule"] == kind].min() for kind in np.unique(columns["schedule"])}
         few = columns["chunks"] == np.array([fewest[kind] for kind in columns["schedule"]])
         mask = small & widest & few
-        mask = mask if mask.any() else np.ones(len(self), dtype=np.bool_)
-        return Inner(columns={name: values[mask] for name, values in columns.items()}, rejections=self.rejections)
+        return self.taken(mask if mask.any() else np.ones(len(self), dtype=np.bool_))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,12 +122,29 @@ class Space:
         columns["precision"] = np.full(int(counts.sum()), self.precision)
         return PlanTable.build(columns, layouts=tuple(self.made))
 
-    def lightest(self, frames: Ids) -> PlanTable:
-        """Of each frame, plans among which is the one that holds least."""
-        return replace(self, inner={key: entry.lightest() for key, entry in self.inner.items()}).rows_of(frames)
+    @cached_property
+    def lightest(self) -> Space:
+        """The same frames, of each only plans among which is the one that holds least."""
+        return replace(self, inner={key: entry.lightest() for key, entry in self.inner.items()})
 
-    def lightest_sizes(self, frames: Ids) -> Ids:
-        return np.array([len(self.inner[int(key)].lightest()) for key in self.keys[frames]], dtype=np.int64)
+    @cached_property
+    def plain(self) -> Space:
+        """The same frames with the least recompute and offload that are allowed."""
+        return replace(self, inner={key: entry.plain() for key, entry in self.inner.items()})
+
+    @cached_property
+    def rungs(self) -> tuple[list[int], list[int]]:
+        """The recompute and the offload that some frame may choose."""
+        found = (
+            {int(value) for entry in self.inner.values() for value in np.unique(entry.columns[name])}
+            for name in ("recompute", "offload")
+        )
+        again, away = (sorted(values) for values in found)
+        return again, away
+
+    def frame_of(self, frames: Ids) -> Ids:
+        """The frame of every row of `rows_of(frames)`."""
+        return np.repeat(frames, self.sizes[frames])
 
     def _layouts(self, columns: Mapping[str, npt.ArrayLike]) -> Ids:
         """The layout of every row; rows alike in pipeline, chunks and placement share one."""
