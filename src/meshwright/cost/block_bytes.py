@@ -26,18 +26,20 @@ SELECTIVE = RECOMPUTES.index(Recompute.SELECTIVE)
 class BlockBytes:
     """Arrays of shape (rows,), bytes of one block of a kind for one microbatch.
 
-    `kept` for backward under the row's recompute; `working` the most that its backward has beside that, with what it
-    computes again; `logits` of the loss.
+    `kept` for backward under the row's recompute, `away` in the host's memory instead; `working` the most that its
+    backward has beside that, with what it computes again; `logits` of the loss.
     """
 
     kept: FloatArray
     working: FloatArray
     logits: FloatArray
+    away: FloatArray | float = 0.0
 
     def without(self, away: BoolArray) -> BlockBytes:
         """Where kept bytes are `away` in the host's memory, those of two blocks on their way are left."""
         transit = np.where(away, 2.0 * self.kept, 0.0)
-        return replace(self, kept=np.where(away, 0.0, self.kept), working=self.working + transit)
+        there = np.where(away, self.kept, 0.0)
+        return replace(self, kept=self.kept - there, away=there, working=self.working + transit)
 
 
 def block_bytes(

@@ -168,7 +168,7 @@ def _costs(
             counts=counts,
             shape=shape,
             model=context.model,
-            device=device,
+            group=entry.group,
             job=context.job,
         )
         for name, values in held.items():

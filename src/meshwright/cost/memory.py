@@ -10,13 +10,13 @@ from meshwright.cost.fixed_buffers import fixed_bytes
 from meshwright.cost.kinds import BlockSeconds
 from meshwright.cost.layouts import Kind, LayoutArrays
 from meshwright.cost.moments import collect, moments
-from meshwright.cost.offload import optimizes_away
+from meshwright.cost.offload import optimizes_away, overflow
 from meshwright.cost.pipeline import Shape, held
 from meshwright.cost.software import software
 from meshwright.cost.states import Local, state_bytes, states
 from meshwright.cost.table import BoolArray, PlanTable
 from meshwright.cost.work import FloatArray
-from meshwright.spec.cluster import DeviceSpec
+from meshwright.spec.cluster import NodeGroup
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import Layer, ModelSpec
 from meshwright.spec.report import MemoryPart
@@ -32,11 +32,11 @@ def memory(
     counts: Mapping[str, FloatArray],
     shape: Shape,
     model: ModelSpec,
-    device: DeviceSpec,
+    group: NodeGroup,
     job: JobSpec,
 ) -> dict[str, FloatArray]:
     """Bytes of every part on every rank shown at the rank's own peak, shape (rows, ranks)."""
-    features = software(job.software)
+    features, device = software(job.software), group.device
     whole = local_parameters(table, blocks, arrays=arrays, counts=counts, model=model)
     local = Local(
         whole=whole,
@@ -60,15 +60,27 @@ def memory(
     totals = [sum((getattr(moment, name) for name in names), np.zeros_like(whole)) for moment in found]
     best = np.argmax(totals, axis=0)
     peak = {name: np.choose(best, [getattr(moment, name) for moment in found]) for name in names}
+    there = _away(blocks, counts=counts, shape=shape)
+    left = overflow(table, there, local.owned, sizes=state_bytes(table), group=group)
     return {
         MemoryPart.PARAMETERS: state.parameters,
         MemoryPart.GRADIENTS: peak["gradients"],
         MemoryPart.OPTIMIZER: state.optimizer,
-        MemoryPart.ACTIVATIONS: peak["activations"],
+        MemoryPart.ACTIVATIONS: peak["activations"] + left,
         MemoryPart.LOGITS: peak["logits"],
         MemoryPart.BUFFERS: np.where(shape.valid, peak["buffers"], 0.0),
         MemoryPart.RESERVED: np.where(shape.valid, device.reserved_bytes, 0.0),
     }
+
+
+def _away(blocks: list[BlockSeconds], *, counts: Mapping[str, FloatArray], shape: Shape) -> FloatArray:
+    """Bytes that every rank's microbatches under way keep in the host's memory, shape (rows, ranks)."""
+    zeros = np.zeros(shape.valid.shape)
+    if not any(np.any(block.bytes.away) for block in blocks):
+        return zeros
+    each = np.stack([block.bytes.away + np.zeros(len(zeros)) for block in blocks], axis=1)[:, None, :]
+    names = ("first", "last", "total")
+    return held(shape, **{name: (counts[name][..., :-1] * each).sum(axis=2) for name in names})
 
 
 def local_parameters(

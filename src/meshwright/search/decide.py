@@ -14,10 +14,11 @@ from meshwright.search.check import check
 from meshwright.search.constraints import limits
 from meshwright.search.explain import rejected_for_memory, why
 from meshwright.search.explore import Explorer
+from meshwright.search.job_rules import check_job
 from meshwright.search.lighten import lightened
 from meshwright.search.misses import nothing_fits, nothing_legal
 from meshwright.search.rules import Scope
-from meshwright.search.space import Space, check_job, enumerate_plans
+from meshwright.search.space import Space, enumerate_plans
 from meshwright.search.stages import balanced_stages
 from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.errors import NoPlanFits
