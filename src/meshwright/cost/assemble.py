@@ -37,7 +37,7 @@ _NAMES = (
     "whole_scatter",
     "flops",
 )
-_PASSES = ("down", "up")
+_PASSES = ("down", "up", "late")
 _EVERY_PASS = MappingProxyType(
     {
         LineName.FORWARD: "forward",
@@ -70,6 +70,7 @@ class _Each:
     by_name: Mapping[str, FloatArray]
     forward: RankSeconds
     backward: RankSeconds
+    weight: RankSeconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,8 +164,9 @@ class _Pipe:
 
 
 def _pipe(machines: list[Machine], each: _Each, *, shape: Shape, reach: FloatArray, path: Path | None) -> _Pipe:
-    still = makespan(shape, forward=each.forward, backward=each.backward, reach=np.zeros_like(reach))
-    moving = still if not reach.any() else makespan(shape, forward=each.forward, backward=each.backward, reach=reach)
+    passes = {"forward": each.forward, "backward": each.backward, "weight": each.weight}
+    still = makespan(shape, **passes, reach=np.zeros_like(reach))
+    moving = still if not reach.any() else makespan(shape, **passes, reach=reach)
     if path is not None:
         still, moving = path.instead(still, moving)
     cost = each.forward.everything + each.backward.everything
@@ -192,11 +194,11 @@ def _microbatch(
         ranks = {name: np.matmul(counts[name], passes) for name in ("first", "last", "first_upto", "last_upto")}
         ranks["total"] = summed[..., len(_NAMES) :]
         all_of = np.matmul(everything[:, None, :], passes)[:, 0]
-        forward, backward = (
+        forward, backward, weight = (
             RankSeconds(**{name: array[..., way] for name, array in ranks.items()}, everything=all_of[:, way])
-            for way in (0, 1)
+            for way in range(len(_PASSES))
         )
-        return _Each(by_name=by_name, forward=forward, backward=backward)
+        return _Each(by_name=by_name, forward=forward, backward=backward, weight=weight)
     return _slowest(machines, place, counts=counts, shape=shape)
 
 
@@ -230,13 +232,14 @@ def _slowest(machines: list[Machine], place: BoolArray, *, counts: Mapping[str, 
             everything=total.sum(axis=1),
         )
 
-    return _Each(by_name={name: best["total"][name] for name in _NAMES}, forward=ranks("down"), backward=ranks("up"))
+    by_name = {name: best["total"][name] for name in _NAMES}
+    return _Each(by_name=by_name, forward=ranks("down"), backward=ranks("up"), weight=ranks("late"))
 
 
-def pass_seconds(entry: Machine) -> tuple[FloatArray, FloatArray]:
-    """Seconds of one block forward and backward by kind, the last column what a stage costs besides."""
+def pass_seconds(entry: Machine) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Seconds of one block forward, backward and of its weights' gradients by kind; what a stage costs besides last."""
     values = _values(entry)
-    return values["down"], values["up"]
+    return values["down"], values["up"], values["late"]
 
 
 def _values(entry: Machine) -> dict[str, FloatArray]:
@@ -263,7 +266,8 @@ def _values(entry: Machine) -> dict[str, FloatArray]:
     }
     down = [b.whole_forward + s.each_gather_forward[0] for b, s in zip(blocks, syncs, strict=True)]
     up = [b.whole_backward + s.each_gather_backward[0] + s.each_scatter[0] for b, s in zip(blocks, syncs, strict=True)]
-    return values | {"down": column(down, entry.action), "up": column(up, entry.action)}
+    late = column([b.weight for b in blocks], zeros)
+    return values | {"down": column(down, entry.action), "up": column(up, entry.action), "late": late}
 
 
 def _once(

@@ -60,7 +60,7 @@ class Attention:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassSeconds:
     """Seconds of one part on its device, by pass, before any other rank contends; `core` and `core_backward` of the
-    scores.
+    scores, `weight` of the backward's products that give gradients of weights.
 
     `host_forward` and `host_backward` are what the host needs to start the work.
     """
@@ -69,6 +69,7 @@ class PassSeconds:
     backward: FloatArray
     core: FloatArray
     core_backward: FloatArray
+    weight: FloatArray
     host_forward: FloatArray
     host_backward: FloatArray
 
@@ -172,7 +173,7 @@ def part_seconds(part: PartWork, *, device: DeviceSpec, rates: Rates, software: 
     and the head stays in bf16, as in the recipes of Transformer Engine.
     """
     zeros = np.zeros_like(rates.bandwidth * rates.itemsize)
-    forward, backward = zeros, zeros
+    forward, backward, weight = zeros, zeros, zeros
     head = part.name == HEAD
     products = rates.head if head else rates.products
     sums = replace(products, result=zeros + _ACCUMULATED_BYTES) if software.fused_accumulation else products
@@ -184,16 +185,18 @@ def part_seconds(part: PartWork, *, device: DeviceSpec, rates: Rates, software: 
         least = np.where(np.asarray(product.together) > 1.0, software.expert_seconds, 0.0)
         once = partial(product_seconds, together=software.experts_together(product.together), least=least)
         forward = forward + product.count * once(m, n, k, products)
-        backward = backward + product.count * (once(m, k, n, products) + once(k, n, m, sums))
+        backward = backward + product.count * once(m, k, n, products)
+        weight = weight + product.count * once(k, n, m, sums)
     core, core_backward = _score_seconds(part, rates=rates, software=software)
     forward = forward + core + part.traffic / rates.bandwidth
-    backward = backward + core_backward + part.backward_traffic / rates.bandwidth
+    backward = backward + weight + core_backward + part.backward_traffic / rates.bandwidth
     launch = part.kernels * device.launch_seconds
     return PassSeconds(
         forward=forward,
         backward=backward,
         core=core,
         core_backward=core_backward,
+        weight=weight,
         host_forward=zeros + launch,
         host_backward=zeros + 2.0 * launch,
     )

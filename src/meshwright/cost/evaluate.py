@@ -205,15 +205,17 @@ def stage_seconds(
     arrays = count((alone,), model=model, every_rank=True)
     ranks = np.asarray([layout.ranks], dtype=np.int64)
     place = covers(table, ranks, cluster=cluster)
-    forward, backward, transfer = (np.zeros(layout.num_stages) for _ in range(3))
+    forward, backward, weight, transfer = (np.zeros(layout.num_stages) for _ in range(4))
     for index, group in enumerate(cluster.groups):
         here = place[0, :, index]
         if not here.any():
             continue
         entry = machine(group, table, arrays.kinds, cluster=cluster, job=job, software=features)
-        down, up = pass_seconds(entry)
+        down, up, late = pass_seconds(entry)
         forward = np.maximum(forward, np.where(here, arrays.total[0] @ down[0], 0.0))
-        backward = np.maximum(backward, np.where(here, arrays.total[0] @ up[0], 0.0))
+        slower = here & (arrays.total[0] @ up[0] > backward)
+        weight = np.where(slower, arrays.total[0] @ late[0], weight)
+        backward = np.where(slower, arrays.total[0] @ up[0], backward)
         near, far, wide = hops(table, group=group, cluster=cluster, model=model, job=job, software=features)
         nodes, sites = crossings(table, ranks, group=group, cluster=cluster)
         for stage in range(layout.num_stages - 1):
@@ -223,8 +225,10 @@ def stage_seconds(
             way = wide if ahead[0] else far if ahead[1] else near
             transfer[stage] = max(transfer[stage], float(way[0]))
     return tuple(
-        StageSeconds(forward=float(f), backward=float(b), transfer=float(t))
-        for f, b, t in zip(forward, backward, transfer, strict=True)
+        StageSeconds(
+            forward=float(f), backward=float(b), transfer=float(t), input_share=float(1.0 - w / b) if b else 0.5
+        )
+        for f, b, w, t in zip(forward, backward, weight, transfer, strict=True)
     )
 
 

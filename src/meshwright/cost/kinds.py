@@ -32,15 +32,17 @@ _ZERO1 = SHARDINGS.index(Sharding.OPTIMIZER)
 class BlockSeconds:
     """Seconds of one block of a kind for one microbatch; arrays of shape (rows,).
 
-    `forward` and `backward` are the device's and the host's own time, `recompute` what backward does again, `exchange`
-    the collectives inside the layer, with those of a repeated forward; `carried` is what activations on their way to
-    the host's memory add to each pass. `expert_parameters` of `parameters` lie on the grid of experts. `parts` splits
-    forward and backward by part name, one entry a combination; `part_seconds` by row.
+    `forward` and `backward` are the device's and the host's own time, `recompute` what backward does again, `weight`
+    the part of backward that nobody waits for, `exchange` the collectives inside the layer, with those of a repeated
+    forward; `carried` is what activations on their way to the host's memory add to each pass. `expert_parameters` of
+    `parameters` lie on the grid of experts. `parts` splits forward and backward by part name, one entry a
+    combination; `part_seconds` by row.
     """
 
     forward: FloatArray
     backward: FloatArray
     recompute: FloatArray
+    weight: FloatArray
     exchange: Exchanged
     carried: FloatArray
     flops: FloatArray
@@ -93,6 +95,7 @@ def combine(table: PlanTable, *, device: DeviceSpec, job: JobSpec, software: Sof
         inner=table.inner[first].astype(np.float64),
         expert=table.expert[first].astype(np.float64),
         expert_tensor=table.expert_tensor[first].astype(np.float64),
+        slices=table.slices[first].astype(np.float64),
         itemsize=figures.itemsize,
         product_itemsize=_product_itemsize(table, first, figures.itemsize, software=software),
         device=device,
@@ -114,6 +117,7 @@ def _distinct(table: PlanTable) -> tuple[IndexArray, IndexArray]:
         table.inner,
         table.expert,
         table.expert_tensor,
+        table.slices,
     )
     for column in columns:
         known, codes = np.unique(column, return_inverse=True)
@@ -137,6 +141,7 @@ def operator_sizes(
     inner: FloatArray | float = 1.0,
     expert: FloatArray | float = 0.0,
     expert_tensor: FloatArray | float = 0.0,
+    slices: FloatArray | float = 1.0,
     itemsize: FloatArray,
     product_itemsize: FloatArray | None = None,
     device: DeviceSpec,
@@ -154,6 +159,7 @@ def operator_sizes(
         inner=inner,
         expert=expert,
         expert_tensor=expert_tensor,
+        slices=slices,
         itemsize=itemsize,
         masked=job.data.document_mask and software.masks_documents(device.kind),
         dense_masks=software.dense_masks,
@@ -193,8 +199,7 @@ def price_block(
         links=links,
         hides=slow / speed,
     )
-    row = combination.rows
-    parameters = row(part.parameters for part in works)
+    row, parameters = combination.rows, combination.rows(part.parameters for part in works)
     casts = parameters * cast_bytes(table, software=software)
     forward, backward = _pass_seconds(
         kind.block,
@@ -215,6 +220,7 @@ def price_block(
         forward=forward * slow,
         backward=backward * slow,
         recompute=np.where(full, forward, np.where(selective, row(p.core for p in passes) / speed, 0.0)) * slow,
+        weight=row(p.weight for p in passes) * slow / speed,
         exchange=exchange.repeated(full=full, scores=selective),
         carried=carried_seconds(held.kept, forward * slow, away, group=group),
         flops=row([p.flops for part in works for p in part.products] + [part.score_flops for part in works]),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from meshwright.cost.work import PAIR, Exchanges, FloatArray, PartWork, Product, Sizes
@@ -37,6 +39,17 @@ _CHUNK = 256.0  # tokens that Mamba-2 scans at once
 
 def block_work(block: Block, sizes: Sizes) -> tuple[PartWork, ...]:
     """The parts of `block` for one microbatch on one device; their parameters sum to the block's when tensor is 1."""
+    parts = _parts(block, sizes)
+    return parts if np.all(sizes.slices == 1.0) else tuple(_sliced(part, sizes.slices) for part in parts)
+
+
+def _sliced(part: PartWork, slices: FloatArray | float) -> PartWork:
+    """The same work in more and smaller products, with a start of every kernel for each."""
+    products = tuple(replace(p, m=p.m / slices, count=p.count * slices) for p in part.products)
+    return replace(part, products=products, kernels=part.kernels * slices)
+
+
+def _parts(block: Block, sizes: Sizes) -> tuple[PartWork, ...]:
     if isinstance(block, Embedding):
         return (_embedding(block, sizes),)
     if isinstance(block, Head):

@@ -18,6 +18,7 @@ class Sizes:
     tokens of norms and residuals (tensor with sequence parallel, else 1); `itemsize` bytes of an activation.
     `context` ranks divide the tokens of every sequence, of which runs of `inner` trade them for heads. `expert` ranks
     hold different experts and `expert_tensor` divide each; `expert` is 0 where experts lie as the tensor axis says.
+    Work is done in `slices` of the tokens, one after the other.
     `masked`: attention is given a mask of documents. `dense_masks`: a masked attention reads every score.
     `composite_norms`: root-mean-square norms are written out in fp32. `eager`: element-wise work is
     done operator by operator, and every projection adds its own gradient. `attention_itemsize`:
@@ -34,6 +35,7 @@ class Sizes:
     inner: FloatArray | float = 1.0
     expert: FloatArray | float = 0.0
     expert_tensor: FloatArray | float = 0.0
+    slices: FloatArray | float = 1.0
     masked: bool = False
     dense_masks: bool = False
     composite_norms: bool = False
@@ -143,7 +145,7 @@ class PartWork:
     score_dim: float = 0.0
     traffic: FloatArray | float = 0.0
     backward_traffic: FloatArray | float = 0.0
-    kernels: float = 0.0
+    kernels: FloatArray | float = 0.0
     exchanges: Exchanges = NO_EXCHANGE
     exchanged: FloatArray | float = 1.0
     expert_parameters: FloatArray | float = 0.0

@@ -79,7 +79,7 @@ def _host_seconds(one: DeviceTimes) -> tuple[float, float]:
     sizes = Sizes(
         batch=np.ones(1), sequence=float(NARROW_TOKENS), tensor=np.ones(1), split=np.ones(1), itemsize=np.full(1, 4.0)
     )
-    kernels = sum(part.kernels for part in block_work(tiny_model(layers=1).layers[0], sizes))
+    kernels = float(np.sum([part.kernels for part in block_work(tiny_model(layers=1).layers[0], sizes)]))
     forward, backward = one.layer_forward_seconds, one.layer_backward_seconds
     launch = (backward - forward) / kernels
     if 0.25 * one.launch_seconds <= launch <= forward / kernels:
