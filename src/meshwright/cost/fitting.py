@@ -27,10 +27,10 @@ class Held(StrEnum):
 # by `python benchmarks/published/spread.py` from published runs that ran or died, every source alike.
 SPREADS: Mapping[Held, float] = MappingProxyType(
     {
-        Held.STATE: 0.138,
-        Held.KEPT: 0.330,
-        Held.BUFFERS: 0.154,
-        Held.WHOLE: 0.257,
+        Held.STATE: 0.148,
+        Held.KEPT: 0.116,
+        Held.BUFFERS: 0.163,
+        Held.WHOLE: 0.143,
     }
 )
 # A plan fits when it is at least as likely to fit as not. Room is kept before: a device's `usable_fraction` is of what
