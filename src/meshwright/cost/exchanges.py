@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from meshwright.cost.compute import PassSeconds
 from meshwright.cost.network import Linear
+from meshwright.cost.software import Software
 from meshwright.cost.table import EXCHANGES, BoolArray, PlanTable
 from meshwright.cost.work import FloatArray, PartWork, Sizes
 from meshwright.spec.plan import ExchangeKind
@@ -37,9 +38,14 @@ class ContextLinks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertLinks:
-    """Collectives over the grid of experts, one entry a row."""
+    """Collectives over the grid of experts, one entry a row; `forward` hands a token on inside its node.
+
+    The experts of a group lie on `nodes` nodes, or racks where devices of a rack reach each other as in one node.
+    """
 
     dispatch: Linear
+    forward: Linear
+    nodes: FloatArray
     gather: Linear
     scatter: Linear
 
@@ -103,6 +109,7 @@ def exchange_seconds(
     sizes: Sizes,
     inverse: IndexArray,
     links: LayerLinks,
+    software: Software,
     hides: FloatArray,
 ) -> Exchanged:
     """What the exchanges of all parts of a block take together.
@@ -116,15 +123,18 @@ def exchange_seconds(
     context_forward, context_backward = _context_seconds(
         works, passes, inverse, table=table, links=links.context, hides=hides
     )
-    experts = _expert_seconds(works, inverse, links=links.experts)
+    experts = _expert_seconds(works, inverse, links=links.experts, once=software.dispatches_once)
+    windows = [_rows((getattr(p, way) for p in passes), inverse) * hides for way in ("forward", "backward")]
+    hidden_behind = windows if software.hides_experts else [np.zeros_like(experts)] * 2
+    there, back = (np.maximum(experts - window, 0.0) for window in hidden_behind)
     return Exchanged(
         tensor_forward=tensor[0],
         tensor_backward=tensor[1],
         tensor_bytes=tensor[2],
         context_forward=context_forward,
         context_backward=context_backward,
-        expert_forward=experts,
-        expert_backward=experts,
+        expert_forward=there,
+        expert_backward=back,
     )
 
 
@@ -190,15 +200,21 @@ def _context_seconds(
     return trades + np.where(attends, forward, 0.0), trades + np.where(attends, backward, 0.0)
 
 
-def _expert_seconds(works: tuple[PartWork, ...], inverse: IndexArray, *, links: ExpertLinks) -> FloatArray:
+def _expert_seconds(works: tuple[PartWork, ...], inverse: IndexArray, *, links: ExpertLinks, once: bool) -> FloatArray:
     """Seconds one way of a pass and back: tokens to their experts, gathered by the ranks that divide them, and back.
 
-    Backward takes as long: gradients go the same ways (2504.14960).
+    Backward takes as long: gradients go the same ways (2504.14960). A token sent `once` to a node is handed on there:
+    of n nodes that k experts are drawn from evenly, n (1 - (1 - 1/n)^k) hold one of them.
     """
     if not any(np.any(part.dispatched) for part in works):
         return np.zeros(len(inverse))
     sent, whole = (_rows((getattr(part, name) for part in works), inverse) for name in ("dispatched", "regathered"))
     there = links.dispatch.seconds(sent, calls=1.0)
+    if once:
+        copies = max(part.copies for part in works)
+        met = links.nodes * (1.0 - (1.0 - 1.0 / links.nodes) ** copies) / copies
+        handed = links.dispatch.seconds(sent * met) + links.forward.seconds(sent)
+        there = np.where(links.nodes > 1.0, np.minimum(there, handed), there)
     found = 2.0 * there + links.gather.seconds(whole) + links.scatter.seconds(whole)
     return np.where(sent > 0.0, found, 0.0)
 

@@ -197,6 +197,7 @@ def price_block(
         sizes=sizes,
         inverse=combination.inverse,
         links=links,
+        software=software,
         hides=slow / speed,
     )
     row, parameters = combination.rows, combination.rows(part.parameters for part in works)

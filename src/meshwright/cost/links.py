@@ -77,6 +77,8 @@ def lay_links(table: PlanTable, *, group: NodeGroup, cluster: ClusterSpec, softw
         context=context,
         experts=ExpertLinks(
             dispatch=price(Collective.ALL_TO_ALL, around(experts)),
+            forward=send(group.inside, senders=np.ones(len(table)), adapters=1.0),
+            nodes=around(experts).racks[inverse],
             gather=price(Collective.ALL_GATHER, sliced),
             scatter=price(scatter, sliced),
         ),

@@ -319,6 +319,7 @@ def _mixture(part: Mixture, sizes: Sizes) -> PartWork:
         exchanges=PAIR,
         expert_parameters=on_grid,
         dispatched=sent,
+        copies=float(part.top_k),
         regathered=np.where(grid, e * routed * w, 0.0),
         exchanged=np.where(grid & (part.shared is None), 0.0, 1.0),
     )

@@ -34,6 +34,8 @@ class Software:
     kernels where a host drives an accelerator and the device's own was not measured.
     `expert_streams`: experts are multiplied one by one, so many at a time, each started in `expert_seconds` of the
     host's time; 0 where one kernel multiplies all.
+    `dispatches_once`: a token crosses to a node once, however many of its experts are there (DeepEP, 2412.19437).
+    `hides_experts`: tokens travel to their experts and back while another microbatch works in the same layer.
     `scatters_transfers`: tensor ranks send a slice each between stages and gather it in their node.
     `keeps_copies`: parameters in the precision that multiplies lie beside the optimizer's fp32 masters, and gradients
     in a buffer of their own from the first step on. `fused_loss`: the loss reads logits as they come and writes their
@@ -59,6 +61,8 @@ class Software:
     layer_seconds: float = 0.0
     expert_streams: int = 0
     expert_seconds: float = 0.0
+    dispatches_once: bool = False
+    hides_experts: bool = False
 
     def experts_together(self, experts: FloatArray | float) -> FloatArray | float:
         """How many of `experts` share the device's units."""
@@ -101,6 +105,7 @@ _MEGATRON: Mapping[str, Any] = {
     "fused_loss": False,
     "layer_seconds": 1e-3,  # python of a layer in eager Megatron: what explains launch-bound A100 runs (docs/lab.md)
 }
+_CORE: Mapping[str, Any] = {**_MEGATRON, "overlap": True, "fused_loss": True, "placeholders": True}
 SOFTWARE: Mapping[str, Software] = MappingProxyType(
     {
         "torch": Software(),
@@ -112,7 +117,11 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
         "megatron-plain-norms": Software(
             attention_kernel=AttentionKernel.FLASH_2, **{**_MEGATRON, "eager": True, "plain_norms": True}
         ),
-        "megatron-core": Software(**{**_MEGATRON, "overlap": True, "fused_loss": True, "placeholders": True}),
+        "megatron-core": Software(**_CORE),
+        "megatron-core-serial": Software(**{**_CORE, "overlap": False}),
+        "megatron-core-deepep": Software(**_CORE, dispatches_once=True),
+        "megatron-core-deepep-overlap": Software(**_CORE, dispatches_once=True, hides_experts=True),
+        "megatron-core-overlap": Software(**_CORE, hides_experts=True),
     }
 )
 

@@ -134,7 +134,7 @@ class PartWork:
     (once or not at all); `parameters` on one device, of which `expert_parameters` lie
     on the grid of experts. Bytes of one rank that cross to others in a pass: `circulated` keys and values that context
     ranks pass on, `traded` queries, keys, values and outputs that they trade for heads, `dispatched` tokens on their
-    way to their experts (and as many back), `regathered` those that expert tensor ranks gather.
+    way to their experts (and as many back), each `copies` times, `regathered` those that expert tensor ranks gather.
     """
 
     name: str
@@ -152,4 +152,5 @@ class PartWork:
     circulated: FloatArray | float = 0.0
     traded: FloatArray | float = 0.0
     dispatched: FloatArray | float = 0.0
+    copies: float = 1.0
     regathered: FloatArray | float = 0.0

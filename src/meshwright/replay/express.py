@@ -276,7 +276,15 @@ class _Reader:
             return "megatron-2021"
         if "norm kernel=" in self.run.text("extra"):
             return "megatron-eager" if "RMS kernel" in self.run.text("extra") else "megatron-plain-norms"
-        return "megatron-core" if self._framework_has(_RECENT) else "megatron-flash"
+        return self._core() if self._framework_has(_RECENT) else "megatron-flash"
+
+    def _core(self) -> str:
+        """Megatron-Core with what the run says of its communication."""
+        extra = self.run.text("extra")
+        if "overlap switched off" in extra:
+            return "megatron-core-serial"
+        once = any(f"dispatcher={name}" in extra for name in ("deepep", "hybridep"))
+        return "megatron-core" + ("-deepep" if once else "") + ("-overlap" if "moe_a2a_overlap" in extra else "")
 
     def _framework_has(self, names: Sequence[str]) -> bool:
         framework = self.run.text("framework").lower()
