@@ -31,6 +31,7 @@ _NAMES = (
     "context",
     "experts",
     "carried",
+    "carried_backward",
     "gather",
     "scatter",
     "whole_gather",
@@ -257,7 +258,8 @@ def _values(entry: Machine) -> dict[str, FloatArray]:
         "tensor": column([b.exchange.tensor_forward + b.exchange.tensor_backward for b in blocks], zeros),
         "context": column([b.exchange.context_forward + b.exchange.context_backward for b in blocks], zeros),
         "experts": column([b.exchange.expert_forward + b.exchange.expert_backward for b in blocks], zeros),
-        "carried": column([2.0 * b.carried for b in blocks], zeros),
+        "carried": column([b.carried_forward + b.carried_backward for b in blocks], zeros),
+        "carried_backward": column([b.carried_backward for b in blocks], zeros),
         "gather": column([s.each_gather_forward[0] + s.each_gather_backward[0] for s in syncs], zeros),
         "scatter": column([s.each_scatter[0] for s in syncs], zeros),
         "whole_gather": column([s.each_gather_forward[1] + s.each_gather_backward[1] for s in syncs], zeros),
@@ -285,7 +287,7 @@ def _once(
     worst = {name: np.zeros(place.shape[:2]) for name in names}
     for position, entry in enumerate(machines):
         parameters = local_parameters(table, entry.blocks, arrays=arrays, counts=counts, model=model)
-        window = each.by_name["backward"] + each.by_name["recompute"]
+        window = each.by_name["backward"] + each.by_name["recompute"] + each.by_name["carried_backward"]
         apart = grid_parameters(table, entry.blocks, counts=counts)
         exposed, whole = bucketed(
             [(entry.data, parameters - apart), (entry.expert_data, apart)],

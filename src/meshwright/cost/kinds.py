@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -34,9 +35,9 @@ class BlockSeconds:
 
     `forward` and `backward` are the device's and the host's own time, `recompute` what backward does again, `weight`
     the part of backward that nobody waits for, `exchange` the collectives inside the layer, with those of a repeated
-    forward; `carried` is what activations on their way to the host's memory add to each pass. `expert_parameters` of
-    `parameters` lie on the grid of experts. `parts` splits forward and backward by part name, one entry a
-    combination; `part_seconds` by row.
+    forward; `carried_forward` and `carried_backward` are what activations on their way to the host's memory and back
+    add. `expert_parameters` of `parameters` lie on the grid of experts. `parts` splits forward and backward by part
+    name, one entry a combination; `part_seconds` by row.
     """
 
     forward: FloatArray
@@ -44,7 +45,8 @@ class BlockSeconds:
     recompute: FloatArray
     weight: FloatArray
     exchange: Exchanged
-    carried: FloatArray
+    carried_forward: FloatArray
+    carried_backward: FloatArray
     flops: FloatArray
     parameters: FloatArray
     expert_parameters: FloatArray
@@ -56,11 +58,11 @@ class BlockSeconds:
     @property
     def whole_forward(self) -> FloatArray:
         """Work and every exchange inside the layer."""
-        return self.forward + self.exchange.forward + self.carried
+        return self.forward + self.exchange.forward + self.carried_forward
 
     @property
     def whole_backward(self) -> FloatArray:
-        return self.backward + self.recompute + self.exchange.backward + self.carried
+        return self.backward + self.recompute + self.exchange.backward + self.carried_backward
 
     def part_seconds(self, name: str) -> tuple[FloatArray, FloatArray]:
         """Seconds forward and backward of the part called `name`, shape (rows,)."""
@@ -189,43 +191,36 @@ def price_block(
     sizes = combination.sizes
     works = block_work(kind.block, sizes)
     passes = [part_seconds(p, device=group.device, rates=combination.rates, software=software) for p in works]
+    hidden = sizes.tokens * width_of(kind.block) * sizes.itemsize
     exchange = exchange_seconds(
         works,
         passes,
         table,
-        hidden=sizes.tokens * width_of(kind.block) * sizes.itemsize,
+        hidden=hidden,
         sizes=sizes,
         inverse=combination.inverse,
         links=links,
         software=software,
         hides=slow / speed,
     )
-    row, parameters = combination.rows, combination.rows(part.parameters for part in works)
-    casts = parameters * cast_bytes(table, software=software)
-    forward, backward = _pass_seconds(
-        kind.block,
-        works,
-        passes,
-        table,
-        combination,
-        casts=casts,
-        exchange=exchange,
-        device=group.device,
-        software=software,
-        speed=speed,
-    )
-    full, selective = recomputes(kind, table, FULL), recomputes(kind, table, SELECTIVE)
+    row, timing = combination.rows, partial(_pass_seconds, device=group.device, software=software, speed=speed)
+    forward, backward = timing(kind.block, works, passes, table, combination, exchange=exchange)
+    full, selective = (recomputes(kind, table, policy) for policy in (FULL, SELECTIVE))
     held = block_bytes(kind, table, sizes, combination.inverse, software=software)
     away = keeps_away(kind, table)
+    exchange = exchange.repeated(full=full, scores=selective)
+    again = np.where(full, forward, np.where(selective, row(p.core for p in passes) / speed, 0.0))
+    there, back = forward * slow + exchange.forward, (backward + again) * slow + exchange.backward
     return BlockSeconds(
         forward=forward * slow,
         backward=backward * slow,
-        recompute=np.where(full, forward, np.where(selective, row(p.core for p in passes) / speed, 0.0)) * slow,
+        recompute=again * slow,
         weight=row(p.weight for p in passes) * slow / speed,
-        exchange=exchange.repeated(full=full, scores=selective),
-        carried=carried_seconds(held.kept, forward * slow, away, group=group),
+        exchange=exchange,
+        carried_forward=carried_seconds(held.kept, there, away, group=group),
+        carried_backward=carried_seconds(held.kept, back, away, group=group),
         flops=row([p.flops for part in works for p in part.products] + [part.score_flops for part in works]),
-        parameters=parameters,
+        parameters=row(part.parameters for part in works),
         expert_parameters=row(part.expert_parameters for part in works),
         bytes=held.without(away),
         parts=_parts(works, passes),
@@ -241,20 +236,21 @@ def _pass_seconds(
     table: PlanTable,
     combination: Combination,
     *,
-    casts: FloatArray,
     exchange: Exchanged,
     device: DeviceSpec,
     software: Software,
     speed: FloatArray,
 ) -> tuple[FloatArray, FloatArray]:
-    """Seconds of a block forward and backward, the host's work and the copies of `casts` bytes with it."""
+    """Seconds of a block forward and backward, the host's work and copies of weights that are cast with it."""
     row = combination.rows
+    parameters = row(part.parameters for part in works)
+    casts = parameters * cast_bytes(table, software=software)
     extra = _host_extra(block, table, device=device, software=software)
     cast = 3.0 * casts / (device.memory_bandwidth * device.memory_fraction)
     cpu = device.kind is DeviceKind.CPU
     starts = _matrices(works) * device.launch_seconds
     apart = 0.0 if software.fused_accumulation else 1.0
-    added = apart * _accumulation_seconds(row(part.parameters for part in works), table, device=device)
+    added = apart * _accumulation_seconds(parameters, table, device=device)
     forward = _with_host(
         (row(p.forward for p in passes) + cast) / speed,
         row(p.host_forward for p in passes) + extra + np.where(casts > 0.0, starts, 0.0),

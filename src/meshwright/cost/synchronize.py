@@ -60,8 +60,8 @@ def synchronize(
     zero1 and zero2 gather once a step; zero3 gathers in forward and again in backward of every microbatch; zero2 and
     zero3 scatter gradients every microbatch, zero1 once. Breadth-first runs all microbatches of a stage in a row, and
     does once what others do for each: a share of it is told of every microbatch. Replicas reduce their shards once.
-    Each travels while the same block of a neighbouring layer works when `overlap`, and what the work does not cover
-    is exposed. Parameters on a grid of experts travel over `experts`.
+    Each travels while the same block of a neighbouring layer works, or waits for the host's link, when `overlap`, and
+    what that does not cover is exposed. Parameters on a grid of experts travel over `experts`.
     """
     sharded, zero3 = table.sharding > 0, table.sharding == _ZERO3
     dense, apart = grid_parameters(block, table)
@@ -77,11 +77,12 @@ def synchronize(
     own, theirs = (sizes.reduced / parts for parts in (table.divided, table.expert_divided))
     replicas = both_ways("reduce_replicas", dense * own, apart * theirs)
     taken = links.taken if overlap else None
-    window = block.backward + block.recompute
+    ahead = block.forward + block.carried_forward
+    window = block.backward + block.recompute + block.carried_backward
     every = np.where(table.schedule == _BREADTH_FIRST, 1.0 / table.microbatches, 1.0)
     each_scatter = np.where(table.sharding > _ZERO1, scatter, 0.0) * every
     each_gather = np.where(zero3, gather, 0.0) * every
-    forward = exposed(each_gather, block.forward, taken=taken)
+    forward = exposed(each_gather, ahead, taken=taken)
     both = each_gather + each_scatter
     share = exposed(both, window, taken=taken) / np.where(both > 0.0, both, 1.0)
     once = np.where(table.sharding == _ZERO1, scatter, 0.0) + replicas
@@ -91,7 +92,7 @@ def synchronize(
         each_gather_forward=(forward, each_gather),
         each_gather_backward=(share * each_gather, each_gather),
         each_scatter=(share * each_scatter, each_scatter),
-        once_gather=(exposed(first, block.forward, taken=taken), first),
+        once_gather=(exposed(first, ahead, taken=taken), first),
         once_gradients=(exposed(once, left, taken=taken), once),
     )
 
