@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from meshwright.cost.pipeline import Shape
 from meshwright.cost.placement import covers, crossings
 from meshwright.cost.simulate import StageSeconds
 from meshwright.cost.software import software
-from meshwright.cost.table import SCHEDULES, PlanTable
+from meshwright.cost.table import SCHEDULES, IntArray, PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.job import JobSpec
@@ -43,9 +44,19 @@ def evaluate(
     arrays = count(table.layouts, model=model, every_rank=every_rank or mixed)
     width = arrays.valid.shape[1]
     rows = max(1, _BLOCK_ELEMENTS // (width * width + 40))
-    path = _path(table, model=model, cluster=cluster, job=job) if every_rank and len(table) == 1 else None
+    known: dict[int, Machine] = {}
+    followed = every_rank and len(table) == 1
+    path = _path(table, model=model, cluster=cluster, job=job, known=known) if followed else None
     pieces = [
-        _evaluate(table.take(slice(start, start + rows)), arrays, model=model, cluster=cluster, job=job, path=path)
+        _evaluate(
+            table.take(slice(start, start + rows)),
+            arrays,
+            model=model,
+            cluster=cluster,
+            job=job,
+            path=path,
+            known=known,
+        )
         for start in range(0, len(table), rows)
     ]
     return pieces[0] if len(pieces) == 1 else _join(pieces)
@@ -56,10 +67,13 @@ def _effective(table: PlanTable) -> PlanTable:
     return replace(table, sharding=np.where(table.divided > 1, table.sharding, 0))
 
 
-def _path(table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> Path | None:
+def _path(
+    table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec, known: dict[int, Machine]
+) -> Path | None:
     """The longest path through the one plan's schedule; None where there is one rank, whose closed form is exact.
 
-    None too where the schedule is so large that following it would hold a search up.
+    None too where the schedule is so large that following it would hold a search up. Prices of machines are added to
+    `known`, by node group.
     """
     pipeline, chunks, slices = int(table.pipeline[0]), int(table.chunks[0]), int(table.slices[0])
     microbatches = int(table.microbatches[0])
@@ -68,7 +82,7 @@ def _path(table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobS
         return None
     return longest_path(
         SCHEDULES[int(table.schedule[0])],
-        stages=stage_seconds(table, model=model, cluster=cluster, job=job),
+        stages=stage_seconds(table, model=model, cluster=cluster, job=job, known=known),
         pipeline=pipeline,
         chunks=chunks,
         microbatches=microbatches,
@@ -84,6 +98,7 @@ def _evaluate(
     cluster: ClusterSpec,
     job: JobSpec,
     path: Path | None,
+    known: Mapping[int, Machine],
 ) -> Costs:
     features = software(job.software)
     chosen = {
@@ -102,16 +117,10 @@ def _evaluate(
     place = covers(table, rank, cluster=cluster) & valid[..., None]
     used = [index for index in range(len(cluster.groups)) if place[..., index].any()]
     machines = [
-        machine(cluster.groups[index], table, arrays.kinds, cluster=cluster, job=job, software=features)
+        known.get(index)
+        or machine(cluster.groups[index], table, arrays.kinds, cluster=cluster, job=job, software=features)
         for index in used
     ]
-    reach = np.zeros(rank.shape)
-    for index in used:
-        group = cluster.groups[index]
-        nodes, sites = crossings(table, rank, group=group, cluster=cluster)
-        near, far, wide = hops(table, group=group, cluster=cluster, model=model, job=job, software=features)
-        way = (rank - nodes) * near[:, None] + (nodes - sites) * far[:, None] + sites * wide[:, None]
-        reach = np.maximum(reach, way)
     step = assemble(
         table,
         machines,
@@ -120,7 +129,7 @@ def _evaluate(
         counts=chosen,
         everything=arrays.everything[table.layout],
         shape=shape,
-        reach=reach,
+        reach=_reach(table, rank, used, model=model, cluster=cluster, job=job),
         path=path,
         model=model,
         job=job,
@@ -136,6 +145,20 @@ def _evaluate(
         shape=shape,
         context=_Context(model=model, job=job),
     )
+
+
+def _reach(
+    table: PlanTable, rank: IntArray, used: list[int], *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec
+) -> FloatArray:
+    """Seconds of a microbatch's way from the first pipeline rank to each of `rank`, over the slowest group in use."""
+    features, reach = software(job.software), np.zeros(rank.shape)
+    for index in used:
+        group = cluster.groups[index]
+        nodes, sites = crossings(table, rank, group=group, cluster=cluster)
+        near, far, wide = hops(table, group=group, cluster=cluster, model=model, job=job, software=features)
+        way = (rank - nodes) * near[:, None] + (nodes - sites) * far[:, None] + sites * wide[:, None]
+        reach = np.maximum(reach, way)
+    return reach
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,9 +217,17 @@ def _costs(
 
 
 def stage_seconds(
-    table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec
+    table: PlanTable,
+    *,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    job: JobSpec,
+    known: dict[int, Machine] | None = None,
 ) -> tuple[StageSeconds, ...]:
-    """Seconds of every stage of the one plan in `table`, with the transfer to the stage after it."""
+    """Seconds of every stage of the one plan in `table`, with the transfer to the stage after it.
+
+    The prices of machines that this takes are added to `known`, by node group.
+    """
     assert len(table) == 1, "stages are told of one plan"
     table = _effective(table)
     features = software(job.software)
@@ -211,6 +242,8 @@ def stage_seconds(
         if not here.any():
             continue
         entry = machine(group, table, arrays.kinds, cluster=cluster, job=job, software=features)
+        if known is not None:
+            known[index] = entry
         down, up, late = pass_seconds(entry)
         forward = np.maximum(forward, np.where(here, arrays.total[0] @ down[0], 0.0))
         slower = here & (arrays.total[0] @ up[0] > backward)
