@@ -237,3 +237,14 @@ def test_a_constraint_is_the_cause_where_the_batch_is_not() -> None:
     job = samples.job(sequences=8, constraints=Constraints(fix={"data": 3}))
     with pytest.raises(NoPlanFits, match=r"job\.constraints\.fix\.data"):
         search.design(samples.model(layers=2), box(devices=8), job)
+
+
+def test_no_plan_of_the_front_is_beaten_in_everything() -> None:
+    job = samples.job(constraints=Constraints(devices="any"))
+    decision = search.design(LARGE, box(devices=4), job)
+    points = [(one.step_seconds * one.error_band[1], one.peak_bytes, one.plan.world_size) for one in decision.front]
+    assert 2 <= len(points) <= 8
+    for one in points:
+        for other in points:
+            assert not (all(b <= a for a, b in zip(one, other, strict=True)) and max(other) < max(one) and other != one)
+    assert {one.plan.world_size for one in decision.front} != {4}

@@ -248,7 +248,7 @@ def _pass_seconds(
     extra = _host_extra(block, table, device=device, software=software)
     cast = 3.0 * casts / (device.memory_bandwidth * device.memory_fraction)
     cpu = device.kind is DeviceKind.CPU
-    starts = _matrices(works) * device.launch_seconds
+    starts = _matrices(works, combination.sizes.slices) * device.launch_seconds
     apart = 0.0 if software.fused_accumulation else 1.0
     added = apart * _accumulation_seconds(parameters, table, device=device)
     forward = _with_host(
@@ -275,13 +275,13 @@ def _parts(works: tuple[PartWork, ...], passes: list[PassSeconds]) -> dict[str, 
     return parts
 
 
-def _matrices(works: tuple[PartWork, ...]) -> float:
+def _matrices(works: tuple[PartWork, ...], slices: FloatArray | float) -> float:
     """How many weights are cast and accumulated one by one; those of experts are in few tensors."""
-    return float(sum(len(part.products) if part.name == MIXTURE else _count(part) for part in works))
+    return float(sum(len(part.products) if part.name == MIXTURE else _count(part, slices) for part in works))
 
 
-def _count(part: PartWork) -> float:
-    return sum(float(np.max(product.count)) for product in part.products)
+def _count(part: PartWork, slices: FloatArray | float) -> float:
+    return sum(float(np.max(product.count / slices)) for product in part.products)
 
 
 def _accumulation_seconds(parameters: FloatArray, table: PlanTable, *, device: DeviceSpec) -> FloatArray:

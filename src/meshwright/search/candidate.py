@@ -56,7 +56,8 @@ class Decision:
     """The design chosen, its report, the best plans in order and why.
 
     Of `considered` legal plans `priced` were priced, of which `fitting` fit; the others cannot be better. `seconds` is
-    the time the search took. Problems in
+    the time the search took. No plan of `front` is beaten in time, memory and devices at once by one that was priced.
+    Problems in
     `predicts_only` are why this runtime cannot train the design yet; () when it can.
     """
 
@@ -69,6 +70,7 @@ class Decision:
     priced: int
     fitting: int
     seconds: float
+    front: tuple[Candidate, ...] = ()
     predicts_only: tuple[Problem, ...] = ()
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from meshwright import cost
 from meshwright.cost import Layout, PlanTable
-from meshwright.search.candidate import Decision, candidate
+from meshwright.search.candidate import Candidate, Decision, candidate
 from meshwright.search.check import check
 from meshwright.search.constraints import limits
 from meshwright.search.explain import rejected_for_memory, why
@@ -17,6 +17,7 @@ from meshwright.search.explore import Explorer
 from meshwright.search.job_rules import check_job
 from meshwright.search.lighten import lightened
 from meshwright.search.misses import nothing_fits, nothing_legal
+from meshwright.search.pareto import pareto
 from meshwright.search.rules import Scope
 from meshwright.search.space import Space, enumerate_plans
 from meshwright.search.stages import balanced_stages
@@ -28,6 +29,9 @@ from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
 
 REFINED = 20
+FRONT = 8  # plans of the front that are shown
+REACH = 2.0  # how much slower than the fastest a plan of the front may be
+LIKELY = 0.9  # probability of fitting that a cautious engineer asks for
 RUNTIME = frozenset({Scope.RUNTIME})
 
 
@@ -59,6 +63,7 @@ def design(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, top: int = 1
         ranked=tuple(candidate(entry.plan, figures) for entry, figures in refined[:top]),
         rejected=(*rejected_for_memory(found.table, costs, hopeless=found.hopeless), *found.space.rejected),
         why=reasons,
+        front=front(found, model=model, cluster=cluster, job=job),
         considered=found.space.count,
         priced=found.priced,
         fitting=int(np.count_nonzero(costs.fits & costs.finite)),
@@ -107,15 +112,34 @@ def refine(
     return sorted(found, key=lambda entry: _order(entry, job.objective))
 
 
-def _order(entry: tuple[Design, Report], objective: Objective) -> tuple[bool, float, float]:
+def front(found: Explorer, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> tuple[Candidate, ...]:
+    """Plans among those priced that none beats in time, memory and devices at once, the fastest first, at most FRONT.
+
+    Price and energy are devices times time, so that a plan that is least in either is among them. Of many, those that
+    lie evenly between the fastest and the one that holds least.
+    """
+    table, prices = found.table, found.prices
+    near = prices.upper_seconds <= REACH * float(np.min(prices.upper_seconds[prices.fits & prices.finite]))
+    usable = prices.fits & prices.finite & near
+    mask = pareto(prices.upper_seconds, prices.memory_bytes, table.world.astype(np.float64), usable=usable)
+    rows = np.flatnonzero(mask)
+    rows = rows[np.lexsort((prices.memory_bytes[rows], prices.upper_seconds[rows]))]
+    picked = rows[np.unique(np.linspace(0, len(rows) - 1, min(FRONT, len(rows))).round().astype(np.int64))]
+    priced = (_priced(table.take([int(row)]), model=model, cluster=cluster, job=job) for row in picked)
+    return tuple(candidate(made.plan, report) for made, report in priced)
+
+
+def _order(entry: tuple[Design, Report], objective: Objective) -> tuple[bool, bool, float, float]:
+    """Plans that fit come first, of these the ones that are likely to, then what the objective minimises."""
     plan, report = entry[0].plan, entry[1]
+    doubtful = report.fit_probability is not None and report.fit_probability < LIKELY
     upper = report.step_seconds * report.error_band[1]
     value = {
         Objective.TIME: upper,
         Objective.COST: upper * plan.world_size,
         Objective.MEMORY: report.peak_bytes,
     }[objective]
-    return not report.fits, value, upper
+    return not report.fits, doubtful, value, upper
 
 
 def _priced(one: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> tuple[Design, Report]:
