@@ -147,8 +147,11 @@ class Explorer:
             self.hopeless += int(np.count_nonzero(~possible))
             self._keep(table.take(possible))
             return
-        plain = self.space.plain
-        self._ladder(plain.rows_of(frames), plain.frame_of(frames), limit=limit)
+        table, each = self.space.plain.rows_of(frames), self.space.plain.frame_of(frames)
+        if np.isfinite(limit):
+            alive = self._floor(table, each) < limit
+            table, each = table.take(alive), each[alive]
+        self._ladder(table, each, limit=limit)
 
     def _ladder(self, table: PlanTable, frames: Ids, *, limit: float) -> None:
         """Prices plans without recompute and offload first, and then each that does not fit with one, and with both.
