@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
+from meshwright import search
 from meshwright.run import choose
 from meshwright.run.detect import calibration_file
 from meshwright.run.measure import save_cluster
 from meshwright.spec.cluster import ClusterSpec
-from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.errors import ConfigError, NoPlanFits, Problem
 from meshwright.spec.job import DataSpec, JobSpec, Source
 
 TEXT = DataSpec(sources=(Source(path=__file__),))
@@ -58,26 +58,26 @@ def test_a_design_that_can_be_trained_is_taken_and_says_why() -> None:
 
 
 @pytest.mark.usefixtures("measured")
-def test_the_next_plan_is_taken_when_the_fastest_cannot_be_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    from meshwright import search
+def test_only_plans_that_can_be_trained_are_searched() -> None:
+    chosen = choose.choose("llama-5m", cluster="local:2", job=JOB, measure=False, say=str)
+    assert chosen.decision is not None
+    for candidate in chosen.decision.ranked:
+        design = choose.replace(chosen.design, plan=candidate.plan)
+        assert search.check(design, scopes=frozenset({search.Scope.RUNTIME})) == ()
 
-    fastest = search.design(choose.catalog.load_model("llama-5m"), choose.catalog.load_cluster("local:2"), JOB)
+
+@pytest.mark.usefixtures("measured")
+def test_what_no_plan_can_train_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     refusal = Problem(what="it cannot be trained yet")
-    first = fastest.ranked[0].plan
+    fastest = search.design(choose.catalog.load_model("llama-5m"), choose.catalog.load_cluster("local:2"), JOB)
 
-    def design(*_: object) -> search.Decision:
+    def design(*_: object, trainable: bool) -> search.Decision:
+        assert trainable
         return choose.replace(fastest, predicts_only=(refusal,))
 
-    def check(design: object, **_: object) -> tuple[Problem, ...]:
-        return (refusal,) if design.plan == first else ()  # type: ignore[attr-defined]  # a Design
-
-    pretend = SimpleNamespace(**{**vars(search), "design": design, "check": check})
-    monkeypatch.setattr(choose, "search", pretend)
-    chosen = choose.choose("llama-5m", cluster="local:2", job=JOB, measure=False, say=str)
-    assert chosen.design.plan == fastest.ranked[1].plan
-    assert chosen.decision is not None
-    assert "it cannot be trained yet" in chosen.decision.why[0]
-    assert chosen.decision.report.plan == chosen.design.plan.digest()
+    monkeypatch.setattr(choose.search, "design", design)
+    with pytest.raises(NoPlanFits, match="it cannot be trained yet"):
+        choose.choose("llama-5m", cluster="local:2", job=JOB, measure=False, say=str)
 
 
 def test_a_job_that_cannot_run_is_told_before_anything_is_measured(measured: list[str], tmp_path: Path) -> None:
