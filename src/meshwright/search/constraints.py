@@ -46,6 +46,7 @@ UNUSED: Mapping[str, Value] = {
     "offload": Offload.NONE.value,
     "sequence_parallel": "off",
 }
+MOST_DIGITS = 6  # of a degree or a count: the product of three stays a 64-bit whole number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,9 +144,10 @@ def _read(name: str, raw: Value, *, where: str, problems: list[Problem]) -> Valu
         return None
     text = str(raw).strip()
     if name in NUMBERS:
-        if text.isdigit() and int(text) >= 1:
+        if text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS and int(text) >= 1:
             return int(text)
-        problems.append(Problem(where=where, what=f"expected a whole number of 1 or more, got {raw!r}"))
+        what, fix = f"expected a whole number of 1 or more, got {raw!r}", f"write 1 to {10**MOST_DIGITS - 1:,}"
+        problems.append(Problem(where=where, what=what, fix=fix))
         return None
     if name == "zero" and text in ("0", "1", "2", "3"):
         return WORDS["zero"][int(text)]
