@@ -11,7 +11,7 @@ from meshwright.cost.work import FloatArray
 def interleaved(at: Turned) -> FloatArray:
     """Megatron's order. A path enters a bottleneck rank through the first stages and leaves through them again; at
     the start and the end it may queue at an earlier, slower rank, or go through all later stages instead of the rank's
-    own warm-up or cool-down.
+    own warm-up or cool-down. Where links are slow, it goes round and round.
     """
     busy = at.down.total + at.up.total
     enter = at.down.first_upto - at.down.first + at.up.first_upto - at.up.first + 2.0 * at.reach
@@ -31,7 +31,17 @@ def interleaved(at: Turned) -> FloatArray:
     once = at.down.everything + at.up.everything
     once = once + 2.0 * (at.chunks * at.across + (at.chunks - 1.0) * (at.around - at.across))
     whole = once + (at.units - 1.0) * at.worst(at.down.last + at.up.last)
+    longest = np.maximum(longest, np.maximum(_returned(at, at.down), _returned(at, at.up)))
     return np.where(both, longest, np.maximum(longest, whole))
+
+
+def _returned(at: Turned, way: Way) -> FloatArray:
+    """Seconds of a path that goes round all ranks for every chunk but one of every round of microbatches.
+
+    A rank has a round's next chunk when the round has come back to it, which slow links between ranks put off.
+    """
+    rounds = np.maximum(at.units / at.pipeline, 1.0)
+    return rounds * (at.chunks - 1.0) * (way.everything / at.chunks + at.around)
 
 
 def _warm_up(at: Turned, seconds: Way) -> FloatArray:

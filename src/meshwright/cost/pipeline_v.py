@@ -52,8 +52,11 @@ def v_shaped(at: Turned, *, paired: BoolArray) -> FloatArray:
     enter = at.down.first_upto - at.down.first + at.reach
     longest = at.worst(busy + np.where(both, start + end, np.maximum(start, enter + end)))
     passing = at.worst(at.down.total + at.up.total)
-    once = at.down.everything + at.up.everything + 4.0 * at.across + (at.units - 1.0) * passing
-    return np.where(both, longest, np.maximum(longest, once))
+    once = at.down.everything + at.up.everything + 4.0 * at.across
+    followed = once + (at.units - 1.0) * passing
+    slow_links = np.floor(at.units / (2.0 * at.pipeline)) * once  # at most 2p microbatches are under way at once
+    longest = np.maximum(longest, slow_links)
+    return np.where(both, longest, np.maximum(longest, followed))
 
 
 def _own(at: Turned, own: _Meanwhile) -> FloatArray:
