@@ -11,11 +11,12 @@ from types import MappingProxyType
 import numpy as np
 
 from meshwright.cost.costs import Costs
-from meshwright.cost.table import PRECISIONS, BoolArray, IntArray, PlanTable
+from meshwright.cost.table import PRECISIONS, SCHEDULES, BoolArray, IntArray, PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, DeviceSpec, Precision
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import Mixture, ModelSpec
+from meshwright.spec.plan import ScheduleKind
 from meshwright.spec.report import LineName
 
 
@@ -26,7 +27,8 @@ class Cause(StrEnum):
     element-wise work, products too small), collectives between layers, the pipeline's idle time and transfers,
     gradients and parameters, and the rest. The others are what is not known of the whole step: the software's own
     ways, eight-bit recipes, expert layers, a device known by analogy, a vendor of whom no run was replayed, machines
-    that differ, and each doubling of devices or of the sequence beyond every run that was replayed.
+    that differ, a schedule or an offload that no run was replayed of, and each doubling of devices or of the sequence
+    beyond every run that was.
     """
 
     PRODUCTS = "matrix products"
@@ -41,6 +43,8 @@ class Cause(StrEnum):
     ANALOGY = "device known by analogy"
     VENDOR = "vendor never replayed"
     MIXED = "unlike machines"
+    SCHEDULE = "schedule never replayed"
+    OFFLOAD = "offload never replayed"
     DEVICES = "doubling of devices beyond evidence"
     LENGTH = "doubling of the sequence beyond evidence"
 
@@ -62,11 +66,20 @@ SPREADS: Mapping[Cause, float] = MappingProxyType(
         Cause.ANALOGY: 0.104,
         Cause.VENDOR: 0.150,
         Cause.MIXED: 0.150,
+        Cause.SCHEDULE: 0.150,
+        Cause.OFFLOAD: 0.150,
         Cause.DEVICES: 0.050,
         Cause.LENGTH: 0.050,
     }
 )
 REACH = 1.83
+EVIDENCE_SCHEDULES = (  # gpipe's path is exact whatever the stages, and its passes are those of 1f1b
+    ScheduleKind.GPIPE,
+    ScheduleKind.ONE_F_ONE_B,
+    ScheduleKind.INTERLEAVED,
+    ScheduleKind.ZERO_BUBBLE_H1,
+    ScheduleKind.ZERO_BUBBLE_H2,
+)
 EVIDENCE_DEVICES = 3072
 EVIDENCE_LENGTH = 65536
 
@@ -83,6 +96,7 @@ _LINES: Mapping[str, Cause] = MappingProxyType(
 )
 _COMPUTE = (LineName.FORWARD, LineName.BACKWARD, LineName.RECOMPUTE)
 _SHARES = (Cause.PRODUCTS, Cause.COMPUTE, Cause.COLLECTIVES, Cause.PIPELINE, Cause.DATA, Cause.REST)
+_SEEN_SCHEDULES = tuple(SCHEDULES.index(kind) for kind in EVIDENCE_SCHEDULES)
 _COUNTED = 0.95  # of the model FLOPs are surely among those counted: look-ups and masks are counted in other ways
 _MEASURED_AWAY = (Cause.PRODUCTS, Cause.COMPUTE, Cause.REST, Cause.SOFTWARE, Cause.ANALOGY, Cause.VENDOR)
 
@@ -169,6 +183,8 @@ def weights(
     kinds = [(group.device.name, group.site) for group in cluster.groups]
     return found | {
         Cause.SOFTWARE: np.ones(rows),
+        Cause.SCHEDULE: np.isin(table.schedule, _SEEN_SCHEDULES, invert=True).astype(np.float64),
+        Cause.OFFLOAD: (table.offload > 0).astype(np.float64),
         Cause.EIGHT_BIT: eight_bit.astype(np.float64),
         Cause.EXPERTS: np.full(rows, float(_has_experts(model))),
         Cause.ANALOGY: any_device([by_analogy(device) for device in devices]),
