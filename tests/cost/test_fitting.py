@@ -25,9 +25,11 @@ def test_on_the_line_it_is_even_and_that_is_the_verdict():
     assert one(10.0, 20.0, capacity=31.0) > FITS > one(10.0, 20.0, capacity=29.0)
 
 
-def test_counted_state_is_surer_than_what_backward_keeps():
-    assert one(30.0, 0.0, capacity=36.0) > one(0.0, 30.0, capacity=36.0) > 0.5
-    assert one(30.0, 0.0, capacity=25.0) < one(0.0, 30.0, capacity=25.0) < 0.5
+def test_what_is_told_more_narrowly_is_surer():
+    state, kept = (30.0, 0.0), (0.0, 30.0)
+    narrow, wide = (state, kept) if SPREADS[Held.STATE] < SPREADS[Held.KEPT] else (kept, state)
+    assert one(*narrow, capacity=36.0) > one(*wide, capacity=36.0) > 0.5
+    assert one(*narrow, capacity=25.0) < one(*wide, capacity=25.0) < 0.5
 
 
 def test_the_fullest_rank_decides_and_ranks_that_are_not_there_do_not():
