@@ -152,10 +152,9 @@ def quantize_bytes(precision: Precision) -> tuple[float, float]:
     bytes) or 32 (mxfp8, 1 byte). nvfp4 (2509.25149) reads a tensor for its largest magnitude, again as it lies, and
     again for the transposed copy that a Hadamard transform turns, and writes half a byte and a scale for 16 each.
     """
-    blocks = {Precision.FP8_BLOCK: 1.0 + 4.0 / 128, Precision.MXFP8: 1.0 + 1.0 / 32, Precision.NVFP4: 0.5 + 1.0 / 16}
-    if precision in blocks:
+    if precision in (Precision.FP8_BLOCK, Precision.MXFP8, Precision.NVFP4):
         reads = 6.0 if precision is Precision.NVFP4 else 2.0
-        both = reads + 2.0 * blocks[precision]
+        both = reads + 2.0 * precision.stored_bytes
         return both, both
     return (2.0, 4.0) if precision.quantized else (0.0, 0.0)
 

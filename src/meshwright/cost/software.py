@@ -38,7 +38,8 @@ class Software:
     `hides_experts`: tokens travel to their experts and back while another microbatch works in the same layer.
     `scatters_transfers`: tensor ranks send a slice each between stages and gather it in their node.
     `keeps_copies`: parameters in the precision that multiplies lie beside the optimizer's fp32 masters, and gradients
-    in a buffer of their own from the first step on. `fused_loss`: the loss reads logits as they come and writes their
+    in a buffer of their own from the first step on; `narrow_parameters`: under recipes of eight and four bits those of
+    layers are quantised themselves, and lie beside no other copy. `fused_loss`: the loss reads logits as they come and writes their
     gradient over them. `placeholders`: Transformer Engine keeps for each shape of weight a tensor that stands for the
     gradient which its product added elsewhere already (get_dummy_wgrad, since release 2.3). `dropout`: each branch
     keeps a mask of what it dropped. `selects_operators`: selective recompute keeps what attention and every second
@@ -63,16 +64,16 @@ class Software:
     expert_seconds: float = 0.0
     dispatches_once: bool = False
     hides_experts: bool = False
-
-    def experts_together(self, experts: FloatArray | float) -> FloatArray | float:
-        """How many of `experts` share the device's units."""
-        return np.minimum(experts, self.expert_streams) if self.expert_streams else experts
-
     keeps_copies: bool = False
+    narrow_parameters: bool = False
     fused_loss: bool = True
     placeholders: bool = False
     dropout: bool = False
     selects_operators: bool = False
+
+    def experts_together(self, experts: FloatArray | float) -> FloatArray | float:
+        """How many of `experts` share the device's units."""
+        return np.minimum(experts, self.expert_streams) if self.expert_streams else experts
 
     def host_seconds(self, kind: DeviceKind) -> float:
         """Host seconds of a layer and pass beside its kernels, where a host drives an accelerator."""
@@ -106,6 +107,13 @@ _MEGATRON: Mapping[str, Any] = {
     "layer_seconds": 1e-3,  # python of a layer in eager Megatron: what explains launch-bound A100 runs (docs/lab.md)
 }
 _CORE: Mapping[str, Any] = {**_MEGATRON, "overlap": True, "fused_loss": True, "placeholders": True}
+_BRIDGE: Mapping[str, Any] = {**_CORE, "narrow_parameters": True}
+_EXPERTS: Mapping[str, Mapping[str, Any]] = {
+    "": {},
+    "-deepep": {"dispatches_once": True},
+    "-overlap": {"hides_experts": True},
+    "-deepep-overlap": {"dispatches_once": True, "hides_experts": True},
+}
 SOFTWARE: Mapping[str, Software] = MappingProxyType(
     {
         "torch": Software(),
@@ -117,11 +125,9 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
         "megatron-plain-norms": Software(
             attention_kernel=AttentionKernel.FLASH_2, **{**_MEGATRON, "eager": True, "plain_norms": True}
         ),
-        "megatron-core": Software(**_CORE),
         "megatron-core-serial": Software(**{**_CORE, "overlap": False}),
-        "megatron-core-deepep": Software(**_CORE, dispatches_once=True),
-        "megatron-core-deepep-overlap": Software(**_CORE, dispatches_once=True, hides_experts=True),
-        "megatron-core-overlap": Software(**_CORE, hides_experts=True),
+        **{f"megatron-core{name}": Software(**_CORE, **how) for name, how in _EXPERTS.items()},
+        **{f"megatron-bridge{name}": Software(**_BRIDGE, **how) for name, how in _EXPERTS.items()},
     }
 )
 
