@@ -17,7 +17,7 @@ from meshwright.spec.errors import ConfigError, Problem
 
 _ACCUMULATED_BYTES = 8.0  # an element of a gradient that a product adds to: read and written in fp32
 _ALIGNED_FEATURES = 8  # heads whose rows are not whole 16 bytes are multiplied on the vector units
-_SCORE_TRAFFIC_BYTES = 13.0  # an unfused score: written, scaled, masked, softmaxed and dropped out in two bytes each
+_DROPPED = 2.0  # passes over scores that drop some out: read and written, beside a mask of one byte
 _NARROW = 0.45  # of the keys: a causal mask shows half of them, so less is a window
 _BACKWARD_PRODUCTS = 2.5  # a fused backward computes the scores again: five products for two
 
@@ -218,16 +218,34 @@ def optimizer_seconds(parameters: FloatArray, *, device: DeviceSpec, clipped: bo
 
 def _score_seconds(part: PartWork, *, rates: Rates, software: Software) -> tuple[FloatArray, FloatArray]:
     """Seconds of the scores' part forward and backward: fused kernels, or batched products with scores in memory."""
+    if part.score_dim and not software.fused_attention:
+        return _unfused_seconds(part, rates, software=software)
     flops = part.score_flops + np.zeros_like(rates.itemsize)
     if part.score_dim:
         flops = flops * (1.0 + rates.attention.half_dim / part.score_dim)
-    if software.fused_attention:
-        return _fused_seconds(part, flops, rates.attention)
-    fused = flops / rates.attention.forward
-    traffic = part.scores * _SCORE_TRAFFIC_BYTES / rates.bandwidth
-    if part.score_dim % _ALIGNED_FEATURES:
-        fused = np.maximum(fused, flops / rates.vector_peak)
-    return 2.0 * fused + traffic, 4.0 * fused + 2.0 * traffic
+    return _fused_seconds(part, flops, rates.attention)
+
+
+def _unfused_seconds(part: PartWork, rates: Rates, *, software: Software) -> tuple[FloatArray, FloatArray]:
+    """Two batched products forward and four backward, of every score, with softmax and dropout between them.
+
+    Megatron's softmax scales and masks as well (1909.08053): it reads the scores that the mask shows and writes all;
+    its backward reads those and their gradients. A plain one reads and writes all three times, and its backward reads
+    softmax besides. Heads whose rows are not whole 16 bytes leave the matrix units.
+    """
+    length, width = float(rates.attention.length), part.score_dim
+    count = part.scores / length**2
+    batched = partial(product_seconds, rates=rates.head, together=count)
+    inner, outer = count * batched(length, length, width), count * batched(length, width, length)
+    if width % _ALIGNED_FEATURES:
+        slow = 2.0 * part.scores * width / rates.vector_peak
+        inner, outer = np.maximum(inner, slow), np.maximum(outer, slow)
+    seen = part.score_flops / (4.0 * width * part.scores)
+    softmax, gradient = (6.0, 7.0) if software.plain_softmax else (1.0 + seen, 1.0 + 2.0 * seen)
+    dropped = _DROPPED * rates.itemsize + 1.0 if software.dropout else 0.0
+    once = part.scores / rates.bandwidth
+    forward = inner + outer + once * (softmax * rates.itemsize + dropped)
+    return forward, inner + 3.0 * outer + once * (gradient * rates.itemsize + dropped)
 
 
 def _fused_seconds(part: PartWork, flops: FloatArray, rates: Attention) -> tuple[FloatArray, FloatArray]:

@@ -170,6 +170,10 @@ def operator_sizes(
         attention_itemsize=np.maximum(4.0, itemsize) if widens else itemsize,
         processor=device.kind is DeviceKind.CPU,
         product_itemsize=product_itemsize,
+        added_biases=software.adds_biases,
+        summed_biases=software.sums_biases,
+        dropout=software.dropout,
+        unfused=not software.fused_attention,
     )
 
 

@@ -39,11 +39,13 @@ class Software:
     `scatters_transfers`: tensor ranks send a slice each between stages and gather it in their node.
     `keeps_copies`: parameters in the precision that multiplies lie beside the optimizer's fp32 masters, and gradients
     in a buffer of their own from the first step on; `narrow_parameters`: under recipes of eight and four bits those of
-    layers are quantised themselves, and lie beside no other copy. `fused_loss`: the loss reads logits as they come and writes their
-    gradient over them. `placeholders`: Transformer Engine keeps for each shape of weight a tensor that stands for the
-    gradient which its product added elsewhere already (get_dummy_wgrad, since release 2.3). `dropout`: each branch
-    keeps a mask of what it dropped. `selects_operators`: selective recompute keeps what attention and every second
-    product give, and nothing else.
+    layers are quantised themselves, and lie beside no other copy. `fused_loss`: the loss reads logits as they come and
+    writes their gradient over them. `placeholders`: Transformer Engine keeps for each shape of weight a tensor that
+    stands for the gradient which its product added elsewhere already (get_dummy_wgrad, since release 2.3). `dropout`:
+    each branch keeps a mask of what it dropped. `plain_softmax`: where attention is not fused, scores are scaled,
+    masked and softmaxed in a pass each. `adds_biases` and `sums_biases`: kernels of their own add biases to products,
+    as torch did before its products took them along, and sum the gradients of biases. `selects_operators`: selective
+    recompute keeps what attention and every second product give, and nothing else.
     """
 
     fused_attention: bool = True
@@ -69,6 +71,9 @@ class Software:
     fused_loss: bool = True
     placeholders: bool = False
     dropout: bool = False
+    plain_softmax: bool = False
+    adds_biases: bool = False
+    sums_biases: bool = True
     selects_operators: bool = False
 
     def experts_together(self, experts: FloatArray | float) -> FloatArray | float:
@@ -106,7 +111,14 @@ _MEGATRON: Mapping[str, Any] = {
     "fused_loss": False,
     "layer_seconds": 1e-3,  # python of a layer in eager Megatron: what explains launch-bound A100 runs (docs/lab.md)
 }
-_CORE: Mapping[str, Any] = {**_MEGATRON, "overlap": True, "fused_loss": True, "placeholders": True}
+_EAGER: Mapping[str, Any] = {**_MEGATRON, "eager": True}
+_CORE: Mapping[str, Any] = {
+    **_MEGATRON,
+    "overlap": True,
+    "fused_loss": True,
+    "placeholders": True,
+    "sums_biases": False,
+}
 _BRIDGE: Mapping[str, Any] = {**_CORE, "narrow_parameters": True}
 _EXPERTS: Mapping[str, Mapping[str, Any]] = {
     "": {},
@@ -119,12 +131,13 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
         "torch": Software(),
         "torch-2023": Software(attention_kernel=AttentionKernel.FLASH_1),
         "torch-2024": Software(attention_kernel=AttentionKernel.FLASH_2, fused_loss=False, selects_operators=True),
-        "megatron-2021": Software(fused_attention=False, dropout=True, **_MEGATRON),
+        "megatron-2021": Software(fused_attention=False, dropout=True, adds_biases=True, **_MEGATRON),
         "megatron-flash": Software(attention_kernel=AttentionKernel.FLASH_2, **_MEGATRON),
-        "megatron-eager": Software(attention_kernel=AttentionKernel.FLASH_2, **{**_MEGATRON, "eager": True}),
-        "megatron-plain-norms": Software(
-            attention_kernel=AttentionKernel.FLASH_2, **{**_MEGATRON, "eager": True, "plain_norms": True}
-        ),
+        "megatron-eager": Software(attention_kernel=AttentionKernel.FLASH_2, **_EAGER),
+        "megatron-plain-norms": Software(attention_kernel=AttentionKernel.FLASH_2, plain_norms=True, **_EAGER),
+        "megatron-plain-norms-flash-1": Software(attention_kernel=AttentionKernel.FLASH_1, plain_norms=True, **_EAGER),
+        "megatron-plain-norms-unfused": Software(fused_attention=False, plain_norms=True, **_EAGER),
+        "megatron-plain": Software(fused_attention=False, plain_softmax=True, plain_norms=True, **_EAGER),
         "megatron-core-serial": Software(**{**_CORE, "overlap": False}),
         **{f"megatron-core{name}": Software(**_CORE, **how) for name, how in _EXPERTS.items()},
         **{f"megatron-bridge{name}": Software(**_BRIDGE, **how) for name, how in _EXPERTS.items()},

@@ -277,10 +277,10 @@ class _Reader:
         if flash is None:
             recent = self._is_recent()
             flash = self._assume("fused attention" if recent else "attention not fused", recent)
+        if kernel := re.search(r"norm kernel=(\w+)([^;]*)", self.run.text("extra")):
+            return "megatron-eager" if "RMS kernel" in kernel[2] else _eager(kernel[1])
         if not flash:
             return "megatron-2021"
-        if "norm kernel=" in self.run.text("extra"):
-            return "megatron-eager" if "RMS kernel" in self.run.text("extra") else "megatron-plain-norms"
         return self._core() if self._is_recent() else "megatron-flash"
 
     def _core(self) -> str:
@@ -328,6 +328,13 @@ class _Reader:
     def _assume(self, what: str, value: T) -> T:
         self.assumed.append(what)
         return value
+
+
+def _eager(kernel: str) -> str:
+    """The stack whose norms are written out and whose attention is called `kernel`."""
+    names = {"fused": "megatron-plain-norms-unfused", "torch": "megatron-plain"}
+    first = "megatron-plain-norms-flash-1" if kernel.startswith("flash_attentionv1") else "megatron-plain-norms"
+    return names.get(kernel, first)
 
 
 def _even(layers: int, stages: int, *, fewer_at_ends: bool) -> list[int]:
