@@ -146,8 +146,8 @@ def test_plain_norms_cost_what_eager_operators_move():
     quick, plain = sizes(), replace(sizes(), composite_norms=True)
     fused, apart = (next(p for p in block_work(layer, each) if p.name == "norm") for each in (quick, plain))
     assert apart.traffic == 10 * fused.traffic
-    assert SOFTWARE["megatron-plain-norms"].writes_norms_out(DeviceKind.CUDA)
-    assert not SOFTWARE["megatron-eager"].writes_norms_out(DeviceKind.CUDA)
+    assert SOFTWARE["scaling"].writes_norms_out(DeviceKind.CUDA)
+    assert not SOFTWARE["scaling-fused-norms"].writes_norms_out(DeviceKind.CUDA)
 
 
 def test_finer_scales_move_more():

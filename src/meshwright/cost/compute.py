@@ -230,8 +230,8 @@ def _unfused_seconds(part: PartWork, rates: Rates, *, software: Software) -> tup
     """Two batched products forward and four backward, of every score, with softmax and dropout between them.
 
     Megatron's softmax scales and masks as well (1909.08053): it reads the scores that the mask shows and writes all;
-    its backward reads those and their gradients. A plain one reads and writes all three times, and its backward reads
-    softmax besides. Heads whose rows are not whole 16 bytes leave the matrix units.
+    its backward reads those and their gradients. Plain, scores are copied, masked and softmaxed, each reading and
+    writing all; backward is that of the last two. Heads whose rows are not whole 16 bytes leave the matrix units.
     """
     length, width = float(rates.attention.length), part.score_dim
     count = part.scores / length**2
@@ -241,7 +241,7 @@ def _unfused_seconds(part: PartWork, rates: Rates, *, software: Software) -> tup
         slow = 2.0 * part.scores * width / rates.vector_peak
         inner, outer = np.maximum(inner, slow), np.maximum(outer, slow)
     seen = part.score_flops / (4.0 * width * part.scores)
-    softmax, gradient = (6.0, 7.0) if software.plain_softmax else (1.0 + seen, 1.0 + 2.0 * seen)
+    softmax, gradient = (6.0, 5.0) if software.plain_softmax else (1.0 + seen, 1.0 + 2.0 * seen)
     dropped = _DROPPED * rates.itemsize + 1.0 if software.dropout else 0.0
     once = part.scores / rates.bandwidth
     forward = inner + outer + once * (softmax * rates.itemsize + dropped)

@@ -166,7 +166,7 @@ def operator_sizes(
         masked=job.data.document_mask and software.masks_documents(device.kind),
         dense_masks=software.dense_masks,
         composite_norms=software.writes_norms_out(device.kind),
-        eager=software.eager,
+        eager=software.eager and not software.compiled,
         attention_itemsize=np.maximum(4.0, itemsize) if widens else itemsize,
         processor=device.kind is DeviceKind.CPU,
         product_itemsize=product_itemsize,
@@ -254,7 +254,7 @@ def _pass_seconds(
     cpu = device.kind is DeviceKind.CPU
     starts = _matrices(works, combination.sizes.slices) * device.launch_seconds
     apart = 0.0 if software.fused_accumulation else 1.0
-    added = apart * _accumulation_seconds(parameters, table, device=device)
+    added = apart * _accumulation_seconds(parameters, table, device=device, software=software)
     forward = _with_host(
         (row(p.forward for p in passes) + cast) / speed,
         row(p.host_forward for p in passes) + extra + np.where(casts > 0.0, starts, 0.0),
@@ -288,7 +288,9 @@ def _count(part: PartWork, slices: FloatArray | float) -> float:
     return sum(float(np.max(product.count / slices)) for product in part.products)
 
 
-def _accumulation_seconds(parameters: FloatArray, table: PlanTable, *, device: DeviceSpec) -> FloatArray:
+def _accumulation_seconds(
+    parameters: FloatArray, table: PlanTable, *, device: DeviceSpec, software: Software
+) -> FloatArray:
     """Seconds to add one microbatch's gradient to the sum of those before it.
 
     The first is the sum itself, but where gradients live in buckets it is added to zeros.
@@ -297,7 +299,9 @@ def _accumulation_seconds(parameters: FloatArray, table: PlanTable, *, device: D
     owned = parameters / np.where(table.sharding > _ZERO1, table.divided, 1)
     bucketed = (table.sharding == 0) & (table.data > 1)
     share = np.where(bucketed, 1.0, 1.0 - 1.0 / table.microbatches)
-    moved = owned * (np.where(table.sharding > 0, sizes.compute, sizes.master) + 2.0 * sizes.master) * share
+    total = sizes.compute if software.adds_narrow else sizes.master
+    one = np.where((table.sharding > 0) | software.adds_narrow, sizes.compute, sizes.master)
+    moved = owned * (one + 2.0 * total) * share
     return np.asarray(moved / (device.memory_bandwidth * device.memory_fraction), dtype=np.float64)
 
 

@@ -28,6 +28,7 @@ class Software:
     `composite_norms`: on processors a root-mean-square norm is written out in fp32 and keeps two copies;
     `plain_norms`: on every device.
     `eager`: element-wise work is done operator by operator, and every projection adds its own gradient.
+    `compiled`: the compiler fuses that work, and backward keeps what it kept.
     `widens_attention`: on processors sequences up to WIDE_ATTENTION_LENGTH are attended in fp32 whatever multiplies.
     `scatters_by_exchange`: on processors reduce-scatters are all-to-alls and a local sum.
     `attention_kernel`: which generation of fused attention. `layer_seconds`: host time of a layer and pass beside its
@@ -39,10 +40,11 @@ class Software:
     `scatters_transfers`: tensor ranks send a slice each between stages and gather it in their node.
     `keeps_copies`: parameters in the precision that multiplies lie beside the optimizer's fp32 masters, and gradients
     in a buffer of their own from the first step on; `narrow_parameters`: under recipes of eight and four bits those of
-    layers are quantised themselves, and lie beside no other copy. `fused_loss`: the loss reads logits as they come and
+    layers are quantised themselves, and lie beside no other copy; `adds_narrow`: gradients add up in the precision that
+    multiplies, whatever they travel in. `fused_loss`: the loss reads logits as they come and
     writes their gradient over them. `placeholders`: Transformer Engine keeps for each shape of weight a tensor that
     stands for the gradient which its product added elsewhere already (get_dummy_wgrad, since release 2.3). `dropout`:
-    each branch keeps a mask of what it dropped. `plain_softmax`: where attention is not fused, scores are scaled,
+    each branch keeps a mask of what it dropped. `plain_softmax`: where attention is not fused, scores are copied,
     masked and softmaxed in a pass each. `adds_biases` and `sums_biases`: kernels of their own add biases to products,
     as torch did before its products took them along, and sum the gradients of biases. `selects_operators`: selective
     recompute keeps what attention and every second product give, and nothing else.
@@ -57,6 +59,7 @@ class Software:
     composite_norms: bool = True
     plain_norms: bool = False
     eager: bool = True
+    compiled: bool = False
     widens_attention: bool = True
     scatters_by_exchange: bool = True
     scatters_transfers: bool = False
@@ -68,6 +71,7 @@ class Software:
     hides_experts: bool = False
     keeps_copies: bool = False
     narrow_parameters: bool = False
+    adds_narrow: bool = False
     fused_loss: bool = True
     placeholders: bool = False
     dropout: bool = False
@@ -111,13 +115,18 @@ _MEGATRON: Mapping[str, Any] = {
     "fused_loss": False,
     "layer_seconds": 1e-3,  # python of a layer in eager Megatron: what explains launch-bound A100 runs (docs/lab.md)
 }
-_EAGER: Mapping[str, Any] = {**_MEGATRON, "eager": True}
+_SCALING: Mapping[str, Any] = {**_MEGATRON, "eager": True, "adds_narrow": True}
 _CORE: Mapping[str, Any] = {
     **_MEGATRON,
     "overlap": True,
     "fused_loss": True,
     "placeholders": True,
     "sums_biases": False,
+}
+_TITAN: Mapping[str, Any] = {
+    "attention_kernel": AttentionKernel.FLASH_2,
+    "fused_loss": False,
+    "selects_operators": True,
 }
 _BRIDGE: Mapping[str, Any] = {**_CORE, "narrow_parameters": True}
 _EXPERTS: Mapping[str, Mapping[str, Any]] = {
@@ -130,14 +139,19 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
     {
         "torch": Software(),
         "torch-2023": Software(attention_kernel=AttentionKernel.FLASH_1),
-        "torch-2024": Software(attention_kernel=AttentionKernel.FLASH_2, fused_loss=False, selects_operators=True),
+        "torch-2024": Software(plain_norms=True, **_TITAN),
+        "torch-2024-compiled": Software(compiled=True, **_TITAN),
         "megatron-2021": Software(fused_attention=False, dropout=True, adds_biases=True, **_MEGATRON),
         "megatron-flash": Software(attention_kernel=AttentionKernel.FLASH_2, **_MEGATRON),
-        "megatron-eager": Software(attention_kernel=AttentionKernel.FLASH_2, **_EAGER),
-        "megatron-plain-norms": Software(attention_kernel=AttentionKernel.FLASH_2, plain_norms=True, **_EAGER),
-        "megatron-plain-norms-flash-1": Software(attention_kernel=AttentionKernel.FLASH_1, plain_norms=True, **_EAGER),
-        "megatron-plain-norms-unfused": Software(fused_attention=False, plain_norms=True, **_EAGER),
-        "megatron-plain": Software(fused_attention=False, plain_softmax=True, plain_norms=True, **_EAGER),
+        "scaling": Software(attention_kernel=AttentionKernel.FLASH_2, plain_norms=True, **_SCALING),
+        "scaling-fused-norms": Software(attention_kernel=AttentionKernel.FLASH_2, **_SCALING),
+        "scaling-flash-1": Software(attention_kernel=AttentionKernel.FLASH_1, plain_norms=True, **_SCALING),
+        "scaling-fused-softmax": Software(fused_attention=False, plain_norms=True, **_SCALING),
+        "scaling-plain-softmax": Software(fused_attention=False, plain_softmax=True, plain_norms=True, **_SCALING),
+        "internevo": Software(
+            attention_kernel=AttentionKernel.FLASH_2,
+            **{**_MEGATRON, "overlap": True, "fused_accumulation": False, "adds_narrow": True},
+        ),
         "megatron-core-serial": Software(**{**_CORE, "overlap": False}),
         **{f"megatron-core{name}": Software(**_CORE, **how) for name, how in _EXPERTS.items()},
         **{f"megatron-bridge{name}": Software(**_BRIDGE, **how) for name, how in _EXPERTS.items()},

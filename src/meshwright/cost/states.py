@@ -107,7 +107,7 @@ def _with_copies(table: PlanTable, local: Local, *, software: Software) -> State
     master, compute, reduced = (size[:, None] for size in (sizes.master, sizes.compute, sizes.reduced))
     sharding = table.sharding[:, None]
     wide = compute < master
-    added = np.where(wide, reduced, master)
+    added = np.where(wide, compute if software.adds_narrow else reduced, master)
     gradients = np.where(sharding < _ZERO2, local.whole, local.owned) * added
     return States(
         parameters=_parameters(table, local, compute=compute, software=software),

@@ -81,6 +81,12 @@ class Sizes:
         return self.batch * self.sequence**2 / self.context
 
     @property
+    def score_bytes(self) -> FloatArray:
+        """Bytes of a score that backward keeps where attention is not fused: softmax, and what is left of it with the
+        mask of what was dropped (2205.05198)."""
+        return self.itemsize * (2.0 if self.dropout else 1.0) + (1.0 if self.dropout else 0.0)
+
+    @property
     def zeros(self) -> FloatArray:
         return np.zeros_like(self.batch)
 

@@ -270,7 +270,7 @@ class _Reader:
         framework = self.run.text("framework").lower()
         for name, software in _TORCH.items():
             if name in framework:
-                return software
+                return f"{software}-compiled" if "torchtitan" in framework and self.run.is_yes("compile") else software
         if not self._framework_has(_MEGATRON):
             _refuse(f"no model of the software {self.run.text('framework')}")
         flash = self.run.is_yes("flash")
@@ -278,9 +278,11 @@ class _Reader:
             recent = self._is_recent()
             flash = self._assume("fused attention" if recent else "attention not fused", recent)
         if kernel := re.search(r"norm kernel=(\w+)([^;]*)", self.run.text("extra")):
-            return "megatron-eager" if "RMS kernel" in kernel[2] else _eager(kernel[1])
+            return "scaling-fused-norms" if "RMS kernel" in kernel[2] else _scaling(kernel[1])
         if not flash:
             return "megatron-2021"
+        if self._framework_has(("internevo",)):
+            return "internevo"
         return self._core() if self._is_recent() else "megatron-flash"
 
     def _core(self) -> str:
@@ -301,7 +303,7 @@ class _Reader:
         """Stacks of fp16 add and reduce gradients as they are, others in fp32; tuned recipes in bf16."""
         if precision is Precision.FP16:
             return Precision.FP16
-        tuned = self._framework_has(_TUNED) or (precision.quantized and self._framework_has(_MEGATRON))
+        tuned = self._framework_has((*_TUNED, "internevo")) or (precision.quantized and self._framework_has(_MEGATRON))
         return self._assume("gradients in bf16", Precision.BF16) if tuned else Precision.FP32
 
     def _framework_has(self, names: Sequence[str]) -> bool:
@@ -330,11 +332,11 @@ class _Reader:
         return value
 
 
-def _eager(kernel: str) -> str:
-    """The stack whose norms are written out and whose attention is called `kernel`."""
-    names = {"fused": "megatron-plain-norms-unfused", "torch": "megatron-plain"}
-    first = "megatron-plain-norms-flash-1" if kernel.startswith("flash_attentionv1") else "megatron-plain-norms"
-    return names.get(kernel, first)
+def _scaling(kernel: str) -> str:
+    """Aleph Alpha's library with norms written out and attention by `kernel`."""
+    if kernel.startswith("flash_attention"):
+        return "scaling-flash-1" if kernel.startswith("flash_attentionv1") else "scaling"
+    return "scaling-fused-softmax" if kernel == "fused" else "scaling-plain-softmax"
 
 
 def _even(layers: int, stages: int, *, fewer_at_ends: bool) -> list[int]:
