@@ -233,11 +233,11 @@ def _unfused_seconds(part: PartWork, rates: Rates, *, software: Software) -> tup
     its backward reads those and their gradients. Plain, scores are copied, masked and softmaxed, each reading and
     writing all; backward is that of the last two. Heads whose rows are not whole 16 bytes leave the matrix units.
     """
-    length, width = float(rates.attention.length), part.score_dim
+    length, width = (np.full_like(rates.itemsize, size) for size in (rates.attention.length, part.score_dim))
     count = part.scores / length**2
     batched = partial(product_seconds, rates=rates.head, together=count)
     inner, outer = count * batched(length, length, width), count * batched(length, width, length)
-    if width % _ALIGNED_FEATURES:
+    if part.score_dim % _ALIGNED_FEATURES:
         slow = 2.0 * part.scores * width / rates.vector_peak
         inner, outer = np.maximum(inner, slow), np.maximum(outer, slow)
     seen = part.score_flops / (4.0 * width * part.scores)

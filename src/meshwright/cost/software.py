@@ -128,7 +128,8 @@ _TITAN: Mapping[str, Any] = {
     "fused_loss": False,
     "selects_operators": True,
 }
-_BRIDGE: Mapping[str, Any] = {**_CORE, "narrow_parameters": True}
+_NEMO: Mapping[str, Any] = {**_CORE}
+_BRIDGE: Mapping[str, Any] = {**_NEMO, "narrow_parameters": True}
 _EXPERTS: Mapping[str, Mapping[str, Any]] = {
     "": {},
     "-deepep": {"dispatches_once": True},
@@ -138,7 +139,7 @@ _EXPERTS: Mapping[str, Mapping[str, Any]] = {
 SOFTWARE: Mapping[str, Software] = MappingProxyType(
     {
         "torch": Software(),
-        "torch-2023": Software(attention_kernel=AttentionKernel.FLASH_1),
+        "torch-2023": Software(attention_kernel=AttentionKernel.FLASH_1, plain_norms=True),
         "torch-2024": Software(plain_norms=True, **_TITAN),
         "torch-2024-compiled": Software(compiled=True, **_TITAN),
         "megatron-2021": Software(fused_attention=False, dropout=True, adds_biases=True, **_MEGATRON),
@@ -154,6 +155,7 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
         ),
         "megatron-core-serial": Software(**{**_CORE, "overlap": False}),
         **{f"megatron-core{name}": Software(**_CORE, **how) for name, how in _EXPERTS.items()},
+        **{f"nemo{name}": Software(**_NEMO, **how) for name, how in _EXPERTS.items()},
         **{f"megatron-bridge{name}": Software(**_BRIDGE, **how) for name, how in _EXPERTS.items()},
     }
 )

@@ -33,7 +33,7 @@ from meshwright.spec.plan import (
 )
 
 T = TypeVar("T")
-_RECENT = ("megatron-core", "nemo/")
+_RECENT = ("megatron-core", "megatron-bridge", "nemo/")
 _TUNED = ("nemo/", "megatron-bridge")  # recipes whose speed their authors publish
 _TORCH = {"composer": "torch-2023", "fsdp1": "torch-2024", "torchtitan": "torch-2024", "fsdp": "torch"}
 _MICROBATCHES = (2, 4, 8, 16, 32)
@@ -291,7 +291,8 @@ class _Reader:
         if "overlap switched off" in extra:
             return "megatron-core-serial"
         once = any(f"dispatcher={name}" in extra for name in ("deepep", "hybridep"))
-        name = "megatron-bridge" if self._framework_has(_TUNED) else "megatron-core"
+        name = "nemo" if self._framework_has(_TUNED) else "megatron-core"
+        name = "megatron-bridge" if self._framework_has(("megatron-bridge",)) else name
         return name + ("-deepep" if once else "") + ("-overlap" if "moe_a2a_overlap" in extra else "")
 
     def _is_recent(self) -> bool:
