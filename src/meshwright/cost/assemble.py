@@ -95,6 +95,7 @@ def assemble(
     everything: FloatArray,
     shape: Shape,
     reach: FloatArray,
+    waits: FloatArray,
     path: Path | None,
     model: ModelSpec,
     job: JobSpec,
@@ -102,11 +103,13 @@ def assemble(
 ) -> Step:
     """The step of every row. `place` (rows, ranks, machines) says which machine a rank runs on; the slowest decides.
 
+    A microbatch is `reach` on its way from the first rank to each other; every pass of a stage `waits` for it.
+
     `path` is the longest one through the schedule of the only row, where it was followed.
     """
     each = _microbatch(machines, place, counts=counts, everything=everything, shape=shape)
     once = _once(table, machines, place, arrays=arrays, counts=counts, each=each, model=model, job=job)
-    pipe = _pipe(machines, each, shape=shape, reach=reach, path=path)
+    pipe = _pipe(machines, each, shape=shape, reach=reach, waits=waits, path=path)
     of, passes = pipe.of, shape.microbatches * pipe.stretch
     start = each.forward.first_upto - each.forward.first
     early = each.backward.first_upto - each.backward.first
@@ -164,10 +167,14 @@ class _Pipe:
         return np.take_along_axis(values, self.busiest[:, None], axis=1)[:, 0]
 
 
-def _pipe(machines: list[Machine], each: _Each, *, shape: Shape, reach: FloatArray, path: Path | None) -> _Pipe:
+def _pipe(
+    machines: list[Machine], each: _Each, *, shape: Shape, reach: FloatArray, waits: FloatArray, path: Path | None
+) -> _Pipe:
     passes = {"forward": each.forward, "backward": each.backward, "weight": each.weight}
-    still = makespan(shape, **passes, reach=np.zeros_like(reach))
-    moving = still if not reach.any() else makespan(shape, **passes, reach=reach)
+    still = moving = makespan(shape, **passes, reach=np.zeros_like(reach))
+    if reach.any() or waits.any():
+        waiting = passes | {name: passes[name].later(waits, shape) for name in ("forward", "backward")}
+        moving = makespan(shape, **waiting, reach=reach)
     if path is not None:
         still, moving = path.instead(still, moving)
     cost = each.forward.everything + each.backward.everything

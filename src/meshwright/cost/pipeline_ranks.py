@@ -29,6 +29,18 @@ class RankSeconds:
         """That share of every pass."""
         return RankSeconds(**{field.name: share * getattr(self, field.name) for field in fields(self)})
 
+    def later(self, seconds: FloatArray, shape: Shape) -> RankSeconds:
+        """With every pass of every stage longer by `seconds` (rows,)."""
+        each, upto = seconds[:, None], seconds[:, None] * (shape.rank + 1.0)
+        return RankSeconds(
+            total=self.total + each * shape.chunks[:, None],
+            first=self.first + each,
+            last=self.last + each,
+            first_upto=self.first_upto + upto,
+            last_upto=self.last_upto + upto,
+            everything=self.everything + seconds * shape.chunks * shape.pipeline,
+        )
+
     def less(self, part: RankSeconds) -> RankSeconds:
         """What is left of every pass without `part`."""
         names = [field.name for field in fields(self)]

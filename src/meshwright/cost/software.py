@@ -37,7 +37,9 @@ class Software:
     host's time; 0 where one kernel multiplies all.
     `dispatches_once`: a token crosses to a node once, however many of its experts are there (DeepEP, 2412.19437).
     `hides_experts`: tokens travel to their experts and back while another microbatch works in the same layer.
-    `scatters_transfers`: tensor ranks send a slice each between stages and gather it in their node.
+    `waits_for_transfers`: sender and receiver of a stage's features do nothing else until both are done;
+    `waits_in_loops`: with several stages on a rank too. `scatters_transfers`: tensor ranks send a slice each between
+    stages and gather it in their node.
     `keeps_copies`: parameters in the precision that multiplies lie beside the optimizer's fp32 masters, and gradients
     in a buffer of their own from the first step on; `narrow_parameters`: under recipes of eight and four bits those of
     layers are quantised themselves, and lie beside no other copy; `adds_narrow`: gradients add up in the precision that
@@ -63,6 +65,8 @@ class Software:
     widens_attention: bool = True
     scatters_by_exchange: bool = True
     scatters_transfers: bool = False
+    waits_for_transfers: bool = False
+    waits_in_loops: bool = False
     attention_kernel: AttentionKernel = AttentionKernel.NATIVE
     layer_seconds: float = 0.0
     expert_streams: int = 0
@@ -102,6 +106,8 @@ class Software:
 
 
 _MEGATRON: Mapping[str, Any] = {
+    "waits_for_transfers": True,
+    "waits_in_loops": True,
     "overlap": False,
     "gathers_saved": False,
     "fused_accumulation": True,
@@ -118,6 +124,7 @@ _MEGATRON: Mapping[str, Any] = {
 _SCALING: Mapping[str, Any] = {**_MEGATRON, "eager": True, "adds_narrow": True}
 _CORE: Mapping[str, Any] = {
     **_MEGATRON,
+    "waits_in_loops": False,
     "overlap": True,
     "fused_loss": True,
     "placeholders": True,
@@ -153,7 +160,7 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
             attention_kernel=AttentionKernel.FLASH_2,
             **{**_MEGATRON, "overlap": True, "fused_accumulation": False, "adds_narrow": True},
         ),
-        "megatron-core-serial": Software(**{**_CORE, "overlap": False}),
+        "megatron-core-serial": Software(**{**_CORE, "overlap": False, "waits_in_loops": True}),
         **{f"megatron-core{name}": Software(**_CORE, **how) for name, how in _EXPERTS.items()},
         **{f"nemo{name}": Software(**_NEMO, **how) for name, how in _EXPERTS.items()},
         **{f"megatron-bridge{name}": Software(**_BRIDGE, **how) for name, how in _EXPERTS.items()},
