@@ -13,7 +13,8 @@ from meshwright.cost.processor import share
 from meshwright.cost.software import Software
 from meshwright.cost.synchronize import DataLinks
 from meshwright.cost.table import IntArray, PlanTable
-from meshwright.spec.cluster import ClusterSpec, Collective, NodeGroup
+from meshwright.cost.work import FloatArray
+from meshwright.spec.cluster import ClusterSpec, Collective, DeviceKind, NodeGroup
 from meshwright.spec.plan import AxisName
 
 Dim = tuple[IntArray, IntArray]
@@ -41,7 +42,8 @@ def lay_links(table: PlanTable, *, group: NodeGroup, cluster: ClusterSpec, softw
     def price(operation: Collective, ring: Ring) -> Linear:
         """Groups beside this one contend for the cores; ranks of this one do so in its measured times already."""
         beside = np.maximum(sharing.lockstep / sharing.slowdown(ring.per_node), 1.0)
-        return collective(operation, ring, group=group, cluster=cluster).slowed(beside).take(inverse)
+        priced = collective(operation, ring, group=group, cluster=cluster).slowed(beside)
+        return priced.later(_dated(operation, ring, group=group, software=software)).take(inverse)
 
     def data_links(replicas: Dim, *shards: Dim) -> DataLinks:
         sharded, both = around(*shards), around(replicas, *shards)
@@ -89,6 +91,15 @@ def lay_links(table: PlanTable, *, group: NodeGroup, cluster: ClusterSpec, softw
         expert_data=data_links(same_experts, shard_experts) if table.on_grid.any() else data,
         everyone=price(Collective.ALL_REDUCE, around(*axes.values())),
     )
+
+
+def _dated(operation: Collective, ring: Ring, *, group: NodeGroup, software: Software) -> FloatArray:
+    """What a collective of `ring` takes longer, by the steps in a node, with the library of the software's time."""
+    if group.device.kind is not DeviceKind.CUDA:
+        return np.zeros_like(ring.size)
+    turns = 2.0 if operation is Collective.ALL_REDUCE else 1.0
+    late = software.collective_seconds + turns * (ring.per_node - 1.0) * software.step_seconds
+    return np.where(ring.size > 1.0, late, 0.0)
 
 
 def _runs(table: PlanTable, step: IntArray) -> tuple[Dim, Dim]:

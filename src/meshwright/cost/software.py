@@ -37,7 +37,8 @@ class Software:
     host's time; 0 where one kernel multiplies all.
     `dispatches_once`: a token crosses to a node once, however many of its experts are there (DeepEP, 2412.19437).
     `hides_experts`: tokens travel to their experts and back while another microbatch works in the same layer.
-    `waits_for_transfers`: sender and receiver of a stage's features do nothing else until both are done;
+    `collective_seconds` and `step_seconds`: what a collective and each of its ring's steps take longer than NCCL's of
+    today. `waits_for_transfers`: sender and receiver of a stage's features do nothing else until both are done;
     `waits_in_loops`: with several stages on a rank too. `scatters_transfers`: tensor ranks send a slice each between
     stages and gather it in their node.
     `keeps_copies`: parameters in the precision that multiplies lie beside the optimizer's fp32 masters, and gradients
@@ -65,6 +66,8 @@ class Software:
     widens_attention: bool = True
     scatters_by_exchange: bool = True
     scatters_transfers: bool = False
+    collective_seconds: float = 0.0
+    step_seconds: float = 0.0
     waits_for_transfers: bool = False
     waits_in_loops: bool = False
     attention_kernel: AttentionKernel = AttentionKernel.NATIVE
@@ -121,6 +124,9 @@ _MEGATRON: Mapping[str, Any] = {
     "fused_loss": False,
     "layer_seconds": 1e-3,  # python of a layer in eager Megatron: what explains launch-bound A100 runs (docs/lab.md)
 }
+# All-reduces of 1 to 16 MiB among 2, 4 and 8 A100 in vTrain's tables (VIA-Research/vTrain trace/a100, MIT) took 27, 40
+# and 68 us longer than those that newer versions of the library take there.
+_OLD_NCCL: Mapping[str, Any] = {"collective_seconds": 20e-6, "step_seconds": 3.4e-6}
 _SCALING: Mapping[str, Any] = {**_MEGATRON, "eager": True, "adds_narrow": True}
 _CORE: Mapping[str, Any] = {
     **_MEGATRON,
@@ -149,7 +155,7 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
         "torch-2023": Software(attention_kernel=AttentionKernel.FLASH_1, plain_norms=True),
         "torch-2024": Software(plain_norms=True, **_TITAN),
         "torch-2024-compiled": Software(compiled=True, **_TITAN),
-        "megatron-2021": Software(fused_attention=False, dropout=True, adds_biases=True, **_MEGATRON),
+        "megatron-2021": Software(fused_attention=False, dropout=True, adds_biases=True, **_OLD_NCCL, **_MEGATRON),
         "megatron-flash": Software(attention_kernel=AttentionKernel.FLASH_2, **_MEGATRON),
         "scaling": Software(attention_kernel=AttentionKernel.FLASH_2, plain_norms=True, **_SCALING),
         "scaling-fused-norms": Software(attention_kernel=AttentionKernel.FLASH_2, **_SCALING),
