@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -70,11 +72,7 @@ def test_a_report_says_so_and_agrees_with_its_verdict():
     device = cluster.groups[0].device
     for share in (0.5, 0.9, 1.1, 2.0):
         need = roomy.peak_bytes * share / device.usable_fraction
-        tight = with_group(cluster, device=type(device)(**{**_fields(device), "memory_bytes": need}))
+        tight = with_group(cluster, device=replace(device, memory_bytes=need))
         report = predict(design(llama(), tight))
         assert report.fit_probability is not None
         assert report.fits is (report.fit_probability >= FITS)
-
-
-def _fields(device: object) -> dict[str, object]:
-    return {name: getattr(device, name) for name in device.__dataclass_fields__}  # type: ignore[attr-defined]
