@@ -221,7 +221,7 @@ def test_a_kept_decision_has_the_same_page(decision: Decision, page: str, tmp_pa
     assert "2 runs compared" in both
 
 
-@pytest.mark.skipif(not NODE, reason="needs Node.js: apt-get install nodejs; test_page_scripts.py checks the text")
+@pytest.mark.skipif(not NODE, reason="needs Node.js: apt-get install nodejs; the text is checked without")
 def test_scripts_write_numbers_as_python_does(tmp_path: Path) -> None:
     numbers = [0.0, 3.2e-7, 9.996e-4, 0.0123, 0.99951, 1.0, 9.994, 77.34, 119.9, 3661.0, 7300.5, 200_000.0, 4.2e7]
     counts = [0.0, 12.0, 1023.9, 4096.0, 5.5e6, 7.97e10, 2.0**50 * 3.3]
@@ -238,9 +238,7 @@ def test_scripts_write_numbers_as_python_does(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.skipif(
-    not CHROMIUM, reason="needs a browser: apt-get install chromium; test_page_scripts.py checks the text"
-)
+@pytest.mark.skipif(not CHROMIUM, reason="needs a browser: apt-get install chromium; the text is checked without")
 def test_a_browser_shows_the_plan_that_the_address_names(page: str, decision: Decision, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     trap = "<script>addEventListener('error', (event) => document.body.dataset.fault = event.message);</script>"
