@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from meshwright.catalog.device_curves import AMPERE, BLACKWELL, Generation
 from meshwright.spec.cluster import DeviceKind, DeviceSpec, MatrixCurve, MatrixTiles, Precision
@@ -40,6 +41,10 @@ class Sheet:
     aliases: tuple[str, ...] = ()
     kind: DeviceKind = DeviceKind.CUDA
     units: int | None = None
+
+    def variant(self, *, name: str, title: str, aliases: tuple[str, ...] = (), **differs: Any) -> Sheet:
+        """The sheet of a device that is as this one but for what is named; `differs` are fields of the sheet."""
+        return replace(self, name=name, title=title, aliases=aliases, **differs)
 
     @property
     def peaks(self) -> dict[Precision, float]:

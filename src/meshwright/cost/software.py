@@ -20,8 +20,7 @@ WIDE_ATTENTION_LENGTH = 512
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Software:
     """`fused_attention`: scores never reach memory and hidden keys are skipped. `overlap`: gradients travel during
-    backward. `gathers_saved`: with sequence parallel, the gathered input of a layer is kept for backward instead of
-    gathered again. `fused_accumulation`: products of weight gradients add to the accumulated gradient themselves.
+    backward. `fused_accumulation`: products of weight gradients add to the accumulated gradient themselves.
     `dense_masks`: attention under a window, and on accelerators under a document mask, reads every score (on
     processors documents are attended one by one). `casts_each_pass`: weights that are
     not sharded are cast to the precision that multiplies in every pass, and kept for its backward.
@@ -55,7 +54,6 @@ class Software:
 
     fused_attention: bool = True
     overlap: bool = True
-    gathers_saved: bool = True
     fused_accumulation: bool = False
     dense_masks: bool = True
     casts_each_pass: bool = True
@@ -112,7 +110,6 @@ _MEGATRON: Mapping[str, Any] = {
     "waits_for_transfers": True,
     "waits_in_loops": True,
     "overlap": False,
-    "gathers_saved": False,
     "fused_accumulation": True,
     "scatters_transfers": True,
     "dense_masks": False,
