@@ -9,7 +9,7 @@ import numpy as np
 
 from meshwright.cost.work import FloatArray
 from meshwright.schedule.graph import Graph, graph
-from meshwright.schedule.program import WORKS, Program
+from meshwright.schedule.program import WORKS, Ids, Program
 from meshwright.schedule.table import Action, Table, Work
 
 _ROWS = 1024  # played at once, so that the ends of their latest actions stay in the cache
@@ -52,6 +52,11 @@ class StageRows:
         if work is Work.BACKWARD:
             return self.backward
         return self.weight if work is Work.WEIGHT else self.backward - self.weight
+
+    def take(self, rows: Ids) -> StageRows:
+        """Those rows alone."""
+        names = ("forward", "backward", "weight", "transfer")
+        return StageRows(**{name: getattr(self, name)[:, rows] for name in names})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
