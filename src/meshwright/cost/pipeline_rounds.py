@@ -7,6 +7,7 @@ between neighbours closes after two or three microbatches, so the growth is meas
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 
 import numpy as np
@@ -23,7 +24,7 @@ PLAYED = (Kind.INTERLEAVED, *sorted(SPLIT))
 MOST_ACTIONS = 5_000  # of one row, all that is played for it: some ten microseconds
 _FIRST = 3  # rounds after which the next ones are nearly alike
 _CYCLE = 6  # microbatches
-_ALIKE, _LONGER, _SLOW = 1.02, 1.25, 0.1  # times a stage, the first stage, and a hop's share of a stage
+_ALIKE, _LONGER, _SLOW = 1.02, 1.25, 0.1  # of a stage: the others, the first over them or them over the last, a hop
 
 
 def played(
@@ -35,7 +36,7 @@ def played(
     would take more than MOST_ACTIONS are left to the closed forms, and those without a legal schedule.
     """
     seconds = np.full(len(shape.schedule), np.nan)
-    rows = np.flatnonzero(np.isin(shape.schedule, [SCHEDULES.index(kind) for kind in PLAYED]) & (shape.pipeline > 1.0))
+    rows = np.flatnonzero(_among(shape.schedule, PLAYED) & (shape.pipeline > 1.0))
     rows = rows[~_plain(shape, rows, forward=forward, backward=backward, reach=reach)]
     columns = [shape.schedule, shape.pipeline, shape.chunks, shape.microbatches]
     kinds, pipeline, chunks, microbatches = (np.asarray(column, dtype=np.int64)[rows] for column in columns)
@@ -61,14 +62,13 @@ _NAMES = ("total", "first", "last")
 
 
 def _plain(shape: Shape, rows: IntArray, *, forward: RankSeconds, backward: RankSeconds, reach: FloatArray) -> BoolArray:
-    """Whether closed forms tell the rows within a hundredth: all stages but the first and last one are alike, the first
-    is not much longer, links are fast, and there are enough microbatches to fill the pipeline.
+    """Whether closed forms tell the rows within a hundredth: links are fast, all stages but the first and last one are
+    alike, the first is not much longer, the last not much shorter, and there are enough microbatches to fill the
+    pipeline. H1 asks for fast links alone.
     """
     total, first, last = ((getattr(forward, name) + getattr(backward, name))[rows] for name in _NAMES)
     chunks, valid, rank = shape.chunks[rows, None], shape.valid[rows], shape.rank[rows]
-    kinds = shape.schedule[rows]
-    loops, paired = (np.isin(kinds, [SCHEDULES.index(kind) for kind in among]) for among in (LOOPS, (Kind.DUAL_PIPE_V,)))
-    v_shaped = np.isin(kinds, [SCHEDULES.index(kind) for kind in V_SHAPES])
+    loops, h1, v_shaped = (_among(shape.schedule[rows], kinds) for kinds in (LOOPS, (Kind.ZERO_BUBBLE_H1,), V_SHAPES))
     begins = rank == 0
     ends = np.where(v_shaped[:, None], begins, rank == shape.pipeline[rows, None] - 1.0)
     inner = (total - first - last) / np.maximum(chunks - 2.0, 1.0)
@@ -79,10 +79,15 @@ def _plain(shape: Shape, rows: IntArray, *, forward: RankSeconds, backward: Rank
         most = np.maximum(most, np.where(here, stage, 0.0).max(axis=1))
     hops = np.diff(reach[rows], axis=1, prepend=0.0) / np.maximum(np.diff(rank, axis=1, prepend=0), 1)
     slowest = np.where(valid, hops, 0.0).max(axis=1)
-    full = loops | (shape.microbatches[rows] > 2.0 * shape.pipeline[rows])
-    opening = np.where(begins, first, 0.0).max(axis=1)
-    alike = (most <= _ALIKE * least) & (opening <= _LONGER * least) & (slowest <= _SLOW * least)
-    return np.asarray(alike & full & ~paired, dtype=np.bool_)
+    full = shape.microbatches[rows] > np.where(loops, 1.0, 2.0) * shape.pipeline[rows]
+    opening, closing = (np.where(there, stage, 0.0).max(axis=1) for there, stage in ((begins, first), (ends, last)))
+    alike = (most <= _ALIKE * least) & (opening <= _LONGER * least) & (least <= _LONGER * closing)
+    shortest = np.where(valid, total, np.inf).min(axis=1) / chunks[:, 0]
+    return np.asarray((slowest <= _SLOW * shortest) & (h1 | (alike & full)), dtype=np.bool_)
+
+
+def _among(schedules: IntArray, kinds: Iterable[Kind]) -> BoolArray:
+    return np.isin(schedules, [SCHEDULES.index(kind) for kind in kinds])
 
 
 def _groups(*columns: IntArray) -> list[tuple[list[int], IntArray]]:

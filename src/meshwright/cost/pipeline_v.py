@@ -21,7 +21,8 @@ from meshwright.cost.work import FloatArray
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Meanwhile:
     """What a rank does between the four passes of one microbatch and after them, and the third and fourth pass
-    themselves; all of shape (ranks, rows).
+    themselves; `detour` is what a path between the second and third pass gains over the ranks before. All of shape
+    (ranks, rows).
     """
 
     down: FloatArray
@@ -30,6 +31,7 @@ class _Meanwhile:
     back: FloatArray
     fourth: FloatArray
     after: FloatArray
+    detour: FloatArray
 
 
 def v_shaped(at: Turned, *, paired: BoolArray) -> FloatArray:
@@ -44,9 +46,10 @@ def v_shaped(at: Turned, *, paired: BoolArray) -> FloatArray:
         back=at.behind * (at.down.last + at.up.last + at.after.last) + at.after.last + at.down.first - early + mate,
         fourth=at.up.first + weights,
         after=np.zeros_like(at.rank),
+        detour=np.zeros_like(at.rank),
     )
     ends = (_last_of_zero_bubble(at), _last_of_pairs(at))
-    names = ("down", "over", "third", "back", "fourth", "after")
+    names = ("down", "over", "third", "back", "fourth", "after", "detour")
     last = _Meanwhile(**{name: np.where(paired, getattr(ends[1], name), getattr(ends[0], name)) for name in names})
     own = at.down.total + at.up.total + at.after.total
     start = _start(at, first) - at.down.first - _own(at, first)
@@ -85,7 +88,7 @@ def _end(at: Turned, own: _Meanwhile) -> FloatArray:
     """From the end of each rank's first pass of the last microbatch to the end of the step."""
     left = _down(at, own.after, at.up.first_upto - at.up.first + at.reach)
     left = _up(at, left + own.fourth + own.back, at.up.last_upto + at.reach)
-    left = _down(at, left + own.third + own.over, at.down.last_upto - at.down.last + at.reach)
+    left = _down(at, left + own.third + own.over + own.detour, at.down.last_upto - at.down.last + at.reach)
     return _up(at, left + at.down.last + own.down, at.down.first_upto + at.reach)
 
 
@@ -110,6 +113,7 @@ def _last_of_zero_bubble(at: Turned) -> _Meanwhile:
         back=at.behind * beside + np.where(at.rank > 0.0, 0.0, at.after.last),
         fourth=at.up.first,
         after=(at.rank + 1.0) * at.after.first + at.rank * at.after.last,
+        detour=np.zeros_like(at.rank),
     )
 
 
@@ -119,13 +123,21 @@ def _last_of_pairs(at: Turned) -> _Meanwhile:
     half = np.floor((at.rank + 1.0) / 2.0)
     whole = half * (at.after.first + at.after.last)
     odd = np.where((at.rank > 0.0) & (at.rank % 2.0 == 0.0), at.after.last, 0.0)
-    late = np.minimum(at.behind, at.rank + 1.0)
-    mixed = 0.5 * (at.after.first + at.after.last)
+    even = 1.0 - at.rank % 2.0
+    waiting = at.rank + 1.0 - half - even  # weight gradients of the second stage, each with one of the first behind it
+    between = np.minimum(np.ceil(np.maximum(at.behind - even, 0.0) / 2.0), waiting)
+    late = waiting - between
+    rest = at.rank * at.up.total + whole + odd
+    before = at.up.first_upto - at.up.first + at.after.first_upto - at.after.first
+    before = before + at.up.last_upto - at.up.last + 2.0 * at.reach
+    opening = np.where(at.rank > 0.0, 0.0, at.after.last)  # the first rank's last such backward is whole
+    detour = np.where(at.rank > 0.0, at.earlier(before, rest + opening), 0.0)
     return _Meanwhile(
         down=(at.behind + 1.0) * down + at.behind * (at.down.last + up),
-        over=up + at.rank * at.up.total + whole + odd,
-        third=at.up.last + np.where(at.rank > 0.0, 0.0, at.after.last),
-        back=at.behind * (at.up.first + mixed),
+        over=up + rest,
+        third=at.up.last + opening,
+        back=at.behind * (at.up.first + at.after.first) + between * (at.after.last - at.after.first),
         fourth=at.up.first,
-        after=late * at.after.first + (at.rank + 1.0 - late) * mixed,
+        after=(at.rank + 1.0) * at.after.first + late * (at.after.last - at.after.first),
+        detour=detour,
     )
