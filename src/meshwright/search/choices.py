@@ -1,0 +1,111 @@
+"""What may be chosen inside frames, in three steps: a microbatch, then schedule and sharding, then the ranks it spans.
+
+A bound that holds for all plans of one step leaves them out before they are written down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from meshwright.cost import PlanTable
+from meshwright.search.space import Space
+
+Ids = npt.NDArray[np.int64]
+_STEPS = (("key", "microbatch"), ("key", "microbatch", "schedule", "chunks", "slices", "sharding"))
+_SORTED = ("key", "microbatch", "schedule", "chunks", "slices", "sharding", "shard")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picked:
+    """Choices of frames, one an entry: `at` is an index into the choices of one step."""
+
+    frames: Ids
+    at: Ids
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    def take(self, chosen: npt.NDArray[np.bool_] | Ids) -> Picked:
+        return Picked(frames=self.frames[chosen], at=self.at[chosen])
+
+
+class Choices:
+    """All choices of a space with the least recompute and offload, those of one frame's key side by side.
+
+    Step 0 picks a microbatch, step 1 with it schedule, chunks, slices and sharding, step 2 all. Before the last step a
+    choice stands for all that follow from it: the one whose state is sharded most widely.
+    """
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        keys = sorted(space.inner)
+        parts = [space.plain.inner[key].columns for key in keys]
+        number = {key: index for index, key in enumerate(keys)}
+        self._key = np.array([number[int(key)] for key in space.keys], dtype=np.int64)
+        sizes = [len(part["microbatch"]) for part in parts]
+        columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        columns["key"] = np.repeat(np.arange(len(keys)), sizes)
+        columns["pipeline"] = np.repeat(_by_key(space.frames["pipeline"], self._key, len(keys)), sizes)
+        order = np.lexsort([columns[name] for name in reversed(_SORTED)])
+        self._columns = {name: values[order] for name, values in columns.items()}
+        self._ends = [_runs(self._columns, names) for names in _STEPS] + [np.arange(1, len(order) + 1)]
+        self._of_key = [
+            np.searchsorted(self._columns["key"][ends - 1], np.arange(len(keys) + 1)) for ends in self._ends
+        ]
+        self.frames = space.keys
+        self._layout = np.full(len(order), -1, dtype=np.int64)
+
+    def of(self, frames: Ids) -> Picked:
+        """What the first step may pick in `frames`."""
+        first, last = (self._of_key[0][self._key[frames] + shift] for shift in (0, 1))
+        return _spread(frames, first, last)
+
+    def after(self, picked: Picked, step: int) -> tuple[Picked, Ids]:
+        """What `step` may pick after `picked` of the step before, and the entry of `picked` that each follows from."""
+        ends, inner = self._ends[step - 1], self._ends[step]
+        starts = np.concatenate([[0], ends[:-1]])
+        first, last = (np.searchsorted(inner, edge[picked.at], side="right") for edge in (starts, ends - 1))
+        entries = _spread(np.arange(len(picked)), first, last + 1)
+        return Picked(frames=picked.frames[entries.frames], at=entries.at), entries.frames
+
+    def plans(self, picked: Picked, step: int) -> Ids:
+        """How many plans follow from each of `picked`."""
+        ends = self._ends[step]
+        return ends[picked.at] - np.where(picked.at > 0, ends[picked.at - 1], 0)
+
+    def table(self, picked: Picked, step: int) -> PlanTable:
+        """One plan for each of `picked`: of those that follow from it, the one sharded most widely."""
+        rows = self._ends[step][picked.at] - 1
+        names = (name for name in self._columns if name not in ("key", "pipeline"))
+        columns: dict[str, npt.ArrayLike] = {name: self._columns[name][rows] for name in names}
+        columns |= {name: values[picked.frames] for name, values in self._space.frames.items() if name != "data"}
+        missing = np.unique(rows[self._layout[rows] < 0])
+        if len(missing):
+            self._layout[missing] = self._space.layouts_of({n: self._columns[n][missing] for n in self._columns})
+        columns["layout"], columns["precision"] = self._layout[rows], self._space.precision
+        return PlanTable.build(columns, layouts=tuple(self._space.made))
+
+
+def _by_key(values: Ids, key: Ids, count: int) -> Ids:
+    found = np.zeros(count, dtype=np.int64)
+    found[key] = values
+    return found
+
+
+def _runs(columns: dict[str, Ids], names: Sequence[str]) -> Ids:
+    """Where runs of rows that are alike in `names` end."""
+    changed = np.any([columns[name][1:] != columns[name][:-1] for name in names], axis=0)
+    return np.append(np.flatnonzero(changed) + 1, len(columns["key"]))
+
+
+def _spread(entries: Ids, first: Ids, last: Ids) -> Picked:
+    """Every index from `first` up to but without `last` of each entry."""
+    counts = last - first
+    begin = np.cumsum(counts) - counts
+    return Picked(
+        frames=np.repeat(entries, counts), at=np.arange(int(counts.sum())) + np.repeat(first - begin, counts)
+    )
