@@ -18,19 +18,18 @@ from meshwright.cost.offload import away_seconds, optimizes_away
 from meshwright.cost.pipeline import Shape
 from meshwright.cost.software import software
 from meshwright.cost.states import state_bytes
-from meshwright.cost.table import OFFLOADS, SCHEDULES, SHARDINGS
+from meshwright.cost.table import OFFLOADS, SCHEDULES
 from meshwright.search.least import BlockLeast, Least
 from meshwright.search.space import Space
 from meshwright.search.travel import Work, least_seconds
 from meshwright.spec.cluster import ClusterSpec, DeviceKind
 from meshwright.spec.job import JobSpec
-from meshwright.spec.model import ModelSpec
-from meshwright.spec.plan import Offload, ScheduleKind, Sharding
+from meshwright.spec.model import Layer, ModelSpec
+from meshwright.spec.plan import Offload, ScheduleKind
 
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 MOMENTS = 2.0
-_ZERO1 = SHARDINGS.index(Sharding.OPTIMIZER)
 _AWAY = OFFLOADS.index(Offload.OPTIMIZER)
 _WHOLE_BACKWARD = [
     SCHEDULES.index(kind)
@@ -50,8 +49,7 @@ class Bounds:
     A pipeline rank does its own work on every microbatch, with the exchanges inside blocks and those of sharded
     parameters and gradients that the work cannot hide. Its microbatches come between the forward of one through the
     first stages of the ranks before it and, unless the schedule puts off part of it, its backward there. The first
-    rank's last gradients follow, and its optimizer. Bytes are those of the first pipeline rank, the last, and the first of those with most
-    parameters.
+    rank's last gradients follow, and its optimizer. Bytes are those of the ranks that mostly hold most.
     """
 
     def __init__(self, space: Space, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> None:
@@ -59,6 +57,7 @@ class Bounds:
         self._model, self._cluster, self._job = model, cluster, job
         self._arrays = count((Layout((0, len(model.blocks)), (0,)),), model=model, every_rank=False)
         self._counted: tuple[Layout, ...] = ()
+        self._before: Floats = np.zeros((1, 1, 1))
         self._fullest: Ids = np.zeros((1, 3), dtype=np.int64)
         self._number = self._arrays.everything[0, :-1]
         self._least = Least(space, kinds=self._arrays.kinds, model=model, cluster=cluster, job=job)
@@ -72,40 +71,45 @@ class Bounds:
 
     def shared(self, table: PlanTable, *, frames: Ids) -> Floats:
         """Seconds of every plan with the microbatches of `table`, whatever else it chooses, shape (rows,)."""
+        forward, backward = self._either(table, frames)
+        return np.asarray((forward + backward) @ self._number * table.microbatches / table.pipeline)
+
+    def scheduled(self, table: PlanTable, *, frames: Ids) -> Floats:
+        """Seconds of every plan with the microbatches and the schedule of `table`, whatever is sharded."""
+        work = self._work(table, *self._either(table, frames))
+        return np.asarray((work.before + table.microbatches[:, None] * work.busy).max(axis=1))
+
+    def _either(self, table: PlanTable, frames: Ids) -> tuple[Floats, Floats]:
+        """Seconds of blocks forward and backward, shape (rows, kinds), sharded or not."""
         found = []
-        for sharding in (0, _ZERO1):
-            some = replace(table, sharding=np.full(len(table), sharding), shard=np.full(len(table), 2 * sharding))
-            blocks, at = self._least.of(some, frames=frames)
-            found.append(((blocks.forward + blocks.backward) @ self._number)[at])
-        return np.asarray(np.minimum(*found) * table.microbatches / table.pipeline)
+        for sharded in (False, True):
+            blocks, at = self._least.of(table, frames=frames, sharded=np.full(len(table), sharded))
+            found.append((blocks.forward[at], blocks.backward[at]))
+        (forward, backward), (other, back) = found
+        return np.minimum(forward, other), np.minimum(backward, back)
 
-    def seconds(self, table: PlanTable, *, frames: Ids, travels: bool = True) -> Floats:
-        """Of every plan of `table`, each of the frame in `frames`, shape (rows,).
-
-        Without `travels`, of plans like it whose state is sharded over any number of ranks.
-        """
-        table = _effective(table)
-        blocks, at = self._least.of(table, frames=frames)
+    def _work(self, table: PlanTable, forward: Floats, backward: Floats, held: Floats | None = None) -> Work:
+        """What blocks of those seconds and so many parameters `held` make of every rank."""
         arrays, layout = self._count(table), table.layout
-        forward, backward = blocks.forward[at], blocks.backward[at]
-        total, before = (values[layout][..., :-1] for values in (arrays.total, arrays.first_upto - arrays.first))
+        total, before = arrays.total[layout][..., :-1], self._before[layout]
         passed = forward + np.where(np.isin(table.schedule, _WHOLE_BACKWARD)[:, None], backward, 0.0)
-        dense = np.where(table.on_grid[:, None], blocks.parameters[at] - blocks.apart[at], blocks.parameters[at])
-        work = Work(
+        return Work(
             before=_summed(before, passed) / table.slices[:, None],
             forward=_summed(total, forward),
             backward=_summed(total, backward),
-            parameters=_summed(total, dense),
+            parameters=_summed(total, np.zeros_like(forward) if held is None else held),
         )
-        if not travels:
-            return np.asarray((work.before + table.microbatches[:, None] * work.busy).max(axis=1))
-        features = software(self._job.software)
-        groups = self._cluster.groups
+
+    def seconds(self, table: PlanTable, *, frames: Ids) -> Floats:
+        """Of every plan of `table`, each of the frame in `frames`, shape (rows,)."""
+        table = _effective(table)
+        blocks, at = self._least.of(table, frames=frames, sharded=table.sharding > 0)
+        whole, apart = blocks.parameters[at], np.where(table.on_grid[:, None], blocks.apart[at], 0.0)
+        work = self._work(table, blocks.forward[at], blocks.backward[at], whole - apart)
+        features, groups = software(self._job.software), self._cluster.groups
         step = [least_seconds(table, work, group=each, cluster=self._cluster, software=features) for each in groups]
-        whole, apart = (values[at] for values in (blocks.parameters, blocks.apart))
-        first = total[:, 0]
-        experts = np.where(table.on_grid, (first * apart).sum(axis=1), 0.0)
-        owned = owned_parameters(table, (first * whole).sum(axis=1)[:, None], experts[:, None])
+        first = self._arrays.total[table.layout, :1, :-1]
+        owned = owned_parameters(table, _summed(first, whole), _summed(first, apart))
         return np.asarray(np.min(step, axis=0) + self._optimizer(table, owned))
 
     def _optimizer(self, table: PlanTable, owned: Floats) -> Floats:
@@ -120,12 +124,15 @@ class Bounds:
             found.append(here[:, 0])
         return np.asarray(np.min(found, axis=0))
 
-    def bytes(self, table: PlanTable, *, frames: Ids) -> Floats:
-        """Of every plan of `table`, each of the frame in `frames`, shape (rows,): what some ranks hold."""
+    def bytes(self, table: PlanTable, *, frames: Ids, ranks: int = 3) -> Floats:
+        """Of every plan of `table`, each of the frame in `frames`, shape (rows,): what so many of its ranks hold.
+
+        They are the first of those with most parameters in layers, the first rank and the last.
+        """
         table = _effective(table)
-        blocks, at = self._least.of(table, frames=frames)
+        blocks, at = self._least.of(table, frames=frames, sharded=table.sharding > 0)
         arrays, layout = self._count(table), table.layout[:, None]
-        ends = self._fullest[table.layout]
+        ends = self._fullest[table.layout, :ranks]
         names = ("total", "first", "last", "first_upto", "last_upto")
         counts = {name: getattr(arrays, name)[layout, ends] for name in names}
         shape = Shape(
@@ -156,9 +163,12 @@ class Bounds:
         if table.layouts != self._counted:
             self._arrays = count(table.layouts, model=self._model, every_rank=False)
             self._counted = table.layouts
-            largest = self._arrays.total[..., :-1] @ [float(kind.block.parameters) for kind in self._arrays.kinds]
+            self._before = (self._arrays.first_upto - self._arrays.first)[..., :-1]
+            kinds = [kind.block for kind in self._arrays.kinds]
+            layers = [float(block.parameters) if isinstance(block, Layer) else 0.0 for block in kinds]
             last = self._arrays.valid.sum(axis=1) - 1
-            self._fullest = np.stack([0 * last, largest.argmax(axis=1), last], axis=1)
+            largest = (self._arrays.total[..., :-1] @ layers).argmax(axis=1)
+            self._fullest = np.stack([largest, 0 * last, last], axis=1)
         return self._arrays
 
 

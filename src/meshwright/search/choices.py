@@ -1,4 +1,4 @@
-"""What may be chosen inside frames, in three steps: a microbatch, then schedule and sharding, then the ranks it spans.
+"""What may be chosen inside frames, step by step: a microbatch, a schedule, what is sharded, and over which ranks.
 
 A bound that holds for all plans of one step leaves them out before they are written down.
 """
@@ -15,8 +15,9 @@ from meshwright.cost import PlanTable
 from meshwright.search.space import Space
 
 Ids = npt.NDArray[np.int64]
-_STEPS = (("key", "microbatch"), ("key", "microbatch", "schedule", "chunks", "slices", "sharding"))
+MICROBATCH, SCHEDULE, SHARDING, PLAN = range(4)
 _SORTED = ("key", "microbatch", "schedule", "chunks", "slices", "sharding", "shard")
+_STEPS = (_SORTED[:2], _SORTED[:5], _SORTED[:6])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +37,8 @@ class Picked:
 class Choices:
     """All choices of a space with the least recompute and offload, those of one frame's key side by side.
 
-    Step 0 picks a microbatch, step 1 with it schedule, chunks, slices and sharding, step 2 all. Before the last step a
-    choice stands for all that follow from it: the one whose state is sharded most widely.
+    Of all that follow from a choice of an early step, the one whose state is sharded most and most widely stands for
+    them.
     """
 
     def __init__(self, space: Space) -> None:
@@ -61,16 +62,15 @@ class Choices:
 
     def of(self, frames: Ids) -> Picked:
         """What the first step may pick in `frames`."""
-        first, last = (self._of_key[0][self._key[frames] + shift] for shift in (0, 1))
+        first, last = (self._of_key[MICROBATCH][self._key[frames] + shift] for shift in (0, 1))
         return _spread(frames, first, last)
 
-    def after(self, picked: Picked, step: int) -> tuple[Picked, Ids]:
-        """What `step` may pick after `picked` of the step before, and the entry of `picked` that each follows from."""
+    def after(self, picked: Picked, step: int) -> Picked:
+        """What `step` may pick after `picked` of the step before."""
         ends, inner = self._ends[step - 1], self._ends[step]
         starts = np.concatenate([[0], ends[:-1]])
         first, last = (np.searchsorted(inner, edge[picked.at], side="right") for edge in (starts, ends - 1))
-        entries = _spread(np.arange(len(picked)), first, last + 1)
-        return Picked(frames=picked.frames[entries.frames], at=entries.at), entries.frames
+        return _spread(picked.frames, first, last + 1)
 
     def plans(self, picked: Picked, step: int) -> Ids:
         """How many plans follow from each of `picked`."""
@@ -78,7 +78,7 @@ class Choices:
         return ends[picked.at] - np.where(picked.at > 0, ends[picked.at - 1], 0)
 
     def table(self, picked: Picked, step: int) -> PlanTable:
-        """One plan for each of `picked`: of those that follow from it, the one sharded most widely."""
+        """The plan that stands for each of `picked`."""
         rows = self._ends[step][picked.at] - 1
         names = (name for name in self._columns if name not in ("key", "pipeline"))
         columns: dict[str, npt.ArrayLike] = {name: self._columns[name][rows] for name in names}

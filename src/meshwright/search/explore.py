@@ -24,7 +24,7 @@ Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 EXHAUSTIVE = 100_000  # plans that are all priced: less time than a person notices
 BATCH = 4_000  # plans weighed at a time while none is known to fit; then each time GROWTH times as many
-GROWTH = 16
+GROWTH = 4
 LARGEST = 4_000_000
 KEPT = 1_000  # of the best scores: as many plans may be asked for
 PATIENCE = 300_000  # plans priced without one that fits, before the lightest of every frame are asked
@@ -160,11 +160,12 @@ class Explorer:
         bounds = self._floors
         floors = Floors(
             shared=lambda table, frames: self._floor(table, bounds.shared(table, frames=frames)),
-            widest=lambda table, frames: self._floor(table, bounds.seconds(table, frames=frames, travels=False)),
+            scheduled=lambda table, frames: self._floor(table, bounds.scheduled(table, frames=frames)),
             own=lambda table, frames: self._floor(table, bounds.seconds(table, frames=frames)),
-            bytes=lambda table, frames: bounds.bytes(table, frames=frames),
+            roughly_fits=lambda table, frames: bounds.bytes(table, frames=frames, ranks=1) <= self._room,
+            may_fit=lambda table, frames: bounds.bytes(table, frames=frames) <= self._room,
         )
-        return Ladder(Choices(self.space), self.space.rungs, floors=floors, room=self._room)
+        return Ladder(Choices(self.space), self.space.rungs, floors=floors)
 
     def _keep(self, table: PlanTable) -> Mask:
         """Prices the rows of `table` and keeps them; which of them fit."""

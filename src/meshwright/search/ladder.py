@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.cost import PlanTable
-from meshwright.search.choices import Choices, Picked
+from meshwright.search.choices import MICROBATCH, PLAN, SCHEDULE, SHARDING, Choices, Picked
 
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
@@ -22,16 +22,17 @@ MOST = 16_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floors:
-    """What bounds say of the plans of a table, each of the frame given: scores and bytes at the least.
+    """What bounds say of the plans of a table, each of the frame given: scores at the least, and whether it may fit.
 
-    `shared` of all plans with that microbatch, `widest` of those like it whose state is sharded over fewer ranks,
-    `own` of the plan itself.
+    `shared` of all plans with that microbatch, `scheduled` of those with that schedule too, `own` of the plan itself;
+    `may_fit` looks at more ranks than `roughly_fits`.
     """
 
     shared: Callable[[PlanTable, Ids], Floats]
-    widest: Callable[[PlanTable, Ids], Floats]
+    scheduled: Callable[[PlanTable, Ids], Floats]
     own: Callable[[PlanTable, Ids], Floats]
-    bytes: Callable[[PlanTable, Ids], Floats]
+    roughly_fits: Callable[[PlanTable, Ids], Mask]
+    may_fit: Callable[[PlanTable, Ids], Mask]
 
 
 class Ladder:
@@ -41,9 +42,9 @@ class Ladder:
     is asked for. `hopeless` counts plans that cannot fit.
     """
 
-    def __init__(self, choices: Choices, rungs: tuple[list[int], list[int]], *, floors: Floors, room: float) -> None:
+    def __init__(self, choices: Choices, rungs: tuple[list[int], list[int]], *, floors: Floors) -> None:
         again, away = rungs
-        self._choices, self._floors, self._room = choices, floors, room
+        self._choices, self._floors = choices, floors
         self._least: Rung = (again[0], away[0])
         self._rungs = sorted(product(again, away), key=self._added)
         self.hopeless = 0
@@ -53,9 +54,13 @@ class Ladder:
     ) -> None:
         """Hands `keep` the plans of `frames` that may fit and score below `limit`, and is told which of them fit."""
         fitting: dict[Rung, Ids] = {}
-        cores = self._cores(frames, limit())
+        picked = self._choices.of(frames)
+        if np.isfinite(limit()):
+            picked = picked.take(self._floors.shared(self._on(picked, MICROBATCH, self._least), picked.frames) < limit())
+        picked = self._choices.after(picked, SCHEDULE)
         for rung in self._rungs:
-            rows = self._rows(cores, rung, limit())
+            picked, some = self._scheduled(picked, rung, limit())
+            rows = self._rows(some, rung)
             codes = rows.at * len(self._choices.frames) + rows.frames
             lighter = [fitting[key] for key in self._lighter(rung) if key in fitting and not every]
             if lighter:
@@ -76,27 +81,21 @@ class Ladder:
         rows = np.ones(len(table), dtype=np.int64)
         return replace(table, recompute=rung[0] * rows, offload=rung[1] * rows)
 
-    def _cores(self, frames: Ids, limit: float) -> Picked:
-        """Choices of all but the ranks that state is sharded over, of which a plan may be below `limit`."""
-        picked = self._choices.of(frames)
-        if np.isfinite(limit):
-            picked = picked.take(self._floors.shared(self._on(picked, 0, self._least), picked.frames) < limit)
-        picked, _ = self._choices.after(picked, 1)
-        if np.isfinite(limit):
-            picked = picked.take(self._floors.widest(self._on(picked, 1, self._least), picked.frames) < limit)
-        return picked
+    def _scheduled(self, picked: Picked, rung: Rung, limit: float) -> tuple[Picked, Picked]:
+        """Of the schedules `picked` those that may be below `limit` on any rung, and on this one."""
+        if not np.isfinite(limit) or not len(picked):
+            return picked, picked
+        below = self._floors.scheduled(self._on(picked, SCHEDULE, rung), picked.frames) < limit
+        return (picked.take(below) if rung == self._least else picked), picked.take(below)
 
-    def _rows(self, cores: Picked, rung: Rung, limit: float) -> Picked:
-        """Plans of `cores` on `rung` that may fit where all state is sharded, and be below `limit`."""
-        if not len(cores):
-            return cores
-        table = self._on(cores, 1, rung)
-        if np.isfinite(limit) and rung != self._least:
-            below = self._floors.widest(table, cores.frames) < limit
-            cores, table = cores.take(below), table.take(below)
-        fits = self._floors.bytes(table, cores.frames) <= self._room
-        self.hopeless += int(self._choices.plans(cores.take(~fits), 1).sum())
-        return self._choices.after(cores.take(fits), 2)[0]
+    def _rows(self, picked: Picked, rung: Rung) -> Picked:
+        """Plans with the schedules `picked` that may fit where state is sharded over all ranks that it may be."""
+        picked = self._choices.after(picked, SHARDING)
+        if not len(picked):
+            return picked
+        fits = self._floors.roughly_fits(self._on(picked, SHARDING, rung), picked.frames)
+        self.hopeless += int(self._choices.plans(picked.take(~fits), SHARDING).sum())
+        return self._choices.after(picked.take(fits), PLAN)
 
     def _priced(
         self, rows: Picked, rung: Rung, keep: Callable[[PlanTable], Mask], limit: Callable[[], float]
@@ -105,8 +104,8 @@ class Ladder:
         fits = np.zeros(len(rows), dtype=np.bool_)
         if not len(rows):
             return fits
-        table = self._on(rows, 2, rung)
-        light = self._floors.bytes(table, rows.frames) <= self._room
+        table = self._on(rows, PLAN, rung)
+        light = self._floors.may_fit(table, rows.frames)
         self.hopeless += int(np.count_nonzero(~light))
         left = np.flatnonzero(light)
         floor = self._floors.own(table.take(left), rows.frames[left])

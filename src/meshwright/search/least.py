@@ -23,6 +23,7 @@ from meshwright.spec.plan import Offload, Sharding
 
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 DIVIDES = ("tensor", "sequence_parallel", "context", "inner", "exchange", "expert", "expert_tensor")
 _KEPT_AWAY = OFFLOADS.index(Offload.ACTIVATIONS)
 _WAYS = len(RECOMPUTES) * 4
@@ -75,10 +76,9 @@ class Least:
         self._keys: Ids = np.zeros(0, dtype=np.int64)
         self._known: BlockLeast | None = None
 
-    def of(self, table: PlanTable, *, frames: Ids) -> tuple[BlockLeast, Ids]:
+    def of(self, table: PlanTable, *, frames: Ids, sharded: Mask) -> tuple[BlockLeast, Ids]:
         """Blocks of all settings known, and which of them each row of `table`, of the frame in `frames`, has."""
-        size = np.searchsorted(self._sizes, table.microbatch)
-        away, sharded = table.offload == _KEPT_AWAY, (table.sharding > 0) & (table.divided > 1)
+        size, away = np.searchsorted(self._sizes, table.microbatch), table.offload == _KEPT_AWAY
         key = ((self.setting[frames] * len(self._sizes) + size) * len(RECOMPUTES) + table.recompute) * 4
         distinct, inverse = np.unique(key + 2 * away + sharded, return_inverse=True)
         missing = distinct[~np.isin(distinct, self._keys)]
