@@ -105,12 +105,13 @@ class Ladder:
         if not len(rows):
             return fits
         table = self._on(rows, PLAN, rung)
-        light = self._floors.may_fit(table, rows.frames)
+        floor = self._floors.own(table, rows.frames)
+        left = np.flatnonzero(floor < limit())
+        light = self._floors.may_fit(table.take(left), rows.frames[left])
         self.hopeless += int(np.count_nonzero(~light))
-        left = np.flatnonzero(light)
-        floor = self._floors.own(table.take(left), rows.frames[left])
-        order = np.argsort(floor, kind="stable")
-        left, floor = left[order], floor[order]
+        left = left[light]
+        left = left[np.argsort(floor[left], kind="stable")]
+        floor = floor[left]
         start, size = 0, FIRST
         while start < len(left) and floor[start] < limit():
             stop = min(start + size, int(np.searchsorted(floor, limit())))

@@ -73,7 +73,12 @@ class Least:
         self._sizes = np.array(divisors(job.batch_sequences))
         self._kinds, self._precision = kinds, space.precision
         self._model, self._cluster, self._job = model, cluster, job
+        again, away = space.rungs
+        leaves = sorted({int(value == _KEPT_AWAY) for value in away})
+        self._ways = np.array([(r * 2 + a) * 2 + s for r in again for a in leaves for s in (0, 1)], dtype=np.int64)
         self._keys: Ids = np.zeros(0, dtype=np.int64)
+        self._order: Ids = self._keys
+        self._sorted: Ids = self._keys
         self._known: BlockLeast | None = None
 
     def of(self, table: PlanTable, *, frames: Ids, sharded: Mask) -> tuple[BlockLeast, Ids]:
@@ -85,8 +90,7 @@ class Least:
         if len(missing) or self._known is None:
             self._add(missing)
         assert self._known is not None
-        order = np.argsort(self._keys)
-        return self._known, order[np.searchsorted(self._keys, distinct, sorter=order)][inverse.reshape(-1)]
+        return self._known, self._order[np.searchsorted(self._sorted, distinct)][inverse.reshape(-1)]
 
     def endless(self) -> tuple[Floats, Floats]:
         """Seconds of a sequence forward and backward by setting and kind, of microbatches so large that nothing but
@@ -95,18 +99,22 @@ class Least:
         found = self._priced(self._settings, _MANY * ones, recompute=0 * ones, away=0 * ones, sharded=ones)
         return found.forward / _MANY * _ROUNDED, found.backward / _MANY * _ROUNDED
 
-    def _add(self, keys: Ids) -> None:
+    def _add(self, missing: Ids) -> None:
+        """Prices `missing` settings sharded and not, and where one is not of the first rung those of every rung: it is
+        their number and not that of calls that should count."""
+        pairs, ways = np.divmod(missing, _WAYS)
+        wanted = self._ways if np.isin(ways, self._ways[2:]).any() else self._ways[:2]
+        keys = (np.unique(pairs)[:, None] * _WAYS + wanted).reshape(-1)
+        keys = keys[~np.isin(keys, self._keys)]
         rest, ways = np.divmod(keys, _WAYS)
         setting, size = np.divmod(rest, len(self._sizes))
         found = self._priced(
-            self._settings[setting],
-            self._sizes[size],
-            recompute=ways // 4,
-            away=ways // 2 % 2,
-            sharded=ways % 2,
+            self._settings[setting], self._sizes[size], recompute=ways // 4, away=ways // 2 % 2, sharded=ways % 2
         )
         self._known = found if self._known is None else self._known.joined(found)
         self._keys = np.concatenate([self._keys, keys])
+        self._order = np.argsort(self._keys)
+        self._sorted = self._keys[self._order]
 
     def _priced(self, settings: Ids, microbatch: Ids, *, recompute: Ids, away: Ids, sharded: Ids) -> BlockLeast:
         columns: dict[str, npt.ArrayLike] = {name: settings[:, index] for index, name in enumerate(DIVIDES)}
