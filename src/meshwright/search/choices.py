@@ -6,7 +6,7 @@ A bound that holds for all plans of one step leaves them out before they are wri
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -15,23 +15,32 @@ from meshwright.cost import PlanTable
 from meshwright.search.space import Space
 
 Ids = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 MICROBATCH, SCHEDULE, SHARDING, PLAN = range(4)
 _SORTED = ("key", "microbatch", "schedule", "chunks", "slices", "sharding", "shard")
+_RUNGS = ("recompute", "offload")
 _STEPS = (_SORTED[:2], _SORTED[:5], _SORTED[:6])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picked:
-    """Choices of frames, one an entry: `at` is an index into the choices of one step."""
+    """Choices of frames, one an entry: `at` is an index into the choices of one step, `rung` into those of recompute
+    and offload."""
 
     frames: Ids
     at: Ids
+    rung: Ids
 
     def __len__(self) -> int:
         return len(self.at)
 
-    def take(self, chosen: npt.NDArray[np.bool_] | Ids) -> Picked:
-        return Picked(frames=self.frames[chosen], at=self.at[chosen])
+    def take(self, chosen: Mask | Ids) -> Picked:
+        return Picked(frames=self.frames[chosen], at=self.at[chosen], rung=self.rung[chosen])
+
+    def times(self, rungs: Sequence[int]) -> Picked:
+        """Every entry on each of `rungs`."""
+        size = len(self)
+        return replace(self.take(np.tile(np.arange(size), len(rungs))), rung=np.repeat(np.array(rungs), size))
 
 
 class Choices:
@@ -63,14 +72,23 @@ class Choices:
     def of(self, frames: Ids) -> Picked:
         """What the first step may pick in `frames`."""
         first, last = (self._of_key[MICROBATCH][self._key[frames] + shift] for shift in (0, 1))
-        return _spread(frames, first, last)
+        entry, at = _spread(first, last)
+        return Picked(frames=frames[entry], at=at, rung=np.zeros(len(at), dtype=np.int64))
 
     def after(self, picked: Picked, step: int) -> Picked:
         """What `step` may pick after `picked` of the step before."""
         ends, inner = self._ends[step - 1], self._ends[step]
         starts = np.concatenate([[0], ends[:-1]])
         first, last = (np.searchsorted(inner, edge[picked.at], side="right") for edge in (starts, ends - 1))
-        return _spread(picked.frames, first, last + 1)
+        entry, at = _spread(first, last + 1)
+        return replace(picked.take(entry), at=at)
+
+    def differ(self, column: str, value: int, step: int) -> Mask:
+        """Choices of `step` after which some plan's `column` is another than `value`; all where none here decides."""
+        if column not in self._columns or column in _RUNGS:
+            return np.ones(len(self._ends[step]), dtype=np.bool_)
+        other = self._columns[column] != value
+        return np.logical_or.reduceat(other, np.concatenate([[0], self._ends[step][:-1]]))
 
     def plans(self, picked: Picked, step: int) -> Ids:
         """How many plans follow from each of `picked`."""
@@ -102,10 +120,9 @@ def _runs(columns: dict[str, Ids], names: Sequence[str]) -> Ids:
     return np.append(np.flatnonzero(changed) + 1, len(columns["key"]))
 
 
-def _spread(entries: Ids, first: Ids, last: Ids) -> Picked:
-    """Every index from `first` up to but without `last` of each entry."""
+def _spread(first: Ids, last: Ids) -> tuple[Ids, Ids]:
+    """Every index from `first` up to but without `last` of each entry, and before it the entry that it is of."""
     counts = last - first
     begin = np.cumsum(counts) - counts
-    return Picked(
-        frames=np.repeat(entries, counts), at=np.arange(int(counts.sum())) + np.repeat(first - begin, counts)
-    )
+    entry = np.repeat(np.arange(len(counts)), counts)
+    return entry, np.arange(len(entry)) + np.repeat(first - begin, counts)

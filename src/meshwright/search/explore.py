@@ -12,7 +12,7 @@ from meshwright.cost import PlanTable
 from meshwright.cost.uncertainty import least_upper
 from meshwright.search.bound import Bounds, least_bytes
 from meshwright.search.choices import Choices
-from meshwright.search.ladder import Floors, Ladder
+from meshwright.search.ladder import Floors, Ladder, Other
 from meshwright.search.prices import Prices, may_fit, price
 from meshwright.search.space import Space
 from meshwright.spec.cluster import ClusterSpec
@@ -45,6 +45,7 @@ class Explorer:
         self._tables: list[PlanTable] = []
         self._prices: list[Prices] = []
         self._left = np.ones(len(space.keys), dtype=np.bool_)
+        self._reached = np.zeros(len(space.keys))  # the score below which plans of a frame were priced
         self._room = max(group.device.memory_bytes * group.device.usable_fraction for group in cluster.groups)
         if not self._small:
             self._drop(least_bytes(space, model=model) > self._room)
@@ -113,47 +114,65 @@ class Explorer:
             return
         self.until(lambda: self._at(min(count, KEPT)))
 
-    def until(self, enough: Callable[[], float], *, among: Mask | None = None, most: int | None = None) -> bool:
-        """Prices frames of `among` until none left can hold a score below `enough()`.
+    def until(
+        self,
+        enough: Callable[[], float],
+        *,
+        among: Mask | None = None,
+        other: Other | None = None,
+        most: int | None = None,
+    ) -> bool:
+        """Prices plans, of the frames of `among` and those that `other` asks for, until none left can score below
+        `enough()`.
 
-        False where `most` rows were priced before.
+        False where `most` plans were weighed before.
         """
         asked = self._left if among is None else self._left & among
         order = np.flatnonzero(asked)
         order = order[np.argsort(self._bounds[order], kind="stable")]
         ends = np.cumsum(self.space.plain.sizes[order])
-        start, began, rows = 0, self.priced, BATCH
+        start, rows = 0, BATCH
         while start < len(order):
             limit = enough()
             if self._bounds[order[start]] >= limit:
                 return True
-            if most is not None and self.priced - began > most:
+            done = int(ends[start - 1]) if start else 0
+            if most is not None and done > most:
                 return False
-            if not np.isfinite(limit) and self.priced > PATIENCE and among is None:
+            if not np.isfinite(limit) and self.priced > PATIENCE and among is None and other is None:
                 self._ask_the_lightest()
-            done = ends[start - 1] if start else 0
-            rows = min(rows * (GROWTH if np.isfinite(limit) else 2), LARGEST)
+            rows = min(rows * (GROWTH if np.isfinite(limit) else 2), LARGEST if most is None else most)
             stop = max(start + 1, int(np.searchsorted(ends, done + rows)))
             batch = order[start:stop]
             batch = batch[self._left[batch] & (self._bounds[batch] < limit)]
+            batch = batch if other is not None else batch[self._reached[batch] < limit]
             if len(batch):
-                self._price(batch, enough=enough)
+                self._price(batch, enough=enough, other=other)
             start = stop
         return True
 
-    def _price(self, frames: Ids, *, enough: Callable[[], float]) -> None:
+    @property
+    def settled(self) -> float:
+        """The score below which every plan is priced that fits, but those that only compute or carry more than one."""
+        left = np.flatnonzero(self._left)
+        return float(np.min(np.maximum(self._bounds[left], self._reached[left]), initial=np.inf))
+
+    def _price(self, frames: Ids, *, enough: Callable[[], float], other: Other | None = None) -> None:
         """Prices the plans of `frames` that may fit and may be below `enough()`."""
-        self._left[frames] = False
         if self._small:
+            self._left[frames] = False
             table = self.space.table if len(frames) == len(self.space.keys) else self.space.rows_of(frames)
             possible = may_fit(table, model=self.model, cluster=self.cluster)
             possible = possible if possible.any() else ~possible
             self.hopeless += int(np.count_nonzero(~possible))
             self._keep(table.take(possible))
             return
-        before = self._ladder.hopeless
-        self._ladder.climb(frames, self._keep, enough, every=self.job.objective is Objective.MEMORY)
-        self.hopeless += self._ladder.hopeless - before
+        before, new = self._ladder.hopeless, other is None and not self._reached[frames].any()
+        every = self.job.objective is Objective.MEMORY or other is not None
+        self._ladder.climb(frames, self._keep, enough, every=every, other=other)
+        self.hopeless += self._ladder.hopeless - before if new else 0
+        if other is None:
+            self._reached[frames] = enough()
 
     @cached_property
     def _ladder(self) -> Ladder:
