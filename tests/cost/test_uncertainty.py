@@ -154,8 +154,7 @@ def test_no_plan_is_surer_than_the_least_upper_end(name, error):
             report = predict(case)
             ends = least_upper(
                 np.array([0.5, 0.9, 1.0]) * report.step_seconds,
-                np.full(3, case.plan.world_size),
-                precision=Precision.BF16,
+                PlanTable.from_plan(case.plan).take([0, 0, 0]),
                 model=model,
                 cluster=case.cluster,
                 job=job,

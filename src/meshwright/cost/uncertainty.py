@@ -121,36 +121,24 @@ def upper(costs: Costs, table: PlanTable, *, model: ModelSpec, cluster: ClusterS
 
 
 def least_upper(
-    seconds: FloatArray,
-    world: IntArray,
-    *,
-    precision: Precision,
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    job: JobSpec,
+    seconds: FloatArray, table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec
 ) -> FloatArray:
-    """What `upper` is at the least of plans on `world` devices whose step takes `seconds` or more.
+    """What `upper` is at the least of the plans of `table` where their steps take `seconds` or more, shape (rows,).
 
-    All plans share the first devices and the model. The variance of shares that are one in sum is least where each is
-    as the inverse square of its spread; products take no less than all FLOPs at the pace of large ones, and more of
-    them than that is more variance. Where a step is longer its share of products is less, but its upper end more.
+    What a plan is known to be counts in full. The variance of shares that are one in sum is least where each is as the
+    inverse square of its spread; products take no less than all FLOPs at the pace of large ones, and more of them than
+    that is more variance. Where a step is longer its share of products is less, but its upper end more.
     """
-    device, measured = cluster.groups[0].device, cluster.step_error
-    shared = (
-        (Cause.SOFTWARE, 1.0),
-        (Cause.EXPERTS, float(_has_experts(model))),
-        (Cause.ANALOGY, float(by_analogy(device))),
-        (Cause.VENDOR, float(_is_unseen(device))),
-        (Cause.LENGTH, _doublings(job)),
-    )
-    fixed = spread({cause: np.array([value]) for cause, value in shared}, measured=measured) ** 2
-    if measured is not None:
+    fixed = spread(_settled(table, model=model, cluster=cluster, job=job), measured=cluster.step_error) ** 2
+    if cluster.step_error is not None:
         return np.asarray(seconds * np.exp(REACH * np.sqrt(fixed)))
-    rate = max(_large_products(group.device, precision) for group in cluster.groups)
+    rates = [max(_large_products(group.device, precision) for group in cluster.groups) for precision in PRECISIONS]
+    rate = np.array(rates)[table.precision]
     flops = _COUNTED * model.flops_per_token(job.sequence_length) * job.batch_tokens
     rest = 1.0 / sum(SPREADS[cause] ** -2.0 for cause in _SHARES[1:])
     even = rest / (rest + SPREADS[Cause.PRODUCTS] ** 2)
-    share = np.clip(flops / (world * max(rate, 1.0)) / seconds if rate else 0.0, even, 1.0)
+    products = np.where(rate > 0.0, flops / (table.world * np.maximum(rate, 1.0)) / seconds, 0.0)
+    share = np.clip(products, even, 1.0)
     variance = np.square(share * SPREADS[Cause.PRODUCTS]) + np.square(1.0 - share) * rest
     return np.asarray(seconds * np.exp(REACH * np.sqrt(fixed + variance)))
 
@@ -172,7 +160,11 @@ def weights(
     costs: Costs, table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec
 ) -> dict[Cause, FloatArray]:
     """How much of every row hangs on each cause, shape (rows,): shares of the step, zero or one, or doublings."""
-    found = _shares(costs, table, cluster=cluster)
+    return _shares(costs, table, cluster=cluster) | _settled(table, model=model, cluster=cluster, job=job)
+
+
+def _settled(table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> dict[Cause, FloatArray]:
+    """Of `weights`, those that a plan settles whatever its seconds."""
     rows, used = len(table), _used(table, cluster)
     eight_bit = np.array([precision.quantized for precision in PRECISIONS])[table.precision]
 
@@ -181,7 +173,7 @@ def weights(
 
     devices = [group.device for group in cluster.groups]
     kinds = [(group.device.name, group.site) for group in cluster.groups]
-    return found | {
+    return {
         Cause.SOFTWARE: np.ones(rows),
         Cause.SCHEDULE: np.isin(table.schedule, _SEEN_SCHEDULES, invert=True).astype(np.float64),
         Cause.OFFLOAD: (table.offload > 0).astype(np.float64),

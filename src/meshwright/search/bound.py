@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from meshwright.cost import Layout, PlanTable
-from meshwright.cost.layouts import Kind
-from meshwright.cost.machine import machine
-from meshwright.cost.network import collective
-from meshwright.cost.placement import ring
+from meshwright.cost.block_bytes import BlockBytes
+from meshwright.cost.compute import optimizer_seconds
+from meshwright.cost.exchanges import Exchanged
+from meshwright.cost.kinds import BlockSeconds
+from meshwright.cost.layouts import LayoutArrays, count
+from meshwright.cost.memory import memory, owned_parameters
+from meshwright.cost.offload import away_seconds, optimizes_away
+from meshwright.cost.pipeline import Shape
 from meshwright.cost.software import software
 from meshwright.cost.states import state_bytes
-from meshwright.cost.table import OFFLOADS, RECOMPUTES, SCHEDULES, SHARDINGS
-from meshwright.schedule.build import V_SHAPES
-from meshwright.search.rules import divisors
+from meshwright.cost.table import OFFLOADS, SCHEDULES
+from meshwright.search.least import BlockLeast, Least
 from meshwright.search.space import Space
-from meshwright.spec.cluster import ClusterSpec, Collective, DeviceKind
+from meshwright.search.travel import Work, least_seconds
+from meshwright.spec.cluster import ClusterSpec, DeviceKind
 from meshwright.spec.job import JobSpec
-from meshwright.spec.model import Block, Head, Layer, Mixture, ModelSpec
-from meshwright.spec.plan import AxisName, Offload, ScheduleKind, Sharding
+from meshwright.spec.model import Layer, ModelSpec
+from meshwright.spec.plan import Offload, ScheduleKind
 
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 MOMENTS = 2.0
-_DIVIDES = ("tensor", "sequence_parallel", "context", "inner", "exchange", "expert", "expert_tensor")
-_TRAVELS = ("tensor", "context", "shard", "replicate", "pipeline", "sharding", "precision", "gradient_precision")
-_ZERO2, _ZERO3 = SHARDINGS.index(Sharding.GRADIENTS), SHARDINGS.index(Sharding.PARAMETERS)
-_AWAY, _KEPT_AWAY = OFFLOADS.index(Offload.OPTIMIZER), OFFLOADS.index(Offload.ACTIVATIONS)
-_BREADTH_FIRST = SCHEDULES.index(ScheduleKind.BREADTH_FIRST)
-_HEAD_ON_FIRST = [SCHEDULES.index(kind) for kind in V_SHAPES]
-_SEQUENCE_1F1B = SCHEDULES.index(ScheduleKind.SEQUENCE_1F1B)
-_FORWARDS_FIRST = [SCHEDULES.index(kind) for kind in (ScheduleKind.GPIPE, ScheduleKind.BREADTH_FIRST)]
+_AWAY = OFFLOADS.index(Offload.OPTIMIZER)
 _WHOLE_BACKWARD = [
     SCHEDULES.index(kind)
     for kind in (
@@ -47,176 +43,167 @@ _WHOLE_BACKWARD = [
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Least:
-    """Of one microbatch: seconds of all blocks, of a layer, of its forward and of the head, bytes that a layer keeps,
-    and a layer's parameters on one device."""
-
-    seconds: Floats
-    layer: Floats
-    forward: Floats
-    head: Floats
-    kept: Floats
-    parameters: Floats
-
-
 class Bounds:
     """Seconds that a step takes at the least, and bytes that a device holds.
 
-    The busiest pipeline rank has at least an equal share of the work on all blocks, with the exchanges inside them, of
-    every microbatch, on the fastest devices of the cluster. A rank's microbatches come between the forward of one
-    through the first stages of the ranks before it and, unless the schedule puts off part of it, its backward there.
-    Nor is a microbatch done before its sharded parameters and gradients have travelled. The first pipeline rank holds
-    the states of its layers at the end of a step, and before that what they keep of all microbatches under way.
+    A pipeline rank does its own work on every microbatch, with the exchanges inside blocks and those of sharded
+    parameters and gradients that the work cannot hide. Its microbatches come between the forward of one through the
+    first stages of the ranks before it and, unless the schedule puts off part of it, its backward there. The first
+    rank's last gradients follow, and its optimizer. Bytes are those of the ranks that mostly hold most.
     """
 
     def __init__(self, space: Space, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> None:
-        codes = np.stack([space.frames[name] for name in _DIVIDES], axis=1)
-        settings, which = np.unique(codes, axis=0, return_inverse=True)
         self._space = space
-        self._batch = job.batch_sequences
-        self._sizes = np.array(divisors(job.batch_sequences))
-        self._setting = which.reshape(-1)
-        self._cluster = cluster
-        mixed = sum(layer.transform.parameters for layer in model.layers if isinstance(layer.transform, Mixture))
-        towers = sum(tower.parameters for tower in model.towers)
-        self._dense = float(model.parameters - mixed - towers)
-        self._known: list[tuple[tuple[int, int], tuple[int, int]]] = []
-        self._least = _least(settings, self._sizes, space=space, model=model, cluster=cluster, job=job)
+        self._model, self._cluster, self._job = model, cluster, job
+        self._arrays = count((Layout((0, len(model.blocks)), (0,)),), model=model, every_rank=False)
+        self._counted: tuple[Layout, ...] = ()
+        self._before: Floats = np.zeros((1, 1, 1))
+        self._fullest: Ids = np.zeros((1, 3), dtype=np.int64)
+        self._number = self._arrays.everything[0, :-1]
+        self._least = Least(space, kinds=self._arrays.kinds, model=model, cluster=cluster, job=job)
 
     def frames(self) -> Floats:
-        """Of the best plan of every frame, whatever it chooses."""
-        local = self._batch // self._space.frames["data"]
-        pairs, pair = np.unique(np.stack([self._setting, local], axis=1), axis=0, return_inverse=True)
-        each = self._least.seconds[..., 0] / self._sizes
-        divides = pairs[:, 1][:, None] % self._sizes[None, :] == 0
-        best = np.where(divides, each[pairs[:, 0]], np.inf).min(axis=1)
-        return np.asarray(best[pair.reshape(-1)] * local / self._space.frames["pipeline"])
+        """Seconds of the best plan of every frame, whatever it chooses: an equal share of the work on all blocks."""
+        forward, backward = self._least.endless()
+        each = ((forward + backward) @ self._number)[self._least.setting]
+        local = self._job.batch_sequences / self._space.frames["data"]
+        return np.asarray(each * local / self._space.frames["pipeline"])
+
+    def shared(self, table: PlanTable, *, frames: Ids) -> Floats:
+        """Seconds of every plan with the microbatches of `table`, whatever else it chooses, shape (rows,)."""
+        forward, backward = self._either(table, frames)
+        return np.asarray((forward + backward) @ self._number * table.microbatches / table.pipeline)
+
+    def scheduled(self, table: PlanTable, *, frames: Ids) -> Floats:
+        """Seconds of every plan with the microbatches and the schedule of `table`, whatever is sharded."""
+        work = self._work(table, *self._either(table, frames))
+        return np.asarray((work.before + table.microbatches[:, None] * work.busy).max(axis=1))
+
+    def _either(self, table: PlanTable, frames: Ids) -> tuple[Floats, Floats]:
+        """Seconds of blocks forward and backward, shape (rows, kinds), sharded or not."""
+        found = []
+        for sharded in (False, True):
+            blocks, at = self._least.of(table, frames=frames, sharded=np.full(len(table), sharded))
+            found.append((blocks.forward[at], blocks.backward[at]))
+        (forward, backward), (other, back) = found
+        return np.minimum(forward, other), np.minimum(backward, back)
+
+    def _work(self, table: PlanTable, forward: Floats, backward: Floats, held: Floats | None = None) -> Work:
+        """What blocks of those seconds and so many parameters `held` make of every rank."""
+        arrays, layout = self._count(table), table.layout
+        total, before = arrays.total[layout][..., :-1], self._before[layout]
+        passed = forward + np.where(np.isin(table.schedule, _WHOLE_BACKWARD)[:, None], backward, 0.0)
+        return Work(
+            before=_summed(before, passed) / table.slices[:, None],
+            forward=_summed(total, forward),
+            backward=_summed(total, backward),
+            parameters=_summed(total, np.zeros_like(forward) if held is None else held),
+        )
 
     def seconds(self, table: PlanTable, *, frames: Ids) -> Floats:
         """Of every plan of `table`, each of the frame in `frames`, shape (rows,)."""
-        at = self._at(table, frames)
-        layer, head, forward = self._least.layer[at], self._least.head[at], self._least.forward[at]
-        work = self._least.seconds[at]
-        before, own = (values[table.layout] for values in self._paths(table))
-        entered = np.where(np.isin(table.schedule, _WHOLE_BACKWARD), layer, forward)
-        path: Floats = before * (entered / table.slices)[:, None] + table.microbatches[:, None] * own * layer[:, None]
-        headed = np.where(np.isin(table.schedule, _HEAD_ON_FIRST), 0.0, head)
-        last = path[:, 0] + table.microbatches * headed
-        worked = np.maximum(work * table.microbatches / table.pipeline, np.maximum(last, path.max(axis=1)))
-        times = np.where(table.schedule == _BREADTH_FIRST, 1, table.microbatches)
-        return np.asarray(np.maximum(worked, times * self._travelled(table)))
+        table = _effective(table)
+        blocks, at = self._least.of(table, frames=frames, sharded=table.sharding > 0)
+        whole, apart = blocks.parameters[at], np.where(table.on_grid[:, None], blocks.apart[at], 0.0)
+        work = self._work(table, blocks.forward[at], blocks.backward[at], whole - apart)
+        features, groups = software(self._job.software), self._cluster.groups
+        step = [least_seconds(table, work, group=each, cluster=self._cluster, software=features) for each in groups]
+        first = self._arrays.total[table.layout, :1, :-1]
+        owned = owned_parameters(table, _summed(first, whole), _summed(first, apart))
+        return np.asarray(np.min(step, axis=0) + self._optimizer(table, owned))
 
-    def _travelled(self, table: PlanTable) -> Floats:
-        """Seconds that a microbatch's sharded parameters and gradients of an average rank travel, shape (rows,)."""
-        columns = [getattr(table, name) for name in _TRAVELS]
-        key = np.zeros(len(table), dtype=np.int64)
-        for column in columns:
-            distinct, codes = np.unique(column, return_inverse=True)
-            key = key * len(distinct) + codes.reshape(-1)
-        _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
-        some = table.take(first)
-        sizes, moved = state_bytes(some), self._dense / (some.tensor * some.pipeline)
+    def _optimizer(self, table: PlanTable, owned: Floats) -> Floats:
+        """Seconds of the optimizer over the `owned` parameters (rows, 1) of one rank, on the quickest machines."""
         found = []
         for group in self._cluster.groups:
-            around = ring(some, (AxisName.SHARD, AxisName.CONTEXT), group=group, cluster=self._cluster)
-            gather, scatter = (
-                collective(operation, around, group=group, cluster=self._cluster)
-                for operation in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
+            here = optimizer_seconds(owned, device=group.device, clipped=self._job.optimizer.clip_norm is not None)
+            here = np.zeros_like(here) if group.device.kind is DeviceKind.CPU else here
+            away = optimizes_away(table)
+            if away.any():
+                here = np.where(away[:, None], away_seconds(owned, sizes=state_bytes(table), group=group), here)
+            found.append(here[:, 0])
+        return np.asarray(np.min(found, axis=0))
+
+    def bytes(self, table: PlanTable, *, frames: Ids, ranks: int = 3) -> Floats:
+        """Of every plan of `table`, each of the frame in `frames`, shape (rows,): what so many of its ranks hold.
+
+        They are the first of those with most parameters in layers, the first rank and the last.
+        """
+        table = _effective(table)
+        blocks, at = self._least.of(table, frames=frames, sharded=table.sharding > 0)
+        arrays, layout = self._count(table), table.layout[:, None]
+        ends = self._fullest[table.layout, :ranks]
+        names = ("total", "first", "last", "first_upto", "last_upto")
+        counts = {name: getattr(arrays, name)[layout, ends] for name in names}
+        shape = Shape(
+            schedule=table.schedule,
+            pipeline=table.pipeline.astype(np.float64),
+            chunks=table.chunks.astype(np.float64),
+            microbatches=table.microbatches.astype(np.float64),
+            rank=arrays.rank[layout, ends],
+            valid=np.ones(ends.shape, dtype=np.bool_),
+            slices=table.slices.astype(np.float64),
+        )
+        found = []
+        for group in self._cluster.groups:
+            parts = memory(
+                table,
+                _as_blocks(blocks.take(at)),
+                arrays=arrays,
+                counts=counts,
+                shape=shape,
+                model=self._model,
+                group=group,
+                job=self._job,
             )
-            seconds = np.where(some.sharding == _ZERO3, 2.0 * gather.seconds(moved * sizes.compute), 0.0)
-            seconds = seconds + np.where(some.sharding >= _ZERO2, scatter.seconds(moved * sizes.reduced), 0.0)
-            found.append(np.where(group.device.kind is DeviceKind.CPU, 0.0, seconds))
-        return np.asarray(np.min(found, axis=0)[inverse.reshape(-1)])
+            found.append(np.sum(list(parts.values()), axis=0).max(axis=1))
+        return np.asarray(np.min(found, axis=0))
 
-    def _paths(self, table: PlanTable) -> tuple[Floats, Floats]:
-        """By layout, of the last rank and of those with most layers: layers passed before it, and its own."""
-        for layout in table.layouts[len(self._known) :]:
-            self._known.append(_path(layout))
-        values = np.array(self._known)
-        return values[:, 0], values[:, 1]
-
-    def bytes(self, table: PlanTable, *, frames: Ids) -> Floats:
-        """Of every plan of `table`, each of the frame in `frames`, shape (rows,)."""
-        at = self._at(table, frames)
-        layers = _first_layers(table)[table.layout]
-        sizes = state_bytes(table)
-        parameters = layers * self._least.parameters[at]
-        owned = parameters / np.where(table.sharding > 0, np.maximum(table.divided, table.expert_divided), 1)
-        moments = np.where(table.offload == _AWAY, 0.0, MOMENTS * sizes.master)
-        states = owned * (sizes.compute + moments)
-        all_of = np.isin(table.schedule, _FORWARDS_FIRST)
-        under_way = np.where(all_of, table.microbatches, np.minimum(table.pipeline, table.microbatches))
-        under_way = np.where(table.schedule == _SEQUENCE_1F1B, 1, under_way)
-        kept = np.where(table.offload == _KEPT_AWAY, 0.0, layers * self._least.kept[at] * under_way)
-        return np.asarray(states + kept)
-
-    def _at(self, table: PlanTable, frames: Ids) -> tuple[Ids, Ids, Ids]:
-        return self._setting[frames], np.searchsorted(self._sizes, table.microbatch), table.recompute
+    def _count(self, table: PlanTable) -> LayoutArrays:
+        if table.layouts != self._counted:
+            self._arrays = count(table.layouts, model=self._model, every_rank=False)
+            self._counted = table.layouts
+            self._before = (self._arrays.first_upto - self._arrays.first)[..., :-1]
+            kinds = [kind.block for kind in self._arrays.kinds]
+            layers = [float(block.parameters) if isinstance(block, Layer) else 0.0 for block in kinds]
+            last = self._arrays.valid.sum(axis=1) - 1
+            largest = (self._arrays.total[..., :-1] @ layers).argmax(axis=1)
+            self._fullest = np.stack([largest, 0 * last, last], axis=1)
+        return self._arrays
 
 
-def _path(layout: Layout) -> tuple[tuple[int, int], tuple[int, int]]:
-    """(layers passed before, own layers) as ((last, fullest), (last, fullest)) ranks."""
-    bounds = np.asarray(layout.bounds)
-    held = np.diff(bounds)
-    held[0] -= 1
-    held[-1] -= 1
-    own = np.bincount(np.asarray(layout.ranks), weights=held, minlength=layout.pipeline).astype(np.int64)
-    before = np.concatenate([[0], np.cumsum(held[: layout.pipeline])[:-1]])
-    fullest = int(np.flatnonzero(own == own.max())[-1])
-    return (int(before[-1]), int(before[fullest])), (int(own[-1]), int(own[fullest]))
+def _effective(table: PlanTable) -> PlanTable:
+    """Sharding over one rank is none."""
+    return replace(table, sharding=np.where(table.divided > 1, table.sharding, 0))
 
 
-def _first_layers(table: PlanTable) -> Ids:
-    """Layers of the first pipeline rank by layout: the embedding is not one, nor is the head."""
-    found = []
-    for layout in table.layouts:
-        held = sum(layout.bounds[s + 1] - layout.bounds[s] for s, rank in enumerate(layout.ranks) if rank == 0)
-        found.append(max(held - 1 - (layout.ranks[-1] == 0), 0))
-    return np.array(found, dtype=np.int64)
+def _summed(counts: Floats, each: Floats) -> Floats:
+    """Sums over kinds of counts (rows, ranks, kinds) times values (rows, kinds)."""
+    return np.asarray(np.matmul(counts, each[..., None])[..., 0])
 
 
-def _least(settings: Ids, sizes: Ids, *, space: Space, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> _Least:
-    """By setting, microbatch and recompute.
-
-    The least of all groups of machines, and of nothing sharded and all sharded over more ranks than there are: the
-    one adds up whole gradients and casts whole weights, the other may cost the host some time.
-    """
-    shape = (len(settings), len(sizes), len(RECOMPUTES))
-    setting, size, recompute = (array.reshape(-1) for array in np.indices(shape))
-    columns: dict[str, npt.ArrayLike] = {name: settings[setting, index] for index, name in enumerate(_DIVIDES)}
-    inside = np.maximum(np.asarray(columns["expert"]) * np.asarray(columns["expert_tensor"]), 1)
-    stage = np.asarray(columns["tensor"]) * np.asarray(columns["context"])
-    columns |= {
-        "microbatch": sizes[size],
-        "recompute": recompute,
-        "precision": space.precision,
-        "replicate": np.lcm(stage, inside) // stage,
-    }
-    layouts = (Layout((0, len(model.blocks)), (0,)),)
-    sharded = {"shard": cluster.num_devices, "sharding": SHARDINGS.index(Sharding.PARAMETERS)}
-    tables = [PlanTable.build(columns, layouts=layouts), PlanTable.build(columns | sharded, layouts=layouts)]
-    counts: dict[Block, int] = {}
-    for block in model.blocks:
-        counts[block] = counts.get(block, 0) + 1
-    features = software(job.software)
-    found: dict[str, list[Floats]] = {
-        name: [] for name in ("seconds", "layer", "forward", "head", "kept", "parameters")
-    }
-    for group, table in product(cluster.groups, tables):
-        kinds = [Kind(block=block) for block in counts]
-        prices = machine(group, table, kinds, cluster=cluster, job=job, software=features)
-        own = [(b.whole_forward + b.whole_backward) / prices.sharing.lockstep for b in prices.blocks]
-        layers = [index for index, kind in enumerate(kinds) if isinstance(kind.block, Layer)]
-        heads = [work for kind, work in zip(kinds, own, strict=True) if isinstance(kind.block, Head)]
-        found["seconds"].append(np.sum([work * n for work, n in zip(own, counts.values(), strict=True)], axis=0))
-        found["layer"].append(np.min([own[index] for index in layers], axis=0))
-        passed = [prices.blocks[index].whole_forward / prices.sharing.lockstep for index in layers]
-        found["forward"].append(np.min(passed, axis=0))
-        found["head"].append(heads[0])
-        found["kept"].append(np.min([prices.blocks[index].bytes.kept for index in layers], axis=0))
-        found["parameters"].append(np.min([prices.blocks[index].parameters for index in layers], axis=0))
-    return _Least(**{name: np.asarray(np.min(values, axis=0)).reshape(shape) for name, values in found.items()})
+def _as_blocks(found: BlockLeast) -> list[BlockSeconds]:
+    """As memory reads them: bytes and parameters."""
+    none = np.zeros(len(found.kept))
+    still = Exchanged(**dict.fromkeys(Exchanged.__dataclass_fields__, none))
+    work = ("forward", "backward", "recompute", "weight", "carried_forward", "carried_backward", "flops", "factor")
+    return [
+        BlockSeconds(
+            **dict.fromkeys(work, none),
+            exchange=still,
+            parameters=found.parameters[:, kind],
+            expert_parameters=found.apart[:, kind],
+            bytes=BlockBytes(
+                kept=found.kept[:, kind],
+                working=found.working[:, kind],
+                logits=found.logits[:, kind],
+                away=found.away[:, kind],
+            ),
+            parts={},
+            inverse=np.zeros(0, dtype=np.intp),
+        )
+        for kind in range(found.kept.shape[1])
+    ]
 
 
 def least_bytes(space: Space, *, model: ModelSpec) -> Floats:

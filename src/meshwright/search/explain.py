@@ -8,6 +8,7 @@ from meshwright import cost
 from meshwright.cost import PlanTable
 from meshwright.cost.table import OFFLOADS, RECOMPUTES, SCHEDULES, SHARDINGS
 from meshwright.search.explore import Explorer
+from meshwright.search.ladder import Other
 from meshwright.search.prices import Prices
 from meshwright.search.product import Rejection
 from meshwright.spec.job import Objective
@@ -29,7 +30,7 @@ DIMENSIONS = (
     "sequence_parallel",
 )
 CLOSE = 0.0005
-MOST = 40_000  # plans priced for one line: beyond it the line says what it has not seen
+MOST = 40_000  # plans weighed for one line: beyond it the line says what it has not seen
 
 
 def why(chosen: Design, report: Report, found: Explorer) -> tuple[str, ...]:
@@ -76,7 +77,9 @@ def _settle(found: Explorer, name: str, own: int) -> bool:
         row = _best_other(found, name, own)
         return float("inf") if row is None else float(found.scores()[row])
 
-    return found.until(best, among=among, most=MOST)
+    if name not in ("recompute", "offload") and best() <= found.settled:
+        return True
+    return found.until(best, among=among, other=Other(column=name, value=own), most=MOST)
 
 
 def _best_other(found: Explorer, name: str, own: int) -> int | None:

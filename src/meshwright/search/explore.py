@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cached_property
-from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +11,11 @@ import numpy.typing as npt
 from meshwright.cost import PlanTable
 from meshwright.cost.uncertainty import least_upper
 from meshwright.search.bound import Bounds, least_bytes
-from meshwright.search.constraints import limits
+from meshwright.search.choices import Choices
+from meshwright.search.ladder import Floors, Ladder, Other
 from meshwright.search.prices import Prices, may_fit, price
 from meshwright.search.space import Space
-from meshwright.spec.cluster import ClusterSpec, Precision
+from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.job import JobSpec, Objective
 from meshwright.spec.model import ModelSpec
 
@@ -24,8 +23,9 @@ Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 EXHAUSTIVE = 100_000  # plans that are all priced: less time than a person notices
-BATCH = 4_000  # plans written out at a time while none is known to fit, and then, when bounds leave few of them
-WIDE_BATCH = 100_000
+BATCH = 4_000  # plans weighed at a time while none is known to fit; then each time GROWTH times as many
+GROWTH = 4
+LARGEST = 4_000_000
 KEPT = 1_000  # of the best scores: as many plans may be asked for
 PATIENCE = 300_000  # plans priced without one that fits, before the lightest of every frame are asked
 
@@ -45,7 +45,8 @@ class Explorer:
         self._tables: list[PlanTable] = []
         self._prices: list[Prices] = []
         self._left = np.ones(len(space.keys), dtype=np.bool_)
-        self._room = max(group.device.memory_bytes for group in cluster.groups)
+        self._reached = np.zeros(len(space.keys))  # the score below which plans of a frame were priced
+        self._room = max(group.device.memory_bytes * group.device.usable_fraction for group in cluster.groups)
         if not self._small:
             self._drop(least_bytes(space, model=model) > self._room)
 
@@ -60,15 +61,20 @@ class Explorer:
             return least_bytes(self.space, model=self.model)
         frames = self.space.frames
         world = frames["tensor"] * frames["context"] * frames["pipeline"] * frames["data"]
-        seconds = self._upper(self._floors.frames(), world)
+        seconds = self._upper(self._floors.frames(), self._outlines())
         return seconds if self.job.objective is Objective.TIME else seconds * world
 
-    def _upper(self, seconds: Floats, world: Ids) -> Floats:
-        """The least upper end of the interval of plans on `world` devices that take `seconds` or more."""
-        fixed = limits(self.job.constraints).fixed.get("precision", self.job.precision.value)
-        return least_upper(
-            seconds, world, precision=Precision(str(fixed)), model=self.model, cluster=self.cluster, job=self.job
-        )
+    def _outlines(self) -> PlanTable:
+        """A plan of every frame whose interval is no wider than that of any other there."""
+        frames = self.space.frames
+        names = ("tensor", "context", "pipeline")
+        columns: dict[str, npt.ArrayLike] = {name: frames[name] for name in names} | {"replicate": frames["data"]}
+        columns["precision"] = self.space.precision
+        return PlanTable.build(columns, layouts=())
+
+    def _upper(self, seconds: Floats, table: PlanTable) -> Floats:
+        """The least upper end of the interval of the plans of `table` where they take `seconds` or more."""
+        return least_upper(seconds, table, model=self.model, cluster=self.cluster, job=self.job)
 
     @property
     def table(self) -> PlanTable:
@@ -104,88 +110,81 @@ class Explorer:
     def best(self, count: int) -> None:
         """Prices frames until the `count` best plans that fit are known."""
         if self._small:
-            self._price(np.flatnonzero(self._left))
+            self._price(np.flatnonzero(self._left), enough=lambda: float("inf"))
             return
         self.until(lambda: self._at(min(count, KEPT)))
 
-    def until(self, enough: Callable[[], float], *, among: Mask | None = None, most: int | None = None) -> bool:
-        """Prices frames of `among` until none left can hold a score below `enough()`.
+    def until(
+        self,
+        enough: Callable[[], float],
+        *,
+        among: Mask | None = None,
+        other: Other | None = None,
+        most: int | None = None,
+    ) -> bool:
+        """Prices plans, of the frames of `among` and those that `other` asks for, until none left can score below
+        `enough()`.
 
-        False where `most` rows were priced before.
+        False where `most` plans were weighed before.
         """
         asked = self._left if among is None else self._left & among
         order = np.flatnonzero(asked)
         order = order[np.argsort(self._bounds[order], kind="stable")]
         ends = np.cumsum(self.space.plain.sizes[order])
-        start, began = 0, self.priced
+        start, rows = 0, BATCH
         while start < len(order):
             limit = enough()
             if self._bounds[order[start]] >= limit:
                 return True
-            if most is not None and self.priced - began > most:
+            done = int(ends[start - 1]) if start else 0
+            if most is not None and done > most:
                 return False
-            if not np.isfinite(limit) and self.priced > PATIENCE and among is None:
+            if not np.isfinite(limit) and self.priced > PATIENCE and among is None and other is None:
                 self._ask_the_lightest()
-            done = ends[start - 1] if start else 0
-            rows = WIDE_BATCH if np.isfinite(limit) else BATCH
+            rows = min(rows * (GROWTH if np.isfinite(limit) else 2), LARGEST if most is None else most)
             stop = max(start + 1, int(np.searchsorted(ends, done + rows)))
             batch = order[start:stop]
             batch = batch[self._left[batch] & (self._bounds[batch] < limit)]
-            self._price(batch, limit=limit)
+            batch = batch if other is not None else batch[self._reached[batch] < limit]
+            if len(batch):
+                self._price(batch, enough=enough, other=other)
             start = stop
         return True
 
-    def _price(self, frames: Ids, *, limit: float = float("inf")) -> None:
-        """Prices the plans of `frames` that may fit and may be below `limit`."""
-        if not len(frames):
-            return
-        self._left[frames] = False
+    @property
+    def settled(self) -> float:
+        """The score below which every plan is priced that fits, but those that only compute or carry more than one."""
+        left = np.flatnonzero(self._left)
+        return float(np.min(np.maximum(self._bounds[left], self._reached[left]), initial=np.inf))
+
+    def _price(self, frames: Ids, *, enough: Callable[[], float], other: Other | None = None) -> None:
+        """Prices the plans of `frames` that may fit and may be below `enough()`."""
         if self._small:
+            self._left[frames] = False
             table = self.space.table if len(frames) == len(self.space.keys) else self.space.rows_of(frames)
             possible = may_fit(table, model=self.model, cluster=self.cluster)
             possible = possible if possible.any() else ~possible
             self.hopeless += int(np.count_nonzero(~possible))
             self._keep(table.take(possible))
             return
-        table, each = self.space.plain.rows_of(frames), self.space.plain.frame_of(frames)
-        if np.isfinite(limit):
-            alive = self._floor(table, each) < limit
-            table, each = table.take(alive), each[alive]
-        self._ladder(table, each, limit=limit)
+        before, new = self._ladder.hopeless, other is None and not self._reached[frames].any()
+        every = self.job.objective is Objective.MEMORY or other is not None
+        self._ladder.climb(frames, self._keep, enough, every=every, other=other)
+        self.hopeless += self._ladder.hopeless - before if new else 0
+        if other is None:
+            self._reached[frames] = enough()
 
-    def _ladder(self, table: PlanTable, frames: Ids, *, limit: float) -> None:
-        """Prices plans without recompute and offload first, and then each that does not fit with one, and with both.
-
-        Neither makes the same plan faster. Of memory the least is asked, so that all are priced.
-        """
-        again, away = self.space.rungs
-        whole = self.job.objective is Objective.MEMORY
-        fits: dict[tuple[int, int], Mask] = {}
-        for recompute, offload in sorted(
-            product(again, away), key=lambda one: (one[0] > again[0]) + (one[1] > away[0])
-        ):
-            lighter = [
-                fits[key] for key in ((again[0], away[0]), (recompute, away[0]), (again[0], offload)) if key in fits
-            ]
-            done = np.any(lighter, axis=0) if lighter and not whole else np.zeros(len(table), dtype=np.bool_)
-            rows = np.flatnonzero(~done)
-            some = replace(
-                table.take(rows), recompute=np.full(len(rows), recompute), offload=np.full(len(rows), offload)
-            )
-            fits[recompute, offload] = done.copy()
-            fits[recompute, offload][rows] |= self._price_rows(some, frames[rows], limit=limit)
-
-    def _price_rows(self, table: PlanTable, frames: Ids, *, limit: float) -> Mask:
-        """Which rows fit; those that may not, or cannot be below `limit`, are not priced and not said to."""
-        possible = may_fit(table, model=self.model, cluster=self.cluster)
-        possible &= self._floors.bytes(table, frames=frames) <= self._room
-        self.hopeless += int(np.count_nonzero(~possible))
-        if np.isfinite(limit):
-            possible[possible] &= self._floor(table.take(possible), frames[possible]) < limit
-        rows = np.flatnonzero(possible)
-        fits = np.zeros(len(table), dtype=np.bool_)
-        fits[rows] = self._keep(table.take(rows))
-        return fits
+    @cached_property
+    def _ladder(self) -> Ladder:
+        bounds = self._floors
+        floors = Floors(
+            shared=lambda table, frames: self._floor(table, bounds.shared(table, frames=frames)),
+            scheduled=lambda table, frames: self._floor(table, bounds.scheduled(table, frames=frames)),
+            own=lambda table, frames: self._floor(table, bounds.seconds(table, frames=frames)),
+            roughly_fits=lambda table, frames: bounds.bytes(table, frames=frames, ranks=1) <= self._room,
+            may_fit=lambda table, frames: bounds.bytes(table, frames=frames) <= self._room,
+        )
+        return Ladder(Choices(self.space), self.space.rungs, floors=floors)
 
     def _keep(self, table: PlanTable) -> Mask:
         """Prices the rows of `table` and keeps them; which of them fit."""
@@ -198,12 +197,12 @@ class Explorer:
         self._best = np.sort(np.concatenate([self._best, fitting]))[:KEPT]
         return prices.fits
 
-    def _floor(self, table: PlanTable, frames: npt.NDArray[np.int64]) -> Floats:
-        """What the score of every plan of `table` is at the least."""
+    def _floor(self, table: PlanTable, seconds: Floats) -> Floats:
+        """What the score of every plan of `table` is at the least where it takes `seconds` or more."""
         if self.job.objective is Objective.MEMORY:
             return np.zeros(len(table))
-        seconds = self._upper(self._floors.seconds(table, frames=frames), table.world)
-        return seconds * (table.world if self.job.objective is Objective.COST else 1.0)
+        upper = self._upper(seconds, table)
+        return upper * (table.world if self.job.objective is Objective.COST else 1.0)
 
     def _at(self, count: int) -> float:
         """The score of the `count`-th best plan that fits; infinite while there are fewer."""

@@ -119,7 +119,7 @@ class Space:
         chosen = [self.inner[int(key)].columns for key in self.keys[frames]]
         for name in chosen[0]:
             columns[name] = np.concatenate([entry[name] for entry in chosen])
-        columns["layout"] = self._layouts(columns)
+        columns["layout"] = self.layouts_of(columns)
         columns["precision"] = np.full(int(counts.sum()), self.precision)
         return PlanTable.build(columns, layouts=tuple(self.made))
 
@@ -147,7 +147,7 @@ class Space:
         """The frame of every row of `rows_of(frames)`."""
         return np.repeat(frames, self.sizes[frames])
 
-    def _layouts(self, columns: Mapping[str, npt.ArrayLike]) -> Ids:
+    def layouts_of(self, columns: Mapping[str, npt.ArrayLike]) -> Ids:
         """The layout of every row; rows alike in pipeline, chunks and placement share one."""
         pipeline, chunks, kind = (np.asarray(columns[name]) for name in ("pipeline", "chunks", "schedule"))
         codes, index = np.unique((pipeline * _BASE + chunks) * len(SCHEDULES) + kind, return_inverse=True)

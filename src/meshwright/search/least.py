@@ -1,0 +1,153 @@
+"""What blocks cost and keep under each setting, priced once where first asked for: what bounds are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import reduce
+
+import numpy as np
+import numpy.typing as npt
+
+from meshwright.cost import Layout, PlanTable
+from meshwright.cost.layouts import Kind
+from meshwright.cost.machine import machine
+from meshwright.cost.software import software
+from meshwright.cost.table import OFFLOADS, RECOMPUTES, SHARDINGS
+from meshwright.search.rules import divisors
+from meshwright.search.space import Space
+from meshwright.spec.cluster import ClusterSpec
+from meshwright.spec.job import JobSpec
+from meshwright.spec.model import ModelSpec
+from meshwright.spec.plan import Offload, Sharding
+
+Floats = npt.NDArray[np.float64]
+Ids = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+DIVIDES = ("tensor", "sequence_parallel", "context", "inner", "exchange", "expert", "expert_tensor")
+_KEPT_AWAY = OFFLOADS.index(Offload.ACTIVATIONS)
+_WAYS = len(RECOMPUTES) * 4
+_MANY = 1 << 20  # sequences of a microbatch beside which no launch and no latency counts
+_ROUNDED = 1.0 - 1e-5  # of such a microbatch: its products end in tiles that are not full
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockLeast:
+    """Of one block and microbatch by kind, shape (rows, kinds): the least seconds of both passes with the exchanges
+    inside them, and the least bytes; parameters on one device, of which `apart` lie on a grid of experts."""
+
+    forward: Floats
+    backward: Floats
+    kept: Floats
+    away: Floats
+    working: Floats
+    logits: Floats
+    parameters: Floats
+    apart: Floats
+
+    def take(self, rows: Ids) -> BlockLeast:
+        return BlockLeast(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+
+    def joined(self, other: BlockLeast) -> BlockLeast:
+        names = [field.name for field in fields(self)]
+        return BlockLeast(**{name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in names})
+
+    def least(self, other: BlockLeast) -> BlockLeast:
+        names = [field.name for field in fields(self)]
+        return BlockLeast(**{name: np.minimum(getattr(self, name), getattr(other, name)) for name in names})
+
+
+class Least:
+    """Blocks of `kinds` under every setting of a space: how a layer is divided, the microbatch, what is computed again,
+    whether activations are away, and whether anything is sharded.
+
+    Of unlike machines the least of each figure, on as few devices as hold one microbatch: more are never faster.
+    """
+
+    def __init__(
+        self, space: Space, *, kinds: Sequence[Kind], model: ModelSpec, cluster: ClusterSpec, job: JobSpec
+    ) -> None:
+        codes = np.stack([space.frames[name] for name in DIVIDES], axis=1)
+        self._settings, which = np.unique(codes, axis=0, return_inverse=True)
+        self.setting: Ids = which.reshape(-1)
+        self._sizes = np.array(divisors(job.batch_sequences))
+        self._kinds, self._precision = kinds, space.precision
+        self._model, self._cluster, self._job = model, cluster, job
+        again, away = space.rungs
+        leaves = sorted({int(value == _KEPT_AWAY) for value in away})
+        self._ways = np.array([(r * 2 + a) * 2 + s for r in again for a in leaves for s in (0, 1)], dtype=np.int64)
+        self._keys: Ids = np.zeros(0, dtype=np.int64)
+        self._order: Ids = self._keys
+        self._sorted: Ids = self._keys
+        self._known: BlockLeast | None = None
+
+    def of(self, table: PlanTable, *, frames: Ids, sharded: Mask) -> tuple[BlockLeast, Ids]:
+        """Blocks of all settings known, and which of them each row of `table`, of the frame in `frames`, has."""
+        size, away = np.searchsorted(self._sizes, table.microbatch), table.offload == _KEPT_AWAY
+        key = ((self.setting[frames] * len(self._sizes) + size) * len(RECOMPUTES) + table.recompute) * 4
+        distinct, inverse = np.unique(key + 2 * away + sharded, return_inverse=True)
+        missing = distinct[~np.isin(distinct, self._keys)]
+        if len(missing) or self._known is None:
+            self._add(missing)
+        assert self._known is not None
+        return self._known, self._order[np.searchsorted(self._sorted, distinct)][inverse.reshape(-1)]
+
+    def endless(self) -> tuple[Floats, Floats]:
+        """Seconds of a sequence forward and backward by setting and kind, of microbatches so large that nothing but
+        the work counts: none of any size takes less."""
+        ones = np.ones(len(self._settings), dtype=np.int64)
+        found = self._priced(self._settings, _MANY * ones, recompute=0 * ones, away=0 * ones, sharded=ones)
+        return found.forward / _MANY * _ROUNDED, found.backward / _MANY * _ROUNDED
+
+    def _add(self, missing: Ids) -> None:
+        """Prices `missing` settings sharded and not, and where one is not of the first rung those of every rung: it is
+        their number and not that of calls that should count."""
+        pairs, ways = np.divmod(missing, _WAYS)
+        wanted = self._ways if np.isin(ways, self._ways[2:]).any() else self._ways[:2]
+        keys = (np.unique(pairs)[:, None] * _WAYS + wanted).reshape(-1)
+        keys = keys[~np.isin(keys, self._keys)]
+        rest, ways = np.divmod(keys, _WAYS)
+        setting, size = np.divmod(rest, len(self._sizes))
+        found = self._priced(
+            self._settings[setting], self._sizes[size], recompute=ways // 4, away=ways // 2 % 2, sharded=ways % 2
+        )
+        self._known = found if self._known is None else self._known.joined(found)
+        self._keys = np.concatenate([self._keys, keys])
+        self._order = np.argsort(self._keys)
+        self._sorted = self._keys[self._order]
+
+    def _priced(self, settings: Ids, microbatch: Ids, *, recompute: Ids, away: Ids, sharded: Ids) -> BlockLeast:
+        columns: dict[str, npt.ArrayLike] = {name: settings[:, index] for index, name in enumerate(DIVIDES)}
+        inside = np.maximum(np.asarray(columns["expert"]) * np.asarray(columns["expert_tensor"]), 1)
+        stage = np.asarray(columns["tensor"]) * np.asarray(columns["context"])
+        columns |= {
+            "microbatch": microbatch,
+            "recompute": recompute,
+            "offload": away * _KEPT_AWAY,
+            "precision": self._precision,
+            "replicate": np.lcm(stage, inside) // stage,
+            "sharding": sharded * SHARDINGS.index(Sharding.PARAMETERS),
+        }
+        table = PlanTable.build(columns, layouts=(Layout((0, len(self._model.blocks)), (0,)),))
+        features, found = software(self._job.software), []
+        for group in self._cluster.groups:
+            priced = machine(group, table, self._kinds, cluster=self._cluster, job=self._job, software=features)
+            slower = priced.sharing.lockstep
+
+            def every(values: list[Floats | float]) -> Floats:
+                return np.stack([value + np.zeros(len(table)) for value in values], axis=1)
+
+            blocks = priced.blocks
+            found.append(
+                BlockLeast(
+                    forward=every([block.whole_forward / slower for block in blocks]),
+                    backward=every([block.whole_backward / slower for block in blocks]),
+                    kept=every([block.bytes.kept for block in blocks]),
+                    away=every([block.bytes.away for block in blocks]),
+                    working=every([block.bytes.working for block in blocks]),
+                    logits=every([block.bytes.logits for block in blocks]),
+                    parameters=every([block.parameters for block in blocks]),
+                    apart=every([block.expert_parameters for block in blocks]),
+                )
+            )
+        return reduce(BlockLeast.least, found)
