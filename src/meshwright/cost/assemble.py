@@ -34,6 +34,7 @@ _NAMES = (
     "carried",
     "gather",
     "scatter",
+    "whole_tensor",
     "whole_context",
     "whole_experts",
     "whole_carried",
@@ -60,7 +61,7 @@ _EVERY_PASS = MappingProxyType(
 
 _WHOLE = MappingProxyType(
     {
-        LineName.TENSOR: "tensor",
+        LineName.TENSOR: "whole_tensor",
         LineName.CONTEXT: "whole_context",
         LineName.EXPERTS: "whole_experts",
         LineName.HOST: "whole_carried",
@@ -287,6 +288,7 @@ def _values(entry: Machine) -> dict[str, FloatArray]:
         "context": column([b.forth.context + b.back.context for b in blocks], zeros),
         "experts": column([b.forth.experts + b.back.experts for b in blocks], zeros),
         "carried": column([b.forth.copies + b.back.copies for b in blocks], zeros),
+        "whole_tensor": column([b.forth.whole_tensor + b.back.whole_tensor for b in blocks], zeros),
         "whole_context": column([b.forth.whole_context + b.back.whole_context for b in blocks], zeros),
         "whole_experts": column([b.forth.whole_experts + b.back.whole_experts for b in blocks], zeros),
         "whole_carried": column([b.forth.whole_copies + b.back.whole_copies for b in blocks], zeros),

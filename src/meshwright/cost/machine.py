@@ -60,7 +60,7 @@ def machine(
     combination = combine(table, device=group.device, job=job, software=software)
     overlaps = software.overlap and group.device.kind is not DeviceKind.CPU
     contention = links.layer.contention if overlaps else None
-    sizes = state_bytes(table)
+    sizes = state_bytes(table, narrow=software.narrow_parameters)
     blocks = [
         price_block(
             kind,

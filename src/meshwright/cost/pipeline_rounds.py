@@ -61,7 +61,9 @@ def played(
 _NAMES = ("total", "first", "last")
 
 
-def _plain(shape: Shape, rows: IntArray, *, forward: RankSeconds, backward: RankSeconds, reach: FloatArray) -> BoolArray:
+def _plain(
+    shape: Shape, rows: IntArray, *, forward: RankSeconds, backward: RankSeconds, reach: FloatArray
+) -> BoolArray:
     """Whether closed forms tell the rows within a hundredth: links are fast, all stages but the first and last one are
     alike, the first is not much longer, the last not much shorter, and there are enough microbatches to fill the
     pipeline. H1 asks for fast links alone.

@@ -75,7 +75,7 @@ def synchronize(
             seconds = seconds + Traffic.over(grid, far=getattr(experts, place))
         return seconds.where(sharded)
 
-    gather = both_ways("gather", "sharded_far", dense * sizes.compute, apart * sizes.compute)
+    gather = both_ways("gather", "sharded_far", dense * sizes.gathered, apart * sizes.gathered)
     scatter = both_ways("scatter", "sharded_far", dense * sizes.reduced, apart * sizes.reduced)
     own, theirs = (sizes.reduced / parts for parts in (table.divided, table.expert_divided))
     replicas = both_ways("reduce_replicas", "replicas_far", dense * own, apart * theirs)

@@ -100,7 +100,9 @@ class Ladder:
 
     def _after(self, picked: Picked, step: int, other: Other | None) -> Picked:
         picked = self._choices.after(picked, step)
-        return picked if other is None else picked.take(self._choices.differ(other.column, other.value, step)[picked.at])
+        return (
+            picked if other is None else picked.take(self._choices.differ(other.column, other.value, step)[picked.at])
+        )
 
     def _on(self, picked: Picked, step: int) -> PlanTable:
         table = self._choices.table(picked, step)
