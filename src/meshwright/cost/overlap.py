@@ -104,6 +104,23 @@ class Slack:
     near: FloatArray
     far: FloatArray
 
+    @classmethod
+    def beside(cls, work: FloatArray, stall: FloatArray, contention: Contention) -> Slack:
+        """Of work that nothing else runs beside and that waits for nothing."""
+        near, far = (stall + (1.0 - mutual.idle) * work for mutual in (contention.near, contention.far))
+        return cls(work=stall, near=near, far=far)
+
+    @classmethod
+    def either(cls, rows: BoolArray, yes: Slack, no: Slack) -> Slack:
+        """`yes` in `rows`, else `no`."""
+        return cls(**{name: np.where(rows, getattr(yes, name), getattr(no, name)) for name in ("work", "near", "far")})
+
+    def times(self, factor: FloatArray) -> Slack:
+        return Slack(work=self.work * factor, near=self.near * factor, far=self.far * factor)
+
+    def __add__(self, other: Slack) -> Slack:
+        return Slack(work=self.work + other.work, near=self.near + other.near, far=self.far + other.far)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passed:

@@ -62,8 +62,10 @@ def synchronize(
     zero1 and zero2 gather once a step; zero3 gathers in forward and again in backward of every microbatch; zero2 and
     zero3 scatter gradients every microbatch, zero1 once. Breadth-first runs all microbatches of a stage in a row, and
     does once what others do for each: a share of it is told of every microbatch. Replicas reduce their shards once.
-    Each travels while the same block of a neighbouring layer works or waits for other links, unless `contention` is
-    None, and what that does not cover is exposed. Parameters on a grid of experts travel over `experts`.
+    What is done once is done beside the first or the last slice of a microbatch, where those are cut. Each travels
+    while the same block of a neighbouring layer works or waits for other links, unless `contention` is None, and what
+    that does not cover is exposed: gradients beside the products that give them, where those are a pass of their own.
+    Parameters on a grid of experts travel over `experts`.
     """
     sharded, zero3 = table.sharding > 0, table.sharding == _ZERO3
     dense, apart = grid_parameters(block, table)
@@ -83,17 +85,21 @@ def synchronize(
     every = np.where(table.schedule == _BREADTH_FIRST, 1.0 / table.microbatches, 1.0)
     each_scatter = scatter.where(table.sharding > _ZERO1).times(every)
     each_gather = gather.where(zero3).times(every)
-    both = each_gather + each_scatter
-    late = exposed(both, behind, contention)
-    share = late / np.where(both.whole > 0.0, both.whole, 1.0)
     once = scatter.where(table.sharding == _ZERO1) + replicas
     first = gather.where(~zero3)
+    split = block.late.near > 0.0
+    slice_share = 1.0 / table.slices
+    back = exposed(each_gather, behind, contention)
+    before, window = np.where(split, 0.0, back), Slack.either(split, block.late, behind)
+    queue = each_gather.where(~split) + each_scatter
+    scattered = exposed(queue, window, contention) - before
+    ended = exposed(queue.times(slice_share) + once, window.times(slice_share), contention)
     return SyncSeconds(
         each_gather_forward=(exposed(each_gather, ahead, contention), each_gather.whole),
-        each_gather_backward=(share * each_gather.whole, each_gather.whole),
-        each_scatter=(share * each_scatter.whole, each_scatter.whole),
-        once_gather=(exposed(first, ahead, contention), first.whole),
-        once_gradients=(exposed(both + once, behind, contention) - late, once.whole),
+        each_gather_backward=(back, each_gather.whole),
+        each_scatter=(scattered, each_scatter.whole),
+        once_gather=(exposed(first, ahead.times(slice_share), contention), first.whole),
+        once_gradients=(ended - slice_share * (before + scattered), once.whole),
     )
 
 
