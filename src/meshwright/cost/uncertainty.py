@@ -11,7 +11,7 @@ from types import MappingProxyType
 import numpy as np
 
 from meshwright.cost.costs import Costs
-from meshwright.cost.table import PRECISIONS, SCHEDULES, BoolArray, IntArray, PlanTable
+from meshwright.cost.table import PRECISIONS, SCHEDULES, BoolArray, PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, DeviceSpec, Precision
 from meshwright.spec.job import JobSpec

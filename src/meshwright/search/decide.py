@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -78,27 +79,21 @@ def best_refined(found: Explorer, count: int) -> tuple[list[tuple[Design, Report
     is less than what a plan reaches, but for closed forms that are too long and stages that balance better. At most
     MOST times `count` are.
     """
-    asked = {"model": found.model, "cluster": found.cluster, "job": found.job}
+    model, cluster, job = found.model, found.cluster, found.job
     done: dict[int, tuple[Design, Report]] = {}
-
-    def ranked() -> list[tuple[Design, Report]]:
-        return sorted(done.values(), key=lambda entry: _order(entry, found.job.objective))
-
-    while True:
-        best = ranked()
-        limit = _value(best[count - 1], found.job.objective) if len(best) >= count else float("inf")
+    limit, settled = float("inf"), True
+    while len(done) <= MOST * count:
         row = _next(found, done, limit)
-        if row is None:
-            if len(best) < count or limit <= found.settled:
-                return best, True
-            if not found.until(lambda limit=limit: limit, most=WEIGHED):
-                return best, False
+        if row is None and len(done) >= count and limit > found.settled:
+            settled = found.until(partial(float, limit), most=WEIGHED)
             row = _next(found, done, limit)
-            if row is None:
-                return best, True
-        if len(done) >= MOST * count:
-            return best, False
-        done[row] = refine(found.table, [row], **asked)[0]
+        if row is None or len(done) == MOST * count:
+            settled = settled and row is None
+            break
+        (done[row],) = refine(found.table, [row], model=model, cluster=cluster, job=job)
+        values = sorted(_value(entry, job.objective) for entry in done.values())
+        limit = values[count - 1] if len(values) >= count else limit
+    return sorted(done.values(), key=lambda entry: _order(entry, job.objective)), settled
 
 
 def _next(found: Explorer, done: Mapping[int, object], limit: float) -> int | None:

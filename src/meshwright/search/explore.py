@@ -27,6 +27,7 @@ EXHAUSTIVE = 100_000  # plans that are all priced: less time than a person notic
 BATCH = 4_000  # plans weighed at a time while none is known to fit; then each time GROWTH times as many
 GROWTH = 4
 LARGEST = 4_000_000
+SLICE = 16_384  # plans whose figures a processor's cache holds
 KEPT = 1_000  # of the best scores: as many plans may be asked for
 LEAST_LIKELY = 1e-3  # to fit, that a score is divided by
 SURE = 0.99  # to fit: no plan that recomputes or offloads more is better than one that is
@@ -70,9 +71,8 @@ class Explorer:
     def _outlines(self) -> PlanTable:
         """A plan of every frame whose interval is no wider than that of any other there."""
         frames = self.space.frames
-        names = ("tensor", "context", "pipeline")
-        columns: dict[str, npt.ArrayLike] = {name: frames[name] for name in names} | {"replicate": frames["data"]}
-        columns["precision"] = self.space.precision
+        columns: dict[str, npt.ArrayLike] = {name: frames[name] for name in ("tensor", "context", "pipeline")}
+        columns |= {"replicate": frames["data"], "precision": self.space.precision}
         return PlanTable.build(columns, layouts=())
 
     def _upper(self, seconds: Floats, table: PlanTable) -> Floats:
@@ -184,9 +184,15 @@ class Explorer:
         bounds = self._floors
         floors = Floors(
             shared=lambda table, frames: self._floor(table, bounds.shared(table, frames=frames)),
-            scheduled=lambda table, frames: self._floor(table, bounds.scheduled(table, frames=frames)),
-            own=lambda table, frames: self._floor(table, bounds.seconds(table, frames=frames)),
-            bytes=lambda table, frames, ranks: bounds.bytes(table, frames=frames, ranks=ranks),
+            scheduled=lambda table, frames: _sliced(
+                table, frames, lambda rows, own: self._floor(rows, bounds.scheduled(rows, frames=own))
+            ),
+            own=lambda table, frames: _sliced(
+                table, frames, lambda rows, own: self._floor(rows, bounds.seconds(rows, frames=own))
+            ),
+            bytes=lambda table, frames, ranks: _sliced(
+                table, frames, lambda rows, own: bounds.bytes(rows, frames=own, ranks=ranks)
+            ),
             likely=self._likely,
         )
         return Ladder(Choices(self.space), self.space.rungs, floors=floors)
@@ -238,3 +244,11 @@ class Explorer:
             return
         self.hopeless += int(self.space.sizes[refused].sum())
         self._left &= ~refused
+
+
+def _sliced(table: PlanTable, frames: Ids, of: Callable[[PlanTable, Ids], Floats]) -> Floats:
+    """What `of` says of every row, asked of as many at a time as a processor's cache holds."""
+    if len(table) <= SLICE:
+        return of(table, frames)
+    starts = range(0, len(table), SLICE)
+    return np.concatenate([of(table.take(slice(at, at + SLICE)), frames[at : at + SLICE]) for at in starts])

@@ -77,7 +77,7 @@ class Ladder:
         picked = self._after(picked, SCHEDULE, other)
         picked = self._scheduled(picked, limit())
         for added in range(int(self._added.max()) + 1):
-            level = [rung for rung in np.flatnonzero(self._added == added) if self._asked(int(rung), other)]
+            level = [rung for rung in np.flatnonzero(self._added == added).tolist() if self._asked(rung, other)]
             if not level:
                 continue
             some = self._scheduled(picked.times(level), limit()) if added else picked
@@ -101,7 +101,9 @@ class Ladder:
 
     def _after(self, picked: Picked, step: int, other: Other | None) -> Picked:
         picked = self._choices.after(picked, step)
-        return picked if other is None else picked.take(self._choices.differ(other.column, other.value, step)[picked.at])
+        return (
+            picked if other is None else picked.take(self._choices.differ(other.column, other.value, step)[picked.at])
+        )
 
     def _on(self, picked: Picked, step: int) -> PlanTable:
         table = self._choices.table(picked, step)
@@ -125,7 +127,7 @@ class Ladder:
     def _best_first(
         self, rows: Picked, keep: Callable[[PlanTable], Mask], limit: Callable[[], float]
     ) -> tuple[Picked, Picked]:
-        """Prices those of `rows` that may be below the limit, the most promising first: which, and which of them fit."""
+        """Prices those of `rows` that may be below the limit, the most promising first: they, and those that fit."""
         if not len(rows):
             return rows, rows
         table = self._on(rows, PLAN)
