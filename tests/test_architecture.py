@@ -119,7 +119,10 @@ def test_spec_needs_only_the_standard_library() -> None:
 
 
 def test_file_budget() -> None:
-    long = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in FILES}
+    ours = [
+        path for folder in ("src", "tests", "benchmarks", "examples", "tools") for path in (ROOT / folder).rglob("*.py")
+    ]
+    long = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in ours}
     assert not {name: lines for name, lines in long.items() if lines > MAX_FILE_LINES}
 
 

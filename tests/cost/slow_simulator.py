@@ -10,14 +10,13 @@ gradients reduced behind (ZeRO, 1910.02054; FSDP, 2304.11277), buckets of 25 MiB
 
 from __future__ import annotations
 
-from itertools import product
-
 from meshwright.schedule.build import build
 from meshwright.schedule.table import Work as Pass
 from meshwright.spec.cluster import Collective
 from meshwright.spec.model import Embedding, Head, Layer
-from meshwright.spec.plan import AxisName, Design, ExchangeKind, Offload, Recompute, Sharding
+from meshwright.spec.plan import Design, ExchangeKind, Offload, Recompute, Sharding
 from tests.cost.slow_device import Device, Step
+from tests.cost.slow_groups import Groups
 from tests.cost.slow_network import Network, rate
 from tests.cost.slow_work import Bench, Local, Work, work_of
 
@@ -35,17 +34,13 @@ class SlowSimulator:
         self.bench = Bench(self.device)
         plan, group = self.plan, design.plan.first_group
         self.sharding = group.sharding if plan.shard * plan.context > 1 else Sharding.NONE
-        self.grid = (plan.experts.expert, plan.experts.tensor) if plan.experts else (0, 0)
-        self.outer = plan.context // plan.exchange.inner
-        self.divided = plan.shard * plan.context
-        self.grid_divided = max(self.divided * plan.tensor // max(self.grid[0] * self.grid[1], 1), 1)
+        self.groups = Groups(plan)
         self.policies = {
             block: (part.recompute, part.offload)
             for stage in plan.stages
             for part in stage.groups
             for block in range(part.start, part.stop)
         }
-        self._groups()
         self.local = local = Local(
             tokens=plan.microbatch * plan.sequence_length / plan.context,
             sequences=plan.microbatch,
@@ -54,51 +49,18 @@ class SlowSimulator:
             split=plan.tensor if group.sequence_parallel else 1,
             context=plan.context,
             inner=plan.exchange.inner,
-            experts=self.grid[0],
-            slices=self.grid[1],
+            experts=self.groups.grid[0],
+            slices=self.groups.grid[1],
             masked=design.job.data.document_mask,
         )
         alike = {block: work_of(block, local, self.device) for block in dict.fromkeys(self.model.blocks)}
         self.works = [alike[block] for block in self.model.blocks]
         self.times = {id(work): self._times(work) for work in alike.values()}
 
-    def _groups(self) -> None:
-        """The devices that meet in every collective, those of pipeline rank 0 for all."""
-        plan = self.plan
-        sizes = {axis.name: axis.size for axis in plan.axes}
-        names = list(sizes)
-
-        def members(**ranges: range) -> list[int]:
-            spans = [ranges.get(name.value, range(1)) for name in names]
-            found = []
-            for place in product(*spans):
-                index = 0
-                for name, coordinate in zip(names, place, strict=True):
-                    index = index * sizes[name] + coordinate
-                found.append(index if plan.placement is None else plan.placement[index])
-            return found
-
-        whole = {name.value: range(size) for name, size in sizes.items()}
-        stage = {name: span for name, span in whole.items() if name != AxisName.PIPELINE}
-        shards = {name: span for name, span in whole.items() if name in (AxisName.SHARD, AxisName.CONTEXT)}
-        both = {**shards, "replicate": whole.get("replicate", range(1))}
-        inner = plan.exchange.inner
-        self.tensor = members(tensor=whole.get("tensor", range(1)))
-        self.shards, self.replicas = members(**shards), members(replicate=both["replicate"])
-        self.data, self.everyone = members(**both), members(**whole)
-        self.traders = members(context=range(inner))
-        self.runs = members(context=range(0, plan.context, inner))
-        self.stages = [members(**stage, pipeline=range(rank, rank + 1)) for rank in range(plan.pipeline)]
-        here, cells = self.stages[0], max(self.grid[0] * self.grid[1], 1)
-        slices = max(self.grid[1], 1)
-        self.slices, self.holders = here[:slices], here[:cells:slices]
-        self.grid_shards, self.grid_data = here[: cells * self.grid_divided : cells], here[::cells]
-        self.grid_replicas = here[:: cells * self.grid_divided]
-
     def seconds(self) -> float:
         """The step, from its first token to its last parameter."""
         rows = [self._program(row) for row in self._schedule()]
-        far = self._far(self.data)
+        far = self._far(self.groups.data)
         self.ranks = [Device(far=far) for _ in rows]
         self.tickets: list[dict[int, int]] = [{} for _ in rows]
         self.fetched: list[dict[int, float]] = [{} for _ in rows]
@@ -191,7 +153,9 @@ class SlowSimulator:
         if source == target:
             return 0.0
         size = 2.0 * self.local.tokens * self.model.width / self.local.split
-        return self.network.send_seconds(list(zip(self.stages[source], self.stages[target], strict=True)), size)
+        return self.network.send_seconds(
+            list(zip(self.groups.stages[source], self.groups.stages[target], strict=True)), size
+        )
 
     def _ahead(self, rank: int, row: list[Step], place: int) -> None:
         """What the block at `place` needs is asked for: its parameters, and what it kept in the host's memory."""
@@ -199,8 +163,8 @@ class SlowSimulator:
             return
         step, device, work = row[place], self.ranks[rank], self.works[row[place].block]
         if self.sharding is Sharding.PARAMETERS or (self.sharding is not Sharding.NONE and step.first):
-            seconds = self.network.seconds(Collective.ALL_GATHER, self.shards, 2.0 * work.dense)
-            seconds += self.network.seconds(Collective.ALL_GATHER, self.grid_shards, 2.0 * work.on_grid)
+            seconds = self.network.seconds(Collective.ALL_GATHER, self.groups.shards, 2.0 * work.dense)
+            seconds += self.network.seconds(Collective.ALL_GATHER, self.groups.grid_shards, 2.0 * work.on_grid)
             self.tickets[rank][place] = device.issue(seconds)
         if step.action is Pass.BACKWARD and self._away(step.block) and not step.opens:
             self._fetch(rank, step, place, leaving=1)
@@ -268,10 +232,12 @@ class SlowSimulator:
         found = {}
         for forward in (True, False):
             names = work.hidden_forward if forward else work.hidden_backward
-            hidden = sum(self.network.seconds(OPERATIONS[name], self.tensor, work.hidden_bytes) for name in names)
+            hidden = sum(
+                self.network.seconds(OPERATIONS[name], self.groups.tensor, work.hidden_bytes) for name in names
+            )
             if forward:
                 small = 4.0 * self.local.tokens * work.statistics
-                hidden += self.network.seconds(Collective.ALL_REDUCE, self.tensor, small, work.statistics)
+                hidden += self.network.seconds(Collective.ALL_REDUCE, self.groups.tensor, small, work.statistics)
             busy = (work.forward if forward else work.backward) + casts
             host = work.kernels * launch * (1 if forward else 2) + each + cast_starts + (0.0 if forward else starts)
             found[forward] = (busy, host, hidden)
@@ -290,9 +256,9 @@ class SlowSimulator:
         """Tokens to their experts and back; the ranks that divide an expert gather them and add up what it gives."""
         if not work.routed:
             return 0.0
-        there = self.network.seconds(Collective.ALL_TO_ALL, self.holders, work.routed)
-        joined = self.network.seconds(Collective.ALL_GATHER, self.slices, work.gathered)
-        return 2 * there + joined + self.network.seconds(Collective.REDUCE_SCATTER, self.slices, work.gathered)
+        there = self.network.seconds(Collective.ALL_TO_ALL, self.groups.holders, work.routed)
+        joined = self.network.seconds(Collective.ALL_GATHER, self.groups.slices, work.gathered)
+        return 2 * there + joined + self.network.seconds(Collective.REDUCE_SCATTER, self.groups.slices, work.gathered)
 
     def _run(self, device: Device, work: Work, *, forward: bool) -> None:
         """A pass of one block; the host starts its kernels ahead of the device."""
@@ -300,8 +266,8 @@ class SlowSimulator:
         device.host = device.host + host
         device.work(busy)
         self._attend(device, work, forward=forward)
-        device.exchange(hidden, far=self._far(self.tensor))
-        device.exchange(self._experts(work), far=self._far(self.holders))
+        device.exchange(hidden, far=self._far(self.groups.tensor))
+        device.exchange(self._experts(work), far=self._far(self.groups.holders))
         device.pause(device.host)
 
     def _attend(self, device: Device, work: Work, *, forward: bool) -> None:
@@ -310,32 +276,36 @@ class SlowSimulator:
         if self.plan.context == 1 or not work.keys:
             device.work(core)
             return
-        traded = self.network.seconds(Collective.ALL_TO_ALL, self.traders, work.heads_out, calls=2)
-        device.exchange(traded, far=self._far(self.traders))
-        if self.outer == 1:
+        traded = self.network.seconds(Collective.ALL_TO_ALL, self.groups.traders, work.heads_out, calls=2)
+        device.exchange(traded, far=self._far(self.groups.traders))
+        if self.groups.outer == 1:
             device.work(core)
         elif self.plan.exchange.kind is ExchangeKind.RING:
-            pairs = list(zip(self.runs, self.runs[1:] + self.runs[:1], strict=True))
+            pairs = list(zip(self.groups.runs, self.groups.runs[1:] + self.groups.runs[:1], strict=True))
             hop = self.network.send_seconds(pairs, work.keys * (1 if forward else 3))
-            for turn in range(self.outer):
+            for turn in range(self.groups.outer):
                 sent = device.clock + hop
-                device.work(core / self.outer)
-                if turn < self.outer - 1:
-                    device.exchange(max(sent - device.clock, 0.0), far=self._far(self.runs))
+                device.work(core / self.groups.outer)
+                if turn < self.groups.outer - 1:
+                    device.exchange(max(sent - device.clock, 0.0), far=self._far(self.groups.runs))
         else:
-            whole = work.keys * self.outer
-            wait = self.network.seconds(Collective.ALL_GATHER, self.runs, whole)
+            whole = work.keys * self.groups.outer
+            wait = self.network.seconds(Collective.ALL_GATHER, self.groups.runs, whole)
             if not forward:
-                wait += self.network.seconds(Collective.REDUCE_SCATTER, self.runs, 2 * whole)
-            device.exchange(wait, far=self._far(self.runs))
+                wait += self.network.seconds(Collective.REDUCE_SCATTER, self.groups.runs, 2 * whole)
+            device.exchange(wait, far=self._far(self.groups.runs))
             device.work(core)
 
     def _accumulate(self, work: Work) -> float:
         """Bytes to add a microbatch's gradient to those before it, the first of which there are none before spread."""
         size = work.dense + work.on_grid
         if self.sharding in (Sharding.GRADIENTS, Sharding.PARAMETERS):
-            size = work.dense / self.divided + work.on_grid / self.grid_divided
-        first = 0.0 if self.sharding is Sharding.NONE and len(self.data) > 1 else 1.0 / self.plan.schedule.microbatches
+            size = work.dense / self.groups.divided + work.on_grid / self.groups.grid_divided
+        first = (
+            0.0
+            if self.sharding is Sharding.NONE and len(self.groups.data) > 1
+            else 1.0 / self.plan.schedule.microbatches
+        )
         return size * (12.0 if self.sharding is Sharding.NONE else 10.0) * (1.0 - first)
 
     def _reduce(self, rank: int, step: Step, work: Work) -> None:
@@ -343,18 +313,18 @@ class SlowSimulator:
         device, net = self.ranks[rank], self.network
         if self.sharding is Sharding.NONE:
             if step.last:
-                self._fill(rank, 4.0 * work.dense, 0, self.data)
-                self._fill(rank, 4.0 * work.on_grid, 1, self.grid_data)
+                self._fill(rank, 4.0 * work.dense, 0, self.groups.data)
+                self._fill(rank, 4.0 * work.on_grid, 1, self.groups.grid_data)
             return
         if step.last or self.sharding is not Sharding.OPTIMIZER:
-            seconds = net.seconds(Collective.REDUCE_SCATTER, self.shards, 4.0 * work.dense)
+            seconds = net.seconds(Collective.REDUCE_SCATTER, self.groups.shards, 4.0 * work.dense)
             device.wait(self.scattered[rank])  # FSDP2 has one reduce-scatter on its way
-            seconds += net.seconds(Collective.REDUCE_SCATTER, self.grid_shards, 4.0 * work.on_grid)
+            seconds += net.seconds(Collective.REDUCE_SCATTER, self.groups.grid_shards, 4.0 * work.on_grid)
             self.scattered[rank] = device.issue(seconds)
         if step.last:
-            seconds = net.seconds(Collective.ALL_REDUCE, self.replicas, 4.0 * work.dense / self.divided)
-            apart = 4.0 * work.on_grid / self.grid_divided
-            device.issue(seconds + net.seconds(Collective.ALL_REDUCE, self.grid_replicas, apart))
+            seconds = net.seconds(Collective.ALL_REDUCE, self.groups.replicas, 4.0 * work.dense / self.groups.divided)
+            apart = 4.0 * work.on_grid / self.groups.grid_divided
+            device.issue(seconds + net.seconds(Collective.ALL_REDUCE, self.groups.grid_replicas, apart))
 
     def _fill(self, rank: int, size: float, which: int, members: list[int]) -> None:
         bucket = self.bucket[rank]
@@ -368,13 +338,13 @@ class SlowSimulator:
         ends, steps = [], []
         for rank, (device, row) in enumerate(zip(self.ranks, rows, strict=True)):
             if self.sharding is Sharding.NONE:
-                for which, members in enumerate((self.data, self.grid_data)):
+                for which, members in enumerate((self.groups.data, self.groups.grid_data)):
                     device.issue(self.network.seconds(Collective.ALL_REDUCE, members, self.bucket[rank][which]))
             device.wait(len(device.jobs))
             ends.append(device.clock)
             steps.append(self._optimizer({step.block for step in row}))
         clipped = self.design.job.optimizer.clip_norm is not None
-        agree = self.network.seconds(Collective.ALL_REDUCE, self.everyone, 4.0) if clipped else 0.0
+        agree = self.network.seconds(Collective.ALL_REDUCE, self.groups.everyone, 4.0) if clipped else 0.0
         tokens = self.plan.microbatch * self.plan.schedule.microbatches * self.plan.sequence_length
         fixed = self.device.step_overhead_seconds + 24.0 * tokens / self.bench.bandwidth
         return max(ends) + agree + max(steps) + fixed
@@ -385,9 +355,9 @@ class SlowSimulator:
         head = len(self.works) - 1
         if self.model.head.tied and head in blocks and 0 not in blocks:
             dense += self.model.head.matrix_parameters / self.plan.tensor
-        owned = dense / (self.divided if self.sharding is not Sharding.NONE else 1)
+        owned = dense / (self.groups.divided if self.sharding is not Sharding.NONE else 1)
         apart = sum(self.works[block].on_grid for block in blocks)
-        owned += apart / (self.grid_divided if self.sharding is not Sharding.NONE else 1)
+        owned += apart / (self.groups.grid_divided if self.sharding is not Sharding.NONE else 1)
         if self.plan.first_group.offload is Offload.OPTIMIZER:
             group = self.network.group
             share = group.host_bandwidth / group.devices_per_node if group.host_bandwidth else rate(group.host)

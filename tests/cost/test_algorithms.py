@@ -1,4 +1,4 @@
-"""Which algorithm is quickest, what every one of them moves, and what runs beside work."""
+"""Which algorithm is quickest, and what every one of them moves."""
 
 from dataclasses import replace
 
@@ -12,7 +12,6 @@ from meshwright.cost import PlanTable, evaluate
 from meshwright.cost.lines import Linear, quickest
 from meshwright.cost.network import collective, occupied, routes
 from meshwright.cost.placement import lay
-from meshwright.cost.synchronize import exposed
 from meshwright.spec.cluster import Collective, DeviceKind, Link
 from tests.cost.cost_examples import JOB, even_layout, gpt, selene, with_group
 
@@ -203,24 +202,6 @@ def test_seconds_of_many_ranks_are_those_of_each():
     for column in range(3):
         assert table[:, column] == pytest.approx(found.seconds(num_bytes[:, column]))
     assert found.take(np.array([1, 1, 0])).seconds(10.0) == pytest.approx(found.seconds(10.0)[[1, 1, 0]])
-
-
-@given(whole=st.floats(0, 1e3), window=st.floats(0, 1e3), taken=st.floats(0.0, 0.5))
-def test_what_is_exposed_is_part_of_the_whole(whole, window, taken):
-    share = np.array([taken])
-    found = exposed(np.array([whole]), np.array([window]), taken=share)[0]
-    assert 0.0 <= found <= whole
-    assert whole - found <= window * (1 + 1e-9) + 1e-12
-    assert exposed(np.array([whole]), np.array([window]), taken=None)[0] == whole
-    assert exposed(np.array([whole]), np.array([2 * window]), taken=share)[0] <= found
-    if window == 0.0:
-        assert found == whole
-
-
-def test_work_is_later_by_what_carrying_takes_from_it():
-    """A tenth of the compute for 1.126 s of a collective that work of ten outlasts."""
-    found = exposed(np.array([1.0]), np.array([10.0]), taken=np.array([0.1]))
-    assert found[0] == pytest.approx(0.1126)
 
 
 def test_carrying_takes_processors_of_gpus_alone():

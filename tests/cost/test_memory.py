@@ -196,6 +196,41 @@ def test_eight_bit_recipes_keep_less_of_activations_and_copies_of_weights():
     assert weights[1] - weights[0] == 2.0 * layers
 
 
+def test_parameters_of_eight_bits_lie_beside_no_other_copy_and_sharded_ones_are_quantised_as_they_come():
+    """Layers by rows and by columns instead of two bytes; scales of a byte for 32 elements under mxfp8."""
+    order = list(Precision)
+    layout = even_layout(layers=3, pipeline=1)
+    recipes = {"precision": [order.index(Precision.BF16), order.index(Precision.FP8), order.index(Precision.MXFP8)]}
+    peaks_by = {Precision.BF16: 1e15, Precision.FP8: 2e15, Precision.MXFP8: 2e15}
+    device = replace(selene(nodes=1).groups[0].device, peak_flops=peaks_by)
+    cluster = replace(selene(nodes=1), groups=(replace(selene(nodes=1).groups[0], device=device),))
+    layers = sum(layer.parameters for layer in CUT.layers)
+
+    def held(software, **columns):
+        table = PlanTable.build(recipes | columns, layouts=[layout])
+        job = replace(TABLE_JOB, software=software)
+        return evaluate(table, model=CUT, cluster=cluster, job=job).memory[MemoryPart.PARAMETERS][:, 0]
+
+    whole = held("megatron-bridge")
+    assert whole - whole[0] == pytest.approx([0.0, 0.0, 2.0 / 32 * layers])
+    beside = held("megatron-core")
+    assert beside - beside[0] == pytest.approx([0.0, 2.0 * layers, (2.0 + 2.0 / 32) * layers])
+    sharded = held("megatron-core", shard=8, sharding=3)
+    assert sharded == pytest.approx([2.0 * CUT.parameters / 8] * 3)
+
+
+def test_gradients_add_up_in_half_precision_where_the_software_says_so():
+    """At the peak in backward: those that a rank owns are copied to fp32 only for the optimizer's step."""
+    columns = {"microbatches": 2, "shard": 8, "sharding": 1}
+    table = PlanTable.build(columns, layouts=[even_layout(layers=3, pipeline=1)])
+    wide, narrow = (
+        evaluate(table, model=CUT, cluster=selene(nodes=1), job=replace(TABLE_JOB, software=name))
+        for name in ("megatron-flash", "internevo")
+    )
+    held = [costs.memory[MemoryPart.GRADIENTS][0, 0] / CUT.parameters for costs in (wide, narrow)]
+    assert held == pytest.approx([4.0, 2.0])
+
+
 def test_masters_beside_the_weights_of_megatron_are_eighteen_bytes_a_parameter():
     costs = evaluate(
         PlanTable.build({"replicate": 8}, layouts=[even_layout(layers=3, pipeline=1)]),

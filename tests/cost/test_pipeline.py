@@ -143,7 +143,7 @@ def test_uneven_stages(pipeline, rounds, kind, costs, head, ratio):
     chunks=st.integers(2, 4),
     rounds=st.integers(1, 4),
     head=st.floats(0.0, 0.8),
-    embedding=st.floats(0.0, 0.05),
+    embedding=st.floats(0.0, 0.1),
 )
 @settings(max_examples=20, deadline=None)
 def test_uneven_ends_interleaved(pipeline, chunks, rounds, head, embedding):
@@ -283,7 +283,7 @@ def test_closed_forms_of_random_stages(kind):
 @given(
     pipeline=st.integers(2, 8),
     rounds=st.integers(2, 5),
-    embedding=st.floats(0.0, 0.05),
+    embedding=st.floats(0.0, 0.1),
     head=st.floats(0.0, 0.8),
     transfer=st.sampled_from([0.0, 0.02]),
 )

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from meshwright.cost import RECOMPUTES, SCHEDULES, SHARDINGS, Layout, PlanTable, evaluate, predict
 from meshwright.cost.evaluate import stage_seconds
 from meshwright.cost.simulate import makespan, simulate
-from meshwright.cost.table import EXCHANGES, OFFLOADS
+from meshwright.cost.table import OFFLOADS
 from meshwright.schedule.build import build
 from meshwright.spec.cluster import Link
-from meshwright.spec.plan import ExchangeKind, Offload, Recompute, ScheduleKind
+from meshwright.spec.plan import Offload, Recompute, ScheduleKind
 from meshwright.spec.report import LineName, MemoryPart
 from tests.cost.cost_examples import A100, JOB, even_layout, llama, selene, with_group
 from tests.cost.legal_plans import CASES, case, sample
@@ -55,8 +55,9 @@ def test_what_is_exposed_is_at_most_what_software_without_overlap_waits_for(name
     apart = replace(at, job=replace(at.job, software="megatron-flash"))
     beside = replace(at, job=replace(at.job, software="megatron-core"))
     alone, hidden = priced(apart, table), priced(beside, table)
+    for line, whole in costs.total.items():
+        assert (costs.parts[line] <= whole * (1 + 1e-9) + 1e-12).all(), line
     for line in (LineName.GRADIENTS, LineName.PARAMETERS):
-        assert (costs.parts[line] <= costs.total[line] * (1 + 1e-9)).all()
         assert (hidden.parts[line] <= alone.parts[line] * (1 + 1e-9) + 1e-12).all(), line
 
 
@@ -72,10 +73,8 @@ def test_the_report_of_one_plan_keeps_the_same_laws(name, seed):
 
 
 @given(which=st.sampled_from(["peak", "memory", "inside", "nic", "host"]), factor=st.floats(1.05, 8.0), **SAMPLES)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_nothing_is_slower_on_a_faster_machine(which, factor, name, seed):
-    """But where keys pass around a ring: they and parameters on their way hide behind the same scores, each as if the
-    other were not there, so that the step of a faster device was up to 5 % longer in 10,000 plans."""
     at, table = case(name), sample(name, count=ROWS, seed=seed)
     cluster = unfitted(at.cluster)
     (group,) = cluster.groups
@@ -91,8 +90,7 @@ def test_nothing_is_slower_on_a_faster_machine(which, factor, name, seed):
     }[which]()
     before = priced(at, table, cluster=cluster).step_seconds
     after = priced(at, table, cluster=with_group(cluster, **quicker)).step_seconds
-    rings = (table.context > table.inner) & (table.exchange == EXCHANGES.index(ExchangeKind.RING))
-    assert (after <= before * np.where(rings, 1.08, 1 + 1e-9)).all()
+    assert (after <= before * (1 + 1e-9)).all()
 
 
 @given(**SAMPLES)

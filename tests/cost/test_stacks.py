@@ -1,13 +1,18 @@
 """What software and devices change beside their peaks: kernels of attention, fp8 recipes, host time, power."""
 
+from dataclasses import replace
+
 import pytest
 
 from meshwright import catalog
 from meshwright.catalog.devices import devices
-from meshwright.cost import predict
+from meshwright.cost import SCHEDULES, PlanTable, evaluate, predict
+from meshwright.cost.evaluate import stage_seconds
 from meshwright.cost.software import SOFTWARE
 from meshwright.spec.cluster import AttentionKernel, Precision
 from meshwright.spec.job import DataSpec, JobSpec
+from meshwright.spec.plan import ScheduleKind
+from meshwright.spec.report import LineName
 from tests.cost.cost_examples import design, even_layout, gpt, llama
 
 WIDE = {"width": 4096, "hidden": 14336, "heads": 32, "layers": 4, "vocab": 32000}
@@ -91,3 +96,27 @@ def test_heads_that_are_not_whole_16_bytes_leave_the_matrix_units(software, leas
         for heads in (96, 100)
     )
     assert least < odd / even < most
+
+
+@pytest.mark.parametrize(("pipeline", "chunks", "hops"), [(4, 1, 1.0), (2, 1, 0.5), (4, 2, 0.0)])
+def test_stages_that_wait_for_transfers_are_longer_by_them(pipeline, chunks, hops):
+    """Megatron-Core waits in plain 1f1b, and hides transfers where stages go round; two ranks have one neighbour."""
+    model = llama(**{**WIDE, "layers": 8})
+    machines = catalog.load_cluster("8xH100")
+    columns = {"pipeline": pipeline, "chunks": chunks, "microbatches": 16}
+    columns |= {"schedule": SCHEDULES.index(ScheduleKind.INTERLEAVED if chunks > 1 else ScheduleKind.ONE_F_ONE_B)}
+    table = PlanTable.build(columns, layouts=[even_layout(layers=8, pipeline=pipeline, chunks=chunks)])
+    job = JobSpec(sequence_length=4096, software="megatron-core", data=DataSpec(document_mask=False))
+    free, waiting = (
+        stage_seconds(table, model=model, cluster=machines, job=job, waiting=waiting) for waiting in (False, True)
+    )
+    sent = max(
+        stage.transfer
+        for stage in stage_seconds(table, model=model, cluster=machines, job=replace(job, software="torch"))
+    )
+    for before, after in zip(free, waiting, strict=True):
+        assert after.forward - before.forward == pytest.approx(hops * sent, rel=1e-9)
+        assert after.backward - before.backward == pytest.approx(hops * sent, rel=1e-9)
+        assert (after.transfer > 0.0) == (hops == 0.0 and before.transfer > 0.0)
+    costs = evaluate(table, model=model, cluster=machines, job=job)
+    assert costs.parts[LineName.TRANSFER][0] >= 2 * 16 * chunks * hops * sent * (1 - 1e-9)

@@ -91,6 +91,39 @@ def test_what_a_source_leaves_open_is_assumed_and_told() -> None:
         assert word in told
 
 
+def test_recipes_that_a_stack_ships_fill_what_a_source_leaves_open() -> None:
+    """A sharded optimizer, gradients in bf16 and parameters in eight bits, where speed is what is published."""
+    blank = {"zero": "", "sp": "", "flash": "", "precision": "bf16", "gpu": "H100"}
+    old, core = (express(row(**blank, framework=name)).design for name in ("Megatron-LM v3", "Megatron-Core"))
+    assert (old.plan.first_group.sharding, core.plan.first_group.sharding) == (Sharding.NONE, Sharding.OPTIMIZER)
+    assert core.plan.gradients.precision is Precision.FP32
+    tuned = express(row(**blank, framework="Megatron-Core (NeMo/Megatron-Bridge)"))
+    assert tuned.design.plan.gradients.precision is Precision.BF16
+    assert tuned.design.job.software == "megatron-bridge"
+    assert {"optimizer state sharded", "gradients in bf16"} <= set(tuned.assumed)
+    eight_bit = express(row(**blank | {"precision": "fp8"}, framework="Megatron-LM")).design
+    assert (eight_bit.job.software, eight_bit.plan.first_group.sequence_parallel) == ("megatron-core", True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "software"),
+    [
+        ({"extra": "attention/norm kernel=flash_attention2 + RMS kernel"}, "scaling-fused-norms"),
+        ({"extra": "attention/norm kernel=flash_attention2"}, "scaling"),
+        ({"extra": "attention/norm kernel=flash_attentionv1.0.8"}, "scaling-flash-1"),
+        ({"extra": "attention/norm kernel=fused", "flash": "no"}, "scaling-fused-softmax"),
+        ({"extra": "attention/norm kernel=torch", "flash": "no"}, "scaling-plain-softmax"),
+        ({"framework": "InternEvo (Hybrid Zero)", "flash": "yes"}, "internevo"),
+        ({"framework": "torchtitan (FSDP2)", "compile": "yes"}, "torch-2024-compiled"),
+        ({"framework": "torchtitan (FSDP2)", "compile": "no"}, "torch-2024"),
+        ({"framework": "NeMo/Megatron-Core", "flash": "yes"}, "nemo"),
+        ({"framework": "Megatron-Bridge", "flash": "", "extra": "dispatcher=deepep"}, "megatron-bridge-deepep"),
+    ],
+)
+def test_kernels_that_a_source_names_choose_the_software(changes: dict[str, str], software: str) -> None:
+    assert express(row(**changes)).design.job.software == software
+
+
 MIXTURE = {
     "arch": "moe",
     "gated": "yes",
@@ -107,7 +140,7 @@ MIXTURE = {
         ({"gpu": "Abacus"}, "no figures of the device Abacus"),
         ({"arch": "bert"}, "not rebuilt"),
         ({"arch": "moe"}, "expert_ffn is not printed"),
-        ({**MIXTURE, "ep": "3"}, "ep 3 x etp 1 does not divide"),
+        ({**MIXTURE, "ep": "3"}, "ep 3 x etp 2 does not divide"),
         ({"cp": "3"}, "x cp 3 x dp"),
         ({"extra": "task=lora;"}, "adapters alone"),
         ({"layers": ""}, "layers is not printed"),
@@ -164,8 +197,10 @@ def test_a_mixture_is_rebuilt_and_laid_on_its_grid() -> None:
     assert isinstance(mixture, Mixture)
     assert (mixture.experts, mixture.top_k, mixture.hidden) == (16, 2, 1024)
     assert mixture.shared is not None
-    assert found.design.plan.experts == ExpertGrid(expert=4, tensor=1)
-    assert "experts not divided over tensor ranks" in found.assumed
+    assert found.design.plan.experts == ExpertGrid(expert=4, tensor=2)
+    tuned = express(row(**MIXTURE, ep="4", framework="NeMo/Megatron-Core"))
+    assert tuned.design.plan.experts == ExpertGrid(expert=4, tensor=1)
+    assert "experts divided as the rest is, Megatron's default" in found.assumed
 
 
 def test_a_preset_says_what_columns_cannot() -> None:

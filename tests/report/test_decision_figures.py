@@ -7,14 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.report.drawn_step import MOST_ACTIONS, drawn_step, shown_microbatches
-from meshwright.report.losses import losses, losses_figure
+from meshwright.report.losses import losses_figure
 from meshwright.report.memory_columns import memory_of_ranks
 from meshwright.report.scatter import front, scatter
 from meshwright.report.settings import settings
+from meshwright.report.waterfall import IDEAL, KERNELS, UNEVEN, waterfall
 from meshwright.search import Candidate
 from meshwright.spec.plan import Plan, Recompute, Schedule, ScheduleKind
-from meshwright.spec.report import LineName, Origin
-from meshwright.spec.units import format_bytes
+from meshwright.spec.report import Origin
+from meshwright.spec.units import format_bytes, format_seconds
 from tests.report import synthetic
 
 REPORT = synthetic.report(synthetic.PREDICTED, origin=Origin.ANALYTIC)
@@ -68,20 +69,14 @@ def test_the_plot_has_a_link_for_every_plan_and_a_line_for_the_capacity_when_nea
     assert alone.body.count("<a ") == 1
 
 
-def test_losses_begin_at_ideal_compute_and_sum_to_the_step() -> None:
-    known = replace(REPORT, model_flops=2.0e9, peak_flops=2.0e10)
-    terms = losses(known)
-    assert [term.name for term in terms[:2]] == ["ideal compute at peak", "kernels below peak"]
-    assert terms[0].seconds == pytest.approx(0.1)
-    assert terms[1].seconds == pytest.approx(0.248 - 0.1)
-    assert sum(term.seconds for term in terms) == pytest.approx(known.step_seconds)
-
-
-@pytest.mark.parametrize("peak", [None, 2.0e9])
-def test_without_a_peak_or_with_more_ideal_than_compute_lines_are_as_predicted(peak: float | None) -> None:
-    terms = losses(replace(REPORT, model_flops=2.0e9, peak_flops=peak))
-    assert [term.name for term in terms[:2]] == [LineName.FORWARD, LineName.BACKWARD]
-    assert sum(term.seconds for term in terms) == pytest.approx(REPORT.step_seconds)
+def test_bars_of_the_page_are_those_of_the_terminal() -> None:
+    known = replace(REPORT, model_flops=2.0e9, peak_flops=2.0e10, detail={"flops": 1.2e9})
+    body = losses_figure(known).body
+    shown = [bar for bar in waterfall(known).bars if abs(bar.share) > 5e-4]
+    assert [bar.name for bar in shown[:3]] == [IDEAL, UNEVEN, KERNELS]
+    for bar in shown:
+        assert f'<span class="name">{bar.name}</span>' in body
+        assert f'<span class="note">{format_seconds(bar.seconds)}</span>' in body
 
 
 def test_the_band_is_drawn_where_there_is_one() -> None:

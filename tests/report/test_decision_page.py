@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from meshwright import catalog, cost, search
-from meshwright.report import decision_page, write_page
+from meshwright.report import decision_page, waterfall, write_page
 from meshwright.report.decision_view import decision_view
 from meshwright.report.settings import settings
 from meshwright.search import Decision
@@ -68,6 +68,7 @@ def test_the_embedded_figures_are_those_of_the_reports(decision: Decision, page:
         assert plan["digest"] == entry.plan.digest()
         assert plan["step_seconds"] == report.step_seconds == entry.step_seconds
         assert plan["error_band"] == list(report.error_band)
+        assert plan["terms"] == [[bar.name, bar.seconds] for bar in waterfall(report).bars]
         assert sum(seconds for _, seconds in plan["terms"]) == pytest.approx(report.step_seconds)
         tightest = min(report.memory, key=lambda stage: stage.capacity - stage.total)
         assert sum(count for _, count in plan["memory"]["parts"]) == pytest.approx(tightest.total)
@@ -220,7 +221,7 @@ def test_a_kept_decision_has_the_same_page(decision: Decision, page: str, tmp_pa
     assert "2 runs compared" in both
 
 
-@pytest.mark.skipif(not NODE, reason="node is not installed")
+@pytest.mark.skipif(not NODE, reason="needs Node.js: apt-get install nodejs; the text is checked without")
 def test_scripts_write_numbers_as_python_does(tmp_path: Path) -> None:
     numbers = [0.0, 3.2e-7, 9.996e-4, 0.0123, 0.99951, 1.0, 9.994, 77.34, 119.9, 3661.0, 7300.5, 200_000.0, 4.2e7]
     counts = [0.0, 12.0, 1023.9, 4096.0, 5.5e6, 7.97e10, 2.0**50 * 3.3]
@@ -237,7 +238,7 @@ def test_scripts_write_numbers_as_python_does(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.skipif(not CHROMIUM, reason="Chromium is not installed")
+@pytest.mark.skipif(not CHROMIUM, reason="needs a browser: apt-get install chromium; the text is checked without")
 def test_a_browser_shows_the_plan_that_the_address_names(page: str, decision: Decision, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     trap = "<script>addEventListener('error', (event) => document.body.dataset.fault = event.message);</script>"

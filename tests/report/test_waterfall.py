@@ -57,6 +57,12 @@ def test_without_a_peak_compute_is_one_bar() -> None:
     assert found.mfu is None
 
 
+def test_less_than_the_peak_would_take_is_one_bar_and_says_so() -> None:
+    found = waterfall(report({LineName.FORWARD: 0.1, LineName.BACKWARD: 0.2, LineName.BUBBLE: 0.1}))
+    assert [(bar.name, bar.seconds) for bar in found.bars] == [(COMPUTE, pytest.approx(0.3)), (LineName.BUBBLE, 0.1)]
+    assert "fewer FLOPs than the model's formula counts" in found.bars[0].note
+
+
 def test_a_step_longer_than_its_lines_says_so() -> None:
     found = waterfall(report({LineName.FORWARD: 2.0, LineName.BACKWARD: 1.0}, step=5.0))
     assert found.seconds(UNEXPLAINED) == pytest.approx(2.0)

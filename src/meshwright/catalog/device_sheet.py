@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from meshwright.catalog.device_curves import AMPERE, BLACKWELL, Generation
 from meshwright.spec.cluster import DeviceKind, DeviceSpec, MatrixCurve, MatrixTiles, Precision
@@ -41,6 +42,10 @@ class Sheet:
     kind: DeviceKind = DeviceKind.CUDA
     units: int | None = None
 
+    def variant(self, *, name: str, title: str, aliases: tuple[str, ...] = (), **differs: Any) -> Sheet:
+        """The sheet of a device that is as this one but for what is named; `differs` are fields of the sheet."""
+        return replace(self, name=name, title=title, aliases=aliases, **differs)
+
     @property
     def peaks(self) -> dict[Precision, float]:
         """By precision; scales for blocks of elements take nothing from the peak of eight bits."""
@@ -54,9 +59,10 @@ class Sheet:
         each, peak = self.generation.flops_per_watt, self.fp16 or self.bf16
         return 1.0 if not (each and self.watts and peak) else min(1.0, each * self.watts / (peak * 1e12))
 
-    def _curve(self) -> MatrixCurve:
+    def _curve(self, precision: Precision) -> MatrixCurve:
         curve = self.generation.curve
-        return replace(curve, fraction=min(curve.fraction, self._sustained()))
+        share = self.generation.eight_bit if precision.quantized else 1.0
+        return replace(curve, fraction=share * min(curve.fraction, self._sustained()))
 
     def _tiles(self) -> MatrixTiles | None:
         tiles = self.generation.tiles
@@ -84,6 +90,8 @@ class Sheet:
             sources["tiles"] = analogy + shared.tiles_source
         if shared.attention:
             sources["attention_kernels"] = analogy + shared.attention_source
+        if shared.eight_bit_source and self.fp8:
+            sources["matrix"] += f"; of eight bits {shared.eight_bit_source}"
         if self._sustained() < shared.curve.fraction:
             sources["matrix"] += f"; at most {shared.flops_per_watt or 0.0:.3g} FLOP/s a watt: {shared.power_source}"
         return DeviceSpec(
@@ -92,7 +100,7 @@ class Sheet:
             memory_bytes=self.memory_gib * GIB,
             memory_bandwidth=self.bandwidth_gb * 1e9,
             peak_flops=self.peaks,
-            matrix=dict.fromkeys(self.peaks, self._curve()),
+            matrix={precision: self._curve(precision) for precision in self.peaks},
             tiles=self._tiles(),
             memory_fraction=0.7,
             attention_kernels=shared.attention,

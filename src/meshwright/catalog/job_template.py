@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from meshwright.catalog.writer import dump_toml
+from meshwright.spec.cluster import Precision
 from meshwright.spec.job import JobSpec, Source
 
 COMMENTS: Mapping[str, str] = MappingProxyType(
@@ -15,7 +16,7 @@ COMMENTS: Mapping[str, str] = MappingProxyType(
         "sequence_length": "Tokens of one sequence.",
         "batch_tokens": 'Tokens of one optimizer step over all devices; may be written "4Mi".',
         "total_tokens": 'Tokens of the whole run; may be written "300G".',
-        "precision": "Arithmetic of matrix products: fp32, tf32, bf16, fp16 or fp8. Master weights stay in fp32.",
+        "precision": f"Arithmetic of matrix products: {', '.join(Precision)}. Master weights stay in fp32.",
         "z_loss": "Weight of the z-loss, which keeps logits small; 0 is none.",
         "objective": "What the best plan has least of: time, cost or memory.",
         "compile": "torch.compile: on, off, or auto, which measures both and keeps the faster.",

@@ -61,9 +61,9 @@ class Node:
         )
 
 
-def _fit(operation: Collective, *, latency_us: float, whole_gb: float) -> CollectiveFit:
+def _fit(operation: Collective, *, latency_us: float, whole_gb: float, ranks: int = 8) -> CollectiveFit:
     return CollectiveFit(
-        operation=operation, ranks=8, latency_seconds=latency_us * 1e-6, bytes_per_second=whole_gb * GB
+        operation=operation, ranks=ranks, latency_seconds=latency_us * 1e-6, bytes_per_second=whole_gb * GB
     )
 
 
@@ -113,11 +113,18 @@ NVLINK_B200 = Link(
 NVLINK_V100 = Link(
     bandwidth=150 * GB,
     latency_seconds=3.4e-6,
-    efficiency=0.7,
+    efficiency=0.89,
+    fits=(
+        _fit(Collective.ALL_REDUCE, ranks=2, latency_us=23, whole_gb=22.5),
+        _fit(Collective.ALL_REDUCE, ranks=4, latency_us=43, whole_gb=85 * 4 / 6),
+        _fit(Collective.ALL_REDUCE, ranks=8, latency_us=66, whole_gb=134 * 8 / 14),
+    ),
     sources={
         "bandwidth": "NVIDIA V100 data sheet: NVLink 2, 300 GB/s both ways",
-        "efficiency": "by analogy with A100; not measured",
+        "efficiency": "bus bandwidth of all-reduce among 8, 134 GB/s, over 150",
         "latency_seconds": _STEP,
+        "fits": "NCCL all-reduce among 2, 4 and 8 V100 of one node, whose pairs share one or two of six links: 1 MiB "
+        "and 1 GiB of vTrain's tables (VIA-Research/vTrain trace/v100, MIT)",
     },
 )
 INFINITY_MI250X = Link(

@@ -14,6 +14,7 @@ from meshwright.cost.longest_path import Path
 from meshwright.cost.machine import Machine
 from meshwright.cost.memory import grid_parameters, local_parameters, owned_parameters
 from meshwright.cost.offload import away_seconds, optimizes_away
+from meshwright.cost.overlap import Slack
 from meshwright.cost.pipeline import RankSeconds, Shape, makespan
 from meshwright.cost.synchronize import bucketed
 from meshwright.cost.table import BoolArray, IntArray, PlanTable
@@ -31,11 +32,16 @@ _NAMES = (
     "context",
     "experts",
     "carried",
-    "carried_backward",
     "gather",
     "scatter",
+    "whole_context",
+    "whole_experts",
+    "whole_carried",
     "whole_gather",
     "whole_scatter",
+    "slack_work",
+    "slack_near",
+    "slack_far",
     "flops",
 )
 _PASSES = ("down", "up", "late")
@@ -52,9 +58,25 @@ _EVERY_PASS = MappingProxyType(
 )
 
 
+_WHOLE = MappingProxyType(
+    {
+        LineName.TENSOR: "tensor",
+        LineName.CONTEXT: "whole_context",
+        LineName.EXPERTS: "whole_experts",
+        LineName.HOST: "whole_carried",
+        LineName.PARAMETERS: "whole_gather",
+        LineName.GRADIENTS: "whole_scatter",
+    }
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Seconds of every row's step and its lines; `busiest` is the column of the rank that the lines tell of."""
+    """Seconds of every row's step and its lines; `busiest` is the column of the rank that the lines tell of.
+
+    `total` are whole seconds of collectives and copies as if none ran beside work, under the names of their `parts`;
+    what is done once a step is told of the rank that has most of it.
+    """
 
     seconds: FloatArray
     parts: Mapping[str, FloatArray]
@@ -95,6 +117,7 @@ def assemble(
     everything: FloatArray,
     shape: Shape,
     reach: FloatArray,
+    waits: FloatArray,
     path: Path | None,
     model: ModelSpec,
     job: JobSpec,
@@ -102,11 +125,13 @@ def assemble(
 ) -> Step:
     """The step of every row. `place` (rows, ranks, machines) says which machine a rank runs on; the slowest decides.
 
+    A microbatch is `reach` on its way from the first rank to each other; every pass of a stage `waits` for it.
+
     `path` is the longest one through the schedule of the only row, where it was followed.
     """
     each = _microbatch(machines, place, counts=counts, everything=everything, shape=shape)
     once = _once(table, machines, place, arrays=arrays, counts=counts, each=each, model=model, job=job)
-    pipe = _pipe(machines, each, shape=shape, reach=reach, path=path)
+    pipe = _pipe(machines, each, shape=shape, reach=reach, waits=waits, path=path)
     of, passes = pipe.of, shape.microbatches * pipe.stretch
     start = each.forward.first_upto - each.forward.first
     early = each.backward.first_upto - each.backward.first
@@ -124,15 +149,14 @@ def assemble(
         LineName.INPUT: _input_seconds(table, machines, job=job),
         LineName.OTHER: np.full(len(table), fixed),
     }
-    whole: dict[str, FloatArray] = {
-        LineName.GRADIENTS: of(each.by_name["whole_scatter"]) * passes + of(once.whole_gradients) + agree,
-        LineName.PARAMETERS: of(each.by_name["whole_gather"]) * passes + of(once.whole_gather),
-    }
-    exchanged = _weighted(counts["total"], [block.exchange.tensor_bytes for block in machines[0].blocks])
+    total: dict[str, FloatArray] = {line: of(each.by_name[name]) * passes for line, name in _WHOLE.items()}
+    total[LineName.GRADIENTS] = total[LineName.GRADIENTS] + _worst(once.whole_gradients, shape.valid) + agree
+    total[LineName.PARAMETERS] = total[LineName.PARAMETERS] + _worst(once.whole_gather, shape.valid)
+    exchanged = _weighted(counts["total"], [block.tensor_bytes for block in machines[0].blocks])
     return Step(
         seconds=np.sum(list(parts.values()), axis=0),
         parts=parts,
-        total={name: np.maximum(values, parts[name]) for name, values in whole.items()},
+        total=total,
         detail=_detail(machines[0], of, counts=counts, microbatches=passes) if detailed else {},
         figures={
             "flops": of(each.by_name["flops"]) * shape.microbatches,
@@ -164,10 +188,14 @@ class _Pipe:
         return np.take_along_axis(values, self.busiest[:, None], axis=1)[:, 0]
 
 
-def _pipe(machines: list[Machine], each: _Each, *, shape: Shape, reach: FloatArray, path: Path | None) -> _Pipe:
+def _pipe(
+    machines: list[Machine], each: _Each, *, shape: Shape, reach: FloatArray, waits: FloatArray, path: Path | None
+) -> _Pipe:
     passes = {"forward": each.forward, "backward": each.backward, "weight": each.weight}
-    still = makespan(shape, **passes, reach=np.zeros_like(reach))
-    moving = still if not reach.any() else makespan(shape, **passes, reach=reach)
+    still = moving = makespan(shape, **passes, reach=np.zeros_like(reach))
+    if reach.any() or waits.any():
+        waiting = passes | {name: passes[name].later(waits, shape) for name in ("forward", "backward")}
+        moving = makespan(shape, **waiting, reach=reach)
     if path is not None:
         still, moving = path.instead(still, moving)
     cost = each.forward.everything + each.backward.everything
@@ -255,15 +283,20 @@ def _values(entry: Machine) -> dict[str, FloatArray]:
         "forward": column([b.forward for b in blocks], entry.action),
         "backward": column([b.backward for b in blocks], entry.action),
         "recompute": column([b.recompute for b in blocks], zeros),
-        "tensor": column([b.exchange.tensor_forward + b.exchange.tensor_backward for b in blocks], zeros),
-        "context": column([b.exchange.context_forward + b.exchange.context_backward for b in blocks], zeros),
-        "experts": column([b.exchange.expert_forward + b.exchange.expert_backward for b in blocks], zeros),
-        "carried": column([b.carried_forward + b.carried_backward for b in blocks], zeros),
-        "carried_backward": column([b.carried_backward for b in blocks], zeros),
+        "tensor": column([b.forth.tensor + b.back.tensor for b in blocks], zeros),
+        "context": column([b.forth.context + b.back.context for b in blocks], zeros),
+        "experts": column([b.forth.experts + b.back.experts for b in blocks], zeros),
+        "carried": column([b.forth.copies + b.back.copies for b in blocks], zeros),
+        "whole_context": column([b.forth.whole_context + b.back.whole_context for b in blocks], zeros),
+        "whole_experts": column([b.forth.whole_experts + b.back.whole_experts for b in blocks], zeros),
+        "whole_carried": column([b.forth.whole_copies + b.back.whole_copies for b in blocks], zeros),
         "gather": column([s.each_gather_forward[0] + s.each_gather_backward[0] for s in syncs], zeros),
         "scatter": column([s.each_scatter[0] for s in syncs], zeros),
         "whole_gather": column([s.each_gather_forward[1] + s.each_gather_backward[1] for s in syncs], zeros),
         "whole_scatter": column([s.each_scatter[1] for s in syncs], zeros),
+        "slack_work": column([b.back.slack.work for b in blocks], zeros),
+        "slack_near": column([b.back.slack.near for b in blocks], zeros),
+        "slack_far": column([b.back.slack.far for b in blocks], zeros),
         "flops": column([3.0 * b.flops for b in blocks], zeros),
     }
     down = [b.whole_forward + s.each_gather_forward[0] for b, s in zip(blocks, syncs, strict=True)]
@@ -287,14 +320,14 @@ def _once(
     worst = {name: np.zeros(place.shape[:2]) for name in names}
     for position, entry in enumerate(machines):
         parameters = local_parameters(table, entry.blocks, arrays=arrays, counts=counts, model=model)
-        window = each.by_name["backward"] + each.by_name["recompute"] + each.by_name["carried_backward"]
+        slack = Slack(**{name: each.by_name[f"slack_{name}"] for name in ("work", "near", "far")})
         apart = grid_parameters(table, entry.blocks, counts=counts)
         exposed, whole = bucketed(
             [(entry.data, parameters - apart), (entry.expert_data, apart)],
-            window,
+            slack,
             table,
             sizes=entry.sizes,
-            overlap=entry.overlap,
+            contention=entry.contention,
         )
         owned = owned_parameters(table, parameters, apart)
         step = optimizer_seconds(owned, device=entry.group.device, clipped=job.optimizer.clip_norm is not None)

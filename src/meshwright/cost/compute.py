@@ -17,7 +17,7 @@ from meshwright.spec.errors import ConfigError, Problem
 
 _ACCUMULATED_BYTES = 8.0  # an element of a gradient that a product adds to: read and written in fp32
 _ALIGNED_FEATURES = 8  # heads whose rows are not whole 16 bytes are multiplied on the vector units
-_SCORE_TRAFFIC_BYTES = 13.0  # an unfused score: written, scaled, masked, softmaxed and dropped out in two bytes each
+_DROPPED = 2.0  # passes over scores that drop some out: read and written, beside a mask of one byte
 _NARROW = 0.45  # of the keys: a causal mask shows half of them, so less is a window
 _BACKWARD_PRODUCTS = 2.5  # a fused backward computes the scores again: five products for two
 
@@ -152,10 +152,9 @@ def quantize_bytes(precision: Precision) -> tuple[float, float]:
     bytes) or 32 (mxfp8, 1 byte). nvfp4 (2509.25149) reads a tensor for its largest magnitude, again as it lies, and
     again for the transposed copy that a Hadamard transform turns, and writes half a byte and a scale for 16 each.
     """
-    blocks = {Precision.FP8_BLOCK: 1.0 + 4.0 / 128, Precision.MXFP8: 1.0 + 1.0 / 32, Precision.NVFP4: 0.5 + 1.0 / 16}
-    if precision in blocks:
+    if precision in (Precision.FP8_BLOCK, Precision.MXFP8, Precision.NVFP4):
         reads = 6.0 if precision is Precision.NVFP4 else 2.0
-        both = reads + 2.0 * blocks[precision]
+        both = reads + 2.0 * precision.stored_bytes
         return both, both
     return (2.0, 4.0) if precision.quantized else (0.0, 0.0)
 
@@ -219,16 +218,34 @@ def optimizer_seconds(parameters: FloatArray, *, device: DeviceSpec, clipped: bo
 
 def _score_seconds(part: PartWork, *, rates: Rates, software: Software) -> tuple[FloatArray, FloatArray]:
     """Seconds of the scores' part forward and backward: fused kernels, or batched products with scores in memory."""
+    if part.score_dim and not software.fused_attention:
+        return _unfused_seconds(part, rates, software=software)
     flops = part.score_flops + np.zeros_like(rates.itemsize)
     if part.score_dim:
         flops = flops * (1.0 + rates.attention.half_dim / part.score_dim)
-    if software.fused_attention:
-        return _fused_seconds(part, flops, rates.attention)
-    fused = flops / rates.attention.forward
-    traffic = part.scores * _SCORE_TRAFFIC_BYTES / rates.bandwidth
+    return _fused_seconds(part, flops, rates.attention)
+
+
+def _unfused_seconds(part: PartWork, rates: Rates, *, software: Software) -> tuple[FloatArray, FloatArray]:
+    """Two batched products forward and four backward, of every score, with softmax and dropout between them.
+
+    Megatron's softmax scales and masks as well (1909.08053): it reads the scores that the mask shows and writes all;
+    its backward reads those and their gradients. Plain, scores are copied, masked and softmaxed, each reading and
+    writing all; backward is that of the last two. Heads whose rows are not whole 16 bytes leave the matrix units.
+    """
+    length, width = (np.full_like(rates.itemsize, size) for size in (rates.attention.length, part.score_dim))
+    count = part.scores / length**2
+    batched = partial(product_seconds, rates=rates.head, together=count)
+    inner, outer = count * batched(length, length, width), count * batched(length, width, length)
     if part.score_dim % _ALIGNED_FEATURES:
-        fused = np.maximum(fused, flops / rates.vector_peak)
-    return 2.0 * fused + traffic, 4.0 * fused + 2.0 * traffic
+        slow = 2.0 * part.scores * width / rates.vector_peak
+        inner, outer = np.maximum(inner, slow), np.maximum(outer, slow)
+    seen = part.score_flops / (4.0 * width * part.scores)
+    softmax, gradient = (6.0, 5.0) if software.plain_softmax else (1.0 + seen, 1.0 + 2.0 * seen)
+    dropped = _DROPPED * rates.itemsize + 1.0 if software.dropout else 0.0
+    once = part.scores / rates.bandwidth
+    forward = inner + outer + once * (softmax * rates.itemsize + dropped)
+    return forward, inner + 3.0 * outer + once * (gradient * rates.itemsize + dropped)
 
 
 def _fused_seconds(part: PartWork, flops: FloatArray, rates: Attention) -> tuple[FloatArray, FloatArray]:

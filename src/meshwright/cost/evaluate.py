@@ -17,7 +17,7 @@ from meshwright.cost.memory import memory
 from meshwright.cost.pipeline import Shape
 from meshwright.cost.placement import covers, crossings
 from meshwright.cost.simulate import StageSeconds
-from meshwright.cost.software import software
+from meshwright.cost.software import Software, software
 from meshwright.cost.table import SCHEDULES, IntArray, PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import ClusterSpec
@@ -80,14 +80,18 @@ def _path(
     actions = 3 * chunks * slices * min(microbatches, ROUNDS * pipeline) * pipeline
     if pipeline == 1 or actions > _MOST_ACTIONS:
         return None
-    return longest_path(
-        SCHEDULES[int(table.schedule[0])],
-        stages=stage_seconds(table, model=model, cluster=cluster, job=job, known=known),
-        pipeline=pipeline,
-        chunks=chunks,
-        microbatches=microbatches,
-        slices=slices,
+    still, moving = (
+        longest_path(
+            SCHEDULES[int(table.schedule[0])],
+            stages=stage_seconds(table, model=model, cluster=cluster, job=job, known=known, waiting=waiting),
+            pipeline=pipeline,
+            chunks=chunks,
+            microbatches=microbatches,
+            slices=slices,
+        )
+        for waiting in (False, True)
     )
+    return replace(moving, still=still.still)
 
 
 def _evaluate(
@@ -129,7 +133,7 @@ def _evaluate(
         counts=chosen,
         everything=arrays.everything[table.layout],
         shape=shape,
-        reach=_reach(table, rank, used, model=model, cluster=cluster, job=job),
+        **_ways(table, rank, used, model=model, cluster=cluster, job=job),
         path=path,
         model=model,
         job=job,
@@ -147,10 +151,11 @@ def _evaluate(
     )
 
 
-def _reach(
+def _ways(
     table: PlanTable, rank: IntArray, used: list[int], *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec
-) -> FloatArray:
-    """Seconds of a microbatch's way from the first pipeline rank to each of `rank`, over the slowest group in use."""
+) -> dict[str, FloatArray]:
+    """Seconds of a microbatch's way from the first pipeline rank to each of `rank` (`reach`) over the slowest group in
+    use, or what each pass of a stage waits for it (`waits`, shape (rows,))."""
     features, reach = software(job.software), np.zeros(rank.shape)
     for index in used:
         group = cluster.groups[index]
@@ -158,7 +163,19 @@ def _reach(
         near, far, wide = hops(table, group=group, cluster=cluster, model=model, job=job, software=features)
         way = (rank - nodes) * near[:, None] + (nodes - sites) * far[:, None] + sites * wide[:, None]
         reach = np.maximum(reach, way)
-    return reach
+    waits = _waits(table, features)
+    mean = reach.max(axis=1) / np.maximum(table.pipeline - 1.0, 1.0)
+    return {"reach": np.where(waits[:, None] > 0.0, 0.0, reach), "waits": waits * mean}
+
+
+def _waits(table: PlanTable, features: Software) -> FloatArray:
+    """How many hops every pass of a stage waits for: one, to one neighbour before it and to the other after it.
+
+    The only two ranks of a pipeline have a neighbour on one side, but where stages go round. 0 where nothing waits.
+    """
+    loops = table.chunks > 1
+    waiting = (table.pipeline > 1) & np.where(loops, features.waits_in_loops, features.waits_for_transfers)
+    return np.where(waiting, np.where((table.pipeline == 2) & ~loops, 0.5, 1.0), 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,10 +240,12 @@ def stage_seconds(
     cluster: ClusterSpec,
     job: JobSpec,
     known: dict[int, Machine] | None = None,
+    waiting: bool = True,
 ) -> tuple[StageSeconds, ...]:
     """Seconds of every stage of the one plan in `table`, with the transfer to the stage after it.
 
-    The prices of machines that this takes are added to `known`, by node group.
+    Where ranks wait for transfers they are part of every pass instead, unless nothing is `waiting`. The prices of
+    machines that this takes are added to `known`, by node group.
     """
     assert len(table) == 1, "stages are told of one plan"
     table = _effective(table)
@@ -241,7 +260,8 @@ def stage_seconds(
         here = place[0, :, index]
         if not here.any():
             continue
-        entry = machine(group, table, arrays.kinds, cluster=cluster, job=job, software=features)
+        entry = known.get(index) if known is not None else None
+        entry = entry or machine(group, table, arrays.kinds, cluster=cluster, job=job, software=features)
         if known is not None:
             known[index] = entry
         down, up, late = pass_seconds(entry)
@@ -257,6 +277,10 @@ def stage_seconds(
             ahead = sites[0, stage + 1] != sites[0, stage], nodes[0, stage + 1] != nodes[0, stage]
             way = wide if ahead[0] else far if ahead[1] else near
             transfer[stage] = max(transfer[stage], float(way[0]))
+    hops_waited = float(_waits(table, features)[0])
+    if hops_waited:
+        waited = hops_waited * float(transfer.max()) * waiting
+        forward, backward, transfer = forward + waited, backward + waited, np.zeros_like(transfer)
     return tuple(
         StageSeconds(
             forward=float(f), backward=float(b), transfer=float(t), input_share=float(1.0 - w / b) if b else 0.5

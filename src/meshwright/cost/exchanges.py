@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from meshwright.cost.compute import PassSeconds
 from meshwright.cost.network import Linear
+from meshwright.cost.overlap import Contention, Traffic, late_beside
 from meshwright.cost.software import Software
 from meshwright.cost.table import EXCHANGES, BoolArray, PlanTable
 from meshwright.cost.work import FloatArray, PartWork, Sizes
@@ -26,7 +27,7 @@ class ContextLinks:
     """Collectives over the context axis, one entry a row.
 
     `trade` among the ranks that trade tokens for heads; `gather`, `scatter` and one `hop` to the next rank among the
-    `outer` runs of such ranks.
+    `outer` runs of such ranks. Those that trade, and runs, are `trade_far` and `far` where adapters join them.
     """
 
     trade: Linear
@@ -34,13 +35,16 @@ class ContextLinks:
     scatter: Linear
     hop: Linear
     outer: FloatArray
+    trade_far: BoolArray
+    far: BoolArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertLinks:
     """Collectives over the grid of experts, one entry a row; `forward` hands a token on inside its node.
 
-    The experts of a group lie on `nodes` nodes, or racks where devices of a rack reach each other as in one node.
+    The experts of a group lie on `nodes` nodes, or racks where devices of a rack reach each other as in one node; `far`
+    where those are several.
     """
 
     dispatch: Linear
@@ -48,56 +52,66 @@ class ExpertLinks:
     nodes: FloatArray
     gather: Linear
     scatter: Linear
+    far: BoolArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorLinks:
-    """Collectives over the tensor axis, one entry a row."""
+    """Collectives over the tensor axis, one entry a row; `far` where adapters join its ranks."""
 
     reduce: Linear
     gather: Linear
     scatter: Linear
+    far: BoolArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerLinks:
+    """Collectives inside a layer; `contention` between them and work, and to the device's other traffic."""
+
     tensor: TensorLinks
     context: ContextLinks
     experts: ExpertLinks
+    contention: Contention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchanged:
-    """Seconds of one block's collectives by pass, those of context ranks that scores do not hide; shape (rows,).
+    """Whole seconds of the collectives inside one block in one pass, hidden or not; arrays of shape (rows,).
 
-    `tensor_bytes` are of all tensors that tensor ranks exchange in both passes.
+    `context` is waited for; a `ring` runs beside the scores and delays them by `late`. `experts` are waited for
+    unless the software hides them.
     """
 
-    tensor_forward: FloatArray
-    tensor_backward: FloatArray
-    context_forward: FloatArray
-    context_backward: FloatArray
-    expert_forward: FloatArray
-    expert_backward: FloatArray
+    tensor: Traffic
+    context: Traffic
+    ring: Traffic
+    late: FloatArray
+    experts: Traffic
+
+    def again(self, other: Exchanged, *, full: BoolArray, scores: BoolArray) -> Exchanged:
+        """With what is repeated of `other`: all of it where `full`, keys and values where `scores`."""
+        keys = full | scores
+        return Exchanged(
+            tensor=self.tensor + other.tensor.where(full),
+            context=self.context + other.context.where(keys),
+            ring=self.ring + other.ring.where(keys),
+            late=self.late + np.where(keys, other.late, 0.0),
+            experts=self.experts + other.experts.where(full),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchanges:
+    """Exchanged of both passes; `tensor_bytes` are of all tensors that tensor ranks exchange in them."""
+
+    forward: Exchanged
+    backward: Exchanged
     tensor_bytes: FloatArray
 
-    @property
-    def forward(self) -> FloatArray:
-        return self.tensor_forward + self.context_forward + self.expert_forward
-
-    @property
-    def backward(self) -> FloatArray:
-        return self.tensor_backward + self.context_backward + self.expert_backward
-
-    def repeated(self, *, full: BoolArray, scores: BoolArray) -> Exchanged:
+    def repeated(self, *, full: BoolArray, scores: BoolArray) -> Exchanges:
         """With what backward exchanges again: all of forward where it is `full`, keys and values where `scores`."""
-        again = full | scores
-        return replace(
-            self,
-            tensor_backward=self.tensor_backward + np.where(full, self.tensor_forward, 0.0),
-            context_backward=self.context_backward + np.where(again, self.context_forward, 0.0),
-            expert_backward=self.expert_backward + np.where(full, self.expert_forward, 0.0),
-        )
+        return replace(self, backward=self.backward.again(self.forward, full=full, scores=scores))
 
 
 def exchange_seconds(
@@ -111,7 +125,7 @@ def exchange_seconds(
     links: LayerLinks,
     software: Software,
     hides: FloatArray,
-) -> Exchanged:
+) -> Exchanges:
     """What the exchanges of all parts of a block take together.
 
     `hidden` is bytes of the whole hidden features, one entry a combination; `hides` scales seconds of work to those of
@@ -120,22 +134,21 @@ def exchange_seconds(
     tensor = _tensor_seconds(
         works, table, hidden=hidden[inverse], statistics=(4.0 * sizes.tokens)[inverse], inverse=inverse, links=links
     )
-    context_forward, context_backward = _context_seconds(
-        works, passes, inverse, table=table, links=links.context, hides=hides
+    context = _context_seconds(
+        works, passes, inverse, table=table, links=links.context, hides=hides, contention=links.contention
     )
     experts = _expert_seconds(works, inverse, links=links.experts, once=software.dispatches_once)
-    windows = [_rows((getattr(p, way) for p in passes), inverse) * hides for way in ("forward", "backward")]
-    hidden_behind = windows if software.hides_experts else [np.zeros_like(experts)] * 2
-    there, back = (np.maximum(experts - window, 0.0) for window in hidden_behind)
-    return Exchanged(
-        tensor_forward=tensor[0],
-        tensor_backward=tensor[1],
-        tensor_bytes=tensor[2],
-        context_forward=context_forward,
-        context_backward=context_backward,
-        expert_forward=there,
-        expert_backward=back,
+    forward, backward = (
+        Exchanged(
+            tensor=Traffic.over(seconds, far=links.tensor.far),
+            context=keys.waits,
+            ring=keys.ring,
+            late=keys.late,
+            experts=Traffic.over(experts, far=links.experts.far),
+        )
+        for seconds, keys in zip(tensor[:2], context, strict=True)
     )
+    return Exchanges(forward=forward, backward=backward, tensor_bytes=tensor[2])
 
 
 def _tensor_seconds(
@@ -165,6 +178,15 @@ def _tensor_seconds(
     return forward + small * over.reduce.seconds(statistics), backward, moved
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Keys:
+    """What a layer's attention does to have keys and values of other context ranks in one pass; see Exchanged."""
+
+    waits: Traffic
+    ring: Traffic
+    late: FloatArray
+
+
 def _context_seconds(
     works: tuple[PartWork, ...],
     passes: list[PassSeconds],
@@ -173,31 +195,40 @@ def _context_seconds(
     table: PlanTable,
     links: ContextLinks,
     hides: FloatArray,
-) -> tuple[FloatArray, FloatArray]:
-    """What a layer's attention waits for keys and values of other context ranks, forward and backward.
+    contention: Contention,
+) -> tuple[_Keys, _Keys]:
+    """What keys and values of other context ranks take, forward and backward.
 
     Around a ring (2310.01889) every step's scores hide the next step's transfer as far as they last; backward passes
     keys and values on again with their gradients. Gathered (2407.21783) they come before the scores, and gradients
     are scattered after them. Ranks that trade tokens for heads (2309.14509) do so before and after.
     """
     if not (table.context > 1).any():
-        return np.zeros(len(table)), np.zeros(len(table))
-    passed, traded = (_rows((getattr(p, name) for p in works), inverse) for name in ("circulated", "traded"))
-    core, core_backward = (_rows((getattr(p, n) for p in passes), inverse) * hides for n in ("core", "core_backward"))
+        nothing = np.zeros(len(table))
+        none = _Keys(waits=Traffic(near=nothing, far=nothing), ring=Traffic(near=nothing, far=nothing), late=nothing)
+        return none, none
+    passed, heads = (_rows((getattr(p, name) for p in works), inverse) for name in ("circulated", "traded"))
+    attends = (links.outer > 1.0) & (passed > 0.0)
+    rings = attends & (table.exchange == _RING)
     steps = np.maximum(links.outer - 1.0, 0.0)
-    several = links.outer > 1.0
-
-    def ring(sent: FloatArray, work: FloatArray) -> FloatArray:
-        return steps * np.maximum(links.hop.seconds(sent) - work / np.maximum(links.outer, 1.0), 0.0)
-
     whole = passed * links.outer
     gather, scatter = links.gather.seconds(whole), links.scatter.seconds(_GRADIENT_SHARE * whole)
-    rings = table.exchange == _RING
-    forward = np.where(rings, ring(passed, core), gather)
-    backward = np.where(rings, ring((1.0 + _GRADIENT_SHARE) * passed, core_backward), gather + scatter)
-    trades = np.where(traded > 0.0, links.trade.seconds(traded, calls=_TRADES), 0.0)
-    attends = several & (passed > 0.0)
-    return trades + np.where(attends, forward, 0.0), trades + np.where(attends, backward, 0.0)
+    trades = np.where(heads > 0.0, links.trade.seconds(heads, calls=_TRADES), 0.0)
+
+    def keys(name: str, *, sent: FloatArray, gathered: FloatArray) -> _Keys:
+        scores = _rows((getattr(p, name) for p in passes), inverse) * hides * steps / np.maximum(links.outer, 1.0)
+        ring = Traffic.over(np.where(rings, steps * links.hop.seconds(sent), 0.0), far=links.far)
+        waits = Traffic.over(np.where(attends & ~rings, gathered, 0.0), far=links.far)
+        return _Keys(
+            waits=waits + Traffic.over(trades, far=links.trade_far),
+            ring=ring,
+            late=late_beside(ring, scores, contention),
+        )
+
+    return (
+        keys("core", sent=passed, gathered=gather),
+        keys("core_backward", sent=(1.0 + _GRADIENT_SHARE) * passed, gathered=gather + scatter),
+    )
 
 
 def _expert_seconds(works: tuple[PartWork, ...], inverse: IndexArray, *, links: ExpertLinks, once: bool) -> FloatArray:

@@ -33,10 +33,6 @@ SPREADS: Mapping[Held, float] = MappingProxyType(
         Held.WHOLE: 0.143,
     }
 )
-# A plan fits when it is at least as likely to fit as not. Room is kept before: a device's `usable_fraction` is of what
-# allocators can fill, so that a plan on the line needs all of it.
-FITS = 0.5
-
 _PARTS: Mapping[str, Held] = MappingProxyType(
     {
         MemoryPart.PARAMETERS: Held.STATE,

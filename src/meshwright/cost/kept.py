@@ -109,7 +109,10 @@ def _attention(mixer: Attention, sizes: Sizes) -> Kept:
     normed = mixer.qk_norm is not QueryKeyNorm.NONE
     same = mixer.shared_key_value and mixer.rotary is None and not normed
     read = query + (1.0 if same else 2.0) * key
-    if mixer.sinks or mixer.softcap is not None:
+    scores = sizes.scores * heads if sizes.unfused else sizes.zeros
+    if sizes.unfused:
+        inside = e * m * read + sizes.score_bytes * scores
+    elif mixer.sinks or mixer.softcap is not None:
         inside = _written_out(mixer, heads, query, sizes)
     else:
         mask = _mask_copy(mixer, sizes)
@@ -124,7 +127,7 @@ def _attention(mixer: Attention, sizes: Sizes) -> Kept:
     return Kept(
         saved=e * m * (width + query) + inside + _head_norms(mixer, query, key, sizes),
         core=core,
-        working=e * m * (2.0 * query + 2.0 * key + width),
+        working=e * (m * (2.0 * query + 2.0 * key + width) + 2.0 * scores),
         copied=matrices + _head_norm_parameters(mixer, query, key),
     )
 

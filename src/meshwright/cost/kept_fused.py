@@ -30,7 +30,6 @@ from meshwright.spec.model import (
 _STATISTIC_BYTES = 4.0
 _TARGET_BYTES = 8.0
 _ROUTER_BYTES = 9.0  # of a token and expert: its probability, whether it is chosen, the row it is sent to
-_UNFUSED_SCORE_BYTES = 5.0  # softmax and the dropped weights in half precision, and the dropout's mask (2205.05198)
 
 
 def kept_fused(block: Block, sizes: Sizes, software: Software) -> tuple[Kept, ...]:
@@ -42,7 +41,7 @@ def kept_fused(block: Block, sizes: Sizes, software: Software) -> tuple[Kept, ..
         return _head(block, sizes, software)
     parts: list[Kept] = []
     for part in block.parts:
-        inside = _inside(part, sizes, software)
+        inside = _inside(part, sizes)
         before = () if part.norm is None else (_norm(part.norm, sizes),)
         after = () if part.post_norm is None else (_norm(part.post_norm, sizes),)
         parts += [*before, inside, *after]
@@ -51,13 +50,11 @@ def kept_fused(block: Block, sizes: Sizes, software: Software) -> tuple[Kept, ..
     return tuple(parts)
 
 
-def _inside(
-    part: Attention | LatentAttention | Recurrence | FeedForward | Mixture, sizes: Sizes, software: Software
-) -> Kept:
+def _inside(part: Attention | LatentAttention | Recurrence | FeedForward | Mixture, sizes: Sizes) -> Kept:
     if isinstance(part, Attention):
-        return _attention(part, sizes, software)
+        return _attention(part, sizes)
     if isinstance(part, LatentAttention):
-        return _latent_attention(part, sizes, software)
+        return _latent_attention(part, sizes)
     if isinstance(part, FeedForward):
         return _feed_forward(part, sizes)
     return _mixture(part, sizes) if isinstance(part, Mixture) else recurrence(part, sizes)
@@ -79,25 +76,23 @@ def _passing(width: int, sizes: Sizes) -> tuple[FloatArray, FloatArray]:
     return whole / sizes.split, np.where(sizes.split > 1.0, whole, 0.0)
 
 
-def _core(
-    *, inputs: FloatArray, written: FloatArray, heads: FloatArray, sizes: Sizes, software: Software
-) -> tuple[FloatArray, FloatArray]:
+def _core(*, inputs: FloatArray, written: FloatArray, heads: FloatArray, sizes: Sizes) -> tuple[FloatArray, FloatArray]:
     """Bytes that attention keeps beside its inputs and output, and what its backward has beside them.
 
     The gradients of the output and the inputs; those of the queries are added up in fp32.
     """
     m, e = sizes.tokens, sizes.itemsize
-    if not software.fused_attention:
+    if sizes.unfused:
         scores = sizes.scores * heads
-        return _UNFUSED_SCORE_BYTES * scores, e * (scores + m * (inputs + written))
+        return sizes.score_bytes * scores, e * (scores + m * (inputs + written))
     return _STATISTIC_BYTES * m * heads, m * (e * (inputs + written) + 4.0 * written)
 
 
-def _attention(mixer: Attention, sizes: Sizes, software: Software) -> Kept:
+def _attention(mixer: Attention, sizes: Sizes) -> Kept:
     m, t, e = sizes.tokens, sizes.tensor, sizes.itemsize
     heads, key_heads = mixer.heads / t, np.maximum(mixer.kv_heads / t, 1.0)
     query, key = heads * mixer.head_dim, key_heads * mixer.head_dim
-    core, backward = _core(inputs=query + 2.0 * key, written=query, heads=heads, sizes=sizes, software=software)
+    core, backward = _core(inputs=query + 2.0 * key, written=query, heads=heads, sizes=sizes)
     normed = sizes.zeros
     if mixer.qk_norm is not QueryKeyNorm.NONE:
         normed = m * (e * (query + key) + _STATISTIC_BYTES * (heads + key_heads))
@@ -116,12 +111,12 @@ def _quantized(features: FloatArray, sizes: Sizes) -> FloatArray:
     return np.where(narrow, sizes.tokens * features * sizes.kept_itemsize, 0.0)
 
 
-def _latent_attention(mixer: LatentAttention, sizes: Sizes, software: Software) -> Kept:
+def _latent_attention(mixer: LatentAttention, sizes: Sizes) -> Kept:
     """Latents before and after their norms, whole on every tensor rank, and queries, keys and values of its heads."""
     m, e = sizes.tokens, sizes.itemsize
     heads = mixer.heads / sizes.tensor
     query, value = heads * (mixer.nope_dim + mixer.rope_dim), heads * mixer.value_dim
-    core, backward = _core(inputs=2.0 * query + value, written=value, heads=heads, sizes=sizes, software=software)
+    core, backward = _core(inputs=2.0 * query + value, written=value, heads=heads, sizes=sizes)
     ranks = float(mixer.kv_rank + (mixer.query_rank or 0))
     latents = m / sizes.split * (e * (ranks + mixer.rope_dim) + sizes.kept_itemsize * ranks + 2.0 * _STATISTIC_BYTES)
     residual, gathered = _passing(mixer.width, sizes)

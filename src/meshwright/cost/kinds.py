@@ -11,13 +11,14 @@ import numpy.typing as npt
 
 from meshwright.cost.block_bytes import FULL, SELECTIVE, BlockBytes, block_bytes, cast_bytes, recomputes, width_of
 from meshwright.cost.compute import PassSeconds, Rates, part_seconds, rates
-from meshwright.cost.exchanges import Exchanged, LayerLinks, exchange_seconds
+from meshwright.cost.exchanges import Exchanges, LayerLinks, exchange_seconds
 from meshwright.cost.layouts import Kind
 from meshwright.cost.offload import carried_seconds, keeps_away
 from meshwright.cost.operators import MIXTURE, block_work
 from meshwright.cost.software import Software
 from meshwright.cost.states import state_bytes
-from meshwright.cost.table import PRECISIONS, SHARDINGS, PlanTable
+from meshwright.cost.table import PRECISIONS, SHARDINGS, BoolArray, PlanTable
+from meshwright.cost.waits import Timed, Waited, waited
 from meshwright.cost.work import FloatArray, PartWork, Sizes
 from meshwright.spec.cluster import DeviceKind, DeviceSpec, NodeGroup
 from meshwright.spec.job import JobSpec
@@ -34,19 +35,19 @@ class BlockSeconds:
     """Seconds of one block of a kind for one microbatch; arrays of shape (rows,).
 
     `forward` and `backward` are the device's and the host's own time, `recompute` what backward does again, `weight`
-    the part of backward that nobody waits for, `exchange` the collectives inside the layer, with those of a repeated
-    forward; `carried_forward` and `carried_backward` are what activations on their way to the host's memory and back
-    add. `expert_parameters` of `parameters` lie on the grid of experts. `parts` splits forward and backward by part
-    name, one entry a combination; `part_seconds` by row.
+    the part of backward that nobody waits for; `forth` and `back` what forward and backward wait for, those of a
+    repeated forward with it. `tensor_bytes` are exchanged over tensor ranks. `expert_parameters` of `parameters` lie
+    on the grid of experts. `parts` splits forward and backward by part name, one entry a combination; `part_seconds`
+    by row.
     """
 
     forward: FloatArray
     backward: FloatArray
     recompute: FloatArray
     weight: FloatArray
-    exchange: Exchanged
-    carried_forward: FloatArray
-    carried_backward: FloatArray
+    forth: Waited
+    back: Waited
+    tensor_bytes: FloatArray
     flops: FloatArray
     parameters: FloatArray
     expert_parameters: FloatArray
@@ -58,11 +59,11 @@ class BlockSeconds:
     @property
     def whole_forward(self) -> FloatArray:
         """Work and every exchange inside the layer."""
-        return self.forward + self.exchange.forward + self.carried_forward
+        return self.forward + self.forth.seconds
 
     @property
     def whole_backward(self) -> FloatArray:
-        return self.backward + self.recompute + self.exchange.backward + self.carried_backward
+        return self.backward + self.recompute + self.back.seconds
 
     def part_seconds(self, name: str) -> tuple[FloatArray, FloatArray]:
         """Seconds forward and backward of the part called `name`, shape (rows,)."""
@@ -166,10 +167,14 @@ def operator_sizes(
         masked=job.data.document_mask and software.masks_documents(device.kind),
         dense_masks=software.dense_masks,
         composite_norms=software.writes_norms_out(device.kind),
-        eager=software.eager,
+        eager=software.eager and not software.compiled,
         attention_itemsize=np.maximum(4.0, itemsize) if widens else itemsize,
         processor=device.kind is DeviceKind.CPU,
         product_itemsize=product_itemsize,
+        added_biases=software.adds_biases,
+        summed_biases=software.sums_biases,
+        dropout=software.dropout,
+        unfused=not software.fused_attention,
     )
 
 
@@ -209,16 +214,22 @@ def price_block(
     held = block_bytes(kind, table, sizes, combination.inverse, software=software)
     away = keeps_away(kind, table)
     exchange = exchange.repeated(full=full, scores=selective)
-    again = np.where(full, forward, np.where(selective, row(p.core for p in passes) / speed, 0.0))
-    there, back = forward * slow + exchange.forward, (backward + again) * slow + exchange.backward
+    again = _again(forward, row(p.core for p in passes) / speed, full=full, selective=selective)
+    waits = partial(
+        waited,
+        copies=carried_seconds(held.kept, away, group=group),
+        memory=held.kept / (group.device.memory_bandwidth * group.device.memory_fraction),
+        contention=links.contention,
+        hides_experts=software.hides_experts,
+    )
     return BlockSeconds(
-        forward=forward * slow,
-        backward=backward * slow,
-        recompute=again * slow,
+        forward=forward.whole * slow,
+        backward=backward.whole * slow,
+        recompute=again.whole * slow,
         weight=row(p.weight for p in passes) * slow / speed,
-        exchange=exchange,
-        carried_forward=carried_seconds(held.kept, there, away, group=group),
-        carried_backward=carried_seconds(held.kept, back, away, group=group),
+        forth=waits(forward.times(slow), exchange.forward),
+        back=waits((backward + again).times(slow), exchange.backward),
+        tensor_bytes=exchange.tensor_bytes,
         flops=row([p.flops for part in works for p in part.products] + [part.score_flops for part in works]),
         parameters=row(part.parameters for part in works),
         expert_parameters=row(part.expert_parameters for part in works),
@@ -236,11 +247,11 @@ def _pass_seconds(
     table: PlanTable,
     combination: Combination,
     *,
-    exchange: Exchanged,
+    exchange: Exchanges,
     device: DeviceSpec,
     software: Software,
     speed: FloatArray,
-) -> tuple[FloatArray, FloatArray]:
+) -> tuple[Timed, Timed]:
     """Seconds of a block forward and backward, the host's work and copies of weights that are cast with it."""
     row = combination.rows
     parameters = row(part.parameters for part in works)
@@ -250,20 +261,26 @@ def _pass_seconds(
     cpu = device.kind is DeviceKind.CPU
     starts = _matrices(works, combination.sizes.slices) * device.launch_seconds
     apart = 0.0 if software.fused_accumulation else 1.0
-    added = apart * _accumulation_seconds(parameters, table, device=device)
+    added = apart * _accumulation_seconds(parameters, table, device=device, software=software)
     forward = _with_host(
         (row(p.forward for p in passes) + cast) / speed,
         row(p.host_forward for p in passes) + extra + np.where(casts > 0.0, starts, 0.0),
-        exchange.tensor_forward,
+        exchange.forward.tensor.whole,
         cpu=cpu,
     )
     backward = _with_host(
         (row(p.backward for p in passes) + cast + added) / speed,
         row(p.host_backward for p in passes) + extra + apart * starts + np.where(casts > 0.0, starts, 0.0),
-        exchange.tensor_backward,
+        exchange.backward.tensor.whole,
         cpu=cpu,
     )
     return forward, backward
+
+
+def _again(forward: Timed, scores: FloatArray, *, full: BoolArray, selective: BoolArray) -> Timed:
+    """What backward does again: all of forward, or the scores."""
+    work = np.where(full, forward.work, np.where(selective, scores, 0.0))
+    return Timed(work=work, stall=np.where(full, forward.stall, 0.0))
 
 
 def _parts(works: tuple[PartWork, ...], passes: list[PassSeconds]) -> dict[str, tuple[FloatArray, FloatArray]]:
@@ -284,7 +301,9 @@ def _count(part: PartWork, slices: FloatArray | float) -> float:
     return sum(float(np.max(product.count / slices)) for product in part.products)
 
 
-def _accumulation_seconds(parameters: FloatArray, table: PlanTable, *, device: DeviceSpec) -> FloatArray:
+def _accumulation_seconds(
+    parameters: FloatArray, table: PlanTable, *, device: DeviceSpec, software: Software
+) -> FloatArray:
     """Seconds to add one microbatch's gradient to the sum of those before it.
 
     The first is the sum itself, but where gradients live in buckets it is added to zeros.
@@ -293,13 +312,18 @@ def _accumulation_seconds(parameters: FloatArray, table: PlanTable, *, device: D
     owned = parameters / np.where(table.sharding > _ZERO1, table.divided, 1)
     bucketed = (table.sharding == 0) & (table.data > 1)
     share = np.where(bucketed, 1.0, 1.0 - 1.0 / table.microbatches)
-    moved = owned * (np.where(table.sharding > 0, sizes.compute, sizes.master) + 2.0 * sizes.master) * share
+    total = sizes.compute if software.adds_narrow else sizes.master
+    one = np.where((table.sharding > 0) | software.adds_narrow, sizes.compute, sizes.master)
+    moved = owned * (one + 2.0 * total) * share
     return np.asarray(moved / (device.memory_bandwidth * device.memory_fraction), dtype=np.float64)
 
 
-def _with_host(work: FloatArray, host: FloatArray, tensor: FloatArray, *, cpu: bool) -> FloatArray:
+def _with_host(work: FloatArray, host: FloatArray, tensor: FloatArray, *, cpu: bool) -> Timed:
     """A pass's own seconds beside its collectives: a processor does host work itself, an accelerator runs behind."""
-    return work + host if cpu else np.maximum(work, host - tensor)
+    if cpu:
+        return Timed(work=work + host, stall=np.zeros_like(work + host))
+    stall = np.maximum(host - tensor - work, 0.0)
+    return Timed(work=work + np.zeros_like(stall), stall=stall)
 
 
 def _host_extra(block: Block, table: PlanTable, *, device: DeviceSpec, software: Software) -> FloatArray:

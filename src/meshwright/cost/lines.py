@@ -37,6 +37,9 @@ class Linear:
     def slowed(self, factor: FloatArray) -> Linear:
         return Linear(latency=self.latency * factor, per_byte=self.per_byte * factor)
 
+    def later(self, seconds: FloatArray) -> Linear:
+        return Linear(latency=self.latency + seconds, per_byte=self.per_byte + 0.0 * seconds)
+
     def take(self, rows: npt.NDArray[np.intp]) -> Linear:
         return Linear(latency=self.latency[:, rows], per_byte=self.per_byte[:, rows])
 

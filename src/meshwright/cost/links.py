@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from meshwright.cost.exchanges import ContextLinks, ExpertLinks, LayerLinks, TensorLinks
 from meshwright.cost.network import Linear, collective, occupied, send
+from meshwright.cost.overlap import Contention, Mutual
 from meshwright.cost.placement import Ring, axis_sizes, distinct, lay, strides
 from meshwright.cost.processor import share
 from meshwright.cost.software import Software
 from meshwright.cost.synchronize import DataLinks
-from meshwright.cost.table import IntArray, PlanTable
-from meshwright.spec.cluster import ClusterSpec, Collective, NodeGroup
+from meshwright.cost.table import BoolArray, IntArray, PlanTable
+from meshwright.cost.work import FloatArray
+from meshwright.spec.cluster import ClusterSpec, Collective, DeviceKind, NodeGroup
 from meshwright.spec.plan import AxisName
 
 Dim = tuple[IntArray, IntArray]
@@ -29,66 +32,120 @@ class Links:
     everyone: Linear
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Floor:
+    """Rows that lie alike on nodes like those of `group`, priced once; `inverse` says which of them every row is."""
+
+    table: PlanTable
+    inverse: npt.NDArray[np.intp]
+    group: NodeGroup
+    cluster: ClusterSpec
+    software: Software
+
+    @property
+    def scatter(self) -> Collective:
+        exchanges = self.software.exchanges_scatter(self.group.device.kind)
+        return Collective.ALL_TO_ALL if exchanges else Collective.REDUCE_SCATTER
+
+    def around(self, *dims: Dim) -> Ring:
+        return lay(self.table, dims, group=self.group, cluster=self.cluster)
+
+    def price(self, operation: Collective, ring: Ring) -> Linear:
+        """Groups beside this one contend for the cores; ranks of this one do so in its measured times already."""
+        world, pipeline = (values.astype(np.float64) for values in (self.table.world, self.table.pipeline))
+        sharing = share(self.group, world=world, pipeline=pipeline)
+        beside = np.maximum(sharing.lockstep / sharing.slowdown(ring.per_node), 1.0)
+        priced = collective(operation, ring, group=self.group, cluster=self.cluster).slowed(beside)
+        return priced.later(self._dated(operation, ring)).take(self.inverse)
+
+    def _dated(self, operation: Collective, ring: Ring) -> FloatArray:
+        """What a collective takes longer, by its steps in a node, with the library of the software's time."""
+        if self.group.device.kind is not DeviceKind.CUDA:
+            return np.zeros_like(ring.size)
+        turns = 2.0 if operation is Collective.ALL_REDUCE else 1.0
+        late = self.software.collective_seconds + turns * (ring.per_node - 1.0) * self.software.step_seconds
+        return np.where(ring.size > 1.0, late, 0.0)
+
+    def far(self, ring: Ring) -> BoolArray:
+        """Rows whose ring passes adapters."""
+        return np.asarray(ring.racks > 1.0)[self.inverse]
+
+    def data(self, replicas: Dim, *shards: Dim) -> DataLinks:
+        sharded, copies, both = self.around(*shards), self.around(replicas), self.around(replicas, *shards)
+        return DataLinks(
+            gather=self.price(Collective.ALL_GATHER, sharded),
+            scatter=self.price(self.scatter, sharded),
+            reduce_replicas=self.price(Collective.ALL_REDUCE, copies),
+            reduce_all=self.price(Collective.ALL_REDUCE, both),
+            sharded_far=self.far(sharded),
+            replicas_far=self.far(copies),
+            all_far=self.far(both),
+        )
+
+    def tensor(self, dim: Dim) -> TensorLinks:
+        ring = self.around(dim)
+        return TensorLinks(
+            reduce=self.price(Collective.ALL_REDUCE, ring),
+            gather=self.price(Collective.ALL_GATHER, ring),
+            scatter=self.price(self.scatter, ring),
+            far=self.far(ring),
+        )
+
+    def context(self, inner: Dim, outer: Dim) -> ContextLinks:
+        traders, runs = self.around(inner), self.around(outer)
+        return ContextLinks(
+            trade=self.price(Collective.ALL_TO_ALL, traders),
+            gather=self.price(Collective.ALL_GATHER, runs),
+            scatter=self.price(self.scatter, runs),
+            hop=_hop(runs, group=self.group).take(self.inverse),
+            outer=runs.size[self.inverse],
+            trade_far=self.far(traders),
+            far=self.far(runs),
+        )
+
+    def experts(self, slices: Dim, experts: Dim) -> ExpertLinks:
+        sliced, holders = self.around(slices), self.around(experts)
+        return ExpertLinks(
+            dispatch=self.price(Collective.ALL_TO_ALL, holders),
+            forward=send(self.group.inside, senders=np.ones(len(self.inverse)), adapters=1.0),
+            nodes=holders.racks[self.inverse],
+            gather=self.price(Collective.ALL_GATHER, sliced),
+            scatter=self.price(self.scatter, sliced),
+            far=self.far(holders),
+        )
+
+
 def lay_links(table: PlanTable, *, group: NodeGroup, cluster: ClusterSpec, software: Software) -> Links:
     """The collectives of every row on nodes like those of `group`, priced once for rows that lie alike."""
     table, inverse = distinct(table)
-    sharing = share(group, world=table.world.astype(np.float64), pipeline=table.pipeline.astype(np.float64))
+    floor = _Floor(table=table, inverse=inverse, group=group, cluster=cluster, software=software)
     sizes, steps = axis_sizes(table), strides(table)
-
-    def around(*dims: Dim) -> Ring:
-        return lay(table, dims, group=group, cluster=cluster)
-
-    def price(operation: Collective, ring: Ring) -> Linear:
-        """Groups beside this one contend for the cores; ranks of this one do so in its measured times already."""
-        beside = np.maximum(sharing.lockstep / sharing.slowdown(ring.per_node), 1.0)
-        return collective(operation, ring, group=group, cluster=cluster).slowed(beside).take(inverse)
-
-    def data_links(replicas: Dim, *shards: Dim) -> DataLinks:
-        sharded, both = around(*shards), around(replicas, *shards)
-        return DataLinks(
-            gather=price(Collective.ALL_GATHER, sharded),
-            scatter=price(scatter, sharded),
-            reduce_replicas=price(Collective.ALL_REDUCE, around(replicas)),
-            reduce_all=price(Collective.ALL_REDUCE, both),
-            taken=occupied(both, kind=group.device.kind)[inverse],
-        )
-
-    def tensor_links(dim: Dim) -> TensorLinks:
-        ring = around(dim)
-        reduce, gather = price(Collective.ALL_REDUCE, ring), price(Collective.ALL_GATHER, ring)
-        return TensorLinks(reduce=reduce, gather=gather, scatter=price(scatter, ring))
-
     axes = {name: (sizes[name], steps[name]) for name in AxisName}
-    scatter = Collective.ALL_TO_ALL if software.exchanges_scatter(group.device.kind) else Collective.REDUCE_SCATTER
-    data = data_links(axes[AxisName.REPLICATE], axes[AxisName.SHARD], axes[AxisName.CONTEXT])
-    inner, outer = _runs(table, steps[AxisName.CONTEXT])
-    runs = around(outer)
-    context = ContextLinks(
-        trade=price(Collective.ALL_TO_ALL, around(inner)),
-        gather=price(Collective.ALL_GATHER, runs),
-        scatter=price(scatter, runs),
-        hop=_hop(runs, group=group).take(inverse),
-        outer=runs.size[inverse],
-    )
+    data = floor.data(axes[AxisName.REPLICATE], axes[AxisName.SHARD], axes[AxisName.CONTEXT])
     slices, experts, shard_experts, same_experts = _grid(table)
-    sliced = around(slices)
+    everyone = floor.around(*axes.values())
     layer = LayerLinks(
-        tensor=tensor_links(axes[AxisName.TENSOR]),
-        context=context,
-        experts=ExpertLinks(
-            dispatch=price(Collective.ALL_TO_ALL, around(experts)),
-            forward=send(group.inside, senders=np.ones(len(table)), adapters=1.0),
-            nodes=around(experts).racks[inverse],
-            gather=price(Collective.ALL_GATHER, sliced),
-            scatter=price(scatter, sliced),
-        ),
+        tensor=floor.tensor(axes[AxisName.TENSOR]),
+        context=floor.context(*_runs(table, steps[AxisName.CONTEXT])),
+        experts=floor.experts(slices, experts),
+        contention=_contention(everyone, group=group),
     )
     return Links(
         layer=layer,
         data=data,
-        expert_data=data_links(same_experts, shard_experts) if table.on_grid.any() else data,
-        everyone=price(Collective.ALL_REDUCE, around(*axes.values())),
+        expert_data=floor.data(same_experts, shard_experts) if table.on_grid.any() else data,
+        everyone=floor.price(Collective.ALL_REDUCE, everyone),
     )
+
+
+def _contention(ring: Ring, *, group: NodeGroup) -> Contention:
+    """Between work on a device of `group` and what runs beside it."""
+    near, far = (
+        float(occupied(replace(ring, racks=np.full_like(ring.racks, count)), kind=group.device.kind)[0])
+        for count in (1.0, 2.0)
+    )
+    kind = group.device.kind
+    return Contention(near=Mutual.of(near, kind=kind), far=Mutual.of(far, kind=kind))
 
 
 def _runs(table: PlanTable, step: IntArray) -> tuple[Dim, Dim]:

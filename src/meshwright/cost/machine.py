@@ -11,6 +11,7 @@ from meshwright.cost.kinds import BlockSeconds, combine, price_block
 from meshwright.cost.layouts import Kind
 from meshwright.cost.links import lay_links
 from meshwright.cost.network import collective, send
+from meshwright.cost.overlap import Contention
 from meshwright.cost.placement import distinct, ring
 from meshwright.cost.processor import Sharing, share
 from meshwright.cost.software import Software
@@ -26,10 +27,13 @@ from meshwright.spec.plan import AxisName
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What a step costs on nodes like those of `group`, block kind by block kind."""
+    """What a step costs on nodes like those of `group`, block kind by block kind.
+
+    `contention` is between work and what travels between data parallel ranks; None where nothing runs beside work.
+    """
 
     group: NodeGroup
-    overlap: bool
+    contention: Contention | None
     sharing: Sharing
     sizes: StateBytes
     blocks: list[BlockSeconds]
@@ -54,7 +58,8 @@ def machine(
     sharing = share(group, world=world, pipeline=table.pipeline.astype(np.float64))
     links = lay_links(table, group=group, cluster=cluster, software=software)
     combination = combine(table, device=group.device, job=job, software=software)
-    overlap = software.overlap and group.device.kind is not DeviceKind.CPU
+    overlaps = software.overlap and group.device.kind is not DeviceKind.CPU
+    contention = links.layer.contention if overlaps else None
     sizes = state_bytes(table)
     blocks = [
         price_block(
@@ -70,13 +75,13 @@ def machine(
         for kind in kinds
     ]
     syncs = [
-        synchronize(block, table, sizes=sizes, links=links.data, experts=links.expert_data, overlap=overlap)
+        synchronize(block, table, sizes=sizes, links=links.data, experts=links.expert_data, contention=contention)
         for block in blocks
     ]
     clip = job.optimizer.clip_norm is not None
     return Machine(
         group=group,
-        overlap=overlap,
+        contention=contention,
         sharing=sharing,
         sizes=sizes,
         blocks=blocks,

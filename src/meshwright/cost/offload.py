@@ -25,13 +25,12 @@ def keeps_away(kind: Kind, table: PlanTable) -> BoolArray:
     return table.offload == _ACTIVATIONS if kind.offload is None else np.full(len(table), kind.offload == _ACTIVATIONS)
 
 
-def carried_seconds(kept: FloatArray, window: FloatArray, away: BoolArray, *, group: NodeGroup) -> FloatArray:
-    """Exposed seconds to copy `kept` bytes over the host link while a pass of `window` seconds works, shape (rows,)."""
+def carried_seconds(kept: FloatArray, away: BoolArray, *, group: NodeGroup) -> FloatArray:
+    """Seconds to copy `kept` bytes over the host link, hidden or not, in rows that keep them `away` (rows,)."""
     if not away.any():
-        return np.zeros_like(window)
+        return np.zeros(len(away))
     link = host_link(group)
-    seconds = link.latency_seconds + kept / (link.bandwidth * link.efficiency)
-    return np.where(away, np.maximum(seconds - window, 0.0), 0.0)
+    return np.where(away, link.latency_seconds + kept / (link.bandwidth * link.efficiency), 0.0)
 
 
 def away_seconds(owned: FloatArray, *, sizes: StateBytes, group: NodeGroup) -> FloatArray:

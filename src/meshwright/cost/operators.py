@@ -142,6 +142,10 @@ def _attention(mixer: Attention, score_flops: FloatArray, sizes: Sizes) -> PartW
     widened = _widened(sizes, read=query + keys * key, written=query)
     masks = 2.0 * _mask_bytes(mixer, sizes)
     again = 3.0 if sizes.eager else 1.5
+    entering = query + keys * key
+    added, summed = _bias_bytes(sizes, entering=mixer.qkv_bias * entering, leaving=mixer.output_bias * w)
+    copied = sizes.unfused * 2.0 * e
+    dropped = sizes.dropout * w / sizes.split
     return PartWork(
         name=ATTENTION,
         parameters=own / t + replicated,
@@ -153,13 +157,23 @@ def _attention(mixer: Attention, score_flops: FloatArray, sizes: Sizes) -> PartW
         score_flops=score_flops,
         scores=sizes.scores * mixer.heads / t,
         score_dim=float(mixer.head_dim),
-        traffic=m * (forward + widened + residual) + masks,
-        backward_traffic=m * (backward + widened + again * residual) + 1.5 * masks,
+        traffic=m * (forward + widened + residual + added + dropped + copied * query) + masks,
+        backward_traffic=m * (backward + widened + again * residual + summed + dropped + copied * (query + entering))
+        + 1.5 * masks,
         kernels=8.0 + (8.0 if mixer.rotary else 0.0) + (4.0 if normed else 0.0),
         exchanges=PAIR,
         circulated=e * m * keys * key * np.maximum(sizes.inner / np.maximum(mixer.kv_heads / t, 1.0), 1.0),
         traded=e * m * (2.0 * query + keys * key),
     )
+
+
+def _bias_bytes(sizes: Sizes, *, entering: FloatArray, leaving: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Bytes per token to add biases where a kernel of its own does, and to sum their gradients.
+
+    The bias of what is `leaving` a tensor rank is added after the sum over ranks, beside the residual.
+    """
+    added = sizes.added_biases * 2.0 * sizes.itemsize * entering
+    return added, sizes.summed_biases * sizes.itemsize * (entering + leaving / sizes.split)
 
 
 def _widened(sizes: Sizes, *, read: FloatArray, written: FloatArray) -> FloatArray:
@@ -261,12 +275,14 @@ def _feed_forward(part: FeedForward, sizes: Sizes) -> PartWork:
     residual = 3.0 * w / sizes.split
     back = (9.0 if sizes.eager else 8.0) if part.gated else 3.0
     again = 2.0 if sizes.eager and part.gated else 1.0
+    _, summed = _bias_bytes(sizes, entering=part.bias * h * (2.0 if part.gated else 1.0), leaving=part.bias * w)
+    dropped = sizes.dropout * w / sizes.split
     return PartWork(
         name=FEED_FORWARD,
         parameters=own / t + replicated,
         products=(Product(m=m, n=h, k=w, count=2.0 if part.gated else 1.0), Product(m=m, n=w, k=h)),
-        traffic=e * m * ((5.0 if part.gated else 2.0) * h + residual),
-        backward_traffic=e * m * (back * h + again * residual),
+        traffic=m * (e * ((5.0 if part.gated else 2.0) * h + residual) + dropped),
+        backward_traffic=m * (e * (back * h + again * residual) + summed + dropped),
         kernels=6.0 if part.gated else 4.0,
         exchanges=PAIR,
     )

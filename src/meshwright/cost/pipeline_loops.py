@@ -2,55 +2,61 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 
+from meshwright.cost.pipeline_one import to_and_fro
 from meshwright.cost.pipeline_ranks import Turned, Way
+from meshwright.cost.table import BoolArray
 from meshwright.cost.work import FloatArray
 
 
 def interleaved(at: Turned) -> FloatArray:
-    """Megatron's order. A path enters a bottleneck rank through the first stages and leaves through them again; at
-    the start and the end it may queue at an earlier, slower rank, or go through all later stages instead of the rank's
-    own warm-up or cool-down. Where links are slow, it goes round and round.
+    """Megatron's order. A path reaches a rank's first backward through the forwards of all ranks, loop by loop, or
+    through the first backwards of the ranks behind; it stays for the rank's work, or goes to and fro over slow links;
+    and leaves as it came, seen backwards. A path that changes ranks between these ends is missed, up to some percent
+    where ranks have their longer stages in unlike loops.
     """
-    busy = at.down.total + at.up.total
+    ahead = 2.0 * at.behind + (at.chunks - 1.0) * at.pipeline
     enter = at.down.first_upto - at.down.first + at.up.first_upto - at.up.first + 2.0 * at.reach
-    stay = enter + at.units * busy
-    warm_up, cool_down = _warm_up(at, at.down), _warm_up(at, at.up)
-    start = at.later(at.down.first_upto + at.up.last_upto + 2.0 * at.reach, warm_up)
-    end = at.later(at.down.last_upto + at.up.first_upto + 2.0 * at.reach, cool_down)
-    queue = at.pipeline - 1.0
-    start = np.maximum(start, queue * (np.maximum.accumulate(at.down.first, axis=0) - at.down.first))
-    end = np.maximum(end, queue * (np.maximum.accumulate(at.up.first, axis=0) - at.up.first))
-    hops = 2.0 * (at.across - at.reach) + (at.chunks - 1.0) * at.around
-    through_start = at.down.everything - at.down.first_upto + at.up.whole - at.up.last_upto + hops - warm_up
-    through_end = at.up.everything - at.up.first_upto + at.down.whole - at.down.last_upto + hops - cool_down
-    start, end = np.maximum(start, through_start), np.maximum(end, through_end)
-    both = at.units >= 2.0 * at.pipeline
-    longest = at.worst(stay + np.where(both, start + end, np.maximum(start, end)))
-    once = at.down.everything + at.up.everything
-    once = once + 2.0 * (at.chunks * at.across + (at.chunks - 1.0) * (at.around - at.across))
-    whole = once + (at.units - 1.0) * at.worst(at.down.last + at.up.last)
-    longest = np.maximum(longest, np.maximum(_returned(at, at.down), _returned(at, at.up)))
-    return np.where(both, longest, np.maximum(longest, whole))
+    stay = enter + at.units * (at.down.total + at.up.total)
+    start = _before_backwards(at, at.down, at.up)
+    end = _before_backwards(at, at.up, at.down)
+    actions = at.chunks * at.units
+    once = stay + np.where(actions > ahead + 1.0, start + end, np.maximum(start, end))
+    longest = at.worst(once)
+    if not at.across.any():
+        return longest
+    steps = np.diff(at.rank, axis=0, prepend=-1.0) / at.chunks
+    own = (at.down.total + at.up.total) / at.chunks
+    way = np.cumsum(steps * (at.down.total + at.up.total), axis=0) + 2.0 * at.reach
+    return np.maximum(longest, to_and_fro(at, once, way=way, own=own, ahead=ahead, units=actions, depth=2.0))
 
 
-def _returned(at: Turned, way: Way) -> FloatArray:
-    """Seconds of a path that goes round all ranks for every chunk but one of every round of microbatches.
-
-    A rank has a round's next chunk when the round has come back to it, which slow links between ranks put off.
+def _before_backwards(at: Turned, way: Way, back: Way) -> FloatArray:
+    """What the longest path to the end of each rank's first backward gains over entering the rank at its first forward
+    and staying, shape (ranks, rows); with passes in each other's place, what it gains after the last forward.
     """
-    rounds = np.maximum(at.units / at.pipeline, 1.0)
-    return rounds * (at.chunks - 1.0) * (way.everything / at.chunks + at.around)
+    ended = _looped(at, way, units=at.pipeline, loops=at.chunks - 1.0)
+    round_before = np.where(at.chunks > 1.0, at.pipeline * (way.total - way.last), 0.0)
+    arrived = ended.after(at.around - at.across)
+    begun = np.maximum(ended.by_rank, arrived.first + way.last_upto - way.last + at.reach)
+    stayed = np.where(at.chunks > 1.0, begun, way.first_upto - way.first + at.reach)
+    passes = _warm_up(at, way)
+    mine = way.first_upto - way.first + at.reach + passes
+    prefix = back.last_upto + at.reach
+    offer = np.where(at.valid, stayed + passes - round_before + prefix, -np.inf)
+    return np.asarray(np.maximum.accumulate(offer[::-1], axis=0)[::-1] - prefix - mine, dtype=np.float64)
 
 
 def _warm_up(at: Turned, seconds: Way) -> FloatArray:
-    """Seconds of the passes between a rank's first forward and its first backward (or the mirror image at the end)."""
+    """Seconds of a rank's passes before its first backward (or the mirror image at the end)."""
     extra = 2.0 * at.behind + 1.0
     mixed = at.pipeline * (seconds.total - seconds.last)
     mixed = mixed + np.minimum(extra, at.pipeline) * seconds.last
     mixed = mixed + np.maximum(extra - at.pipeline, 0.0) * seconds.first
-    return np.minimum(mixed, at.units * seconds.total) - seconds.first
+    return np.minimum(mixed, at.units * seconds.total)
 
 
 def breadth_first(at: Turned) -> FloatArray:
@@ -59,22 +65,55 @@ def breadth_first(at: Turned) -> FloatArray:
 
 
 def _swept(at: Turned, way: Way) -> FloatArray:
-    """Seconds of every microbatch through every stage: the path stays on one rank, or on one for its first or last
-    stage and on another for the rest, or follows the first microbatch where those are few.
+    """Seconds of every microbatch through every stage, a stage of all ranks after the other, shape (rows,)."""
+    return _looped(at, way, units=at.units, loops=at.chunks).last
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ended:
+    """When the first and the last microbatch leave the last rank, shape (rows,), and the last one each rank, shape
+    (ranks, rows).
     """
-    enter, leave = way.first_upto - way.first, way.whole - way.last_upto
-    others = at.units - 1.0
-    stay = at.worst(enter + at.units * way.total + leave)
-    rest = at.units * (way.total - way.last)
-    before = np.maximum.accumulate(np.where(at.valid, enter + rest - way.last_upto + way.last, -np.inf), axis=0)
-    last = at.worst(before + others * way.last) + way.whole
-    rest = at.units * (way.total - way.first)
-    before = np.maximum.accumulate(np.where(at.valid, others * way.first, -np.inf), axis=0)
-    first = at.worst(before + way.first_upto + rest + leave)
-    widest = np.maximum(way.first, way.last)
+
+    first: FloatArray
+    last: FloatArray
+    by_rank: FloatArray
+
+    def after(self, seconds: FloatArray) -> _Ended:
+        """That the last rank's outputs arrive so much later."""
+        return replace(self, first=self.first + seconds, last=self.last + seconds)
+
+    def where(self, chosen: BoolArray, then: _Ended) -> _Ended:
+        """`then` in the chosen rows."""
+        names = ("first", "last", "by_rank")
+        return _Ended(**{name: np.where(chosen, getattr(then, name), getattr(self, name)) for name in names})
+
+
+def _looped(at: Turned, way: Way, *, units: FloatArray, loops: FloatArray) -> _Ended:
+    """The ends of the first `loops` stages of every rank, of so many microbatches each; both of shape (rows,).
+
+    Microbatches leave a rank in times that are convex in their number, whatever the ranks before did, so that the
+    first one's and the last one's tell all; and along a run of equal ranks the ends tell all. Exact where stages
+    between a rank's first and last are alike.
+    """
     inner = (way.total - way.first - way.last) / np.maximum(at.chunks - 2.0, 1.0)
-    widest = at.worst(np.maximum(widest, np.where(at.chunks > 2.0, inner, 0.0)))
-    hops = at.chunks * at.across + (at.chunks - 1.0) * (at.around - at.across)
-    followed = way.everything + hops + others * widest
-    stayed = np.maximum(stay, np.where(at.chunks > 1.0, np.maximum(first, last), stay)) + at.across
-    return np.asarray(np.maximum(stayed, followed), dtype=np.float64)
+    ended = _Ended(first=np.zeros_like(units), last=np.zeros_like(units), by_rank=np.zeros_like(at.rank))
+    for loop in range(int(loops.max(initial=0.0))):
+        stage = np.where(loop == at.chunks - 1.0, way.last, inner) if loop else way.first
+        arrived = ended.after(at.around - at.across) if loop else ended
+        ended = ended.where(loops > loop, _loop(at, stage, arrived, units=units))
+    return ended
+
+
+def _loop(at: Turned, seconds: FloatArray, before: _Ended, *, units: FloatArray) -> _Ended:
+    """One stage of all ranks; `seconds` of a microbatch on each, shape (ranks, rows)."""
+    first, last, by_rank = before.first, before.last, before.by_rank.copy()
+    rank, reach = np.zeros_like(first) - 1.0, np.zeros_like(first)
+    for own, free, place, way, valid in zip(seconds, by_rank, at.rank, at.reach, at.valid, strict=True):
+        between = (place - rank - 1.0) * own + way - reach
+        begun = np.maximum(first + between, free)
+        left = np.maximum(begun + units * own, last + between + own)
+        first, last = np.where(valid, begun + own, first), np.where(valid, left, last)
+        rank, reach = np.where(valid, place, rank), np.where(valid, way, reach)
+        free[:] = last
+    return _Ended(first=first, last=last, by_rank=by_rank)

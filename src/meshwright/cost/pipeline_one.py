@@ -7,6 +7,8 @@ import numpy as np
 from meshwright.cost.pipeline_ranks import Turned
 from meshwright.cost.work import FloatArray
 
+_STEPS = 4  # of an iteration that converges faster than linearly
+
 
 def filled(at: Turned) -> FloatArray:
     """gpipe: one microbatch through every stage, and the slowest forward and backward for each of the others."""
@@ -24,21 +26,65 @@ def one_for_one(at: Turned, *, depth: FloatArray) -> FloatArray:
     """
     f, i, w = at.down.total, at.up.total, at.after.total
     others = at.units - 1.0
-    warm = np.minimum(depth * at.behind, others)
+    ahead = depth * at.behind + at.slices - 1.0
+    warm = np.minimum(ahead, others)
     lag = np.minimum(depth * at.rank, at.units)
     enter = at.down.first_upto - f + at.reach
     back = at.up.first_upto - i + at.reach
     way = at.down.first_upto + at.up.first_upto + 2.0 * at.reach
-    start = at.later(way, warm * f)
+    spare = np.minimum(at.slices - 1.0, others)  # that all ranks do first, so that a path may do them before it leaves
+    start = np.maximum(at.later(way, warm * f), at.later(way, (warm - spare) * f))
     start = np.maximum(start, warm * (np.maximum.accumulate(f, axis=0) - f))
+    every = at.valid & (ahead >= others)  # forward before it goes backward: the last one may go on to another such rank
+    beyond = np.maximum.accumulate(np.where(every, way, -np.inf)[::-1], axis=0)[::-1]
+    start = np.where(every, np.maximum(start, beyond - way), start)
     cool = warm * i + np.minimum(warm, np.maximum(others - lag, 0.0)) * w
-    end = at.later(way, cool)
+    end = np.maximum(at.later(way, cool), at.later(way, cool - spare * i))
     middle = at.later(way, depth * at.behind * (f + i + w))
-    rounds = np.maximum(np.floor(others / (depth * at.behind + 1.0)) - 1.0, 0.0)
+    rounds = np.maximum(np.floor((others - at.slices + 1.0) / (depth * at.behind + 1.0)) - 1.0, 0.0)
     leave = at.earlier(back, np.minimum(lag + 1.0, at.units) * w)
     queue = leave + warm * (np.maximum.accumulate(i + w, axis=0) - i - w)
-    apart = at.units > depth * at.behind + 1.0
+    apart = others > ahead
     stay = enter + at.units * (f + i + w)
     tail = np.maximum(end + leave, queue)
-    detours = np.where(apart, start + tail + rounds * middle, np.maximum(start + leave, tail))
-    return at.worst(stay + detours)
+    once = stay + np.where(apart, start + tail, np.maximum(start + leave, tail))
+    longest = at.worst(once + np.where(apart, rounds * middle, 0.0))
+    if not at.across.any():
+        return longest
+    slow = to_and_fro(at, once, way=way, own=f + i + w, ahead=ahead, units=at.units, depth=depth)
+    return np.maximum(longest, slow)
+
+
+def to_and_fro(
+    at: Turned,
+    once: FloatArray,
+    *,
+    way: FloatArray,
+    own: FloatArray,
+    ahead: FloatArray,
+    units: FloatArray,
+    depth: FloatArray | float,
+) -> FloatArray:
+    """Seconds of the path that goes to and fro between two ranks all the time, as slow links demand; shape (rows,).
+
+    A rank starts with `ahead` forwards, then does one forward and one backward in turn, `units` of each in all. One
+    that has handed a forward on to another `d` ranks behind, and waits for the backward which that one does next, has
+    advanced by `depth` d + 1 of them. Of all such cycles the one of most seconds a unit is found by Dinkelbach's
+    iteration (1967). `once` are the seconds of the path that stays on each rank, `own` a unit's there, `way` the sum of
+    both passes and transfers from rank 0, all of shape (ranks, rows).
+    """
+    column = np.arange(units.size)
+    place = depth * at.rank
+    back, forth = np.where(at.valid, own - way, -np.inf), np.where(at.valid, way, -np.inf)
+    near = far = np.where(at.valid, own, -np.inf).argmax(axis=0)
+    pace = own[near, column]
+    for _ in range(_STEPS):
+        reached = forth - pace * place
+        best = np.maximum.accumulate(reached[::-1], axis=0)[::-1] + back + pace * place
+        near = best.argmax(axis=0)
+        far = np.where(at.rank >= at.rank[near, column], reached, -np.inf).argmax(axis=0)
+        count = place[far, column] - place[near, column] + 1.0
+        cycle = forth[far, column] + back[near, column]
+        pace = cycle / count
+    cycles = np.maximum(np.floor((units - 2.0 - ahead[near, column]) / count), 0.0)
+    return np.asarray(once[near, column] + cycles * (cycle - count * own[near, column]), dtype=np.float64)

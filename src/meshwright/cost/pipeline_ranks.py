@@ -29,6 +29,18 @@ class RankSeconds:
         """That share of every pass."""
         return RankSeconds(**{field.name: share * getattr(self, field.name) for field in fields(self)})
 
+    def later(self, seconds: FloatArray, shape: Shape) -> RankSeconds:
+        """With every pass of every stage longer by `seconds` (rows,)."""
+        each, upto = seconds[:, None], seconds[:, None] * (shape.rank + 1.0)
+        return RankSeconds(
+            total=self.total + each * shape.chunks[:, None],
+            first=self.first + each,
+            last=self.last + each,
+            first_upto=self.first_upto + upto,
+            last_upto=self.last_upto + upto,
+            everything=self.everything + seconds * shape.chunks * shape.pipeline,
+        )
+
     def less(self, part: RankSeconds) -> RankSeconds:
         """What is left of every pass without `part`."""
         names = [field.name for field in fields(self)]
@@ -75,7 +87,7 @@ class Turned:
     """What closed forms read of some rows, ranks first: numpy reduces the first dim of a long array fastest.
 
     `down` is the forward, `up` what the rank before waits for, `after` the weight gradients. `behind` ranks come after
-    each; `across` is the way from the first rank to the last, `around` back to the first. A unit is a microbatch, or
+    each; `across` is the way from the first rank to the last, `around` back to the first, over the slowest link. A unit is a microbatch, or
     a slice of one.
     """
 
@@ -90,6 +102,7 @@ class Turned:
     around: FloatArray
     pipeline: FloatArray
     chunks: FloatArray
+    slices: FloatArray
     units: FloatArray
 
     @classmethod
@@ -119,9 +132,10 @@ class Turned:
             valid=valid,
             reach=turned,
             across=across,
-            around=across * pipeline / np.maximum(pipeline - 1.0, 1.0),
+            around=across + _longest_hop(turned, rank, valid),
             pipeline=pipeline,
             chunks=shape.chunks[rows],
+            slices=slices,
             units=shape.microbatches[rows] * slices,
         )
 
@@ -142,3 +156,9 @@ class Turned:
         """As `later` through an earlier rank; `before` sums the way over the ranks before each."""
         offer = np.where(self.valid, own - before, -np.inf)
         return np.maximum(np.maximum.accumulate(offer, axis=0) + before - own, 0.0)
+
+
+def _longest_hop(reach: FloatArray, rank: FloatArray, valid: BoolArray) -> FloatArray:
+    """Seconds over the slowest link between neighbours, shape (rows,); over links that are not shown, their mean."""
+    hops = np.diff(reach, axis=0) / np.maximum(np.diff(rank, axis=0), 1.0)
+    return np.asarray(np.where(valid[1:], hops, 0.0).max(axis=0, initial=0.0), dtype=np.float64)

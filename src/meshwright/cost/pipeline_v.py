@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshwright.cost.pipeline_one import to_and_fro
 from meshwright.cost.pipeline_ranks import Turned
 from meshwright.cost.table import BoolArray
 from meshwright.cost.work import FloatArray
@@ -19,15 +20,18 @@ from meshwright.cost.work import FloatArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Meanwhile:
-    """What a rank does between the four passes of one microbatch and after them, and the fourth pass itself; all of
-    shape (ranks, rows).
+    """What a rank does between the four passes of one microbatch and after them, and the third and fourth pass
+    themselves; `detour` is what a path between the second and third pass gains over the ranks before. All of shape
+    (ranks, rows).
     """
 
     down: FloatArray
     over: FloatArray
+    third: FloatArray
     back: FloatArray
     fourth: FloatArray
     after: FloatArray
+    detour: FloatArray
 
 
 def v_shaped(at: Turned, *, paired: BoolArray) -> FloatArray:
@@ -38,30 +42,37 @@ def v_shaped(at: Turned, *, paired: BoolArray) -> FloatArray:
     first = _Meanwhile(
         down=2.0 * at.behind * at.down.first,
         over=at.rank * at.down.total + early,
+        third=at.up.last,
         back=at.behind * (at.down.last + at.up.last + at.after.last) + at.after.last + at.down.first - early + mate,
         fourth=at.up.first + weights,
         after=np.zeros_like(at.rank),
+        detour=np.zeros_like(at.rank),
     )
     ends = (_last_of_zero_bubble(at), _last_of_pairs(at))
-    names = ("down", "over", "back", "fourth", "after")
+    names = ("down", "over", "third", "back", "fourth", "after", "detour")
     last = _Meanwhile(**{name: np.where(paired, getattr(ends[1], name), getattr(ends[0], name)) for name in names})
-    busy = at.units * (at.down.total + at.up.total + at.after.total)
+    own = at.down.total + at.up.total + at.after.total
     start = _start(at, first) - at.down.first - _own(at, first)
     end = _end(at, last) - _own(at, last)
-    both = at.units >= 2.0 * at.pipeline - 1.0
+    ahead = 2.0 * at.pipeline - at.rank - 1.0
     enter = at.down.first_upto - at.down.first + at.reach
-    longest = at.worst(busy + np.where(both, start + end, np.maximum(start, enter + end)))
-    passing = at.worst(at.down.total + at.up.total)
+    apart = at.units > ahead + 1.0
+    once_on = at.units * own + np.where(apart, start + end, np.maximum(start, enter + end))
+    longest = at.worst(once_on)
     once = at.down.everything + at.up.everything + 4.0 * at.across
-    followed = once + (at.units - 1.0) * passing
-    slow_links = np.floor(at.units / (2.0 * at.pipeline)) * once  # at most 2p microbatches are under way at once
-    longest = np.maximum(longest, slow_links)
+    if at.across.any():
+        way = at.down.first_upto + at.up.first_upto + 2.0 * at.reach
+        slow = to_and_fro(at, once_on, way=way, own=own, ahead=ahead, units=at.units, depth=1.0)
+        at_once = np.floor(at.units / (2.0 * at.pipeline)) * once  # at most 2p microbatches are under way at once
+        longest = np.maximum(longest, np.maximum(slow, at_once))
+    both = at.units >= 2.0 * at.pipeline - 1.0
+    followed = once + (at.units - 1.0) * at.worst(at.down.total + at.up.total)
     return np.where(both, longest, np.maximum(longest, followed))
 
 
 def _own(at: Turned, own: _Meanwhile) -> FloatArray:
     """From the end of a rank's first pass to the end of what it does after the fourth."""
-    return own.down + at.down.last + own.over + at.up.last + own.back + own.fourth + own.after
+    return own.down + at.down.last + own.over + own.third + own.back + own.fourth + own.after
 
 
 def _start(at: Turned, own: _Meanwhile) -> FloatArray:
@@ -77,7 +88,7 @@ def _end(at: Turned, own: _Meanwhile) -> FloatArray:
     """From the end of each rank's first pass of the last microbatch to the end of the step."""
     left = _down(at, own.after, at.up.first_upto - at.up.first + at.reach)
     left = _up(at, left + own.fourth + own.back, at.up.last_upto + at.reach)
-    left = _down(at, left + at.up.last + own.over, at.down.last_upto - at.down.last + at.reach)
+    left = _down(at, left + own.third + own.over + own.detour, at.down.last_upto - at.down.last + at.reach)
     return _up(at, left + at.down.last + own.down, at.down.first_upto + at.reach)
 
 
@@ -98,9 +109,11 @@ def _last_of_zero_bubble(at: Turned) -> _Meanwhile:
     return _Meanwhile(
         down=(at.behind + 1.0) * beside + at.behind * (at.down.last + at.up.last + at.after.last),
         over=at.rank * at.up.total + np.where(at.rank > 0.0, at.after.last, 0.0),
+        third=at.up.last,
         back=at.behind * beside + np.where(at.rank > 0.0, 0.0, at.after.last),
         fourth=at.up.first,
         after=(at.rank + 1.0) * at.after.first + at.rank * at.after.last,
+        detour=np.zeros_like(at.rank),
     )
 
 
@@ -110,12 +123,21 @@ def _last_of_pairs(at: Turned) -> _Meanwhile:
     half = np.floor((at.rank + 1.0) / 2.0)
     whole = half * (at.after.first + at.after.last)
     odd = np.where((at.rank > 0.0) & (at.rank % 2.0 == 0.0), at.after.last, 0.0)
-    late = np.minimum(at.behind, at.rank + 1.0)
-    mixed = 0.5 * (at.after.first + at.after.last)
+    even = 1.0 - at.rank % 2.0
+    waiting = at.rank + 1.0 - half - even  # weight gradients of the second stage, each with one of the first behind it
+    between = np.minimum(np.ceil(np.maximum(at.behind - even, 0.0) / 2.0), waiting)
+    late = waiting - between
+    rest = at.rank * at.up.total + whole + odd
+    before = at.up.first_upto - at.up.first + at.after.first_upto - at.after.first
+    before = before + at.up.last_upto - at.up.last + 2.0 * at.reach
+    opening = np.where(at.rank > 0.0, 0.0, at.after.last)  # the first rank's last such backward is whole
+    detour = np.where(at.rank > 0.0, at.earlier(before, rest + opening), 0.0)
     return _Meanwhile(
         down=(at.behind + 1.0) * down + at.behind * (at.down.last + up),
-        over=up + at.rank * at.up.total + whole + odd,
-        back=at.behind * (at.up.first + mixed) + np.where(at.rank > 0.0, 0.0, at.after.last),
+        over=up + rest,
+        third=at.up.last + opening,
+        back=at.behind * (at.up.first + at.after.first) + between * (at.after.last - at.after.first),
         fourth=at.up.first,
-        after=late * at.after.first + (at.rank + 1.0 - late) * mixed,
+        after=(at.rank + 1.0) * at.after.first + late * (at.after.last - at.after.first),
+        detour=detour,
     )

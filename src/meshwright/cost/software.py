@@ -20,14 +20,14 @@ WIDE_ATTENTION_LENGTH = 512
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Software:
     """`fused_attention`: scores never reach memory and hidden keys are skipped. `overlap`: gradients travel during
-    backward. `gathers_saved`: with sequence parallel, the gathered input of a layer is kept for backward instead of
-    gathered again. `fused_accumulation`: products of weight gradients add to the accumulated gradient themselves.
+    backward. `fused_accumulation`: products of weight gradients add to the accumulated gradient themselves.
     `dense_masks`: attention under a window, and on accelerators under a document mask, reads every score (on
     processors documents are attended one by one). `casts_each_pass`: weights that are
     not sharded are cast to the precision that multiplies in every pass, and kept for its backward.
     `composite_norms`: on processors a root-mean-square norm is written out in fp32 and keeps two copies;
     `plain_norms`: on every device.
     `eager`: element-wise work is done operator by operator, and every projection adds its own gradient.
+    `compiled`: the compiler fuses that work, and backward keeps what it kept.
     `widens_attention`: on processors sequences up to WIDE_ATTENTION_LENGTH are attended in fp32 whatever multiplies.
     `scatters_by_exchange`: on processors reduce-scatters are all-to-alls and a local sum.
     `attention_kernel`: which generation of fused attention. `layer_seconds`: host time of a layer and pass beside its
@@ -36,43 +36,58 @@ class Software:
     host's time; 0 where one kernel multiplies all.
     `dispatches_once`: a token crosses to a node once, however many of its experts are there (DeepEP, 2412.19437).
     `hides_experts`: tokens travel to their experts and back while another microbatch works in the same layer.
-    `scatters_transfers`: tensor ranks send a slice each between stages and gather it in their node.
+    `collective_seconds` and `step_seconds`: what a collective and each of its ring's steps take longer than NCCL's of
+    today. `waits_for_transfers`: sender and receiver of a stage's features do nothing else until both are done;
+    `waits_in_loops`: with several stages on a rank too. `scatters_transfers`: tensor ranks send a slice each between
+    stages and gather it in their node.
     `keeps_copies`: parameters in the precision that multiplies lie beside the optimizer's fp32 masters, and gradients
-    in a buffer of their own from the first step on. `fused_loss`: the loss reads logits as they come and writes their
-    gradient over them. `placeholders`: Transformer Engine keeps for each shape of weight a tensor that stands for the
-    gradient which its product added elsewhere already (get_dummy_wgrad, since release 2.3). `dropout`: each branch
-    keeps a mask of what it dropped. `selects_operators`: selective recompute keeps what attention and every second
-    product give, and nothing else.
+    in a buffer of their own from the first step on; `narrow_parameters`: under recipes of eight and four bits those of
+    layers are quantised themselves, and lie beside no other copy; `adds_narrow`: gradients add up in the precision that
+    multiplies, whatever they travel in. `fused_loss`: the loss reads logits as they come and
+    writes their gradient over them. `placeholders`: Transformer Engine keeps for each shape of weight a tensor that
+    stands for the gradient which its product added elsewhere already (get_dummy_wgrad, since release 2.3). `dropout`:
+    each branch keeps a mask of what it dropped. `plain_softmax`: where attention is not fused, scores are copied,
+    masked and softmaxed in a pass each. `adds_biases` and `sums_biases`: kernels of their own add biases to products,
+    as torch did before its products took them along, and sum the gradients of biases. `selects_operators`: selective
+    recompute keeps what attention and every second product give, and nothing else.
     """
 
     fused_attention: bool = True
     overlap: bool = True
-    gathers_saved: bool = True
     fused_accumulation: bool = False
     dense_masks: bool = True
     casts_each_pass: bool = True
     composite_norms: bool = True
     plain_norms: bool = False
     eager: bool = True
+    compiled: bool = False
     widens_attention: bool = True
     scatters_by_exchange: bool = True
     scatters_transfers: bool = False
+    collective_seconds: float = 0.0
+    step_seconds: float = 0.0
+    waits_for_transfers: bool = False
+    waits_in_loops: bool = False
     attention_kernel: AttentionKernel = AttentionKernel.NATIVE
     layer_seconds: float = 0.0
     expert_streams: int = 0
     expert_seconds: float = 0.0
     dispatches_once: bool = False
     hides_experts: bool = False
+    keeps_copies: bool = False
+    narrow_parameters: bool = False
+    adds_narrow: bool = False
+    fused_loss: bool = True
+    placeholders: bool = False
+    dropout: bool = False
+    plain_softmax: bool = False
+    adds_biases: bool = False
+    sums_biases: bool = True
+    selects_operators: bool = False
 
     def experts_together(self, experts: FloatArray | float) -> FloatArray | float:
         """How many of `experts` share the device's units."""
         return np.minimum(experts, self.expert_streams) if self.expert_streams else experts
-
-    keeps_copies: bool = False
-    fused_loss: bool = True
-    placeholders: bool = False
-    dropout: bool = False
-    selects_operators: bool = False
 
     def host_seconds(self, kind: DeviceKind) -> float:
         """Host seconds of a layer and pass beside its kernels, where a host drives an accelerator."""
@@ -92,8 +107,9 @@ class Software:
 
 
 _MEGATRON: Mapping[str, Any] = {
+    "waits_for_transfers": True,
+    "waits_in_loops": True,
     "overlap": False,
-    "gathers_saved": False,
     "fused_accumulation": True,
     "scatters_transfers": True,
     "dense_masks": False,
@@ -105,23 +121,52 @@ _MEGATRON: Mapping[str, Any] = {
     "fused_loss": False,
     "layer_seconds": 1e-3,  # python of a layer in eager Megatron: what explains launch-bound A100 runs (docs/lab.md)
 }
-_CORE: Mapping[str, Any] = {**_MEGATRON, "overlap": True, "fused_loss": True, "placeholders": True}
+# All-reduces of 1 to 16 MiB among 2, 4 and 8 A100 in vTrain's tables (VIA-Research/vTrain trace/a100, MIT) took 27, 40
+# and 68 us longer than those that newer versions of the library take there.
+_OLD_NCCL: Mapping[str, Any] = {"collective_seconds": 20e-6, "step_seconds": 3.4e-6}
+_SCALING: Mapping[str, Any] = {**_MEGATRON, "eager": True, "adds_narrow": True}
+_CORE: Mapping[str, Any] = {
+    **_MEGATRON,
+    "waits_in_loops": False,
+    "overlap": True,
+    "fused_loss": True,
+    "placeholders": True,
+    "sums_biases": False,
+}
+_TITAN: Mapping[str, Any] = {
+    "attention_kernel": AttentionKernel.FLASH_2,
+    "fused_loss": False,
+    "selects_operators": True,
+}
+_NEMO: Mapping[str, Any] = {**_CORE}
+_BRIDGE: Mapping[str, Any] = {**_NEMO, "narrow_parameters": True}
+_EXPERTS: Mapping[str, Mapping[str, Any]] = {
+    "": {},
+    "-deepep": {"dispatches_once": True},
+    "-overlap": {"hides_experts": True},
+    "-deepep-overlap": {"dispatches_once": True, "hides_experts": True},
+}
 SOFTWARE: Mapping[str, Software] = MappingProxyType(
     {
         "torch": Software(),
-        "torch-2023": Software(attention_kernel=AttentionKernel.FLASH_1),
-        "torch-2024": Software(attention_kernel=AttentionKernel.FLASH_2, fused_loss=False, selects_operators=True),
-        "megatron-2021": Software(fused_attention=False, dropout=True, **_MEGATRON),
+        "torch-2023": Software(attention_kernel=AttentionKernel.FLASH_1, plain_norms=True),
+        "torch-2024": Software(plain_norms=True, **_TITAN),
+        "torch-2024-compiled": Software(compiled=True, **_TITAN),
+        "megatron-2021": Software(fused_attention=False, dropout=True, adds_biases=True, **_OLD_NCCL, **_MEGATRON),
         "megatron-flash": Software(attention_kernel=AttentionKernel.FLASH_2, **_MEGATRON),
-        "megatron-eager": Software(attention_kernel=AttentionKernel.FLASH_2, **{**_MEGATRON, "eager": True}),
-        "megatron-plain-norms": Software(
-            attention_kernel=AttentionKernel.FLASH_2, **{**_MEGATRON, "eager": True, "plain_norms": True}
+        "scaling": Software(attention_kernel=AttentionKernel.FLASH_2, plain_norms=True, **_SCALING),
+        "scaling-fused-norms": Software(attention_kernel=AttentionKernel.FLASH_2, **_SCALING),
+        "scaling-flash-1": Software(attention_kernel=AttentionKernel.FLASH_1, plain_norms=True, **_SCALING),
+        "scaling-fused-softmax": Software(fused_attention=False, plain_norms=True, **_SCALING),
+        "scaling-plain-softmax": Software(fused_attention=False, plain_softmax=True, plain_norms=True, **_SCALING),
+        "internevo": Software(
+            attention_kernel=AttentionKernel.FLASH_2,
+            **{**_MEGATRON, "overlap": True, "fused_accumulation": False, "adds_narrow": True},
         ),
-        "megatron-core": Software(**_CORE),
-        "megatron-core-serial": Software(**{**_CORE, "overlap": False}),
-        "megatron-core-deepep": Software(**_CORE, dispatches_once=True),
-        "megatron-core-deepep-overlap": Software(**_CORE, dispatches_once=True, hides_experts=True),
-        "megatron-core-overlap": Software(**_CORE, hides_experts=True),
+        "megatron-core-serial": Software(**{**_CORE, "overlap": False, "waits_in_loops": True}),
+        **{f"megatron-core{name}": Software(**_CORE, **how) for name, how in _EXPERTS.items()},
+        **{f"nemo{name}": Software(**_NEMO, **how) for name, how in _EXPERTS.items()},
+        **{f"megatron-bridge{name}": Software(**_BRIDGE, **how) for name, how in _EXPERTS.items()},
     }
 )
 

@@ -15,7 +15,8 @@ from meshwright.spec.plan import Sharding
 _ZERO1 = SHARDINGS.index(Sharding.OPTIMIZER)
 _ZERO2 = SHARDINGS.index(Sharding.GRADIENTS)
 _ZERO3 = SHARDINGS.index(Sharding.PARAMETERS)
-_QUANTIZED_COPIES = 2.0  # a weight's eight-bit copy by rows and one by columns, kept over the microbatches of a step
+_COPIES = 2.0  # a quantised weight lies by rows and by columns, over the microbatches of a step
+_NARROW = (Precision.FP8, Precision.MXFP8, Precision.NVFP4)  # recipes whose parameters may be quantised themselves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +72,11 @@ def states(table: PlanTable, local: Local, *, summed: BoolArray, away: BoolArray
     Where gradients are `summed` over microbatches, their sum is there at the peak; where the optimizer's state is
     `away` in the host's memory, none of it is here.
     """
-    kept = _with_copies(table, local) if software.keeps_copies else _masters(table, local, summed=summed)
+    kept = (
+        _with_copies(table, local, software=software)
+        if software.keeps_copies
+        else _masters(table, local, summed=summed)
+    )
     return replace(kept, optimizer=np.where(away[:, None], 0.0, kept.optimizer))
 
 
@@ -93,7 +98,7 @@ def _masters(table: PlanTable, local: Local, *, summed: BoolArray) -> States:
     )
 
 
-def _with_copies(table: PlanTable, local: Local) -> States:
+def _with_copies(table: PlanTable, local: Local, *, software: Software) -> States:
     """Parameters in the precision that multiplies beside fp32 masters, and gradients in one buffer that stays.
 
     Gradients that add up in less than fp32 are copied to fp32 for the optimizer's step.
@@ -101,15 +106,28 @@ def _with_copies(table: PlanTable, local: Local) -> States:
     sizes = state_bytes(table)
     master, compute, reduced = (size[:, None] for size in (sizes.master, sizes.compute, sizes.reduced))
     sharding = table.sharding[:, None]
-    narrow = compute < master
-    added = np.where(narrow, reduced, master)
+    wide = compute < master
+    added = np.where(wide, compute if software.adds_narrow else reduced, master)
     gradients = np.where(sharding < _ZERO2, local.whole, local.owned) * added
-    quantized = np.asarray([entry.quantized for entry in PRECISIONS])[table.precision][:, None]
-    held = np.where(sharding < _ZERO3, local.whole, local.owned) * compute
     return States(
-        parameters=held + np.where(quantized, _QUANTIZED_COPIES * local.layers, 0.0),
-        optimizer=local.owned * (2.0 * master + np.where(narrow, master, 0.0)),
+        parameters=_parameters(table, local, compute=compute, software=software),
+        optimizer=local.owned * (2.0 * master + np.where(wide, master, 0.0)),
         before=gradients,
         after=gradients + np.where(added < master, local.owned * master, 0.0),
         wire=np.zeros_like(gradients),
     )
+
+
+def _parameters(table: PlanTable, local: Local, *, compute: FloatArray, software: Software) -> FloatArray:
+    """Bytes of the copy that multiplies: of layers quantised beside it or, where software keeps no other, instead.
+
+    Where parameters are sharded, a block's quantised copies are made as it is gathered, and go with it.
+    """
+    sharded = (table.sharding == _ZERO3)[:, None]
+    held = np.where(sharded, local.owned, local.whole)
+    layers = np.where(sharded, local.layers * local.owned / np.maximum(local.whole, 1.0), local.layers)
+    quantized = np.asarray([_COPIES * entry.stored_bytes if entry.quantized else 0.0 for entry in PRECISIONS])
+    copies = quantized[table.precision][:, None]
+    alone = np.asarray([software.narrow_parameters and entry in _NARROW for entry in PRECISIONS])[table.precision]
+    beside = np.where(sharded, 0.0, copies * layers)
+    return np.asarray(held * compute + np.where(alone[:, None], layers * (copies - compute), beside))

@@ -10,26 +10,28 @@ import numpy as np
 from meshwright.cost.kinds import BlockSeconds
 from meshwright.cost.memory import BUCKET_BYTES
 from meshwright.cost.network import Linear
+from meshwright.cost.overlap import Contention, Slack, Traffic, exposed
 from meshwright.cost.states import StateBytes
-from meshwright.cost.table import SCHEDULES, SHARDINGS, PlanTable
+from meshwright.cost.table import SCHEDULES, SHARDINGS, BoolArray, PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.plan import ScheduleKind, Sharding
 
 _BREADTH_FIRST = SCHEDULES.index(ScheduleKind.BREADTH_FIRST)
 _ZERO1 = SHARDINGS.index(Sharding.OPTIMIZER)
 _ZERO3 = SHARDINGS.index(Sharding.PARAMETERS)
-_CARRIED = 1.126  # a collective takes so much longer beside work: measured by Galvatron, its shipped overlap figure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataLinks:
-    """Collectives over data parallel axes, one entry a row; `taken` of a device's compute while they run (rows,)."""
+    """Collectives over data parallel axes, one entry a row; whether adapters join shards, replicas, and both."""
 
     gather: Linear
     scatter: Linear
     reduce_replicas: Linear
     reduce_all: Linear
-    taken: FloatArray
+    sharded_far: BoolArray
+    replicas_far: BoolArray
+    all_far: BoolArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,91 +55,75 @@ def synchronize(
     sizes: StateBytes,
     links: DataLinks,
     experts: DataLinks,
-    overlap: bool,
+    contention: Contention | None,
 ) -> SyncSeconds:
     """What the sharding of every row does with one block's parameters and gradients.
 
     zero1 and zero2 gather once a step; zero3 gathers in forward and again in backward of every microbatch; zero2 and
     zero3 scatter gradients every microbatch, zero1 once. Breadth-first runs all microbatches of a stage in a row, and
     does once what others do for each: a share of it is told of every microbatch. Replicas reduce their shards once.
-    Each travels while the same block of a neighbouring layer works, or waits for the host's link, when `overlap`, and
-    what that does not cover is exposed. Parameters on a grid of experts travel over `experts`.
+    Each travels while the same block of a neighbouring layer works or waits for other links, unless `contention` is
+    None, and what that does not cover is exposed. Parameters on a grid of experts travel over `experts`.
     """
     sharded, zero3 = table.sharding > 0, table.sharding == _ZERO3
     dense, apart = grid_parameters(block, table)
 
-    def both_ways(name: str, dense_bytes: FloatArray, apart_bytes: FloatArray) -> FloatArray:
-        seconds: FloatArray = getattr(links, name).seconds(dense_bytes)
+    def both_ways(name: str, place: str, dense_bytes: FloatArray, apart_bytes: FloatArray) -> Traffic:
+        seconds = Traffic.over(getattr(links, name).seconds(dense_bytes), far=getattr(links, place))
         if apart.any():
-            seconds = seconds + np.where(apart > 0.0, getattr(experts, name).seconds(apart_bytes), 0.0)
-        return np.where(sharded, seconds, 0.0)
+            grid = np.where(apart > 0.0, getattr(experts, name).seconds(apart_bytes), 0.0)
+            seconds = seconds + Traffic.over(grid, far=getattr(experts, place))
+        return seconds.where(sharded)
 
-    gather = both_ways("gather", dense * sizes.compute, apart * sizes.compute)
-    scatter = both_ways("scatter", dense * sizes.reduced, apart * sizes.reduced)
+    gather = both_ways("gather", "sharded_far", dense * sizes.compute, apart * sizes.compute)
+    scatter = both_ways("scatter", "sharded_far", dense * sizes.reduced, apart * sizes.reduced)
     own, theirs = (sizes.reduced / parts for parts in (table.divided, table.expert_divided))
-    replicas = both_ways("reduce_replicas", dense * own, apart * theirs)
-    taken = links.taken if overlap else None
-    ahead = block.forward + block.carried_forward
-    window = block.backward + block.recompute + block.carried_backward
+    replicas = both_ways("reduce_replicas", "replicas_far", dense * own, apart * theirs)
+    ahead, behind = block.forth.slack, block.back.slack
     every = np.where(table.schedule == _BREADTH_FIRST, 1.0 / table.microbatches, 1.0)
-    each_scatter = np.where(table.sharding > _ZERO1, scatter, 0.0) * every
-    each_gather = np.where(zero3, gather, 0.0) * every
-    forward = exposed(each_gather, ahead, taken=taken)
+    each_scatter = scatter.where(table.sharding > _ZERO1).times(every)
+    each_gather = gather.where(zero3).times(every)
     both = each_gather + each_scatter
-    share = exposed(both, window, taken=taken) / np.where(both > 0.0, both, 1.0)
-    once = np.where(table.sharding == _ZERO1, scatter, 0.0) + replicas
-    left = np.maximum(window - both, 0.0)
-    first = np.where(zero3, 0.0, gather)
+    late = exposed(both, behind, contention)
+    share = late / np.where(both.whole > 0.0, both.whole, 1.0)
+    once = scatter.where(table.sharding == _ZERO1) + replicas
+    first = gather.where(~zero3)
     return SyncSeconds(
-        each_gather_forward=(forward, each_gather),
-        each_gather_backward=(share * each_gather, each_gather),
-        each_scatter=(share * each_scatter, each_scatter),
-        once_gather=(exposed(first, ahead, taken=taken), first),
-        once_gradients=(exposed(once, left, taken=taken), once),
+        each_gather_forward=(exposed(each_gather, ahead, contention), each_gather.whole),
+        each_gather_backward=(share * each_gather.whole, each_gather.whole),
+        each_scatter=(share * each_scatter.whole, each_scatter.whole),
+        once_gather=(exposed(first, ahead, contention), first.whole),
+        once_gradients=(exposed(both + once, behind, contention) - late, once.whole),
     )
 
 
 def bucketed(
     parameters: Sequence[tuple[DataLinks, FloatArray]],
-    window: FloatArray,
+    slack: Slack,
     table: PlanTable,
     *,
     sizes: StateBytes,
-    overlap: bool,
+    contention: Contention | None,
 ) -> tuple[FloatArray, FloatArray]:
     """(exposed, whole) seconds to all-reduce a rank's gradients in buckets where nothing is sharded; (rows, ranks).
 
     `parameters` are those that travel over each of the links. Buckets travel during the last microbatch's backward,
-    `window`; the last bucket is always exposed.
+    which leaves `slack`; the last bucket is always exposed.
     """
-    moved, seconds, taken = np.zeros_like(window), np.zeros_like(window), np.zeros(len(table))
+    zeros = np.zeros_like(slack.work)
+    moved, traffic = zeros, Traffic(near=zeros, far=zeros)
     for links, values in parameters:
-        sent = values * sizes.reduced[:, None]
+        sent = np.where(table.sharding[:, None] > 0, 0.0, values * sizes.reduced[:, None])
         calls = np.ceil(sent / BUCKET_BYTES)
-        seconds = seconds + links.reduce_all.seconds(sent, calls=calls)
+        seconds = np.where(sent > 0.0, links.reduce_all.seconds(sent, calls=calls), 0.0)
+        traffic = traffic + Traffic.over(seconds, far=links.all_far[:, None])
         moved = moved + sent
-        taken = np.maximum(taken, links.taken)
-    whole = np.where(table.sharding[:, None] > 0, 0.0, seconds)
-    if not overlap:
-        return whole, whole
+    whole = traffic.whole
     tail = whole * np.minimum(1.0, BUCKET_BYTES / np.maximum(moved, 1.0))
-    return np.maximum(exposed(whole, window, taken=taken[:, None]), tail), whole
+    return np.maximum(exposed(traffic, slack, contention), tail), whole
 
 
 def grid_parameters(block: BlockSeconds, table: PlanTable) -> tuple[FloatArray, FloatArray]:
     """Parameters of a block that data parallel ranks share, and those that lie on a grid of experts."""
     apart = np.where(table.on_grid, block.expert_parameters, 0.0)
     return block.parameters - apart, apart
-
-
-def exposed(whole: FloatArray, window: FloatArray, *, taken: FloatArray | None) -> FloatArray:
-    """What `whole` seconds of a collective add to `window` seconds of work that they run beside; 0 <= it <= whole.
-
-    While both run each is slower: `taken` of the device's compute carries bytes, and the collective waits for memory.
-    Work that outlasts the collective is later by what was taken from it; else the rest follows alone. None where
-    nothing runs beside the work.
-    """
-    if taken is None:
-        return whole
-    hidden = 1.0 - (1.0 - 1.0 / _CARRIED) / (1.0 - taken)
-    return np.asarray(np.maximum(taken * _CARRIED * whole, whole - hidden * window), dtype=np.float64)

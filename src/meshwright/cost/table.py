@@ -164,7 +164,7 @@ class PlanTable:
             "layout": 0,
             "order": 0,
         }
-        names = _column_names()
+        names = column_names()
         unknown = sorted(set(columns) - set(names))
         assert not unknown, f"not columns of the plan table: {unknown}"
         arrays = np.broadcast_arrays(*(np.atleast_1d(columns.get(name, defaults.get(name, 1))) for name in names))
@@ -282,7 +282,7 @@ class PlanTable:
     def joined(cls, tables: Sequence[PlanTable]) -> PlanTable:
         """The rows of all tables in order; every table's layouts are the first ones of the last table's."""
         columns: dict[str, Any] = {
-            name: np.concatenate([getattr(table, name) for table in tables]) for name in _column_names()
+            name: np.concatenate([getattr(table, name) for table in tables]) for name in column_names()
         }
         return cls(**columns, layouts=tables[-1].layouts, orders=tables[-1].orders)
 
@@ -296,7 +296,7 @@ class PlanTable:
     def take(self, rows: npt.ArrayLike | slice) -> PlanTable:
         """The table of the chosen rows: indexes, a mask or a slice."""
         chosen = rows if isinstance(rows, slice) else np.asarray(rows)
-        columns: dict[str, Any] = {name: getattr(self, name)[chosen] for name in _column_names()}
+        columns: dict[str, Any] = {name: getattr(self, name)[chosen] for name in column_names()}
         return PlanTable(**columns, layouts=self.layouts, orders=self.orders)
 
 
@@ -310,5 +310,6 @@ def _policies(groups: Sequence[BlockGroup]) -> tuple[tuple[int, int], ...]:
     )
 
 
-def _column_names() -> tuple[str, ...]:
+def column_names() -> tuple[str, ...]:
+    """The fields of a PlanTable that have an entry for every row."""
     return tuple(field.name for field in fields(PlanTable) if field.name not in ("layouts", "orders"))

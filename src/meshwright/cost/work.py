@@ -23,7 +23,9 @@ class Sizes:
     `composite_norms`: root-mean-square norms are written out in fp32. `eager`: element-wise work is
     done operator by operator, and every projection adds its own gradient. `attention_itemsize`:
     bytes of the queries, keys and values that attention reads. `processor`: no accelerator runs this.
-    `product_itemsize`: bytes of an element that a product keeps of its input.
+    `product_itemsize`: bytes of an element that a product keeps of its input. `added_biases` and `summed_biases`:
+    kernels of their own add biases to products, and sum their gradients. `dropout`: branches drop elements out.
+    `unfused`: attention is separate products, whose inputs and result are laid out anew.
     """
 
     batch: FloatArray
@@ -43,6 +45,10 @@ class Sizes:
     attention_itemsize: FloatArray | None = None
     processor: bool = False
     product_itemsize: FloatArray | None = None
+    added_biases: bool = False
+    summed_biases: bool = False
+    dropout: bool = False
+    unfused: bool = False
 
     @property
     def wide(self) -> FloatArray:
@@ -73,6 +79,12 @@ class Sizes:
     def scores(self) -> FloatArray:
         """Elements of the score matrices of one head on one context rank."""
         return self.batch * self.sequence**2 / self.context
+
+    @property
+    def score_bytes(self) -> FloatArray:
+        """Bytes of a score that backward keeps where attention is not fused: softmax, and what is left of it with the
+        mask of what was dropped (2205.05198)."""
+        return self.itemsize * (2.0 if self.dropout else 1.0) + (1.0 if self.dropout else 0.0)
 
     @property
     def zeros(self) -> FloatArray:

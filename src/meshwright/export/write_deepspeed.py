@@ -7,9 +7,9 @@ from typing import Any
 
 from meshwright.export.compare import Line, Verdict
 from meshwright.export.meaning import Meaning, meaning
+from meshwright.export.megatron_flags import norm_epsilon, optimizer_flags, refuse_activation, size_flags
 from meshwright.export.refuse import Refusals, refuse_everywhere, refuse_odd_model
 from meshwright.export.script import Flag, launch_script
-from meshwright.export.write_megatron import activation_flags, refuse_activation
 from meshwright.spec.cluster import Precision
 from meshwright.spec.plan import Design, Offload, Recompute, ScheduleKind, Sharding
 
@@ -35,7 +35,7 @@ def write(design: Design) -> str:
         ("--zero-stage", _STAGES[said.sharding]),
         *_layout(said),
         *_model(said, design),
-        *_optimizer(said, design),
+        *optimizer_flags(said, design, decay=said.optimizer.decay),
     ]
     before = (f"cat > ds_config.json <<'JSON'\n{config}\nJSON",)
     return launch_script(
@@ -213,23 +213,10 @@ def _layout(said: Meaning) -> list[Flag]:
 
 def _model(said: Meaning, design: Design) -> list[Flag]:
     shape = said.model
-    epsilon = design.model.head.norm.eps if design.model.head.norm else 1e-5
-    flags: list[Flag] = [
-        ("--num-layers", shape.layers),
-        ("--hidden-size", shape.width),
-        ("--ffn-hidden-size", shape.feed_forward or shape.mixture[2]),
-        ("--num-attention-heads", shape.heads),
-        ("--num-key-value-heads", shape.kv_heads),
-        ("--vocab-size", shape.vocab),
-        ("--make-vocab-size-divisible-by", 1),
-        ("--normalization", "rmsnorm" if shape.norm == "rms" else "layernorm"),
-        ("--layernorm-epsilon", epsilon),
-        ("--hidden-dropout", 0.0),
-        ("--attention-dropout", 0.0),
-    ]
-    flags += activation_flags(shape)
-    flags += [] if shape.bias else [("--disable-bias-linear",)]
-    flags += [] if shape.tied else [("--untie-embeddings-and-output-weights",)]
+    flags = size_flags(shape)
+    flags += [("--num-key-value-heads", shape.kv_heads)]
+    flags += [("--normalization", "rmsnorm" if shape.norm == "rms" else "layernorm")]
+    flags += [("--layernorm-epsilon", norm_epsilon(design))]
     if shape.theta:
         flags += [("--use-rotary-position-embeddings",), ("--rotary-position-embeddings-theta", int(shape.theta))]
     elif not shape.positions:
@@ -237,21 +224,3 @@ def _model(said: Meaning, design: Design) -> list[Flag]:
     if shape.mixture:
         flags += [("--num-experts", shape.mixture[0]), ("--topk", shape.mixture[1]), ("--expert-interval", 1)]
     return flags
-
-
-def _optimizer(said: Meaning, design: Design) -> list[Flag]:
-    asked = said.optimizer
-    return [
-        ("--optimizer", "adam"),
-        ("--lr", asked.learning_rate),
-        ("--min-lr", f"{asked.learning_rate * asked.final_fraction:.12g}"),
-        ("--lr-decay-style", asked.decay),
-        ("--lr-warmup-iters", asked.warmup),
-        ("--train-iters", asked.steps),
-        ("--adam-beta1", asked.beta1),
-        ("--adam-beta2", asked.beta2),
-        ("--adam-eps", asked.epsilon),
-        ("--weight-decay", asked.weight_decay),
-        ("--clip-grad", 0.0 if asked.clip_norm is None else asked.clip_norm),
-        ("--seed", design.job.seed + 1),
-    ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from meshwright.export.compare import Line, Verdict
-from meshwright.export.meaning import Meaning, Sizes, meaning
+from meshwright.export.meaning import Meaning, meaning
+from meshwright.export.megatron_flags import norm_epsilon, optimizer_flags, refuse_activation, size_flags
 from meshwright.export.refuse import Refusals, refuse_everywhere, refuse_odd_model
 from meshwright.export.script import Flag, launch_script
 from meshwright.spec.cluster import Precision
@@ -205,23 +206,10 @@ def _recompute_flags(said: Meaning) -> tuple[Flag, ...] | None:
 
 def _model(said: Meaning, design: Design) -> list[Flag]:
     shape = said.model
-    epsilon = design.model.head.norm.eps if design.model.head.norm else 1e-5
-    flags: list[Flag] = [
-        ("--num-layers", shape.layers),
-        ("--hidden-size", shape.width),
-        ("--ffn-hidden-size", shape.feed_forward or shape.mixture[2]),
-        ("--num-attention-heads", shape.heads),
-        ("--vocab-size", shape.vocab),
-        ("--make-vocab-size-divisible-by", 1),
-        ("--normalization", "RMSNorm" if shape.norm == "rms" else "LayerNorm"),
-        ("--norm-epsilon", epsilon),
-        ("--hidden-dropout", 0.0),
-        ("--attention-dropout", 0.0),
-        *activation_flags(shape),
-    ]
-    flags += [] if shape.bias else [("--disable-bias-linear",)]
+    flags = size_flags(shape)
+    flags += [("--normalization", "RMSNorm" if shape.norm == "rms" else "LayerNorm")]
+    flags += [("--norm-epsilon", norm_epsilon(design))]
     flags += [("--add-qkv-bias",)] if shape.qkv_bias and not shape.bias else []
-    flags += [] if shape.tied else [("--untie-embeddings-and-output-weights",)]
     flags += [("--qk-layernorm",)] if shape.qk_norm or shape.latent else []
     flags += _positions(said, design)
     if shape.latent:
@@ -243,21 +231,6 @@ def _model(said: Meaning, design: Design) -> list[Flag]:
     return flags
 
 
-def activation_flags(shape: Sizes) -> list[Flag]:
-    """Flags of Megatron and its descendants: GELU is the tanh form where it is fused with a bias."""
-    if shape.activation == "gelu_tanh":
-        return [] if shape.bias else [("--openai-gelu",)]
-    names = {"silu": "--swiglu", "relu_squared": "--squared-relu", "gelu": "--no-bias-gelu-fusion"}
-    return [(names[shape.activation],)]
-
-
-def refuse_activation(shape: Sizes, found: Refusals) -> None:
-    """Gated by SiLU, or plain GELU or squared ReLU."""
-    known = {(True, "silu"), (False, "gelu"), (False, "gelu_tanh"), (False, "relu_squared")}
-    words = f"{'gated' if shape.gated else 'plain'} {shape.activation}"
-    found.when((shape.gated, shape.activation) not in known, "model", f"feed-forwards of {words}")
-
-
 def _positions(said: Meaning, design: Design) -> list[Flag]:
     if said.model.positions:
         return [("--position-embedding-type", "learned_absolute")]
@@ -271,22 +244,8 @@ def _positions(said: Meaning, design: Design) -> list[Flag]:
 
 
 def _optimizer(said: Meaning, design: Design) -> list[Flag]:
-    asked = said.optimizer
     styles = {"cosine": "cosine", "wsd": "WSD", "constant": "constant"}
-    flags: list[Flag] = [
-        ("--optimizer", "adam"),
-        ("--lr", asked.learning_rate),
-        ("--min-lr", f"{asked.learning_rate * asked.final_fraction:.12g}"),
-        ("--lr-decay-style", styles[asked.decay]),
-        ("--lr-warmup-iters", asked.warmup),
-        ("--train-iters", asked.steps),
-        ("--adam-beta1", asked.beta1),
-        ("--adam-beta2", asked.beta2),
-        ("--adam-eps", asked.epsilon),
-        ("--weight-decay", asked.weight_decay),
-        ("--clip-grad", 0.0 if asked.clip_norm is None else asked.clip_norm),
-        ("--seed", design.job.seed + 1),
-    ]
-    if asked.decay == "wsd":
-        flags += [("--lr-wsd-decay-style", "linear"), ("--lr-wsd-decay-iters", asked.decay_steps)]
+    flags = optimizer_flags(said, design, decay=styles[said.optimizer.decay])
+    if said.optimizer.decay == "wsd":
+        flags += [("--lr-wsd-decay-style", "linear"), ("--lr-wsd-decay-iters", said.optimizer.decay_steps)]
     return flags

@@ -33,7 +33,8 @@ from meshwright.spec.plan import (
 )
 
 T = TypeVar("T")
-_RECENT = ("megatron-core", "nemo/")
+_RECENT = ("megatron-core", "megatron-bridge", "nemo/")
+_TUNED = ("nemo/", "megatron-bridge")  # recipes whose speed their authors publish
 _TORCH = {"composer": "torch-2023", "fsdp1": "torch-2024", "torchtitan": "torch-2024", "fsdp": "torch"}
 _MICROBATCHES = (2, 4, 8, 16, 32)
 _SCHEDULES = {
@@ -157,7 +158,7 @@ class _Reader:
             schedule=Schedule(kind=kind, microbatches=microbatches, chunks=chunks),
             sequence_length=self._need("seq"),
             microbatch=microbatch,
-            gradients=GradientSync(precision=_gradients(settings.precision)),
+            gradients=GradientSync(precision=self._gradients(settings.precision)),
         )
 
     def _experts(self, model: ModelSpec, *, tensor: int, ranks: int) -> ExpertGrid | None:
@@ -166,8 +167,10 @@ class _Reader:
         expert, slices = self.run.whole("ep") or 1, self.run.whole("etp")
         if mixture is None or (expert == 1 and slices in (None, tensor)):
             return None
-        if slices is None:
-            slices = self._assume("experts not divided over tensor ranks", 1) if tensor > 1 else 1
+        if slices is None and tensor > 1 and self._framework_has(_TUNED):
+            slices = self._assume("experts not divided over tensor ranks, as in the stack's own recipes", 1)
+        elif slices is None:
+            slices = self._assume("experts divided as the rest is, Megatron's default", tensor) if tensor > 1 else 1
         if ranks % (expert * slices) or mixture.experts % expert:
             _refuse(
                 f"ep {expert} x etp {slices} does not divide {ranks} ranks of a stage and {mixture.experts} experts"
@@ -217,6 +220,8 @@ class _Reader:
     def _sharding(self, data: int, machines: ClusterSpec) -> tuple[Sharding, int]:
         """What is sharded, and over how many of the data ranks."""
         text = self.run.text("zero")
+        if not text and data > 1 and self._is_recent():
+            text = self._assume("optimizer state sharded", "1")
         known = {"": Sharding.NONE, "0": Sharding.NONE, "1": Sharding.OPTIMIZER, "2": Sharding.GRADIENTS}
         known |= {"3": Sharding.PARAMETERS, "hsdp": Sharding.PARAMETERS}
         if text not in known:
@@ -236,7 +241,7 @@ class _Reader:
         said = self.run.is_yes("sp")
         if said is not None:
             return said
-        recent = self._framework_has(_RECENT)
+        recent = self._is_recent()
         return self._assume("sequence parallel on" if recent else "sequence parallel off", recent)
 
     def _recompute(self) -> Recompute:
@@ -265,18 +270,20 @@ class _Reader:
         framework = self.run.text("framework").lower()
         for name, software in _TORCH.items():
             if name in framework:
-                return software
+                return f"{software}-compiled" if "torchtitan" in framework and self.run.is_yes("compile") else software
         if not self._framework_has(_MEGATRON):
             _refuse(f"no model of the software {self.run.text('framework')}")
         flash = self.run.is_yes("flash")
         if flash is None:
-            recent = self._framework_has(_RECENT)
+            recent = self._is_recent()
             flash = self._assume("fused attention" if recent else "attention not fused", recent)
+        if kernel := re.search(r"norm kernel=(\w+)([^;]*)", self.run.text("extra")):
+            return "scaling-fused-norms" if "RMS kernel" in kernel[2] else _scaling(kernel[1])
         if not flash:
             return "megatron-2021"
-        if "norm kernel=" in self.run.text("extra"):
-            return "megatron-eager" if "RMS kernel" in self.run.text("extra") else "megatron-plain-norms"
-        return self._core() if self._framework_has(_RECENT) else "megatron-flash"
+        if self._framework_has(("internevo",)):
+            return "internevo"
+        return self._core() if self._is_recent() else "megatron-flash"
 
     def _core(self) -> str:
         """Megatron-Core with what the run says of its communication."""
@@ -284,7 +291,21 @@ class _Reader:
         if "overlap switched off" in extra:
             return "megatron-core-serial"
         once = any(f"dispatcher={name}" in extra for name in ("deepep", "hybridep"))
-        return "megatron-core" + ("-deepep" if once else "") + ("-overlap" if "moe_a2a_overlap" in extra else "")
+        name = "nemo" if self._framework_has(_TUNED) else "megatron-core"
+        name = "megatron-bridge" if self._framework_has(("megatron-bridge",)) else name
+        return name + ("-deepep" if once else "") + ("-overlap" if "moe_a2a_overlap" in extra else "")
+
+    def _is_recent(self) -> bool:
+        """Megatron on Transformer Engine, which alone multiplies in eight bits."""
+        eight_bit = self.run.text("precision") in _RECIPES or self.run.text("precision") in ("mxfp8", "nvfp4")
+        return self._framework_has(_RECENT) or (eight_bit and self._framework_has(_MEGATRON))
+
+    def _gradients(self, precision: Precision) -> Precision:
+        """Stacks of fp16 add and reduce gradients as they are, others in fp32; tuned recipes in bf16."""
+        if precision is Precision.FP16:
+            return Precision.FP16
+        tuned = self._framework_has((*_TUNED, "internevo")) or (precision.quantized and self._framework_has(_MEGATRON))
+        return self._assume("gradients in bf16", Precision.BF16) if tuned else Precision.FP32
 
     def _framework_has(self, names: Sequence[str]) -> bool:
         framework = self.run.text("framework").lower()
@@ -312,6 +333,13 @@ class _Reader:
         return value
 
 
+def _scaling(kernel: str) -> str:
+    """Aleph Alpha's library with norms written out and attention by `kernel`."""
+    if kernel.startswith("flash_attention"):
+        return "scaling-flash-1" if kernel.startswith("flash_attentionv1") else "scaling"
+    return "scaling-fused-softmax" if kernel == "fused" else "scaling-plain-softmax"
+
+
 def _even(layers: int, stages: int, *, fewer_at_ends: bool) -> list[int]:
     """Blocks before each stage: the embedding is of the first and the head of the last."""
     total = layers + (2 if fewer_at_ends else 0)
@@ -333,11 +361,6 @@ def _stages(
         )
         for index, (start, stop) in enumerate(pairwise(edges))
     )
-
-
-def _gradients(precision: Precision) -> Precision:
-    """Stacks of fp16 add and reduce gradients as they are; those of bf16 and fp8 in fp32."""
-    return Precision.FP16 if precision is Precision.FP16 else Precision.FP32
 
 
 def _refuse(reason: str) -> NoReturn:

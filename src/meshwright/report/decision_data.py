@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshwright.report.drawn_step import DrawnStep, packed
-from meshwright.report.losses import losses
 from meshwright.report.settings import settings
+from meshwright.report.waterfall import waterfall
 from meshwright.spec.plan import Design, Plan
 from meshwright.spec.report import Report
 
@@ -24,7 +24,7 @@ def plan_data(design: Design, report: Report, step: DrawnStep | None) -> dict[st
         "tokens_per_second": report.tokens_per_second,
         "mfu": report.mfu,
         "settings": [list(pair) for pair in settings(design)],
-        "terms": [[term.name, term.seconds] for term in losses(report)],
+        "terms": [[bar.name, bar.seconds] for bar in waterfall(report).bars],
         "memory": {
             "rank": tightest.rank,
             "capacity": tightest.capacity,

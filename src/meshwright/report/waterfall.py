@@ -57,8 +57,8 @@ class Waterfall:
 def waterfall(report: Report) -> Waterfall:
     """The bars of `report`, without those that are nothing. The sum of the bars is the step.
 
-    Forward and backward are one bar where the peak is not known, and are not cut at the busiest rank's FLOPs where
-    the report (a measured one) does not have them.
+    Forward and backward are one bar where the peak is not known, or where they take less than the model's FLOPs would
+    at the peak; they are not cut at the busiest rank's FLOPs where the report (a measured one) does not have them.
     """
     step = report.step_seconds
     work = sum(line.seconds for line in report.step.lines if line.name in _WORK)
@@ -89,6 +89,9 @@ def _compute(report: Report, work: float) -> list[tuple[str, float, str]]:
     if not report.peak_flops or not work:
         return [(COMPUTE, work, _NOTES[COMPUTE])]
     ideal = report.model_flops / report.peak_flops
+    if ideal > work:
+        note = f"fewer FLOPs than the model's formula counts, which take {format_seconds(ideal)} at the peak"
+        return [(COMPUTE, work, note)]
     busiest = report.detail.get("flops", 0.0) * report.devices / report.peak_flops
     excess = busiest - ideal if ideal < busiest <= work else 0.0
     bars = [(IDEAL, ideal), (UNEVEN, excess), (KERNELS, work - ideal - excess)]

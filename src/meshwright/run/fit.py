@@ -101,12 +101,6 @@ def left_out_errors(predicted: Callable[[Array], Array], seconds: Array, *, at: 
     return np.asarray(error / np.maximum(1.0 - leverage, 0.05))
 
 
-def log_error(times: Sequence[MatrixTime], curve: MatrixCurve, *, peak: float, launch: float) -> float:
-    """Mean of |log(predicted / measured)| of the curve over the times it was fitted to."""
-    found = [abs(math.log(matrix_seconds(time, curve, peak=peak, launch=launch) / time.seconds)) for time in times]
-    return sum(found) / len(found)
-
-
 def matrix_seconds(time: MatrixTime, curve: MatrixCurve, *, peak: float, launch: float) -> float:
     """MatrixCurve's formula."""
     rate = peak * curve.fraction

@@ -10,6 +10,7 @@ import numpy as np
 
 from meshwright import cost
 from meshwright.cost import Layout, PlanTable
+from meshwright.cost.table import column_names
 from meshwright.search.candidate import Candidate, Decision, candidate
 from meshwright.search.check import check
 from meshwright.search.constraints import limits
@@ -204,5 +205,5 @@ def _rebalanced(one: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: 
         bounds=tuple(boundaries(plan.pipeline, plan.schedule.chunks)),
         ranks=tuple(stage.rank for stage in plan.stages),
     )
-    names = (name for name in one.__dataclass_fields__ if name not in ("layouts", "orders", "layout"))
-    return PlanTable.build({name: getattr(one, name) for name in names}, layouts=(layout,), orders=one.orders)
+    columns = {name: getattr(one, name) for name in column_names() if name != "layout"}
+    return PlanTable.build(columns, layouts=(layout,), orders=one.orders)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import product
 
 from meshwright.cost import Layout, PlanTable
+from meshwright.cost.table import column_names
 from meshwright.search.check import check
 from meshwright.search.constraints import WORDS, Value
 from meshwright.search.rules import Scope
@@ -31,8 +32,7 @@ def broken_rules(settings: Mapping[str, Value], near: Design) -> tuple[Problem, 
 def _probes(settings: Mapping[str, Value], near: Design) -> Iterator[Design]:
     """Designs with `settings`, first those nearest to `near`: what is not named stays, or is left at 1."""
     own = PlanTable.from_plan(near.plan)
-    names = [name for name in own.__dataclass_fields__ if name not in ("layouts", "orders", "layout", "order")]
-    start = {name: int(getattr(own, name)[0]) for name in names}
+    start = {name: int(getattr(own, name)[0]) for name in column_names() if name not in ("layout", "order")}
     asked = {
         _COLUMN_OF.get(column, column): WORDS[column].index(str(value)) if column in WORDS else int(value)
         for column, value in settings.items()

@@ -36,6 +36,13 @@ class Precision(StrEnum):
         return 0.5 if self is Precision.NVFP4 else float(self.bytes)
 
     @property
+    def stored_bytes(self) -> float:
+        """Bytes of an element laid by, the scales of blocks with it: of 128 elements one of 4 bytes (fp8-block), of 32
+        (mxfp8) or 16 (nvfp4) one of 1 byte."""
+        scales = {Precision.FP8_BLOCK: 4.0 / 128, Precision.MXFP8: 1.0 / 32, Precision.NVFP4: 1.0 / 16}
+        return self.operand_bytes + scales.get(self, 0.0)
+
+    @property
     def quantized(self) -> bool:
         """Operands are quantised before each product, and everything between products stays in bf16."""
         return self in (Precision.FP8, Precision.FP8_BLOCK, Precision.MXFP8, Precision.NVFP4)

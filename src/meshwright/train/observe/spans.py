@@ -37,10 +37,6 @@ class SpanFile:
         self._steps_run += 1
         self._step = step if sampled(self._steps_run) else -1
 
-    @property
-    def recording(self) -> bool:
-        return self._step >= 0
-
     def record(self, name: str, start: float, seconds: float, *, stage: int = -1, microbatch: int = -1) -> None:
         if self._step < 0:
             return

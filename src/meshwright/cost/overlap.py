@@ -1,0 +1,164 @@
+"""What hides behind what: a pass of a block is as long as its work and as the queue of every link that it uses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.cost.table import BoolArray
+from meshwright.cost.work import FloatArray
+from meshwright.spec.cluster import DeviceKind
+
+_CARRIED = 1.126  # a collective takes so much longer beside work: measured by Galvatron, its shipped overlap figure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Seconds that collectives take alone, over links in a node (or rack) and over adapters."""
+
+    near: FloatArray
+    far: FloatArray
+
+    @classmethod
+    def over(cls, seconds: FloatArray, *, far: BoolArray) -> Traffic:
+        """All of `seconds` over adapters in rows that are `far`, else inside."""
+        return cls(near=np.where(far, 0.0, seconds), far=np.where(far, seconds, 0.0))
+
+    @property
+    def whole(self) -> FloatArray:
+        return self.near + self.far
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(near=self.near + other.near, far=self.far + other.far)
+
+    def where(self, rows: BoolArray) -> Traffic:
+        """What `rows` have, and nothing in others."""
+        return Traffic(near=np.where(rows, self.near, 0.0), far=np.where(rows, self.far, 0.0))
+
+    def times(self, factor: FloatArray) -> Traffic:
+        return Traffic(near=self.near * factor, far=self.far * factor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutual:
+    """What work and a collective beside it do to each other, both at most 1.
+
+    A second of the collective adds `added` seconds to work that outlasts it; of a second of work that the collective
+    outlasts, the share `idle` hides nothing.
+    """
+
+    added: float
+    idle: float
+
+    @classmethod
+    def of(cls, taken: float, *, kind: DeviceKind) -> Mutual:
+        """`taken` of the device's compute carries bytes, and on accelerators the collective waits for memory."""
+        carried = 1.0 if kind is DeviceKind.CPU else _CARRIED
+        return cls(added=taken * carried, idle=(1.0 - 1.0 / carried) / (1.0 - taken))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contention:
+    """Mutual for links in a node (or rack) and for adapters."""
+
+    near: Mutual
+    far: Mutual
+
+    def added(self, beside: Traffic) -> FloatArray:
+        """Seconds that work lasts longer because of what runs `beside` it."""
+        return self.near.added * beside.near + self.far.added * beside.far
+
+
+def late_beside(beside: Traffic, work: FloatArray, contention: Contention) -> FloatArray:
+    """What collectives `beside` so much `work`, and nothing else, add to it; at most their own seconds."""
+    idle = np.where(beside.far > 0.0, contention.far.idle, contention.near.idle)
+    return _longest(contention.added(beside), beside.whole - (1.0 - idle) * work)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One pass of a block; arrays of shape (rows,).
+
+    `work` seconds of the device, which may be idle for `stall` more until its host has started it all, and waits for
+    the exchanges in `waits`; `ring` runs beside the scores and delays them by `late`; `tokens` and copies to the
+    host's memory run beside all of the work. `copies` seconds of the device's link to its host, which keep its memory
+    busy for `memory` seconds.
+    """
+
+    work: FloatArray
+    stall: FloatArray
+    waits: Traffic
+    ring: Traffic
+    late: FloatArray
+    tokens: Traffic
+    copies: FloatArray
+    memory: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slack:
+    """Seconds of a pass in which units, links in the node and adapters are free for collectives."""
+
+    work: FloatArray
+    near: FloatArray
+    far: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passed:
+    """What a pass waits for beside its work and `waits`, by cause, and what it leaves free; arrays of shape (rows,)."""
+
+    ring: FloatArray
+    tokens: FloatArray
+    copies: FloatArray
+    slack: Slack
+
+
+def passed(entry: Pass, contention: Contention) -> Passed:
+    """How long a pass lasts: what shares a link adds up, and the longest queue, or the work, counts.
+
+    Work that outlasts what runs beside it is later by what that takes from it. Every bound is a sum of seconds, none
+    of them subtracted: nothing that becomes faster makes a pass longer.
+    """
+    worked = entry.work + entry.waits.whole
+    alone = worked + entry.stall
+    worked = worked + entry.late
+    queued = _queues(entry, entry.ring, contention)
+    first = _longest(alone, worked, queued.near, queued.far)
+    worked = worked + contention.added(entry.tokens)
+    queued = _queues(entry, entry.ring + entry.tokens, contention)
+    second = _longest(first, worked, queued.near, queued.far)
+    copied = entry.copies > 0.0
+    worked = worked + np.where(copied, entry.memory, 0.0)
+    third = np.where(copied, _longest(second, worked, entry.copies), second)
+    return Passed(
+        ring=first - alone,
+        tokens=second - first,
+        copies=third - second,
+        slack=Slack(work=third - worked, near=third - queued.near, far=third - queued.far),
+    )
+
+
+def _longest(*bounds: FloatArray) -> FloatArray:
+    return np.asarray(np.max(bounds, axis=0), dtype=np.float64)
+
+
+def _queues(entry: Pass, beside: Traffic, contention: Contention) -> Traffic:
+    """Seconds that links in the node and adapters are busy, with those in which work keeps them from going on."""
+    return Traffic(
+        near=entry.waits.near + beside.near + contention.near.idle * entry.work,
+        far=entry.waits.far + beside.far + contention.far.idle * entry.work,
+    )
+
+
+def exposed(beside: Traffic, slack: Slack, contention: Contention | None) -> FloatArray:
+    """What collectives `beside` a pass add to it, 0 <= it <= their whole; all of it where nothing runs beside work."""
+    if contention is None:
+        return beside.whole
+    return _longest(
+        np.zeros_like(slack.work),
+        contention.added(beside) - slack.work,
+        beside.near - slack.near,
+        beside.far - slack.far,
+    )

@@ -1,0 +1,93 @@
+"""What a pass of a block waits for beside its own work, line by line: exposed seconds and whole ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.cost.exchanges import Exchanged
+from meshwright.cost.overlap import Contention, Pass, Slack, Traffic, passed
+from meshwright.cost.work import FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timed:
+    """Seconds that a device works in a pass, and for which it stalls until its host has started all; shape (rows,)."""
+
+    work: FloatArray
+    stall: FloatArray
+
+    @property
+    def whole(self) -> FloatArray:
+        return self.work + self.stall
+
+    def __add__(self, other: Timed) -> Timed:
+        return Timed(work=self.work + other.work, stall=self.stall + other.stall)
+
+    def times(self, factor: FloatArray) -> Timed:
+        return Timed(work=self.work * factor, stall=self.stall * factor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waited:
+    """Seconds of one pass of a block beside its work; arrays of shape (rows,).
+
+    `tensor`, `context`, `experts` and `copies` (to the host's memory and back) are exposed; `whole_context`,
+    `whole_experts` and `whole_copies` hold hidden seconds too, none of those over tensor ranks are hidden. `slack` is
+    what the pass leaves free for parameters and gradients.
+    """
+
+    tensor: FloatArray
+    context: FloatArray
+    experts: FloatArray
+    copies: FloatArray
+    whole_context: FloatArray
+    whole_experts: FloatArray
+    whole_copies: FloatArray
+    slack: Slack
+
+    @property
+    def seconds(self) -> FloatArray:
+        """All that is exposed."""
+        return self.tensor + self.context + self.experts + self.copies
+
+
+def waited(
+    timed: Timed,
+    exchanged: Exchanged,
+    *,
+    copies: FloatArray,
+    memory: FloatArray,
+    contention: Contention,
+    hides_experts: bool,
+) -> Waited:
+    """What a pass that is `timed` waits for, with `copies` seconds over the link to the host.
+
+    Those keep the device's memory busy for `memory` seconds.
+    """
+    nothing = Traffic(near=np.zeros_like(copies), far=np.zeros_like(copies))
+    served, hidden = (nothing, exchanged.experts) if hides_experts else (exchanged.experts, nothing)
+    late = passed(
+        Pass(
+            work=timed.work,
+            stall=timed.stall,
+            waits=exchanged.tensor + exchanged.context + served,
+            ring=exchanged.ring,
+            late=exchanged.late,
+            tokens=hidden,
+            copies=copies,
+            memory=memory,
+        ),
+        contention,
+    )
+    return Waited(
+        tensor=exchanged.tensor.whole,
+        context=exchanged.context.whole + late.ring,
+        experts=served.whole + late.tokens,
+        copies=late.copies,
+        whole_context=exchanged.context.whole + exchanged.ring.whole,
+        whole_experts=exchanged.experts.whole,
+        whole_copies=copies,
+        slack=late.slack,
+    )
