@@ -62,6 +62,16 @@ def probability(
     return np.asarray(chance(np.where(valid, deviations, np.inf).min(axis=1)))
 
 
+def most_likely(total: FloatArray, *, capacity: float) -> FloatArray:
+    """What `probability` is at the most where a rank needs `total` bytes or more and has `capacity`, shape (rows,).
+
+    Errors of shares that are one in sum vary least where each share is as the inverse square of its spread.
+    """
+    parts = 1.0 / sum(SPREADS[part] ** -2.0 for part in Held if part is not Held.WHOLE)
+    least = np.sqrt(parts + SPREADS[Held.WHOLE] ** 2)
+    return chance(np.log(max(capacity, 1.0) / np.maximum(total, 1.0)) / least)
+
+
 def spread(memory: Mapping[str, FloatArray], *, spreads: Mapping[Held, float] = SPREADS) -> FloatArray:
     """Standard deviation of log(needed / predicted) of every rank, shape (rows, ranks)."""
     squares = [np.square(share * spreads[part]) for part, share in shares(memory).items()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -10,8 +10,6 @@ import numpy.typing as npt
 from meshwright.cost import Layout, PlanTable
 from meshwright.cost.block_bytes import BlockBytes
 from meshwright.cost.compute import optimizer_seconds
-from meshwright.cost.exchanges import Exchanged
-from meshwright.cost.kinds import BlockSeconds
 from meshwright.cost.layouts import LayoutArrays, count
 from meshwright.cost.memory import memory, owned_parameters
 from meshwright.cost.offload import away_seconds, optimizes_away
@@ -182,15 +180,17 @@ def _summed(counts: Floats, each: Floats) -> Floats:
     return np.asarray(np.matmul(counts, each[..., None])[..., 0])
 
 
-def _as_blocks(found: BlockLeast) -> list[BlockSeconds]:
-    """As memory reads them: bytes and parameters."""
-    none = np.zeros(len(found.kept))
-    still = Exchanged(**dict.fromkeys(Exchanged.__dataclass_fields__, none))
-    work = ("forward", "backward", "recompute", "weight", "carried_forward", "carried_backward", "flops", "factor")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    bytes: BlockBytes
+    parameters: Floats
+    expert_parameters: Floats
+
+
+def _as_blocks(found: BlockLeast) -> list[_Held]:
+    """As memory reads them: bytes and parameters, kind by kind."""
     return [
-        BlockSeconds(
-            **dict.fromkeys(work, none),
-            exchange=still,
+        _Held(
             parameters=found.parameters[:, kind],
             expert_parameters=found.apart[:, kind],
             bytes=BlockBytes(
@@ -199,8 +199,6 @@ def _as_blocks(found: BlockLeast) -> list[BlockSeconds]:
                 logits=found.logits[:, kind],
                 away=found.away[:, kind],
             ),
-            parts={},
-            inverse=np.zeros(0, dtype=np.intp),
         )
         for kind in range(found.kept.shape[1])
     ]

@@ -56,9 +56,9 @@ class Decision:
     """The design chosen, its report, the best plans in order and why.
 
     Of `considered` legal plans `priced` were priced, of which `fitting` fit; the others cannot be better. `seconds` is
-    the time the search took. No plan of `front` is beaten in time, memory and devices at once by one that was priced.
-    Problems in
-    `predicts_only` are why this runtime cannot train the design yet; () when it can.
+    the time the search took. The `refined` most promising were laid out again; where not `settled`, others that were
+    not promise as much as those ranked last. No plan of `front` is beaten in time, memory and devices at once by one
+    that was priced. Problems in `predicts_only` are why this runtime cannot train the design yet; () when it can.
     """
 
     design: Design
@@ -72,6 +72,8 @@ class Decision:
     seconds: float
     front: tuple[Candidate, ...] = ()
     predicts_only: tuple[Problem, ...] = ()
+    refined: int = 0
+    settled: bool = True
 
 
 def candidate(plan: Plan, report: Report) -> Candidate:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from meshwright.search.candidate import Candidate, Decision, candidate
 from meshwright.search.check import check
 from meshwright.search.constraints import limits
 from meshwright.search.explain import rejected_for_memory, why
-from meshwright.search.explore import Explorer
+from meshwright.search.explore import LEAST_LIKELY, Explorer
 from meshwright.search.job_rules import check_job
 from meshwright.search.lighten import lightened
 from meshwright.search.misses import nothing_fits, nothing_legal
@@ -29,8 +30,9 @@ from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design, Plan
 from meshwright.spec.report import Report
 
-REFINED = 20
-EACH = 2
+SLACK = 1.02  # over the best scores, below which plans are priced: closed forms may be as much too short
+MOST = 3  # times as many plans as are asked for are laid out again at the most
+WEIGHED = 1_000_000  # plans weighed again where those laid out again turn out slower than they promised
 FRONT = 8  # plans of the front that are shown
 REACH = 2.0  # how much slower than the fastest a plan of the front may be
 RUNTIME = frozenset({Scope.RUNTIME})
@@ -45,16 +47,12 @@ def design(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, top: int = 1
     fits or none is legal.
     """
     started = time.perf_counter()
-    found = explored(model, cluster, job, trainable=trainable, count=max(top, REFINED))
+    found = explored(model, cluster, job, trainable=trainable, count=top)
     if not found.space.count:
         raise NoPlanFits(nothing_legal(model, cluster, job, found.space, listed=legal_space))
-    costs = found.prices
-    usable = costs.fits & costs.finite
-    if not usable.any():
+    if not (found.prices.fits & found.prices.finite).any():
         raise NoPlanFits(nothing_fits(model, cluster, job, found, explored=explored))
-    count = min(max(top, REFINED), int(np.count_nonzero(usable)))
-    rows = shortlist(found, count)
-    refined = refine(found.table, rows, model=model, cluster=cluster, job=job)
+    refined, settled = best_refined(found, top)
     chosen, report = refined[0]
     reasons = why(chosen, report, found)
     costs = found.prices
@@ -70,32 +68,51 @@ def design(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, top: int = 1
         fitting=int(np.count_nonzero(costs.fits & costs.finite)),
         seconds=time.perf_counter() - started,
         predicts_only=check(chosen, scopes=RUNTIME),
+        refined=len(refined),
+        settled=settled,
     )
 
 
-def shortlist(found: Explorer, count: int) -> list[int]:
-    """Rows to be refined: the `count` best, and the EACH best of every schedule, with a pipeline and without.
+def best_refined(found: Explorer, count: int) -> tuple[list[tuple[Design, Report]], bool]:
+    """Plans laid out again, best first, and whether no other can be among the `count` best.
 
-    Closed forms of some schedules are short by more than others where stages are uneven or links between them slow.
+    Plans are taken in the order of their scores until the next promises no more than the `count` best reach; a score
+    is less than what a plan reaches, but for closed forms that are too long and stages that balance better. At most
+    MOST times `count` are.
     """
-    table, prices = found.table, found.prices
-    order = np.argsort(np.where(prices.fits & prices.finite, found.scores(), np.inf), kind="stable")
-    order = order[: int(np.count_nonzero(prices.fits & prices.finite))]
-    kinds = table.schedule[order] * 2 + (table.pipeline[order] > 1)
-    rows = [int(row) for row in order[:count]]
-    for kind in np.unique(kinds):
-        rows += [int(row) for row in order[np.flatnonzero(kinds == kind)[:EACH]]]
-    return list(dict.fromkeys(rows))
+    model, cluster, job = found.model, found.cluster, found.job
+    done: dict[int, tuple[Design, Report]] = {}
+    limit, settled = float("inf"), True
+    while len(done) <= MOST * count:
+        row = _next(found, done, limit)
+        if row is None and len(done) >= count and limit > found.settled:
+            settled = found.until(partial(float, limit), most=WEIGHED)
+            row = _next(found, done, limit)
+        if row is None or len(done) == MOST * count:
+            settled = settled and row is None
+            break
+        (done[row],) = refine(found.table, [row], model=model, cluster=cluster, job=job)
+        values = sorted(_value(entry, job.objective) for entry in done.values())
+        limit = values[count - 1] if len(values) >= count else limit
+    return sorted(done.values(), key=lambda entry: _order(entry, job.objective)), settled
+
+
+def _next(found: Explorer, done: Mapping[int, object], limit: float) -> int | None:
+    """The row with the best score below `limit` that is not `done`; None where there is none."""
+    score = np.where(found.prices.fits, found.scores(), np.inf)
+    score[list(done)] = np.inf
+    row = int(np.argmin(score))
+    return row if score[row] < limit else None
 
 
 def explored(
-    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, trainable: bool = False, count: int = REFINED
+    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, trainable: bool = False, count: int = 10
 ) -> Explorer:
     """The space of the job, with at least its `count` best plans that fit priced."""
     space = legal_space(model, cluster, job, trainable=trainable)
     found = Explorer(space, model=model, cluster=cluster, job=job)
     if space.count:
-        found.best(count)
+        found.best(count, slack=SLACK)
     return found
 
 
@@ -158,12 +175,18 @@ def minimised(plan: Plan, report: Report, objective: Objective) -> float:
     time is tried, and given up, as often as it runs.
     """
     upper = report.step_seconds * report.error_band[1]
-    expected = upper / max(1.0 if report.fit_probability is None else report.fit_probability, 1e-3)
+    expected = upper / max(1.0 if report.fit_probability is None else report.fit_probability, LEAST_LIKELY)
     return {
         Objective.TIME: expected,
         Objective.COST: expected * plan.world_size,
         Objective.MEMORY: report.peak_bytes,
     }[objective]
+
+
+def _value(entry: tuple[Design, Report], objective: Objective) -> float:
+    """What the objective minimises; infinite where the plan does not fit."""
+    misses, value, _ = _order(entry, objective)
+    return float("inf") if misses else value
 
 
 def _priced(one: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> tuple[Design, Report]:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.cost import PlanTable
+from meshwright.cost.fitting import most_likely
 from meshwright.cost.uncertainty import least_upper
 from meshwright.search.bound import Bounds, least_bytes
 from meshwright.search.choices import Choices
@@ -26,7 +27,10 @@ EXHAUSTIVE = 100_000  # plans that are all priced: less time than a person notic
 BATCH = 4_000  # plans weighed at a time while none is known to fit; then each time GROWTH times as many
 GROWTH = 4
 LARGEST = 4_000_000
+SLICE = 16_384  # plans whose figures a processor's cache holds
 KEPT = 1_000  # of the best scores: as many plans may be asked for
+LEAST_LIKELY = 1e-3  # to fit, that a score is divided by
+SURE = 0.99  # to fit: no plan that recomputes or offloads more is better than one that is
 PATIENCE = 300_000  # plans priced without one that fits, before the lightest of every frame are asked
 
 
@@ -67,9 +71,8 @@ class Explorer:
     def _outlines(self) -> PlanTable:
         """A plan of every frame whose interval is no wider than that of any other there."""
         frames = self.space.frames
-        names = ("tensor", "context", "pipeline")
-        columns: dict[str, npt.ArrayLike] = {name: frames[name] for name in names} | {"replicate": frames["data"]}
-        columns["precision"] = self.space.precision
+        columns: dict[str, npt.ArrayLike] = {name: frames[name] for name in ("tensor", "context", "pipeline")}
+        columns |= {"replicate": frames["data"], "precision": self.space.precision}
         return PlanTable.build(columns, layouts=())
 
     def _upper(self, seconds: Floats, table: PlanTable) -> Floats:
@@ -97,22 +100,24 @@ class Explorer:
         return self._score(self.table, self.prices)
 
     def _score(self, table: PlanTable, prices: Prices) -> Floats:
-        """Seconds of a step, device-seconds of a step, or bytes at the peak, at the cautious end of their interval.
+        """Seconds of a step or device-seconds at the cautious end of their interval, or bytes at the peak.
 
-        Ties of memory go to the faster plan.
+        Seconds are over the probability of fitting: a plan that fits half the time is tried, and given up, as often as
+        it runs. Ties of memory go to the faster plan.
         """
         if self.job.objective is Objective.MEMORY:
             value = prices.memory_bytes + 0.5 * prices.step_seconds / (1.0 + prices.step_seconds)
         else:
-            value = prices.upper_seconds * (table.world if self.job.objective is Objective.COST else 1.0)
+            expected = prices.upper_seconds / np.maximum(prices.fit_probability, LEAST_LIKELY)
+            value = expected * (table.world if self.job.objective is Objective.COST else 1.0)
         return np.where(prices.finite, value, np.inf)
 
-    def best(self, count: int) -> None:
-        """Prices frames until the `count` best plans that fit are known."""
+    def best(self, count: int, *, slack: float = 1.0) -> None:
+        """Prices plans until the `count` best that fit are known, and all whose scores are within `slack` of theirs."""
         if self._small:
             self._price(np.flatnonzero(self._left), enough=lambda: float("inf"))
             return
-        self.until(lambda: self._at(min(count, KEPT)))
+        self.until(lambda: slack * self._at(min(count, KEPT)))
 
     def until(
         self,
@@ -179,15 +184,27 @@ class Explorer:
         bounds = self._floors
         floors = Floors(
             shared=lambda table, frames: self._floor(table, bounds.shared(table, frames=frames)),
-            scheduled=lambda table, frames: self._floor(table, bounds.scheduled(table, frames=frames)),
-            own=lambda table, frames: self._floor(table, bounds.seconds(table, frames=frames)),
-            roughly_fits=lambda table, frames: bounds.bytes(table, frames=frames, ranks=1) <= self._room,
-            may_fit=lambda table, frames: bounds.bytes(table, frames=frames) <= self._room,
+            scheduled=lambda table, frames: _sliced(
+                table, frames, lambda rows, own: self._floor(rows, bounds.scheduled(rows, frames=own))
+            ),
+            own=lambda table, frames: _sliced(
+                table, frames, lambda rows, own: self._floor(rows, bounds.seconds(rows, frames=own))
+            ),
+            bytes=lambda table, frames, ranks: _sliced(
+                table, frames, lambda rows, own: bounds.bytes(rows, frames=own, ranks=ranks)
+            ),
+            likely=self._likely,
         )
         return Ladder(Choices(self.space), self.space.rungs, floors=floors)
 
+    def _likely(self, total: Floats) -> Floats:
+        """The most that a score is divided by where a plan holds `total` bytes or more; 0 where it does not fit."""
+        whole = self.job.objective is Objective.MEMORY
+        odds = np.ones(len(total)) if whole else most_likely(total, capacity=self._room)
+        return np.where(total <= self._room, odds, 0.0)
+
     def _keep(self, table: PlanTable) -> Mask:
-        """Prices the rows of `table` and keeps them; which of them fit."""
+        """Prices the rows of `table` and keeps them; which of them surely fit."""
         if not len(table):
             return np.zeros(0, dtype=np.bool_)
         prices = price(table, model=self.model, cluster=self.cluster, job=self.job)
@@ -195,7 +212,7 @@ class Explorer:
         self._prices.append(prices)
         fitting = self._score(table, prices)[prices.fits]
         self._best = np.sort(np.concatenate([self._best, fitting]))[:KEPT]
-        return prices.fits
+        return np.asarray(prices.fits & (prices.fit_probability >= SURE), dtype=np.bool_)
 
     def _floor(self, table: PlanTable, seconds: Floats) -> Floats:
         """What the score of every plan of `table` is at the least where it takes `seconds` or more."""
@@ -227,3 +244,11 @@ class Explorer:
             return
         self.hopeless += int(self.space.sizes[refused].sum())
         self._left &= ~refused
+
+
+def _sliced(table: PlanTable, frames: Ids, of: Callable[[PlanTable, Ids], Floats]) -> Floats:
+    """What `of` says of every row, asked of as many at a time as a processor's cache holds."""
+    if len(table) <= SLICE:
+        return of(table, frames)
+    starts = range(0, len(table), SLICE)
+    return np.concatenate([of(table.take(slice(at, at + SLICE)), frames[at : at + SLICE]) for at in starts])

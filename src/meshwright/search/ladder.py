@@ -20,17 +20,18 @@ MOST = 16_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floors:
-    """What bounds say of the plans of a table, each of the frame given: scores at the least, and whether it may fit.
+    """What bounds say of the plans of a table, each of the frame given: scores at the least where they surely fit.
 
-    `shared` of all plans with that microbatch, `scheduled` of those with that schedule too, `own` of the plan itself;
-    `may_fit` looks at more ranks than `roughly_fits`.
+    `shared` of all plans with that microbatch, `scheduled` of those with that schedule too, `own` of the plan itself.
+    `bytes` that so many of its ranks hold, and by what the score of a plan is divided that holds so much: 0 where it
+    does not fit.
     """
 
     shared: Callable[[PlanTable, Ids], Floats]
     scheduled: Callable[[PlanTable, Ids], Floats]
     own: Callable[[PlanTable, Ids], Floats]
-    roughly_fits: Callable[[PlanTable, Ids], Mask]
-    may_fit: Callable[[PlanTable, Ids], Mask]
+    bytes: Callable[[PlanTable, Ids, int], Floats]
+    likely: Callable[[Floats], Floats]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +45,8 @@ class Other:
 class Ladder:
     """What recompute and offload each plan may choose: the rungs, the first of them with the least of both.
 
-    Neither makes the same plan faster. So a plan that fits is not priced with more of either, but where `every` rung
-    is asked for. `hopeless` counts plans that cannot fit. No plan is priced twice.
+    Neither makes the same plan faster. So a plan that surely fits is not priced with more of either, but where `every`
+    rung is asked for. `hopeless` counts plans that cannot fit. No plan is priced twice.
     """
 
     def __init__(self, choices: Choices, rungs: tuple[list[int], list[int]], *, floors: Floors) -> None:
@@ -69,14 +70,14 @@ class Ladder:
         every: bool = False,
         other: Other | None = None,
     ) -> None:
-        """Hands `keep` the plans of `frames` that may fit and score below `limit`, and is told which of them fit."""
+        """Hands `keep` the plans of `frames` that may fit and score below `limit`, and is told which surely fit."""
         picked = self._choices.of(frames)
         if np.isfinite(limit()):
             picked = picked.take(self._floors.shared(self._on(picked, MICROBATCH), picked.frames) < limit())
         picked = self._after(picked, SCHEDULE, other)
         picked = self._scheduled(picked, limit())
         for added in range(int(self._added.max()) + 1):
-            level = [rung for rung in np.flatnonzero(self._added == added) if self._asked(int(rung), other)]
+            level = [rung for rung in np.flatnonzero(self._added == added).tolist() if self._asked(rung, other)]
             if not level:
                 continue
             some = self._scheduled(picked.times(level), limit()) if added else picked
@@ -119,22 +120,23 @@ class Ladder:
         picked = self._after(picked, SHARDING, other)
         if not len(picked):
             return picked
-        fits = self._floors.roughly_fits(self._on(picked, SHARDING), picked.frames)
+        fits = self._floors.likely(self._floors.bytes(self._on(picked, SHARDING), picked.frames, 1)) > 0.0
         self.hopeless += int(self._choices.plans(picked.take(~fits), SHARDING).sum())
         return self._after(picked.take(fits), PLAN, other)
 
     def _best_first(
         self, rows: Picked, keep: Callable[[PlanTable], Mask], limit: Callable[[], float]
     ) -> tuple[Picked, Picked]:
-        """Prices those of `rows` that may be below the limit, the most promising first: which, and which of them fit."""
+        """Prices those of `rows` that may be below the limit, the most promising first: they, and those that fit."""
         if not len(rows):
             return rows, rows
         table = self._on(rows, PLAN)
         floor = self._floors.own(table, rows.frames)
         left = np.flatnonzero(floor < limit())
-        light = self._floors.may_fit(table.take(left), rows.frames[left])
-        self.hopeless += int(np.count_nonzero(~light))
-        left = left[light]
+        likely = self._floors.likely(self._floors.bytes(table.take(left), rows.frames[left], 3))
+        self.hopeless += int(np.count_nonzero(likely == 0.0))
+        left, likely = left[likely > 0.0], likely[likely > 0.0]
+        floor[left] /= likely
         left = left[np.argsort(floor[left], kind="stable")]
         floor, fits = floor[left], np.zeros(len(left), dtype=np.bool_)
         start, size = 0, FIRST

@@ -76,21 +76,21 @@ class Least:
         again, away = space.rungs
         leaves = sorted({int(value == _KEPT_AWAY) for value in away})
         self._ways = np.array([(r * 2 + a) * 2 + s for r in again for a in leaves for s in (0, 1)], dtype=np.int64)
-        self._keys: Ids = np.zeros(0, dtype=np.int64)
-        self._order: Ids = self._keys
-        self._sorted: Ids = self._keys
+        # One more than the place of each setting among those known: 0 of the others, which are most.
+        self._at = np.zeros(len(self._settings) * len(self._sizes) * _WAYS, dtype=np.int32)
         self._known: BlockLeast | None = None
 
     def of(self, table: PlanTable, *, frames: Ids, sharded: Mask) -> tuple[BlockLeast, Ids]:
         """Blocks of all settings known, and which of them each row of `table`, of the frame in `frames`, has."""
         size, away = np.searchsorted(self._sizes, table.microbatch), table.offload == _KEPT_AWAY
         key = ((self.setting[frames] * len(self._sizes) + size) * len(RECOMPUTES) + table.recompute) * 4
-        distinct, inverse = np.unique(key + 2 * away + sharded, return_inverse=True)
-        missing = distinct[~np.isin(distinct, self._keys)]
-        if len(missing) or self._known is None:
-            self._add(missing)
+        key += 2 * away + sharded
+        at = self._at[key]
+        if self._known is None or (at == 0).any():
+            self._add(np.unique(key[at == 0]))
+            at = self._at[key]
         assert self._known is not None
-        return self._known, self._order[np.searchsorted(self._sorted, distinct)][inverse.reshape(-1)]
+        return self._known, at - 1
 
     def endless(self) -> tuple[Floats, Floats]:
         """Seconds of a sequence forward and backward by setting and kind, of microbatches so large that nothing but
@@ -105,16 +105,15 @@ class Least:
         pairs, ways = np.divmod(missing, _WAYS)
         wanted = self._ways if np.isin(ways, self._ways[2:]).any() else self._ways[:2]
         keys = (np.unique(pairs)[:, None] * _WAYS + wanted).reshape(-1)
-        keys = keys[~np.isin(keys, self._keys)]
+        keys = keys[self._at[keys] == 0]
         rest, ways = np.divmod(keys, _WAYS)
         setting, size = np.divmod(rest, len(self._sizes))
         found = self._priced(
             self._settings[setting], self._sizes[size], recompute=ways // 4, away=ways // 2 % 2, sharded=ways % 2
         )
+        known = 0 if self._known is None else len(self._known.kept)
         self._known = found if self._known is None else self._known.joined(found)
-        self._keys = np.concatenate([self._keys, keys])
-        self._order = np.argsort(self._keys)
-        self._sorted = self._keys[self._order]
+        self._at[keys] = known + 1 + np.arange(len(keys))
 
     def _priced(self, settings: Ids, microbatch: Ids, *, recompute: Ids, away: Ids, sharded: Ids) -> BlockLeast:
         columns: dict[str, npt.ArrayLike] = {name: settings[:, index] for index, name in enumerate(DIVIDES)}

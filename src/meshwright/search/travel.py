@@ -8,11 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.cost import PlanTable
-from meshwright.cost.network import Linear, collective, occupied
+from meshwright.cost.network import Linear, collective
 from meshwright.cost.placement import distinct, ring
 from meshwright.cost.software import Software
 from meshwright.cost.states import state_bytes
-from meshwright.cost.synchronize import exposed
 from meshwright.cost.table import SCHEDULES, SHARDINGS
 from meshwright.spec.cluster import ClusterSpec, Collective, DeviceKind, NodeGroup
 from meshwright.spec.plan import AxisName, ScheduleKind, Sharding
@@ -46,7 +45,6 @@ class _Links:
     scatter: Linear
     reduce_replicas: Linear
     reduce_all: Linear
-    taken: Floats
 
 
 def least_seconds(
@@ -56,21 +54,20 @@ def least_seconds(
 
     What a rank exchanges is taken as one collective, which is never slower than one for each block. Gradients that
     are reduced once a step wait for the first rank's last backward; what every microbatch exchanges leaves less of it
-    to hide behind, so that there only what slows the work is counted.
+    to hide behind, so that there nothing is counted. Nothing hides more than lasts what it runs beside.
     """
     count = table.microbatches[:, None]
     if group.device.kind is DeviceKind.CPU:
         return np.asarray((work.before + count * work.busy).max(axis=1))
     links = _links(table, group=group, cluster=cluster, software=software)
-    sizes, sharding = state_bytes(table), table.sharding
-    compute, reduced = ((work.parameters * size[:, None]) for size in (sizes.compute, sizes.reduced))
-    taken = links.taken if software.overlap else None
-    wide = None if taken is None else taken[:, None]
-    gather = 2.0 * links.gather.seconds(compute)
+    sizes, sharding = state_bytes(table, narrow=software.narrow_parameters), table.sharding
+    gathered, reduced = ((work.parameters * size[:, None]) for size in (sizes.gathered, sizes.reduced))
+    hidden = 1.0 if software.overlap else 0.0
+    gather = 2.0 * links.gather.seconds(gathered)
     scatter = links.scatter.seconds(reduced)
     times = np.where(table.schedule == _BREADTH_FIRST, 1.0 / table.microbatches, 1.0)[:, None]
     sent = np.where(sharding[:, None] == _ZERO3, gather, 0.0) + np.where(sharding[:, None] >= _ZERO2, scatter, 0.0)
-    ranks = work.before + count * (work.busy + exposed(sent * times, work.busy, taken=wide))
+    ranks = work.before + count * (work.busy + _left(sent * times, hidden * work.busy))
     once = np.where(sharding == _ZERO1, scatter[:, 0], 0.0) + np.where(
         sharding > 0,
         links.reduce_replicas.seconds(reduced[:, 0] / table.divided),
@@ -78,9 +75,14 @@ def least_seconds(
     )
     first = np.where((sharding > 0) & (sharding < _ZERO3), 0.5 * gather[:, 0], 0.0)
     hides = sharding < _ZERO2
-    after = exposed(once, np.where(hides, work.backward[:, 0], np.inf), taken=taken)
-    ahead = exposed(first, np.where(hides, work.forward[:, 0], np.inf), taken=taken)
+    hides = hides | (not software.overlap)
+    after = np.where(hides, _left(once, hidden * work.backward[:, 0]), 0.0)
+    ahead = np.where(hides, _left(first, hidden * work.forward[:, 0]), 0.0)
     return np.asarray(np.maximum(ranks.max(axis=1), ranks[:, 0] + after + ahead))
+
+
+def _left(seconds: Floats, beside: Floats) -> Floats:
+    return np.asarray(np.maximum(seconds - beside, 0.0), dtype=np.float64)
 
 
 def _links(table: PlanTable, *, group: NodeGroup, cluster: ClusterSpec, software: Software) -> _Links:
@@ -104,5 +106,4 @@ def _links(table: PlanTable, *, group: NodeGroup, cluster: ClusterSpec, software
         scatter=scatter,
         reduce_replicas=reduce_replicas,
         reduce_all=reduce_all,
-        taken=occupied(both, kind=group.device.kind)[inverse],
     )
