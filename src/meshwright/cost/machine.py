@@ -75,7 +75,15 @@ def machine(
         for kind in kinds
     ]
     syncs = [
-        synchronize(block, table, sizes=sizes, links=links.data, experts=links.expert_data, contention=contention)
+        synchronize(
+            block,
+            table,
+            sizes=sizes,
+            links=links.data,
+            experts=links.expert_data,
+            contention=contention,
+            reduces_whole=software.reduces_whole,
+        )
         for block in blocks
     ]
     clip = job.optimizer.clip_norm is not None

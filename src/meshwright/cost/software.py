@@ -47,7 +47,8 @@ class Software:
     `keeps_copies`: parameters in the precision that multiplies lie beside the optimizer's fp32 masters, and gradients
     in a buffer of their own from the first step on; `narrow_parameters`: under recipes of eight and four bits those of
     layers are quantised themselves, and lie beside no other copy; `adds_narrow`: gradients add up in the precision that
-    multiplies, whatever they travel in. `fused_loss`: the loss reads logits as they come and
+    multiplies, whatever they travel in; `reduces_whole`: with the optimizer's state sharded, every rank is sent all of
+    their sum. `fused_loss`: the loss reads logits as they come and
     writes their gradient over them. `placeholders`: Transformer Engine keeps for each shape of weight a tensor that
     stands for the gradient which its product added elsewhere already (get_dummy_wgrad, since release 2.3). `dropout`:
     each branch keeps a mask of what it dropped. `plain_softmax`: where attention is not fused, scores are copied,
@@ -84,6 +85,7 @@ class Software:
     keeps_copies: bool = False
     narrow_parameters: bool = False
     adds_narrow: bool = False
+    reduces_whole: bool = False
     fused_loss: bool = True
     placeholders: bool = False
     dropout: bool = False
@@ -138,7 +140,7 @@ _UNFUSED: Mapping[str, Any] = {
     **_OLD_NCCL,
     **_MEGATRON,
 }
-_SCALING: Mapping[str, Any] = {**_MEGATRON, "eager": True, "adds_narrow": True}
+_SCALING: Mapping[str, Any] = {**_MEGATRON, "eager": True, "adds_narrow": True, "reduces_whole": True}
 _CORE: Mapping[str, Any] = {
     **_MEGATRON,
     "hides_gradients": True,

@@ -56,16 +56,17 @@ def synchronize(
     links: DataLinks,
     experts: DataLinks,
     contention: Contention | None,
+    reduces_whole: bool,
 ) -> SyncSeconds:
     """What the sharding of every row does with one block's parameters and gradients.
 
     zero1 and zero2 gather once a step; zero3 gathers in forward and again in backward of every microbatch; zero2 and
-    zero3 scatter gradients every microbatch, zero1 once. Breadth-first runs all microbatches of a stage in a row, and
-    does once what others do for each: a share of it is told of every microbatch. Replicas reduce their shards once.
-    What is done once is done beside the first or the last slice of a microbatch, where those are cut. Each travels
-    while the same block of a neighbouring layer works or waits for other links, unless `contention` is None, and what
-    that does not cover is exposed: gradients beside the products that give them, where those are a pass of their own.
-    Parameters on a grid of experts travel over `experts`.
+    zero3 scatter gradients every microbatch, zero1 once, or reduces them whole. Breadth-first runs all microbatches of
+    a stage in a row, and does once what others do for each: a share of it is told of every microbatch. Replicas reduce
+    their shards once. What is done once is done beside the first or the last slice of a microbatch, where those are
+    cut. Each travels while the same block of a neighbouring layer works or waits for other links, unless `contention`
+    is None, and what that does not cover is exposed: gradients beside the products that give them, where those are a
+    pass of their own. Parameters on a grid of experts travel over `experts`.
     """
     sharded, zero3 = table.sharding > 0, table.sharding == _ZERO3
     dense, apart = grid_parameters(block, table)
@@ -86,6 +87,9 @@ def synchronize(
     each_scatter = scatter.where(table.sharding > _ZERO1).times(every)
     each_gather = gather.where(zero3).times(every)
     once = scatter.where(table.sharding == _ZERO1) + replicas
+    if reduces_whole:
+        whole = both_ways("reduce_all", "all_far", dense * sizes.reduced, apart * sizes.reduced)
+        once = whole.where(table.sharding == _ZERO1) + once.where(table.sharding != _ZERO1)
     first = gather.where(~zero3)
     split = block.late.near > 0.0
     slice_share = 1.0 / table.slices
