@@ -298,6 +298,9 @@ class _Reader:
         if "overlap switched off" in extra:
             return "megatron-core-serial"
         once = any(f"dispatcher={name}" in extra for name in ("deepep", "hybridep"))
+        latent = self.run.text("arch").lower() == "moe-mla" and "dispatcher=" not in extra
+        if latent and self._framework_has(("megatron-bridge",)):
+            once = self._assume("tokens cross to a node once, as in the stack's own recipes", True)
         name = "nemo" if self._framework_has(_TUNED) else "megatron-core"
         name = "megatron-bridge" if self._framework_has(("megatron-bridge",)) else name
         return name + ("-deepep" if once else "") + ("-overlap" if "moe_a2a_overlap" in extra else "")
