@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from meshwright.cost.evaluate import evaluate, stage_seconds
+from meshwright.cost.placed import as_placed
 from meshwright.cost.simulate import Event, simulate
 from meshwright.cost.table import PlanTable
 from meshwright.schedule.build import program
@@ -24,10 +25,10 @@ def timeline(design: Design) -> tuple[Span, ...]:
     microbatch, recompute and exchanges are in the span of their pass. Raises ConfigError for a plan that `predict`
     refuses.
     """
-    plan = design.plan
+    plan, cluster = design.plan, as_placed(design.plan, design.cluster)
     job = replace(design.job, sequence_length=plan.sequence_length, batch_tokens=plan.batch_tokens)
     table = PlanTable.from_plan(plan)
-    stages = stage_seconds(table, model=design.model, cluster=design.cluster, job=job)
+    stages = stage_seconds(table, model=design.model, cluster=cluster, job=job)
     actions = program(
         plan.schedule.kind,
         pipeline=plan.pipeline,
@@ -36,7 +37,7 @@ def timeline(design: Design) -> tuple[Span, ...]:
         slices=plan.schedule.slices,
     )
     events = simulate(actions, stages=stages)
-    costs = evaluate(table, model=design.model, cluster=design.cluster, job=job, every_rank=True)
+    costs = evaluate(table, model=design.model, cluster=cluster, job=job, every_rank=True)
     start = float(costs.figures["first_gather_seconds"][0])
     makespan = float(costs.figures["makespan_seconds"][0])
     scale = makespan / max(event.start + event.seconds for event in events)
