@@ -162,6 +162,8 @@ def assemble(
             "flops": of(each.by_name["flops"]) * shape.microbatches,
             "transfer_seconds": np.where(shape.valid, reach, 0.0).max(axis=1),
             "makespan_seconds": pipe.seconds,
+            "first_gather_seconds": before,
+            "last_reduce_seconds": after,
             "tensor_bytes": of(exchanged) * shape.microbatches,
         },
         busiest=pipe.busiest,

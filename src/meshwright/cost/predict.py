@@ -10,6 +10,7 @@ from meshwright.cost import fitting
 from meshwright.cost.costs import Costs
 from meshwright.cost.evaluate import evaluate
 from meshwright.cost.goodput import outlook
+from meshwright.cost.placed import as_placed
 from meshwright.cost.table import PlanTable
 from meshwright.cost.uncertainty import interval
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, NodeGroup
@@ -24,9 +25,10 @@ _LONG_CONTEXT = 0.25  # of the model's FLOPs: where scores are more, what the ma
 def predict(design: Design) -> Report:
     """What `design.plan` costs: lines that sum to the step, memory of every pipeline rank, the bottleneck in words.
 
-    Raises ConfigError when the plan needs a figure that a device lacks, or settings that differ between blocks.
+    Raises ConfigError when the plan needs a figure that a device lacks, settings that differ between blocks, or a
+    placement of which no cost is known.
     """
-    plan, model, cluster = design.plan, design.model, design.cluster
+    plan, model, cluster = design.plan, design.model, as_placed(design.plan, design.cluster)
     job = replace(design.job, sequence_length=plan.sequence_length, batch_tokens=plan.batch_tokens)
     table = PlanTable.from_plan(plan)
     costs = evaluate(table, model=model, cluster=cluster, job=job, every_rank=True)
