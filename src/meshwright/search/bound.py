@@ -19,7 +19,7 @@ from meshwright.cost.states import state_bytes
 from meshwright.cost.table import OFFLOADS, SCHEDULES
 from meshwright.search.least import BlockLeast, Least
 from meshwright.search.space import Space
-from meshwright.search.travel import Work, least_seconds
+from meshwright.search.travel import Lasts, Work, least_seconds
 from meshwright.spec.cluster import ClusterSpec, DeviceKind
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import Layer, ModelSpec
@@ -74,8 +74,10 @@ class Bounds:
 
     def scheduled(self, table: PlanTable, *, frames: Ids) -> Floats:
         """Seconds of every plan with the microbatches and the schedule of `table`, whatever is sharded."""
-        work = self._work(table, *self._either(table, frames))
-        return np.asarray((work.before + table.microbatches[:, None] * work.busy).max(axis=1))
+        forward, backward = self._either(table, frames)
+        total = self._count(table).total[table.layout][..., :-1]
+        before = self._entered(table, forward, backward)
+        return np.asarray((before + table.microbatches[:, None] * _summed(total, forward + backward)).max(axis=1))
 
     def _either(self, table: PlanTable, frames: Ids) -> tuple[Floats, Floats]:
         """Seconds of blocks forward and backward, shape (rows, kinds), sharded or not."""
@@ -86,28 +88,41 @@ class Bounds:
         (forward, backward), (other, back) = found
         return np.minimum(forward, other), np.minimum(backward, back)
 
-    def _work(self, table: PlanTable, forward: Floats, backward: Floats, held: Floats | None = None) -> Work:
-        """What blocks of those seconds and so many parameters `held` make of every rank."""
-        arrays, layout = self._count(table), table.layout
-        total, before = arrays.total[layout][..., :-1], self._before[layout]
+    def _entered(self, table: PlanTable, forward: Floats, backward: Floats) -> Floats:
+        """Seconds before every rank's first work and after its last, of blocks of those seconds (rows, kinds)."""
+        before = self._before[table.layout]
         passed = forward + np.where(np.isin(table.schedule, _WHOLE_BACKWARD)[:, None], backward, 0.0)
-        return Work(
-            before=_summed(before, passed) / table.slices[:, None],
-            forward=_summed(total, forward),
-            backward=_summed(total, backward),
-            parameters=_summed(total, np.zeros_like(forward) if held is None else held),
-        )
+        return np.asarray(_summed(before, passed) / table.slices[:, None])
 
     def seconds(self, table: PlanTable, *, frames: Ids) -> Floats:
         """Of every plan of `table`, each of the frame in `frames`, shape (rows,)."""
         table = _effective(table)
-        blocks, at = self._least.of(table, frames=frames, sharded=table.sharding > 0)
-        whole, apart = blocks.parameters[at], np.where(table.on_grid[:, None], blocks.apart[at], 0.0)
-        work = self._work(table, blocks.forward[at], blocks.backward[at], whole - apart)
-        features, groups = software(self._job.software), self._cluster.groups
-        step = [least_seconds(table, work, group=each, cluster=self._cluster, software=features) for each in groups]
-        first = self._arrays.total[table.layout, :1, :-1]
-        owned = owned_parameters(table, _summed(first, whole), _summed(first, apart))
+        known, at = self._least.of(table, frames=frames, sharded=table.sharding > 0)
+        blocks, total = known.take(at), self._count(table).total[table.layout][..., :-1]
+        apart = np.where(table.on_grid[:, None], blocks.apart, 0.0)
+
+        def lasts(way: str) -> Lasts:
+            busy = {name: _summed(total, getattr(blocks, f"{way}_{name}")) for name in ("work", "near", "far")}
+            return Lasts(whole=_summed(total, getattr(blocks, way)), **busy)
+
+        work = Work(
+            before=self._entered(table, blocks.forward, blocks.backward),
+            forward=lasts("forward"),
+            backward=lasts("backward"),
+            parameters=_summed(total, blocks.parameters - apart),
+        )
+        step = [
+            least_seconds(
+                table,
+                work,
+                contention=self._least.contention[group.name],
+                group=group,
+                cluster=self._cluster,
+                software=software(self._job.software),
+            )
+            for group in self._cluster.groups
+        ]
+        owned = owned_parameters(table, _summed(total[:, :1], blocks.parameters), _summed(total[:, :1], apart))
         return np.asarray(np.min(step, axis=0) + self._optimizer(table, owned))
 
     def _optimizer(self, table: PlanTable, owned: Floats) -> Floats:

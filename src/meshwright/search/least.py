@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import reduce
 
@@ -10,8 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.cost import Layout, PlanTable
+from meshwright.cost.kinds import BlockSeconds
 from meshwright.cost.layouts import Kind
 from meshwright.cost.machine import machine
+from meshwright.cost.overlap import Contention
 from meshwright.cost.software import software
 from meshwright.cost.table import OFFLOADS, RECOMPUTES, SHARDINGS
 from meshwright.search.rules import divisors
@@ -33,11 +35,18 @@ _ROUNDED = 1.0 - 1e-5  # of such a microbatch: its products end in tiles that ar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockLeast:
-    """Of one block and microbatch by kind, shape (rows, kinds): the least seconds of both passes with the exchanges
-    inside them, and the least bytes; parameters on one device, of which `apart` lie on a grid of experts."""
+    """Of one block and microbatch by kind, shape (rows, kinds): the least seconds of both passes with what they wait
+    for, and for how long work, links in the node and adapters are busy; the least bytes; parameters on one device, of
+    which `apart` lie on a grid of experts."""
 
     forward: Floats
+    forward_work: Floats
+    forward_near: Floats
+    forward_far: Floats
     backward: Floats
+    backward_work: Floats
+    backward_near: Floats
+    backward_far: Floats
     kept: Floats
     away: Floats
     working: Floats
@@ -79,6 +88,7 @@ class Least:
         # One more than the place of each setting among those known: 0 of the others, which are most.
         self._at = np.zeros(len(self._settings) * len(self._sizes) * _WAYS, dtype=np.int32)
         self._known: BlockLeast | None = None
+        self.contention: dict[str, Contention | None] = {}
 
     def of(self, table: PlanTable, *, frames: Ids, sharded: Mask) -> tuple[BlockLeast, Ids]:
         """Blocks of all settings known, and which of them each row of `table`, of the frame in `frames`, has."""
@@ -131,22 +141,32 @@ class Least:
         features, found = software(self._job.software), []
         for group in self._cluster.groups:
             priced = machine(group, table, self._kinds, cluster=self._cluster, job=self._job, software=features)
-            slower = priced.sharing.lockstep
-
-            def every(values: list[Floats | float]) -> Floats:
-                return np.stack([value + np.zeros(len(table)) for value in values], axis=1)
-
-            blocks = priced.blocks
-            found.append(
-                BlockLeast(
-                    forward=every([block.whole_forward / slower for block in blocks]),
-                    backward=every([block.whole_backward / slower for block in blocks]),
-                    kept=every([block.bytes.kept for block in blocks]),
-                    away=every([block.bytes.away for block in blocks]),
-                    working=every([block.bytes.working for block in blocks]),
-                    logits=every([block.bytes.logits for block in blocks]),
-                    parameters=every([block.parameters for block in blocks]),
-                    apart=every([block.expert_parameters for block in blocks]),
-                )
-            )
+            self.contention[group.name] = priced.contention
+            found.append(_least_of(priced.blocks, slower=priced.sharing.lockstep))
         return reduce(BlockLeast.least, found)
+
+
+def _least_of(blocks: Sequence[BlockSeconds], *, slower: Floats) -> BlockLeast:
+    """The figures of `blocks`, whose seconds are told where ranks share cores that make them `slower`."""
+    rows = len(slower)
+
+    def every(values: Iterable[Floats | float]) -> Floats:
+        return np.stack([value + np.zeros(rows) for value in values], axis=1)
+
+    forward = every(block.whole_forward / slower for block in blocks)
+    backward = every(block.whole_backward / slower for block in blocks)
+    busy: dict[str, Floats] = {}
+    for name in ("work", "near", "far"):
+        busy[f"forward_{name}"] = forward - every(getattr(block.forth.slack, name) for block in blocks)
+        busy[f"backward_{name}"] = backward - every(getattr(block.back.slack, name) for block in blocks)
+    return BlockLeast(
+        forward=forward,
+        backward=backward,
+        **busy,
+        kept=every(block.bytes.kept for block in blocks),
+        away=every(block.bytes.away for block in blocks),
+        working=every(block.bytes.working for block in blocks),
+        logits=every(block.bytes.logits for block in blocks),
+        parameters=every(block.parameters for block in blocks),
+        apart=every(block.expert_parameters for block in blocks),
+    )

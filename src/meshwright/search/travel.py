@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from meshwright.cost import PlanTable
 from meshwright.cost.network import Linear, collective
+from meshwright.cost.overlap import Contention, Traffic
 from meshwright.cost.placement import distinct, ring
 from meshwright.cost.software import Software
 from meshwright.cost.states import state_bytes
@@ -17,6 +18,7 @@ from meshwright.spec.cluster import ClusterSpec, Collective, DeviceKind, NodeGro
 from meshwright.spec.plan import AxisName, ScheduleKind, Sharding
 
 Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 _ZERO1, _ZERO2, _ZERO3 = (
     SHARDINGS.index(kind) for kind in (Sharding.OPTIMIZER, Sharding.GRADIENTS, Sharding.PARAMETERS)
 )
@@ -25,18 +27,32 @@ _SHARDS = (AxisName.SHARD, AxisName.CONTEXT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lasts:
+    """Seconds of one pass of one microbatch on every rank shown, shape (rows, ranks): the `whole` of it, and for how
+    long work, links in the node and adapters keep it busy."""
+
+    whole: Floats
+    work: Floats
+    near: Floats
+    far: Floats
+
+    def beside(self, traffic: Traffic, contention: Contention | None) -> Floats:
+        """Its seconds with so much more traffic, which waits for no single block."""
+        if contention is None:
+            return np.asarray(self.whole + traffic.whole)
+        bounds = self.work + contention.added(traffic), self.near + traffic.near, self.far + traffic.far
+        return np.asarray(np.max([self.whole, *bounds], axis=0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """Of one microbatch on every rank shown, shape (rows, ranks): seconds `before` a rank's first work and after its
-    last, its own seconds `forward` and `backward`, and the `parameters` that its data parallel ranks share."""
+    last, its own passes, and the `parameters` that its data parallel ranks share."""
 
     before: Floats
-    forward: Floats
-    backward: Floats
+    forward: Lasts
+    backward: Lasts
     parameters: Floats
-
-    @property
-    def busy(self) -> Floats:
-        return self.forward + self.backward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,44 +61,48 @@ class _Links:
     scatter: Linear
     reduce_replicas: Linear
     reduce_all: Linear
+    sharded_far: Mask
+    replicas_far: Mask
+    all_far: Mask
 
 
 def least_seconds(
-    table: PlanTable, work: Work, *, group: NodeGroup, cluster: ClusterSpec, software: Software
+    table: PlanTable,
+    work: Work,
+    *,
+    contention: Contention | None,
+    group: NodeGroup,
+    cluster: ClusterSpec,
+    software: Software,
 ) -> Floats:
     """Seconds from the first forward until gradients are reduced, on nodes like those of `group`, shape (rows,).
 
-    What a rank exchanges is taken as one collective, which is never slower than one for each block. Gradients that
-    are reduced once a step wait for the first rank's last backward; what every microbatch exchanges leaves less of it
-    to hide behind, so that there nothing is counted. Nothing hides more than lasts what it runs beside.
+    What a rank exchanges is taken as one collective, which is never slower than one for each block, and hides behind
+    all of the rank's blocks. What is reduced once a step travels beside the last backward of the first rank, and what
+    is gathered once beside its first forward.
     """
-    count = table.microbatches[:, None]
+    count, sharding = table.microbatches[:, None], table.sharding[:, None]
     if group.device.kind is DeviceKind.CPU:
-        return np.asarray((work.before + count * work.busy).max(axis=1))
+        return np.asarray((work.before + count * (work.forward.whole + work.backward.whole)).max(axis=1))
     links = _links(table, group=group, cluster=cluster, software=software)
-    sizes, sharding = state_bytes(table, narrow=software.narrow_parameters), table.sharding
-    gathered, reduced = ((work.parameters * size[:, None]) for size in (sizes.gathered, sizes.reduced))
-    hidden = 1.0 if software.overlap else 0.0
-    gather = 2.0 * links.gather.seconds(gathered)
-    scatter = links.scatter.seconds(reduced)
-    times = np.where(table.schedule == _BREADTH_FIRST, 1.0 / table.microbatches, 1.0)[:, None]
-    sent = np.where(sharding[:, None] == _ZERO3, gather, 0.0) + np.where(sharding[:, None] >= _ZERO2, scatter, 0.0)
-    ranks = work.before + count * (work.busy + _left(sent * times, hidden * work.busy))
-    once = np.where(sharding == _ZERO1, scatter[:, 0], 0.0) + np.where(
-        sharding > 0,
-        links.reduce_replicas.seconds(reduced[:, 0] / table.divided),
-        links.reduce_all.seconds(reduced[:, 0]),
-    )
-    first = np.where((sharding > 0) & (sharding < _ZERO3), 0.5 * gather[:, 0], 0.0)
-    hides = sharding < _ZERO2
-    hides = hides | (not software.overlap)
-    after = np.where(hides, _left(once, hidden * work.backward[:, 0]), 0.0)
-    ahead = np.where(hides, _left(first, hidden * work.forward[:, 0]), 0.0)
-    return np.asarray(np.maximum(ranks.max(axis=1), ranks[:, 0] + after + ahead))
-
-
-def _left(seconds: Floats, beside: Floats) -> Floats:
-    return np.asarray(np.maximum(seconds - beside, 0.0), dtype=np.float64)
+    sizes = state_bytes(table, narrow=software.narrow_parameters)
+    gathered, reduced = (work.parameters * size[:, None] for size in (sizes.gathered, sizes.reduced))
+    far, together = links.sharded_far[:, None], links.all_far[:, None]
+    gather = Traffic.over(links.gather.seconds(gathered), far=far)
+    scatter = Traffic.over(links.scatter.seconds(reduced), far=far)
+    replicas = links.reduce_replicas.seconds(reduced / table.divided[:, None])
+    every = np.where(table.schedule == _BREADTH_FIRST, 1.0 / table.microbatches, 1.0)[:, None]
+    ahead = gather.where(sharding == _ZERO3).times(every)
+    behind = ahead + scatter.where(sharding >= _ZERO2).times(every)
+    once = scatter.where(sharding == _ZERO1)
+    once = once + Traffic.over(replicas, far=links.replicas_far[:, None]).where(sharding > 0)
+    once = once + Traffic.over(links.reduce_all.seconds(reduced), far=together).where(sharding == 0)
+    first = gather.where((sharding > 0) & (sharding < _ZERO3))
+    forward, backward = work.forward.beside(ahead, contention), work.backward.beside(behind, contention)
+    late = work.backward.beside(behind + once, contention) - backward
+    early = work.forward.beside(ahead + first, contention) - forward
+    ranks = work.before + count * (forward + backward)
+    return np.asarray(np.maximum(ranks.max(axis=1), (ranks + late + early)[:, 0]))
 
 
 def _links(table: PlanTable, *, group: NodeGroup, cluster: ClusterSpec, software: Software) -> _Links:
@@ -106,4 +126,7 @@ def _links(table: PlanTable, *, group: NodeGroup, cluster: ClusterSpec, software
         scatter=scatter,
         reduce_replicas=reduce_replicas,
         reduce_all=reduce_all,
+        sharded_far=(shards.racks > 1.0)[inverse],
+        replicas_far=(replicas.racks > 1.0)[inverse],
+        all_far=(both.racks > 1.0)[inverse],
     )
