@@ -16,7 +16,7 @@ from meshwright.cost.placement import distinct, ring
 from meshwright.cost.processor import Sharing, share
 from meshwright.cost.software import Software
 from meshwright.cost.states import StateBytes, state_bytes
-from meshwright.cost.synchronize import DataLinks, SyncSeconds, synchronize
+from meshwright.cost.synchronize import DataLinks, SyncSeconds, synchronize, turns
 from meshwright.cost.table import PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import ClusterSpec, Collective, DeviceKind, NodeGroup
@@ -60,6 +60,7 @@ def machine(
     combination = combine(table, device=group.device, job=job, software=software)
     overlaps = software.overlap and group.device.kind is not DeviceKind.CPU
     contention = links.layer.contention if overlaps else None
+    shared = turns(table)
     sizes = state_bytes(table)
     blocks = [
         price_block(
@@ -75,7 +76,9 @@ def machine(
         for kind in kinds
     ]
     syncs = [
-        synchronize(block, table, sizes=sizes, links=links.data, experts=links.expert_data, contention=contention)
+        synchronize(
+            block, table, sizes=sizes, links=links.data, experts=links.expert_data, contention=contention, turns=shared
+        )
         for block in blocks
     ]
     clip = job.optimizer.clip_norm is not None
