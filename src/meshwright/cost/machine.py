@@ -16,7 +16,7 @@ from meshwright.cost.placement import distinct, ring
 from meshwright.cost.processor import Sharing, share
 from meshwright.cost.software import Software
 from meshwright.cost.states import StateBytes, state_bytes
-from meshwright.cost.synchronize import DataLinks, SyncSeconds, synchronize
+from meshwright.cost.synchronize import DataLinks, SyncSeconds, synchronize, turns
 from meshwright.cost.table import PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import ClusterSpec, Collective, DeviceKind, NodeGroup
@@ -60,6 +60,7 @@ def machine(
     combination = combine(table, device=group.device, job=job, software=software)
     overlaps = software.overlap and group.device.kind is not DeviceKind.CPU
     contention = links.layer.contention if overlaps else None
+    shared = turns(table)
     sizes = state_bytes(table, narrow=software.narrow_parameters)
     blocks = [
         price_block(
@@ -83,6 +84,7 @@ def machine(
             experts=links.expert_data,
             contention=contention,
             reduces_whole=software.reduces_whole,
+            turns=shared,
         )
         for block in blocks
     ]

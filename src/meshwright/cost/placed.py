@@ -34,7 +34,8 @@ def as_placed(plan: Plan, cluster: ClusterSpec) -> ClusterSpec:
         for index in range(group.num_nodes)
     ]
     order = _order(placement, nodes, cluster)
-    order += [node for node in nodes if node not in order]
+    met = set(order)
+    order += [node for node in nodes if node not in met]
     groups = []
     for at, run in groupby(order, key=lambda node: node.group):
         members = list(run)
@@ -59,7 +60,7 @@ def _order(placement: tuple[int, ...], nodes: list[_Node], cluster: ClusterSpec)
         for node in nodes
         for device in range(node.first, node.first + cluster.groups[node.group].devices_per_node)
     }
-    order: list[_Node] = []
+    order: dict[_Node, None] = {}
     rank = 0
     while rank < len(placement):
         node = holders.get(placement[rank])
@@ -72,9 +73,9 @@ def _order(placement: tuple[int, ...], nodes: list[_Node], cluster: ClusterSpec)
                 f"ranks {rank} to {stop - 1} are not those of one whole node",
                 fix="give neighbouring ranks the devices of one node after the other, in any order inside it",
             )
-        order.append(node)
+        order[node] = None
         rank = stop
-    return order
+    return list(order)
 
 
 def _check_racks(nodes: list[_Node], group: NodeGroup) -> None:
