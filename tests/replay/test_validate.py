@@ -138,7 +138,7 @@ MIXTURE = {
     ("changes", "reason"),
     [
         ({"gpu": "Abacus"}, "no figures of the device Abacus"),
-        ({"arch": "bert"}, "not rebuilt"),
+        ({"arch": "rwkv"}, "arch: 'rwkv' is not one of"),
         ({"arch": "moe"}, "expert_ffn is not printed"),
         ({**MIXTURE, "ep": "3"}, "ep 3 x etp 2 does not divide"),
         ({"cp": "3"}, "x cp 3 x dp"),
@@ -214,6 +214,27 @@ def test_a_hybrid_has_few_layers_that_attend(arch: str) -> None:
     kinds = [type(layer.mixer) for layer in found.design.model.layers]
     assert (kinds.count(Attention), kinds.count(Recurrence)) == (4, 20)
     assert any("Mamba-2" in told for told in found.assumed)
+
+
+def test_an_encoder_sees_all_and_a_decoder_attends_to_it() -> None:
+    """Layers of a decoder attend twice; printed parameters say whether the layers are of each or of both."""
+    bert = express(row(arch="bert")).design.model
+    assert all(isinstance(layer.mixer, Attention) and not layer.mixer.causal for layer in bert.layers)
+    found = express(row(arch="t5", layers="12", hidden="1024"))
+    assert "as many tokens of the decoder as of the encoder" in found.assumed
+    layers = found.design.model.layers
+    assert [layer.mixer.causal for layer in layers if isinstance(layer.mixer, Attention)] == [False] * 12 + [
+        True,
+        False,
+    ] * 12
+    assert sum(layer.transform is not None for layer in layers) == 24
+    half = express(row(arch="t5", layers="24", hidden="1024", params_b="0.4")).design.model
+    assert (len(half.layers), half.parameters) == (36, found.design.model.parameters)
+
+
+def test_compiled_programs_have_no_host_to_wait_for() -> None:
+    design = express(row(framework="MaxText (JAX)", gpu="TPU-v4", precision="bf16", flash="")).design
+    assert design.job.software == "xla"
 
 
 def test_a_context_axis_and_a_schedule_are_said() -> None:

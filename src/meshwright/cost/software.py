@@ -179,6 +179,14 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
         "scaling-flash-1": Software(attention_kernel=AttentionKernel.FLASH_1, plain_norms=True, **_SCALING),
         "scaling-fused-softmax": Software(fused_attention=False, plain_norms=True, **_SCALING),
         "scaling-plain-softmax": Software(fused_attention=False, plain_softmax=True, plain_norms=True, **_SCALING),
+        "xla": Software(
+            eager=False,
+            composite_norms=False,
+            fused_accumulation=True,
+            fused_loss=False,
+            dense_masks=False,
+            sums_biases=False,
+        ),
         "internevo": Software(
             attention_kernel=AttentionKernel.FLASH_2,
             **{**_MEGATRON, "overlap": True, "fused_accumulation": False, "adds_narrow": True},

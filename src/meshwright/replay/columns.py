@@ -34,6 +34,7 @@ NUMBERS: Mapping[str, Number] = {
     "topk": _count(1e6),
     "expert_ffn": _count(1e7),
     "n_shared": Number(least=0, most=1e4, whole=True),
+    "params_b": Number(least=1e-4, most=1e5),
     "vocab": _count(1e8),
     "seq": _count(1e8),
     "n_gpus": _count(1e7),

@@ -36,7 +36,13 @@ T = TypeVar("T")
 _RECENT = ("megatron-core", "megatron-bridge", "nemo/")
 _2022 = ("megatron-lm v3", "nemo-megatron 22")
 _TUNED = ("nemo/", "megatron-bridge")  # recipes whose speed their authors publish
-_TORCH = {"composer": "torch-2023", "fsdp1": "torch-2024", "torchtitan": "torch-2024", "fsdp": "torch"}
+_TORCH = {
+    "composer": "torch-2023",
+    "fsdp1": "torch-2024",
+    "torchtitan": "torch-2024",
+    "fsdp": "torch",
+    **dict.fromkeys(("maxtext", "t5x", "pax", "levanter", "easylm", "pathways", "alpa", "jax", "xla"), "xla"),
+}
 _MICROBATCHES = (2, 4, 8, 16, 32)
 _SCHEDULES = {
     "": ScheduleKind.ONE_F_ONE_B,
@@ -55,7 +61,7 @@ _RECIPES = {
     "fp8-sc": Precision.FP8_BLOCK,
     "fp8-blockwise128": Precision.FP8_BLOCK,
 }
-_MEGATRON = ("megatron", "nemo", "internevo", "deepspeed 3d")
+_MEGATRON = ("megatron", "nemo", "internevo", "deepspeed 3d", "gpt-neox", "colossal")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from typing import NoReturn, TypeVar
@@ -14,7 +15,7 @@ from meshwright.spec.errors import ConfigError
 from meshwright.spec.model import ModelSpec
 
 MEGATRON_VOCAB = 51200  # GPT-2's 50,257 tokens, padded as Megatron pads them
-KINDS = ("gpt", "llama", "moe", "moe-mla", "mla", "hybrid-mamba", "hybrid-mamba-moe")
+KINDS = ("gpt", "llama", "moe", "moe-mla", "mla", "hybrid-mamba", "hybrid-mamba-moe", "bert", "t5")
 T = TypeVar("T")
 
 
@@ -44,6 +45,9 @@ class _Reader:
             return catalog.with_vocab(preset, vocab=vocab) if vocab else preset
         if kind not in KINDS:
             _refuse(f"models of the kind {kind or '(blank)'} are not rebuilt from these columns")
+        if kind in ("bert", "t5"):
+            whole = self._llama() if self.run.is_yes("gated") else self._gpt()
+            return _encoder(whole) if kind == "bert" else self._encoder_decoder(whole)
         if kind == "gpt" and not self.run.is_yes("gated"):
             return self._gpt()
         if kind == "llama" and self.run.is_yes("gated") is False:
@@ -92,6 +96,19 @@ class _Reader:
             vocab=self._vocab(),
             max_positions=self._need("seq"),
         ).build()
+
+    def _encoder_decoder(self, model: ModelSpec) -> ModelSpec:
+        """An encoder and a decoder over as many tokens each, the printed layers in each or in both together.
+
+        Attention to the encoder's tokens is attention that sees all, whose keys and values have a projection each.
+        """
+        self.assumed.append("as many tokens of the decoder as of the encoder")
+        count = len(model.layers)
+        printed = self.run.number("params_b")
+        found = [_decoded(model, each) for each in (count, count // 2) if each]
+        if printed is None:
+            return self._assume("as many layers in the decoder as in the encoder", found[0])
+        return min(found, key=lambda one: abs(math.log(one.parameters / (printed * 1e9))))
 
     def _latent(self, model: ModelSpec) -> ModelSpec:
         """DeepSeek-V2's and V3's latents (2405.04434, 2412.19437), which no column holds."""
@@ -169,6 +186,24 @@ class _Reader:
     def _assume(self, what: str, value: T) -> T:
         self.assumed.append(what)
         return value
+
+
+def _encoder(model: ModelSpec) -> ModelSpec:
+    """Every token sees all others."""
+    layers = tuple(replace(layer, mixer=_seeing_all(layer)) for layer in model.layers)
+    return replace(model, layers=layers)
+
+
+def _seeing_all(layer: Layer) -> Attention:
+    assert isinstance(layer.mixer, Attention)
+    return replace(layer.mixer, causal=False)
+
+
+def _decoded(model: ModelSpec, count: int) -> ModelSpec:
+    """`count` layers like the first of `model` that see all, then as many that also attend to what those give."""
+    layer = model.layers[0]
+    encoder = replace(layer, mixer=_seeing_all(layer))
+    return replace(model, layers=(encoder,) * count + (replace(layer, transform=None), encoder) * count)
 
 
 def _multiple(value: int, of: int = 256) -> int:
