@@ -57,6 +57,8 @@ def read(path: str | Path) -> Document:
         raise ConfigError(Problem(what=what, where=f"{name}:{error.lineno}")) from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(Problem(what=f"not TOML: {error}", where=name)) from None
+    except ValueError:
+        raise ConfigError(Problem(what="a number in it has thousands of digits", where=name)) from None
     except RecursionError:
         raise ConfigError(Problem(what="nested too deep", where=name)) from None
     if not isinstance(values, dict):

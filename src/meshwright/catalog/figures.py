@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,6 +19,10 @@ _ABOVE_ZERO = frozenset(
         "cores",
         "rack_nodes",
         "units",
+        "sizes",
+        "step",
+        "scaling",
+        "together",
         "memory_bytes",
         "memory_bandwidth",
         "optimizer_bandwidth",
@@ -33,12 +38,13 @@ _ABOVE_ZERO = frozenset(
         "attention_backward_fraction",
     }
 )
+_MOST, _MOST_SECONDS = 1e21, 1e5
 _SHARES = frozenset({"efficiency", "sums", "usable_fraction", "memory_fraction"})
 
 
 def figure_problems(value: Any, where: str) -> Iterator[Problem]:
     """Every number in `value`, a specification, that is not finite or is below 0, by its path under `where`."""
-    for path, number in _numbers(encode(value), where):
+    for path, number in numbers(value, where):
         if not math.isfinite(number):
             yield Problem(what=f"{number} is not a finite number", where=path)
         elif number < 0:
@@ -47,15 +53,28 @@ def figure_problems(value: Any, where: str) -> Iterator[Problem]:
 
 def machine_problems(cluster: ClusterSpec) -> Iterator[Problem]:
     """As figure_problems; and what is divided by is above 0, shares from above 0 to 1."""
-    for path, number in _numbers(encode(cluster), ""):
-        names = path.split(".")
+    for path, number in numbers(cluster):
+        names = re.sub(r"\[\d+\]", "", path).split(".")
         divides = names[-1] in _ABOVE_ZERO or "peak_flops" in names
         if not math.isfinite(number):
             yield Problem(what=f"{number} is not a finite number", where=path)
+        elif number > (_MOST_SECONDS if names[-1].endswith("_seconds") else _MOST):
+            yield Problem(what=f"{number:.3g} is more than any machine has", where=path)
         elif names[-1] in _SHARES and not 0 < number <= 1:
             yield Problem(what=f"{number} is not a share above 0 and up to 1", where=path)
         elif number < 0 or (number == 0 and divides):
             yield Problem(what=f"{number} is {'not positive' if divides else 'below 0'}", where=path)
+    for index, group in enumerate(cluster.groups):
+        tiles = group.device.tiles
+        for name, entries in (("scaling", group.device.scaling), ("tiles.sizes", tiles.sizes if tiles else (1,))):
+            if not entries:
+                where = f"groups[{index}].device.{name}"
+                yield Problem(what="is empty", where=where, fix="give at least one, or leave it out")
+
+
+def numbers(value: Any, where: str = "") -> Iterator[tuple[str, float]]:
+    """Every number in a specification, with its path under `where`."""
+    return _numbers(encode(value), where)
 
 
 def _numbers(document: Any, where: str) -> Iterator[tuple[str, float]]:

@@ -8,7 +8,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from meshwright.catalog.figures import figure_problems
+from meshwright.catalog.migrations import NEWEST
+from meshwright.catalog.model_ranges import model_problems
 from meshwright.catalog.shorthand import checked
 from meshwright.spec.codec import nearest
 from meshwright.spec.errors import ConfigError, Problem
@@ -66,7 +67,7 @@ def checked_design(design: Design) -> Design:
 
     What is left to the rules of legality is a plan with a stage, a block group in each, and sizes from 1.
     """
-    problems = [*_plan_problems(design), *figure_problems(design.model, "model")]
+    problems = [*_schema_problems(design), *_plan_problems(design), *model_problems(design.model, "model")]
     for name, check in (("job", lambda: checked_job(design.job)), ("cluster", lambda: checked(design.cluster))):
         try:
             check()
@@ -75,6 +76,19 @@ def checked_design(design: Design) -> Design:
     if problems:
         raise ConfigError(problems)
     return design
+
+
+def _schema_problems(design: Design) -> Iterator[Problem]:
+    """Documents inside a design are as old as it is: none of another schema can be read."""
+    for name, document in (("model", design.model), ("cluster", design.cluster), ("job", design.job)):
+        yield from _schema(name, document.schema, NEWEST[type(document).__name__])
+    yield from _schema("plan", design.plan.schema, NEWEST["Plan"])
+
+
+def _schema(name: str, schema: int, newest: int) -> Iterator[Problem]:
+    if schema != newest:
+        why = f"this meshwright reads schema {newest}"
+        yield Problem(what=f"schema {schema} is not known", where=f"{name}.schema", why=why)
 
 
 def _plan_problems(design: Design) -> Iterator[Problem]:
@@ -89,6 +103,14 @@ def _plan_problems(design: Design) -> Iterator[Problem]:
     for where, size in sizes.items():
         if size < 1:
             yield Problem(what=f"{size} is not at least 1", where=where)
+    devices, blocks = design.cluster.num_devices, len(design.model.blocks)
+    for index, axis in enumerate(plan.axes):
+        if axis.size > max(devices, 1):
+            what = f"{axis.size:,} is more than the {devices:,} devices of the cluster"
+            yield Problem(what=what, where=f"plan.axes[{index}].size")
+    if plan.schedule.chunks > blocks:
+        what = f"{plan.schedule.chunks:,} is more than the {blocks} blocks of the model"
+        yield Problem(what=what, where="plan.schedule.chunks")
     lists = {
         "plan.stages": plan.stages,
         **{f"plan.stages[{index}].groups": stage.groups for index, stage in enumerate(plan.stages)},

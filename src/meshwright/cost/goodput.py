@@ -24,6 +24,7 @@ RESTART_SECONDS = 600.0
 # 2211.02001: what the building that trained BLOOM draws for a watt of its machines.
 POWER_USAGE_EFFECTIVENESS = 1.2
 MOMENTS = 2.0
+_LEAST_GOODPUT = 1e-12  # of machines that fail before anything is done: a run as good as without end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +87,8 @@ def outlook(table: PlanTable, *, step_seconds: float, model: ModelSpec, cluster:
             seconds_between_failures=3600.0 / failures,
             every_steps=job.checkpoint.every_steps,
         )
-    hours = job.total_tokens / job.batch_tokens * step_seconds / 3600.0 / (saving.goodput if saving else 1.0)
+    useful = max(saving.goodput, _LEAST_GOODPUT) if saving else 1.0
+    hours = job.total_tokens / job.batch_tokens * step_seconds / 3600.0 / useful
     return Outlook(
         tokens=job.total_tokens,
         days=hours / 24.0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,20 +95,22 @@ def predicted_spans(files: RunFiles) -> tuple[Span, ...]:
 
 def _read_plan(place: Path) -> RunFiles:
     """A legal plan with its model, cluster and job, as `meshwright plan --out` writes it."""
+    from meshwright.catalog.documents import decode, read
     from meshwright.catalog.ranges import checked_design
     from meshwright.cost import predict
     from meshwright.search import Scope, check, decision_document
 
-    document = _json(place)
-    if isinstance(document, dict) and "design" in document and "plan" not in document:
-        decision, document = document, document["design"]
-    else:
-        decision = None
-    if isinstance(document, dict) and "axes" in document:
+    document, decision = read(place), None
+    if "design" in document.values and "plan" not in document.values:
+        decision = dict(document.values)
+        if not isinstance(decision["design"], dict):
+            raise ConfigError(Problem(what="expected a table of keys", where=document.place("design")))
+        document = replace(document, values=decision["design"])
+    if "axes" in document.values:
         why = "it holds a plan without its model, cluster and job"
         fix = "write it with meshwright plan --out"
         raise ConfigError(Problem(what="cannot be explained alone", where=str(place), why=why, fix=fix))
-    design = checked_design(codec.decode(Design, document, str(place)))
+    design = decode(Design, document, section="design", check=checked_design)
     if problems := check(design, scopes=frozenset({Scope.PLAN})):
         raise ConfigError(problems)
     return RunFiles(

@@ -10,6 +10,7 @@ from meshwright.catalog import documents
 from meshwright.catalog.decoders.presets import by_spelling, presets
 from meshwright.catalog.decoders.shapes import GptStyle, LlamaStyle, Shape
 from meshwright.catalog.documents import Document
+from meshwright.catalog.model_ranges import checked_model
 from meshwright.catalog.names import find, normal, suggest
 from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError, Problem
@@ -80,9 +81,11 @@ def _read(file: Path) -> ModelSpec:
         from meshwright.catalog import huggingface
 
         title = _title(file, document)
-        return documents.located(lambda: huggingface.model_from_config(values, name=title, source=file.name), document)
+        return documents.located(
+            lambda: checked_model(huggingface.model_from_config(values, name=title, source=file.name)), document
+        )
     if "embedding" in values:
-        return documents.decode(ModelSpec, document)
+        return documents.decode(ModelSpec, document, check=checked_model)
     if "kind" in values:
         return documents.located(lambda: _shape(document).build(), document)
     what = "is not a model"

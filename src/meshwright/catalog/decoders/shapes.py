@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from meshwright.catalog.model_ranges import MOST
 from meshwright.spec.blocks import (
     Activation,
     Attention,
@@ -132,6 +133,11 @@ def check_shape(
     named = {"layers": layers, "width": width, "heads": heads, "kv_heads": kv_heads, "hidden": hidden, "vocab": vocab}
     problems = [
         Problem(what=f"{number} is not a positive number", where=name) for name, number in named.items() if number < 1
+    ]
+    problems += [
+        Problem(what=f"{number:.3g} is more than any model has", where=name, fix=f"choose {MOST:,} or less")
+        for name, number in named.items()
+        if number > MOST
     ]
     if head_dim is not None and head_dim < 1:
         problems.append(Problem(what=f"{head_dim} is not a positive number", where="head_dim"))

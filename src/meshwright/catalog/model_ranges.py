@@ -1,0 +1,72 @@
+"""Which models are possible: every size counts something, and blocks that meet are of one width."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshwright.catalog.figures import figure_problems, numbers
+from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.model import Attention, Layer, Mixture, ModelSpec
+
+MOST = 10**12  # of anything that a model counts
+_MAY_BE_ZERO = frozenset(
+    {"extra_parameters", "positions", "parameters", "initializer_range", "scale", "low_frequency", "high_frequency"}
+)
+_WHERE = "layers"
+
+
+def checked_model(model: ModelSpec) -> ModelSpec:
+    """The model itself. Raises ConfigError with every number in it that no model has."""
+    if problems := tuple(model_problems(model)):
+        raise ConfigError(problems)
+    return model
+
+
+def model_problems(model: ModelSpec, where: str = "") -> Iterator[Problem]:
+    """Numbers that no model has, by their paths under `where`; shapes are looked at where each number is possible."""
+    found = [*figure_problems(model, where), *_counts(model, where)]
+    dot = f"{where}." if where else ""
+    if not model.layers:
+        found.append(Problem(what="is empty", where=f"{dot}layers", fix="give at least one"))
+    yield from found or _shapes(model, dot)
+
+
+def _counts(model: ModelSpec, where: str) -> Iterator[Problem]:
+    for path, number in numbers(model, where):
+        if number == 0 and path.rpartition(".")[2] not in _MAY_BE_ZERO:
+            yield Problem(what="0 is not a positive number", where=path)
+        elif number > MOST:
+            yield Problem(what=f"{number:.3g} is more than any model has", where=path, fix=f"choose {MOST:,} or less")
+
+
+def _shapes(model: ModelSpec, dot: str) -> Iterator[Problem]:
+    width, vocab = model.width, model.vocab
+    if model.head.width != width:
+        yield Problem(what=f"{model.head.width} is not the width of the model, {width}", where=f"{dot}head.width")
+    if model.head.vocab != vocab:
+        yield Problem(what=f"{model.head.vocab} is not the vocabulary, {vocab}", where=f"{dot}head.vocab")
+    told: set[Layer] = set()
+    for index, layer in enumerate(model.layers):
+        if layer not in told:
+            told.add(layer)
+            yield from _layer_shapes(layer, f"{dot}{_WHERE}[{index}]", width=width)
+
+
+def _layer_shapes(layer: Layer, where: str, *, width: int) -> Iterator[Problem]:
+    """Of one layer; of layers that are alike the first is told."""
+    for name, part in (("mixer", layer.mixer), ("transform", layer.transform)):
+        if part is not None and part.width != width:
+            what = f"{part.width} is not the width of the model, {width}"
+            yield Problem(what=what, where=f"{where}.{name}.width")
+    mixer, transform = layer.mixer, layer.transform
+    if isinstance(mixer, Attention):
+        if mixer.heads % mixer.kv_heads:
+            what = f"{mixer.kv_heads} does not divide {mixer.heads} heads"
+            yield Problem(what=what, where=f"{where}.mixer.kv_heads")
+        dims = mixer.rotary.dims if mixer.rotary else 0
+        if dims % 2 or dims > mixer.head_dim:
+            what = f"{dims} is not an even number up to the {mixer.head_dim} of a head"
+            yield Problem(what=what, where=f"{where}.mixer.rotary.dims")
+    if isinstance(transform, Mixture) and transform.top_k > transform.experts:
+        what = f"{transform.top_k} is more than {transform.experts} experts"
+        yield Problem(what=what, where=f"{where}.transform.top_k")
