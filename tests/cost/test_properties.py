@@ -166,7 +166,9 @@ def test_equal_devices_may_change_places():
 @given(**SAMPLES)
 @settings(max_examples=4, deadline=None)
 def test_the_closed_form_is_the_simulation(name, seed):
-    """Within 1 % for gpipe and 1f1b; an interleaved step of uneven stages was up to 16 % short in 800 plans."""
+    """Within 1 % for gpipe and 1f1b. That of interleaved never exceeds the simulation by more, and is up to 16 % short
+    where ranks have their longer stages in unlike loops; a plan that is shown is followed, whatever its schedule.
+    """
     at, table = case(name), sample(name, count=8, seed=seed, frames=20)
     table = table.take((table.pipeline > 1) & (table.microbatches <= 64))
     for row in range(len(table)):
@@ -181,7 +183,10 @@ def test_the_closed_form_is_the_simulation(name, seed):
         )
         played = makespan(simulate(actions, stages=stages))
         closed = float(priced(at, one).figures["makespan_seconds"][0])
-        assert closed == pytest.approx(played, rel=0.2 if kind is ScheduleKind.INTERLEAVED else 0.01)
+        assert closed <= 1.01 * played
+        assert closed >= played * (0.84 if kind is ScheduleKind.INTERLEAVED else 0.99)
+        followed = float(priced(at, one, every_rank=True).figures["makespan_seconds"][0])
+        assert followed == pytest.approx(played, rel=1e-9)
 
 
 def with_policies(table, *, model, share):

@@ -22,12 +22,14 @@ def interleaved(at: Turned) -> FloatArray:
     actions = at.chunks * at.units
     enter = at.down.first_upto - at.down.first + at.up.first_upto - at.up.first + 2.0 * at.reach
     down, up = _round(at, at.down), _round(at, at.up)
-    start, end = _before_backwards(at, at.down, at.up, down), _before_backwards(at, at.up, at.down, up)
+    start, late_start = _before_backwards(at, at.down, at.up, down)
+    end, early_end = _before_backwards(at, at.up, at.down, up)
     gains = np.where(actions > ahead + 1.0, start + end, np.maximum(start, end))
-    once = enter + at.units * (at.down.total + at.up.total) + gains
+    stay = enter + at.units * (at.down.total + at.up.total)
+    once = stay + gains
     alone = (at.units == at.pipeline) & (actions <= ahead + 1.0)  # such a rank goes forward only, then backward only
     once = np.where(alone, np.maximum(once, down.whole.by_rank + up.whole.by_rank), once)
-    longest = at.worst(once)
+    longest = at.worst(np.maximum(once, stay + late_start + early_end))
     if not at.across.any():
         return longest
     steps = np.diff(at.rank, axis=0, prepend=-1.0) / at.chunks
@@ -66,9 +68,10 @@ def _round(at: Turned, way: Way) -> _Round:
     return _Round(before=before, whole=_loop(at, way.last, arrived, units=at.pipeline))
 
 
-def _before_backwards(at: Turned, way: Way, back: Way, done: _Round) -> FloatArray:
+def _before_backwards(at: Turned, way: Way, back: Way, done: _Round) -> tuple[FloatArray, FloatArray]:
     """What the longest path to the end of each rank's first backward gains over entering the rank at its first forward
-    and staying, shape (ranks, rows); with passes in each other's place, what it gains after the last forward.
+    and staying, and what it gains where it may come around a round later too, both of shape (ranks, rows); with passes
+    in each other's place, what it gains after the last forward.
     """
     round_before = np.where(at.chunks > 1.0, at.pipeline * (way.total - way.last), 0.0)
     arrived = done.before.first + at.around - at.across
@@ -78,7 +81,29 @@ def _before_backwards(at: Turned, way: Way, back: Way, done: _Round) -> FloatArr
     mine = way.first_upto - way.first + at.reach + passes
     prefix = back.last_upto + at.reach
     offer = np.where(at.valid, stayed + passes - round_before + prefix, -np.inf)
-    return np.asarray(np.maximum.accumulate(offer[::-1], axis=0)[::-1] - prefix - mine, dtype=np.float64)
+    best = np.maximum.accumulate(offer[::-1], axis=0)[::-1]
+    around = _around(at, way, back, begun=best - prefix + back.last) - mine - back.last
+    gains = best - prefix - mine
+    later = np.where((at.chunks > 1.0) & (at.units >= 3.0 * at.pipeline), np.maximum(gains, around), -np.inf)
+    return gains, later
+
+
+def _around(at: Turned, way: Way, back: Way, *, begun: FloatArray) -> FloatArray:
+    """When each rank's first backward would have ended, had it to do all that comes before the forward that the last
+    rank hands around to it first after a round of backwards of its own; shape (ranks, rows).
+
+    `begun` is when the first backward of each rank ends. That forward is of the second round's first microbatch.
+    """
+    inner = (way.total - way.first - way.last) / np.maximum(at.chunks - 2.0, 1.0)
+    second, before = np.where(at.chunks > 2.0, inner, way.last), (back.total - back.first - back.last)
+    before = np.where(at.chunks > 2.0, before / np.maximum(at.chunks - 2.0, 1.0), back.first)
+    steps = np.diff(at.rank, axis=0, prepend=-1.0)
+    last = np.where(at.behind == 0.0, begun + (at.pipeline - 1.0) * (way.last + back.last) + way.first, -np.inf)
+    came = last.max(axis=0) + at.around - at.across + np.cumsum(steps * second, axis=0) + at.reach
+    slots = 2.0 * at.rank + 1.0
+    forwards = np.minimum(slots, at.pipeline) * way.first + np.maximum(slots - at.pipeline, 0.0) * way.last
+    few = np.minimum(slots, at.pipeline - 1.0)
+    return np.asarray(came - forwards - few * back.last - (slots - few) * before - second, dtype=np.float64)
 
 
 def _warm_up(at: Turned, seconds: Way) -> FloatArray:

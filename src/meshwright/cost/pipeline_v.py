@@ -52,12 +52,14 @@ def v_shaped(at: Turned, *, paired: BoolArray) -> FloatArray:
     names = ("down", "over", "third", "back", "fourth", "after", "detour")
     last = _Meanwhile(**{name: np.where(paired, getattr(ends[1], name), getattr(ends[0], name)) for name in names})
     own = at.down.total + at.up.total + at.after.total
-    start = _start(at, first) - at.down.first - _own(at, first)
-    end = _end(at, last) - _own(at, last)
+    start, start_three = (ended - at.down.first - _own(at, first) for ended in _start(at, first))
+    end, end_three = (left - _own(at, last) for left in _end(at, last))
     ahead = 2.0 * at.pipeline - at.rank - 1.0
     enter = at.down.first_upto - at.down.first + at.reach
-    apart = at.units > ahead + 1.0
-    once_on = at.units * own + np.where(apart, start + end, np.maximum(start, enter + end))
+    alone = np.maximum(start, enter + end)
+    three = np.maximum(alone, np.maximum(start_three + end, start + end_three))
+    gains = np.where(at.units > ahead + 1.0, start + end, np.where(at.units > ahead, three, alone))
+    once_on = at.units * own + gains
     longest = at.worst(once_on)
     once = at.down.everything + at.up.everything + 4.0 * at.across
     if at.across.any():
@@ -75,21 +77,26 @@ def _own(at: Turned, own: _Meanwhile) -> FloatArray:
     return own.down + at.down.last + own.over + own.third + own.back + own.fourth + own.after
 
 
-def _start(at: Turned, own: _Meanwhile) -> FloatArray:
-    """When each rank's fourth pass of the first microbatch ends."""
+def _start(at: Turned, own: _Meanwhile) -> tuple[FloatArray, FloatArray]:
+    """When each rank's fourth pass of the first microbatch ends, and when it would if ranks after its third were
+    quick.
+    """
     ended = at.down.first_upto + at.reach
     ended = _up(at, ended + own.down, at.down.last_upto + at.reach) + at.down.last
     ended = _down(at, ended + own.over, at.up.last_upto - at.up.last + at.reach) + at.up.last
     prefix = np.where(own.fourth > at.up.first, at.up.first_upto + at.after.first_upto, at.up.first_upto)
-    return _up(at, ended + own.back, prefix + at.reach) + own.fourth
+    return _up(at, ended + own.back, prefix + at.reach) + own.fourth, ended + own.back + own.fourth
 
 
-def _end(at: Turned, own: _Meanwhile) -> FloatArray:
-    """From the end of each rank's first pass of the last microbatch to the end of the step."""
+def _end(at: Turned, own: _Meanwhile) -> tuple[FloatArray, FloatArray]:
+    """From the end of each rank's first pass of the last microbatch to the end of the step, and the same if ranks
+    before its second were quick.
+    """
     left = _down(at, own.after, at.up.first_upto - at.up.first + at.reach)
     left = _up(at, left + own.fourth + own.back, at.up.last_upto + at.reach)
     left = _down(at, left + own.third + own.over + own.detour, at.down.last_upto - at.down.last + at.reach)
-    return _up(at, left + at.down.last + own.down, at.down.first_upto + at.reach)
+    left = left + at.down.last + own.down
+    return _up(at, left, at.down.first_upto + at.reach), left
 
 
 def _up(at: Turned, values: FloatArray, prefix: FloatArray) -> FloatArray:
