@@ -80,7 +80,8 @@ def _path(
     actions = 3 * chunks * slices * min(microbatches, ROUNDS * pipeline) * pipeline
     if pipeline == 1 or actions > _MOST_ACTIONS:
         return None
-    still, moving = (
+    waits = bool(_waits(table, software(job.software)).any())
+    paths = [
         longest_path(
             SCHEDULES[int(table.schedule[0])],
             stages=stage_seconds(table, model=model, cluster=cluster, job=job, known=known, waiting=waiting),
@@ -89,9 +90,9 @@ def _path(
             microbatches=microbatches,
             slices=slices,
         )
-        for waiting in (False, True)
-    )
-    return replace(moving, still=still.still)
+        for waiting in ((False, True) if waits else (False,))
+    ]
+    return replace(paths[-1], still=paths[0].still)
 
 
 def _evaluate(
