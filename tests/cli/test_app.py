@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import meshwright
 from meshwright.cli import app, main, version
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit, NoPlanFits, Problem, Stopped, WorkerFailed
 
@@ -48,6 +49,20 @@ def test_every_failure_has_its_exit_code(
     assert "error: " in err
     assert ("Traceback" in err) == (code == 1)
     assert ("this is a fault of meshwright" in err) == (code == 1)
+
+
+def test_the_version_is_an_option_too(capsys: pytest.CaptureFixture[str]) -> None:
+    for option in ("--version", "-V"):
+        assert run([option], capsys) == (0, f"meshwright {meshwright.__version__}\n", "")
+    assert "--version" in run(["--help"], capsys)[1]
+    assert "--version" not in run(["plan", "--help"], capsys)[1]
+
+
+def test_the_package_runs_as_a_module() -> None:
+    made = subprocess.run([sys.executable, "-m", "meshwright", "--version"], capture_output=True, text=True, timeout=60)
+    assert (made.returncode, made.stdout) == (0, f"meshwright {meshwright.__version__}\n")
+    made = subprocess.run([sys.executable, "-m", "meshwright", "plann"], capture_output=True, text=True, timeout=60)
+    assert made.returncode == 2
 
 
 def test_all_problems_are_told_each_on_its_line(

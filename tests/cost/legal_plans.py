@@ -70,11 +70,13 @@ def space(name: str) -> Space:
     return enumerate_plans(at.model, at.cluster, at.job, boundaries=boundaries)
 
 
-def sample(name: str, *, count: int, seed: int, frames: int = 80) -> PlanTable:
-    """`count` rows of the space of `name` whose backward is not split, from up to `frames` frames drawn evenly."""
+def sample(
+    name: str, *, count: int, seed: int, frames: int = 80, schedules: tuple[ScheduleKind, ...] = WHOLE_BACKWARD
+) -> PlanTable:
+    """`count` rows of the space of `name` on any of `schedules`, from up to `frames` frames drawn evenly."""
     rng = np.random.default_rng(seed)
     every = space(name)
     chosen = rng.choice(len(every.keys), min(frames, len(every.keys)), replace=False)
     table = every.rows_of(np.sort(chosen))
-    known = np.flatnonzero(np.isin(table.schedule, [SCHEDULES.index(kind) for kind in WHOLE_BACKWARD]))
+    known = np.flatnonzero(np.isin(table.schedule, [SCHEDULES.index(kind) for kind in schedules]))
     return table.take(np.sort(rng.choice(known, count, replace=False)))

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from meshwright.schedule.table import Work as Pass
 
-BESIDE_WORK = 1.126  # a collective beside work takes so much longer (Galvatron, its overlap figure)
-TAKEN_NEAR, TAKEN_FAR = 0.15, 0.02  # of a device's compute while one runs (Calculon, 10.1145/3581784.3607102)
+BESIDE_WORK = 1.126  # a collective beside work takes so much longer, and work beside it (Galvatron, its overlap figure)
+# Of a device's compute while one runs: processors that carry bytes (Calculon, 10.1145/3581784.3607102) or, where those
+# are fewer, what work waits for memory.
+TAKEN_NEAR, TAKEN_FAR = 0.15, max(0.02, 1.0 - 1.0 / BESIDE_WORK)
 
 
 class Device:

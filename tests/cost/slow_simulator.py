@@ -191,8 +191,9 @@ class SlowSimulator:
             size = work.hidden_bytes / self.local.split
         elif again is Recompute.SELECTIVE:
             size = work.kept + copies
-        link = self.network.group.host
-        return link.latency_seconds + size / (link.bandwidth * link.efficiency)
+        group = self.network.group
+        share = group.host_bandwidth / group.devices_per_node if group.host_bandwidth else float("inf")
+        return group.host.latency_seconds + size / min(rate(group.host), share)
 
     def _forward(self, rank: int, step: Step) -> None:
         device = self.ranks[rank]

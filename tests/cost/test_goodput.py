@@ -14,7 +14,8 @@ from meshwright import catalog
 from meshwright.catalog.devices import devices
 from meshwright.catalog.prices import PRICES, priced
 from meshwright.cost import PlanTable, predict
-from meshwright.cost.goodput import POWER_USAGE_EFFECTIVENESS, outlook, rates, save
+from meshwright.cost.goodput import POWER_USAGE_EFFECTIVENESS, _copy_seconds, outlook, rates, save
+from meshwright.spec.cluster import Link
 from meshwright.spec.job import CheckpointSpec
 from meshwright.spec.outlook import Outlook
 from tests.cost.cost_examples import A100, JOB, design, llama, selene
@@ -110,6 +111,50 @@ def test_llama_3_405b_fails_as_often_and_loses_as_little_as_was_published():
     assert found.failures / found.days == pytest.approx(419 / 54, rel=0.02)
     assert found.hours_between_failures == pytest.approx(54 * 24 / 419)
     assert 40 < found.days < 80
+
+
+def test_the_interval_of_many_devices_is_youngs_of_the_copy_to_the_host():
+    """A device of 16,384 holds 297 MB of the 12 bytes a parameter: 5.9 ms over the 50 GB/s that its link sustains."""
+    found = llama_405b(16384)
+    model, group = catalog.load_model("llama-3.1-405b"), catalog.load_cluster("16384xH100").groups[0]
+    share = 12.0 * model.parameters / 16384
+    rate = group.host.bandwidth * group.host.efficiency
+    assert found.stall_seconds == pytest.approx(group.host.latency_seconds + share / rate)
+    young = (2.0 * found.stall_seconds * found.hours_between_failures * 3600.0) ** 0.5
+    step = model.flops_per_token(8192) * 16 * 2**20 / (16384 * 380e12)
+    assert abs(found.checkpoint_seconds - young) < step
+    assert found.checkpoint_seconds > found.write_seconds
+    assert not found.checkpoint_hurries
+
+
+def test_devices_of_a_node_share_the_memory_of_its_host():
+    group = replace(selene(nodes=1).groups[0], host=Link(bandwidth=1e11, latency_seconds=0.0, efficiency=1.0))
+    assert _copy_seconds(1e9, replace(group, host_bandwidth=None)) == pytest.approx(1e-2)
+    assert _copy_seconds(1e9, replace(group, host_bandwidth=8e10)) == pytest.approx(1e9 * group.devices_per_node / 8e10)
+
+
+def test_a_checkpoint_before_the_last_is_written_waits_for_it():
+    asked = {
+        "step_seconds": 1.0,
+        "stall_seconds": 0.1,
+        "write_seconds": 10.0,
+        "restart_seconds": 600.0,
+        "seconds_between_failures": 1e9,
+    }
+    hurried, patient = save(**asked, every_steps=1), save(**asked, every_steps=20)
+    assert hurried.goodput == pytest.approx(1.0 / 10.0, rel=1e-3)
+    assert patient.goodput == pytest.approx(20.0 / 20.1, rel=1e-3)
+    assert save(**asked).every_seconds >= 10.0
+
+
+def test_an_interval_that_is_too_short_is_said():
+    model = llama(width=4096, hidden=16384, heads=32, layers=2)
+    made = design(model, catalog.load_cluster("16xH100"), shard=16)
+    often = replace(made, job=replace(made.job, checkpoint=replace(made.job.checkpoint, every_steps=1)))
+    whole = predict(often).outlook
+    assert whole.checkpoint_seconds < whole.write_seconds
+    assert whole.checkpoint_hurries
+    assert not predict(made).outlook.checkpoint_hurries
 
 
 def test_a_small_cluster_hardly_fails():

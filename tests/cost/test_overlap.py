@@ -91,10 +91,13 @@ def test_copies_go_on_while_another_link_is_waited_for():
 
 
 def test_work_is_later_by_what_carrying_takes_from_it():
-    """A tenth of the compute for 1.126 s of a collective that work of ten outlasts."""
-    tenth = Mutual.of(0.1, kind=DeviceKind.CUDA)
-    found = exposed(traffic(1.0), window(near=10.0), Contention(near=tenth, far=tenth))
-    assert found[0] == pytest.approx(0.1126)
+    """A fifth of the compute for 1.126 s of a collective that work of ten outlasts; never less than memory costs."""
+    fifth, hardly = (Mutual.of(taken, kind=DeviceKind.CUDA) for taken in (0.2, 0.02))
+    found = exposed(traffic(1.0), window(near=10.0), Contention(near=fifth, far=hardly))
+    assert found[0] == pytest.approx(0.2252)
+    found = exposed(traffic(0.0, 1.0), window(near=10.0), Contention(near=fifth, far=hardly))
+    assert found[0] == pytest.approx(0.126)
+    assert Mutual.of(0.0, kind=DeviceKind.TPU).added == 0.0
 
 
 def test_without_overlap_all_is_exposed():

@@ -85,8 +85,10 @@ def test_a_timeline_fills_the_predicted_step(name):
     stages = len(case.plan.stages)
     assert len(work) == 2 * stages * case.plan.schedule.microbatches
     assert {span.name for span in work} == {LineName.FORWARD, LineName.BACKWARD}
+    start = min(span.start for span in work)
     end = max(span.start + span.seconds for span in work)
-    assert end == pytest.approx(report.detail["makespan_seconds"], rel=1e-9)
+    assert start == pytest.approx(report.detail["first_gather_seconds"], rel=1e-9)
+    assert end - start == pytest.approx(report.detail["makespan_seconds"], rel=1e-9)
     waits = [span for span in spans if span.name == LineName.BUBBLE]
     assert bool(waits) is (case.plan.pipeline > 1)
     for rank in range(case.plan.pipeline):
@@ -190,3 +192,16 @@ def test_megatron_one_trillion_is_within_twelve_percent_of_what_was_measured():
     assert report.step_seconds == pytest.approx(measured, rel=0.12)
     assert report.fits
     assert np.isclose(case.model.parameters, 1.008e12, rtol=1e-3)
+
+
+def test_a_long_context_names_the_mask_of_documents():
+    def notes(length: int, *, mask: bool = True) -> str:
+        made = design(llama(width=4096, hidden=16384, heads=32, layers=2), selene(nodes=1))
+        made = replace(made, plan=replace(made.plan, sequence_length=length))
+        data = replace(made.job.data, document_mask=mask)
+        return "\n".join(predict(replace(made, job=replace(made.job, data=data))).notes)
+
+    assert "document_mask" not in notes(1024)
+    long = notes(65536)
+    assert "priced over whole sequences of 65,536 tokens: job.data.document_mask is on" in long
+    assert "document_mask" not in notes(65536, mask=False)

@@ -11,7 +11,7 @@ from meshwright.cost import RECOMPUTES, SCHEDULES, SHARDINGS, Layout, PlanTable,
 from meshwright.cost.evaluate import stage_seconds
 from meshwright.cost.simulate import makespan, simulate
 from meshwright.cost.table import OFFLOADS
-from meshwright.schedule.build import build
+from meshwright.schedule.build import V_SHAPES, build
 from meshwright.spec.cluster import Link
 from meshwright.spec.plan import Offload, Recompute, ScheduleKind
 from meshwright.spec.report import LineName, MemoryPart
@@ -21,6 +21,7 @@ from tests.cost.legal_plans import CASES, case, sample
 ROWS = 60
 HOST = Link(bandwidth=25e9, latency_seconds=1e-5)
 SAMPLES = {"name": st.sampled_from(CASES), "seed": st.integers(0, 10_000)}
+NOT_V = tuple(kind for kind in SCHEDULES if kind not in V_SHAPES)
 NONE, SELECTIVE, FULL = (RECOMPUTES.index(kind) for kind in (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL))
 
 
@@ -75,7 +76,8 @@ def test_the_report_of_one_plan_keeps_the_same_laws(name, seed):
 @given(which=st.sampled_from(["peak", "memory", "inside", "nic", "host"]), factor=st.floats(1.05, 8.0), **SAMPLES)
 @settings(max_examples=12, deadline=None)
 def test_nothing_is_slower_on_a_faster_machine(which, factor, name, seed):
-    at, table = case(name), sample(name, count=ROWS, seed=seed)
+    """On any schedule but V shapes, whose closed forms do not say when each rank starts."""
+    at, table = case(name), sample(name, count=ROWS, seed=seed, schedules=NOT_V)
     cluster = unfitted(at.cluster)
     (group,) = cluster.groups
     device = group.device

@@ -110,7 +110,8 @@ def able(devices: int) -> ClusterSpec:
     """H100 nodes, as if they multiplied in every precision and their host's memory were known."""
     machines = catalog.load_cluster(f"{devices}xH100")
     nodes = machines.groups[0]
-    device = replace(nodes.device, peak_flops=dict.fromkeys(Precision, 1e15))
+    curve = nodes.device.matrix[Precision.BF16]
+    device = replace(nodes.device, peak_flops=dict.fromkeys(Precision, 1e15), matrix=dict.fromkeys(Precision, curve))
     host = Link(bandwidth=6e10, latency_seconds=1e-5)
     return replace(machines, groups=(replace(nodes, device=device, host=host),))
 

@@ -79,7 +79,7 @@ def test_a_row_becomes_the_plan_that_it_was() -> None:
     assert group.recompute is Recompute.SELECTIVE
     assert group.precision is Precision.FP16
     assert group.sequence_parallel
-    assert design.job.software == "megatron-2021"
+    assert design.job.software == "megatron-2022"
     assert design.cluster.num_devices == 16
     assert plan.batch_tokens == 64 * 2048
 

@@ -50,6 +50,25 @@ def test_steps_that_do_not_do_the_same_are_compared_by_tokens(tmp_path: Path) ->
     assert found.settings["batch"] == ("1,048,576 tokens", "2,097,152 tokens")
 
 
+def test_of_different_models_there_is_no_verdict(tmp_path: Path) -> None:
+    design = write(tmp_path / "a.json")
+    other = meshwright.design("gpt3-1.3b", "16xH100", meshwright.JobSpec(batch_tokens=BATCH), top=1).design
+    (tmp_path / "b.json").write_text(other.to_json())
+    verdict = compare(tmp_path / "a.json", tmp_path / "b.json").verdict
+    assert verdict.startswith("No verdict: they train llama-3.1-8b and gpt3-1.3b. a trains ")
+    renamed = replace(design, model=replace(design.model, max_positions=4096))
+    (tmp_path / "c.json").write_text(renamed.to_json())
+    assert "two models that are called llama-3.1-8b" in compare(tmp_path / "a.json", tmp_path / "c.json").verdict
+
+
+def test_longer_sequences_are_said_to_cost_more(tmp_path: Path) -> None:
+    write(tmp_path / "a.json")
+    job = meshwright.JobSpec(batch_tokens=BATCH, sequence_length=8192)
+    (tmp_path / "b.json").write_text(meshwright.design("llama-3.1-8b", "16xH100", job, top=1).design.to_json())
+    verdict = compare(tmp_path / "a.json", tmp_path / "b.json").verdict
+    assert verdict.endswith("they have 2,048 and 8,192 tokens.")
+
+
 def test_one_that_does_not_fit_loses(tmp_path: Path) -> None:
     design = write(tmp_path / "a.json", microbatch=1)
     large = replace(design.plan, microbatch=16, schedule=replace(design.plan.schedule, microbatches=2))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import html
 import json
 import re
 import shutil
@@ -13,8 +14,11 @@ from typing import Any
 import pytest
 
 from meshwright import catalog, cost, search
+from meshwright.export import Peer, export
 from meshwright.report import decision_page, waterfall, write_page
-from meshwright.report.decision_view import decision_view
+from meshwright.report.decision_view import DecisionView, decision_view
+from meshwright.report.launches import launches
+from meshwright.report.plans import plans_view
 from meshwright.report.settings import settings
 from meshwright.search import Decision
 from meshwright.spec import codec
@@ -134,6 +138,44 @@ def test_what_was_decided_is_in_the_page(decision: Decision, page: str) -> None:
         *(entry.rule for entry in decision.rejected if entry.count),
     ):
         assert said in text, said
+
+
+def test_the_probability_of_fitting_is_in_the_table_and_in_the_tiles(decision: Decision) -> None:
+    view = decision_view(decision)
+    column = view.headers.index("fits")
+    for row, entry in zip(view.rows, decision.ranked, strict=True):
+        assert entry.fit_probability is not None
+        assert row.cells[column].text == format_percent(entry.fit_probability)
+        assert row.cells[column].value == entry.fit_probability
+    (tile,) = (tile for tile in view.panels[0].tiles if tile.label == "peak memory")
+    assert tile.note.endswith(f"fits with {row_words(view, column)}")
+    kept = plans_view(codec.encode(decision), chosen="")
+    assert kept is not None
+    assert kept.ranked.rows[0][kept.ranked.headers.index("fits")] == row_words(view, column)
+
+
+def row_words(view: DecisionView, column: int) -> str:
+    return view.rows[0].cells[column].text
+
+
+def test_the_page_has_the_launch_of_every_trainer_or_why_there_is_none() -> None:
+    sets = ("batch_tokens=512Ki", "constraints.fix.pipeline=1", "constraints.fix.zero=zero1", "constraints.fix.cp=1")
+    found = made("gpt3-1.3b", "8xA100-80GB", *sets, top=1)
+    text = decision_page(found)
+    said, refused = (
+        [launch for launch in launches(found.design) if bool(launch.text) is has_words] for has_words in (True, False)
+    )
+    assert said
+    assert refused
+    for launch in said:
+        assert f"<summary>{launch.name}</summary><pre>" in text
+        assert launch.text.rstrip() in html.unescape(text)
+    for launch in refused:
+        assert f"<summary>{launch.name}: has no words for it</summary>" in text
+        assert all(reason in html.unescape(text).replace(SPACE, " ") for reason in launch.refused)
+    assert [launch.text for launch in said] == [
+        export(found.design, to=peer).text for peer in Peer if peer.value not in [entry.name for entry in refused]
+    ]
 
 
 def test_plans_that_were_not_priced_are_told_apart(decision: Decision) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from meshwright import catalog
 from meshwright.search.constraints import limits
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.job import Constraints
@@ -51,3 +52,13 @@ def test_every_wrong_constraint_is_told_at_once() -> None:
     with pytest.raises(ConfigError) as raised:
         limits(Constraints(fix={"tensr": 2, "zero": 7}, forbid=("chunks=x",)))
     assert len(raised.value.problems) == 3
+
+
+def test_short_names_are_columns_in_files_and_settings_too() -> None:
+    asked = Constraints(fix={"tp": 2, "PP": 4}, forbid=("ac=full", "ep"))
+    assert asked == Constraints(fix={"tensor": 2, "pipeline": 4}, forbid=("recompute=full", "expert"))
+    job = catalog.load_job(None, sets=["job.constraints.fix.tp=2", 'constraints.forbid=["sp=on"]'])
+    assert job.constraints == Constraints(fix={"tensor": 2}, forbid=("sequence_parallel=on",))
+    assert limits(job.constraints).fixed == {"tensor": 2}
+    with pytest.raises(ConfigError, match="tensor is named twice"):
+        catalog.load_job(None, sets=["constraints.fix.tp=2", "constraints.fix.tensor=4"])

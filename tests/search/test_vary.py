@@ -195,7 +195,15 @@ def test_forms_of_values(values: str, labels: tuple[str, ...]) -> None:
         (["cluster.nodes=8..1:3"], "a range goes up"),
         (["cluster.nodes=1..8*1"], "a range goes up"),
         (["cluster.nodes=two"], "'two' is not a number"),
-        (["cluster.nodes=1.5"], "expected a whole number"),
+        (["cluster.nodes=1.5"], "--sweep cluster.nodes=1.5: expected a whole number"),
+        (["cluster.nodes=0,-1"], "--sweep cluster.nodes=-1: -1 is not positive"),
+        (["cluster.nodes=-3..4:3"], "--sweep cluster.nodes=-3: -3 is not positive"),
+        (["cluster.inter.bandwidth=0"], "--sweep cluster.inter.bandwidth=0: 0.0 is not positive"),
+        (["cluster.inter.efficiency=2"], "is not a share above 0 and up to 1"),
+        (["job.batch=0,4Mi"], "--sweep job.batch=0: 0 is not at least 1"),
+        (["optimizer.learning_rate=-1"], "is not finite and above 0"),
+        (["fix.tp=0,2"], "--sweep fix.tp=0: expected a whole number of 1 or more"),
+        (["fix.recompute=some"], "--sweep fix.recompute=some: 'some' is not a recompute"),
         (["cluster.nodes=1,1"], "named twice"),
         (["cluster.nodes=1..1e9:1000"], "more than 200 designs"),
         (["job.fix.tensr=1"], "did you mean 'tensor'?"),
@@ -211,6 +219,16 @@ def test_sweeps_that_are_wrong_are_told_before_anything_is_priced(
     with pytest.raises(ConfigError) as raised:
         sweep(question(), over)
     assert told in str(raised.value)
+
+
+def test_a_value_that_only_the_rest_of_the_question_forbids_is_a_point_without_a_plan() -> None:
+    asked = replace(question(), job=replace(question().job, total_tokens=2**20))
+    axis = read_axis(asked, f"job.batch={asked.job.batch_tokens},2Mi")
+    assert axis.labels == (str(asked.job.batch_tokens), "2Mi")
+    kept, lost = sweep(asked, [f"job.batch={asked.job.batch_tokens},2Mi"]).points
+    assert kept.best is not None
+    assert lost.best is None
+    assert "is less than the" in str(lost.problems[0])
 
 
 def test_short_names_of_fields_lead_to_fields() -> None:

@@ -11,10 +11,10 @@ from meshwright import cost, search
 from meshwright.search import Question, why_not
 from meshwright.search.check import check
 from meshwright.search.constraints import COLUMNS, columns_of
-from meshwright.search.settings import SHORT, differing, read_settings
+from meshwright.search.settings import differing, read_settings
 from meshwright.search.why_not import Verdict
 from meshwright.spec.errors import ConfigError
-from meshwright.spec.job import Constraints, Objective
+from meshwright.spec.job import SHORT_NAMES, Constraints, Objective
 from meshwright.spec.report import LineName
 from tests.search import search_samples as samples
 
@@ -44,8 +44,9 @@ def test_short_names_are_the_columns() -> None:
     }
     assert read_settings({"tensor": 4}) == {"tensor": 4}
     assert read_settings(",".join(f"{column}=1" for column in ("tensor", "data"))) == {"tensor": 1, "data": 1}
-    for short, column in SHORT.items():
-        if column in COLUMNS and column not in ("sequence_parallel", "recompute"):
+    assert set(SHORT_NAMES.values()) <= set(COLUMNS)
+    for short, column in SHORT_NAMES.items():
+        if column not in ("sequence_parallel", "recompute"):
             assert read_settings(f"{short}=2") == {column: 2}
 
 
@@ -96,6 +97,37 @@ def test_settings_that_fit_are_compared_line_by_line() -> None:
     assert any(f"loses most in {worst.name}" in line for line in answer.sentences)
     assert answer.changed == differing(decision.design.plan, best.design.plan)
     assert "tensor" in answer.changed
+
+
+@pytest.mark.parametrize(
+    ("longer", "upper", "verdict", "told"),
+    [
+        (2.0, 0.4, Verdict.UNSURE, "by the one over the other it is worse"),
+        (2.0, 1.2, Verdict.BETTER, "which the search had left out"),
+        (0.9, 1.2, Verdict.WORSE, "slower"),
+    ],
+)
+def test_a_faster_plan_is_not_called_worse(longer: float, upper: float, verdict: Verdict, told: str) -> None:
+    """The step of the chosen plan made `longer` than that of the other, with its interval up to `upper`."""
+    asked = question()
+    decision = decide(asked)
+    settings = {"tensor": 2 if decision.design.plan.tensor != 2 else 4}
+    other = why_not(asked, decision, settings).report
+    assert other is not None
+    step = replace(decision.report.step, seconds=longer * other.step_seconds)
+    ours = replace(decision.report, step=step, error_band=(upper, upper), fit_probability=1.0)
+    answer = why_not(asked, replace(decision, report=ours), settings)
+    assert answer.verdict is verdict
+    assert told in " ".join(answer.sentences)
+    assert ("faster" in answer.verdict.value) == (verdict is Verdict.UNSURE)
+
+
+def test_what_costs_more_or_needs_more_is_called_so() -> None:
+    for objective, verdict in ((Objective.COST, Verdict.DEARER), (Objective.MEMORY, Verdict.LARGER)):
+        asked = replace(question(), job=replace(question().job, objective=objective))
+        decision = decide(asked)
+        settings = {"tensor": 2 if decision.design.plan.tensor != 2 else 4}
+        assert why_not(asked, decision, settings).verdict is verdict
 
 
 @pytest.mark.parametrize(

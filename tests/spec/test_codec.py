@@ -77,3 +77,11 @@ def test_equal_values_have_one_text_and_different_ones_do_not() -> None:
     assert codec.canonical(job) == codec.canonical(JobSpec())
     assert codec.canonical(job) != codec.canonical(replace(job, optimizer=OptimizerSpec(beta1=0.8)))
     assert codec.decode(JobSpec, {"precision": "fp64"}).precision is Precision.FP64
+
+
+def test_a_name_inside_another_is_nearer_than_one_that_is_spelt_alike() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'nvfp4'"):
+        codec.decode(Precision, "fp4", "precision")
+    assert codec.nearest("optim", ("optimizer", "option")) == "did you mean 'optimizer'?"
+    assert codec.nearest("tensr", ("tensor", "shard")) == "did you mean 'tensor'?"
+    assert codec.nearest("", ("b", "a")) == "one of a, b"

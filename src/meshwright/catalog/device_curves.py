@@ -36,6 +36,7 @@ class Generation:
     failure_source: str = ""
 
 
+_SUSTAINED = "products of Llama 70B, one after the other (SemiAnalysis, MI300X vs H100 vs H200, December 2024)"
 _MAMF = "best product found by MAMF (table of ml-engineering, S. Bekman)"
 _TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
 
@@ -87,8 +88,8 @@ HOPPER = Generation(
     "the next tile's work as on B200, and the depth is what that leaves of the curve's half_k",
     eight_bit=0.709 / 0.803,
     eight_bit_source=f"{_MAMF}: 1,402.6 of 1,979 TFLOP/s in fp8, 794.5 of 989 in bf16 on H100",
-    flops_per_watt=1.09e12,
-    power_source="by analogy with B200, of the same process node",
+    flops_per_watt=720e12 / 700,
+    power_source=f"{_SUSTAINED}: 720 of 989 TFLOP/s in bf16 on H100 and H200, 700 W",
     hours_between_failures=LLAMA3_HOURS_BETWEEN_FAILURES,
     failure_source="Llama 3, 2407.21783, section 3.3.4: 419 unexpected interruptions in 54 days on 16,384 H100",
 )
@@ -164,6 +165,13 @@ CDNA3 = _measured(
     units=304,
     sizes=((256, 256), *_TILES),
     best=f"{_MAMF}: 781.9 of 1,307 TFLOP/s, 784.9 on MI325X",
+)
+CDNA3 = replace(
+    CDNA3,
+    eight_bit=(990 / 2614.9) / (620 / 1307.4),
+    eight_bit_source=f"{_SUSTAINED}: 990 of 2,615 TFLOP/s in fp8, 620 of 1,307 in bf16 on MI300X",
+    flops_per_watt=620e12 / 750,
+    power_source=f"{_SUSTAINED}: 620 of 1,307 TFLOP/s in bf16 on MI300X, 750 W",
 )
 CDNA4 = _measured(
     replace(_OLDER_CURVE, fraction=0.64),

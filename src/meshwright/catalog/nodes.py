@@ -238,6 +238,12 @@ def _pcie_host(generation: int, *, gigabytes: float, bandwidth_gb: float, title:
     return _host(lanes, gigabytes=gigabytes, bandwidth_gb=bandwidth_gb, title=title)
 
 
+def _shared(host: Host, *, devices: int, title: str) -> Host:
+    """Of `host`, where so many devices are under one switch with one way up to the processor."""
+    link = replace(host.link, oversubscription=float(devices), sources={**host.link.sources, "oversubscription": title})
+    return replace(host, link=link)
+
+
 def _dgx() -> dict[str, Node]:
     """NVIDIA's boards with NVLink, eight devices but for GB200 and GB300, whose racks are one NVLink domain."""
     rome = "two EPYC 7742 with eight channels of DDR4-3200 each; DGX A100 data sheet: {} TB"
@@ -261,10 +267,18 @@ def _dgx() -> dict[str, Node]:
         host=_host(chip, gigabytes=960, bandwidth_gb=1024, title=grace),
     )
     v100_host = _pcie_host(3, gigabytes=512, bandwidth_gb=136.5, title=broadwell)
-    v100 = Node(devices=8, inside=NVLINK_V100, nic=CLOUD, host=v100_host)
+    pairs = "two GPUs under a PCI Express switch with sixteen lanes up (NVIDIA DGX-1 white paper, figure 4)"
+    v100 = Node(devices=8, inside=NVLINK_V100, nic=CLOUD, host=_shared(v100_host, devices=2, title=pairs))
+    paired = "pairs of A100 SXM are PXB in nvidia-smi topo; 12 GB/s alone are 5 to 6 when all copy (nvbandwidth 11, 53)"
+    hosts = {
+        size: _shared(
+            _pcie_host(4, gigabytes=1000 * size, bandwidth_gb=409.6, title=rome.format(size)), devices=2, title=paired
+        )
+        for size in (1, 2)
+    }
     return {
-        "A100-80GB": replace(a100, host=_pcie_host(4, gigabytes=2000, bandwidth_gb=409.6, title=rome.format(2))),
-        "A100-40GB": replace(a100, host=_pcie_host(4, gigabytes=1000, bandwidth_gb=409.6, title=rome.format(1))),
+        "A100-80GB": replace(a100, host=hosts[2]),
+        "A100-40GB": replace(a100, host=hosts[1]),
         "H100": h100,
         "H100-96GB": h100,
         "H200": h100,

@@ -8,6 +8,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from meshwright.catalog.figures import figure_problems
+from meshwright.catalog.shorthand import checked
 from meshwright.spec.codec import nearest
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.job import JobSpec
@@ -64,11 +66,12 @@ def checked_design(design: Design) -> Design:
 
     What is left to the rules of legality is a plan with a stage, a block group in each, and sizes from 1.
     """
-    problems = list(_plan_problems(design))
-    try:
-        checked_job(design.job)
-    except ConfigError as error:
-        problems += [replace(problem, where=f"job.{problem.where}") for problem in error.problems]
+    problems = [*_plan_problems(design), *figure_problems(design.model, "model")]
+    for name, check in (("job", lambda: checked_job(design.job)), ("cluster", lambda: checked(design.cluster))):
+        try:
+            check()
+        except ConfigError as error:
+            problems += [replace(problem, where=f"{name}.{problem.where}") for problem in error.problems]
     if problems:
         raise ConfigError(problems)
     return design
@@ -87,7 +90,6 @@ def _plan_problems(design: Design) -> Iterator[Problem]:
         if size < 1:
             yield Problem(what=f"{size} is not at least 1", where=where)
     lists = {
-        "cluster.groups": design.cluster.groups,
         "plan.stages": plan.stages,
         **{f"plan.stages[{index}].groups": stage.groups for index, stage in enumerate(plan.stages)},
     }

@@ -15,11 +15,12 @@ from meshwright.catalog.calibrations import calibration_path
 from meshwright.catalog.cluster_presets import PRESETS, ClusterPreset
 from meshwright.catalog.decoders.load import Entry
 from meshwright.catalog.devices import SHEETS, find_device
+from meshwright.catalog.figures import machine_problems
 from meshwright.catalog.local import local_cluster, with_devices
 from meshwright.catalog.machine import this_machine
 from meshwright.catalog.names import normal, suggest
 from meshwright.catalog.nodes import nodes
-from meshwright.spec.cluster import ClusterSpec, NodeGroup
+from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.errors import ConfigError, Problem
 
 _COUNT = r"([0-9]{1,3}(?:_[0-9]{3}){0,2}|[0-9]{1,9})"
@@ -65,11 +66,9 @@ def by_name() -> Mapping[str, ClusterPreset]:
 def checked(cluster: ClusterSpec) -> ClusterSpec:
     """The cluster itself. Raises ConfigError with every number in it that no machine has."""
     problems = [] if cluster.groups else [Problem(what="a cluster needs at least one group", where="groups")]
+    problems += machine_problems(cluster)
     for index, group in enumerate(cluster.groups):
         place = f"groups[{index}]"
-        for key, value in _positive(group).items():
-            if value <= 0:
-                problems.append(Problem(what=f"{value} is not positive", where=f"{place}.{key}"))
         if not group.device.peak_flops:
             problems.append(Problem(what="no precision has a peak", where=f"{place}.device.peak_flops"))
         missing = [entry.value for entry in group.device.peak_flops if entry not in group.device.matrix]
@@ -85,18 +84,6 @@ def checked(cluster: ClusterSpec) -> ClusterSpec:
 
 def _file(path: str | Path) -> ClusterSpec:
     return documents.decode(ClusterSpec, documents.read(path), section="cluster", check=checked)
-
-
-def _positive(group: NodeGroup) -> dict[str, float]:
-    return {
-        "num_nodes": group.num_nodes,
-        "devices_per_node": group.devices_per_node,
-        "nics": group.nics,
-        "device.memory_bytes": group.device.memory_bytes,
-        "device.memory_bandwidth": group.device.memory_bandwidth,
-        "inside.bandwidth": group.inside.bandwidth,
-        "nic.bandwidth": group.nic.bandwidth,
-    }
 
 
 def _split(text: str) -> tuple[str, int | None]:

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import nullcontext
 from contextvars import copy_context
+from typing import Annotated
 
 import typer
 
@@ -26,7 +27,7 @@ from meshwright.cli import (
     validate,
     version,
 )
-from meshwright.cli.manner import manner, options, speaking
+from meshwright.cli.manner import NoColor, Quiet, Verbose, ask, manner, speaking
 from meshwright.cli.output import fill_standard_error, is_output_failure, one_document, quiet_output, tell
 from meshwright.spec.errors import ExitCode, MeshwrightError, Problem
 
@@ -59,9 +60,29 @@ def build() -> typer.Typer:
         ("version", version.version),
     ):
         application.command(name)(speaking(command))
-    application.callback()(options)
+    application.callback()(_options)
     application.add_typer(cluster.build(), name="cluster")
     return application
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from meshwright import __version__
+
+        print(f"meshwright {__version__}")
+        raise typer.Exit
+
+
+def _options(
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    no_color: NoColor = False,
+    version: Annotated[  # noqa: ARG001 - its callback has shown it
+        bool, typer.Option("--version", "-V", is_eager=True, callback=_show_version, help="Show the version alone.")
+    ] = False,
+) -> None:
+    """The options of every command, given before its name; the version ends the line."""
+    ask(quiet=quiet, verbose=verbose, no_color=no_color)
 
 
 def run(arguments: Sequence[str] | None) -> int:

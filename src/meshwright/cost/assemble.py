@@ -34,6 +34,7 @@ _NAMES = (
     "carried",
     "gather",
     "scatter",
+    "whole_tensor",
     "whole_context",
     "whole_experts",
     "whole_carried",
@@ -60,7 +61,7 @@ _EVERY_PASS = MappingProxyType(
 
 _WHOLE = MappingProxyType(
     {
-        LineName.TENSOR: "tensor",
+        LineName.TENSOR: "whole_tensor",
         LineName.CONTEXT: "whole_context",
         LineName.EXPERTS: "whole_experts",
         LineName.HOST: "whole_carried",
@@ -133,8 +134,7 @@ def assemble(
     once = _once(table, machines, place, arrays=arrays, counts=counts, each=each, model=model, job=job)
     pipe = _pipe(machines, each, shape=shape, reach=reach, waits=waits, path=path)
     of, passes = pipe.of, shape.microbatches * pipe.stretch
-    start = each.forward.first_upto - each.forward.first
-    early = each.backward.first_upto - each.backward.first
+    start, early = _ahead(each, shape=shape)
     agree = np.max([entry.agree for entry in machines], axis=0)
     fixed = max(entry.group.device.step_overhead_seconds for entry in machines)
     after = np.maximum(_worst(once.gradients - early, shape.valid), 0.0) + agree
@@ -162,10 +162,26 @@ def assemble(
             "flops": of(each.by_name["flops"]) * shape.microbatches,
             "transfer_seconds": np.where(shape.valid, reach, 0.0).max(axis=1),
             "makespan_seconds": pipe.seconds,
+            "first_gather_seconds": before,
+            "last_reduce_seconds": after,
             "tensor_bytes": of(exchanged) * shape.microbatches,
         },
         busiest=pipe.busiest,
     )
+
+
+def _ahead(each: _Each, *, shape: Shape) -> tuple[FloatArray, FloatArray]:
+    """Seconds by which every rank starts after the first one, and ends before it at the least, shape (rows, ranks).
+
+    The first unit that reaches a rank is a slice where microbatches are cut. A rank ends late where it gives its
+    weights' gradients in passes of their own.
+    """
+    units = np.ones(len(shape.microbatches)) if shape.slices is None else shape.slices
+    share = (1.0 / units)[:, None]
+    start = each.forward.first_upto - each.forward.first
+    early = each.backward.first_upto - each.backward.first
+    waited = each.weight.first_upto - each.weight.first
+    return start * share, (early - waited) * share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,6 +290,7 @@ def pass_seconds(entry: Machine) -> tuple[FloatArray, FloatArray, FloatArray]:
 def _values(entry: Machine) -> dict[str, FloatArray]:
     """Seconds of one block by kind, shape (rows, kinds + 1); the last column is what every stage costs besides."""
     blocks, syncs = entry.blocks, entry.syncs
+    slacks = [block.back.slack + block.late for block in blocks]
     zeros = np.zeros_like(entry.action)
 
     def column(values: list[FloatArray], stage: FloatArray) -> FloatArray:
@@ -287,6 +304,7 @@ def _values(entry: Machine) -> dict[str, FloatArray]:
         "context": column([b.forth.context + b.back.context for b in blocks], zeros),
         "experts": column([b.forth.experts + b.back.experts for b in blocks], zeros),
         "carried": column([b.forth.copies + b.back.copies for b in blocks], zeros),
+        "whole_tensor": column([b.forth.whole_tensor + b.back.whole_tensor for b in blocks], zeros),
         "whole_context": column([b.forth.whole_context + b.back.whole_context for b in blocks], zeros),
         "whole_experts": column([b.forth.whole_experts + b.back.whole_experts for b in blocks], zeros),
         "whole_carried": column([b.forth.whole_copies + b.back.whole_copies for b in blocks], zeros),
@@ -294,14 +312,15 @@ def _values(entry: Machine) -> dict[str, FloatArray]:
         "scatter": column([s.each_scatter[0] for s in syncs], zeros),
         "whole_gather": column([s.each_gather_forward[1] + s.each_gather_backward[1] for s in syncs], zeros),
         "whole_scatter": column([s.each_scatter[1] for s in syncs], zeros),
-        "slack_work": column([b.back.slack.work for b in blocks], zeros),
-        "slack_near": column([b.back.slack.near for b in blocks], zeros),
-        "slack_far": column([b.back.slack.far for b in blocks], zeros),
+        "slack_work": column([slack.work for slack in slacks], zeros),
+        "slack_near": column([slack.near for slack in slacks], zeros),
+        "slack_far": column([slack.far for slack in slacks], zeros),
         "flops": column([3.0 * b.flops for b in blocks], zeros),
     }
     down = [b.whole_forward + s.each_gather_forward[0] for b, s in zip(blocks, syncs, strict=True)]
     up = [b.whole_backward + s.each_gather_backward[0] + s.each_scatter[0] for b, s in zip(blocks, syncs, strict=True)]
-    late = column([b.weight for b in blocks], zeros)
+    apart = [np.where(b.late.near > 0.0, s.each_scatter[0], 0.0) for b, s in zip(blocks, syncs, strict=True)]
+    late = column([b.weight + more for b, more in zip(blocks, apart, strict=True)], zeros)
     return values | {"down": column(down, entry.action), "up": column(up, entry.action), "late": late}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +41,19 @@ class BlockBytes:
         transit = np.where(away, 2.0 * self.kept, 0.0)
         there = np.where(away, self.kept, 0.0)
         return replace(self, kept=self.kept - there, away=there, working=self.working + transit)
+
+
+class Holds(Protocol):
+    """What memory reads of a block: bytes of a microbatch, and parameters, some of them on the grid of experts."""
+
+    @property
+    def bytes(self) -> BlockBytes: ...
+
+    @property
+    def parameters(self) -> FloatArray: ...
+
+    @property
+    def expert_parameters(self) -> FloatArray: ...
 
 
 def block_bytes(

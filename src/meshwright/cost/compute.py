@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -58,9 +59,23 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """Seconds of a part's products before anything contends: those that read what enters a divided part, and the last,
+    whose result leaves it; forward, of data gradients, and of the former's weight gradients.
+    """
+
+    entering: FloatArray
+    leaving: FloatArray
+    entering_data: FloatArray
+    leaving_data: FloatArray
+    entering_weight: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PassSeconds:
     """Seconds of one part on its device, by pass, before any other rank contends; `core` and `core_backward` of the
-    scores, `weight` of the backward's products that give gradients of weights.
+    scores, `weight` of the backward's products that give gradients of weights; `products` those that collectives may
+    run beside.
 
     `host_forward` and `host_backward` are what the host needs to start the work.
     """
@@ -70,6 +85,7 @@ class PassSeconds:
     core: FloatArray
     core_backward: FloatArray
     weight: FloatArray
+    products: Beside
     host_forward: FloatArray
     host_backward: FloatArray
 
@@ -172,10 +188,11 @@ def part_seconds(part: PartWork, *, device: DeviceSpec, rates: Rates, software: 
     and the head stays in bf16, as in the recipes of Transformer Engine.
     """
     zeros = np.zeros_like(rates.bandwidth * rates.itemsize)
-    forward, backward, weight = zeros, zeros, zeros
+    forward, backward, weights = zeros, zeros, zeros
     head = part.name == HEAD
     products = rates.head if head else rates.products
     sums = replace(products, result=zeros + _ACCUMULATED_BYTES) if software.fused_accumulation else products
+    each: list[tuple[FloatArray, FloatArray, FloatArray]] = []
     for product in part.products:
         m, n, k = product.m, product.n, product.k
         if not head:
@@ -183,21 +200,35 @@ def part_seconds(part: PartWork, *, device: DeviceSpec, rates: Rates, software: 
             backward = backward + rates.quantize_gradient * product.count * m * n / rates.bandwidth
         least = np.where(np.asarray(product.together) > 1.0, software.expert_seconds, 0.0)
         once = partial(product_seconds, together=software.experts_together(product.together), least=least)
-        forward = forward + product.count * once(m, n, k, products)
-        backward = backward + product.count * once(m, k, n, products)
-        weight = weight + product.count * once(k, n, m, sums)
+        result, data = product.count * once(m, n, k, products), product.count * once(m, k, n, products)
+        weight = product.count * once(k, n, m, sums)
+        each.append((result, data, weight))
+        forward, backward, weights = forward + result, backward + data, weights + weight
     core, core_backward = _score_seconds(part, rates=rates, software=software)
     forward = forward + core + part.traffic / rates.bandwidth
-    backward = backward + weight + core_backward + part.backward_traffic / rates.bandwidth
+    backward = backward + weights + core_backward + part.backward_traffic / rates.bandwidth
     launch = part.kernels * device.launch_seconds
     return PassSeconds(
         forward=forward,
         backward=backward,
         core=core,
         core_backward=core_backward,
-        weight=weight,
+        weight=weights,
+        products=_beside(each, zeros),
         host_forward=zeros + launch,
         host_backward=zeros + 2.0 * launch,
+    )
+
+
+def _beside(each: Sequence[tuple[FloatArray, FloatArray, FloatArray]], zeros: FloatArray) -> Beside:
+    """Of (result, data gradient, weight gradient) of every product of a part, the last of which leaves it."""
+    first, last = each[:-1], each[-1:]
+    return Beside(
+        entering=sum((one[0] for one in first), zeros),
+        leaving=sum((one[0] for one in last), zeros),
+        entering_data=sum((one[1] for one in first), zeros),
+        leaving_data=sum((one[1] for one in last), zeros),
+        entering_weight=sum((one[2] for one in first), zeros),
     )
 
 

@@ -11,12 +11,12 @@ import numpy as np
 from meshwright.cost.assemble import Step, assemble, pass_seconds
 from meshwright.cost.costs import Costs
 from meshwright.cost.layouts import LayoutArrays, count
-from meshwright.cost.longest_path import ROUNDS, Path, longest_path
+from meshwright.cost.longest_path import Path, longest_path, played_microbatches
 from meshwright.cost.machine import Machine, hops, machine
 from meshwright.cost.memory import memory
 from meshwright.cost.pipeline import Shape
 from meshwright.cost.placement import covers, crossings
-from meshwright.cost.simulate import StageSeconds
+from meshwright.cost.simulate import StageRows, StageSeconds
 from meshwright.cost.software import Software, software
 from meshwright.cost.table import SCHEDULES, IntArray, PlanTable
 from meshwright.cost.work import FloatArray
@@ -34,9 +34,9 @@ def evaluate(
     """The Costs of every row.
 
     Sequence length and batch follow `job` and the table; `every_rank` shows each pipeline rank instead of one of
-    those that are alike. The step is the same, but that of one plan shown so is the longest path through its schedule,
-    of which the closed form may miss some percent where stages are uneven. Raises ConfigError where a
-    device lacks a figure that the rows need.
+    those that are alike. The step is the same, but that of plans shown so is the longest path through their schedules,
+    of which closed forms may miss some percent where stages are uneven; plans of one schedule are followed together.
+    Raises ConfigError where a device lacks a figure that the rows need.
     """
     assert len(table), "an empty plan table has no costs"
     table = _effective(table).with_used_layouts()
@@ -45,8 +45,7 @@ def evaluate(
     width = arrays.valid.shape[1]
     rows = max(1, _BLOCK_ELEMENTS // (width * width + 40))
     known: dict[int, Machine] = {}
-    followed = every_rank and len(table) == 1
-    path = _path(table, model=model, cluster=cluster, job=job, known=known) if followed else None
+    path = _paths(table, model=model, cluster=cluster, job=job, known=known) if every_rank else None
     pieces = [
         _evaluate(
             table.take(slice(start, start + rows)),
@@ -54,7 +53,7 @@ def evaluate(
             model=model,
             cluster=cluster,
             job=job,
-            path=path,
+            path=path and path.take(slice(start, start + rows)),
             known=known,
         )
         for start in range(0, len(table), rows)
@@ -67,32 +66,29 @@ def _effective(table: PlanTable) -> PlanTable:
     return replace(table, sharding=np.where(table.divided > 1, table.sharding, 0))
 
 
-def _path(
+def _paths(
     table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec, known: dict[int, Machine]
-) -> Path | None:
-    """The longest path through the one plan's schedule; None where there is one rank, whose closed form is exact.
+) -> Path:
+    """The longest path through the schedule of every row; unknown where there is one rank, whose closed form is exact.
 
-    None too where the schedule is so large that following it would hold a search up. Prices of machines are added to
-    `known`, by node group.
+    Unknown too where the schedule is so large that following it would hold a search up. Prices of machines are added
+    to `known`, by node group, where there is one row.
     """
-    pipeline, chunks, slices = int(table.pipeline[0]), int(table.chunks[0]), int(table.slices[0])
-    microbatches = int(table.microbatches[0])
-    actions = 3 * chunks * slices * min(microbatches, ROUNDS * pipeline) * pipeline
-    if pipeline == 1 or actions > _MOST_ACTIONS:
-        return None
-    waits = bool(_waits(table, software(job.software)).any())
-    paths = [
-        longest_path(
-            SCHEDULES[int(table.schedule[0])],
-            stages=stage_seconds(table, model=model, cluster=cluster, job=job, known=known, waiting=waiting),
-            pipeline=pipeline,
-            chunks=chunks,
-            microbatches=microbatches,
-            slices=slices,
+    path = Path.unknown(len(table))
+    stages = np.array([layout.num_stages for layout in table.layouts])[table.layout]
+    columns = (stages, table.schedule, table.pipeline, table.chunks, table.microbatches, table.slices)
+    keys, inverse = np.unique(np.stack(columns), axis=1, return_inverse=True)
+    for number, (_, schedule, pipeline, chunks, microbatches, slices) in enumerate(keys.T.tolist()):
+        sizes = {"pipeline": pipeline, "chunks": chunks, "microbatches": microbatches, "slices": slices}
+        actions = 3 * chunks * slices * played_microbatches(**sizes)[1] * pipeline
+        if pipeline == 1 or actions > _MOST_ACTIONS:
+            continue
+        rows = np.flatnonzero(inverse.reshape(-1) == number)
+        seconds = stage_rows(
+            table.take(rows), model=model, cluster=cluster, job=job, known=known if len(table) == 1 else None
         )
-        for waiting in ((False, True) if waits else (False,))
-    ]
-    return replace(paths[-1], still=paths[0].still)
+        path.set(rows, longest_path(SCHEDULES[schedule], stages=seconds, **sizes))
+    return path
 
 
 def _evaluate(
@@ -235,59 +231,64 @@ def _costs(
 
 
 def stage_seconds(
+    table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec
+) -> tuple[StageSeconds, ...]:
+    """Seconds of every stage of the one plan in `table`, with the transfer to the stage after it.
+
+    Where ranks wait for transfers those are part of every pass instead.
+    """
+    assert len(table) == 1, "stages are told of one plan"
+    rows = stage_rows(table, model=model, cluster=cluster, job=job)
+    passes = (rows.forward + rows.waits, rows.backward + rows.waits, rows.weight, rows.transfer)
+    columns = [each[:, 0] for each in passes]
+    return tuple(
+        StageSeconds(forward=f, backward=b, transfer=t, input_share=1.0 - w / b if b else 0.5)
+        for f, b, w, t in zip(*(column.tolist() for column in columns), strict=True)
+    )
+
+
+def stage_rows(
     table: PlanTable,
     *,
     model: ModelSpec,
     cluster: ClusterSpec,
     job: JobSpec,
     known: dict[int, Machine] | None = None,
-    waiting: bool = True,
-) -> tuple[StageSeconds, ...]:
-    """Seconds of every stage of the one plan in `table`, with the transfer to the stage after it.
+) -> StageRows:
+    """As `stage_seconds` of every row of a table whose layouts have as many stages each.
 
-    Where ranks wait for transfers they are part of every pass instead, unless nothing is `waiting`. The prices of
-    machines that this takes are added to `known`, by node group.
+    The prices of machines that this takes are added to `known`, by node group.
     """
-    assert len(table) == 1, "stages are told of one plan"
-    table = _effective(table)
+    table = _effective(table).with_used_layouts()
     features = software(job.software)
-    layout = table.layouts[int(table.layout[0])]
-    alone = replace(layout, ranks=tuple(range(layout.num_stages)))
-    arrays = count((alone,), model=model, every_rank=True)
-    ranks = np.asarray([layout.ranks], dtype=np.int64)
+    alone = [replace(layout, ranks=tuple(range(layout.num_stages))) for layout in table.layouts]
+    arrays = count(alone, model=model, every_rank=True)
+    counts = arrays.total[table.layout]
+    ranks = np.asarray([layout.ranks for layout in table.layouts], dtype=np.int64)[table.layout]
     place = covers(table, ranks, cluster=cluster)
-    forward, backward, weight, transfer = (np.zeros(layout.num_stages) for _ in range(4))
+    moves = ranks[:, 1:] != ranks[:, :-1]
+    forward, backward, weight, transfer = np.zeros((4, *ranks.shape))
     for index, group in enumerate(cluster.groups):
-        here = place[0, :, index]
+        here = place[..., index]
         if not here.any():
             continue
         entry = known.get(index) if known is not None else None
         entry = entry or machine(group, table, arrays.kinds, cluster=cluster, job=job, software=features)
         if known is not None:
             known[index] = entry
-        down, up, late = pass_seconds(entry)
-        forward = np.maximum(forward, np.where(here, arrays.total[0] @ down[0], 0.0))
-        slower = here & (arrays.total[0] @ up[0] > backward)
-        weight = np.where(slower, arrays.total[0] @ late[0], weight)
-        backward = np.where(slower, arrays.total[0] @ up[0], backward)
+        down, up, late = (np.matmul(counts, each[..., None])[..., 0] for each in pass_seconds(entry))
+        forward = np.maximum(forward, np.where(here, down, 0.0))
+        slower = here & (up > backward)
+        weight, backward = np.where(slower, late, weight), np.where(slower, up, backward)
         near, far, wide = hops(table, group=group, cluster=cluster, model=model, job=job, software=features)
-        nodes, sites = crossings(table, ranks, group=group, cluster=cluster)
-        for stage in range(layout.num_stages - 1):
-            if layout.ranks[stage] == layout.ranks[stage + 1]:
-                continue
-            ahead = sites[0, stage + 1] != sites[0, stage], nodes[0, stage + 1] != nodes[0, stage]
-            way = wide if ahead[0] else far if ahead[1] else near
-            transfer[stage] = max(transfer[stage], float(way[0]))
-    hops_waited = float(_waits(table, features)[0])
-    if hops_waited:
-        waited = hops_waited * float(transfer.max()) * waiting
-        forward, backward, transfer = forward + waited, backward + waited, np.zeros_like(transfer)
-    return tuple(
-        StageSeconds(
-            forward=float(f), backward=float(b), transfer=float(t), input_share=float(1.0 - w / b) if b else 0.5
-        )
-        for f, b, w, t in zip(forward, backward, weight, transfer, strict=True)
-    )
+        nodes, sites = (np.diff(edges, axis=1) != 0 for edges in crossings(table, ranks, group=group, cluster=cluster))
+        way = np.where(sites, wide[:, None], np.where(nodes, far[:, None], near[:, None]))
+        way = np.where(moves & here.any(axis=1, keepdims=True), way, 0.0)
+        transfer[:, :-1] = np.maximum(transfer[:, :-1], way)
+    hops_waited = _waits(table, features)[:, None]
+    waits = hops_waited * transfer.max(axis=1, keepdims=True) + np.zeros_like(transfer)
+    transfer = np.where(hops_waited > 0.0, 0.0, transfer)
+    return StageRows(forward=forward.T, backward=backward.T, weight=weight.T, transfer=transfer.T, waits=waits.T)
 
 
 def _join(pieces: list[Costs]) -> Costs:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from meshwright.cost.compute import PassSeconds
 from meshwright.cost.network import Linear
 from meshwright.cost.overlap import Contention, Traffic, late_beside
+from meshwright.cost.shared_features import TensorLinks, tensor_seconds
 from meshwright.cost.software import Software
 from meshwright.cost.table import EXCHANGES, BoolArray, PlanTable
 from meshwright.cost.work import FloatArray, PartWork, Sizes
@@ -56,16 +57,6 @@ class ExpertLinks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TensorLinks:
-    """Collectives over the tensor axis, one entry a row; `far` where adapters join its ranks."""
-
-    reduce: Linear
-    gather: Linear
-    scatter: Linear
-    far: BoolArray
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerLinks:
     """Collectives inside a layer; `contention` between them and work, and to the device's other traffic."""
 
@@ -79,11 +70,13 @@ class LayerLinks:
 class Exchanged:
     """Whole seconds of the collectives inside one block in one pass, hidden or not; arrays of shape (rows,).
 
-    `context` is waited for; a `ring` runs beside the scores and delays them by `late`. `experts` are waited for
-    unless the software hides them.
+    `tensor` and `context` are waited for; `beside` products run tensor ranks' others, and delay them by `held_up`; a
+    `ring` runs beside the scores and delays them by `late`. `experts` are waited for unless the software hides them.
     """
 
     tensor: Traffic
+    beside: Traffic
+    held_up: FloatArray
     context: Traffic
     ring: Traffic
     late: FloatArray
@@ -94,6 +87,8 @@ class Exchanged:
         keys = full | scores
         return Exchanged(
             tensor=self.tensor + other.tensor.where(full),
+            beside=self.beside + other.beside.where(full),
+            held_up=self.held_up + np.where(full, other.held_up, 0.0),
             context=self.context + other.context.where(keys),
             ring=self.ring + other.ring.where(keys),
             late=self.late + np.where(keys, other.late, 0.0),
@@ -131,8 +126,17 @@ def exchange_seconds(
     `hidden` is bytes of the whole hidden features, one entry a combination; `hides` scales seconds of work to those of
     the row.
     """
-    tensor = _tensor_seconds(
-        works, table, hidden=hidden[inverse], statistics=(4.0 * sizes.tokens)[inverse], inverse=inverse, links=links
+    tensor = tensor_seconds(
+        works,
+        passes,
+        table,
+        hidden=hidden[inverse],
+        statistics=(4.0 * sizes.tokens)[inverse],
+        inverse=inverse,
+        links=links.tensor,
+        contention=links.contention,
+        software=software,
+        hides=hides,
     )
     context = _context_seconds(
         works, passes, inverse, table=table, links=links.context, hides=hides, contention=links.contention
@@ -140,42 +144,17 @@ def exchange_seconds(
     experts = _expert_seconds(works, inverse, links=links.experts, once=software.dispatches_once)
     forward, backward = (
         Exchanged(
-            tensor=Traffic.over(seconds, far=links.tensor.far),
+            tensor=features.waits,
+            beside=features.beside,
+            held_up=features.held_up,
             context=keys.waits,
             ring=keys.ring,
             late=keys.late,
             experts=Traffic.over(experts, far=links.experts.far),
         )
-        for seconds, keys in zip(tensor[:2], context, strict=True)
+        for features, keys in zip((tensor.forward, tensor.backward), context, strict=True)
     )
-    return Exchanges(forward=forward, backward=backward, tensor_bytes=tensor[2])
-
-
-def _tensor_seconds(
-    works: tuple[PartWork, ...],
-    table: PlanTable,
-    *,
-    hidden: FloatArray,
-    statistics: FloatArray,
-    inverse: IndexArray,
-    links: LayerLinks,
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Seconds forward and backward over the tensor axis, and bytes of all tensors exchanged."""
-    over = links.tensor
-    whole, gather, scatter = (link.seconds(hidden) for link in (over.reduce, over.gather, over.scatter))
-
-    def count(name: str) -> FloatArray:
-        return _rows((getattr(part.exchanges, name) * part.exchanged for part in works), inverse)
-
-    split = table.sequence_parallel
-    gathers, scatters, small = count("gathers_forward"), count("scatters_forward"), count("small")
-    back_gathers, back_scatters = count("gathers_backward"), count("scatters_backward")
-    reduced, back_reduced = count("forward"), count("backward")
-    forward = np.where(split, gathers * gather + scatters * scatter, reduced * whole)
-    backward = np.where(split, back_gathers * gather + back_scatters * scatter, back_reduced * whole)
-    number = np.where(split, gathers + scatters + back_gathers + back_scatters, reduced + back_reduced)
-    moved = np.where(table.tensor > 1, number * hidden + small * statistics, 0.0)
-    return forward + small * over.reduce.seconds(statistics), backward, moved
+    return Exchanges(forward=forward, backward=backward, tensor_bytes=tensor.moved)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

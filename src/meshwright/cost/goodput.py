@@ -10,7 +10,7 @@ import numpy as np
 from meshwright.cost.states import state_bytes
 from meshwright.cost.table import IntArray, PlanTable
 from meshwright.cost.work import FloatArray
-from meshwright.spec.cluster import ClusterSpec, DeviceSpec
+from meshwright.spec.cluster import ClusterSpec, DeviceSpec, NodeGroup
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.outlook import Outlook
@@ -73,8 +73,8 @@ def outlook(table: PlanTable, *, step_seconds: float, model: ModelSpec, cluster:
     sizes = state_bytes(table)
     size = model.parameters * float(sizes.master[0]) * (1.0 + MOMENTS)
     write = size / (world * STORAGE_BYTES_PER_SECOND)
-    host = min((group.host.bandwidth for group in cluster.groups if group.host), default=HOST_BYTES_PER_SECOND)
-    stall = min(write, size / world / host) if job.checkpoint.asynchronous else write
+    copied = max(_copy_seconds(size / world, group) for group in cluster.groups)
+    stall = min(write, copied) if job.checkpoint.asynchronous else write
     restart = RESTART_SECONDS + write
     saving = None
     if failures:
@@ -104,6 +104,17 @@ def outlook(table: PlanTable, *, step_seconds: float, model: ModelSpec, cluster:
     )
 
 
+def _copy_seconds(size: float, group: NodeGroup) -> float:
+    """To copy `size` bytes of every device to the memory of its host, which the devices of a node write together."""
+    if group.host is None:
+        return size / HOST_BYTES_PER_SECOND
+    link = group.host
+    rate = link.bandwidth * link.efficiency
+    if group.host_bandwidth is not None:
+        rate = min(rate, group.host_bandwidth / group.devices_per_node)
+    return link.latency_seconds + size / rate
+
+
 def save(
     *,
     step_seconds: float,
@@ -117,14 +128,16 @@ def save(
 
     The interval is Daly's (2006, doi 10.1016/j.future.2004.11.016, equation 37), whose first term is Young's (1974),
     and never less than it takes to write; the time to the target is his complete model, with failures that come at
-    random, in restarts too. Work since the last checkpoint that was safe is done again.
+    random, in restarts too. Work since the last checkpoint that was safe is done again. One that is asked for before
+    the last is written waits for it.
     """
     stall, mean = max(stall_seconds, 1e-9), seconds_between_failures
     again = restart_seconds + max(0.0, write_seconds - stall_seconds)
 
     def saving(steps: int) -> Saving:
         every = steps * step_seconds
-        grown = math.exp(min(again / mean, 700.0)) * math.expm1(min((every + stall) / mean, 700.0))
+        stopped = max(stall, write_seconds - every)
+        grown = math.exp(min(again / mean, 700.0)) * math.expm1(min((every + stopped) / mean, 700.0))
         return Saving(every_seconds=every, goodput=every / (mean * grown))
 
     if every_steps:

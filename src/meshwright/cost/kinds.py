@@ -15,11 +15,13 @@ from meshwright.cost.exchanges import Exchanges, LayerLinks, exchange_seconds
 from meshwright.cost.layouts import Kind
 from meshwright.cost.offload import carried_seconds, keeps_away
 from meshwright.cost.operators import MIXTURE, block_work
+from meshwright.cost.overlap import Slack
 from meshwright.cost.software import Software
 from meshwright.cost.states import state_bytes
-from meshwright.cost.table import PRECISIONS, SHARDINGS, BoolArray, PlanTable
+from meshwright.cost.table import PRECISIONS, SCHEDULES, SHARDINGS, BoolArray, PlanTable
 from meshwright.cost.waits import Timed, Waited, waited
 from meshwright.cost.work import FloatArray, PartWork, Sizes
+from meshwright.schedule.build import SPLIT
 from meshwright.spec.cluster import DeviceKind, DeviceSpec, NodeGroup
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import Block, Layer
@@ -34,9 +36,10 @@ _ZERO1 = SHARDINGS.index(Sharding.OPTIMIZER)
 class BlockSeconds:
     """Seconds of one block of a kind for one microbatch; arrays of shape (rows,).
 
-    `forward` and `backward` are the device's and the host's own time, `recompute` what backward does again, `weight`
-    the part of backward that nobody waits for; `forth` and `back` what forward and backward wait for, those of a
-    repeated forward with it. `tensor_bytes` are exchanged over tensor ranks. `expert_parameters` of `parameters` lie
+    `forward` and `backward` are the device's and the host's own time, `recompute` what backward does again; `forth`
+    and `back` what forward and backward wait for, those of a repeated forward with it. Where a schedule gives weights'
+    gradients in a pass of their own, `weight` is that part of backward, `back` is of the rest, and `late` is what that
+    pass leaves free. `tensor_bytes` are exchanged over tensor ranks. `expert_parameters` of `parameters` lie
     on the grid of experts. `parts` splits forward and backward by part name, one entry a combination; `part_seconds`
     by row.
     """
@@ -47,6 +50,7 @@ class BlockSeconds:
     weight: FloatArray
     forth: Waited
     back: Waited
+    late: Slack
     tensor_bytes: FloatArray
     flops: FloatArray
     parameters: FloatArray
@@ -209,11 +213,10 @@ def price_block(
         hides=slow / speed,
     )
     row, timing = combination.rows, partial(_pass_seconds, device=group.device, software=software, speed=speed)
-    forward, backward = timing(kind.block, works, passes, table, combination, exchange=exchange)
+    forward, backward, late = timing(kind.block, works, passes, table, combination, exchange=exchange)
     full, selective = (recomputes(kind, table, policy) for policy in (FULL, SELECTIVE))
     held = block_bytes(kind, table, sizes, combination.inverse, software=software)
-    away = keeps_away(kind, table)
-    exchange = exchange.repeated(full=full, scores=selective)
+    away, exchange = keeps_away(kind, table), exchange.repeated(full=full, scores=selective)
     again = _again(forward, row(p.core for p in passes) / speed, full=full, selective=selective)
     waits = partial(
         waited,
@@ -224,11 +227,12 @@ def price_block(
     )
     return BlockSeconds(
         forward=forward.whole * slow,
-        backward=backward.whole * slow,
+        backward=(backward + late).whole * slow,
         recompute=again.whole * slow,
-        weight=row(p.weight for p in passes) * slow / speed,
+        weight=late.whole * slow,
         forth=waits(forward.times(slow), exchange.forward),
         back=waits((backward + again).times(slow), exchange.backward),
+        late=Slack.beside(late.work * slow, late.stall * slow, links.contention),
         tensor_bytes=exchange.tensor_bytes,
         flops=row([p.flops for part in works for p in part.products] + [part.score_flops for part in works]),
         parameters=row(part.parameters for part in works),
@@ -251,8 +255,11 @@ def _pass_seconds(
     device: DeviceSpec,
     software: Software,
     speed: FloatArray,
-) -> tuple[Timed, Timed]:
-    """Seconds of a block forward and backward, the host's work and copies of weights that are cast with it."""
+) -> tuple[Timed, Timed, Timed]:
+    """Seconds of a block forward, backward, and of what gives its weights' gradients.
+
+    The host's work and copies of weights that are cast are in them. The last is a pass of its own, or none.
+    """
     row = combination.rows
     parameters = row(part.parameters for part in works)
     casts = parameters * cast_bytes(table, software=software)
@@ -268,13 +275,22 @@ def _pass_seconds(
         exchange.forward.tensor.whole,
         cpu=cpu,
     )
+    split = _splits(table)
+    weight = np.where(split, row(p.weight for p in passes) + added, 0.0)
+    weight_host = np.where(split, row(p.host_forward for p in passes) + apart * starts, 0.0)
+    host = row(p.host_backward for p in passes) + extra + apart * starts + np.where(casts > 0.0, starts, 0.0)
     backward = _with_host(
-        (row(p.backward for p in passes) + cast + added) / speed,
-        row(p.host_backward for p in passes) + extra + apart * starts + np.where(casts > 0.0, starts, 0.0),
+        (row(p.backward for p in passes) + cast + added - weight) / speed,
+        host - weight_host,
         exchange.backward.tensor.whole,
         cpu=cpu,
     )
-    return forward, backward
+    return forward, backward, _with_host(weight / speed, weight_host, 0.0 * weight, cpu=cpu)
+
+
+def _splits(table: PlanTable) -> BoolArray:
+    """Rows whose schedule runs products that give gradients of weights as a pass of their own."""
+    return np.isin(table.schedule, [SCHEDULES.index(kind) for kind in SPLIT])
 
 
 def _again(forward: Timed, scores: FloatArray, *, full: BoolArray, selective: BoolArray) -> Timed:

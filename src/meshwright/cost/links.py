@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from meshwright.cost.exchanges import ContextLinks, ExpertLinks, LayerLinks, TensorLinks
+from meshwright.cost.exchanges import ContextLinks, ExpertLinks, LayerLinks
 from meshwright.cost.network import Linear, collective, occupied, send
 from meshwright.cost.overlap import Contention, Mutual
 from meshwright.cost.placement import Ring, axis_sizes, distinct, lay, strides
 from meshwright.cost.processor import share
+from meshwright.cost.shared_features import TensorLinks
 from meshwright.cost.software import Software
 from meshwright.cost.synchronize import DataLinks
 from meshwright.cost.table import BoolArray, IntArray, PlanTable

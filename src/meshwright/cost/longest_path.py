@@ -1,64 +1,101 @@
-"""The longest path through the schedule of one plan: its event simulation, without transfers and with them."""
+"""The longest path through the schedule of plans: their event simulation, without transfers and with them.
+
+In max-plus algebra a schedule of more and more microbatches grows by the mean of its slowest cycle once the first few
+are done (Baccelli et al., Synchronization and Linearity, 1992, section 3.7). Cycles between neighbours close after two
+or three microbatches, between slow links and all ranks after one for each rank.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import lcm
 
 import numpy as np
 
-from meshwright.cost.simulate import StageSeconds, makespans
+from meshwright.cost.simulate import StageRows, makespans
+from meshwright.cost.table import BoolArray, IntArray
 from meshwright.cost.work import FloatArray
 from meshwright.schedule.build import program
 from meshwright.schedule.graph import Graph, graph
 from meshwright.spec.plan import ScheduleKind
 
-ROUNDS = 6  # of one microbatch a rank; the path of ever more rounds is nearly a straight line after a few
+ROUNDS = 6  # of one microbatch a rank, after which the next ones are nearly alike
 MOST_ACTIONS = 500_000  # that are played one by one; a tenth of a second
+_CYCLE = 6  # microbatches in which cycles of two and of three close
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """Seconds from the first action to the last, without transfers and with them."""
+    """Seconds from the first action to the last without transfers and with them, shape (rows,); not a number where the
+    path was not followed, and not `exact` where only its first part was.
+    """
 
-    still: float
-    moving: float
-    exact: bool
+    still: FloatArray
+    moving: FloatArray
+    exact: BoolArray
+
+    @classmethod
+    def unknown(cls, rows: int) -> Path:
+        """Of so many rows none of which was followed yet."""
+        nothing = np.full((2, rows), np.nan)
+        return cls(still=nothing[0], moving=nothing[1], exact=np.zeros(rows, dtype=np.bool_))
+
+    def set(self, rows: IntArray, path: Path) -> None:
+        """`rows` are those of `path`."""
+        for mine, found in ((self.still, path.still), (self.moving, path.moving), (self.exact, path.exact)):
+            mine[rows] = found
+
+    def take(self, rows: slice) -> Path:
+        """Those rows alone."""
+        return Path(still=self.still[rows], moving=self.moving[rows], exact=self.exact[rows])
 
     def instead(self, still: FloatArray, moving: FloatArray) -> tuple[FloatArray, FloatArray]:
         """What to take for the closed form's two: where neither is exact, both are too short, and the longer counts."""
-        if self.exact:
-            return np.full_like(still, self.still), np.full_like(moving, self.moving)
-        return np.maximum(still, self.still), np.maximum(moving, self.moving)
+        return (
+            np.where(self.exact, self.still, np.fmax(still, self.still)),
+            np.where(self.exact, self.moving, np.fmax(moving, self.moving)),
+        )
 
 
 def longest_path(
     kind: ScheduleKind,
     *,
-    stages: Sequence[StageSeconds],
+    stages: StageRows,
     pipeline: int,
     chunks: int,
     microbatches: int,
     slices: int = 1,
 ) -> Path:
-    """The path of the schedule of `stages`: exact up to half a million actions.
+    """The path of the schedule of `stages`, row by row: exact up to half a million actions.
 
-    For more the last of a few rounds of a microbatch a rank is added for those that are left out.
+    For more the growth over some whole cycles, which end a multiple of them before the last microbatch, is added for
+    the cycles that are left out.
     """
+    rows = stages.rows
+    both = stages.still().beside(stages)
 
-    def played(count: int) -> tuple[float, float]:
+    def played(count: int) -> FloatArray:
         waves = _graph(kind, pipeline=pipeline, chunks=chunks, microbatches=count, slices=slices)
-        return makespans(waves, stages=stages)
+        return makespans(waves, stages=both)
 
-    if 3 * chunks * microbatches * pipeline * slices <= MOST_ACTIONS or microbatches <= ROUNDS * pipeline:
-        still, moving = played(microbatches)
-        return Path(still=still, moving=moving, exact=True)
-    rest = microbatches % pipeline
-    fewer, more = (played(count * pipeline + rest) for count in (ROUNDS - 1, ROUNDS))
-    left = microbatches // pipeline - ROUNDS
-    still, moving = (last + left * (last - first) for first, last in zip(fewer, more, strict=True))
-    return Path(still=still, moving=moving, exact=False)
+    fewer, more = played_microbatches(pipeline=pipeline, chunks=chunks, microbatches=microbatches, slices=slices)
+    seconds = played(more)
+    if fewer < more:
+        seconds = seconds + (microbatches - more) / (more - fewer) * (seconds - played(fewer))
+    exact = np.full(rows, fewer == more)
+    return Path(still=seconds[:rows], moving=seconds[rows:], exact=exact)
+
+
+def played_microbatches(*, pipeline: int, chunks: int, microbatches: int, slices: int) -> tuple[int, int]:
+    """How many of `microbatches` are played, fewer and more: all of them twice where they are few enough."""
+    each = 3 * chunks * pipeline * slices
+    cycle = lcm(pipeline, _CYCLE)
+    first = ROUNDS * pipeline
+    fewer = first + (microbatches - first) % cycle
+    if each * microbatches <= MOST_ACTIONS or microbatches <= fewer + cycle:
+        return microbatches, microbatches
+    return fewer, fewer + cycle
 
 
 @lru_cache(maxsize=32)

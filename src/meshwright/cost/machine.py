@@ -16,7 +16,7 @@ from meshwright.cost.placement import distinct, ring
 from meshwright.cost.processor import Sharing, share
 from meshwright.cost.software import Software
 from meshwright.cost.states import StateBytes, state_bytes
-from meshwright.cost.synchronize import DataLinks, SyncSeconds, synchronize
+from meshwright.cost.synchronize import DataLinks, SyncSeconds, synchronize, turns
 from meshwright.cost.table import PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import ClusterSpec, Collective, DeviceKind, NodeGroup
@@ -60,7 +60,8 @@ def machine(
     combination = combine(table, device=group.device, job=job, software=software)
     overlaps = software.overlap and group.device.kind is not DeviceKind.CPU
     contention = links.layer.contention if overlaps else None
-    sizes = state_bytes(table)
+    shared = turns(table)
+    sizes = state_bytes(table, narrow=software.narrow_parameters)
     blocks = [
         price_block(
             kind,
@@ -75,7 +76,16 @@ def machine(
         for kind in kinds
     ]
     syncs = [
-        synchronize(block, table, sizes=sizes, links=links.data, experts=links.expert_data, contention=contention)
+        synchronize(
+            block,
+            table,
+            sizes=sizes,
+            links=links.data,
+            experts=links.expert_data,
+            contention=contention,
+            reduces_whole=software.reduces_whole,
+            turns=shared,
+        )
         for block in blocks
     ]
     clip = job.optimizer.clip_norm is not None

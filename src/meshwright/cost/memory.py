@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from meshwright.cost.block_bytes import Holds
 from meshwright.cost.fixed_buffers import fixed_bytes
-from meshwright.cost.kinds import BlockSeconds
 from meshwright.cost.layouts import Kind, LayoutArrays
 from meshwright.cost.moments import collect, moments
 from meshwright.cost.offload import optimizes_away, overflow
@@ -26,7 +26,7 @@ BUCKET_BYTES = 25.0 * 2**20
 
 def memory(
     table: PlanTable,
-    blocks: list[BlockSeconds],
+    blocks: Sequence[Holds],
     *,
     arrays: LayoutArrays,
     counts: Mapping[str, FloatArray],
@@ -73,7 +73,7 @@ def memory(
     }
 
 
-def _away(blocks: list[BlockSeconds], *, counts: Mapping[str, FloatArray], shape: Shape) -> FloatArray:
+def _away(blocks: Sequence[Holds], *, counts: Mapping[str, FloatArray], shape: Shape) -> FloatArray:
     """Bytes that every rank's microbatches under way keep in the host's memory, shape (rows, ranks)."""
     zeros = np.zeros(shape.valid.shape)
     if not any(np.any(block.bytes.away) for block in blocks):
@@ -85,7 +85,7 @@ def _away(blocks: list[BlockSeconds], *, counts: Mapping[str, FloatArray], shape
 
 def local_parameters(
     table: PlanTable,
-    blocks: list[BlockSeconds],
+    blocks: Sequence[Holds],
     *,
     arrays: LayoutArrays,
     counts: Mapping[str, FloatArray],
@@ -106,7 +106,7 @@ def local_parameters(
     return np.asarray(parameters + embeds * float(sum(tower.parameters for tower in model.towers)))
 
 
-def grid_parameters(table: PlanTable, blocks: list[BlockSeconds], *, counts: Mapping[str, FloatArray]) -> FloatArray:
+def grid_parameters(table: PlanTable, blocks: Sequence[Holds], *, counts: Mapping[str, FloatArray]) -> FloatArray:
     """Of `local_parameters`, those that lie on a grid of experts, shape (rows, ranks)."""
     if not table.on_grid.any():
         return np.zeros(counts["total"].shape[:2])
@@ -122,7 +122,7 @@ def owned_parameters(table: PlanTable, parameters: FloatArray, apart: FloatArray
     return np.asarray((parameters - apart) / dense + apart / experts)
 
 
-def _in_layers(blocks: list[BlockSeconds], *, arrays: LayoutArrays, counts: Mapping[str, FloatArray]) -> FloatArray:
+def _in_layers(blocks: Sequence[Holds], *, arrays: LayoutArrays, counts: Mapping[str, FloatArray]) -> FloatArray:
     """Of `local_parameters`, those in layers, shape (rows, ranks)."""
     values = [
         block.parameters * isinstance(kind.block, Layer) for kind, block in zip(arrays.kinds, blocks, strict=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.cost.kinds import BlockSeconds
+from meshwright.cost.block_bytes import Holds
 from meshwright.cost.layouts import LayoutArrays
 from meshwright.cost.pipeline import Shape, held
 from meshwright.cost.software import Software
@@ -78,7 +78,7 @@ class Moment:
 
 def collect(
     table: PlanTable,
-    blocks: list[BlockSeconds],
+    blocks: Sequence[Holds],
     *,
     arrays: LayoutArrays,
     counts: Mapping[str, FloatArray],
@@ -110,7 +110,7 @@ def collect(
     )
 
 
-def _of_one(block: Block, priced: BlockSeconds, table: PlanTable, *, model: ModelSpec) -> dict[str, FloatArray]:
+def _of_one(block: Block, priced: Holds, table: PlanTable, *, model: ModelSpec) -> dict[str, FloatArray]:
     """What one block like `block` adds to Held, shape (rows,)."""
     if isinstance(block, Layer):
         return {

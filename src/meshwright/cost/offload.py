@@ -29,8 +29,18 @@ def carried_seconds(kept: FloatArray, away: BoolArray, *, group: NodeGroup) -> F
     """Seconds to copy `kept` bytes over the host link, hidden or not, in rows that keep them `away` (rows,)."""
     if not away.any():
         return np.zeros(len(away))
+    return np.where(away, host_link(group).latency_seconds + kept / host_rate(group), 0.0)
+
+
+def host_rate(group: NodeGroup) -> float:
+    """Bytes/s each way between a device and its host's memory while all devices of the node copy.
+
+    Devices under one switch share its way up, and all of a node the memory that they read or write (2104.07857,
+    section 3: 3 GB/s for each of 16 devices of a DGX-2).
+    """
     link = host_link(group)
-    return np.where(away, link.latency_seconds + kept / (link.bandwidth * link.efficiency), 0.0)
+    own = link.bandwidth * link.efficiency / link.oversubscription
+    return own if group.host_bandwidth is None else min(own, group.host_bandwidth / group.devices_per_node)
 
 
 def away_seconds(owned: FloatArray, *, sizes: StateBytes, group: NodeGroup) -> FloatArray:
@@ -39,8 +49,7 @@ def away_seconds(owned: FloatArray, *, sizes: StateBytes, group: NodeGroup) -> F
     ZeRO-Offload (2101.06840). The processors stream 28 bytes a parameter at the share of the host's memory bandwidth
     that each device of the node has, or at that of the link where it is not known.
     """
-    link = host_link(group)
-    wire = link.bandwidth * link.efficiency
+    wire = host_rate(group)
     share = wire if group.host_bandwidth is None else group.host_bandwidth / group.devices_per_node
     moved = (sizes.reduced + sizes.compute)[:, None] / wire
     return owned * (moved + _ADAM_BYTES / share)

@@ -10,7 +10,9 @@ from meshwright.cost.table import BoolArray
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import DeviceKind
 
-_CARRIED = 1.126  # a collective takes so much longer beside work: measured by Galvatron, its shipped overlap figure
+# A collective, and work on the GPU that runs it, take so much longer beside each other: measured by Galvatron, its
+# shipped overlap figure for both (dp_overlap_coe and bct_overlap_coe, 2211.13878).
+_CARRIED = 1.126
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +55,12 @@ class Mutual:
 
     @classmethod
     def of(cls, taken: float, *, kind: DeviceKind) -> Mutual:
-        """`taken` of the device's compute carries bytes, and on accelerators the collective waits for memory."""
+        """`taken` of the device's compute carries bytes, and on accelerators both wait for memory.
+
+        Where processors of the device carry bytes, work is slower by the greater of what they and memory cost.
+        """
         carried = 1.0 if kind is DeviceKind.CPU else _CARRIED
+        taken = max(taken, 1.0 - 1.0 / carried) if taken else 0.0
         return cls(added=taken * carried, idle=(1.0 - 1.0 / carried) / (1.0 - taken))
 
 
@@ -103,6 +109,23 @@ class Slack:
     work: FloatArray
     near: FloatArray
     far: FloatArray
+
+    @classmethod
+    def beside(cls, work: FloatArray, stall: FloatArray, contention: Contention) -> Slack:
+        """Of work that nothing else runs beside and that waits for nothing."""
+        near, far = (stall + (1.0 - mutual.idle) * work for mutual in (contention.near, contention.far))
+        return cls(work=stall, near=near, far=far)
+
+    @classmethod
+    def either(cls, rows: BoolArray, yes: Slack, no: Slack) -> Slack:
+        """`yes` in `rows`, else `no`."""
+        return cls(**{name: np.where(rows, getattr(yes, name), getattr(no, name)) for name in ("work", "near", "far")})
+
+    def times(self, factor: FloatArray) -> Slack:
+        return Slack(work=self.work * factor, near=self.near * factor, far=self.far * factor)
+
+    def __add__(self, other: Slack) -> Slack:
+        return Slack(work=self.work + other.work, near=self.near + other.near, far=self.far + other.far)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,6 @@ from meshwright.cost.pipeline_held import held
 from meshwright.cost.pipeline_loops import breadth_first, interleaved
 from meshwright.cost.pipeline_one import filled, one_for_one
 from meshwright.cost.pipeline_ranks import RankSeconds, Shape, Turned
-from meshwright.cost.pipeline_rounds import played
 from meshwright.cost.pipeline_v import v_shaped
 from meshwright.cost.table import SCHEDULES, BoolArray, IntArray
 from meshwright.cost.work import FloatArray
@@ -47,10 +46,9 @@ def makespan(
     ask. A slice takes its share of a microbatch.
     """
     weight = backward.times(_WEIGHT_SHARE) if weight is None else weight
-    seconds = played(shape, forward=forward, backward=backward, weight=weight, reach=reach)
-    left = np.isnan(seconds)
+    seconds = np.zeros(len(shape.schedule))
     for kinds, form in _FORMS:
-        rows = np.flatnonzero(left & _among(shape.schedule, kinds))
+        rows = np.flatnonzero(_among(shape.schedule, kinds))
         if not rows.size:
             continue
         split = SPLIT.issuperset(kinds)

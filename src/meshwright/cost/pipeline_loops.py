@@ -19,29 +19,60 @@ def interleaved(at: Turned) -> FloatArray:
     where ranks have their longer stages in unlike loops.
     """
     ahead = 2.0 * at.behind + (at.chunks - 1.0) * at.pipeline
-    enter = at.down.first_upto - at.down.first + at.up.first_upto - at.up.first + 2.0 * at.reach
-    stay = enter + at.units * (at.down.total + at.up.total)
-    start = _before_backwards(at, at.down, at.up)
-    end = _before_backwards(at, at.up, at.down)
     actions = at.chunks * at.units
-    once = stay + np.where(actions > ahead + 1.0, start + end, np.maximum(start, end))
+    enter = at.down.first_upto - at.down.first + at.up.first_upto - at.up.first + 2.0 * at.reach
+    down, up = _round(at, at.down), _round(at, at.up)
+    start, end = _before_backwards(at, at.down, at.up, down), _before_backwards(at, at.up, at.down, up)
+    gains = np.where(actions > ahead + 1.0, start + end, np.maximum(start, end))
+    once = enter + at.units * (at.down.total + at.up.total) + gains
+    alone = (at.units == at.pipeline) & (actions <= ahead + 1.0)  # such a rank goes forward only, then backward only
+    once = np.where(alone, np.maximum(once, down.whole.by_rank + up.whole.by_rank), once)
     longest = at.worst(once)
     if not at.across.any():
         return longest
     steps = np.diff(at.rank, axis=0, prepend=-1.0) / at.chunks
     own = (at.down.total + at.up.total) / at.chunks
     way = np.cumsum(steps * (at.down.total + at.up.total), axis=0) + 2.0 * at.reach
-    return np.maximum(longest, to_and_fro(at, once, way=way, own=own, ahead=ahead, units=actions, depth=2.0))
+    slow = to_and_fro(at, once, way=way, own=own, ahead=ahead, units=actions, depth=2.0)
+    return np.maximum(longest, np.maximum(slow, _there_and_back(at, down, up)))
 
 
-def _before_backwards(at: Turned, way: Way, back: Way) -> FloatArray:
+def _there_and_back(at: Turned, down: _Round, up: _Round) -> FloatArray:
+    """Seconds of a path of two ranks that follows one microbatch through all stages and back, then another; (rows,).
+
+    A trip from the first stage takes a rank 4 v - 1 forwards further, to its last stage, and one from there 2 v + 1, to
+    its first. Between more ranks the path that goes to and fro between two of them is longer.
+    """
+    trip = down.whole.first + up.whole.first
+    hops = at.chunks * at.across + (at.chunks - 1.0) * (at.around - at.across)
+    short = at.down.whole + at.across + at.up.everything + hops
+    actions = at.chunks * at.units
+    pairs = np.floor((actions - 1.0) / (6.0 * at.chunks))
+    rest = np.where(actions - 6.0 * at.chunks * pairs > 4.0 * at.chunks - 1.0, short, 0.0)
+    return np.where(at.pipeline == 2.0, pairs * (trip + short) + rest, 0.0) + trip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Round:
+    """The first round of microbatches through all stages of a rank but the last, and through all."""
+
+    before: _Ended
+    whole: _Ended
+
+
+def _round(at: Turned, way: Way) -> _Round:
+    before = _looped(at, way, units=at.pipeline, loops=at.chunks - 1.0)
+    arrived = before.where(at.chunks > 1.0, before.after(at.around - at.across))
+    return _Round(before=before, whole=_loop(at, way.last, arrived, units=at.pipeline))
+
+
+def _before_backwards(at: Turned, way: Way, back: Way, done: _Round) -> FloatArray:
     """What the longest path to the end of each rank's first backward gains over entering the rank at its first forward
     and staying, shape (ranks, rows); with passes in each other's place, what it gains after the last forward.
     """
-    ended = _looped(at, way, units=at.pipeline, loops=at.chunks - 1.0)
     round_before = np.where(at.chunks > 1.0, at.pipeline * (way.total - way.last), 0.0)
-    arrived = ended.after(at.around - at.across)
-    begun = np.maximum(ended.by_rank, arrived.first + way.last_upto - way.last + at.reach)
+    arrived = done.before.first + at.around - at.across
+    begun = np.maximum(done.before.by_rank, arrived + way.last_upto - way.last + at.reach)
     stayed = np.where(at.chunks > 1.0, begun, way.first_upto - way.first + at.reach)
     passes = _warm_up(at, way)
     mine = way.first_upto - way.first + at.reach + passes

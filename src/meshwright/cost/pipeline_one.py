@@ -7,7 +7,8 @@ import numpy as np
 from meshwright.cost.pipeline_ranks import Turned
 from meshwright.cost.work import FloatArray
 
-_STEPS = 4  # of an iteration that converges faster than linearly
+_STEPS = 3  # of an iteration that converges faster than linearly
+_SLOW = 0.02
 
 
 def filled(at: Turned) -> FloatArray:
@@ -65,7 +66,8 @@ def to_and_fro(
     units: FloatArray,
     depth: FloatArray | float,
 ) -> FloatArray:
-    """Seconds of the path that goes to and fro between two ranks all the time, as slow links demand; shape (rows,).
+    """Seconds of the path that goes to and fro between two ranks all the time, as slow links demand; shape (rows,),
+    nothing where the slowest link takes a fiftieth of a unit's work or less.
 
     A rank starts with `ahead` forwards, then does one forward and one backward in turn, `units` of each in all. One
     that has handed a forward on to another `d` ranks behind, and waits for the backward which that one does next, has
@@ -73,18 +75,23 @@ def to_and_fro(
     iteration (1967). `once` are the seconds of the path that stays on each rank, `own` a unit's there, `way` the sum of
     both passes and transfers from rank 0, all of shape (ranks, rows).
     """
-    column = np.arange(units.size)
-    place = depth * at.rank
-    back, forth = np.where(at.valid, own - way, -np.inf), np.where(at.valid, way, -np.inf)
-    near = far = np.where(at.valid, own, -np.inf).argmax(axis=0)
-    pace = own[near, column]
+    found: FloatArray = np.zeros(units.size)
+    own = np.where(at.valid, own, 0.0)
+    rows = np.flatnonzero(at.around - at.across > _SLOW * own.max(axis=0))
+    if not rows.size:
+        return found
+    column, rank, valid = np.arange(rows.size), at.rank[:, rows], at.valid[:, rows]
+    own, forth = own[:, rows], np.where(valid, way[:, rows], -np.inf)
+    back, place = np.where(valid, own - way[:, rows], -np.inf), np.broadcast_to(depth, units.shape)[rows] * rank
+    pace = own.max(axis=0)
     for _ in range(_STEPS):
         reached = forth - pace * place
         best = np.maximum.accumulate(reached[::-1], axis=0)[::-1] + back + pace * place
         near = best.argmax(axis=0)
-        far = np.where(at.rank >= at.rank[near, column], reached, -np.inf).argmax(axis=0)
+        far = np.where(rank >= rank[near, column], reached, -np.inf).argmax(axis=0)
         count = place[far, column] - place[near, column] + 1.0
         cycle = forth[far, column] + back[near, column]
         pace = cycle / count
-    cycles = np.maximum(np.floor((units - 2.0 - ahead[near, column]) / count), 0.0)
-    return np.asarray(once[near, column] + cycles * (cycle - count * own[near, column]), dtype=np.float64)
+    cycles = np.maximum(np.floor((units[rows] - 2.0 - ahead[near, rows]) / count), 0.0)
+    found[rows] = once[near, rows] + cycles * (cycle - count * own[near, column])
+    return found

@@ -87,8 +87,8 @@ class Turned:
     """What closed forms read of some rows, ranks first: numpy reduces the first dim of a long array fastest.
 
     `down` is the forward, `up` what the rank before waits for, `after` the weight gradients. `behind` ranks come after
-    each; `across` is the way from the first rank to the last, `around` back to the first, over the slowest link. A unit is a microbatch, or
-    a slice of one.
+    each; `across` is the way from the first rank to the last, `around` back to the first, over the slowest link. A
+    unit is a microbatch, or a slice of one.
     """
 
     down: Way

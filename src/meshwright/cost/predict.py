@@ -10,20 +10,25 @@ from meshwright.cost import fitting
 from meshwright.cost.costs import Costs
 from meshwright.cost.evaluate import evaluate
 from meshwright.cost.goodput import outlook
+from meshwright.cost.placed import as_placed
 from meshwright.cost.table import PlanTable
 from meshwright.cost.uncertainty import interval
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, NodeGroup
+from meshwright.spec.model import score_flops_per_token
 from meshwright.spec.plan import Design, Plan
 from meshwright.spec.report import Line, LineName, MemoryPart, Origin, Report, StageMemory
 from meshwright.spec.units import format_bytes, format_percent, format_seconds
+
+_LONG_CONTEXT = 0.25  # of the model's FLOPs: where scores are more, what the mask hides matters
 
 
 def predict(design: Design) -> Report:
     """What `design.plan` costs: lines that sum to the step, memory of every pipeline rank, the bottleneck in words.
 
-    Raises ConfigError when the plan needs a figure that a device lacks, or settings that differ between blocks.
+    Raises ConfigError when the plan needs a figure that a device lacks, settings that differ between blocks, or a
+    placement of which no cost is known.
     """
-    plan, model, cluster = design.plan, design.model, design.cluster
+    plan, model, cluster = design.plan, design.model, as_placed(design.plan, design.cluster)
     job = replace(design.job, sequence_length=plan.sequence_length, batch_tokens=plan.batch_tokens)
     table = PlanTable.from_plan(plan)
     costs = evaluate(table, model=model, cluster=cluster, job=job, every_rank=True)
@@ -44,7 +49,7 @@ def predict(design: Design) -> Report:
         outlook=outlook(table, step_seconds=step.seconds, model=model, cluster=cluster, job=job),
         total_tokens=design.job.total_tokens,
         price_per_hour=_price(plan, cluster),
-        notes=_notes(plan, cluster),
+        notes=_notes(design),
         detail=_detail(costs),
     )
     return replace(report, bottleneck=_bottleneck(report))
@@ -164,7 +169,8 @@ def _price(plan: Plan, cluster: ClusterSpec) -> float | None:
     return total
 
 
-def _notes(plan: Plan, cluster: ClusterSpec) -> tuple[str, ...]:
+def _notes(design: Design) -> tuple[str, ...]:
+    plan, cluster = design.plan, design.cluster
     notes = []
     for used in _used(plan, cluster):
         group = used.group
@@ -176,7 +182,20 @@ def _notes(plan: Plan, cluster: ClusterSpec) -> tuple[str, ...]:
         notes.append(f"{cluster.num_devices - plan.world_size} devices are not used")
     if cluster.origin is Origin.ANALYTIC:
         notes.append("from data sheets and formulas; measure the machine to narrow the interval")
+    scores = _score_share(design)
+    if design.job.data.document_mask and scores > _LONG_CONTEXT:
+        notes.append(
+            f"scores are {format_percent(scores)} of the model's FLOPs and are priced over whole sequences of "
+            f"{plan.sequence_length:,} tokens: job.data.document_mask is on, and how long documents are is not known"
+        )
     return tuple(notes)
+
+
+def _score_share(design: Design) -> float:
+    """Scores' share of the model's FLOPs at the plan's sequence length."""
+    whole = design.model.flops_per_token(design.plan.sequence_length)
+    scores = (3.0 * score_flops_per_token(layer, design.plan.sequence_length) for layer in design.model.layers)
+    return sum(scores) / whole if whole else 0.0
 
 
 def _detail(costs: Costs) -> dict[str, float]:

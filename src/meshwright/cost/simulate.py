@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -38,25 +38,41 @@ class StageSeconds:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRows:
     """StageSeconds of many rows, all of shape (stages, rows); `weight` is the part of `backward` that split schedules
-    put off.
+    put off, and `waits` what every pass that another rank needs is longer by where ranks wait for transfers.
     """
 
     forward: FloatArray
     backward: FloatArray
     weight: FloatArray
     transfer: FloatArray
+    waits: FloatArray
 
     def of(self, work: Work) -> FloatArray:
         if work is Work.FORWARD:
-            return self.forward
+            return self.forward + self.waits
         if work is Work.BACKWARD:
-            return self.backward
-        return self.weight if work is Work.WEIGHT else self.backward - self.weight
+            return self.backward + self.waits
+        return self.weight if work is Work.WEIGHT else self.backward - self.weight + self.waits
+
+    @property
+    def rows(self) -> int:
+        return int(self.forward.shape[1])
 
     def take(self, rows: Ids) -> StageRows:
         """Those rows alone."""
-        names = ("forward", "backward", "weight", "transfer")
-        return StageRows(**{name: getattr(self, name)[:, rows] for name in names})
+        return StageRows(**{field.name: getattr(self, field.name)[:, rows] for field in fields(self)})
+
+    def still(self) -> StageRows:
+        """Without transfers."""
+        nothing = np.zeros_like(self.transfer)
+        return replace(self, transfer=nothing, waits=nothing)
+
+    def beside(self, others: StageRows) -> StageRows:
+        """These rows, then `others`."""
+        names = [field.name for field in fields(self)]
+        return StageRows(
+            **{name: np.concatenate([getattr(self, name), getattr(others, name)], axis=1) for name in names}
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,25 +108,32 @@ def play(waves: Graph, *, stages: Sequence[StageSeconds]) -> Played:
     A transfer takes no time of either rank: it delays the arrival. A slice takes its share of its microbatch's
     seconds. Raises AssertionError when the schedule can not reach its end (`schedule.check` tells why).
     """
-    seconds, delay, ends = _ends(waves, stages=stages, shares=(1.0,))
-    came = ends[0, waves.needed] + delay[:, 0]
-    return Played(seconds=seconds, arrived=came.ravel()[waves.slot], end=ends[0, waves.slot])
+    assert not waves.stuck.size, "the table deadlocks"
+    program = waves.program
+    each = np.array([[stage.of(work) for work in WORKS] for stage in stages]) / program.slices
+    seconds = each[program.stage, program.work]
+    taken = np.append(seconds, 0.0)[waves.action]
+    delay = (np.array([*(stage.transfer for stage in stages), 0.0]) / program.slices)[waves.link]
+    num, ranks = waves.action.shape
+    ends: FloatArray = np.zeros(num * ranks + 1)
+    clock, arrived = np.zeros((2, ranks))
+    for wave, (needed, after, lasts) in enumerate(zip(waves.needed, delay, taken, strict=True)):
+        np.take(ends, needed, out=arrived, mode="clip")
+        np.add(arrived, after, out=arrived)
+        np.maximum(clock, arrived, out=clock)
+        np.add(clock, lasts, out=clock)
+        ends[wave * ranks : (wave + 1) * ranks] = clock
+    came = ends[waves.needed] + delay
+    return Played(seconds=seconds, arrived=came.ravel()[waves.slot], end=ends[waves.slot])
 
 
-def makespans(waves: Graph, *, stages: Sequence[StageSeconds]) -> tuple[float, float]:
-    """Seconds of the whole without transfers and with them, in one pass."""
-    still, moving = _ends(waves, stages=stages, shares=(0.0, 1.0))[2].max(axis=1)
-    return float(still), float(moving)
+def makespans(waves: Graph, *, stages: StageRows) -> FloatArray:
+    """Seconds of the whole of many rows that follow one schedule, shape (rows,).
 
-
-def makespans_of_rows(waves: Graph, *, stages: StageRows) -> FloatArray:
-    """As `makespans` with transfers, of many rows that follow one schedule; shape (rows,).
-
-    Takes 2 to 3 ns an action and row where rows are many, and 5 microseconds a wave where they are few.
+    Takes 2 to 3 ns an action and row where rows are many, and 2 to 3 microseconds a wave where they are few.
     """
-    rows = stages.forward.shape[1]
-    found = np.empty(rows)
-    for start in range(0, rows, _ROWS):
+    found = np.empty(stages.rows)
+    for start in range(0, stages.rows, _ROWS):
         chosen = slice(start, start + _ROWS)
         found[chosen] = _last_ends(waves, stages=stages, chosen=chosen)
     return found
@@ -138,31 +161,6 @@ def _last_ends(waves: Graph, *, stages: StageRows, chosen: slice) -> FloatArray:
         np.add(clock, taken, out=clock)
         place[:] = clock
     return np.asarray(clock.max(axis=0), dtype=np.float64)
-
-
-def _ends(
-    waves: Graph, *, stages: Sequence[StageSeconds], shares: Sequence[float]
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Seconds of every action, shape (actions,); the way of what each waits for, shape (waves, shares, ranks), as
-    many times as `shares` says; and when the actions of the graph's flattened places end, shape (shares, places + 1).
-    """
-    assert not waves.stuck.size, "the table deadlocks"
-    program = waves.program
-    each = np.array([[stage.of(work) for work in WORKS] for stage in stages]) / program.slices
-    seconds = each[program.stage, program.work]
-    taken = np.append(seconds, 0.0)[waves.action]
-    ways = np.array([*(stage.transfer for stage in stages), 0.0]) / program.slices
-    delay = ways[waves.link][:, None] * np.asarray(shares)[:, None]
-    num, ranks = waves.action.shape
-    ends: FloatArray = np.zeros((len(shares), num * ranks + 1))
-    clock, arrived = np.zeros((2, len(shares), ranks))
-    for wave, (needed, after, lasts) in enumerate(zip(waves.needed, delay, taken, strict=True)):
-        np.take(ends, needed, axis=1, out=arrived, mode="clip")
-        np.add(arrived, after, out=arrived)
-        np.maximum(clock, arrived, out=clock)
-        np.add(clock, lasts, out=clock)
-        ends[:, wave * ranks : (wave + 1) * ranks] = clock
-    return seconds, delay, ends
 
 
 def simulate(table: Table | Program, *, stages: Sequence[StageSeconds]) -> tuple[Event, ...]:

@@ -36,6 +36,10 @@ class Software:
     host's time; 0 where one kernel multiplies all.
     `dispatches_once`: a token crosses to a node once, however many of its experts are there (DeepEP, 2412.19437).
     `hides_experts`: tokens travel to their experts and back while another microbatch works in the same layer.
+    `hides_gradients`: what tensor ranks exchange of the gradient of a part's input travels beside the gradients of its
+    weights; `regathers`: with sequence parallel the input is gathered again for those, beside its own gradient
+    (2205.05198); `pieces`: gathers and scatters go in as many pieces as there are ranks, each beside the product of
+    another (10.1145/3567955.3567959).
     `collective_seconds` and `step_seconds`: what a collective and each of its ring's steps take longer than NCCL's of
     today. `waits_for_transfers`: sender and receiver of a stage's features do nothing else until both are done;
     `waits_in_loops`: with several stages on a rank too. `scatters_transfers`: tensor ranks send a slice each between
@@ -43,7 +47,8 @@ class Software:
     `keeps_copies`: parameters in the precision that multiplies lie beside the optimizer's fp32 masters, and gradients
     in a buffer of their own from the first step on; `narrow_parameters`: under recipes of eight and four bits those of
     layers are quantised themselves, and lie beside no other copy; `adds_narrow`: gradients add up in the precision that
-    multiplies, whatever they travel in. `fused_loss`: the loss reads logits as they come and
+    multiplies, whatever they travel in; `reduces_whole`: with the optimizer's state sharded, every rank is sent all of
+    their sum. `fused_loss`: the loss reads logits as they come and
     writes their gradient over them. `placeholders`: Transformer Engine keeps for each shape of weight a tensor that
     stands for the gradient which its product added elsewhere already (get_dummy_wgrad, since release 2.3). `dropout`:
     each branch keeps a mask of what it dropped. `plain_softmax`: where attention is not fused, scores are copied,
@@ -64,6 +69,9 @@ class Software:
     widens_attention: bool = True
     scatters_by_exchange: bool = True
     scatters_transfers: bool = False
+    hides_gradients: bool = False
+    regathers: bool = False
+    pieces: bool = False
     collective_seconds: float = 0.0
     step_seconds: float = 0.0
     waits_for_transfers: bool = False
@@ -77,6 +85,7 @@ class Software:
     keeps_copies: bool = False
     narrow_parameters: bool = False
     adds_narrow: bool = False
+    reduces_whole: bool = False
     fused_loss: bool = True
     placeholders: bool = False
     dropout: bool = False
@@ -124,9 +133,18 @@ _MEGATRON: Mapping[str, Any] = {
 # All-reduces of 1 to 16 MiB among 2, 4 and 8 A100 in vTrain's tables (VIA-Research/vTrain trace/a100, MIT) took 27, 40
 # and 68 us longer than those that newer versions of the library take there.
 _OLD_NCCL: Mapping[str, Any] = {"collective_seconds": 20e-6, "step_seconds": 3.4e-6}
-_SCALING: Mapping[str, Any] = {**_MEGATRON, "eager": True, "adds_narrow": True}
+_UNFUSED: Mapping[str, Any] = {
+    "fused_attention": False,
+    "dropout": True,
+    "adds_biases": True,
+    **_OLD_NCCL,
+    **_MEGATRON,
+}
+_SCALING: Mapping[str, Any] = {**_MEGATRON, "eager": True, "adds_narrow": True, "reduces_whole": True}
 _CORE: Mapping[str, Any] = {
     **_MEGATRON,
+    "hides_gradients": True,
+    "regathers": True,
     "waits_in_loops": False,
     "overlap": True,
     "fused_loss": True,
@@ -138,7 +156,7 @@ _TITAN: Mapping[str, Any] = {
     "fused_loss": False,
     "selects_operators": True,
 }
-_NEMO: Mapping[str, Any] = {**_CORE}
+_NEMO: Mapping[str, Any] = {**_CORE, "pieces": True}
 _BRIDGE: Mapping[str, Any] = {**_NEMO, "narrow_parameters": True}
 _EXPERTS: Mapping[str, Mapping[str, Any]] = {
     "": {},
@@ -152,7 +170,9 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
         "torch-2023": Software(attention_kernel=AttentionKernel.FLASH_1, plain_norms=True),
         "torch-2024": Software(plain_norms=True, **_TITAN),
         "torch-2024-compiled": Software(compiled=True, **_TITAN),
-        "megatron-2021": Software(fused_attention=False, dropout=True, adds_biases=True, **_OLD_NCCL, **_MEGATRON),
+        "torch-2024-async": Software(compiled=True, pieces=True, **_TITAN),
+        "megatron-2021": Software(**_UNFUSED),
+        "megatron-2022": Software(hides_gradients=True, regathers=True, **_UNFUSED),
         "megatron-flash": Software(attention_kernel=AttentionKernel.FLASH_2, **_MEGATRON),
         "scaling": Software(attention_kernel=AttentionKernel.FLASH_2, plain_norms=True, **_SCALING),
         "scaling-fused-norms": Software(attention_kernel=AttentionKernel.FLASH_2, **_SCALING),
@@ -163,7 +183,9 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
             attention_kernel=AttentionKernel.FLASH_2,
             **{**_MEGATRON, "overlap": True, "fused_accumulation": False, "adds_narrow": True},
         ),
-        "megatron-core-serial": Software(**{**_CORE, "overlap": False, "waits_in_loops": True}),
+        "megatron-core-serial": Software(
+            **{**_CORE, "overlap": False, "waits_in_loops": True, "hides_gradients": False}
+        ),
         **{f"megatron-core{name}": Software(**_CORE, **how) for name, how in _EXPERTS.items()},
         **{f"nemo{name}": Software(**_NEMO, **how) for name, how in _EXPERTS.items()},
         **{f"megatron-bridge{name}": Software(**_BRIDGE, **how) for name, how in _EXPERTS.items()},

@@ -21,22 +21,31 @@ _NARROW = (Precision.FP8, Precision.MXFP8, Precision.NVFP4)  # recipes whose par
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateBytes:
-    """Bytes per parameter of one row: the master copy, the copy that multiplies, gradients; shape (rows,)."""
+    """Bytes per parameter of one row: the master copy, the copy that multiplies, gradients; shape (rows,).
+
+    Sharded parameters are `gathered` as the optimizer wrote them: in eight or four bits where those are what the
+    software keeps, but under mxfp8, whose two copies are made of bf16 after it travelled.
+    """
 
     master: FloatArray
     compute: FloatArray
     reduced: FloatArray
+    gathered: FloatArray
 
 
-def state_bytes(table: PlanTable) -> StateBytes:
+def state_bytes(table: PlanTable, *, narrow: bool = False) -> StateBytes:
     """Masters and gradients are fp32 (fp64 under fp64); the copy that multiplies has the row's precision."""
 
     def pick(values: list[float], index: IntArray) -> FloatArray:
         return np.asarray(values, dtype=np.float64)[index]
 
+    copies = [2.0 if entry.quantized else float(entry.bytes) for entry in PRECISIONS]
+    alone = (Precision.FP8, Precision.NVFP4) if narrow else ()
+    sent = [entry.stored_bytes if entry in alone else size for entry, size in zip(PRECISIONS, copies, strict=True)]
     return StateBytes(
+        gathered=pick(sent, table.precision),
         master=pick([8.0 if entry is Precision.FP64 else 4.0 for entry in PRECISIONS], table.precision),
-        compute=pick([2.0 if entry.quantized else float(entry.bytes) for entry in PRECISIONS], table.precision),
+        compute=pick(copies, table.precision),
         reduced=pick([float(entry.bytes) for entry in PRECISIONS], table.gradient_precision),
     )
 

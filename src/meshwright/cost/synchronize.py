@@ -12,7 +12,7 @@ from meshwright.cost.memory import BUCKET_BYTES
 from meshwright.cost.network import Linear
 from meshwright.cost.overlap import Contention, Slack, Traffic, exposed
 from meshwright.cost.states import StateBytes
-from meshwright.cost.table import SCHEDULES, SHARDINGS, BoolArray, PlanTable
+from meshwright.cost.table import SCHEDULES, SHARDINGS, BoolArray, Layout, PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.plan import ScheduleKind, Sharding
 
@@ -56,14 +56,17 @@ def synchronize(
     links: DataLinks,
     experts: DataLinks,
     contention: Contention | None,
+    turns: FloatArray,
+    reduces_whole: bool,
 ) -> SyncSeconds:
     """What the sharding of every row does with one block's parameters and gradients.
 
     zero1 and zero2 gather once a step; zero3 gathers in forward and again in backward of every microbatch; zero2 and
-    zero3 scatter gradients every microbatch, zero1 once. Breadth-first runs all microbatches of a stage in a row, and
-    does once what others do for each: a share of it is told of every microbatch. Replicas reduce their shards once.
-    Each travels while the same block of a neighbouring layer works or waits for other links, unless `contention` is
-    None, and what that does not cover is exposed. Parameters on a grid of experts travel over `experts`.
+    zero3 scatter gradients every microbatch, or once in `turns` of them; zero1 once, or reduces them whole. Replicas
+    reduce their shards once. What is done once is done beside the first or the last slice of a microbatch, where those
+    are cut. Each travels while the same block of a neighbouring layer works or waits for other links, unless
+    `contention` is None, and what that does not cover is exposed: gradients beside the products that give them, where
+    those are a pass of their own. Parameters on a grid of experts travel over `experts`.
     """
     sharded, zero3 = table.sharding > 0, table.sharding == _ZERO3
     dense, apart = grid_parameters(block, table)
@@ -75,26 +78,51 @@ def synchronize(
             seconds = seconds + Traffic.over(grid, far=getattr(experts, place))
         return seconds.where(sharded)
 
-    gather = both_ways("gather", "sharded_far", dense * sizes.compute, apart * sizes.compute)
+    gather = both_ways("gather", "sharded_far", dense * sizes.gathered, apart * sizes.gathered)
     scatter = both_ways("scatter", "sharded_far", dense * sizes.reduced, apart * sizes.reduced)
     own, theirs = (sizes.reduced / parts for parts in (table.divided, table.expert_divided))
     replicas = both_ways("reduce_replicas", "replicas_far", dense * own, apart * theirs)
     ahead, behind = block.forth.slack, block.back.slack
-    every = np.where(table.schedule == _BREADTH_FIRST, 1.0 / table.microbatches, 1.0)
-    each_scatter = scatter.where(table.sharding > _ZERO1).times(every)
-    each_gather = gather.where(zero3).times(every)
-    both = each_gather + each_scatter
-    late = exposed(both, behind, contention)
-    share = late / np.where(both.whole > 0.0, both.whole, 1.0)
+    each_scatter = scatter.where(table.sharding > _ZERO1).times(1.0 / turns)
+    each_gather = gather.where(zero3).times(1.0 / turns)
     once = scatter.where(table.sharding == _ZERO1) + replicas
+    if reduces_whole:
+        whole = both_ways("reduce_all", "all_far", dense * sizes.reduced, apart * sizes.reduced)
+        once = whole.where(table.sharding == _ZERO1) + once.where(table.sharding != _ZERO1)
     first = gather.where(~zero3)
+    split = block.late.near > 0.0
+    slice_share = 1.0 / table.slices
+    back = exposed(each_gather, behind, contention)
+    before, window = np.where(split, 0.0, back), Slack.either(split, block.late, behind)
+    queue = each_gather.where(~split) + each_scatter
+    scattered = exposed(queue, window, contention) - before
+    ended = exposed(queue.times(slice_share) + once, window.times(slice_share), contention)
     return SyncSeconds(
         each_gather_forward=(exposed(each_gather, ahead, contention), each_gather.whole),
-        each_gather_backward=(share * each_gather.whole, each_gather.whole),
-        each_scatter=(share * each_scatter.whole, each_scatter.whole),
-        once_gather=(exposed(first, ahead, contention), first.whole),
-        once_gradients=(exposed(both + once, behind, contention) - late, once.whole),
+        each_gather_backward=(back, each_gather.whole),
+        each_scatter=(scattered, each_scatter.whole),
+        once_gather=(exposed(first, ahead.times(slice_share), contention), first.whole),
+        once_gradients=(ended - slice_share * (before + scattered), once.whole),
     )
+
+
+def turns(table: PlanTable) -> FloatArray:
+    """Microbatches for which a block's sharded parameters are gathered once, and its gradients scattered (rows,).
+
+    Breadth-first runs all microbatches of a stage in a row (2211.05953), and they share both where the parameters stay:
+    in stages of one layer, for memory holds the layer at work and the next one.
+    """
+    alone = np.array([_layers(layout) <= 1 for layout in table.layouts])[table.layout]
+    kept = (table.schedule == _BREADTH_FIRST) & alone
+    return np.where(kept, table.microbatches, 1).astype(np.float64)
+
+
+def _layers(layout: Layout) -> int:
+    """The most layers of any stage; the embedding is in the first one, the head in the last one."""
+    held = np.diff(layout.bounds)
+    held[0] -= 1
+    held[-1] -= 1
+    return int(held.max())
 
 
 def bucketed(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from meshwright.cost.evaluate import evaluate, stage_seconds
+from meshwright.cost.placed import as_placed
 from meshwright.cost.simulate import Event, simulate
 from meshwright.cost.table import PlanTable
 from meshwright.schedule.build import program
@@ -17,14 +19,16 @@ _NAMES = {Work.FORWARD: LineName.FORWARD}
 
 
 def timeline(design: Design) -> tuple[Span, ...]:
-    """Spans of one step on every pipeline rank, by LineName, from second 0; what follows the pipeline comes last.
+    """Spans of one step on every pipeline rank, by LineName, from second 0 to the end of the predicted step.
 
-    A backward's span holds its recompute. Raises ConfigError for a plan that `predict` refuses.
+    What is done once comes before and after the pipeline, the next step's batch last; gathers and gradients of every
+    microbatch, recompute and exchanges are in the span of their pass. Raises ConfigError for a plan that `predict`
+    refuses.
     """
-    plan = design.plan
+    plan, cluster = design.plan, as_placed(design.plan, design.cluster)
     job = replace(design.job, sequence_length=plan.sequence_length, batch_tokens=plan.batch_tokens)
     table = PlanTable.from_plan(plan)
-    stages = stage_seconds(table, model=design.model, cluster=design.cluster, job=job)
+    stages = stage_seconds(table, model=design.model, cluster=cluster, job=job)
     actions = program(
         plan.schedule.kind,
         pipeline=plan.pipeline,
@@ -33,24 +37,35 @@ def timeline(design: Design) -> tuple[Span, ...]:
         slices=plan.schedule.slices,
     )
     events = simulate(actions, stages=stages)
-    costs = evaluate(table, model=design.model, cluster=design.cluster, job=job)
-    played = max(event.start + event.seconds for event in events)
-    scale = float(costs.figures["makespan_seconds"][0]) / played
-    spans = [span for event in events for span in _spans(event, scale)]
-    end = played * scale
-    tail = (LineName.PARAMETERS, LineName.GRADIENTS, LineName.OPTIMIZER)
-    rest = {name: float(costs.parts[name][0]) for name in tail}
+    costs = evaluate(table, model=design.model, cluster=cluster, job=job, every_rank=True)
+    start = float(costs.figures["first_gather_seconds"][0])
+    makespan = float(costs.figures["makespan_seconds"][0])
+    scale = makespan / max(event.start + event.seconds for event in events)
+    last = {
+        LineName.GRADIENTS: float(costs.figures["last_reduce_seconds"][0]),
+        LineName.OPTIMIZER: float(costs.parts[LineName.OPTIMIZER][0]),
+        LineName.INPUT: float(costs.parts[LineName.INPUT][0]),
+        LineName.OTHER: float(costs.parts[LineName.OTHER][0]),
+    }
+    spans = [span for event in events for span in _spans(event, start, scale)]
     for rank in range(plan.pipeline):
-        clock = end
-        for name in tail[1:]:
-            if rest[name] > 0.0:
-                spans.append(Span(name=name, rank=rank, start=clock, seconds=rest[name]))
-                clock += rest[name]
+        spans += _in_turn({LineName.PARAMETERS: start}, rank=rank, start=0.0)
+        spans += _in_turn(last, rank=rank, start=start + makespan)
     return tuple(sorted(spans, key=lambda span: (span.rank, span.start)))
 
 
-def _spans(event: Event, scale: float) -> list[Span]:
-    start, seconds = event.start * scale, event.seconds * scale
+def _in_turn(seconds: Mapping[LineName, float], *, rank: int, start: float) -> list[Span]:
+    """One span after the other, none of those that take no time."""
+    spans = []
+    for name, lasts in seconds.items():
+        if lasts > 0.0:
+            spans.append(Span(name=name, rank=rank, start=start, seconds=lasts))
+            start += lasts
+    return spans
+
+
+def _spans(event: Event, begin: float, scale: float) -> list[Span]:
+    start, seconds = begin + event.start * scale, event.seconds * scale
     action = event.action
     name = _NAMES.get(action.work, LineName.BACKWARD)
     spans = []

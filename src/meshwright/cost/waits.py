@@ -33,15 +33,16 @@ class Timed:
 class Waited:
     """Seconds of one pass of a block beside its work; arrays of shape (rows,).
 
-    `tensor`, `context`, `experts` and `copies` (to the host's memory and back) are exposed; `whole_context`,
-    `whole_experts` and `whole_copies` hold hidden seconds too, none of those over tensor ranks are hidden. `slack` is
-    what the pass leaves free for parameters and gradients.
+    `tensor`, `context`, `experts` and `copies` (to the host's memory and back) are exposed; `whole_tensor`,
+    `whole_context`, `whole_experts` and `whole_copies` hold hidden seconds too. `slack` is what the pass leaves free
+    for parameters and gradients.
     """
 
     tensor: FloatArray
     context: FloatArray
     experts: FloatArray
     copies: FloatArray
+    whole_tensor: FloatArray
     whole_context: FloatArray
     whole_experts: FloatArray
     whole_copies: FloatArray
@@ -73,19 +74,22 @@ def waited(
             work=timed.work,
             stall=timed.stall,
             waits=exchanged.tensor + exchanged.context + served,
-            ring=exchanged.ring,
-            late=exchanged.late,
+            ring=exchanged.ring + exchanged.beside,
+            late=exchanged.late + exchanged.held_up,
             tokens=hidden,
             copies=copies,
             memory=memory,
         ),
         contention,
     )
+    delays = exchanged.late + exchanged.held_up
+    features = late.ring * exchanged.held_up / np.where(delays > 0.0, delays, 1.0)
     return Waited(
-        tensor=exchanged.tensor.whole,
-        context=exchanged.context.whole + late.ring,
+        tensor=exchanged.tensor.whole + features,
+        context=exchanged.context.whole + (late.ring - features),
         experts=served.whole + late.tokens,
         copies=late.copies,
+        whole_tensor=exchanged.tensor.whole + exchanged.beside.whole,
         whole_context=exchanged.context.whole + exchanged.ring.whole,
         whole_experts=exchanged.experts.whole,
         whole_copies=copies,

@@ -34,6 +34,7 @@ from meshwright.spec.plan import (
 
 T = TypeVar("T")
 _RECENT = ("megatron-core", "megatron-bridge", "nemo/")
+_2022 = ("megatron-lm v3", "nemo-megatron 22")
 _TUNED = ("nemo/", "megatron-bridge")  # recipes whose speed their authors publish
 _TORCH = {"composer": "torch-2023", "fsdp1": "torch-2024", "torchtitan": "torch-2024", "fsdp": "torch"}
 _MICROBATCHES = (2, 4, 8, 16, 32)
@@ -270,7 +271,7 @@ class _Reader:
         framework = self.run.text("framework").lower()
         for name, software in _TORCH.items():
             if name in framework:
-                return f"{software}-compiled" if "torchtitan" in framework and self.run.is_yes("compile") else software
+                return f"{software}{self._compiled()}" if "torchtitan" in framework else software
         if not self._framework_has(_MEGATRON):
             _refuse(f"no model of the software {self.run.text('framework')}")
         flash = self.run.is_yes("flash")
@@ -280,10 +281,16 @@ class _Reader:
         if kernel := re.search(r"norm kernel=(\w+)([^;]*)", self.run.text("extra")):
             return "scaling-fused-norms" if "RMS kernel" in kernel[2] else _scaling(kernel[1])
         if not flash:
-            return "megatron-2021"
+            return "megatron-2022" if self._framework_has(_2022) else "megatron-2021"
         if self._framework_has(("internevo",)):
             return "internevo"
         return self._core() if self._is_recent() else "megatron-flash"
+
+    def _compiled(self) -> str:
+        """What of torchtitan's ways to be quicker the run says that it used."""
+        if "async TP" in self.run.text("extra"):
+            return "-async"
+        return "-compiled" if self.run.is_yes("compile") else ""
 
     def _core(self) -> str:
         """Megatron-Core with what the run says of its communication."""
@@ -291,6 +298,9 @@ class _Reader:
         if "overlap switched off" in extra:
             return "megatron-core-serial"
         once = any(f"dispatcher={name}" in extra for name in ("deepep", "hybridep"))
+        latent = self.run.text("arch").lower() == "moe-mla" and "dispatcher=" not in extra
+        if latent and self._framework_has(("megatron-bridge",)):
+            once = self._assume("tokens cross to a node once, as in the stack's own recipes", True)
         name = "nemo" if self._framework_has(_TUNED) else "megatron-core"
         name = "megatron-bridge" if self._framework_has(("megatron-bridge",)) else name
         return name + ("-deepep" if once else "") + ("-overlap" if "moe_a2a_overlap" in extra else "")

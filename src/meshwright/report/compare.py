@@ -74,7 +74,7 @@ def compare(one: Path | str, other: Path | str) -> Comparison:
         one=first,
         other=second,
         origin=Origin.MEASURED if measured else first.report.step.origin,
-        verdict=_verdict(first, second, measured=measured, doubtful=not measured and _overlap(files, first, second)),
+        verdict=_compared(files, first, second, measured=measured),
         settings=_settings(*(entry.design for entry in files)),
         step=_steps(first.waterfall, second.waterfall),
         memory=_memory(first.report, second.report),
@@ -136,6 +136,21 @@ def _fullest(report: Report) -> StageMemory:
     """The pipeline rank with least room left."""
     empty = StageMemory(rank=0, parts={}, capacity=0.0)
     return min(report.memory, key=lambda stage: stage.capacity - stage.total, default=empty)
+
+
+def _compared(files: Sequence[RunFiles], one: Side, other: Side, *, measured: bool) -> str:
+    """The verdict; of different models there is none, since a token of one is not the work of a token of the other."""
+    designs = [entry.design for entry in files]
+    if designs[0].model != designs[1].model:
+        ours, theirs = (f"{format_count(side.report.tokens_per_second)} tokens/s" for side in (one, other))
+        names = [design.model.name for design in designs]
+        models = f"{names[0]} and {names[1]}" if names[0] != names[1] else f"two models that are called {names[0]}"
+        return f"No verdict: they train {models}. {one.name} trains {ours}, {other.name} {theirs}."
+    verdict = _verdict(one, other, measured=measured, doubtful=not measured and _overlap(files, one, other))
+    lengths = [design.plan.sequence_length for design in designs]
+    if lengths[0] == lengths[1]:
+        return verdict
+    return f"{verdict} A token costs more in longer sequences: they have {lengths[0]:,} and {lengths[1]:,} tokens."
 
 
 def _verdict(one: Side, other: Side, *, measured: bool, doubtful: bool) -> str:

@@ -12,6 +12,7 @@ from meshwright.report.decision_data import document, plan_data
 from meshwright.report.drawn_step import DrawnStep, drawn_step
 from meshwright.report.explain import UNKNOWN, explain_files
 from meshwright.report.figure import Figure, Table, colour
+from meshwright.report.launches import Launch, launches
 from meshwright.report.losses import losses_figure
 from meshwright.report.memory_columns import memory_of_ranks
 from meshwright.report.plans import layout_table
@@ -92,6 +93,7 @@ class DecisionView:
     rows: tuple[RankedRow, ...]
     scatter: Figure
     panels: tuple[PanelView, ...]
+    launches: tuple[Launch, ...]
     chosen: int
     data: str
 
@@ -130,6 +132,7 @@ def decision_view(decision: Decision) -> DecisionView:
         rows=tuple(_row(plan) for plan in plans),
         scatter=scatter([plan.entry for plan in plans], chosen=chosen),
         panels=tuple(_panel(plan, best) for plan in plans),
+        launches=launches(best.files.design),
         chosen=best.number,
         data=document([_data(plan) for plan in plans], chosen=best.number),
     )
@@ -163,7 +166,7 @@ def _marks(ranked: Sequence[Candidate], index: int, *, chosen: int) -> tuple[str
     return tuple(found)
 
 
-_HEADERS = ("step", "band", "tokens/s", "MFU", "peak memory", "free", "bubble", "communication", "cost")
+_HEADERS = ("step", "band", "tokens/s", "MFU", "peak memory", "free", "fits", "bubble", "communication", "cost")
 
 
 def _row(plan: _Priced) -> RankedRow:
@@ -173,14 +176,19 @@ def _row(plan: _Priced) -> RankedRow:
         Cell(text=format_seconds(entry.step_seconds), value=entry.step_seconds),
         Cell(text=f"{format_seconds(low)} to {format_seconds(high)}", value=high),
         Cell(text=f"{entry.tokens_per_second:,.0f}", value=entry.tokens_per_second),
-        Cell(text=UNKNOWN if entry.mfu is None else format_percent(entry.mfu), value=entry.mfu or 0.0),
+        _share(entry.mfu),
         Cell(text=format_bytes(entry.peak_bytes), value=entry.peak_bytes),
         Cell(text=format_bytes(entry.free_bytes), value=entry.free_bytes),
-        Cell(text=format_percent(entry.bubble_share), value=entry.bubble_share),
-        Cell(text=format_percent(entry.communication_share), value=entry.communication_share),
+        _share(entry.fit_probability),
+        _share(entry.bubble_share),
+        _share(entry.communication_share),
         Cell(text=UNKNOWN if entry.total_cost is None else f"${entry.total_cost:,.0f}", value=entry.total_cost or 0.0),
     )
     return RankedRow(number=plan.number, name=entry.plan.describe(), marks=plan.marks, cells=cells)
+
+
+def _share(value: float | None) -> Cell:
+    return Cell(text=UNKNOWN if value is None else format_percent(value), value=value or 0.0)
 
 
 def _panel(plan: _Priced, best: _Priced) -> PanelView:

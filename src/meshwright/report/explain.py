@@ -206,7 +206,9 @@ def _outlook(report: Report) -> tuple[str, ...]:
     if whole.goodput is not None and whole.checkpoint_seconds is not None:
         share = format_percent(whole.goodput)
         every = format_seconds(whole.checkpoint_seconds)
-        sentences.append(f"Of the time {share} leads there, with a checkpoint every {every}.")
+        written = format_seconds(whole.write_seconds)
+        late = f", which is sooner than the {written} that one takes to write" if whole.checkpoint_hurries else ""
+        sentences.append(f"Of the time {share} leads there, with a checkpoint every {every}{late}.")
     return tuple(sentences)
 
 

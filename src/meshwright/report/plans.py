@@ -43,7 +43,7 @@ def plans_view(decision: Mapping[str, Any] | None, *, chosen: str) -> PlansView 
     return PlansView(
         summary=_summary(decision),
         ranked=Table(
-            headers=("", "plan", "step", "tokens/s", "MFU", "memory", "bubble", "communication"),
+            headers=("", "plan", "step", "tokens/s", "MFU", "memory", "fits", "bubble", "communication"),
             rows=tuple(
                 _row(index, plan, entry) for index, (plan, entry) in enumerate(zip(plans, candidates, strict=True))
             ),
@@ -76,8 +76,10 @@ def _span_of(stages: list[int]) -> str:
 
 
 def _summary(decision: Mapping[str, Any]) -> str:
-    considered, fitting = decision.get("considered"), decision.get("fitting")
-    parts = [f"{considered:,} legal plans were priced" if isinstance(considered, int) else ""]
+    considered, priced, fitting = (decision.get(name) for name in ("considered", "priced", "fitting"))
+    all_priced = not isinstance(priced, int) or priced == considered
+    parts = [f"{considered:,} legal plans were {'priced' if all_priced else 'searched'}" if considered else ""]
+    parts.append("" if all_priced else f"{priced:,} that could be best were priced")
     parts.append(f"{fitting:,} fit in memory" if isinstance(fitting, int) else "")
     seconds = decision.get("seconds")
     parts.append(f"in {format_seconds(seconds)}" if isinstance(seconds, (int, float)) else "")
@@ -92,6 +94,7 @@ def _row(index: int, plan: Plan, entry: Mapping[str, Any]) -> tuple[str, ...]:
         _shown(entry.get("tokens_per_second"), lambda value: f"{value:,.0f}"),
         _shown(entry.get("mfu"), format_percent),
         _shown(entry.get("peak_bytes"), format_bytes),
+        _shown(entry.get("fit_probability"), format_percent),
         _shown(entry.get("bubble_share"), format_percent),
         _shown(entry.get("communication_share"), format_percent),
     )

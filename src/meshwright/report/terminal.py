@@ -156,14 +156,24 @@ def outlook(value: Outlook) -> Table:
         rows.add_row(
             "goodput", format_percent(value.goodput), f"{failures}, {format_seconds(value.restart_seconds)} each"
         )
-        size = f"{format_bytes(value.checkpoint_bytes)}, {format_seconds(value.stall_seconds)} of stall each"
-        rows.add_row("checkpoint every", format_seconds(value.checkpoint_seconds), size)
+        rows.add_row("checkpoint every", format_seconds(value.checkpoint_seconds), checkpoint_words(value))
     if value.dollars is not None and value.dollars_per_billion is not None:
         rows.add_row("cost", f"${format_count(value.dollars)}", f"${value.dollars_per_billion:,.2f} a billion tokens")
     if value.kilowatt_hours is not None and value.kilowatt_hours_per_billion is not None:
         each = f"{value.kilowatt_hours_per_billion:,.1f} kWh a billion tokens; {value.assumed[-1]}"
         rows.add_row("energy", f"{value.kilowatt_hours:,.0f} kWh", each)
     return rows
+
+
+def checkpoint_words(value: Outlook) -> str:
+    """What a checkpoint is, what it stops, and when it is safe; that it comes too soon where it does."""
+    size, stall = format_bytes(value.checkpoint_bytes), format_seconds(value.stall_seconds)
+    written = format_seconds(value.write_seconds)
+    if value.checkpoint_hurries:
+        return f"{size}; too often: each takes {written} to write, and training waits for the one before"
+    if value.stall_seconds < value.write_seconds:
+        return f"{size}; each stops training for {stall}, the copy to the host, and is safe after {written}"
+    return f"{size}; each stops training for the {written} that it takes to write"
 
 
 def memory(stages: Sequence[StageMemory]) -> Table:

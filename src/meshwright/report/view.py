@@ -193,7 +193,7 @@ def plan_tiles(report: Report) -> tuple[Tile, ...]:
         Tile(
             label="peak memory",
             value=format_bytes(report.peak_bytes),
-            note=f"of {format_bytes(capacity)} a device",
+            note=f"of {format_bytes(capacity)} a device{_chance(report)}",
             tone="good" if report.fits else "poor",
         ),
         Tile(
@@ -207,6 +207,10 @@ def plan_tiles(report: Report) -> tuple[Tile, ...]:
             note="price not known" if report.price_per_hour is None else f"${report.price_per_hour:,.2f} an hour",
         ),
     )
+
+
+def _chance(report: Report) -> str:
+    return "" if report.fit_probability is None else f", fits with {format_percent(report.fit_probability)}"
 
 
 def _comparison(views: Sequence[RunView]) -> Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -10,16 +10,13 @@ import numpy.typing as npt
 from meshwright.cost import Layout, PlanTable
 from meshwright.cost.block_bytes import BlockBytes
 from meshwright.cost.compute import optimizer_seconds
-from meshwright.cost.kinds import BlockSeconds
 from meshwright.cost.layouts import LayoutArrays, count
 from meshwright.cost.memory import memory, owned_parameters
 from meshwright.cost.offload import away_seconds, optimizes_away
-from meshwright.cost.overlap import Slack
 from meshwright.cost.pipeline import Shape
 from meshwright.cost.software import software
 from meshwright.cost.states import state_bytes
 from meshwright.cost.table import OFFLOADS, SCHEDULES
-from meshwright.cost.waits import Waited
 from meshwright.search.least import BlockLeast, Least
 from meshwright.search.space import Space
 from meshwright.search.travel import Lasts, Work, least_seconds
@@ -203,17 +200,17 @@ def _summed(counts: Floats, each: Floats) -> Floats:
     return np.asarray(np.matmul(counts, each[..., None])[..., 0])
 
 
-def _as_blocks(found: BlockLeast) -> list[BlockSeconds]:
-    """As memory reads them: bytes and parameters."""
-    none = np.zeros(len(found.kept))
-    free = Slack(work=none, near=none, far=none)
-    still = Waited(**dict.fromkeys(set(Waited.__dataclass_fields__) - {"slack"}, none), slack=free)
-    seconds = ("forward", "backward", "recompute", "weight", "tensor_bytes", "flops", "factor")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    bytes: BlockBytes
+    parameters: Floats
+    expert_parameters: Floats
+
+
+def _as_blocks(found: BlockLeast) -> list[_Held]:
+    """As memory reads them: bytes and parameters, kind by kind."""
     return [
-        BlockSeconds(
-            **dict.fromkeys(seconds, none),
-            forth=still,
-            back=still,
+        _Held(
             parameters=found.parameters[:, kind],
             expert_parameters=found.apart[:, kind],
             bytes=BlockBytes(
@@ -222,8 +219,6 @@ def _as_blocks(found: BlockLeast) -> list[BlockSeconds]:
                 logits=found.logits[:, kind],
                 away=found.away[:, kind],
             ),
-            parts={},
-            inverse=np.zeros(0, dtype=np.intp),
         )
         for kind in range(found.kept.shape[1])
     ]

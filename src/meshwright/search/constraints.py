@@ -9,7 +9,7 @@ from meshwright.search.rules import Rule, Scope
 from meshwright.spec.cluster import Precision
 from meshwright.spec.codec import nearest
 from meshwright.spec.errors import ConfigError, Problem
-from meshwright.spec.job import Constraints
+from meshwright.spec.job import SHORT_NAMES, Constraints
 from meshwright.spec.plan import Design, ExchangeKind, Offload, Plan, Recompute, ScheduleKind, Sharding
 
 Value = int | str
@@ -153,7 +153,8 @@ CONSTRAINT_RULES = (Rule(name="keeps-constraints", scope=Scope.PLAN, check=keeps
 
 def _read(name: str, raw: Value, *, where: str, problems: list[Problem]) -> Value | None:
     if name not in COLUMNS:
-        problems.append(Problem(where=where, what=f"{name!r} is not a column of a plan", fix=nearest(name, COLUMNS)))
+        near = nearest(name, (*COLUMNS, *SHORT_NAMES))
+        problems.append(Problem(where=where, what=f"{name!r} is not a column of a plan", fix=near))
         return None
     text = str(raw).strip()
     if name in NUMBERS:

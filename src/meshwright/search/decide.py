@@ -27,7 +27,7 @@ from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.errors import NoPlanFits
 from meshwright.spec.job import JobSpec, Objective
 from meshwright.spec.model import ModelSpec
-from meshwright.spec.plan import Design
+from meshwright.spec.plan import Design, Plan
 from meshwright.spec.report import Report
 
 SLACK = 1.02  # over the best scores, below which plans are priced: closed forms may be as much too short
@@ -164,20 +164,24 @@ def front(found: Explorer, *, model: ModelSpec, cluster: ClusterSpec, job: JobSp
 
 
 def _order(entry: tuple[Design, Report], objective: Objective) -> tuple[bool, float, float]:
-    """Plans that fit come first, then what the objective minimises.
+    """Plans that fit come first, then what the objective minimises."""
+    plan, report = entry[0].plan, entry[1]
+    return not report.fits, minimised(plan, report, objective), report.step_seconds * report.error_band[1]
+
+
+def minimised(plan: Plan, report: Report, objective: Objective) -> float:
+    """What the best plan has least of: seconds of a step, device-seconds or bytes.
 
     Time and cost are at the cautious end of their interval, over the probability of fitting: a plan that fits half the
     time is tried, and given up, as often as it runs.
     """
-    plan, report = entry[0].plan, entry[1]
     upper = report.step_seconds * report.error_band[1]
     expected = upper / max(1.0 if report.fit_probability is None else report.fit_probability, LEAST_LIKELY)
-    value = {
+    return {
         Objective.TIME: expected,
         Objective.COST: expected * plan.world_size,
         Objective.MEMORY: report.peak_bytes,
     }[objective]
-    return not report.fits, value, upper
 
 
 def _value(entry: tuple[Design, Report], objective: Objective) -> float:

@@ -118,7 +118,15 @@ def _against(chosen: Design, report: Report, table: PlanTable, row: int, *, name
         return f"{head} would take as long{rest}"
     noun = "money" if chosen.job.objective is Objective.COST else "time"
     verb = f"would take {format_percent(abs(change))} {'more' if change > 0 else 'less'} {noun}"
-    return f"{head} {verb}{rest}: {_cause(report, other)}"
+    return f"{head} {verb}{rest}: {_cause(report, other)}{_surety(report, other) if change < 0 else ''}"
+
+
+def _surety(report: Report, other: Report) -> str:
+    """Why a plan that takes less time is not the best: it is likelier not to fit."""
+    ours, theirs = report.fit_probability, other.fit_probability
+    if ours is None or theirs is None or theirs >= ours:
+        return ""
+    return f"; but it fits with {format_percent(theirs)}, not {format_percent(ours)}"
 
 
 def _cause(report: Report, other: Report) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -11,12 +12,12 @@ from typing import Any
 from meshwright.catalog.overrides import parse_value
 from meshwright.catalog.ranges import checked_job
 from meshwright.catalog.shorthand import checked
-from meshwright.search.constraints import COLUMNS
+from meshwright.search.constraints import COLUMNS, limits
 from meshwright.search.vary import Question, carried
 from meshwright.spec import codec
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.errors import ConfigError, Problem
-from meshwright.spec.job import JobSpec
+from meshwright.spec.job import Constraints, JobSpec, full_name
 
 ALIASES: Mapping[str, str] = MappingProxyType(
     {
@@ -57,11 +58,11 @@ def find_field(asked: Question, written: str) -> Field:
     path = _full(written)
     known = dict(_numbers(asked))
     if path.startswith(_FIX):
-        column = path.removeprefix(_FIX)
+        column = full_name(path.removeprefix(_FIX))
         if column not in COLUMNS:
             what = f"{column!r} is not a column of a plan"
             raise ConfigError(Problem(where=f"--sweep {written}", what=what, fix=codec.nearest(column, COLUMNS)))
-        return Field(written=written, path=path, value=asked.job.constraints.fix.get(column))
+        return Field(written=written, path=f"{_FIX}{column}", value=asked.job.constraints.fix.get(column))
     if path in known:
         return Field(written=written, path=path, value=known[path])
     names = [*known, *(f"{_FIX}{column}" for column in COLUMNS), *(name for name in ALIASES if ALIASES[name] in known)]
@@ -114,24 +115,49 @@ def _leaves(document: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any
 def with_field(asked: Question, field: Field, value: Any) -> Question:
     """The question with the field at `value`: a number, or text as a person writes it (`100GB/s`, `4Mi`).
 
-    Raises ConfigError where the field cannot have that value.
+    Raises ConfigError where the question cannot be asked so.
     """
+    try:
+        return _changed(asked, field, value)
+    except ConfigError as error:
+        where = f"--sweep {field.written}={value}"
+        raise ConfigError(replace(problem, where=where) for problem in error.problems[:1]) from None
+
+
+def field_problems(asked: Question, field: Field, value: Any) -> tuple[Problem, ...]:
+    """Why the field can never have `value`; () where it can, or where another field of the question stands against it.
+
+    Numbers that decoding alone would round (a count of 1.5) are told too.
+    """
+    where = f"--sweep {field.written}={value}"
+    try:
+        changed = _changed(asked, field, value)
+        if field.path.startswith(_FIX):
+            limits(Constraints(fix={(name := field.path.removeprefix(_FIX)): changed.job.constraints.fix[name]}))
+    except ConfigError as error:
+        own = [problem for problem in error.problems if _is_of(problem.where, field.path)]
+        return tuple(replace(problem, where=where) for problem in own)
+    return ()
+
+
+def _is_of(where: str, path: str) -> bool:
+    """Whether a problem at `where` is of the field: `job.` is left out by some checks, and groups are numbered."""
+    place = re.sub(r"groups\[\d+\]\.", "", where)
+    return place.removeprefix("job.").removeprefix("cluster.") in (path, path.split(".", 1)[1])
+
+
+def _changed(asked: Question, field: Field, value: Any) -> Question:
     section, _, rest = field.path.partition(".")
     keys = rest.split(".")
-    try:
-        if section == "job":
-            document = codec.encode(asked.job)
-            _put(document, keys, parse_value(value) if isinstance(value, str) else value)
-            return replace(asked, job=checked_job(codec.decode(JobSpec, document, "job")))
-        document = codec.encode(asked.cluster)
-        for target in _targets(document, keys):
-            _put(target, keys[1:] if keys[0].startswith("groups[") else keys, value)
-        changed = checked(codec.decode(ClusterSpec, document, "cluster"))
-        return replace(asked, cluster=carried(asked.cluster, changed))
-    except ConfigError as error:
-        what = error.problems[0].what
-        fix = error.problems[0].fix
-        raise ConfigError(Problem(where=f"--sweep {field.written}={value}", what=what, fix=fix)) from None
+    if section == "job":
+        document = codec.encode(asked.job)
+        _put(document, keys, parse_value(value) if isinstance(value, str) else value)
+        return replace(asked, job=checked_job(codec.decode(JobSpec, document, "job")))
+    document = codec.encode(asked.cluster)
+    for target in _targets(document, keys):
+        _put(target, keys[1:] if keys[0].startswith("groups[") else keys, value)
+    changed = checked(codec.decode(ClusterSpec, document, "cluster"))
+    return replace(asked, cluster=carried(asked.cluster, changed))
 
 
 def _targets(document: dict[str, Any], keys: list[str]) -> list[dict[str, Any]]:

@@ -4,31 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
 from meshwright.search.constraints import COLUMNS, Value, columns_of, limits
 from meshwright.spec.codec import nearest
 from meshwright.spec.errors import ConfigError, Problem
-from meshwright.spec.job import Constraints
+from meshwright.spec.job import SHORT_NAMES, Constraints, full_name
 from meshwright.spec.plan import Plan, Recompute
 
-SHORT: Mapping[str, str] = MappingProxyType(
-    {
-        "tp": "tensor",
-        "pp": "pipeline",
-        "dp": "data",
-        "cp": "context",
-        "ep": "expert",
-        "etp": "expert_tensor",
-        "fsdp": "shard",
-        "ddp": "replicate",
-        "mbs": "microbatch",
-        "vpp": "chunks",
-        "sp": "sequence_parallel",
-        "ac": "recompute",
-        "gpus": "devices",
-    }
-)
 WHERE = "--why"
 
 
@@ -41,10 +23,10 @@ def read_settings(text: str | Mapping[str, Value]) -> dict[str, Value]:
     problems: list[Problem] = []
     found: dict[str, Value] = {}
     for name, value in _pairs(text, problems):
-        column = SHORT.get(name.lower(), name.lower())
+        column = full_name(name)
         if column not in COLUMNS:
             what = f"{name!r} is not a setting of a plan"
-            known = [*COLUMNS, *(short for short, long in SHORT.items() if long in COLUMNS)]
+            known = [*COLUMNS, *SHORT_NAMES]
             problems.append(Problem(where=f"{WHERE} {name}", what=what, fix=nearest(name.lower(), known)))
         elif column in found:
             problems.append(Problem(where=f"{WHERE} {name}", what=f"{column} is named twice", fix="name it once"))

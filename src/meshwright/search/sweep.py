@@ -12,7 +12,7 @@ from meshwright.search import vary
 from meshwright.search.candidate import Candidate, Decision, candidate
 from meshwright.search.check import check
 from meshwright.search.constraints import Value
-from meshwright.search.fields import Field, find_field, with_field
+from meshwright.search.fields import Field, field_problems, find_field, with_field
 from meshwright.search.rules import Scope
 from meshwright.search.settings import differing
 from meshwright.search.vary import Progress, Question
@@ -172,26 +172,20 @@ def read_axis(asked: Question, text: str) -> Axis:
     if ".." in values:
         numbers = _range(text, values, whole=field.is_whole)
         labels = tuple(shown(field.path, number) for number in numbers)
+        _check_values(asked, field, numbers)
         return Axis(field=field, values=numbers, labels=labels)
     labels = tuple(value.strip() for value in values.split(","))
     if len(set(labels)) < len(labels) or not all(labels):
         raise ConfigError(Problem(where=f"--sweep {text}", what="a value is empty or named twice", fix=FORMS))
-    for label in labels:
-        _check(asked, field, label)
+    _check_values(asked, field, labels)
     return Axis(field=field, values=labels, labels=labels)
 
 
-def _check(asked: Question, field: Field, label: str) -> None:
-    """Raises ConfigError for text that no number is; what no job can have is a point without a plan."""
-    if isinstance(field.value, (int, float)) and not field.path.startswith("job.constraints.fix."):
-        try:
-            number = parse_quantity(label)
-        except ValueError as error:
-            raise ConfigError(Problem(where=f"--sweep {field.written}={label}", what=str(error))) from None
-        if field.is_whole and not number.is_integer():
-            raise ConfigError(Problem(where=f"--sweep {field.written}={label}", what="expected a whole number"))
-        return
-    with_field(asked, field, label)
+def _check_values(asked: Question, field: Field, values: Sequence[Any]) -> None:
+    """Raises ConfigError with every value that the field itself cannot have, whatever the rest of the question."""
+    problems = [problem for value in values for problem in field_problems(asked, field, value)]
+    if problems:
+        raise ConfigError(problems)
 
 
 def _range(text: str, values: str, *, whole: bool) -> tuple[float | int, ...]:

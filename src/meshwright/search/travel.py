@@ -84,10 +84,11 @@ def least_seconds(
     count, sharding = table.microbatches[:, None], table.sharding[:, None]
     if group.device.kind is DeviceKind.CPU:
         return np.asarray((work.before + count * (work.forward.whole + work.backward.whole)).max(axis=1))
-    links, sizes = _links(table, group=group, cluster=cluster, software=software), state_bytes(table)
-    compute, reduced = (work.parameters * size[:, None] for size in (sizes.compute, sizes.reduced))
+    links = _links(table, group=group, cluster=cluster, software=software)
+    sizes = state_bytes(table, narrow=software.narrow_parameters)
+    gathered, reduced = (work.parameters * size[:, None] for size in (sizes.gathered, sizes.reduced))
     far, together = links.sharded_far[:, None], links.all_far[:, None]
-    gather = Traffic.over(links.gather.seconds(compute), far=far)
+    gather = Traffic.over(links.gather.seconds(gathered), far=far)
     scatter = Traffic.over(links.scatter.seconds(reduced), far=far)
     replicas = links.reduce_replicas.seconds(reduced / table.divided[:, None])
     every = np.where(table.schedule == _BREADTH_FIRST, 1.0 / table.microbatches, 1.0)[:, None]

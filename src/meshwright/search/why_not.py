@@ -10,7 +10,7 @@ from enum import StrEnum
 from meshwright.search import vary
 from meshwright.search.candidate import Decision
 from meshwright.search.constraints import WORDS, Value, columns_of, limits
-from meshwright.search.decide import design
+from meshwright.search.decide import design, minimised
 from meshwright.search.probe import broken_rules
 from meshwright.search.settings import differing, word, words
 from meshwright.search.vary import Progress, Question
@@ -25,10 +25,19 @@ BOUNDLESS = 1e6
 
 
 class Verdict(StrEnum):
-    """What becomes of the settings: they are the best plan's; a plan with them is worse; none fits; none is legal."""
+    """What becomes of the settings: the best plan has them; how one with them stands to it; none fits; none is legal.
+
+    A plan is UNSURE that is faster and yet ranked behind: it is likelier not to fit, or its interval is wider. It is
+    BETTER where the search, free to choose, had left it out.
+    """
 
     CHOSEN = "chosen"
+    BETTER = "better"
+    ALIKE = "as good"
+    UNSURE = "faster and less sure"
     WORSE = "worse"
+    DEARER = "costs more"
+    LARGER = "needs more memory"
     TOO_LARGE = "too large"
     ILLEGAL = "illegal"
 
@@ -78,7 +87,7 @@ def why_not(
         return replace(answer, sentences=(*notes, "The chosen plan has these settings: it is the best with them."))
     found = vary.best(named)
     if isinstance(found, Decision):
-        return _worse(answer, found)
+        return _compared(answer, found)
     lean = _leanest(named)
     nearest = _nearest(named, settings, own, progress=progress)
     if lean is None:
@@ -105,13 +114,13 @@ def _merged(constraints: Constraints, settings: Mapping[str, Value]) -> tuple[Co
     return replace(constraints, fix={**kept, **settings}, forbid=forbid), notes
 
 
-def _worse(answer: WhyNot, found: Decision) -> WhyNot:
+def _compared(answer: WhyNot, found: Decision) -> WhyNot:
     ours, theirs = answer.chosen_report, found.report
     gaps = diff(ours, theirs)
     change = theirs.step_seconds / ours.step_seconds - 1.0
     least = found.design.job.objective
     steps = f"{format_seconds(theirs.step_seconds)} a step, not {format_seconds(ours.step_seconds)}"
-    if abs(change) < 0.0005:
+    if abs(change) < vary.TIE:
         said = f"A plan with {words(answer.settings)} fits and takes as long ({steps})."
     else:
         speed = "slower" if change > 0 else "faster"
@@ -121,15 +130,42 @@ def _worse(answer: WhyNot, found: Decision) -> WhyNot:
     sentences = [*answer.sentences, said, *_where(gaps)]
     if least is not Objective.TIME:
         sentences.append(_by_objective(answer, found, least))
+    verdict = _verdict(answer, found, change=change)
+    if verdict in (Verdict.UNSURE, Verdict.BETTER):
+        sentences.append(_ranked(ours, theirs, verdict))
     return replace(
         answer,
-        verdict=Verdict.WORSE,
+        verdict=verdict,
         sentences=tuple(sentences),
         plan=found.design.plan,
         report=theirs,
         gaps=gaps,
         changed=differing(answer.chosen, found.design.plan),
     )
+
+
+def _verdict(answer: WhyNot, found: Decision, *, change: float) -> Verdict:
+    """By what the job minimises; `change` is that of the step."""
+    least = found.design.job.objective
+    ours = minimised(answer.chosen, answer.chosen_report, least)
+    theirs = minimised(found.design.plan, found.report, least)
+    if abs(theirs / ours - 1.0) < vary.TIE:
+        return Verdict.ALIKE
+    if theirs < ours:
+        return Verdict.BETTER
+    if least is not Objective.TIME:
+        return Verdict.DEARER if least is Objective.COST else Verdict.LARGER
+    return Verdict.UNSURE if change <= -vary.TIE else Verdict.WORSE
+
+
+def _ranked(ours: Report, theirs: Report, verdict: Verdict) -> str:
+    """The figures that rank the two, and what follows."""
+    upper = (format_seconds(each.step_seconds * each.error_band[1]) for each in (theirs, ours))
+    fits = (format_percent(1.0 if each.fit_probability is None else each.fit_probability) for each in (theirs, ours))
+    said = f"Of its steps 19 of 20 stay under {', not '.join(upper)}, and it fits with {', not '.join(fits)}"
+    if verdict is Verdict.BETTER:
+        return f"{said}: it is the better plan, which the search had left out; fix these settings to have it."
+    return f"{said}: by the one over the other it is worse."
 
 
 def _by_objective(answer: WhyNot, found: Decision, objective: Objective) -> str:
@@ -210,7 +246,7 @@ def _nearest_words(answer: WhyNot, nearest: Decision | None) -> Iterator[str]:
     moved = {column: theirs[column] for column, value in answer.settings.items() if theirs[column] != value}
     change = nearest.report.step_seconds / answer.chosen_report.step_seconds - 1.0
     speed = "as fast as the chosen plan"
-    if abs(change) >= 0.0005:
+    if abs(change) >= vary.TIE:
         speed = f"{format_percent(abs(change))} {'slower' if change > 0 else 'faster'} than the chosen plan"
     asked = words({column: answer.settings[column] for column in moved})
     yield f"The nearest that fits has {words(moved)} instead of {asked}: {speed} ({nearest.design.plan.describe()})."

@@ -50,9 +50,13 @@ def decode(kind: type[T], value: Any, where: str = "") -> T:
 
 
 def nearest(name: str, known: typing.Iterable[str]) -> str:
-    """`did you mean 'pipeline'?`, or the list of what is known when nothing is near."""
+    """`did you mean 'pipeline'?`, or the list of what is known when nothing is near.
+
+    What holds the whole name (`nvfp4` of fp4) is nearer than what is spelt alike (`fp64`).
+    """
     known = list(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    holding = [other for other in known if len(name) > 2 and name.lower() in other.lower()]
+    close = difflib.get_close_matches(name, holding or known, n=1, cutoff=0.0 if holding else 0.6)
     return f"did you mean {close[0]!r}?" if close else f"one of {', '.join(sorted(known))}"
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 
 from meshwright.spec.cluster import Precision
+from meshwright.spec.errors import ConfigError, Problem
 
 
 class Objective(StrEnum):
@@ -99,13 +101,52 @@ class Constraints:
     """What the user fixes (`fix.tensor = 8`) and forbids (`forbid = ["pipeline", "recompute=full"]`).
 
     Names are the columns of the plan table: tensor, pipeline, replicate, shard, zero, chunks, microbatch,
-    recompute, schedule, precision, devices. `devices` bounds how many devices a plan may use: `all` of them or
-    `any` number up to all.
+    recompute, schedule, precision, devices. Those of SHORT_NAMES are kept as the columns they mean; ConfigError where
+    two of `fix` mean one. `devices` bounds how many devices a plan may use: `all` of them or `any` number up to all.
     """
 
     fix: Mapping[str, int | str] = field(default_factory=dict)
     forbid: tuple[str, ...] = ()
     devices: str = "all"
+
+    def __post_init__(self) -> None:
+        columns = [full_name(name) for name in self.fix]
+        twice = [column for column in dict.fromkeys(columns) if columns.count(column) > 1]
+        if twice:
+            where = f"constraints.fix.{twice[0]}"
+            raise ConfigError(Problem(where=where, what=f"{twice[0]} is named twice", fix="name it once"))
+        object.__setattr__(self, "fix", dict(zip(columns, self.fix.values(), strict=True)))
+        object.__setattr__(self, "forbid", tuple(_full_text(text) for text in self.forbid))
+
+
+SHORT_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "tp": "tensor",
+        "pp": "pipeline",
+        "dp": "data",
+        "cp": "context",
+        "ep": "expert",
+        "etp": "expert_tensor",
+        "fsdp": "shard",
+        "ddp": "replicate",
+        "mbs": "microbatch",
+        "vpp": "chunks",
+        "sp": "sequence_parallel",
+        "ac": "recompute",
+        "gpus": "devices",
+    }
+)
+
+
+def full_name(name: str) -> str:
+    """The column that `name` means, whatever its case: `tensor` for `tp` and for `Tensor`."""
+    return SHORT_NAMES.get(name.lower(), name.lower())
+
+
+def _full_text(text: str) -> str:
+    """`tensor=2` of `tp=2`."""
+    name, equals, value = text.partition("=")
+    return f"{full_name(name.strip())}{equals}{value}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

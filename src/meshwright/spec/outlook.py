@@ -36,6 +36,12 @@ class Outlook:
         return self.days * 86400.0
 
     @property
+    def checkpoint_hurries(self) -> bool:
+        """Whether checkpoints are asked for before the last is written, so that training waits for it."""
+        every = self.checkpoint_seconds
+        return every is not None and self.stall_seconds < self.write_seconds and every < self.write_seconds * (1 - 1e-9)
+
+    @property
     def dollars_per_billion(self) -> float | None:
         """Dollars for a billion tokens."""
         return None if self.dollars is None or not self.tokens else self.dollars / self.tokens * BILLION

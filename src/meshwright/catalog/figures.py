@@ -1,0 +1,69 @@
+"""Figures that no model, machine, job or plan has: what is not a number, has no end, or is below nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from meshwright.spec.cluster import ClusterSpec
+from meshwright.spec.codec import encode
+from meshwright.spec.errors import Problem
+
+_ABOVE_ZERO = frozenset(
+    {
+        "num_nodes",
+        "devices_per_node",
+        "nics",
+        "cores",
+        "rack_nodes",
+        "units",
+        "memory_bytes",
+        "memory_bandwidth",
+        "optimizer_bandwidth",
+        "host_bandwidth",
+        "bandwidth",
+        "bytes_per_second",
+        "oversubscription",
+        "forward_flops",
+        "backward_flops",
+        "hours_between_failures",
+        "fraction",
+        "attention_fraction",
+        "attention_backward_fraction",
+    }
+)
+_SHARES = frozenset({"efficiency", "sums", "usable_fraction", "memory_fraction"})
+
+
+def figure_problems(value: Any, where: str) -> Iterator[Problem]:
+    """Every number in `value`, a specification, that is not finite or is below 0, by its path under `where`."""
+    for path, number in _numbers(encode(value), where):
+        if not math.isfinite(number):
+            yield Problem(what=f"{number} is not a finite number", where=path)
+        elif number < 0:
+            yield Problem(what=f"{number} is below 0", where=path)
+
+
+def machine_problems(cluster: ClusterSpec) -> Iterator[Problem]:
+    """As figure_problems; and what is divided by is above 0, shares from above 0 to 1."""
+    for path, number in _numbers(encode(cluster), ""):
+        names = path.split(".")
+        divides = names[-1] in _ABOVE_ZERO or "peak_flops" in names
+        if not math.isfinite(number):
+            yield Problem(what=f"{number} is not a finite number", where=path)
+        elif names[-1] in _SHARES and not 0 < number <= 1:
+            yield Problem(what=f"{number} is not a share above 0 and up to 1", where=path)
+        elif number < 0 or (number == 0 and divides):
+            yield Problem(what=f"{number} is {'not positive' if divides else 'below 0'}", where=path)
+
+
+def _numbers(document: Any, where: str) -> Iterator[tuple[str, float]]:
+    if isinstance(document, Mapping):
+        for name, value in document.items():
+            yield from _numbers(value, f"{where}.{name}" if where else str(name))
+    elif isinstance(document, list):
+        for index, value in enumerate(document):
+            yield from _numbers(value, f"{where}[{index}]")
+    elif isinstance(document, (int, float)) and not isinstance(document, bool):
+        yield where, document

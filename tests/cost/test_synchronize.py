@@ -1,0 +1,53 @@
+"""How often sharded parameters and gradients travel."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from meshwright.cost import SCHEDULES, SHARDINGS, PlanTable, evaluate
+from meshwright.cost.synchronize import turns
+from meshwright.spec.plan import ScheduleKind, Sharding
+from meshwright.spec.report import LineName
+from tests.cost.cost_examples import JOB, even_layout, llama, selene
+
+
+def breadth_first(*, chunks, microbatches, kind=ScheduleKind.BREADTH_FIRST):
+    columns = {
+        "pipeline": 4,
+        "chunks": chunks,
+        "shard": 8,
+        "sharding": SHARDINGS.index(Sharding.PARAMETERS),
+        "microbatches": microbatches,
+        "schedule": SCHEDULES.index(kind),
+    }
+    return PlanTable.build(columns, layouts=[even_layout(layers=8, pipeline=4, chunks=chunks)])
+
+
+def gathered(table):
+    costs = evaluate(table, model=llama(width=1024, hidden=4096, heads=8, layers=8), cluster=selene(nodes=4), job=JOB)
+    return float(costs.total[LineName.PARAMETERS][0])
+
+
+def test_breadth_first_gathers_once_where_a_stage_is_one_layer():
+    assert turns(breadth_first(chunks=2, microbatches=16)) == pytest.approx([16.0])
+    few, many = (gathered(breadth_first(chunks=2, microbatches=count)) for count in (8, 32))
+    assert many == pytest.approx(few)
+
+
+def test_breadth_first_gathers_each_time_where_layers_of_a_stage_take_turns_in_memory():
+    assert turns(breadth_first(chunks=1, microbatches=16)) == pytest.approx([1.0])
+    few, many = (gathered(breadth_first(chunks=1, microbatches=count)) for count in (8, 32))
+    assert many == pytest.approx(4.0 * few)
+
+
+def test_other_schedules_gather_each_time():
+    table = breadth_first(chunks=2, microbatches=8, kind=ScheduleKind.INTERLEAVED)
+    assert turns(table) == pytest.approx([1.0])
+    assert gathered(table) == pytest.approx(8.0 * gathered(breadth_first(chunks=2, microbatches=8)))
+
+
+def test_a_head_or_an_embedding_beside_a_layer_is_no_second_layer():
+    table = breadth_first(chunks=2, microbatches=4)
+    uneven = replace(table.layouts[0], bounds=(0, 3, 4, 5, 6, 7, 8, 9, 10))
+    assert np.array_equal(turns(replace(table, layouts=(uneven,))), [1.0])

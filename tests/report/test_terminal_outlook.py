@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from meshwright.report.terminal import checkpoint_words
+from meshwright.spec.outlook import Outlook
+
+
+def whole(*, every: float, stall: float, write: float) -> Outlook:
+    return Outlook(
+        tokens=10**12,
+        days=1.0,
+        goodput=0.9,
+        hours_between_failures=3.0,
+        failures=8.0,
+        checkpoint_bytes=2.0**40,
+        checkpoint_seconds=every,
+        stall_seconds=stall,
+        write_seconds=write,
+        restart_seconds=600.0,
+        dollars=None,
+        kilowatt_hours=None,
+    )
+
+
+def test_a_checkpoint_says_what_it_stops_and_when_it_is_safe() -> None:
+    beside = checkpoint_words(whole(every=10.0, stall=0.006, write=2.4))
+    assert beside == "1 TiB; each stops training for 6.00 ms, the copy to the host, and is safe after 2.40 s"
+    stopped = checkpoint_words(whole(every=100.0, stall=2.4, write=2.4))
+    assert stopped == "1 TiB; each stops training for the 2.40 s that it takes to write"
+
+
+def test_one_that_comes_before_the_last_is_written_is_said_to() -> None:
+    hurried = checkpoint_words(whole(every=1.0, stall=0.006, write=2.4))
+    assert hurried == "1 TiB; too often: each takes 2.40 s to write, and training waits for the one before"
