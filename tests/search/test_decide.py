@@ -6,14 +6,16 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from meshwright import cost, search
 from meshwright.cost import PlanTable, uncertainty
-from meshwright.search import Scope, check
-from meshwright.search.decide import explored, legal_space, refine
+from meshwright.search import Scope, check, decide
+from meshwright.search.decide import best_refined, explored, legal_space, refine
+from meshwright.search.explore import Explorer
 from meshwright.search.prices import Prices, may_fit, price
 from meshwright.spec import codec
 from meshwright.spec.cluster import ClusterSpec, Precision
@@ -21,6 +23,7 @@ from meshwright.spec.errors import ConfigError, ExitCode, NoPlanFits
 from meshwright.spec.job import Constraints, JobSpec, Objective
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design, Plan
+from meshwright.spec.report import Report
 from tests.search import search_samples as samples
 
 LARGE = samples.model(layers=10, layer=samples.dense_layer(hidden=2048), vocab=2048)
@@ -37,27 +40,67 @@ def everything(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> tuple[Pl
 
 @pytest.mark.parametrize("objective", list(Objective))
 def test_no_plan_that_fits_is_better_than_the_best(objective: Objective) -> None:
+    """Neither as closed forms tell it nor laid out again as the best was."""
     job = replace(samples.job(sequences=8, constraints=Constraints(devices="any")), objective=objective)
     cluster, model = box(devices=4), samples.model(layers=2)
     table, costs = everything(model, cluster, job)
     decision = search.design(model, cluster, job)
 
-    def value(plan: Plan) -> float:
-        report = cost.predict(replace(decision.design, plan=plan))
+    def value(plan: Plan, report: Report) -> float:
         if objective is Objective.MEMORY:
             return report.peak_bytes
-        upper = report.step_seconds * report.error_band[1]
+        assert report.fit_probability is not None
+        upper = report.step_seconds * report.error_band[1] / report.fit_probability
         return upper * (plan.world_size if objective is Objective.COST else 1)
 
+    expected = costs.upper_seconds / costs.fit_probability
     everyone = {
-        Objective.TIME: costs.upper_seconds,
-        Objective.COST: costs.upper_seconds * table.world,
+        Objective.TIME: expected,
+        Objective.COST: expected * table.world,
         Objective.MEMORY: costs.memory_bytes,
     }[objective]
-    slack = 1e-9 if objective is Objective.MEMORY else 0.03  # closed forms of split schedules may fall short by so much
-    assert value(decision.design.plan) <= float(everyone[costs.fits].min()) * (1 + slack)
-    ours = [value(entry.plan) for entry in decision.ranked]
+    best = value(decision.design.plan, decision.report)
+    assert decision.settled
+    assert best <= float(everyone[costs.fits].min()) * (1 + 1e-9)
+    near = np.flatnonzero(costs.fits & (everyone < 1.05 * best))
+    assert len(near) > 1
+    refined = refine(table, [int(row) for row in near], model=model, cluster=cluster, job=job)
+    assert best <= min(value(entry.plan, report) for entry, report in refined) * (1 + 1e-9)
+    plans = [entry.plan for entry in decision.ranked]
+    ours = [value(plan, cost.predict(replace(decision.design, plan=plan))) for plan in plans]
     assert ours == sorted(ours)
+
+
+def test_plans_are_laid_out_again_until_none_promises_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is slower than it promised lets others be tried, also such as were not priced, up to a number of them."""
+    monkeypatch.setattr("meshwright.search.ladder.FIRST", 2)
+    model, job = samples.model(layers=2), samples.job(sequences=8, constraints=Constraints(devices="any"))
+    cluster = box(devices=4)
+    space = legal_space(model, cluster, job)
+    found = Explorer(space, model=model, cluster=cluster, job=job, exhaustive=0)
+    found.best(3)
+    priced = found.priced
+    refined, settled = best_refined(found, 3)
+    assert settled
+    assert len(refined) < decide.MOST * 3
+    promised = [made for made, _ in refined[:3]]
+
+    def slowed(*args: Any, **asked: Any) -> list[tuple[Design, Report]]:
+        """What was promised takes twice as long laid out again, and all else a little longer."""
+        ((made, report),) = refine(*args, **asked)
+        seconds = report.step_seconds * (2.0 if made in promised else 1.1)
+        return [(made, replace(report, step=replace(report.step, seconds=seconds)))]
+
+    monkeypatch.setattr(decide, "refine", slowed)
+    others, settled = best_refined(found, 3)
+    assert not settled
+    assert len(others) == decide.MOST * 3
+    monkeypatch.setattr(decide, "MOST", 50)
+    others, settled = best_refined(found, 3)
+    assert settled
+    assert not any(made in promised for made, _ in others[:3])
+    assert found.priced > priced
+    assert len(others) > 9
 
 
 @pytest.mark.parametrize("memory_bytes", [8e6, 2e7, 5e7, 2e8])
@@ -187,7 +230,7 @@ def test_refining_never_makes_a_plan_worse() -> None:
         upper = uncertainty.upper(own, table.take([row]), model=LARGE, cluster=cluster, job=job)
         found = report.step_seconds * report.error_band[1]
         assert found <= float(upper[0]) * (1 + 1e-9) or not costs.fits[row]
-        assert float(own.step_seconds[0]) >= float(costs.step_seconds[row]) * 0.95
+        assert float(own.step_seconds[0]) >= float(costs.step_seconds[row]) * (1 - 1e-9)
 
 
 def test_two_sites_put_the_pipeline_across_them() -> None:
@@ -197,7 +240,7 @@ def test_two_sites_put_the_pipeline_across_them() -> None:
     assert decision.design.plan.axes[0].name.value == "pipeline"
 
 
-def test_sixteen_thousand_devices_are_searched_in_seconds_without_torch() -> None:
+def test_sixteen_thousand_devices_are_searched_in_two_seconds_without_torch() -> None:
     script = """
 import resource, sys
 from meshwright import catalog, search
@@ -209,7 +252,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_utime)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 20.0, "twice what an idle machine takes"
+    assert float(done.stdout) < 4.0, "twice the budget, for a busy machine"
 
 
 def test_a_batch_that_all_devices_cannot_share_is_the_cause_and_nothing_is_priced(

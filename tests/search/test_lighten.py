@@ -7,7 +7,11 @@ from dataclasses import replace
 import pytest
 
 from meshwright import cost
+from meshwright.cost import PlanTable
+from meshwright.search.constraints import columns_of, keeps_constraints
+from meshwright.search.decide import refine
 from meshwright.search.lighten import lightened
+from meshwright.spec.job import Constraints
 from meshwright.spec.plan import Design, Recompute
 from tests.search import search_samples as samples
 
@@ -42,6 +46,23 @@ def test_fewer_layers_are_computed_again_and_it_fits(share: float, pipeline: int
     assert report.fits
     assert report.step_seconds < before.step_seconds
     assert any(len(stage.groups) > 1 for stage in best.plan.stages)
+
+
+def test_a_mixed_plan_tells_all_that_its_blocks_do_and_keeps_to_what_is_asked_of_each() -> None:
+    design = squeezed(0.5)
+    made = min(lightened(design), key=lambda entry: entry[1].step_seconds)[0]
+    assert columns_of(design.plan)["recompute"] == "full"
+    assert set(str(columns_of(made.plan)["recompute"]).split("+")) > {"none"}
+    assert keeps_constraints(made) is None
+    for asked in (Constraints(fix={"recompute": "full"}), Constraints(forbid=("recompute=none",))):
+        held = replace(design, job=replace(design.job, constraints=asked))
+        assert keeps_constraints(held) is None
+        refused = keeps_constraints(replace(made, job=held.job))
+        assert refused is not None
+        assert "recompute" in refused.where
+        table = PlanTable.from_plan(design.plan)
+        ((chosen, _),) = refine(table, [0], model=held.model, cluster=held.cluster, job=held.job)
+        assert columns_of(chosen.plan)["recompute"] == "full"
 
 
 def test_one_layer_less_would_not_fit() -> None:

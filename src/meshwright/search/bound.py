@@ -95,10 +95,15 @@ class Bounds:
         return np.asarray(_summed(before, passed) / table.slices[:, None])
 
     def seconds(self, table: PlanTable, *, frames: Ids) -> Floats:
-        """Of every plan of `table`, each of the frame in `frames`, shape (rows,)."""
+        """Of every plan of `table`, each of the frame in `frames`, shape (rows,): of its first rank and its busiest."""
         table = _effective(table)
         known, at = self._least.of(table, frames=frames, sharded=table.sharding > 0)
-        blocks, total = known.take(at), self._count(table).total[table.layout][..., :-1]
+        blocks, every = known.take(at), self._count(table).total[table.layout][..., :-1]
+        entered = self._entered(table, blocks.forward, blocks.backward)
+        path = entered + table.microbatches[:, None] * _summed(every, blocks.forward + blocks.backward)
+        busiest = path.argmax(axis=1)[:, None]
+        ranks = np.concatenate([0 * busiest, busiest], axis=1)
+        total = np.take_along_axis(every, ranks[..., None], axis=1)
         apart = np.where(table.on_grid[:, None], blocks.apart, 0.0)
 
         def lasts(way: str) -> Lasts:
@@ -106,7 +111,7 @@ class Bounds:
             return Lasts(whole=_summed(total, getattr(blocks, way)), **busy)
 
         work = Work(
-            before=self._entered(table, blocks.forward, blocks.backward),
+            before=np.take_along_axis(entered, ranks, axis=1),
             forward=lasts("forward"),
             backward=lasts("backward"),
             parameters=_summed(total, blocks.parameters - apart),

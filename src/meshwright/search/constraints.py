@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from meshwright.search.rules import Rule, Scope
@@ -99,8 +99,9 @@ def limits(constraints: Constraints) -> Limits:
 
 
 def columns_of(plan: Plan) -> dict[str, Value]:
-    """The value of every column of a plan whose groups are uniform."""
+    """The value of every column of a plan; of recompute and offload all that its blocks do, as in `full+none`."""
     group = plan.first_group
+    policies = _policies(plan)
     return {
         "devices": plan.world_size,
         "tensor": plan.tensor,
@@ -116,8 +117,8 @@ def columns_of(plan: Plan) -> dict[str, Value]:
         "slices": plan.schedule.slices,
         "microbatch": plan.microbatch,
         "zero": group.sharding.value,
-        "recompute": group.recompute.value,
-        "offload": group.offload.value,
+        "recompute": "+".join(policies["recompute"]),
+        "offload": "+".join(policies["offload"]),
         "exchange": plan.exchange.kind.value,
         "schedule": plan.schedule.kind.value,
         "precision": group.precision.value,
@@ -125,13 +126,25 @@ def columns_of(plan: Plan) -> dict[str, Value]:
     }
 
 
+def _policies(plan: Plan) -> dict[str, list[str]]:
+    """What the blocks of a plan compute again and keep away, each policy once."""
+    groups = [group for stage in plan.stages for group in stage.groups]
+    return {
+        "recompute": sorted({group.recompute.value for group in groups}),
+        "offload": sorted({group.offload.value for group in groups}),
+    }
+
+
 def keeps_constraints(design: Design) -> Problem | None:
-    """The plan keeps what the job fixes and avoids what it forbids."""
+    """The plan keeps what the job fixes and avoids what it forbids, in each of its blocks."""
     asked = limits(design.job.constraints)
-    for column, value in columns_of(design.plan).items():
-        refusal = asked.refusal(column, value)
-        if refusal:
-            return Problem(where=f"plan ({column} {value})", what=f"refused by {refusal}", fix="change one of the two")
+    columns: dict[str, Sequence[Value]] = {name: [value] for name, value in columns_of(design.plan).items()}
+    for column, values in (columns | _policies(design.plan)).items():
+        for value in values:
+            refusal = asked.refusal(column, value)
+            if refusal:
+                what = f"refused by {refusal}"
+                return Problem(where=f"plan ({column} {value})", what=what, fix="change one of the two")
     return None
 
 

@@ -13,7 +13,7 @@ from meshwright.cost import Layout, PlanTable
 from meshwright.cost.table import column_names
 from meshwright.search.candidate import Candidate, Decision, candidate
 from meshwright.search.check import check
-from meshwright.search.constraints import limits
+from meshwright.search.constraints import keeps_constraints, limits
 from meshwright.search.explain import rejected_for_memory, why
 from meshwright.search.explore import LEAST_LIKELY, Explorer
 from meshwright.search.job_rules import check_job
@@ -141,7 +141,8 @@ def refine(
             if rebalanced.layouts[0] != one.layouts[int(one.layout[0])]:
                 tried.append(_priced(rebalanced, model=model, cluster=cluster, job=job))
         best = min(tried, key=lambda entry: _order(entry, job.objective))
-        found.append(min([best, *lightened(best[0])], key=lambda entry: _order(entry, job.objective)))
+        lighter = (entry for entry in lightened(best[0]) if keeps_constraints(entry[0]) is None)
+        found.append(min([best, *lighter], key=lambda entry: _order(entry, job.objective)))
     return sorted(found, key=lambda entry: _order(entry, job.objective))
 
 

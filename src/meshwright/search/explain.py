@@ -152,7 +152,7 @@ def rejected_for_memory(table: PlanTable, costs: Prices, *, hopeless: int) -> tu
     if not count:
         return ()
     if not misses.any():
-        example = "parameters and optimizer state alone are more than a device holds"
+        example = "one pipeline rank alone holds more than its device has"
         return (Rejection(rule="memory-fits", count=count, example=example),)
     row = int(np.argmin(np.where(misses, costs.memory_bytes / costs.capacity, np.inf)))
     need, has = float(costs.memory_bytes[row]), float(costs.capacity[row])

@@ -9,11 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.cost import PlanTable
-from meshwright.cost.fitting import most_likely
-from meshwright.cost.uncertainty import least_upper
-from meshwright.search.bound import Bounds, least_bytes
+from meshwright.search.bound import least_bytes
 from meshwright.search.choices import Choices
-from meshwright.search.ladder import Floors, Ladder, Other
+from meshwright.search.floors import Floors
+from meshwright.search.ladder import Ladder, Other
 from meshwright.search.prices import Prices, may_fit, price
 from meshwright.search.space import Space
 from meshwright.spec.cluster import ClusterSpec
@@ -25,13 +24,14 @@ Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 EXHAUSTIVE = 100_000  # plans that are all priced: less time than a person notices
 BATCH = 4_000  # plans weighed at a time while none is known to fit; then each time GROWTH times as many
-GROWTH = 4
+GROWTH = 8
 LARGEST = 4_000_000
-SLICE = 16_384  # plans whose figures a processor's cache holds
 KEPT = 1_000  # of the best scores: as many plans may be asked for
 LEAST_LIKELY = 1e-3  # to fit, that a score is divided by
 SURE = 0.99  # to fit: no plan that recomputes or offloads more is better than one that is
-PATIENCE = 300_000  # plans priced without one that fits, before the lightest of every frame are asked
+PATIENCE = 300_000  # plans weighed without one that fits, before the lightest of every frame are
+FRAMES = 2_000  # whose lightest plans are weighed at a time
+CLOSEST = 20  # frames of which plans are priced that do not fit, where none does
 
 
 class Explorer:
@@ -52,32 +52,16 @@ class Explorer:
         self._reached = np.zeros(len(space.keys))  # the score below which plans of a frame were priced
         self._room = max(group.device.memory_bytes * group.device.usable_fraction for group in cluster.groups)
         if not self._small:
-            self._drop(least_bytes(space, model=model) > self._room)
+            self._drop(np.flatnonzero(least_bytes(space, model=model) > self._room))
 
     @cached_property
-    def _floors(self) -> Bounds:
-        return Bounds(self.space, model=self.model, cluster=self.cluster, job=self.job)
+    def _floors(self) -> Floors:
+        return Floors(self.space, model=self.model, cluster=self.cluster, job=self.job)
 
     @cached_property
     def _bounds(self) -> Floats:
         """What `score` is at the least in every frame."""
-        if self.job.objective is Objective.MEMORY:
-            return least_bytes(self.space, model=self.model)
-        frames = self.space.frames
-        world = frames["tensor"] * frames["context"] * frames["pipeline"] * frames["data"]
-        seconds = self._upper(self._floors.frames(), self._outlines())
-        return seconds if self.job.objective is Objective.TIME else seconds * world
-
-    def _outlines(self) -> PlanTable:
-        """A plan of every frame whose interval is no wider than that of any other there."""
-        frames = self.space.frames
-        columns: dict[str, npt.ArrayLike] = {name: frames[name] for name in ("tensor", "context", "pipeline")}
-        columns |= {"replicate": frames["data"], "precision": self.space.precision}
-        return PlanTable.build(columns, layouts=())
-
-    def _upper(self, seconds: Floats, table: PlanTable) -> Floats:
-        """The least upper end of the interval of the plans of `table` where they take `seconds` or more."""
-        return least_upper(seconds, table, model=self.model, cluster=self.cluster, job=self.job)
+        return self._floors.frames()
 
     @property
     def table(self) -> PlanTable:
@@ -118,6 +102,8 @@ class Explorer:
             self._price(np.flatnonzero(self._left), enough=lambda: float("inf"))
             return
         self.until(lambda: slack * self._at(min(count, KEPT)))
+        if not self._prices:
+            self._keep_the_closest()
 
     def until(
         self,
@@ -136,7 +122,7 @@ class Explorer:
         order = np.flatnonzero(asked)
         order = order[np.argsort(self._bounds[order], kind="stable")]
         ends = np.cumsum(self.space.plain.sizes[order])
-        start, rows = 0, BATCH
+        start, rows, asked_lightest = 0, BATCH, False
         while start < len(order):
             limit = enough()
             if self._bounds[order[start]] >= limit:
@@ -144,8 +130,9 @@ class Explorer:
             done = int(ends[start - 1]) if start else 0
             if most is not None and done > most:
                 return False
-            if not np.isfinite(limit) and self.priced > PATIENCE and among is None and other is None:
-                self._ask_the_lightest()
+            if not np.isfinite(limit) and done > PATIENCE and not asked_lightest:
+                asked_lightest, left = True, np.flatnonzero(self._left)
+                self._drop(left[self._lightest_bytes(left) > self._room])
             rows = min(rows * (GROWTH if np.isfinite(limit) else 2), LARGEST if most is None else most)
             stop = max(start + 1, int(np.searchsorted(ends, done + rows)))
             batch = order[start:stop]
@@ -181,27 +168,7 @@ class Explorer:
 
     @cached_property
     def _ladder(self) -> Ladder:
-        bounds = self._floors
-        floors = Floors(
-            shared=lambda table, frames: self._floor(table, bounds.shared(table, frames=frames)),
-            scheduled=lambda table, frames: _sliced(
-                table, frames, lambda rows, own: self._floor(rows, bounds.scheduled(rows, frames=own))
-            ),
-            own=lambda table, frames: _sliced(
-                table, frames, lambda rows, own: self._floor(rows, bounds.seconds(rows, frames=own))
-            ),
-            bytes=lambda table, frames, ranks: _sliced(
-                table, frames, lambda rows, own: bounds.bytes(rows, frames=own, ranks=ranks)
-            ),
-            likely=self._likely,
-        )
-        return Ladder(Choices(self.space), self.space.rungs, floors=floors)
-
-    def _likely(self, total: Floats) -> Floats:
-        """The most that a score is divided by where a plan holds `total` bytes or more; 0 where it does not fit."""
-        whole = self.job.objective is Objective.MEMORY
-        odds = np.ones(len(total)) if whole else most_likely(total, capacity=self._room)
-        return np.where(total <= self._room, odds, 0.0)
+        return Ladder(Choices(self.space), self.space.rungs, floors=self._floors)
 
     def _keep(self, table: PlanTable) -> Mask:
         """Prices the rows of `table` and keeps them; which of them surely fit."""
@@ -214,41 +181,29 @@ class Explorer:
         self._best = np.sort(np.concatenate([self._best, fitting]))[:KEPT]
         return np.asarray(prices.fits & (prices.fit_probability >= SURE), dtype=np.bool_)
 
-    def _floor(self, table: PlanTable, seconds: Floats) -> Floats:
-        """What the score of every plan of `table` is at the least where it takes `seconds` or more."""
-        if self.job.objective is Objective.MEMORY:
-            return np.zeros(len(table))
-        upper = self._upper(seconds, table)
-        return upper * (table.world if self.job.objective is Objective.COST else 1.0)
-
     def _at(self, count: int) -> float:
         """The score of the `count`-th best plan that fits; infinite while there are fewer."""
         return float(self._best[count - 1]) if len(self._best) >= count else float("inf")
 
-    def _ask_the_lightest(self) -> None:
-        """Drops frames of which not even the plans that hold least fit: the smallest microbatch, all that can be
-        sharded sharded widest, one stage a rank, whatever is recomputed and offloaded."""
-        left = np.flatnonzero(self._left)
-        table, counts = self.space.lightest.rows_of(left), self.space.lightest.sizes[left]
-        fits = price(table, model=self.model, cluster=self.cluster, job=self.job).fits
-        any_fits = np.add.reduceat(fits.astype(np.int64), np.cumsum(counts) - counts) > 0
-        keep = left[np.argmax(counts)] if not any_fits.any() and not self._prices else -1
-        refused = left[~any_fits]
-        gone = np.zeros_like(self._left)
-        gone[refused[refused != keep]] = True
-        self._drop(gone)
+    def _lightest_bytes(self, frames: Ids) -> Floats:
+        """What the plans that hold least hold in each of `frames`: the smallest microbatch, all that can be sharded
+        sharded widest, one stage a rank, whatever is recomputed and offloaded."""
+        light, found = self.space.lightest, np.full(len(frames), np.inf)
+        for start in range(0, len(frames), FRAMES):
+            some = frames[start : start + FRAMES]
+            counts = light.sizes[some]
+            held = self._floors.bytes(light.rows_of(some), light.frame_of(some), ranks=1)
+            least = np.minimum.reduceat(held, (np.cumsum(counts) - counts)[counts > 0]) if len(held) else held
+            found[start : start + FRAMES][counts > 0] = least
+        return found
 
-    def _drop(self, refused: Mask) -> None:
-        refused = refused & self._left
-        if refused.all():
-            return
+    def _keep_the_closest(self) -> None:
+        """Prices some plans that do not fit, those that hold least, where none does."""
+        frames = np.argsort(least_bytes(self.space, model=self.model), kind="stable")[:FRAMES]
+        closest = frames[np.argsort(self._lightest_bytes(frames), kind="stable")[:CLOSEST]]
+        self._keep(self.space.lightest.rows_of(closest))
+
+    def _drop(self, refused: Ids) -> None:
+        """Leaves out frames of which no plan fits."""
         self.hopeless += int(self.space.sizes[refused].sum())
-        self._left &= ~refused
-
-
-def _sliced(table: PlanTable, frames: Ids, of: Callable[[PlanTable, Ids], Floats]) -> Floats:
-    """What `of` says of every row, asked of as many at a time as a processor's cache holds."""
-    if len(table) <= SLICE:
-        return of(table, frames)
-    starts = range(0, len(table), SLICE)
-    return np.concatenate([of(table.take(slice(at, at + SLICE)), frames[at : at + SLICE]) for at in starts])
+        self._left[refused] = False

@@ -10,28 +10,13 @@ import numpy.typing as npt
 
 from meshwright.cost import PlanTable
 from meshwright.search.choices import MICROBATCH, PLAN, SCHEDULE, SHARDING, Choices, Picked
+from meshwright.search.floors import Floors
 
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 FIRST = 1_000  # plans priced at a time at first, and then twice as many each time: the best come early
-MOST = 16_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Floors:
-    """What bounds say of the plans of a table, each of the frame given: scores at the least where they surely fit.
-
-    `shared` of all plans with that microbatch, `scheduled` of those with that schedule too, `own` of the plan itself.
-    `bytes` that so many of its ranks hold, and by what the score of a plan is divided that holds so much: 0 where it
-    does not fit.
-    """
-
-    shared: Callable[[PlanTable, Ids], Floats]
-    scheduled: Callable[[PlanTable, Ids], Floats]
-    own: Callable[[PlanTable, Ids], Floats]
-    bytes: Callable[[PlanTable, Ids, int], Floats]
-    likely: Callable[[Floats], Floats]
+MOST = 4_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +66,7 @@ class Ladder:
             if not level:
                 continue
             some = self._scheduled(picked.times(level), limit()) if added else picked
-            rows = self._rows(some, other)
+            rows = self._rows(some, other, limit())
             left = ~np.isin(self._code(rows, rows.rung), self._priced)
             for lighter in () if every else self._lighter:
                 left &= ~np.isin(self._code(rows, lighter[rows.rung]), self._fitting)
@@ -115,14 +100,16 @@ class Ladder:
             return picked
         return picked.take(self._floors.scheduled(self._on(picked, SCHEDULE), picked.frames) < limit)
 
-    def _rows(self, picked: Picked, other: Other | None) -> Picked:
-        """Plans with the schedules `picked` that may fit where state is sharded over all ranks that it may be."""
+    def _rows(self, picked: Picked, other: Other | None, limit: float) -> Picked:
+        """Plans with the schedules `picked` that may fit where state is sharded over all ranks that it may be, and may
+        be below `limit` for what they hold."""
         picked = self._after(picked, SHARDING, other)
         if not len(picked):
             return picked
-        fits = self._floors.likely(self._floors.bytes(self._on(picked, SHARDING), picked.frames, 1)) > 0.0
+        total = self._floors.bytes(self._on(picked, SHARDING), picked.frames, ranks=1)
+        fits = self._floors.likely(total) > 0.0
         self.hopeless += int(self._choices.plans(picked.take(~fits), SHARDING).sum())
-        return self._after(picked.take(fits), PLAN, other)
+        return self._after(picked.take(fits & (self._floors.held(total) < limit)), PLAN, other)
 
     def _best_first(
         self, rows: Picked, keep: Callable[[PlanTable], Mask], limit: Callable[[], float]
@@ -133,7 +120,7 @@ class Ladder:
         table = self._on(rows, PLAN)
         floor = self._floors.own(table, rows.frames)
         left = np.flatnonzero(floor < limit())
-        likely = self._floors.likely(self._floors.bytes(table.take(left), rows.frames[left], 3))
+        likely = self._floors.likely(self._floors.bytes(table.take(left), rows.frames[left]))
         self.hopeless += int(np.count_nonzero(likely == 0.0))
         left, likely = left[likely > 0.0], likely[likely > 0.0]
         floor[left] /= likely

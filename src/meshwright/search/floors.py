@@ -1,0 +1,86 @@
+"""What a score is at the least: bounds of seconds and bytes in the terms of the job's objective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from meshwright.cost import PlanTable
+from meshwright.cost.fitting import most_likely
+from meshwright.cost.uncertainty import least_upper
+from meshwright.search.bound import Bounds, least_bytes
+from meshwright.search.space import Space
+from meshwright.spec.cluster import ClusterSpec
+from meshwright.spec.job import JobSpec, Objective
+from meshwright.spec.model import ModelSpec
+
+Floats = npt.NDArray[np.float64]
+Ids = npt.NDArray[np.int64]
+SLICE = 16_384  # plans whose figures a processor's cache holds
+
+
+class Floors:
+    """Scores at the least of the plans of a table, each of the frame given, where they surely fit; shape (rows,).
+
+    `shared` is of all plans with that microbatch, `scheduled` of those with that schedule too, `own` of the plan
+    itself. Scores are what the objective minimises: seconds or device-seconds at the upper end of their interval, or
+    bytes.
+    """
+
+    def __init__(self, space: Space, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> None:
+        self._space, self._model, self._cluster, self._job = space, model, cluster, job
+        self._bounds = Bounds(space, model=model, cluster=cluster, job=job)
+        self._room = max(group.device.memory_bytes * group.device.usable_fraction for group in cluster.groups)
+        self._bytes_count = job.objective is Objective.MEMORY
+
+    def frames(self) -> Floats:
+        """Of every frame, shape (frames,)."""
+        if self._bytes_count:
+            return least_bytes(self._space, model=self._model)
+        frames = self._space.frames
+        columns: dict[str, npt.ArrayLike] = {name: frames[name] for name in ("tensor", "context", "pipeline")}
+        columns |= {"replicate": frames["data"], "precision": self._space.precision}
+        return self._score(PlanTable.build(columns, layouts=()), self._bounds.frames())
+
+    def shared(self, table: PlanTable, frames: Ids) -> Floats:
+        return self._of(table, frames, self._bounds.shared)
+
+    def scheduled(self, table: PlanTable, frames: Ids) -> Floats:
+        return self._of(table, frames, self._bounds.scheduled)
+
+    def own(self, table: PlanTable, frames: Ids) -> Floats:
+        return self.bytes(table, frames) if self._bytes_count else self._of(table, frames, self._bounds.seconds)
+
+    def bytes(self, table: PlanTable, frames: Ids, *, ranks: int = 3) -> Floats:
+        """Bytes that so many ranks of every plan hold at the least."""
+        return _sliced(table, frames, partial(self._bounds.bytes, ranks=ranks))
+
+    def held(self, total: Floats) -> Floats:
+        """The score of plans that hold `total` bytes or more."""
+        return total if self._bytes_count else np.zeros_like(total)
+
+    def likely(self, total: Floats) -> Floats:
+        """By how much the score of plans that hold `total` bytes or more is divided at the most; 0 if none fits."""
+        odds = np.ones_like(total) if self._bytes_count else most_likely(total, capacity=self._room)
+        return np.where(total <= self._room, odds, 0.0)
+
+    def _of(self, table: PlanTable, frames: Ids, seconds: Callable[..., Floats]) -> Floats:
+        if self._bytes_count:
+            return np.zeros(len(table))
+        return self._score(table, _sliced(table, frames, seconds))
+
+    def _score(self, table: PlanTable, seconds: Floats) -> Floats:
+        """What the score of every plan of `table` is at the least where it takes `seconds` or more."""
+        upper = least_upper(seconds, table, model=self._model, cluster=self._cluster, job=self._job)
+        return upper * (table.world if self._job.objective is Objective.COST else 1.0)
+
+
+def _sliced(table: PlanTable, frames: Ids, of: Callable[..., Floats]) -> Floats:
+    """What `of` says of every row, asked of as many at a time as a processor's cache holds."""
+    if len(table) <= SLICE:
+        return of(table, frames=frames)
+    starts = range(0, len(table), SLICE)
+    return np.concatenate([of(table.take(slice(at, at + SLICE)), frames=frames[at : at + SLICE]) for at in starts])
