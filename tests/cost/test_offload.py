@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 from meshwright import catalog
-from meshwright.cost.offload import carried_seconds, host_rate
+from meshwright.cost import PlanTable
+from meshwright.cost.links import lay_links
+from meshwright.cost.offload import carried, host_rate
+from meshwright.cost.software import software
 from meshwright.spec.cluster import Link
 from meshwright.spec.errors import ConfigError
-from tests.cost.cost_examples import selene
+from tests.cost.cost_examples import even_layout, selene
 
 LINK = Link(bandwidth=30e9, latency_seconds=1e-5, efficiency=0.8)
 
@@ -26,11 +29,15 @@ def test_devices_that_copy_at_once_share_the_switch_and_the_memory_behind_it():
 
 
 def test_copies_take_latency_and_bytes_where_they_are_made():
-    seconds = carried_seconds(np.array([24e9, 24e9]), np.array([True, False]), group=group())
-    assert seconds == pytest.approx([1.00001, 0.0])
-    assert not carried_seconds(np.ones(2), np.zeros(2, dtype=bool), group=group(host=None)).any()
+    pair = group(host=replace(LINK, oversubscription=2.0))
+    found = carried(np.array([24e9, 24e9]), np.array([True, False]), group=pair)
+    assert found.seconds == pytest.approx([2.00001, 0.0])
+    assert found.lanes == pytest.approx([1.0, 0.0])
+    assert 0.0 < found.memory[0] < 0.1
+    assert found.memory[1] == 0.0
+    assert not carried(np.ones(2), np.zeros(2, dtype=bool), group=group(host=None)).seconds.any()
     with pytest.raises(ConfigError):
-        carried_seconds(np.ones(1), np.ones(1, dtype=bool), group=group(host=None))
+        carried(np.ones(1), np.ones(1, dtype=bool), group=group(host=None))
 
 
 @pytest.mark.parametrize("name", ["2x8xA100-80GB", "4x8xH100"])
@@ -42,3 +49,17 @@ def test_a_node_never_copies_more_than_its_memory_streams(name):
 def test_two_devices_of_a_pair_copy_no_more_than_one_link_carries():
     (entry,) = catalog.load_cluster("2x8xA100-80GB").groups
     assert 2.0 * host_rate(entry) == pytest.approx(entry.host.bandwidth * entry.host.efficiency)
+
+
+def test_what_leaves_a_node_takes_the_lanes_of_its_devices():
+    """Of 16 ranks on two nodes each of eight devices sends an eighth of what one ring passes on."""
+    entry = group()
+    cluster = replace(selene(nodes=2), groups=(replace(entry, num_nodes=2),))
+    columns = {"shard": [16, 2, 1], "context": [1, 1, 16], "replicate": [1, 8, 1]}
+    table = PlanTable.build(columns, layouts=[even_layout(layers=4, pipeline=1)])
+    links = lay_links(table, group=cluster.groups[0], cluster=cluster, software=software("torch"))
+    assert links.data.sharded.lanes == pytest.approx(np.array([15 / 16 / 8, 0.0, 15 / 16 / 8]) / 24e9)
+    assert links.data.replicas.lanes == pytest.approx(np.array([0.0, 2 * 7 / 8 / 4, 0.0]) / 24e9)
+    assert links.layer.context.runs.far.tolist() == [False, False, True]
+    alone = lay_links(table, group=replace(entry, host=None), cluster=cluster, software=software("torch"))
+    assert not alone.data.sharded.lanes.any()

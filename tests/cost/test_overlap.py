@@ -21,11 +21,13 @@ def array(value):
 
 
 def traffic(near=0.0, far=0.0):
-    return Traffic(near=array(near), far=array(far))
+    """Adapters that fill 0.7 of a device's lanes."""
+    return Traffic(near=array(near), far=array(far), lanes=array(0.7 * far))
 
 
 def window(*, near, far=None):
-    return Slack(work=array(0.0), near=array(near), far=array(near if far is None else far))
+    other = array(near if far is None else far)
+    return Slack(work=array(0.0), near=array(near), far=other, lanes=other)
 
 
 def lasts(entry):
@@ -40,6 +42,7 @@ def lasts(entry):
         late=late,
         tokens=beside["tokens"],
         copies=array(entry["copies"]),
+        lanes=array(0.9 * entry["copies"]),
         memory=array(0.01 * entry["copies"]),
     )
     found = passed(at, CONTENTION)
@@ -88,6 +91,15 @@ def test_copies_go_on_while_another_link_is_waited_for():
     entry |= dict.fromkeys(("ring", "tokens", "sync"), (0.0, 0.0))
     assert lasts(entry)[0] == pytest.approx(9.0)
     assert lasts({**entry, "copies": 5.0})[0] == pytest.approx(8.05)
+
+
+def test_copies_and_adapters_share_the_lanes_of_a_device():
+    entry = {"work": 6.0, "stall": 0.0, "copies": 5.0, "scores": 0.0, "waits": (0.0, 0.0)}
+    entry |= dict.fromkeys(("ring", "tokens", "sync"), (0.0, 0.0))
+    alone = lasts(entry)[0]
+    assert alone == pytest.approx(6.05)
+    assert lasts({**entry, "sync": (0.0, 4.0)})[0] == pytest.approx(0.9 * 5.0 + 0.7 * 4.0)
+    assert lasts({**entry, "waits": (0.0, 5.0)})[0] == pytest.approx(11.05)
 
 
 def test_work_is_later_by_what_carrying_takes_from_it():

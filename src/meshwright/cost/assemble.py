@@ -14,7 +14,7 @@ from meshwright.cost.longest_path import Path
 from meshwright.cost.machine import Machine
 from meshwright.cost.memory import grid_parameters, local_parameters, owned_parameters
 from meshwright.cost.offload import away_seconds, optimizes_away
-from meshwright.cost.overlap import Slack
+from meshwright.cost.overlap import LINKS, Slack
 from meshwright.cost.pipeline import RankSeconds, Shape, makespan
 from meshwright.cost.synchronize import bucketed
 from meshwright.cost.table import BoolArray, IntArray, PlanTable
@@ -43,6 +43,7 @@ _NAMES = (
     "slack_work",
     "slack_near",
     "slack_far",
+    "slack_lanes",
     "flops",
 )
 _PASSES = ("down", "up", "late")
@@ -315,6 +316,7 @@ def _values(entry: Machine) -> dict[str, FloatArray]:
         "slack_work": column([slack.work for slack in slacks], zeros),
         "slack_near": column([slack.near for slack in slacks], zeros),
         "slack_far": column([slack.far for slack in slacks], zeros),
+        "slack_lanes": column([slack.lanes for slack in slacks], zeros),
         "flops": column([3.0 * b.flops for b in blocks], zeros),
     }
     down = [b.whole_forward + s.each_gather_forward[0] for b, s in zip(blocks, syncs, strict=True)]
@@ -339,7 +341,7 @@ def _once(
     worst = {name: np.zeros(place.shape[:2]) for name in names}
     for position, entry in enumerate(machines):
         parameters = local_parameters(table, entry.blocks, arrays=arrays, counts=counts, model=model)
-        slack = Slack(**{name: each.by_name[f"slack_{name}"] for name in ("work", "near", "far")})
+        slack = Slack(**{name: each.by_name[f"slack_{name}"] for name in LINKS})
         apart = grid_parameters(table, entry.blocks, counts=counts)
         exposed, whole = bucketed(
             [(entry.data, parameters - apart), (entry.expert_data, apart)],

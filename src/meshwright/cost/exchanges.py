@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from meshwright.cost.compute import PassSeconds
 from meshwright.cost.network import Linear
-from meshwright.cost.overlap import Contention, Traffic, late_beside
+from meshwright.cost.overlap import Contention, Traffic, Way, late_beside
 from meshwright.cost.shared_features import TensorLinks, tensor_seconds
 from meshwright.cost.software import Software
 from meshwright.cost.table import EXCHANGES, BoolArray, PlanTable
@@ -28,7 +28,7 @@ class ContextLinks:
     """Collectives over the context axis, one entry a row.
 
     `trade` among the ranks that trade tokens for heads; `gather`, `scatter` and one `hop` to the next rank among the
-    `outer` runs of such ranks. Those that trade, and runs, are `trade_far` and `far` where adapters join them.
+    `outer` runs of such ranks. Features go the way of those that trade, and keys and values that of `runs`.
     """
 
     trade: Linear
@@ -36,16 +36,15 @@ class ContextLinks:
     scatter: Linear
     hop: Linear
     outer: FloatArray
-    trade_far: BoolArray
-    far: BoolArray
+    traders: Way
+    runs: Way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertLinks:
     """Collectives over the grid of experts, one entry a row; `forward` hands a token on inside its node.
 
-    The experts of a group lie on `nodes` nodes, or racks where devices of a rack reach each other as in one node; `far`
-    where those are several.
+    The experts of a group lie on `nodes` nodes, or racks where devices of a rack reach each other as in one node.
     """
 
     dispatch: Linear
@@ -53,7 +52,7 @@ class ExpertLinks:
     nodes: FloatArray
     gather: Linear
     scatter: Linear
-    far: BoolArray
+    way: Way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +141,7 @@ def exchange_seconds(
         works, passes, inverse, table=table, links=links.context, hides=hides, contention=links.contention
     )
     experts = _expert_seconds(works, inverse, links=links.experts, once=software.dispatches_once)
+    sent = _rows((2.0 * part.dispatched for part in works), inverse)
     forward, backward = (
         Exchanged(
             tensor=features.waits,
@@ -150,7 +150,7 @@ def exchange_seconds(
             context=keys.waits,
             ring=keys.ring,
             late=keys.late,
-            experts=Traffic.over(experts, far=links.experts.far),
+            experts=Traffic.over(experts, links.experts.way, num_bytes=sent),
         )
         for features, keys in zip((tensor.forward, tensor.backward), context, strict=True)
     )
@@ -183,8 +183,8 @@ def _context_seconds(
     are scattered after them. Ranks that trade tokens for heads (2309.14509) do so before and after.
     """
     if not (table.context > 1).any():
-        nothing = np.zeros(len(table))
-        none = _Keys(waits=Traffic(near=nothing, far=nothing), ring=Traffic(near=nothing, far=nothing), late=nothing)
+        nothing = Traffic.none(np.zeros(len(table)))
+        none = _Keys(waits=nothing, ring=nothing, late=np.zeros(len(table)))
         return none, none
     passed, heads = (_rows((getattr(p, name) for p in works), inverse) for name in ("circulated", "traded"))
     attends = (links.outer > 1.0) & (passed > 0.0)
@@ -194,19 +194,19 @@ def _context_seconds(
     gather, scatter = links.gather.seconds(whole), links.scatter.seconds(_GRADIENT_SHARE * whole)
     trades = np.where(heads > 0.0, links.trade.seconds(heads, calls=_TRADES), 0.0)
 
-    def keys(name: str, *, sent: FloatArray, gathered: FloatArray) -> _Keys:
+    traded = Traffic.over(trades, links.traders, num_bytes=heads)
+
+    def keys(name: str, *, copies: float, gathered: FloatArray) -> _Keys:
+        """`copies` times the bytes of keys and values travel."""
         scores = _rows((getattr(p, name) for p in passes), inverse) * hides * steps / np.maximum(links.outer, 1.0)
-        ring = Traffic.over(np.where(rings, steps * links.hop.seconds(sent), 0.0), far=links.far)
-        waits = Traffic.over(np.where(attends & ~rings, gathered, 0.0), far=links.far)
-        return _Keys(
-            waits=waits + Traffic.over(trades, far=links.trade_far),
-            ring=ring,
-            late=late_beside(ring, scores, contention),
-        )
+        seconds = np.where(rings, steps * links.hop.seconds(copies * passed), np.where(attends, gathered, 0.0))
+        travel = Traffic.over(seconds, links.runs, num_bytes=copies * whole)
+        ring = travel.where(rings)
+        return _Keys(waits=traded + travel.where(~rings), ring=ring, late=late_beside(ring, scores, contention))
 
     return (
-        keys("core", sent=passed, gathered=gather),
-        keys("core_backward", sent=(1.0 + _GRADIENT_SHARE) * passed, gathered=gather + scatter),
+        keys("core", copies=1.0, gathered=gather),
+        keys("core_backward", copies=1.0 + _GRADIENT_SHARE, gathered=gather + scatter),
     )
 
 

@@ -13,7 +13,7 @@ from meshwright.cost.block_bytes import FULL, SELECTIVE, BlockBytes, block_bytes
 from meshwright.cost.compute import PassSeconds, Rates, part_seconds, rates
 from meshwright.cost.exchanges import Exchanges, LayerLinks, exchange_seconds
 from meshwright.cost.layouts import Kind
-from meshwright.cost.offload import carried_seconds, keeps_away
+from meshwright.cost.offload import carried, keeps_away
 from meshwright.cost.operators import MIXTURE, block_work
 from meshwright.cost.overlap import Slack
 from meshwright.cost.software import Software
@@ -220,8 +220,7 @@ def price_block(
     again = _again(forward, row(p.core for p in passes) / speed, full=full, selective=selective)
     waits = partial(
         waited,
-        copies=carried_seconds(held.kept, away, group=group),
-        memory=held.kept / (group.device.memory_bandwidth * group.device.memory_fraction),
+        copies=carried(held.kept, away, group=group),
         contention=links.contention,
         hides_experts=software.hides_experts,
     )

@@ -9,13 +9,13 @@ import numpy.typing as npt
 
 from meshwright.cost.exchanges import ContextLinks, ExpertLinks, LayerLinks
 from meshwright.cost.network import Linear, collective, occupied, send
-from meshwright.cost.overlap import Contention, Mutual
+from meshwright.cost.overlap import Contention, Mutual, Way
 from meshwright.cost.placement import Ring, axis_sizes, distinct, lay, strides
 from meshwright.cost.processor import share
 from meshwright.cost.shared_features import TensorLinks
 from meshwright.cost.software import Software
 from meshwright.cost.synchronize import DataLinks
-from meshwright.cost.table import BoolArray, IntArray, PlanTable
+from meshwright.cost.table import IntArray, PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import ClusterSpec, Collective, DeviceKind, NodeGroup
 from meshwright.spec.plan import AxisName
@@ -67,9 +67,16 @@ class _Floor:
         late = self.software.collective_seconds + turns * (ring.per_node - 1.0) * self.software.step_seconds
         return np.where(ring.size > 1.0, late, 0.0)
 
-    def far(self, ring: Ring) -> BoolArray:
-        """Rows whose ring passes adapters."""
-        return np.asarray(ring.racks > 1.0)[self.inverse]
+    def way(self, ring: Ring, *, turns: float = 1.0, direct: bool = False) -> Way:
+        """Of collectives that pass a tensor around `ring` so many times, or whose ranks send each of the others theirs.
+
+        A device sends through its adapter what leaves the node, or rack, divided over the ranks of the group there.
+        """
+        far = ring.racks > 1.0
+        share = (ring.size - ring.fewest_rack if direct else (ring.size - 1.0) / ring.fewest_rack) / ring.size
+        host = self.group.host
+        rate = np.inf if host is None else host.bandwidth * host.efficiency
+        return Way(far=far[self.inverse], lanes=(np.where(far, turns * share, 0.0) / rate)[self.inverse])
 
     def data(self, replicas: Dim, *shards: Dim) -> DataLinks:
         sharded, copies, both = self.around(*shards), self.around(replicas), self.around(replicas, *shards)
@@ -78,9 +85,9 @@ class _Floor:
             scatter=self.price(self.scatter, sharded),
             reduce_replicas=self.price(Collective.ALL_REDUCE, copies),
             reduce_all=self.price(Collective.ALL_REDUCE, both),
-            sharded_far=self.far(sharded),
-            replicas_far=self.far(copies),
-            all_far=self.far(both),
+            sharded=self.way(sharded),
+            replicas=self.way(copies, turns=2.0),
+            everywhere=self.way(both, turns=2.0),
         )
 
     def tensor(self, dim: Dim) -> TensorLinks:
@@ -89,7 +96,7 @@ class _Floor:
             reduce=self.price(Collective.ALL_REDUCE, ring),
             gather=self.price(Collective.ALL_GATHER, ring),
             scatter=self.price(self.scatter, ring),
-            far=self.far(ring),
+            way=self.way(ring),
         )
 
     def context(self, inner: Dim, outer: Dim) -> ContextLinks:
@@ -100,8 +107,8 @@ class _Floor:
             scatter=self.price(self.scatter, runs),
             hop=_hop(runs, group=self.group).take(self.inverse),
             outer=runs.size[self.inverse],
-            trade_far=self.far(traders),
-            far=self.far(runs),
+            traders=self.way(traders, direct=True),
+            runs=self.way(runs),
         )
 
     def experts(self, slices: Dim, experts: Dim) -> ExpertLinks:
@@ -112,7 +119,7 @@ class _Floor:
             nodes=holders.racks[self.inverse],
             gather=self.price(Collective.ALL_GATHER, sliced),
             scatter=self.price(self.scatter, sliced),
-            far=self.far(holders),
+            way=self.way(holders, direct=True),
         )
 
 

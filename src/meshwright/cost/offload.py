@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from meshwright.cost.layouts import Kind
@@ -25,11 +27,29 @@ def keeps_away(kind: Kind, table: PlanTable) -> BoolArray:
     return table.offload == _ACTIVATIONS if kind.offload is None else np.full(len(table), kind.offload == _ACTIVATIONS)
 
 
-def carried_seconds(kept: FloatArray, away: BoolArray, *, group: NodeGroup) -> FloatArray:
-    """Seconds to copy `kept` bytes over the host link, hidden or not, in rows that keep them `away` (rows,)."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copies:
+    """Seconds to copy what a block keeps over the host link, hidden or not; shape (rows,).
+
+    The device's own lanes are busy for `lanes` of them, whoever else copies, and its memory for `memory`.
+    """
+
+    seconds: FloatArray
+    lanes: FloatArray
+    memory: FloatArray
+
+
+def carried(kept: FloatArray, away: BoolArray, *, group: NodeGroup) -> Copies:
+    """Of `kept` bytes in rows that keep them `away`; raises ConfigError where the host link is not known."""
     if not away.any():
-        return np.zeros(len(away))
-    return np.where(away, host_link(group).latency_seconds + kept / host_rate(group), 0.0)
+        return Copies(**dict.fromkeys(("seconds", "lanes", "memory"), np.zeros(len(away))))
+    link, device = host_link(group), group.device
+    moved = np.where(away, kept, 0.0)
+    return Copies(
+        seconds=np.where(away, link.latency_seconds + moved / host_rate(group), 0.0),
+        lanes=moved / (link.bandwidth * link.efficiency),
+        memory=moved / (device.memory_bandwidth * device.memory_fraction),
+    )
 
 
 def host_rate(group: NodeGroup) -> float:

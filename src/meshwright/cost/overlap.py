@@ -15,31 +15,57 @@ from meshwright.spec.cluster import DeviceKind
 _CARRIED = 1.126
 
 
+LINKS = ("work", "near", "far", "lanes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """Whether adapters join the ranks of a collective, and seconds of a device's own lanes a byte of its tensor.
+
+    A device reaches its adapter over the lanes on which it copies to the host's memory. Arrays of shape (rows,).
+    """
+
+    far: BoolArray
+    lanes: FloatArray
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Seconds that collectives take alone, over links in a node (or rack) and over adapters."""
+    """Seconds that collectives take alone, over links in a node (or rack) and over adapters.
+
+    The latter keep each device's `lanes` to its adapter and its host busy, no longer than they last themselves.
+    """
 
     near: FloatArray
     far: FloatArray
+    lanes: FloatArray
 
     @classmethod
-    def over(cls, seconds: FloatArray, *, far: BoolArray) -> Traffic:
-        """All of `seconds` over adapters in rows that are `far`, else inside."""
-        return cls(near=np.where(far, 0.0, seconds), far=np.where(far, seconds, 0.0))
+    def over(cls, seconds: FloatArray, way: Way, *, num_bytes: FloatArray) -> Traffic:
+        """`seconds` of tensors of `num_bytes` in all that go their `way`; of shape (rows,) or (rows, ranks)."""
+        several = np.ndim(seconds) == 2
+        rows, each = (way.far[:, None], way.lanes[:, None]) if several else (way.far, way.lanes)
+        far = np.where(rows, seconds, 0.0)
+        return cls(near=np.where(rows, 0.0, seconds), far=far, lanes=np.minimum(far, each * num_bytes))
+
+    @classmethod
+    def none(cls, like: FloatArray) -> Traffic:
+        nothing = np.zeros_like(like)
+        return cls(near=nothing, far=nothing, lanes=nothing)
 
     @property
     def whole(self) -> FloatArray:
         return self.near + self.far
 
     def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(near=self.near + other.near, far=self.far + other.far)
+        return Traffic(near=self.near + other.near, far=self.far + other.far, lanes=self.lanes + other.lanes)
 
     def where(self, rows: BoolArray) -> Traffic:
         """What `rows` have, and nothing in others."""
-        return Traffic(near=np.where(rows, self.near, 0.0), far=np.where(rows, self.far, 0.0))
+        return Traffic(**{name: np.where(rows, getattr(self, name), 0.0) for name in ("near", "far", "lanes")})
 
     def times(self, factor: FloatArray) -> Traffic:
-        return Traffic(near=self.near * factor, far=self.far * factor)
+        return Traffic(near=self.near * factor, far=self.far * factor, lanes=self.lanes * factor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +114,8 @@ class Pass:
 
     `work` seconds of the device, which may be idle for `stall` more until its host has started it all, and waits for
     the exchanges in `waits`; `ring` runs beside the scores and delays them by `late`; `tokens` and copies to the
-    host's memory run beside all of the work. `copies` seconds of the device's link to its host, which keep its memory
-    busy for `memory` seconds.
+    host's memory run beside all of the work. `copies` take so long, of which the device's lanes are busy for `lanes`
+    and its memory for `memory`.
     """
 
     work: FloatArray
@@ -99,33 +125,35 @@ class Pass:
     late: FloatArray
     tokens: Traffic
     copies: FloatArray
+    lanes: FloatArray
     memory: FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slack:
-    """Seconds of a pass in which units, links in the node and adapters are free for collectives."""
+    """Seconds of a pass in which units, links in the node, adapters and lanes to them are free for collectives."""
 
     work: FloatArray
     near: FloatArray
     far: FloatArray
+    lanes: FloatArray
 
     @classmethod
     def beside(cls, work: FloatArray, stall: FloatArray, contention: Contention) -> Slack:
         """Of work that nothing else runs beside and that waits for nothing."""
         near, far = (stall + (1.0 - mutual.idle) * work for mutual in (contention.near, contention.far))
-        return cls(work=stall, near=near, far=far)
+        return cls(work=stall, near=near, far=far, lanes=stall + work)
 
     @classmethod
     def either(cls, rows: BoolArray, yes: Slack, no: Slack) -> Slack:
         """`yes` in `rows`, else `no`."""
-        return cls(**{name: np.where(rows, getattr(yes, name), getattr(no, name)) for name in ("work", "near", "far")})
+        return cls(**{name: np.where(rows, getattr(yes, name), getattr(no, name)) for name in LINKS})
 
     def times(self, factor: FloatArray) -> Slack:
-        return Slack(work=self.work * factor, near=self.near * factor, far=self.far * factor)
+        return Slack(**{name: getattr(self, name) * factor for name in LINKS})
 
     def __add__(self, other: Slack) -> Slack:
-        return Slack(work=self.work + other.work, near=self.near + other.near, far=self.far + other.far)
+        return Slack(**{name: getattr(self, name) + getattr(other, name) for name in LINKS})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,13 +181,14 @@ def passed(entry: Pass, contention: Contention) -> Passed:
     queued = _queues(entry, entry.ring + entry.tokens, contention)
     second = _longest(first, worked, queued.near, queued.far)
     copied = entry.copies > 0.0
-    worked = worked + np.where(copied, entry.memory, 0.0)
-    third = np.where(copied, _longest(second, worked, entry.copies), second)
+    worked = worked + entry.memory
+    lanes = entry.lanes + entry.waits.lanes + entry.ring.lanes + entry.tokens.lanes
+    third = np.where(copied, _longest(second, worked, entry.copies, lanes), second)
     return Passed(
         ring=first - alone,
         tokens=second - first,
         copies=third - second,
-        slack=Slack(work=third - worked, near=third - queued.near, far=third - queued.far),
+        slack=Slack(work=third - worked, near=third - queued.near, far=third - queued.far, lanes=third - lanes),
     )
 
 
@@ -172,6 +201,7 @@ def _queues(entry: Pass, beside: Traffic, contention: Contention) -> Traffic:
     return Traffic(
         near=entry.waits.near + beside.near + contention.near.idle * entry.work,
         far=entry.waits.far + beside.far + contention.far.idle * entry.work,
+        lanes=entry.waits.lanes + beside.lanes,
     )
 
 
@@ -184,4 +214,5 @@ def exposed(beside: Traffic, slack: Slack, contention: Contention | None) -> Flo
         contention.added(beside) - slack.work,
         beside.near - slack.near,
         beside.far - slack.far,
+        beside.lanes - slack.lanes,
     )

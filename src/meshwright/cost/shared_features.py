@@ -9,22 +9,23 @@ import numpy.typing as npt
 
 from meshwright.cost.compute import Beside, PassSeconds
 from meshwright.cost.lines import Linear
-from meshwright.cost.overlap import Contention, Traffic, late_beside
+from meshwright.cost.overlap import Contention, Traffic, Way, late_beside
 from meshwright.cost.software import Software
 from meshwright.cost.table import BoolArray, PlanTable
 from meshwright.cost.work import FloatArray, PartWork
 
 IndexArray = npt.NDArray[np.intp]
+_TWICE = 2.0  # an all-reduce sends a tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorLinks:
-    """Collectives over the tensor axis, one entry a row; `far` where adapters join its ranks."""
+    """Collectives over the tensor axis, one entry a row."""
 
     reduce: Linear
     gather: Linear
     scatter: Linear
-    far: BoolArray
+    way: Way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,29 +48,62 @@ class Shared:
     moved: FloatArray
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """Seconds of collectives and the bytes that pass around the ring, shape (rows,)."""
+
+    seconds: FloatArray
+    num_bytes: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Calls:
+    """One collective of each kind over the hidden features, shape (rows,); `split` where sequence parallel is on."""
+
+    split: BoolArray
+    hidden: FloatArray
+    whole: FloatArray
+    gather: FloatArray
+    scatter: FloatArray
+
+    @classmethod
+    def of(cls, table: PlanTable, *, hidden: FloatArray, links: TensorLinks) -> _Calls:
+        kinds = {"whole": links.reduce, "gather": links.gather, "scatter": links.scatter}
+        split = np.asarray(table.sequence_parallel, dtype=np.bool_)
+        return cls(split=split, hidden=hidden, **{name: link.seconds(hidden) for name, link in kinds.items()})
+
+    def gathered(self, times: FloatArray) -> _Call:
+        """So many all-gathers with sequence parallel, and none without."""
+        count = np.where(self.split, times, 0.0)
+        return _Call(count * self.gather, count * self.hidden)
+
+    def reduced(self, scattered: FloatArray, whole: FloatArray) -> _Call:
+        """So many reduce-scatters with sequence parallel, and all-reduces without."""
+        seconds = np.where(self.split, scattered * self.scatter, whole * self.whole)
+        return _Call(seconds, np.where(self.split, scattered, _TWICE * whole) * self.hidden)
+
+
 @dataclass(slots=True, kw_only=True)
 class _Sum:
     """Features of parts as they are added up."""
 
-    far: BoolArray
+    way: Way
     contention: Contention
-    waits: FloatArray
-    beside: FloatArray
+    waits: Traffic
+    beside: Traffic
     held_up: FloatArray
 
-    def add(self, seconds: FloatArray, *, window: FloatArray | None = None) -> None:
-        """Collectives of `seconds`, waited for or beside products that take `window`."""
+    def add(self, call: _Call, *, window: FloatArray | None = None) -> None:
+        """Collectives that are waited for, or beside products that take `window`."""
+        traffic = Traffic.over(call.seconds, self.way, num_bytes=call.num_bytes)
         if window is None:
-            self.waits = self.waits + seconds
+            self.waits = self.waits + traffic
             return
-        self.beside = self.beside + seconds
-        self.held_up = self.held_up + late_beside(Traffic.over(seconds, far=self.far), window, self.contention)
+        self.beside = self.beside + traffic
+        self.held_up = self.held_up + late_beside(traffic, window, self.contention)
 
     def features(self) -> Features:
-        over = Traffic.over
-        return Features(
-            waits=over(self.waits, far=self.far), beside=over(self.beside, far=self.far), held_up=self.held_up
-        )
+        return Features(waits=self.waits, beside=self.beside, held_up=self.held_up)
 
 
 def tensor_seconds(
@@ -91,38 +125,34 @@ def tensor_seconds(
     scales seconds of work to those of the row. Without sequence parallel features are reduced; with it they are
     gathered before a part and scattered after it, and backward the other way round.
     """
-    split, several = table.sequence_parallel, table.tensor > 1
-    whole, gather, scatter = (link.seconds(hidden) for link in (links.reduce, links.gather, links.scatter))
     zeros = np.zeros(len(table))
     forward, backward = (
-        _Sum(far=links.far, contention=contention, waits=zeros, beside=zeros, held_up=zeros) for _ in range(2)
+        _Sum(way=links.way, contention=contention, waits=Traffic.none(zeros), beside=Traffic.none(zeros), held_up=zeros)
+        for _ in range(2)
     )
-    moved = zeros
-    share = 1.0 - 1.0 / table.tensor
+    calls, share, moved = _Calls.of(table, hidden=hidden, links=links), 1.0 - 1.0 / table.tensor, zeros
     for part, seconds in zip(works, passes, strict=True):
         count, times = part.exchanges, np.broadcast_to(part.exchanged, seconds.forward.shape)[inverse]
         window = _windows(seconds.products, inverse, hides)
-        small = count.small * times
-        forward.add(small * links.reduce.seconds(statistics))
-        moved = moved + small * statistics
         pieces = software.pieces and not np.any(part.expert_parameters) and len(part.products) > 1
         beside = software.hides_gradients and len(part.products) > 1
-        ahead = np.where(split, count.gathers_forward * gather, 0.0) * times
-        after = np.where(split, count.scatters_forward * scatter, count.forward * whole) * times
+        small = count.small * times * statistics
+        forward.add(_Call(count.small * times * links.reduce.seconds(statistics), _TWICE * small))
+        ahead = calls.gathered(times * count.gathers_forward)
+        after = calls.reduced(times * count.scatters_forward, times * count.forward)
         forward.add(ahead, window=share * window["entering"] if pieces else None)
-        forward.add(np.where(split, after, 0.0), window=share * window["leaving"] if pieces else None)
-        forward.add(np.where(split, 0.0, after))
-        back = np.where(split, count.gathers_backward * gather, 0.0) * times
-        late = np.where(split, count.scatters_backward * scatter, count.backward * whole) * times
+        forward.add(after, window=np.where(calls.split, share * window["leaving"], 0.0) if pieces else None)
+        back = calls.gathered(times * count.gathers_backward)
+        late = calls.reduced(times * count.scatters_backward, times * count.backward)
+        again = calls.gathered(times * count.gathers_forward * software.regathers)
         backward.add(back, window=share * window["leaving_data"] if pieces else None)
         backward.add(late, window=window["entering_weight"] if beside else None)
-        again = np.where(split & software.regathers, count.gathers_forward * gather, 0.0) * times
         backward.add(again, window=window["entering_data"] if beside else None)
-        number = np.where(split, count.gathers_forward + count.scatters_forward, count.forward)
-        number = number + np.where(split, count.gathers_backward + count.scatters_backward, count.backward)
-        number = number + np.where(split & software.regathers, count.gathers_forward, 0.0)
-        moved = moved + number * hidden * times
-    return Shared(forward=forward.features(), backward=backward.features(), moved=np.where(several, moved, 0.0))
+        twice = np.where(calls.split, 1.0, _TWICE)
+        moved = moved + small + sum((call.num_bytes / twice for call in (ahead, after, back, late, again)), zeros)
+    return Shared(
+        forward=forward.features(), backward=backward.features(), moved=np.where(table.tensor > 1, moved, 0.0)
+    )
 
 
 def _windows(products: Beside, inverse: IndexArray, hides: FloatArray) -> dict[str, FloatArray]:

@@ -10,9 +10,9 @@ import numpy as np
 from meshwright.cost.kinds import BlockSeconds
 from meshwright.cost.memory import BUCKET_BYTES
 from meshwright.cost.network import Linear
-from meshwright.cost.overlap import Contention, Slack, Traffic, exposed
+from meshwright.cost.overlap import Contention, Slack, Traffic, Way, exposed
 from meshwright.cost.states import StateBytes
-from meshwright.cost.table import SCHEDULES, SHARDINGS, BoolArray, Layout, PlanTable
+from meshwright.cost.table import SCHEDULES, SHARDINGS, Layout, PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.plan import ScheduleKind, Sharding
 
@@ -23,15 +23,15 @@ _ZERO3 = SHARDINGS.index(Sharding.PARAMETERS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataLinks:
-    """Collectives over data parallel axes, one entry a row; whether adapters join shards, replicas, and both."""
+    """Collectives over data parallel axes, one entry a row; the way among shards, among replicas, and among both."""
 
     gather: Linear
     scatter: Linear
     reduce_replicas: Linear
     reduce_all: Linear
-    sharded_far: BoolArray
-    replicas_far: BoolArray
-    all_far: BoolArray
+    sharded: Way
+    replicas: Way
+    everywhere: Way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,22 +72,22 @@ def synchronize(
     dense, apart = grid_parameters(block, table)
 
     def both_ways(name: str, place: str, dense_bytes: FloatArray, apart_bytes: FloatArray) -> Traffic:
-        seconds = Traffic.over(getattr(links, name).seconds(dense_bytes), far=getattr(links, place))
+        seconds = Traffic.over(getattr(links, name).seconds(dense_bytes), getattr(links, place), num_bytes=dense_bytes)
         if apart.any():
             grid = np.where(apart > 0.0, getattr(experts, name).seconds(apart_bytes), 0.0)
-            seconds = seconds + Traffic.over(grid, far=getattr(experts, place))
+            seconds = seconds + Traffic.over(grid, getattr(experts, place), num_bytes=apart_bytes)
         return seconds.where(sharded)
 
-    gather = both_ways("gather", "sharded_far", dense * sizes.gathered, apart * sizes.gathered)
-    scatter = both_ways("scatter", "sharded_far", dense * sizes.reduced, apart * sizes.reduced)
+    gather = both_ways("gather", "sharded", dense * sizes.gathered, apart * sizes.gathered)
+    scatter = both_ways("scatter", "sharded", dense * sizes.reduced, apart * sizes.reduced)
     own, theirs = (sizes.reduced / parts for parts in (table.divided, table.expert_divided))
-    replicas = both_ways("reduce_replicas", "replicas_far", dense * own, apart * theirs)
+    replicas = both_ways("reduce_replicas", "replicas", dense * own, apart * theirs)
     ahead, behind = block.forth.slack, block.back.slack
     each_scatter = scatter.where(table.sharding > _ZERO1).times(1.0 / turns)
     each_gather = gather.where(zero3).times(1.0 / turns)
     once = scatter.where(table.sharding == _ZERO1) + replicas
     if reduces_whole:
-        whole = both_ways("reduce_all", "all_far", dense * sizes.reduced, apart * sizes.reduced)
+        whole = both_ways("reduce_all", "everywhere", dense * sizes.reduced, apart * sizes.reduced)
         once = whole.where(table.sharding == _ZERO1) + once.where(table.sharding != _ZERO1)
     first = gather.where(~zero3)
     split = block.late.near > 0.0
@@ -139,12 +139,12 @@ def bucketed(
     which leaves `slack`; the last bucket is always exposed.
     """
     zeros = np.zeros_like(slack.work)
-    moved, traffic = zeros, Traffic(near=zeros, far=zeros)
+    moved, traffic = zeros, Traffic.none(zeros)
     for links, values in parameters:
         sent = np.where(table.sharding[:, None] > 0, 0.0, values * sizes.reduced[:, None])
         calls = np.ceil(sent / BUCKET_BYTES)
         seconds = np.where(sent > 0.0, links.reduce_all.seconds(sent, calls=calls), 0.0)
-        traffic = traffic + Traffic.over(seconds, far=links.all_far[:, None])
+        traffic = traffic + Traffic.over(seconds, links.everywhere, num_bytes=sent)
         moved = moved + sent
     whole = traffic.whole
     tail = whole * np.minimum(1.0, BUCKET_BYTES / np.maximum(moved, 1.0))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.cost.exchanges import Exchanged
+from meshwright.cost.offload import Copies
 from meshwright.cost.overlap import Contention, Pass, Slack, Traffic, passed
 from meshwright.cost.work import FloatArray
 
@@ -58,16 +59,12 @@ def waited(
     timed: Timed,
     exchanged: Exchanged,
     *,
-    copies: FloatArray,
-    memory: FloatArray,
+    copies: Copies,
     contention: Contention,
     hides_experts: bool,
 ) -> Waited:
-    """What a pass that is `timed` waits for, with `copies` seconds over the link to the host.
-
-    Those keep the device's memory busy for `memory` seconds.
-    """
-    nothing = Traffic(near=np.zeros_like(copies), far=np.zeros_like(copies))
+    """What a pass that is `timed` waits for, with copies to the host's memory."""
+    nothing = Traffic.none(copies.seconds)
     served, hidden = (nothing, exchanged.experts) if hides_experts else (exchanged.experts, nothing)
     late = passed(
         Pass(
@@ -77,8 +74,9 @@ def waited(
             ring=exchanged.ring + exchanged.beside,
             late=exchanged.late + exchanged.held_up,
             tokens=hidden,
-            copies=copies,
-            memory=memory,
+            copies=copies.seconds,
+            lanes=copies.lanes,
+            memory=copies.memory,
         ),
         contention,
     )
@@ -92,6 +90,6 @@ def waited(
         whole_tensor=exchanged.tensor.whole + exchanged.beside.whole,
         whole_context=exchanged.context.whole + exchanged.ring.whole,
         whole_experts=exchanged.experts.whole,
-        whole_copies=copies,
+        whole_copies=copies.seconds,
         slack=late.slack,
     )

@@ -88,21 +88,27 @@ def least_seconds(
     sizes = state_bytes(table, narrow=software.narrow_parameters)
     gathered, reduced = (work.parameters * size[:, None] for size in (sizes.gathered, sizes.reduced))
     far, together = links.sharded_far[:, None], links.all_far[:, None]
-    gather = Traffic.over(links.gather.seconds(gathered), far=far)
-    scatter = Traffic.over(links.scatter.seconds(reduced), far=far)
+    gather = _over(links.gather.seconds(gathered), far)
+    scatter = _over(links.scatter.seconds(reduced), far)
     replicas = links.reduce_replicas.seconds(reduced / table.divided[:, None])
     every = np.where(table.schedule == _BREADTH_FIRST, 1.0 / table.microbatches, 1.0)[:, None]
     ahead = gather.where(sharding == _ZERO3).times(every)
     behind = ahead + scatter.where(sharding >= _ZERO2).times(every)
     once = scatter.where(sharding == _ZERO1)
-    once = once + Traffic.over(replicas, far=links.replicas_far[:, None]).where(sharding > 0)
-    once = once + Traffic.over(links.reduce_all.seconds(reduced), far=together).where(sharding == 0)
+    once = once + _over(replicas, links.replicas_far[:, None]).where(sharding > 0)
+    once = once + _over(links.reduce_all.seconds(reduced), together).where(sharding == 0)
     first = gather.where((sharding > 0) & (sharding < _ZERO3))
     forward, backward = work.forward.beside(ahead, contention), work.backward.beside(behind, contention)
     late = work.backward.beside(behind + once, contention) - backward
     early = work.forward.beside(ahead + first, contention) - forward
     ranks = work.before + count * (forward + backward)
     return np.asarray(np.maximum(ranks.max(axis=1), (ranks + late + early)[:, 0]))
+
+
+def _over(seconds: Floats, far: Mask) -> Traffic:
+    """All of it over adapters where they are `far`, and nothing on the lanes to them, which may be free."""
+    away = np.where(far, seconds, 0.0)
+    return Traffic(near=seconds - away, far=away, lanes=np.zeros_like(away))
 
 
 def _links(table: PlanTable, *, group: NodeGroup, cluster: ClusterSpec, software: Software) -> _Links:
