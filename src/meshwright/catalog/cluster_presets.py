@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from meshwright.catalog.nodes import HDR, ethernet, group_of, network, pcie
+from meshwright.catalog.node_links import HDR, ethernet, network, pcie
+from meshwright.catalog.nodes import group_of
 from meshwright.spec.cluster import ClusterSpec, Link, NodeGroup
 
 _SELENE = "DGX A100 SuperPOD with eight HDR adapters a node, as in 2104.04473, section 5"

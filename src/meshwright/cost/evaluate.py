@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.assemble import Step, assemble, pass_seconds
+from meshwright.cost.assemble import Step, assemble
 from meshwright.cost.costs import Costs
 from meshwright.cost.layouts import LayoutArrays, count
 from meshwright.cost.longest_path import Path, longest_path, played_microbatches
 from meshwright.cost.machine import Machine, hops, machine
 from meshwright.cost.memory import memory
+from meshwright.cost.microbatch import pass_seconds
 from meshwright.cost.pipeline import Shape
 from meshwright.cost.placement import covers, crossings
 from meshwright.cost.simulate import StageRows, StageSeconds

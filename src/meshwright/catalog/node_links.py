@@ -1,0 +1,167 @@
+"""Links of nodes as they are sold: in the node, to the host and to other nodes, each figure with its source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from meshwright.spec.cluster import Collective, CollectiveFit, Link
+
+GB = 1e9
+PCIE_GB: Mapping[int, float] = MappingProxyType({3: 15.75, 4: 31.5, 5: 63.0})
+
+_SHARE = "0.7 of the line rate reproduces the step times of 2104.04473, table 1, within 9 %"
+_STEP = "a step of a plain ring over NVLink by which NCCL 2.24 chooses (src/graph/tuning.cc)"
+_FAR_STEP = "a step of a plain ring over InfiniBand by which NCCL 2.24 chooses (src/graph/tuning.cc)"
+_SUMS = "NVLink SHARP: the share of bandwidth that NCCL 2.24 counts on (nvlsEfficiency in src/graph/tuning.cc)"
+_SOCKETS = "typical of a step of NCCL over TCP sockets; not measured"
+_NEAR = "by analogy with A100 nodes on InfiniBand; not measured"
+
+
+def _fit(operation: Collective, *, latency_us: float, whole_gb: float, ranks: int = 8) -> CollectiveFit:
+    return CollectiveFit(
+        operation=operation, ranks=ranks, latency_seconds=latency_us * 1e-6, bytes_per_second=whole_gb * GB
+    )
+
+
+NVLINK_A100 = Link(
+    bandwidth=300 * GB,
+    latency_seconds=3.4e-6,
+    efficiency=0.74,
+    fits=(_fit(Collective.ALL_REDUCE, latency_us=24, whole_gb=222 * 8 / 14),),
+    sources={
+        "bandwidth": "NVIDIA A100 data sheet: NVLink 3, 600 GB/s both ways",
+        "efficiency": "bus bandwidth of all-reduce among 8, 222 GB/s, over 300",
+        "latency_seconds": _STEP,
+        "fits": "NCCL all-reduce among 8 A100 SXM (tables of aiconfigurator 0.12.0): 24 us and 222 GB/s of bus",
+    },
+)
+NVLINK_H100 = Link(
+    bandwidth=450 * GB,
+    latency_seconds=3.4e-6,
+    efficiency=0.75,
+    sums=0.85,
+    fits=(
+        _fit(Collective.ALL_REDUCE, latency_us=18, whole_gb=444 * 8 / 14),
+        _fit(Collective.ALL_GATHER, latency_us=18, whole_gb=336 * 8 / 7),
+        _fit(Collective.REDUCE_SCATTER, latency_us=18, whole_gb=336 * 8 / 7),
+    ),
+    sources={
+        "bandwidth": "NVIDIA H100 data sheet: NVLink 4, 900 GB/s both ways",
+        "efficiency": "bus bandwidth of all-gather among 8, 336 GB/s, over 450",
+        "sums": f"{_SUMS}, Hopper: 0.85",
+        "latency_seconds": _STEP,
+        "fits": "NCCL among 8 H100 SXM (tables of aiconfigurator 0.12.0): all-reduce 18 us and 444 GB/s of bus with "
+        "in-network sums, all-gather and reduce-scatter 336 GB/s; the latency of the last two by analogy",
+    },
+)
+NVLINK_B200 = Link(
+    bandwidth=900 * GB,
+    latency_seconds=3.4e-6,
+    efficiency=0.75,
+    sums=0.74,
+    sources={
+        "bandwidth": "NVIDIA B200 data sheet: NVLink 5, 1,800 GB/s both ways",
+        "efficiency": "by analogy with H100; not measured",
+        "sums": f"{_SUMS}, Blackwell: 0.74",
+        "latency_seconds": _STEP,
+    },
+)
+NVLINK_V100 = Link(
+    bandwidth=150 * GB,
+    latency_seconds=3.4e-6,
+    efficiency=0.89,
+    fits=(
+        _fit(Collective.ALL_REDUCE, ranks=2, latency_us=23, whole_gb=22.5),
+        _fit(Collective.ALL_REDUCE, ranks=4, latency_us=43, whole_gb=85 * 4 / 6),
+        _fit(Collective.ALL_REDUCE, ranks=8, latency_us=66, whole_gb=134 * 8 / 14),
+    ),
+    sources={
+        "bandwidth": "NVIDIA V100 data sheet: NVLink 2, 300 GB/s both ways",
+        "efficiency": "bus bandwidth of all-reduce among 8, 134 GB/s, over 150",
+        "latency_seconds": _STEP,
+        "fits": "NCCL all-reduce among 2, 4 and 8 V100 of one node, whose pairs share one or two of six links: 1 MiB "
+        "and 1 GiB of vTrain's tables (VIA-Research/vTrain trace/v100, MIT)",
+    },
+)
+INFINITY_MI250X = Link(
+    bandwidth=50 * GB,
+    latency_seconds=5e-6,
+    efficiency=0.7,
+    sources={
+        "bandwidth": "Frontier user guide: 50 GB/s each way on the slowest Infinity Fabric links between dies",
+        "efficiency": "by analogy with A100; not measured",
+        "latency_seconds": "typical of RCCL; not measured",
+    },
+)
+INFINITY_MI300X = Link(
+    bandwidth=448 * GB,
+    latency_seconds=3e-6,
+    efficiency=0.7,
+    sources={
+        "bandwidth": "AMD MI300X data sheet: seven links of 128 GB/s both ways",
+        "efficiency": "by analogy with A100; not measured",
+        "latency_seconds": "typical of RCCL; not measured",
+    },
+)
+
+
+def pcie(*, generation: int) -> Link:
+    """Sixteen lanes of PCI Express, shared by nobody."""
+    return Link(
+        bandwidth=PCIE_GB[generation] * GB,
+        latency_seconds=5.7e-6,
+        efficiency=0.6,
+        sources={
+            "bandwidth": f"PCI Express {generation}.0, sixteen lanes each way",
+            "efficiency": "copies through host memory; by analogy, not measured",
+            "latency_seconds": _STEP.replace("NVLink", "PCI Express"),
+        },
+    )
+
+
+def network(
+    *, gigabits: float, title: str, latency_us: float = 14.0, efficiency: float = 0.7, step: str = _FAR_STEP
+) -> Link:
+    """One adapter of `gigabits` each way."""
+    return Link(
+        bandwidth=gigabits / 8 * GB,
+        latency_seconds=latency_us * 1e-6,
+        efficiency=efficiency,
+        sources={
+            "bandwidth": title,
+            "efficiency": _SHARE if "HDR" in title else _NEAR,
+            "latency_seconds": step,
+        },
+    )
+
+
+HDR = network(gigabits=200, title="InfiniBand HDR, 200 Gb/s an adapter")
+NDR = network(gigabits=400, title="InfiniBand NDR, 400 Gb/s an adapter")
+XDR = network(gigabits=800, title="InfiniBand XDR, 800 Gb/s an adapter (ConnectX-8: NVIDIA GB300 NVL72 data sheet)")
+SLINGSHOT = network(gigabits=200, title="Slingshot 11, 200 Gb/s an adapter (2312.12705: 25 GB/s)")
+
+
+def ethernet(*, gigabits: float, title: str) -> Link:
+    """One adapter of Ethernet without remote memory access."""
+    return network(gigabits=gigabits, title=title, latency_us=30.0, efficiency=0.6, step=_SOCKETS)
+
+
+CLOUD = ethernet(gigabits=100, title="cloud network, 100 Gb/s a node")
+
+
+def ici(*, gigabytes: float, title: str) -> Link:
+    """The torus between TPUs: what one has each way over all its links together, as groups that span all axes use it.
+
+    A group along one axis of the torus has the links of that axis alone.
+    """
+    return Link(
+        bandwidth=gigabytes * GB,
+        latency_seconds=1e-6,
+        efficiency=0.8,
+        sources={
+            "bandwidth": title,
+            "efficiency": "by analogy with NVLink; not measured",
+            "latency_seconds": "about a microsecond a hop (How to Scale Your Model, jax-ml.github.io/scaling-book)",
+        },
+    )
