@@ -140,3 +140,21 @@ def test_every_number_of_a_cluster_is_looked_at(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             catalog.load_cluster(str(tmp_path / "odd.json"))
         assert path in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("layers = 1000000", "odd.toml:1 layers: 1,000,000 are more layers than a plan is made for; choose 4,096"),
+        ("width = 1000000000000000000000000000000", "odd.toml:1 width: 1e+30 is more than any model has"),
+        ("heads = 0", "odd.toml:1 heads: 0 is not a positive number"),
+    ],
+)
+def test_short_models_that_are_too_large_are_told_at_once(
+    change: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = {"layers": 4, "width": 512, "heads": 8, "kv_heads": 2, "hidden": 1024, "vocab": 1000}
+    rest = [f"{name} = {value}" for name, value in whole.items() if name != change.split()[0]]
+    (tmp_path / "odd.toml").write_text("\n".join([change, 'kind = "llama"', *rest]))
+    assert main(["plan", "--model", str(tmp_path / "odd.toml"), "--cluster", "8xH100"]) == 2
+    assert told in capsys.readouterr().err

@@ -190,3 +190,10 @@ def test_a_design_is_read_from_its_file_or_its_run(tmp_path: Path) -> None:
     (tmp_path / "design.json").write_text(design.to_json().replace('"microbatch":', '"microbatc":', 1))
     with pytest.raises(ConfigError, match=r"design\.json:\d+ plan\.microbatc: unknown key; did you mean 'microbatch'"):
         catalog.load_design(tmp_path)
+
+
+def test_wrong_units_are_told_with_the_right_ones() -> None:
+    assert refused(None, "total_tokens=15B", "sequence_length=2s") == [
+        "--set total_tokens: '15B' is in bytes and a count is expected: billions are written G, as in 15G",
+        "--set sequence_length: '2s' is in seconds and a count is expected: a count has no unit",
+    ]

@@ -33,6 +33,7 @@ def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, 
         (WorkerFailed("rank 1 failed"), 5),
         (Stopped("saved"), 75),
         (KeyboardInterrupt(), 130),
+        (MemoryError("Unable to allocate 7 TiB"), 4),
         (RuntimeError("broken"), 1),
     ],
 )

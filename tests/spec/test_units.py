@@ -38,6 +38,24 @@ def test_what_is_no_quantity_is_refused(text: str) -> None:
         units.parse_quantity(text)
 
 
+@pytest.mark.parametrize(("text", "number"), [("4Mi", 2**22), ("300G", 3e11), ("4Mi tokens", 2**22), ("12", 12)])
+def test_counts_are_read_with_their_prefix_alone(text: str, number: float) -> None:
+    assert units.parse_count(text) == number
+
+
+@pytest.mark.parametrize("text", ["2s", "4MB", "15B", "1min", "8GiB", "4GFLOP", "1Gbit/s"])
+def test_a_count_in_another_unit_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="a count is expected"):
+        units.parse_count(text)
+
+
+def test_times_are_in_a_unit_of_time_or_plain_seconds() -> None:
+    assert units.parse_seconds("15us") == pytest.approx(15e-6)
+    assert units.parse_seconds("1.5") == 1.5
+    with pytest.raises(ValueError, match="'5GB' is not a time"):
+        units.parse_seconds("5GB")
+
+
 @given(st.floats(min_value=1, max_value=1e15))
 def test_bytes_read_back_within_their_three_figures(count: float) -> None:
     written = units.format_bytes(count)

@@ -9,6 +9,7 @@ from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.model import Attention, Layer, Mixture, ModelSpec
 
 MOST = 10**12  # of anything that a model counts
+MOST_LAYERS = 4096  # four times those of the deepest published (2203.00555); stages are balanced in its square
 _MAY_BE_ZERO = frozenset(
     {"extra_parameters", "positions", "parameters", "initializer_range", "scale", "low_frequency", "high_frequency"}
 )
@@ -28,7 +29,15 @@ def model_problems(model: ModelSpec, where: str = "") -> Iterator[Problem]:
     dot = f"{where}." if where else ""
     if not model.layers:
         found.append(Problem(what="is empty", where=f"{dot}layers", fix="give at least one"))
+    if len(model.layers) > MOST_LAYERS:
+        found.append(too_deep(len(model.layers), f"{dot}layers"))
     yield from found or _shapes(model, dot)
+
+
+def too_deep(layers: int, where: str) -> Problem:
+    """The problem of more layers than a plan is made for."""
+    fix = f"choose {MOST_LAYERS:,} or less"
+    return Problem(what=f"{layers:,} are more layers than a plan is made for", where=where, fix=fix)
 
 
 def _counts(model: ModelSpec, where: str) -> Iterator[Problem]:

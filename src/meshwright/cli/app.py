@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import nullcontext
 from contextvars import copy_context
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -33,6 +34,9 @@ from meshwright.spec.errors import ExitCode, MeshwrightError, Problem
 
 SUMMARY = "Designs the fastest distributed training of a model on your machines, shows why, runs it and compares."
 INTERRUPTED = Problem(what="interrupted")
+NO_MEMORY = Problem(
+    what="this machine has too little memory for the question", fix="ask for fewer devices, layers or plans"
+)
 NO_OUTPUT = Problem(what="standard output is closed", fix="send it to a file or to /dev/null")
 
 
@@ -122,6 +126,8 @@ def _run(words: list[str], *, as_json: bool) -> int:
         if manner().verbose:
             tell(traceback.format_exc().rstrip())
         return _tell(error.problems, error.exit_code, as_json=as_json)
+    except MemoryError as error:
+        return _tell((replace(NO_MEMORY, why=str(error)),), ExitCode.ENVIRONMENT, as_json=as_json)
     except (KeyboardInterrupt, typer.Abort):
         return _tell((INTERRUPTED,), ExitCode.INTERRUPTED, as_json=as_json)
     except BrokenPipeError:

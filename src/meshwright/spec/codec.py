@@ -11,13 +11,13 @@ import difflib
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import cache
 from typing import Any, TypeVar
 
 from meshwright.spec.errors import ConfigError, Problem
-from meshwright.spec.units import parse_quantity
+from meshwright.spec.units import parse_count, parse_quantity, parse_seconds
 
 T = TypeVar("T")
 
@@ -85,12 +85,19 @@ def _decode(kind: Any, value: Any, where: str, problems: list[Problem]) -> Any:
     return _decode_scalar(kind, value, where, problems)
 
 
+def _parser(kind: Any, where: str) -> Callable[[str], float]:
+    """What reads text for a number: a whole number counts something, and fields of time say so in their names."""
+    if kind is int:
+        return parse_count
+    return parse_seconds if where.endswith("_seconds") else parse_quantity
+
+
 def _decode_scalar(kind: Any, value: Any, where: str, problems: list[Problem]) -> Any:
     if kind is Any:
         return value
     if kind in (int, float) and isinstance(value, str):
         try:
-            value = parse_quantity(value)
+            value = _parser(kind, where)(value)
         except ValueError as error:
             problems.append(Problem(what=str(error), where=where))
             return None

@@ -9,6 +9,7 @@ _DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
 _TIME = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _BASES = ("FLOP/s", "FLOPS", "FLOP", "B/s", "bit/s", "b/s", "B", "tokens", "")
+_MEANINGS = {"s": "seconds", "B": "bytes", "B/s": "bytes a second", "bit/s": "bits a second", "b/s": "bits a second"}
 _NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_,]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*$")
 
 
@@ -18,19 +19,44 @@ def parse_quantity(text: str) -> float:
     Bits per second become bytes per second. `B` alone after a number is bytes; `8B` as a count of parameters is
     not read here. Raises ValueError when the text is not a number with a unit that is known.
     """
+    return _read(text)[0]
+
+
+def parse_count(text: str) -> float:
+    """As parse_quantity, of what is counted (tokens, steps, devices): `4Mi`, `300G`, `4Mi tokens`.
+
+    Raises ValueError, with the number as it should be written, for seconds, bytes and FLOPs.
+    """
+    number, unit = _read(text)
+    if unit not in ("", "tokens"):
+        what = "billions are written G, as in 15G" if unit == "B" else "a count has no unit"
+        raise ValueError(f"{text.strip()!r} is in {_MEANINGS.get(unit, unit)} and a count is expected: {what}")
+    return number
+
+
+def parse_seconds(text: str) -> float:
+    """As parse_quantity, of a time: `15us`, `3h`, or a plain number of seconds. Raises ValueError for other units."""
+    number, unit = _read(text)
+    if unit not in ("s", ""):
+        raise ValueError(f"{text.strip()!r} is not a time; write for example 15us, 2ms or 1.5")
+    return number
+
+
+def _read(text: str) -> tuple[float, str]:
+    """The number in base units, and the unit without its prefix: `s` for every time."""
     match = _NUMBER.match(text)
     if not match:
         raise ValueError(f"{text!r} is not a number")
     number, unit = float(match[1].replace(",", "").replace("_", "")), match[2]
     if unit in _TIME:
-        return number * _TIME[unit]
+        return number * _TIME[unit], "s"
     for base in _BASES:
         if not unit.endswith(base):
             continue
-        prefix = unit[: len(unit) - len(base)] if base else unit
+        prefix = unit[: len(unit) - len(base)].rstrip() if base else unit
         scale = _BINARY.get(prefix) or (_DECIMAL.get(prefix) if prefix != "B" or not base else None)
         if scale is not None:
-            return number * scale / (8.0 if base in ("bit/s", "b/s") else 1.0)
+            return number * scale / (8.0 if base in ("bit/s", "b/s") else 1.0), base
     raise ValueError(f"{unit!r} is not a unit; write for example 80GiB, 4Mi, 450GB/s, 400Gbit/s or 15us")
 
 

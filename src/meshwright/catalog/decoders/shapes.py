@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshwright.catalog.model_ranges import MOST
+from meshwright.catalog.model_ranges import MOST, MOST_LAYERS, too_deep
 from meshwright.spec.blocks import (
     Activation,
     Attention,
@@ -139,6 +139,8 @@ def check_shape(
         for name, number in named.items()
         if number > MOST
     ]
+    if MOST_LAYERS < layers <= MOST:
+        problems.append(too_deep(layers, "layers"))
     if head_dim is not None and head_dim < 1:
         problems.append(Problem(what=f"{head_dim} is not a positive number", where="head_dim"))
     if not problems and head_dim is None and width % heads:
