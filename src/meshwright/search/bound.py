@@ -95,27 +95,16 @@ class Bounds:
         return np.asarray(_summed(before, passed) / table.slices[:, None])
 
     def seconds(self, table: PlanTable, *, frames: Ids) -> Floats:
-        """Of every plan of `table`, each of the frame in `frames`, shape (rows,): of its first rank and its busiest."""
+        """Of every plan of `table`, each of the frame in `frames`, shape (rows,): of its first rank and its busiest.
+
+        Rows side by side that differ only in the ranks that state is sharded over have one work.
+        """
         table = _effective(table)
-        known, at = self._least.of(table, frames=frames, sharded=table.sharding > 0)
-        blocks, every = known.take(at), self._count(table).total[table.layout][..., :-1]
-        entered = self._entered(table, blocks.forward, blocks.backward)
-        path = entered + table.microbatches[:, None] * _summed(every, blocks.forward + blocks.backward)
-        busiest = path.argmax(axis=1)[:, None]
-        ranks = np.concatenate([0 * busiest, busiest], axis=1)
-        total = np.take_along_axis(every, ranks[..., None], axis=1)
-        apart = np.where(table.on_grid[:, None], blocks.apart, 0.0)
-
-        def lasts(way: str) -> Lasts:
-            busy = {name: _summed(total, getattr(blocks, f"{way}_{name}")) for name in ("work", "near", "far")}
-            return Lasts(whole=_summed(total, getattr(blocks, way)), **busy)
-
-        work = Work(
-            before=np.take_along_axis(entered, ranks, axis=1),
-            forward=lasts("forward"),
-            backward=lasts("backward"),
-            parameters=_summed(total, blocks.parameters - apart),
-        )
+        blocks, at = self._least.of(table, frames=frames, sharded=table.sharding > 0)
+        alike = np.stack([at, table.layout, table.schedule, table.slices, table.microbatches])
+        starts = np.flatnonzero(np.append(True, (alike[:, 1:] != alike[:, :-1]).any(axis=0)))
+        found = self._work(table.take(starts), blocks.take(at[starts]))
+        work = found.take(np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(at)))))
         step = [
             least_seconds(
                 table,
@@ -127,8 +116,30 @@ class Bounds:
             )
             for group in self._cluster.groups
         ]
-        owned = owned_parameters(table, _summed(total[:, :1], blocks.parameters), _summed(total[:, :1], apart))
+        owned = owned_parameters(table, work.parameters[:, :1] + work.experts[:, :1], work.experts[:, :1])
         return np.asarray(np.min(step, axis=0) + self._optimizer(table, owned))
+
+    def _work(self, table: PlanTable, blocks: BlockLeast) -> Work:
+        """What `blocks` make of the first rank of every row and of that which is longest busy, with what is before."""
+        every = self._count(table).total[table.layout][..., :-1]
+        entered = self._entered(table, blocks.forward, blocks.backward)
+        path = entered + table.microbatches[:, None] * _summed(every, blocks.forward + blocks.backward)
+        busiest = path.argmax(axis=1)[:, None]
+        ranks = np.concatenate([0 * busiest, busiest], axis=1)
+        total = np.take_along_axis(every, ranks[..., None], axis=1)
+        apart = np.where(table.on_grid[:, None], blocks.apart, 0.0)
+
+        def lasts(way: str) -> Lasts:
+            busy = {name: _summed(total, getattr(blocks, f"{way}_{name}")) for name in ("work", "near", "far")}
+            return Lasts(whole=_summed(total, getattr(blocks, way)), **busy)
+
+        return Work(
+            before=np.take_along_axis(entered, ranks, axis=1),
+            forward=lasts("forward"),
+            backward=lasts("backward"),
+            parameters=_summed(total, blocks.parameters - apart),
+            experts=_summed(total, apart),
+        )
 
     def _optimizer(self, table: PlanTable, owned: Floats) -> Floats:
         """Seconds of the optimizer over the `owned` parameters (rows, 1) of one rank, on the quickest machines."""

@@ -30,7 +30,7 @@ DIMENSIONS = (
     "sequence_parallel",
 )
 CLOSE = 0.0005
-MOST = 40_000  # plans weighed for one line: beyond it the line says what it has not seen
+MOST = 20_000  # plans weighed for one line: beyond it the line says what it has not seen
 
 
 def why(chosen: Design, report: Report, found: Explorer) -> tuple[str, ...]:

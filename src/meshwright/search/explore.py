@@ -128,7 +128,7 @@ class Explorer:
             if self._bounds[order[start]] >= limit:
                 return True
             done = int(ends[start - 1]) if start else 0
-            if most is not None and done > most:
+            if most is not None and done >= most:
                 return False
             if not np.isfinite(limit) and done > PATIENCE and not asked_lightest:
                 asked_lightest, left = True, np.flatnonzero(self._left)

@@ -18,6 +18,7 @@ from meshwright.spec.cluster import ClusterSpec, Collective, DeviceKind, NodeGro
 from meshwright.spec.plan import AxisName, ScheduleKind, Sharding
 
 Floats = npt.NDArray[np.float64]
+Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 _ZERO1, _ZERO2, _ZERO3 = (
     SHARDINGS.index(kind) for kind in (Sharding.OPTIMIZER, Sharding.GRADIENTS, Sharding.PARAMETERS)
@@ -36,6 +37,9 @@ class Lasts:
     near: Floats
     far: Floats
 
+    def take(self, rows: Ids) -> Lasts:
+        return Lasts(whole=self.whole[rows], work=self.work[rows], near=self.near[rows], far=self.far[rows])
+
     def beside(self, traffic: Traffic, contention: Contention | None) -> Floats:
         """Its seconds with so much more traffic, which waits for no single block."""
         if contention is None:
@@ -47,12 +51,22 @@ class Lasts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """Of one microbatch on every rank shown, shape (rows, ranks): seconds `before` a rank's first work and after its
-    last, its own passes, and the `parameters` that its data parallel ranks share."""
+    last, its own passes, the `parameters` that its data parallel ranks share, and those of `experts` on a grid."""
 
     before: Floats
     forward: Lasts
     backward: Lasts
     parameters: Floats
+    experts: Floats
+
+    def take(self, rows: Ids) -> Work:
+        return Work(
+            before=self.before[rows],
+            forward=self.forward.take(rows),
+            backward=self.backward.take(rows),
+            parameters=self.parameters[rows],
+            experts=self.experts[rows],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
