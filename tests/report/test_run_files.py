@@ -55,13 +55,16 @@ def test_a_broken_line_in_the_middle_is_said(run_dir: Path) -> None:
         read_run(run_dir)
 
 
-@pytest.mark.parametrize("name", ["design.json", "predicted.json"])
-def test_a_document_of_another_form_is_said(run_dir: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("design.json", r"design\.json:1: not JSON: .* at column 2"), ("predicted.json", "cannot be read as JSON")],
+)
+def test_a_document_of_another_form_is_said(run_dir: Path, name: str, told: str) -> None:
     (run_dir / name).write_text('{"unknown": 1}')
     with pytest.raises(ConfigError, match=name):
         read_run(run_dir)
     (run_dir / name).write_text("{not json")
-    with pytest.raises(ConfigError, match="cannot be read as JSON"):
+    with pytest.raises(ConfigError, match=told):
         read_run(run_dir)
 
 

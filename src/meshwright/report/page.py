@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import MISSING, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING
 from meshwright.report.figure import Figure
 from meshwright.report.run_files import RunFiles, predicted_spans, read_run, write_file
 from meshwright.report.view import page_view
-from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.span import Span
 
@@ -37,12 +35,9 @@ def write_page(paths: Sequence[Path | str], out: Path | str) -> Path:
 
 def _whole_decision(files: RunFiles) -> Decision | None:
     """The decision of a plan file; None of a run, and where only a part of it is kept."""
-    from meshwright.search import Decision
+    from meshwright.report.kept_decision import whole_decision
 
-    needed = {field.name for field in fields(Decision) if field.default is MISSING}
-    if not files.is_plan or not files.decision or not needed <= files.decision.keys():
-        return None
-    return codec.decode(Decision, files.decision, f"{files.path}, its decision")
+    return whole_decision(files.decision, f"{files.path}, its decision") if files.is_plan else None
 
 
 def decision_page(decision: Decision) -> str:

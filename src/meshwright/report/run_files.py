@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from meshwright.catalog import load_design
 from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.plan import Design
@@ -54,7 +55,7 @@ def read_run(path: Path | str) -> RunFiles:
     if not (place / "design.json").is_file():
         fix = _runs_inside(place)
         raise ConfigError(Problem(what="not a run directory", where=str(path), why="it has no design.json", fix=fix))
-    design = _value(Design, place / "design.json")
+    design = load_design(place / "design.json")
     rows = tuple(_json_lines(place / "metrics.jsonl"))
     return RunFiles(
         name=place.resolve().name,
@@ -63,7 +64,7 @@ def read_run(path: Path | str) -> RunFiles:
         design=design,
         predicted=_value_or_none(Report, place / "predicted.json"),
         measured=_value_or_none(Report, place / "measured.json"),
-        decision=_json_or_none(place / "decision.json"),
+        decision=_decision(_json_or_none(place / "decision.json"), place, design),
         environment=_json_or_none(place / "environment.json"),
         steps=tuple(row for row in rows if "loss" in row),
         evaluations=tuple(row for row in rows if "validation_loss" in row),
@@ -119,8 +120,14 @@ def _read_plan(place: Path) -> RunFiles:
         is_plan=True,
         design=design,
         predicted=predict(design),
-        decision=decision or decision_document(place, plan=design.plan),
+        decision=_decision(decision or decision_document(place, plan=design.plan), place, design),
     )
+
+
+def _decision(document: Any, place: Path, design: Design) -> Mapping[str, Any] | None:
+    from meshwright.report.kept_decision import checked_decision
+
+    return checked_decision(document, design=design, where=f"{place}, its decision")
 
 
 def _json(path: Path) -> Any:
