@@ -1,12 +1,14 @@
 """Closed forms of a pipeline's makespan, with stages as uneven as they are.
 
-The makespan is the longest path through the schedule; each form takes the longest of a few kinds of path. Of equal
-layers with a head on the last stage and two microbatches a rank or more, gpipe, interleaved, breadth-first, H2 and
-zero bubble V are told within 0.1 % of the event simulation, 1f1b, seq1f1b and H1 within 1 %, DualPipeV within 2 %. Of
-stages up to 30 % apart gpipe is exact and the mean miss of the others is at most 0.3 %, but 0.8 % of interleaved;
-single cases fall short by 2 % (1f1b, seq1f1b, H1, H2, V), 5 % (DualPipeV) and 8 to 12 % (breadth-first,
-interleaved), which `longest_path` mends. `benchmarks/schedules` measures it. Zero bubble V of fewer than 2p - 1
-microbatches is told up to a quarter too short, and rules refuse it.
+The makespan is the longest path through the schedule; each form takes the longest of a few kinds of path, so that it
+falls short of the event simulation rather than exceeds it. gpipe is exact, and breadth-first where stages of a rank
+between its first and last are alike. Of equal layers with an embedding and a head and two microbatches a rank or more
+all are told within 1 %. Of stages up to 30 % apart 1f1b, seq1f1b, H1 and H2 are told within 1 %; single cases of zero
+bubble V fall short by 2 %, of DualPipeV by 4 %, of interleaved by 6 %, and by 14 % where a few stages have twice the
+layers. Over a link ten times as slow as a stage the mean miss is 0.2 % (1f1b), 2 to 3 % (H2, interleaved) and 10 to
+13 % (V shapes, a quarter at the worst). `longest_path` mends all of these for plans that are shown;
+`benchmarks/schedules` and tests/cost/test_pipeline.py measure them. Zero bubble V of fewer than 2p - 1 microbatches is
+told up to a quarter too short, half over slow links, and rules refuse it.
 """
 
 from __future__ import annotations

@@ -72,8 +72,8 @@ def to_and_fro(
     A rank starts with `ahead` forwards, then does one forward and one backward in turn, `units` of each in all. One
     that has handed a forward on to another `d` ranks behind, and waits for the backward which that one does next, has
     advanced by `depth` d + 1 of them. Of all such cycles the one of most seconds a unit is found by Dinkelbach's
-    iteration (1967). `once` are the seconds of the path that stays on each rank, `own` a unit's there, `way` the sum of
-    both passes and transfers from rank 0, all of shape (ranks, rows).
+    iteration (1967); a path may begin and end on either rank. `once` are the seconds of the path that stays on each
+    rank, `own` a unit's there, `way` the sum of both passes and transfers from rank 0, all of shape (ranks, rows).
     """
     found: FloatArray = np.zeros(units.size)
     own = np.where(at.valid, own, 0.0)
@@ -92,6 +92,8 @@ def to_and_fro(
         count = place[far, column] - place[near, column] + 1.0
         cycle = forth[far, column] + back[near, column]
         pace = cycle / count
-    cycles = np.maximum(np.floor((units[rows] - 2.0 - ahead[near, rows]) / count), 0.0)
-    found[rows] = once[near, rows] + cycles * (cycle - count * own[near, column])
+    cycles = np.floor((units[rows] - 2.0 - ahead[near, rows]) / count)
+    for rank_of_path, times in ((near, cycles), (far, cycles + 1.0)):
+        gains = np.maximum(times, 0.0) * (cycle - count * own[rank_of_path, column])
+        found[rows] = np.maximum(found[rows], once[rank_of_path, rows] + gains)
     return found

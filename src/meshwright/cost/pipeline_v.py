@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.cost.pipeline_one import to_and_fro
-from meshwright.cost.pipeline_ranks import Turned
+from meshwright.cost.pipeline_ranks import Turned, Way
 from meshwright.cost.table import BoolArray
 from meshwright.cost.work import FloatArray
 
@@ -66,10 +66,40 @@ def v_shaped(at: Turned, *, paired: BoolArray) -> FloatArray:
         way = at.down.first_upto + at.up.first_upto + 2.0 * at.reach
         slow = to_and_fro(at, once_on, way=way, own=own, ahead=ahead, units=at.units, depth=1.0)
         at_once = np.floor(at.units / (2.0 * at.pipeline)) * once  # at most 2p microbatches are under way at once
-        longest = np.maximum(longest, np.maximum(slow, at_once))
+        longest = np.maximum(longest, np.maximum(slow, np.maximum(at_once, _over_the_slowest_link(at))))
     both = at.units >= 2.0 * at.pipeline - 1.0
     followed = once + (at.units - 1.0) * at.worst(at.down.total + at.up.total)
     return np.where(both, longest, np.maximum(longest, followed))
+
+
+def _over_the_slowest_link(at: Turned) -> FloatArray:
+    """Seconds of a path that goes to and fro over the slowest link all the time, shape (rows,); nothing for fewer than
+    2p - 1 microbatches.
+
+    It comes down through all ranks and up to the link, and leaves as it came. While the ranks behind the link do
+    forwards of both their stages in turn, as many of them as there are ranks before it, it takes them three second
+    stages further to go to and fro once, and so at the end; else two microbatches.
+    """
+    hops = np.diff(at.reach, axis=0) / np.maximum(np.diff(at.rank, axis=0), 1.0)
+    if not len(hops):
+        return np.zeros_like(at.units)
+    near, column = np.where(at.valid[1:], hops, -np.inf).argmax(axis=0), np.arange(at.units.size)
+
+    def there(values: FloatArray) -> FloatArray:
+        """On the ranks before and behind the link."""
+        return np.asarray(values[near, column] + values[near + 1, column], dtype=np.float64)
+
+    def ends(way: Way) -> FloatArray:
+        behind = way.whole - way.last_upto[near, column]
+        ranks = way.first_upto.max(axis=0) + behind
+        return np.asarray(ranks + 2.0 * at.across - at.reach[near, column] - hops[near, column], dtype=np.float64)
+
+    turns = np.floor((at.rank[near, column] + 1.0) / 3.0)
+    times = 2.0 * turns + np.maximum(np.floor((at.units - 2.0 * turns) / 2.0), 0.0)
+    each = there(at.down.last) + np.minimum(there(at.down.first), there(at.up.last)) + 2.0 * hops[near, column]
+    each = np.minimum(each, there(at.up.last) + there(at.up.first) + 2.0 * hops[near, column])
+    enough = at.units >= 2.0 * at.pipeline - 1.0
+    return np.where(enough, ends(at.down) + ends(at.up) + times * each, 0.0)
 
 
 def _own(at: Turned, own: _Meanwhile) -> FloatArray:
