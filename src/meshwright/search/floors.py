@@ -12,6 +12,7 @@ from meshwright.cost import PlanTable
 from meshwright.cost.fitting import most_likely
 from meshwright.cost.uncertainty import least_upper
 from meshwright.search.bound import Bounds, least_bytes
+from meshwright.search.prices import may_fit
 from meshwright.search.space import Space
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.job import JobSpec, Objective
@@ -58,13 +59,21 @@ class Floors:
         """Bytes that so many ranks of every plan hold at the least."""
         return _sliced(table, frames, partial(self._bounds.bytes, ranks=ranks))
 
+    def roughly(self, table: PlanTable, frames: Ids) -> Floats:
+        """As `bytes`, of one rank; infinite where its parameters and optimizer state alone do not fit."""
+        rows = np.flatnonzero(may_fit(table, model=self._model, cluster=self._cluster))
+        found = np.full(len(table), np.inf)
+        found[rows] = self.bytes(table.take(rows), frames[rows], ranks=1) if len(rows) else found[rows]
+        return found
+
     def held(self, total: Floats) -> Floats:
         """The score of plans that hold `total` bytes or more."""
         return total if self._bytes_count else np.zeros_like(total)
 
     def likely(self, total: Floats) -> Floats:
         """By how much the score of plans that hold `total` bytes or more is divided at the most; 0 if none fits."""
-        odds = np.ones_like(total) if self._bytes_count else most_likely(total, capacity=self._room)
+        within = np.minimum(total, self._room)
+        odds = np.ones_like(total) if self._bytes_count else most_likely(within, capacity=self._room)
         return np.where(total <= self._room, odds, 0.0)
 
     def _of(self, table: PlanTable, frames: Ids, seconds: Callable[..., Floats]) -> Floats:

@@ -106,7 +106,7 @@ class Ladder:
         picked = self._after(picked, SHARDING, other)
         if not len(picked):
             return picked
-        total = self._floors.bytes(self._on(picked, SHARDING), picked.frames, ranks=1)
+        total = self._floors.roughly(self._on(picked, SHARDING), picked.frames)
         fits = self._floors.likely(total) > 0.0
         self.hopeless += int(self._choices.plans(picked.take(~fits), SHARDING).sum())
         return self._after(picked.take(fits & (self._floors.held(total) < limit)), PLAN, other)
