@@ -84,6 +84,7 @@ def stage_rows(*plans):
         "backward": lambda stage: stage.backward,
         "weight": lambda stage: stage.backward * (1.0 - stage.input_share),
         "transfer": lambda stage: stage.transfer,
+        "waits": lambda _: 0.0,
     }
     return StageRows(
         **{name: np.array([[of(stage) for stage in stages] for stages in plans]).T for name, of in columns.items()}
