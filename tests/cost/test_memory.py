@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.cost import PlanTable, evaluate, predict
-from meshwright.cost.table import OFFLOADS, RECOMPUTES, SHARDINGS
+from meshwright.cost.table import OFFLOADS, RECOMPUTES, SCHEDULES, SHARDINGS
 from meshwright.nn import Decoder
 from meshwright.parallel.apply import units
 from meshwright.parallel.tensor import divided_dim
@@ -21,7 +21,7 @@ from meshwright.replay.express import express
 from meshwright.replay.runs import read_runs
 from meshwright.spec.cluster import Precision
 from meshwright.spec.job import DataSpec, JobSpec
-from meshwright.spec.plan import Offload, Recompute
+from meshwright.spec.plan import Offload, Recompute, ScheduleKind
 from meshwright.spec.report import MemoryPart
 from tests.cost.block_cases import BLOCKS, ENDS, MIXERS, TRANSFORMS
 from tests.cost.cost_examples import design, even_layout, llama, processor, selene
@@ -240,3 +240,24 @@ def test_masters_beside_the_weights_of_megatron_are_eighteen_bytes_a_parameter()
     )
     kept = (MemoryPart.PARAMETERS, MemoryPart.GRADIENTS, MemoryPart.OPTIMIZER)
     assert sum(costs.memory[part][0, 0] for part in kept) == 18.0 * CUT.parameters
+
+
+def test_a_rank_inside_a_run_of_equal_ones_may_be_the_fullest():
+    """With as many microbatches as the first rank holds at once, one behind it holds nearly as many beside gradients."""
+    columns = {
+        "pipeline": 8,
+        "chunks": 2,
+        "microbatches": 8,
+        "microbatch": 1,
+        "schedule": SCHEDULES.index(ScheduleKind.INTERLEAVED),
+        "shard": 8,
+    }
+    table = PlanTable.build(columns | {"sharding": 1}, layouts=[even_layout(layers=16, pipeline=8, chunks=2)])
+    model = llama(width=512, hidden=2048, heads=8, layers=16, vocab=1024)
+    job = replace(TABLE_JOB, sequence_length=512)
+    few, all_of = (
+        evaluate(table, model=model, cluster=selene(nodes=8), job=job, every_rank=every) for every in (False, True)
+    )
+    assert few.memory_bytes[0] == pytest.approx(all_of.memory_bytes[0], rel=1e-12)
+    fullest = int(np.argmax(sum(all_of.memory.values())[0]))
+    assert 0 < fullest < 7

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -14,7 +16,7 @@ from meshwright.cost.offload import optimizes_away, overflow
 from meshwright.cost.pipeline import Shape, held
 from meshwright.cost.software import software
 from meshwright.cost.states import Local, state_bytes, states
-from meshwright.cost.table import BoolArray, PlanTable
+from meshwright.cost.table import BoolArray, IntArray, PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import NodeGroup
 from meshwright.spec.job import JobSpec
@@ -35,7 +37,32 @@ def memory(
     group: NodeGroup,
     job: JobSpec,
 ) -> dict[str, FloatArray]:
-    """Bytes of every part on every rank shown at the rank's own peak, shape (rows, ranks)."""
+    """Bytes of every part on every rank shown at the rank's own peak, shape (rows, ranks).
+
+    The last of a run of equal ranks, of which only the ends are shown, stands for all behind the first.
+    """
+    at = partial(_at, table, blocks, arrays=arrays, counts=counts, model=model, group=group, job=job)
+    found = at(shape=shape)
+    between = _fullest_between(counts, shape=shape)
+    if between is None:
+        return found
+    there = at(shape=replace(shape, rank=between))
+    more = sum(there.values(), np.zeros(shape.rank.shape)) > sum(found.values(), np.zeros(shape.rank.shape))
+    return {part: np.where(more, there[part], held) for part, held in found.items()}
+
+
+def _at(
+    table: PlanTable,
+    blocks: Sequence[Holds],
+    *,
+    arrays: LayoutArrays,
+    counts: Mapping[str, FloatArray],
+    shape: Shape,
+    model: ModelSpec,
+    group: NodeGroup,
+    job: JobSpec,
+) -> dict[str, FloatArray]:
+    """As `memory`, of the ranks that are shown."""
     features, device = software(job.software), group.device
     whole = local_parameters(table, blocks, arrays=arrays, counts=counts, model=model)
     local = Local(
@@ -137,6 +164,31 @@ def _goes_on(counts: Mapping[str, FloatArray], *, shape: Shape) -> BoolArray:
     """
     stages = {name: counts[name][..., -1] for name in ("first", "last", "total")}
     return np.asarray(held(shape, **stages) < shape.microbatches[:, None] * stages["total"], dtype=np.bool_)
+
+
+def _fullest_between(counts: Mapping[str, FloatArray], *, shape: Shape) -> IntArray | None:
+    """For the last of every run of equal ranks the first that adds up gradients while it holds all it ever holds.
+
+    Where the first of a run holds all microbatches at once and the last does not, that rank lies between them: it holds
+    nearly as much as the first, and gradients besides. None where no run has one.
+    """
+    stages = {name: counts[name][..., -1] for name in ("first", "last", "total")}
+    most = shape.microbatches[:, None] * stages["total"]
+    on = held(shape, **stages) < most
+    before = np.roll(shape.rank, 1, axis=1)
+    apart = shape.valid & (shape.rank > before + 1) & on & ~np.roll(on, 1, axis=1)
+    apart[:, 0] = False
+    if not apart.any():
+        return None
+    for each in (counts[name] for name in ("first", "last", "total")):
+        apart &= (each == np.roll(each, 1, axis=1)).all(axis=2)
+    if not apart.any():
+        return None
+    found = np.where(apart, before + 1, shape.rank)
+    for _ in range(int((shape.rank - before)[apart].max())):
+        early = apart & (held(replace(shape, rank=found), **stages) >= most)
+        found = np.where(early, np.minimum(found + 1, shape.rank), found)
+    return found
 
 
 def _hidden_bytes(table: PlanTable, *, model: ModelSpec, job: JobSpec) -> FloatArray:
