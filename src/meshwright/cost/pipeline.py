@@ -30,6 +30,7 @@ from meshwright.spec.plan import ScheduleKind as Kind
 __all__ = ["RankSeconds", "Shape", "held", "makespan"]
 
 _WEIGHT_SHARE = 0.5  # of a backward: a linear layer's two gradients are products of the same size
+_NARROW = 12  # ranks shown; so few are priced at once, whatever each row has
 _V = (Kind.ZERO_BUBBLE_V, Kind.DUAL_PIPE_V)
 
 
@@ -49,15 +50,22 @@ def makespan(
     """
     weight = backward.times(_WEIGHT_SHARE) if weight is None else weight
     seconds = np.zeros(len(shape.schedule))
+    none, widths = weight.times(0.0), _widths(shape)
     for kinds, form in _FORMS:
-        rows = np.flatnonzero(_among(shape.schedule, kinds))
-        if not rows.size:
-            continue
-        split = SPLIT.issuperset(kinds)
-        late = weight if split else weight.times(0.0)
-        at = Turned.of(shape, rows, forward=forward, backward=backward, weight=late, reach=reach)
-        seconds[rows] = form(at, shape.schedule[rows])
+        late = weight if SPLIT.issuperset(kinds) else none
+        chosen = _among(shape.schedule, kinds)
+        for width in np.unique(widths[chosen]):
+            rows = np.flatnonzero(chosen & (widths == width))
+            at = Turned.of(shape, rows, forward=forward, backward=backward, weight=late, reach=reach)
+            seconds[rows] = form(at, shape.schedule[rows])
     return seconds
+
+
+def _widths(shape: Shape) -> IntArray:
+    """A number for rows of about as many ranks, shape (rows,): few ranks are not to be priced as if they were many."""
+    if shape.valid.shape[1] <= _NARROW:
+        return np.zeros(len(shape.schedule), dtype=np.int64)
+    return np.asarray(np.searchsorted([4, 16, 64], shape.valid.sum(axis=1)), dtype=np.int64)
 
 
 _FORMS: tuple[tuple[tuple[Kind, ...], Callable[[Turned, IntArray], FloatArray]], ...] = (

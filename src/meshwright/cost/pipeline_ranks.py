@@ -76,9 +76,9 @@ class Way:
     everything: FloatArray
 
     @classmethod
-    def of(cls, seconds: RankSeconds, rows: IntArray, share: FloatArray) -> Way:
+    def of(cls, seconds: RankSeconds, rows: IntArray, share: FloatArray, *, width: int) -> Way:
         names = ("total", "first", "last", "first_upto", "last_upto")
-        turned = {name: np.ascontiguousarray(getattr(seconds, name)[rows].T) * share for name in names}
+        turned = {name: np.ascontiguousarray(getattr(seconds, name)[rows, :width].T) * share for name in names}
         return cls(**turned, whole=turned["last_upto"].max(axis=0), everything=seconds.everything[rows] * share)
 
 
@@ -116,17 +116,18 @@ class Turned:
         weight: RankSeconds,
         reach: FloatArray,
     ) -> Turned:
-        """Of `rows`. `backward` is whole, `weight` the part of it that no rank waits for."""
+        """Of `rows`, without ranks that none has. `backward` is whole, `weight` the part that no rank waits for."""
+        width = int(shape.valid[rows].sum(axis=1).max())
         slices = np.ones(len(rows)) if shape.slices is None else shape.slices[rows]
-        rank = np.ascontiguousarray(shape.rank[rows].T.astype(np.float64))
-        valid = np.ascontiguousarray(shape.valid[rows].T)
-        turned = np.ascontiguousarray(reach[rows].T) / slices
+        rank = np.ascontiguousarray(shape.rank[rows, :width].T.astype(np.float64))
+        valid = np.ascontiguousarray(shape.valid[rows, :width].T)
+        turned = np.ascontiguousarray(reach[rows, :width].T) / slices
         across = np.where(valid, turned, 0.0).max(axis=0)
         pipeline, share = shape.pipeline[rows], 1.0 / slices
         return cls(
-            down=Way.of(forward, rows, share),
-            up=Way.of(backward.less(weight), rows, share),
-            after=Way.of(weight, rows, share),
+            down=Way.of(forward, rows, share, width=width),
+            up=Way.of(backward.less(weight), rows, share, width=width),
+            after=Way.of(weight, rows, share, width=width),
             rank=rank,
             behind=pipeline - 1.0 - rank,
             valid=valid,
