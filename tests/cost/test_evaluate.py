@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwright import catalog
 from meshwright.cost import PRECISIONS, SCHEDULES, SHARDINGS, Layout, PlanTable, evaluate
 from meshwright.cost.layouts import count
 from meshwright.cost.machine import machine
@@ -13,6 +14,7 @@ from meshwright.cost.memory import local_parameters
 from meshwright.cost.software import software
 from meshwright.spec.cluster import DeviceKind, Precision
 from meshwright.spec.errors import ConfigError
+from meshwright.spec.job import DataSpec, JobSpec
 from meshwright.spec.plan import ScheduleKind, Sharding
 from meshwright.spec.report import LineName, MemoryPart
 from tests.cost.cost_examples import A100, JOB, even_layout, gpt, llama, mixed, processor, selene, with_group
@@ -251,3 +253,19 @@ def test_a_processor_shares_its_cores():
     work = two
     assert deep >= work  # cores are never overfull
     assert deep <= 1.25 * stages
+
+
+@pytest.mark.parametrize(("kind", "phases"), [(ScheduleKind.GPIPE, 2.0), (ScheduleKind.ONE_F_ONE_B, 1.0)])
+def test_a_link_carries_one_microbatch_after_another(kind, phases):
+    """Over a slow link a step is no shorter than all that crosses it; ways back come after where forwards do first."""
+    cluster = catalog.load_cluster("two-sites")
+    job = JobSpec(sequence_length=4096, data=DataSpec(document_mask=False))
+    columns = {"pipeline": 2, "microbatches": 32, "schedule": SCHEDULES.index(kind)}
+    columns |= {"replicate": cluster.num_devices // 2}
+    model = llama(width=4096, hidden=14336, heads=32, layers=8, vocab=32000)
+    table = PlanTable.build(columns, layouts=[even_layout(layers=8, pipeline=2)])
+    costs = evaluate(table, model=model, cluster=cluster, job=job)
+    features = 2.0 * 4096 * 4096 * cluster.num_devices / 2
+    link = cluster.wide_area
+    crossing = features / (link.bandwidth * link.efficiency / link.oversubscription)
+    assert costs.figures["makespan_seconds"][0] >= phases * 32 * crossing

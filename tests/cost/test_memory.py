@@ -243,7 +243,7 @@ def test_masters_beside_the_weights_of_megatron_are_eighteen_bytes_a_parameter()
 
 
 def test_a_rank_inside_a_run_of_equal_ones_may_be_the_fullest():
-    """With as many microbatches as the first rank holds at once, one behind it holds nearly as many beside gradients."""
+    """With as many microbatches as the first holds at once, one behind it holds nearly as many beside gradients."""
     columns = {
         "pipeline": 8,
         "chunks": 2,

@@ -240,19 +240,19 @@ def test_two_sites_put_the_pipeline_across_them() -> None:
     assert decision.design.plan.axes[0].name.value == "pipeline"
 
 
-def test_sixteen_thousand_devices_are_searched_in_two_seconds_without_torch() -> None:
+def test_of_sixteen_thousand_devices_one_plan_in_a_thousand_is_priced_without_torch() -> None:
+    """Its seconds are told, with their target, by benchmarks/startup and benchmarks/planner."""
     script = """
-import resource, sys
+import sys
 from meshwright import catalog, search
 job = catalog.load_job(None, sets=["sequence_length=8192", "batch_tokens=16Mi"])
 decision = search.design(catalog.load_model("llama-3.1-405b"), catalog.load_cluster("16384xH100"), job)
 assert decision.considered > 10_000_000, decision.considered
+assert decision.priced < decision.considered / 1000, decision.priced
 assert "torch" not in sys.modules
-print(resource.getrusage(resource.RUSAGE_SELF).ru_utime)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 4.0, "twice the budget, for a busy machine"
 
 
 def test_a_batch_that_all_devices_cannot_share_is_the_cause_and_nothing_is_priced(

@@ -18,12 +18,14 @@ from meshwright.cost.offload import away_seconds, optimizes_away
 from meshwright.cost.overlap import LINKS, Slack
 from meshwright.cost.pipeline import Shape, makespan
 from meshwright.cost.synchronize import bucketed
-from meshwright.cost.table import BoolArray, IntArray, PlanTable
+from meshwright.cost.table import SCHEDULES, BoolArray, IntArray, PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec
+from meshwright.spec.plan import ScheduleKind
 from meshwright.spec.report import LineName
 
+_PHASES = np.array([kind in (ScheduleKind.GPIPE, ScheduleKind.BREADTH_FIRST) for kind in SCHEDULES])
 _INPUT_BYTES_PER_TOKEN = 24.0  # token, target and document of 8 bytes each, copied once
 _EVERY_PASS = MappingProxyType(
     {
@@ -48,6 +50,16 @@ _WHOLE = MappingProxyType(
         LineName.GRADIENTS: "whole_scatter",
     }
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ways:
+    """Seconds of a microbatch between pipeline ranks: `reach` from the first to each other, shape (rows, ranks); what
+    every pass of a stage `waits`, and for which the slowest link is `busy` with each, shape (rows,)."""
+
+    reach: FloatArray
+    waits: FloatArray
+    busy: FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +98,7 @@ def assemble(
     counts: Mapping[str, FloatArray],
     everything: FloatArray,
     shape: Shape,
-    reach: FloatArray,
-    waits: FloatArray,
+    ways: Ways,
     path: Path | None,
     model: ModelSpec,
     job: JobSpec,
@@ -95,13 +106,12 @@ def assemble(
 ) -> Step:
     """The step of every row. `place` (rows, ranks, machines) says which machine a rank runs on; the slowest decides.
 
-    A microbatch is `reach` on its way from the first rank to each other; every pass of a stage `waits` for it.
 
     `path` is the longest one through the schedule of the only row, where it was followed.
     """
     each = microbatch(machines, place, counts=counts, everything=everything, shape=shape)
     once = _once(table, machines, place, arrays=arrays, counts=counts, each=each, model=model, job=job)
-    pipe = _pipe(machines, each, shape=shape, reach=reach, waits=waits, path=path)
+    pipe = _pipe(machines, each, shape=shape, ways=ways, path=path)
     of, passes = pipe.of, shape.microbatches * pipe.stretch
     start, early = _ahead(each, shape=shape)
     agree = np.max([entry.agree for entry in machines], axis=0)
@@ -129,7 +139,7 @@ def assemble(
         detail=_detail(machines[0], of, counts=counts, microbatches=passes) if detailed else {},
         figures={
             "flops": of(each.by_name["flops"]) * shape.microbatches,
-            "transfer_seconds": np.where(shape.valid, reach, 0.0).max(axis=1),
+            "transfer_seconds": np.where(shape.valid, ways.reach, 0.0).max(axis=1),
             "makespan_seconds": pipe.seconds,
             "first_gather_seconds": before,
             "last_reduce_seconds": after,
@@ -174,15 +184,15 @@ class _Pipe:
 
 
 def _pipe(
-    machines: list[Machine], each: Each, *, shape: Shape, reach: FloatArray, waits: FloatArray, path: Path | None
+    machines: list[Machine],
+    each: Each,
+    *,
+    shape: Shape,
+    ways: Ways,
+    path: Path | None,
 ) -> _Pipe:
-    passes = {"forward": each.forward, "backward": each.backward, "weight": each.weight}
-    still = moving = makespan(shape, **passes, reach=np.zeros_like(reach))
-    if reach.any() or waits.any():
-        waiting = passes | {name: passes[name].later(waits, shape) for name in ("forward", "backward")}
-        moving = makespan(shape, **waiting, reach=reach)
-    if path is not None:
-        still, moving = path.instead(still, moving)
+    still, moving = _spans(each, shape=shape, ways=ways, path=path)
+    moving = np.maximum(moving, _carried(each, shape=shape, busy=ways.busy))
     cost = each.forward.everything + each.backward.everything
     least = [
         entry.sharing.least_seconds(each=cost, microbatches=shape.microbatches, stages=shape.pipeline)
@@ -242,6 +252,32 @@ def _once(
 def _weighted(counts: FloatArray, values: list[FloatArray]) -> FloatArray:
     """Sum over kinds of counts times values, shape (rows, ranks)."""
     return np.asarray(np.matmul(counts[..., :-1], np.stack(values, axis=1)[..., None])[..., 0])
+
+
+def _spans(each: Each, *, shape: Shape, ways: Ways, path: Path | None) -> tuple[FloatArray, FloatArray]:
+    """Seconds from the first action to the last without transfers and with them: followed, or by closed forms."""
+    if path is not None and path.exact.all():
+        return path.still, path.moving
+    passes = {"forward": each.forward, "backward": each.backward, "weight": each.weight}
+    still = moving = makespan(shape, **passes, reach=np.zeros_like(ways.reach))
+    if ways.reach.any() or ways.waits.any():
+        waiting = passes | {name: passes[name].later(ways.waits, shape) for name in ("forward", "backward")}
+        moving = makespan(shape, **waiting, reach=ways.reach)
+    return (still, moving) if path is None else path.instead(still, moving)
+
+
+def _carried(each: Each, *, shape: Shape, busy: FloatArray) -> FloatArray:
+    """The least that a step takes because the slowest link between ranks is `busy` with one microbatch after another.
+
+    Each crosses it once for every stage of a rank, there and back at once but where all forwards come first; what comes
+    before the first crossing and after the last is one microbatch's work, where a rank has one stage.
+    """
+    apart = _PHASES[shape.schedule]
+    crossings = shape.microbatches * shape.chunks * np.where(apart, 2.0, 1.0)
+    around = np.where(
+        shape.chunks > 1.0, 0.0, each.forward.everything + each.backward.everything - each.weight.everything
+    )
+    return np.where(shape.pipeline > 1.0, crossings * busy + around, 0.0)
 
 
 def _worst(values: FloatArray, valid: BoolArray) -> FloatArray:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.assemble import Step, assemble
+from meshwright.cost.assemble import Step, Ways, assemble
 from meshwright.cost.costs import Costs
 from meshwright.cost.layouts import LayoutArrays, count
 from meshwright.cost.longest_path import Path, longest_path, played_microbatches
@@ -131,7 +131,7 @@ def _evaluate(
         counts=chosen,
         everything=arrays.everything[table.layout],
         shape=shape,
-        **_ways(table, rank, used, model=model, cluster=cluster, job=job),
+        ways=_ways(table, rank, used, model=model, cluster=cluster, job=job),
         path=path,
         model=model,
         job=job,
@@ -151,19 +151,26 @@ def _evaluate(
 
 def _ways(
     table: PlanTable, rank: IntArray, used: list[int], *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec
-) -> dict[str, FloatArray]:
-    """Seconds of a microbatch's way from the first pipeline rank to each of `rank` (`reach`) over the slowest group in
-    use, or what each pass of a stage waits for it (`waits`, shape (rows,))."""
-    features, reach = software(job.software), np.zeros(rank.shape)
+) -> Ways:
+    """Seconds of a microbatch between the pipeline ranks in `rank`, over the slowest group in use.
+
+    Ranks that wait for it have no way to go besides.
+    """
+    features, reach, busy = software(job.software), np.zeros(rank.shape), np.zeros(len(table))
+    empty = replace(table, microbatch=np.zeros_like(table.microbatch))
     for index in used:
         group = cluster.groups[index]
         nodes, sites = crossings(table, rank, group=group, cluster=cluster)
         near, far, wide = hops(table, group=group, cluster=cluster, model=model, job=job, software=features)
         way = (rank - nodes) * near[:, None] + (nodes - sites) * far[:, None] + sites * wide[:, None]
         reach = np.maximum(reach, way)
+        idle = hops(empty, group=group, cluster=cluster, model=model, job=job, software=features)
+        crossed = np.stack([(rank > nodes).any(axis=1), (nodes > sites).any(axis=1), (sites > 0).any(axis=1)])
+        carried = np.stack([near, far, wide]) - np.stack(idle)
+        busy = np.maximum(busy, np.where(crossed, carried, 0.0).max(axis=0))
     waits = _waits(table, features)
     mean = reach.max(axis=1) / np.maximum(table.pipeline - 1.0, 1.0)
-    return {"reach": np.where(waits[:, None] > 0.0, 0.0, reach), "waits": waits * mean}
+    return Ways(reach=np.where(waits[:, None] > 0.0, 0.0, reach), waits=waits * mean, busy=busy)
 
 
 def _waits(table: PlanTable, features: Software) -> FloatArray:

@@ -289,7 +289,7 @@ def _pass_seconds(
 
 def _splits(table: PlanTable) -> BoolArray:
     """Rows whose schedule runs products that give gradients of weights as a pass of their own."""
-    return np.isin(table.schedule, [SCHEDULES.index(kind) for kind in SPLIT])
+    return np.array([kind in SPLIT for kind in SCHEDULES])[table.schedule]
 
 
 def _again(forward: Timed, scores: FloatArray, *, full: BoolArray, selective: BoolArray) -> Timed:

@@ -82,4 +82,4 @@ _FORMS: tuple[tuple[tuple[Kind, ...], Callable[[Turned, IntArray], FloatArray]],
 
 
 def _among(schedules: IntArray, kinds: tuple[Kind, ...]) -> BoolArray:
-    return np.isin(schedules, [SCHEDULES.index(kind) for kind in kinds])
+    return np.array([kind in kinds for kind in SCHEDULES])[schedules]

@@ -96,7 +96,7 @@ _LINES: Mapping[str, Cause] = MappingProxyType(
 )
 _COMPUTE = (LineName.FORWARD, LineName.BACKWARD, LineName.RECOMPUTE)
 _SHARES = (Cause.PRODUCTS, Cause.COMPUTE, Cause.COLLECTIVES, Cause.PIPELINE, Cause.DATA, Cause.REST)
-_SEEN_SCHEDULES = tuple(SCHEDULES.index(kind) for kind in EVIDENCE_SCHEDULES)
+_UNSEEN_SCHEDULES = np.array([float(kind not in EVIDENCE_SCHEDULES) for kind in SCHEDULES])
 _COUNTED = 0.95  # of the model FLOPs are surely among those counted: look-ups and masks are counted in other ways
 _MEASURED_AWAY = (Cause.PRODUCTS, Cause.COMPUTE, Cause.REST, Cause.SOFTWARE, Cause.ANALOGY, Cause.VENDOR)
 
@@ -175,7 +175,7 @@ def _settled(table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: J
     kinds = [(group.device.name, group.site) for group in cluster.groups]
     return {
         Cause.SOFTWARE: np.ones(rows),
-        Cause.SCHEDULE: np.isin(table.schedule, _SEEN_SCHEDULES, invert=True).astype(np.float64),
+        Cause.SCHEDULE: _UNSEEN_SCHEDULES[table.schedule],
         Cause.OFFLOAD: (table.offload > 0).astype(np.float64),
         Cause.EIGHT_BIT: eight_bit.astype(np.float64),
         Cause.EXPERTS: np.full(rows, float(_has_experts(model))),

@@ -198,7 +198,7 @@ def plan_tiles(report: Report) -> tuple[Tile, ...]:
         ),
         Tile(
             label="time to train",
-            value=format_seconds(report.total_seconds) if report.total_tokens else UNKNOWN,
+            value=format_seconds(_whole_run(report)) if report.total_tokens else UNKNOWN,
             note=f"{format_count(report.total_tokens)} tokens",
         ),
         Tile(
@@ -207,6 +207,11 @@ def plan_tiles(report: Report) -> tuple[Tile, ...]:
             note="price not known" if report.price_per_hour is None else f"${report.price_per_hour:,.2f} an hour",
         ),
     )
+
+
+def _whole_run(report: Report) -> float:
+    """Seconds to the token target, those lost to failures with them where they are known."""
+    return report.total_seconds if report.outlook is None else report.outlook.seconds
 
 
 def _chance(report: Report) -> str:
