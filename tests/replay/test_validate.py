@@ -297,7 +297,7 @@ def test_scores_of_known_answers() -> None:
     assert found.bias == pytest.approx(100 * (0.1 - errors[1] - errors[2]) / 3)
     assert found.pairwise_accuracy == 0.0  # b and c are within the noise of each other
     assert found.kendall_tau == -100.0
-    assert found.regret_at_1 == pytest.approx(50.0)
+    assert found.regret_at_1 == pytest.approx(50.25)  # predictions of b and c tie: either may be tried
     assert found.regret_at_3 == 0.0
     assert found.memory_mape == pytest.approx(100.0)
     assert found.interval_coverage == pytest.approx(100 / 3)

@@ -55,13 +55,13 @@ def _tiled(
     m: FloatArray, n: FloatArray, k: FloatArray, rates: ProductRates, tiles: MatrixTiles, together: FloatArray | float
 ) -> FloatArray:
     """The fastest of the tiles: libraries choose among kernels by shape."""
-    steps = np.ceil(k / tiles.step) * tiles.step + tiles.depth
+    steps = 2.0 * (np.ceil(k / tiles.step) * tiles.step + tiles.depth) / rates.achieved
+    stored = tiles.store * rates.result / rates.bandwidth
     first = 1.0 + tiles.load * sum(1.0 / side for side in tiles.sizes[0])
     best = np.full(np.broadcast(m, n, k, rates.achieved).shape, np.inf)
     for rows, columns in tiles.sizes:
         waves = together * np.ceil(m / rows) * np.ceil(n / columns) / tiles.units
         waves = np.maximum(1.0, tiles.tail * np.ceil(waves) + (1.0 - tiles.tail) * waves)
         slower = (1.0 + tiles.load * (1.0 / rows + 1.0 / columns)) / first
-        each = 2.0 * steps * slower / rates.achieved + tiles.store * rates.result / rates.bandwidth
-        best = np.minimum(best, waves * (tiles.units * rows * columns) * each / together)
-    return best
+        best = np.minimum(best, waves * (rows * columns) * (steps * slower + stored))
+    return best * tiles.units / together

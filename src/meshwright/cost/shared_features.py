@@ -126,6 +126,9 @@ def tensor_seconds(
     gathered before a part and scattered after it, and backward the other way round.
     """
     zeros = np.zeros(len(table))
+    if not np.any(table.tensor > 1):
+        nothing = Features(waits=Traffic.none(zeros), beside=Traffic.none(zeros), held_up=zeros)
+        return Shared(forward=nothing, backward=nothing, moved=zeros)
     forward, backward = (
         _Sum(way=links.way, contention=contention, waits=Traffic.none(zeros), beside=Traffic.none(zeros), held_up=zeros)
         for _ in range(2)

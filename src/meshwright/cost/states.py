@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshwright.cost.software import Software
-from meshwright.cost.table import PRECISIONS, SHARDINGS, BoolArray, IntArray, PlanTable
+from meshwright.cost.table import PRECISIONS, SHARDINGS, BoolArray, PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import Precision
 from meshwright.spec.plan import Sharding
@@ -17,6 +17,11 @@ _ZERO2 = SHARDINGS.index(Sharding.GRADIENTS)
 _ZERO3 = SHARDINGS.index(Sharding.PARAMETERS)
 _COPIES = 2.0  # a quantised weight lies by rows and by columns, over the microbatches of a step
 _NARROW = (Precision.FP8, Precision.MXFP8, Precision.NVFP4)  # recipes whose parameters may be quantised themselves
+_SENT_ALONE = (Precision.FP8, Precision.NVFP4)  # and of these, whose quantised form travels
+_MASTER = np.asarray([8.0 if entry is Precision.FP64 else 4.0 for entry in PRECISIONS])
+_REDUCED = np.asarray([float(entry.bytes) for entry in PRECISIONS])
+_COPY = np.asarray([2.0 if entry.quantized else float(entry.bytes) for entry in PRECISIONS])
+_SENT_NARROW = np.where([entry in _SENT_ALONE for entry in PRECISIONS], [e.stored_bytes for e in PRECISIONS], _COPY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,17 +41,11 @@ class StateBytes:
 def state_bytes(table: PlanTable, *, narrow: bool = False) -> StateBytes:
     """Masters and gradients are fp32 (fp64 under fp64); the copy that multiplies has the row's precision."""
 
-    def pick(values: list[float], index: IntArray) -> FloatArray:
-        return np.asarray(values, dtype=np.float64)[index]
-
-    copies = [2.0 if entry.quantized else float(entry.bytes) for entry in PRECISIONS]
-    alone = (Precision.FP8, Precision.NVFP4) if narrow else ()
-    sent = [entry.stored_bytes if entry in alone else size for entry, size in zip(PRECISIONS, copies, strict=True)]
     return StateBytes(
-        gathered=pick(sent, table.precision),
-        master=pick([8.0 if entry is Precision.FP64 else 4.0 for entry in PRECISIONS], table.precision),
-        compute=pick(copies, table.precision),
-        reduced=pick([float(entry.bytes) for entry in PRECISIONS], table.gradient_precision),
+        gathered=(_SENT_NARROW if narrow else _COPY)[table.precision],
+        master=_MASTER[table.precision],
+        compute=_COPY[table.precision],
+        reduced=_REDUCED[table.gradient_precision],
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from functools import cache
 from typing import NoReturn, TypeVar
 
 from meshwright import catalog
@@ -30,6 +31,15 @@ def model_of(run: Run, *, assumed: list[str]) -> ModelSpec:
     attention is made of, and where no shape is printed it is all there is.
     """
     return _Reader(run, assumed).model()
+
+
+@cache
+def _named(name: str) -> ModelSpec | None:
+    """The preset called `name`, if any."""
+    try:
+        return catalog.load_model(name)
+    except ConfigError:
+        return None
 
 
 class _Reader:
@@ -61,9 +71,8 @@ class _Reader:
 
     def _preset(self) -> ModelSpec | None:
         """The preset of the run's name; None where there is none or what is printed contradicts it."""
-        try:
-            found = catalog.load_model(self.run.text("model"))
-        except ConfigError:
+        found = _named(self.run.text("model"))
+        if found is None:
             return None
         printed = self.run.whole("layers"), self.run.whole("hidden")
         told = len(found.layers), found.width

@@ -12,6 +12,8 @@ from statistics import fmean, median
 from meshwright.replay.regimes import Regime
 from meshwright.replay.runs import Run
 
+_TIE = 1e-12  # rounding
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
@@ -239,14 +241,19 @@ def _order(points: Sequence[Point]) -> float | None:
         if abs(measured) <= math.log1p(max(one.run.noise, other.run.noise)):
             continue
         predicted = math.log(one.predicted_pace / other.predicted_pace)
-        right += 0.5 if abs(predicted) < 1e-12 else float((measured > 0.0) == (predicted > 0.0))
+        right += 0.5 if abs(predicted) < _TIE else float((measured > 0.0) == (predicted > 0.0))
         count += 1
     return right / count if count else None
 
 
 def _regret(points: Sequence[Point], first: int) -> float:
-    chosen = sorted(points, key=lambda point: point.predicted_pace)[:first]
-    return min(point.pace for point in chosen) / min(point.pace for point in points) - 1.0
+    """In the mean over all choices among those whose predictions tie."""
+    tries = min(first, len(points))
+    last = sorted(point.predicted_pace for point in points)[tries - 1]
+    sure = [point.pace for point in points if point.predicted_pace < last * (1.0 - _TIE)]
+    tied = [point.pace for point in points if abs(point.predicted_pace / last - 1.0) <= _TIE]
+    best = fmean(min(*sure, *some, math.inf) for some in combinations(tied, tries - len(sure)))
+    return best / min(point.pace for point in points) - 1.0
 
 
 def _out_of_memory(points: Sequence[Point]) -> OutOfMemory:
