@@ -129,10 +129,10 @@ def peaks(known: Iterable[Predicted]) -> Peaks:
         error = float(np.log((printed or 1.0) * 1e9 / peak_bytes(entry.report, run))) if told else np.nan
         room = float(np.log(fullest.capacity / fullest.total))
         rows.append(([float(parts[part][0]) for part in Held], room, error, run.died, run.source, run.group))
-    held, room, errors, died, sources, groups = zip(*rows, strict=True)
+    held, rooms, errors, died, sources, groups = zip(*rows, strict=True)
     return Peaks(
         shares=np.array(held),
-        room=np.array(room),
+        room=np.array(rooms),
         error=np.array(errors),
         died=np.array(died),
         weight=equal(np.array(sources), np.array(groups)),

@@ -12,6 +12,7 @@ import pytest
 import meshwright
 from meshwright import cost, replay
 from meshwright.cli import main
+from meshwright.replay import published
 from meshwright.replay.express import express
 from meshwright.replay.machines import known_device, node_gigabits
 from meshwright.replay.published import replay as replay_row
@@ -338,6 +339,14 @@ def test_the_example_is_replayed_and_written(tmp_path: Path, capsys: pytest.Capt
     assert main(["validate", str(EXAMPLE)]) == 0
     assert "mean of sources" in capsys.readouterr().out
     assert meshwright.validate(EXAMPLE).overall.rows == len(table)
+
+
+def test_processes_share_a_long_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(published, "_ROWS_EACH", 4)
+    told: list[tuple[int, int]] = []
+    shared = replay.validate(EXAMPLE, processes=2, progress=lambda done, total: told.append((done, total)))
+    assert shared == replay.validate(EXAMPLE)
+    assert told == [(done, len(shared.rows)) for done in range(1, len(shared.rows) + 1)]
 
 
 def write(path: Path, *rows: dict[str, str], encoding: str = "utf-8") -> Path:

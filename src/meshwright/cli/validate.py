@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +23,7 @@ def validate(
 
     if predictions is not None:
         replay.check_writable(predictions, beside=path)
-    found = replay.validate(path, progress=terminal_validation.Progress(note))
+    found = replay.validate(path, progress=terminal_validation.Progress(note), processes=os.cpu_count() or 1)
     if predictions is not None:
         replay.write_predictions(found, predictions)
         note(f"predictions  {predictions}")

@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 from meshwright.replay.columns import faults
 from meshwright.spec.errors import ConfigError, Problem
@@ -148,7 +147,7 @@ def read_runs(path: Path | str) -> tuple[Run, ...]:
 
 def _run(row: Mapping[str | None, str | list[str] | None], line: int) -> Run:
     columns = {str(name): value.strip() for name, value in row.items() if isinstance(value, str)}
-    return Run(line=line, columns=MappingProxyType(columns), torn=len(columns) != len(row))
+    return Run(line=line, columns=columns, torn=len(columns) != len(row))
 
 
 _TOO_MANY = "too many fields"
