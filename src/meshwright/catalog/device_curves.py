@@ -132,8 +132,9 @@ OLDER = Generation(
 VOLTA = replace(OLDER, tiles=replace(_OLDER_TILES, units=80))
 TURING = replace(
     OLDER,
-    flops_per_watt=0.594e12,
-    power_source="T4, 70 W, sustains 41.6 of 65 TFLOP/s (1903.07486)",
+    flops_per_watt=24e12 / 70,
+    power_source="T4, 70 W, sustains 24 of 65 TFLOP/s over a hundred fp16 products of 4,096 (NVIDIA developer forum, "
+    "thread 264462); 41.6 before its power cap slows it (1903.07486)",
 )
 PASCAL = replace(OLDER, tiles=None, tiles_source="")
 

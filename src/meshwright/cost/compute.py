@@ -19,6 +19,8 @@ from meshwright.spec.errors import ConfigError, Problem
 _ACCUMULATED_BYTES = 8.0  # an element of a gradient that a product adds to: read and written in fp32
 _ALIGNED_FEATURES = 8  # heads whose rows are not whole 16 bytes are multiplied on the vector units
 _DROPPED = 2.0  # passes over scores that drop some out: read and written, beside a mask of one byte
+_PLAIN_SOFTMAX = (6.0, 5.0)  # elements of scores moved forward and backward by three passes in half precision
+_WIDE_SOFTMAX = (18.0, 20.0)  # by five passes in fp32, counted in elements of half precision
 _NARROW = 0.45  # of the keys: a causal mask shows half of them, so less is a window
 _BACKWARD_PRODUCTS = 2.5  # a fused backward computes the scores again: five products for two
 
@@ -262,7 +264,9 @@ def _unfused_seconds(part: PartWork, rates: Rates, *, software: Software) -> tup
 
     Megatron's softmax scales and masks as well (1909.08053): it reads the scores that the mask shows and writes all;
     its backward reads those and their gradients. Plain, scores are copied, masked and softmaxed, each reading and
-    writing all; backward is that of the last two. Heads whose rows are not whole 16 bytes leave the matrix units.
+    writing all; backward is that of the last two. Megatron's kernel takes `softmax_heads` at a time; other numbers of
+    heads are widened to fp32, scaled, masked, softmaxed and narrowed in a pass each (is_kernel_available in its
+    fused_softmax.py). Heads whose rows are not whole 16 bytes leave the matrix units.
     """
     length, width = (np.full_like(rates.itemsize, size) for size in (rates.attention.length, part.score_dim))
     count = part.scores / length**2
@@ -272,7 +276,12 @@ def _unfused_seconds(part: PartWork, rates: Rates, *, software: Software) -> tup
         slow = 2.0 * part.scores * width / rates.vector_peak
         inner, outer = np.maximum(inner, slow), np.maximum(outer, slow)
     seen = part.score_flops / (4.0 * width * part.scores)
-    softmax, gradient = (6.0, 5.0) if software.plain_softmax else (1.0 + seen, 1.0 + 2.0 * seen)
+    softmax, gradient = _PLAIN_SOFTMAX if software.plain_softmax else (1.0 + seen, 1.0 + 2.0 * seen)
+    if software.softmax_heads:
+        odd = np.rint(count) % software.softmax_heads > 0
+        softmax, gradient = (
+            np.where(odd, wide, kernel) for wide, kernel in zip(_WIDE_SOFTMAX, (softmax, gradient), strict=True)
+        )
     dropped = _DROPPED * rates.itemsize + 1.0 if software.dropout else 0.0
     once = part.scores / rates.bandwidth
     forward = inner + outer + once * (softmax * rates.itemsize + dropped)

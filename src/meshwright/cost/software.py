@@ -52,7 +52,8 @@ class Software:
     writes their gradient over them. `placeholders`: Transformer Engine keeps for each shape of weight a tensor that
     stands for the gradient which its product added elsewhere already (get_dummy_wgrad, since release 2.3). `dropout`:
     each branch keeps a mask of what it dropped. `plain_softmax`: where attention is not fused, scores are copied,
-    masked and softmaxed in a pass each. `adds_biases` and `sums_biases`: kernels of their own add biases to products,
+    masked and softmaxed in a pass each; `softmax_heads`: the kernel that does so in one pass takes so many heads of a
+    batch at a time, and 0 any. `adds_biases` and `sums_biases`: kernels of their own add biases to products,
     as torch did before its products took them along, and sum the gradients of biases. `selects_operators`: selective
     recompute keeps what attention and every second product give, and nothing else.
     """
@@ -90,6 +91,7 @@ class Software:
     placeholders: bool = False
     dropout: bool = False
     plain_softmax: bool = False
+    softmax_heads: int = 0
     adds_biases: bool = False
     sums_biases: bool = True
     selects_operators: bool = False
@@ -137,8 +139,10 @@ _UNFUSED: Mapping[str, Any] = {
     "fused_attention": False,
     "dropout": True,
     "adds_biases": True,
+    "softmax_heads": 4,
     **_OLD_NCCL,
     **_MEGATRON,
+    "fused_accumulation": False,
 }
 _SCALING: Mapping[str, Any] = {**_MEGATRON, "eager": True, "adds_narrow": True, "reduces_whole": True}
 _CORE: Mapping[str, Any] = {
@@ -172,7 +176,7 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
         "torch-2024-compiled": Software(compiled=True, **_TITAN),
         "torch-2024-async": Software(compiled=True, pieces=True, **_TITAN),
         "megatron-2021": Software(**_UNFUSED),
-        "megatron-2022": Software(hides_gradients=True, regathers=True, **_UNFUSED),
+        "megatron-2022": Software(hides_gradients=True, regathers=True, **{**_UNFUSED, "fused_accumulation": True}),
         "megatron-flash": Software(attention_kernel=AttentionKernel.FLASH_2, **_MEGATRON),
         "scaling": Software(attention_kernel=AttentionKernel.FLASH_2, plain_norms=True, **_SCALING),
         "scaling-fused-norms": Software(attention_kernel=AttentionKernel.FLASH_2, **_SCALING),

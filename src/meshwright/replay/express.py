@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import NoReturn, TypeVar
 
 from meshwright import schedule
+from meshwright.replay.alternatives import alternatives
 from meshwright.replay.machines import cluster
 from meshwright.replay.models import InexpressibleError, model_of
 from meshwright.replay.runs import Run
@@ -34,7 +35,7 @@ from meshwright.spec.plan import (
 
 T = TypeVar("T")
 _RECENT = ("megatron-core", "megatron-bridge", "nemo/")
-_2022 = ("megatron-lm v3", "nemo-megatron 22")
+_2022 = ("megatron-lm v3", "nemo-megatron 22", "zero bubble")
 _TUNED = ("nemo/", "megatron-bridge")  # recipes whose speed their authors publish
 _TORCH = {
     "composer": "torch-2023",
@@ -43,7 +44,6 @@ _TORCH = {
     "fsdp": "torch",
     **dict.fromkeys(("maxtext", "t5x", "pax", "levanter", "easylm", "pathways", "alpa", "jax", "xla"), "xla"),
 }
-_MICROBATCHES = (2, 4, 8, 16, 32)
 _SCHEDULES = {
     "": ScheduleKind.ONE_F_ONE_B,
     "1f1b": ScheduleKind.ONE_F_ONE_B,
@@ -68,7 +68,7 @@ _MEGATRON = ("megatron", "nemo", "internevo", "deepspeed 3d", "gpt-neox", "colos
 class Expressed:
     """The design of one run, and in words what its source left open.
 
-    `others` are the same with other microbatches, where none is printed.
+    `others` are the same with other microbatches and stages on a rank, where none are printed.
     """
 
     design: Design
@@ -108,19 +108,11 @@ class _Reader:
             software=software,
         )
         design = Design(model=model, cluster=machines, job=job, plan=plan)
-        others = tuple(self._with_microbatch(design, size) for size in _MICROBATCHES) if self.open else ()
         return Expressed(
-            design=design, assumed=tuple(self.assumed), others=tuple(other for other in others if other is not None)
+            design=design,
+            assumed=tuple(self.assumed),
+            others=alternatives(design, microbatches=self.open, chunks=self._unsaid_chunks()),
         )
-
-    def _with_microbatch(self, design: Design, size: int) -> Design | None:
-        plan = design.plan
-        local = plan.microbatch * plan.schedule.microbatches
-        count = local // size
-        bad = local % size or (plan.schedule.kind is ScheduleKind.INTERLEAVED and count % plan.pipeline)
-        if bad or count < plan.pipeline:
-            return None
-        return replace(design, plan=replace(plan, microbatch=size, schedule=replace(plan.schedule, microbatches=count)))
 
     def _plan(self, model: ModelSpec, machines: ClusterSpec) -> Plan:
         run = self.run
@@ -223,6 +215,10 @@ class _Reader:
         if chunks > 1 and kind is ScheduleKind.ONE_F_ONE_B:
             return ScheduleKind.INTERLEAVED, chunks
         return kind, 2 if kind in (ScheduleKind.ZERO_BUBBLE_V, ScheduleKind.DUAL_PIPE_V) else chunks
+
+    def _unsaid_chunks(self) -> bool:
+        """Whether the table says that its source keeps the number of stages on a rank to itself."""
+        return bool(re.search(r"\bvpp\b[^;]*not printed", f"{self.run.text('extra')}; {self.run.text('notes')}"))
 
     def _sharding(self, data: int, machines: ClusterSpec) -> tuple[Sharding, int]:
         """What is sharded, and over how many of the data ranks."""

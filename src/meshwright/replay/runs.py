@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshwright.replay.columns import faults
+from meshwright.replay.flops import step_flops
 from meshwright.spec.errors import ConfigError, Problem
 
 NEEDED = ("id", "source_id", "gpu", "n_gpus", "framework", "gbs", "seq", "status")
-_MEGATRON_FLOPS = ("96*B*s*l*h^2", "hardware FLOPs incl. full recompute")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class Run:
 
     @property
     def seconds(self) -> float | None:
-        """Seconds of one step: as printed, else from tokens a second, else from FLOP/s by Megatron's own formula."""
+        """Seconds of one step: as printed, else from tokens a second, else from FLOP/s as the source counts them."""
         if not self.ran:
             return None
         if printed := self.number("iter_s"):
@@ -102,20 +102,16 @@ class Run:
         rate, devices = self.number("tokens_s_gpu"), self.number("n_gpus")
         if rate and devices and self.tokens:
             return self.tokens / (rate * devices)
-        return self._seconds_of_flops()
+        flops, achieved = step_flops(self), self._achieved
+        return flops / (achieved * devices) if flops and achieved and devices else None
 
-    def _seconds_of_flops(self) -> float | None:
-        """2104.04473, equation 3: hardware FLOPs with every layer's forward repeated."""
-        if not self.text("flop_conv").startswith(_MEGATRON_FLOPS):
-            return None
-        names = ("tflops_gpu", "n_gpus", "layers", "hidden", "vocab", "seq", "gbs")
-        found = [self.number(name) for name in names]
-        if not all(found):
-            return None
-        rate, devices, layers, width, vocab, length, batch = (value or math.nan for value in found)
-        flops = 96.0 * batch * length * layers * width**2
-        flops *= 1.0 + length / (6.0 * width) + vocab / (16.0 * layers * width)
-        return flops / (rate * 1e12 * devices)
+    @property
+    def _achieved(self) -> float | None:
+        """FLOP/s of one device: as printed, else from their share of the printed peak."""
+        if printed := self.number("tflops_gpu"):
+            return printed * 1e12
+        share, peak = self.number("mfu_pct"), self.number("peak_tflops")
+        return share / 100.0 * peak * 1e12 if share and peak else None
 
 
 def read_runs(path: Path | str) -> tuple[Run, ...]:

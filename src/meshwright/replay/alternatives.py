@@ -1,0 +1,53 @@
+"""What else a run may have been, where its source leaves unsaid what its authors will have tuned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from meshwright import schedule
+from meshwright.spec.plan import Design, Schedule, ScheduleKind, Stage
+
+_MICROBATCHES = (2, 4, 8, 16, 32)
+_CHUNKS = (2, 3, 4, 5, 6, 7, 8, 10, 12)
+
+
+def alternatives(design: Design, *, microbatches: bool, chunks: bool) -> tuple[Design, ...]:
+    """The design with every other microbatch and number of interleaved stages on a rank, of those asked for."""
+    sizes = (design.plan.microbatch, *(_MICROBATCHES if microbatches else ()))
+    batches = [found for size in sizes if (found := _with_microbatch(design, size)) is not None]
+    layered = [_with_chunks(one, count) for one in batches for count in (_CHUNKS if chunks else ())]
+    return (*batches[1:], *(one for one in layered if one is not None))
+
+
+def _with_microbatch(design: Design, size: int) -> Design | None:
+    """None where the batch is no whole number of them, or too few for the pipeline."""
+    plan = design.plan
+    if size == plan.microbatch:
+        return design
+    local = plan.microbatch * plan.schedule.microbatches
+    count = local // size
+    bad = local % size or (plan.schedule.kind is ScheduleKind.INTERLEAVED and count % plan.pipeline)
+    if bad or count < plan.pipeline:
+        return None
+    return replace(design, plan=replace(plan, microbatch=size, schedule=replace(plan.schedule, microbatches=count)))
+
+
+def _with_chunks(design: Design, chunks: int) -> Design | None:
+    """None where the layers or the microbatches are not whole runs of them, or another schedule is named."""
+    plan, layers = design.plan, len(design.model.layers)
+    pipeline, kind = plan.pipeline, ScheduleKind.INTERLEAVED
+    if pipeline == 1 or plan.schedule.kind is not ScheduleKind.ONE_F_ONE_B or layers % (pipeline * chunks):
+        return None
+    if schedule.problems(kind, pipeline=pipeline, chunks=chunks, microbatches=plan.schedule.microbatches):
+        return None
+    each, count = layers // (pipeline * chunks), pipeline * chunks
+    edges = [0, *(1 + each * index for index in range(1, count)), layers + 2]
+    stages = tuple(
+        Stage(
+            rank=schedule.stage_rank(kind, index, pipeline=pipeline, chunks=chunks),
+            groups=(replace(plan.first_group, start=edges[index], stop=edges[index + 1]),),
+        )
+        for index in range(count)
+    )
+    table = Schedule(kind=kind, microbatches=plan.schedule.microbatches, chunks=chunks)
+    return replace(design, plan=replace(plan, stages=stages, schedule=table))
