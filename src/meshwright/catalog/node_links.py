@@ -10,12 +10,15 @@ from meshwright.spec.cluster import Collective, CollectiveFit, Link
 GB = 1e9
 PCIE_GB: Mapping[int, float] = MappingProxyType({3: 15.75, 4: 31.5, 5: 63.0})
 
-_SHARE = "0.7 of the line rate reproduces the step times of 2104.04473, table 1, within 9 %"
+_SHARE = (
+    "rings among 248 nodes of eight H200 reach 350 of 400 GB/s with 512 MiB (NVIDIA/nccl-tests issue 283); three of "
+)
+_SHARE += "A100 with four HDR adapters 96 of 100 (issue 119)"
 _STEP = "a step of a plain ring over NVLink by which NCCL 2.24 chooses (src/graph/tuning.cc)"
 _FAR_STEP = "a step of a plain ring over InfiniBand by which NCCL 2.24 chooses (src/graph/tuning.cc)"
 _SUMS = "NVLink SHARP: the share of bandwidth that NCCL 2.24 counts on (nvlsEfficiency in src/graph/tuning.cc)"
 _SOCKETS = "typical of a step of NCCL over TCP sockets; not measured"
-_NEAR = "by analogy with A100 nodes on InfiniBand; not measured"
+_SOCKET_SHARE = "0.6 of the line rate over TCP sockets; by analogy, not measured"
 
 
 def _fit(operation: Collective, *, latency_us: float, whole_gb: float, ranks: int = 8) -> CollectiveFit:
@@ -121,7 +124,13 @@ def pcie(*, generation: int) -> Link:
 
 
 def network(
-    *, gigabits: float, title: str, latency_us: float = 14.0, efficiency: float = 0.7, step: str = _FAR_STEP
+    *,
+    gigabits: float,
+    title: str,
+    latency_us: float = 14.0,
+    efficiency: float = 0.875,
+    step: str = _FAR_STEP,
+    share: str = _SHARE,
 ) -> Link:
     """One adapter of `gigabits` each way."""
     return Link(
@@ -130,7 +139,7 @@ def network(
         efficiency=efficiency,
         sources={
             "bandwidth": title,
-            "efficiency": _SHARE if "HDR" in title else _NEAR,
+            "efficiency": share,
             "latency_seconds": step,
         },
     )
@@ -144,7 +153,7 @@ SLINGSHOT = network(gigabits=200, title="Slingshot 11, 200 Gb/s an adapter (2312
 
 def ethernet(*, gigabits: float, title: str) -> Link:
     """One adapter of Ethernet without remote memory access."""
-    return network(gigabits=gigabits, title=title, latency_us=30.0, efficiency=0.6, step=_SOCKETS)
+    return network(gigabits=gigabits, title=title, latency_us=30.0, efficiency=0.6, step=_SOCKETS, share=_SOCKET_SHARE)
 
 
 CLOUD = ethernet(gigabits=100, title="cloud network, 100 Gb/s a node")
