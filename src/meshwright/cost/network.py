@@ -19,8 +19,8 @@ from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import ClusterSpec, Collective, CollectiveFit, DeviceKind, Link, NodeGroup
 
 __all__ = ["Linear", "collective", "occupied", "routes", "send"]
-# What messages to many nodes at once reach of an adapter, over what a ring's one neighbour does: 0.7 of the line rate is
-# what mixtures of 2504.14960 and Megatron-Bridge trained with; no table of all-to-alls by themselves was found.
+# What messages to many nodes at once reach of an adapter, over what a ring to one neighbour does: 0.7 of the line rate
+# is what mixtures of 2504.14960 and Megatron-Bridge trained with; no table of all-to-alls by themselves was found.
 _SCATTERED = 0.8
 _NEAR_PROCESSORS, _FAR_PROCESSORS = 0.15, 0.02
 
