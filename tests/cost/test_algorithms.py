@@ -100,12 +100,12 @@ def test_a_tree_crosses_many_nodes_in_fewer_steps_than_a_ring():
 
 
 def test_all_to_all_sends_what_is_not_its_own():
-    """Of S bytes a rank sends 1/n to each of n - 1: 7/64 inside, 56/64 over its own adapter."""
+    """Of S bytes a rank sends 1/n to each of n - 1: 7/64 inside, 56/64 over its own adapter, at 0.8 of a ring's rate."""
     cluster = selene(nodes=8)
     group = cluster.groups[0]
     per_byte = priced(Collective.ALL_TO_ALL, cluster, (64, 1)).per_byte[0][0]
     adapter, inside = (link.bandwidth * link.efficiency for link in (group.nic, group.inside))
-    assert per_byte == pytest.approx(56 / 64 / adapter)
+    assert per_byte == pytest.approx(56 / 64 / (0.8 * adapter))
     assert priced(Collective.ALL_TO_ALL, cluster, (8, 1)).per_byte[0][0] == pytest.approx(7 / 8 / inside)
     halved = with_group(cluster, nics=4)
     assert priced(Collective.ALL_TO_ALL, halved, (64, 1)).per_byte[0][0] == pytest.approx(2 * per_byte)

@@ -115,3 +115,28 @@ def test_stages_that_wait_for_transfers_are_longer_by_them(pipeline, chunks, hop
     assert [stage.forward for stage in stages] == pytest.approx((rows.forward + rows.waits)[:, 0].tolist())
     costs = evaluate(table, model=model, cluster=machines, job=job)
     assert costs.parts[LineName.TRANSFER][0] >= 2 * 16 * chunks * hops * sent * (1 - 1e-9)
+
+
+def test_megatron_softmaxes_four_heads_at_a_time_and_others_in_fp32_pass_by_pass():
+    """18 heads of one sequence are no multiple of four, 36 of two are; of 20 heads one sequence is as good as two."""
+    taken = {}
+    for heads in (18, 20):
+        model = gpt(width=256 * heads, heads=heads, layers=2)
+        one, two = (
+            seconds(model, cluster="8xA100", software="megatron-2021", sequence=2048, microbatch=count)
+            for count in (1, 2)
+        )
+        taken[heads] = 2.0 * one.step.find(LineName.FORWARD).seconds / two.step.find(LineName.FORWARD).seconds
+    assert taken[18] > 1.1
+    assert taken[20] < 1.05
+
+
+def test_before_2022_megatron_added_gradients_apart_from_products():
+    """Read, read and written in half precision: at least 6 bytes a parameter and microbatch."""
+    model = gpt(width=8192, heads=64, layers=2)
+    old, new = (
+        seconds(model, cluster="8xA100", software=name, sequence=2048, precision=Precision.FP16)
+        for name in ("megatron-2021", "megatron-2022")
+    )
+    layers = 12 * 8192**2 * 2
+    assert old.step.find(LineName.BACKWARD).seconds - new.step.find(LineName.BACKWARD).seconds > 2 * layers / 2.039e12
