@@ -100,7 +100,7 @@ def test_a_tree_crosses_many_nodes_in_fewer_steps_than_a_ring():
 
 
 def test_all_to_all_sends_what_is_not_its_own():
-    """Of S bytes a rank sends 1/n to each of n - 1: 7/64 inside, 56/64 over its own adapter, at 0.8 of a ring's rate."""
+    """Of S bytes a rank sends 1/n to each of n - 1: 7/64 inside, 56/64 over its adapter at 0.8 of a ring's rate."""
     cluster = selene(nodes=8)
     group = cluster.groups[0]
     per_byte = priced(Collective.ALL_TO_ALL, cluster, (64, 1)).per_byte[0][0]

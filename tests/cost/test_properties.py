@@ -155,6 +155,9 @@ def test_equal_machines_may_be_told_apart(name, seed):
         whole, parted = priced(at, table, cluster=cluster), priced(at, table, cluster=told)
         assert (parted.step_seconds >= whole.step_seconds * (1.0 - 1e-9)).all()
     assert np.allclose(parted.step_seconds, whole.step_seconds, rtol=1e-9)
+    assert np.allclose(parted.memory_bytes, whole.memory_bytes, rtol=1e-9)
+    turned = priced(at, table, cluster=replace(told, groups=parts[::-1]))
+    assert np.array_equal(turned.step_seconds, parted.step_seconds)
     few = table.take(slice(0, 8))
     followed = [priced(at, few, cluster=one, every_rank=True).step_seconds for one in (cluster, told)]
     assert np.allclose(*followed, rtol=1e-9)
@@ -163,9 +166,6 @@ def test_equal_machines_may_be_told_apart(name, seed):
 def _quick(link):
     """A link whose transfers take next to nothing."""
     return replace(link, bandwidth=1000.0 * link.bandwidth, latency_seconds=1e-9, fits=())
-    assert np.allclose(parted.memory_bytes, whole.memory_bytes, rtol=1e-9)
-    turned = priced(at, table, cluster=replace(at.cluster, groups=groups[::-1]))
-    assert np.array_equal(turned.step_seconds, parted.step_seconds)
 
 
 def test_equal_devices_may_change_places():

@@ -121,7 +121,7 @@ def test_megatron_softmaxes_four_heads_at_a_time_and_others_in_fp32_pass_by_pass
     """18 heads of one sequence are no multiple of four, 36 of two are; of 20 heads one sequence is as good as two."""
     taken = {}
     for heads in (18, 20):
-        model = gpt(width=256 * heads, heads=heads, layers=2)
+        model = gpt(width=256 * heads, heads=heads, layers=2, vocab=1024)
         one, two = (
             seconds(model, cluster="8xA100", software="megatron-2021", sequence=2048, microbatch=count)
             for count in (1, 2)
@@ -133,7 +133,7 @@ def test_megatron_softmaxes_four_heads_at_a_time_and_others_in_fp32_pass_by_pass
 
 def test_before_2022_megatron_added_gradients_apart_from_products():
     """Read, read and written in half precision: at least 6 bytes a parameter and microbatch."""
-    model = gpt(width=8192, heads=64, layers=2)
+    model = gpt(width=8192, heads=64, layers=2, vocab=1024)
     old, new = (
         seconds(model, cluster="8xA100", software=name, sequence=2048, precision=Precision.FP16)
         for name in ("megatron-2021", "megatron-2022")
