@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,7 +13,7 @@ from meshwright.cost.evaluate import evaluate
 from meshwright.cost.goodput import outlook
 from meshwright.cost.placed import as_placed
 from meshwright.cost.table import PlanTable
-from meshwright.cost.uncertainty import interval
+from meshwright.cost.uncertainty import REACH, doubts, spread, weights
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, NodeGroup
 from meshwright.spec.model import score_flops_per_token
 from meshwright.spec.plan import Design, Plan
@@ -35,7 +36,8 @@ def predict(design: Design) -> Report:
     origin = cluster.origin
     step = _step_line(costs, plan=plan, origin=origin)
     memory = _memory(costs, filled=_filled(plan, cluster))
-    band = interval(costs, table, model=model, cluster=cluster, job=job)
+    weight = weights(costs, table, model=model, cluster=cluster, job=job)
+    reach = REACH * float(spread(weight, measured=cluster.step_error)[0])
     report = Report(
         plan=plan.digest(),
         step=step,
@@ -44,7 +46,10 @@ def predict(design: Design) -> Report:
         devices=plan.world_size,
         model_flops=model.flops_per_token(plan.sequence_length) * plan.batch_tokens,
         peak_flops=_peak_flops(plan, cluster),
-        error_band=(float(band.low[0]), float(band.high[0])),
+        error_band=(math.exp(-reach), math.exp(reach)),
+        doubts={
+            str(cause): float(each[0]) for cause, each in doubts(weight, measured=cluster.step_error).items() if each[0]
+        },
         fit_probability=float(fitting.probability(costs.memory, capacity=costs.capacity, valid=costs.valid)[0]),
         outlook=outlook(table, step_seconds=step.seconds, model=model, cluster=cluster, job=job),
         total_tokens=design.job.total_tokens,

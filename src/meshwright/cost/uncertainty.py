@@ -151,9 +151,16 @@ def spread(
     Where whole steps were compared on the very machines, `measured` (ClusterSpec.step_error) stands for what those
     steps could show: compute, the software and the device. Traffic, recipes and sizes keep their own.
     """
-    away = _MEASURED_AWAY if measured is not None else ()
-    squares = [np.square(values * spreads[cause]) for cause, values in weight.items() if cause not in away]
+    squares = [np.square(values) for values in doubts(weight, measured=measured, spreads=spreads).values()]
     return np.asarray(np.sqrt(np.sum(squares, axis=0) + (measured or 0.0) ** 2))
+
+
+def doubts(
+    weight: Mapping[Cause, FloatArray], *, measured: float | None = None, spreads: Mapping[Cause, float] = SPREADS
+) -> dict[Cause, FloatArray]:
+    """What each cause adds to `spread`, shape (rows,), but for those that `measured` stands for."""
+    away = _MEASURED_AWAY if measured is not None else ()
+    return {cause: values * spreads[cause] for cause, values in weight.items() if cause not in away}
 
 
 def weights(

@@ -13,9 +13,11 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from meshwright import cost
+from meshwright.cost.uncertainty import SPREADS, Cause
 from meshwright.replay.express import express
+from meshwright.replay.learned import learned
 from meshwright.replay.models import InexpressibleError
-from meshwright.replay.regimes import regime
+from meshwright.replay.regimes import launch_share, regime
 from meshwright.replay.runs import Run, read_runs
 from meshwright.replay.scores import Point, RegimeScores, Scores, by_regime, leave_one_group_out, overall, score
 from meshwright.spec.errors import ConfigError, Problem
@@ -63,10 +65,7 @@ def validate(path: Path | str, *, progress: Callable[[int, int], None] | None = 
     by_source: dict[str, list[Replayed]] = defaultdict(list)
     for row in rows:
         by_source[row.run.source].append(row)
-    sources = {
-        name: score([row.point for row in found if row.point is not None], rows=len(found), factors=factors)
-        for name, found in by_source.items()
-    }
+    sources = {name: _score(found, factors=factors) for name, found in by_source.items()}
     reasons = Counter(row.reason for row in rows if row.reason)
     return Validation(
         overall=overall(sources.values()),
@@ -75,6 +74,14 @@ def validate(path: Path | str, *, progress: Callable[[int, int], None] | None = 
         rows=tuple(rows),
         reasons=dict(reasons.most_common()),
     )
+
+
+def _score(rows: Sequence[Replayed], *, factors: Mapping[int, float]) -> Scores:
+    """Of the rows of one source."""
+    points = [row.point for row in rows if row.point is not None]
+    found = learned([point for point in points if point.run.seconds is not None])
+    told = {line: error for line, error in found.error.items() if line not in found.measured} if found else {}
+    return score(points, rows=len(rows), factors=factors, told=told)
 
 
 def _replayed(runs: Sequence[Run], processes: int) -> Iterator[Replayed]:
@@ -104,10 +111,18 @@ def replay(run: Run) -> Replayed:
         fits=report.fits,
         fit_probability=report.fit_probability,
         regime=regime(report),
+        doubts=_doubts(report),
         predicted_bytes=peak_bytes(report, run),
         memory_bytes=printed * 1e9 if printed and run.ran else None,
     )
     return Replayed(run=run, point=point, assumed=expressed.assumed)
+
+
+def _doubts(report: Report) -> dict[str, float]:
+    """Those of the report; launches are a cause of their own, as uncertain as other compute."""
+    compute = report.doubts.get(Cause.COMPUTE, 0.0)
+    launches = min(SPREADS[Cause.COMPUTE] * launch_share(report), compute)
+    return {**report.doubts, Cause.COMPUTE: compute - launches, "launches": launches}
 
 
 def quickest(reports: list[Report]) -> Report:

@@ -33,12 +33,12 @@ _LINES: Mapping[Regime, tuple[LineName, ...]] = MappingProxyType(
 def regime(report: Report) -> Regime:
     """The largest of launches, recompute, pipeline and traffic where it takes 15 % of the step, else compute."""
     shares = {name: report.share(*lines) for name, lines in _LINES.items()}
-    shares[Regime.LAUNCH] = _host(report)
+    shares[Regime.LAUNCH] = launch_share(report)
     largest = max(shares, key=lambda name: shares[name])
     return largest if shares[largest] >= _PLAIN else Regime.COMPUTE
 
 
-def _host(report: Report) -> float:
+def launch_share(report: Report) -> float:
     """Share of the step in which the device waits for the host to start its kernels."""
     found = (report.step.find(name) for name in (LineName.FORWARD, LineName.BACKWARD))
     seconds = sum(part.seconds for line in found if line for part in line.lines if part.name == "host")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import combinations
 from statistics import fmean, median
 
@@ -19,7 +19,8 @@ _TIE = 1e-12  # rounding
 class Point:
     """One run that was predicted: seconds of a step, between which nine of ten should lie, and the memory it needs.
 
-    `memory_bytes` is None where the run did not run, or its source prints no peak.
+    `memory_bytes` is None where the run did not run, or its source prints no peak. `doubts` are those of the report,
+    launches apart from other compute.
     """
 
     run: Run
@@ -31,6 +32,7 @@ class Point:
     memory_bytes: float | None
     fit_probability: float | None = None
     regime: Regime = Regime.COMPUTE
+    doubts: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def inside(self) -> bool:
@@ -74,7 +76,8 @@ class Scores:
     """Percent throughout; None where a source has nothing to score. Errors are averaged in groups, then over them.
 
     `mape_one_factor` allows one factor for each (software, device, precision), fitted without the group it is used
-    on. `pairwise_accuracy` and `kendall_tau` are over pairs of a group that differ by more than the noise.
+    on; `mape_calibrated` what ten runs of the source tell of its others (replay/learned.py). `pairwise_accuracy` and
+    `kendall_tau` are over pairs of a group that differ by more than the noise.
     `regret_at_k`: how much slower than the best of a group is the best of the k that are predicted fastest.
     `interval_coverage`: measured steps inside the interval that should hold nine of ten.
     """
@@ -84,6 +87,7 @@ class Scores:
     inexpressible: int
     mape_zero_shot: float | None
     mape_one_factor: float | None
+    mape_calibrated: float | None
     bias: float | None
     pairwise_accuracy: float | None
     kendall_tau: float | None
@@ -108,14 +112,20 @@ class RegimeScores:
     interval_coverage: float
 
 
-def score(points: Sequence[Point], *, rows: int, factors: dict[int, float]) -> Scores:
-    """Scores of one source; `factors` is the logarithm of every row's factor by its line."""
+def score(
+    points: Sequence[Point], *, rows: int, factors: Mapping[int, float], told: Mapping[int, float] | None = None
+) -> Scores:
+    """Scores of one source; `factors` is the logarithm of every row's factor by its line, `told` that of what measured
+    runs tell of each of the others.
+    """
     timed = [point for point in points if point.run.seconds is not None]
     ranked = [found for found in _groups(p for p in timed if p.run.ranks_strategies) if len(found) > 1]
     orders = [order for order in (_order(found) for found in ranked) if order is not None]
 
-    def by_group(value: Callable[[Point], float]) -> float | None:
-        return _mean([fmean(map(value, found)) for found in _groups(timed)])
+    others = [point for point in timed if point.run.line in (told or {})]
+
+    def by_group(value: Callable[[Point], float], members: Sequence[Point] = timed) -> float | None:
+        return _mean([fmean(map(value, found)) for found in _groups(members)])
 
     accuracy = _mean(orders)
     measured = [point for point in points if point.memory_bytes]
@@ -125,6 +135,7 @@ def score(points: Sequence[Point], *, rows: int, factors: dict[int, float]) -> S
         inexpressible=rows - len(points),
         mape_zero_shot=by_group(lambda p: 100.0 * abs(math.expm1(_error(p)))),
         mape_one_factor=by_group(lambda p: 100.0 * abs(math.expm1(_error(p) + factors[p.run.line]))),
+        mape_calibrated=by_group(lambda p: 100.0 * abs(math.expm1(_error(p) + (told or {})[p.run.line])), others),
         bias=by_group(lambda p: 100.0 * math.expm1(_error(p))),
         pairwise_accuracy=None if accuracy is None else 100.0 * accuracy,
         kendall_tau=None if accuracy is None else 100.0 * (2.0 * accuracy - 1.0),
@@ -152,6 +163,7 @@ def overall(sources: Iterable[Scores]) -> Scores:
         inexpressible=sum(source.inexpressible for source in found),
         mape_zero_shot=mean("mape_zero_shot"),
         mape_one_factor=mean("mape_one_factor"),
+        mape_calibrated=mean("mape_calibrated"),
         bias=mean("bias"),
         pairwise_accuracy=mean("pairwise_accuracy"),
         kendall_tau=mean("kendall_tau"),

@@ -184,12 +184,23 @@ def _alone(report: Report, *, is_measured: bool) -> tuple[str, tuple[str, ...]]:
     if high > low:
         ends = f"{format_seconds(low * report.step_seconds)} to {format_seconds(high * report.step_seconds)}"
         sentences.append(f"Nine of ten such steps take {ends}.")
+    sentences += _doubts(report)
     if report.bottleneck:
         sentences.append(_sentence(f"bottleneck: {report.bottleneck}"))
     if not report.fits:
         sentences.append("It does not fit in memory.")
     sentences += _outlook(report)
     return headline, tuple(sentences)
+
+
+def _doubts(report: Report) -> tuple[str, ...]:
+    """What most of the interval's width is of, as shares of its variance."""
+    whole = sum(each**2 for each in report.doubts.values())
+    if not whole:
+        return ()
+    most = sorted(report.doubts.items(), key=lambda entry: -entry[1])[:3]
+    words = ", ".join(f"{format_percent(each**2 / whole)} {cause}" for cause, each in most)
+    return (f"What widens that: {words}.",)
 
 
 def _outlook(report: Report) -> tuple[str, ...]:

@@ -70,13 +70,26 @@ def _left_out(found: Validation) -> list[Text | Table]:
     return [title("left out"), rows]
 
 
-_COLUMNS = ("rows", "predicted", "error", "one factor", "bias", "pairs", "regret@1", "regret@3", "memory", "in 90 %")
+_COLUMNS = (
+    "rows",
+    "predicted",
+    "error",
+    "one factor",
+    "ten runs",
+    "bias",
+    "pairs",
+    "regret@1",
+    "regret@3",
+    "memory",
+    "in 90 %",
+)
 
 
 def _cells(scores: Scores) -> list[str]:
     values = (
         scores.mape_zero_shot,
         scores.mape_one_factor,
+        scores.mape_calibrated,
         scores.bias,
         scores.pairwise_accuracy,
         scores.regret_at_1,

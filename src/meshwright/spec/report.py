@@ -103,8 +103,9 @@ class Report:
     """What one plan costs. The lines under `step` sum to its seconds (`balanced` says so).
 
     `error_band` bounds the step time as multiples of it: nine of ten measured steps lie inside, if errors stay what
-    they were. `fit_probability` is that every rank fits, `outlook` the whole run with its failures; None of what was
-    measured. `peak_flops` is of all devices together; None where the peak is not known, and then MFU is None.
+    they were; `doubts` are the standard deviations of log(measured / predicted) that its causes give, each by itself.
+    `fit_probability` is that every rank fits, `outlook` the whole run with its failures; None of what was measured.
+    `peak_flops` is of all devices together; None where the peak is not known, and then MFU is None.
     """
 
     plan: str
@@ -115,6 +116,7 @@ class Report:
     model_flops: float
     peak_flops: float | None
     error_band: tuple[float, float] = (1.0, 1.0)
+    doubts: Mapping[str, float] = field(default_factory=dict)
     fit_probability: float | None = None
     outlook: Outlook | None = None
     bottleneck: str = ""
