@@ -131,6 +131,14 @@ def count_flops(block: Block, setting: Setting) -> int:
     return counter.get_total_flops()
 
 
+def count_step_flops(block: Block, setting: Setting) -> int:
+    """FLOPs of forward and backward, and of what backward computes again."""
+    with _run(block, setting) as (module, call, context), FlopCounterMode(display=False) as counter:
+        result = call(module, context)
+        result.backward(torch.ones_like(result))
+    return counter.get_total_flops()
+
+
 Call = Callable[[nn.Module, Context], Tensor]
 
 

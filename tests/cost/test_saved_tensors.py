@@ -11,7 +11,9 @@ import torch
 from meshwright.spec.model import Attention, Layer, visible_keys
 from meshwright.spec.plan import Recompute
 from tests.cost.block_cases import BLOCKS, priced, works
-from tests.cost.saved_tensors import Setting, count_flops, kept, saved_once
+from tests.cost.saved_tensors import Setting, count_flops, count_step_flops, kept, saved_once
+
+_WHOLE = (Recompute.NONE, Recompute.FULL)
 
 
 def settings(name: str) -> list[Setting]:
@@ -47,6 +49,15 @@ def test_masks_of_documents_on_accelerators(name):
 def test_autograd_holds_what_it_saved_and_nothing_else(name):
     setting = Setting(compute=torch.bfloat16)
     assert kept(BLOCKS[name], setting) == saved_once(BLOCKS[name], setting)
+
+
+@pytest.mark.parametrize("name", [name for name, block in BLOCKS.items() if isinstance(block, Layer)])
+def test_what_is_computed_again_ends_before_the_last_product_that_nothing_needs(name):
+    setting = Setting(compute=torch.bfloat16, accelerator=True)
+    once, again = (count_step_flops(BLOCKS[name], replace(setting, recompute=kind)) for kind in _WHOLE)
+    parts = works(BLOCKS[name], setting)
+    left_out = parts[-1].products[-1].flops[0] if parts[-1].closes else 0.0
+    assert again - once == count_flops(BLOCKS[name], setting) - left_out
 
 
 @pytest.mark.parametrize("name", BLOCKS)

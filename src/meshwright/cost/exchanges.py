@@ -97,15 +97,18 @@ class Exchanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchanges:
-    """Exchanged of both passes; `tensor_bytes` are of all tensors that tensor ranks exchange in them."""
+    """Exchanged of both passes and of a forward that is done `again`; `tensor_bytes` are of all tensors that tensor
+    ranks exchange in the two passes.
+    """
 
     forward: Exchanged
+    again: Exchanged
     backward: Exchanged
     tensor_bytes: FloatArray
 
     def repeated(self, *, full: BoolArray, scores: BoolArray) -> Exchanges:
         """With what backward exchanges again: all of forward where it is `full`, keys and values where `scores`."""
-        return replace(self, backward=self.backward.again(self.forward, full=full, scores=scores))
+        return replace(self, backward=self.backward.again(self.again, full=full, scores=scores))
 
 
 def exchange_seconds(
@@ -142,7 +145,7 @@ def exchange_seconds(
     )
     experts = _expert_seconds(works, inverse, links=links.experts, once=software.dispatches_once)
     sent = _rows((2.0 * part.dispatched for part in works), inverse)
-    forward, backward = (
+    forward, again, backward = (
         Exchanged(
             tensor=features.waits,
             beside=features.beside,
@@ -152,9 +155,13 @@ def exchange_seconds(
             late=keys.late,
             experts=Traffic.over(experts, links.experts.way, num_bytes=sent),
         )
-        for features, keys in zip((tensor.forward, tensor.backward), context, strict=True)
+        for features, keys in (
+            (tensor.forward, context[0]),
+            (tensor.again, context[0]),
+            (tensor.backward, context[1]),
+        )
     )
-    return Exchanges(forward=forward, backward=backward, tensor_bytes=tensor.moved)
+    return Exchanges(forward=forward, again=again, backward=backward, tensor_bytes=tensor.moved)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

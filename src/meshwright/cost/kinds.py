@@ -213,11 +213,11 @@ def price_block(
         hides=slow / speed,
     )
     row, timing = combination.rows, partial(_pass_seconds, device=group.device, software=software, speed=speed)
-    forward, backward, late = timing(kind.block, works, passes, table, combination, exchange=exchange)
+    forward, whole, backward, late = timing(kind.block, works, passes, table, combination, exchange=exchange)
     full, selective = (recomputes(kind, table, policy) for policy in (FULL, SELECTIVE))
     held = block_bytes(kind, table, sizes, combination.inverse, software=software)
     away, exchange = keeps_away(kind, table), exchange.repeated(full=full, scores=selective)
-    again = _again(forward, row(p.core for p in passes) / speed, full=full, selective=selective)
+    again = _again(whole, row(p.core for p in passes) / speed, full=full, selective=selective)
     waits = partial(
         waited,
         copies=carried(held.kept, away, group=group),
@@ -254,8 +254,8 @@ def _pass_seconds(
     device: DeviceSpec,
     software: Software,
     speed: FloatArray,
-) -> tuple[Timed, Timed, Timed]:
-    """Seconds of a block forward, backward, and of what gives its weights' gradients.
+) -> tuple[Timed, Timed, Timed, Timed]:
+    """Seconds of a block forward, of a forward that is repeated, backward, and of what gives its weights' gradients.
 
     The host's work and copies of weights that are cast are in them. The last is a pass of its own, or none.
     """
@@ -268,12 +268,11 @@ def _pass_seconds(
     starts = _matrices(works, combination.sizes.slices) * device.launch_seconds
     apart = 0.0 if software.fused_accumulation else 1.0
     added = apart * _accumulation_seconds(parameters, table, device=device, software=software)
-    forward = _with_host(
-        (row(p.forward for p in passes) + cast) / speed,
-        row(p.host_forward for p in passes) + extra + np.where(casts > 0.0, starts, 0.0),
-        exchange.forward.tensor.whole,
-        cpu=cpu,
-    )
+    work = (row(p.forward for p in passes) + cast) / speed
+    host = row(p.host_forward for p in passes) + extra + np.where(casts > 0.0, starts, 0.0)
+    left_out = row([passes[-1].products.leaving]) / speed if software.stops_early and works[-1].closes else 0.0
+    forward = _with_host(work, host, exchange.forward.tensor.whole, cpu=cpu)
+    again = _with_host(work - left_out, host, exchange.again.tensor.whole, cpu=cpu)
     split = _splits(table)
     weight = np.where(split, row(p.weight for p in passes) + added, 0.0)
     weight_host = np.where(split, row(p.host_forward for p in passes) + apart * starts, 0.0)
@@ -284,7 +283,7 @@ def _pass_seconds(
         exchange.backward.tensor.whole,
         cpu=cpu,
     )
-    return forward, backward, _with_host(weight / speed, weight_host, 0.0 * weight, cpu=cpu)
+    return forward, again, backward, _with_host(weight / speed, weight_host, 0.0 * weight, cpu=cpu)
 
 
 def _splits(table: PlanTable) -> BoolArray:
@@ -292,10 +291,10 @@ def _splits(table: PlanTable) -> BoolArray:
     return np.array([kind in SPLIT for kind in SCHEDULES])[table.schedule]
 
 
-def _again(forward: Timed, scores: FloatArray, *, full: BoolArray, selective: BoolArray) -> Timed:
-    """What backward does again: all of forward, or the scores."""
-    work = np.where(full, forward.work, np.where(selective, scores, 0.0))
-    return Timed(work=work, stall=np.where(full, forward.stall, 0.0))
+def _again(whole: Timed, scores: FloatArray, *, full: BoolArray, selective: BoolArray) -> Timed:
+    """What backward does again: a forward, or the scores."""
+    work = np.where(full, whole.work, np.where(selective, scores, 0.0))
+    return Timed(work=work, stall=np.where(full, whole.stall, 0.0))
 
 
 def _parts(works: tuple[PartWork, ...], passes: list[PassSeconds]) -> dict[str, tuple[FloatArray, FloatArray]]:

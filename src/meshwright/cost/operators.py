@@ -162,6 +162,7 @@ def _attention(mixer: Attention, score_flops: FloatArray, sizes: Sizes) -> PartW
         + 1.5 * masks,
         kernels=8.0 + (8.0 if mixer.rotary else 0.0) + (4.0 if normed else 0.0),
         exchanges=PAIR,
+        closes=mixer.post_norm is None,
         circulated=e * m * keys * key * np.maximum(sizes.inner / np.maximum(mixer.kv_heads / t, 1.0), 1.0),
         traded=e * m * (2.0 * query + keys * key),
     )
@@ -200,7 +201,6 @@ def _latent_attention(mixer: LatentAttention, score_flops: FloatArray, sizes: Si
     products = [
         Product(m=m, n=sizes.zeros + latent, k=w),
         Product(m=m, n=heads * up_dim, k=sizes.zeros + mixer.kv_rank),
-        Product(m=m, n=w, k=heads * mixer.value_dim),
     ]
     whole = float(mixer.width * latent + mixer.kv_rank)
     rank = mixer.query_rank
@@ -216,6 +216,7 @@ def _latent_attention(mixer: LatentAttention, score_flops: FloatArray, sizes: Si
             Product(m=m, n=sizes.zeros + indexer.head_dim + indexer.heads, k=w),
         ]
         whole += indexer.parameters(mixer.width, rank or mixer.width)
+    products.append(Product(m=m, n=w, k=heads * mixer.value_dim))
     own = mixer.parameters - _norm_parameters(mixer) - whole
     inner = heads * (2.0 * query_dim + mixer.value_dim)
     widened = _widened(sizes, read=inner, written=heads * mixer.value_dim)
@@ -231,6 +232,7 @@ def _latent_attention(mixer: LatentAttention, score_flops: FloatArray, sizes: Si
         backward_traffic=1.5 * traffic,
         kernels=26.0,
         exchanges=PAIR,
+        closes=mixer.post_norm is None,
         circulated=e * m * heads * (query_dim + mixer.value_dim),
         traded=e * m * heads * 2.0 * (query_dim + mixer.value_dim),
     )
@@ -263,6 +265,7 @@ def _recurrence(mixer: Recurrence, sizes: Sizes) -> PartWork:
         backward_traffic=2.0 * traffic,
         kernels=14.0,
         exchanges=PAIR,
+        closes=mixer.post_norm is None,
         traded=e * m * (2.0 * inner + mixed),
     )
 
@@ -285,6 +288,7 @@ def _feed_forward(part: FeedForward, sizes: Sizes) -> PartWork:
         backward_traffic=m * (e * (back * h + again * residual) + summed + dropped),
         kernels=6.0 if part.gated else 4.0,
         exchanges=PAIR,
+        closes=part.post_norm is None,
     )
 
 
@@ -333,6 +337,7 @@ def _mixture(part: Mixture, sizes: Sizes) -> PartWork:
         backward_traffic=2.0 * traffic,
         kernels=24.0,
         exchanges=PAIR,
+        closes=part.shared is not None and not part.shared_gate and part.post_norm is None,
         expert_parameters=on_grid,
         dispatched=sent,
         copies=float(part.top_k),

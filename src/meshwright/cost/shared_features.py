@@ -41,9 +41,10 @@ class Features:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """Both passes, and bytes of all tensors `moved` in them."""
+    """Both passes, `again` what a forward that is repeated exchanges, and bytes of all tensors `moved` in the two."""
 
     forward: Features
+    again: Features
     backward: Features
     moved: FloatArray
 
@@ -128,10 +129,10 @@ def tensor_seconds(
     zeros = np.zeros(len(table))
     if not np.any(table.tensor > 1):
         nothing = Features(waits=Traffic.none(zeros), beside=Traffic.none(zeros), held_up=zeros)
-        return Shared(forward=nothing, backward=nothing, moved=zeros)
-    forward, backward = (
+        return Shared(forward=nothing, again=nothing, backward=nothing, moved=zeros)
+    forward, repeated, backward = (
         _Sum(way=links.way, contention=contention, waits=Traffic.none(zeros), beside=Traffic.none(zeros), held_up=zeros)
-        for _ in range(2)
+        for _ in range(3)
     )
     calls, share, moved = _Calls.of(table, hidden=hidden, links=links), 1.0 - 1.0 / table.tensor, zeros
     for part, seconds in zip(works, passes, strict=True):
@@ -140,11 +141,15 @@ def tensor_seconds(
         pieces = software.pieces and not np.any(part.expert_parameters) and len(part.products) > 1
         beside = software.hides_gradients and len(part.products) > 1
         small = count.small * times * statistics
-        forward.add(_Call(count.small * times * links.reduce.seconds(statistics), _TWICE * small))
+        few = _Call(count.small * times * links.reduce.seconds(statistics), _TWICE * small)
         ahead = calls.gathered(times * count.gathers_forward)
         after = calls.reduced(times * count.scatters_forward, times * count.forward)
-        forward.add(ahead, window=share * window["entering"] if pieces else None)
-        forward.add(after, window=np.where(calls.split, share * window["leaving"], 0.0) if pieces else None)
+        stops = part is works[-1] and part.closes and software.stops_early
+        for way in (forward, repeated):
+            way.add(few)
+            way.add(ahead, window=share * window["entering"] if pieces else None)
+            if way is forward or not stops:
+                way.add(after, window=np.where(calls.split, share * window["leaving"], 0.0) if pieces else None)
         back = calls.gathered(times * count.gathers_backward)
         late = calls.reduced(times * count.scatters_backward, times * count.backward)
         again = calls.gathered(times * count.gathers_forward * software.regathers)
@@ -154,7 +159,10 @@ def tensor_seconds(
         twice = np.where(calls.split, 1.0, _TWICE)
         moved = moved + small + sum((call.num_bytes / twice for call in (ahead, after, back, late, again)), zeros)
     return Shared(
-        forward=forward.features(), backward=backward.features(), moved=np.where(table.tensor > 1, moved, 0.0)
+        forward=forward.features(),
+        again=repeated.features(),
+        backward=backward.features(),
+        moved=np.where(table.tensor > 1, moved, 0.0),
     )
 
 

@@ -55,7 +55,9 @@ class Software:
     masked and softmaxed in a pass each; `softmax_heads`: the kernel that does so in one pass takes so many heads of a
     batch at a time, and 0 any. `adds_biases` and `sums_biases`: kernels of their own add biases to products,
     as torch did before its products took them along, and sum the gradients of biases. `selects_operators`: selective
-    recompute keeps what attention and every second product give, and nothing else.
+    recompute keeps what attention and every second product give, and nothing else. `stops_early`: a layer computed
+    again ends before the last product whose result backward does not need (pytorch/pytorch 96866, since 2.1; XLA leaves
+    out what nothing reads).
     """
 
     fused_attention: bool = True
@@ -95,6 +97,7 @@ class Software:
     adds_biases: bool = False
     sums_biases: bool = True
     selects_operators: bool = False
+    stops_early: bool = True
 
     def experts_together(self, experts: FloatArray | float) -> FloatArray | float:
         """How many of `experts` share the device's units."""
@@ -130,6 +133,7 @@ _MEGATRON: Mapping[str, Any] = {
     "expert_seconds": 8.7e-6,  # an expert of 154 rows takes as long as one of 308 (SimuMax's table of B200)
     "keeps_copies": True,
     "fused_loss": False,
+    "stops_early": False,  # a checkpoint of its own, whose backward is that of the whole layer run again
     "layer_seconds": 1e-3,  # python of a layer in eager Megatron: what explains launch-bound A100 runs (docs/lab.md)
 }
 # All-reduces of 1 to 16 MiB among 2, 4 and 8 A100 in vTrain's tables (VIA-Research/vTrain trace/a100, MIT) took 27, 40
@@ -171,7 +175,7 @@ _EXPERTS: Mapping[str, Mapping[str, Any]] = {
 SOFTWARE: Mapping[str, Software] = MappingProxyType(
     {
         "torch": Software(),
-        "torch-2023": Software(attention_kernel=AttentionKernel.FLASH_1, plain_norms=True),
+        "torch-2023": Software(attention_kernel=AttentionKernel.FLASH_1, plain_norms=True, stops_early=False),
         "torch-2024": Software(plain_norms=True, **_TITAN),
         "torch-2024-compiled": Software(compiled=True, **_TITAN),
         "torch-2024-async": Software(compiled=True, pieces=True, **_TITAN),

@@ -143,10 +143,11 @@ class PartWork:
     `score_flops` forward FLOPs of queries by keys and scores by values over visible keys by heads of `score_dim`
     features, `scores` the elements of the whole score matrices; `traffic` and `backward_traffic` bytes of
     element-wise work; `kernels` started forward (twice as many backward); `exchanges` take place `exchanged` times
-    (once or not at all); `parameters` on one device, of which `expert_parameters` lie
-    on the grid of experts. Bytes of one rank that cross to others in a pass: `circulated` keys and values that context
-    ranks pass on, `traded` queries, keys, values and outputs that they trade for heads, `dispatched` tokens on their
-    way to their experts (and as many back), each `copies` times, `regathered` those that expert tensor ranks gather.
+    (once or not at all); `parameters` on one device, of which `expert_parameters` lie on the grid of experts. Of a part
+    that `closes`, nothing after its last product keeps anything for backward. Bytes of one rank that cross to others in
+    a pass: `circulated` keys and values that context ranks pass on, `traded` queries, keys, values and outputs that
+    they trade for heads, `dispatched` tokens on their way to their experts (and as many back), each `copies` times,
+    `regathered` those that expert tensor ranks gather.
     """
 
     name: str
@@ -160,6 +161,7 @@ class PartWork:
     kernels: FloatArray | float = 0.0
     exchanges: Exchanges = NO_EXCHANGE
     exchanged: FloatArray | float = 1.0
+    closes: bool = False
     expert_parameters: FloatArray | float = 0.0
     circulated: FloatArray | float = 0.0
     traded: FloatArray | float = 0.0
