@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from meshwright.spec.cluster import Collective, CollectiveFit, Link
@@ -58,7 +59,7 @@ NVLINK_H100 = Link(
         "in-network sums, all-gather and reduce-scatter 336 GB/s; the latency of the last two by analogy",
     },
 )
-NVLINK_B200 = Link(
+NVLINK_GB200 = Link(
     bandwidth=900 * GB,
     latency_seconds=3.4e-6,
     efficiency=0.75,
@@ -68,6 +69,30 @@ NVLINK_B200 = Link(
         "efficiency": "by analogy with H100; not measured",
         "sums": f"{_SUMS}, Blackwell: 0.74",
         "latency_seconds": _STEP,
+    },
+)
+_SIMUMAX = "SimuMax's table of eight B200 (configs/system/b200_bf16_ceperm.json, Apache-2.0)"
+NVLINK_B200 = replace(
+    NVLINK_GB200,
+    efficiency=0.72,
+    fits=tuple(
+        fit
+        for ranks, all_to_all_us in ((2, 51.1), (4, 19.2), (8, 0.0))
+        for hops in (ranks - 1,)
+        for fit in (
+            _fit(Collective.ALL_REDUCE, ranks=ranks, latency_us=22.2 + 11.0 * hops, whole_gb=717 * ranks / hops / 2),
+            _fit(Collective.ALL_GATHER, ranks=ranks, latency_us=23.1 + 9.18 * hops, whole_gb=651 * ranks / hops),
+            _fit(Collective.REDUCE_SCATTER, ranks=ranks, latency_us=25.6 + 8.03 * hops, whole_gb=650 * ranks / hops),
+            _fit(
+                Collective.ALL_TO_ALL, ranks=ranks, latency_us=all_to_all_us + 7.3 * hops, whole_gb=577 * ranks / hops
+            ),
+        )
+    ),
+    sources={
+        **NVLINK_GB200.sources,
+        "efficiency": f"bus bandwidth of all-gather, 651 GB/s, over 900: {_SIMUMAX}",
+        "fits": f"{_SIMUMAX}: a fixed latency, one for each hop of a ring and bus bandwidths of 717 (all-reduce), 651, "
+        "650 and 577 GB/s (all-to-all), in steps of 1.074e9 bytes as it counts them",
     },
 )
 NVLINK_V100 = Link(

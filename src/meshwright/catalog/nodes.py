@@ -17,6 +17,7 @@ from meshwright.catalog.node_links import (
     NDR,
     NVLINK_A100,
     NVLINK_B200,
+    NVLINK_GB200,
     NVLINK_H100,
     NVLINK_V100,
     PCIE_GB,
@@ -118,10 +119,10 @@ def _dgx() -> dict[str, Node]:
     chip = _copies(gigabytes=225, title="NVLink-C2C, 900 GB/s both ways between a Grace and its two GPUs")
     superchips = Node(
         devices=4,
-        inside=NVLINK_B200,
+        inside=NVLINK_GB200,
         nic=NDR,
         nics=4,
-        rack=NVLINK_B200,
+        rack=NVLINK_GB200,
         rack_nodes=18,
         host=_host(chip, gigabytes=960, bandwidth_gb=1024, title=grace),
     )
