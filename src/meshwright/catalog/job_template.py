@@ -17,6 +17,7 @@ COMMENTS: Mapping[str, str] = MappingProxyType(
         "batch_tokens": 'Tokens of one optimizer step over all devices; may be written "4Mi".',
         "total_tokens": 'Tokens of the whole run; may be written "300G".',
         "precision": f"Arithmetic of matrix products: {', '.join(Precision)}. Master weights stay in fp32.",
+        "other_precisions": "Others that the search may take instead where that is better; they change the numerics.",
         "z_loss": "Weight of the z-loss, which keeps logits small; 0 is none.",
         "objective": "What the best plan has least of: time, cost or memory.",
         "compile": "torch.compile: on, off, or auto, which measures both and keeps the faster.",

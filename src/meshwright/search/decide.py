@@ -13,17 +13,17 @@ from meshwright.cost import Layout, PlanTable
 from meshwright.cost.table import column_names
 from meshwright.search.candidate import Candidate, Decision, candidate
 from meshwright.search.check import check
-from meshwright.search.constraints import keeps_constraints, limits
+from meshwright.search.constraints import keeps_constraints
 from meshwright.search.explain import rejected_for_memory, why
 from meshwright.search.explore import LEAST_LIKELY, Explorer
-from meshwright.search.job_rules import check_job
+from meshwright.search.job_rules import allowed_precisions, check_job
 from meshwright.search.lighten import lightened
 from meshwright.search.misses import nothing_fits, nothing_legal
 from meshwright.search.pareto import pareto
 from meshwright.search.rules import Scope
 from meshwright.search.space import Space, enumerate_plans
 from meshwright.search.stages import balanced_stages
-from meshwright.spec.cluster import ClusterSpec, Precision
+from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.errors import NoPlanFits
 from meshwright.spec.job import JobSpec, Objective
 from meshwright.spec.model import ModelSpec
@@ -118,9 +118,8 @@ def explored(
 
 def legal_space(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, trainable: bool = False) -> Space:
     """Every legal plan, with stages balanced by the cost model's block times; nothing is priced."""
-    precision = Precision(str(limits(job.constraints).fixed.get("precision", job.precision.value)))
-    check_job(model, cluster, job, precision=precision)
-    boundaries = balanced_stages(model, cluster, job, precision=precision)
+    check_job(model, cluster, job)
+    boundaries = {kind: balanced_stages(model, cluster, job, precision=kind) for kind in allowed_precisions(job)}
     return enumerate_plans(model, cluster, job, boundaries=boundaries, trainable=trainable)
 
 

@@ -153,6 +153,7 @@ def _full_text(text: str) -> str:
 class JobSpec:
     """One training job. `batch_tokens` is the global batch of one optimizer step; `total_tokens` the whole run.
 
+    `other_precisions` may be taken in place of `precision` where the plan is better for it; numerics change with them.
     `trackers` and `techniques` are names of the registries of train/observe and techniques.
     """
 
@@ -161,6 +162,7 @@ class JobSpec:
     batch_tokens: int = 4 * 2**20
     total_tokens: int = 10**12
     precision: Precision = Precision.BF16
+    other_precisions: tuple[Precision, ...] = ()
     data: DataSpec = DataSpec()
     optimizer: OptimizerSpec = OptimizerSpec()
     learning_rate: LearningRate = LearningRate()
