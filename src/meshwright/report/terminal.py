@@ -67,10 +67,12 @@ def heading(value: Decision) -> Text:
 
 
 def layout_words(plan: Plan) -> str:
-    """`tensor 8 x pipeline 16 x shard 128`, axes from the innermost."""
-    names = (AxisName.TENSOR, AxisName.CONTEXT, AxisName.PIPELINE, AxisName.SHARD, AxisName.REPLICATE)
+    """`tensor 8 x pipeline 16 x shard 128`; axes in another order than the usual one from the innermost outwards."""
+    names = [AxisName.TENSOR, AxisName.CONTEXT, AxisName.PIPELINE, AxisName.SHARD, AxisName.REPLICATE]
+    if not plan.has_usual_order:
+        names = [axis.name for axis in reversed(plan.axes)]
     parts = [f"{name.value} {plan.size(name)}" for name in names if plan.size(name) > 1]
-    return " x ".join(parts) or "one device"
+    return (" x ".join(parts) or "one device") + ("" if plan.has_usual_order else " outwards")
 
 
 def setting_words(plan: Plan) -> str:

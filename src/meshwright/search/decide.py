@@ -19,6 +19,7 @@ from meshwright.search.explore import LEAST_LIKELY, Explorer
 from meshwright.search.job_rules import allowed_precisions, check_job
 from meshwright.search.lighten import lightened
 from meshwright.search.misses import nothing_fits, nothing_legal
+from meshwright.search.orders import reorder
 from meshwright.search.pareto import pareto
 from meshwright.search.rules import Scope
 from meshwright.search.space import Space, enumerate_plans
@@ -52,6 +53,7 @@ def design(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, top: int = 1
         raise NoPlanFits(nothing_legal(model, cluster, job, found.space, listed=legal_space))
     if not (found.prices.fits & found.prices.finite).any():
         raise NoPlanFits(nothing_fits(model, cluster, job, found, explored=explored))
+    reorder(found, top, trainable=trainable)
     refined, settled = best_refined(found, top)
     chosen, report = refined[0]
     reasons = why(chosen, report, found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from meshwright.search.ladder import Other
 from meshwright.search.prices import Prices
 from meshwright.search.product import Rejection
 from meshwright.spec.job import Objective
-from meshwright.spec.plan import Design, Recompute, Sharding
+from meshwright.spec.plan import AxisName, Design, Plan, Recompute, Sharding
 from meshwright.spec.report import LineName, Report, diff
 from meshwright.spec.units import format_bytes, format_percent
 
@@ -58,7 +59,18 @@ def why(chosen: Design, report: Report, found: Explorer) -> tuple[str, ...]:
         if key not in told:
             told.add(key)
             lines.append(_line(chosen, report, found, row, name=name, own=own[name]))
-    return tuple(lines)
+    return (*lines, *_order(chosen, report))
+
+
+def _order(chosen: Design, report: Report) -> Iterator[str]:
+    """What the same plan with its axes in the usual order would cost, where they are in another."""
+    plan = chosen.plan
+    if plan.has_usual_order:
+        return
+    usual = replace(plan, axes=tuple(sorted(plan.axes, key=lambda axis: list(AxisName).index(axis.name))))
+    named = " x ".join(f"{axis.name.value} {axis.size}" for axis in usual.axes if axis.size > 1)
+    other = cost.predict(replace(chosen, plan=usual))
+    yield _compared(chosen, report, usual, other, head=f"{named}, the usual order of axes, instead of this one")
 
 
 def _values(found: Explorer, name: str) -> list[int]:
@@ -119,7 +131,11 @@ def _against(chosen: Design, report: Report, table: PlanTable, row: int, *, name
     other = cost.predict(Design(model=chosen.model, cluster=chosen.cluster, job=chosen.job, plan=plan))
     theirs = int(getattr(table, name)[row])
     head = f"{_word(name, theirs)} instead of {_word(name, own, bare=True)}"
-    rest = _changes(chosen, table, row, name)
+    return _compared(chosen, report, plan, other, head=head, rest=_changes(chosen, table, row, name))
+
+
+def _compared(chosen: Design, report: Report, plan: Plan, other: Report, *, head: str, rest: str = "") -> str:
+    """`head` would take so much more of what the objective minimises, and on which line."""
     if chosen.job.objective is Objective.MEMORY:
         return f"{head} would need {format_bytes(other.peak_bytes)}, not {format_bytes(report.peak_bytes)}{rest}"
     ours, cost_of = (value.step_seconds * value.error_band[1] for value in (report, other))
@@ -154,6 +170,7 @@ def _changes(chosen: Design, table: PlanTable, row: int, name: str) -> str:
     others = [other for other in DIMENSIONS if other != name]
     changed = [other for other in others if int(getattr(table, other)[row]) != _value_of(chosen, other)]
     words = [_word(other, int(getattr(table, other)[row])) for other in changed[:3]]
+    words += ["its axes in another order"] if table.order[row] and chosen.plan.has_usual_order else []
     return f" (with {' and '.join(words)})" if words else ""
 
 
