@@ -41,7 +41,7 @@ COMMENTS: Mapping[str, str] = MappingProxyType(
         "constraints": "What the plan must have and must not.",
         "constraints.forbid": 'Columns of the plan table, or one of their values: ["pipeline", "recompute=full"].',
         "constraints.devices": "all of the devices, or any number up to all.",
-        "constraints.order": "any order of mesh axes, or the usual one: pipeline, data, context, tensor.",
+        "constraints.order": "any order of mesh axes and unlike machines, or the usual one: as the cluster lists them.",
         "constraints.fix": "Columns of the plan table at a value: tensor = 8.",
         "checkpoint": "When the state is saved.",
         "checkpoint.every_steps": "0 saves at the end and on a signal only.",

@@ -148,9 +148,11 @@ def keeps_constraints(design: Design) -> Problem | None:
             if refusal:
                 what = f"refused by {refusal}"
                 return Problem(where=f"plan ({column} {value})", what=what, fix="change one of the two")
-    if design.job.constraints.order == "usual" and not design.plan.has_usual_order:
+    plan, held = design.plan, design.job.constraints.order == "usual"
+    if held and (plan.is_placed or not plan.has_usual_order):
+        where = "plan.placement" if plan.is_placed else "plan.axes"
         what = "an order that is not the usual one is refused by job.constraints.order"
-        return Problem(where="plan.axes", what=what, fix="change one of the two")
+        return Problem(where=where, what=what, fix="change one of the two")
     return None
 
 

@@ -15,7 +15,7 @@ from meshwright.search.ladder import Other
 from meshwright.search.prices import Prices
 from meshwright.search.product import Rejection
 from meshwright.spec.job import Objective
-from meshwright.spec.plan import AxisName, Design, Plan, Recompute, Sharding
+from meshwright.spec.plan import AxisName, Design, Recompute, Sharding
 from meshwright.spec.report import LineName, Report, diff
 from meshwright.spec.units import format_bytes, format_percent
 
@@ -69,8 +69,9 @@ def _order(chosen: Design, report: Report) -> Iterator[str]:
         return
     usual = replace(plan, axes=tuple(sorted(plan.axes, key=lambda axis: list(AxisName).index(axis.name))))
     named = " x ".join(f"{axis.name.value} {axis.size}" for axis in usual.axes if axis.size > 1)
-    other = cost.predict(replace(chosen, plan=usual))
-    yield _compared(chosen, report, usual, other, head=f"{named}, the usual order of axes, instead of this one")
+    turned = replace(chosen, plan=usual)
+    other = cost.predict(turned)
+    yield compared(chosen, report, turned, other, head=f"{named}, the usual order of axes, instead of this one")
 
 
 def _values(found: Explorer, name: str) -> list[int]:
@@ -128,19 +129,20 @@ def _against(chosen: Design, report: Report, table: PlanTable, row: int, *, name
     plan = table.to_plan(
         row, model=chosen.model.name, cluster=chosen.cluster.name, sequence_length=chosen.job.sequence_length
     )
-    other = cost.predict(Design(model=chosen.model, cluster=chosen.cluster, job=chosen.job, plan=plan))
+    made = replace(chosen, plan=plan)
+    other = cost.predict(made)
     theirs = int(getattr(table, name)[row])
     head = f"{_word(name, theirs)} instead of {_word(name, own, bare=True)}"
-    return _compared(chosen, report, plan, other, head=head, rest=_changes(chosen, table, row, name))
+    return compared(chosen, report, made, other, head=head, rest=_changes(chosen, table, row, name))
 
 
-def _compared(chosen: Design, report: Report, plan: Plan, other: Report, *, head: str, rest: str = "") -> str:
-    """`head` would take so much more of what the objective minimises, and on which line."""
+def compared(chosen: Design, report: Report, made: Design, other: Report, *, head: str, rest: str = "") -> str:
+    """What `made`, told in `head`, would take more of what the objective minimises than `chosen`, and on which line."""
     if chosen.job.objective is Objective.MEMORY:
         return f"{head} would need {format_bytes(other.peak_bytes)}, not {format_bytes(report.peak_bytes)}{rest}"
     ours, cost_of = (value.step_seconds * value.error_band[1] for value in (report, other))
     if chosen.job.objective is Objective.COST:
-        ours, cost_of = ours * chosen.plan.world_size, cost_of * plan.world_size
+        ours, cost_of = ours * chosen.plan.world_size, cost_of * made.plan.world_size
     change = cost_of / ours - 1.0
     if abs(change) < CLOSE:
         return f"{head} would take as long{rest}"

@@ -79,6 +79,11 @@ class Explorer:
     def priced(self) -> int:
         return sum(len(part) for part in self._prices)
 
+    @property
+    def fitting(self) -> int:
+        """Plans priced that fit."""
+        return sum(int(np.count_nonzero(part.fits & part.finite)) for part in self._prices)
+
     def scores(self) -> Floats:
         """What the objective minimises, of every row priced; infinite where nothing is known."""
         return self.score(self.table, self.prices)

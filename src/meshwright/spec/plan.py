@@ -212,6 +212,11 @@ class Plan:
         return places == sorted(places)
 
     @property
+    def is_placed(self) -> bool:
+        """Whether ranks lie on other devices than those of their numbers."""
+        return self.placement is not None and self.placement != tuple(range(self.world_size))
+
+    @property
     def world_size(self) -> int:
         product = 1
         for axis in self.axes:
@@ -266,6 +271,7 @@ class Plan:
         chunks += f"{self.schedule.slices} slices, " if self.schedule.slices > 1 else ""
         layout = " x ".join(parts) or "one device"
         layout += "" if self.has_usual_order else " from the outermost inwards"
+        layout += f" from device {self.placement[0]} on" if self.placement and self.is_placed else ""
         devices = "1 device" if self.world_size == 1 else f"{self.world_size} devices"
         count = self.schedule.microbatches
         steps = f"{count} microbatch{'' if count == 1 else 'es'} of {self.microbatch}"
