@@ -128,6 +128,8 @@ def test_a_design_takes_the_order_that_is_best_of_all(objective: Objective) -> N
     assert upper[0] <= min(report.step_seconds * report.error_band[1] for report in reports) * (1 + 1e-9)
     assert codec.decode(Design, codec.encode(decision.design), "design") == decision.design
     assert "from the outermost inwards" in decision.design.plan.describe()
+    last = max(span.start + span.seconds for span in cost.timeline(decision.design))
+    assert last == pytest.approx(decision.report.step_seconds, rel=1e-6)
 
 
 def turned(design: Design) -> Design:
