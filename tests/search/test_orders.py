@@ -118,13 +118,14 @@ def test_a_design_takes_the_order_that_is_best_of_all(objective: Objective) -> N
     assert upper[0] < 0.95 * upper[1]
     table = legal_space(model, cluster, job).table
     best = brute(table, model, cluster, job)
-    rivals = [
-        replace(decision.design, plan=replace(table, orders=(order,)).to_plan(row, **NAMES))
-        for row in np.flatnonzero(best < best.min() * 1.02)
+    rivals = {
+        (row, tuple(axis for axis in plan.axes if axis.size > 1)): replace(decision.design, plan=plan)
+        for row in np.flatnonzero(best < best.min() * 1.005)
         for order in permutations(DEFAULT_ORDER)
-    ]
-    reports = [cost.predict(rival) for rival in rivals if check(rival, scopes=LEGAL) == ()]
-    assert len(reports) > 10
+        for plan in [replace(table, orders=(order,)).to_plan(row, **NAMES)]
+    }
+    reports = [cost.predict(rival) for rival in rivals.values() if check(rival, scopes=LEGAL) == ()]
+    assert len(reports) > 4
     assert upper[0] <= min(report.step_seconds * report.error_band[1] for report in reports) * (1 + 1e-9)
     assert codec.decode(Design, codec.encode(decision.design), "design") == decision.design
     assert "from the outermost inwards" in decision.design.plan.describe()

@@ -21,7 +21,7 @@ from meshwright.spec.plan import AxisName
 Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 Order = tuple[AxisName, ...]
-ROWS = 2_000  # that are priced in other orders at the most
+ROWS = 2_000  # of the best in the usual order, that others are tried of
 SLACK = 1.01  # over the score without travel: closed forms of sliced schedules may be as much too long there
 WORTH = 1e-3  # of the score that another order must gain: the usual one is what all else knows
 
@@ -29,19 +29,18 @@ WORTH = 1e-3  # of the score that another order must gain: the usual one is what
 def reorder(found: Explorer, count: int, *, trainable: bool = False) -> None:
     """Adds to `found` its rows in the order of axes that is best for each, where that is not the usual one.
 
-    Only of rows that could be among the `count` best if no link took any time, at most ROWS of them, those first
-    that could be best. `trainable` leaves out what this runtime cannot train.
+    Only of the ROWS best those that could be among the `count` best if no link took any time. `trainable` leaves out
+    what this runtime cannot train.
     """
     table, fits = found.table, np.flatnonzero(found.prices.fits & found.prices.finite)
     if found.job.constraints.order != "any" or all_near(found.cluster) or not len(fits):
         return
     scores = found.scores()
-    limit = float(np.sort(scores[fits])[min(count, len(fits)) - 1])
-    fits = fits[(table.order[fits] == 0) & _several(table)[fits]]
+    fits = fits[np.argsort(scores[fits], kind="stable")]
+    limit = float(scores[fits[min(count, len(fits)) - 1]])
+    fits = fits[(table.order[fits] == 0) & _several(table)[fits]][:ROWS]
     free = _scored(found, table.take(fits), cluster=without_travel(found.cluster)) if len(fits) else scores[fits]
-    hopeful = np.flatnonzero(free < limit * SLACK)
-    rows = fits[hopeful[np.argsort(free[hopeful], kind="stable")]][:ROWS]
-    tried, at = other_orders(table, rows, cluster=found.cluster, trainable=trainable)
+    tried, at = other_orders(table, fits[free < limit * SLACK], cluster=found.cluster, trainable=trainable)
     if not len(tried):
         return
     prices = price(tried, model=found.model, cluster=found.cluster, job=found.job)
