@@ -181,6 +181,15 @@ def test_ranks_that_are_moved_are_refused(peer: Peer) -> None:
 
 
 @pytest.mark.parametrize("peer", Peer)
+def test_axes_in_another_order_are_refused(peer: Peer) -> None:
+    entry = design(pipeline=2, shard=4, sharding=ZERO1)
+    axes = {axis.name: axis for axis in entry.plan.axes if axis.size > 1}
+    turned = replace(entry, plan=replace(entry.plan, axes=tuple(reversed(axes.values()))))
+    with pytest.raises(NotExpressible, match=r"axes in this order; plan with --set constraints.order=usual"):
+        export(turned, to=peer)
+
+
+@pytest.mark.parametrize("peer", Peer)
 def test_what_is_lost_is_told(peer: Peer) -> None:
     lost = {line.name for line in export(design(sharding=ZERO2), to=peer).lines if line.verdict is Verdict.LOST}
     assert {"text and tokenizer", "weight decay", "document mask"} <= lost

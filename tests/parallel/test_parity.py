@@ -10,7 +10,7 @@ import pytest
 
 from meshwright.spec.job import OptimizerSpec
 from meshwright.spec.model import ModelSpec
-from meshwright.spec.plan import Design, Recompute, ScheduleKind, Sharding
+from meshwright.spec.plan import Axis, AxisName, Design, Recompute, ScheduleKind, Sharding
 from tests.parallel import parity_cases
 from tests.parallel.parity_cases import Outcome
 from tests.support import models
@@ -99,3 +99,22 @@ def test_every_kind_of_block_gives_what_one_device_gives(pool: Pool, kind: str, 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_block_does_so_in_every_layout(pool: Pool, kind: str, layout: Layout) -> None:
     check(pool, design(models.all_models()[kind], layout, z_loss=1e-3))
+
+
+ORDERS = (
+    (AxisName.SHARD, AxisName.PIPELINE, AxisName.TENSOR),
+    (AxisName.SHARD, AxisName.TENSOR, AxisName.PIPELINE),
+    (AxisName.REPLICATE, AxisName.PIPELINE, AxisName.SHARD),
+)
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=lambda order: "-".join(order))
+def test_a_pipeline_inside_other_axes_gives_what_one_device_gives(pool: Pool, order: tuple[AxisName, ...]) -> None:
+    """Every order that the runtime lays: the pipeline anywhere, and ranks moved to other devices."""
+    sizes = {name.value: 2 for name in order}
+    sharding = Sharding.PARAMETERS if AxisName.TENSOR in order else Sharding.OPTIMIZER
+    entry = design(MODEL, Layout(**sizes, sharding=sharding, batch=BATCH))
+    axes = tuple(Axis(name=name, size=2) for name in order)
+    placement = (4, 5, 6, 7, 0, 1, 2, 3)
+    check(pool, replace(entry, plan=replace(entry.plan, axes=axes)))
+    check(pool, replace(entry, plan=replace(entry.plan, axes=axes, placement=placement)))

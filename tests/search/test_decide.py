@@ -291,3 +291,70 @@ def test_no_plan_of_the_front_is_beaten_in_everything() -> None:
         for other in points:
             assert not (all(b <= a for a, b in zip(one, other, strict=True)) and max(other) < max(one) and other != one)
     assert {one.plan.world_size for one in decision.front} != {4}
+
+
+EIGHT = replace(
+    samples.device(),
+    peak_flops={Precision.BF16: 1e14, Precision.FP16: 1e14, Precision.FP32: 1e13, Precision.FP8: 2e14},
+    matrix={**samples.device().matrix, Precision.FP8: samples.device().matrix[Precision.BF16]},
+)
+BOXES = samples.cluster(samples.nodes(num_nodes=2, devices_per_node=2, of=EIGHT))
+
+
+def precise(**changes: Any) -> JobSpec:
+    return replace(samples.job(sequences=8), **changes)
+
+
+def test_of_several_precisions_the_best_is_taken_and_the_others_are_told() -> None:
+    job = precise(other_precisions=(Precision.FP8, Precision.FP32))
+    decision = search.design(LARGE, BOXES, job)
+    alone = {
+        kind: search.design(LARGE, BOXES, precise(precision=kind)).report
+        for kind in (Precision.BF16, Precision.FP8, Precision.FP32)
+    }
+    best = min(alone, key=lambda kind: alone[kind].step_seconds * alone[kind].error_band[1])
+    assert decision.design.plan.first_group.precision is best
+    assert decision.report.step_seconds == alone[best].step_seconds
+    told = [line for line in decision.why if "numerics differ" in line]
+    assert len(told) == 2
+    for kind, report in alone.items():
+        if kind is not best:
+            ratio = report.step_seconds * report.error_band[1]
+            ratio /= alone[best].step_seconds * alone[best].error_band[1]
+            said = next(line for line in told if line.startswith(f"{kind.value} instead of {best.value}"))
+            assert float(said.split("would take ")[1].split(" %")[0]) == pytest.approx(100 * (ratio - 1), abs=0.06)
+
+
+@pytest.mark.parametrize(
+    ("constraints", "left"),
+    [
+        (Constraints(fix={"precision": "fp32"}), {Precision.FP32}),
+        (Constraints(forbid=("precision=fp8",)), {Precision.BF16, Precision.FP16}),
+        (Constraints(forbid=("precision=bf16", "precision=fp16")), {Precision.FP8}),
+    ],
+)
+def test_constraints_choose_among_precisions(constraints: Constraints, left: set[Precision]) -> None:
+    job = precise(other_precisions=(Precision.FP8, Precision.FP16), constraints=constraints)
+    table = legal_space(samples.model(layers=2), BOXES, job).table
+    assert {tuple(Precision)[int(kind)] for kind in np.unique(table.precision)} == left
+
+
+def test_precisions_that_cannot_be_are_refused_by_name() -> None:
+    small = samples.model(layers=2)
+    with pytest.raises(ConfigError) as caught:
+        search.design(small, BOXES, precise(other_precisions=(Precision.FP8, Precision.NVFP4)))
+    (problem,) = caught.value.problems
+    assert (problem.where, problem.why) == ("job.other_precisions[1]", "rule precision-known")
+    assert problem.what == "device has no nvfp4 arithmetic"
+    assert "leave it out" in problem.fix
+    every = Constraints(forbid=("precision=bf16", "precision=fp8"))
+    with pytest.raises(ConfigError) as caught:
+        search.design(small, BOXES, precise(other_precisions=(Precision.FP8,), constraints=every))
+    assert [each.where for each in caught.value.problems] == ["job.precision", "job.other_precisions[0]"]
+    job = precise(other_precisions=(Precision.FP8,))
+    trained = search.design(small, BOXES, job, trainable=True)
+    assert trained.design.plan.first_group.precision is Precision.BF16
+    (refused,) = (entry for entry in trained.rejected if entry.rule == "runtime-precision")
+    assert "precision fp8" in refused.example
+    (problem,) = search.design(small, BOXES, precise(precision=Precision.FP8), trainable=True).predicts_only
+    assert "rule runtime-precision" in problem.why

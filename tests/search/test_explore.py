@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from meshwright.cost import PlanTable, fitting
-from meshwright.cost.table import column_names
+from meshwright.cost.table import PRECISIONS, column_names
 from meshwright.search.bound import Bounds, least_bytes
 from meshwright.search.choices import PLAN, SCHEDULE, SHARDING, Choices
 from meshwright.search.decide import legal_space
@@ -16,7 +16,7 @@ from meshwright.search.explore import SURE, Explorer
 from meshwright.search.ladder import Other
 from meshwright.search.prices import price
 from meshwright.search.product import Product
-from meshwright.spec.cluster import ClusterSpec, Link
+from meshwright.spec.cluster import ClusterSpec, Link, Precision
 from meshwright.spec.job import Constraints, JobSpec, Objective
 from meshwright.spec.model import ModelSpec
 from tests.search import search_samples as samples
@@ -39,6 +39,21 @@ CLUSTERS = {
 }
 
 
+SEVERAL = (Precision.FP8, Precision.FP32)
+PEAKS = {Precision.BF16: 1e14, Precision.FP8: 2e14, Precision.FP32: 1e13}
+QUICK, QUIETER = (
+    replace(
+        samples.device(name=name, speed=speed),
+        peak_flops={kind: peak * speed for kind, peak in PEAKS.items()},
+        matrix=dict.fromkeys(PEAKS, samples.device().matrix[Precision.BF16]),
+    )
+    for name, speed in (("quick", 1.0), ("quieter", 0.4))
+)
+MIXED = samples.cluster(
+    samples.nodes(devices_per_node=2, of=QUICK), samples.nodes(devices_per_node=2, of=QUIETER, site="b", host=HOST)
+)
+
+
 def asked(**changes: object) -> JobSpec:
     return replace(samples.job(sequences=8, constraints=Constraints(devices="any")), **changes)
 
@@ -46,7 +61,16 @@ def asked(**changes: object) -> JobSpec:
 @pytest.mark.parametrize("machines", CLUSTERS)
 @pytest.mark.parametrize("name", MODELS)
 def test_no_plan_beats_its_bound(name: str, machines: str) -> None:
-    model, cluster, job = MODELS[name], CLUSTERS[machines], asked()
+    hold(MODELS[name], CLUSTERS[machines], asked())
+
+
+@pytest.mark.parametrize("name", ["dense", "mixture"])
+def test_no_plan_beats_its_bound_whatever_its_precision(name: str) -> None:
+    hold(MODELS[name], MIXED, asked(other_precisions=SEVERAL))
+
+
+def hold(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> None:
+    """Checks the bounds of every plan of the job."""
     space = legal_space(model, cluster, job)
     bounds, every = Bounds(space, model=model, cluster=cluster, job=job), np.arange(len(space.keys))
     prices = price(space.table, model=model, cluster=cluster, job=job)
@@ -84,7 +108,17 @@ def plans_of(table: PlanTable, *, without: tuple[str, ...] = ()) -> list[tuple[i
 def test_a_search_that_stops_early_finds_the_same_best(name: str, objective: Objective, roomy: bool) -> None:
     """Every one of the best is found, but one that recomputes or offloads more than a like one that surely fits."""
     model, job = MODELS[name], asked(objective=objective)
-    cluster = CLUSTERS["one box"] if roomy else tight(model, job)
+    compare(model, CLUSTERS["one box"] if roomy else tight(model, job), job)
+
+
+@pytest.mark.parametrize("objective", list(Objective))
+def test_a_search_among_precisions_finds_the_best_of_all(objective: Objective) -> None:
+    compare(MODELS["dense"], MIXED, asked(objective=objective, other_precisions=SEVERAL))
+
+
+def compare(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> None:
+    """Checks that the 20 best of a search that stops early are those of all plans."""
+    objective = job.objective
     space = legal_space(model, cluster, job)
     whole = Explorer(space, model=model, cluster=cluster, job=job)
     early = Explorer(space, model=model, cluster=cluster, job=job, exhaustive=0)
@@ -106,6 +140,21 @@ def test_a_search_that_stops_early_finds_the_same_best(name: str, objective: Obj
             and early.prices.upper_seconds[other] <= whole.prices.upper_seconds[row]
         ]
         assert plan in set(known) or (lighter and objective is not Objective.MEMORY)
+
+
+def test_a_space_of_several_precisions_is_those_of_each() -> None:
+    """Plans, stages and prices are what a job of that precision alone has."""
+    model, job = MODELS["tied"], asked(other_precisions=SEVERAL)
+    joint = legal_space(model, MIXED, job)
+    prices = price(joint.table, model=model, cluster=MIXED, job=job)
+    for kind in (Precision.BF16, *SEVERAL):
+        alone = replace(job, precision=kind, other_precisions=())
+        table = legal_space(model, MIXED, alone).table
+        mine = joint.table.precision == PRECISIONS.index(kind)
+        own = price(table, model=model, cluster=MIXED, job=alone)
+        assert np.array_equal(prices.step_seconds[mine], own.step_seconds)
+        assert np.array_equal(prices.memory_bytes[mine], own.memory_bytes)
+    assert joint.count == 3 * len(table)
 
 
 def test_a_search_goes_on_where_it_stopped() -> None:

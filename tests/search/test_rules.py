@@ -33,11 +33,17 @@ from tests.search import search_samples as samples
 D = samples.design
 ANYWHERE = frozenset({Scope.PLAN, Scope.MEMORY})
 HALF = samples.job(sequences=16)
+FEWER = samples.job(constraints=Constraints(devices="any"))
 INTERLEAVED = Schedule(kind=ScheduleKind.INTERLEAVED, microbatches=8, chunks=2)
 
 
 def planned(design: Design, **fields: object) -> Design:
     return replace(design, plan=replace(design.plan, **fields))
+
+
+def turned(design: Design) -> Design:
+    """The design with its axes from the innermost outwards."""
+    return planned(design, axes=tuple(reversed(design.plan.axes)))
 
 
 def scheduled(design: Design, **fields: object) -> Design:
@@ -89,8 +95,14 @@ CASES = {
     ),
     "axes-order": Case(
         lambda: planned(D(), axes=D().plan.axes[:1] + D().plan.axes[2:]),
-        lambda: planned(D(), axes=tuple(reversed(D().plan.axes))),
-        "order them pipeline, replicate, shard, context, tensor",
+        lambda: turned(D(on=samples.cluster(samples.nodes(num_nodes=3, devices_per_node=3)), asked=FEWER)),
+        "what the order tensor, shard, pipeline costs is not known (an axis does not fill its nodes evenly; rule "
+        "axes-order); order them pipeline, replicate, shard, context, tensor",
+    ),
+    "runtime-order": Case(
+        lambda: planned(D(), axes=(*D().plan.axes[1:4], D().plan.axes[0], D().plan.axes[4])),
+        lambda: turned(D()),
+        "axes in the order tensor, shard, pipeline can be predicted and not trained yet",
     ),
     "world-fits": Case(
         D, lambda: D(shard=4, on=samples.cluster(samples.nodes(devices_per_node=4))), "16 ranks and the cluster has 4"

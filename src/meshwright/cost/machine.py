@@ -12,7 +12,7 @@ from meshwright.cost.layouts import Kind
 from meshwright.cost.links import lay_links
 from meshwright.cost.network import collective, send
 from meshwright.cost.overlap import Contention
-from meshwright.cost.placement import distinct, ring
+from meshwright.cost.placement import distinct, ring, strides
 from meshwright.cost.processor import Sharing, share
 from meshwright.cost.software import Software
 from meshwright.cost.states import StateBytes, state_bytes
@@ -109,7 +109,8 @@ def hops(
     """Seconds to send a microbatch's hidden features to the next stage: in a node, to another node, to another site."""
     size = state_bytes(table).compute * table.microbatch * job.sequence_length / table.context * model.width
     split = np.where(table.sequence_parallel | software.scatters_transfers, table.tensor, 1)
-    senders = np.minimum(group.devices_per_node, table.world / table.pipeline)
+    apart = strides(table)[AxisName.PIPELINE]
+    senders = np.minimum(float(group.devices_per_node), apart)
     near = send(group.inside, senders=senders, adapters=float(group.devices_per_node))
     far = send(group.nic, senders=senders, adapters=float(group.nics))
     gather = np.zeros(len(table))
@@ -121,6 +122,6 @@ def hops(
     beyond = cluster.wide_area
     wide = far.seconds(size / split) + gather
     if beyond is not None:
-        over = send(beyond, senders=table.world / table.pipeline, adapters=1.0)
+        over = send(beyond, senders=apart.astype(np.float64), adapters=1.0)
         wide = over.seconds(size / split) + gather
     return near.seconds(size / split) + gather, far.seconds(size / split) + gather, wide

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshwright.cost.work import PAIR, Exchanges, FloatArray, PartWork, Product, Sizes
+from meshwright.cost.work import PAIR, FloatArray, PartWork, Product, Sizes, TensorExchanges
 from meshwright.spec.model import (
     Attention,
     Block,
@@ -354,7 +354,7 @@ def _embedding(block: Embedding, sizes: Sizes) -> PartWork:
         traffic=(2.0 + (2.0 if block.positions else 0.0)) * hidden,
         backward_traffic=3.0 * hidden,
         kernels=2.0 + (1.0 if block.positions else 0.0),
-        exchanges=Exchanges(forward=1.0, scatters_forward=1.0, gathers_backward=1.0),
+        exchanges=TensorExchanges(forward=1.0, scatters_forward=1.0, gathers_backward=1.0),
     )
 
 
@@ -372,7 +372,7 @@ def _head(block: Head, sizes: Sizes) -> tuple[PartWork, ...]:
         traffic=m * v * forward,
         backward_traffic=m * v * backward,
         kernels=8.0 + (2.0 if block.softcap else 0.0),
-        exchanges=Exchanges(backward=1.0, gathers_forward=1.0, scatters_backward=1.0, small=3.0),
+        exchanges=TensorExchanges(backward=1.0, gathers_forward=1.0, scatters_backward=1.0, small=3.0),
     )
     return (*norms, head)
 

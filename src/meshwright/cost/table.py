@@ -280,11 +280,15 @@ class PlanTable:
 
     @classmethod
     def joined(cls, tables: Sequence[PlanTable]) -> PlanTable:
-        """The rows of all tables in order; every table's layouts are the first ones of the last table's."""
+        """The rows of all tables in order.
+
+        Every table's layouts are the first ones of the last table's, and its orders those of the longest list.
+        """
         columns: dict[str, Any] = {
             name: np.concatenate([getattr(table, name) for table in tables]) for name in column_names()
         }
-        return cls(**columns, layouts=tables[-1].layouts, orders=tables[-1].orders)
+        orders = max((table.orders for table in tables), key=len)
+        return cls(**columns, layouts=tables[-1].layouts, orders=orders)
 
     def with_used_layouts(self) -> PlanTable:
         """The same rows, their layouts without those that no row has."""

@@ -110,7 +110,7 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exchanges:
+class TensorExchanges:
     """Collectives over the tensor axis on one whole hidden activation, counted per pass.
 
     Without sequence parallel they are all-reduces; with it, all-gathers and reduce-scatters.
@@ -125,8 +125,8 @@ class Exchanges:
     small: float = 0.0
 
 
-NO_EXCHANGE = Exchanges()
-PAIR = Exchanges(
+NO_EXCHANGE = TensorExchanges()
+PAIR = TensorExchanges(
     forward=1.0,
     backward=1.0,
     gathers_forward=1.0,
@@ -159,7 +159,7 @@ class PartWork:
     traffic: FloatArray | float = 0.0
     backward_traffic: FloatArray | float = 0.0
     kernels: FloatArray | float = 0.0
-    exchanges: Exchanges = NO_EXCHANGE
+    exchanges: TensorExchanges = NO_EXCHANGE
     exchanged: FloatArray | float = 1.0
     closes: bool = False
     expert_parameters: FloatArray | float = 0.0

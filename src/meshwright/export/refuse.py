@@ -41,8 +41,9 @@ class Refusals:
 def refuse_everywhere(design: Design, refusals: Refusals) -> None:
     """What none of the peers can say: uneven machines, ranks moved from device to device, processors."""
     plan, groups = design.plan, design.cluster.groups
-    moved = plan.placement is not None and plan.placement != tuple(range(plan.world_size))
-    refusals.when(moved, "plan.placement", "which rank lies on which device", fix="plan without placement")
+    refusals.when(plan.is_placed, "plan.placement", "which rank lies on which device", fix="plan without placement")
+    turned = not plan.has_usual_order
+    refusals.when(turned, "plan.axes", "axes in this order", fix="plan with --set constraints.order=usual")
     shapes = {(group.devices_per_node, group.device.name) for group in groups}
     refusals.when(len(shapes) > 1, "cluster.groups", "nodes that differ", fix="plan on the nodes of one group")
     whole = plan.world_size <= groups[0].devices_per_node or plan.world_size % groups[0].devices_per_node == 0

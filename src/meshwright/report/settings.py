@@ -36,8 +36,22 @@ def settings(design: Design) -> tuple[Setting, ...]:
         ("gradients meet in", plan.gradients.precision.value),
         ("batch", _sequences(plan.batch)),
         ("axes, outermost first", " ".join(axis.name.value for axis in plan.axes if axis.size > 1) or _NONE),
+        ("devices of the ranks", _devices(plan)),
         ("blocks a stage", _blocks(plan)),
     )
+
+
+def _devices(plan: Plan) -> str:
+    """`as listed`, or runs of devices in the order of the ranks: `16 to 31, 0 to 15`."""
+    if plan.placement is None or not plan.is_placed:
+        return "as listed"
+    runs: list[list[int]] = []
+    for device in plan.placement:
+        if runs and device == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], device]
+        else:
+            runs.append([device])
+    return ", ".join(" to ".join(map(str, run)) for run in runs)
 
 
 def _context(plan: Plan) -> str:

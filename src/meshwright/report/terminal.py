@@ -67,10 +67,12 @@ def heading(value: Decision) -> Text:
 
 
 def layout_words(plan: Plan) -> str:
-    """`tensor 8 x pipeline 16 x shard 128`, axes from the innermost."""
-    names = (AxisName.TENSOR, AxisName.CONTEXT, AxisName.PIPELINE, AxisName.SHARD, AxisName.REPLICATE)
+    """`tensor 8 x pipeline 16 x shard 128`; axes in another order than the usual one from the innermost outwards."""
+    names = [AxisName.TENSOR, AxisName.CONTEXT, AxisName.PIPELINE, AxisName.SHARD, AxisName.REPLICATE]
+    if not plan.has_usual_order:
+        names = [axis.name for axis in reversed(plan.axes)]
     parts = [f"{name.value} {plan.size(name)}" for name in names if plan.size(name) > 1]
-    return " x ".join(parts) or "one device"
+    return (" x ".join(parts) or "one device") + ("" if plan.has_usual_order else " outwards")
 
 
 def setting_words(plan: Plan) -> str:
@@ -90,22 +92,23 @@ def setting_words(plan: Plan) -> str:
 
 
 def ranked(candidates: Sequence[Candidate], *, width: int) -> Table:
-    """The ranked plans, two lines each; narrow terminals show figures in pairs."""
+    """The ranked plans, two lines each; narrow terminals show figures in pairs. Precisions that differ are told."""
+    plans = [f"{layout_words(entry.plan)}\n{setting_words(entry.plan)}" for entry in candidates]
+    precisions = [entry.plan.first_group.precision.value for entry in candidates]
+    if len(set(precisions)) > 1:
+        plans = [f"{plan}, {precision}" for plan, precision in zip(plans, precisions, strict=True)]
     if width >= WIDE:
         names = ["step", "tokens/s", "MFU", "used GiB", "free", "bubble", "comm.", "time", "cost"]
         rows = table(columns=[("", "right"), ("plan", "left"), *((name, "right") for name in names)])
-        for place, entry in enumerate(candidates, 1):
-            plan = f"{layout_words(entry.plan)}\n{setting_words(entry.plan)}"
+        for place, (entry, plan) in enumerate(zip(candidates, plans, strict=True), 1):
             rows.add_row(str(place), plan, *_figures(entry), style=_style(place))
         return rows
     names = ["step", "tokens/s\nMFU", "GiB\nfree", "bubble\ncomm.", "time\ncost"]
     rows = table(columns=[("", "right"), ("plan", "left"), *((name, "right") for name in names)])
-    for place, entry in enumerate(candidates, 1):
+    for place, (entry, plan) in enumerate(zip(candidates, plans, strict=True), 1):
         step, speed, mfu, used, free, bubble, comm, time, cost = _figures(entry)
         cells = (step, f"{speed}\n{mfu}", f"{used}\n{free}", f"{bubble}\n{comm}", f"{time}\n{cost}")
-        rows.add_row(
-            str(place), f"{layout_words(entry.plan)}\n{setting_words(entry.plan)}", *cells, style=_style(place)
-        )
+        rows.add_row(str(place), plan, *cells, style=_style(place))
     return rows
 
 

@@ -241,9 +241,9 @@ def least_bytes(space: Space, *, model: ModelSpec) -> Floats:
     An equal share of the parameters, in the precision that multiplies, and of the moments unless they may be in the
     host's memory, divided over all ranks of a stage.
     """
-    sizes = state_bytes(PlanTable.build({"precision": space.precision}, layouts=(Layout((0, 1), (0,)),)))
+    sizes = state_bytes(PlanTable.build({"precision": space.frames["precision"]}, layouts=(Layout((0, 1), (0,)),)))
     may_leave = any((entry.columns["offload"] == _AWAY).any() for entry in space.inner.values())
-    each = float(sizes.compute[0]) + (0.0 if may_leave else MOMENTS * float(sizes.master[0]))
+    each = sizes.compute + (0.0 if may_leave else MOMENTS * sizes.master)
     frames = space.frames
     ranks = frames["tensor"] * frames["context"] * frames["data"] * frames["pipeline"]
     return np.asarray(model.parameters / ranks * each, dtype=np.float64)

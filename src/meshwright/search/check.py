@@ -7,6 +7,7 @@ from meshwright.search.context_rules import CONTEXT_RULES
 from meshwright.search.degree_rules import DEGREE_RULES
 from meshwright.search.layout_rules import LAYOUT_RULES
 from meshwright.search.memory_rule import MEMORY_RULES
+from meshwright.search.order_rules import ORDER_RULES
 from meshwright.search.rules import ALL_SCOPES, Rule, Scope, apply
 from meshwright.search.runtime_rules import RUNTIME_RULES
 from meshwright.spec.errors import Problem
@@ -14,6 +15,7 @@ from meshwright.spec.plan import Design
 
 RULES: tuple[Rule, ...] = (
     *LAYOUT_RULES,
+    *ORDER_RULES,
     *DEGREE_RULES,
     *CONTEXT_RULES,
     *CONSTRAINT_RULES,

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.cost import PlanTable
+from meshwright.cost.table import PRECISIONS
 from meshwright.search.space import Space
 
 Ids = npt.NDArray[np.int64]
@@ -67,7 +68,8 @@ class Choices:
             np.searchsorted(self._columns["key"][ends - 1], np.arange(len(keys) + 1)) for ends in self._ends
         ]
         self.frames = space.keys
-        self._layout = np.full(len(order), -1, dtype=np.int64)
+        self._layout = np.full((len(PRECISIONS), len(order)), -1, dtype=np.int64)
+        self._precisions = np.unique(space.frames["precision"]).tolist()
 
     def of(self, frames: Ids) -> Picked:
         """What the first step may pick in `frames`."""
@@ -101,10 +103,15 @@ class Choices:
         names = (name for name in self._columns if name not in ("key", "pipeline"))
         columns: dict[str, npt.ArrayLike] = {name: self._columns[name][rows] for name in names}
         columns |= {name: values[picked.frames] for name, values in self._space.frames.items() if name != "data"}
-        missing = np.unique(rows[self._layout[rows] < 0])
-        if len(missing):
-            self._layout[missing] = self._space.layouts_of({n: self._columns[n][missing] for n in self._columns})
-        columns["layout"], columns["precision"] = self._layout[rows], self._space.precision
+        precision = self._space.frames["precision"][picked.frames]
+        for kind in self._precisions:
+            mine = rows if len(self._precisions) == 1 else rows[precision == kind]
+            missing = np.unique(mine[self._layout[kind, mine] < 0])
+            if len(missing):
+                alike = {name: values[missing] for name, values in self._columns.items()}
+                alike["precision"] = np.full(len(missing), kind)
+                self._layout[kind, missing] = self._space.layouts_of(alike)
+        columns["layout"] = self._layout[precision, rows]
         return PlanTable.build(columns, layouts=tuple(self._space.made))
 
 

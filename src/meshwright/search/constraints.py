@@ -46,6 +46,7 @@ UNUSED: Mapping[str, Value] = {
     "offload": Offload.NONE.value,
     "sequence_parallel": "off",
 }
+CHOICES: Mapping[str, tuple[str, ...]] = {"devices": ("all", "any"), "order": ("any", "usual")}
 MOST_DIGITS = 6  # of a degree or a count: the product of three stays a 64-bit whole number
 
 
@@ -88,9 +89,11 @@ def limits(constraints: Constraints) -> Limits:
             problems.append(Problem(where=where, what=f"every plan has a {name}", fix=f"write {name}=VALUE"))
         value = _read(name, raw, where=where, problems=problems) if equals or name not in COLUMNS else None
         forbidden.append((name, value))
-    if constraints.devices not in ("all", "any"):
-        where = "job.constraints.devices"
-        problems.append(Problem(where=where, what=f"{constraints.devices!r} is not a choice", fix="choose all or any"))
+    for field, choices in CHOICES.items():
+        chosen = getattr(constraints, field)
+        if chosen not in choices:
+            fix = f"choose {' or '.join(choices)}"
+            problems.append(Problem(where=f"job.constraints.{field}", what=f"{chosen!r} is not a choice", fix=fix))
     if not problems:
         problems.extend(_contradictions(fixed, tuple(forbidden)))
     if problems:
@@ -145,6 +148,11 @@ def keeps_constraints(design: Design) -> Problem | None:
             if refusal:
                 what = f"refused by {refusal}"
                 return Problem(where=f"plan ({column} {value})", what=what, fix="change one of the two")
+    plan, held = design.plan, design.job.constraints.order == "usual"
+    if held and (plan.is_placed or not plan.has_usual_order):
+        where = "plan.placement" if plan.is_placed else "plan.axes"
+        what = "an order that is not the usual one is refused by job.constraints.order"
+        return Problem(where=where, what=what, fix="change one of the two")
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -11,19 +12,22 @@ import numpy as np
 from meshwright import cost
 from meshwright.cost import Layout, PlanTable
 from meshwright.cost.table import column_names
+from meshwright.search.arrangements import Arrangement, arrangements, placed
 from meshwright.search.candidate import Candidate, Decision, candidate
 from meshwright.search.check import check
-from meshwright.search.constraints import keeps_constraints, limits
-from meshwright.search.explain import rejected_for_memory, why
+from meshwright.search.constraints import keeps_constraints
+from meshwright.search.explain import compared, rejected_for_memory, why
 from meshwright.search.explore import LEAST_LIKELY, Explorer
-from meshwright.search.job_rules import check_job
+from meshwright.search.job_rules import allowed_precisions, check_job
 from meshwright.search.lighten import lightened
 from meshwright.search.misses import nothing_fits, nothing_legal
+from meshwright.search.orders import WORTH, reorder
 from meshwright.search.pareto import pareto
+from meshwright.search.product import Rejection
 from meshwright.search.rules import Scope
 from meshwright.search.space import Space, enumerate_plans
 from meshwright.search.stages import balanced_stages
-from meshwright.spec.cluster import ClusterSpec, Precision
+from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.errors import NoPlanFits
 from meshwright.spec.job import JobSpec, Objective
 from meshwright.spec.model import ModelSpec
@@ -35,6 +39,7 @@ MOST = 3  # times as many plans as are asked for are laid out again at the most
 WEIGHED = 1_000_000  # plans weighed again where those laid out again turn out slower than they promised
 FRONT = 8  # plans of the front that are shown
 REACH = 2.0  # how much slower than the fastest a plan of the front may be
+Entry = tuple[Design, Report]
 RUNTIME = frozenset({Scope.RUNTIME})
 
 
@@ -47,33 +52,85 @@ def design(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, top: int = 1
     fits or none is legal.
     """
     started = time.perf_counter()
-    found = explored(model, cluster, job, trainable=trainable, count=top)
-    if not found.space.count:
-        raise NoPlanFits(nothing_legal(model, cluster, job, found.space, listed=legal_space))
-    if not (found.prices.fits & found.prices.finite).any():
-        raise NoPlanFits(nothing_fits(model, cluster, job, found, explored=explored))
-    refined, settled = best_refined(found, top)
+    found = [
+        (each, explored(model, each.cluster, job, trainable=trainable, count=top))
+        for each in arrangements(cluster, job)
+    ]
+    tried = [_tried(each, one, top, trainable=trainable) for each, one in found if one.fitting]
+    if not tried:
+        listed = found[0][1]
+        if not listed.space.count:
+            raise NoPlanFits(nothing_legal(model, cluster, job, listed.space, listed=legal_space))
+        raise NoPlanFits(nothing_fits(model, cluster, job, listed, explored=explored))
+    kept = _worthwhile(tried, job.objective)
+    best = min(kept, key=lambda entry: _order(entry.refined[0], job.objective))
+    refined = sorted(
+        (entry for each in kept for entry in each.placed(each.refined, cluster)),
+        key=lambda entry: _order(entry, job.objective),
+    )
     chosen, report = refined[0]
-    reasons = why(chosen, report, found)
-    costs = found.prices
     return Decision(
         design=chosen,
         report=report,
         ranked=tuple(candidate(entry.plan, figures) for entry, figures in refined[:top]),
-        rejected=(*rejected_for_memory(found.table, costs, hopeless=found.hopeless), *found.space.rejected),
-        why=reasons,
-        front=front(found, model=model, cluster=cluster, job=job),
-        considered=found.space.count,
-        priced=found.priced,
-        fitting=int(np.count_nonzero(costs.fits & costs.finite)),
+        rejected=best.rejected,
+        why=(*why(*best.refined[0], best.found), *_why_placed(best, tried[0])),
+        front=_joint([each.placed(front(each.found), cluster) for each in kept]),
+        considered=sum(one.space.count for _, one in found),
+        priced=sum(one.priced for _, one in found),
+        fitting=sum(one.fitting for _, one in found),
         seconds=time.perf_counter() - started,
         predicts_only=check(chosen, scopes=RUNTIME),
         refined=len(refined),
-        settled=settled,
+        settled=all(each.settled for each in kept),
     )
 
 
-def best_refined(found: Explorer, count: int) -> tuple[list[tuple[Design, Report]], bool]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tried:
+    """What the search found with the machines in one order: the best laid out again, and whether no other is."""
+
+    arrangement: Arrangement
+    found: Explorer
+    refined: list[Entry]
+    settled: bool
+
+    def placed(self, entries: Sequence[Entry], cluster: ClusterSpec) -> list[Entry]:
+        """`entries` on the devices of `cluster` as it is listed."""
+        found = (placed(entry, self.arrangement, cluster) for entry in entries)
+        return [entry for entry in found if entry is not None]
+
+    @property
+    def rejected(self) -> tuple[Rejection, ...]:
+        found = self.found
+        memory = rejected_for_memory(found.table, found.prices, hopeless=found.hopeless)
+        return (*memory, *found.space.rejected)
+
+
+def _tried(arrangement: Arrangement, found: Explorer, top: int, *, trainable: bool) -> _Tried:
+    reorder(found, top, trainable=trainable)
+    refined, settled = best_refined(found, top)
+    return _Tried(arrangement=arrangement, found=found, refined=refined, settled=settled)
+
+
+def _worthwhile(tried: Sequence[_Tried], objective: Objective) -> list[_Tried]:
+    """The first, and those whose best plan is better by WORTH: machines stay as they are listed for less."""
+    limit = _value(tried[0].refined[0], objective) * (1.0 - WORTH)
+    return [tried[0], *(each for each in tried[1:] if _value(each.refined[0], objective) < limit)]
+
+
+def _why_placed(best: _Tried, listed: _Tried) -> tuple[str, ...]:
+    """What the machines as they are listed would cost, where the ranks are placed on them in another order."""
+    if best.arrangement.is_listed:
+        return ()
+    names = ", ".join(group.name for group in best.arrangement.cluster.groups)
+    if not listed.arrangement.is_listed:
+        return (f"machines in the order {names}: with those of the cluster as they are listed no plan fits",)
+    head = f"machines as they are listed instead of in the order {names}"
+    return (compared(*best.refined[0], *listed.refined[0], head=head),)
+
+
+def best_refined(found: Explorer, count: int) -> tuple[list[Entry], bool]:
     """Plans laid out again, best first, and whether no other can be among the `count` best.
 
     Plans are taken in the order of their scores until the next promises no more than the `count` best reach; a score
@@ -81,7 +138,7 @@ def best_refined(found: Explorer, count: int) -> tuple[list[tuple[Design, Report
     MOST times `count` are.
     """
     model, cluster, job = found.model, found.cluster, found.job
-    done: dict[int, tuple[Design, Report]] = {}
+    done: dict[int, Entry] = {}
     limit, settled = float("inf"), True
     while len(done) <= MOST * count:
         row = _next(found, done, limit)
@@ -118,15 +175,14 @@ def explored(
 
 def legal_space(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, trainable: bool = False) -> Space:
     """Every legal plan, with stages balanced by the cost model's block times; nothing is priced."""
-    precision = Precision(str(limits(job.constraints).fixed.get("precision", job.precision.value)))
-    check_job(model, cluster, job, precision=precision)
-    boundaries = balanced_stages(model, cluster, job, precision=precision)
+    check_job(model, cluster, job)
+    boundaries = {kind: balanced_stages(model, cluster, job, precision=kind) for kind in allowed_precisions(job)}
     return enumerate_plans(model, cluster, job, boundaries=boundaries, trainable=trainable)
 
 
 def refine(
     table: PlanTable, rows: Sequence[int], *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec
-) -> list[tuple[Design, Report]]:
+) -> list[Entry]:
     """The designs of `rows` and their reports, best first.
 
     A pipelined row is also tried with stages balanced for its own tensor degree and microbatch, and one that computes
@@ -146,7 +202,7 @@ def refine(
     return sorted(found, key=lambda entry: _order(entry, job.objective))
 
 
-def front(found: Explorer, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> tuple[Candidate, ...]:
+def front(found: Explorer) -> list[Entry]:
     """Plans among those priced that none beats in time, memory and devices at once, the fastest first, at most FRONT.
 
     Price and energy are devices times time, so that a plan that is least in either is among them. Of many, those that
@@ -159,11 +215,22 @@ def front(found: Explorer, *, model: ModelSpec, cluster: ClusterSpec, job: JobSp
     rows = np.flatnonzero(mask)
     rows = rows[np.lexsort((prices.memory_bytes[rows], prices.upper_seconds[rows]))]
     picked = rows[np.unique(np.linspace(0, len(rows) - 1, min(FRONT, len(rows))).round().astype(np.int64))]
-    priced = (_priced(table.take([int(row)]), model=model, cluster=cluster, job=job) for row in picked)
-    return tuple(candidate(made.plan, report) for made, report in priced)
+    model, cluster, job = found.model, found.cluster, found.job
+    return [_priced(table.take([int(row)]), model=model, cluster=cluster, job=job) for row in picked]
 
 
-def _order(entry: tuple[Design, Report], objective: Objective) -> tuple[bool, float, float]:
+def _joint(fronts: Sequence[Sequence[Entry]]) -> tuple[Candidate, ...]:
+    """Of fronts of machines in several orders what none of them beats, the fastest first."""
+    found = [candidate(made.plan, report) for entries in fronts for made, report in entries]
+    if len(fronts) == 1:
+        return tuple(found)
+    upper = np.array([entry.step_seconds * entry.error_band[1] for entry in found])
+    held = np.array([entry.peak_bytes for entry in found])
+    mask = pareto(upper, held, np.array([float(entry.plan.world_size) for entry in found]))
+    return tuple(found[row] for row in np.argsort(upper, kind="stable") if mask[row])[:FRONT]
+
+
+def _order(entry: Entry, objective: Objective) -> tuple[bool, float, float]:
     """Plans that fit come first, then what the objective minimises."""
     plan, report = entry[0].plan, entry[1]
     return not report.fits, minimised(plan, report, objective), report.step_seconds * report.error_band[1]
@@ -184,13 +251,13 @@ def minimised(plan: Plan, report: Report, objective: Objective) -> float:
     }[objective]
 
 
-def _value(entry: tuple[Design, Report], objective: Objective) -> float:
+def _value(entry: Entry, objective: Objective) -> float:
     """What the objective minimises; infinite where the plan does not fit."""
     misses, value, _ = _order(entry, objective)
     return float("inf") if misses else value
 
 
-def _priced(one: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> tuple[Design, Report]:
+def _priced(one: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> Entry:
     plan = one.to_plan(0, model=model.name, cluster=cluster.name, sequence_length=job.sequence_length)
     made = Design(model=model, cluster=cluster, job=job, plan=plan)
     return made, cost.predict(made)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
 import numpy as np
 
 from meshwright import cost
 from meshwright.cost import PlanTable
-from meshwright.cost.table import OFFLOADS, RECOMPUTES, SCHEDULES, SHARDINGS
+from meshwright.cost.table import OFFLOADS, PRECISIONS, RECOMPUTES, SCHEDULES, SHARDINGS
 from meshwright.search.explore import Explorer
 from meshwright.search.ladder import Other
 from meshwright.search.prices import Prices
 from meshwright.search.product import Rejection
 from meshwright.spec.job import Objective
-from meshwright.spec.plan import Design, Recompute, Sharding
+from meshwright.spec.plan import AxisName, Design, Recompute, Sharding
 from meshwright.spec.report import LineName, Report, diff
 from meshwright.spec.units import format_bytes, format_percent
 
 DIMENSIONS = (
+    "precision",
     "tensor",
     "pipeline",
     "context",
@@ -36,20 +40,18 @@ MOST = 20_000  # plans weighed for one line: beyond it the line says what it has
 def why(chosen: Design, report: Report, found: Explorer) -> tuple[str, ...]:
     """One line for every dimension: what the best plan with another value of it would cost, and where.
 
-    Alternatives are free in every other dimension, so that a line says what the dimension is worth and not what one
-    careless change would do. Frames that may hold a better alternative are priced first.
+    Of precisions, which change the numerics, there is one line for every other that the job allows. Alternatives are
+    free in every other dimension, so that a line says what the dimension is worth and not what one careless change
+    would do. Frames that may hold a better alternative are priced first.
     """
     lines: list[str] = []
     own = {name: _value_of(chosen, name) for name in DIMENSIONS}
     told: set[tuple[int, ...]] = set()
-    for name in DIMENSIONS:
-        values = _values(found, name)
-        if len(values) == 1 or (name == "offload" and own[name] == 0):
-            continue
-        proven = _settle(found, name, own[name])
-        row = _best_other(found, name, own[name])
+    for name, others in _asked(found, own):
+        proven = _settle(found, name, others, own=own[name])
+        row = _best_other(found, name, others)
         if row is None:
-            tried = " or ".join(_word(name, value) for value in values if value != own[name])
+            tried = " or ".join(_word(name, value) for value in others)
             lines.append(f"{_word(name, own[name])}: no plan with {tried} {'fits' if proven else 'was seen to fit'}")
             continue
         table = found.table.take([row])
@@ -57,7 +59,19 @@ def why(chosen: Design, report: Report, found: Explorer) -> tuple[str, ...]:
         if key not in told:
             told.add(key)
             lines.append(_line(chosen, report, found, row, name=name, own=own[name]))
-    return tuple(lines)
+    return (*lines, *_order(chosen, report))
+
+
+def _order(chosen: Design, report: Report) -> Iterator[str]:
+    """What the same plan with its axes in the usual order would cost, where they are in another."""
+    plan = chosen.plan
+    if plan.has_usual_order:
+        return
+    usual = replace(plan, axes=tuple(sorted(plan.axes, key=lambda axis: list(AxisName).index(axis.name))))
+    named = " x ".join(f"{axis.name.value} {axis.size}" for axis in usual.axes if axis.size > 1)
+    turned = replace(chosen, plan=usual)
+    other = cost.predict(turned)
+    yield compared(chosen, report, turned, other, head=f"{named}, the usual order of axes, instead of this one")
 
 
 def _values(found: Explorer, name: str) -> list[int]:
@@ -68,13 +82,23 @@ def _values(found: Explorer, name: str) -> list[int]:
     return sorted({int(value) for entry in found.space.inner.values() for value in np.unique(entry.columns[name])})
 
 
-def _settle(found: Explorer, name: str, own: int) -> bool:
-    """Prices what may hold a better plan with another value; False where that would be too much."""
+def _asked(found: Explorer, own: Mapping[str, int]) -> Iterator[tuple[str, list[int]]]:
+    """Dimensions with the values other than `own` that one line is of."""
+    for name in DIMENSIONS:
+        others = [value for value in _values(found, name) if value != own[name]]
+        if name == "precision":
+            yield from ((name, [value]) for value in others)
+        elif others and not (name == "offload" and own[name] == 0):
+            yield name, others
+
+
+def _settle(found: Explorer, name: str, others: Sequence[int], *, own: int) -> bool:
+    """Prices what may hold a better plan with one of `others`; False where that would be too much."""
     frames = found.space.frames
-    among = frames[name] != own if name in frames else None
+    among = np.isin(frames[name], others) if name in frames else None
 
     def best() -> float:
-        row = _best_other(found, name, own)
+        row = _best_other(found, name, others)
         return float("inf") if row is None else float(found.scores()[row])
 
     if name not in ("recompute", "offload") and best() <= found.settled:
@@ -82,9 +106,9 @@ def _settle(found: Explorer, name: str, own: int) -> bool:
     return found.until(best, among=among, other=Other(column=name, value=own), most=MOST)
 
 
-def _best_other(found: Explorer, name: str, own: int) -> int | None:
-    """The best row that fits with another value of the dimension; None where none was priced."""
-    score = np.where((getattr(found.table, name) != own) & found.prices.fits, found.scores(), np.inf)
+def _best_other(found: Explorer, name: str, others: Sequence[int]) -> int | None:
+    """The best row that fits with one of `others`, values of the dimension; None where none was priced."""
+    score = np.where(np.isin(getattr(found.table, name), others) & found.prices.fits, found.scores(), np.inf)
     row = int(np.argmin(score))
     return row if np.isfinite(score[row]) else None
 
@@ -97,22 +121,28 @@ def _line(chosen: Design, report: Report, found: Explorer, row: int, *, name: st
     alike = (column == column[row]) & ~prices.fits
     best = float(np.min(scores[prices.fits]))
     missed = float(np.min(scores[alike], initial=np.inf)) < best
-    return f"{line}; one that does not fit would be better than this plan" if missed else line
+    line = f"{line}; one that does not fit would be better than this plan" if missed else line
+    return f"{line}; numerics differ between them" if name == "precision" else line
 
 
 def _against(chosen: Design, report: Report, table: PlanTable, row: int, *, name: str, own: int) -> str:
     plan = table.to_plan(
         row, model=chosen.model.name, cluster=chosen.cluster.name, sequence_length=chosen.job.sequence_length
     )
-    other = cost.predict(Design(model=chosen.model, cluster=chosen.cluster, job=chosen.job, plan=plan))
+    made = replace(chosen, plan=plan)
+    other = cost.predict(made)
     theirs = int(getattr(table, name)[row])
     head = f"{_word(name, theirs)} instead of {_word(name, own, bare=True)}"
-    rest = _changes(chosen, table, row, name)
+    return compared(chosen, report, made, other, head=head, rest=_changes(chosen, table, row, name))
+
+
+def compared(chosen: Design, report: Report, made: Design, other: Report, *, head: str, rest: str = "") -> str:
+    """What `made`, told in `head`, would take more of what the objective minimises than `chosen`, and on which line."""
     if chosen.job.objective is Objective.MEMORY:
         return f"{head} would need {format_bytes(other.peak_bytes)}, not {format_bytes(report.peak_bytes)}{rest}"
     ours, cost_of = (value.step_seconds * value.error_band[1] for value in (report, other))
     if chosen.job.objective is Objective.COST:
-        ours, cost_of = ours * chosen.plan.world_size, cost_of * plan.world_size
+        ours, cost_of = ours * chosen.plan.world_size, cost_of * made.plan.world_size
     change = cost_of / ours - 1.0
     if abs(change) < CLOSE:
         return f"{head} would take as long{rest}"
@@ -142,6 +172,7 @@ def _changes(chosen: Design, table: PlanTable, row: int, name: str) -> str:
     others = [other for other in DIMENSIONS if other != name]
     changed = [other for other in others if int(getattr(table, other)[row]) != _value_of(chosen, other)]
     words = [_word(other, int(getattr(table, other)[row])) for other in changed[:3]]
+    words += ["its axes in another order"] if table.order[row] and chosen.plan.has_usual_order else []
     return f" (with {' and '.join(words)})" if words else ""
 
 
@@ -177,6 +208,7 @@ def row_words(table: PlanTable, row: int) -> str:
 def _value_of(chosen: Design, name: str) -> int:
     plan, group = chosen.plan, chosen.plan.first_group
     return {
+        "precision": PRECISIONS.index(group.precision),
         "tensor": plan.tensor,
         "pipeline": plan.pipeline,
         "context": plan.context,
@@ -200,6 +232,8 @@ def _word(name: str, value: int, *, bare: bool = False) -> str:
         return "no offload" if not value else f"{OFFLOADS[value].value} offloaded"
     if name == "expert" and not value:
         return "no grid of experts"
+    if name == "precision":
+        return PRECISIONS[value].value
     if name == "schedule":
         return SCHEDULES[value].value
     if name == "sequence_parallel":

@@ -79,11 +79,16 @@ class Explorer:
     def priced(self) -> int:
         return sum(len(part) for part in self._prices)
 
+    @property
+    def fitting(self) -> int:
+        """Plans priced that fit."""
+        return sum(int(np.count_nonzero(part.fits & part.finite)) for part in self._prices)
+
     def scores(self) -> Floats:
         """What the objective minimises, of every row priced; infinite where nothing is known."""
-        return self._score(self.table, self.prices)
+        return self.score(self.table, self.prices)
 
-    def _score(self, table: PlanTable, prices: Prices) -> Floats:
+    def score(self, table: PlanTable, prices: Prices) -> Floats:
         """Seconds of a step or device-seconds at the cautious end of their interval, or bytes at the peak.
 
         Seconds are over the probability of fitting: a plan that fits half the time is tried, and given up, as often as
@@ -175,11 +180,15 @@ class Explorer:
         if not len(table):
             return np.zeros(0, dtype=np.bool_)
         prices = price(table, model=self.model, cluster=self.cluster, job=self.job)
+        self.add(table, prices)
+        return np.asarray(prices.fits & (prices.fit_probability >= SURE), dtype=np.bool_)
+
+    def add(self, table: PlanTable, prices: Prices) -> None:
+        """Keeps rows and what was found to be their prices."""
         self._tables.append(table)
         self._prices.append(prices)
-        fitting = self._score(table, prices)[prices.fits]
+        fitting = self.score(table, prices)[prices.fits]
         self._best = np.sort(np.concatenate([self._best, fitting]))[:KEPT]
-        return np.asarray(prices.fits & (prices.fit_probability >= SURE), dtype=np.bool_)
 
     def _at(self, count: int) -> float:
         """The score of the `count`-th best plan that fits; infinite while there are fewer."""

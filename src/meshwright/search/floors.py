@@ -42,8 +42,10 @@ class Floors:
         if self._bytes_count:
             return least_bytes(self._space, model=self._model)
         frames = self._space.frames
-        columns: dict[str, npt.ArrayLike] = {name: frames[name] for name in ("tensor", "context", "pipeline")}
-        columns |= {"replicate": frames["data"], "precision": self._space.precision}
+        columns: dict[str, npt.ArrayLike] = {
+            name: frames[name] for name in ("tensor", "context", "pipeline", "precision")
+        }
+        columns["replicate"] = frames["data"]
         return self._score(PlanTable.build(columns, layouts=()), self._bounds.frames())
 
     def shared(self, table: PlanTable, frames: Ids) -> Floats:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from meshwright.search.constraints import limits
 from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec
 
 
-def check_job(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, precision: Precision) -> None:
+def check_job(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> None:
     """Raises ConfigError for what no choice of plan can mend."""
     problems = []
     if job.sequence_length < 1 or job.batch_tokens < job.sequence_length or job.batch_tokens % job.sequence_length:
@@ -22,9 +23,38 @@ def check_job(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, precision
         what = f"{job.sequence_length:,} is more than the {positions:,} positions the model has learned"
         fix = f"choose {positions} or less"
         problems.append(Problem(where="job.sequence_length", what=what, why="rule sequence-fits-positions", fix=fix))
-    problems += _precision_problems(cluster, job, precision)
+    for precision in allowed_precisions(job):
+        problems += _precision_problems(cluster, job, precision)
     if problems:
         raise ConfigError(problems)
+
+
+def allowed_precisions(job: JobSpec) -> tuple[Precision, ...]:
+    """The precision that the job fixes, or its own and the others that it allows, without those that it forbids.
+
+    Raises ConfigError where it forbids them all.
+    """
+    asked = limits(job.constraints)
+    named = dict.fromkeys((job.precision, *job.other_precisions))
+    if "precision" in asked.fixed:
+        named = dict.fromkeys([Precision(str(asked.fixed["precision"]))])
+    refusals = {kind: asked.refusal("precision", kind.value) for kind in named}
+    found = tuple(kind for kind, refusal in refusals.items() if refusal is None)
+    if found:
+        return found
+    raise ConfigError(
+        Problem(where=_field(job, kind), what=f"{kind.value} is forbidden by {refusal}")
+        for kind, refusal in refusals.items()
+    )
+
+
+def _field(job: JobSpec, precision: Precision) -> str:
+    """Where the job names `precision`."""
+    if "precision" in job.constraints.fix:
+        return "job.constraints.fix.precision"
+    if precision is job.precision:
+        return "job.precision"
+    return f"job.other_precisions[{job.other_precisions.index(precision)}]"
 
 
 def _precision_problems(cluster: ClusterSpec, job: JobSpec, precision: Precision) -> list[Problem]:
@@ -33,12 +63,15 @@ def _precision_problems(cluster: ClusterSpec, job: JobSpec, precision: Precision
     first = cluster.groups[0].device.peak_flops
     common = [kind for kind in first if all(device.peak_flops.get(kind) for device in devices.values())]
     common.sort(key=lambda kind: -first[kind])
-    field_name = "constraints.fix.precision" if "precision" in job.constraints.fix else "precision"
+    where = _field(job, precision)
     others = f" (or {', '.join(kind.value for kind in common[1:])})" if common[1:] else ""
-    fix = f"--set {field_name}={common[0].value}{others}" if common else "choose devices with a precision in common"
+    fix = f"--set {where.removeprefix('job.')}={common[0].value}{others}"
+    if where.startswith("job.other_precisions"):
+        fix = f"leave it out, or choose {', '.join(kind.value for kind in common)}"
+    fix = fix if common else "choose devices with a precision in common"
     return [
         Problem(
-            where=f"job.{field_name}",
+            where=where,
             what=f"{name} has no {precision.value} arithmetic",
             why="rule precision-known",
             fix=fix,

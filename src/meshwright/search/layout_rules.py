@@ -7,7 +7,7 @@ from collections import Counter
 from meshwright.schedule.build import V_SHAPES, placement
 from meshwright.search.rules import Rule, Scope
 from meshwright.spec.errors import Problem
-from meshwright.spec.plan import AxisName, Design
+from meshwright.spec.plan import Design
 
 
 def answers_design(design: Design) -> Problem | None:
@@ -37,17 +37,6 @@ def axes_once(design: Design) -> Problem | None:
         if axis.size < 1:
             return Problem(where=f"plan.axes[{index}].size", what=f"{axis.size} is not a size", fix="choose 1 or more")
     return None
-
-
-def axes_order(design: Design) -> Problem | None:
-    """Pipeline is outermost and tensor innermost, so that the busiest groups sit on the nearest devices."""
-    order = list(AxisName)
-    places = [order.index(axis.name) for axis in design.plan.axes]
-    if places == sorted(places):
-        return None
-    names = ", ".join(axis.name.value for axis in design.plan.axes)
-    known = ", ".join(name.value for name in order)
-    return Problem(where="plan.axes", what=f"the order {names} is not known", fix=f"order them {known}")
 
 
 def world_fits(design: Design) -> Problem | None:
@@ -204,7 +193,6 @@ def groups_uniform(design: Design) -> Problem | None:
 LAYOUT_RULES = (
     Rule(name="answers-design", scope=Scope.PLAN, check=answers_design),
     Rule(name="axes-once", scope=Scope.PLAN, check=axes_once),
-    Rule(name="axes-order", scope=Scope.PLAN, check=axes_order),
     Rule(name="world-fits", scope=Scope.PLAN, check=world_fits),
     Rule(name="world-is-whole", scope=Scope.PLAN, check=world_is_whole),
     Rule(name="placement-permutes", scope=Scope.PLAN, check=placement_permutes),

@@ -26,7 +26,7 @@ from meshwright.spec.plan import Offload, Sharding
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
-DIVIDES = ("tensor", "sequence_parallel", "context", "inner", "exchange", "expert", "expert_tensor")
+SETTINGS = ("tensor", "sequence_parallel", "context", "inner", "exchange", "expert", "expert_tensor", "precision")
 _KEPT_AWAY = OFFLOADS.index(Offload.ACTIVATIONS)
 _WAYS = len(RECOMPUTES) * 4
 _MANY = 1 << 20  # sequences of a microbatch beside which no launch and no latency counts
@@ -67,8 +67,8 @@ class BlockLeast:
 
 
 class Least:
-    """Blocks of `kinds` under every setting of a space: how a layer is divided, the microbatch, what is computed again,
-    whether activations are away, and whether anything is sharded.
+    """Blocks of `kinds` under every setting of a space: how a layer is divided, the precision, the microbatch, what is
+    computed again, whether activations are away, and whether anything is sharded.
 
     Of unlike machines the least of each figure, on as few devices as hold one microbatch: more are never faster.
     """
@@ -76,11 +76,11 @@ class Least:
     def __init__(
         self, space: Space, *, kinds: Sequence[Kind], model: ModelSpec, cluster: ClusterSpec, job: JobSpec
     ) -> None:
-        codes = np.stack([space.frames[name] for name in DIVIDES], axis=1)
+        codes = np.stack([space.frames[name] for name in SETTINGS], axis=1)
         self._settings, which = np.unique(codes, axis=0, return_inverse=True)
         self.setting: Ids = which.reshape(-1)
         self._sizes = np.array(divisors(job.batch_sequences))
-        self._kinds, self._precision = kinds, space.precision
+        self._kinds = kinds
         self._model, self._cluster, self._job = model, cluster, job
         again, away = space.rungs
         leaves = sorted({int(value == _KEPT_AWAY) for value in away})
@@ -126,14 +126,13 @@ class Least:
         self._at[keys] = known + 1 + np.arange(len(keys))
 
     def _priced(self, settings: Ids, microbatch: Ids, *, recompute: Ids, away: Ids, sharded: Ids) -> BlockLeast:
-        columns: dict[str, npt.ArrayLike] = {name: settings[:, index] for index, name in enumerate(DIVIDES)}
+        columns: dict[str, npt.ArrayLike] = {name: settings[:, index] for index, name in enumerate(SETTINGS)}
         inside = np.maximum(np.asarray(columns["expert"]) * np.asarray(columns["expert_tensor"]), 1)
         stage = np.asarray(columns["tensor"]) * np.asarray(columns["context"])
         columns |= {
             "microbatch": microbatch,
             "recompute": recompute,
             "offload": away * _KEPT_AWAY,
-            "precision": self._precision,
             "replicate": np.lcm(stage, inside) // stage,
             "sharding": sharded * SHARDINGS.index(Sharding.PARAMETERS),
         }

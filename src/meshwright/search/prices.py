@@ -46,6 +46,9 @@ class Prices:
     def __len__(self) -> int:
         return int(self.step_seconds.shape[0])
 
+    def take(self, rows: npt.NDArray[np.intp]) -> Prices:
+        return Prices(**{field.name: getattr(self, field.name)[rows] for field in fields(Prices)})
+
     @classmethod
     def joined(cls, parts: Sequence[Prices]) -> Prices:
         """The rows of all parts in order."""

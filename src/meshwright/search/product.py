@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from meshwright.cost.table import EXCHANGES, OFFLOADS, RECOMPUTES, SCHEDULES, SHARDINGS
+from meshwright.cost.table import EXCHANGES, OFFLOADS, PRECISIONS, RECOMPUTES, SCHEDULES, SHARDINGS
 from meshwright.search.constraints import Limits
 
 Columns = dict[str, npt.NDArray[np.int64]]
@@ -21,6 +21,7 @@ WORDS: Mapping[str, Sequence[str]] = {
     "offload": [kind.value for kind in OFFLOADS],
     "exchange": [kind.value for kind in EXCHANGES],
     "sequence_parallel": ["off", "on"],
+    "precision": [kind.value for kind in PRECISIONS],
 }
 
 

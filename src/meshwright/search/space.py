@@ -20,12 +20,11 @@ from meshwright.schedule.build import V_SHAPES
 from meshwright.search.constraints import Limits, limits
 from meshwright.search.context_rules import mixtures
 from meshwright.search.degree_rules import DIVIDED, least_microbatches, tensor_heads
-from meshwright.search.job_rules import check_job
+from meshwright.search.job_rules import allowed_precisions, check_job
 from meshwright.search.product import Columns, Product, Rejection, merged
 from meshwright.search.rules import divisors
-from meshwright.search.runtime_rules import UNTRAINED
+from meshwright.search.runtime_rules import TRAINED_PRECISIONS, UNTRAINED
 from meshwright.spec.cluster import ClusterSpec, Precision
-from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import Attention, ModelSpec, Recurrence
 from meshwright.spec.plan import ExchangeKind, Offload, ScheduleKind, Sharding
@@ -81,17 +80,17 @@ class Inner:
 class Space:
     """The legal plans of a job on a cluster, and what was refused on the way.
 
-    `frames` are columns of tensor, context, expert, pipeline and data parallel sizes; `inner[key]` what each frame of
-    that key (pipeline, data, whether there is a context axis) may choose.
+    `frames` are columns of tensor, context, expert, pipeline and data parallel sizes and of the precision; `inner[key]`
+    what each frame of that key (pipeline, data, whether there is a context axis) may choose. `boundaries` are of
+    stages by precision.
     """
 
     frames: Columns
     keys: Ids
     inner: Mapping[int, Inner]
-    precision: int
-    boundaries: Boundaries
+    boundaries: Mapping[int, Boundaries]
     rejected: tuple[Rejection, ...]
-    layouts: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    layouts: dict[tuple[int, int, int, int], int] = field(default_factory=dict)
     made: list[Layout] = field(default_factory=list)
 
     @cached_property
@@ -120,7 +119,6 @@ class Space:
         for name in chosen[0]:
             columns[name] = np.concatenate([entry[name] for entry in chosen])
         columns["layout"] = self.layouts_of(columns)
-        columns["precision"] = np.full(int(counts.sum()), self.precision)
         return PlanTable.build(columns, layouts=tuple(self.made))
 
     @cached_property
@@ -148,51 +146,57 @@ class Space:
         return np.repeat(frames, self.sizes[frames])
 
     def layouts_of(self, columns: Mapping[str, npt.ArrayLike]) -> Ids:
-        """The layout of every row; rows alike in pipeline, chunks and placement share one."""
-        pipeline, chunks, kind = (np.asarray(columns[name]) for name in ("pipeline", "chunks", "schedule"))
-        codes, index = np.unique((pipeline * _BASE + chunks) * len(SCHEDULES) + kind, return_inverse=True)
+        """The layout of every row; rows alike in precision, pipeline, chunks and placement share one."""
+        names = ("pipeline", "chunks", "schedule", "precision")
+        pipeline, chunks, kind, precision = (np.asarray(columns[name]) for name in names)
+        codes = ((pipeline * _BASE + chunks) * len(SCHEDULES) + kind) * len(PRECISIONS) + precision
+        codes, index = np.unique(codes, return_inverse=True)
         found = []
         for code in codes:
-            rest, schedule = divmod(int(code), len(SCHEDULES))
+            rest, number = divmod(int(code), len(PRECISIONS))
+            rest, schedule = divmod(rest, len(SCHEDULES))
             ranks, stages = divmod(rest, _BASE)
-            found.append(self._layout(ranks, stages, schedule))
+            found.append(self._layout(ranks, stages, schedule, number))
         return np.array(found, dtype=np.int64)[index.reshape(-1)]
 
-    def _layout(self, pipeline: int, chunks: int, schedule: int) -> int:
+    def _layout(self, pipeline: int, chunks: int, schedule: int, precision: int) -> int:
         """The index of a layout, which is made where it is asked for first."""
         kind, stages = SCHEDULES[schedule], range(pipeline * chunks)
         ranks = tuple(stage_rank(kind, stage, pipeline=pipeline, chunks=chunks) for stage in stages)
         plain = ranks == tuple(stage % pipeline for stage in stages)
-        key = (pipeline, chunks, -1 if plain else schedule)
+        key = (pipeline, chunks, -1 if plain else schedule, precision)
         if key not in self.layouts:
             self.layouts[key] = len(self.made)
-            self.made.append(Layout(bounds=tuple(self.boundaries(pipeline, chunks)), ranks=ranks))
+            self.made.append(Layout(bounds=tuple(self.boundaries[precision](pipeline, chunks)), ranks=ranks))
         return self.layouts[key]
 
 
 def enumerate_plans(
-    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, boundaries: Boundaries, trainable: bool = False
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    job: JobSpec,
+    *,
+    boundaries: Boundaries | Mapping[Precision, Boundaries],
+    trainable: bool = False,
 ) -> Space:
-    """Every plan that the rules of scope `plan` allow, one layout of stages for each (pipeline, chunks).
+    """Every plan that the rules of scope `plan` allow, one layout of stages for each (pipeline, chunks, precision).
 
-    `boundaries(pipeline, chunks)` gives the boundaries of a layout's stages; `trainable` leaves out what this runtime
-    cannot train. Plans that differ in name alone are listed once: one pipeline rank runs 1f1b; chunk counts whose
-    largest stage is equal are one, the smallest; a context axis of one exchanges nothing. Raises ConfigError when the
-    job itself is wrong. A space without plans is a possible answer.
+    `boundaries(pipeline, chunks)` gives the boundaries of a layout's stages, or one such is given for every precision;
+    `trainable` leaves out what this runtime cannot train. Plans that differ in name alone are listed once: one pipeline
+    rank runs 1f1b; chunk counts whose largest stage is equal are one, the smallest; a context axis of one exchanges
+    nothing. Raises ConfigError when the job itself is wrong. A space without plans is a possible answer.
     """
     asked = limits(job.constraints)
     if trainable:
         asked = replace(asked, forbidden=(*asked.forbidden, *UNTRAINED))
-    precision = Precision(str(asked.fixed.get("precision", job.precision.value)))
-    check_job(model, cluster, job, precision=precision)
-    refusal = asked.refusal("precision", precision.value)
-    if refusal:
-        raise ConfigError(Problem(where="job.precision", what=f"{precision.value} is forbidden by {refusal}"))
+    check_job(model, cluster, job)
+    precisions = allowed_precisions(job)
     product = Product(asked)
     _tensor(product, model, cluster, job)
     _context(product, model, cluster, job)
     _pipeline_and_data(product, model, cluster, job)
     _experts(product, model)
+    _precisions(product, precisions, trainable=trainable)
     keys = (product["pipeline"] * _BASE + product["data"]) * 2 + (product["context"] > 1)
     distinct, frames = np.unique(keys, return_counts=True)
     inner = {int(key): _inner(int(key), asked=asked, model=model, cluster=cluster, job=job) for key in distinct}
@@ -203,8 +207,10 @@ def enumerate_plans(
         frames=product.columns,
         keys=keys,
         inner=inner,
-        precision=PRECISIONS.index(precision),
-        boundaries=boundaries,
+        boundaries={
+            PRECISIONS.index(kind): boundaries[kind] if isinstance(boundaries, Mapping) else boundaries
+            for kind in precisions
+        },
         rejected=tuple(sorted(refused.values(), key=lambda rejection: -rejection.count)),
     )
 
@@ -299,6 +305,14 @@ def _experts(product: Product, model: ModelSpec) -> None:
     product.constrain("expert", np.maximum(product["expert"], 1))
     held = np.where(product["expert"] > 0, product["expert_tensor"], product["tensor"])
     product.constrain("expert_tensor", held)
+
+
+def _precisions(product: Product, precisions: Sequence[Precision], *, trainable: bool) -> None:
+    """The precisions of the job; where the runtime trains one of them, not those that it does not."""
+    product.times(["precision"], [[PRECISIONS.index(kind)] for kind in precisions])
+    trained = np.isin(product["precision"], [PRECISIONS.index(kind) for kind in TRAINED_PRECISIONS])
+    if trainable and trained.any():
+        product.keep(trained, "runtime-precision")
 
 
 def _inner(key: int, *, asked: Limits, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> Inner:

@@ -103,11 +103,14 @@ class Constraints:
     Names are the columns of the plan table: tensor, pipeline, replicate, shard, zero, chunks, microbatch,
     recompute, schedule, precision, devices. Those of SHORT_NAMES are kept as the columns they mean; ConfigError where
     two of `fix` mean one. `devices` bounds how many devices a plan may use: `all` of them or `any` number up to all.
+    `order` is that of the mesh axes and of unlike machines under them: the `usual` one (pipeline, replicate, shard,
+    context, tensor; machines as the cluster lists them), or `any` that is better.
     """
 
     fix: Mapping[str, int | str] = field(default_factory=dict)
     forbid: tuple[str, ...] = ()
     devices: str = "all"
+    order: str = "any"
 
     def __post_init__(self) -> None:
         columns = [full_name(name) for name in self.fix]
@@ -153,6 +156,7 @@ def _full_text(text: str) -> str:
 class JobSpec:
     """One training job. `batch_tokens` is the global batch of one optimizer step; `total_tokens` the whole run.
 
+    `other_precisions` may be taken in place of `precision` where the plan is better for it; numerics change with them.
     `trackers` and `techniques` are names of the registries of train/observe and techniques.
     """
 
@@ -161,6 +165,7 @@ class JobSpec:
     batch_tokens: int = 4 * 2**20
     total_tokens: int = 10**12
     precision: Precision = Precision.BF16
+    other_precisions: tuple[Precision, ...] = ()
     data: DataSpec = DataSpec()
     optimizer: OptimizerSpec = OptimizerSpec()
     learning_rate: LearningRate = LearningRate()

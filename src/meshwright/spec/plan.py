@@ -205,6 +205,18 @@ class Plan:
         return self.replicate * self.shard
 
     @property
+    def has_usual_order(self) -> bool:
+        """Whether the axes of more than one rank come as AxisName lists them."""
+        usual = list(AxisName)
+        places = [usual.index(axis.name) for axis in self.axes if axis.size > 1]
+        return places == sorted(places)
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether ranks lie on other devices than those of their numbers."""
+        return self.placement is not None and self.placement != tuple(range(self.world_size))
+
+    @property
     def world_size(self) -> int:
         product = 1
         for axis in self.axes:
@@ -258,6 +270,8 @@ class Plan:
         chunks = f"{self.schedule.chunks} chunks, " if self.schedule.chunks > 1 else ""
         chunks += f"{self.schedule.slices} slices, " if self.schedule.slices > 1 else ""
         layout = " x ".join(parts) or "one device"
+        layout += "" if self.has_usual_order else " from the outermost inwards"
+        layout += f" from device {self.placement[0]} on" if self.placement and self.is_placed else ""
         devices = "1 device" if self.world_size == 1 else f"{self.world_size} devices"
         count = self.schedule.microbatches
         steps = f"{count} microbatch{'' if count == 1 else 'es'} of {self.microbatch}"

@@ -1,0 +1,82 @@
+"""Orders in which node groups are laid behind each other, so that stages of a pipeline meet the machines that suit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, groupby, permutations
+
+from meshwright import cost
+from meshwright.spec.cluster import ClusterSpec, NodeGroup
+from meshwright.spec.errors import ConfigError
+from meshwright.spec.job import JobSpec
+from meshwright.spec.plan import Design
+from meshwright.spec.report import Report
+
+MOST_GROUPS = 3  # that are laid in every order; of more, some orders are tried
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrangement:
+    """A cluster with its node groups in another order: its device i is device `devices[i]` of the cluster as listed."""
+
+    cluster: ClusterSpec
+    devices: tuple[int, ...]
+
+    @property
+    def is_listed(self) -> bool:
+        return self.devices == tuple(range(len(self.devices)))
+
+
+def arrangements(cluster: ClusterSpec, job: JobSpec) -> tuple[Arrangement, ...]:
+    """The cluster as it is listed, then its groups in every order that differs, those of one site side by side.
+
+    Of more than MOST_GROUPS groups they are the reverse, and those sorted by memory and by peak, either way. The
+    listed one alone where the job holds to the usual order.
+    """
+    groups = cluster.groups
+    starts = [0, *accumulate(group.num_devices for group in groups)]
+    listed = tuple(range(len(groups)))
+    orders = [listed] if job.constraints.order != "any" else [listed, *_orders(groups)]
+    found: dict[tuple[object, ...], Arrangement] = {}
+    for order in orders:
+        turned = tuple(groups[at] for at in order)
+        sites = [site for site, _ in groupby(group.site for group in turned)]
+        if order != listed and len(set(sites)) < len(sites):
+            continue
+        places = {site: place for place, site in reversed(list(enumerate(sites)))}
+        key = tuple(replace(group, name="", site=str(places[group.site])) for group in turned)
+        devices = tuple(device for at in order for device in range(starts[at], starts[at + 1]))
+        found.setdefault(tuple(map(str, key)), Arrangement(cluster=replace(cluster, groups=turned), devices=devices))
+    return tuple(found.values())
+
+
+def _orders(groups: Sequence[NodeGroup]) -> Iterator[tuple[int, ...]]:
+    listed = range(len(groups))
+    if len(groups) <= MOST_GROUPS:
+        yield from permutations(listed)
+        return
+    peaks = [max(group.device.peak_flops.values(), default=0.0) for group in groups]
+    sites = list(dict.fromkeys(group.site for group in groups))
+    for key in (lambda at: at, lambda at: groups[at].device.memory_bytes, lambda at: peaks[at]):
+        ascending = sorted(listed, key=lambda at: (sites.index(groups[at].site), key(at)))
+        yield from (tuple(ascending), tuple(reversed(ascending)))
+
+
+def placed(
+    entry: tuple[Design, Report], arrangement: Arrangement, cluster: ClusterSpec
+) -> tuple[Design, Report] | None:
+    """A design of the arranged cluster, its ranks placed on the devices of `cluster` as listed, and its report.
+
+    None where the cost of that placement is not known.
+    """
+    if arrangement.is_listed:
+        return entry
+    made = entry[0]
+    plan = replace(made.plan, placement=arrangement.devices[: made.plan.world_size])
+    design = replace(made, cluster=cluster, plan=plan)
+    try:
+        found = cost.predict(design)
+    except ConfigError:
+        return None
+    return design, found

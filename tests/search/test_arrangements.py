@@ -1,0 +1,129 @@
+"""Unlike machines laid behind each other in the order that is best, and never in a worse one than the listed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from meshwright import cost, search
+from meshwright.search import Scope, check
+from meshwright.search.arrangements import arrangements
+from meshwright.search.decide import minimised
+from meshwright.spec import codec
+from meshwright.spec.cluster import ClusterSpec, NodeGroup
+from meshwright.spec.errors import NoPlanFits
+from meshwright.spec.job import Constraints, JobSpec, Objective
+from meshwright.spec.plan import Design
+from tests.search import search_samples as samples
+
+MODEL = samples.model(layers=4)
+LEGAL = frozenset({Scope.PLAN, Scope.MEMORY})
+
+
+def group(
+    name: str, *, memory: float = 16 * 2**30, speed: float = 1.0, site: str = "a", num_nodes: int = 1
+) -> NodeGroup:
+    of = samples.device(name=name, memory_bytes=memory, speed=speed)
+    return replace(samples.nodes(num_nodes=num_nodes, devices_per_node=2, of=of, site=site), name=name)
+
+
+LARGE, SMALL = group("large"), group("small", memory=1.4e7)
+QUICK, SLOW = group("quick"), group("slow", speed=0.01)
+FAR = group("far", site="b", speed=0.02)
+FEW = {"recompute": "none", "microbatch": 1, "schedule": "1f1b", "context": 1, "offload": "none"}
+STAGES = {**FEW, "pipeline": 2, "replicate": 2, "tensor": 1}
+
+
+def asked(*, objective: Objective = Objective.TIME, **constraints: object) -> JobSpec:
+    return replace(samples.job(sequences=8, constraints=Constraints(**constraints)), objective=objective)
+
+
+def usual(job: JobSpec) -> JobSpec:
+    return replace(job, constraints=replace(job.constraints, order="usual"))
+
+
+def test_groups_are_laid_in_every_order_that_differs() -> None:
+    def names(*groups: NodeGroup, job: JobSpec | None = None) -> list[tuple[str, ...]]:
+        found = arrangements(samples.cluster(*groups), job or asked())
+        return [tuple(group.name for group in each.cluster.groups) for each in found]
+
+    assert names(QUICK, SLOW) == [("quick", "slow"), ("slow", "quick")]
+    assert names(QUICK, SLOW, job=usual(asked())) == [("quick", "slow")]
+    assert names(QUICK, replace(QUICK, name="other")) == [("quick", "other")]
+    assert names(QUICK, replace(QUICK, site="b")) == [("quick", "quick")]
+    assert len(names(QUICK, SLOW, SMALL)) == 6
+    assert names(QUICK, SLOW, FAR) == [
+        ("quick", "slow", "far"),
+        ("slow", "quick", "far"),
+        ("far", "quick", "slow"),
+        ("far", "slow", "quick"),
+    ]
+    many = names(QUICK, SLOW, SMALL, LARGE)
+    assert many[0] == ("quick", "slow", "small", "large")
+    assert ("large", "small", "slow", "quick") in many
+    assert len(many) == len(set(many)) <= 7
+
+
+def test_devices_of_an_arrangement_are_those_of_the_cluster() -> None:
+    cluster = samples.cluster(QUICK, replace(SLOW, num_nodes=2))
+    listed, turned = arrangements(cluster, asked())
+    assert listed.is_listed
+    assert turned.devices == (2, 3, 4, 5, 0, 1)
+    assert [each.name for each in turned.cluster.groups] == ["slow", "quick"]
+
+
+@pytest.mark.parametrize("objective", list(Objective))
+@pytest.mark.parametrize(
+    "cluster",
+    [samples.cluster(*groups) for groups in ((SLOW, QUICK), (SMALL, LARGE), (QUICK, SLOW, FAR))],
+    ids=lambda cluster: "-".join(group.name for group in cluster.groups),
+)
+def test_a_design_is_never_worse_than_on_machines_as_listed(cluster: ClusterSpec, objective: Objective) -> None:
+    """And as good as the best over every order of the groups, each told as a cluster of its own."""
+    job = asked(objective=objective, devices="any", fix={**FEW, "tensor": 1})
+    decision = search.design(MODEL, cluster, job, top=2)
+
+    def value(found: search.Decision) -> float:
+        return minimised(found.design.plan, found.report, objective)
+
+    each = [value(search.design(MODEL, other.cluster, usual(job), top=2)) for other in arrangements(cluster, job)]
+    assert min(each) * (1 - 1e-9) <= value(decision) <= min(each) * (1 + 1.001e-3)
+    assert value(decision) <= each[0] * (1 + 1e-9)
+    for entry in decision.ranked:
+        report = cost.predict(replace(decision.design, plan=entry.plan))
+        assert (report.step_seconds, report.fits) == (entry.step_seconds, True)
+    seconds = [entry.step_seconds * entry.error_band[1] for entry in decision.front]
+    assert seconds == sorted(seconds)
+
+
+def test_the_first_stages_meet_the_machines_with_more_memory() -> None:
+    """The first pipeline rank keeps most: it fits on the large machines, which are listed last."""
+    job = asked(fix=STAGES)
+    first, last = search.design(MODEL, samples.cluster(QUICK, LARGE), usual(job)).report.memory
+    assert first.total > last.total
+    usable = LARGE.device.usable_fraction
+    small = group("small", memory=0.5 * (first.total + last.total) / usable)
+    cluster = samples.cluster(small, LARGE)
+    with pytest.raises(NoPlanFits):
+        search.design(MODEL, cluster, usual(job))
+    decision = search.design(MODEL, cluster, job, top=2)
+    assert decision.design.cluster == cluster
+    assert decision.design.plan.placement == (2, 3, 0, 1)
+    assert check(decision.design, scopes=LEGAL) == ()
+    assert "from device 2 on" in decision.design.plan.describe()
+    assert any("as they are listed no plan fits" in line for line in decision.why)
+    assert codec.decode(Design, codec.encode(decision.design), "design") == decision.design
+    (problem,) = check(replace(decision.design, job=usual(job)), scopes=LEGAL)
+    assert problem.where == "plan.placement"
+
+
+def test_why_tells_what_the_machines_as_listed_would_cost() -> None:
+    cluster, job = samples.cluster(SLOW, QUICK), asked(devices="any", fix={"devices": 2})
+    decision, listed = search.design(MODEL, cluster, job), search.design(MODEL, cluster, usual(job))
+    assert decision.design.plan.placement == (2, 3)
+    ratio = listed.report.step_seconds * listed.report.error_band[1]
+    ratio /= decision.report.step_seconds * decision.report.error_band[1]
+    assert ratio > 1.01
+    (line,) = (line for line in decision.why if line.startswith("machines as they are listed"))
+    assert f"would take {100 * (ratio - 1):.1f} % more time" in line
