@@ -14,7 +14,8 @@ from meshwright import cost, replay
 from meshwright.cli import main
 from meshwright.replay import published
 from meshwright.replay.express import express
-from meshwright.replay.machines import known_device, node_gigabits
+from meshwright.replay.names import known_device
+from meshwright.replay.networks import node_gigabits
 from meshwright.replay.published import replay as replay_row
 from meshwright.replay.runs import Run
 from meshwright.replay.scores import OutOfMemory, Point, leave_one_group_out, overall, score

@@ -135,7 +135,9 @@ TURING = replace(
     flops_per_watt=0.594e12,
     power_source="T4, 70 W, sustains 41.6 of 65 TFLOP/s (1903.07486)",
 )
+TURING_TITAN = replace(OLDER, tiles=replace(_OLDER_TILES, units=72))
 PASCAL = replace(OLDER, tiles=None, tiles_source="")
+MAXWELL = PASCAL
 
 
 def _measured(

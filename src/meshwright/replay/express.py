@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import NoReturn, TypeVar
 
 from meshwright import schedule
-from meshwright.replay.machines import cluster
+from meshwright.replay.machines import Machines, machines_of
 from meshwright.replay.models import InexpressibleError, model_of
 from meshwright.replay.runs import Run
 from meshwright.spec.cluster import ClusterSpec, Precision
@@ -92,7 +92,7 @@ class _Reader:
             _refuse("; ".join(self.run.faults))
         if "task=lora" in self.run.text("extra"):
             _refuse("adapters alone were trained (LoRA)")
-        machines = cluster(self.run)
+        machines = machines_of(self.run, assumed=self.assumed)
         if isinstance(machines, str):
             _refuse(machines)
         try:
@@ -107,7 +107,7 @@ class _Reader:
             data=DataSpec(document_mask=False),
             software=software,
         )
-        design = Design(model=model, cluster=machines, job=job, plan=plan)
+        design = Design(model=model, cluster=machines.spec, job=job, plan=plan)
         others = tuple(self._with_microbatch(design, size) for size in _MICROBATCHES) if self.open else ()
         return Expressed(
             design=design, assumed=tuple(self.assumed), others=tuple(other for other in others if other is not None)
@@ -122,10 +122,10 @@ class _Reader:
             return None
         return replace(design, plan=replace(plan, microbatch=size, schedule=replace(plan.schedule, microbatches=count)))
 
-    def _plan(self, model: ModelSpec, machines: ClusterSpec) -> Plan:
+    def _plan(self, model: ModelSpec, used: Machines) -> Plan:
         run = self.run
         tensor, pipeline, context = (run.whole(name) or 1 for name in ("tp", "pp", "cp"))
-        devices = self._need("n_gpus")
+        devices, machines = used.devices, used.spec
         data = run.whole("dp") or devices // (tensor * pipeline * context)
         if tensor * pipeline * context * data != devices:
             _refuse(f"tp {tensor} x pp {pipeline} x cp {context} x dp {data} is not {devices} devices")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshwright.replay.columns import faults
+from meshwright.replay.columns import faults, values
 from meshwright.spec.errors import ConfigError, Problem
 
 NEEDED = ("id", "source_id", "gpu", "n_gpus", "framework", "gbs", "seq", "status")
@@ -39,12 +39,18 @@ class Run:
         text = self.text(name).lower()
         return text == "yes" if text else None
 
-    def number(self, name: str) -> float | None:
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """Every number of a cell that may hold several; none where it is blank or cannot be read."""
         try:
-            value = float(self.text(name))
+            found = values(name, self.text(name))
         except ValueError:
-            return None
-        return value if math.isfinite(value) else None
+            return ()
+        return found if all(map(math.isfinite, found)) else ()
+
+    def number(self, name: str) -> float | None:
+        """The number of a cell; of several the sum: devices of all kinds, tokens of an encoder and a decoder."""
+        found = self.numbers(name)
+        return sum(found) if found else None
 
     def whole(self, name: str) -> int | None:
         value = self.number(name)
