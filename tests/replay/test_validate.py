@@ -151,7 +151,6 @@ MIXTURE = {
         ({"schedule": "round-robin"}, "the schedule round-robin is not known"),
         ({"schedule": "interleaved-1f1b"}, "without its number of chunks"),
         ({"vpp": "3", "gbs": "56"}, "not a multiple of 2 pipeline ranks"),
-        ({"framework": "Sums by Hand"}, "no model of the software"),
         ({"precision": "nvfp4"}, "has no peak for nvfp4"),
         ({"offload": "everything"}, "offload everything is not known"),
         ({"heads": "15"}, "15"),

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from meshwright.replay.words import KINDS, model_kind
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Number:
@@ -50,7 +52,6 @@ NUMBERS: Mapping[str, Number] = {
 }
 WORDS: Mapping[str, tuple[str, ...]] = {
     "status": ("ok", "oom", "fail"),
-    "arch": ("gpt", "llama", "moe", "moe-mla", "mla", "hybrid-mamba", "hybrid-mamba-moe", "t5", "bert"),
     **dict.fromkeys(("gated", "sp", "flash"), ("yes", "no")),
 }
 
@@ -83,6 +84,9 @@ def faults(columns: Mapping[str, str]) -> Iterator[str]:
         text = columns.get(name, "")
         if text and text.lower() not in choices:
             yield f"{name}: {text!r} is not one of {', '.join(choices)}"
+    arch = columns.get("arch", "")
+    if model_kind(arch) is None:
+        yield f"arch: {arch!r} is not one of {', '.join(KINDS)}, mamba, jamba, linear, or a name that means one"
     if not columns.get("status", ""):
         yield "status is blank: ok, oom or fail"
 

@@ -9,9 +9,11 @@ from itertools import pairwise
 from typing import NoReturn, TypeVar
 
 from meshwright import schedule
+from meshwright.replay import words
 from meshwright.replay.machines import Machines, machines_of
 from meshwright.replay.models import InexpressibleError, model_of
 from meshwright.replay.runs import Run
+from meshwright.replay.stacks import EIGHT_BIT, Stack
 from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.job import DataSpec, JobSpec
@@ -33,16 +35,6 @@ from meshwright.spec.plan import (
 )
 
 T = TypeVar("T")
-_RECENT = ("megatron-core", "megatron-bridge", "nemo/")
-_2022 = ("megatron-lm v3", "nemo-megatron 22")
-_TUNED = ("nemo/", "megatron-bridge")  # recipes whose speed their authors publish
-_TORCH = {
-    "composer": "torch-2023",
-    "fsdp1": "torch-2024",
-    "torchtitan": "torch-2024",
-    "fsdp": "torch",
-    **dict.fromkeys(("maxtext", "t5x", "pax", "levanter", "easylm", "pathways", "alpa", "jax", "xla"), "xla"),
-}
 _MICROBATCHES = (2, 4, 8, 16, 32)
 _SCHEDULES = {
     "": ScheduleKind.ONE_F_ONE_B,
@@ -54,14 +46,6 @@ _SCHEDULES = {
     "dualpipev": ScheduleKind.DUAL_PIPE_V,
     **{kind.value: kind for kind in ScheduleKind},
 }
-_RECIPES = {
-    "fp8": Precision.FP8,
-    "fp8-cs": Precision.FP8,
-    "fp8-ds": Precision.FP8,
-    "fp8-sc": Precision.FP8_BLOCK,
-    "fp8-blockwise128": Precision.FP8_BLOCK,
-}
-_MEGATRON = ("megatron", "nemo", "internevo", "deepspeed 3d", "gpt-neox", "colossal")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +70,7 @@ class _Reader:
     run: Run
     assumed: list[str] = field(default_factory=list)
     open: bool = False
+    stack: Stack = field(init=False)
 
     def expressed(self) -> Expressed:
         if self.run.faults:
@@ -95,9 +80,10 @@ class _Reader:
         machines = machines_of(self.run, assumed=self.assumed)
         if isinstance(machines, str):
             _refuse(machines)
+        self.stack = Stack(self.run, machines.spec.groups[0].device, assumed=self.assumed)
         try:
             model = model_of(self.run, assumed=self.assumed)
-            plan, software = self._plan(model, machines), self._software()
+            plan, software = self._plan(model, machines), self.stack.name()
         except ConfigError as error:
             _refuse("; ".join(map(str, error.problems)))
         job = JobSpec(
@@ -146,7 +132,7 @@ class _Reader:
             sharding=sharding,
             recompute=self._recompute(),
             offload=self._offload(),
-            precision=self._precision(machines),
+            precision=self._precision(),
         )
         edges = self._edges(len(model.layers), pipeline * chunks)
         sizes = {
@@ -165,7 +151,7 @@ class _Reader:
             schedule=Schedule(kind=kind, microbatches=microbatches, chunks=chunks),
             sequence_length=self._need("seq"),
             microbatch=microbatch,
-            gradients=GradientSync(precision=self._gradients(settings.precision)),
+            gradients=GradientSync(precision=self.stack.gradients(settings.precision)),
         )
 
     def _experts(self, model: ModelSpec, *, tensor: int, ranks: int) -> ExpertGrid | None:
@@ -174,7 +160,7 @@ class _Reader:
         expert, slices = self.run.whole("ep") or 1, self.run.whole("etp")
         if mixture is None or (expert == 1 and slices in (None, tensor)):
             return None
-        if slices is None and tensor > 1 and self._framework_has(_TUNED):
+        if slices is None and tensor > 1 and self.stack.is_tuned:
             slices = self._assume("experts not divided over tensor ranks, as in the stack's own recipes", 1)
         elif slices is None:
             slices = self._assume("experts divided as the rest is, Megatron's default", tensor) if tensor > 1 else 1
@@ -212,7 +198,7 @@ class _Reader:
         return microbatch, count
 
     def _schedule(self, pipeline: int) -> tuple[ScheduleKind, int]:
-        name, chunks = self.run.text("schedule").lower(), self.run.whole("vpp") or 1
+        name, chunks = words.pipeline_schedule(self.run.text("schedule")), self.run.whole("vpp") or 1
         if name not in _SCHEDULES:
             _refuse(f"the schedule {name} is not known")
         kind = _SCHEDULES[name]
@@ -226,8 +212,8 @@ class _Reader:
 
     def _sharding(self, data: int, machines: ClusterSpec) -> tuple[Sharding, int]:
         """What is sharded, and over how many of the data ranks."""
-        text = self.run.text("zero")
-        if not text and data > 1 and self._is_recent():
+        text = words.sharding(self.run.text("zero"))
+        if not text and data > 1 and self.stack.is_recent:
             text = self._assume("optimizer state sharded", "1")
         known = {"": Sharding.NONE, "0": Sharding.NONE, "1": Sharding.OPTIMIZER, "2": Sharding.GRADIENTS}
         known |= {"3": Sharding.PARAMETERS, "hsdp": Sharding.PARAMETERS}
@@ -248,11 +234,11 @@ class _Reader:
         said = self.run.is_yes("sp")
         if said is not None:
             return said
-        recent = self._is_recent()
+        recent = self.stack.is_recent
         return self._assume("sequence parallel on" if recent else "sequence parallel off", recent)
 
     def _recompute(self) -> Recompute:
-        text = self.run.text("recompute").split(" ")[0]
+        text = words.recompute(self.run.text("recompute"))
         modules = re.search(r"recompute_modules=(\S+)", self.run.text("extra"))
         if text == Recompute.SELECTIVE and modules and "core_attn" not in modules[1]:
             return self._assume("norms and activations computed again for nothing", Recompute.NONE)
@@ -262,70 +248,14 @@ class _Reader:
             _refuse(f"recompute {text} is not known")
         return Recompute(text)
 
-    def _precision(self, machines: ClusterSpec) -> Precision:
-        text = self.run.text("precision")
-        peaks = machines.groups[0].device.peak_flops
-        if text in _RECIPES:
-            return _RECIPES[text]
+    def _precision(self) -> Precision:
+        text = words.precision(self.run.text("precision"))
+        if text in EIGHT_BIT:
+            return EIGHT_BIT[text]
         if text:
             return Precision(text) if text in set(Precision) else _refuse(f"precision {text} is not known")
-        recent = self._framework_has((*_RECENT, *_TORCH)) and Precision.BF16 in peaks
-        found = Precision.BF16 if recent else Precision.FP16
+        found = Precision.BF16 if self.stack.defaults_to_bf16 else Precision.FP16
         return self._assume(found.value, found)
-
-    def _software(self) -> str:
-        framework = self.run.text("framework").lower()
-        for name, software in _TORCH.items():
-            if name in framework:
-                return f"{software}{self._compiled()}" if "torchtitan" in framework else software
-        if not self._framework_has(_MEGATRON):
-            _refuse(f"no model of the software {self.run.text('framework')}")
-        flash = self.run.is_yes("flash")
-        if flash is None:
-            recent = self._is_recent()
-            flash = self._assume("fused attention" if recent else "attention not fused", recent)
-        if kernel := re.search(r"norm kernel=(\w+)([^;]*)", self.run.text("extra")):
-            return "scaling-fused-norms" if "RMS kernel" in kernel[2] else _scaling(kernel[1])
-        if not flash:
-            return "megatron-2022" if self._framework_has(_2022) else "megatron-2021"
-        if self._framework_has(("internevo",)):
-            return "internevo"
-        return self._core() if self._is_recent() else "megatron-flash"
-
-    def _compiled(self) -> str:
-        """What of torchtitan's ways to be quicker the run says that it used."""
-        if "async TP" in self.run.text("extra"):
-            return "-async"
-        return "-compiled" if self.run.is_yes("compile") else ""
-
-    def _core(self) -> str:
-        """Megatron-Core with what the run says of its communication."""
-        extra = self.run.text("extra")
-        if "overlap switched off" in extra:
-            return "megatron-core-serial"
-        once = any(f"dispatcher={name}" in extra for name in ("deepep", "hybridep"))
-        latent = self.run.text("arch").lower() == "moe-mla" and "dispatcher=" not in extra
-        if latent and self._framework_has(("megatron-bridge",)):
-            once = self._assume("tokens cross to a node once, as in the stack's own recipes", True)
-        name = "nemo" if self._framework_has(_TUNED) else "megatron-core"
-        name = "megatron-bridge" if self._framework_has(("megatron-bridge",)) else name
-        return name + ("-deepep" if once else "") + ("-overlap" if "moe_a2a_overlap" in extra else "")
-
-    def _is_recent(self) -> bool:
-        """Megatron on Transformer Engine, which alone multiplies in eight bits."""
-        eight_bit = self.run.text("precision") in _RECIPES or self.run.text("precision") in ("mxfp8", "nvfp4")
-        return self._framework_has(_RECENT) or (eight_bit and self._framework_has(_MEGATRON))
-
-    def _gradients(self, precision: Precision) -> Precision:
-        """Stacks of fp16 add and reduce gradients as they are, others in fp32; tuned recipes in bf16."""
-        if precision is Precision.FP16:
-            return Precision.FP16
-        tuned = self._framework_has((*_TUNED, "internevo")) or (precision.quantized and self._framework_has(_MEGATRON))
-        return self._assume("gradients in bf16", Precision.BF16) if tuned else Precision.FP32
-
-    def _framework_has(self, names: Sequence[str]) -> bool:
-        framework = self.run.text("framework").lower()
-        return any(name in framework for name in names)
 
     def _edges(self, layers: int, stages: int) -> list[int]:
         """Bounds of the stages in blocks; layers as equal as can be where the source does not say."""
@@ -347,13 +277,6 @@ class _Reader:
     def _assume(self, what: str, value: T) -> T:
         self.assumed.append(what)
         return value
-
-
-def _scaling(kernel: str) -> str:
-    """Aleph Alpha's library with norms written out and attention by `kernel`."""
-    if kernel.startswith("flash_attention"):
-        return "scaling-flash-1" if kernel.startswith("flash_attentionv1") else "scaling"
-    return "scaling-fused-softmax" if kernel == "fused" else "scaling-plain-softmax"
 
 
 def _even(layers: int, stages: int, *, fewer_at_ends: bool) -> list[int]:

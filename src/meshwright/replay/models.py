@@ -10,13 +10,14 @@ from typing import NoReturn, TypeVar
 
 from meshwright import catalog
 from meshwright.catalog.decoders.shapes import GptStyle, LlamaStyle
+from meshwright.replay.hybrids import hybrid, known_hybrid
 from meshwright.replay.runs import Run
-from meshwright.spec.blocks import Activation, Attention, FeedForward, LatentAttention, Layer, Mixture, Norm, Recurrence
+from meshwright.replay.words import model_kind
+from meshwright.spec.blocks import Activation, Attention, FeedForward, LatentAttention, Layer, Mixture, Norm
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.model import ModelSpec
 
 MEGATRON_VOCAB = 51200  # GPT-2's 50,257 tokens, padded as Megatron pads them
-KINDS = ("gpt", "llama", "moe", "moe-mla", "mla", "hybrid-mamba", "hybrid-mamba-moe", "bert", "t5")
 T = TypeVar("T")
 
 
@@ -48,26 +49,37 @@ class _Reader:
         self.assumed = assumed
 
     def model(self) -> ModelSpec:
-        kind = self.run.text("arch")
+        kind = self._kind()
         preset = self._preset()
         if preset is not None and (kind not in ("gpt", "llama") or not self.run.whole("layers")):
             vocab = self.run.whole("vocab")
             return catalog.with_vocab(preset, vocab=vocab) if vocab else preset
-        if kind not in KINDS:
-            _refuse(f"models of the kind {kind or '(blank)'} are not rebuilt from these columns")
         if kind in ("bert", "t5"):
             whole = self._llama() if self.run.is_yes("gated") else self._gpt()
             return _encoder(whole) if kind == "bert" else self._encoder_decoder(whole)
         if kind == "gpt" and not self.run.is_yes("gated"):
             return self._gpt()
         if kind == "llama" and self.run.is_yes("gated") is False:
-            _refuse("a llama whose feed-forward is not gated")
-        model = self._llama()
-        if kind.startswith("hybrid"):
-            return self._hybrid(model)
+            if self.run.text("arch").lower() == "llama":
+                _refuse("a llama whose feed-forward is not gated")
+            return self._gpt()
+        if kind == "mamba":
+            bare = _Reader(self.run, [])._llama()
+            return hybrid(self.run, bare, kind=kind, attends=_attention(bare), mixture=None, assumed=self.assumed)
+        model = self._gpt() if self.run.is_yes("gated") is False and kind == "moe" else self._llama()
+        family = kind.removesuffix("-moe")
+        if family in ("hybrid-mamba", "jamba", "linear"):
+            return self._hybrid(model, family=family, mixed=kind.endswith("-moe"))
         if "mla" in kind:
             model = self._latent(model)
         return self._mixed(model) if kind.startswith("moe") else model
+
+    def _kind(self) -> str:
+        text = self.run.text("arch")
+        found = model_kind(text, gated=self.run.is_yes("gated"), experts=bool(self.run.whole("n_experts")))
+        if found is None:
+            _refuse(f"models of the kind {text} are not rebuilt from these columns")
+        return found if text else self._assume("a decoder: the kind of model is not printed", found)
 
     def _preset(self) -> ModelSpec | None:
         """The preset of the run's name; None where there is none or what is printed contradicts it."""
@@ -139,14 +151,28 @@ class _Reader:
         mixture = self._mixture(model.width)
         told = re.search(r"(\d+) dense layer", self.run.text("extra"))
         dense = int(told[1]) if told else 0
+        every = self._mixed_every()
         layers = tuple(
-            layer if index < dense else replace(layer, transform=mixture) for index, layer in enumerate(model.layers)
+            layer if index < dense or index % every != every - 1 else replace(layer, transform=mixture)
+            for index, layer in enumerate(model.layers)
         )
         return replace(model, layers=layers)
 
+    def _mixed_every(self) -> int:
+        """One layer in so many is a mixture: `moe every 2 layers`, `moe_every=2`, `moe every other layer`; else all."""
+        told = re.search(r"moe[ _](?:every|freq|interval)[ =]*(\d+|other)", self.run.text("extra"), re.IGNORECASE)
+        return 1 if told is None else 2 if told[1] == "other" else int(told[1])
+
     def _mixture(self, width: int) -> Mixture:
-        hidden, shared = self._need("expert_ffn"), self.run.whole("n_shared") or 0
-        norm, gated = Norm(width=width), self.run.is_yes("gated") is not False
+        hidden = self.run.whole("expert_ffn")
+        if hidden is None:
+            wide = self.run.whole("ffn") or _refuse("expert_ffn is not printed")
+            hidden = self._assume("experts as wide as a feed-forward is", wide)
+        squared = self._kind_is_parted() and self.run.is_yes("gated") is not True
+        gated = not squared and self.run.is_yes("gated") is not False
+        activation = Activation.RELU_SQUARED if squared else Activation.SILU
+        norm, shared = Norm(width=width), self._shared()
+        beside = FeedForward(width=width, hidden=shared * hidden, norm=None, gated=gated, activation=activation)
         return Mixture(
             width=width,
             hidden=hidden,
@@ -154,27 +180,27 @@ class _Reader:
             top_k=self._need("topk"),
             norm=norm,
             gated=gated,
-            shared=FeedForward(width=width, hidden=shared * hidden, norm=None, gated=gated) if shared else None,
+            activation=activation,
+            shared=beside if shared else None,
         )
 
-    def _hybrid(self, model: ModelSpec) -> ModelSpec:
-        """Layers of one part each as in Nemotron-H (2504.03624): few attend, the others are Mamba-2 or feed-forward."""
-        self.assumed.append("one layer in ten attends, the others are Mamba-2 (state 128) and feed-forwards in turn")
-        width = model.width
-        norm, first = Norm(width=width), model.layers[0]
-        assert isinstance(first.mixer, Attention)
-        if self.run.text("arch").endswith("moe"):
-            transform: Mixture | FeedForward = self._mixture(width)
-        else:
-            assert isinstance(first.transform, FeedForward)
-            transform = replace(first.transform, gated=False, activation=Activation.RELU_SQUARED)
-        mamba = Recurrence(
-            width=width, inner=2 * width, heads=2 * width // 64, state=128, groups=8, convolution=4, norm=norm
-        )
-        parts = (Layer(mixer=mamba, transform=None), Layer(mixer=None, transform=transform))
-        attends = Layer(mixer=first.mixer, transform=None)
-        layers = tuple(attends if index % 10 == 5 else parts[index % 2] for index in range(len(model.layers)))
-        return replace(model, layers=layers)
+    def _kind_is_parted(self) -> bool:
+        """Layers of one part each, whose feed-forwards have two matrices and a squared ReLU (2504.03624)."""
+        return (model_kind(self.run.text("arch"), experts=True) or "").startswith("hybrid-mamba")
+
+    def _shared(self) -> int:
+        """Experts that every token meets, in widths of those that it chooses."""
+        known = known_hybrid(self.run)
+        if self.run.whole("n_shared") is None and known is not None and known.shared:
+            return self._assume(f"shared experts as wide as {known.shared}, as published", known.shared)
+        return self.run.whole("n_shared") or 0
+
+    def _hybrid(self, model: ModelSpec, *, family: str, mixed: bool) -> ModelSpec:
+        whole = self._latent(model) if "mla" in self.run.text("arch").lower() else model
+        attends = whole.layers[0].mixer
+        assert attends is not None
+        mixture = self._mixture(model.width) if mixed else None
+        return hybrid(self.run, model, kind=family, attends=attends, mixture=mixture, assumed=self.assumed)
 
     def _heads(self, width: int) -> int:
         head_dim = self.run.whole("head_dim")
@@ -184,6 +210,11 @@ class _Reader:
         return heads
 
     def _vocab(self) -> int:
+        if self.run.text("arch").lower() in ("vit", "deit") and not self.run.whole("vocab"):
+            return self._assume("patches as tokens, and a head of 1,000 classes over each", 1000)
+        known = known_hybrid(self.run)
+        if not self.run.whole("vocab") and known is not None and known.vocab:
+            return self._assume(f"a vocabulary of {known.vocab}, as published", known.vocab)
         return self.run.whole("vocab") or self._assume(f"a vocabulary of {MEGATRON_VOCAB}", MEGATRON_VOCAB)
 
     def _name(self) -> str:
@@ -201,6 +232,12 @@ def _encoder(model: ModelSpec) -> ModelSpec:
     """Every token sees all others."""
     layers = tuple(replace(layer, mixer=_seeing_all(layer)) for layer in model.layers)
     return replace(model, layers=layers)
+
+
+def _attention(model: ModelSpec) -> Attention:
+    mixer = model.layers[0].mixer
+    assert isinstance(mixer, Attention)
+    return mixer
 
 
 def _seeing_all(layer: Layer) -> Attention:

@@ -17,7 +17,7 @@ _PLAIN_SIZES = ("16", "24", "32", "40", "48", "64", "80", "96", "141", "180", "1
 _BETWEEN = re.compile(r"\s*(?:[+&,;/]|\band\b)\s*(?![^(]*\))")
 _LEADING = re.compile(r"(?:(\d+)\s*(?:nodes?\s*(?:of)?)?\s*[x×*]\s*)?(\d+)\s*(?:[x×*]\s*|\s)([A-Za-z].*)")
 _TRAILING = re.compile(
-    r"(.*?[A-Za-z].*?)\s*(?:[x×*:]\s*(\d+)|\(\s*(\d+)(?:\s*(?:GPUs?|devices?))?\s*\))", re.IGNORECASE
+    r"(.*?[A-Za-z].*?)\s*(?:(?<![AC-Z])[x×*:]\s*(\d+)|\(\s*(\d+)(?:\s*(?:GPUs?|devices?))?\s*\))", re.IGNORECASE
 )
 
 
