@@ -179,3 +179,43 @@ def test_experts_without_a_width_of_their_own_are_as_wide_as_a_feed_forward() ->
     assert mixture.hidden == 4096
     assert "experts as wide as a feed-forward is" in found.assumed
     assert "expert_ffn is not printed" in replay(row(**MIXTURE | {"expert_ffn": "", "ffn": ""})).reason
+
+
+T5 = {"arch": "t5", "layers": "12", "hidden": "1024", "pp": "1", "dp": "8", "seq": "512"}
+
+
+@pytest.mark.parametrize(
+    "said", [{"seq": "512+128"}, {"seq": "512/128"}, {"extra": "decoder_seq=128"}, {"extra": "tgt len 128"}]
+)
+def test_a_decoder_has_tokens_of_its_own(said: dict[str, str]) -> None:
+    design = express(row(**T5 | said)).design
+    assert design.plan.sequence_length == 512
+    tokens = {layer.tokens for layer in design.model.layers[12:]} | {design.model.head.tokens}
+    assert (design.model.layers[0].tokens, tokens, design.model.embedding.tokens) == (1.0, {0.25}, 1.25)
+    across = design.model.layers[13].mixer
+    assert isinstance(across, Attention)
+    assert across.keys == 4.0
+    assert row(**T5 | said, iter_s="", tokens_s_gpu="100").seconds == pytest.approx(64 * 640 / (100 * 16))
+
+
+def test_a_shorter_decoder_takes_its_share_of_the_step() -> None:
+    """Less than a decoder as long as its encoder: less work, less memory, fewer FLOPs."""
+    even, short, shortest = (replay(row(**T5 | {"seq": seq})).point for seq in ("512+512", "512+128", "512+1"))
+    assert even is not None
+    assert short is not None
+    assert shortest is not None
+    assert shortest.predicted_seconds < short.predicted_seconds < even.predicted_seconds
+    assert short.predicted_bytes < even.predicted_bytes
+    models = [express(row(**T5 | {"seq": seq})).design.model for seq in ("512+512", "512+128")]
+    assert models[0].parameters == models[1].parameters
+    whole, part = (model.flops_per_token(512) for model in models)
+    layer = models[0].layers[12]
+    width = 1024
+    own = 12 * (4 + 2 + 8) * width**2 + 51200 * width  # self-attention, queries and output across, feed-forward, head
+    scores = 12 * 4 * width * (513 / 2 - 0.25 * 129 / 2 + 0.75 * 512)
+    assert layer.mixer is not None
+    assert whole - part == pytest.approx(6 * 0.75 * own + 3 * scores)
+
+
+def test_two_lengths_without_an_encoder_are_refused() -> None:
+    assert "several lengths" in replay(row(seq="512+128")).reason

@@ -149,7 +149,7 @@ class _Reader:
             stages=_stages(edges, settings, kind=kind, pipeline=pipeline, chunks=chunks),
             experts=self._experts(model, tensor=tensor, ranks=devices // pipeline),
             schedule=Schedule(kind=kind, microbatches=microbatches, chunks=chunks),
-            sequence_length=self._need("seq"),
+            sequence_length=self.run.lengths.encoder or _refuse("seq is not printed"),
             microbatch=microbatch,
             gradients=GradientSync(precision=self.stack.gradients(settings.precision)),
         )

@@ -50,6 +50,8 @@ class _Reader:
 
     def model(self) -> ModelSpec:
         kind = self._kind()
+        if kind != "t5" and len(self.run.numbers("seq")) > 1:
+            _refuse("several lengths of a sequence, and no encoder beside a decoder")
         preset = self._preset()
         if preset is not None and (kind not in ("gpt", "llama") or not self.run.whole("layers")):
             vocab = self.run.whole("vocab")
@@ -100,7 +102,7 @@ class _Reader:
             kv_heads=self.run.whole("kv_heads"),
             hidden=self.run.whole("ffn"),
             vocab=self._vocab(),
-            positions=self._need("seq"),
+            positions=self._length(),
         ).build()
 
     def _llama(self) -> ModelSpec:
@@ -115,18 +117,21 @@ class _Reader:
             head_dim=self.run.whole("head_dim"),
             hidden=hidden or self._assume("a gated feed-forward of 8/3 of the width", _multiple(8 * width // 3)),
             vocab=self._vocab(),
-            max_positions=self._need("seq"),
+            max_positions=self._length(),
         ).build()
 
     def _encoder_decoder(self, model: ModelSpec) -> ModelSpec:
-        """An encoder and a decoder over as many tokens each, the printed layers in each or in both together.
+        """An encoder and a decoder over tokens of their own, the printed layers in each or in both together.
 
         Attention to the encoder's tokens is attention that sees all, whose keys and values have a projection each.
         """
-        self.assumed.append("as many tokens of the decoder as of the encoder")
+        lengths = self.run.lengths
+        if lengths.decoder is None:
+            self.assumed.append("as many tokens of the decoder as of the encoder")
+        share = (lengths.decoder or lengths.encoder) / lengths.encoder
         count = len(model.layers)
         printed = self.run.number("params_b")
-        found = [_decoded(model, each) for each in (count, count // 2) if each]
+        found = [_decoded(model, each, share=share) for each in (count, count // 2) if each]
         if printed is None:
             return self._assume("as many layers in the decoder as in the encoder", found[0])
         return min(found, key=lambda one: abs(math.log(one.parameters / (printed * 1e9))))
@@ -220,6 +225,9 @@ class _Reader:
     def _name(self) -> str:
         return self.run.text("model") or self.run.id
 
+    def _length(self) -> int:
+        return self.run.lengths.encoder or _refuse("seq is not printed")
+
     def _need(self, name: str) -> int:
         return self.run.whole(name) or _refuse(f"{name} is not printed")
 
@@ -245,11 +253,21 @@ def _seeing_all(layer: Layer) -> Attention:
     return replace(layer.mixer, causal=False)
 
 
-def _decoded(model: ModelSpec, count: int) -> ModelSpec:
-    """`count` layers like the first of `model` that see all, then as many that also attend to what those give."""
+def _decoded(model: ModelSpec, count: int, *, share: float) -> ModelSpec:
+    """`count` layers like the first of `model` that see all, then as many that also attend to what those give.
+
+    The latter see `share` tokens for each of the former's; the head is over theirs alone, the embedding over both.
+    """
     layer = model.layers[0]
     encoder = replace(layer, mixer=_seeing_all(layer))
-    return replace(model, layers=(encoder,) * count + (replace(layer, transform=None), encoder) * count)
+    own = replace(layer, transform=None, tokens=share)
+    across = replace(layer, mixer=replace(_seeing_all(layer), keys=1.0 / share), tokens=share)
+    return replace(
+        model,
+        embedding=replace(model.embedding, tokens=1.0 + share),
+        layers=(encoder,) * count + (own, across) * count,
+        head=replace(model.head, tokens=share),
+    )
 
 
 def _multiple(value: int, of: int = 256) -> int:

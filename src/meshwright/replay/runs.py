@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,14 @@ from meshwright.spec.errors import ConfigError, Problem
 
 NEEDED = ("id", "source_id", "gpu", "n_gpus", "framework", "gbs", "seq", "status")
 _MEGATRON_FLOPS = ("96*B*s*l*h^2", "hardware FLOPs incl. full recompute")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Tokens of a sequence that a model, or its encoder, reads; those of a decoder beside it where they are said."""
+
+    encoder: int
+    decoder: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +102,21 @@ class Run:
         return (2.0 if printed is None else printed) / 100.0
 
     @property
+    def lengths(self) -> Lengths:
+        """Tokens of a sequence: `512`, `512+114` or `extra` with `decoder_seq=114`."""
+        found = self.numbers("seq")
+        told = re.search(
+            r"(?:decoder|dec|target|tgt)[ _](?:seq(?:uence)?|len(?:gth)?)\w*\s*[=:]?\s*(\d+)", self.text("extra")
+        )
+        decoder = int(found[1]) if len(found) > 1 else int(told[1]) if told else None
+        return Lengths(encoder=int(found[0]) if found else 0, decoder=decoder or None)
+
+    @property
     def tokens(self) -> float | None:
-        """Tokens of one step."""
-        batch, length = self.number("gbs"), self.number("seq")
-        return batch * length if batch and length else None
+        """Tokens of one step: an encoder's and a decoder's where both lengths are said."""
+        batch, lengths = self.number("gbs"), self.lengths
+        both = lengths.encoder + (lengths.decoder or 0)
+        return batch * both if batch and both else None
 
     @property
     def seconds(self) -> float | None:
