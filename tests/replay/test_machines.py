@@ -171,3 +171,27 @@ def test_a_rack_has_as_many_devices_whatever_a_node_is_called() -> None:
     ]
     small, large = (entry.design.cluster.groups[0] for entry in groups)
     assert (small.rack_nodes, large.rack_nodes, large.num_nodes) == (18, 1, 2)
+
+
+def test_nodes_of_a_rack_are_given_out_by_powers_of_two() -> None:
+    blackwell = {"gpu": "GB200-NVL72", "gpus_per_node": "4", "precision": "bf16", "tp": "4", "pp": "1", "dp": ""}
+    racks = {
+        count: express(row(**blackwell, n_gpus=count, gbs="576")).design.cluster.groups[0].rack_nodes
+        for count in ("64", "144", "128")
+    }
+    assert racks == {"64": 18, "144": 18, "128": 16}
+
+
+@pytest.mark.parametrize("changes", [{"tp": "1", "pp": "1", "cp": "8", "zero": "0"}, {"tp": "4", "pp": "8"}])
+def test_what_stays_in_a_rack_does_not_meet_the_network(changes: dict[str, str]) -> None:
+    """A ring over context ranks and a pipeline, each over several nodes of one NVL72."""
+    rack = {"gpu": "GB200", "n_gpus": "64", "gpus_per_node": "4", "precision": "bf16", "dp": "", **changes}
+    fast, slow = (replay(row(**rack, inter_gbit_per_node=rate)).point for rate in ("1600", "10"))
+    assert fast is not None
+    assert slow is not None
+    assert fast.predicted_seconds == pytest.approx(slow.predicted_seconds, rel=1e-9)
+    beyond = {**rack, "n_gpus": "128"}
+    fast, slow = (replay(row(**beyond, inter_gbit_per_node=rate)).point for rate in ("1600", "10"))
+    assert fast is not None
+    assert slow is not None
+    assert fast.predicted_seconds < slow.predicted_seconds

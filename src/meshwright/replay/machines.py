@@ -53,6 +53,7 @@ def machines_of(run: Run, *, assumed: list[str]) -> Machines | str:
         assumed.append("stages lie on the machines in the order in which they are named, with equal batches")
     apart = islands(run.text("inter_link"))
     groups = [_group(kind, index=index, alone=len(kinds) == 1) for index, kind in enumerate(kinds)]
+    groups = [_in_segments(group, assumed=assumed) for group in groups]
     if len(groups) == 1 and len(apart.each) > 1:
         groups = _divided(groups[0], parts=len(apart.each))
     return Machines(spec=_joined(run, groups, apart, assumed=assumed), devices=sum(kind.count for kind in kinds))
@@ -117,6 +118,21 @@ def _group(kind: _Kind, *, index: int, alone: bool) -> NodeGroup:
         room = max(size for size in range(1, room + 1) if kind.count % size == 0)
         usual = group_of(kind.device.name, nodes_count=1, per_node=room, name=name)
     return replace(usual, num_nodes=-(-kind.count // room), device=_memory(kind))
+
+
+def _in_segments(group: NodeGroup, *, assumed: list[str]) -> NodeGroup:
+    """Where racks would be left in part, as many nodes of each as the largest power of two: 16 of an NVL72's 18.
+
+    So batch systems give them out (SLURM's topology/block, `--segment 16` in NVIDIA's scripts for GB200).
+    """
+    racked = group.rack_nodes
+    if not racked or group.num_nodes <= racked or group.num_nodes % racked == 0:
+        return group
+    segment = 2 ** (racked.bit_length() - 1)
+    if segment == racked or group.num_nodes % segment:
+        return group
+    assumed.append(f"{segment} of the {racked} nodes of every rack")
+    return replace(group, rack_nodes=segment)
 
 
 def _memory(kind: _Kind) -> DeviceSpec:
