@@ -219,6 +219,7 @@ def _relatives() -> dict[str, Node]:
     p100 = _like(NVLINK_V100, gigabytes=80, title="NVIDIA P100: NVLink 1, 160 GB/s both ways")
     mi355x = _like(INFINITY_MI300X, gigabytes=537.6, title="AMD MI355X: seven links of 153.6 GB/s both ways")
     mi300a = _like(INFINITY_MI300X, gigabytes=384, title="AMD MI300A: two links of 128 GB/s both ways to each of three")
+    mi300a = replace(mi300a, peers=3)
     mi300x = Node(devices=8, inside=INFINITY_MI300X, nic=NDR, nics=8)
     v2, v3 = (
         "10.1145/3360307: four links of 496 Gb/s each way a TPU v2 chip",
