@@ -219,3 +219,20 @@ def test_a_shorter_decoder_takes_its_share_of_the_step() -> None:
 
 def test_two_lengths_without_an_encoder_are_refused() -> None:
     assert "several lengths" in replay(row(seq="512+128")).reason
+
+
+def test_layers_of_stages_are_as_the_row_says() -> None:
+    plan = express(row(extra="stage_layers=16+8", gpu="8xV100-32GB + 8xT4")).design.plan
+    assert [(stage.start, stage.stop) for stage in plan.stages] == [(0, 17), (17, 26)]
+    assert [(s.start, s.stop) for s in express(row(extra="layers per stage: 12, 12")).design.plan.stages] == [
+        (0, 13),
+        (13, 26),
+    ]
+    assert "16 + 9 layers are not 24" in replay(row(extra="stage_layers=16+9")).reason
+
+
+def test_a_batch_follows_from_microbatches_and_ranks() -> None:
+    found = express(row(gbs="", mbs="2", ga="8"))
+    assert found.design.plan.batch == 64
+    assert row(gbs="", mbs="2", ga="8", dp="", iter_s="", tokens_s_gpu="100").seconds == pytest.approx(64 * 2048 / 1600)
+    assert "gbs is not printed" in replay(row(gbs="", ga="")).reason

@@ -36,7 +36,10 @@ class Generation:
     failure_source: str = ""
 
 
-_SUSTAINED = "products of Llama 70B, one after the other (SemiAnalysis, MI300X vs H100 vs H200, December 2024)"
+_SUSTAINED = (
+    "products of Llama 70B's training, caches cleared between them (SemiAnalysis, MI300X vs H100 vs H200, "
+    "December 2024, read in a translation)"
+)
 _MAMF = "best product found by MAMF (table of ml-engineering, S. Bekman)"
 _TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
 

@@ -130,7 +130,10 @@ def _dgx() -> dict[str, Node]:
         host=_host(chip, gigabytes=960, bandwidth_gb=1024, title=grace),
     )
     v100_host = _pcie_host(3, gigabytes=512, bandwidth_gb=136.5, title=broadwell)
-    pairs = "two GPUs under a PCI Express switch with sixteen lanes up (NVIDIA DGX-1 white paper, figure 4)"
+    pairs = (
+        "two GPUs and an adapter under each PCI Express switch (nvidia-smi topo -m of a DGX-1, gist ashwin/e139748b; "
+        "NVIDIA's DGX-1 white paper, figure 4, second-hand), taken to have sixteen lanes up"
+    )
     v100 = Node(devices=8, inside=NVLINK_V100, nic=CLOUD, host=_shared(v100_host, devices=2, title=pairs))
     paired = "pairs of A100 SXM are PXB in nvidia-smi topo; 12 GB/s alone are 5 to 6 when all copy (nvbandwidth 11, 53)"
     hosts = {

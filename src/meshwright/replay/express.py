@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NoReturn, TypeVar
 
 from meshwright import schedule
@@ -35,6 +35,7 @@ from meshwright.spec.plan import (
 )
 
 T = TypeVar("T")
+_STAGE_LAYERS = re.compile(r"(?:stage_layers|pp_layers|layers per stage)\s*[=:]?\s*\[?\s*(\d+(?:\s*[+,]\s*\d+)+)")
 _MICROBATCHES = (2, 4, 8, 16, 32)
 _SCHEDULES = {
     "": ScheduleKind.ONE_F_ONE_B,
@@ -44,6 +45,7 @@ _SCHEDULES = {
     "zb-2p": ScheduleKind.ZERO_BUBBLE_H2,
     "zbv": ScheduleKind.ZERO_BUBBLE_V,
     "dualpipev": ScheduleKind.DUAL_PIPE_V,
+    "dualpipe": ScheduleKind.DUAL_PIPE_V,
     **{kind.value: kind for kind in ScheduleKind},
 }
 
@@ -182,7 +184,8 @@ class _Reader:
 
     def _batch(self, data: int) -> tuple[int, int]:
         """Sequences of a microbatch, and microbatches of a data rank."""
-        batch, microbatch, steps = self._need("gbs"), self.run.whole("mbs"), self.run.whole("ga")
+        microbatch, steps = self.run.whole("mbs"), self.run.whole("ga")
+        batch = self.run.batch or _refuse("gbs is not printed")
         if microbatch is None and steps is None:
             self.open = True
             microbatch = self._assume("the microbatch that is predicted fastest", 1)
@@ -201,6 +204,8 @@ class _Reader:
         name, chunks = words.pipeline_schedule(self.run.text("schedule")), self.run.whole("vpp") or 1
         if name not in _SCHEDULES:
             _refuse(f"the schedule {name} is not known")
+        if name == "dualpipe":
+            self.assumed.append("DualPipe taken to be DualPipeV, which holds parameters once")
         kind = _SCHEDULES[name]
         if pipeline == 1:
             return ScheduleKind.ONE_F_ONE_B, 1
@@ -260,6 +265,8 @@ class _Reader:
     def _edges(self, layers: int, stages: int) -> list[int]:
         """Bounds of the stages in blocks; layers as equal as can be where the source does not say."""
         extra = self.run.text("extra")
+        if said := _STAGE_LAYERS.search(extra):
+            return self._said_edges([int(count) for count in re.split(r"\s*[+,]\s*", said[1])], layers, stages)
         fewer = stages > 1 and "first and last stage have one layer fewer" in extra
         if layers < stages <= layers + 2 and stages > 2:
             fewer = self._assume("one layer fewer in the first stage and the last", True)
@@ -270,6 +277,13 @@ class _Reader:
         if stages > 1 and layers % stages:
             self.assumed.append("layers as equal as can be over the stages")
         return _even(layers, stages, fewer_at_ends=False)
+
+    def _said_edges(self, each: list[int], layers: int, stages: int) -> list[int]:
+        """As `_edges`, with so many layers in `each` stage."""
+        if len(each) != stages or sum(each) != layers:
+            _refuse(f"{' + '.join(map(str, each))} layers are not {layers} in {stages} stages")
+        bounds = [0, *(1 + upto for upto in accumulate(each))]
+        return [*bounds[:-1], bounds[-1] + 1]
 
     def _need(self, name: str) -> int:
         return self.run.whole(name) or _refuse(f"{name} is not printed")

@@ -102,6 +102,13 @@ class Run:
         return (2.0 if printed is None else printed) / 100.0
 
     @property
+    def batch(self) -> int | None:
+        """Sequences of one step: as printed, else from microbatches, accumulation and data parallel ranks."""
+        ranks = (self.whole(name) or 1 for name in ("tp", "pp", "cp"))
+        data = self.whole("dp") or (self.whole("n_gpus") or 0) // math.prod(ranks)
+        return self.whole("gbs") or (self.whole("mbs") or 0) * (self.whole("ga") or 0) * data or None
+
+    @property
     def lengths(self) -> Lengths:
         """Tokens of a sequence: `512`, `512+114` or `extra` with `decoder_seq=114`."""
         found = self.numbers("seq")
@@ -114,7 +121,7 @@ class Run:
     @property
     def tokens(self) -> float | None:
         """Tokens of one step: an encoder's and a decoder's where both lengths are said."""
-        batch, lengths = self.number("gbs"), self.lengths
+        batch, lengths = self.batch, self.lengths
         both = lengths.encoder + (lengths.decoder or 0)
         return batch * both if batch and both else None
 
