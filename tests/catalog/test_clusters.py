@@ -53,6 +53,7 @@ def test_every_number_of_a_link_has_a_source() -> None:
             assert {"bandwidth", "latency_seconds", "efficiency"} <= set(link.sources)
             assert not link.fits or "fits" in link.sources
             assert link.sums is None or "sums" in link.sources
+            assert link.peers is None or "peers" in link.sources
         for group in cluster.groups:
             assert (group.host is None) == (group.host_bytes is None) == (group.host_bandwidth is None)
             assert group.host is None or {"host_bytes", "host_bandwidth"} <= set(group.host.sources)

@@ -86,6 +86,22 @@ def test_a_rack_is_faster_than_the_network_beyond_it():
     assert near[1] < far[1] <= far[0]
 
 
+def test_without_a_switch_a_few_ranks_have_a_few_of_the_links():
+    """64 GB/s each way between two MI300X, 192 among four, 448 among all eight."""
+    mesh = Link(bandwidth=448e9, latency_seconds=0.0, efficiency=1.0, peers=7)
+    plain, meshed = (with_group(selene(nodes=1), inside=link) for link in (replace(mesh, peers=None), mesh))
+    for ranks, rate in ((2, 64.0), (4, 192.0), (8, 448.0)):
+        one, other = (
+            seconds(Collective.ALL_GATHER, c, AxisName.TENSOR, tensor=ranks, num_bytes=1e12)[0] for c in (plain, meshed)
+        )
+        assert other / one == pytest.approx(448.0 / rate, rel=1e-4)
+    exchanged = [
+        seconds(Collective.ALL_TO_ALL, meshed, AxisName.TENSOR, tensor=ranks, num_bytes=1e12)[0] for ranks in (4, 8)
+    ]
+    assert exchanged[0] == pytest.approx(2.0 * exchanged[1], rel=1e-4)  # each sends every peer a part of 1/n at 64 GB/s
+    assert send(mesh, senders=np.ones(1), adapters=8.0).seconds(64e9)[0] == pytest.approx(1.0)
+
+
 def test_sites_share_one_link():
     first = selene(nodes=1).groups[0]
     groups = (replace(first, site="east"), replace(first, name="west", site="west"))

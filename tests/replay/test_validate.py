@@ -14,7 +14,8 @@ from meshwright import cost, replay
 from meshwright.cli import main
 from meshwright.replay import published
 from meshwright.replay.express import express
-from meshwright.replay.machines import known_device, node_gigabits
+from meshwright.replay.names import known_device
+from meshwright.replay.networks import node_gigabits
 from meshwright.replay.published import replay as replay_row
 from meshwright.replay.runs import Run
 from meshwright.replay.scores import OutOfMemory, Point, leave_one_group_out, overall, score
@@ -150,7 +151,6 @@ MIXTURE = {
         ({"schedule": "round-robin"}, "the schedule round-robin is not known"),
         ({"schedule": "interleaved-1f1b"}, "without its number of chunks"),
         ({"vpp": "3", "gbs": "56"}, "not a multiple of 2 pipeline ranks"),
-        ({"framework": "Sums by Hand"}, "no model of the software"),
         ({"precision": "nvfp4"}, "has no peak for nvfp4"),
         ({"offload": "everything"}, "offload everything is not known"),
         ({"heads": "15"}, "15"),

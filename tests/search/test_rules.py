@@ -280,6 +280,8 @@ def test_a_rule_refuses_in_words_with_a_fix(rule: Rule) -> None:
     [
         samples.recurrent_layer(),
         replace(samples.dense_layer(), extra_parameters=8),
+        replace(samples.dense_layer(), tokens=0.5),
+        replace(samples.dense_layer(), mixer=replace(samples.dense_layer().mixer, causal=False)),
         replace(samples.latent_layer(), mixer=replace(samples.latent_layer().mixer, indexer=samples.INDEXER)),
     ],
 )

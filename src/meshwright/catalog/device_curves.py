@@ -36,7 +36,10 @@ class Generation:
     failure_source: str = ""
 
 
-_SUSTAINED = "products of Llama 70B, one after the other (SemiAnalysis, MI300X vs H100 vs H200, December 2024)"
+_SUSTAINED = (
+    "products of Llama 70B's training, caches cleared between them (SemiAnalysis, MI300X vs H100 vs H200, "
+    "December 2024, read in a translation)"
+)
 _MAMF = "best product found by MAMF (table of ml-engineering, S. Bekman)"
 _TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
 
@@ -136,7 +139,9 @@ TURING = replace(
     power_source="T4, 70 W, sustains 24 of 65 TFLOP/s over a hundred fp16 products of 4,096 (NVIDIA developer forum, "
     "thread 264462); 41.6 before its power cap slows it (1903.07486)",
 )
+TURING_TITAN = replace(OLDER, tiles=replace(_OLDER_TILES, units=72))
 PASCAL = replace(OLDER, tiles=None, tiles_source="")
+MAXWELL = PASCAL
 
 
 def _measured(

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
 
+from meshwright.catalog.board_sheets import BOARDS
 from meshwright.catalog.names import normal
 from meshwright.catalog.nvidia_sheets import NVIDIA
 from meshwright.catalog.other_sheets import OTHERS
 from meshwright.catalog.prices import priced
 from meshwright.spec.cluster import DeviceSpec
 
-SHEETS = (*NVIDIA, *OTHERS)
+SHEETS = (*NVIDIA, *BOARDS, *OTHERS)
 
 
 @cache

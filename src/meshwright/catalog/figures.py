@@ -30,6 +30,7 @@ _ABOVE_ZERO = frozenset(
         "bandwidth",
         "bytes_per_second",
         "oversubscription",
+        "peers",
         "forward_flops",
         "backward_flops",
         "hours_between_failures",

@@ -126,7 +126,9 @@ INFINITY_MI300X = Link(
     bandwidth=448 * GB,
     latency_seconds=3e-6,
     efficiency=0.7,
+    peers=7,
     sources={
+        "peers": "64 GB/s each way to each of the seven others (SemiAnalysis, MI300X vs H100 vs H200, December 2024)",
         "bandwidth": "AMD MI300X data sheet: seven links of 128 GB/s both ways",
         "efficiency": "by analogy with A100; not measured",
         "latency_seconds": "typical of RCCL; not measured",

@@ -52,8 +52,12 @@ class Node:
     host: Host | None = None
 
     def group(self, device: DeviceSpec, *, nodes: int, per_node: int | None = None, name: str = "") -> NodeGroup:
-        """`nodes` of this kind holding `device`; adapters and memory in proportion where a node is not full."""
+        """`nodes` of this kind holding `device`; adapters and memory in proportion to the devices.
+
+        A rack has as many devices however many of them are called a node.
+        """
         count = self.devices if per_node is None else per_node
+        racked = self.rack_nodes and self.rack_nodes * self.devices // max(count, self.devices)
         return NodeGroup(
             name=name or device.name.lower(),
             device=device,
@@ -62,8 +66,8 @@ class Node:
             inside=self.inside,
             nic=self.nic,
             nics=max(1, self.nics * count // self.devices),
-            rack=self.rack,
-            rack_nodes=self.rack_nodes,
+            rack=self.rack if racked else None,
+            rack_nodes=racked or None,
             host=self.host.link if self.host else None,
             host_bytes=self.host.num_bytes * count / self.devices if self.host else None,
             host_bandwidth=self.host.bandwidth * count / self.devices if self.host else None,
@@ -127,7 +131,10 @@ def _dgx() -> dict[str, Node]:
         host=_host(chip, gigabytes=960, bandwidth_gb=1024, title=grace),
     )
     v100_host = _pcie_host(3, gigabytes=512, bandwidth_gb=136.5, title=broadwell)
-    pairs = "two GPUs under a PCI Express switch with sixteen lanes up (NVIDIA DGX-1 white paper, figure 4)"
+    pairs = (
+        "two GPUs and an adapter under each PCI Express switch (nvidia-smi topo -m of a DGX-1, gist ashwin/e139748b; "
+        "NVIDIA's DGX-1 white paper, figure 4, second-hand), taken to have sixteen lanes up"
+    )
     v100 = Node(devices=8, inside=NVLINK_V100, nic=CLOUD, host=_shared(v100_host, devices=2, title=pairs))
     paired = "pairs of A100 SXM are PXB in nvidia-smi topo; 12 GB/s alone are 5 to 6 when all copy (nvbandwidth 11, 53)"
     hosts = {
@@ -215,22 +222,41 @@ def _relatives() -> dict[str, Node]:
     h800 = _like(NVLINK_H100, gigabytes=200, title="NVIDIA H800: NVLink 4, 400 GB/s both ways")
     p100 = _like(NVLINK_V100, gigabytes=80, title="NVIDIA P100: NVLink 1, 160 GB/s both ways")
     mi355x = _like(INFINITY_MI300X, gigabytes=537.6, title="AMD MI355X: seven links of 153.6 GB/s both ways")
+    mi300a = _like(INFINITY_MI300X, gigabytes=384, title="AMD MI300A: two links of 128 GB/s both ways to each of three")
+    mi300a = replace(mi300a, peers=3)
     mi300x = Node(devices=8, inside=INFINITY_MI300X, nic=NDR, nics=8)
+    v2, v3 = (
+        "10.1145/3360307: four links of 496 Gb/s each way a TPU v2 chip",
+        "How to Scale Your Model: four links of 100 GB/s",
+    )
     return {
         "A800-80GB": replace(a100, inside=a800),
         "H800": replace(h100, inside=h800),
         "H20": h100,
+        "H100-NVL": pcie5,
+        "H200-NVL": pcie5,
+        "A800-80GB-PCIe": pcie4,
+        "B100": replace(_dgx()["B200"], host=None),
         "GH200": Node(devices=1, inside=NVLINK_H100, nic=NDR),
         "V100-32GB-PCIe": pcie3,
         "V100-16GB-PCIe": pcie3,
         "P100": Node(devices=8, inside=p100, nic=CLOUD),
+        "P100-PCIe": pcie3,
         "A6000": pcie4,
+        **dict.fromkeys(("A10", "A30", "A40", "L40"), pcie4),
+        **dict.fromkeys(("Titan-RTX", "RTX-2080Ti", "P40"), pcie3),
+        "M60": replace(pcie3, devices=4),
+        "MI210": pcie4,
+        "MI250-GCD": replace(_others()["MI250X-GCD"], host=None),
+        "MI300A": Node(devices=4, inside=mi300a, nic=SLINGSHOT, nics=4),
+        "MI350X": replace(mi300x, inside=mi355x),
         "RTX-5090": pcie5,
         "MI325X": mi300x,
         "MI355X": replace(mi300x, inside=mi355x),
-        "TPU-v3": _tpu(
-            4, pod=1024, gigabytes=400, datacenter=25, title="How to Scale Your Model: four links of 100 GB/s"
-        ),
+        "TPU-v2": _tpu(4, pod=256, gigabytes=248, datacenter=25, title=v2),
+        "TPU-v2-core": _tpu(8, pod=512, gigabytes=124, datacenter=12.5, title=f"{v2}, a core half of it"),
+        "TPU-v3": _tpu(4, pod=1024, gigabytes=400, datacenter=25, title=v3),
+        "TPU-v3-core": _tpu(8, pod=2048, gigabytes=200, datacenter=12.5, title=f"{v3}, a core half of it"),
         "TPU-v7": _tpu(4, pod=9216, gigabytes=600, datacenter=100, title="Cloud TPU7x: 1,200 GB/s both ways, 3D torus"),
     }
 

@@ -20,6 +20,19 @@ _H100 = Sheet(
     fp64=66.9,
     aliases=("H100-SXM", "H100-80GB"),
 )
+_H100_NVL = _H100.variant(
+    name="H100-NVL",
+    title="NVIDIA H100 NVL data sheet",
+    memory_gib=93.1,
+    bandwidth_gb=3938,
+    watts=400,
+    fp16=835.5,
+    bf16=835.5,
+    fp8=1671,
+    tf32=417.5,
+    fp32=60,
+    fp64=60,
+)
 _B200 = Sheet(
     name="B200",
     generation=BLACKWELL,
@@ -227,6 +240,10 @@ NVIDIA = (
         units=82,
     ),
     _H100.variant(name="H800", title="NVIDIA H800 SXM data sheet", fp64=1.0, aliases=("H800-SXM",)),
+    _H100_NVL,
+    _H100_NVL.variant(
+        name="H200-NVL", title="NVIDIA H200 NVL data sheet", memory_gib=139.8, bandwidth_gb=4800, watts=600
+    ),
     _H100.variant(
         name="H20",
         title="NVIDIA H20 data sheet",
@@ -250,6 +267,18 @@ NVIDIA = (
         watts=900,
         aliases=("GH200-96GB",),
     ),
+    _B200.variant(
+        name="B100",
+        title="NVIDIA HGX B100 data sheet",
+        watts=700,
+        fp16=1750,
+        bf16=1750,
+        fp8=3500,
+        nvfp4=7000,
+        tf32=875,
+        fp32=60,
+        fp64=30,
+    ),
     _B200.variant(name="B300", title="NVIDIA HGX B300 data sheet", memory_gib=268, watts=1100, nvfp4=13500, fp64=1.2),
     _GB200.variant(
         name="GB300",
@@ -260,6 +289,13 @@ NVIDIA = (
         fp64=1.3,
     ),
     _A100.variant(name="A800-80GB", title="NVIDIA A800 80GB SXM data sheet", aliases=("A800",)),
+    _A100.variant(
+        name="A800-80GB-PCIe",
+        title="NVIDIA A800 80GB PCIe data sheet",
+        bandwidth_gb=1935,
+        watts=300,
+        aliases=("A800-PCIe",),
+    ),
     _V100_PCIE,
     _V100_PCIE.variant(name="V100-16GB-PCIe", title=_V100_PCIE.title, memory_gib=15.8, aliases=("V100-PCIe-16GB",)),
     Sheet(
@@ -273,6 +309,18 @@ NVIDIA = (
         fp32=10.6,
         fp64=5.3,
         aliases=("P100-16GB", "P100-SXM2"),
+    ),
+    Sheet(
+        name="P100-PCIe",
+        generation=PASCAL,
+        title="NVIDIA P100 PCIe data sheet, 16 GB",
+        memory_gib=15.9,
+        bandwidth_gb=732,
+        watts=250,
+        fp16=18.7,
+        fp32=9.3,
+        fp64=4.7,
+        aliases=("P100-PCIe-16GB", "P100-16GB-PCIe"),
     ),
     Sheet(
         name="A6000",

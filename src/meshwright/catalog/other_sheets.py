@@ -22,6 +22,36 @@ _MI300X = Sheet(
     aliases=("MI300",),
     kind=DeviceKind.ROCM,
 )
+_MI250X = Sheet(
+    name="MI250X-GCD",
+    generation=CDNA2,
+    title="AMD Instinct MI250X data sheet, one of its two dies",
+    memory_gib=63.98,
+    bandwidth_gb=1638,
+    watts=280,
+    fp16=191.5,
+    bf16=191.5,
+    fp32=47.9,
+    fp64=47.9,
+    aliases=("MI250X",),
+    kind=DeviceKind.ROCM,
+)
+_MI355X = Sheet(
+    name="MI355X",
+    generation=CDNA4,
+    title="AMD Instinct MI355X data sheet",
+    memory_gib=287.5,
+    bandwidth_gb=8000,
+    watts=1400,
+    fp16=2516.6,
+    bf16=2516.6,
+    fp8=5033.2,
+    mxfp8=5033.2,
+    fp32=157.3,
+    fp64=78.6,
+    aliases=("MI355",),
+    kind=DeviceKind.ROCM,
+)
 _TPU_V3 = Sheet(
     name="TPU-v3",
     generation=MXU_128,
@@ -33,6 +63,15 @@ _TPU_V3 = Sheet(
     aliases=("TPUv3", "v3"),
     kind=DeviceKind.TPU,
 )
+_TPU_V2 = _TPU_V3.variant(
+    name="TPU-v2",
+    title="Google Cloud TPU v2, one chip of two cores (10.1145/3360307)",
+    memory_gib=16,
+    bandwidth_gb=700,
+    watts=280,
+    bf16=46,
+    aliases=("TPUv2", "v2"),
+)
 _TPU_V6E = _TPU_V3.variant(
     name="TPU-v6e",
     title="Google Cloud TPU v6e system architecture",
@@ -40,23 +79,43 @@ _TPU_V6E = _TPU_V3.variant(
     bandwidth_gb=1640,
     watts=None,
     bf16=918,
-    aliases=("TPUv6e", "v6e", "Trillium"),
+    aliases=("TPUv6e", "v6e", "Trillium", "TPU-Trillium"),
 )
 
+
+def _core(chip: Sheet) -> Sheet:
+    """One of the two cores of a chip, as papers of the time count devices."""
+    return chip.variant(
+        name=f"{chip.name}-core",
+        title=f"{chip.title}: one core of two",
+        memory_gib=chip.memory_gib / 2,
+        bandwidth_gb=chip.bandwidth_gb / 2,
+        watts=chip.watts / 2 if chip.watts else None,
+        bf16=chip.bf16 / 2 if chip.bf16 else None,
+    )
+
+
 OTHERS = (
-    Sheet(
-        name="MI250X-GCD",
-        generation=CDNA2,
-        title="AMD Instinct MI250X data sheet, one of its two dies",
-        memory_gib=63.98,
-        bandwidth_gb=1638,
-        watts=280,
-        fp16=191.5,
-        bf16=191.5,
-        fp32=47.9,
-        fp64=47.9,
-        aliases=("MI250X",),
-        kind=DeviceKind.ROCM,
+    _MI250X,
+    _MI250X.variant(
+        name="MI250-GCD",
+        title="AMD Instinct MI250 data sheet, one of its two dies",
+        fp16=181,
+        bf16=181,
+        fp32=45.3,
+        fp64=45.3,
+        aliases=("MI250",),
+        units=104,
+    ),
+    _MI250X.variant(
+        name="MI210",
+        title="AMD Instinct MI210 data sheet",
+        watts=300,
+        fp16=181,
+        bf16=181,
+        fp32=45.3,
+        fp64=45.3,
+        units=104,
     ),
     _MI300X,
     _MI300X.variant(
@@ -67,23 +126,36 @@ OTHERS = (
         watts=1000,
         aliases=("MI325",),
     ),
-    Sheet(
-        name="MI355X",
-        generation=CDNA4,
-        title="AMD Instinct MI355X data sheet",
-        memory_gib=287.5,
-        bandwidth_gb=8000,
-        watts=1400,
-        fp16=2516.6,
-        bf16=2516.6,
-        fp8=5033.2,
-        mxfp8=5033.2,
-        fp32=157.3,
-        fp64=78.6,
-        aliases=("MI355",),
-        kind=DeviceKind.ROCM,
+    _MI300X.variant(
+        name="MI300A",
+        title="AMD Instinct MI300A data sheet",
+        memory_gib=127.5,
+        watts=550,
+        fp16=980.6,
+        bf16=980.6,
+        fp8=1961.2,
+        tf32=490.3,
+        fp32=122.6,
+        fp64=122.6,
+        units=228,
     ),
+    _MI355X,
+    _MI355X.variant(
+        name="MI350X",
+        title="AMD Instinct MI350X data sheet",
+        watts=1000,
+        fp16=2306.9,
+        bf16=2306.9,
+        fp8=4613.7,
+        mxfp8=4613.7,
+        fp32=144.2,
+        fp64=72.1,
+        aliases=("MI350",),
+    ),
+    _TPU_V2,
+    _core(_TPU_V2),
     _TPU_V3,
+    _core(_TPU_V3),
     _TPU_V3.variant(
         name="TPU-v4",
         title="Google TPU v4 (2304.01433)",
@@ -118,6 +190,6 @@ OTHERS = (
         bandwidth_gb=7370,
         bf16=2307,
         fp8=4614,
-        aliases=("TPUv7", "TPU7x", "Ironwood"),
+        aliases=("TPUv7", "TPU7x", "Ironwood", "TPU-Ironwood"),
     ),
 )

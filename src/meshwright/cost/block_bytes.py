@@ -65,7 +65,7 @@ def block_bytes(
     software: Software,
 ) -> BlockBytes:
     """What a block like `kind` leaves on every row of `table`, whose settings `inverse` finds in `sizes`."""
-    block = kind.block
+    block, sizes = kind.block, sizes.times(kind.block.tokens)
     parts = kept_eager(block, sizes, software) if software.eager else kept_fused(block, sizes, software)
 
     def row(values: Iterable[FloatArray | float]) -> FloatArray:

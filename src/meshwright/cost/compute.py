@@ -43,6 +43,11 @@ class Rates:
     bandwidth: float
     itemsize: FloatArray
 
+    def times(self, tokens: float) -> Rates:
+        """The same for a block that sees `tokens` times as many tokens of every sequence."""
+        length = max(1, round(self.attention.length * tokens))
+        return self if tokens == 1.0 else replace(self, attention=replace(self.attention, length=length))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
@@ -269,9 +274,10 @@ def _unfused_seconds(part: PartWork, rates: Rates, *, software: Software) -> tup
     fused_softmax.py). Heads whose rows are not whole 16 bytes leave the matrix units.
     """
     length, width = (np.full_like(rates.itemsize, size) for size in (rates.attention.length, part.score_dim))
-    count = part.scores / length**2
+    keys = length * part.keys
+    count = part.scores / (length * keys)
     batched = partial(product_seconds, rates=rates.head, together=count)
-    inner, outer = count * batched(length, length, width), count * batched(length, width, length)
+    inner, outer = count * batched(length, keys, width), count * batched(length, width, keys)
     if part.score_dim % _ALIGNED_FEATURES:
         slow = 2.0 * part.scores * width / rates.vector_peak
         inner, outer = np.maximum(inner, slow), np.maximum(outer, slow)

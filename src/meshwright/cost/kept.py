@@ -106,10 +106,11 @@ def _attention(mixer: Attention, sizes: Sizes) -> Kept:
     m, t, e = sizes.tokens, sizes.tensor, sizes.itemsize
     heads, key_heads = mixer.heads / t, np.maximum(mixer.kv_heads / t, 1.0)
     query, key = heads * mixer.head_dim, key_heads * mixer.head_dim
+    held = key * mixer.keys
     normed = mixer.qk_norm is not QueryKeyNorm.NONE
     same = mixer.shared_key_value and mixer.rotary is None and not normed
-    read = query + (1.0 if same else 2.0) * key
-    scores = sizes.scores * heads if sizes.unfused else sizes.zeros
+    read = query + (1.0 if same else 2.0) * held
+    scores = sizes.scores * mixer.keys * heads if sizes.unfused else sizes.zeros
     if sizes.unfused:
         inside = e * m * read + sizes.score_bytes * scores
     elif mixer.sinks or mixer.softcap is not None:
@@ -117,7 +118,7 @@ def _attention(mixer: Attention, sizes: Sizes) -> Kept:
     else:
         mask = _mask_copy(mixer, sizes)
         inside = _fused_core(
-            read=query + 2.0 * key, written=query, heads=heads, inputs=read, sizes=sizes, flash=mask is None
+            read=query + 2.0 * held, written=query, heads=heads, inputs=read, sizes=sizes, flash=mask is None
         )
         inside = inside if mask is None else inside + mask
     # The sinks' copy in less precision is an input that only a repeated core needs.
@@ -127,7 +128,7 @@ def _attention(mixer: Attention, sizes: Sizes) -> Kept:
     return Kept(
         saved=e * m * (width + query) + inside + _head_norms(mixer, query, key, sizes),
         core=core,
-        working=e * (m * (2.0 * query + 2.0 * key + width) + 2.0 * scores),
+        working=e * (m * (2.0 * query + 2.0 * held + width) + 2.0 * scores),
         copied=matrices + _head_norm_parameters(mixer, query, key),
     )
 

@@ -76,14 +76,16 @@ def _passing(width: int, sizes: Sizes) -> tuple[FloatArray, FloatArray]:
     return whole / sizes.split, np.where(sizes.split > 1.0, whole, 0.0)
 
 
-def _core(*, inputs: FloatArray, written: FloatArray, heads: FloatArray, sizes: Sizes) -> tuple[FloatArray, FloatArray]:
+def _core(
+    *, inputs: FloatArray, written: FloatArray, heads: FloatArray, sizes: Sizes, keys: float = 1.0
+) -> tuple[FloatArray, FloatArray]:
     """Bytes that attention keeps beside its inputs and output, and what its backward has beside them.
 
     The gradients of the output and the inputs; those of the queries are added up in fp32.
     """
     m, e = sizes.tokens, sizes.itemsize
     if sizes.unfused:
-        scores = sizes.scores * heads
+        scores = sizes.scores * keys * heads
         return sizes.score_bytes * scores, e * (scores + m * (inputs + written))
     return _STATISTIC_BYTES * m * heads, m * (e * (inputs + written) + 4.0 * written)
 
@@ -91,8 +93,8 @@ def _core(*, inputs: FloatArray, written: FloatArray, heads: FloatArray, sizes: 
 def _attention(mixer: Attention, sizes: Sizes) -> Kept:
     m, t, e = sizes.tokens, sizes.tensor, sizes.itemsize
     heads, key_heads = mixer.heads / t, np.maximum(mixer.kv_heads / t, 1.0)
-    query, key = heads * mixer.head_dim, key_heads * mixer.head_dim
-    core, backward = _core(inputs=query + 2.0 * key, written=query, heads=heads, sizes=sizes)
+    query, key = heads * mixer.head_dim, key_heads * mixer.head_dim * mixer.keys
+    core, backward = _core(inputs=query + 2.0 * key, written=query, heads=heads, keys=mixer.keys, sizes=sizes)
     normed = sizes.zeros
     if mixer.qk_norm is not QueryKeyNorm.NONE:
         normed = m * (e * (query + key) + _STATISTIC_BYTES * (heads + key_heads))

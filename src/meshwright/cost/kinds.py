@@ -197,9 +197,10 @@ def price_block(
 
     Work runs `speed` times as fast as on one core and `slow` times as long because ranks share cores.
     """
-    sizes = combination.sizes
-    works = block_work(kind.block, sizes)
-    passes = [part_seconds(p, device=group.device, rates=combination.rates, software=software) for p in works]
+    tokens = kind.block.tokens
+    sizes, figures = combination.sizes.times(tokens), combination.rates.times(tokens)
+    works = block_work(kind.block, combination.sizes)
+    passes = [part_seconds(p, device=group.device, rates=figures, software=software) for p in works]
     hidden = sizes.tokens * width_of(kind.block) * sizes.itemsize
     exchange = exchange_seconds(
         works,
@@ -215,7 +216,7 @@ def price_block(
     row, timing = combination.rows, partial(_pass_seconds, device=group.device, software=software, speed=speed)
     forward, whole, backward, late = timing(kind.block, works, passes, table, combination, exchange=exchange)
     full, selective = (recomputes(kind, table, policy) for policy in (FULL, SELECTIVE))
-    held = block_bytes(kind, table, sizes, combination.inverse, software=software)
+    held = block_bytes(kind, table, combination.sizes, combination.inverse, software=software)
     away, exchange = keeps_away(kind, table), exchange.repeated(full=full, scores=selective)
     again = _again(whole, row(p.core for p in passes) / speed, full=full, selective=selective)
     waits = partial(

@@ -175,10 +175,13 @@ def _grid(table: PlanTable) -> tuple[Dim, Dim, Dim, Dim]:
 
 
 def _hop(around: Ring, *, group: NodeGroup) -> Linear:
-    """One message to the next rank of a ring: the slowest of its links decides, rings of a node share its adapters."""
-    near = send(group.inside, senders=np.ones_like(around.size), adapters=1.0)
+    """One message to the next rank of a ring: the slowest of its links decides, rings of a node share its adapters.
+
+    In a rack no ring leaves its links.
+    """
+    near = send(group.rack or group.inside, senders=np.ones_like(around.size), adapters=1.0)
     far = send(group.nic, senders=group.devices_per_node / around.per_node, adapters=float(group.nics))
-    apart = around.nodes > 1.0
+    apart = around.racks > 1.0
     return Linear(
         latency=np.where(apart, far.latency, near.latency), per_byte=np.where(apart, far.per_byte, near.per_byte)
     )

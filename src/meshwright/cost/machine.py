@@ -106,12 +106,12 @@ def machine(
 def hops(
     table: PlanTable, *, group: NodeGroup, cluster: ClusterSpec, model: ModelSpec, job: JobSpec, software: Software
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Seconds to send a microbatch's hidden features to the next stage: in a node, to another node, to another site."""
+    """Seconds to send a microbatch's hidden features to the next stage: in a node or rack, beyond, to another site."""
     size = state_bytes(table).compute * table.microbatch * job.sequence_length / table.context * model.width
     split = np.where(table.sequence_parallel | software.scatters_transfers, table.tensor, 1)
     apart = strides(table)[AxisName.PIPELINE]
     senders = np.minimum(float(group.devices_per_node), apart)
-    near = send(group.inside, senders=senders, adapters=float(group.devices_per_node))
+    near = send(group.rack or group.inside, senders=senders, adapters=float(group.devices_per_node))
     far = send(group.nic, senders=senders, adapters=float(group.nics))
     gather = np.zeros(len(table))
     if software.scatters_transfers:

@@ -90,7 +90,7 @@ def send(link: Link, *, senders: FloatArray, adapters: float) -> Linear:
     if fits:
         latency, bandwidth = fits[0].latency_seconds, fits[0].bytes_per_second
     else:
-        latency, bandwidth = link.latency_seconds, _achieved(link)
+        latency, bandwidth = link.latency_seconds, _achieved(link) * float(_met(link, np.full(1, 2.0))[0])
     return Linear.line(latency + np.zeros_like(senders), 1.0 / (bandwidth * share))
 
 
@@ -108,6 +108,11 @@ def occupied(ring: Ring, *, kind: DeviceKind) -> FloatArray:
 
 def _achieved(link: Link) -> float:
     return link.bandwidth * link.efficiency / link.oversubscription
+
+
+def _met(link: Link, ranks: FloatArray) -> FloatArray:
+    """The share of a device's links that lead to the others of so many ranks."""
+    return np.ones_like(ranks) if link.peers is None else np.clip((ranks - 1.0) / link.peers, 0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +138,7 @@ class _Tiers:
         rack = _achieved(group.rack) if group.rack else np.inf
         each = _achieved(group.nic) * group.nics / group.devices_per_node
         return cls(
-            inside=np.where(ring.per_node > 1.0, _achieved(group.inside), np.inf),
+            inside=np.where(ring.per_node > 1.0, _achieved(group.inside) * _met(group.inside, ring.per_node), np.inf),
             rack=np.where(boxes > 1.0, rack, np.inf),
             adapter=np.where(ring.racks > 1.0, each, np.inf),
             beyond=np.where(ring.racks > 1.0, each * ring.fewest_rack, np.inf),

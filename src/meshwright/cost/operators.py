@@ -39,6 +39,7 @@ _CHUNK = 256.0  # tokens that Mamba-2 scans at once
 
 def block_work(block: Block, sizes: Sizes) -> tuple[PartWork, ...]:
     """The parts of `block` for one microbatch on one device; their parameters sum to the block's when tensor is 1."""
+    sizes = sizes.times(block.tokens)
     parts = _parts(block, sizes)
     return parts if np.all(sizes.slices == 1.0) else tuple(_sliced(part, sizes.slices) for part in parts)
 
@@ -130,6 +131,7 @@ def _attention(mixer: Attention, score_flops: FloatArray, sizes: Sizes) -> PartW
     query = mixer.heads * mixer.head_dim / t
     key = np.maximum(mixer.kv_heads / t, 1.0) * mixer.head_dim
     keys = 1.0 if mixer.shared_key_value else 2.0
+    held = key * mixer.keys
     normed = mixer.qk_norm is not QueryKeyNorm.NONE
     replicated = (2 * mixer.head_dim if mixer.qk_norm is QueryKeyNorm.HEAD else 0) + (
         mixer.width if mixer.output_bias else 0
@@ -138,11 +140,11 @@ def _attention(mixer: Attention, score_flops: FloatArray, sizes: Sizes) -> PartW
     residual = 3.0 * e * w / sizes.split
     forward, backward = _turn_bytes(sizes) if mixer.rotary else (sizes.zeros, sizes.zeros)
     forward, backward = forward + (2.0 * e if normed else 0.0), backward + (3.0 * e if normed else 0.0)
-    forward, backward = forward * (query + key), backward * (query + key)
-    widened = _widened(sizes, read=query + keys * key, written=query)
+    forward, backward = forward * (query + held), backward * (query + held)
+    widened = _widened(sizes, read=query + keys * held, written=query)
     masks = 2.0 * _mask_bytes(mixer, sizes)
     again = 3.0 if sizes.eager else 1.5
-    entering = query + keys * key
+    entering = query + keys * held
     added, summed = _bias_bytes(sizes, entering=mixer.qkv_bias * entering, leaving=mixer.output_bias * w)
     copied = sizes.unfused * 2.0 * e
     dropped = sizes.dropout * w / sizes.split
@@ -151,20 +153,21 @@ def _attention(mixer: Attention, score_flops: FloatArray, sizes: Sizes) -> PartW
         parameters=own / t + replicated,
         products=(
             Product(m=m, n=query, k=w),
-            Product(m=m, n=key, k=w, count=keys),
+            Product(m=m * mixer.keys, n=key, k=w, count=keys),
             Product(m=m, n=w, k=query),
         ),
         score_flops=score_flops,
-        scores=sizes.scores * mixer.heads / t,
+        scores=sizes.scores * mixer.keys * mixer.heads / t,
         score_dim=float(mixer.head_dim),
+        keys=mixer.keys,
         traffic=m * (forward + widened + residual + added + dropped + copied * query) + masks,
         backward_traffic=m * (backward + widened + again * residual + summed + dropped + copied * (query + entering))
         + 1.5 * masks,
         kernels=8.0 + (8.0 if mixer.rotary else 0.0) + (4.0 if normed else 0.0),
         exchanges=PAIR,
         closes=mixer.post_norm is None,
-        circulated=e * m * keys * key * np.maximum(sizes.inner / np.maximum(mixer.kv_heads / t, 1.0), 1.0),
-        traded=e * m * (2.0 * query + keys * key),
+        circulated=e * m * keys * held * np.maximum(sizes.inner / np.maximum(mixer.kv_heads / t, 1.0), 1.0),
+        traded=e * m * (2.0 * query + keys * held),
     )
 
 

@@ -173,9 +173,13 @@ def _sites(span: IntArray, size: IntArray, world: IntArray, cluster: ClusterSpec
 def crossings(
     table: PlanTable, rank: IntArray, *, group: NodeGroup, cluster: ClusterSpec
 ) -> tuple[FloatArray, FloatArray]:
-    """Node edges and site edges between pipeline rank 0 and each of `rank`, both of its shape (rows, ranks)."""
+    """Edges of nodes, or of racks where nodes are in some, and of sites between pipeline rank 0 and each of `rank`.
+
+    Both are of its shape (rows, ranks).
+    """
     device = rank * strides(table)[AxisName.PIPELINE][:, None]
-    nodes = np.minimum(rank, device // group.devices_per_node)
+    room = group.devices_per_node * (group.rack_nodes if group.rack and group.rack_nodes else 1)
+    nodes = np.minimum(rank, device // room)
     sites = np.minimum(np.searchsorted(site_edges(cluster), device, side="right"), nodes)
     return nodes.astype(np.float64), sites.astype(np.float64)
 

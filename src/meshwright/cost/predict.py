@@ -15,7 +15,6 @@ from meshwright.cost.placed import as_placed
 from meshwright.cost.table import PlanTable
 from meshwright.cost.uncertainty import REACH, doubts, spread, weights
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, NodeGroup
-from meshwright.spec.model import score_flops_per_token
 from meshwright.spec.plan import Design, Plan
 from meshwright.spec.report import Line, LineName, MemoryPart, Origin, Report, StageMemory
 from meshwright.spec.units import format_bytes, format_percent, format_seconds
@@ -199,8 +198,8 @@ def _notes(design: Design) -> tuple[str, ...]:
 def _score_share(design: Design) -> float:
     """Scores' share of the model's FLOPs at the plan's sequence length."""
     whole = design.model.flops_per_token(design.plan.sequence_length)
-    scores = (3.0 * score_flops_per_token(layer, design.plan.sequence_length) for layer in design.model.layers)
-    return sum(scores) / whole if whole else 0.0
+    scores = 3.0 * design.model.score_flops_per_token(design.plan.sequence_length)
+    return scores / whole if whole else 0.0
 
 
 def _detail(costs: Costs) -> dict[str, float]:

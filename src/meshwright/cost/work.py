@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -90,6 +90,10 @@ class Sizes:
     def zeros(self) -> FloatArray:
         return np.zeros_like(self.batch)
 
+    def times(self, tokens: float) -> Sizes:
+        """The same for a block that sees `tokens` times as many tokens of every sequence."""
+        return self if tokens == 1.0 else replace(self, sequence=float(max(1, round(self.sequence * tokens))))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
@@ -141,13 +145,13 @@ class PartWork:
     """One part of a block: products, scores, element-wise traffic, kernels, collectives and parameters.
 
     `score_flops` forward FLOPs of queries by keys and scores by values over visible keys by heads of `score_dim`
-    features, `scores` the elements of the whole score matrices; `traffic` and `backward_traffic` bytes of
-    element-wise work; `kernels` started forward (twice as many backward); `exchanges` take place `exchanged` times
-    (once or not at all); `parameters` on one device, of which `expert_parameters` lie on the grid of experts. Of a part
-    that `closes`, nothing after its last product keeps anything for backward. Bytes of one rank that cross to others in
-    a pass: `circulated` keys and values that context ranks pass on, `traded` queries, keys, values and outputs that
-    they trade for heads, `dispatched` tokens on their way to their experts (and as many back), each `copies` times,
-    `regathered` those that expert tensor ranks gather.
+    features, `scores` the elements of the whole score matrices, with `keys` keys for each query; `traffic` and
+    `backward_traffic` bytes of element-wise work; `kernels` started forward (twice as many backward); `exchanges`
+    take place `exchanged` times (once or not at all); `parameters` on one device, of which `expert_parameters` lie
+    on the grid of experts. Of a part that `closes`, nothing after its last product keeps anything for backward. Bytes
+    of one rank that cross to others in a pass: `circulated` keys and values that context ranks pass on, `traded`
+    queries, keys, values and outputs that they trade for heads, `dispatched` tokens on their way to their experts (and
+    as many back), each `copies` times, `regathered` those that expert tensor ranks gather.
     """
 
     name: str
@@ -156,6 +160,7 @@ class PartWork:
     score_flops: FloatArray | float = 0.0
     scores: FloatArray | float = 0.0
     score_dim: float = 0.0
+    keys: float = 1.0
     traffic: FloatArray | float = 0.0
     backward_traffic: FloatArray | float = 0.0
     kernels: FloatArray | float = 0.0

@@ -165,6 +165,8 @@ def unsupported(model: ModelSpec, *, start: int, stop: int) -> tuple[Problem, ..
         where = f"{model.name}.layers[{index}]"
         if layer.extra_parameters:
             problems.append(Problem(what="extra parameters of a layer have no module", where=where))
+        if layer.tokens != 1.0:
+            problems.append(Problem(what="layers of other tokens than the sequences' have no module", where=where))
         if isinstance(layer.mixer, spec_model.Recurrence):
             problems.append(Problem(what="recurrent mixers have no module", where=f"{where}.mixer"))
         if isinstance(layer.mixer, Attention) and not layer.mixer.causal:

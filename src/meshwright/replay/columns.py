@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+
+from meshwright.replay.words import KINDS, model_kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,30 +52,50 @@ NUMBERS: Mapping[str, Number] = {
 }
 WORDS: Mapping[str, tuple[str, ...]] = {
     "status": ("ok", "oom", "fail"),
-    "arch": ("gpt", "llama", "moe", "moe-mla", "mla", "hybrid-mamba", "hybrid-mamba-moe", "t5", "bert"),
     **dict.fromkeys(("gated", "sp", "flash"), ("yes", "no")),
 }
+
+
+LISTS = ("n_gpus", "gpus_per_node", "gpu_mem_gb", "inter_gbit_per_node", "seq")
+_MULTIPLES = {"k": 2**10, "m": 2**20}  # of tokens: 128k, 1M
+
+
+def values(name: str, text: str) -> tuple[float, ...]:
+    """The numbers of a cell: one, or where the column may hold several those that + or / joins. Raises ValueError."""
+    parts = re.split(r"\s*[+/]\s*", text) if name in LISTS else [text]
+    return tuple(_value(name, part.strip()) for part in parts)
+
+
+def _value(name: str, text: str) -> float:
+    if re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d+)?", text):
+        return float(text.replace(",", ""))
+    if name == "seq" and (found := re.fullmatch(r"(\d+)\s*([kKM])", text)):
+        return float(int(found[1]) * _MULTIPLES[found[2].lower()])
+    return float(text.replace("_", "?"))
 
 
 def faults(columns: Mapping[str, str]) -> Iterator[str]:
     """Every cell that cannot be read, in words."""
     for name, number in NUMBERS.items():
         text = columns.get(name, "")
-        if text and (fault := _number_fault(text, number)):
+        if text and (fault := _number_fault(name, text, number)):
             yield f"{name}: {text!r} {fault}"
     for name, choices in WORDS.items():
         text = columns.get(name, "")
         if text and text.lower() not in choices:
             yield f"{name}: {text!r} is not one of {', '.join(choices)}"
+    arch = columns.get("arch", "")
+    if model_kind(arch) is None:
+        yield f"arch: {arch!r} is not one of {', '.join(KINDS)}, mamba, jamba, linear, or a name that means one"
     if not columns.get("status", ""):
         yield "status is blank: ok, oom or fail"
 
 
-def _number_fault(text: str, number: Number) -> str:
+def _number_fault(name: str, text: str, number: Number) -> str:
     try:
-        value = float(text.replace("_", "?"))
+        found = values(name, text)
     except ValueError:
         return "is not a number"
-    if not math.isfinite(value) or not number.least <= value <= number.most:
+    if not all(math.isfinite(value) and number.least <= value <= number.most for value in found):
         return f"is not between {number.least:g} and {number.most:g}"
-    return "is not a whole number" if number.whole and value != int(value) else ""
+    return "is not a whole number" if number.whole and any(value != int(value) for value in found) else ""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NoReturn, TypeVar
 
 from meshwright import schedule
+from meshwright.replay import words
 from meshwright.replay.alternatives import alternatives
-from meshwright.replay.machines import cluster
+from meshwright.replay.machines import Machines, machines_of
 from meshwright.replay.models import InexpressibleError, model_of
 from meshwright.replay.runs import Run
+from meshwright.replay.stacks import EIGHT_BIT, Stack
 from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.job import DataSpec, JobSpec
@@ -34,16 +36,7 @@ from meshwright.spec.plan import (
 )
 
 T = TypeVar("T")
-_RECENT = ("megatron-core", "megatron-bridge", "nemo/")
-_2022 = ("megatron-lm v3", "nemo-megatron 22", "zero bubble")
-_TUNED = ("nemo/", "megatron-bridge")  # recipes whose speed their authors publish
-_TORCH = {
-    "composer": "torch-2023",
-    "fsdp1": "torch-2024",
-    "torchtitan": "torch-2024",
-    "fsdp": "torch",
-    **dict.fromkeys(("maxtext", "t5x", "pax", "levanter", "easylm", "pathways", "alpa", "jax", "xla"), "xla"),
-}
+_STAGE_LAYERS = re.compile(r"(?:stage_layers|pp_layers|layers per stage)\s*[=:]?\s*\[?\s*(\d+(?:\s*[+,]\s*\d+)+)")
 _SCHEDULES = {
     "": ScheduleKind.ONE_F_ONE_B,
     "1f1b": ScheduleKind.ONE_F_ONE_B,
@@ -52,16 +45,9 @@ _SCHEDULES = {
     "zb-2p": ScheduleKind.ZERO_BUBBLE_H2,
     "zbv": ScheduleKind.ZERO_BUBBLE_V,
     "dualpipev": ScheduleKind.DUAL_PIPE_V,
+    "dualpipe": ScheduleKind.DUAL_PIPE_V,
     **{kind.value: kind for kind in ScheduleKind},
 }
-_RECIPES = {
-    "fp8": Precision.FP8,
-    "fp8-cs": Precision.FP8,
-    "fp8-ds": Precision.FP8,
-    "fp8-sc": Precision.FP8_BLOCK,
-    "fp8-blockwise128": Precision.FP8_BLOCK,
-}
-_MEGATRON = ("megatron", "nemo", "internevo", "deepspeed 3d", "gpt-neox", "colossal")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,18 +72,20 @@ class _Reader:
     run: Run
     assumed: list[str] = field(default_factory=list)
     open: bool = False
+    stack: Stack = field(init=False)
 
     def expressed(self) -> Expressed:
         if self.run.faults:
             _refuse("; ".join(self.run.faults))
         if "task=lora" in self.run.text("extra"):
             _refuse("adapters alone were trained (LoRA)")
-        machines = cluster(self.run)
+        machines = machines_of(self.run, assumed=self.assumed)
         if isinstance(machines, str):
             _refuse(machines)
+        self.stack = Stack(self.run, machines.spec.groups[0].device, assumed=self.assumed)
         try:
             model = model_of(self.run, assumed=self.assumed)
-            plan, software = self._plan(model, machines), self._software()
+            plan, software = self._plan(model, machines), self.stack.name()
         except ConfigError as error:
             _refuse("; ".join(map(str, error.problems)))
         job = JobSpec(
@@ -107,17 +95,17 @@ class _Reader:
             data=DataSpec(document_mask=False),
             software=software,
         )
-        design = Design(model=model, cluster=machines, job=job, plan=plan)
+        design = Design(model=model, cluster=machines.spec, job=job, plan=plan)
         return Expressed(
             design=design,
             assumed=tuple(self.assumed),
             others=alternatives(design, microbatches=self.open, chunks=self._unsaid_chunks()),
         )
 
-    def _plan(self, model: ModelSpec, machines: ClusterSpec) -> Plan:
+    def _plan(self, model: ModelSpec, used: Machines) -> Plan:
         run = self.run
         tensor, pipeline, context = (run.whole(name) or 1 for name in ("tp", "pp", "cp"))
-        devices = self._need("n_gpus")
+        devices, machines = used.devices, used.spec
         data = run.whole("dp") or devices // (tensor * pipeline * context)
         if tensor * pipeline * context * data != devices:
             _refuse(f"tp {tensor} x pp {pipeline} x cp {context} x dp {data} is not {devices} devices")
@@ -138,7 +126,7 @@ class _Reader:
             sharding=sharding,
             recompute=self._recompute(),
             offload=self._offload(),
-            precision=self._precision(machines),
+            precision=self._precision(),
         )
         edges = self._edges(len(model.layers), pipeline * chunks)
         sizes = {
@@ -155,9 +143,9 @@ class _Reader:
             stages=_stages(edges, settings, kind=kind, pipeline=pipeline, chunks=chunks),
             experts=self._experts(model, tensor=tensor, ranks=devices // pipeline),
             schedule=Schedule(kind=kind, microbatches=microbatches, chunks=chunks),
-            sequence_length=self._need("seq"),
+            sequence_length=self.run.lengths.encoder or _refuse("seq is not printed"),
             microbatch=microbatch,
-            gradients=GradientSync(precision=self._gradients(settings.precision)),
+            gradients=GradientSync(precision=self.stack.gradients(settings.precision)),
         )
 
     def _experts(self, model: ModelSpec, *, tensor: int, ranks: int) -> ExpertGrid | None:
@@ -166,7 +154,7 @@ class _Reader:
         expert, slices = self.run.whole("ep") or 1, self.run.whole("etp")
         if mixture is None or (expert == 1 and slices in (None, tensor)):
             return None
-        if slices is None and tensor > 1 and self._framework_has(_TUNED):
+        if slices is None and tensor > 1 and self.stack.is_tuned:
             slices = self._assume("experts not divided over tensor ranks, as in the stack's own recipes", 1)
         elif slices is None:
             slices = self._assume("experts divided as the rest is, Megatron's default", tensor) if tensor > 1 else 1
@@ -188,7 +176,8 @@ class _Reader:
 
     def _batch(self, data: int) -> tuple[int, int]:
         """Sequences of a microbatch, and microbatches of a data rank."""
-        batch, microbatch, steps = self._need("gbs"), self.run.whole("mbs"), self.run.whole("ga")
+        microbatch, steps = self.run.whole("mbs"), self.run.whole("ga")
+        batch = self.run.batch or _refuse("gbs is not printed")
         if microbatch is None and steps is None:
             self.open = True
             microbatch = self._assume("the microbatch that is predicted fastest", 1)
@@ -204,9 +193,11 @@ class _Reader:
         return microbatch, count
 
     def _schedule(self, pipeline: int) -> tuple[ScheduleKind, int]:
-        name, chunks = self.run.text("schedule").lower(), self.run.whole("vpp") or 1
+        name, chunks = words.pipeline_schedule(self.run.text("schedule")), self.run.whole("vpp") or 1
         if name not in _SCHEDULES:
             _refuse(f"the schedule {name} is not known")
+        if name == "dualpipe":
+            self.assumed.append("DualPipe taken to be DualPipeV, which holds parameters once")
         kind = _SCHEDULES[name]
         if pipeline == 1:
             return ScheduleKind.ONE_F_ONE_B, 1
@@ -222,8 +213,8 @@ class _Reader:
 
     def _sharding(self, data: int, machines: ClusterSpec) -> tuple[Sharding, int]:
         """What is sharded, and over how many of the data ranks."""
-        text = self.run.text("zero")
-        if not text and data > 1 and self._is_recent():
+        text = words.sharding(self.run.text("zero"))
+        if not text and data > 1 and self.stack.is_recent:
             text = self._assume("optimizer state sharded", "1")
         known = {"": Sharding.NONE, "0": Sharding.NONE, "1": Sharding.OPTIMIZER, "2": Sharding.GRADIENTS}
         known |= {"3": Sharding.PARAMETERS, "hsdp": Sharding.PARAMETERS}
@@ -244,11 +235,11 @@ class _Reader:
         said = self.run.is_yes("sp")
         if said is not None:
             return said
-        recent = self._is_recent()
+        recent = self.stack.is_recent
         return self._assume("sequence parallel on" if recent else "sequence parallel off", recent)
 
     def _recompute(self) -> Recompute:
-        text = self.run.text("recompute").split(" ")[0]
+        text = words.recompute(self.run.text("recompute"))
         modules = re.search(r"recompute_modules=(\S+)", self.run.text("extra"))
         if text == Recompute.SELECTIVE and modules and "core_attn" not in modules[1]:
             return self._assume("norms and activations computed again for nothing", Recompute.NONE)
@@ -258,74 +249,20 @@ class _Reader:
             _refuse(f"recompute {text} is not known")
         return Recompute(text)
 
-    def _precision(self, machines: ClusterSpec) -> Precision:
-        text = self.run.text("precision")
-        peaks = machines.groups[0].device.peak_flops
-        if text in _RECIPES:
-            return _RECIPES[text]
+    def _precision(self) -> Precision:
+        text = words.precision(self.run.text("precision"))
+        if text in EIGHT_BIT:
+            return EIGHT_BIT[text]
         if text:
             return Precision(text) if text in set(Precision) else _refuse(f"precision {text} is not known")
-        recent = self._framework_has((*_RECENT, *_TORCH)) and Precision.BF16 in peaks
-        found = Precision.BF16 if recent else Precision.FP16
+        found = Precision.BF16 if self.stack.defaults_to_bf16 else Precision.FP16
         return self._assume(found.value, found)
-
-    def _software(self) -> str:
-        framework = self.run.text("framework").lower()
-        for name, software in _TORCH.items():
-            if name in framework:
-                return f"{software}{self._compiled()}" if "torchtitan" in framework else software
-        if not self._framework_has(_MEGATRON):
-            _refuse(f"no model of the software {self.run.text('framework')}")
-        flash = self.run.is_yes("flash")
-        if flash is None:
-            recent = self._is_recent()
-            flash = self._assume("fused attention" if recent else "attention not fused", recent)
-        if kernel := re.search(r"norm kernel=(\w+)([^;]*)", self.run.text("extra")):
-            return "scaling-fused-norms" if "RMS kernel" in kernel[2] else _scaling(kernel[1])
-        if not flash:
-            return "megatron-2022" if self._framework_has(_2022) else "megatron-2021"
-        if self._framework_has(("internevo",)):
-            return "internevo"
-        return self._core() if self._is_recent() else "megatron-flash"
-
-    def _compiled(self) -> str:
-        """What of torchtitan's ways to be quicker the run says that it used."""
-        if "async TP" in self.run.text("extra"):
-            return "-async"
-        return "-compiled" if self.run.is_yes("compile") else ""
-
-    def _core(self) -> str:
-        """Megatron-Core with what the run says of its communication."""
-        extra = self.run.text("extra")
-        if "overlap switched off" in extra:
-            return "megatron-core-serial"
-        once = any(f"dispatcher={name}" in extra for name in ("deepep", "hybridep"))
-        latent = self.run.text("arch").lower() == "moe-mla" and "dispatcher=" not in extra
-        if latent and self._framework_has(("megatron-bridge",)):
-            once = self._assume("tokens cross to a node once, as in the stack's own recipes", True)
-        name = "nemo" if self._framework_has(_TUNED) else "megatron-core"
-        name = "megatron-bridge" if self._framework_has(("megatron-bridge",)) else name
-        return name + ("-deepep" if once else "") + ("-overlap" if "moe_a2a_overlap" in extra else "")
-
-    def _is_recent(self) -> bool:
-        """Megatron on Transformer Engine, which alone multiplies in eight bits."""
-        eight_bit = self.run.text("precision") in _RECIPES or self.run.text("precision") in ("mxfp8", "nvfp4")
-        return self._framework_has(_RECENT) or (eight_bit and self._framework_has(_MEGATRON))
-
-    def _gradients(self, precision: Precision) -> Precision:
-        """Stacks of fp16 add and reduce gradients as they are, others in fp32; tuned recipes in bf16."""
-        if precision is Precision.FP16:
-            return Precision.FP16
-        tuned = self._framework_has((*_TUNED, "internevo")) or (precision.quantized and self._framework_has(_MEGATRON))
-        return self._assume("gradients in bf16", Precision.BF16) if tuned else Precision.FP32
-
-    def _framework_has(self, names: Sequence[str]) -> bool:
-        framework = self.run.text("framework").lower()
-        return any(name in framework for name in names)
 
     def _edges(self, layers: int, stages: int) -> list[int]:
         """Bounds of the stages in blocks; layers as equal as can be where the source does not say."""
         extra = self.run.text("extra")
+        if said := _STAGE_LAYERS.search(extra):
+            return self._said_edges([int(count) for count in re.split(r"\s*[+,]\s*", said[1])], layers, stages)
         fewer = stages > 1 and "first and last stage have one layer fewer" in extra
         if layers < stages <= layers + 2 and stages > 2:
             fewer = self._assume("one layer fewer in the first stage and the last", True)
@@ -337,19 +274,19 @@ class _Reader:
             self.assumed.append("layers as equal as can be over the stages")
         return _even(layers, stages, fewer_at_ends=False)
 
+    def _said_edges(self, each: list[int], layers: int, stages: int) -> list[int]:
+        """As `_edges`, with so many layers in `each` stage."""
+        if len(each) != stages or sum(each) != layers:
+            _refuse(f"{' + '.join(map(str, each))} layers are not {layers} in {stages} stages")
+        bounds = [0, *(1 + upto for upto in accumulate(each))]
+        return [*bounds[:-1], bounds[-1] + 1]
+
     def _need(self, name: str) -> int:
         return self.run.whole(name) or _refuse(f"{name} is not printed")
 
     def _assume(self, what: str, value: T) -> T:
         self.assumed.append(what)
         return value
-
-
-def _scaling(kernel: str) -> str:
-    """Aleph Alpha's library with norms written out and attention by `kernel`."""
-    if kernel.startswith("flash_attention"):
-        return "scaling-flash-1" if kernel.startswith("flash_attentionv1") else "scaling"
-    return "scaling-fused-softmax" if kernel == "fused" else "scaling-plain-softmax"
 
 
 def _even(layers: int, stages: int, *, fewer_at_ends: bool) -> list[int]:

@@ -1,63 +1,169 @@
-"""The cluster that a published run names: its device and nodes by name, its network where a number is printed."""
+"""The cluster that a published run names: its devices and nodes by name, its network where a number is printed."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from meshwright.catalog.devices import find_device
 from meshwright.catalog.nodes import group_of
+from meshwright.replay.names import Named, known_device, named_devices
+from meshwright.replay.networks import Islands, between_sites, islands, joined
 from meshwright.replay.runs import Run
 from meshwright.spec.cluster import ClusterSpec, DeviceSpec, NodeGroup
 
 _MEMORY_DIFFERS = 0.15
+_TWO_DIES = {"MI250X-GCD": 128.0, "MI250-GCD": 128.0}  # GB of a board that holds two devices
 
 
-def cluster(run: Run) -> ClusterSpec | str:
-    """The machines of `run`; why not, where its device is not known."""
-    device = known_device(run.text("gpu"))
-    if device is None:
-        return f"no figures of the device {run.text('gpu') or '(blank)'}"
-    devices, per_node = run.whole("n_gpus"), run.whole("gpus_per_node")
-    if not devices:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machines:
+    """The cluster of a run and how many of its devices the run used, the first ones."""
+
+    spec: ClusterSpec
+    devices: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """`count` devices of one kind, `per_node` in a node; None is the usual node."""
+
+    name: str
+    device: DeviceSpec
+    count: int
+    per_node: int | None
+    memory_gb: float | None
+
+
+def machines_of(run: Run, *, assumed: list[str]) -> Machines | str:
+    """The machines of `run`, kinds in the order in which they are named; why not, where a device is not known.
+
+    What the source left open is added to `assumed`.
+    """
+    named = named_devices(run.text("gpu"))
+    unknown = next((entry.name for entry in named if entry.device is None), None)
+    if unknown is not None:
+        return f"no figures of the device {unknown or '(blank)'}"
+    counts = _counts(run, named)
+    if isinstance(counts, str):
+        return counts
+    kinds = [
+        _kind(run, entry, index=index, count=count)
+        for index, (entry, count) in enumerate(zip(named, counts, strict=True))
+    ]
+    if len(kinds) > 1:
+        assumed.append("stages lie on the machines in the order in which they are named, with equal batches")
+    apart = islands(run.text("inter_link"))
+    groups = [_group(kind, index=index, alone=len(kinds) == 1) for index, kind in enumerate(kinds)]
+    groups = [_in_segments(group, assumed=assumed) for group in groups]
+    if len(groups) == 1 and len(apart.each) > 1:
+        groups = _divided(groups[0], parts=len(apart.each))
+    return Machines(spec=_joined(run, groups, apart, assumed=assumed), devices=sum(kind.count for kind in kinds))
+
+
+def _counts(run: Run, named: tuple[Named, ...]) -> list[int] | str:
+    """Devices of every kind; why not, where what is said of them does not agree."""
+    printed, said = run.numbers("n_gpus"), [entry.count for entry in named]
+    if len(printed) == len(named) and (len(named) > 1 or said == [None]):
+        return [int(count) for count in printed]
+    total, known = int(sum(printed)) or _ranks(run), [count for count in said if count]
+    if len(known) == len(named):
+        whole = total or sum(known)
+        if whole % sum(known):
+            return f"{run.text('gpu')} are not {total} devices"
+        return [count * (whole // sum(known)) for count in known]
+    if not total:
         return "the number of devices is not printed"
-    group = group_of(device.name, nodes_count=1, per_node=per_node)
-    nodes = -(-devices // group.devices_per_node)
-    group = _network(run, replace(group, num_nodes=nodes, device=_memory(run, group.device)))
-    return ClusterSpec(name=run.text("gpu"), groups=(group,), source=run.text("source_ref"))
+    if known or total % len(named):
+        return f"how many of {total} devices are of which kind is not printed"
+    return [total // len(named)] * len(named)
 
 
-def known_device(name: str) -> DeviceSpec | None:
-    """The device that begins `name`: what a source writes after it (a form factor, a site) is not read."""
-    words = re.split(r"[\s(]+", name.strip())
-    parts = [part for word in words for part in word.split("-") if part]
-    for count in range(len(parts), 0, -1):
-        found = find_device("-".join(parts[:count]))
-        if found is not None:
-            return found
-    return None
+def _ranks(run: Run) -> int:
+    """Devices by the printed degrees of the plan; 0 where its data parallel degree is not printed."""
+    return (run.whole("tp") or 1) * (run.whole("pp") or 1) * (run.whole("cp") or 1) * (run.whole("dp") or 0)
 
 
-def _memory(run: Run, device: DeviceSpec) -> DeviceSpec:
-    """The device with the printed memory where that is plainly another size."""
-    printed = run.number("gpu_mem_gb")
-    if printed is None or abs(printed * 2**30 / device.memory_bytes - 1.0) < _MEMORY_DIFFERS:
-        return device
-    return replace(device, memory_bytes=printed * 2**30)
+def _kind(run: Run, named: Named, *, index: int, count: int) -> _Kind:
+    """A kind of device with what the columns say of it; the two devices of one board each for itself."""
+    each, sizes = run.numbers("gpus_per_node"), run.numbers("gpu_mem_gb")
+    memory = _entry(sizes, index) or named.memory_gb
+    device = known_device(named.name, memory_gb=_entry(sizes, index))
+    assert device is not None
+    per_node = named.per_node or (int(_entry(each, index) or 0) or None)
+    board = _TWO_DIES.get(device.name)
+    if board and _counts_boards(run, memory=memory, board=board, per_node=per_node):
+        return _Kind(name=named.name, device=device, count=2 * count, per_node=2 * (per_node or 4), memory_gb=None)
+    return _Kind(name=named.name, device=device, count=count, per_node=per_node, memory_gb=memory)
 
 
-def node_gigabits(link: str, devices: int) -> float | None:
-    """Gb/s of a node as `link` writes them: "8x200Gb/s", "400Gb/s per GPU", or one rate, which is the node's."""
-    found = re.search(r"(?:(\d+)\s*x\s*)?(\d+(?:\.\d+)?)\s*Gb(?:it)?(?:/s)?\b(\s*per GPU)?", link)
-    if found is None:
+def _counts_boards(run: Run, *, memory: float | None, board: float, per_node: int | None) -> bool:
+    """Whether `n_gpus` are boards of two devices, by their memory or four a node, and no printed plan denies it."""
+    if _ranks(run) and _ranks(run) == run.whole("n_gpus"):
+        return False
+    return per_node == 4 or (memory is not None and abs(memory / board - 1.0) < _MEMORY_DIFFERS)
+
+
+def _entry(values: tuple[float, ...], index: int) -> float | None:
+    """The value of one kind of device: its own, or the only one."""
+    if not values:
         return None
-    count = float(found[1] or (devices if found[3] else 1))
-    return count * float(found[2])
+    return values[index] if index < len(values) else values[-1]
 
 
-def _network(run: Run, group: NodeGroup) -> NodeGroup:
-    gigabits = run.number("inter_gbit_per_node") or node_gigabits(run.text("inter_link"), group.devices_per_node)
-    if not gigabits:
+def _group(kind: _Kind, *, index: int, alone: bool) -> NodeGroup:
+    """The nodes of `kind`; beside other kinds they are full, as many devices in each as divide the count."""
+    name = "" if alone else f"{index}-{kind.device.name.lower()}"
+    usual = group_of(kind.device.name, nodes_count=1, per_node=kind.per_node, name=name)
+    room = usual.devices_per_node
+    if kind.count % room and not alone:
+        room = max(size for size in range(1, room + 1) if kind.count % size == 0)
+        usual = group_of(kind.device.name, nodes_count=1, per_node=room, name=name)
+    return replace(usual, num_nodes=-(-kind.count // room), device=_memory(kind))
+
+
+def _in_segments(group: NodeGroup, *, assumed: list[str]) -> NodeGroup:
+    """Where racks would be left in part, as many nodes of each as the largest power of two: 16 of an NVL72's 18.
+
+    So batch systems give them out (SLURM's topology/block, `--segment 16` in NVIDIA's scripts for GB200).
+    """
+    racked = group.rack_nodes
+    if not racked or group.num_nodes <= racked or group.num_nodes % racked == 0:
         return group
-    nic = replace(group.nic, bandwidth=gigabits * 1e9 / 8 / group.nics)
-    return replace(group, nic=nic)
+    segment = 2 ** (racked.bit_length() - 1)
+    if segment == racked or group.num_nodes % segment:
+        return group
+    assumed.append(f"{segment} of the {racked} nodes of every rack")
+    return replace(group, rack_nodes=segment)
+
+
+def _memory(kind: _Kind) -> DeviceSpec:
+    """The device with the printed memory where that is plainly another size, of one device and not of its board."""
+    printed, device = kind.memory_gb, kind.device
+    share = printed * 2**30 / device.memory_bytes if printed else 1.0
+    if abs(share - 1.0) < _MEMORY_DIFFERS or share > 1.9:
+        return device
+    return replace(device, memory_bytes=share * device.memory_bytes)
+
+
+def _divided(group: NodeGroup, *, parts: int) -> list[NodeGroup]:
+    """The nodes of `group` in as many islands, as equal as can be."""
+    counts = [group.num_nodes // parts + (index < group.num_nodes % parts) for index in range(parts)]
+    return [
+        replace(group, name=f"{group.name}-{index}", num_nodes=count) for index, count in enumerate(counts) if count
+    ]
+
+
+def _joined(run: Run, groups: list[NodeGroup], apart: Islands, *, assumed: list[str]) -> ClusterSpec:
+    """The cluster of `groups` on the networks that the source names, and what is between them."""
+    printed, wide = run.numbers("inter_gbit_per_node"), None
+    several = len(apart.each) == len(groups) > 1
+    made = [
+        joined(run, group, link=apart.each[index if several else 0], gigabits=_entry(printed, index))
+        for index, group in enumerate(groups)
+    ]
+    if several and apart.between:
+        wide = between_sites(apart.between, nodes=min(group.num_nodes for group in made))
+        if wide is None:
+            assumed.append("islands are joined by the slower of their networks: what is between them has no rate")
+        else:
+            made = [replace(group, site=f"island {index}") for index, group in enumerate(made)]
+    return ClusterSpec(name=run.text("gpu"), groups=tuple(made), wide_area=wide, source=run.text("source_ref"))

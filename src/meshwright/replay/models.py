@@ -10,13 +10,14 @@ from typing import NoReturn, TypeVar
 
 from meshwright import catalog
 from meshwright.catalog.decoders.shapes import GptStyle, LlamaStyle
+from meshwright.replay.hybrids import hybrid, known_hybrid
 from meshwright.replay.runs import Run
-from meshwright.spec.blocks import Activation, Attention, FeedForward, LatentAttention, Layer, Mixture, Norm, Recurrence
+from meshwright.replay.words import model_kind
+from meshwright.spec.blocks import Activation, Attention, FeedForward, LatentAttention, Layer, Mixture, Norm
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.model import ModelSpec
 
 MEGATRON_VOCAB = 51200  # GPT-2's 50,257 tokens, padded as Megatron pads them
-KINDS = ("gpt", "llama", "moe", "moe-mla", "mla", "hybrid-mamba", "hybrid-mamba-moe", "bert", "t5")
 T = TypeVar("T")
 
 
@@ -48,26 +49,39 @@ class _Reader:
         self.assumed = assumed
 
     def model(self) -> ModelSpec:
-        kind = self.run.text("arch")
+        kind = self._kind()
+        if kind != "t5" and len(self.run.numbers("seq")) > 1:
+            _refuse("several lengths of a sequence, and no encoder beside a decoder")
         preset = self._preset()
         if preset is not None and (kind not in ("gpt", "llama") or not self.run.whole("layers")):
             vocab = self.run.whole("vocab")
             return catalog.with_vocab(preset, vocab=vocab) if vocab else preset
-        if kind not in KINDS:
-            _refuse(f"models of the kind {kind or '(blank)'} are not rebuilt from these columns")
         if kind in ("bert", "t5"):
             whole = self._llama() if self.run.is_yes("gated") else self._gpt()
             return _encoder(whole) if kind == "bert" else self._encoder_decoder(whole)
         if kind == "gpt" and not self.run.is_yes("gated"):
             return self._gpt()
         if kind == "llama" and self.run.is_yes("gated") is False:
-            _refuse("a llama whose feed-forward is not gated")
-        model = self._llama()
-        if kind.startswith("hybrid"):
-            return self._hybrid(model)
+            if self.run.text("arch").lower() == "llama":
+                _refuse("a llama whose feed-forward is not gated")
+            return self._gpt()
+        if kind == "mamba":
+            bare = _Reader(self.run, [])._llama()
+            return hybrid(self.run, bare, kind=kind, attends=_attention(bare), mixture=None, assumed=self.assumed)
+        model = self._gpt() if self.run.is_yes("gated") is False and kind == "moe" else self._llama()
+        family = kind.removesuffix("-moe")
+        if family in ("hybrid-mamba", "jamba", "linear"):
+            return self._hybrid(model, family=family, mixed=kind.endswith("-moe"))
         if "mla" in kind:
             model = self._latent(model)
         return self._mixed(model) if kind.startswith("moe") else model
+
+    def _kind(self) -> str:
+        text = self.run.text("arch")
+        found = model_kind(text, gated=self.run.is_yes("gated"), experts=bool(self.run.whole("n_experts")))
+        if found is None:
+            _refuse(f"models of the kind {text} are not rebuilt from these columns")
+        return found if text else self._assume("a decoder: the kind of model is not printed", found)
 
     def _preset(self) -> ModelSpec | None:
         """The preset of the run's name; None where there is none or what is printed contradicts it."""
@@ -88,7 +102,7 @@ class _Reader:
             kv_heads=self.run.whole("kv_heads"),
             hidden=self.run.whole("ffn"),
             vocab=self._vocab(),
-            positions=self._need("seq"),
+            positions=self._length(),
         ).build()
 
     def _llama(self) -> ModelSpec:
@@ -103,18 +117,21 @@ class _Reader:
             head_dim=self.run.whole("head_dim"),
             hidden=hidden or self._assume("a gated feed-forward of 8/3 of the width", _multiple(8 * width // 3)),
             vocab=self._vocab(),
-            max_positions=self._need("seq"),
+            max_positions=self._length(),
         ).build()
 
     def _encoder_decoder(self, model: ModelSpec) -> ModelSpec:
-        """An encoder and a decoder over as many tokens each, the printed layers in each or in both together.
+        """An encoder and a decoder over tokens of their own, the printed layers in each or in both together.
 
         Attention to the encoder's tokens is attention that sees all, whose keys and values have a projection each.
         """
-        self.assumed.append("as many tokens of the decoder as of the encoder")
+        lengths = self.run.lengths
+        if lengths.decoder is None:
+            self.assumed.append("as many tokens of the decoder as of the encoder")
+        share = (lengths.decoder or lengths.encoder) / lengths.encoder
         count = len(model.layers)
         printed = self.run.number("params_b")
-        found = [_decoded(model, each) for each in (count, count // 2) if each]
+        found = [_decoded(model, each, share=share) for each in (count, count // 2) if each]
         if printed is None:
             return self._assume("as many layers in the decoder as in the encoder", found[0])
         return min(found, key=lambda one: abs(math.log(one.parameters / (printed * 1e9))))
@@ -139,14 +156,28 @@ class _Reader:
         mixture = self._mixture(model.width)
         told = re.search(r"(\d+) dense layer", self.run.text("extra"))
         dense = int(told[1]) if told else 0
+        every = self._mixed_every()
         layers = tuple(
-            layer if index < dense else replace(layer, transform=mixture) for index, layer in enumerate(model.layers)
+            layer if index < dense or index % every != every - 1 else replace(layer, transform=mixture)
+            for index, layer in enumerate(model.layers)
         )
         return replace(model, layers=layers)
 
+    def _mixed_every(self) -> int:
+        """One layer in so many is a mixture: `moe every 2 layers`, `moe_every=2`, `moe every other layer`; else all."""
+        told = re.search(r"moe[ _](?:every|freq|interval)[ =]*(\d+|other)", self.run.text("extra"), re.IGNORECASE)
+        return 1 if told is None else 2 if told[1] == "other" else int(told[1])
+
     def _mixture(self, width: int) -> Mixture:
-        hidden, shared = self._need("expert_ffn"), self.run.whole("n_shared") or 0
-        norm, gated = Norm(width=width), self.run.is_yes("gated") is not False
+        hidden = self.run.whole("expert_ffn")
+        if hidden is None:
+            wide = self.run.whole("ffn") or _refuse("expert_ffn is not printed")
+            hidden = self._assume("experts as wide as a feed-forward is", wide)
+        squared = self._kind_is_parted() and self.run.is_yes("gated") is not True
+        gated = not squared and self.run.is_yes("gated") is not False
+        activation = Activation.RELU_SQUARED if squared else Activation.SILU
+        norm, shared = Norm(width=width), self._shared()
+        beside = FeedForward(width=width, hidden=shared * hidden, norm=None, gated=gated, activation=activation)
         return Mixture(
             width=width,
             hidden=hidden,
@@ -154,27 +185,27 @@ class _Reader:
             top_k=self._need("topk"),
             norm=norm,
             gated=gated,
-            shared=FeedForward(width=width, hidden=shared * hidden, norm=None, gated=gated) if shared else None,
+            activation=activation,
+            shared=beside if shared else None,
         )
 
-    def _hybrid(self, model: ModelSpec) -> ModelSpec:
-        """Layers of one part each as in Nemotron-H (2504.03624): few attend, the others are Mamba-2 or feed-forward."""
-        self.assumed.append("one layer in ten attends, the others are Mamba-2 (state 128) and feed-forwards in turn")
-        width = model.width
-        norm, first = Norm(width=width), model.layers[0]
-        assert isinstance(first.mixer, Attention)
-        if self.run.text("arch").endswith("moe"):
-            transform: Mixture | FeedForward = self._mixture(width)
-        else:
-            assert isinstance(first.transform, FeedForward)
-            transform = replace(first.transform, gated=False, activation=Activation.RELU_SQUARED)
-        mamba = Recurrence(
-            width=width, inner=2 * width, heads=2 * width // 64, state=128, groups=8, convolution=4, norm=norm
-        )
-        parts = (Layer(mixer=mamba, transform=None), Layer(mixer=None, transform=transform))
-        attends = Layer(mixer=first.mixer, transform=None)
-        layers = tuple(attends if index % 10 == 5 else parts[index % 2] for index in range(len(model.layers)))
-        return replace(model, layers=layers)
+    def _kind_is_parted(self) -> bool:
+        """Layers of one part each, whose feed-forwards have two matrices and a squared ReLU (2504.03624)."""
+        return (model_kind(self.run.text("arch"), experts=True) or "").startswith("hybrid-mamba")
+
+    def _shared(self) -> int:
+        """Experts that every token meets, in widths of those that it chooses."""
+        known = known_hybrid(self.run)
+        if self.run.whole("n_shared") is None and known is not None and known.shared:
+            return self._assume(f"shared experts as wide as {known.shared}, as published", known.shared)
+        return self.run.whole("n_shared") or 0
+
+    def _hybrid(self, model: ModelSpec, *, family: str, mixed: bool) -> ModelSpec:
+        whole = self._latent(model) if "mla" in self.run.text("arch").lower() else model
+        attends = whole.layers[0].mixer
+        assert attends is not None
+        mixture = self._mixture(model.width) if mixed else None
+        return hybrid(self.run, model, kind=family, attends=attends, mixture=mixture, assumed=self.assumed)
 
     def _heads(self, width: int) -> int:
         head_dim = self.run.whole("head_dim")
@@ -184,10 +215,18 @@ class _Reader:
         return heads
 
     def _vocab(self) -> int:
+        if self.run.text("arch").lower() in ("vit", "deit") and not self.run.whole("vocab"):
+            return self._assume("patches as tokens, and a head of 1,000 classes over each", 1000)
+        known = known_hybrid(self.run)
+        if not self.run.whole("vocab") and known is not None and known.vocab:
+            return self._assume(f"a vocabulary of {known.vocab}, as published", known.vocab)
         return self.run.whole("vocab") or self._assume(f"a vocabulary of {MEGATRON_VOCAB}", MEGATRON_VOCAB)
 
     def _name(self) -> str:
         return self.run.text("model") or self.run.id
+
+    def _length(self) -> int:
+        return self.run.lengths.encoder or _refuse("seq is not printed")
 
     def _need(self, name: str) -> int:
         return self.run.whole(name) or _refuse(f"{name} is not printed")
@@ -203,16 +242,32 @@ def _encoder(model: ModelSpec) -> ModelSpec:
     return replace(model, layers=layers)
 
 
+def _attention(model: ModelSpec) -> Attention:
+    mixer = model.layers[0].mixer
+    assert isinstance(mixer, Attention)
+    return mixer
+
+
 def _seeing_all(layer: Layer) -> Attention:
     assert isinstance(layer.mixer, Attention)
     return replace(layer.mixer, causal=False)
 
 
-def _decoded(model: ModelSpec, count: int) -> ModelSpec:
-    """`count` layers like the first of `model` that see all, then as many that also attend to what those give."""
+def _decoded(model: ModelSpec, count: int, *, share: float) -> ModelSpec:
+    """`count` layers like the first of `model` that see all, then as many that also attend to what those give.
+
+    The latter see `share` tokens for each of the former's; the head is over theirs alone, the embedding over both.
+    """
     layer = model.layers[0]
     encoder = replace(layer, mixer=_seeing_all(layer))
-    return replace(model, layers=(encoder,) * count + (replace(layer, transform=None), encoder) * count)
+    own = replace(layer, transform=None, tokens=share)
+    across = replace(layer, mixer=replace(_seeing_all(layer), keys=1.0 / share), tokens=share)
+    return replace(
+        model,
+        embedding=replace(model.embedding, tokens=1.0 + share),
+        layers=(encoder,) * count + (own, across) * count,
+        head=replace(model.head, tokens=share),
+    )
 
 
 def _multiple(value: int, of: int = 256) -> int:

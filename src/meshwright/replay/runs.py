@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshwright.replay.columns import faults
+from meshwright.replay.columns import faults, values
 from meshwright.replay.flops import step_flops
 from meshwright.spec.errors import ConfigError, Problem
 
 NEEDED = ("id", "source_id", "gpu", "n_gpus", "framework", "gbs", "seq", "status")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Tokens of a sequence that a model, or its encoder, reads; those of a decoder beside it where they are said."""
+
+    encoder: int
+    decoder: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +48,18 @@ class Run:
         text = self.text(name).lower()
         return text == "yes" if text else None
 
-    def number(self, name: str) -> float | None:
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """Every number of a cell that may hold several; none where it is blank or cannot be read."""
         try:
-            value = float(self.text(name))
+            found = values(name, self.text(name))
         except ValueError:
-            return None
-        return value if math.isfinite(value) else None
+            return ()
+        return found if all(map(math.isfinite, found)) else ()
+
+    def number(self, name: str) -> float | None:
+        """The number of a cell; of several the sum: devices of all kinds, tokens of an encoder and a decoder."""
+        found = self.numbers(name)
+        return sum(found) if found else None
 
     def whole(self, name: str) -> int | None:
         value = self.number(name)
@@ -87,10 +102,28 @@ class Run:
         return (2.0 if printed is None else printed) / 100.0
 
     @property
+    def batch(self) -> int | None:
+        """Sequences of one step: as printed, else from microbatches, accumulation and data parallel ranks."""
+        ranks = (self.whole(name) or 1 for name in ("tp", "pp", "cp"))
+        data = self.whole("dp") or (self.whole("n_gpus") or 0) // math.prod(ranks)
+        return self.whole("gbs") or (self.whole("mbs") or 0) * (self.whole("ga") or 0) * data or None
+
+    @property
+    def lengths(self) -> Lengths:
+        """Tokens of a sequence: `512`, `512+114` or `extra` with `decoder_seq=114`."""
+        found = self.numbers("seq")
+        told = re.search(
+            r"(?:decoder|dec|target|tgt)[ _](?:seq(?:uence)?|len(?:gth)?)\w*\s*[=:]?\s*(\d+)", self.text("extra")
+        )
+        decoder = int(found[1]) if len(found) > 1 else int(told[1]) if told else None
+        return Lengths(encoder=int(found[0]) if found else 0, decoder=decoder or None)
+
+    @property
     def tokens(self) -> float | None:
-        """Tokens of one step."""
-        batch, length = self.number("gbs"), self.number("seq")
-        return batch * length if batch and length else None
+        """Tokens of one step: an encoder's and a decoder's where both lengths are said."""
+        batch, lengths = self.batch, self.lengths
+        both = lengths.encoder + (lengths.decoder or 0)
+        return batch * both if batch and both else None
 
     @property
     def seconds(self) -> float | None:

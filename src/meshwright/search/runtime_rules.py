@@ -28,6 +28,9 @@ def precision_trained(design: Design) -> Problem | None:
 def layers_built(design: Design) -> Problem | None:
     """The runtime has a module for every layer of the model."""
     for index, layer in enumerate(design.model.layers):
+        if layer.tokens != 1.0:
+            what = "a layer that sees other tokens than the job's sequences can be predicted and not trained yet"
+            return Problem(where=f"model.layers[{index}].tokens", what=what, fix="choose layers of one sequence")
         if isinstance(layer.mixer, Recurrence):
             what = "a recurrence can be predicted and not trained yet"
             return Problem(where=f"model.layers[{index}].mixer", what=what, fix="choose a model of attention layers")

@@ -65,7 +65,8 @@ class Rotary:
 class Attention:
     """Multi-head attention; `kv_heads < heads` is grouped-query; `window` limits how far back it looks.
 
-    Without `causal` every token sees all of its sequence, as in an encoder.
+    Without `causal` every token sees all of its sequence, as in an encoder, or `keys` times as many tokens of another
+    one: a decoder's attention to what an encoder gave.
 
     `chunk` is chunked attention (positions see only their own chunk). `shared_key_value` uses the keys as values.
     """
@@ -87,12 +88,19 @@ class Attention:
     scale: float | None = None
     shared_key_value: bool = False
     causal: bool = True
+    keys: float = 1.0
     kind: str = "attention"
 
     @property
     def matrix_parameters(self) -> int:
         projections = self.heads + self.kv_heads * (1 if self.shared_key_value else 2) + self.heads
         return self.width * self.head_dim * projections
+
+    @property
+    def matrix_products(self) -> float:
+        """Parameters that a token multiplies: those of keys and values as often as there are keys for a query."""
+        key_values = self.width * self.head_dim * self.kv_heads * (1 if self.shared_key_value else 2)
+        return self.matrix_parameters + (self.keys - 1.0) * key_values
 
     @property
     def parameters(self) -> int:
@@ -255,12 +263,13 @@ Transform = FeedForward | Mixture
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Embedding:
-    """Token embedding, and learned positions where `positions` > 0."""
+    """Token embedding, and learned positions where `positions` > 0; `tokens` as in a Layer."""
 
     vocab: int
     width: int
     positions: int = 0
     scale: float = 1.0
+    tokens: float = 1.0
     kind: str = "embedding"
 
     @property
@@ -271,14 +280,22 @@ class Embedding:
     def matrix_parameters(self) -> int:
         return 0
 
+    @property
+    def matrix_products(self) -> float:
+        return 0.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One residual layer: a token mixer and a feed-forward, either of which may be absent."""
+    """One residual layer: a token mixer and a feed-forward, either of which may be absent.
+
+    It sees `tokens` times as many tokens as the job's sequences have: a decoder beside a longer encoder less than one.
+    """
 
     mixer: Mixer | None
     transform: Transform | None
     extra_parameters: int = 0
+    tokens: float = 1.0
     kind: str = "layer"
 
     @property
@@ -297,13 +314,22 @@ class Layer:
         return sum(part.matrix_parameters for part in self.parts)
 
     @property
+    def matrix_products(self) -> float:
+        """Parameters that one of its tokens multiplies."""
+        attends = self.mixer.matrix_products - self.mixer.matrix_parameters if isinstance(self.mixer, Attention) else 0
+        return self.matrix_parameters + attends
+
+    @property
     def parts(self) -> tuple[Mixer | Transform, ...]:
         return tuple(part for part in (self.mixer, self.transform) if part is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """Final norm and the projection onto the vocabulary; a tied head reuses the embedding's matrix."""
+    """Final norm and the projection onto the vocabulary; a tied head reuses the embedding's matrix.
+
+    `tokens` as in a Layer.
+    """
 
     vocab: int
     width: int
@@ -311,11 +337,16 @@ class Head:
     tied: bool = False
     bias: bool = False
     softcap: float | None = None
+    tokens: float = 1.0
     kind: str = "head"
 
     @property
     def matrix_parameters(self) -> int:
         return self.vocab * self.width
+
+    @property
+    def matrix_products(self) -> float:
+        return self.matrix_parameters
 
     @property
     def parameters(self) -> int:

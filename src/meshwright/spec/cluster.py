@@ -202,7 +202,9 @@ class Link:
     `oversubscription` divides the bandwidth when all nodes below this tier talk across it at once. `sums` is the
     share of the achieved bandwidth left to an all-reduce that the switch itself adds (NVLink SHARP); None where no
     switch does. `staged` says that libraries meet over this tier in stages: among the devices below it first, then
-    over every adapter at once, then below again; otherwise one ring or tree passes all tiers (NCCL).
+    over every adapter at once, then below again; otherwise one ring or tree passes all tiers (NCCL). Without a
+    switch each of `peers` others has a link of its own: the bandwidth is that to all of them together, and a group of
+    n has (n - 1) / peers of it. None where any two have all of it.
     """
 
     bandwidth: float
@@ -211,6 +213,7 @@ class Link:
     oversubscription: float = 1.0
     sums: float | None = None
     staged: bool = False
+    peers: int | None = None
     fits: tuple[CollectiveFit, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
 

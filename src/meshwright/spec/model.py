@@ -108,16 +108,24 @@ class ModelSpec:
         visible key, counting only keys that the mask shows: recompute never counts (PaLM, 2204.02311, appendix B,
         with the causal mask).
         """
-        matrices = sum(block.matrix_parameters for block in self.blocks)
-        return 6.0 * matrices + sum(3.0 * score_flops_per_token(layer, sequence_length) for layer in self.layers)
+        matrices = sum(block.tokens * block.matrix_products for block in self.blocks)
+        return 6.0 * matrices + 3.0 * self.score_flops_per_token(sequence_length)
+
+    def score_flops_per_token(self, sequence_length: int) -> float:
+        """Forward FLOPs of queries by keys and scores by values over all layers, per token of the job's sequences."""
+        each = ((layer.tokens, max(1, round(layer.tokens * sequence_length)), layer) for layer in self.layers)
+        return sum(tokens * score_flops_per_token(layer, length) for tokens, length, layer in each)
 
 
 def score_flops_per_token(layer: Layer, sequence_length: int) -> float:
-    """Forward FLOPs per token of queries by keys and scores by values, over the keys the mask shows."""
+    """Forward FLOPs per token of queries by keys and scores by values, over the keys the mask shows.
+
+    `sequence_length` tokens of the layer's own.
+    """
     mixer = layer.mixer
     if isinstance(mixer, Attention):
         span = visible_keys(sequence_length, mixer.window, mixer.chunk, causal=mixer.causal)
-        return 4.0 * mixer.heads * mixer.head_dim * span
+        return 4.0 * mixer.heads * mixer.head_dim * span * mixer.keys
     if isinstance(mixer, LatentAttention):
         limit = mixer.indexer.top_k if mixer.indexer else mixer.window
         span = visible_keys(sequence_length, limit, None)

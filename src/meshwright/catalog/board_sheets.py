@@ -1,0 +1,111 @@
+"""NVIDIA's boards on PCI Express with graphics memory, data sheet by data sheet."""
+
+from __future__ import annotations
+
+from meshwright.catalog.device_curves import MAXWELL, OLDER, PASCAL, TURING_TITAN
+from meshwright.catalog.device_sheet import Sheet
+
+_SINGLE = "no units for half precision: products in fp16 run at the rate of fp32"
+_A10 = Sheet(
+    name="A10",
+    generation=OLDER,
+    title="NVIDIA A10 data sheet",
+    memory_gib=22.1,
+    bandwidth_gb=600,
+    watts=150,
+    fp16=125,
+    bf16=125,
+    tf32=62.5,
+    fp32=31.2,
+    aliases=("A10-24GB",),
+    units=72,
+)
+_TITAN = Sheet(
+    name="Titan-RTX",
+    generation=TURING_TITAN,
+    title="NVIDIA Turing architecture paper, Titan RTX",
+    memory_gib=23.6,
+    bandwidth_gb=672,
+    watts=280,
+    fp16=130.5,
+    fp32=16.3,
+    aliases=("RTX-Titan", "RTX-Titan-24GB", "Titan-RTX-24GB"),
+)
+
+BOARDS = (
+    _A10,
+    _A10.variant(
+        name="A30",
+        title="NVIDIA A30 data sheet",
+        memory_gib=23.6,
+        bandwidth_gb=933,
+        watts=165,
+        fp16=165,
+        bf16=165,
+        tf32=82,
+        fp32=10.3,
+        aliases=("A30-24GB",),
+        units=56,
+    ),
+    _A10.variant(
+        name="A40",
+        title="NVIDIA A40 data sheet",
+        memory_gib=44.4,
+        bandwidth_gb=696,
+        watts=300,
+        fp16=149.7,
+        bf16=149.7,
+        tf32=74.8,
+        fp32=37.4,
+        aliases=("A40-48GB",),
+        units=84,
+    ),
+    _A10.variant(
+        name="L40",
+        title="NVIDIA L40 data sheet",
+        memory_gib=44.4,
+        bandwidth_gb=864,
+        watts=300,
+        fp16=181,
+        bf16=181,
+        fp8=362,
+        tf32=90.5,
+        fp32=90.5,
+        aliases=("L40-48GB",),
+        units=142,
+    ),
+    _TITAN,
+    _TITAN.variant(
+        name="RTX-2080Ti",
+        title="NVIDIA Turing architecture paper, GeForce RTX 2080 Ti, accumulating in fp32",
+        memory_gib=10.6,
+        bandwidth_gb=616,
+        watts=250,
+        fp16=53.8,
+        fp32=13.4,
+        aliases=("2080Ti", "GeForce-RTX-2080Ti"),
+        units=68,
+    ),
+    Sheet(
+        name="P40",
+        generation=PASCAL,
+        title=f"NVIDIA P40 data sheet; {_SINGLE}",
+        memory_gib=22.4,
+        bandwidth_gb=346,
+        watts=250,
+        fp16=11.8,
+        fp32=11.8,
+        aliases=("P40-24GB",),
+    ),
+    Sheet(
+        name="M60",
+        generation=MAXWELL,
+        title=f"NVIDIA M60 data sheet, one of its two devices; {_SINGLE}",
+        memory_gib=7.4,
+        bandwidth_gb=160,
+        watts=150,
+        fp16=4.8,
+        fp32=4.8,
+        aliases=("M60-8GB",),
+    ),
+)

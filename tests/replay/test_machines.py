@@ -1,0 +1,197 @@
+"""Machines of published runs: devices by every spelling, several kinds in one cluster, networks as they are written."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.replay.express import express
+from meshwright.replay.names import known_device, named_devices
+from meshwright.replay.networks import islands, node_gigabits
+from meshwright.replay.published import replay
+from tests.replay.test_validate import row
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
+        ("A100-PCIe-40", "A100-40GB-PCIe"),
+        ("A100 PCIe 80GB", "A100-80GB-PCIe"),
+        ("A100 80GB SXM4", "A100-80GB"),
+        ("A800-SXM4-80GB", "A800-80GB"),
+        ("Tesla V100-SXM2-16GB", "V100-16GB"),
+        ("V100-PCIE-32GB", "V100-32GB-PCIe"),
+        ("H100-PCIe-80GB", "H100-PCIe"),
+        ("H100 NVL", "H100-NVL"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("H200-141GB", "H200"),
+        ("HGX B200", "B200"),
+        ("DGX-B300", "B300"),
+        ("GB200-NVL72", "GB200"),
+        ("DGX GB300", "GB300"),
+        ("AMD Instinct MI300X OAM", "MI300X"),
+        ("MI300A-128GB", "MI300A"),
+        ("MI250X (GCD)", "MI250X-GCD"),
+        ("MI350X-288GB", "MI350X"),
+        ("Cloud TPU v4", "TPU-v4"),
+        ("TPU-v4-128", "TPU-v4"),
+        ("TPU v5 lite", "TPU-v5e"),
+        ("TPU Trillium (v6e)", "TPU-v6e"),
+        ("TPU-v3 core", "TPU-v3-core"),
+        ("TITAN RTX 24GB", "Titan-RTX"),
+        ("GeForce RTX 3090", "RTX-3090"),
+    ],
+)
+def test_a_device_is_known_whatever_is_written_around_it(name: str, known: str) -> None:
+    found = known_device(name)
+    assert found is not None
+    assert found.name == known
+
+
+def test_printed_memory_chooses_the_device_of_that_memory() -> None:
+    found = express(row(gpu="A100", gpu_mem_gb="40")).design.cluster.groups[0].device
+    assert (found.name, found.memory_bandwidth) == ("A100-40GB", 1555e9)
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds"),
+    [
+        ("4xV100-16GB + 12xT4", [("V100-16GB", 4), ("T4", 12)]),
+        ("V100-16GB (4), T4 (12)", [("V100-16GB", 4), ("T4", 12)]),
+        ("1x4xV100-16GB & 3x4xT4", [("V100-16GB", 4), ("T4", 12)]),
+        ("mixed: 4 V100 and 12 T4", [("V100", 4), ("T4", 12)]),
+        ("V100x4/T4:12", [("V100", 4), ("T4", 12)]),
+        ("V100-32GB/T4", [("V100-32GB", None), ("T4", None)]),
+        ("A100-80GB (SXM, NVSwitch)", [("A100-80GB (SXM, NVSwitch)", None)]),
+        ("A100-80GB, NVSwitch", [("A100-80GB, NVSwitch", None)]),
+        ("16xA100", [("A100", 16)]),
+    ],
+)
+def test_several_kinds_are_told_apart(text: str, kinds: list[tuple[str, int | None]]) -> None:
+    assert [(entry.name, entry.count) for entry in named_devices(text)] == kinds
+
+
+def test_a_mixed_cluster_is_laid_out_as_it_is_named_and_as_slow_as_its_slowest() -> None:
+    plain = {"precision": "fp16", "tp": "1", "pp": "4", "dp": "4", "zero": "0", "sp": "no", "recompute": "full"}
+    mixed = row(**plain, gpu="4xV100-32GB + 12xT4", gpus_per_node="4")
+    found = express(mixed)
+    groups = found.design.cluster.groups
+    assert [(group.device.name, group.num_nodes, group.devices_per_node) for group in groups] == [
+        ("V100-32GB", 1, 4),
+        ("T4", 3, 4),
+    ]
+    assert any("order in which they are named" in told for told in found.assumed)
+    fast, slow = (replay(row(**plain, gpu=gpu, gpus_per_node="4")) for gpu in ("V100-32GB", "T4"))
+    both = replay(mixed)
+    assert fast.point is not None
+    assert slow.point is not None
+    assert both.point is not None
+    assert fast.point.predicted_seconds < both.point.predicted_seconds <= 1.001 * slow.point.predicted_seconds
+
+
+def test_columns_may_say_a_number_for_each_kind() -> None:
+    each = row(gpu="A100+V100", n_gpus="8+8", gpus_per_node="8+4", gpu_mem_gb="40+16", inter_gbit_per_node="800/100")
+    groups = express(each).design.cluster.groups
+    assert [(group.device.name, group.num_nodes) for group in groups] == [("A100-40GB", 1), ("V100-16GB", 2)]
+    assert [round(group.nic.bandwidth * group.nics * 8e-9) for group in groups] == [800, 100]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"gpu": "4xV100+8xT4"}, "are not 16 devices"),
+        ({"gpu": "4xV100+T4"}, "is not printed"),
+        ({"gpu": "V100+Abacus"}, "no figures of the device Abacus"),
+    ],
+)
+def test_a_mixed_cluster_that_does_not_add_up_has_its_reason(changes: dict[str, str], reason: str) -> None:
+    assert reason in replay(row(**changes)).reason
+
+
+def test_islands_are_sites_with_what_is_between_them() -> None:
+    text = "IB 200Gb/s + RoCE 100Gb/s, Ethernet 25Gb/s between"
+    assert islands(text).each == ("IB 200Gb/s", "RoCE 100Gb/s")
+    cluster = express(row(inter_link=text, gpu="A100-80GB", n_gpus="32", dp="8")).design.cluster
+    assert [group.num_nodes for group in cluster.groups] == [2, 2]
+    assert len(cluster.sites) == 2
+    assert cluster.wide_area is not None
+    assert cluster.wide_area.bandwidth == pytest.approx(2 * 25e9 / 8)
+    joined = express(row(inter_link="IB 200Gb/s + RoCE 100Gb/s", n_gpus="32", dp="8")).design.cluster
+    assert (len(joined.groups), len(joined.sites), joined.wide_area) == (2, 1, None)
+
+
+@pytest.mark.parametrize(
+    ("link", "gigabits"),
+    [
+        ("Slingshot-11 4x200", 800.0),
+        ("EFA 400", 400.0),
+        ("AWS EFA 4x100 Gbps", 400.0),
+        ("25GbE", 25.0),
+        ("10 Gbit/s", 10.0),
+        ("400G RoCEv2 x8", 3200.0),
+        ("1.6 Tb/s", 1600.0),
+        ("InfiniBand", None),
+        ("", None),
+    ],
+)
+def test_rates_are_read_in_every_spelling(link: str, gigabits: float | None) -> None:
+    assert node_gigabits(link, 8) == gigabits
+
+
+def test_a_generation_without_a_rate_is_that_of_every_adapter() -> None:
+    nics = {
+        name: express(row(inter_link=name)).design.cluster.groups[0].nic.bandwidth * 8e-9
+        for name in ("InfiniBand EDR", "InfiniBand HDR", "IB HDR100")
+    }
+    assert nics == {"InfiniBand EDR": 100.0, "InfiniBand HDR": 200.0, "IB HDR100": 100.0}
+
+
+def test_sockets_are_slower_than_remote_memory_access_and_pci_express_than_nvlink() -> None:
+    fast, sockets, pcie = (
+        express(row(**changes)).design.cluster.groups[0]
+        for changes in ({}, {"inter_link": "100GbE TCP"}, {"intra_link": "PCIe Gen4 x16"})
+    )
+    assert sockets.nic.latency_seconds > fast.nic.latency_seconds
+    assert pcie.inside.bandwidth == 31.5e9 < fast.inside.bandwidth
+
+
+def test_boards_of_two_dies_are_two_devices() -> None:
+    plan = {"tp": "2", "pp": "1", "zero": "0", "sp": "no", "precision": "bf16", "framework": "Megatron-Core"}
+    boards = express(row(**plan, gpu="MI250X-128GB", n_gpus="8", gpus_per_node="4", dp=""))
+    assert boards.design.plan.world_size == 16
+    assert boards.design.cluster.groups[0].devices_per_node == 8
+    dies = express(row(**plan, gpu="MI250X", n_gpus="8", gpus_per_node="4", dp="4"))
+    assert dies.design.plan.world_size == 8
+
+
+def test_a_rack_has_as_many_devices_whatever_a_node_is_called() -> None:
+    groups = [
+        express(row(gpu="GB200", n_gpus="144", gpus_per_node=size, dp="36", gbs="72", precision="bf16"))
+        for size in ("4", "72")
+    ]
+    small, large = (entry.design.cluster.groups[0] for entry in groups)
+    assert (small.rack_nodes, large.rack_nodes, large.num_nodes) == (18, 1, 2)
+
+
+def test_nodes_of_a_rack_are_given_out_by_powers_of_two() -> None:
+    blackwell = {"gpu": "GB200-NVL72", "gpus_per_node": "4", "precision": "bf16", "tp": "4", "pp": "1", "dp": ""}
+    racks = {
+        count: express(row(**blackwell, n_gpus=count, gbs="576")).design.cluster.groups[0].rack_nodes
+        for count in ("64", "144", "128")
+    }
+    assert racks == {"64": 18, "144": 18, "128": 16}
+
+
+@pytest.mark.parametrize("changes", [{"tp": "1", "pp": "1", "cp": "8", "zero": "0"}, {"tp": "4", "pp": "8"}])
+def test_what_stays_in_a_rack_does_not_meet_the_network(changes: dict[str, str]) -> None:
+    """A ring over context ranks and a pipeline, each over several nodes of one NVL72."""
+    rack = {"gpu": "GB200", "n_gpus": "64", "gpus_per_node": "4", "precision": "bf16", "dp": "", **changes}
+    fast, slow = (replay(row(**rack, inter_gbit_per_node=rate)).point for rate in ("1600", "10"))
+    assert fast is not None
+    assert slow is not None
+    assert fast.predicted_seconds == pytest.approx(slow.predicted_seconds, rel=1e-9)
+    beyond = {**rack, "n_gpus": "128"}
+    fast, slow = (replay(row(**beyond, inter_gbit_per_node=rate)).point for rate in ("1600", "10"))
+    assert fast is not None
+    assert slow is not None
+    assert fast.predicted_seconds < slow.predicted_seconds
