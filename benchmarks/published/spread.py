@@ -39,7 +39,7 @@ _OWN = {Regime.LAUNCH: Cause.COMPUTE, Regime.PIPELINE: Cause.PIPELINE, Regime.LA
 _OWN |= {Regime.DATA: Cause.DATA, Regime.COMPUTE: Cause.PRODUCTS}
 _ROUNDS = 12
 _SEEN = 0.5  # of a source's weight that a regime must have
-_WIDEST = 0.6
+_WIDEST = 0.4
 Floats = npt.NDArray[np.float64]
 Names = npt.NDArray[np.str_]
 

@@ -54,16 +54,16 @@ class Cause(StrEnum):
 # published runs, every source alike; a cause that no run speaks of keeps its prior of 0.15 (0.05 a doubling).
 SPREADS: Mapping[Cause, float] = MappingProxyType(
     {
-        Cause.PRODUCTS: 0.145,
-        Cause.COMPUTE: 0.121,
-        Cause.COLLECTIVES: 0.165,
-        Cause.PIPELINE: 0.145,
-        Cause.DATA: 0.150,
+        Cause.PRODUCTS: 0.105,
+        Cause.COMPUTE: 0.122,
+        Cause.COLLECTIVES: 0.400,
+        Cause.PIPELINE: 0.104,
+        Cause.DATA: 0.152,
         Cause.REST: 0.150,
-        Cause.SOFTWARE: 0.103,
-        Cause.EIGHT_BIT: 0.106,
-        Cause.EXPERTS: 0.181,
-        Cause.ANALOGY: 0.106,
+        Cause.SOFTWARE: 0.097,
+        Cause.EIGHT_BIT: 0.107,
+        Cause.EXPERTS: 0.150,
+        Cause.ANALOGY: 0.101,
         Cause.VENDOR: 0.150,
         Cause.MIXED: 0.150,
         Cause.SCHEDULE: 0.150,
@@ -72,7 +72,7 @@ SPREADS: Mapping[Cause, float] = MappingProxyType(
         Cause.LENGTH: 0.050,
     }
 )
-REACH = 1.63
+REACH = 1.72
 EVIDENCE_SCHEDULES = (  # gpipe's path is exact whatever the stages, and its passes are those of 1f1b
     ScheduleKind.GPIPE,
     ScheduleKind.ONE_F_ONE_B,
