@@ -236,3 +236,22 @@ def test_a_batch_follows_from_microbatches_and_ranks() -> None:
     assert found.design.plan.batch == 64
     assert row(gbs="", mbs="2", ga="8", dp="", iter_s="", tokens_s_gpu="100").seconds == pytest.approx(64 * 2048 / 1600)
     assert "gbs is not printed" in replay(row(gbs="", ga="")).reason
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {**MIXTURE, "extra": "moe every 0 layers"},
+        {"arch": "linear", "extra": "attention every 0"},
+        {"arch": "hybrid", "extra": "attention_layers=0; mamba_heads=0 mamba_state=0"},
+        {"arch": "t5", "extra": "decoder_seq=0"},
+        {"arch": "hybrid", "extra": "pattern=|||"},
+        {"arch": "linear", "heads": "4096", "extra": "0:1"},
+        {"gpu": "0xA100 + 0xT4"},
+        {"gpu": "+"},
+        {"inter_link": "0x200Gb/s + between"},
+    ],
+)
+def test_a_row_of_nonsense_is_predicted_or_has_its_reason(changes: dict[str, str]) -> None:
+    found = replay(row(**changes))
+    assert bool(found.point) is not bool(found.reason)

@@ -125,7 +125,7 @@ class _Builder:
 
     def _parted(self, count: int) -> tuple[Layer, ...]:
         """Layers of one part each as in Nemotron-H (2504.03624): few attend, the others are Mamba-2 or feed-forward."""
-        said = re.search(r"attention_layers\s*=\s*(\d+)|(\d+) attention layers", self._extra)
+        said = re.search(r"attention_layers\s*=\s*([1-9]\d*)|\b([1-9]\d*) attention layers", self._extra)
         attending = int(said[1] or said[2]) if said else 0
         if not said:
             self._assumed.append("one layer in ten attends, the others are Mamba-2 and feed-forwards in turn")
@@ -149,9 +149,9 @@ class _Builder:
 
     def _attends_in(self, kind: str) -> int:
         """Of how many layers one attends: `1:7`, `3:1`, `1 in 8`, `attention every 4`, else as the family has it."""
-        if said := re.search(r"\b1\s*:\s*(\d+)|\b(\d+)\s*:\s*1\b", self._extra):
+        if said := re.search(r"\b1\s*:\s*([1-9]\d*)|\b([1-9]\d*)\s*:\s*1\b", self._extra):
             return int(said[1] or said[2]) + 1
-        every = r"\b1 (?:[a-z]+ )*in (\d+)|(?:attention|attn)[ _]?(?:every|interval)[ =]*(\d+)"
+        every = r"\b1 (?:[a-z]+ )*in ([1-9]\d*)|(?:attention|attn)[ _]?(?:every|interval)[ =]*([1-9]\d*)"
         if said := re.search(every, self._extra):
             return int(said[1] or said[2])
         usual = 8 if normal(self._run.text("model")).startswith("minimax") else _ATTENDS_IN[kind]
@@ -186,11 +186,11 @@ class _Builder:
         if self._known is not None:
             usual = self._known.sizes
         elif linear:
-            heads = self._run.whole("heads") or self._base.width // 128
-            features = self._run.whole("head_dim") or self._base.width // heads
+            heads = self._run.whole("heads") or max(1, self._base.width // 128)
+            features = self._run.whole("head_dim") or max(1, self._base.width // heads)
             usual = _Sizes(heads=heads, head_dim=features, state=features, groups=heads)
         else:
-            usual = _Sizes(heads=2 * self._base.width // 64, head_dim=64, state=128, groups=8)
+            usual = _Sizes(heads=max(1, 2 * self._base.width // 64), head_dim=64, state=128, groups=8)
         names = ("heads", "head_dim", "state", "groups")
         said = {name: value for name in names if (value := self._said(name, linear=linear))}
         if self._known is None and not said:
@@ -201,5 +201,5 @@ class _Builder:
 
     def _said(self, name: str, *, linear: bool) -> int | None:
         """`mamba_heads=128`, `mamba_state=128`; `linear_heads=32`, `linear_groups=16` of linear attention."""
-        found = re.search(rf"{'linear' if linear else 'mamba'}_{name}\s*=\s*(\d+)", self._extra)
+        found = re.search(rf"{'linear' if linear else 'mamba'}_{name}\s*=\s*([1-9]\d*)", self._extra)
         return int(found[1]) if found else None

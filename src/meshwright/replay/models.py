@@ -165,7 +165,7 @@ class _Reader:
 
     def _mixed_every(self) -> int:
         """One layer in so many is a mixture: `moe every 2 layers`, `moe_every=2`, `moe every other layer`; else all."""
-        told = re.search(r"moe[ _](?:every|freq|interval)[ =]*(\d+|other)", self.run.text("extra"), re.IGNORECASE)
+        told = re.search(r"moe[ _](?:every|freq|interval)[ =]*([1-9]\d*|other)", self.run.text("extra"), re.IGNORECASE)
         return 1 if told is None else 2 if told[1] == "other" else int(told[1])
 
     def _mixture(self, width: int) -> Mixture:

@@ -113,7 +113,7 @@ class Run:
         """Tokens of a sequence: `512`, `512+114` or `extra` with `decoder_seq=114`."""
         found = self.numbers("seq")
         told = re.search(
-            r"(?:decoder|dec|target|tgt)[ _](?:seq(?:uence)?|len(?:gth)?)\w*\s*[=:]?\s*(\d+)", self.text("extra")
+            r"(?:decoder|dec|target|tgt)[ _](?:seq(?:uence)?|len(?:gth)?)\w*\s*[=:]?\s*([1-9]\d*)", self.text("extra")
         )
         decoder = int(found[1]) if len(found) > 1 else int(told[1]) if told else None
         return Lengths(encoder=int(found[0]) if found else 0, decoder=decoder or None)
