@@ -10,6 +10,7 @@ from meshwright import cost, search
 from meshwright.search import Scope, check
 from meshwright.search.arrangements import arrangements
 from meshwright.search.decide import minimised
+from meshwright.search.settings import differing
 from meshwright.spec import codec
 from meshwright.spec.cluster import ClusterSpec, NodeGroup
 from meshwright.spec.errors import NoPlanFits
@@ -122,6 +123,7 @@ def test_why_tells_what_the_machines_as_listed_would_cost() -> None:
     cluster, job = samples.cluster(SLOW, QUICK), asked(devices="any", fix={"devices": 2})
     decision, listed = search.design(MODEL, cluster, job), search.design(MODEL, cluster, usual(job))
     assert decision.design.plan.placement == (2, 3)
+    assert differing(listed.design.plan, decision.design.plan)["first device"] == (0, 2)
     ratio = listed.report.step_seconds * listed.report.error_band[1]
     ratio /= decision.report.step_seconds * decision.report.error_band[1]
     assert ratio > 1.01

@@ -18,6 +18,7 @@ from meshwright.search.explore import Explorer
 from meshwright.search.order_rules import is_trained
 from meshwright.search.orders import SLACK, all_near, evenly, reorder, without_travel
 from meshwright.search.prices import price
+from meshwright.search.settings import differing
 from meshwright.spec import codec
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, Link
 from meshwright.spec.errors import ConfigError
@@ -129,6 +130,8 @@ def test_a_design_takes_the_order_that_is_best_of_all(objective: Objective) -> N
     assert upper[0] <= min(report.step_seconds * report.error_band[1] for report in reports) * (1 + 1e-9)
     assert codec.decode(Design, codec.encode(decision.design), "design") == decision.design
     assert "from the outermost inwards" in decision.design.plan.describe()
+    names = " ".join(axis.name for axis in decision.design.plan.axes if axis.size > 1)
+    assert differing(usual.design.plan, decision.design.plan)["order of axes"] == ("usual", names)
     last = max(span.start + span.seconds for span in cost.timeline(decision.design))
     assert last == pytest.approx(decision.report.step_seconds, rel=1e-6)
 

@@ -80,7 +80,8 @@ def differing(one: Plan, other: Plan) -> dict[str, tuple[Value, Value]]:
 
     The data axis is told by replicate and shard, which follow from the rest where the plans use different numbers of
     devices; without a grid of experts or a context axis, their columns say nothing. Where the first blocks are alike,
-    `recomputed blocks` tells plans apart that compute a different number of them again.
+    `recomputed blocks` tells plans apart that compute a different number of them again. `order of axes` and `first
+    device` tell apart plans that are laid differently.
     """
     ours, theirs = columns_of(one), columns_of(other)
     skipped = {"data", "devices"} if one.world_size == other.world_size else {"data", "replicate", "shard"}
@@ -90,9 +91,20 @@ def differing(one: Plan, other: Plan) -> dict[str, tuple[Value, Value]]:
         skipped |= {"inner", "exchange"}
     pairs = {column: (ours[column], theirs[column]) for column in ours if column in theirs and column not in skipped}
     pairs["recomputed blocks"] = _recomputed(one), _recomputed(other)
+    pairs["order of axes"] = _axes(one), _axes(other)
+    pairs["first device"] = _first_device(one), _first_device(other)
     if pairs["recompute"][0] != pairs["recompute"][1]:
         del pairs["recomputed blocks"]
     return {column: pair for column, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _axes(plan: Plan) -> str:
+    """The axes of more than one rank, outermost first, where they are not in the usual order."""
+    return "usual" if plan.has_usual_order else " ".join(axis.name.value for axis in plan.axes if axis.size > 1)
+
+
+def _first_device(plan: Plan) -> int:
+    return plan.placement[0] if plan.placement else 0
 
 
 def _recomputed(plan: Plan) -> int:
