@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from meshwright import catalog
 from meshwright.cost import PlanTable, fitting
 from meshwright.cost.table import column_names
 from meshwright.search.bound import Bounds, least_bytes
@@ -63,6 +64,21 @@ def test_no_plan_beats_its_bound(name: str, machines: str) -> None:
     assert np.all(fitting.most_likely(held, capacity=room) >= prices.fit_probability * (1.0 - 1e-9))
     assert np.all(bounds.frames()[frame][known] <= prices.step_seconds[known] * slack)
     assert np.all(least_bytes(space, model=model)[frame] <= prices.memory_bytes * slack)
+
+
+@pytest.mark.parametrize("software", ["torch", "scaling-fused-norms", "internevo", "megatron-core-serial"])
+def test_no_plan_of_a_large_model_beats_its_bound(software: str) -> None:
+    """Of some plans of every twentieth frame, in which exchanges and sums of gradients outlast both work and latency."""
+    model, cluster = catalog.load_model("mixtral-8x7b"), catalog.load_cluster("64xH100")
+    job = replace(catalog.load_job(None), software=software)
+    space = legal_space(model, cluster, job)
+    bounds, chosen = Bounds(space, model=model, cluster=cluster, job=job), np.arange(0, len(space.keys), 20)
+    some = np.arange(0, int(space.sizes[chosen].sum()), 97)
+    table, frames = space.rows_of(chosen).take(some), space.frame_of(chosen)[some]
+    prices = price(table, model=model, cluster=cluster, job=job)
+    least, known = bounds.seconds(table, frames=frames), prices.finite
+    assert np.all(least[known] <= prices.step_seconds[known] * (1.0 + 1e-9))
+    assert np.median(least[known] / prices.step_seconds[known]) > 0.95
 
 
 def tight(model: ModelSpec, job: JobSpec) -> ClusterSpec:
