@@ -68,7 +68,7 @@ def test_no_plan_beats_its_bound(name: str, machines: str) -> None:
 
 @pytest.mark.parametrize("software", ["torch", "scaling-fused-norms", "internevo", "megatron-core-serial"])
 def test_no_plan_of_a_large_model_beats_its_bound(software: str) -> None:
-    """Of some plans of every twentieth frame, in which exchanges and sums of gradients outlast both work and latency."""
+    """Of some plans of every twentieth frame, in which exchanges and sums of gradients outlast work and latency."""
     model, cluster = catalog.load_model("mixtral-8x7b"), catalog.load_cluster("64xH100")
     job = replace(catalog.load_job(None), software=software)
     space = legal_space(model, cluster, job)

@@ -66,7 +66,7 @@ class Choices:
         self._of_key = [
             np.searchsorted(self._columns["key"][ends - 1], np.arange(len(keys) + 1)) for ends in self._ends
         ]
-        self.frames = space.keys
+        self.count = len(order)
         self._layout = np.full(len(order), -1, dtype=np.int64)
 
     def of(self, frames: Ids) -> Picked:
