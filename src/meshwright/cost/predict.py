@@ -182,8 +182,8 @@ def _notes(design: Design) -> tuple[str, ...]:
         notes.append(f"{cluster.num_devices - plan.world_size} devices are not used")
     if cluster.origin is Origin.ANALYTIC:
         notes.append("from data sheets and formulas; measure the machine to narrow the interval")
-    scores = _score_share(design)
-    if design.job.data.document_mask and scores > _LONG_CONTEXT:
+    scores = _score_share(design) if design.job.data.document_mask else 0.0
+    if scores > _LONG_CONTEXT:
         notes.append(
             f"scores are {format_percent(scores)} of the model's FLOPs and are priced over whole sequences of "
             f"{plan.sequence_length:,} tokens: job.data.document_mask is on, and how long documents are is not known"

@@ -169,7 +169,7 @@ class PlanTable:
         assert not unknown, f"not columns of the plan table: {unknown}"
         arrays = np.broadcast_arrays(*(np.atleast_1d(columns.get(name, defaults.get(name, 1))) for name in names))
         typed: dict[str, Any] = {
-            name: np.array(array, dtype=np.bool_ if name == "sequence_parallel" else np.int64)
+            name: array.astype(np.bool_ if name == "sequence_parallel" else np.int64, copy=False)
             for name, array in zip(names, arrays, strict=True)
         }
         return cls(**typed, layouts=tuple(layouts), orders=tuple(orders))

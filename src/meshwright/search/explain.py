@@ -65,7 +65,7 @@ def _values(found: Explorer, name: str) -> list[int]:
     frames = found.space.frames
     if name in frames:
         return [int(value) for value in np.unique(frames[name])]
-    return sorted({int(value) for entry in found.space.inner.values() for value in np.unique(entry.columns[name])})
+    return [int(value) for value in np.unique(found.space.every(name))]
 
 
 def _settle(found: Explorer, name: str, own: int) -> bool:

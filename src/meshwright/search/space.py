@@ -136,12 +136,12 @@ class Space:
     @cached_property
     def rungs(self) -> tuple[list[int], list[int]]:
         """The recompute and the offload that some frame may choose."""
-        found = (
-            {int(value) for entry in self.inner.values() for value in np.unique(entry.columns[name])}
-            for name in ("recompute", "offload")
-        )
-        again, away = (sorted(values) for values in found)
+        again, away = ([int(value) for value in np.unique(self.every(name))] for name in ("recompute", "offload"))
         return again, away
+
+    def every(self, name: str) -> Ids:
+        """What the frames of every key may choose in the column `name`, key by key."""
+        return np.concatenate([entry.columns[name] for entry in self.inner.values()])
 
     def frame_of(self, frames: Ids) -> Ids:
         """The frame of every row of `rows_of(frames)`."""
