@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,6 +15,7 @@ from meshwright.cost.placed import as_placed
 from meshwright.cost.table import PlanTable
 from meshwright.cost.uncertainty import interval
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, NodeGroup
+from meshwright.spec.job import JobSpec
 from meshwright.spec.model import score_flops_per_token
 from meshwright.spec.plan import Design, Plan
 from meshwright.spec.report import Line, LineName, MemoryPart, Origin, Report, StageMemory
@@ -28,11 +30,25 @@ def predict(design: Design) -> Report:
     Raises ConfigError when the plan needs a figure that a device lacks, settings that differ between blocks, or a
     placement of which no cost is known.
     """
-    plan, model, cluster = design.plan, design.model, as_placed(design.plan, design.cluster)
-    job = replace(design.job, sequence_length=plan.sequence_length, batch_tokens=plan.batch_tokens)
-    table = PlanTable.from_plan(plan)
-    costs = evaluate(table, model=model, cluster=cluster, job=job, every_rank=True)
-    origin = cluster.origin
+    return predict_all([design])[0]
+
+
+def predict_all(designs: Sequence[Design]) -> list[Report]:
+    """As `predict` of each, priced together: designs of one model, cluster and job, none placed unlike the first."""
+    first = designs[0]
+    cluster = as_placed(first.plan, first.cluster)
+    job = replace(first.job, sequence_length=first.plan.sequence_length, batch_tokens=first.plan.batch_tokens)
+    table = PlanTable.stacked([PlanTable.from_plan(design.plan) for design in designs])
+    costs = evaluate(table, model=first.model, cluster=cluster, job=job, every_rank=True)
+    return [
+        _report(design, costs.row(row), table.take([row]), cluster=cluster, job=job)
+        for row, design in enumerate(designs)
+    ]
+
+
+def _report(design: Design, costs: Costs, table: PlanTable, *, cluster: ClusterSpec, job: JobSpec) -> Report:
+    """Of a design whose costs are those of one row."""
+    plan, model, origin = design.plan, design.model, cluster.origin
     step = _step_line(costs, plan=plan, origin=origin)
     memory = _memory(costs, filled=_filled(plan, cluster))
     band = interval(costs, table, model=model, cluster=cluster, job=job)

@@ -286,6 +286,18 @@ class PlanTable:
         }
         return cls(**columns, layouts=tables[-1].layouts, orders=tables[-1].orders)
 
+    @classmethod
+    def stacked(cls, tables: Sequence[PlanTable]) -> PlanTable:
+        """The rows of all tables in order, each with its own layouts and orders."""
+        columns: dict[str, Any] = {
+            name: np.concatenate([getattr(table, name) for table in tables]) for name in column_names()
+        }
+        for name, held in (("layout", "layouts"), ("order", "orders")):
+            starts = np.cumsum([0, *(len(getattr(table, held)) for table in tables)])
+            columns[name] = columns[name] + np.repeat(starts[:-1], [len(table) for table in tables])
+            columns[held] = tuple(entry for table in tables for entry in getattr(table, held))
+        return cls(**columns)
+
     def with_used_layouts(self) -> PlanTable:
         """The same rows, their layouts without those that no row has."""
         used, layout = np.unique(self.layout, return_inverse=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 
 from meshwright import cost
@@ -39,7 +41,7 @@ def why(chosen: Design, report: Report, found: Explorer) -> tuple[str, ...]:
     Alternatives are free in every other dimension, so that a line says what the dimension is worth and not what one
     careless change would do. Frames that may hold a better alternative are priced first.
     """
-    lines: list[str] = []
+    lines: list[str | _Other] = []
     own = {name: _value_of(chosen, name) for name in DIMENSIONS}
     told: set[tuple[int, ...]] = set()
     for name in DIMENSIONS:
@@ -56,8 +58,27 @@ def why(chosen: Design, report: Report, found: Explorer) -> tuple[str, ...]:
         key = tuple(int(getattr(table, other)[0]) for other in DIMENSIONS)
         if key not in told:
             told.add(key)
-            lines.append(_line(chosen, report, found, row, name=name, own=own[name]))
-    return tuple(lines)
+            lines.append(_Other(name=name, own=own[name], row=row))
+    others = [line.design(chosen, found.table) for line in lines if isinstance(line, _Other)]
+    reports = iter(cost.predict_all(others) if others else ())
+    return tuple(
+        line if isinstance(line, str) else _line(chosen, report, found, line, other=next(reports)) for line in lines
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Other:
+    """The row of the best plan whose `name` is another than `own`, which is that of the best of all."""
+
+    name: str
+    own: int
+    row: int
+
+    def design(self, chosen: Design, table: PlanTable) -> Design:
+        plan = table.to_plan(
+            self.row, model=chosen.model.name, cluster=chosen.cluster.name, sequence_length=chosen.job.sequence_length
+        )
+        return replace(chosen, plan=plan)
 
 
 def _values(found: Explorer, name: str) -> list[int]:
@@ -89,22 +110,19 @@ def _best_other(found: Explorer, name: str, own: int) -> int | None:
     return row if np.isfinite(score[row]) else None
 
 
-def _line(chosen: Design, report: Report, found: Explorer, row: int, *, name: str, own: int) -> str:
-    """Against row `row`, and whether a plan like it that does not fit would beat the chosen one."""
-    table, prices, scores = found.table, found.prices, found.scores()
-    line = _against(chosen, report, table, row, name=name, own=own)
-    column = getattr(table, name)
-    alike = (column == column[row]) & ~prices.fits
+def _line(chosen: Design, report: Report, found: Explorer, line: _Other, *, other: Report) -> str:
+    """Against the plan of `line`, whose report is `other`, and whether one like it that does not fit would be best."""
+    prices, scores = found.prices, found.scores()
+    column = getattr(found.table, line.name)
+    alike = (column == column[line.row]) & ~prices.fits
     best = float(np.min(scores[prices.fits]))
     missed = float(np.min(scores[alike], initial=np.inf)) < best
-    return f"{line}; one that does not fit would be better than this plan" if missed else line
+    text = _against(chosen, report, found.table, line, other=other)
+    return f"{text}; one that does not fit would be better than this plan" if missed else text
 
 
-def _against(chosen: Design, report: Report, table: PlanTable, row: int, *, name: str, own: int) -> str:
-    plan = table.to_plan(
-        row, model=chosen.model.name, cluster=chosen.cluster.name, sequence_length=chosen.job.sequence_length
-    )
-    other = cost.predict(Design(model=chosen.model, cluster=chosen.cluster, job=chosen.job, plan=plan))
+def _against(chosen: Design, report: Report, table: PlanTable, line: _Other, *, other: Report) -> str:
+    name, row, own = line.name, line.row, line.own
     theirs = int(getattr(table, name)[row])
     head = f"{_word(name, theirs)} instead of {_word(name, own, bare=True)}"
     rest = _changes(chosen, table, row, name)
@@ -112,7 +130,7 @@ def _against(chosen: Design, report: Report, table: PlanTable, row: int, *, name
         return f"{head} would need {format_bytes(other.peak_bytes)}, not {format_bytes(report.peak_bytes)}{rest}"
     ours, cost_of = (value.step_seconds * value.error_band[1] for value in (report, other))
     if chosen.job.objective is Objective.COST:
-        ours, cost_of = ours * chosen.plan.world_size, cost_of * plan.world_size
+        ours, cost_of = ours * chosen.plan.world_size, cost_of * int(table.world[row])
     change = cost_of / ours - 1.0
     if abs(change) < CLOSE:
         return f"{head} would take as long{rest}"

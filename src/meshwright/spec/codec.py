@@ -24,7 +24,8 @@ T = TypeVar("T")
 
 def encode(value: Any) -> Any:
     """JSON values for `value`: dataclasses become objects with every field, enums their values."""
-    names = _field_names(type(value))
+    kind: type = type(value)
+    names = _field_names(kind)
     if names is not None:
         return {name: encode(getattr(value, name)) for name in names}
     if isinstance(value, Enum):
