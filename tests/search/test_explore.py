@@ -14,6 +14,7 @@ from meshwright.search.bound import Bounds, least_bytes
 from meshwright.search.choices import PLAN, SCHEDULE, SHARDING, Choices
 from meshwright.search.decide import legal_space
 from meshwright.search.explore import SURE, Explorer
+from meshwright.search.floors import Floors
 from meshwright.search.ladder import Other
 from meshwright.search.prices import price
 from meshwright.search.product import Product
@@ -57,6 +58,12 @@ def test_no_plan_beats_its_bound(name: str, machines: str) -> None:
     for floor in (bounds.shared, bounds.scheduled):
         assert np.all(floor(space.table, frames=frame)[known] <= prices.step_seconds[known] * slack)
     assert np.all(bounds.seconds(space.table, frames=frame)[known] <= prices.step_seconds[known] * slack)
+    floors = Floors(space, model=model, cluster=cluster, job=job)
+    for schedule in np.unique(space.table.schedule):
+        other = replace(space.table, schedule=np.full_like(space.table.schedule, schedule))
+        assert np.all(floors.shared(other, frame)[known] <= prices.upper_seconds[known] * slack)
+    for floor in (floors.scheduled, floors.own):
+        assert np.all(floor(space.table, frame)[known] <= prices.upper_seconds[known] * slack)
     held = bounds.bytes(space.table, frames=frame)
     assert np.all(bounds.bytes(space.table, frames=frame, ranks=1) <= held)
     assert np.all(held <= prices.memory_bytes * slack)

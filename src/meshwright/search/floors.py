@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -13,7 +14,7 @@ from meshwright.cost.fitting import most_likely
 from meshwright.cost.uncertainty import least_upper
 from meshwright.search.bound import Bounds, least_bytes
 from meshwright.search.prices import may_fit
-from meshwright.search.space import Space
+from meshwright.search.space import ONE_F_ONE_B, Space
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.job import JobSpec, Objective
 from meshwright.spec.model import ModelSpec
@@ -47,7 +48,9 @@ class Floors:
         return self._score(PlanTable.build(columns, layouts=()), self._bounds.frames())
 
     def shared(self, table: PlanTable, frames: Ids) -> Floats:
-        return self._of(table, frames, self._bounds.shared)
+        # Of schedules that are known best: others are less sure, and their plans' scores higher.
+        known = replace(table, schedule=np.full_like(table.schedule, ONE_F_ONE_B))
+        return self._of(known, frames, self._bounds.shared)
 
     def scheduled(self, table: PlanTable, frames: Ids) -> Floats:
         return self._of(table, frames, self._bounds.scheduled)
