@@ -86,7 +86,7 @@ def _values(found: Explorer, name: str) -> list[int]:
     frames = found.space.frames
     if name in frames:
         return [int(value) for value in np.unique(frames[name])]
-    return [int(value) for value in np.unique(found.space.every(name))]
+    return found.space.values(name)
 
 
 def _settle(found: Explorer, name: str, own: int) -> bool:

@@ -136,12 +136,12 @@ class Space:
     @cached_property
     def rungs(self) -> tuple[list[int], list[int]]:
         """The recompute and the offload that some frame may choose."""
-        again, away = ([int(value) for value in np.unique(self.every(name))] for name in ("recompute", "offload"))
-        return again, away
+        return self.values("recompute"), self.values("offload")
 
-    def every(self, name: str) -> Ids:
-        """What the frames of every key may choose in the column `name`, key by key."""
-        return np.concatenate([entry.columns[name] for entry in self.inner.values()])
+    def values(self, name: str) -> list[int]:
+        """What some frame may choose in the column `name`, in order."""
+        whole = np.bincount(np.concatenate([entry.columns[name] for entry in self.inner.values()]))
+        return [int(value) for value in np.flatnonzero(whole)]
 
     def frame_of(self, frames: Ids) -> Ids:
         """The frame of every row of `rows_of(frames)`."""
