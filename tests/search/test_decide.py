@@ -87,9 +87,11 @@ def test_plans_are_laid_out_again_until_none_promises_more(monkeypatch: pytest.M
 
     def slowed(*args: Any, **asked: Any) -> list[tuple[Design, Report]]:
         """What was promised takes twice as long laid out again, and all else a little longer."""
-        ((made, report),) = refine(*args, **asked)
-        seconds = report.step_seconds * (2.0 if made in promised else 1.1)
-        return [(made, replace(report, step=replace(report.step, seconds=seconds)))]
+        found = []
+        for made, report in refine(*args, **asked):
+            seconds = report.step_seconds * (2.0 if made in promised else 1.1)
+            found.append((made, replace(report, step=replace(report.step, seconds=seconds))))
+        return found
 
     monkeypatch.setattr(decide, "refine", slowed)
     others, settled = best_refined(found, 3)

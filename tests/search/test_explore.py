@@ -7,12 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from meshwright import catalog
 from meshwright.cost import PlanTable, fitting
 from meshwright.cost.table import PRECISIONS, column_names
 from meshwright.search.bound import Bounds, least_bytes
 from meshwright.search.choices import PLAN, SCHEDULE, SHARDING, Choices
 from meshwright.search.decide import legal_space
 from meshwright.search.explore import SURE, Explorer
+from meshwright.search.floors import Floors
 from meshwright.search.ladder import Other
 from meshwright.search.prices import price
 from meshwright.search.product import Product
@@ -80,6 +82,12 @@ def hold(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> None:
     for floor in (bounds.shared, bounds.scheduled):
         assert np.all(floor(space.table, frames=frame)[known] <= prices.step_seconds[known] * slack)
     assert np.all(bounds.seconds(space.table, frames=frame)[known] <= prices.step_seconds[known] * slack)
+    floors = Floors(space, model=model, cluster=cluster, job=job)
+    for schedule in np.unique(space.table.schedule):
+        other = replace(space.table, schedule=np.full_like(space.table.schedule, schedule))
+        assert np.all(floors.shared(other, frame)[known] <= prices.upper_seconds[known] * slack)
+    for floor in (floors.scheduled, floors.own):
+        assert np.all(floor(space.table, frame)[known] <= prices.upper_seconds[known] * slack)
     held = bounds.bytes(space.table, frames=frame)
     assert np.all(bounds.bytes(space.table, frames=frame, ranks=1) <= held)
     assert np.all(held <= prices.memory_bytes * slack)
@@ -87,6 +95,21 @@ def hold(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> None:
     assert np.all(fitting.most_likely(held, capacity=room) >= prices.fit_probability * (1.0 - 1e-9))
     assert np.all(bounds.frames()[frame][known] <= prices.step_seconds[known] * slack)
     assert np.all(least_bytes(space, model=model)[frame] <= prices.memory_bytes * slack)
+
+
+@pytest.mark.parametrize("software", ["torch", "scaling-fused-norms", "internevo", "megatron-core-serial"])
+def test_no_plan_of_a_large_model_beats_its_bound(software: str) -> None:
+    """Of some plans of every twentieth frame, in which exchanges and sums of gradients outlast work and latency."""
+    model, cluster = catalog.load_model("mixtral-8x7b"), catalog.load_cluster("64xH100")
+    job = replace(catalog.load_job(None), software=software)
+    space = legal_space(model, cluster, job)
+    bounds, chosen = Bounds(space, model=model, cluster=cluster, job=job), np.arange(0, len(space.keys), 20)
+    some = np.arange(0, int(space.sizes[chosen].sum()), 97)
+    table, frames = space.rows_of(chosen).take(some), space.frame_of(chosen)[some]
+    prices = price(table, model=model, cluster=cluster, job=job)
+    least, known = bounds.seconds(table, frames=frames), prices.finite
+    assert np.all(least[known] <= prices.step_seconds[known] * (1.0 + 1e-9))
+    assert np.median(least[known] / prices.step_seconds[known]) > 0.95
 
 
 def tight(model: ModelSpec, job: JobSpec) -> ClusterSpec:

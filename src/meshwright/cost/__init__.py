@@ -2,7 +2,7 @@
 
 from meshwright.cost.costs import Costs
 from meshwright.cost.evaluate import evaluate
-from meshwright.cost.predict import predict
+from meshwright.cost.predict import predict, predict_all
 from meshwright.cost.table import (
     DEFAULT_ORDER,
     PRECISIONS,
@@ -25,5 +25,6 @@ __all__ = [
     "PlanTable",
     "evaluate",
     "predict",
+    "predict_all",
     "timeline",
 ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ class Costs:
     `memory` maps MemoryPart to (rows, ranks) bytes; `ranks` names the pipeline ranks and `valid` those that exist:
     ranks that are alike are shown once, by the heaviest. `memory_bytes` is the heaviest rank's total, `capacity` what
     a device may use there and `fits` whether every rank fits. `total` holds whole times of collectives, hidden ones
-    included, under the names of `parts`. `figures` holds other numbers by name. `detail`, of a table of one row only,
+    included, under the names of `parts`. `figures` holds other numbers by name. `detail`, where every rank is shown,
     maps (pass, part name) to seconds of one step on the busiest rank.
     """
 
@@ -39,6 +40,16 @@ class Costs:
 
     def __len__(self) -> int:
         return int(self.step_seconds.shape[0])
+
+    def row(self, index: int) -> Costs:
+        """Those of one row."""
+        chosen = slice(index, index + 1)
+        found: dict[str, Any] = {}
+        for entry in fields(self):
+            values = getattr(self, entry.name)
+            each = isinstance(values, Mapping)
+            found[entry.name] = {name: one[chosen] for name, one in values.items()} if each else values[chosen]
+        return Costs(**found)
 
     @property
     def tokens_per_second(self) -> FloatArray:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from meshwright.cost.assemble import Step, Ways, assemble
 from meshwright.cost.costs import Costs
-from meshwright.cost.layouts import LayoutArrays, count
+from meshwright.cost.layouts import Kind, LayoutArrays, count
 from meshwright.cost.longest_path import Path, longest_path, played_microbatches
 from meshwright.cost.machine import Machine, hops, machine
 from meshwright.cost.memory import memory
@@ -46,7 +47,10 @@ def evaluate(
     width = arrays.valid.shape[1]
     rows = max(1, _BLOCK_ELEMENTS // (width * width + 40))
     known: dict[int, Machine] = {}
-    path = _paths(table, model=model, cluster=cluster, job=job, known=known) if every_rank else None
+    path = None
+    if every_rank:
+        known = _machines(table, arrays, cluster=cluster, job=job)
+        path = _paths(table, model=model, cluster=cluster, job=job, known=known, kinds=arrays.kinds)
     pieces = [
         _evaluate(
             table.take(slice(start, start + rows)),
@@ -55,11 +59,22 @@ def evaluate(
             cluster=cluster,
             job=job,
             path=path and path.take(slice(start, start + rows)),
-            known=known,
+            known=known if len(table) <= rows else {},
         )
         for start in range(0, len(table), rows)
     ]
     return pieces[0] if len(pieces) == 1 else _join(pieces)
+
+
+def _machines(table: PlanTable, arrays: LayoutArrays, *, cluster: ClusterSpec, job: JobSpec) -> dict[int, Machine]:
+    """The prices of every row by node group, of the groups that some row uses."""
+    rank, valid = arrays.rank[table.layout], arrays.valid[table.layout]
+    used = (covers(table, rank, cluster=cluster) & valid[..., None]).any(axis=(0, 1))
+    features = software(job.software)
+    return {
+        index: machine(cluster.groups[index], table, arrays.kinds, cluster=cluster, job=job, software=features)
+        for index in np.flatnonzero(used).tolist()
+    }
 
 
 def _effective(table: PlanTable) -> PlanTable:
@@ -68,17 +83,24 @@ def _effective(table: PlanTable) -> PlanTable:
 
 
 def _paths(
-    table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec, known: dict[int, Machine]
+    table: PlanTable,
+    *,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    job: JobSpec,
+    known: Mapping[int, Machine],
+    kinds: Sequence[Kind],
 ) -> Path:
     """The longest path through the schedule of every row; unknown where there is one rank, whose closed form is exact.
 
-    Unknown too where the schedule is so large that following it would hold a search up. Prices of machines are added
-    to `known`, by node group, where there is one row.
+    Unknown too where the schedule is so large that following it would hold a search up. `known` machines price blocks
+    of `kinds` on every row.
     """
     path = Path.unknown(len(table))
     stages = np.array([layout.num_stages for layout in table.layouts])[table.layout]
     columns = (stages, table.schedule, table.pipeline, table.chunks, table.microbatches, table.slices)
     keys, inverse = np.unique(np.stack(columns), axis=1, return_inverse=True)
+    passes = {index: pass_seconds(entry) for index, entry in known.items()}
     for number, (_, schedule, pipeline, chunks, microbatches, slices) in enumerate(keys.T.tolist()):
         sizes = {"pipeline": pipeline, "chunks": chunks, "microbatches": microbatches, "slices": slices}
         actions = 3 * chunks * slices * played_microbatches(**sizes)[1] * pipeline
@@ -86,7 +108,12 @@ def _paths(
             continue
         rows = np.flatnonzero(inverse.reshape(-1) == number)
         seconds = stage_rows(
-            table.take(rows), model=model, cluster=cluster, job=job, known=known if len(table) == 1 else None
+            table.take(rows),
+            model=model,
+            cluster=cluster,
+            job=job,
+            known={index: tuple(each[rows] for each in found) for index, found in passes.items()},
+            kinds=kinds,
         )
         path.set(rows, longest_path(SCHEDULES[schedule], stages=seconds, **sizes))
     return path
@@ -135,7 +162,7 @@ def _evaluate(
         path=path,
         model=model,
         job=job,
-        detailed=len(table) == 1,
+        detailed=path is not None,
     )
     return _costs(
         step,
@@ -261,16 +288,18 @@ def stage_rows(
     model: ModelSpec,
     cluster: ClusterSpec,
     job: JobSpec,
-    known: dict[int, Machine] | None = None,
+    known: Mapping[int, tuple[FloatArray, ...]] = MappingProxyType({}),
+    kinds: Sequence[Kind] = (),
 ) -> StageRows:
     """As `stage_seconds` of every row of a table whose layouts have as many stages each.
 
-    The prices of machines that this takes are added to `known`, by node group.
+    `known` are the `pass_seconds` of machines by node group, of blocks of `kinds`.
     """
     table = _effective(table).with_used_layouts()
     features = software(job.software)
     alone = [replace(layout, ranks=tuple(range(layout.num_stages))) for layout in table.layouts]
     arrays = count(alone, model=model, every_rank=True)
+    column = [*(kinds.index(kind) for kind in arrays.kinds), -1] if known else slice(None)
     counts = arrays.total[table.layout]
     ranks = np.asarray([layout.ranks for layout in table.layouts], dtype=np.int64)[table.layout]
     place = covers(table, ranks, cluster=cluster)
@@ -280,11 +309,10 @@ def stage_rows(
         here = place[..., index]
         if not here.any():
             continue
-        entry = known.get(index) if known is not None else None
-        entry = entry or machine(group, table, arrays.kinds, cluster=cluster, job=job, software=features)
-        if known is not None:
-            known[index] = entry
-        down, up, late = (np.matmul(counts, each[..., None])[..., 0] for each in pass_seconds(entry))
+        passes = known.get(index) or pass_seconds(
+            machine(group, table, arrays.kinds, cluster=cluster, job=job, software=features)
+        )
+        down, up, late = (np.matmul(counts, each[:, column][..., None])[..., 0] for each in passes)
         forward = np.maximum(forward, np.where(here, down, 0.0))
         slower = here & (up > backward)
         weight, backward = np.where(slower, late, weight), np.where(slower, up, backward)

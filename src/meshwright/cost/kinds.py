@@ -268,7 +268,7 @@ def _pass_seconds(
     cpu = device.kind is DeviceKind.CPU
     starts = _matrices(works, combination.sizes.slices) * device.launch_seconds
     apart = 0.0 if software.fused_accumulation else 1.0
-    added = apart * _accumulation_seconds(parameters, table, device=device, software=software)
+    added = accumulation_seconds(parameters, table, device=device, software=software)
     work = (row(p.forward for p in passes) + cast) / speed
     host = row(p.host_forward for p in passes) + extra + np.where(casts > 0.0, starts, 0.0)
     left_out = row([passes[-1].products.leaving]) / speed if software.stops_early and works[-1].closes else 0.0
@@ -316,20 +316,26 @@ def _count(part: PartWork, slices: FloatArray | float) -> float:
     return sum(float(np.max(product.count / slices)) for product in part.products)
 
 
-def _accumulation_seconds(
+def accumulation_seconds(
     parameters: FloatArray, table: PlanTable, *, device: DeviceSpec, software: Software
 ) -> FloatArray:
-    """Seconds to add one microbatch's gradient to the sum of those before it.
+    """Seconds to add one microbatch's gradient of `parameters`, (rows,) or (rows, ranks), to the sum of those before.
 
-    The first is the sum itself, but where gradients live in buckets it is added to zeros.
+    The first is the sum itself, but where gradients live in buckets it is added to zeros. Nothing where products add
+    to the sum themselves.
     """
+    if software.fused_accumulation:
+        return np.zeros_like(parameters)
     sizes = state_bytes(table)
-    owned = parameters / np.where(table.sharding > _ZERO1, table.divided, 1)
+    divided = np.where(table.sharding > _ZERO1, table.divided, 1)
     bucketed = (table.sharding == 0) & (table.data > 1)
     share = np.where(bucketed, 1.0, 1.0 - 1.0 / table.microbatches)
     total = sizes.compute if software.adds_narrow else sizes.master
     one = np.where((table.sharding > 0) | software.adds_narrow, sizes.compute, sizes.master)
-    moved = owned * (one + 2.0 * total) * share
+    each = one + 2.0 * total
+    if np.ndim(parameters) == 2:
+        divided, each, share = divided[:, None], each[:, None], share[:, None]
+    moved = parameters / divided * each * share
     return np.asarray(moved / (device.memory_bandwidth * device.memory_fraction), dtype=np.float64)
 
 

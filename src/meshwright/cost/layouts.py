@@ -47,13 +47,16 @@ def count(layouts: Sequence[Layout], *, model: ModelSpec, every_rank: bool) -> L
     Without `every_rank`, a run of equal ranks is shown by its two ends: what is linear or monotone along the run has
     its largest value there, so that no cost and no peak is lost.
     """
-    told = {policies: _kinds(model, policies) for policies in dict.fromkeys(layout.policies for layout in layouts)}
-    kinds = tuple(dict.fromkeys(kind for each in told.values() for kind in each))
-    index = {kind: position for position, kind in enumerate(kinds)}
+    index: dict[Kind, int] = {}
+    told = {
+        policies: [index.setdefault(kind, len(index)) for kind in _kinds(model, policies)]
+        for policies in dict.fromkeys(layout.policies for layout in layouts)
+    }
+    kinds = tuple(index)
     sums: dict[tuple[tuple[int, int], ...], FloatArray] = {}
     for policies, each in told.items():
         ones = np.zeros((len(each) + 1, len(kinds) + 1))
-        ones[np.arange(1, len(each) + 1), [index[kind] for kind in each]] = 1.0
+        ones[np.arange(1, len(each) + 1), each] = 1.0
         sums[policies] = np.cumsum(ones, axis=0)
     shown = [_ranks(layout, sums[layout.policies], every_rank=every_rank) for layout in layouts]
     width = max(len(entry.rank) for entry in shown)

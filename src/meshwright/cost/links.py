@@ -129,8 +129,8 @@ def lay_links(table: PlanTable, *, group: NodeGroup, cluster: ClusterSpec, softw
     floor = _Floor(table=table, inverse=inverse, group=group, cluster=cluster, software=software)
     sizes, steps = axis_sizes(table), strides(table)
     axes = {name: (sizes[name], steps[name]) for name in AxisName}
-    data = floor.data(axes[AxisName.REPLICATE], axes[AxisName.SHARD], axes[AxisName.CONTEXT])
-    slices, experts, shard_experts, same_experts = _grid(table)
+    slices, experts, _, _ = _grid(table)
+    data, expert_data = _data(floor, table)
     everyone = floor.around(*axes.values())
     layer = LayerLinks(
         tensor=floor.tensor(axes[AxisName.TENSOR]),
@@ -141,9 +141,25 @@ def lay_links(table: PlanTable, *, group: NodeGroup, cluster: ClusterSpec, softw
     return Links(
         layer=layer,
         data=data,
-        expert_data=floor.data(same_experts, shard_experts) if table.on_grid.any() else data,
+        expert_data=expert_data,
         everyone=floor.price(Collective.ALL_REDUCE, everyone),
     )
+
+
+def data_links(
+    table: PlanTable, *, group: NodeGroup, cluster: ClusterSpec, software: Software
+) -> tuple[DataLinks, DataLinks]:
+    """Of `lay_links` those over data parallel ranks: of the dense parts, and of experts on a grid."""
+    table, inverse = distinct(table)
+    return _data(_Floor(table=table, inverse=inverse, group=group, cluster=cluster, software=software), table)
+
+
+def _data(floor: _Floor, table: PlanTable) -> tuple[DataLinks, DataLinks]:
+    sizes, steps = axis_sizes(table), strides(table)
+    replicas, *shards = ((sizes[name], steps[name]) for name in (AxisName.REPLICATE, AxisName.SHARD, AxisName.CONTEXT))
+    data = floor.data(replicas, *shards)
+    _, _, shard_experts, same_experts = _grid(table)
+    return data, floor.data(same_experts, shard_experts) if table.on_grid.any() else data
 
 
 def _contention(ring: Ring, *, group: NodeGroup) -> Contention:

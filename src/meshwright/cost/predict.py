@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from meshwright.cost.placed import as_placed
 from meshwright.cost.table import PlanTable
 from meshwright.cost.uncertainty import REACH, doubts, spread, weights
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, NodeGroup
+from meshwright.spec.job import JobSpec
 from meshwright.spec.plan import Design, Plan
 from meshwright.spec.report import Line, LineName, MemoryPart, Origin, Report, StageMemory
 from meshwright.spec.units import format_bytes, format_percent, format_seconds
@@ -28,11 +30,25 @@ def predict(design: Design) -> Report:
     Raises ConfigError when the plan needs a figure that a device lacks, settings that differ between blocks, or a
     placement of which no cost is known.
     """
-    plan, model, cluster = design.plan, design.model, as_placed(design.plan, design.cluster)
-    job = replace(design.job, sequence_length=plan.sequence_length, batch_tokens=plan.batch_tokens)
-    table = PlanTable.from_plan(plan)
-    costs = evaluate(table, model=model, cluster=cluster, job=job, every_rank=True)
-    origin = cluster.origin
+    return predict_all([design])[0]
+
+
+def predict_all(designs: Sequence[Design]) -> list[Report]:
+    """As `predict` of each, priced together: designs of one model, cluster and job, none placed unlike the first."""
+    first = designs[0]
+    cluster = as_placed(first.plan, first.cluster)
+    job = replace(first.job, sequence_length=first.plan.sequence_length, batch_tokens=first.plan.batch_tokens)
+    table = PlanTable.stacked([PlanTable.from_plan(design.plan) for design in designs])
+    costs = evaluate(table, model=first.model, cluster=cluster, job=job, every_rank=True)
+    return [
+        _report(design, costs.row(row), table.take([row]), cluster=cluster, job=job)
+        for row, design in enumerate(designs)
+    ]
+
+
+def _report(design: Design, costs: Costs, table: PlanTable, *, cluster: ClusterSpec, job: JobSpec) -> Report:
+    """Of a design whose costs are those of one row."""
+    plan, model, origin = design.plan, design.model, cluster.origin
     step = _step_line(costs, plan=plan, origin=origin)
     memory = _memory(costs, filled=_filled(plan, cluster))
     weight = weights(costs, table, model=model, cluster=cluster, job=job)
@@ -186,8 +202,8 @@ def _notes(design: Design) -> tuple[str, ...]:
         notes.append(f"{cluster.num_devices - plan.world_size} devices are not used")
     if cluster.origin is Origin.ANALYTIC:
         notes.append("from data sheets and formulas; measure the machine to narrow the interval")
-    scores = _score_share(design)
-    if design.job.data.document_mask and scores > _LONG_CONTEXT:
+    scores = _score_share(design) if design.job.data.document_mask else 0.0
+    if scores > _LONG_CONTEXT:
         notes.append(
             f"scores are {format_percent(scores)} of the model's FLOPs and are priced over whole sequences of "
             f"{plan.sequence_length:,} tokens: job.data.document_mask is on, and how long documents are is not known"

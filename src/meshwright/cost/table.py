@@ -169,7 +169,7 @@ class PlanTable:
         assert not unknown, f"not columns of the plan table: {unknown}"
         arrays = np.broadcast_arrays(*(np.atleast_1d(columns.get(name, defaults.get(name, 1))) for name in names))
         typed: dict[str, Any] = {
-            name: np.array(array, dtype=np.bool_ if name == "sequence_parallel" else np.int64)
+            name: array.astype(np.bool_ if name == "sequence_parallel" else np.int64, copy=False)
             for name, array in zip(names, arrays, strict=True)
         }
         return cls(**typed, layouts=tuple(layouts), orders=tuple(orders))
@@ -289,6 +289,18 @@ class PlanTable:
         }
         orders = max((table.orders for table in tables), key=len)
         return cls(**columns, layouts=tables[-1].layouts, orders=orders)
+
+    @classmethod
+    def stacked(cls, tables: Sequence[PlanTable]) -> PlanTable:
+        """The rows of all tables in order, each with its own layouts and orders."""
+        columns: dict[str, Any] = {
+            name: np.concatenate([getattr(table, name) for table in tables]) for name in column_names()
+        }
+        for name, held in (("layout", "layouts"), ("order", "orders")):
+            starts = np.cumsum([0, *(len(getattr(table, held)) for table in tables)])
+            columns[name] = columns[name] + np.repeat(starts[:-1], [len(table) for table in tables])
+            columns[held] = tuple(entry for table in tables for entry in getattr(table, held))
+        return cls(**columns)
 
     def with_used_layouts(self) -> PlanTable:
         """The same rows, their layouts without those that no row has."""

@@ -94,6 +94,12 @@ class Bounds:
         passed = forward + np.where(np.isin(table.schedule, _WHOLE_BACKWARD)[:, None], backward, 0.0)
         return np.asarray(_summed(before, passed) / table.slices[:, None])
 
+    def _added(self, table: PlanTable, parameters: Floats) -> Floats:
+        """Of a slice's share of the `parameters` (rows, kinds) of blocks, those that backwards meet before every rank's
+        first work and after its last."""
+        whole = np.isin(table.schedule, _WHOLE_BACKWARD) / table.slices
+        return np.asarray(_summed(self._before[table.layout], parameters) * whole[:, None])
+
     def seconds(self, table: PlanTable, *, frames: Ids) -> Floats:
         """Of every plan of `table`, each of the frame in `frames`, shape (rows,): of its first rank and its busiest.
 
@@ -123,6 +129,7 @@ class Bounds:
         """What `blocks` make of the first rank of every row and of that which is longest busy, with what is before."""
         every = self._count(table).total[table.layout][..., :-1]
         entered = self._entered(table, blocks.forward, blocks.backward)
+        busy = self._entered(table, blocks.forward, blocks.backward_work)
         path = entered + table.microbatches[:, None] * _summed(every, blocks.forward + blocks.backward)
         busiest = path.argmax(axis=1)[:, None]
         ranks = np.concatenate([0 * busiest, busiest], axis=1)
@@ -135,6 +142,8 @@ class Bounds:
 
         return Work(
             before=np.take_along_axis(entered, ranks, axis=1),
+            busy_before=np.take_along_axis(busy, ranks, axis=1),
+            parameters_before=np.take_along_axis(self._added(table, blocks.parameters), ranks, axis=1),
             forward=lasts("forward"),
             backward=lasts("backward"),
             parameters=_summed(total, blocks.parameters - apart),

@@ -67,6 +67,7 @@ class Choices:
         self._of_key = [
             np.searchsorted(self._columns["key"][ends - 1], np.arange(len(keys) + 1)) for ends in self._ends
         ]
+        self.count = len(order)
         self.frames = space.keys
         self._layout = np.full((len(PRECISIONS), len(order)), -1, dtype=np.int64)
         self._precisions = np.unique(space.frames["precision"]).tolist()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from meshwright import cost
 from meshwright.cost import Layout, PlanTable
-from meshwright.cost.table import column_names
 from meshwright.search.arrangements import Arrangement, arrangements, placed
 from meshwright.search.candidate import Candidate, Decision, candidate
 from meshwright.search.check import check
@@ -141,25 +140,25 @@ def best_refined(found: Explorer, count: int) -> tuple[list[Entry], bool]:
     done: dict[int, Entry] = {}
     limit, settled = float("inf"), True
     while len(done) <= MOST * count:
-        row = _next(found, done, limit)
-        if row is None and len(done) >= count and limit > found.settled:
+        rows = _next(found, done, limit, most=max(count - len(done), 1))
+        if not rows and len(done) >= count and limit > found.settled:
             settled = found.until(partial(float, limit), most=WEIGHED)
-            row = _next(found, done, limit)
-        if row is None or len(done) == MOST * count:
-            settled = settled and row is None
+            rows = _next(found, done, limit, most=1)
+        if not rows or len(done) == MOST * count:
+            settled = settled and not rows
             break
-        (done[row],) = refine(found.table, [row], model=model, cluster=cluster, job=job)
+        done |= zip(rows, refine(found.table, rows, model=model, cluster=cluster, job=job), strict=True)
         values = sorted(_value(entry, job.objective) for entry in done.values())
         limit = values[count - 1] if len(values) >= count else limit
     return sorted(done.values(), key=lambda entry: _order(entry, job.objective)), settled
 
 
-def _next(found: Explorer, done: Mapping[int, object], limit: float) -> int | None:
-    """The row with the best score below `limit` that is not `done`; None where there is none."""
+def _next(found: Explorer, done: Mapping[int, object], limit: float, *, most: int) -> list[int]:
+    """The rows with the best scores below `limit` that are not `done`, best first, at most so many."""
     score = np.where(found.prices.fits, found.scores(), np.inf)
     score[list(done)] = np.inf
-    row = int(np.argmin(score))
-    return row if score[row] < limit else None
+    best = np.argsort(score, kind="stable")[:most]
+    return [int(row) for row in best if score[row] < limit]
 
 
 def explored(
@@ -183,23 +182,23 @@ def legal_space(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, trainab
 def refine(
     table: PlanTable, rows: Sequence[int], *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec
 ) -> list[Entry]:
-    """The designs of `rows` and their reports, best first.
+    """The designs of `rows` and their reports.
 
     A pipelined row is also tried with stages balanced for its own tensor degree and microbatch, and one that computes
     layers again with fewer of them; the best that fits is kept, so that refining never makes a plan worse.
     """
-    found = []
-    for row in rows:
-        one = table.take([row])
-        tried = [_priced(one, model=model, cluster=cluster, job=job)]
-        if int(one.pipeline[0]) > 1:
-            rebalanced = _rebalanced(one, model=model, cluster=cluster, job=job)
-            if rebalanced.layouts[0] != one.layouts[int(one.layout[0])]:
-                tried.append(_priced(rebalanced, model=model, cluster=cluster, job=job))
-        best = min(tried, key=lambda entry: _order(entry, job.objective))
-        lighter = (entry for entry in lightened(best[0]) if keeps_constraints(entry[0]) is None)
-        found.append(min([best, *lighter], key=lambda entry: _order(entry, job.objective)))
-    return sorted(found, key=lambda entry: _order(entry, job.objective))
+    balanced = (_rebalanced(table, row, model=model, cluster=cluster, job=job) for row in rows)
+    others = {row: other for row, other in zip(rows, balanced, strict=True) if other is not None}
+    plain = [table.take([row]) for row in rows]
+    tried = _priced([*plain, *others.values()], model=model, cluster=cluster, job=job)
+    best = dict(zip(rows, tried, strict=False))
+    order = partial(_order, objective=job.objective)
+    for row, other in zip(others, tried[len(plain) :], strict=True):
+        best[row] = min(best[row], other, key=order)
+    for row, entry in best.items():
+        lighter = (other for other in lightened(entry[0]) if keeps_constraints(other[0]) is None)
+        best[row] = min([entry, *lighter], key=order)
+    return list(best.values())
 
 
 def front(found: Explorer) -> list[Entry]:
@@ -215,8 +214,9 @@ def front(found: Explorer) -> list[Entry]:
     rows = np.flatnonzero(mask)
     rows = rows[np.lexsort((prices.memory_bytes[rows], prices.upper_seconds[rows]))]
     picked = rows[np.unique(np.linspace(0, len(rows) - 1, min(FRONT, len(rows))).round().astype(np.int64))]
-    model, cluster, job = found.model, found.cluster, found.job
-    return [_priced(table.take([int(row)]), model=model, cluster=cluster, job=job) for row in picked]
+    return _priced(
+        [table.take([row]) for row in picked.tolist()], model=found.model, cluster=found.cluster, job=found.job
+    )
 
 
 def _joint(fronts: Sequence[Sequence[Entry]]) -> tuple[Candidate, ...]:
@@ -257,14 +257,23 @@ def _value(entry: Entry, objective: Objective) -> float:
     return float("inf") if misses else value
 
 
-def _priced(one: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> Entry:
-    plan = one.to_plan(0, model=model.name, cluster=cluster.name, sequence_length=job.sequence_length)
-    made = Design(model=model, cluster=cluster, job=job, plan=plan)
-    return made, cost.predict(made)
+def _priced(tables: Sequence[PlanTable], *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> list[Entry]:
+    """The designs of tables of one row each, with their reports."""
+    plans = [
+        one.to_plan(0, model=model.name, cluster=cluster.name, sequence_length=job.sequence_length) for one in tables
+    ]
+    designs = [Design(model=model, cluster=cluster, job=job, plan=plan) for plan in plans]
+    return list(zip(designs, cost.predict_all(designs), strict=True))
 
 
-def _rebalanced(one: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> PlanTable:
+def _rebalanced(
+    table: PlanTable, row: int, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec
+) -> PlanTable | None:
+    """The row with stages balanced for itself; None where those are the stages that it has."""
+    one = table.take([row])
     plan = one.to_plan(0, model=model.name, cluster=cluster.name, sequence_length=job.sequence_length)
+    if plan.pipeline == 1:
+        return None
     boundaries = balanced_stages(
         model,
         cluster,
@@ -277,5 +286,6 @@ def _rebalanced(one: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: 
         bounds=tuple(boundaries(plan.pipeline, plan.schedule.chunks)),
         ranks=tuple(stage.rank for stage in plan.stages),
     )
-    columns = {name: getattr(one, name) for name in column_names() if name != "layout"}
-    return PlanTable.build(columns, layouts=(layout,), orders=one.orders)
+    if layout == one.layouts[int(one.layout[0])]:
+        return None
+    return replace(one, layout=np.zeros_like(one.layout), layouts=(layout,))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -44,7 +44,7 @@ def why(chosen: Design, report: Report, found: Explorer) -> tuple[str, ...]:
     free in every other dimension, so that a line says what the dimension is worth and not what one careless change
     would do. Frames that may hold a better alternative are priced first.
     """
-    lines: list[str] = []
+    lines: list[str | _Other] = []
     own = {name: _value_of(chosen, name) for name in DIMENSIONS}
     told: set[tuple[int, ...]] = set()
     for name, others in _asked(found, own):
@@ -58,8 +58,11 @@ def why(chosen: Design, report: Report, found: Explorer) -> tuple[str, ...]:
         key = tuple(int(getattr(table, other)[0]) for other in DIMENSIONS)
         if key not in told:
             told.add(key)
-            lines.append(_line(chosen, report, found, row, name=name, own=own[name]))
-    return (*lines, *_order(chosen, report))
+            lines.append(_Other(name=name, own=own[name], row=row))
+    designs = [line.design(chosen, found.table) for line in lines if isinstance(line, _Other)]
+    priced = iter(zip(designs, cost.predict_all(designs) if designs else (), strict=True))
+    told_of = (line if isinstance(line, str) else _line(chosen, report, found, line, *next(priced)) for line in lines)
+    return (*told_of, *_order(chosen, report))
 
 
 def _order(chosen: Design, report: Report) -> Iterator[str]:
@@ -74,12 +77,27 @@ def _order(chosen: Design, report: Report) -> Iterator[str]:
     yield compared(chosen, report, turned, other, head=f"{named}, the usual order of axes, instead of this one")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Other:
+    """The row of the best plan whose `name` is another than `own`, which is that of the best of all."""
+
+    name: str
+    own: int
+    row: int
+
+    def design(self, chosen: Design, table: PlanTable) -> Design:
+        plan = table.to_plan(
+            self.row, model=chosen.model.name, cluster=chosen.cluster.name, sequence_length=chosen.job.sequence_length
+        )
+        return replace(chosen, plan=plan)
+
+
 def _values(found: Explorer, name: str) -> list[int]:
     """Every value of a dimension that the space holds."""
     frames = found.space.frames
     if name in frames:
         return [int(value) for value in np.unique(frames[name])]
-    return sorted({int(value) for entry in found.space.inner.values() for value in np.unique(entry.columns[name])})
+    return found.space.values(name)
 
 
 def _asked(found: Explorer, own: Mapping[str, int]) -> Iterator[tuple[str, list[int]]]:
@@ -113,24 +131,21 @@ def _best_other(found: Explorer, name: str, others: Sequence[int]) -> int | None
     return row if np.isfinite(score[row]) else None
 
 
-def _line(chosen: Design, report: Report, found: Explorer, row: int, *, name: str, own: int) -> str:
-    """Against row `row`, and whether a plan like it that does not fit would beat the chosen one."""
-    table, prices, scores = found.table, found.prices, found.scores()
-    line = _against(chosen, report, table, row, name=name, own=own)
-    column = getattr(table, name)
-    alike = (column == column[row]) & ~prices.fits
+def _line(chosen: Design, report: Report, found: Explorer, line: _Other, made: Design, other: Report) -> str:
+    """Against the plan of `line`, which is `made` and has the report `other`, and whether one that does not fit would
+    be best."""
+    prices, scores = found.prices, found.scores()
+    column = getattr(found.table, line.name)
+    alike = (column == column[line.row]) & ~prices.fits
     best = float(np.min(scores[prices.fits]))
     missed = float(np.min(scores[alike], initial=np.inf)) < best
-    line = f"{line}; one that does not fit would be better than this plan" if missed else line
-    return f"{line}; numerics differ between them" if name == "precision" else line
+    text = _against(chosen, report, found.table, line, made, other)
+    text = f"{text}; one that does not fit would be better than this plan" if missed else text
+    return f"{text}; numerics differ between them" if line.name == "precision" else text
 
 
-def _against(chosen: Design, report: Report, table: PlanTable, row: int, *, name: str, own: int) -> str:
-    plan = table.to_plan(
-        row, model=chosen.model.name, cluster=chosen.cluster.name, sequence_length=chosen.job.sequence_length
-    )
-    made = replace(chosen, plan=plan)
-    other = cost.predict(made)
+def _against(chosen: Design, report: Report, table: PlanTable, line: _Other, made: Design, other: Report) -> str:
+    name, row, own = line.name, line.row, line.own
     theirs = int(getattr(table, name)[row])
     head = f"{_word(name, theirs)} instead of {_word(name, own, bare=True)}"
     return compared(chosen, report, made, other, head=head, rest=_changes(chosen, table, row, name))

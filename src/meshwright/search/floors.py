@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -13,7 +14,7 @@ from meshwright.cost.fitting import most_likely
 from meshwright.cost.uncertainty import least_upper
 from meshwright.search.bound import Bounds, least_bytes
 from meshwright.search.prices import may_fit
-from meshwright.search.space import Space
+from meshwright.search.space import ONE_F_ONE_B, Space
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.job import JobSpec, Objective
 from meshwright.spec.model import ModelSpec
@@ -28,18 +29,18 @@ class Floors:
 
     `shared` is of all plans with that microbatch, `scheduled` of those with that schedule too, `own` of the plan
     itself. Scores are what the objective minimises: seconds or device-seconds at the upper end of their interval, or
-    bytes.
+    bytes, which `of_bytes` tells.
     """
 
     def __init__(self, space: Space, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> None:
         self._space, self._model, self._cluster, self._job = space, model, cluster, job
         self._bounds = Bounds(space, model=model, cluster=cluster, job=job)
         self._room = max(group.device.memory_bytes * group.device.usable_fraction for group in cluster.groups)
-        self._bytes_count = job.objective is Objective.MEMORY
+        self.of_bytes = job.objective is Objective.MEMORY
 
     def frames(self) -> Floats:
         """Of every frame, shape (frames,)."""
-        if self._bytes_count:
+        if self.of_bytes:
             return least_bytes(self._space, model=self._model)
         frames = self._space.frames
         columns: dict[str, npt.ArrayLike] = {
@@ -49,13 +50,15 @@ class Floors:
         return self._score(PlanTable.build(columns, layouts=()), self._bounds.frames())
 
     def shared(self, table: PlanTable, frames: Ids) -> Floats:
-        return self._of(table, frames, self._bounds.shared)
+        # Of schedules that are known best: others are less sure, and their plans' scores higher.
+        known = replace(table, schedule=np.full_like(table.schedule, ONE_F_ONE_B))
+        return self._of(known, frames, self._bounds.shared)
 
     def scheduled(self, table: PlanTable, frames: Ids) -> Floats:
         return self._of(table, frames, self._bounds.scheduled)
 
     def own(self, table: PlanTable, frames: Ids) -> Floats:
-        return self.bytes(table, frames) if self._bytes_count else self._of(table, frames, self._bounds.seconds)
+        return self.bytes(table, frames) if self.of_bytes else self._of(table, frames, self._bounds.seconds)
 
     def bytes(self, table: PlanTable, frames: Ids, *, ranks: int = 3) -> Floats:
         """Bytes that so many ranks of every plan hold at the least."""
@@ -70,16 +73,16 @@ class Floors:
 
     def held(self, total: Floats) -> Floats:
         """The score of plans that hold `total` bytes or more."""
-        return total if self._bytes_count else np.zeros_like(total)
+        return total if self.of_bytes else np.zeros_like(total)
 
     def likely(self, total: Floats) -> Floats:
         """By how much the score of plans that hold `total` bytes or more is divided at the most; 0 if none fits."""
         within = np.minimum(total, self._room)
-        odds = np.ones_like(total) if self._bytes_count else most_likely(within, capacity=self._room)
+        odds = np.ones_like(total) if self.of_bytes else most_likely(within, capacity=self._room)
         return np.where(total <= self._room, odds, 0.0)
 
     def _of(self, table: PlanTable, frames: Ids, seconds: Callable[..., Floats]) -> Floats:
-        if self._bytes_count:
+        if self.of_bytes:
             return np.zeros(len(table))
         return self._score(table, _sliced(table, frames, seconds))
 

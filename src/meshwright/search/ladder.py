@@ -30,8 +30,9 @@ class Other:
 class Ladder:
     """What recompute and offload each plan may choose: the rungs, the first of them with the least of both.
 
-    Neither makes the same plan faster. So a plan that surely fits is not priced with more of either, but where `every`
-    rung is asked for. `hopeless` counts plans that cannot fit. No plan is priced twice.
+    Neither makes the same plan faster. So a plan whose seconds are above the limit is left out with more of either, and
+    one that surely fits too, but where `every` rung is asked for. `hopeless` counts plans that cannot fit. No plan is
+    priced twice.
     """
 
     def __init__(self, choices: Choices, rungs: tuple[list[int], list[int]], *, floors: Floors) -> None:
@@ -61,23 +62,26 @@ class Ladder:
             picked = picked.take(self._floors.shared(self._on(picked, MICROBATCH), picked.frames) < limit())
         picked = self._after(picked, SCHEDULE, other)
         picked = self._scheduled(picked, limit())
+        beaten: Ids = np.zeros(0, dtype=np.int64)
         for added in range(int(self._added.max()) + 1):
             level = [rung for rung in np.flatnonzero(self._added == added).tolist() if self._asked(rung, other)]
             if not level:
                 continue
             some = self._scheduled(picked.times(level), limit()) if added else picked
             rows = self._rows(some, other, limit())
-            left = ~np.isin(self._code(rows, rows.rung), self._priced)
-            for lighter in () if every else self._lighter:
-                left &= ~np.isin(self._code(rows, lighter[rows.rung]), self._fitting)
-            rows = rows.take(left)
-            priced, fits = self._best_first(rows, keep, limit)
+            rows = rows.take(~_among(self._code(rows, rows.rung), np.sort(self._priced)))
+            done = np.sort(beaten if every else np.concatenate([beaten, self._fitting]))
+            for lighter in self._lighter:
+                rows = rows.take(~_among(self._code(rows, lighter[rows.rung]), done))
+            priced, fits, slower = self._best_first(rows, keep, limit)
+            if not self._floors.of_bytes:
+                beaten = np.concatenate([beaten, self._code(slower, slower.rung)])
             self._priced = np.concatenate([self._priced, self._code(priced, priced.rung)])
             self._fitting = np.concatenate([self._fitting, self._code(fits, fits.rung)])
 
     def _code(self, rows: Picked, rung: Ids) -> Ids:
-        """A number for every plan."""
-        return (rows.at * len(self._choices.frames) + rows.frames) * len(self._again) + rung
+        """A number for every plan; those of a frame are neighbours."""
+        return (rows.frames * self._choices.count + rows.at) * len(self._again) + rung
 
     def _asked(self, rung: int, other: Other | None) -> bool:
         if other is None or other.column not in ("recompute", "offload"):
@@ -113,13 +117,15 @@ class Ladder:
 
     def _best_first(
         self, rows: Picked, keep: Callable[[PlanTable], Mask], limit: Callable[[], float]
-    ) -> tuple[Picked, Picked]:
-        """Prices those of `rows` that may be below the limit, the most promising first: they, and those that fit."""
+    ) -> tuple[Picked, Picked, Picked]:
+        """Prices those of `rows` that may be below the limit, the most promising first: they, those that fit, and those
+        that are above it wherever they fit."""
         if not len(rows):
-            return rows, rows
+            return rows, rows, rows
         table = self._on(rows, PLAN)
         floor = self._floors.own(table, rows.frames)
-        left = np.flatnonzero(floor < limit())
+        below = floor < limit()
+        left, slower = np.flatnonzero(below), rows.take(~below)
         likely = self._floors.likely(self._floors.bytes(table.take(left), rows.frames[left]))
         self.hopeless += int(np.count_nonzero(likely == 0.0))
         left, likely = left[likely > 0.0], likely[likely > 0.0]
@@ -131,4 +137,10 @@ class Ladder:
             stop = min(start + size, int(np.searchsorted(floor, limit())))
             fits[start:stop] = keep(table.take(left[start:stop]))
             start, size = stop, min(2 * size, MOST)
-        return rows.take(left[:start]), rows.take(left[fits])
+        return rows.take(left[:start]), rows.take(left[fits]), slower
+
+
+def _among(values: Ids, known: Ids) -> Mask:
+    """Which of `values` are in `known`, which is sorted: faster than np.isin where neighbours lie beside each other."""
+    at = np.searchsorted(known, values)
+    return np.asarray(np.append(known, -1)[at] == values)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from functools import reduce
+from functools import partial, reduce
 
 import numpy as np
 import numpy.typing as npt
 
 from meshwright.cost import Layout, PlanTable
-from meshwright.cost.kinds import BlockSeconds
+from meshwright.cost.kinds import accumulation_seconds
 from meshwright.cost.layouts import Kind
-from meshwright.cost.machine import machine
+from meshwright.cost.machine import Machine, machine
 from meshwright.cost.overlap import Contention
 from meshwright.cost.software import software
 from meshwright.cost.table import OFFLOADS, RECOMPUTES, SHARDINGS
 from meshwright.search.rules import divisors
 from meshwright.search.space import Space
-from meshwright.spec.cluster import ClusterSpec
+from meshwright.spec.cluster import ClusterSpec, DeviceKind
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Offload, Sharding
@@ -141,26 +141,35 @@ class Least:
         for group in self._cluster.groups:
             priced = machine(group, table, self._kinds, cluster=self._cluster, job=self._job, software=features)
             self.contention[group.name] = priced.contention
-            found.append(_least_of(priced.blocks, slower=priced.sharing.lockstep))
+            sums = partial(accumulation_seconds, table=table, device=group.device, software=features)
+            apart = group.device.kind is not DeviceKind.CPU
+            added = [sums(block.parameters) if apart else 0.0 for block in priced.blocks]
+            found.append(_least_of(priced, added=added))
         return reduce(BlockLeast.least, found)
 
 
-def _least_of(blocks: Sequence[BlockSeconds], *, slower: Floats) -> BlockLeast:
-    """The figures of `blocks`, whose seconds are told where ranks share cores that make them `slower`."""
+def _least_of(priced: Machine, *, added: Sequence[Floats | float]) -> BlockLeast:
+    """The figures of blocks, whose seconds are told where ranks share cores that make them slower, without those in
+    which gradients are `added` up, which more than a setting decides."""
+    blocks, slower = priced.blocks, priced.sharing.lockstep
     rows = len(slower)
 
     def every(values: Iterable[Floats | float]) -> Floats:
         return np.stack([value + np.zeros(rows) for value in values], axis=1)
 
     forward = every(block.whole_forward / slower for block in blocks)
-    backward = every(block.whole_backward / slower for block in blocks)
+    whole, summing = every(block.whole_backward / slower for block in blocks), every(added)
+    idle = {"work": 1.0, "near": 0.0, "far": 0.0}
+    if priced.contention is not None:
+        idle |= {"near": priced.contention.near.idle, "far": priced.contention.far.idle}
     busy: dict[str, Floats] = {}
-    for name in ("work", "near", "far"):
+    for name, share in idle.items():
         busy[f"forward_{name}"] = forward - every(getattr(block.forth.slack, name) for block in blocks)
-        busy[f"backward_{name}"] = backward - every(getattr(block.back.slack, name) for block in blocks)
+        free = every(getattr(block.back.slack, name) for block in blocks)
+        busy[f"backward_{name}"] = whole - free - share * summing
     return BlockLeast(
         forward=forward,
-        backward=backward,
+        backward=whole - summing,
         **busy,
         kept=every(block.bytes.kept for block in blocks),
         away=every(block.bytes.away for block in blocks),

@@ -134,12 +134,12 @@ class Space:
     @cached_property
     def rungs(self) -> tuple[list[int], list[int]]:
         """The recompute and the offload that some frame may choose."""
-        found = (
-            {int(value) for entry in self.inner.values() for value in np.unique(entry.columns[name])}
-            for name in ("recompute", "offload")
-        )
-        again, away = (sorted(values) for values in found)
-        return again, away
+        return self.values("recompute"), self.values("offload")
+
+    def values(self, name: str) -> list[int]:
+        """What some frame may choose in the column `name`, in order."""
+        whole = np.bincount(np.concatenate([entry.columns[name] for entry in self.inner.values()]))
+        return [int(value) for value in np.flatnonzero(whole)]
 
     def frame_of(self, frames: Ids) -> Ids:
         """The frame of every row of `rows_of(frames)`."""

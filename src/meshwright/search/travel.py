@@ -1,21 +1,23 @@
-"""What sharded parameters and gradients add to a step at the least: what the work on their way cannot hide."""
+"""What parameters and gradients add to a step at the least: adding them up, and what work cannot hide of their way."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from meshwright.cost import PlanTable
-from meshwright.cost.network import Linear, collective
-from meshwright.cost.overlap import Contention, Traffic
-from meshwright.cost.placement import distinct, ring
+from meshwright.cost.kinds import accumulation_seconds
+from meshwright.cost.lines import Linear
+from meshwright.cost.links import data_links
+from meshwright.cost.overlap import Contention, Traffic, Way
 from meshwright.cost.software import Software
 from meshwright.cost.states import state_bytes
-from meshwright.cost.table import SCHEDULES, SHARDINGS
-from meshwright.spec.cluster import ClusterSpec, Collective, DeviceKind, NodeGroup
-from meshwright.spec.plan import AxisName, ScheduleKind, Sharding
+from meshwright.cost.synchronize import DataLinks, turns
+from meshwright.cost.table import SHARDINGS
+from meshwright.spec.cluster import ClusterSpec, DeviceKind, NodeGroup
+from meshwright.spec.plan import Sharding
 
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
@@ -23,8 +25,6 @@ Mask = npt.NDArray[np.bool_]
 _ZERO1, _ZERO2, _ZERO3 = (
     SHARDINGS.index(kind) for kind in (Sharding.OPTIMIZER, Sharding.GRADIENTS, Sharding.PARAMETERS)
 )
-_BREADTH_FIRST = SCHEDULES.index(ScheduleKind.BREADTH_FIRST)
-_SHARDS = (AxisName.SHARD, AxisName.CONTEXT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +40,16 @@ class Lasts:
     def take(self, rows: Ids) -> Lasts:
         return Lasts(whole=self.whole[rows], work=self.work[rows], near=self.near[rows], far=self.far[rows])
 
+    def longer(self, seconds: Floats, contention: Contention | None) -> Lasts:
+        """With so much more work, beside which links are as idle as beside the rest of it."""
+        work = self.work + seconds
+        if contention is None:
+            return replace(self, whole=np.maximum(self.whole, work), work=work)
+        near, far = (
+            at + beside.idle * seconds for at, beside in ((self.near, contention.near), (self.far, contention.far))
+        )
+        return Lasts(whole=np.max([self.whole, work, near, far], axis=0), work=work, near=near, far=far)
+
     def beside(self, traffic: Traffic, contention: Contention | None) -> Floats:
         """Its seconds with so much more traffic, which waits for no single block."""
         if contention is None:
@@ -51,9 +61,12 @@ class Lasts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """Of one microbatch on every rank shown, shape (rows, ranks): seconds `before` a rank's first work and after its
-    last, its own passes, the `parameters` that its data parallel ranks share, and those of `experts` on a grid."""
+    last, in which others work for `busy_before` and add up gradients of `parameters_before`; its own passes; the
+    `parameters` that its data parallel ranks share, and those of `experts` on a grid."""
 
     before: Floats
+    busy_before: Floats
+    parameters_before: Floats
     forward: Lasts
     backward: Lasts
     parameters: Floats
@@ -62,22 +75,13 @@ class Work:
     def take(self, rows: Ids) -> Work:
         return Work(
             before=self.before[rows],
+            busy_before=self.busy_before[rows],
+            parameters_before=self.parameters_before[rows],
             forward=self.forward.take(rows),
             backward=self.backward.take(rows),
             parameters=self.parameters[rows],
             experts=self.experts[rows],
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Links:
-    gather: Linear
-    scatter: Linear
-    reduce_replicas: Linear
-    reduce_all: Linear
-    sharded_far: Mask
-    replicas_far: Mask
-    all_far: Mask
 
 
 def least_seconds(
@@ -98,55 +102,63 @@ def least_seconds(
     count, sharding = table.microbatches[:, None], table.sharding[:, None]
     if group.device.kind is DeviceKind.CPU:
         return np.asarray((work.before + count * (work.forward.whole + work.backward.whole)).max(axis=1))
-    links = _links(table, group=group, cluster=cluster, software=software)
-    sizes = state_bytes(table, narrow=software.narrow_parameters)
-    gathered, reduced = (work.parameters * size[:, None] for size in (sizes.gathered, sizes.reduced))
-    far, together = links.sharded_far[:, None], links.all_far[:, None]
-    gather = _over(links.gather.seconds(gathered), far)
-    scatter = _over(links.scatter.seconds(reduced), far)
-    replicas = links.reduce_replicas.seconds(reduced / table.divided[:, None])
-    every = np.where(table.schedule == _BREADTH_FIRST, 1.0 / table.microbatches, 1.0)[:, None]
-    ahead = gather.where(sharding == _ZERO3).times(every)
-    behind = ahead + scatter.where(sharding >= _ZERO2).times(every)
-    once = scatter.where(sharding == _ZERO1)
-    once = once + _over(replicas, links.replicas_far[:, None]).where(sharding > 0)
-    once = once + _over(links.reduce_all.seconds(reduced), together).where(sharding == 0)
-    first = gather.where((sharding > 0) & (sharding < _ZERO3))
-    forward, backward = work.forward.beside(ahead, contention), work.backward.beside(behind, contention)
-    late = work.backward.beside(behind + once, contention) - backward
+    moved = _moved(table, work, group=group, cluster=cluster, software=software)
+    every = 1.0 / turns(table)[:, None]
+    ahead = moved.gather.where(sharding == _ZERO3).times(every)
+    behind = ahead + moved.scatter.where(sharding >= _ZERO2).times(every)
+    whole = (sharding == 0) | ((sharding == _ZERO1) & software.reduces_whole)
+    once = (
+        moved.scatter.where((sharding == _ZERO1) & ~whole)
+        + moved.replicas.where(~whole)
+        + moved.everywhere.where(whole)
+    )
+    first = moved.gather.where((sharding > 0) & (sharding < _ZERO3))
+    own, others = (
+        accumulation_seconds(parameters, table, device=group.device, software=software)
+        for parameters in (work.parameters + work.experts, work.parameters_before)
+    )
+    passed, before = work.backward.longer(own, contention), np.maximum(work.before, work.busy_before + others)
+    forward, backward = work.forward.beside(ahead, contention), passed.beside(behind, contention)
+    late = passed.beside(behind + once, contention) - backward
     early = work.forward.beside(ahead + first, contention) - forward
-    ranks = work.before + count * (forward + backward)
+    ranks = before + count * (forward + backward)
     return np.asarray(np.maximum(ranks.max(axis=1), (ranks + late + early)[:, 0]))
 
 
-def _over(seconds: Floats, far: Mask) -> Traffic:
-    """All of it over adapters where they are `far`, and nothing on the lanes to them, which may be free."""
-    away = np.where(far, seconds, 0.0)
-    return Traffic(near=seconds - away, far=away, lanes=np.zeros_like(away))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Moved:
+    """What all parameters of every rank shown and their gradients keep links busy for, shape (rows, ranks)."""
 
+    gather: Traffic
+    scatter: Traffic
+    replicas: Traffic
+    everywhere: Traffic
 
-def _links(table: PlanTable, *, group: NodeGroup, cluster: ClusterSpec, software: Software) -> _Links:
-    some, inverse = distinct(table)
-    shards, replicas, both = (
-        ring(some, axes, group=group, cluster=cluster)
-        for axes in (_SHARDS, (AxisName.REPLICATE,), (AxisName.REPLICATE, *_SHARDS))
-    )
-    scatters = Collective.ALL_TO_ALL if software.exchanges_scatter(group.device.kind) else Collective.REDUCE_SCATTER
-    gather, scatter, reduce_replicas, reduce_all = (
-        collective(operation, around, group=group, cluster=cluster).take(inverse)
-        for operation, around in (
-            (Collective.ALL_GATHER, shards),
-            (scatters, shards),
-            (Collective.ALL_REDUCE, replicas),
-            (Collective.ALL_REDUCE, both),
+    def __add__(self, other: _Moved) -> _Moved:
+        names = [field.name for field in fields(self)]
+        return _Moved(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
+    @classmethod
+    def over(cls, links: DataLinks, *, gathered: Floats, reduced: Floats, divided: Ids) -> _Moved:
+        def traffic(linear: Linear, way: Way, num_bytes: Floats) -> Traffic:
+            return Traffic.over(np.where(num_bytes > 0.0, linear.seconds(num_bytes), 0.0), way, num_bytes=num_bytes)
+
+        return cls(
+            gather=traffic(links.gather, links.sharded, gathered),
+            scatter=traffic(links.scatter, links.sharded, reduced),
+            replicas=traffic(links.reduce_replicas, links.replicas, reduced / divided[:, None]),
+            everywhere=traffic(links.reduce_all, links.everywhere, reduced),
         )
-    )
-    return _Links(
-        gather=gather,
-        scatter=scatter,
-        reduce_replicas=reduce_replicas,
-        reduce_all=reduce_all,
-        sharded_far=(shards.racks > 1.0)[inverse],
-        replicas_far=(replicas.racks > 1.0)[inverse],
-        all_far=(both.racks > 1.0)[inverse],
-    )
+
+
+def _moved(table: PlanTable, work: Work, *, group: NodeGroup, cluster: ClusterSpec, software: Software) -> _Moved:
+    """Of the dense parts, and of experts where there is a grid."""
+    data, expert_data = data_links(table, group=group, cluster=cluster, software=software)
+    sizes = state_bytes(table, narrow=software.narrow_parameters)
+
+    def over(links: DataLinks, parameters: Floats, divided: Ids) -> _Moved:
+        gathered, reduced = (parameters * size[:, None] for size in (sizes.gathered, sizes.reduced))
+        return _Moved.over(links, gathered=gathered, reduced=reduced, divided=divided)
+
+    dense = over(data, work.parameters, table.divided)
+    return dense + over(expert_data, work.experts, table.expert_divided) if work.experts.any() else dense

@@ -24,8 +24,10 @@ T = TypeVar("T")
 
 def encode(value: Any) -> Any:
     """JSON values for `value`: dataclasses become objects with every field, enums their values."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    kind: type = type(value)
+    names = _field_names(kind)
+    if names is not None:
+        return {name: encode(getattr(value, name)) for name in names}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Mapping):
@@ -33,6 +35,12 @@ def encode(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return [encode(item) for item in value]
     return value
+
+
+@cache
+def _field_names(kind: type) -> tuple[str, ...] | None:
+    """The fields of a dataclass; None of another kind of value."""
+    return tuple(field.name for field in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None
 
 
 def canonical(value: Any) -> str:
