@@ -215,7 +215,7 @@ def test_forms_of_values(values: str, labels: tuple[str, ...]) -> None:
 def test_sweeps_that_are_wrong_are_told_before_anything_is_priced(
     over: list[str], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("meshwright.search.vary.design", None)
+    monkeypatch.setattr("meshwright.search.decide.best", None)
     with pytest.raises(ConfigError) as raised:
         sweep(question(), over)
     assert told in str(raised.value)

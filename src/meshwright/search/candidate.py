@@ -9,6 +9,7 @@ from meshwright.spec.errors import Problem
 from meshwright.spec.plan import Design, Plan
 from meshwright.spec.report import LineName, Report
 
+TIE = 0.0005  # of the step: two plans nearer than this are as good
 COMMUNICATION = (
     LineName.TENSOR,
     LineName.CONTEXT,

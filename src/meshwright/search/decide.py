@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 
 from meshwright import cost
 from meshwright.cost import Layout, PlanTable
 from meshwright.cost.table import column_names
 from meshwright.search.candidate import Candidate, Decision, candidate
 from meshwright.search.check import check
-from meshwright.search.constraints import keeps_constraints, limits
+from meshwright.search.constraints import Value, keeps_constraints, limits
 from meshwright.search.explain import rejected_for_memory, why
 from meshwright.search.explore import LEAST_LIKELY, Explorer
 from meshwright.search.job_rules import check_job
@@ -31,11 +33,21 @@ from meshwright.spec.plan import Design, Plan
 from meshwright.spec.report import Report
 
 SLACK = 1.02  # over the best scores, below which plans are priced: closed forms may be as much too short
+RANKED = 10  # plans that are ranked unless more are asked for: of fewer, as many are laid out again
 MOST = 3  # times as many plans as are asked for are laid out again at the most
 WEIGHED = 1_000_000  # plans weighed again where those laid out again turn out slower than they promised
 FRONT = 8  # plans of the front that are shown
 REACH = 2.0  # how much slower than the fastest a plan of the front may be
 RUNTIME = frozenset({Scope.RUNTIME})
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Best:
+    """The best plan of a question, and what it costs."""
+
+    design: Design
+    report: Report
 
 
 def design(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, top: int = 10, trainable: bool = False) -> Decision:
@@ -48,13 +60,10 @@ def design(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, top: int = 1
     """
     started = time.perf_counter()
     found = explored(model, cluster, job, trainable=trainable, count=top)
-    if not found.space.count:
-        raise NoPlanFits(nothing_legal(model, cluster, job, found.space, listed=legal_space))
-    if not (found.prices.fits & found.prices.finite).any():
-        raise NoPlanFits(nothing_fits(model, cluster, job, found, explored=explored))
-    refined, settled = best_refined(found, top)
+    _check_found(found)
+    refined, settled = best_refined(found, top, most=MOST * max(top, RANKED))
     chosen, report = refined[0]
-    reasons = why(chosen, report, found)
+    reasons = why(chosen, report, found, laid_out=partial(best_of, found))
     costs = found.prices
     return Decision(
         design=chosen,
@@ -73,22 +82,55 @@ def design(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, top: int = 1
     )
 
 
-def best_refined(found: Explorer, count: int) -> tuple[list[tuple[Design, Report]], bool]:
+def best(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> Best:
+    """The best plan alone, as `design` finds it, without the reasons and the others. Raises as `design` does."""
+    found = explored(model, cluster, job, count=1)
+    _check_found(found)
+    refined, _ = best_refined(found, 1, most=MOST * RANKED)
+    made, report = refined[0]
+    return Best(design=made, report=report)
+
+
+def _check_found(found: Explorer) -> None:
+    """Raises NoPlanFits, with the closest miss, where no plan is legal or none fits."""
+    asked = found.model, found.cluster, found.job
+    if not found.space.count:
+        raise NoPlanFits(nothing_legal(*asked, found.space, listed=legal_space))
+    if not (found.prices.fits & found.prices.finite).any():
+        raise NoPlanFits(nothing_fits(*asked, found, explored=explored))
+
+
+def best_of(found: Explorer, rows: Ids, held: Mapping[str, Value]) -> tuple[Design, Report]:
+    """The best of `rows` laid out again with the settings `held`, whose stages may be others: taken in the order of
+    their scores until the next promises no more, RANKED at the most."""
+    constraints = replace(found.job.constraints, fix={**found.job.constraints.fix, **held})
+    job, scores = replace(found.job, constraints=constraints), found.scores()[rows]
+    done: list[tuple[Design, Report]] = []
+    for at in np.argsort(scores, kind="stable")[:RANKED]:
+        if done and scores[at] >= min(_value(entry, job.objective) for entry in done):
+            break
+        done += refine(found.table, [int(rows[at])], model=found.model, cluster=found.cluster, job=job)
+    made, report = min(done, key=lambda entry: _order(entry, job.objective))
+    return replace(made, job=found.job), report
+
+
+def best_refined(found: Explorer, count: int, *, most: int | None = None) -> tuple[list[tuple[Design, Report]], bool]:
     """Plans laid out again, best first, and whether no other can be among the `count` best.
 
     Plans are taken in the order of their scores until the next promises no more than the `count` best reach; a score
     is less than what a plan reaches, but for closed forms that are too long and stages that balance better. At most
-    MOST times `count` are.
+    `most` are, MOST times `count` unless that is said.
     """
+    most = MOST * count if most is None else most
     model, cluster, job = found.model, found.cluster, found.job
     done: dict[int, tuple[Design, Report]] = {}
     limit, settled = float("inf"), True
-    while len(done) <= MOST * count:
+    while len(done) <= most:
         row = _next(found, done, limit)
         if row is None and len(done) >= count and limit > found.settled:
             settled = found.until(partial(float, limit), most=WEIGHED)
             row = _next(found, done, limit)
-        if row is None or len(done) == MOST * count:
+        if row is None or len(done) == most:
             settled = settled and row is None
             break
         (done[row],) = refine(found.table, [row], model=model, cluster=cluster, job=job)

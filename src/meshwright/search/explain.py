@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Callable, Mapping
 
-from meshwright import cost
+import numpy as np
+import numpy.typing as npt
+
 from meshwright.cost import PlanTable
 from meshwright.cost.table import OFFLOADS, RECOMPUTES, SCHEDULES, SHARDINGS
+from meshwright.search.candidate import TIE
+from meshwright.search.constraints import Value
 from meshwright.search.explore import Explorer
 from meshwright.search.ladder import Other
 from meshwright.search.prices import Prices
@@ -14,8 +18,9 @@ from meshwright.search.product import Rejection
 from meshwright.spec.job import Objective
 from meshwright.spec.plan import Design, Recompute, Sharding
 from meshwright.spec.report import LineName, Report, diff
-from meshwright.spec.units import format_bytes, format_percent
+from meshwright.spec.units import format_bytes, format_percent, format_seconds
 
+Ids = npt.NDArray[np.int64]
 DIMENSIONS = (
     "tensor",
     "pipeline",
@@ -29,35 +34,54 @@ DIMENSIONS = (
     "schedule",
     "sequence_parallel",
 )
-CLOSE = 0.0005
+SEEN = 0.0005  # of a probability: less is not seen where it is told
 MOST = 20_000  # plans weighed for one line: beyond it the line says what it has not seen
 
 
-def why(chosen: Design, report: Report, found: Explorer) -> tuple[str, ...]:
+LaidOut = Callable[[Ids, Mapping[str, Value]], tuple[Design, Report]]
+
+
+def why(chosen: Design, report: Report, found: Explorer, *, laid_out: LaidOut) -> tuple[str, ...]:
     """One line for every dimension: what the best plan with another value of it would cost, and where.
 
     Alternatives are free in every other dimension, so that a line says what the dimension is worth and not what one
-    careless change would do. Frames that may hold a better alternative are priced first.
+    careless change would do. Frames that may hold a better alternative are priced first. `laid_out` gives the best of
+    some rows as the ranked plans are laid out, with settings held; so a line says what a question of `why_not` does.
     """
     lines: list[str] = []
-    own = {name: _value_of(chosen, name) for name in DIMENSIONS}
-    told: set[tuple[int, ...]] = set()
+    told: set[str] = set()
     for name in DIMENSIONS:
-        values = _values(found, name)
-        if len(values) == 1 or (name == "offload" and own[name] == 0):
+        own, values = _value_of(chosen, name), _values(found, name)
+        if len(values) == 1 or (name == "offload" and own == 0):
             continue
-        proven = _settle(found, name, own[name])
-        row = _best_other(found, name, own[name])
+        proven = _settle(found, name, own)
+        row = _best_other(found, name, own)
         if row is None:
-            tried = " or ".join(_word(name, value) for value in values if value != own[name])
-            lines.append(f"{_word(name, own[name])}: no plan with {tried} {'fits' if proven else 'was seen to fit'}")
+            tried = " or ".join(_word(name, value) for value in values if value != own)
+            lines.append(f"{_own_word(chosen, name)}: no plan with {tried} {'fits' if proven else 'was seen to fit'}")
             continue
-        table = found.table.take([row])
-        key = tuple(int(getattr(table, other)[0]) for other in DIMENSIONS)
-        if key not in told:
-            told.add(key)
-            lines.append(_line(chosen, report, found, row, name=name, own=own[name]))
+        value = int(getattr(found.table, name)[row])
+        alike = np.flatnonzero((getattr(found.table, name) == value) & found.prices.fits)
+        other, priced = laid_out(alike, _held(name, value))
+        if other.plan.digest() not in told:
+            told.add(other.plan.digest())
+            line = _against(chosen, report, other, priced, name=name)
+            lines.append(line + _missed(found, name, value))
     return tuple(lines)
+
+
+def _held(name: str, value: int) -> dict[str, Value]:
+    """The setting that keeps a dimension at `value`; none for no grid of experts, which no column names."""
+    if name == "expert" and not value:
+        return {}
+    words: dict[str, Value] = {
+        "sharding": SHARDINGS[value].value if name == "sharding" else "",
+        "recompute": RECOMPUTES[value].value if name == "recompute" else "",
+        "offload": OFFLOADS[value].value if name == "offload" else "",
+        "schedule": SCHEDULES[value].value if name == "schedule" else "",
+        "sequence_parallel": "on" if value else "off",
+    }
+    return {"zero" if name == "sharding" else name: words.get(name, value)}
 
 
 def _values(found: Explorer, name: str) -> list[int]:
@@ -89,59 +113,56 @@ def _best_other(found: Explorer, name: str, own: int) -> int | None:
     return row if np.isfinite(score[row]) else None
 
 
-def _line(chosen: Design, report: Report, found: Explorer, row: int, *, name: str, own: int) -> str:
-    """Against row `row`, and whether a plan like it that does not fit would beat the chosen one."""
-    table, prices, scores = found.table, found.prices, found.scores()
-    line = _against(chosen, report, table, row, name=name, own=own)
-    column = getattr(table, name)
-    alike = (column == column[row]) & ~prices.fits
-    best = float(np.min(scores[prices.fits]))
-    missed = float(np.min(scores[alike], initial=np.inf)) < best
-    return f"{line}; one that does not fit would be better than this plan" if missed else line
+def _missed(found: Explorer, name: str, value: int) -> str:
+    """That a plan with the value that does not fit would be better than all that do, where one would."""
+    prices, scores = found.prices, found.scores()
+    alike = (getattr(found.table, name) == value) & ~prices.fits
+    missed = float(np.min(scores[alike], initial=np.inf)) < float(np.min(scores[prices.fits]))
+    return "; one that does not fit would be better than this plan" if missed else ""
 
 
-def _against(chosen: Design, report: Report, table: PlanTable, row: int, *, name: str, own: int) -> str:
-    plan = table.to_plan(
-        row, model=chosen.model.name, cluster=chosen.cluster.name, sequence_length=chosen.job.sequence_length
-    )
-    other = cost.predict(Design(model=chosen.model, cluster=chosen.cluster, job=chosen.job, plan=plan))
-    theirs = int(getattr(table, name)[row])
-    head = f"{_word(name, theirs)} instead of {_word(name, own, bare=True)}"
-    rest = _changes(chosen, table, row, name)
-    if chosen.job.objective is Objective.MEMORY:
+def _against(chosen: Design, report: Report, made: Design, other: Report, *, name: str) -> str:
+    """The design `made`, which has another value of the dimension `name`, against the chosen one."""
+    theirs, objective = _value_of(made, name), chosen.job.objective
+    head = f"{_word(name, theirs)} instead of {_own_word(chosen, name, bare=True)}"
+    rest = _changes(chosen, made, name)
+    if objective is Objective.MEMORY:
         return f"{head} would need {format_bytes(other.peak_bytes)}, not {format_bytes(report.peak_bytes)}{rest}"
-    ours, cost_of = (value.step_seconds * value.error_band[1] for value in (report, other))
-    if chosen.job.objective is Objective.COST:
-        ours, cost_of = ours * chosen.plan.world_size, cost_of * plan.world_size
-    change = cost_of / ours - 1.0
-    if abs(change) < CLOSE:
+    change, noun = other.step_seconds / report.step_seconds - 1.0, "time"
+    if objective is Objective.COST:
+        change, noun = (1.0 + change) * made.plan.world_size / chosen.plan.world_size - 1.0, "money"
+    if abs(change) < TIE:
         return f"{head} would take as long{rest}"
-    noun = "money" if chosen.job.objective is Objective.COST else "time"
     verb = f"would take {format_percent(abs(change))} {'more' if change > 0 else 'less'} {noun}"
-    return f"{head} {verb}{rest}: {_cause(report, other)}{_surety(report, other) if change < 0 else ''}"
+    ranked = "" if change > 0 else f"; {ranked_behind(report, other)}"
+    return f"{head} {verb}{rest}: {_cause(report, other, slower=change > 0)}{ranked}"
 
 
-def _surety(report: Report, other: Report) -> str:
-    """Why a plan that takes less time is not the best: it is likelier not to fit."""
-    ours, theirs = report.fit_probability, other.fit_probability
-    if ours is None or theirs is None or theirs >= ours:
-        return ""
-    return f"; but it fits with {format_percent(theirs)}, not {format_percent(ours)}"
+def ranked_behind(report: Report, other: Report) -> str:
+    """`but 19 of 20 of its steps stay under 21 s, not 20 s, and it fits with 94.9 %, not 98.9 %`: the figures that
+    rank a plan of report `other` behind one of `report` though its step is shorter; all of them where none does."""
+    upper = [each.step_seconds * each.error_band[1] for each in (other, report)]
+    fits = [1.0 if each.fit_probability is None else each.fit_probability for each in (other, report)]
+    steps = f"19 of 20 of its steps stay under {format_seconds(upper[0])}, not {format_seconds(upper[1])}"
+    chance = f"it fits with {format_percent(fits[0])}, not {format_percent(fits[1])}"
+    slower, unlikelier = upper[0] > upper[1], fits[1] - fits[0] > SEEN
+    told = [steps] * (slower or not unlikelier) + [chance] * (unlikelier or not slower)
+    return f"but {', and '.join(told)}"
 
 
-def _cause(report: Report, other: Report) -> str:
-    """The line that grows most from `report` to `other`, and what it grows from and to as shares of the step."""
+def _cause(report: Report, other: Report, *, slower: bool) -> str:
+    """The line that grows most from `report` to `other`, or shrinks most, from and to shares of the step."""
     gaps = [gap for gap in diff(report, other)[1:] if gap.name != LineName.STEP]
-    worst = max(gaps, key=lambda gap: gap.seconds)
+    worst = max(gaps, key=lambda gap: gap.seconds if slower else -gap.seconds)
     before, after = worst.predicted / report.step_seconds, worst.measured / report.step_seconds
     return f"{worst.name} {format_percent(before)} to {format_percent(after)} of this step"
 
 
-def _changes(chosen: Design, table: PlanTable, row: int, name: str) -> str:
+def _changes(chosen: Design, made: Design, name: str) -> str:
     """`, with shard 64 and microbatch 2`: what else the alternative changes to be at its best."""
     others = [other for other in DIMENSIONS if other != name]
-    changed = [other for other in others if int(getattr(table, other)[row]) != _value_of(chosen, other)]
-    words = [_word(other, int(getattr(table, other)[row])) for other in changed[:3]]
+    changed = [other for other in others if _value_of(made, other) != _value_of(chosen, other)]
+    words = [_own_word(made, other) for other in changed[:3]]
     return f" (with {' and '.join(words)})" if words else ""
 
 
@@ -174,8 +195,14 @@ def row_words(table: PlanTable, row: int) -> str:
     return ", ".join(words)
 
 
+MIXED = -1  # of a dimension in which the blocks of a plan differ
+
+
 def _value_of(chosen: Design, name: str) -> int:
     plan, group = chosen.plan, chosen.plan.first_group
+    groups = [each for stage in plan.stages for each in stage.groups]
+    if name in ("recompute", "offload") and len({getattr(each, name) for each in groups}) > 1:
+        return MIXED
     return {
         "tensor": plan.tensor,
         "pipeline": plan.pipeline,
@@ -189,6 +216,20 @@ def _value_of(chosen: Design, name: str) -> int:
         "schedule": SCHEDULES.index(plan.schedule.kind),
         "sequence_parallel": int(group.sequence_parallel),
     }[name]
+
+
+def _own_word(design: Design, name: str, *, bare: bool = False) -> str:
+    """The word of a design's own value; `full recompute in 12 blocks` where blocks differ."""
+    value = _value_of(design, name)
+    if value != MIXED:
+        return _word(name, value, bare=bare)
+    counts: dict[int, int] = {}
+    known = RECOMPUTES if name == "recompute" else OFFLOADS
+    for group in (group for stage in design.plan.stages for group in stage.groups):
+        kind = known.index(getattr(group, name))
+        counts[kind] = counts.get(kind, 0) + group.stop - group.start
+    told = (f"{_word(name, kind)} in {count} blocks" for kind, count in sorted(counts.items()) if kind)
+    return " and ".join(told)
 
 
 def _word(name: str, value: int, *, bare: bool = False) -> str:

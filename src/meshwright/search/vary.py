@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from meshwright import cost
-from meshwright.search.candidate import Decision
-from meshwright.search.decide import design
+from meshwright.search import decide
+from meshwright.search.decide import Best
 from meshwright.spec.cluster import ClusterSpec, DeviceSpec, Link, NodeGroup
 from meshwright.spec.errors import ConfigError, NoPlanFits, Problem
 from meshwright.spec.job import JobSpec
@@ -34,15 +34,12 @@ def silent(done: int, total: int) -> None:
     """Progress that nobody watches."""
 
 
-def best(asked: Question) -> Decision | tuple[Problem, ...]:
+def best(asked: Question) -> Best | tuple[Problem, ...]:
     """The best plan, or why there is none."""
     try:
-        return design(asked.model, asked.cluster, asked.job, top=1)
+        return decide.best(asked.model, asked.cluster, asked.job)
     except (NoPlanFits, ConfigError) as error:
         return error.problems
-
-
-TIE = 0.0005  # of the step: two plans nearer than this are as good
 
 
 def repriced(chosen: Design, cluster: ClusterSpec) -> Report:
