@@ -17,6 +17,10 @@ Sweep = Annotated[
     list[str] | None, typer.Option("--sweep", help="What if: cluster.nodes=1,2,4. Given twice, the two are crossed.")
 ]
 
+For = Annotated[
+    str | None, typer.Option("--for", help="Only plans that torchtitan, megatron-lm or deepspeed has words for.")
+]
+
 
 def plan(
     model: Annotated[str, typer.Option("--model", "-m", help="A model's name (see models) or a config.json.")],
@@ -30,6 +34,7 @@ def plan(
     top: Annotated[int, typer.Option("--top", "-n", min=1, help="How many plans to rank.")] = 10,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the design here, for train.")] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write a page that shows the decision.")] = None,
+    trainer: For = None,
     why: Why = None,
     headroom: Headroom = False,
     sensitivity: Sensitivity = False,
@@ -40,6 +45,7 @@ def plan(
     from meshwright import catalog, search
     from meshwright.cli import explanations
     from meshwright.cli.output import console, note, print_json, tell, write
+    from meshwright.export import holder
     from meshwright.run.machine import cache_root
     from meshwright.run.preflight import job_problems
     from meshwright.spec.codec import encode
@@ -48,10 +54,11 @@ def plan(
     for problem in job_problems(asked, model_vocab=spec.vocab):
         tell(f"warning: train would refuse this job here: {problem}")
     machines = catalog.load_cluster(cluster, cache=cache_root())
-    question = search.Question(model=spec, cluster=machines, job=asked)
+    held = None if trainer is None else holder(trainer, where="--for")
+    question = search.Question(model=spec, cluster=machines, job=asked, trainer=held)
     wanted = explanations.Asked(why=why or (), headroom=headroom, sensitivity=sensitivity, sweep=sweep or ())
     explanations.check(wanted, question)
-    decision = search.design(spec, machines, asked, top=top)
+    decision = search.design(spec, machines, asked, top=top, trainer=held)
     if out is not None:
         kept = search.decision_path(out)
         write(out, decision.design.to_json())

@@ -13,11 +13,11 @@ import numpy.typing as npt
 from meshwright import cost
 from meshwright.cost import Layout, PlanTable
 from meshwright.cost.table import column_names
-from meshwright.search.candidate import Candidate, Decision, candidate
+from meshwright.search.candidate import ORDERED_BY, Candidate, Decision, candidate, expected_seconds
 from meshwright.search.check import check
 from meshwright.search.constraints import Value, keeps_constraints, limits
 from meshwright.search.explain import rejected_for_memory, why
-from meshwright.search.explore import LEAST_LIKELY, Explorer
+from meshwright.search.explore import Explorer
 from meshwright.search.job_rules import check_job
 from meshwright.search.lighten import lightened
 from meshwright.search.misses import nothing_fits, nothing_legal
@@ -25,6 +25,7 @@ from meshwright.search.pareto import pareto
 from meshwright.search.rules import Scope
 from meshwright.search.space import Space, enumerate_plans
 from meshwright.search.stages import balanced_stages
+from meshwright.search.trainer import Held, Trainer
 from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.errors import NoPlanFits
 from meshwright.spec.job import JobSpec, Objective
@@ -50,16 +51,24 @@ class Best:
     report: Report
 
 
-def design(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, top: int = 10, trainable: bool = False) -> Decision:
+def design(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    job: JobSpec,
+    *,
+    top: int = 10,
+    trainable: bool = False,
+    trainer: Trainer | None = None,
+) -> Decision:
     """The best plan for `job.objective` among all legal ones that fit, with the `top` best in order.
 
     Plans are priced in the order of what they can reach at best until no other can be better; the best are laid out
-    again with block times of their own and priced one by one. `trainable` leaves out what this runtime cannot train.
-    Raises ConfigError when the job or its constraints are wrong, NoPlanFits with the closest miss when no legal plan
-    fits or none is legal.
+    again with block times of their own and priced one by one. `trainable` leaves out what this runtime cannot train,
+    `trainer` what another one has no words for. Raises ConfigError when the job or its constraints are wrong,
+    NoPlanFits with the closest miss when no legal plan fits or none is legal.
     """
     started = time.perf_counter()
-    found = explored(model, cluster, job, trainable=trainable, count=top)
+    found = explored(model, cluster, job, trainable=trainable, trainer=trainer, count=top)
     _check_found(found)
     refined, settled = best_refined(found, top, most=MOST * max(top, RANKED))
     chosen, report = refined[0]
@@ -69,7 +78,11 @@ def design(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, top: int = 1
         design=chosen,
         report=report,
         ranked=tuple(candidate(entry.plan, figures) for entry, figures in refined[:top]),
-        rejected=(*rejected_for_memory(found.table, costs, hopeless=found.hopeless), *found.space.rejected),
+        rejected=(
+            *rejected_for_memory(found.table, costs, hopeless=found.hopeless),
+            *found.held.rejected,
+            *found.space.rejected,
+        ),
         why=reasons,
         front=front(found, model=model, cluster=cluster, job=job),
         considered=found.space.count,
@@ -77,14 +90,16 @@ def design(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, top: int = 1
         fitting=int(np.count_nonzero(costs.fits & costs.finite)),
         seconds=time.perf_counter() - started,
         predicts_only=check(chosen, scopes=RUNTIME),
+        ordered_by=ORDERED_BY[job.objective],
+        trainer=None if trainer is None else trainer.name,
         refined=len(refined),
         settled=settled,
     )
 
 
-def best(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> Best:
+def best(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, trainer: Trainer | None = None) -> Best:
     """The best plan alone, as `design` finds it, without the reasons and the others. Raises as `design` does."""
-    found = explored(model, cluster, job, count=1)
+    found = explored(model, cluster, job, trainer=trainer, count=1)
     _check_found(found)
     refined, _ = best_refined(found, 1, most=MOST * RANKED)
     made, report = refined[0]
@@ -92,12 +107,14 @@ def best(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> Best:
 
 
 def _check_found(found: Explorer) -> None:
-    """Raises NoPlanFits, with the closest miss, where no plan is legal or none fits."""
+    """Raises NoPlanFits, with the closest miss, where no plan is legal, or can be said, or none fits."""
     asked = found.model, found.cluster, found.job
     if not found.space.count:
         raise NoPlanFits(nothing_legal(*asked, found.space, listed=legal_space))
+    if not found.priced:
+        raise NoPlanFits(found.held.nothing_left())
     if not (found.prices.fits & found.prices.finite).any():
-        raise NoPlanFits(nothing_fits(*asked, found, explored=explored))
+        raise NoPlanFits(nothing_fits(*asked, found, explored=partial(explored, trainer=found.held.trainer)))
 
 
 def best_of(found: Explorer, rows: Ids, held: Mapping[str, Value]) -> tuple[Design, Report]:
@@ -109,7 +126,7 @@ def best_of(found: Explorer, rows: Ids, held: Mapping[str, Value]) -> tuple[Desi
     for at in np.argsort(scores, kind="stable")[:RANKED]:
         if done and scores[at] >= min(_value(entry, job.objective) for entry in done):
             break
-        done += refine(found.table, [int(rows[at])], model=found.model, cluster=found.cluster, job=job)
+        done += refine(found.table, [int(rows[at])], model=found.model, cluster=found.cluster, job=job, held=found.held)
     made, report = min(done, key=lambda entry: _order(entry, job.objective))
     return replace(made, job=found.job), report
 
@@ -133,7 +150,7 @@ def best_refined(found: Explorer, count: int, *, most: int | None = None) -> tup
         if row is None or len(done) == most:
             settled = settled and row is None
             break
-        (done[row],) = refine(found.table, [row], model=model, cluster=cluster, job=job)
+        (done[row],) = refine(found.table, [row], model=model, cluster=cluster, job=job, held=found.held)
         values = sorted(_value(entry, job.objective) for entry in done.values())
         limit = values[count - 1] if len(values) >= count else limit
     return sorted(done.values(), key=lambda entry: _order(entry, job.objective)), settled
@@ -148,32 +165,59 @@ def _next(found: Explorer, done: Mapping[int, object], limit: float) -> int | No
 
 
 def explored(
-    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, trainable: bool = False, count: int = 10
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    job: JobSpec,
+    *,
+    trainable: bool = False,
+    trainer: Trainer | None = None,
+    count: int = 10,
 ) -> Explorer:
     """The space of the job, with at least its `count` best plans that fit priced."""
-    space = legal_space(model, cluster, job, trainable=trainable)
-    found = Explorer(space, model=model, cluster=cluster, job=job)
+    space = legal_space(model, cluster, job, trainable=trainable, trainer=trainer)
+    found = Explorer(space, model=model, cluster=cluster, job=job, trainer=trainer)
+    if space.count and (refused := found.held.whatever_the_plan(space.lightest.rows_of(np.zeros(1, dtype=np.int64)))):
+        raise NoPlanFits(refused)
     if space.count:
         found.best(count, slack=SLACK)
     return found
 
 
-def legal_space(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, trainable: bool = False) -> Space:
-    """Every legal plan, with stages balanced by the cost model's block times; nothing is priced."""
+def legal_space(
+    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, trainable: bool = False, trainer: Trainer | None = None
+) -> Space:
+    """Every legal plan, with stages balanced by the cost model's block times, or as `trainer` divides the model itself;
+    nothing is priced."""
     precision = Precision(str(limits(job.constraints).fixed.get("precision", job.precision.value)))
     check_job(model, cluster, job, precision=precision)
-    boundaries = balanced_stages(model, cluster, job, precision=precision)
+    balanced = balanced_stages(model, cluster, job, precision=precision)
+
+    def boundaries(pipeline: int, chunks: int) -> Sequence[int]:
+        dealt = trainer.stages(model, pipeline) if trainer is not None and chunks == 1 else None
+        return balanced(pipeline, chunks) if dealt is None else (*dealt, len(model.blocks))
+
     return enumerate_plans(model, cluster, job, boundaries=boundaries, trainable=trainable)
 
 
 def refine(
-    table: PlanTable, rows: Sequence[int], *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec
+    table: PlanTable,
+    rows: Sequence[int],
+    *,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    job: JobSpec,
+    held: Held | None = None,
 ) -> list[tuple[Design, Report]]:
     """The designs of `rows` and their reports, best first.
 
     A pipelined row is also tried with stages balanced for its own tensor degree and microbatch, and one that computes
-    layers again with fewer of them; the best that fits is kept, so that refining never makes a plan worse.
+    layers again with fewer of them; the best that fits is kept, so that refining never makes a plan worse. What the
+    trainer of `held` has no words for is not tried.
     """
+
+    def allowed(entry: tuple[Design, Report]) -> bool:
+        return keeps_constraints(entry[0]) is None and (held is None or held.says(entry[0]))
+
     found = []
     for row in rows:
         one = table.take([row])
@@ -181,9 +225,10 @@ def refine(
         if int(one.pipeline[0]) > 1:
             rebalanced = _rebalanced(one, model=model, cluster=cluster, job=job)
             if rebalanced.layouts[0] != one.layouts[int(one.layout[0])]:
-                tried.append(_priced(rebalanced, model=model, cluster=cluster, job=job))
+                other = _priced(rebalanced, model=model, cluster=cluster, job=job)
+                tried += [other] if held is None or held.says(other[0]) else []
         best = min(tried, key=lambda entry: _order(entry, job.objective))
-        lighter = (entry for entry in lightened(best[0]) if keeps_constraints(entry[0]) is None)
+        lighter = (entry for entry in lightened(best[0]) if allowed(entry))
         found.append(min([best, *lighter], key=lambda entry: _order(entry, job.objective)))
     return sorted(found, key=lambda entry: _order(entry, job.objective))
 
@@ -212,13 +257,8 @@ def _order(entry: tuple[Design, Report], objective: Objective) -> tuple[bool, fl
 
 
 def minimised(plan: Plan, report: Report, objective: Objective) -> float:
-    """What the best plan has least of: seconds of a step, device-seconds or bytes.
-
-    Time and cost are at the cautious end of their interval, over the probability of fitting: a plan that fits half the
-    time is tried, and given up, as often as it runs.
-    """
-    upper = report.step_seconds * report.error_band[1]
-    expected = upper / max(1.0 if report.fit_probability is None else report.fit_probability, LEAST_LIKELY)
+    """What the best plan has least of: seconds of a step, device-seconds or bytes."""
+    expected = expected_seconds(report)
     return {
         Objective.TIME: expected,
         Objective.COST: expected * plan.world_size,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from meshwright import cost
 from meshwright.search import decide
 from meshwright.search.decide import Best
+from meshwright.search.trainer import Trainer
 from meshwright.spec.cluster import ClusterSpec, DeviceSpec, Link, NodeGroup
 from meshwright.spec.errors import ConfigError, NoPlanFits, Problem
 from meshwright.spec.job import JobSpec
@@ -23,11 +24,12 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A model, a cluster and a job."""
+    """A model, a cluster and a job, and the trainer that plans are held to, None for this one."""
 
     model: ModelSpec
     cluster: ClusterSpec
     job: JobSpec
+    trainer: Trainer | None = None
 
 
 def silent(done: int, total: int) -> None:
@@ -37,7 +39,7 @@ def silent(done: int, total: int) -> None:
 def best(asked: Question) -> Best | tuple[Problem, ...]:
     """The best plan, or why there is none."""
     try:
-        return decide.best(asked.model, asked.cluster, asked.job)
+        return decide.best(asked.model, asked.cluster, asked.job, trainer=asked.trainer)
     except (NoPlanFits, ConfigError) as error:
         return error.problems
 

@@ -201,7 +201,7 @@ def _leanest(named: Question) -> Best | None:
     """The plan with the settings that needs least memory, on machines that have enough; None where none is legal."""
     roomy = vary.memory_bytes(named.cluster, BOUNDLESS)
     try:
-        return best(named.model, roomy, replace(named.job, objective=Objective.MEMORY))
+        return best(named.model, roomy, replace(named.job, objective=Objective.MEMORY), trainer=named.trainer)
     except NoPlanFits:
         return None
 
