@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -58,7 +59,9 @@ def plan(
     question = search.Question(model=spec, cluster=machines, job=asked, trainer=held)
     wanted = explanations.Asked(why=why or (), headroom=headroom, sensitivity=sensitivity, sweep=sweep or ())
     explanations.check(wanted, question)
-    decision = search.design(spec, machines, asked, top=top, trainer=held)
+    origins = catalog.job_origins(asked, str(job) if job else None, sets=sets or ())
+    found = search.design(spec, machines, asked, top=top, trainer=held)
+    decision = replace(found, asked=origins.asked, defaults=origins.defaults)
     if out is not None:
         kept = search.decision_path(out)
         write(out, decision.design.to_json())
@@ -69,12 +72,12 @@ def plan(
 
         write(html, report.decision_page(decision))
         note(f"page written to {html}")
-    found = explanations.answers(wanted, question, decision) if wanted.anything else None
+    told = explanations.answers(wanted, question, decision) if wanted.anything else None
     if as_json:
-        print_json(decision if found is None else {"decision": decision, **found})
+        print_json(decision if told is None else {"decision": decision, **told})
         return
-    if found is not None:
-        for view in explanations.views(found, decision):
+    if told is not None:
+        for view in explanations.views(told, decision):
             console().print(view)
         return
     from meshwright.report import terminal
