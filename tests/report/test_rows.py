@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from rich.console import Console
@@ -137,9 +138,6 @@ def test_ticks_of_memory_are_round_and_no_two_are_alike(decision: Decision, spre
     labels = [part.split("<")[0] for part in axis.split('">')[2:]]
     assert len(labels) >= 2
     assert len(set(labels)) == len(labels)
-    steps = {
-        round(float(after.split()[0]) - float(before.split()[0]), 9)
-        for before, after in zip(labels, labels[1:], strict=False)
-    }
+    steps = {round(float(after.split()[0]) - float(before.split()[0]), 9) for before, after in pairwise(labels)}
     assert len(steps) == 1
     assert f"{steps.pop():e}"[:3] in ("1.0", "2.0", "2.5", "5.0")

@@ -212,6 +212,12 @@ def test_a_number_of_devices_that_no_plan_fills_is_told() -> None:
     assert "without it" in str(raised.value)
 
 
+def test_a_batch_that_is_suggested_has_a_unit() -> None:
+    job = replace(samples.job(), sequence_length=128, batch_tokens=100)
+    with pytest.raises(ConfigError, match=r"choose 128 tokens \(1 sequence\)"):
+        search.design(samples.model(), box(), job)
+
+
 def test_wrong_jobs_are_config_errors() -> None:
     with pytest.raises(ConfigError, match="not whole sequences"):
         search.design(samples.model(), box(), replace(samples.job(), batch_tokens=100))
@@ -280,7 +286,7 @@ def test_a_batch_that_all_devices_cannot_share_is_the_cause_and_nothing_is_price
         (problem,) = caught.value.problems
         assert problem.where == "job.batch_tokens"
         assert told in problem.what
-        assert f"choose {11 * job.sequence_length} (11 sequences)" in problem.fix
+        assert f"choose {11 * job.sequence_length} tokens (11 sequences)" in problem.fix
         assert "devices = any" in problem.fix
     monkeypatch.undo()
     assert search.design(model, cluster, samples.job(sequences=11)).design.plan.data == 11

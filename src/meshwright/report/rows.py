@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshwright.export.meaning import exchange_words
 from meshwright.report.settings import Setting, by_blocks, plan_settings
-from meshwright.spec.plan import AxisName, Plan, Sharding
+from meshwright.spec.plan import AxisName, Plan, Sharding, exchange_words
 
 
 def layout_words(plan: Plan) -> str:
@@ -23,7 +22,7 @@ def setting_words(plan: Plan) -> str:
     words = [group.sharding.value] if group.sharding is not Sharding.NONE else []
     words += ["seq. parallel"] if group.sequence_parallel else []
     if plan.context > 1:
-        words.append(exchange_words(plan.exchange.kind, inner=plan.exchange.inner, context=plan.context))
+        words.append(exchange_words(plan.exchange, plan.context))
     words += by_blocks(plan, lambda each: each.recompute.value, "recompute")
     words += by_blocks(plan, lambda each: each.offload.value, "offloaded")
     words += [f"experts {plan.experts.expert} x {plan.experts.tensor}"] if plan.experts else []
