@@ -37,9 +37,12 @@ def design(
     wrong and NoPlanFits, with the closest miss, when nothing fits.
     """
     from meshwright import search
-    from meshwright.export import holder
 
-    asked, held = _question(model, cluster, job), None if trainer is None else holder(trainer, where="trainer")
+    asked, held = _question(model, cluster, job), None
+    if trainer is not None:
+        from meshwright.export import holder
+
+        held = holder(trainer, where="trainer")
     return search.design(asked.model, asked.cluster, asked.job, top=top, trainer=held)
 
 

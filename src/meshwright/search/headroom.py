@@ -76,7 +76,7 @@ def headroom(asked: Question, decision: Decision, *, progress: Progress = vary.s
     """Every one of LIMITS lifted in turn and the job designed again; lifting one that does not bind gives nothing."""
     found = []
     for done, (name, words, lift) in enumerate(LIMITS):
-        progress(done, len(LIMITS))
+        progress(done, len(LIMITS), words)
         lifted = lift(asked)
         other = vary.best(lifted) if lifted is not None else ()
         if not isinstance(other, Best):

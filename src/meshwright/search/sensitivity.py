@@ -59,7 +59,7 @@ def sensitivity(asked: Question, decision: Decision, *, progress: Progress = var
     """Each of FIGURES a quarter better: the chosen plan priced again, and the best plan there designed."""
     effects = []
     for done, (figure, alter, factor) in enumerate(FIGURES):
-        progress(done, len(FIGURES))
+        progress(done, len(FIGURES), figure)
         effects.append(_effect(asked, decision, figure, alter, factor))
     progress(len(FIGURES), len(FIGURES))
     effects.sort(key=lambda effect: (min(effect.best_change, effect.change), effect.change))

@@ -76,7 +76,8 @@ def sweep(asked: Question, over: Sequence[str], *, progress: Progress = vary.sil
     points: list[Point] = []
     before: Best | None = None
     for done, place in enumerate(places):
-        progress(done, len(places))
+        labels = (axis.labels[index] for axis, index in zip(axes, place, strict=True))
+        progress(done, len(places), ", ".join(labels))
         before = before if place[-1] else None
         made, point = _point(asked, axes, place, before=before)
         points.append(point)

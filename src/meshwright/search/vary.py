@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from meshwright import cost
 from meshwright.search import decide
@@ -19,7 +20,12 @@ from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
 
 Alter = Callable[[ClusterSpec, float], ClusterSpec]
-Progress = Callable[[int, int], None]
+
+
+class Progress(Protocol):
+    """Told how much of a question is answered, and what comes `now`."""
+
+    def __call__(self, done: int, total: int, now: str = "") -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +38,7 @@ class Question:
     trainer: Trainer | None = None
 
 
-def silent(done: int, total: int) -> None:
+def silent(done: int, total: int, now: str = "") -> None:
     """Progress that nobody watches."""
 
 

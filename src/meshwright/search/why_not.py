@@ -268,7 +268,7 @@ def _nearest(
     found = []
     constraints = named.job.constraints
     for done, (column, value) in enumerate(settings.items()):
-        progress(done, len(settings))
+        progress(done, len(settings), word(column, value))
         for other in _neighbours(named, column, value, own=own.get(column, value)):
             changed = replace(constraints, fix={**constraints.fix, column: other})
             made = vary.best(replace(named, job=replace(named.job, constraints=changed)))
