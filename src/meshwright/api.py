@@ -23,17 +23,27 @@ if TYPE_CHECKING:
 
 
 def design(
-    model: ModelSpec | str, cluster: ClusterSpec | str, job: JobSpec | str | None = None, *, top: int = 10
+    model: ModelSpec | str,
+    cluster: ClusterSpec | str,
+    job: JobSpec | str | None = None,
+    *,
+    top: int = 10,
+    trainer: str | None = None,
 ) -> Decision:
     """The fastest plan of `model` on `cluster` for `job`, with the `top` best and why.
 
-    Strings are what the command line takes: names, shorthand or files. None is the default job. Raises ConfigError
-    for what is wrong and NoPlanFits, with the closest miss, when nothing fits.
+    Strings are what the command line takes: names, shorthand or files. None is the default job. With a `trainer`
+    (torchtitan, megatron-lm or deepspeed) all plans are such as can be exported to it. Raises ConfigError for what is
+    wrong and NoPlanFits, with the closest miss, when nothing fits.
     """
     from meshwright import search
 
-    asked = _question(model, cluster, job)
-    return search.design(asked.model, asked.cluster, asked.job, top=top)
+    asked, held = _question(model, cluster, job), None
+    if trainer is not None:
+        from meshwright.export import holder
+
+        held = holder(trainer, where="trainer")
+    return search.design(asked.model, asked.cluster, asked.job, top=top, trainer=held)
 
 
 def why_not(

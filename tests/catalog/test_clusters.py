@@ -273,3 +273,74 @@ def test_the_catalog_plans_without_torch_or_numpy() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_kinds_of_nodes_are_added_in_the_order_they_are_written() -> None:
+    cluster = catalog.load_cluster("16xH100 + 2x4xA100-40GB+8xV100")
+    assert [(group.num_devices, group.device.name) for group in cluster.groups] == [
+        (16, "H100"),
+        (8, "A100-40GB"),
+        (8, find_device("V100").name),  # type: ignore[union-attr]  # it is in the catalog
+    ]
+    assert len({group.name for group in cluster.groups}) == 3
+    assert len(cluster.sites) == 1
+    alone = catalog.load_cluster("16xH100").groups[0]
+    assert cluster.groups[0] == replace(alone, name=cluster.groups[0].name)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("16xH100+32xA10O", "cluster 16xH100+32xA10O: no device is called 'A10O'; did you mean"),
+        ("12xH100+12xA100", "12 devices do not fill nodes"),
+        ("16xH100+two-sites", "'two-sites' cannot be one part of a cluster"),
+        ("16xH100+local:2", "'local:2' cannot be one part of a cluster"),
+        ("16xH100+", "no cluster is called ''"),
+    ],
+)
+def test_parts_that_are_wrong_are_told(name: str, told: str) -> None:
+    assert told in refused(name)
+
+
+def test_every_wrong_part_is_told_at_once() -> None:
+    assert len(refused("8xH10O+8xA10O").split("did you mean")) == 3
+
+
+def written(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "machines.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_device_by_name_brings_its_usual_node(tmp_path: Path) -> None:
+    text = 'name = "ours"\n[[groups]]\ndevice = "a100"\nnum_nodes = 3\ndevices_per_node = 4\nnic.bandwidth = "10GB/s"\n'
+    (group,) = catalog.load_cluster(written(tmp_path, text)).groups
+    usual = catalog.load_cluster("3x4xA100-80GB").groups[0]
+    assert group.nic.bandwidth == 10e9
+    assert group.nic.sources["bandwidth"] == "the cluster file"
+    assert group.nic.latency_seconds == usual.nic.latency_seconds
+    assert group.nic.fits == ()
+    assert replace(group, nic=usual.nic) == usual
+
+
+def test_a_device_that_is_not_known_is_told_with_its_line(tmp_path: Path) -> None:
+    told = refused(written(tmp_path, 'name = "ours"\n[[groups]]\nnum_nodes = 2\ndevice = "H10O"\n'))
+    assert "machines.toml:4 groups[0].device: no device is called 'H10O'; did you mean 'H100'" in told
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (
+            "nic.bandwidth = 50",
+            "50 bytes a second is less than any machine has (a number without a unit is bytes a second); write 50GB/s",
+        ),
+        ("nic.bandwidth = 5000", "write 5000MB/s"),
+        ("inside.latency_seconds = 5", "5 seconds is more than any machine has"),
+        ("host_bytes = 512", "write 512GiB"),
+    ],
+)
+def test_a_forgotten_unit_is_told_with_the_nearest(line: str, told: str, tmp_path: Path) -> None:
+    text = f'name = "ours"\n[[groups]]\ndevice = "H100"\n{line}\n'
+    assert f"machines.toml:4 groups[0].{line.split()[0]}: " in refused(written(tmp_path, text))
+    assert told in refused(written(tmp_path, text))

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import meshwright
-from meshwright.cli import main
+from meshwright import catalog, search
+from meshwright.cli import explanations, main
 from meshwright.search import Decision
 from meshwright.spec import codec
 
@@ -96,3 +97,20 @@ def test_the_same_answers_come_from_python() -> None:
     assert len(meshwright.sensitivity("llama-3.1-8b", "16xH100", job).effects) == 6
     points = meshwright.sweep("llama-3.1-8b", "16xH100", job, over="cluster.nodes=1,2").points
     assert [point.devices for point in points] == [8, 16]
+
+
+def test_progress_says_what_is_counted_of_how_many_and_what_comes_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr("meshwright.report.terminal_validation._SECONDS_BETWEEN_LINES", -1.0)
+    monkeypatch.setattr("meshwright.cli.output.note", lines.append)
+    question = search.Question(
+        model=catalog.load_model("llama-3.1-8b"),
+        cluster=catalog.load_cluster("8xH100"),
+        job=catalog.load_job(None, sets=["batch_tokens=64Ki"]),
+    )
+    decision = search.design(question.model, question.cluster, question.job, top=1)
+    explanations.answers(explanations.Asked(headroom=True, sweep=["cluster.nodes=1,2"]), question, decision)
+    assert (
+        "1 of 7 limits lifted, each time designing the job again; now: with twice the bandwidth between nodes" in lines
+    )
+    assert "1 of 2 points of the sweep designed; now: 2" in lines

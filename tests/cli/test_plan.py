@@ -186,3 +186,22 @@ def test_planning_never_imports_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_number_of_the_cluster_is_set_with_its_unit(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "-m", "llama-3.1-8b", "-c", "16xH100", "-s", "batch_tokens=1Mi", "--json", "--set"]
+    assert main([*words, "cluster.inter.bandwidth=1GB/s"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["design"]["cluster"]["groups"][0]["nic"]["bandwidth"] == 1e9
+    assert document["design"]["cluster"]["name"] == "16xH100 with inter.bandwidth=1GB/s"
+    for entry, told in (
+        ("cluster.inter.bandwidth=50", "write 50GB/s"),
+        ("cluster.memory=80", "write 80GiB"),
+        ("cluster.inter.latency_seconds=5", "write 5us"),
+        ("cluster.peak.bf16=989", "write 989TFLOP/s"),
+        ("cluster.intr.bandwidth=5GB/s", "did you mean cluster.intra.bandwidth"),
+    ):
+        assert main([*words, entry]) == 2
+        problem = capsys.readouterr().err
+        assert f"--set {entry.split('=')[0]}" in problem
+        assert told in problem

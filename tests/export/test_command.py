@@ -69,7 +69,7 @@ def test_what_cannot_be_said_exits_3_and_writes_nothing(plan: Path, capsys: pyte
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (["plan.json", "--to", "megatron"], "did you mean megatron-lm"),
+        (["plan.json", "--to", "megatrom"], "did you mean megatron-lm"),
         (["nothing.json", "--to", "deepspeed"], "nothing.json"),
         (["plan.json", "--to", "deepspeed", "--check", "nothing.sh"], "cannot be read"),
         (["plan.json", "--to", "deepspeed", "--check", "plan.json", "--out", "x"], "--check writes nothing"),

@@ -133,4 +133,4 @@ def test_what_a_peer_would_refuse_is_refused_in_words(peer: Peer, text: str, wha
 
 def test_a_trainer_that_is_not_known() -> None:
     with pytest.raises(ConfigError, match="did you mean megatron-lm"):
-        read("", to="megatron")
+        read("", to="megatrom")

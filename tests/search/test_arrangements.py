@@ -9,7 +9,7 @@ import pytest
 from meshwright import cost, search
 from meshwright.search import Scope, check
 from meshwright.search.arrangements import arrangements
-from meshwright.search.decide import minimised
+from meshwright.search.refine import minimised
 from meshwright.search.settings import differing
 from meshwright.spec import codec
 from meshwright.spec.cluster import ClusterSpec, NodeGroup

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshwright import cost, search
+from meshwright import catalog, cost, search
 from meshwright.cost import PlanTable, uncertainty
 from meshwright.search import Scope, check, decide
-from meshwright.search.decide import best_refined, explored, legal_space, refine
+from meshwright.search.decide import best_refined, explored, legal_space
 from meshwright.search.explore import Explorer
 from meshwright.search.prices import Prices, may_fit, price
+from meshwright.search.refine import refine
 from meshwright.spec import codec
 from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.errors import ConfigError, ExitCode, NoPlanFits
@@ -162,7 +163,9 @@ def test_why_compares_with_the_best_plan_of_every_other_choice() -> None:
     assert any("instead of" in line for line in decision.why)
     assert any("more time" in line or "as long" in line for line in decision.why)
     faster = [line for line in decision.why if "less time" in line]
-    assert not faster, "nothing that fits may be faster than the best"
+    assert faster, "this box has one, for the chosen plan has the narrower interval"
+    for line in faster:
+        assert "; but 19 of 20 of its steps stay under" in line or "; but it fits with" in line
 
 
 def test_the_closest_miss_names_the_devices_it_would_take() -> None:
@@ -212,6 +215,12 @@ def test_a_number_of_devices_that_no_plan_fills_is_told() -> None:
     assert "without it" in str(raised.value)
 
 
+def test_a_batch_that_is_suggested_has_a_unit() -> None:
+    job = replace(samples.job(), sequence_length=128, batch_tokens=100)
+    with pytest.raises(ConfigError, match=r"choose 128 tokens \(1 sequence\)"):
+        search.design(samples.model(), box(), job)
+
+
 def test_wrong_jobs_are_config_errors() -> None:
     with pytest.raises(ConfigError, match="not whole sequences"):
         search.design(samples.model(), box(), replace(samples.job(), batch_tokens=100))
@@ -240,6 +249,14 @@ def test_two_sites_put_the_pipeline_across_them() -> None:
     decision = search.design(LARGE, cluster, samples.job(sequences=64))
     assert decision.design.plan.pipeline > 1
     assert decision.design.plan.axes[0].name.value == "pipeline"
+
+
+def test_of_two_sites_plans_that_cross_between_them_too_often_are_not_priced() -> None:
+    """The line between the sites carries one microbatch after another: more than half a million plans were priced."""
+    model, job = catalog.load_model("llama-3.1-8b"), catalog.load_job(None)
+    decision = search.design(model, catalog.load_cluster("two-sites"), job)
+    assert decision.considered > 2_000_000
+    assert decision.priced < 20_000
 
 
 def test_of_sixteen_thousand_devices_one_plan_in_a_thousand_is_priced_without_torch() -> None:
@@ -272,7 +289,7 @@ def test_a_batch_that_all_devices_cannot_share_is_the_cause_and_nothing_is_price
         (problem,) = caught.value.problems
         assert problem.where == "job.batch_tokens"
         assert told in problem.what
-        assert f"choose {11 * job.sequence_length} (11 sequences)" in problem.fix
+        assert f"choose {11 * job.sequence_length} tokens (11 sequences)" in problem.fix
         assert "devices = any" in problem.fix
     monkeypatch.undo()
     assert search.design(model, cluster, samples.job(sequences=11)).design.plan.data == 11

@@ -9,8 +9,8 @@ import pytest
 from meshwright import cost
 from meshwright.cost import PlanTable
 from meshwright.search.constraints import columns_of, keeps_constraints
-from meshwright.search.decide import refine
 from meshwright.search.lighten import lightened
+from meshwright.search.refine import refine
 from meshwright.spec.job import Constraints
 from meshwright.spec.plan import Design, Recompute
 from tests.search import search_samples as samples

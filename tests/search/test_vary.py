@@ -87,9 +87,14 @@ def test_headroom_tells_the_limit_that_is_worth_most() -> None:
 
 
 def test_progress_goes_from_none_to_all() -> None:
-    seen: list[tuple[int, int]] = []
-    sensitivity(question(), decide(question()), progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(done, len(FIGURES)) for done in range(len(FIGURES) + 1)]
+    seen: list[tuple[int, int, str]] = []
+
+    def progress(done: int, total: int, now: str = "") -> None:
+        seen.append((done, total, now))
+
+    sensitivity(question(), decide(question()), progress=progress)
+    named = [*(figure for figure, _, _ in FIGURES), ""]
+    assert seen == [(done, len(FIGURES), name) for done, name in enumerate(named)]
 
 
 def test_what_was_measured_moves_with_the_figure_beside_it() -> None:
@@ -215,7 +220,7 @@ def test_forms_of_values(values: str, labels: tuple[str, ...]) -> None:
 def test_sweeps_that_are_wrong_are_told_before_anything_is_priced(
     over: list[str], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("meshwright.search.vary.design", None)
+    monkeypatch.setattr("meshwright.search.decide.best", None)
     with pytest.raises(ConfigError) as raised:
         sweep(question(), over)
     assert told in str(raised.value)

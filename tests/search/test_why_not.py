@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import replace
 
 import pytest
 
-from meshwright import cost, search
+from meshwright import catalog, cost, search
 from meshwright.search import Question, why_not
+from meshwright.search.candidate import TIE
 from meshwright.search.check import check
 from meshwright.search.constraints import COLUMNS, columns_of
 from meshwright.search.settings import differing, read_settings
@@ -16,6 +18,7 @@ from meshwright.search.why_not import Verdict
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.job import SHORT_NAMES, Constraints, Objective
 from meshwright.spec.report import LineName
+from meshwright.spec.units import format_percent
 from tests.search import search_samples as samples
 
 LARGE = samples.model(layers=10, layer=samples.dense_layer(hidden=2048), vocab=2048)
@@ -102,7 +105,7 @@ def test_settings_that_fit_are_compared_line_by_line() -> None:
 @pytest.mark.parametrize(
     ("longer", "upper", "verdict", "told"),
     [
-        (2.0, 0.4, Verdict.UNSURE, "by the one over the other it is worse"),
+        (2.0, 0.4, Verdict.UNSURE, "ranked behind all the same: 19 of 20 of its steps stay under"),
         (2.0, 1.2, Verdict.BETTER, "which the search had left out"),
         (0.9, 1.2, Verdict.WORSE, "slower"),
     ],
@@ -200,3 +203,56 @@ def test_what_every_answer_says_is_true_over_a_grid_of_settings() -> None:
         assert (answer.verdict is Verdict.ILLEGAL) == (not legal), settings
         if answer.verdict is Verdict.WORSE:
             assert answer.gaps[0].seconds >= 0, "nothing that fits is faster than the best"
+
+
+ALTERNATIVE = re.compile(
+    r"(?:(?P<axis>tensor|pipeline|context|expert|shard|microbatch) (?P<degree>\d+)|(?P<zero>zero\d)|"
+    r"(?P<again>\w+) recompute|(?P<schedule>gpipe|1f1b|interleaved|breadth-first|zb-\S+|dualpipe-v|seq1f1b))"
+    r" instead of "
+)
+CHANGE = re.compile(r"would take (?:(?P<share>[\d.]+ %) (?P<way>more|less) time|as long)")
+
+
+def settings_of(line: str) -> dict[str, int | str] | None:
+    """The settings that a reason is about; None for one of another form."""
+    found = ALTERNATIVE.match(line)
+    if found is None:
+        return None
+    if found["axis"]:
+        return {found["axis"]: int(found["degree"])}
+    if found["zero"] or found["schedule"]:
+        return {"zero" if found["zero"] else "schedule": found["zero"] or found["schedule"]}
+    return {"recompute": "none" if found["again"] == "no" else found["again"]}
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "sets"),
+    [
+        ("llama-3.1-8b", "24xH100", ["batch_tokens=16Ki"]),
+        ("llama-2-7b", "4xA100-40GB", ["sequence_length=4096", "batch_tokens=256Ki"]),
+    ],
+)
+def test_a_reason_and_the_question_behind_it_say_the_same(model: str, cluster: str, sets: list[str]) -> None:
+    """On these a reason said `more time` of the upper end where the question said `faster`, or another figure."""
+    asked = Question(
+        model=catalog.load_model(model), cluster=catalog.load_cluster(cluster), job=catalog.load_job(None, sets=sets)
+    )
+    decision = search.design(asked.model, asked.cluster, asked.job)
+    told = 0
+    for line in decision.why:
+        settings = settings_of(line)
+        if settings is None:
+            continue
+        answer = why_not(asked, decision, settings)
+        assert answer.report is not None, line
+        change = answer.report.step_seconds / decision.report.step_seconds - 1.0
+        said = CHANGE.search(line)
+        assert said is not None, line
+        if said["share"]:
+            assert said["share"] == format_percent(abs(change)), (line, answer.sentences)
+            assert (said["way"] == "more") == (change > 0), line
+        else:
+            assert abs(change) < TIE, line
+        assert ("; but " in line) == (answer.verdict is Verdict.UNSURE), line
+        told += 1
+    assert told >= 4

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from meshwright.spec.cluster import ClusterSpec
@@ -40,6 +42,29 @@ _ABOVE_ZERO = frozenset(
     }
 )
 _MOST, _MOST_SECONDS = 1e21, 1e5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Unit:
+    """What a bare number is read as, the unit it was meant in below a thousand and above, and what machines have."""
+
+    read_as: str
+    meant: tuple[str, str]
+    least: float = 0.0
+    most: float = math.inf
+
+
+_BYTES = _Unit(read_as="bytes", meant=("GiB", "MiB"), least=2.0**20)
+_A_SECOND = _Unit(read_as="bytes a second", meant=("GB/s", "MB/s"), least=1e4)
+_DELAY = _Unit(read_as="seconds", meant=("us", "ns"), most=1.0)
+_UNITS: Mapping[str, _Unit] = MappingProxyType(
+    {
+        **dict.fromkeys(("memory_bytes", "host_bytes"), _BYTES),
+        **dict.fromkeys(("bandwidth", "memory_bandwidth", "optimizer_bandwidth", "host_bandwidth"), _A_SECOND),
+        **dict.fromkeys(("latency_seconds", "launch_seconds"), _DELAY),
+        "peak_flops": _Unit(read_as="FLOP/s", meant=("TFLOP/s", "GFLOP/s"), least=1e6),
+    }
+)
 _SHARES = frozenset({"efficiency", "sums", "usable_fraction", "memory_fraction"})
 
 
@@ -65,12 +90,25 @@ def machine_problems(cluster: ClusterSpec) -> Iterator[Problem]:
             yield Problem(what=f"{number} is not a share above 0 and up to 1", where=path)
         elif number < 0 or (number == 0 and divides):
             yield Problem(what=f"{number} is {'not positive' if divides else 'below 0'}", where=path)
+        else:
+            yield from _implausible(number, names, path)
     for index, group in enumerate(cluster.groups):
         tiles = group.device.tiles
         for name, entries in (("scaling", group.device.scaling), ("tiles.sizes", tiles.sizes if tiles else (1,))):
             if not entries:
                 where = f"groups[{index}].device.{name}"
                 yield Problem(what="is empty", where=where, fix="give at least one, or leave it out")
+
+
+def _implausible(number: float, names: Sequence[str], path: str) -> Iterator[Problem]:
+    """A number that only a forgotten unit explains: 50 bytes/s of a link, 5 seconds of latency."""
+    unit = _UNITS.get("peak_flops" if "peak_flops" in names else names[-1])
+    if unit is None or number == 0 or unit.least <= number < unit.most:
+        return
+    side = "less" if number < unit.least else "more"
+    what = f"{number:,g} {unit.read_as} is {side} than any machine has"
+    why = f"a number without a unit is {unit.read_as}"
+    yield Problem(what=what, where=path, why=why, fix=f"write {number:g}{unit.meant[number >= 1000]}")
 
 
 def numbers(value: Any, where: str = "") -> Iterator[tuple[str, float]]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from meshwright.catalog import documents
+from meshwright.catalog.overrides import set_path
 from meshwright.catalog.ranges import checked_design, checked_job
 from meshwright.spec.job import JobSpec
 from meshwright.spec.plan import Design
+from meshwright.spec.units import format_tokens
+
+PLANNED = ("sequence_length", "batch_tokens", "total_tokens", "precision", "objective")
 
 
 def load_job(path: str | Path | None, *, sets: Sequence[str] = ()) -> JobSpec:
@@ -18,6 +23,26 @@ def load_job(path: str | Path | None, *, sets: Sequence[str] = ()) -> JobSpec:
     """
     document = documents.EMPTY if path is None else documents.read(path)
     return documents.decode(JobSpec, document, section="job", sets=sets, check=checked_job)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origins:
+    """Fields of a job that a plan depends on, with their values as a person reads them: those asked for, the others."""
+
+    asked: Mapping[str, str]
+    defaults: Mapping[str, str]
+
+
+def job_origins(job: JobSpec, path: str | Path | None, *, sets: Sequence[str] = ()) -> Origins:
+    """Which fields of `job`, loaded from `path` and `sets`, were said there, and which are defaults."""
+    said = set(documents.EMPTY.values if path is None else documents.read(path).values)
+    said |= {set_path(entry, section="job") for entry in sets}
+    figures = {name: getattr(job, name) for name in PLANNED}
+    words = {name: format_tokens(value) if isinstance(value, int) else str(value) for name, value in figures.items()}
+    asked = {name: text for name, text in words.items() if name in said}
+    asked |= {f"constraints.fix.{name}": str(value) for name, value in job.constraints.fix.items()}
+    asked |= {"constraints.forbid": ", ".join(job.constraints.forbid)} if job.constraints.forbid else {}
+    return Origins(asked=asked, defaults={name: text for name, text in words.items() if name not in said})
 
 
 def load_design(path: str | Path, *, sets: Sequence[str] = ()) -> Design:

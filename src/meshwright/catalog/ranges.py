@@ -55,7 +55,7 @@ def checked_job(job: JobSpec) -> JobSpec:
             problems.append(Problem(what=f"{source.weight} is not above 0", where=where, fix="leave the source out"))
     if 1 <= job.total_tokens < job.batch_tokens:
         what = f"{job.total_tokens:,} is less than the {job.batch_tokens:,} tokens of one step"
-        fix = f"choose {job.batch_tokens} or more, or a smaller batch_tokens"
+        fix = f"choose {job.batch_tokens} tokens or more, or a smaller batch_tokens"
         problems.append(Problem(what=what, where="total_tokens", fix=fix))
     if problems:
         raise ConfigError(problems)

@@ -1,4 +1,4 @@
-"""Clusters in one word: a preset, `64xH100`, `2x8xA100-80GB`, `selene:3072`, `local`, `local:4`, or a file."""
+"""Clusters in one word: a preset, `64xH100`, `2x8xA100-80GB`, `8xH100+8xA100`, `selene:3072`, `local:4`, or a file."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from meshwright.catalog.devices import SHEETS, find_device
 from meshwright.catalog.figures import machine_problems
 from meshwright.catalog.local import local_cluster, with_devices
 from meshwright.catalog.machine import this_machine
+from meshwright.catalog.named_devices import spelt_out
 from meshwright.catalog.names import normal, suggest
 from meshwright.catalog.nodes import nodes
 from meshwright.spec.cluster import ClusterSpec
@@ -26,7 +27,9 @@ from meshwright.spec.errors import ConfigError, Problem
 _COUNT = r"([0-9]{1,3}(?:_[0-9]{3}){0,2}|[0-9]{1,9})"
 _PRODUCT = re.compile(rf"(?:{_COUNT}\s*[xX*]\s*)?{_COUNT}\s*[xX*]\s*([A-Za-z0-9].*)")
 _SIZED = re.compile(rf"(.+):{_COUNT}")
-_FORMS = "write a preset, 64xH100, 2x8xA100-80GB, selene:3072, local:4 or a file; see `meshwright clusters`"
+_FORMS = (
+    "write a preset, 64xH100, 2x8xA100-80GB, 16xH100+32xA100, selene:3072, local:4 or a file; see `meshwright clusters`"
+)
 
 
 def load_cluster(name: str, *, cache: Path | None = None) -> ClusterSpec:
@@ -38,6 +41,8 @@ def load_cluster(name: str, *, cache: Path | None = None) -> ClusterSpec:
     text = str(name).strip()
     if Path(text).suffix.lower() in (".toml", ".json"):
         return _file(text)
+    if "+" in text and not os.path.exists(text):
+        return _mixed(text, cache=cache)
     base, devices = _split(text)
     if normal(base) == "local":
         return _local(devices, cache=cache)
@@ -83,7 +88,30 @@ def checked(cluster: ClusterSpec) -> ClusterSpec:
 
 
 def _file(path: str | Path) -> ClusterSpec:
-    return documents.decode(ClusterSpec, documents.read(path), section="cluster", check=checked)
+    document = documents.read(path)
+    values = documents.located(lambda: spelt_out(document.values), document)
+    return documents.decode(ClusterSpec, replace(document, values=values), section="cluster", check=checked)
+
+
+def _mixed(text: str, *, cache: Path | None) -> ClusterSpec:
+    """The groups of every part on one network, each with its own adapters, in the order in which they are written."""
+    where, names = f"cluster {text}", [part.strip() for part in text.split("+")]
+    problems, groups = [], []
+    for name in names:
+        try:
+            part = load_cluster(name, cache=cache)
+        except ConfigError as error:
+            problems += [replace(problem, where=where) for problem in error.problems]
+            continue
+        if normal(_split(name)[0]) == "local" or len(part.sites) > 1:
+            fix = "write devices, as in 16xH100+32xA100, or a cluster file (docs/cluster.md)"
+            problems.append(Problem(what=f"{name!r} cannot be one part of a cluster", where=where, fix=fix))
+        groups += list(part.groups)
+    if problems:
+        raise ConfigError(problems)
+    numbered = (replace(group, name=f"{group.name} {index}") for index, group in enumerate(groups, 1))
+    source = "parts on one network, each through its own adapters; numbers and their sources are the presets'"
+    return ClusterSpec(name="+".join(names), groups=tuple(numbered), source=source)
 
 
 def _split(text: str) -> tuple[str, int | None]:

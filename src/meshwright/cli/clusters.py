@@ -9,7 +9,8 @@ import typer
 
 def clusters(
     name: Annotated[
-        str | None, typer.Argument(help="A cluster's name, 64xH100, or a file; all names when left out.")
+        str | None,
+        typer.Argument(help="A cluster's name, 64xH100, 8xH100+8xA100, or a file; all names when left out."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:

@@ -55,14 +55,19 @@ def answers(asked: Asked, question: Question, decision: Decision) -> Answers:
     if asked.why:
         sets = [read_settings(text) for text in asked.why]
         found["why_not"] = [
-            search.why_not(question, decision, settings, progress=progress("settings asked about")) for settings in sets
+            search.why_not(question, decision, settings, progress=progress("settings tried at other values"))
+            for settings in sets
         ]
     if asked.headroom:
-        found["headroom"] = search.headroom(question, decision, progress=progress("limits lifted"))
+        found["headroom"] = search.headroom(
+            question, decision, progress=progress("limits lifted, each time designing the job again")
+        )
     if asked.sensitivity:
-        found["sensitivity"] = search.sensitivity(question, decision, progress=progress("figures changed"))
+        found["sensitivity"] = search.sensitivity(
+            question, decision, progress=progress("figures of the machines changed, each time designing the job again")
+        )
     if asked.sweep:
-        found["sweep"] = search.sweep(question, asked.sweep, progress=progress("designs of the sweep"))
+        found["sweep"] = search.sweep(question, asked.sweep, progress=progress("points of the sweep designed"))
     return found
 
 

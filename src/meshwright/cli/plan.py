@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from meshwright.catalog import Origins
+    from meshwright.search import Decision, Question
 
 Why = Annotated[list[str] | None, typer.Option("--why", help="Why not these settings: tp=4,pp=2. Repeatable.")]
 Headroom = Annotated[bool, typer.Option("--headroom", help="What holds the plan back: each limit lifted in turn.")]
@@ -17,19 +23,30 @@ Sweep = Annotated[
     list[str] | None, typer.Option("--sweep", help="What if: cluster.nodes=1,2,4. Given twice, the two are crossed.")
 ]
 
+For = Annotated[
+    str | None, typer.Option("--for", help="Only plans that torchtitan, megatron-lm or deepspeed has words for.")
+]
+
 
 def plan(
     model: Annotated[str, typer.Option("--model", "-m", help="A model's name (see models) or a config.json.")],
     cluster: Annotated[
-        str, typer.Option("--cluster", "-c", help="A cluster's name (see clusters), 64xH100, or a file.")
+        str,
+        typer.Option("--cluster", "-c", help="A cluster's name (see clusters), 64xH100, 8xH100+8xA100, or a file."),
     ],
     job: Annotated[Path | None, typer.Option("--job", "-j", help="A job file; see docs/job.md.")] = None,
     sets: Annotated[
-        list[str] | None, typer.Option("--set", "-s", help="Set one field of the job: batch_tokens=4Mi. Repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--set",
+            "-s",
+            help="Set a field: batch_tokens=4Mi, or cluster.inter.bandwidth=50GB/s. Repeatable.",
+        ),
     ] = None,
     top: Annotated[int, typer.Option("--top", "-n", min=1, help="How many plans to rank.")] = 10,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the design here, for train.")] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write a page that shows the decision.")] = None,
+    trainer: For = None,
     why: Why = None,
     headroom: Headroom = False,
     sensitivity: Sensitivity = False,
@@ -37,22 +54,61 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print the decision as one JSON document.")] = False,
 ) -> None:
     """Design the fastest training of a model on a cluster: a ranked table, memory by part, and why the best wins."""
-    from meshwright import catalog, search
+    from meshwright import search
     from meshwright.cli import explanations
-    from meshwright.cli.output import console, note, print_json, tell, write
-    from meshwright.run.machine import cache_root
-    from meshwright.run.preflight import job_problems
-    from meshwright.spec.codec import encode
+    from meshwright.cli.output import console, print_json
 
-    spec, asked = catalog.load_model(model), catalog.load_job(str(job) if job else None, sets=sets or ())
-    for problem in job_problems(asked, model_vocab=spec.vocab):
-        tell(f"warning: train would refuse this job here: {problem}")
-    machines = catalog.load_cluster(cluster, cache=cache_root())
-    question = search.Question(model=spec, cluster=machines, job=asked)
+    question, origins = _question(model, cluster, str(job) if job else None, sets=sets or (), trainer=trainer)
     wanted = explanations.Asked(why=why or (), headroom=headroom, sensitivity=sensitivity, sweep=sweep or ())
     explanations.check(wanted, question)
-    decision = search.design(spec, machines, asked, top=top)
+    found = search.design(question.model, question.cluster, question.job, top=top, trainer=question.trainer)
+    decision = replace(found, asked=origins.asked, defaults=origins.defaults)
+    _keep(decision, out=out, html=html)
+    told = explanations.answers(wanted, question, decision) if wanted.anything else None
+    if as_json:
+        print_json(decision if told is None else {"decision": decision, **told})
+    elif told is None:
+        from meshwright.report import terminal
+
+        console().print(terminal.decision(decision))
+    else:
+        for view in explanations.views(told, decision):
+            console().print(view)
+
+
+def _question(
+    model: str, cluster: str, job: str | None, *, sets: Sequence[str], trainer: str | None
+) -> tuple[Question, Origins]:
+    """What is asked, and which fields of the job were said; warns of what train would refuse."""
+    from meshwright import catalog, search
+    from meshwright.cli.output import tell
+    from meshwright.run.machine import cache_root
+    from meshwright.run.preflight import job_problems
+    from meshwright.search.fields import set_cluster
+
+    of_cluster = [entry for entry in sets if entry.strip().startswith("cluster.")]
+    of_job = [entry for entry in sets if entry not in of_cluster]
+    spec, asked = catalog.load_model(model), catalog.load_job(job, sets=of_job)
+    for problem in job_problems(asked, model_vocab=spec.vocab):
+        tell(f"warning: train would refuse this job here: {problem}")
+    held = None
+    if trainer is not None:
+        from meshwright.export import holder
+
+        held = holder(trainer, where="--for")
+    machines = catalog.load_cluster(cluster, cache=cache_root())
+    question = search.Question(model=spec, cluster=machines, job=asked, trainer=held)
+    return set_cluster(question, of_cluster), catalog.job_origins(asked, job, sets=of_job)
+
+
+def _keep(decision: Decision, *, out: Path | None, html: Path | None) -> None:
+    """Writes the design with the decision beside it, and the page, where they are asked for."""
+    from meshwright.cli.output import note, write
+
     if out is not None:
+        from meshwright import search
+        from meshwright.spec.codec import encode
+
         kept = search.decision_path(out)
         write(out, decision.design.to_json())
         write(kept, json.dumps(encode(decision), indent=1))
@@ -62,14 +118,3 @@ def plan(
 
         write(html, report.decision_page(decision))
         note(f"page written to {html}")
-    found = explanations.answers(wanted, question, decision) if wanted.anything else None
-    if as_json:
-        print_json(decision if found is None else {"decision": decision, **found})
-        return
-    if found is not None:
-        for view in explanations.views(found, decision):
-            console().print(view)
-        return
-    from meshwright.report import terminal
-
-    console().print(terminal.decision(decision))

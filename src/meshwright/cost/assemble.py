@@ -18,14 +18,13 @@ from meshwright.cost.offload import away_seconds, optimizes_away
 from meshwright.cost.overlap import LINKS, Slack
 from meshwright.cost.pipeline import Shape, makespan
 from meshwright.cost.synchronize import bucketed
-from meshwright.cost.table import SCHEDULES, BoolArray, IntArray, PlanTable
+from meshwright.cost.table import BoolArray, IntArray, PlanTable
+from meshwright.cost.transfers import times_crossed
 from meshwright.cost.work import FloatArray
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec
-from meshwright.spec.plan import ScheduleKind
 from meshwright.spec.report import LineName
 
-_PHASES = np.array([kind in (ScheduleKind.GPIPE, ScheduleKind.BREADTH_FIRST) for kind in SCHEDULES])
 _INPUT_BYTES_PER_TOKEN = 24.0  # token, target and document of 8 bytes each, copied once
 _EVERY_PASS = MappingProxyType(
     {
@@ -269,11 +268,9 @@ def _spans(each: Each, *, shape: Shape, ways: Ways, path: Path | None) -> tuple[
 def _carried(each: Each, *, shape: Shape, busy: FloatArray) -> FloatArray:
     """The least that a step takes because the slowest link between ranks is `busy` with one microbatch after another.
 
-    Each crosses it once for every stage of a rank, there and back at once but where all forwards come first; what comes
-    before the first crossing and after the last is one microbatch's work, where a rank has one stage.
+    What comes before the first crossing and after the last is one microbatch's work, where a rank has one stage.
     """
-    apart = _PHASES[shape.schedule]
-    crossings = shape.microbatches * shape.chunks * np.where(apart, 2.0, 1.0)
+    crossings = times_crossed(shape.schedule, microbatches=shape.microbatches, chunks=shape.chunks)
     around = np.where(
         shape.chunks > 1.0, 0.0, each.forward.everything + each.backward.everything - each.weight.everything
     )

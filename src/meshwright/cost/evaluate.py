@@ -21,6 +21,7 @@ from meshwright.cost.placement import covers, crossings
 from meshwright.cost.simulate import StageRows, StageSeconds
 from meshwright.cost.software import Software, software
 from meshwright.cost.table import SCHEDULES, IntArray, PlanTable
+from meshwright.cost.transfers import between_ranks
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.job import JobSpec
@@ -184,17 +185,10 @@ def _ways(
     Ranks that wait for it have no way to go besides.
     """
     features, reach, busy = software(job.software), np.zeros(rank.shape), np.zeros(len(table))
-    empty = replace(table, microbatch=np.zeros_like(table.microbatch))
     for index in used:
         group = cluster.groups[index]
-        nodes, sites = crossings(table, rank, group=group, cluster=cluster)
-        near, far, wide = hops(table, group=group, cluster=cluster, model=model, job=job, software=features)
-        way = (rank - nodes) * near[:, None] + (nodes - sites) * far[:, None] + sites * wide[:, None]
-        reach = np.maximum(reach, way)
-        idle = hops(empty, group=group, cluster=cluster, model=model, job=job, software=features)
-        crossed = np.stack([(rank > nodes).any(axis=1), (nodes > sites).any(axis=1), (sites > 0).any(axis=1)])
-        carried = np.stack([near, far, wide]) - np.stack(idle)
-        busy = np.maximum(busy, np.where(crossed, carried, 0.0).max(axis=0))
+        way, carried = between_ranks(table, rank, group=group, cluster=cluster, model=model, job=job, software=features)
+        reach, busy = np.maximum(reach, way), np.maximum(busy, carried)
     waits = _waits(table, features)
     mean = reach.max(axis=1) / np.maximum(table.pipeline - 1.0, 1.0)
     return Ways(reach=np.where(waits[:, None] > 0.0, 0.0, reach), waits=waits * mean, busy=busy)

@@ -1,12 +1,14 @@
 """A plan as the launch flags of torchtitan, Megatron-LM and DeepSpeed, read back to see that they mean the same."""
 
 from meshwright.export.compare import Line, Verdict
+from meshwright.export.holder import Holder, holder
 from meshwright.export.meaning import Meaning, meaning
 from meshwright.export.peers import Exported, Peer, check, export, peer_named, read
 from meshwright.export.refuse import NotExpressible, NotTheSame
 
 __all__ = [
     "Exported",
+    "Holder",
     "Line",
     "Meaning",
     "NotExpressible",
@@ -15,6 +17,7 @@ __all__ = [
     "Verdict",
     "check",
     "export",
+    "holder",
     "meaning",
     "peer_named",
     "read",

@@ -15,10 +15,12 @@ from meshwright.export import (
     write_megatron,
     write_torchtitan,
 )
+from meshwright.export.columns import Columns
 from meshwright.export.compare import Line, Verdict, compare
 from meshwright.export.meaning import Meaning, meaning
-from meshwright.export.refuse import NotTheSame
+from meshwright.export.refuse import NotTheSame, Refusals, refuse_all
 from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design
 
 
@@ -40,15 +42,15 @@ class Exported:
     lines: tuple[Line, ...]
 
 
-def peer_named(name: str) -> Peer:
-    """The peer called `name`. Raises ConfigError, with the nearest names, for one that is not known."""
+def peer_named(name: str, *, where: str = "--to") -> Peer:
+    """The peer called `name`. Raises ConfigError at `where`, with the nearest names, for one that is not known."""
     try:
-        return Peer(name)
+        return _ALIASES.get(name) or Peer(name)
     except ValueError:
         near = difflib.get_close_matches(name, [peer.value for peer in Peer], n=1, cutoff=0.4)
         known = ", ".join(peer.value for peer in Peer)
         fix = f"did you mean {near[0]}?" if near else f"choose {known}"
-        raise ConfigError(Problem(where="--to", what=f"{name!r} is not a trainer known here", fix=fix)) from None
+        raise ConfigError(Problem(where=where, what=f"{name!r} is not a trainer known here", fix=fix)) from None
 
 
 def export(design: Design, *, to: Peer | str) -> Exported:
@@ -73,6 +75,25 @@ def export(design: Design, *, to: Peer | str) -> Exported:
     return Exported(to=peer, version=_VERSIONS[peer], text=text, lines=(*lines, *writer.lost(design)))
 
 
+def refusals(said: Columns, *, to: Peer) -> Refusals:
+    """What `to` cannot say of each row."""
+    found: Refusals = _writer(to).refuse(said)
+    return found
+
+
+def refuse(design: Design, *, to: Peer) -> None:
+    """Raises NotExpressible with everything of `design` that `to` cannot say."""
+    writer = _writer(to)
+    refuse_all(design, writer.refuse, peer=writer.PEER)
+
+
+def stages(model: ModelSpec, pipeline: int, *, to: Peer) -> tuple[int, ...] | None:
+    """The first block of every stage where `to` deals layers itself and can do so evenly; else None."""
+    layers = len(model.layers)
+    even = to is Peer.DEEPSPEED and layers % pipeline == 0
+    return write_deepspeed.dealt_stages(layers, pipeline) if even else None
+
+
 def read(text: str, *, to: Peer | str, where: str | None = None) -> Meaning:
     """What `text`, a file of `to`, would run, by the rules of `to`. Raises ConfigError for what it would refuse."""
     peer = peer_named(to)
@@ -90,6 +111,9 @@ _VERSIONS = {
     Peer.MEGATRON_LM: "Megatron Core 0.19",
     Peer.DEEPSPEED: "DeepSpeed 0.19.6 with Megatron-DeepSpeed 4efb479",
 }
+
+
+_ALIASES = {"megatron": Peer.MEGATRON_LM}
 
 
 def _writer(peer: Peer) -> ModuleType:

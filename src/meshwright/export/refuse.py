@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from meshwright.export.columns import Columns
 from meshwright.export.meaning import oddities
 from meshwright.spec.cluster import DeviceKind
 from meshwright.spec.errors import ExitCode, MeshwrightError, Problem
 from meshwright.spec.plan import Design
+
+Mask = npt.NDArray[np.bool_]
 
 
 class NotExpressible(MeshwrightError):
@@ -21,43 +29,54 @@ class NotTheSame(MeshwrightError):
 
 
 class Refusals:
-    """Collects the parts of a plan that `peer` cannot say."""
+    """Collects the parts of plans that `peer` cannot say: as problems of the first plan, and as masks of them all."""
 
     def __init__(self, peer: str) -> None:
         self.peer = peer
         self.problems: list[Problem] = []
+        self.masks: dict[str, Mask] = {}
 
-    def when(self, broken: bool, where: str, what: str, *, why: str = "", fix: str = "") -> None:
-        """Add a problem when `broken`."""
-        if broken:
-            self.problems.append(Problem(where=where, what=f"{self.peer} cannot say {what}", why=why, fix=fix))
+    def when(self, broken: Mask | np.bool_ | bool, where: str, what: str, *, why: str = "", fix: str = "") -> None:
+        """Add what is refused where plans are `broken`, a mask of them or an answer for all; `what` is in the words
+        of the first."""
+        mask = np.atleast_1d(np.asarray(broken, dtype=np.bool_))
+        if not mask.any():
+            return
+        self.masks[where] = self.masks.get(where, np.zeros(1, dtype=np.bool_)) | mask
+        self.problems.append(Problem(where=where, what=f"{self.peer} cannot say {what}", why=why, fix=fix))
 
-    def end(self) -> None:
-        """Raises NotExpressible with everything found."""
-        if self.problems:
-            raise NotExpressible(self.problems)
+
+def refuse_all(design: Design, refuse: Callable[[Columns], Refusals], *, peer: str) -> None:
+    """Raises NotExpressible with everything of `design` that `peer`, whose rules are `refuse`, cannot say."""
+    plan = design.plan
+    groups = [group for stage in plan.stages for group in stage.groups]
+    if len({(group.tensor, group.sequence_parallel, group.sharding, group.precision) for group in groups}) > 1:
+        found, what = Refusals(peer), "tensor degrees, sharding or precision that differ between blocks"
+        found.when(True, "plan.stages", what, fix="give every block the same")
+    else:
+        found = refuse(Columns.of_design(design))
+    usual = "plan with --set constraints.order=usual"
+    found.when(plan.is_placed, "plan.placement", "which rank lies on which device", fix=usual)
+    found.when(not plan.has_usual_order, "plan.axes", "axes in this order", fix=usual)
+    late = plan.gradients.kind != "every_step"
+    found.when(late, "plan.gradients.kind", f"gradients that meet {plan.gradients.kind}", fix="choose every_step")
+    if found.problems:
+        raise NotExpressible(found.problems)
 
 
-def refuse_everywhere(design: Design, refusals: Refusals) -> None:
-    """What none of the peers can say: uneven machines, ranks moved from device to device, processors."""
-    plan, groups = design.plan, design.cluster.groups
-    refusals.when(plan.is_placed, "plan.placement", "which rank lies on which device", fix="plan without placement")
-    turned = not plan.has_usual_order
-    refusals.when(turned, "plan.axes", "axes in this order", fix="plan with --set constraints.order=usual")
+def refuse_everywhere(said: Columns, refusals: Refusals) -> None:
+    """What none of the peers can say: uneven machines, nodes in part, processors."""
+    groups = said.cluster.groups
     shapes = {(group.devices_per_node, group.device.name) for group in groups}
     refusals.when(len(shapes) > 1, "cluster.groups", "nodes that differ", fix="plan on the nodes of one group")
-    whole = plan.world_size <= groups[0].devices_per_node or plan.world_size % groups[0].devices_per_node == 0
-    what = f"{plan.world_size} ranks on nodes of {groups[0].devices_per_node} devices"
-    refusals.when(not whole, "plan.axes", what, fix="use whole nodes")
+    world, per_node = said.table.world, groups[0].devices_per_node
+    what = f"{int(world[0])} ranks on nodes of {per_node} devices"
+    refusals.when((world > per_node) & (world % per_node != 0), "plan.axes", what, fix="use whole nodes")
     cpu = any(group.device.kind is DeviceKind.CPU for group in groups)
     refusals.when(cpu, "cluster.groups", "training on processors", why="its recipes need accelerators")
-    tensors = {group.tensor for stage in plan.stages for group in stage.groups}
-    refusals.when(len(tensors) > 1, "plan.stages", "tensor degrees that differ between blocks")
-    several = plan.gradients.kind != "every_step"
-    refusals.when(several, "plan.gradients.kind", f"gradients that meet {plan.gradients.kind}", fix="choose every_step")
 
 
-def refuse_odd_model(design: Design, refusals: Refusals) -> None:
+def refuse_odd_model(said: Columns, refusals: Refusals) -> None:
     """What of the model the flags that are written here do not build."""
-    for words in oddities(design.model):
-        refusals.when(True, "model", words, why=f"the model is {design.model.name}")
+    for words in oddities(said.model):
+        refusals.when(True, "model", words, why=f"the model is {said.model.name}")

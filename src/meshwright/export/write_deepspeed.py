@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from meshwright.export.columns import Columns
 from meshwright.export.compare import Line, Verdict
 from meshwright.export.meaning import Meaning, meaning
 from meshwright.export.megatron_flags import norm_epsilon, optimizer_flags, refuse_activation, size_flags
-from meshwright.export.refuse import Refusals, refuse_everywhere, refuse_odd_model
+from meshwright.export.refuse import Refusals, refuse_all, refuse_everywhere, refuse_odd_model
 from meshwright.export.script import Flag, launch_script
 from meshwright.spec.cluster import Precision
+from meshwright.spec.job import Decay
 from meshwright.spec.plan import Design, Offload, Recompute, ScheduleKind, Sharding
 
 PEER = "DeepSpeed"
@@ -22,7 +24,7 @@ _REDUCED = {Precision.FP32: "fp32", Precision.BF16: "bf16", Precision.FP16: "fp1
 def write(design: Design) -> str:
     """A script that writes ds_config.json and starts the plan. Raises NotExpressible with all that cannot be said."""
     said = meaning(design)
-    _refuse(design, said)
+    refuse_all(design, refuse, peer=PEER)
     config = json.dumps(_config(said), indent=2)
     launcher: list[Flag] = [
         ("--num_nodes", said.nodes),
@@ -70,95 +72,97 @@ def lost(design: Design) -> tuple[Line, ...]:
     return tuple(Line(name=name, plan=plan, peer=peer, verdict=Verdict.LOST) for name, plan, peer in lines)
 
 
-def _refuse(design: Design, said: Meaning) -> None:
-    found = Refusals(PEER)
-    refuse_everywhere(design, found)
-    refuse_odd_model(design, found)
-    shape = said.model
+def refuse(said: Columns) -> Refusals:
+    """What DeepSpeed cannot say of each row."""
+    found, shape = Refusals(PEER), said.sizes
+    refuse_everywhere(said, found)
+    refuse_odd_model(said, found)
     found.when(bool(shape.latent), "model", "latent attention")
     found.when(shape.qk_norm, "model", "norms of queries and keys")
     found.when(shape.qkv_bias != shape.bias, "model", "biases of queries, keys and values alone")
     square = not shape.latent and shape.head_dim * shape.heads != shape.width
     found.when(square, "model", f"{shape.heads} heads of {shape.head_dim} in a width of {shape.width}")
     _refuse_pipeline(said, found)
-    refuse_activation(said.model, found)
+    refuse_activation(shape, found)
     _refuse_states(said, found)
     _refuse_ranks(said, found)
-    where = "plan.stages[*].groups[*].precision"
-    strange = said.precision not in _PRECISIONS
-    found.when(strange, where, f"{said.precision.value} products", fix="choose bf16, fp16 or fp32")
-    known = said.gradients in _REDUCED
-    found.when(not known, "plan.gradients.precision", f"gradients reduced in {said.gradients.value}", fix="fp32")
-    wsd = said.optimizer.decay == "wsd"
+    where, what = "plan.stages[*].groups[*].precision", f"{said.word('precision')} products"
+    found.when(~said.among("precision", *_PRECISIONS), where, what, fix="choose bf16, fp16 or fp32")
+    what = f"gradients reduced in {said.word('gradient_precision')}"
+    found.when(~said.among("gradient_precision", *_REDUCED), "plan.gradients.precision", what, fix="fp32")
+    wsd = said.job.learning_rate.decay is Decay.WSD
     found.when(wsd, "job.learning_rate.decay", "a rate that stays and then decays", fix="choose cosine or constant")
-    if said.expert_grid:
+    if said.has_experts:
         _refuse_experts(said, found)
-    found.end()
+    return found
 
 
-def _refuse_pipeline(said: Meaning, found: Refusals) -> None:
-    kind, where = said.schedule, "plan.schedule.kind"
-    zero_bubble = kind is ScheduleKind.ZERO_BUBBLE_H1 and not said.sequence_parallel
-    known = kind is ScheduleKind.ONE_F_ONE_B or (zero_bubble and said.pipeline > 1)
-    why = "its zero bubble is not for sequence parallel" if kind is ScheduleKind.ZERO_BUBBLE_H1 else ""
-    found.when(not known, where, f"the {kind.value} schedule", why=why, fix="choose 1f1b")
-    layers, pipeline = said.model.layers, said.pipeline
+def _refuse_pipeline(said: Columns, found: Refusals) -> None:
+    where, zero_bubble = "plan.schedule.kind", said.among("schedule", ScheduleKind.ZERO_BUBBLE_H1)
+    bubbles = zero_bubble & (said.table.sequence_parallel == 0) & (said.table.pipeline > 1)
+    known = said.among("schedule", ScheduleKind.ONE_F_ONE_B) | bubbles
+    why = "its zero bubble is not for sequence parallel" if zero_bubble[0] else ""
+    found.when(~known, where, f"the {said.word('schedule')} schedule", why=why, fix="choose 1f1b")
+    layers = said.sizes.layers
     why = "Megatron-DeepSpeed deals transformer layers to stages itself, evenly"
-    bounds = tuple(
-        (
-            rank,
-            rank * layers // pipeline + (rank > 0),
-            (rank + 1) * layers // pipeline + (1 if rank < pipeline - 1 else 2),
+    dealt = said.of_layouts(
+        lambda layout: (
+            layers % layout.pipeline == 0
+            and layout.ranks == tuple(range(layout.pipeline))
+            and layout.bounds[:-1] == dealt_stages(layers, layout.pipeline)
         )
-        for rank in range(pipeline)
     )
-    uneven = layers % pipeline != 0 or bounds != said.stages
-    found.when(uneven, "plan.stages", "stages of these layers", why=why, fix="give every stage as many layers")
+    found.when(~dealt, "plan.stages", "stages of these layers", why=why, fix="give every stage as many layers")
 
 
-def _refuse_states(said: Meaning, found: Refusals) -> None:
-    groups, kind = "plan.stages[*].groups[*]", said.sharding
-    deep = _STAGES[kind] > 1 and said.pipeline > 1
+def dealt_stages(layers: int, pipeline: int) -> tuple[int, ...]:
+    """The first block of every stage as Megatron-DeepSpeed deals layers, which come after the embedding."""
+    return tuple(rank * layers // pipeline + (rank > 0) for rank in range(pipeline))
+
+
+def _refuse_states(said: Columns, found: Refusals) -> None:
+    groups, kind, table = "plan.stages[*].groups[*]", said.word("sharding"), said.table
+    none = said.among("sharding", Sharding.NONE)
+    deep = said.among("sharding", Sharding.GRADIENTS, Sharding.PARAMETERS) & (table.pipeline > 1)
     why = "ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism"
-    found.when(deep, f"{groups}.sharding", f"{kind.value} with a pipeline", why=why, fix="choose zero1, or pipeline 1")
-    partly = kind is not Sharding.NONE and said.replicate > 1
+    found.when(deep, f"{groups}.sharding", f"{kind} with a pipeline", why=why, fix="choose zero1, or pipeline 1")
     why = "ZeRO divides over every data rank, and Megatron-DeepSpeed does not start MiCS"
-    found.when(partly, "plan.axes", "replicas of shards", why=why, fix="choose replicate 1")
-    where, kinds = f"{groups}.recompute", set(said.recompute)
-    found.when(len(kinds) > 1, where, "recompute that differs between layers", fix="choose one for all")
-    where, moved = f"{groups}.offload", set(said.offload)
-    found.when(len(moved) > 1, where, "offload that differs between layers", fix="choose one for all")
-    bare = Offload.OPTIMIZER in moved and kind is Sharding.NONE
+    found.when(~none & (table.replicate > 1), "plan.axes", "replicas of shards", why=why, fix="choose replicate 1")
+    where = f"{groups}.recompute"
+    found.when(said.mixes(0), where, "recompute that differs between layers", fix="choose one for all")
+    where = f"{groups}.offload"
+    found.when(said.mixes(1), where, "offload that differs between layers", fix="choose one for all")
+    bare = said.uses("offload", Offload.OPTIMIZER) & none
     found.when(bare, where, "offload of optimizer state that is not sharded", fix="choose zero1, zero2 or zero3")
-    kept = Offload.ACTIVATIONS in moved and kinds != {Recompute.FULL}
+    again = said.uses("recompute", Recompute.FULL) & ~said.uses("recompute", Recompute.NONE, Recompute.SELECTIVE)
+    kept = said.uses("offload", Offload.ACTIVATIONS) & ~again
     why = "cpu_checkpointing moves the inputs of recomputed layers alone"
     found.when(kept, where, "activations in the host's memory", why=why, fix="choose none, or full recompute")
 
 
-def _refuse_ranks(said: Meaning, found: Refusals) -> None:
-    context = said.context
-    traded = said.exchange in ("none", "all-to-all")
-    why = "DeepSpeed-Ulysses trades tokens for heads over the whole axis"
-    found.when(
-        not traded, "plan.exchange", f"{said.exchange} of keys and values", why=why, fix=f"choose inner {context}"
-    )
-    beside = context > 1 and said.tensor * said.pipeline > 1
+def _refuse_ranks(said: Columns, found: Refusals) -> None:
+    table = said.table
+    traded = (table.context == 1) | (table.inner == table.context)
+    why, fix = "DeepSpeed-Ulysses trades tokens for heads over the whole axis", f"choose inner {said.number('context')}"
+    found.when(~traded, "plan.exchange", f"{said.word('exchange')} of keys and values", why=why, fix=fix)
+    beside = (table.context > 1) & (table.tensor * table.pipeline > 1)
     why = "its sequence parallel does not work with tensor parallel or pipeline parallel"
     found.when(beside, "plan.axes", "context ranks beside tensor or pipeline ranks", why=why, fix="choose context 1")
 
 
-def _refuse_experts(said: Meaning, found: Refusals) -> None:
-    expert, tensor = said.expert_grid
-    shape, data = said.model, said.replicate * said.shard
-    found.when(said.pipeline > 1, "plan.axes", "experts under a pipeline", fix="choose pipeline 1")
-    found.when(said.sharding is Sharding.PARAMETERS, "plan.stages[*].groups[*].sharding", "zero3 of experts")
+def _refuse_experts(said: Columns, found: Refusals) -> None:
+    table, shape = said.table, said.sizes
+    found.when(table.pipeline > 1, "plan.axes", "experts under a pipeline", fix="choose pipeline 1")
+    third = said.among("sharding", Sharding.PARAMETERS)
+    found.when(third, "plan.stages[*].groups[*].sharding", "zero3 of experts")
     found.when(not all(shape.with_experts), "model", "experts on some layers and not on others")
     found.when(shape.mixture[3] > 0, "model", "experts that every token takes")
     found.when(shape.mixture[1] > 2, "model", f"{shape.mixture[1]} experts a token", why="its gate chooses 1 or 2")
-    other = tensor != said.tensor
-    found.when(other, "plan.experts.tensor", f"experts divided by {tensor} beside tensor {said.tensor}")
-    wide = data % expert != 0 or (said.context > 1 and expert > 1)
-    found.when(wide, "plan.experts.expert", f"{expert} ranks of experts in {data} data ranks")
+    what = f"experts divided by {said.number('expert_tensor')} beside tensor {said.number('tensor')}"
+    found.when(said.expert_tensor != table.tensor, "plan.experts.tensor", what)
+    wide = (table.data % said.expert != 0) | ((table.context > 1) & (said.expert > 1))
+    what = f"{said.number('expert')} ranks of experts in {int(table.data[0])} data ranks"
+    found.when(wide, "plan.experts.expert", what)
 
 
 def _config(said: Meaning) -> dict[str, Any]:

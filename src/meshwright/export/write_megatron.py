@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from meshwright.cost.table import RECOMPUTES, Layout
+from meshwright.export.columns import Columns
 from meshwright.export.compare import Line, Verdict
 from meshwright.export.meaning import Meaning, meaning
 from meshwright.export.megatron_flags import norm_epsilon, optimizer_flags, refuse_activation, size_flags
-from meshwright.export.refuse import Refusals, refuse_everywhere, refuse_odd_model
+from meshwright.export.refuse import Refusals, refuse_all, refuse_everywhere, refuse_odd_model
 from meshwright.export.script import Flag, launch_script
 from meshwright.spec.cluster import Precision
 from meshwright.spec.plan import Design, ExchangeKind, Offload, Recompute, ScheduleKind, Sharding
@@ -26,7 +30,7 @@ _PRECISIONS: dict[Precision, tuple[Flag, ...]] = {
 def write(design: Design) -> str:
     """The script that starts the plan. Raises NotExpressible with everything that Megatron-LM cannot say."""
     said = meaning(design)
-    _refuse(design, said)
+    refuse_all(design, refuse, peer=PEER)
     flags = [
         *_degrees(said, design),
         *_stages(said),
@@ -59,51 +63,55 @@ def lost(design: Design) -> tuple[Line, ...]:
     return tuple(Line(name=name, plan=plan, peer=peer, verdict=Verdict.LOST) for name, plan, peer in lines)
 
 
-def _refuse(design: Design, said: Meaning) -> None:
-    found = Refusals(PEER)
-    refuse_everywhere(design, found)
-    refuse_odd_model(design, found)
-    where, kind = "plan.schedule.kind", said.schedule
-    found.when(kind not in _SCHEDULES, where, f"the {kind.value} schedule", fix="choose 1f1b or interleaved")
-    looped = all(rank == index % said.pipeline for index, (rank, _, _) in enumerate(said.stages))
-    found.when(not looped, "plan.stages", "stages that are not dealt to ranks in turn", fix="choose rank s % pipeline")
-    strange = said.precision not in _PRECISIONS
-    found.when(strange, "plan.stages[*].groups[*].precision", f"{said.precision.value} products", fix="choose bf16")
-    products = said.precision if said.precision in (Precision.FP32, Precision.FP16) else Precision.BF16
-    reduced = said.gradients in (Precision.FP32, products)
-    found.when(not reduced, "plan.gradients.precision", f"gradients reduced in {said.gradients.value}", fix="fp32")
-    refuse_activation(said.model, found)
+def refuse(said: Columns) -> Refusals:
+    """What Megatron-LM cannot say of each row."""
+    found, table = Refusals(PEER), said.table
+    refuse_everywhere(said, found)
+    refuse_odd_model(said, found)
+    where, what = "plan.schedule.kind", f"the {said.word('schedule')} schedule"
+    found.when(~said.among("schedule", *_SCHEDULES), where, what, fix="choose 1f1b or interleaved")
+    looped = said.of_layouts(lambda layout: all(rank == at % layout.pipeline for at, rank in enumerate(layout.ranks)))
+    found.when(~looped, "plan.stages", "stages that are not dealt to ranks in turn", fix="choose rank s % pipeline")
+    where, what = "plan.stages[*].groups[*].precision", f"{said.word('precision')} products"
+    found.when(~said.among("precision", *_PRECISIONS), where, what, fix="choose bf16")
+    full, half = said.among("precision", Precision.FP32), said.among("precision", Precision.FP16)
+    same = np.where(half, said.among("gradient_precision", Precision.FP16), False)
+    same |= ~full & ~half & said.among("gradient_precision", Precision.BF16)
+    reduced = said.among("gradient_precision", Precision.FP32) | same
+    what = f"gradients reduced in {said.word('gradient_precision')}"
+    found.when(~reduced, "plan.gradients.precision", what, fix="fp32")
+    refuse_activation(said.sizes, found)
     _refuse_states(said, found)
-    mixed = said.exchange.startswith("all-to-all ") and f" in {ExchangeKind.GATHER.value} " in said.exchange
+    both = (table.inner > 1) & (table.inner < table.context)
     fix = "choose ring, or trade heads over the whole axis"
+    mixed = both & said.among("exchange", ExchangeKind.GATHER)
     found.when(mixed, "plan.exchange", "all-to-all inside a gather", fix=fix)
     where = "plan.stages[*].groups[*].recompute"
-    found.when(_recompute_flags(said) is None, where, "this mixture of recompute", fix="give all layers one choice")
-    apart = bool(said.expert_grid) and said.tensor > 1 and not said.sequence_parallel
+    strange = said.of_layouts(lambda layout: bool(layout.policies) and _first_layers(layout) is None)
+    found.when(strange, where, "this mixture of recompute", fix="give all layers one choice")
+    apart = (table.tensor > 1) & (table.sequence_parallel == 0) & said.has_experts
     what = "experts beside tensor ranks that are not sequence parallel"
     found.when(apart, "plan.stages[*].groups[*].sequence_parallel", what, fix="choose sequence parallel, or tensor 1")
-    scaling = design.model.layers[0].mixer and getattr(design.model.layers[0].mixer, "rotary", None)
+    scaling = said.model.layers[0].mixer and getattr(said.model.layers[0].mixer, "rotary", None)
     stretched = scaling.scaling.kind if scaling and scaling.scaling else "llama3"
-    odd = stretched != "llama3" and not said.model.latent
+    odd = stretched != "llama3" and not said.sizes.latent
     found.when(odd, "model", f"{stretched} scaling of rotary frequencies for pretrain_gpt.py")
-    found.end()
+    return found
 
 
-def _refuse_states(said: Meaning, found: Refusals) -> None:
+def _refuse_states(said: Columns, found: Refusals) -> None:
     where = "plan.stages[*].groups[*].sharding"
-    full = said.sharding in (Sharding.GRADIENTS, Sharding.PARAMETERS)
-    what = f"{said.sharding.value} with a pipeline"
+    full = said.among("sharding", Sharding.GRADIENTS, Sharding.PARAMETERS)
+    what = f"{said.word('sharding')} with a pipeline"
     why = "its sharding of gradients and parameters is FSDP, documented beside tensor, context and expert ranks alone"
-    found.when(full and said.pipeline > 1, where, what, why=why, fix="choose zero1, or pipeline 1")
+    found.when(full & (said.table.pipeline > 1), where, what, why=why, fix="choose zero1, or pipeline 1")
     where = "plan.stages[*].groups[*].offload"
-    kept = Offload.ACTIVATIONS in said.offload
+    kept = said.uses("offload", Offload.ACTIVATIONS)
     why = "--cpu-offloading-num-layers must leave a layer out, and fine-grained offload names modules"
     found.when(kept, where, "every activation in the host's memory", why=why, fix="choose none")
-    some = len(set(said.offload)) > 1
-    found.when(
-        some and not kept, where, "optimizer state of some blocks in the host's memory", fix="choose one for all"
-    )
-    alone = Offload.OPTIMIZER in said.offload and said.sharding is Sharding.NONE
+    what = "optimizer state of some blocks in the host's memory"
+    found.when(said.mixes(1) & ~kept, where, what, fix="choose one for all")
+    alone = said.uses("offload", Offload.OPTIMIZER) & said.among("sharding", Sharding.NONE)
     why = "--optimizer-cpu-offload needs --use-precision-aware-optimizer, which needs --use-distributed-optimizer"
     found.when(alone, where, "offload of optimizer state that is not sharded", why=why, fix="choose zero1")
 
@@ -177,11 +185,7 @@ def _gradients(said: Meaning) -> list[Flag]:
 
 
 def _recompute(said: Meaning) -> tuple[Flag, ...]:
-    return _recompute_flags(said) or ()
-
-
-def _recompute_flags(said: Meaning) -> tuple[Flag, ...] | None:
-    """None where the choice of layers is none that it knows: all, none, or the first so many of every stage."""
+    """All layers, none, or the first so many of every stage."""
     kinds = set(said.recompute)
     if kinds == {Recompute.NONE}:
         return ()
@@ -190,18 +194,31 @@ def _recompute_flags(said: Meaning) -> tuple[Flag, ...] | None:
         return (granularity,)
     if kinds == {Recompute.FULL}:
         return granularity, ("--recompute-method", "uniform"), ("--recompute-num-layers", 1)
+    first = _first_of(said.recompute, [(start, stop) for _, start, stop in said.stages])
+    assert first is not None, "another mixture is refused"
+    return granularity, ("--recompute-method", "block"), ("--recompute-num-layers", first)
+
+
+def _first_layers(layout: Layout) -> int | None:
+    """As `_first_of`, of a layout; 0 where all layers have one choice."""
+    kinds = tuple(RECOMPUTES[policy[0]] for policy in layout.policies[1:-1])
+    if len(set(kinds)) <= 1:
+        return 0
+    return _first_of(kinds, list(zip(layout.bounds, layout.bounds[1:], strict=False)))
+
+
+def _first_of(kinds: tuple[Recompute, ...], stages: list[tuple[int, int]]) -> int | None:
+    """How many layers are recomputed in full, the first of every stage, and no others; None for other mixtures."""
     if Recompute.SELECTIVE in kinds:
         return None
     firsts = set()
-    for _, start, stop in said.stages:
-        layers = said.recompute[max(start - 1, 0) : stop - 1]
+    for start, stop in stages:
+        layers = kinds[max(start - 1, 0) : stop - 1]
         first = layers.count(Recompute.FULL)
         if Recompute.NONE in layers[:first]:
             return None
         firsts.add(first)
-    if len(firsts) > 1:
-        return None
-    return granularity, ("--recompute-method", "block"), ("--recompute-num-layers", firsts.pop())
+    return firsts.pop() if len(firsts) == 1 else None
 
 
 def _model(said: Meaning, design: Design) -> list[Flag]:

@@ -6,12 +6,16 @@ import json
 import math
 from typing import Any
 
+import numpy as np
+
+from meshwright.cost.table import Layout
+from meshwright.export.columns import Columns
 from meshwright.export.compare import Line, Verdict
 from meshwright.export.meaning import Meaning, meaning
-from meshwright.export.refuse import Refusals, refuse_everywhere
+from meshwright.export.refuse import Refusals, refuse_all, refuse_everywhere
 from meshwright.spec.cluster import Precision
 from meshwright.spec.job import Switch
-from meshwright.spec.plan import Design, Offload, Recompute, ScheduleKind, Sharding
+from meshwright.spec.plan import Design, ExchangeKind, Offload, Recompute, ScheduleKind, Sharding
 
 PEER = "torchtitan"
 _SCHEDULES = {
@@ -41,7 +45,7 @@ _WITHOUT_PIPELINE = ("qwen3",)
 def write(design: Design) -> str:
     """The job file of the plan. Raises NotExpressible with everything that torchtitan cannot say."""
     said = meaning(design)
-    _refuse(design, said)
+    refuse_all(design, refuse, peer=PEER)
     per_node = said.devices // said.nodes
     name, flavor = _FLAVORS[design.model.name]
     tables: dict[str, dict[str, Any]] = {
@@ -78,90 +82,98 @@ def lost(design: Design) -> tuple[Line, ...]:
     return tuple(Line(name=name, plan=plan, peer=peer, verdict=Verdict.LOST) for name, plan, peer in lines)
 
 
-def _refuse(design: Design, said: Meaning) -> None:
-    found = Refusals(PEER)
-    refuse_everywhere(design, found)
-    name, known = design.model.name, ", ".join(_FLAVORS)
+def refuse(said: Columns) -> Refusals:
+    """What torchtitan cannot say of each row."""
+    found, table = Refusals(PEER), said.table
+    refuse_everywhere(said, found)
+    name, known = said.model.name, ", ".join(_FLAVORS)
     found.when(name not in _FLAVORS, "model.name", f"the model {name}", why="it has no flavor of it", fix=f"of {known}")
     flavor = _FLAVORS.get(name, ("", ""))[0]
-    bare = flavor in _WITHOUT_PIPELINE and said.pipeline > 1
+    bare = (table.pipeline > 1) & (flavor in _WITHOUT_PIPELINE)
     found.when(bare, "plan.axes", f"a pipeline of {flavor}", why="its pipelining_fn is None", fix="choose pipeline 1")
     _refuse_schedule(said, found)
     _refuse_states(said, found)
     _refuse_layers(said, found)
-    where = "plan.stages[*].groups[*].precision"
-    known_precision = said.precision in (Precision.BF16, Precision.FP32, *_CONVERTERS)
-    found.when(not known_precision, where, f"{said.precision.value} products", fix="choose bf16")
-    plain = said.shard * said.context == 1 and said.tensor * said.pipeline > 1
-    mixed = plain and said.precision is not Precision.FP32
+    where, precision = "plan.stages[*].groups[*].precision", said.word("precision")
+    known_precision = said.among("precision", Precision.BF16, Precision.FP32, *_CONVERTERS)
+    found.when(~known_precision, where, f"{precision} products", fix="choose bf16")
+    mixed = (table.divided == 1) & (table.tensor * table.pipeline > 1) & ~said.among("precision", Precision.FP32)
     why = "it mixes precisions in FSDP, or where neither tensor nor pipeline ranks are"
-    found.when(mixed, where, f"{said.precision.value} with nothing sharded", why=why, fix="shard the states")
-    where, what = "plan.gradients.precision", f"gradients reduced in {said.gradients.value}"
-    found.when(said.gradients is not Precision.FP32, where, what, fix="choose fp32")
-    if said.expert_grid:
+    found.when(mixed, where, f"{precision} with nothing sharded", why=why, fix="shard the states")
+    where, what = "plan.gradients.precision", f"gradients reduced in {said.word('gradient_precision')}"
+    found.when(~said.among("gradient_precision", Precision.FP32), where, what, fix="choose fp32")
+    if said.has_experts:
         _refuse_experts(said, found)
-    found.end()
+    return found
 
 
-def _refuse_schedule(said: Meaning, found: Refusals) -> None:
-    kind, where = said.schedule, "plan.schedule.kind"
-    unknown = kind not in _SCHEDULES or (said.pipeline == 1 and said.chunks > 1)
-    near = "choose interleaved, zb-v or 1f1b" if said.pipeline > 1 else "choose 1f1b of one chunk"
-    found.when(unknown, where, f"the {kind.value} schedule", fix=near)
-    turns = said.pipeline * 2 if kind in (ScheduleKind.ZERO_BUBBLE_V, ScheduleKind.DUAL_PIPE_V) else said.pipeline
-    ranks = [min(index % turns, turns - 1 - index % turns) for index in range(len(said.stages))]
-    expected = ranks if turns > said.pipeline else [index % turns for index in range(len(said.stages))]
-    placed = expected == [rank for rank, _, _ in said.stages]
-    found.when(not placed, "plan.stages", f"stages placed otherwise than {kind.value} places them")
+def _refuse_schedule(said: Columns, found: Refusals) -> None:
+    table, where = said.table, "plan.schedule.kind"
+    unknown = ~said.among("schedule", *_SCHEDULES) | ((table.pipeline == 1) & (table.chunks > 1))
+    near = "choose interleaved, zb-v or 1f1b" if said.number("pipeline") > 1 else "choose 1f1b of one chunk"
+    found.when(unknown, where, f"the {said.word('schedule')} schedule", fix=near)
+    turns = said.of_layouts(
+        lambda layout: layout.ranks == tuple(at % layout.pipeline for at in range(len(layout.ranks)))
+    )
+    back = said.of_layouts(lambda layout: layout.ranks == _there_and_back(layout))
+    placed = np.where(said.among("schedule", ScheduleKind.ZERO_BUBBLE_V, ScheduleKind.DUAL_PIPE_V), back, turns)
+    found.when(~placed, "plan.stages", f"stages placed otherwise than {said.word('schedule')} places them")
 
 
-def _refuse_states(said: Meaning, found: Refusals) -> None:
-    where, kind = "plan.stages[*].groups[*].sharding", said.sharding
-    divided = said.shard * said.context
-    what = f"{kind.value} over {divided} ranks"
-    if kind is Sharding.NONE:
-        found.when(divided > 1, where, "context ranks that share no states", why="FSDP spans them", fix="choose zero3")
-        joined = said.replicate > 1 and said.tensor * said.pipeline > 1
-        why = "DDP has not supported > 1D parallelism"
-        found.when(joined, where, "replicas beside tensor or pipeline ranks, nothing sharded", why=why, fix="shard")
-    elif said.pipeline == 1:
-        why = "FSDP scatters gradients every microbatch"
-        found.when(kind is Sharding.OPTIMIZER, where, what, why=why, fix="choose zero2 or zero3")
-    else:
-        why = "under a pipeline its FSDP keeps gradients whole until the last microbatch"
-        found.when(kind is not Sharding.OPTIMIZER, where, f"{what} with a pipeline", why=why, fix="choose zero1")
+def _there_and_back(layout: Layout) -> tuple[int, ...]:
+    """The ranks of V shaped schedules: from the first to the last and back, again and again."""
+    turn = 2 * layout.pipeline
+    return tuple(min(at % turn, turn - 1 - at % turn) for at in range(len(layout.ranks)))
 
 
-def _refuse_layers(said: Meaning, found: Refusals) -> None:
-    groups = "plan.stages[*].groups[*]"
-    kinds = set(said.recompute)
-    found.when(len(kinds) > 1, f"{groups}.recompute", "recompute that differs between layers", fix="choose one for all")
+def _refuse_states(said: Columns, found: Refusals) -> None:
+    where, kind, table = "plan.stages[*].groups[*].sharding", said.word("sharding"), said.table
+    divided, piped = table.divided, table.pipeline > 1
+    what = f"{kind} over {int(divided[0])} ranks"
+    none, first = said.among("sharding", Sharding.NONE), said.among("sharding", Sharding.OPTIMIZER)
+    apart = none & (divided > 1)
+    found.when(apart, where, "context ranks that share no states", why="FSDP spans them", fix="choose zero3")
+    joined = none & (table.replicate > 1) & (table.tensor * table.pipeline > 1)
+    why = "DDP has not supported > 1D parallelism"
+    found.when(joined, where, "replicas beside tensor or pipeline ranks, nothing sharded", why=why, fix="shard")
+    why = "FSDP scatters gradients every microbatch"
+    found.when(first & ~piped, where, what, why=why, fix="choose zero2 or zero3")
+    why = "under a pipeline its FSDP keeps gradients whole until the last microbatch"
+    found.when(~none & ~first & piped, where, f"{what} with a pipeline", why=why, fix="choose zero1")
+
+
+def _refuse_layers(said: Columns, found: Refusals) -> None:
+    groups, table = "plan.stages[*].groups[*]", said.table
+    found.when(said.mixes(0), f"{groups}.recompute", "recompute that differs between layers", fix="choose one for all")
     why = "its selective mode keeps every other product, or every other layer"
-    chosen = Recompute.SELECTIVE in kinds
+    chosen = said.uses("recompute", Recompute.SELECTIVE)
     found.when(chosen, f"{groups}.recompute", "recompute of attention alone", why=why, fix="choose none or full")
     why = "enable_cpu_offload moves parameters, gradients and optimizer state together"
-    moved = set(said.offload) != {Offload.NONE}
-    words = " and ".join(sorted(offload.value for offload in set(said.offload) - {Offload.NONE}))
-    found.when(moved, f"{groups}.offload", f"{words} alone in the host's memory", why=why, fix="choose none")
-    apart = said.tensor > 1 and not said.sequence_parallel
+    moved = said.uses("offload", Offload.OPTIMIZER, Offload.ACTIVATIONS)
+    what = f"{said.word('offload')} alone in the host's memory"
+    found.when(moved, f"{groups}.offload", what, why=why, fix="choose none")
+    apart = (table.tensor > 1) & (table.sequence_parallel == 0)
     found.when(apart, f"{groups}.sequence_parallel", "tensor ranks that are not sequence parallel", fix="choose true")
-    fits = said.sequence_length % (said.tensor * 2 * said.context) == 0
-    what = f"{said.sequence_length} tokens over tensor {said.tensor} x 2 x context {said.context}"
-    found.when(not fits, "plan.sequence_length", what, why="it asserts that they divide")
+    length = said.job.sequence_length
+    what = f"{length} tokens over tensor {said.number('tensor')} x 2 x context {said.number('context')}"
+    uneven = length % (table.tensor * 2 * table.context) != 0
+    found.when(uneven, "plan.sequence_length", what, why="it asserts that they divide")
     why = "0.2.2 sets the rotate method in validation alone, and training gathers as torch does unless told"
-    gathers = said.exchange in ("none", "gather")
-    found.when(not gathers, "plan.exchange", f"{said.exchange} of keys and values", why=why, fix="choose gather")
+    gathers = (table.context == 1) | ((table.inner == 1) & said.among("exchange", ExchangeKind.GATHER))
+    found.when(~gathers, "plan.exchange", f"{said.word('exchange')} of keys and values", why=why, fix="choose gather")
 
 
-def _refuse_experts(said: Meaning, found: Refusals) -> None:
-    expert, tensor = said.expert_grid
-    ranks = said.shard * said.context * said.tensor
-    fix = f"choose tensor 1 or {said.tensor}" if expert > 1 else f"choose tensor {said.tensor}"
-    odd = tensor not in ((1, said.tensor) if expert > 1 else (said.tensor,))
-    found.when(odd, "plan.experts.tensor", f"experts divided by {tensor} beside tensor {said.tensor}", fix=fix)
-    wide = ranks % (expert * tensor) != 0
+def _refuse_experts(said: Columns, found: Refusals) -> None:
+    expert, slices, table = said.expert, said.expert_tensor, said.table
+    tensor, several = said.number("tensor"), said.number("expert") > 1
+    fix = f"choose tensor 1 or {tensor}" if several else f"choose tensor {tensor}"
+    odd = (slices != table.tensor) & ~((expert > 1) & (slices == 1))
+    what = f"experts divided by {said.number('expert_tensor')} beside tensor {tensor}"
+    found.when(odd, "plan.experts.tensor", what, fix=fix)
+    ranks = table.divided * table.tensor
+    what = f"expert {said.number('expert')} x tensor {said.number('expert_tensor')} over {int(ranks[0])} ranks"
     why = "its experts live within shard x context x tensor ranks"
-    found.when(wide, "plan.experts", f"expert {expert} x tensor {tensor} over {ranks} ranks", why=why)
+    found.when(ranks % (expert * slices) != 0, "plan.experts", what, why=why)
 
 
 def _converters(said: Meaning) -> list[str]:

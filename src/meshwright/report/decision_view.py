@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright import cost
+from meshwright.report import terminal
 from meshwright.report.decision_data import document, plan_data
 from meshwright.report.drawn_step import DrawnStep, drawn_step
 from meshwright.report.explain import UNKNOWN, explain_files
@@ -16,15 +17,16 @@ from meshwright.report.launches import Launch, launches
 from meshwright.report.losses import losses_figure
 from meshwright.report.memory_columns import memory_of_ranks
 from meshwright.report.plans import layout_table
+from meshwright.report.rows import plan_names
 from meshwright.report.run_files import RunFiles
 from meshwright.report.scatter import front, scatter
 from meshwright.report.settings import Setting, settings
 from meshwright.report.timeline_chart import step_table, timeline_figure
 from meshwright.report.view import Tile, facts, plan_tiles
 from meshwright.search import Candidate, Decision
-from meshwright.search.candidate import candidate
+from meshwright.search.candidate import candidate, expected_seconds
 from meshwright.spec.report import Gap, LineName, Report, diff
-from meshwright.spec.units import format_bytes, format_percent, format_seconds
+from meshwright.spec.units import format_bytes, format_count, format_percent, format_seconds
 
 MOST_PLANS = 40
 _ALIKE = 0.0005
@@ -85,6 +87,8 @@ class DecisionView:
     facts: tuple[tuple[str, str], ...]
     summary: str
     objective: str
+    ordered_by: str
+    job: tuple[str, ...]
     why: tuple[str, ...]
     binding: str
     refused: Table | None
@@ -124,12 +128,16 @@ def decision_view(decision: Decision) -> DecisionView:
         facts=facts(decision.design),
         summary=_summary(decision, shown=len(ranked)),
         objective=decision.design.job.objective.value,
+        ordered_by=decision.ordered_by,
+        job=terminal.job_words(decision),
         why=decision.why,
         binding=best.report.bottleneck,
         refused=Table(headers=("rule", "for example", "combinations"), rows=rejected, words=2) if rejected else None,
         predicts_only=tuple(str(problem) for problem in decision.predicts_only),
         headers=_HEADERS,
-        rows=tuple(_row(plan) for plan in plans),
+        rows=tuple(
+            _row(plan, name) for plan, name in zip(plans, plan_names([entry.plan for entry in ranked]), strict=True)
+        ),
         scatter=scatter([plan.entry for plan in plans], chosen=chosen),
         panels=tuple(_panel(plan, best) for plan in plans),
         launches=launches(best.files.design),
@@ -166,25 +174,30 @@ def _marks(ranked: Sequence[Candidate], index: int, *, chosen: int) -> tuple[str
     return tuple(found)
 
 
-_HEADERS = ("step", "band", "tokens/s", "MFU", "peak memory", "free", "fits", "bubble", "communication", "cost")
+_HEADERS = ("step", "band", "ranked by", "tokens/s", "MFU", "memory", "free", "fits", "bubble", "comm.", "cost")
 
 
-def _row(plan: _Priced) -> RankedRow:
+def _row(plan: _Priced, name: str) -> RankedRow:
     entry = plan.entry
     low, high = (end * entry.step_seconds for end in entry.error_band)
+    expected = expected_seconds(plan.report)
     cells = (
         Cell(text=format_seconds(entry.step_seconds), value=entry.step_seconds),
         Cell(text=f"{format_seconds(low)} to {format_seconds(high)}", value=high),
-        Cell(text=f"{entry.tokens_per_second:,.0f}", value=entry.tokens_per_second),
+        Cell(text=format_seconds(expected), value=expected),
+        Cell(text=format_count(entry.tokens_per_second), value=entry.tokens_per_second),
         _share(entry.mfu),
         Cell(text=format_bytes(entry.peak_bytes), value=entry.peak_bytes),
         Cell(text=format_bytes(entry.free_bytes), value=entry.free_bytes),
         _share(entry.fit_probability),
         _share(entry.bubble_share),
         _share(entry.communication_share),
-        Cell(text=UNKNOWN if entry.total_cost is None else f"${entry.total_cost:,.0f}", value=entry.total_cost or 0.0),
+        Cell(
+            text=UNKNOWN if entry.total_cost is None else f"${format_count(entry.total_cost)}",
+            value=entry.total_cost or 0.0,
+        ),
     )
-    return RankedRow(number=plan.number, name=entry.plan.describe(), marks=plan.marks, cells=cells)
+    return RankedRow(number=plan.number, name=name, marks=plan.marks, cells=cells)
 
 
 def _share(value: float | None) -> Cell:

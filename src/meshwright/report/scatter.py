@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 
 from meshwright.report import svg
 from meshwright.report.explain import signed_seconds
@@ -13,6 +14,7 @@ from meshwright.report.figure import Figure, Table
 from meshwright.search import Candidate
 from meshwright.spec.units import format_bytes, format_seconds
 
+_UNITS = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
 _NEAR = 1.5
 _WIDE = 8.0
 _ALIKE = 0.01
@@ -79,7 +81,7 @@ def scatter(candidates: Sequence[Candidate], *, chosen: int) -> Figure:
     if near:
         up = svg.Scale(low=up.low, high=max(up.high, capacity + 0.03 * (capacity - up.low)))
     best = front(candidates)
-    ticks = up.ticks(4)
+    ticks = _memory_ticks(up)
     lines = [_across(up(value), "grid") for value in ticks]
     lines += [_across(up(capacity), "limit")] if near else []
     line = sorted((candidates[index].step_seconds, _bytes(candidates[index])) for index in best)
@@ -90,7 +92,7 @@ def scatter(candidates: Sequence[Candidate], *, chosen: int) -> Figure:
         for index, entry in enumerate(candidates)
     )
     labels = "".join(
-        f'<span style="bottom:{svg.percent(up(value))}">{escape(format_bytes(value))}</span>' for value in ticks
+        f'<span style="bottom:{svg.percent(up(value))}">{escape(label)}</span>' for value, label in ticks.items()
     )
     picture = svg.stretched(*lines, label="step time against peak memory")
     body = (
@@ -109,6 +111,15 @@ def scatter(candidates: Sequence[Candidate], *, chosen: int) -> Figure:
             *((("capacity", "what a device may use"),) if near else ()),
         ),
     )
+
+
+def _memory_ticks(scale: svg.Scale) -> dict[float, str]:
+    """Round numbers of the largest unit that the scale reaches, each with a label of its own: `43.5 GiB`."""
+    unit, name = next((size, name) for size, name in _UNITS if scale.high >= size or size == 1.0)
+    values = svg.Scale(low=scale.low / unit, high=scale.high / unit).ticks(4)
+    step = min((after - before for before, after in pairwise(values)), default=1.0)
+    digits = next(digits for digits in range(12) if abs(round(step, digits) - step) < 1e-6 * step)
+    return {value * unit: f"{value:,.{digits}f} {name}" for value in values}
 
 
 def _bytes(entry: Candidate) -> float:

@@ -12,9 +12,14 @@ _NONE = "none"
 
 def settings(design: Design) -> tuple[Setting, ...]:
     """(name, value) of everything that plans of one job differ in; experts where the model has some."""
-    plan, model = design.plan, design.model
+    model = design.model
+    return plan_settings(design.plan, has_experts=model.active_parameters < model.parameters)
+
+
+def plan_settings(plan: Plan, *, has_experts: bool) -> tuple[Setting, ...]:
+    """As `settings`, of a plan alone."""
     group, schedule = plan.first_group, plan.schedule
-    experts = (("experts", _experts(plan)),) if model.active_parameters < model.parameters else ()
+    experts = (("experts", _experts(plan)),) if has_experts else ()
     return (
         ("devices", f"{plan.world_size:,}"),
         ("tensor", str(plan.tensor)),
@@ -65,13 +70,27 @@ def _context(plan: Plan) -> str:
 
 def _by_blocks(plan: Plan, value: Callable[[BlockGroup], str]) -> str:
     """The setting of all blocks, or `none in 22 blocks, full in 10 blocks` where they differ."""
+    counts = _counts(plan, value)
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{name} in {count} blocks" for name, count in counts.items())
+
+
+def by_blocks(plan: Plan, value: Callable[[BlockGroup], str], noun: str) -> list[str]:
+    """`full recompute`, or where blocks differ `full recompute in 12 blocks`, one a kind; nothing where none is."""
+    counts = _counts(plan, value)
+    alike = len(counts) == 1
+    kinds = sorted((name, count) for name, count in counts.items() if name != _NONE)
+    return [f"{name} {noun}" + ("" if alike else f" in {count} blocks") for name, count in kinds]
+
+
+def _counts(plan: Plan, value: Callable[[BlockGroup], str]) -> dict[str, int]:
+    """Blocks by their setting."""
     counts: dict[str, int] = {}
     for stage in plan.stages:
         for group in stage.groups:
             counts[value(group)] = counts.get(value(group), 0) + group.stop - group.start
-    if len(counts) == 1:
-        return next(iter(counts))
-    return ", ".join(f"{name} in {count} blocks" for name, count in counts.items())
+    return counts
 
 
 def _experts(plan: Plan) -> str:

@@ -9,13 +9,14 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from meshwright.report.rows import row_words
 from meshwright.report.terminal_parts import WIDE, bullets, table, title
 from meshwright.report.terminal_step import WaterfallView
 from meshwright.report.waterfall import waterfall
 from meshwright.search import Rejection
 from meshwright.search.candidate import Candidate, Decision
+from meshwright.spec.job import Objective
 from meshwright.spec.outlook import Outlook
-from meshwright.spec.plan import AxisName, Offload, Plan, Recompute, Sharding
 from meshwright.spec.report import MemoryPart, Report, StageMemory
 from meshwright.spec.units import format_bytes, format_count, format_percent, format_seconds
 
@@ -33,7 +34,9 @@ class DecisionView:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         value, width = self.decision, options.max_width
         yield heading(value)
-        yield ranked(value.ranked, width=width)
+        yield ranked(value.ranked, width=width, objective=value.design.job.objective)
+        if value.ordered_by:
+            yield Text(f"Ranked by {value.ordered_by}.", style="dim")
         yield from report_tables(value.report)
         yield title("why")
         yield from bullets(value.why)
@@ -63,53 +66,50 @@ def heading(value: Decision) -> Text:
         f"Best by {job.objective.value}:"
     )
     lines.append(f"\n{plan.describe()}\n", style="bold green")
+    for line in job_words(value):
+        lines.append(f"{line}\n", style="dim")
     return lines
 
 
-def layout_words(plan: Plan) -> str:
-    """`tensor 8 x pipeline 16 x shard 128`; axes in another order than the usual one from the innermost outwards."""
-    names = [AxisName.TENSOR, AxisName.CONTEXT, AxisName.PIPELINE, AxisName.SHARD, AxisName.REPLICATE]
-    if not plan.has_usual_order:
-        names = [axis.name for axis in reversed(plan.axes)]
-    parts = [f"{name.value} {plan.size(name)}" for name in names if plan.size(name) > 1]
-    return (" x ".join(parts) or "one device") + ("" if plan.has_usual_order else " outwards")
+def job_words(value: Decision) -> tuple[str, ...]:
+    """What of the job was asked for and what are defaults, where that is known; and the trainer plans are held to."""
+    parts = []
+    for name, figures in (("asked", value.asked), ("defaults", value.defaults)):
+        told = ", ".join(f"{field} {figure}" for field, figure in figures.items())
+        parts += [f"{name}: {told}"] if told else []
+    change = " (change one with --set)" if value.defaults else ""
+    lines = [f"{'; '.join(parts)}{change}"] if parts else []
+    return (*lines, *([f"only plans that {value.trainer} has words for"] if value.trainer else []))
 
 
-def setting_words(plan: Plan) -> str:
-    """`zero1, seq. parallel, full recompute, interleaved 3, 32 x 1`: what the layout leaves open, microbatches last."""
-    group, schedule = plan.first_group, plan.schedule
-    words = [group.sharding.value] if group.sharding is not Sharding.NONE else []
-    words += ["seq. parallel"] if group.sequence_parallel else []
-    words += [f"{group.recompute.value} recompute"] if group.recompute is not Recompute.NONE else []
-    words += [f"{group.offload.value} offloaded"] if group.offload is not Offload.NONE else []
-    words += [f"experts {plan.experts.expert} x {plan.experts.tensor}"] if plan.experts else []
-    if plan.pipeline > 1:
-        chunks = f" {schedule.chunks}" if schedule.chunks > 1 else ""
-        slices = f" of {schedule.slices} slices" if schedule.slices > 1 else ""
-        words.append(f"{schedule.kind.value}{chunks}{slices}")
-    words.append(f"{schedule.microbatches} x {plan.microbatch}")
-    return ", ".join(words)
+def ranked(candidates: Sequence[Candidate], *, width: int, objective: Objective = Objective.TIME) -> Table:
+    """The ranked plans, two lines each with all that makes them differ; narrow terminals show figures in pairs.
 
-
-def ranked(candidates: Sequence[Candidate], *, width: int) -> Table:
-    """The ranked plans, two lines each; narrow terminals show figures in pairs. Precisions that differ are told."""
-    plans = [f"{layout_words(entry.plan)}\n{setting_words(entry.plan)}" for entry in candidates]
-    precisions = [entry.plan.first_group.precision.value for entry in candidates]
-    if len(set(precisions)) > 1:
-        plans = [f"{plan}, {precision}" for plan, precision in zip(plans, precisions, strict=True)]
-    if width >= WIDE:
-        names = ["step", "tokens/s", "MFU", "used GiB", "free", "bubble", "comm.", "time", "cost"]
-        rows = table(columns=[("", "right"), ("plan", "left"), *((name, "right") for name in names)])
-        for place, (entry, plan) in enumerate(zip(candidates, plans, strict=True), 1):
-            rows.add_row(str(place), plan, *_figures(entry), style=_style(place))
-        return rows
-    names = ["step", "tokens/s\nMFU", "GiB\nfree", "bubble\ncomm.", "time\ncost"]
+    Beside the step stands the time that plans are ranked by, but where memory is asked for.
+    """
+    by_time = objective is not Objective.MEMORY
+    names = ["step", *(["ranked by"] if by_time else []), "tokens/s", "MFU", "used GiB", "free", "bubble", "comm."]
+    names += ["time", "cost"]
+    if width < WIDE:
+        step = "step\nranked by" if by_time else "step"
+        names = [step, "tokens/s\nMFU", "GiB\nfree", "bubble\ncomm.", "time\ncost"]
     rows = table(columns=[("", "right"), ("plan", "left"), *((name, "right") for name in names)])
-    for place, (entry, plan) in enumerate(zip(candidates, plans, strict=True), 1):
-        step, speed, mfu, used, free, bubble, comm, time, cost = _figures(entry)
-        cells = (step, f"{speed}\n{mfu}", f"{used}\n{free}", f"{bubble}\n{comm}", f"{time}\n{cost}")
-        rows.add_row(str(place), plan, *cells, style=_style(place))
+    for place, (entry, words) in enumerate(
+        zip(candidates, row_words([entry.plan for entry in candidates]), strict=True), 1
+    ):
+        step, *cells = _figures(entry)
+        sure = [_expected(entry)] if by_time else []
+        if width < WIDE:
+            speed, mfu, used, free, bubble, comm, time, cost = cells
+            pairs = (f"{speed}\n{mfu}", f"{used}\n{free}", f"{bubble}\n{comm}", f"{time}\n{cost}")
+            rows.add_row(str(place), words, "\n".join([step, *sure]), *pairs, style=_style(place))
+        else:
+            rows.add_row(str(place), words, step, *sure, *cells, style=_style(place))
     return rows
+
+
+def _expected(entry: Candidate) -> str:
+    return "-" if entry.expected_seconds is None else format_seconds(entry.expected_seconds)
 
 
 def _figures(entry: Candidate) -> tuple[str, ...]:

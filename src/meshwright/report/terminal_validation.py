@@ -20,15 +20,15 @@ _REASONS_SHOWN = 12
 
 
 class Progress:
-    """Says how many rows, or what `noun` names, are done, every few seconds."""
+    """Says how many rows, or what `noun` names, are done and what comes now, every few seconds."""
 
     def __init__(self, say: Callable[[str], None], *, noun: str = "rows") -> None:
         self._say, self._noun = say, noun
         self._next = time.monotonic() + _SECONDS_BETWEEN_LINES
 
-    def __call__(self, done: int, total: int) -> None:
+    def __call__(self, done: int, total: int, now: str = "") -> None:
         if time.monotonic() >= self._next:
-            self._say(f"{done:,} of {total:,} {self._noun}")
+            self._say(f"{done:,} of {total:,} {self._noun}{f'; now: {now}' if now else ''}")
             self._next = time.monotonic() + _SECONDS_BETWEEN_LINES
 
 

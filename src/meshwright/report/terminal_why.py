@@ -12,7 +12,7 @@ from rich.text import Text
 
 from meshwright.report.compare import Comparison, Pair
 from meshwright.report.explain import signed_bytes, signed_seconds
-from meshwright.report.terminal import layout_words, setting_words
+from meshwright.report.rows import layout_words, setting_words
 from meshwright.report.terminal_parts import bullets, table, title
 from meshwright.search.constraints import Value
 from meshwright.search.headroom import Headroom

@@ -10,6 +10,7 @@ from meshwright.search.rules import Rule, Scope
 from meshwright.search.sensitivity import Sensitivity, sensitivity
 from meshwright.search.space import Space, enumerate_plans
 from meshwright.search.sweep import Sweep, sweep
+from meshwright.search.trainer import Trainer
 from meshwright.search.vary import Question
 from meshwright.search.why_not import WhyNot, why_not
 
@@ -25,6 +26,7 @@ __all__ = [
     "Sensitivity",
     "Space",
     "Sweep",
+    "Trainer",
     "WhyNot",
     "check",
     "decision_document",

@@ -44,7 +44,7 @@ def batch_problem(
             what = f"{batch_words} are too few for {devices:,} devices, which share at least {least:,}"
         else:
             what = f"{batch_words} divide over no data parallel size of {devices:,} devices"
-        fix = f"choose {tokens} ({batch:,} sequences), the nearest that does, or constraints.devices = any"
+        fix = f"choose {tokens} tokens ({batch:,} sequences), the nearest that does, or constraints.devices = any"
         return Problem(where="job.batch_tokens", what=what, why=f"rule {RULE}", fix=fix)
     return None
 

@@ -17,6 +17,7 @@ from meshwright.cost.pipeline import Shape
 from meshwright.cost.software import software
 from meshwright.cost.states import state_bytes
 from meshwright.cost.table import OFFLOADS, SCHEDULES
+from meshwright.cost.transfers import between_ranks, times_crossed
 from meshwright.search.least import BlockLeast, Least
 from meshwright.search.space import Space
 from meshwright.search.travel import Lasts, Work, least_seconds
@@ -64,20 +65,27 @@ class Bounds:
         """Seconds of the best plan of every frame, whatever it chooses: an equal share of the work on all blocks."""
         forward, backward = self._least.endless()
         each = ((forward + backward) @ self._number)[self._least.setting]
-        local = self._job.batch_sequences / self._space.frames["data"]
-        return np.asarray(each * local / self._space.frames["pipeline"])
+        frames = self._space.frames
+        local = self._job.batch_sequences // frames["data"]
+        names = ("tensor", "sequence_parallel", "context", "pipeline")
+        columns: dict[str, npt.ArrayLike] = {name: frames[name] for name in names}
+        columns |= {"replicate": frames["data"], "microbatch": local, "precision": frames["precision"]}
+        carried = self._carried(PlanTable.build(columns, layouts=()), np.ones(len(local)))
+        return np.asarray(np.maximum(each * local / frames["pipeline"], carried))
 
     def shared(self, table: PlanTable, *, frames: Ids) -> Floats:
         """Seconds of every plan with the microbatches of `table`, whatever else it chooses, shape (rows,)."""
         forward, backward = self._either(table, frames)
-        return np.asarray((forward + backward) @ self._number * table.microbatches / table.pipeline)
+        work = (forward + backward) @ self._number * table.microbatches / table.pipeline
+        return np.asarray(np.maximum(work, self._carried(table, table.microbatches.astype(np.float64))))
 
     def scheduled(self, table: PlanTable, *, frames: Ids) -> Floats:
         """Seconds of every plan with the microbatches and the schedule of `table`, whatever is sharded."""
         forward, backward = self._either(table, frames)
         total = self._count(table).total[table.layout][..., :-1]
         before = self._entered(table, forward, backward)
-        return np.asarray((before + table.microbatches[:, None] * _summed(total, forward + backward)).max(axis=1))
+        work = (before + table.microbatches[:, None] * _summed(total, forward + backward)).max(axis=1)
+        return np.asarray(np.maximum(work, self._crossed(table)))
 
     def _either(self, table: PlanTable, frames: Ids) -> tuple[Floats, Floats]:
         """Seconds of blocks forward and backward, shape (rows, kinds), sharded or not."""
@@ -123,7 +131,32 @@ class Bounds:
             for group in self._cluster.groups
         ]
         owned = owned_parameters(table, work.parameters[:, :1] + work.experts[:, :1], work.experts[:, :1])
-        return np.asarray(np.min(step, axis=0) + self._optimizer(table, owned))
+        moved = np.maximum(np.min(step, axis=0), self._crossed(table))
+        return np.asarray(moved + self._optimizer(table, owned))
+
+    def _crossed(self, table: PlanTable) -> Floats:
+        """As `_carried`, of plans with the schedules and the chunks of `table`."""
+        microbatches, chunks = (values.astype(np.float64) for values in (table.microbatches, table.chunks))
+        return self._carried(table, times_crossed(table.schedule, microbatches=microbatches, chunks=chunks))
+
+    def _carried(self, table: PlanTable, times: Floats) -> Floats:
+        """Seconds for which microbatches, crossing it so many `times`, keep the slowest link between pipeline ranks
+        busy, shape (rows,). Told where sites are apart: other links are seldom what a step waits for."""
+        if len(self._cluster.sites) == 1:
+            return np.zeros(len(table))
+        busy = [
+            between_ranks(
+                table,
+                table.pipeline[:, None] - 1,
+                group=group,
+                cluster=self._cluster,
+                model=self._model,
+                job=self._job,
+                software=software(self._job.software),
+            )[1]
+            for group in self._cluster.groups
+        ]
+        return np.asarray(times * np.min(busy, axis=0))
 
     def _work(self, table: PlanTable, blocks: BlockLeast) -> Work:
         """What `blocks` make of the first rank of every row and of that which is longest busy, with what is before."""

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from meshwright.search.product import Rejection
 from meshwright.spec.errors import Problem
+from meshwright.spec.job import Objective
 from meshwright.spec.plan import Design, Plan
 from meshwright.spec.report import LineName, Report
 
+ORDERED_BY: Mapping[Objective, str] = MappingProxyType(
+    {
+        Objective.TIME: "the step that 19 of 20 stay under, over the chance that it fits",
+        Objective.COST: "the step that 19 of 20 stay under, over the chance that it fits, times the devices it uses",
+        Objective.MEMORY: "the memory at the peak, and of equals by the step that 19 of 20 stay under",
+    }
+)
+LEAST_LIKELY = 1e-3  # to fit, that a step is divided by
+TIE = 0.0005  # of the step: two plans nearer than this are as good
 COMMUNICATION = (
     LineName.TENSOR,
     LineName.CONTEXT,
@@ -23,7 +35,8 @@ COMMUNICATION = (
 class Candidate:
     """One ranked plan by its figures.
 
-    Shares are of the step; nine of ten measured steps lie in `error_band`, multiples of it. `peak_bytes` and
+    Shares are of the step; nine of ten measured steps lie in `error_band`, multiples of it. `expected_seconds` is the
+    step that 19 of 20 stay under, over the probability of fitting: what plans are ranked by. `peak_bytes` and
     `capacity_bytes` are of the pipeline rank with least room left. `total_seconds`, `total_cost` (dollars) and
     `total_kilowatt_hours` reach the job's token target with the failures on the way, of which `goodput` is the useful
     share of time; those of a billion tokens likewise. None where prices, watts or failure rates are not known.
@@ -41,6 +54,7 @@ class Candidate:
     total_seconds: float
     total_cost: float | None
     fit_probability: float | None = None
+    expected_seconds: float | None = None
     goodput: float | None = None
     total_kilowatt_hours: float | None = None
     dollars_per_billion: float | None = None
@@ -59,6 +73,9 @@ class Decision:
     the time the search took. The `refined` most promising were laid out again; where not `settled`, others that were
     not promise as much as those ranked last. No plan of `front` is beaten in time, memory and devices at once by one
     that was priced. Problems in `predicts_only` are why this runtime cannot train the design yet; () when it can.
+    `ordered_by` says by what plans are ranked. All are such as `trainer`, another one, has words for; None where none
+    was named. `asked` and `defaults` are fields of the job that were set and that were left, with their values as a
+    person reads them; both empty where that is not known.
     """
 
     design: Design
@@ -72,8 +89,19 @@ class Decision:
     seconds: float
     front: tuple[Candidate, ...] = ()
     predicts_only: tuple[Problem, ...] = ()
+    ordered_by: str = ""
+    trainer: str | None = None
+    asked: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, str] = field(default_factory=dict)
     refined: int = 0
     settled: bool = True
+
+
+def expected_seconds(report: Report) -> float:
+    """The step at the cautious end of its interval, which 19 of 20 stay under, over the probability of fitting: a plan
+    that fits half the time is tried, and given up, as often as it runs."""
+    upper = report.step_seconds * report.error_band[1]
+    return upper / max(1.0 if report.fit_probability is None else report.fit_probability, LEAST_LIKELY)
 
 
 def candidate(plan: Plan, report: Report) -> Candidate:
@@ -93,6 +121,7 @@ def candidate(plan: Plan, report: Report) -> Candidate:
         total_seconds=whole.seconds if whole else report.total_seconds,
         total_cost=report.total_cost,
         fit_probability=report.fit_probability,
+        expected_seconds=expected_seconds(report),
         goodput=whole.goodput if whole else None,
         total_kilowatt_hours=whole.kilowatt_hours if whole else None,
         dollars_per_billion=whole.dollars_per_billion if whole else None,

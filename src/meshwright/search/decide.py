@@ -8,85 +8,100 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 
-from meshwright import cost
-from meshwright.cost import Layout, PlanTable
 from meshwright.search.arrangements import Arrangement, arrangements, placed
-from meshwright.search.candidate import Candidate, Decision, candidate
+from meshwright.search.candidate import ORDERED_BY, Candidate, Decision, candidate
 from meshwright.search.check import check
-from meshwright.search.constraints import keeps_constraints
+from meshwright.search.constraints import Value
 from meshwright.search.explain import compared, rejected_for_memory, why
-from meshwright.search.explore import LEAST_LIKELY, Explorer
+from meshwright.search.explore import Explorer
 from meshwright.search.job_rules import allowed_precisions, check_job
-from meshwright.search.lighten import lightened
 from meshwright.search.misses import nothing_fits, nothing_legal
 from meshwright.search.orders import WORTH, reorder
 from meshwright.search.pareto import pareto
 from meshwright.search.product import Rejection
+from meshwright.search.refine import Entry, entry_order, entry_value, priced, refine
 from meshwright.search.rules import Scope
-from meshwright.search.space import Space, enumerate_plans
+from meshwright.search.space import Boundaries, Space, enumerate_plans
 from meshwright.search.stages import balanced_stages
+from meshwright.search.trainer import Trainer
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.errors import NoPlanFits
 from meshwright.spec.job import JobSpec, Objective
 from meshwright.spec.model import ModelSpec
-from meshwright.spec.plan import Design, Plan
+from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
 
 SLACK = 1.02  # over the best scores, below which plans are priced: closed forms may be as much too short
+RANKED = 10  # plans that are ranked unless more are asked for: of fewer, as many are laid out again
 MOST = 3  # times as many plans as are asked for are laid out again at the most
 WEIGHED = 1_000_000  # plans weighed again where those laid out again turn out slower than they promised
 FRONT = 8  # plans of the front that are shown
 REACH = 2.0  # how much slower than the fastest a plan of the front may be
-Entry = tuple[Design, Report]
 RUNTIME = frozenset({Scope.RUNTIME})
+Ids = npt.NDArray[np.int64]
 
 
-def design(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, top: int = 10, trainable: bool = False) -> Decision:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Best:
+    """The best plan of a question, and what it costs."""
+
+    design: Design
+    report: Report
+
+
+def design(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    job: JobSpec,
+    *,
+    top: int = 10,
+    trainable: bool = False,
+    trainer: Trainer | None = None,
+) -> Decision:
     """The best plan for `job.objective` among all legal ones that fit, with the `top` best in order.
 
     Plans are priced in the order of what they can reach at best until no other can be better; the best are laid out
-    again with block times of their own and priced one by one. `trainable` leaves out what this runtime cannot train.
-    Raises ConfigError when the job or its constraints are wrong, NoPlanFits with the closest miss when no legal plan
-    fits or none is legal.
+    again with block times of their own and priced one by one. `trainable` leaves out what this runtime cannot train,
+    `trainer` what another one has no words for. Raises ConfigError when the job or its constraints are wrong,
+    NoPlanFits with the closest miss when no legal plan fits or none is legal.
     """
     started = time.perf_counter()
-    found = [
-        (each, explored(model, each.cluster, job, trainable=trainable, count=top))
-        for each in arrangements(cluster, job)
-    ]
-    tried = [_tried(each, one, top, trainable=trainable) for each, one in found if one.fitting]
-    if not tried:
-        listed = found[0][1]
-        if not listed.space.count:
-            raise NoPlanFits(nothing_legal(model, cluster, job, listed.space, listed=legal_space))
-        raise NoPlanFits(nothing_fits(model, cluster, job, listed, explored=explored))
-    kept = _worthwhile(tried, job.objective)
-    best = min(kept, key=lambda entry: _order(entry.refined[0], job.objective))
-    refined = sorted(
-        (entry for each in kept for entry in each.placed(each.refined, cluster)),
-        key=lambda entry: _order(entry, job.objective),
-    )
+    tried = _tried(model, cluster, job, top=top, trainable=trainable, trainer=trainer)
+    kept = _worthwhile(tried.fitting, job.objective)
+    best = min(kept, key=lambda entry: entry_order(entry.refined[0], job.objective))
+    refined = _placed(kept, cluster, job.objective)
     chosen, report = refined[0]
+    reasons = why(*best.refined[0], best.found, laid_out=partial(best_of, best.found))
     return Decision(
         design=chosen,
         report=report,
         ranked=tuple(candidate(entry.plan, figures) for entry, figures in refined[:top]),
         rejected=best.rejected,
-        why=(*why(*best.refined[0], best.found), *_why_placed(best, tried[0])),
+        why=(*reasons, *_why_placed(best, tried.fitting[0])),
         front=_joint([each.placed(front(each.found), cluster) for each in kept]),
-        considered=sum(one.space.count for _, one in found),
-        priced=sum(one.priced for _, one in found),
-        fitting=sum(one.fitting for _, one in found),
+        considered=sum(one.space.count for one in tried.found),
+        priced=sum(one.priced for one in tried.found),
+        fitting=sum(one.fitting for one in tried.found),
         seconds=time.perf_counter() - started,
         predicts_only=check(chosen, scopes=RUNTIME),
         refined=len(refined),
         settled=all(each.settled for each in kept),
+        ordered_by=ORDERED_BY[job.objective],
+        trainer=None if trainer is None else trainer.name,
     )
 
 
+def best(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, trainer: Trainer | None = None) -> Best:
+    """The best plan alone, as `design` finds it, without the reasons and the others. Raises as `design` does."""
+    tried = _tried(model, cluster, job, top=1, trainer=trainer)
+    made, report = _placed(_worthwhile(tried.fitting, job.objective), cluster, job.objective)[0]
+    return Best(design=made, report=report)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Tried:
+class _Arranged:
     """What the search found with the machines in one order: the best laid out again, and whether no other is."""
 
     arrangement: Arrangement
@@ -103,22 +118,70 @@ class _Tried:
     def rejected(self) -> tuple[Rejection, ...]:
         found = self.found
         memory = rejected_for_memory(found.table, found.prices, hopeless=found.hopeless)
-        return (*memory, *found.space.rejected)
+        return (*memory, *found.held.rejected, *found.space.rejected)
 
 
-def _tried(arrangement: Arrangement, found: Explorer, top: int, *, trainable: bool) -> _Tried:
-    reorder(found, top, trainable=trainable)
-    refined, settled = best_refined(found, top)
-    return _Tried(arrangement=arrangement, found=found, refined=refined, settled=settled)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tried:
+    """All that was explored, the machines as they are listed first, and where plans fit the best of them."""
+
+    found: list[Explorer]
+    fitting: list[_Arranged]
 
 
-def _worthwhile(tried: Sequence[_Tried], objective: Objective) -> list[_Tried]:
+def _tried(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    job: JobSpec,
+    *,
+    top: int,
+    trainable: bool = False,
+    trainer: Trainer | None = None,
+) -> _Tried:
+    """Raises NoPlanFits, with the closest miss, where no plan is legal, or can be said, or none fits.
+
+    A trainer knows the usual order of axes and machines alone.
+    """
+    if trainer is not None:
+        job = replace(job, constraints=replace(job.constraints, order="usual"))
+    found = [
+        (each, explored(model, each.cluster, job, trainable=trainable, trainer=trainer, count=top))
+        for each in arrangements(cluster, job)
+    ]
+    fitting = []
+    for arrangement, one in found:
+        if one.fitting:
+            reorder(one, top, trainable=trainable)
+            refined, settled = best_refined(one, top, most=MOST * max(top, RANKED))
+            fitting.append(_Arranged(arrangement=arrangement, found=one, refined=refined, settled=settled))
+    if not fitting:
+        _explain_none(found[0][1])
+    return _Tried(found=[one for _, one in found], fitting=fitting)
+
+
+def _explain_none(found: Explorer) -> None:
+    """Raises NoPlanFits, with the closest miss."""
+    asked = found.model, found.cluster, found.job
+    if not found.space.count:
+        raise NoPlanFits(nothing_legal(*asked, found.space, listed=legal_space))
+    if not found.priced:
+        raise NoPlanFits(found.held.nothing_left())
+    raise NoPlanFits(nothing_fits(*asked, found, explored=partial(explored, trainer=found.held.trainer)))
+
+
+def _worthwhile(tried: Sequence[_Arranged], objective: Objective) -> list[_Arranged]:
     """The first, and those whose best plan is better by WORTH: machines stay as they are listed for less."""
-    limit = _value(tried[0].refined[0], objective) * (1.0 - WORTH)
-    return [tried[0], *(each for each in tried[1:] if _value(each.refined[0], objective) < limit)]
+    limit = entry_value(tried[0].refined[0], objective) * (1.0 - WORTH)
+    return [tried[0], *(each for each in tried[1:] if entry_value(each.refined[0], objective) < limit)]
 
 
-def _why_placed(best: _Tried, listed: _Tried) -> tuple[str, ...]:
+def _placed(kept: Sequence[_Arranged], cluster: ClusterSpec, objective: Objective) -> list[Entry]:
+    """The plans laid out again of all arrangements, on the devices of `cluster` as it is listed, best first."""
+    found = (entry for each in kept for entry in each.placed(each.refined, cluster))
+    return sorted(found, key=lambda entry: entry_order(entry, objective))
+
+
+def _why_placed(best: _Arranged, listed: _Arranged) -> tuple[str, ...]:
     """What the machines as they are listed would cost, where the ranks are placed on them in another order."""
     if best.arrangement.is_listed:
         return ()
@@ -129,28 +192,44 @@ def _why_placed(best: _Tried, listed: _Tried) -> tuple[str, ...]:
     return (compared(*best.refined[0], *listed.refined[0], head=head),)
 
 
-def best_refined(found: Explorer, count: int) -> tuple[list[Entry], bool]:
+def best_of(found: Explorer, rows: Ids, held: Mapping[str, Value]) -> Entry:
+    """The best of `rows` laid out again with the settings `held`, whose stages may be others: taken in the order of
+    their scores until the next promises no more, RANKED at the most."""
+    constraints = replace(found.job.constraints, fix={**found.job.constraints.fix, **held})
+    job, scores = replace(found.job, constraints=constraints), found.scores()[rows]
+    done: list[Entry] = []
+    for at in np.argsort(scores, kind="stable")[:RANKED]:
+        if done and scores[at] >= min(entry_value(entry, job.objective) for entry in done):
+            break
+        done += refine(found.table, [int(rows[at])], model=found.model, cluster=found.cluster, job=job, held=found.held)
+    made, report = min(done, key=lambda entry: entry_order(entry, job.objective))
+    return replace(made, job=found.job), report
+
+
+def best_refined(found: Explorer, count: int, *, most: int | None = None) -> tuple[list[Entry], bool]:
     """Plans laid out again, best first, and whether no other can be among the `count` best.
 
     Plans are taken in the order of their scores until the next promises no more than the `count` best reach; a score
     is less than what a plan reaches, but for closed forms that are too long and stages that balance better. At most
-    MOST times `count` are.
+    `most` are, MOST times `count` unless that is said.
     """
     model, cluster, job = found.model, found.cluster, found.job
+    most = MOST * count if most is None else most
     done: dict[int, Entry] = {}
     limit, settled = float("inf"), True
-    while len(done) <= MOST * count:
+    while len(done) <= most:
         rows = _next(found, done, limit, most=max(count - len(done), 1))
         if not rows and len(done) >= count and limit > found.settled:
             settled = found.until(partial(float, limit), most=WEIGHED)
             rows = _next(found, done, limit, most=1)
-        if not rows or len(done) == MOST * count:
+        if not rows or len(done) == most:
             settled = settled and not rows
             break
-        done |= zip(rows, refine(found.table, rows, model=model, cluster=cluster, job=job), strict=True)
-        values = sorted(_value(entry, job.objective) for entry in done.values())
+        laid_out = refine(found.table, rows, model=model, cluster=cluster, job=job, held=found.held)
+        done |= zip(rows, laid_out, strict=True)
+        values = sorted(entry_value(entry, job.objective) for entry in done.values())
         limit = values[count - 1] if len(values) >= count else limit
-    return sorted(done.values(), key=lambda entry: _order(entry, job.objective)), settled
+    return sorted(done.values(), key=lambda entry: entry_order(entry, job.objective)), settled
 
 
 def _next(found: Explorer, done: Mapping[int, object], limit: float, *, most: int) -> list[int]:
@@ -162,43 +241,43 @@ def _next(found: Explorer, done: Mapping[int, object], limit: float, *, most: in
 
 
 def explored(
-    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, trainable: bool = False, count: int = 10
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    job: JobSpec,
+    *,
+    trainable: bool = False,
+    trainer: Trainer | None = None,
+    count: int = 10,
 ) -> Explorer:
     """The space of the job, with at least its `count` best plans that fit priced."""
-    space = legal_space(model, cluster, job, trainable=trainable)
-    found = Explorer(space, model=model, cluster=cluster, job=job)
+    space = legal_space(model, cluster, job, trainable=trainable, trainer=trainer)
+    found = Explorer(space, model=model, cluster=cluster, job=job, trainer=trainer)
+    if space.count and (refused := found.held.whatever_the_plan(space.lightest.rows_of(np.zeros(1, dtype=np.int64)))):
+        raise NoPlanFits(refused)
     if space.count:
         found.best(count, slack=SLACK)
     return found
 
 
-def legal_space(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, trainable: bool = False) -> Space:
-    """Every legal plan, with stages balanced by the cost model's block times; nothing is priced."""
+def legal_space(
+    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, trainable: bool = False, trainer: Trainer | None = None
+) -> Space:
+    """Every legal plan, with stages balanced by the cost model's block times, or as `trainer` divides the model itself;
+    nothing is priced."""
     check_job(model, cluster, job)
-    boundaries = {kind: balanced_stages(model, cluster, job, precision=kind) for kind in allowed_precisions(job)}
+    boundaries = {
+        kind: _boundaries(balanced_stages(model, cluster, job, precision=kind), model, trainer)
+        for kind in allowed_precisions(job)
+    }
     return enumerate_plans(model, cluster, job, boundaries=boundaries, trainable=trainable)
 
 
-def refine(
-    table: PlanTable, rows: Sequence[int], *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec
-) -> list[Entry]:
-    """The designs of `rows` and their reports.
+def _boundaries(balanced: Boundaries, model: ModelSpec, trainer: Trainer | None) -> Boundaries:
+    def dealt(pipeline: int, chunks: int) -> Sequence[int]:
+        own = trainer.stages(model, pipeline) if trainer is not None and chunks == 1 else None
+        return balanced(pipeline, chunks) if own is None else (*own, len(model.blocks))
 
-    A pipelined row is also tried with stages balanced for its own tensor degree and microbatch, and one that computes
-    layers again with fewer of them; the best that fits is kept, so that refining never makes a plan worse.
-    """
-    balanced = (_rebalanced(table, row, model=model, cluster=cluster, job=job) for row in rows)
-    others = {row: other for row, other in zip(rows, balanced, strict=True) if other is not None}
-    plain = [table.take([row]) for row in rows]
-    tried = _priced([*plain, *others.values()], model=model, cluster=cluster, job=job)
-    best = dict(zip(rows, tried, strict=False))
-    order = partial(_order, objective=job.objective)
-    for row, other in zip(others, tried[len(plain) :], strict=True):
-        best[row] = min(best[row], other, key=order)
-    for row, entry in best.items():
-        lighter = (other for other in lightened(entry[0]) if keeps_constraints(other[0]) is None)
-        best[row] = min([entry, *lighter], key=order)
-    return list(best.values())
+    return dealt
 
 
 def front(found: Explorer) -> list[Entry]:
@@ -214,7 +293,7 @@ def front(found: Explorer) -> list[Entry]:
     rows = np.flatnonzero(mask)
     rows = rows[np.lexsort((prices.memory_bytes[rows], prices.upper_seconds[rows]))]
     picked = rows[np.unique(np.linspace(0, len(rows) - 1, min(FRONT, len(rows))).round().astype(np.int64))]
-    return _priced(
+    return priced(
         [table.take([row]) for row in picked.tolist()], model=found.model, cluster=found.cluster, job=found.job
     )
 
@@ -228,64 +307,3 @@ def _joint(fronts: Sequence[Sequence[Entry]]) -> tuple[Candidate, ...]:
     held = np.array([entry.peak_bytes for entry in found])
     mask = pareto(upper, held, np.array([float(entry.plan.world_size) for entry in found]))
     return tuple(found[row] for row in np.argsort(upper, kind="stable") if mask[row])[:FRONT]
-
-
-def _order(entry: Entry, objective: Objective) -> tuple[bool, float, float]:
-    """Plans that fit come first, then what the objective minimises."""
-    plan, report = entry[0].plan, entry[1]
-    return not report.fits, minimised(plan, report, objective), report.step_seconds * report.error_band[1]
-
-
-def minimised(plan: Plan, report: Report, objective: Objective) -> float:
-    """What the best plan has least of: seconds of a step, device-seconds or bytes.
-
-    Time and cost are at the cautious end of their interval, over the probability of fitting: a plan that fits half the
-    time is tried, and given up, as often as it runs.
-    """
-    upper = report.step_seconds * report.error_band[1]
-    expected = upper / max(1.0 if report.fit_probability is None else report.fit_probability, LEAST_LIKELY)
-    return {
-        Objective.TIME: expected,
-        Objective.COST: expected * plan.world_size,
-        Objective.MEMORY: report.peak_bytes,
-    }[objective]
-
-
-def _value(entry: Entry, objective: Objective) -> float:
-    """What the objective minimises; infinite where the plan does not fit."""
-    misses, value, _ = _order(entry, objective)
-    return float("inf") if misses else value
-
-
-def _priced(tables: Sequence[PlanTable], *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> list[Entry]:
-    """The designs of tables of one row each, with their reports."""
-    plans = [
-        one.to_plan(0, model=model.name, cluster=cluster.name, sequence_length=job.sequence_length) for one in tables
-    ]
-    designs = [Design(model=model, cluster=cluster, job=job, plan=plan) for plan in plans]
-    return list(zip(designs, cost.predict_all(designs), strict=True))
-
-
-def _rebalanced(
-    table: PlanTable, row: int, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec
-) -> PlanTable | None:
-    """The row with stages balanced for itself; None where those are the stages that it has."""
-    one = table.take([row])
-    plan = one.to_plan(0, model=model.name, cluster=cluster.name, sequence_length=job.sequence_length)
-    if plan.pipeline == 1:
-        return None
-    boundaries = balanced_stages(
-        model,
-        cluster,
-        job,
-        precision=plan.first_group.precision,
-        tensor=plan.tensor,
-        microbatch=plan.microbatch,
-    )
-    layout = Layout(
-        bounds=tuple(boundaries(plan.pipeline, plan.schedule.chunks)),
-        ranks=tuple(stage.rank for stage in plan.stages),
-    )
-    if layout == one.layouts[int(one.layout[0])]:
-        return None
-    return replace(one, layout=np.zeros_like(one.layout), layouts=(layout,))

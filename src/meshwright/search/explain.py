@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from meshwright import cost
 from meshwright.cost import PlanTable
 from meshwright.cost.table import OFFLOADS, PRECISIONS, RECOMPUTES, SCHEDULES, SHARDINGS
+from meshwright.search.candidate import TIE
+from meshwright.search.constraints import Value
 from meshwright.search.explore import Explorer
 from meshwright.search.ladder import Other
 from meshwright.search.prices import Prices
@@ -17,8 +20,9 @@ from meshwright.search.product import Rejection
 from meshwright.spec.job import Objective
 from meshwright.spec.plan import AxisName, Design, Recompute, Sharding
 from meshwright.spec.report import LineName, Report, diff
-from meshwright.spec.units import format_bytes, format_percent
+from meshwright.spec.units import format_bytes, format_percent, format_seconds
 
+Ids = npt.NDArray[np.int64]
 DIMENSIONS = (
     "precision",
     "tensor",
@@ -33,36 +37,50 @@ DIMENSIONS = (
     "schedule",
     "sequence_parallel",
 )
-CLOSE = 0.0005
+SEEN = 0.0005  # of a probability: less is not seen where it is told
 MOST = 20_000  # plans weighed for one line: beyond it the line says what it has not seen
 
 
-def why(chosen: Design, report: Report, found: Explorer) -> tuple[str, ...]:
+LaidOut = Callable[[Ids, Mapping[str, Value]], tuple[Design, Report]]
+
+
+def why(chosen: Design, report: Report, found: Explorer, *, laid_out: LaidOut) -> tuple[str, ...]:
     """One line for every dimension: what the best plan with another value of it would cost, and where.
 
     Of precisions, which change the numerics, there is one line for every other that the job allows. Alternatives are
     free in every other dimension, so that a line says what the dimension is worth and not what one careless change
-    would do. Frames that may hold a better alternative are priced first.
+    would do. Frames that may hold a better alternative are priced first. `laid_out` gives the best of some rows as the
+    ranked plans are laid out, with settings held; so a line says what a question of `why_not` does.
     """
-    lines: list[str | _Other] = []
-    own = {name: _value_of(chosen, name) for name in DIMENSIONS}
-    told: set[tuple[int, ...]] = set()
-    for name, others in _asked(found, own):
-        proven = _settle(found, name, others, own=own[name])
+    lines: list[str] = []
+    told: set[str] = set()
+    for name, others in _asked(found, chosen):
+        proven = _settle(found, name, others, own=_value_of(chosen, name))
         row = _best_other(found, name, others)
         if row is None:
             tried = " or ".join(_word(name, value) for value in others)
-            lines.append(f"{_word(name, own[name])}: no plan with {tried} {'fits' if proven else 'was seen to fit'}")
+            lines.append(f"{_own_word(chosen, name)}: no plan with {tried} {'fits' if proven else 'was seen to fit'}")
             continue
-        table = found.table.take([row])
-        key = tuple(int(getattr(table, other)[0]) for other in DIMENSIONS)
-        if key not in told:
-            told.add(key)
-            lines.append(_Other(name=name, own=own[name], row=row))
-    designs = [line.design(chosen, found.table) for line in lines if isinstance(line, _Other)]
-    priced = iter(zip(designs, cost.predict_all(designs) if designs else (), strict=True))
-    told_of = (line if isinstance(line, str) else _line(chosen, report, found, line, *next(priced)) for line in lines)
-    return (*told_of, *_order(chosen, report))
+        value = int(getattr(found.table, name)[row])
+        alike = np.flatnonzero((getattr(found.table, name) == value) & found.prices.fits)
+        other, priced = laid_out(alike, _held(name, value))
+        if other.plan.digest() not in told:
+            told.add(other.plan.digest())
+            line = _against(chosen, report, other, priced, name=name)
+            numerics = "; numerics differ between them" if name == "precision" else ""
+            lines.append(line + _missed(found, name, value) + numerics)
+    return (*lines, *_order(chosen, report))
+
+
+def _asked(found: Explorer, chosen: Design) -> Iterator[tuple[str, list[int]]]:
+    """Dimensions with the values other than that of `chosen` that one line is of."""
+    for name in DIMENSIONS:
+        own = _value_of(chosen, name)
+        others = [value for value in _values(found, name) if value != own]
+        if name == "precision":
+            yield from ((name, [value]) for value in others)
+        elif others and len(_values(found, name)) > 1 and not (name == "offload" and own == 0):
+            yield name, others
 
 
 def _order(chosen: Design, report: Report) -> Iterator[str]:
@@ -73,23 +91,23 @@ def _order(chosen: Design, report: Report) -> Iterator[str]:
     usual = replace(plan, axes=tuple(sorted(plan.axes, key=lambda axis: list(AxisName).index(axis.name))))
     named = " x ".join(f"{axis.name.value} {axis.size}" for axis in usual.axes if axis.size > 1)
     turned = replace(chosen, plan=usual)
-    other = cost.predict(turned)
-    yield compared(chosen, report, turned, other, head=f"{named}, the usual order of axes, instead of this one")
+    head = f"{named}, the usual order of axes, instead of this one"
+    yield compared(chosen, report, turned, cost.predict(turned), head=head)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Other:
-    """The row of the best plan whose `name` is another than `own`, which is that of the best of all."""
-
-    name: str
-    own: int
-    row: int
-
-    def design(self, chosen: Design, table: PlanTable) -> Design:
-        plan = table.to_plan(
-            self.row, model=chosen.model.name, cluster=chosen.cluster.name, sequence_length=chosen.job.sequence_length
-        )
-        return replace(chosen, plan=plan)
+def _held(name: str, value: int) -> dict[str, Value]:
+    """The setting that keeps a dimension at `value`; none for no grid of experts, which no column names."""
+    if name == "expert" and not value:
+        return {}
+    words: dict[str, Value] = {
+        "precision": PRECISIONS[value].value if name == "precision" else "",
+        "sharding": SHARDINGS[value].value if name == "sharding" else "",
+        "recompute": RECOMPUTES[value].value if name == "recompute" else "",
+        "offload": OFFLOADS[value].value if name == "offload" else "",
+        "schedule": SCHEDULES[value].value if name == "schedule" else "",
+        "sequence_parallel": "on" if value else "off",
+    }
+    return {"zero" if name == "sharding" else name: words.get(name, value)}
 
 
 def _values(found: Explorer, name: str) -> list[int]:
@@ -98,16 +116,6 @@ def _values(found: Explorer, name: str) -> list[int]:
     if name in frames:
         return [int(value) for value in np.unique(frames[name])]
     return found.space.values(name)
-
-
-def _asked(found: Explorer, own: Mapping[str, int]) -> Iterator[tuple[str, list[int]]]:
-    """Dimensions with the values other than `own` that one line is of."""
-    for name in DIMENSIONS:
-        others = [value for value in _values(found, name) if value != own[name]]
-        if name == "precision":
-            yield from ((name, [value]) for value in others)
-        elif others and not (name == "offload" and own[name] == 0):
-            yield name, others
 
 
 def _settle(found: Explorer, name: str, others: Sequence[int], *, own: int) -> bool:
@@ -131,63 +139,62 @@ def _best_other(found: Explorer, name: str, others: Sequence[int]) -> int | None
     return row if np.isfinite(score[row]) else None
 
 
-def _line(chosen: Design, report: Report, found: Explorer, line: _Other, made: Design, other: Report) -> str:
-    """Against the plan of `line`, which is `made` and has the report `other`, and whether one that does not fit would
-    be best."""
+def _missed(found: Explorer, name: str, value: int) -> str:
+    """That a plan with the value that does not fit would be better than all that do, where one would."""
     prices, scores = found.prices, found.scores()
-    column = getattr(found.table, line.name)
-    alike = (column == column[line.row]) & ~prices.fits
-    best = float(np.min(scores[prices.fits]))
-    missed = float(np.min(scores[alike], initial=np.inf)) < best
-    text = _against(chosen, report, found.table, line, made, other)
-    text = f"{text}; one that does not fit would be better than this plan" if missed else text
-    return f"{text}; numerics differ between them" if line.name == "precision" else text
+    alike = (getattr(found.table, name) == value) & ~prices.fits
+    missed = float(np.min(scores[alike], initial=np.inf)) < float(np.min(scores[prices.fits]))
+    return "; one that does not fit would be better than this plan" if missed else ""
 
 
-def _against(chosen: Design, report: Report, table: PlanTable, line: _Other, made: Design, other: Report) -> str:
-    name, row, own = line.name, line.row, line.own
-    theirs = int(getattr(table, name)[row])
-    head = f"{_word(name, theirs)} instead of {_word(name, own, bare=True)}"
-    return compared(chosen, report, made, other, head=head, rest=_changes(chosen, table, row, name))
+def _against(chosen: Design, report: Report, made: Design, other: Report, *, name: str) -> str:
+    """The design `made`, which has another value of the dimension `name`, against the chosen one."""
+    head = f"{_word(name, _value_of(made, name))} instead of {_own_word(chosen, name, bare=True)}"
+    return compared(chosen, report, made, other, head=head, rest=_changes(chosen, made, name))
 
 
 def compared(chosen: Design, report: Report, made: Design, other: Report, *, head: str, rest: str = "") -> str:
-    """What `made`, told in `head`, would take more of what the objective minimises than `chosen`, and on which line."""
-    if chosen.job.objective is Objective.MEMORY:
+    """What `made`, told in `head`, would take more than `chosen` of what the objective minimises, and on which line."""
+    objective = chosen.job.objective
+    if objective is Objective.MEMORY:
         return f"{head} would need {format_bytes(other.peak_bytes)}, not {format_bytes(report.peak_bytes)}{rest}"
-    ours, cost_of = (value.step_seconds * value.error_band[1] for value in (report, other))
-    if chosen.job.objective is Objective.COST:
-        ours, cost_of = ours * chosen.plan.world_size, cost_of * made.plan.world_size
-    change = cost_of / ours - 1.0
-    if abs(change) < CLOSE:
+    change, noun = other.step_seconds / report.step_seconds - 1.0, "time"
+    if objective is Objective.COST:
+        change, noun = (1.0 + change) * made.plan.world_size / chosen.plan.world_size - 1.0, "money"
+    if abs(change) < TIE:
         return f"{head} would take as long{rest}"
-    noun = "money" if chosen.job.objective is Objective.COST else "time"
     verb = f"would take {format_percent(abs(change))} {'more' if change > 0 else 'less'} {noun}"
-    return f"{head} {verb}{rest}: {_cause(report, other)}{_surety(report, other) if change < 0 else ''}"
+    ranked = "" if change > 0 else f"; {ranked_behind(report, other)}"
+    return f"{head} {verb}{rest}: {_cause(report, other, slower=change > 0)}{ranked}"
 
 
-def _surety(report: Report, other: Report) -> str:
-    """Why a plan that takes less time is not the best: it is likelier not to fit."""
-    ours, theirs = report.fit_probability, other.fit_probability
-    if ours is None or theirs is None or theirs >= ours:
-        return ""
-    return f"; but it fits with {format_percent(theirs)}, not {format_percent(ours)}"
+def ranked_behind(report: Report, other: Report) -> str:
+    """`but 19 of 20 of its steps stay under 21 s, not 20 s, and it fits with 94.9 %, not 98.9 %`: the figures that
+    rank a plan of report `other` behind one of `report` though its step is shorter; all of them where none does."""
+    upper = [each.step_seconds * each.error_band[1] for each in (other, report)]
+    fits = [1.0 if each.fit_probability is None else each.fit_probability for each in (other, report)]
+    steps = f"19 of 20 of its steps stay under {format_seconds(upper[0])}, not {format_seconds(upper[1])}"
+    chance = f"it fits with {format_percent(fits[0])}, not {format_percent(fits[1])}"
+    slower, unlikelier = upper[0] > upper[1], fits[1] - fits[0] > SEEN
+    told = [steps] * (slower or not unlikelier) + [chance] * (unlikelier or not slower)
+    return f"but {', and '.join(told)}"
 
 
-def _cause(report: Report, other: Report) -> str:
-    """The line that grows most from `report` to `other`, and what it grows from and to as shares of the step."""
+def _cause(report: Report, other: Report, *, slower: bool) -> str:
+    """The line that grows most from `report` to `other`, or shrinks most, from and to shares of the step."""
     gaps = [gap for gap in diff(report, other)[1:] if gap.name != LineName.STEP]
-    worst = max(gaps, key=lambda gap: gap.seconds)
+    worst = max(gaps, key=lambda gap: gap.seconds if slower else -gap.seconds)
     before, after = worst.predicted / report.step_seconds, worst.measured / report.step_seconds
     return f"{worst.name} {format_percent(before)} to {format_percent(after)} of this step"
 
 
-def _changes(chosen: Design, table: PlanTable, row: int, name: str) -> str:
+def _changes(chosen: Design, made: Design, name: str) -> str:
     """`, with shard 64 and microbatch 2`: what else the alternative changes to be at its best."""
     others = [other for other in DIMENSIONS if other != name]
-    changed = [other for other in others if int(getattr(table, other)[row]) != _value_of(chosen, other)]
-    words = [_word(other, int(getattr(table, other)[row])) for other in changed[:3]]
-    words += ["its axes in another order"] if table.order[row] and chosen.plan.has_usual_order else []
+    changed = [other for other in others if _value_of(made, other) != _value_of(chosen, other)]
+    words = [_own_word(made, other) for other in changed[:3]]
+    turned = not made.plan.has_usual_order and chosen.plan.has_usual_order
+    words += ["its axes in another order"] if turned else []
     return f" (with {' and '.join(words)})" if words else ""
 
 
@@ -220,8 +227,14 @@ def row_words(table: PlanTable, row: int) -> str:
     return ", ".join(words)
 
 
+MIXED = -1  # of a dimension in which the blocks of a plan differ
+
+
 def _value_of(chosen: Design, name: str) -> int:
     plan, group = chosen.plan, chosen.plan.first_group
+    groups = [each for stage in plan.stages for each in stage.groups]
+    if name in ("recompute", "offload") and len({getattr(each, name) for each in groups}) > 1:
+        return MIXED
     return {
         "precision": PRECISIONS.index(group.precision),
         "tensor": plan.tensor,
@@ -236,6 +249,20 @@ def _value_of(chosen: Design, name: str) -> int:
         "schedule": SCHEDULES.index(plan.schedule.kind),
         "sequence_parallel": int(group.sequence_parallel),
     }[name]
+
+
+def _own_word(design: Design, name: str, *, bare: bool = False) -> str:
+    """The word of a design's own value; `full recompute in 12 blocks` where blocks differ."""
+    value = _value_of(design, name)
+    if value != MIXED:
+        return _word(name, value, bare=bare)
+    counts: dict[int, int] = {}
+    known = RECOMPUTES if name == "recompute" else OFFLOADS
+    for group in (group for stage in design.plan.stages for group in stage.groups):
+        kind = known.index(getattr(group, name))
+        counts[kind] = counts.get(kind, 0) + group.stop - group.start
+    told = (f"{_word(name, kind)} in {count} blocks" for kind, count in sorted(counts.items()) if kind)
+    return " and ".join(told)
 
 
 def _word(name: str, value: int, *, bare: bool = False) -> str:

@@ -10,11 +10,13 @@ import numpy.typing as npt
 
 from meshwright.cost import PlanTable
 from meshwright.search.bound import least_bytes
+from meshwright.search.candidate import LEAST_LIKELY
 from meshwright.search.choices import Choices
 from meshwright.search.floors import Floors
 from meshwright.search.ladder import Ladder, Other
 from meshwright.search.prices import Prices, may_fit, price
 from meshwright.search.space import Space
+from meshwright.search.trainer import Held, Trainer
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.job import JobSpec, Objective
 from meshwright.spec.model import ModelSpec
@@ -27,7 +29,6 @@ BATCH = 4_000  # plans weighed at a time while none is known to fit; then each t
 GROWTH = 8
 LARGEST = 4_000_000
 KEPT = 1_000  # of the best scores: as many plans may be asked for
-LEAST_LIKELY = 1e-3  # to fit, that a score is divided by
 SURE = 0.99  # to fit: no plan that recomputes or offloads more is better than one that is
 PATIENCE = 300_000  # plans weighed without one that fits, before the lightest of every frame are
 FRAMES = 2_000  # whose lightest plans are weighed at a time
@@ -38,9 +39,17 @@ class Explorer:
     """What has been priced of a space so far: rows of `table` with their `prices` and `score`, the less the better."""
 
     def __init__(
-        self, space: Space, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec, exhaustive: int = EXHAUSTIVE
+        self,
+        space: Space,
+        *,
+        model: ModelSpec,
+        cluster: ClusterSpec,
+        job: JobSpec,
+        trainer: Trainer | None = None,
+        exhaustive: int = EXHAUSTIVE,
     ) -> None:
-        """Spaces of up to `exhaustive` plans are priced whole."""
+        """Spaces of up to `exhaustive` plans are priced whole, but what `trainer` has no words for."""
+        self.held = Held(trainer, model=model, cluster=cluster, job=job)
         self._small = space.count <= exhaustive
         self.space = space
         self.model, self.cluster, self.job = model, cluster, job
@@ -159,6 +168,7 @@ class Explorer:
         if self._small:
             self._left[frames] = False
             table = self.space.table if len(frames) == len(self.space.keys) else self.space.rows_of(frames)
+            table = table.take(self.held.allows(table))
             possible = may_fit(table, model=self.model, cluster=self.cluster)
             possible = possible if possible.any() else ~possible
             self.hopeless += int(np.count_nonzero(~possible))
@@ -173,7 +183,7 @@ class Explorer:
 
     @cached_property
     def _ladder(self) -> Ladder:
-        return Ladder(Choices(self.space), self.space.rungs, floors=self._floors)
+        return Ladder(Choices(self.space), self.space.rungs, floors=self._floors, allows=self.held.allows)
 
     def _keep(self, table: PlanTable) -> Mask:
         """Prices the rows of `table` and keeps them; which of them surely fit."""
@@ -210,7 +220,8 @@ class Explorer:
         """Prices some plans that do not fit, those that hold least, where none does."""
         frames = np.argsort(least_bytes(self.space, model=self.model), kind="stable")[:FRAMES]
         closest = frames[np.argsort(self._lightest_bytes(frames), kind="stable")[:CLOSEST]]
-        self._keep(self.space.lightest.rows_of(closest))
+        table = self.space.lightest.rows_of(closest)
+        self._keep(table.take(self.held.allows(table)))
 
     def _drop(self, refused: Ids) -> None:
         """Leaves out frames of which no plan fits."""

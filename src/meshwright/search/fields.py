@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -50,10 +50,23 @@ class Field:
         return isinstance(self.value, int)
 
 
-def find_field(asked: Question, written: str) -> Field:
+def set_cluster(asked: Question, entries: Sequence[str]) -> Question:
+    """The question with every `cluster.path=value` of `entries` in force, which the cluster's name then says.
+
+    Raises ConfigError for a path that names no number and for a value that no machine has.
+    """
+    for entry in entries:
+        written, _, value = (part.strip() for part in entry.partition("="))
+        changed = with_field(asked, find_field(asked, written, option="--set"), value, option="--set")
+        name = f"{asked.cluster.name} with {written.removeprefix('cluster.')}={value}"
+        asked = replace(changed, cluster=replace(changed.cluster, name=name))
+    return asked
+
+
+def find_field(asked: Question, written: str, *, option: str = "--sweep") -> Field:
     """The field that `written` names. A field of `cluster` is one of every group of nodes.
 
-    Raises ConfigError with the nearest paths for one that is not there or is not a number.
+    Raises ConfigError, at `option`, with the nearest paths for one that is not there or is not a number.
     """
     path = _full(written)
     known = dict(_numbers(asked))
@@ -61,7 +74,7 @@ def find_field(asked: Question, written: str) -> Field:
         column = full_name(path.removeprefix(_FIX))
         if column not in COLUMNS:
             what = f"{column!r} is not a column of a plan"
-            raise ConfigError(Problem(where=f"--sweep {written}", what=what, fix=codec.nearest(column, COLUMNS)))
+            raise ConfigError(Problem(where=f"{option} {written}", what=what, fix=codec.nearest(column, COLUMNS)))
         return Field(written=written, path=f"{_FIX}{column}", value=asked.job.constraints.fix.get(column))
     if path in known:
         return Field(written=written, path=path, value=known[path])
@@ -79,7 +92,7 @@ def find_field(asked: Question, written: str) -> Field:
         if near
         else "name a number of the cluster or the job: cluster.nodes, job.batch_tokens"
     )
-    raise ConfigError(Problem(where=f"--sweep {written}", what="names no number that can be swept", fix=fix))
+    raise ConfigError(Problem(where=f"{option} {written}", what="names no number of the cluster or the job", fix=fix))
 
 
 def _full(written: str) -> str:
@@ -112,7 +125,7 @@ def _leaves(document: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any
             yield f"{prefix}.{name}", value
 
 
-def with_field(asked: Question, field: Field, value: Any) -> Question:
+def with_field(asked: Question, field: Field, value: Any, *, option: str = "--sweep") -> Question:
     """The question with the field at `value`: a number, or text as a person writes it (`100GB/s`, `4Mi`).
 
     Raises ConfigError where the question cannot be asked so.
@@ -120,7 +133,7 @@ def with_field(asked: Question, field: Field, value: Any) -> Question:
     try:
         return _changed(asked, field, value)
     except ConfigError as error:
-        where = f"--sweep {field.written}={value}"
+        where = f"{option} {field.written}={value}"
         raise ConfigError(replace(problem, where=where) for problem in error.problems[:1]) from None
 
 
@@ -136,7 +149,7 @@ def field_problems(asked: Question, field: Field, value: Any) -> tuple[Problem, 
             limits(Constraints(fix={(name := field.path.removeprefix(_FIX)): changed.job.constraints.fix[name]}))
     except ConfigError as error:
         own = [problem for problem in error.problems if _is_of(problem.where, field.path)]
-        return tuple(replace(problem, where=where) for problem in own)
+        return tuple(dict.fromkeys(replace(problem, where=where) for problem in own))
     return ()
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from meshwright.search import vary
 from meshwright.search.candidate import Decision
 from meshwright.search.constraints import Value
+from meshwright.search.decide import Best
 from meshwright.search.settings import differing
 from meshwright.search.vary import Progress, Question
 from meshwright.spec.plan import Plan
@@ -75,10 +76,10 @@ def headroom(asked: Question, decision: Decision, *, progress: Progress = vary.s
     """Every one of LIMITS lifted in turn and the job designed again; lifting one that does not bind gives nothing."""
     found = []
     for done, (name, words, lift) in enumerate(LIMITS):
-        progress(done, len(LIMITS))
+        progress(done, len(LIMITS), words)
         lifted = lift(asked)
         other = vary.best(lifted) if lifted is not None else ()
-        if not isinstance(other, Decision):
+        if not isinstance(other, Best):
             continue
         gain = other.report.tokens_per_second / decision.report.tokens_per_second - 1.0
         limit = Limit(

@@ -16,7 +16,9 @@ def check_job(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> None:
         length = max(job.sequence_length, 1)
         whole = max(1, round(job.batch_tokens / length)) * length
         what = f"{job.batch_tokens:,} tokens are not whole sequences of {job.sequence_length:,}"
-        fix = f"choose {whole}" if job.sequence_length >= 1 else "choose a sequence length of 1 or more"
+        count = whole // length
+        words = f"choose {whole} tokens ({count:,} sequence{'' if count == 1 else 's'})"
+        fix = words if job.sequence_length >= 1 else "choose a sequence length of 1 or more"
         problems.append(Problem(where="job.batch_tokens", what=what, why="rule batch-is-asked", fix=fix))
     positions = model.embedding.positions
     if positions and job.sequence_length > positions:

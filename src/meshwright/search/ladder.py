@@ -35,9 +35,17 @@ class Ladder:
     priced twice.
     """
 
-    def __init__(self, choices: Choices, rungs: tuple[list[int], list[int]], *, floors: Floors) -> None:
+    def __init__(
+        self,
+        choices: Choices,
+        rungs: tuple[list[int], list[int]],
+        *,
+        floors: Floors,
+        allows: Callable[[PlanTable], Mask],
+    ) -> None:
+        """Plans that `allows` leaves out of a table are not priced."""
         again, away = (np.array(values) for values in rungs)
-        self._choices, self._floors = choices, floors
+        self._choices, self._floors, self._allows = choices, floors, allows
         self._again, self._away = np.repeat(again, len(away)), np.tile(away, len(again))
         self._added = (self._again > again[0]).astype(np.int64) + (self._away > away[0])
         # Rungs whose plans are never slower: the least, those with as much recompute, and those with as much offload.
@@ -126,6 +134,7 @@ class Ladder:
         floor = self._floors.own(table, rows.frames)
         below = floor < limit()
         left, slower = np.flatnonzero(below), rows.take(~below)
+        left = left[self._allows(table.take(left))]
         likely = self._floors.likely(self._floors.bytes(table.take(left), rows.frames[left]))
         self.hopeless += int(np.count_nonzero(likely == 0.0))
         left, likely = left[likely > 0.0], likely[likely > 0.0]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from meshwright.search import vary
-from meshwright.search.candidate import Decision
+from meshwright.search.candidate import TIE, Decision
 from meshwright.search.constraints import Value
+from meshwright.search.decide import Best
 from meshwright.search.settings import differing
 from meshwright.search.vary import Alter, Progress, Question
 from meshwright.spec.plan import Plan
@@ -58,7 +59,7 @@ def sensitivity(asked: Question, decision: Decision, *, progress: Progress = var
     """Each of FIGURES a quarter better: the chosen plan priced again, and the best plan there designed."""
     effects = []
     for done, (figure, alter, factor) in enumerate(FIGURES):
-        progress(done, len(FIGURES))
+        progress(done, len(FIGURES), figure)
         effects.append(_effect(asked, decision, figure, alter, factor))
     progress(len(FIGURES), len(FIGURES))
     effects.sort(key=lambda effect: (min(effect.best_change, effect.change), effect.change))
@@ -71,9 +72,9 @@ def _effect(asked: Question, decision: Decision, figure: str, alter: Alter, fact
     found = vary.best(replace(asked, cluster=cluster))
     today = decision.report.step_seconds
     plan, seconds = decision.design.plan, own
-    if isinstance(found, Decision):
+    if isinstance(found, Best):
         seconds = min(own, found.report.step_seconds)
-        if own > seconds * (1.0 + vary.TIE):
+        if own > seconds * (1.0 + TIE):
             plan = found.design.plan
     return Effect(
         figure=figure,

@@ -9,9 +9,10 @@ from itertools import product
 from typing import Any
 
 from meshwright.search import vary
-from meshwright.search.candidate import Candidate, Decision, candidate
+from meshwright.search.candidate import TIE, Candidate, candidate
 from meshwright.search.check import check
 from meshwright.search.constraints import Value
+from meshwright.search.decide import Best
 from meshwright.search.fields import Field, field_problems, find_field, with_field
 from meshwright.search.rules import Scope
 from meshwright.search.settings import differing
@@ -53,7 +54,7 @@ class Point:
 
     @property
     def flips(self) -> bool:
-        return bool(self.changed) and (self.kept is None or self.kept > vary.TIE)
+        return bool(self.changed) and (self.kept is None or self.kept > TIE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +74,10 @@ def sweep(asked: Question, over: Sequence[str], *, progress: Progress = vary.sil
     axes = read_axes(asked, over)
     places = list(product(*(range(len(axis.values)) for axis in axes)))
     points: list[Point] = []
-    before: Decision | None = None
+    before: Best | None = None
     for done, place in enumerate(places):
-        progress(done, len(places))
+        labels = (axis.labels[index] for axis, index in zip(axes, place, strict=True))
+        progress(done, len(places), ", ".join(labels))
         before = before if place[-1] else None
         made, point = _point(asked, axes, place, before=before)
         points.append(point)
@@ -85,8 +87,8 @@ def sweep(asked: Question, over: Sequence[str], *, progress: Progress = vary.sil
 
 
 def _point(
-    asked: Question, axes: Sequence[Axis], place: tuple[int, ...], *, before: Decision | None
-) -> tuple[Decision | None, Point]:
+    asked: Question, axes: Sequence[Axis], place: tuple[int, ...], *, before: Best | None
+) -> tuple[Best | None, Point]:
     labels = tuple(axis.labels[index] for axis, index in zip(axes, place, strict=True))
     changed = asked
     try:
@@ -96,7 +98,7 @@ def _point(
     except ConfigError as error:
         found = error.problems
     devices = changed.cluster.num_devices
-    if not isinstance(found, Decision):
+    if not isinstance(found, Best):
         return None, Point(labels=labels, best=None, devices=devices, changed={}, problems=found)
     flips = _flips(before.design, found.design, axes) if before else {}
     best = candidate(found.design.plan, found.report)
@@ -104,7 +106,7 @@ def _point(
     return found, Point(labels=labels, best=best, devices=best.plan.world_size, changed=flips, kept=kept)
 
 
-def _kept(plan: Plan, found: Decision) -> float | None:
+def _kept(plan: Plan, found: Best) -> float | None:
     """What staying with `plan` would cost where `found` is best."""
     held = replace(found.design, plan=plan)
     if check(held, scopes=frozenset({Scope.PLAN, Scope.MEMORY})):

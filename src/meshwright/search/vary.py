@@ -6,10 +6,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from meshwright import cost
-from meshwright.search.candidate import Decision
-from meshwright.search.decide import design
+from meshwright.search import decide
+from meshwright.search.decide import Best
+from meshwright.search.trainer import Trainer
 from meshwright.spec.cluster import ClusterSpec, DeviceSpec, Link, NodeGroup
 from meshwright.spec.errors import ConfigError, NoPlanFits, Problem
 from meshwright.spec.job import JobSpec
@@ -18,31 +20,34 @@ from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
 
 Alter = Callable[[ClusterSpec, float], ClusterSpec]
-Progress = Callable[[int, int], None]
+
+
+class Progress(Protocol):
+    """Told how much of a question is answered, and what comes `now`."""
+
+    def __call__(self, done: int, total: int, now: str = "") -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A model, a cluster and a job."""
+    """A model, a cluster and a job, and the trainer that plans are held to, None for this one."""
 
     model: ModelSpec
     cluster: ClusterSpec
     job: JobSpec
+    trainer: Trainer | None = None
 
 
-def silent(done: int, total: int) -> None:
+def silent(done: int, total: int, now: str = "") -> None:
     """Progress that nobody watches."""
 
 
-def best(asked: Question) -> Decision | tuple[Problem, ...]:
+def best(asked: Question) -> Best | tuple[Problem, ...]:
     """The best plan, or why there is none."""
     try:
-        return design(asked.model, asked.cluster, asked.job, top=1)
+        return decide.best(asked.model, asked.cluster, asked.job, trainer=asked.trainer)
     except (NoPlanFits, ConfigError) as error:
         return error.problems
-
-
-TIE = 0.0005  # of the step: two plans nearer than this are as good
 
 
 def repriced(chosen: Design, cluster: ClusterSpec) -> Report:

@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from meshwright.search import vary
-from meshwright.search.candidate import Decision
+from meshwright.search.candidate import TIE, Decision
 from meshwright.search.constraints import WORDS, Value, columns_of, limits
-from meshwright.search.decide import design, minimised
+from meshwright.search.decide import Best, best
+from meshwright.search.explain import ranked_behind
 from meshwright.search.probe import broken_rules
+from meshwright.search.refine import minimised
 from meshwright.search.settings import differing, word, words
 from meshwright.search.vary import Progress, Question
 from meshwright.spec.errors import NoPlanFits, Problem
@@ -86,7 +88,7 @@ def why_not(
     if all(own.get(column) == value for column, value in settings.items()):
         return replace(answer, sentences=(*notes, "The chosen plan has these settings: it is the best with them."))
     found = vary.best(named)
-    if isinstance(found, Decision):
+    if isinstance(found, Best):
         return _compared(answer, found)
     lean = _leanest(named)
     nearest = _nearest(named, settings, own, progress=progress)
@@ -114,13 +116,13 @@ def _merged(constraints: Constraints, settings: Mapping[str, Value]) -> tuple[Co
     return replace(constraints, fix={**kept, **settings}, forbid=forbid), notes
 
 
-def _compared(answer: WhyNot, found: Decision) -> WhyNot:
+def _compared(answer: WhyNot, found: Best) -> WhyNot:
     ours, theirs = answer.chosen_report, found.report
     gaps = diff(ours, theirs)
     change = theirs.step_seconds / ours.step_seconds - 1.0
     least = found.design.job.objective
     steps = f"{format_seconds(theirs.step_seconds)} a step, not {format_seconds(ours.step_seconds)}"
-    if abs(change) < vary.TIE:
+    if abs(change) < TIE:
         said = f"A plan with {words(answer.settings)} fits and takes as long ({steps})."
     else:
         speed = "slower" if change > 0 else "faster"
@@ -131,7 +133,10 @@ def _compared(answer: WhyNot, found: Decision) -> WhyNot:
     if least is not Objective.TIME:
         sentences.append(_by_objective(answer, found, least))
     verdict = _verdict(answer, found, change=change)
-    if verdict in (Verdict.UNSURE, Verdict.BETTER):
+    cheaper = verdict is Verdict.DEARER and _device_seconds(found.design.plan, theirs) < _device_seconds(
+        answer.chosen, ours
+    )
+    if cheaper or verdict in (Verdict.UNSURE, Verdict.BETTER):
         sentences.append(_ranked(ours, theirs, verdict))
     return replace(
         answer,
@@ -144,31 +149,33 @@ def _compared(answer: WhyNot, found: Decision) -> WhyNot:
     )
 
 
-def _verdict(answer: WhyNot, found: Decision, *, change: float) -> Verdict:
+def _verdict(answer: WhyNot, found: Best, *, change: float) -> Verdict:
     """By what the job minimises; `change` is that of the step."""
     least = found.design.job.objective
     ours = minimised(answer.chosen, answer.chosen_report, least)
     theirs = minimised(found.design.plan, found.report, least)
-    if abs(theirs / ours - 1.0) < vary.TIE:
+    if abs(theirs / ours - 1.0) < TIE:
         return Verdict.ALIKE
     if theirs < ours:
         return Verdict.BETTER
     if least is not Objective.TIME:
         return Verdict.DEARER if least is Objective.COST else Verdict.LARGER
-    return Verdict.UNSURE if change <= -vary.TIE else Verdict.WORSE
+    return Verdict.UNSURE if change <= -TIE else Verdict.WORSE
 
 
 def _ranked(ours: Report, theirs: Report, verdict: Verdict) -> str:
     """The figures that rank the two, and what follows."""
-    upper = (format_seconds(each.step_seconds * each.error_band[1]) for each in (theirs, ours))
-    fits = (format_percent(1.0 if each.fit_probability is None else each.fit_probability) for each in (theirs, ours))
-    said = f"Of its steps 19 of 20 stay under {', not '.join(upper)}, and it fits with {', not '.join(fits)}"
+    said = ranked_behind(ours, theirs)
     if verdict is Verdict.BETTER:
-        return f"{said}: it is the better plan, which the search had left out; fix these settings to have it."
-    return f"{said}: by the one over the other it is worse."
+        return f"{said[4].upper()}{said[5:]}: it is the better plan, which the search had left out; fix these settings."
+    return f"It is ranked behind all the same: {said.removeprefix('but ')}."
 
 
-def _by_objective(answer: WhyNot, found: Decision, objective: Objective) -> str:
+def _device_seconds(plan: Plan, report: Report) -> float:
+    return report.step_seconds * plan.world_size
+
+
+def _by_objective(answer: WhyNot, found: Best, objective: Objective) -> str:
     if objective is Objective.MEMORY:
         ours, theirs = answer.chosen_report.peak_bytes, found.report.peak_bytes
         return f"The job asks for least memory: it needs {format_bytes(theirs)} at the peak, not {format_bytes(ours)}."
@@ -191,16 +198,16 @@ def _from_to(gap: Gap) -> str:
     return f"{format_seconds(gap.predicted)} to {format_seconds(gap.measured)}"
 
 
-def _leanest(named: Question) -> Decision | None:
+def _leanest(named: Question) -> Best | None:
     """The plan with the settings that needs least memory, on machines that have enough; None where none is legal."""
     roomy = vary.memory_bytes(named.cluster, BOUNDLESS)
     try:
-        return design(named.model, roomy, replace(named.job, objective=Objective.MEMORY), top=1)
+        return best(named.model, roomy, replace(named.job, objective=Objective.MEMORY), trainer=named.trainer)
     except NoPlanFits:
         return None
 
 
-def _too_large(answer: WhyNot, decision: Decision, lean: Decision, nearest: Decision | None) -> WhyNot:
+def _too_large(answer: WhyNot, decision: Decision, lean: Best, nearest: Best | None) -> WhyNot:
     made = replace(decision.design, plan=lean.design.plan)
     report = vary.repriced(made, made.cluster)
     worst: StageMemory = max(report.memory, key=lambda stage: stage.total - stage.capacity)
@@ -223,7 +230,7 @@ def _too_large(answer: WhyNot, decision: Decision, lean: Decision, nearest: Deci
     )
 
 
-def _illegal(answer: WhyNot, broken: tuple[Problem, ...], nearest: Decision | None) -> WhyNot:
+def _illegal(answer: WhyNot, broken: tuple[Problem, ...], nearest: Best | None) -> WhyNot:
     said = f"No plan with {words(answer.settings)} is legal:"
     return replace(
         answer,
@@ -235,7 +242,7 @@ def _illegal(answer: WhyNot, broken: tuple[Problem, ...], nearest: Decision | No
     )
 
 
-def _nearest_words(answer: WhyNot, nearest: Decision | None) -> Iterator[str]:
+def _nearest_words(answer: WhyNot, nearest: Best | None) -> Iterator[str]:
     if nearest is None:
         yield "No change of one of them helps."
         return
@@ -246,7 +253,7 @@ def _nearest_words(answer: WhyNot, nearest: Decision | None) -> Iterator[str]:
     moved = {column: theirs[column] for column, value in answer.settings.items() if theirs[column] != value}
     change = nearest.report.step_seconds / answer.chosen_report.step_seconds - 1.0
     speed = "as fast as the chosen plan"
-    if abs(change) >= vary.TIE:
+    if abs(change) >= TIE:
         speed = f"{format_percent(abs(change))} {'slower' if change > 0 else 'faster'} than the chosen plan"
     asked = words({column: answer.settings[column] for column in moved})
     yield f"The nearest that fits has {words(moved)} instead of {asked}: {speed} ({nearest.design.plan.describe()})."
@@ -254,7 +261,7 @@ def _nearest_words(answer: WhyNot, nearest: Decision | None) -> Iterator[str]:
 
 def _nearest(
     named: Question, settings: Mapping[str, Value], own: Mapping[str, Value], *, progress: Progress
-) -> Decision | None:
+) -> Best | None:
     """The best of the designs that fit with one of the settings at the nearest other value that has one.
 
     `own` are the columns of the chosen plan: of words its own is tried first, of numbers the one of nearest ratio.
@@ -262,11 +269,11 @@ def _nearest(
     found = []
     constraints = named.job.constraints
     for done, (column, value) in enumerate(settings.items()):
-        progress(done, len(settings))
+        progress(done, len(settings), word(column, value))
         for other in _neighbours(named, column, value, own=own.get(column, value)):
             changed = replace(constraints, fix={**constraints.fix, column: other})
             made = vary.best(replace(named, job=replace(named.job, constraints=changed)))
-            if isinstance(made, Decision):
+            if isinstance(made, Best):
                 found.append(made)
                 break
     return min(found, key=lambda made: made.report.step_seconds, default=None)

@@ -263,7 +263,7 @@ class Plan:
         extra += [f"{group.offload.value} offloaded"] if group.offload is not Offload.NONE else []
         extra += [group.precision.value]
         if self.context > 1:
-            extra.append(_exchange_words(self.exchange, self.context))
+            extra.append(exchange_words(self.exchange, self.context))
         if self.experts is not None:
             extra.append(f"experts {self.experts.expert} x tensor {self.experts.tensor}")
         schedule = f"{self.schedule.kind.value}, " if self.pipeline > 1 else ""
@@ -278,7 +278,7 @@ class Plan:
         return f"{devices}: {layout} ({', '.join(extra)}), {schedule}{chunks}{steps}"
 
 
-def _exchange_words(exchange: Exchange, context: int) -> str:
+def exchange_words(exchange: Exchange, context: int) -> str:
     """`ring`, `all-to-all`, or `all-to-all 4 in ring 2`."""
     if exchange.inner <= 1:
         return exchange.kind.value

@@ -70,6 +70,13 @@ def format_count(count: float) -> str:
     return _scaled(count, 1000.0, ("", "K", "M", "B", "T", "Q")).rstrip()
 
 
+def format_tokens(count: int) -> str:
+    """`2,048`, `4Mi`, `300G`: the shortest that parse_count reads back as the same number."""
+    scales = {**_BINARY, **{name: scale for name, scale in _DECIMAL.items() if name not in ("", "B", "K")}}
+    short = [f"{count // int(scale)}{name}" for name, scale in scales.items() if count and count % int(scale) == 0]
+    return min([f"{count:,}", *(short if count >= 10**5 else [])], key=len)
+
+
 def format_flops(count: float) -> str:
     """`312 TFLOP`: decimal units."""
     return _scaled(count, 1000.0, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP", "ZFLOP", "YFLOP"))

@@ -1,0 +1,79 @@
+"""Ranked plans as rows: what the layout is, what it leaves open, and all that makes two of them differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshwright.report.settings import Setting, by_blocks, plan_settings
+from meshwright.spec.plan import AxisName, Plan, Sharding, exchange_words
+
+
+def layout_words(plan: Plan) -> str:
+    """`tensor 8 x pipeline 16 x shard 128`; axes in another order than the usual one from the innermost outwards."""
+    names = [AxisName.TENSOR, AxisName.CONTEXT, AxisName.PIPELINE, AxisName.SHARD, AxisName.REPLICATE]
+    if not plan.has_usual_order:
+        names = [axis.name for axis in reversed(plan.axes)]
+    parts = [f"{name.value} {plan.size(name)}" for name in names if plan.size(name) > 1]
+    return (" x ".join(parts) or "one device") + ("" if plan.has_usual_order else ", from the innermost axis outwards")
+
+
+def setting_words(plan: Plan) -> str:
+    """`zero1, seq. parallel, ring, full recompute in 20 blocks, interleaved 3, 32 x 1`: what the layout leaves open,
+    microbatches last."""
+    group, schedule = plan.first_group, plan.schedule
+    words = [group.sharding.value] if group.sharding is not Sharding.NONE else []
+    words += ["seq. parallel"] if group.sequence_parallel else []
+    if plan.context > 1:
+        words.append(exchange_words(plan.exchange, plan.context))
+    words += by_blocks(plan, lambda each: each.recompute.value, "recompute")
+    words += by_blocks(plan, lambda each: each.offload.value, "offloaded")
+    words += [f"experts {plan.experts.expert} x {plan.experts.tensor}"] if plan.experts else []
+    if plan.pipeline > 1 or schedule.chunks > 1 or schedule.slices > 1:
+        chunks = f" {schedule.chunks}" if schedule.chunks > 1 else ""
+        slices = f" of {schedule.slices} slices" if schedule.slices > 1 else ""
+        words.append(f"{schedule.kind.value}{chunks}{slices}")
+    words.append(f"{schedule.microbatches} x {plan.microbatch}")
+    return ", ".join(words)
+
+
+def told_apart(plans: Sequence[Plan], texts: Sequence[str]) -> tuple[str, ...]:
+    """`texts`, one a plan, with what makes those differ that would read alike; plans that are equal stay alike."""
+    found = list(texts)
+    for text in dict.fromkeys(texts):
+        alike = [index for index, other in enumerate(texts) if other == text]
+        digests = {plans[index].digest() for index in alike}
+        if len(digests) == 1:
+            continue
+        settings = [dict(_every_setting(plans[index])) for index in alike]
+        names = [name for name in settings[0] if len({each[name] for each in settings}) > 1]
+        for index, each in zip(alike, settings, strict=True):
+            found[index] = ", ".join([text, *(f"{name} {each[name]}" for name in names)])
+        if len({found[index] for index in alike}) < len(digests):
+            for index in alike:
+                found[index] = f"{found[index]}, plan {plans[index].digest()}"
+    return tuple(found)
+
+
+def row_words(plans: Sequence[Plan]) -> tuple[str, ...]:
+    """The two lines of every plan, told apart; precisions where they differ."""
+    lines = [f"{layout_words(plan)}\n{setting_words(plan)}" for plan in plans]
+    precisions = [plan.first_group.precision.value for plan in plans]
+    if len(set(precisions)) > 1:
+        lines = [f"{line}, {precision}" for line, precision in zip(lines, precisions, strict=True)]
+    return told_apart(plans, lines)
+
+
+def plan_names(plans: Sequence[Plan]) -> tuple[str, ...]:
+    """The name of every plan in one line, told apart."""
+    return told_apart(plans, [plan.describe() for plan in plans])
+
+
+def _every_setting(plan: Plan) -> tuple[Setting, ...]:
+    """What `plan_settings` says, the layers of every stage, and whether ranks lie elsewhere than in order."""
+    counts = " ".join(str(stage.stop - stage.start) for stage in plan.stages)
+    ranks = range(plan.world_size)
+    moved = plan.placement is not None and plan.placement != tuple(ranks)
+    places = "in order"
+    if moved and plan.placement is not None:
+        places = " ".join(str(place) for place in plan.placement[:8]) + (" ..." if plan.world_size > 8 else "")
+    return (*plan_settings(plan, has_experts=plan.experts is not None), ("stages of", counts), ("placement", places))

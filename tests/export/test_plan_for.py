@@ -1,0 +1,118 @@
+"""Plans made for a trainer can be exported to it, are the best of those that can, and what cannot be said is named."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import meshwright
+from meshwright import catalog, search
+from meshwright.cli import main
+from meshwright.export import NotExpressible, Peer, Verdict, export, holder, meaning, read
+from meshwright.search.decide import legal_space
+from meshwright.search.explore import Explorer
+from meshwright.spec.errors import ConfigError, NoPlanFits
+from meshwright.spec.job import Constraints, JobSpec
+from tests.export.plans import LENGTH
+
+QUESTIONS = [
+    ("llama-3.1-8b", "16xH100", ["batch_tokens=1Mi", "sequence_length=8192"], tuple(Peer)),
+    ("llama-3.1-8b", "8xA100-40GB", ["batch_tokens=256Ki", "constraints.fix.pipeline=2"], tuple(Peer)),
+    ("qwen3-30b-a3b", "32xH100", ["sequence_length=4096"], (Peer.TORCHTITAN, Peer.MEGATRON_LM)),
+    ("gpt-39b", "512xA100-80GB", ["batch_tokens=3Mi"], (Peer.MEGATRON_LM, Peer.DEEPSPEED)),
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "sets", "peer"),
+    [(model, cluster, sets, peer) for model, cluster, sets, peers in QUESTIONS for peer in peers],
+)
+def test_every_plan_for_a_trainer_is_exported_and_says_the_same(
+    model: str, cluster: str, sets: list[str], peer: Peer
+) -> None:
+    decision = meshwright.design(model, cluster, catalog.load_job(None, sets=sets), top=5, trainer=peer.value)
+    assert decision.trainer == peer.value
+    for entry in decision.ranked:
+        made = replace(decision.design, plan=entry.plan)
+        found = export(made, to=peer)
+        assert read(found.text, to=peer) == meaning(made)
+        assert not [line for line in found.lines if line.verdict is Verdict.DIFFERS]
+
+
+@pytest.mark.parametrize("peer", Peer)
+def test_a_table_is_refused_row_by_row_as_plans_are(peer: Peer) -> None:
+    spec, machines = catalog.load_model("llama-3.1-8b"), catalog.load_cluster("8xH100")
+    asked = JobSpec(sequence_length=LENGTH, batch_tokens=16 * LENGTH, total_tokens=10**10)
+    table = legal_space(spec, machines, asked).table
+    table = table.take(np.arange(0, len(table), max(1, len(table) // 300)))
+    refused = holder(peer.value).refused(table, model=spec, cluster=machines, job=asked)
+    seen = 0
+    for row in range(len(table)):
+        plan = table.to_plan(row, model=spec.name, cluster=machines.name, sequence_length=LENGTH)
+        made = meshwright.Design(model=spec, cluster=machines, job=asked, plan=plan)
+        told: set[str] = set()
+        try:
+            export(made, to=peer)
+        except NotExpressible as error:
+            told = {problem.where for problem in error.problems}
+        assert {where for where, mask in refused.items() if mask[row]} == told
+        seen += not told
+    assert 0 < seen < len(table)
+
+
+@pytest.mark.parametrize("peer", Peer)
+def test_a_search_for_a_trainer_that_stops_early_finds_the_same_best(peer: Peer) -> None:
+    spec, machines, held = catalog.load_model("llama-3.1-8b"), catalog.load_cluster("8xH100"), holder(peer.value)
+    asked = JobSpec(
+        sequence_length=LENGTH,
+        batch_tokens=16 * LENGTH,
+        total_tokens=10**10,
+        constraints=Constraints(forbid=("slices",), fix={"context": 1}),
+    )
+    space = legal_space(spec, machines, asked, trainer=held)
+    whole, early = (
+        Explorer(space, model=spec, cluster=machines, job=asked, trainer=held, exhaustive=limit) for limit in (10**7, 0)
+    )
+    for found in (whole, early):
+        found.best(5)
+    assert early.priced < whole.priced < space.count
+    best = [float(np.min(np.where(found.prices.fits, found.scores(), np.inf))) for found in (whole, early)]
+    assert best[0] == best[1]
+
+
+def test_what_no_plan_can_mend_is_told_at_once() -> None:
+    with pytest.raises(NoPlanFits, match="torchtitan cannot say the model mixtral-8x7b"):
+        meshwright.design("mixtral-8x7b", "64xH100", trainer="torchtitan")
+    job = catalog.load_job(None, sets=["constraints.fix.schedule=zb-h2", "constraints.fix.pipeline=2"])
+    with pytest.raises(NoPlanFits, match=r"plan\.schedule\.kind: Megatron-LM cannot say the zb-h2 schedule"):
+        meshwright.design("llama-3.1-8b", "8xH100", job, trainer="megatron")
+    with pytest.raises(ConfigError, match="did you mean deepspeed"):
+        meshwright.design("llama-3.1-8b", "8xH100", trainer="deepsped")
+
+
+def test_questions_about_a_plan_for_a_trainer_are_held_to_it() -> None:
+    asked = search.Question(
+        model=catalog.load_model("llama-3.1-8b"),
+        cluster=catalog.load_cluster("16xH100"),
+        job=catalog.load_job(None, sets=["batch_tokens=1Mi"]),
+        trainer=holder("megatron-lm"),
+    )
+    decision = search.design(asked.model, asked.cluster, asked.job, trainer=asked.trainer)
+    answer = search.why_not(asked, decision, {"pipeline": 2})
+    assert answer.plan is not None
+    export(replace(decision.design, plan=answer.plan), to=Peer.MEGATRON_LM)
+
+
+def test_the_command_plans_for_a_trainer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "plan.json"
+    words = ["plan", "-m", "llama-3.1-8b", "-c", "16xH100", "--set", "batch_tokens=1Mi", "--for", "torchtitan"]
+    assert main([*words, "--out", str(out)]) == 0
+    assert "torchtitan: plan.schedule.kind" in capsys.readouterr().out
+    assert main(["export", str(out), "--to", "torchtitan"]) == 0
+    capsys.readouterr()
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["trainer"] == "torchtitan"
