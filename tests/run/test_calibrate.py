@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from meshwright import catalog, cost, search
+from meshwright.catalog.figures import machine_problems
 from meshwright.run.calibrate import FIGURES, Observation, calibrate
 from meshwright.run.fit import Array, least_log_squares, left_out_errors
 from meshwright.run.measure_steps import probe_designs
@@ -105,3 +106,11 @@ def test_every_figure_changes_a_prediction(figure: object) -> None:
     value = 1.5 * (entry.read(CLUSTER) or entry.start)
     moved = entry.write(CLUSTER, value)
     assert any(seconds(design, moved) != seconds(design, CLUSTER) for design in designs())
+
+
+def test_steps_quicker_than_the_memory_raise_its_bandwidth_and_keep_a_share_of_it() -> None:
+    (figure,) = (each for each in FIGURES if each.name == "memory_fraction")
+    device = figure.write(CLUSTER, 1.5).groups[0].device
+    assert device.memory_fraction == 1.0
+    assert device.memory_bandwidth == 1.5 * CLUSTER.groups[0].device.memory_bandwidth
+    assert not list(machine_problems(figure.write(CLUSTER, 1.5)))

@@ -143,12 +143,20 @@ def _field(name: str, *, spread: float, start: float = 0.0) -> Figure:
         changes: dict[str, Any] = {name: value}
         return _device(cluster, lambda device: replace(device, **changes))
 
-    return Figure(
-        name=name,
-        read=lambda cluster: float(getattr(cluster.groups[0].device, name) or 0.0),
-        write=write,
-        spread=spread,
-        start=start,
+    return Figure(name=name, read=_read(name), write=write, spread=spread, start=start)
+
+
+def _read(name: str) -> Callable[[ClusterSpec], float]:
+    return lambda cluster: float(getattr(cluster.groups[0].device, name) or 0.0)
+
+
+def _memory_fraction(cluster: ClusterSpec, value: float) -> ClusterSpec:
+    """The share of the memory bandwidth that steps reach; where it is more than all, the bandwidth is more."""
+    return _device(
+        cluster,
+        lambda device: replace(
+            device, memory_bandwidth=device.memory_bandwidth * max(value, 1.0), memory_fraction=min(value, 1.0)
+        ),
     )
 
 
@@ -226,7 +234,7 @@ FIGURES: tuple[Figure, ...] = (
     Figure(name="attention_rates", read=lambda _: 1.0, write=_attention_rates, spread=0.05),
     Figure(name="device.scaling", read=lambda _: 1.0, write=_scaling, spread=0.08),
     Figure(name="group.together", read=lambda _: 1.0, write=_together, spread=0.08),
-    _field("memory_fraction", spread=0.1),
+    Figure(name="memory_fraction", read=_read("memory_fraction"), write=_memory_fraction, spread=0.1),
     _field("launch_seconds", spread=0.3),
     _field("layer_seconds", spread=0.5, start=5e-5),
     _field("step_overhead_seconds", spread=1.0, start=1e-3),

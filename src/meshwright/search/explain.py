@@ -68,7 +68,8 @@ def why(chosen: Design, report: Report, found: Explorer, *, laid_out: LaidOut) -
             told.add(other.plan.digest())
             line = _against(chosen, report, other, priced, name=name)
             numerics = "; numerics differ between them" if name == "precision" else ""
-            lines.append(line + _missed(found, name, value) + numerics)
+            unsure = "" if proven else f"; not every plan with {_word(name, value)} was weighed"
+            lines.append(line + _missed(found, name, value) + numerics + unsure)
     return (*lines, *_order(chosen, report))
 
 
