@@ -8,8 +8,9 @@ from io import StringIO
 from rich.console import Console
 
 from meshwright import cost
+from meshwright.report.rows import layout_words
 from meshwright.report.settings import settings
-from meshwright.report.terminal import layout_words, ranked
+from meshwright.report.terminal import ranked
 from meshwright.search.candidate import candidate
 from meshwright.spec.cluster import Precision
 from meshwright.spec.plan import Plan
