@@ -67,9 +67,29 @@ def v_shaped(at: Turned, *, paired: BoolArray) -> FloatArray:
         slow = to_and_fro(at, once_on, way=way, own=own, ahead=ahead, units=at.units, depth=1.0)
         at_once = np.floor(at.units / (2.0 * at.pipeline)) * once  # at most 2p microbatches are under way at once
         longest = np.maximum(longest, np.maximum(slow, np.maximum(at_once, _over_the_slowest_link(at))))
+    longest = np.where(paired, np.maximum(longest, _back_from_the_last_rank(at)), longest)
     both = at.units >= 2.0 * at.pipeline - 1.0
     followed = once + (at.units - 1.0) * at.worst(at.down.total + at.up.total)
     return np.where(both, longest, np.maximum(longest, followed))
+
+
+def _back_from_the_last_rank(at: Turned) -> FloatArray:
+    """Seconds of a path through DualPipeV that stays on the last rank until its forwards are done and comes back with
+    the last microbatch but p, shape (rows,).
+
+    The first rank then has a backward of its second stage left and those of p microbatches on its first.
+    """
+    last = np.argmax(np.where(at.valid, at.rank, -1.0), axis=0)
+    column = np.arange(at.units.size)
+
+    def on_last(values: FloatArray) -> FloatArray:
+        return np.asarray(values[last, column], dtype=np.float64)
+
+    stays = at.units * at.down.total + (at.units - at.pipeline) * (at.up.total + at.after.total)
+    there = at.down.first_upto - at.down.first
+    back = at.up.first_upto + at.after.first_upto - at.up.first - at.after.first
+    left = at.up.last[0] + at.after.last[0] + at.pipeline * (at.up.first[0] + at.after.first[0])
+    return np.asarray(on_last(there + stays + back) + 2.0 * at.across + left, dtype=np.float64)
 
 
 def _over_the_slowest_link(at: Turned) -> FloatArray:
