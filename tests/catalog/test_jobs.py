@@ -10,6 +10,7 @@ import pytest
 from meshwright import catalog
 from meshwright.catalog import ranges
 from meshwright.catalog.job_template import COMMENTS
+from meshwright.catalog.jobs import job_origins
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.job import DataSpec, JobSpec, OptimizerSpec, Source
@@ -197,3 +198,16 @@ def test_wrong_units_are_told_with_the_right_ones() -> None:
         "--set total_tokens: '15B' is in bytes and a count is expected: billions are written G, as in 15G",
         "--set sequence_length: '2s' is in seconds and a count is expected: a count has no unit",
     ]
+
+
+def test_what_was_asked_of_a_job_is_told() -> None:
+    sets = ["precision=bf16", 'other_precisions=["fp8", "fp32"]', "constraints.order=usual", "constraints.devices=any"]
+    found = job_origins(catalog.load_job(None, sets=sets), None, sets=sets)
+    limits = {"constraints.devices": "any", "constraints.order": "usual"}
+    assert found.asked == {"precision": "bf16", "other_precisions": "fp8, fp32", **limits}
+
+
+def test_a_list_that_is_none_is_told_as_it_should_be_written() -> None:
+    with pytest.raises(ConfigError) as raised:
+        catalog.load_job(None, sets=["other_precisions=fp8,fp32"])
+    assert raised.value.problems[0].fix == 'write ["fp8", "fp32"]'

@@ -84,6 +84,18 @@ def test_a_plan_and_itself_are_the_same(tmp_path: Path) -> None:
     assert "take as long a step; both need as much memory" in found.verdict
 
 
+def test_plans_that_are_only_laid_differently_are_not_the_same(tmp_path: Path) -> None:
+    design = write(tmp_path / "a.json", pipeline=2, tensor=2)
+    turned = replace(design, plan=replace(design.plan, axes=tuple(reversed(design.plan.axes))))
+    moved = replace(design, plan=replace(design.plan, placement=tuple(reversed(range(16)))))
+    for name, other, setting in (
+        ("b.json", turned, "axes, outermost first"),
+        ("c.json", moved, "devices of the ranks"),
+    ):
+        (tmp_path / name).write_text(other.to_json())
+        assert list(compare(tmp_path / "a.json", tmp_path / name).settings) == [setting]
+
+
 def test_runs_that_were_measured_are_compared_by_measurements(tmp_path: Path) -> None:
     design = write(tmp_path / "a.json")
     for name, seconds in (("one", 8.0), ("two", 4.0)):

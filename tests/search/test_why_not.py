@@ -153,6 +153,12 @@ def test_illegal_settings_name_the_rule(text: str, rule: str) -> None:
     assert any(rule in line for line in answer.sentences)
 
 
+def test_a_precision_that_no_device_has_is_illegal() -> None:
+    answer = ask("precision=nvfp4")
+    assert answer.verdict is Verdict.ILLEGAL
+    assert any("rule precision-known" in problem.why for problem in answer.problems), answer.problems
+
+
 def test_the_nearest_change_of_illegal_settings_is_legal_and_fits() -> None:
     asked = question()
     answer = ask("tp=8", asked)

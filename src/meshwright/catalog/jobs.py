@@ -9,7 +9,7 @@ from pathlib import Path
 from meshwright.catalog import documents
 from meshwright.catalog.overrides import set_path
 from meshwright.catalog.ranges import checked_design, checked_job
-from meshwright.spec.job import JobSpec
+from meshwright.spec.job import Constraints, JobSpec
 from meshwright.spec.plan import Design
 from meshwright.spec.units import format_tokens
 
@@ -41,6 +41,11 @@ def job_origins(job: JobSpec, path: str | Path | None, *, sets: Sequence[str] = 
     words = {name: format_tokens(value) if isinstance(value, int) else str(value) for name, value in figures.items()}
     asked = {name: text for name, text in words.items() if name in said}
     asked |= {f"constraints.fix.{name}": str(value) for name, value in job.constraints.fix.items()}
+    others = ", ".join(kind.value for kind in job.other_precisions)
+    limits = {"devices": job.constraints.devices, "order": job.constraints.order}
+    usual = Constraints()
+    asked |= {"other_precisions": others} if others else {}
+    asked |= {f"constraints.{name}": value for name, value in limits.items() if value != getattr(usual, name)}
     asked |= {"constraints.forbid": ", ".join(job.constraints.forbid)} if job.constraints.forbid else {}
     return Origins(asked=asked, defaults={name: text for name, text in words.items() if name not in said})
 

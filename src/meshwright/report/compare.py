@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshwright.report.run_files import RunFiles, read_run
+from meshwright.report.settings import plan_settings
 from meshwright.report.waterfall import Waterfall, waterfall
 from meshwright.search.constraints import columns_of
 from meshwright.spec.plan import Design, Plan
@@ -108,8 +109,11 @@ def _described(design: Design) -> dict[str, str]:
         "sequence length": f"{plan.sequence_length:,}",
     }
     columns = {name.replace("_", " "): str(value) for name, value in columns_of(plan).items() if name != "data"}
+    laid = dict(plan_settings(plan, has_experts=False))
+    order = {"axes, outermost first": "usual" if plan.has_usual_order else laid["axes, outermost first"]}
+    order |= {"devices of the ranks": laid["devices of the ranks"]}
     ends = ", ".join(str(stage.stop) for stage in plan.stages) if len(plan.stages) <= 8 else "see --json"
-    return {**head, **columns, "microbatches": str(plan.schedule.microbatches), "stages end at block": ends}
+    return {**head, **columns, **order, "microbatches": str(plan.schedule.microbatches), "stages end at block": ends}
 
 
 def _steps(one: Waterfall, other: Waterfall) -> tuple[Pair, ...]:

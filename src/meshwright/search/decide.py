@@ -14,7 +14,7 @@ from meshwright.search.arrangements import Arrangement, arrangements, placed
 from meshwright.search.candidate import ORDERED_BY, Candidate, Decision, candidate
 from meshwright.search.check import check
 from meshwright.search.constraints import Value
-from meshwright.search.explain import compared, rejected_for_memory, why
+from meshwright.search.explain import changes, compared, rejected_for_memory, why
 from meshwright.search.explore import Explorer
 from meshwright.search.job_rules import allowed_precisions, check_job
 from meshwright.search.misses import nothing_fits, nothing_legal
@@ -140,8 +140,10 @@ def _tried(
 ) -> _Tried:
     """Raises NoPlanFits, with the closest miss, where no plan is legal, or can be said, or none fits.
 
-    A trainer knows the usual order of axes and machines alone.
+    A trainer knows the usual order of axes and machines alone. What a plan holds may fall when it is laid out again,
+    so that where memory is minimised as many are as are ranked, whatever `top` is.
     """
+    top = max(top, RANKED) if job.objective is Objective.MEMORY else top
     if trainer is not None:
         job = replace(job, constraints=replace(job.constraints, order="usual"))
     found = [
@@ -189,7 +191,8 @@ def _why_placed(best: _Arranged, listed: _Arranged) -> tuple[str, ...]:
     if not listed.arrangement.is_listed:
         return (f"machines in the order {names}: with those of the cluster as they are listed no plan fits",)
     head = f"machines as they are listed instead of in the order {names}"
-    return (compared(*best.refined[0], *listed.refined[0], head=head),)
+    (ours, report), (theirs, other) = best.refined[0], listed.refined[0]
+    return (compared(ours, report, theirs, other, head=head, rest=changes(ours, theirs)),)
 
 
 def best_of(found: Explorer, rows: Ids, held: Mapping[str, Value]) -> Entry:

@@ -151,7 +151,7 @@ def _missed(found: Explorer, name: str, value: int) -> str:
 def _against(chosen: Design, report: Report, made: Design, other: Report, *, name: str) -> str:
     """The design `made`, which has another value of the dimension `name`, against the chosen one."""
     head = f"{_word(name, _value_of(made, name))} instead of {_own_word(chosen, name, bare=True)}"
-    return compared(chosen, report, made, other, head=head, rest=_changes(chosen, made, name))
+    return compared(chosen, report, made, other, head=head, rest=changes(chosen, made, but=name))
 
 
 def compared(chosen: Design, report: Report, made: Design, other: Report, *, head: str, rest: str = "") -> str:
@@ -189,9 +189,9 @@ def _cause(report: Report, other: Report, *, slower: bool) -> str:
     return f"{worst.name} {format_percent(before)} to {format_percent(after)} of this step"
 
 
-def _changes(chosen: Design, made: Design, name: str) -> str:
+def changes(chosen: Design, made: Design, *, but: str = "") -> str:
     """`, with shard 64 and microbatch 2`: what else the alternative changes to be at its best."""
-    others = [other for other in DIMENSIONS if other != name]
+    others = [other for other in DIMENSIONS if other != but]
     changed = [other for other in others if _value_of(made, other) != _value_of(chosen, other)]
     words = [_own_word(made, other) for other in changed[:3]]
     turned = not made.plan.has_usual_order and chosen.plan.has_usual_order

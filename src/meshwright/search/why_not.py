@@ -16,7 +16,7 @@ from meshwright.search.probe import broken_rules
 from meshwright.search.refine import minimised
 from meshwright.search.settings import differing, word, words
 from meshwright.search.vary import Progress, Question
-from meshwright.spec.errors import NoPlanFits, Problem
+from meshwright.spec.errors import ConfigError, NoPlanFits, Problem
 from meshwright.spec.job import Constraints, Objective
 from meshwright.spec.plan import Plan
 from meshwright.spec.report import Gap, Report, StageMemory, diff
@@ -203,7 +203,7 @@ def _leanest(named: Question) -> Best | None:
     roomy = vary.memory_bytes(named.cluster, BOUNDLESS)
     try:
         return best(named.model, roomy, replace(named.job, objective=Objective.MEMORY), trainer=named.trainer)
-    except NoPlanFits:
+    except (NoPlanFits, ConfigError):
         return None
 
 

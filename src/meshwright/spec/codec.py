@@ -156,7 +156,9 @@ def _is_tagged(kind: Any) -> bool:
 
 def _decode_tuple(kinds: tuple[Any, ...], value: Any, where: str, problems: list[Problem]) -> Any:
     if not isinstance(value, (list, tuple)):
-        problems.append(Problem(what=f"expected a list, got {value!r}", where=where))
+        parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else [value]
+        fix = f"write {json.dumps(parts)}" if all(isinstance(part, (str, int, float)) for part in parts) else ""
+        problems.append(Problem(what=f"expected a list, got {value!r}", where=where, fix=fix))
         return None
     if len(kinds) == 2 and kinds[1] is Ellipsis:
         return tuple(_decode(kinds[0], item, f"{where}[{index}]", problems) for index, item in enumerate(value))
