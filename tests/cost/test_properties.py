@@ -141,31 +141,16 @@ def test_memory_falls_where_the_host_holds_it(name, seed):
 @given(**SAMPLES)
 @settings(max_examples=4, deadline=None)
 def test_equal_machines_may_be_told_apart(name, seed):
-    """A cluster told as two groups of equal nodes is the same cluster.
-
-    Every rank of two groups is shown, of one only those at the ends of runs of equal ranks: over links that work waits
-    for, closed forms may find a longer path through the others. The longest path itself is the same.
-    """
+    """A cluster told as two groups of equal nodes is the same cluster."""
     at, table = case(name), sample(name, count=ROWS, seed=seed)
-    for cluster in (at.cluster, with_group(at.cluster, nic=_quick(at.cluster.groups[0].nic))):
-        (group,) = cluster.groups
-        half = group.num_nodes // 2
-        parts = tuple(replace(group, name=f"half {index}", num_nodes=half) for index in (0, 1))
-        told = replace(cluster, groups=parts)
-        whole, parted = priced(at, table, cluster=cluster), priced(at, table, cluster=told)
-        assert (parted.step_seconds >= whole.step_seconds * (1.0 - 1e-9)).all()
+    (group,) = at.cluster.groups
+    half = group.num_nodes // 2
+    groups = tuple(replace(group, name=f"half {index}", num_nodes=half) for index in (0, 1))
+    whole, parted = priced(at, table), priced(at, table, cluster=replace(at.cluster, groups=groups))
     assert np.allclose(parted.step_seconds, whole.step_seconds, rtol=1e-9)
     assert np.allclose(parted.memory_bytes, whole.memory_bytes, rtol=1e-9)
-    turned = priced(at, table, cluster=replace(told, groups=parts[::-1]))
+    turned = priced(at, table, cluster=replace(at.cluster, groups=groups[::-1]))
     assert np.array_equal(turned.step_seconds, parted.step_seconds)
-    few = table.take(slice(0, 8))
-    followed = [priced(at, few, cluster=one, every_rank=True).step_seconds for one in (cluster, told)]
-    assert np.allclose(*followed, rtol=1e-9)
-
-
-def _quick(link):
-    """A link whose transfers take next to nothing."""
-    return replace(link, bandwidth=1000.0 * link.bandwidth, latency_seconds=1e-9, fits=())
 
 
 def test_equal_devices_may_change_places():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from meshwright.spec.report import Origin
@@ -275,6 +275,19 @@ class ClusterSpec:
     @property
     def is_uniform(self) -> bool:
         return len({group.device.name for group in self.groups}) == 1 and len(self.sites) == 1
+
+    @property
+    def joined(self) -> ClusterSpec:
+        """The same machines with neighbouring groups of equal nodes as one."""
+        groups = list(self.groups[:1])
+        for group in self.groups[1:]:
+            last = groups[-1]
+            whole_racks = last.rack is None or last.num_nodes % (last.rack_nodes or 1) == 0
+            if whole_racks and replace(group, name=last.name, num_nodes=last.num_nodes) == last:
+                groups[-1] = replace(last, num_nodes=last.num_nodes + group.num_nodes)
+            else:
+                groups.append(group)
+        return self if len(groups) == len(self.groups) else replace(self, groups=tuple(groups))
 
     @property
     def sites(self) -> tuple[str, ...]:
