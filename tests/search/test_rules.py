@@ -22,6 +22,7 @@ from meshwright.spec.plan import (
     Design,
     Exchange,
     ExpertGrid,
+    GradientSync,
     Offload,
     Recompute,
     Schedule,
@@ -89,6 +90,20 @@ def constrained(**fields: object) -> Design:
 
 
 CASES = {
+    "counts-are-positive": Case(D, lambda: planned(D(), microbatch=0), "0 is not a count of anything"),
+    "stages-hold-blocks": Case(
+        D,
+        lambda: planned(D(), stages=(replace(D().plan.stages[0], groups=()), D().plan.stages[1])),
+        "plan.stages[0]: the stage holds no blocks",
+    ),
+    "gradients-meet": Case(
+        D, lambda: planned(D(), gradients=GradientSync(kind="seldom")), "meet 'seldom' are not known"
+    ),
+    "runtime-gradients": Case(
+        lambda: planned(D(), gradients=GradientSync(precision=Precision.BF16)),
+        lambda: planned(D(), gradients=GradientSync(precision=Precision.FP8)),
+        "gradients reduced in fp8 can be predicted and not trained yet",
+    ),
     "answers-design": Case(D, lambda: planned(D(), model="other"), "'other' is not the design's model 'small'"),
     "axes-once": Case(
         D, lambda: planned(D(), axes=(*D().plan.axes, Axis(name=AxisName.TENSOR, size=1))), "tensor is named 2 times"
