@@ -115,11 +115,11 @@ def one_rank(design: Design, packed: Documents) -> Outcome:
     rows = slice(mesh.data_coordinate * own, (mesh.data_coordinate + 1) * own)
     mine = (tokens[rows], targets[rows], None if parts is None else parts[rows])
     loss = laid.step(*mine)
-    gradients = {name: whole(p.grad) for name, p in laid.named_parameters() if p.grad is not None}
+    gradients = by_name([(name, p.grad) for name, p in laid.named_parameters() if p.grad is not None])
     norm = laid.clip(design.job.optimizer.clip_norm)
     optimizer.step()
     evaluation = laid.evaluate(*mine)
-    parameters = {name: whole(p.detach()) for name, p in laid.named_parameters()}
+    parameters = by_name([(name, p.detach()) for name, p in laid.named_parameters()])
     first = all(mesh.coordinate(axis) == 0 for axis in (AxisName.REPLICATE, AxisName.SHARD, AxisName.TENSOR))
     return Outcome(
         loss=float(loss),
@@ -128,6 +128,15 @@ def one_rank(design: Design, packed: Documents) -> Outcome:
         gradients=gradients if first else {},
         parameters=parameters if first else {},
     )
+
+
+def by_name(pairs: list[tuple[str, Tensor]]) -> dict[str, numpy.ndarray]:
+    """Each gathered whole; where a rank holds both ends of a tied table, both copies are one."""
+    found: dict[str, numpy.ndarray] = {}
+    for name, value in pairs:
+        held = whole(value)
+        assert numpy.array_equal(found.setdefault(name, held), held), f"copies of {name} differ"
+    return found
 
 
 def whole(x: Tensor) -> numpy.ndarray:

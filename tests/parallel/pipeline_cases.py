@@ -15,9 +15,13 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
+from meshwright.nn.linear import Linear
 from meshwright.parallel.buckets import BucketedGradients
+from meshwright.parallel.data import shares_gathers
 from meshwright.parallel.pipeline import PipelineExecutor
-from meshwright.parallel.synchronize import ShardedGradients, Synchronizer
+from meshwright.parallel.split import WeightGradients
+from meshwright.parallel.synchronize import ShardedGradients, SharedGradients, Synchronizer
+from meshwright.schedule import stage_rank
 from meshwright.spec.plan import Axis, AxisName, BlockGroup, Plan, Schedule, ScheduleKind, Sharding, Stage
 
 VOCAB, WIDTH, LENGTH, BLOCKS = 17, 8, 6, 6
@@ -26,8 +30,8 @@ VOCAB, WIDTH, LENGTH, BLOCKS = 17, 8, 6, 6
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.inner = nn.Linear(WIDTH, WIDTH)
-        self.mix = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.inner = Linear(WIDTH, WIDTH, bias=True)
+        self.mix = Linear(WIDTH, WIDTH, bias=False)
 
     def forward(self, x: Tensor, documents: Tensor | None) -> Tensor:
         mixed = torch.cumsum(self.mix(x), dim=1) / 10
@@ -43,7 +47,7 @@ class Part(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(VOCAB, WIDTH) if start == 0 else None
         self.layers = nn.ModuleDict({str(i): Block() for i in range(max(start, 1), min(stop, BLOCKS + 1))})
-        self.head = nn.Linear(WIDTH, VOCAB) if stop == BLOCKS + 2 else None
+        self.head = Linear(WIDTH, VOCAB, bias=True) if stop == BLOCKS + 2 else None
 
     def forward(self, x: Tensor, *, documents: Tensor | None = None) -> Tensor:
         x = x if self.embedding is None else self.embedding(x)
@@ -91,7 +95,10 @@ def make_plan(
 ) -> Plan:
     """`bounds` are where stages start, and the end of the last one."""
     stages = tuple(
-        Stage(rank=index % pipeline, groups=(BlockGroup(start=start, stop=stop, sharding=sharding),))
+        Stage(
+            rank=stage_rank(kind, index, pipeline=pipeline, chunks=(len(bounds) - 1) // pipeline),
+            groups=(BlockGroup(start=start, stop=stop, sharding=sharding),),
+        )
         for index, (start, stop) in enumerate(itertools.pairwise(bounds))
     )
     data_axis = AxisName.REPLICATE if sharding is Sharding.NONE else AxisName.SHARD
@@ -122,6 +129,7 @@ def lay(plan: Plan) -> Laid:
     sharding = plan.first_group.sharding
     parts: list[Part] = []
     synchronizers: list[Synchronizer] = []
+    manner = SharedGradients if shares_gathers(plan) else ShardedGradients
     for index in plan.stages_of(rank):
         part = build(plan.stages[index].start, plan.stages[index].stop)
         if sharding is Sharding.NONE:
@@ -131,13 +139,14 @@ def lay(plan: Plan) -> Laid:
             for layer in part.layers.values():
                 fully_shard(layer, mesh=mesh["data"], reshard_after_forward=whole)
             fully_shard(part, mesh=mesh["data"], reshard_after_forward=whole)
-            synchronizers.append(ShardedGradients(part, sharding=sharding))
+            synchronizers.append(manner(part, sharding=sharding))
         parts.append(part)
     spans = Spans()
     local = plan.batch // plan.data
     executor = PipelineExecutor(
         parts=parts,
         synchronizers=synchronizers,
+        weights=[WeightGradients([*part.layers.values(), *([part.head] if part.head else [])]) for part in parts],
         plan=plan,
         group=mesh.get_group("pipeline"),
         device=torch.device("cpu"),

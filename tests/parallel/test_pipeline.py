@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from meshwright import schedule
 from meshwright.spec.plan import Plan, ScheduleKind, Sharding
 from tests.parallel.pipeline_cases import BLOCKS, collectives, failure, make_plan, parities
@@ -28,9 +30,11 @@ def test_every_schedule_with_uneven_stages_is_one_device(pool: Pool) -> None:
             assert result["gradients"] < 1e-12, plan.describe()
 
 
-def test_spans_are_the_actions_of_the_table_in_order(pool: Pool) -> None:
-    plan = two_ranks(ScheduleKind.INTERLEAVED, FOUR, 4)
-    table = schedule.build(ScheduleKind.INTERLEAVED, pipeline=2, chunks=2, microbatches=4)
+@pytest.mark.parametrize("kind", [ScheduleKind.INTERLEAVED, ScheduleKind.DUAL_PIPE_V])
+def test_spans_are_the_actions_of_the_table_in_order(pool: Pool, kind: ScheduleKind) -> None:
+    """Both halves of a split backward are told as backward, as the predicted timeline tells them."""
+    plan = two_ranks(kind, FOUR, 4)
+    table = schedule.build(kind, pipeline=2, chunks=2, microbatches=4)
     for row, (result,) in zip(table, pool.run(parities, (plan,), ranks=2), strict=True):
         passes = [span for span in result["spans"] if span[0] in ("forward", "backward")]
         assert passes == [("forward" if a.work == "F" else "backward", a.stage, a.microbatch) for a in row]
@@ -74,5 +78,29 @@ def test_each_zero_stage_communicates_when_it_should(pool: Pool) -> None:
     for sharding, counts in expected.items():
         plan = make_plan(
             ScheduleKind.ONE_F_ONE_B, pipeline=2, bounds=(0, 6, END), microbatches=4, sharding=sharding, data=2
+        )
+        assert pool.run(collectives, plan, ranks=4)[-1] == counts, sharding
+
+
+def test_split_backwards_reduce_when_the_matrices_gradients_are_formed(pool: Pool) -> None:
+    """As above for zero bubble: ZeRO-1 once, ZeRO-2 and 3 once a microbatch, and not once more for the inputs' half."""
+    expected = {Sharding.OPTIMIZER: (2, 2), Sharding.GRADIENTS: (2, 8), Sharding.PARAMETERS: (16, 8)}
+    for sharding, counts in expected.items():
+        plan = make_plan(
+            ScheduleKind.ZERO_BUBBLE_H2, pipeline=2, bounds=(0, 6, END), microbatches=4, sharding=sharding, data=2
+        )
+        assert pool.run(collectives, plan, ranks=4)[-1] == counts, sharding
+
+
+def test_breadth_first_gathers_a_stage_of_one_layer_once_each_way(pool: Pool) -> None:
+    """Whatever the number of microbatches. The last rank holds three layers and the head: four sharded units."""
+    for sharding, counts in {Sharding.GRADIENTS: (4, 4), Sharding.PARAMETERS: (8, 4)}.items():
+        plan = make_plan(
+            ScheduleKind.BREADTH_FIRST,
+            pipeline=2,
+            bounds=(0, 2, 3, 4, 5, 6, END),
+            microbatches=4,
+            sharding=sharding,
+            data=2,
         )
         assert pool.run(collectives, plan, ranks=4)[-1] == counts, sharding

@@ -14,7 +14,7 @@ from meshwright.search import RULES, Rule, Scope, check
 from meshwright.search.degree_rules import least_microbatches
 from meshwright.search.rules import choices, divisors
 from meshwright.spec.cluster import Link, Precision
-from meshwright.spec.job import Constraints
+from meshwright.spec.job import Constraints, Switch
 from meshwright.spec.model import Layer, Tower
 from meshwright.spec.plan import (
     Axis,
@@ -40,6 +40,11 @@ INTERLEAVED = Schedule(kind=ScheduleKind.INTERLEAVED, microbatches=8, chunks=2)
 
 def planned(design: Design, **fields: object) -> Design:
     return replace(design, plan=replace(design.plan, **fields))
+
+
+def compiled(kind: ScheduleKind) -> Design:
+    asked = D(schedule=Schedule(kind=kind, microbatches=8))
+    return replace(asked, job=replace(asked.job, compile=Switch.ON))
 
 
 def turned(design: Design) -> Design:
@@ -242,8 +247,13 @@ CASES = {
     ),
     "runtime-schedule": Case(
         D,
-        lambda: D(schedule=Schedule(kind=ScheduleKind.ZERO_BUBBLE_H1, microbatches=8)),
-        "zb-h1 can be predicted and not trained yet",
+        lambda: D(schedule=Schedule(kind=ScheduleKind.SEQUENCE_1F1B, microbatches=8, slices=2)),
+        "seq1f1b can be predicted and not trained yet",
+    ),
+    "runtime-compile": Case(
+        lambda: compiled(ScheduleKind.ONE_F_ONE_B),
+        lambda: compiled(ScheduleKind.ZERO_BUBBLE_H1),
+        "zb-h1 splits backwards",
     ),
     "runtime-offload": Case(
         D,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from meshwright.schedule import stage_rank
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, DeviceSpec, Link, NodeGroup, Precision
 from meshwright.spec.job import JobSpec, OptimizerSpec
 from meshwright.spec.model import ModelSpec
@@ -74,7 +75,7 @@ def plan(model: ModelSpec, layout: Layout) -> Plan:
         axes=tuple(Axis(name=name, size=size) for name, size in zip(names, sizes, strict=True)),
         stages=tuple(
             Stage(
-                rank=index % layout.pipeline,
+                rank=stage_rank(layout.kind, index, pipeline=layout.pipeline, chunks=layout.chunks),
                 groups=(
                     BlockGroup(
                         start=bounds[index],

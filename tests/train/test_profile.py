@@ -153,6 +153,28 @@ def test_idle_time_of_a_pipeline_is_transfer_once_its_input_was_made() -> None:
     assert found[LineName.OTHER] == pytest.approx(0.0, abs=1e-9)
 
 
+def test_a_gradient_is_made_when_the_first_half_of_a_backward_ends() -> None:
+    first = [
+        span(LineName.FORWARD, 0.0, 0.2, step=5, stage=0),
+        span(LineName.BACKWARD, 0.7, 0.2, step=5, stage=0),
+        span(LineName.BACKWARD, 0.9, 0.1, step=5, stage=0),
+    ]
+    second = [
+        span(LineName.FORWARD, 0.25, 0.15, step=5, stage=1),
+        span(LineName.BACKWARD, 0.4, 0.2, step=5, stage=1),
+        span(LineName.BACKWARD, 0.65, 0.1, step=5, stage=1),
+    ]
+    found = seconds(
+        measured_report(
+            plan=plan(AxisName.PIPELINE),
+            predicted=PREDICTED,
+            ranks=[pipeline_rank(0, first), pipeline_rank(1, second)],
+        )
+    )
+    assert found[LineName.BUBBLE] == pytest.approx(0.4)
+    assert found[LineName.TRANSFER] == pytest.approx(0.1)
+
+
 def test_no_measured_step_is_an_error() -> None:
     with pytest.raises(ValueError, match="no rank"):
         measured_report(plan=plan(AxisName.SHARD), predicted=PREDICTED, ranks=[RankSample(rank=0, timings=())])

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from meshwright.nn.attention import GroupedAttention
 from meshwright.nn.context import Context, KnownAngles
@@ -94,7 +93,7 @@ class Projection(Weighted):
             weight = tied.read(tied.weight)
         else:
             weight = self.read(self.weight)
-        return functional.linear(x, weight, None if self.bias is None else self.read(self.bias))
+        return self.multiply(x, weight, None if self.bias is None else self.read(self.bias))
 
 
 class OutputHead(nn.Module):

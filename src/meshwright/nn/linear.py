@@ -18,7 +18,7 @@ class Linear(Weighted):
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self.read(self.weight), None if self.bias is None else self.read(self.bias))
+        return self.multiply(x, self.read(self.weight), None if self.bias is None else self.read(self.bias))
 
 
 class Table(Weighted):

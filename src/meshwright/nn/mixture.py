@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from meshwright.nn.context import Context
 from meshwright.nn.feed_forward import DenseFeedForward, activation
@@ -39,13 +38,13 @@ class Experts(Weighted):
         for expert, x in enumerate(rows.split(counts)):
             if len(x) == 0:
                 continue
-            hidden = functional.linear(x, ups[expert], up_biases[expert])
+            hidden = self.multiply(x, ups[expert], up_biases[expert])
             gate = gates[expert]
             if gate is None:
                 hidden = self.act(hidden)
             else:
-                hidden = self.act(functional.linear(x, gate, gate_biases[expert])) * hidden
-            results.append(functional.linear(hidden, downs[expert], down_biases[expert]))
+                hidden = self.act(self.multiply(x, gate, gate_biases[expert])) * hidden
+            results.append(self.multiply(hidden, downs[expert], down_biases[expert]))
         return torch.cat(results)
 
     def _split(self, stacked: Tensor | None) -> Sequence[Tensor | None]:

@@ -10,11 +10,13 @@ from meshwright.nn.decoder import DecoderLayer
 from meshwright.nn.loss import Vocabulary, WholeVocabulary
 from meshwright.nn.weights import Reader, Weighted
 from meshwright.parallel.compile import compile_layers
-from meshwright.parallel.data import build_synchronizer, is_sharded, shard_module
+from meshwright.parallel.data import build_synchronizer, is_sharded, shard_module, shares_gathers
 from meshwright.parallel.layout import Laid, Parted
 from meshwright.parallel.mesh import Mesh
 from meshwright.parallel.precision import Dtypes, dtypes
 from meshwright.parallel.recompute import apply_recompute
+from meshwright.parallel.split import WeightGradients
+from meshwright.parallel.synchronize import ShardedGradients, SharedGradients
 from meshwright.parallel.tensor import (
     SplitVocabulary,
     TensorAxis,
@@ -24,6 +26,7 @@ from meshwright.parallel.tensor import (
     indivisible,
     local_reader,
 )
+from meshwright.schedule.build import SPLIT
 from meshwright.spec.blocks import Block
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.job import Switch
@@ -90,10 +93,13 @@ def lay_stage(
             shard_module(unit, mesh=mesh, sharding=sharding, dtypes=kinds)
     if sharded:
         shard_module(part, mesh=mesh, sharding=sharding, dtypes=kinds)
+    splits = design.plan.schedule.kind in SPLIT and design.plan.pipeline > 1
+    manner = SharedGradients if shares_gathers(design.plan) else ShardedGradients
     return Parted(
         module=part,
-        synchronizer=build_synchronizer(part, mesh=mesh, sharding=sharding, dtypes=kinds),
+        synchronizer=build_synchronizer(part, mesh=mesh, sharding=sharding, dtypes=kinds, sharded=manner),
         partial=_partial(design, part, axis, names),
+        weights=WeightGradients([unit for _, unit, _ in units(part)]) if splits else None,
     )
 
 

@@ -45,6 +45,8 @@ class BucketedGradients:
         self._groups, self._dtype = tuple(groups), dtype
         self._buckets: list[Bucket] = []
         self._armed, self._sent, self._fresh = False, 0, True
+        self._early: set[nn.Parameter] = set()
+        self._is_input = False
         if not self._groups:
             return
         parameters = [parameter for parameter in part.parameters() if parameter.requires_grad]
@@ -52,20 +54,48 @@ class BucketedGradients:
             bucket = _bucket(chosen)
             self._buckets.append(bucket)
             for parameter in chosen:
-                parameter.register_post_accumulate_grad_hook(lambda _, bucket=bucket: self._ready(bucket))
+                parameter.register_post_accumulate_grad_hook(lambda p, bucket=bucket: self._ready(p, bucket))
+
+    def after_forward(self, *, last: bool) -> None:
+        """Nothing: parameters are whole always."""
 
     def before_backward(self, *, last: bool) -> None:
         """Gradients are views of their buckets, zero before the step's first backward."""
+        self._begin()
+        if last:
+            self._arm(frozenset())
+
+    def before_input(self) -> None:
+        """As before any backward that is not the last; which gradients come with the input's is noted."""
+        self._begin()
+        self._is_input = True
+
+    def before_weights(self, *, last: bool) -> None:
+        """The gradients that came with the inputs' are ready before the step's last matrices' are formed."""
+        self._is_input = False
+        if last:
+            self._arm(frozenset(self._early))
+
+    def unit_done(self, unit: nn.Module) -> None:
+        """Nothing: a bucket goes when its gradients are ready."""
+
+    def after_weights(self) -> None:
+        """Nothing, for the same reason."""
+
+    def _begin(self) -> None:
+        self._is_input = False
         if self._fresh:
             self._fresh = False
             for bucket in self._buckets:
                 bucket.flat.zero_()
                 for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
                     parameter.grad = view
-        if last:
-            self._armed, self._sent = True, 0
-            for bucket in self._buckets:
-                bucket.waiting = len(bucket.parameters)
+
+    def _arm(self, ready: frozenset[nn.Parameter]) -> None:
+        self._armed, self._sent = True, 0
+        for bucket in self._buckets:
+            bucket.waiting = sum(parameter not in ready for parameter in bucket.parameters)
+        self._send_ready()
 
     def after_backward(self) -> None:
         """Every gradient is the sum over the ranks."""
@@ -78,10 +108,15 @@ class BucketedGradients:
     def after_evaluation(self) -> None:
         """Nothing: parameters are whole always."""
 
-    def _ready(self, bucket: Bucket) -> None:
+    def _ready(self, parameter: nn.Parameter, bucket: Bucket) -> None:
+        if self._is_input:
+            self._early.add(parameter)
         if not self._armed:
             return
         bucket.waiting -= 1
+        self._send_ready()
+
+    def _send_ready(self) -> None:
         while self._sent < len(self._buckets) and self._buckets[self._sent].waiting == 0:
             self._send(self._buckets[self._sent])
             self._sent += 1

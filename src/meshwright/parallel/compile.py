@@ -14,7 +14,19 @@ _COMPILERS = ("c++", "g++", "clang++")
 
 
 def compile_layers(parts: Sequence[nn.Module]) -> None:
-    """Every layer compiles itself at its first pass. Raises EnvironmentUnfit when there is no C++ compiler."""
+    """Every layer compiles itself at its first pass.
+
+    Raises EnvironmentUnfit when there is no C++ compiler, and where backwards are split.
+    """
+    if any(getattr(module, "product", None) is not None for part in parts for module in part.modules()):
+        raise EnvironmentUnfit(
+            Problem(
+                what="layers whose backwards are split are not compiled",
+                where="job.compile",
+                why="a compiled backward is one piece",
+                fix='set job.compile = "off", or choose a schedule with whole backwards, such as 1f1b',
+            )
+        )
     if not any(shutil.which(name) for name in _COMPILERS):
         raise EnvironmentUnfit(
             Problem(

@@ -12,7 +12,7 @@ from meshwright.parallel.mesh import Mesh
 from meshwright.parallel.precision import Dtypes
 from meshwright.parallel.synchronize import ShardedGradients, Synchronizer
 from meshwright.parallel.torch_compat import gather_ahead
-from meshwright.spec.plan import AxisName, Sharding
+from meshwright.spec.plan import AxisName, Plan, ScheduleKind, Sharding
 
 
 class ExchangeReduceScatter:
@@ -57,13 +57,26 @@ def shard_module(module: nn.Module, *, mesh: Mesh, sharding: Sharding, dtypes: D
         module.set_custom_reduce_scatter(ExchangeReduceScatter())  # type: ignore[arg-type]  # the protocol, untyped
 
 
-def build_synchronizer(part: nn.Module, *, mesh: Mesh, sharding: Sharding, dtypes: Dtypes) -> Synchronizer:
-    """How the gradients of `part`, laid out already, meet those of the other data parallel ranks."""
+def shares_gathers(plan: Plan) -> bool:
+    """Whether microbatches share the gathers of their stage, as `cost.synchronize.turns` prices it: they pass it in a
+    row, and it is one layer, so that memory holds no more than the layer at work and the next one.
+    """
+    last = len(plan.stages) - 1
+    layers = (s.stop - s.start - (index == 0) - (index == last) for index, s in enumerate(plan.stages))
+    return plan.schedule.kind is ScheduleKind.BREADTH_FIRST and max(layers) <= 1
+
+
+def build_synchronizer(
+    part: nn.Module, *, mesh: Mesh, sharding: Sharding, dtypes: Dtypes, sharded: type[ShardedGradients]
+) -> Synchronizer:
+    """How the gradients of `part`, laid out already, meet those of the other data parallel ranks; in the manner of
+    `sharded` where it is.
+    """
     if is_sharded(sharding, mesh):
         assert isinstance(part, FSDPModule)
         if next(part.parameters()).device.type == "cpu":
             gather_ahead([module for module in part.modules() if isinstance(module, FSDPModule)])
-        return ShardedGradients(part, sharding=sharding)
+        return sharded(part, sharding=sharding)
     groups = [mesh.group(axis) for axis in (AxisName.REPLICATE, AxisName.SHARD)]
     present = tuple(group for group in groups if group is not None)
     dtype = dtypes.reduce if dtypes.reduce is not dtypes.master else None

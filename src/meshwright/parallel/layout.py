@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from meshwright.nn import Decoder, token_losses
 from meshwright.nn.loss import Vocabulary
 from meshwright.parallel.clip import gradient_norm, local_part, scale_gradients
+from meshwright.parallel.layered import LayeredExecutor
 from meshwright.parallel.mesh import Mesh
 from meshwright.parallel.pipeline import PipelineExecutor
 from meshwright.parallel.precision import Dtypes
+from meshwright.parallel.split import WeightGradients
 from meshwright.parallel.synchronize import Synchronizer
 from meshwright.parallel.tensor import TensorAxis
 from meshwright.spec.plan import AxisName, Design
@@ -24,11 +26,14 @@ from meshwright.spec.span import Recorder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parted:
-    """One local stage, how its gradients meet, and which of them are summands over the tensor axis."""
+    """One local stage, how its gradients meet, which of them are summands over the tensor axis, and where split
+    backwards put off those of its matrices.
+    """
 
     module: Decoder
     synchronizer: Synchronizer
     partial: tuple[str, ...]
+    weights: WeightGradients | None = None
 
 
 class Laid:
@@ -56,7 +61,7 @@ class Laid:
             for name, parameter in part.module.named_parameters()
             if name in set(part.partial)
         ]
-        self._pipeline = self._executor() if design.plan.pipeline > 1 else None
+        self._pipeline = self._executor() if len(design.plan.stages) > 1 else None
 
     def step(self, tokens: Tensor, targets: Tensor, documents: Tensor | None = None) -> Tensor:
         """Every microbatch went forward and backward; gradients of the whole batch's mean loss are in place.
@@ -94,7 +99,8 @@ class Laid:
         held = {f"{place}.{name}": p for place, part in enumerate(self._parted) for name, p in self._counted(part)}
         norm = gradient_norm(held, mesh=self.mesh, device=self.device)
         if max_norm is not None:
-            scale_gradients(dict(self.named_parameters()), norm=norm, max_norm=max_norm)
+            copies = {f"{place}.{name}": p for place, (name, p) in enumerate(self.named_parameters())}
+            scale_gradients(copies, norm=norm, max_norm=max_norm)
         return norm
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
@@ -175,14 +181,14 @@ class Laid:
         """Both copies of a tied table, on the first and the last pipeline rank, hold the sum of their gradients."""
         if not self._is_tied_end:
             return
-        group = self.mesh.group(AxisName.PIPELINE)
-        assert group is not None
         tables = [part.module.embedding.tokens.weight for part in self._parted if part.module.embedding is not None]
         gradients = [local_part(table.grad) for table in tables if table.grad is not None]
         if len(gradients) == 2:
             gradients[0].add_(gradients[1])
             gradients[1].copy_(gradients[0])
             return
+        group = self.mesh.group(AxisName.PIPELINE)
+        assert group is not None
         last = self.design.plan.stages[-1].rank
         peer = last if self._parted[0].module.embeds else 0
         other = torch.empty_like(gradients[0])
@@ -199,14 +205,23 @@ class Laid:
         copy = part.module.tied and not part.module.embeds
         return [pair for pair in part.module.named_parameters() if not (copy and pair[0].startswith("embedding."))]
 
-    def _executor(self) -> PipelineExecutor:
+    def _executor(self) -> PipelineExecutor | LayeredExecutor:
         plan, group = self.design.plan, self.mesh.group(AxisName.PIPELINE)
-        assert group is not None
+        synchronizers = [part.synchronizer for part in self._parted]
+        if group is None:
+            return LayeredExecutor(
+                parts=self.parts,
+                synchronizers=synchronizers,
+                plan=plan,
+                loss_function=self.loss_share,
+                recorder=self.recorder,
+            )
         split = self._axis.size if self._axis is not None and self._axis.sequence else 1
         shape = (plan.microbatch, plan.sequence_length // split, self.design.model.width)
         return PipelineExecutor(
             parts=self.parts,
-            synchronizers=[part.synchronizer for part in self._parted],
+            synchronizers=synchronizers,
+            weights=[part.weights for part in self._parted],
             plan=plan,
             group=group,
             device=self.device,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,13 +10,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from meshwright import schedule
+from meshwright.parallel.passes import LossFunction, Passes, split_passes
+from meshwright.parallel.split import WeightGradients
 from meshwright.parallel.synchronize import Synchronizer
-from meshwright.parallel.torch_compat import StageCalls, TableStage, table_runtime
+from meshwright.parallel.torch_compat import TableStage, table_runtime
 from meshwright.spec.plan import Plan
-from meshwright.spec.report import LineName
 from meshwright.spec.span import Recorder
-
-LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 class PipelineExecutor:
@@ -26,7 +24,7 @@ class PipelineExecutor:
     `parts` are the stages of this rank in model order, laid out already; a part takes (x, documents=...) and returns
     hidden features of `hidden`'s shape and dtype, or logits when it is the model's last stage. `loss_function` turns
     (logits, targets) of one microbatch into its share of the loss, such that shares and their gradients add up.
-    `synchronizers` belong to `parts`, one each.
+    `synchronizers` belong to `parts`, one each, and so do `weights` where the schedule splits backwards.
     """
 
     def __init__(
@@ -34,6 +32,7 @@ class PipelineExecutor:
         *,
         parts: Sequence[nn.Module],
         synchronizers: Sequence[Synchronizer],
+        weights: Sequence[WeightGradients | None],
         plan: Plan,
         group: dist.ProcessGroup,
         device: torch.device,
@@ -48,7 +47,7 @@ class PipelineExecutor:
         assert len(parts) == len(synchronizers) == len(self._indexes), "one part and one synchronizer for each stage"
         self._group, self._device = group, device
         self._hidden = torch.empty(hidden.shape, dtype=hidden.dtype, device="meta", requires_grad=True)
-        self._synchronizers = tuple(synchronizers)
+        self._synchronizers, self._weights = tuple(synchronizers), tuple(weights)
         self._recorder = recorder
         last = len(plan.stages) - 1
         self._parts = [
@@ -107,7 +106,10 @@ class PipelineExecutor:
         if (microbatches, train) not in self._runtimes:
             table = self._table(microbatches) if train else _forward_table(self._plan, microbatches)
             rows = [[str(action) for action in row] for row in table]
-            stages = [self._stage(place, microbatches) for place in range(len(self._parts))]
+            stages = [
+                self._stage(place, split=split_passes(table, index), microbatches=microbatches)
+                for place, index in enumerate(self._indexes)
+            ]
             self._runtimes[microbatches, train] = table_runtime(stages, rows=rows, microbatches=microbatches)
         return self._runtimes[microbatches, train]
 
@@ -117,7 +119,7 @@ class PipelineExecutor:
             plan.schedule.kind, pipeline=plan.pipeline, chunks=plan.schedule.chunks, microbatches=microbatches
         )
 
-    def _stage(self, place: int, microbatches: int) -> TableStage:
+    def _stage(self, place: int, *, split: frozenset[int], microbatches: int) -> TableStage:
         index, plan = self._indexes[place], self._plan
         tokens = torch.empty(plan.microbatch, plan.sequence_length, dtype=torch.int64, device="meta")
         scalar = torch.empty((), dtype=torch.promote_types(self._hidden.dtype, torch.float32), device="meta")
@@ -129,26 +131,14 @@ class PipelineExecutor:
             group=self._group,
             example_input=self._hidden if index else tokens,
             example_output=self._hidden if index + 1 < len(plan.stages) else scalar,
-            calls=self._calls(place),
-        )
-
-    def _calls(self, place: int) -> StageCalls:
-        index, synchronizer = self._indexes[place], self._synchronizers[place]
-
-        def pass_done(forward: bool, microbatch: int, start: float, seconds: float) -> None:
-            name = LineName.FORWARD if forward else LineName.BACKWARD
-            self._recorder.record(name, start, seconds, stage=index, microbatch=microbatch)
-
-        def reduce() -> None:
-            start = time.perf_counter()
-            synchronizer.after_backward()
-            self._recorder.record(LineName.GRADIENTS, start, time.perf_counter() - start, stage=index)
-
-        return StageCalls(
-            pass_done=pass_done,
-            before_backward=lambda last: synchronizer.before_backward(last=last),
-            reduce=reduce,
-            clock=time.perf_counter,
+            calls=Passes(
+                stage=index,
+                synchronizer=self._synchronizers[place],
+                weights=self._weights[place],
+                split=split,
+                count=microbatches,
+                recorder=self._recorder,
+            ),
         )
 
 

@@ -7,14 +7,30 @@ from typing import Protocol
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from meshwright.parallel.torch_compat import backward_formed, gradients_formed
 from meshwright.spec.plan import Sharding
 
 
 class Synchronizer(Protocol):
     """Told of every backward of one stage; gradients add up over microbatches and data parallel ranks."""
 
+    def after_forward(self, *, last: bool) -> None:
+        """Called after each microbatch's forward; `last` says that no other follows in this step."""
+
     def before_backward(self, *, last: bool) -> None:
         """Called before each microbatch's backward; `last` says that no other follows in this step."""
+
+    def before_input(self) -> None:
+        """Called before the half of a split backward that gives the input's gradient."""
+
+    def before_weights(self, *, last: bool) -> None:
+        """Called before the half that gives the matrices'; `last` as in `before_backward`."""
+
+    def unit_done(self, unit: nn.Module) -> None:
+        """Called within that half when the gradients of `unit`, an embedding, a layer or a head, are formed."""
+
+    def after_weights(self) -> None:
+        """Called after that half."""
 
     def after_backward(self) -> None:
         """Called once a step, after the last microbatch's backward: gradients are then those of the whole batch."""
@@ -41,15 +57,56 @@ class ShardedGradients:
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
 
+    def after_forward(self, *, last: bool) -> None:
+        """Nothing: ZeRO-3 frees parameters in forward itself."""
+
     def before_backward(self, *, last: bool) -> None:
         self._part.set_requires_gradient_sync(last or self._sharding is not Sharding.OPTIMIZER)
         self._part.set_requires_all_reduce(last)
         self._part.set_reshard_after_backward(last or self._sharding is Sharding.PARAMETERS)
+
+    def before_input(self) -> None:
+        """Nothing is reduced before the matrices' gradients are there too."""
+        self._part.set_requires_gradient_sync(False)
+        self._part.set_reshard_after_backward(self._sharding is Sharding.PARAMETERS)
+
+    def before_weights(self, *, last: bool) -> None:
+        self.before_backward(last=last)
+
+    def unit_done(self, unit: nn.Module) -> None:
+        if isinstance(unit, FSDPModule):
+            gradients_formed(unit)
+
+    def after_weights(self) -> None:
+        gradients_formed(self._part)
+        backward_formed(self._part)
 
     def after_backward(self) -> None:
         """Nothing is left: the last backward reduced."""
 
     def after_evaluation(self) -> None:
         """Parameters are shards again: kept whole they would outlive the optimizer's next update."""
+        self._free()
+
+    def _free(self) -> None:
         for module in self._modules:
             module.reshard()
+
+
+class SharedGradients(ShardedGradients):
+    """As above where all microbatches pass a stage in a row, forward and backward (breadth-first, 2211.05953): they
+    share one gather of its parameters each way, and one reduction of its gradients.
+    """
+
+    def __init__(self, part: FSDPModule, *, sharding: Sharding) -> None:
+        super().__init__(part, sharding=sharding)
+        part.set_reshard_after_forward(False)
+
+    def after_forward(self, *, last: bool) -> None:
+        if last and self._sharding is Sharding.PARAMETERS:
+            self._free()
+
+    def before_backward(self, *, last: bool) -> None:
+        self._part.set_requires_gradient_sync(last)
+        self._part.set_requires_all_reduce(last)
+        self._part.set_reshard_after_backward(last)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _Action, _batch_p2p, _PipelineScheduleRuntime
 from torch.distributed.tensor import DTensor
@@ -39,18 +39,52 @@ def gather_ahead(modules: Sequence[FSDPModule]) -> None:
         module._set_unshard_async_op(True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageCalls:
-    """What a stage tells while it runs.
+def gradients_formed(module: FSDPModule) -> None:
+    """The gradients of `module`'s own group are all there without a backward that ended in it: they are reduced and the
+    parameters freed, as its settings say.
 
-    `pass_done(forward, microbatch, start, seconds)` after each pass, on time.perf_counter()'s clock;
-    `before_backward(last)` before each backward, `last` for the step's last one; `reduce()` after that one.
+    Replicas sum their shards once, at the end, so that each reduction before has to be of the same parameters: those
+    that no backward reached since the one before count as zero.
     """
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    for group in [state._fsdp_param_group] if groups is None else groups:
+        if group is None:
+            continue
+        without = [entry for entry in group.fsdp_params if not _has_gradient(entry)]
+        reached = len(without) < len(group.fsdp_params) or group.all_reduce_grads
+        if isinstance(group.mesh_info, HSDPMeshInfo) and group.reduce_grads and reached:
+            for entry in without:
+                entry.unsharded_param.grad = torch.zeros_like(entry.unsharded_param)
+        group.post_backward()
 
-    pass_done: Callable[[bool, int, float, float], None]
-    before_backward: Callable[[bool], None]
-    reduce: Callable[[], None]
-    clock: Callable[[], float]
+
+def _has_gradient(entry: Any) -> bool:
+    return entry.unsharded_accumulated_grad is not None or entry.unsharded_param.grad is not None
+
+
+def backward_formed(root: FSDPModule) -> None:
+    """As at the end of a backward of `root`: groups whose gradients nobody called formed are, and all is waited for."""
+    root._get_fsdp_state()._root_post_backward_final_callback()
+
+
+class StageCalls(Protocol):
+    """What a stage does around its passes. A pass is one of torch's chunks: a microbatch, or a slice of one."""
+
+    def before_forward(self, index: int) -> None: ...
+
+    def after_forward(self, index: int) -> None: ...
+
+    def backward(self, index: int, output: Tensor, gradient: Tensor | None, *, whole: bool, last: bool) -> None:
+        """Backward of pass `index` from `output` of the gradient (None: 1); the half that gives the input's gradient
+        unless `whole`. `last`: no other backward or `weights` follows in this step.
+        """
+
+    def weights(self, index: int, *, last: bool) -> None:
+        """The other half."""
+
+    def reduce(self) -> None:
+        """Called after the last of both."""
 
 
 PATIENT_SENDS = 2
@@ -99,10 +133,10 @@ class TableStage(PipelineStage):
         kwargs: dict[str, Any] | None = None,
         save_forward_output: bool = True,
     ) -> Any:
-        start = self._calls.clock()
+        self._calls.before_forward(fwd_chunk_id)
         with _as_raised():
             output = super().forward_one_chunk(fwd_chunk_id, args, kwargs, save_forward_output)
-        self._calls.pass_done(True, fwd_chunk_id, start, self._calls.clock() - start)
+        self._calls.after_forward(fwd_chunk_id)
         return output
 
     def backward_one_chunk(
@@ -110,15 +144,26 @@ class TableStage(PipelineStage):
     ) -> None:
         if not self.has_backward:
             return
-        self._calls.before_backward(last_backward)
         # The gradient is back, so the next stage has what was sent to it.
         _wait(self._sent.pop(bwd_chunk_id, []))
-        start = self._calls.clock()
-        with _as_raised():
-            super().backward_one_chunk(
-                bwd_chunk_id, loss=loss, full_backward=full_backward, last_backward=last_backward
-            )
-        self._calls.pass_done(False, bwd_chunk_id, start, self._calls.clock() - start)
+        (output,), inputs = self.fwd_cache.pop(bwd_chunk_id)
+        gradient = None if self.is_last else self._retrieve_recv_grads(bwd_chunk_id)[0]
+        self._calls.backward(bwd_chunk_id, output, gradient, whole=full_backward, last=last_backward)
+        if not self.is_first:
+            self.bwd_cache[bwd_chunk_id] = (inputs[0].grad,)
+        if self.is_last:
+            output.detach_()  # torch keeps the losses until the step ends
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        if self.has_backward:
+            self._calls.weights(bwd_chunk_id, last=last_backward)
+
+    def get_local_bwd_output(self, mb_index: int) -> tuple[Tensor | None, ...]:
+        return super().get_local_bwd_output(mb_index) if self.has_backward else ()
+
+    def set_local_bwd_input(self, next_stage_bwd_outputs: tuple[Tensor | None, ...], mb_index: int) -> None:
+        if self.has_backward:
+            super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
         assert grad_scale_factor == 1, "losses are sums: gradients are never divided here"

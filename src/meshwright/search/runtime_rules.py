@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from meshwright.schedule.build import SPLIT
 from meshwright.search.degree_rules import groups_of
 from meshwright.search.rules import Rule, Scope, choices
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import Problem
+from meshwright.spec.job import Switch
 from meshwright.spec.model import Attention, LatentAttention, Mixture, Recurrence
 from meshwright.spec.plan import Design, Offload, ScheduleKind
 
-TRAINED_SCHEDULES = (ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B, ScheduleKind.INTERLEAVED)
+TRAINED_SCHEDULES = tuple(kind for kind in ScheduleKind if kind is not ScheduleKind.SEQUENCE_1F1B)
 REDUCED_PRECISIONS = (Precision.BF16, Precision.FP32)
 TRAINED_PRECISIONS = (Precision.BF16, Precision.FP32, Precision.TF32, Precision.FP64)
 
@@ -90,6 +92,15 @@ def schedule_played(design: Design) -> Problem | None:
     return None
 
 
+def compile_fits(design: Design) -> Problem | None:
+    """What is compiled goes backward in one piece."""
+    plan = design.plan
+    if design.job.compile is not Switch.ON or plan.schedule.kind not in SPLIT or plan.pipeline == 1:
+        return None
+    what = f"{plan.schedule.kind.value} splits backwards, and compiled ones are one piece"
+    return Problem(where="job.compile", what=what, fix='choose "off", or a schedule with whole backwards such as 1f1b')
+
+
 def offload_built(design: Design) -> Problem | None:
     """What the plan keeps in the host's memory, the runtime keeps there."""
     for where, group in groups_of(design.plan):
@@ -107,6 +118,7 @@ UNTRAINED: tuple[tuple[str, int | str | None], ...] = (
 RUNTIME_RULES = (
     Rule(name="runtime-axes", scope=Scope.RUNTIME, check=axes_built),
     Rule(name="runtime-schedule", scope=Scope.RUNTIME, check=schedule_played),
+    Rule(name="runtime-compile", scope=Scope.RUNTIME, check=compile_fits),
     Rule(name="runtime-offload", scope=Scope.RUNTIME, check=offload_built),
     Rule(name="runtime-precision", scope=Scope.RUNTIME, check=precision_trained),
     Rule(name="runtime-gradients", scope=Scope.RUNTIME, check=gradients_reduced),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -137,7 +137,8 @@ def _idle_split(plan: Plan, ranks: Sequence[RankSample]) -> dict[int, dict[str, 
     """Shares of a pipeline rank's idle time: transfer once its input was made, bubble until then.
 
     The input of F(stage, microbatch) is made when F(stage - 1, microbatch) ends, on whichever rank; that of
-    B(stage, microbatch) when B(stage + 1, microbatch) ends.
+    B(stage, microbatch) when B(stage + 1, microbatch) ends. Halves of a backward, and slices of a microbatch, are one
+    span after the other under one name, of which the first, the second and so on belong together.
     """
     if plan.pipeline == 1:
         return {}
@@ -145,8 +146,8 @@ def _idle_split(plan: Plan, ranks: Sequence[RankSample]) -> dict[int, dict[str, 
     for sample in ranks:
         place = coordinates(plan, rank=sample.rank)
         lane = tuple(place[axis.name] for axis in plan.axes if axis.name is not AxisName.PIPELINE)
-        for span in _compute_spans(sample):
-            key = (lane, span.step, span.name, span.stage, span.microbatch)
+        for span, turn in _in_turn(sample):
+            key = (lane, span.step, span.name, span.stage, span.microbatch, turn)
             ends[key] = span.start + span.seconds + sample.clock_offset
     shares = {}
     for sample in ranks:
@@ -159,11 +160,11 @@ def _idle_split(plan: Plan, ranks: Sequence[RankSample]) -> dict[int, dict[str, 
 def _idle_of(sample: RankSample, lane: tuple[int, ...], ends: Mapping[tuple[object, ...], float]) -> dict[str, float]:
     transfer = bubble = 0.0
     previous: Span | None = None
-    for span in sorted(_compute_spans(sample), key=lambda span: span.start):
+    for span, turn in _in_turn(sample):
         if previous is not None and previous.step == span.step:
             free = previous.start + previous.seconds + sample.clock_offset
             source = span.stage - 1 if span.name == LineName.FORWARD else span.stage + 1
-            ready = ends.get((lane, span.step, span.name, source, span.microbatch), free)
+            ready = ends.get((lane, span.step, span.name, source, span.microbatch, turn), free)
             begun = span.start + sample.clock_offset
             ready = min(max(ready, free), max(begun, free))
             bubble += ready - free
@@ -187,6 +188,15 @@ def _edges(sample: RankSample) -> Iterable[float]:
             yield max(first - timing.start - timing.input_seconds, 0.0)
             end = timing.start + timing.seconds - timing.optimizer_seconds
             yield max(end - last, 0.0)
+
+
+def _in_turn(sample: RankSample) -> Iterable[tuple[Span, int]]:
+    """Spans of compute by their start, each with how many of its step, name, stage and microbatch came before."""
+    seen: Counter[tuple[object, ...]] = Counter()
+    for span in sorted(_compute_spans(sample), key=lambda span: span.start):
+        key = (span.step, span.name, span.stage, span.microbatch)
+        yield span, seen[key]
+        seen[key] += 1
 
 
 def _compute_spans(sample: RankSample) -> list[Span]:
