@@ -20,6 +20,7 @@ from meshwright.spec.plan import Axis, AxisName, Design, Plan
 
 SEED = 5
 TOLERANCE = 1e-9
+_REPEATED = (AxisName.REPLICATE, AxisName.SHARD, AxisName.CONTEXT, AxisName.TENSOR)  # ranks that may hold the same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,14 +95,15 @@ def one_device(
     )
 
 
-_MESHES: dict[tuple[Axis, ...], Mesh] = {}
+_MESHES: dict[tuple[tuple[Axis, ...], int], Mesh] = {}
 
 
 def mesh_over(plan: Plan) -> Mesh:
     """One mesh for all plans of the same axes: a worker forms each process group once."""
-    if plan.axes not in _MESHES:
-        _MESHES[plan.axes] = build_mesh(plan, device_type="cpu")
-    return _MESHES[plan.axes]
+    key = (plan.axes, plan.exchange.inner)
+    if key not in _MESHES:
+        _MESHES[key] = build_mesh(plan, device_type="cpu")
+    return _MESHES[key]
 
 
 def one_rank(design: Design, packed: Documents) -> Outcome:
@@ -120,7 +122,7 @@ def one_rank(design: Design, packed: Documents) -> Outcome:
     optimizer.step()
     evaluation = laid.evaluate(*mine)
     parameters = by_name([(name, p.detach()) for name, p in laid.named_parameters()])
-    first = all(mesh.coordinate(axis) == 0 for axis in (AxisName.REPLICATE, AxisName.SHARD, AxisName.TENSOR))
+    first = all(mesh.coordinate(axis) == 0 for axis in _REPEATED)
     return Outcome(
         loss=float(loss),
         evaluation=float(evaluation),

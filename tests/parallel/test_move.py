@@ -8,7 +8,7 @@ import pytest
 
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.model import ModelSpec
-from meshwright.spec.plan import Design, ScheduleKind, Sharding
+from meshwright.spec.plan import Design, Exchange, ScheduleKind, Sharding
 from tests.parallel.move_cases import go_on, moved, names_and_round_trip, runner, train
 from tests.support.designs import Layout, design
 from tests.support.models import all_models, gpt
@@ -19,6 +19,8 @@ PIPELINE = Layout(pipeline=2, shard=2, sharding=Sharding.PARAMETERS, batch=8)
 CHUNKS = Layout(pipeline=2, chunks=2, kind=ScheduleKind.INTERLEAVED, replicate=2, batch=8)
 TENSOR = Layout(tensor=2, shard=2, sharding=Sharding.GRADIENTS, sequence_parallel=True, batch=8)
 SHARDS = Layout(shard=4, sharding=Sharding.OPTIMIZER, batch=8)
+CONTEXT = Layout(context=2, shard=2, sharding=Sharding.PARAMETERS, exchange=Exchange(inner=2), batch=8)
+TOKENS = Layout(context=2, pipeline=2, batch=8)
 WIDE = Layout(shard=2, tensor=2, pipeline=2, sharding=Sharding.PARAMETERS, batch=8)
 
 
@@ -37,8 +39,15 @@ def check_resume(pool: Pool, tmp_path: Path, model: ModelSpec, source: Layout, t
 
 @pytest.mark.parametrize(
     ("source", "targets"),
-    [(PIPELINE, (CHUNKS, SHARDS)), (CHUNKS, (TENSOR, ONE)), (TENSOR, (SHARDS, PIPELINE)), (SHARDS, (PIPELINE, TENSOR))],
-    ids=["pipeline", "chunks", "tensor", "shards"],
+    [
+        (PIPELINE, (CHUNKS, SHARDS)),
+        (CHUNKS, (TENSOR, ONE)),
+        (TENSOR, (SHARDS, PIPELINE)),
+        (SHARDS, (PIPELINE, TENSOR)),
+        (CONTEXT, (PIPELINE, TOKENS)),
+        (TOKENS, (CONTEXT, ONE)),
+    ],
+    ids=["pipeline", "chunks", "tensor", "shards", "context", "tokens"],
 )
 def test_any_plan_goes_on_from_any_other(
     pool: Pool, tmp_path: Path, source: Layout, targets: tuple[Layout, ...]

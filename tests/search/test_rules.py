@@ -245,6 +245,16 @@ CASES = {
         lambda: D(experts=ExpertGrid(expert=2), of=samples.model(layer=samples.mixture_layer())),
         "a grid of experts can be predicted and not trained yet",
     ),
+    "runtime-slices": Case(
+        lambda: D(context=2, shard=1, asked=HALF),
+        lambda: D(
+            context=2,
+            shard=1,
+            asked=HALF,
+            schedule=Schedule(kind=ScheduleKind.SEQUENCE_1F1B, microbatches=8, slices=4),
+        ),
+        "4 slices under context parallel 2 can be predicted and not trained yet",
+    ),
     "runtime-schedule": Case(
         D,
         lambda: D(schedule=Schedule(kind=ScheduleKind.SEQUENCE_1F1B, microbatches=8, slices=2)),

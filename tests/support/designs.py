@@ -13,15 +13,18 @@ from meshwright.spec.plan import (
     AxisName,
     BlockGroup,
     Design,
+    Exchange,
     Plan,
     Recompute,
     Schedule,
     ScheduleKind,
     Sharding,
     Stage,
+    exchange_words,
 )
 
 SEQUENCE = 16
+RING = Exchange()
 LINK = Link(bandwidth=1e9, latency_seconds=1e-4)
 
 
@@ -32,6 +35,7 @@ class Layout:
     pipeline: int = 1
     replicate: int = 1
     shard: int = 1
+    context: int = 1
     tensor: int = 1
     sharding: Sharding = Sharding.NONE
     sequence_parallel: bool = False
@@ -41,10 +45,11 @@ class Layout:
     microbatch: int = 1
     batch: int = 16
     precision: Precision = Precision.FP64
+    exchange: Exchange = RING
 
     @property
     def ranks(self) -> int:
-        return self.pipeline * self.replicate * self.shard * self.tensor
+        return self.pipeline * self.replicate * self.shard * self.context * self.tensor
 
     @property
     def microbatches(self) -> int:
@@ -56,6 +61,7 @@ class Layout:
     @property
     def name(self) -> str:
         parts = [f"pp{self.pipeline}dp{self.replicate}sh{self.shard}tp{self.tensor}", self.sharding.value]
+        parts += [f"cp{self.context}", exchange_words(self.exchange, self.context)] if self.context > 1 else []
         parts += ["sp"] if self.sequence_parallel else []
         parts += [self.recompute.value] if self.recompute is not Recompute.NONE else []
         parts += [f"{self.kind.value}x{self.chunks}"] if self.pipeline > 1 else []
@@ -67,8 +73,11 @@ def plan(model: ModelSpec, layout: Layout) -> Plan:
     blocks = len(model.layers) + 2
     stages = layout.pipeline * layout.chunks
     bounds = [round(index * blocks / stages) for index in range(stages + 1)]
-    names = (AxisName.PIPELINE, AxisName.REPLICATE, AxisName.SHARD, AxisName.TENSOR)
-    sizes = (layout.pipeline, layout.replicate, layout.shard, layout.tensor)
+    names = [AxisName.PIPELINE, AxisName.REPLICATE, AxisName.SHARD, AxisName.TENSOR]
+    sizes = [layout.pipeline, layout.replicate, layout.shard, layout.tensor]
+    if layout.context > 1:
+        names.insert(3, AxisName.CONTEXT)
+        sizes.insert(3, layout.context)
     return Plan(
         model=model.name,
         cluster="here",
@@ -93,6 +102,7 @@ def plan(model: ModelSpec, layout: Layout) -> Plan:
         schedule=Schedule(kind=layout.kind, microbatches=layout.microbatches, chunks=layout.chunks),
         sequence_length=SEQUENCE,
         microbatch=layout.microbatch,
+        exchange=layout.exchange,
     )
 
 

@@ -45,6 +45,7 @@ def choices(plan: Plan) -> dict[str, object]:
         "pipeline": plan.pipeline,
         "replicate": plan.replicate,
         "shard": plan.shard,
+        "context": (plan.context, plan.exchange),
         "tensor": plan.tensor,
         "sharding": group.sharding,
         "sequence parallel": group.sequence_parallel,

@@ -211,7 +211,7 @@ def part_seconds(part: PartWork, *, device: DeviceSpec, rates: Rates, software: 
         weight = product.count * once(k, n, m, sums)
         each.append((result, data, weight))
         forward, backward, weights = forward + result, backward + data, weights + weight
-    core, core_backward = _score_seconds(part, rates=rates, software=software)
+    core, core_backward = (seconds * part.heaviest for seconds in _score_seconds(part, rates=rates, software=software))
     forward = forward + core + part.traffic / rates.bandwidth
     backward = backward + weights + core_backward + part.backward_traffic / rates.bandwidth
     launch = part.kernels * device.launch_seconds

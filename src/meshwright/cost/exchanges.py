@@ -20,7 +20,7 @@ from meshwright.spec.plan import ExchangeKind
 IndexArray = npt.NDArray[np.intp]
 _RING = EXCHANGES.index(ExchangeKind.RING)
 _TRADES = 2.0  # before attention and after it
-_GRADIENT_SHARE = 2.0  # gradients of keys and values travel in fp32 beside keys and values in half precision
+_GRADIENT_BYTES = 4.0  # at the least: gradients of keys and values add up on their way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +141,14 @@ def exchange_seconds(
         hides=hides,
     )
     context = _context_seconds(
-        works, passes, inverse, table=table, links=links.context, hides=hides, contention=links.contention
+        works,
+        passes,
+        inverse,
+        table=table,
+        gradients=np.maximum(_GRADIENT_BYTES / sizes.itemsize, 1.0)[inverse],
+        links=links.context,
+        hides=hides,
+        contention=links.contention,
     )
     experts = _expert_seconds(works, inverse, links=links.experts, once=software.dispatches_once)
     sent = _rows((2.0 * part.dispatched for part in works), inverse)
@@ -179,11 +186,13 @@ def _context_seconds(
     inverse: IndexArray,
     *,
     table: PlanTable,
+    gradients: FloatArray,
     links: ContextLinks,
     hides: FloatArray,
     contention: Contention,
 ) -> tuple[_Keys, _Keys]:
-    """What keys and values of other context ranks take, forward and backward.
+    """What keys and values of other context ranks take, forward and backward; their `gradients` have so many times
+    their bytes.
 
     Around a ring (2310.01889) every step's scores hide the next step's transfer as far as they last; backward passes
     keys and values on again with their gradients. Gathered (2407.21783) they come before the scores, and gradients
@@ -198,12 +207,12 @@ def _context_seconds(
     rings = attends & (table.exchange == _RING)
     steps = np.maximum(links.outer - 1.0, 0.0)
     whole = passed * links.outer
-    gather, scatter = links.gather.seconds(whole), links.scatter.seconds(_GRADIENT_SHARE * whole)
+    gather, scatter = links.gather.seconds(whole), links.scatter.seconds(gradients * whole)
     trades = np.where(heads > 0.0, links.trade.seconds(heads, calls=_TRADES), 0.0)
 
     traded = Traffic.over(trades, links.traders, num_bytes=heads)
 
-    def keys(name: str, *, copies: float, gathered: FloatArray) -> _Keys:
+    def keys(name: str, *, copies: FloatArray | float, gathered: FloatArray) -> _Keys:
         """`copies` times the bytes of keys and values travel."""
         scores = _rows((getattr(p, name) for p in passes), inverse) * hides * steps / np.maximum(links.outer, 1.0)
         seconds = np.where(rings, steps * links.hop.seconds(copies * passed), np.where(attends, gathered, 0.0))
@@ -213,7 +222,7 @@ def _context_seconds(
 
     return (
         keys("core", copies=1.0, gathered=gather),
-        keys("core_backward", copies=1.0 + _GRADIENT_SHARE, gathered=gather + scatter),
+        keys("core_backward", copies=1.0 + gradients, gathered=gather + scatter),
     )
 
 

@@ -18,7 +18,7 @@ from meshwright.cost.operators import MIXTURE, block_work
 from meshwright.cost.overlap import Slack
 from meshwright.cost.software import Software
 from meshwright.cost.states import state_bytes
-from meshwright.cost.table import PRECISIONS, SCHEDULES, SHARDINGS, BoolArray, PlanTable
+from meshwright.cost.table import PRECISIONS, SCHEDULES, SHARDINGS, BoolArray, IntArray, PlanTable
 from meshwright.cost.waits import Timed, Waited, waited
 from meshwright.cost.work import FloatArray, PartWork, Sizes
 from meshwright.schedule.build import SPLIT
@@ -100,6 +100,7 @@ def combine(table: PlanTable, *, device: DeviceSpec, job: JobSpec, software: Sof
         split=np.where(table.sequence_parallel[first], tensor, 1.0),
         context=table.context[first].astype(np.float64),
         inner=table.inner[first].astype(np.float64),
+        token_layout=table.token_layout[first],
         expert=table.expert[first].astype(np.float64),
         expert_tensor=table.expert_tensor[first].astype(np.float64),
         slices=table.slices[first].astype(np.float64),
@@ -122,6 +123,7 @@ def _distinct(table: PlanTable) -> tuple[IndexArray, IndexArray]:
         table.precision,
         table.context,
         table.inner,
+        table.token_layout,
         table.expert,
         table.expert_tensor,
         table.slices,
@@ -146,6 +148,7 @@ def operator_sizes(
     split: FloatArray,
     context: FloatArray | float = 1.0,
     inner: FloatArray | float = 1.0,
+    token_layout: IntArray | None = None,
     expert: FloatArray | float = 0.0,
     expert_tensor: FloatArray | float = 0.0,
     slices: FloatArray | float = 1.0,
@@ -164,6 +167,7 @@ def operator_sizes(
         split=split,
         context=context,
         inner=inner,
+        token_layout=token_layout,
         expert=expert,
         expert_tensor=expert_tensor,
         slices=slices,

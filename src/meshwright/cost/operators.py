@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from meshwright.cost.heaviest import heaviest_rank
 from meshwright.cost.work import PAIR, FloatArray, PartWork, Product, Sizes, TensorExchanges
 from meshwright.spec.model import (
     Attention,
@@ -57,7 +58,8 @@ def _parts(block: Block, sizes: Sizes) -> tuple[PartWork, ...]:
         return _head(block, sizes)
     parts: list[PartWork] = []
     if block.mixer is not None:
-        parts += [*_norms(block.mixer, sizes), _mixer(block, block.mixer, sizes)]
+        mixer = _mixer(block, block.mixer, sizes)
+        parts += [*_norms(block.mixer, sizes), replace(mixer, heaviest=heaviest_rank(block.mixer, sizes))]
     if block.transform is not None:
         parts += [*_norms(block.transform, sizes), _transform(block.transform, sizes)]
     if block.extra_parameters:

@@ -27,6 +27,7 @@ from meshwright.spec.plan import (
     ScheduleKind,
     Sharding,
     Stage,
+    TokenLayout,
 )
 
 IntArray = npt.NDArray[np.int64]
@@ -38,6 +39,7 @@ SCHEDULES = tuple(ScheduleKind)
 PRECISIONS = tuple(Precision)
 OFFLOADS = tuple(Offload)
 EXCHANGES = tuple(ExchangeKind)
+TOKEN_LAYOUTS = tuple(TokenLayout)
 DEFAULT_ORDER = (AxisName.PIPELINE, AxisName.REPLICATE, AxisName.SHARD, AxisName.CONTEXT, AxisName.TENSOR)
 
 
@@ -68,7 +70,7 @@ class PlanTable:
 
     `sharding`, `recompute`, `schedule`, `precision` and `gradient_precision` are indexes into SHARDINGS (0 none,
     1 zero1, 2 zero2, 3 zero3), RECOMPUTES (0 none, 1 selective, 2 full), SCHEDULES and PRECISIONS; `offload` and
-    `exchange` into OFFLOADS and EXCHANGES. `layout` indexes
+    `exchange` into OFFLOADS and EXCHANGES, `token_layout` into TOKEN_LAYOUTS. `layout` indexes
     `layouts` and `order` indexes `orders`, the mesh axes from the outermost to the innermost. `microbatch` is in
     sequences; `microbatches` counts them per data rank and step. `expert` 0 is a plan without an expert grid, whose
     experts lie as the tensor axis divides them; `expert_tensor` is then 0 too.
@@ -83,6 +85,7 @@ class PlanTable:
     context: IntArray
     inner: IntArray
     exchange: IntArray
+    token_layout: IntArray
     expert: IntArray
     expert_tensor: IntArray
     sharding: IntArray
@@ -153,6 +156,7 @@ class PlanTable:
         defaults: dict[str, int] = {
             "sequence_parallel": 0,
             "exchange": 0,
+            "token_layout": TOKEN_LAYOUTS.index(TokenLayout.ZIGZAG),
             "expert": 0,
             "expert_tensor": 0,
             "sharding": 0,
@@ -203,6 +207,7 @@ class PlanTable:
             "context": plan.context,
             "inner": plan.exchange.inner,
             "exchange": EXCHANGES.index(plan.exchange.kind),
+            "token_layout": TOKEN_LAYOUTS.index(plan.exchange.layout),
             "expert": plan.experts.expert if plan.experts else 0,
             "expert_tensor": plan.experts.tensor if plan.experts else 0,
             "sharding": SHARDINGS.index(group.sharding),
@@ -251,7 +256,11 @@ class PlanTable:
             sequence_length=sequence_length,
             microbatch=int(self.microbatch[row]),
             gradients=GradientSync(precision=PRECISIONS[int(self.gradient_precision[row])]),
-            exchange=Exchange(kind=EXCHANGES[int(self.exchange[row])], inner=int(self.inner[row])),
+            exchange=Exchange(
+                kind=EXCHANGES[int(self.exchange[row])],
+                inner=int(self.inner[row]),
+                layout=TOKEN_LAYOUTS[int(self.token_layout[row])],
+            ),
             experts=grid if grid.expert else None,
         )
 

@@ -16,7 +16,8 @@ class Sizes:
 
     `batch` sequences of `sequence` tokens; `tensor` ranks divide heads and hidden features; `split` ranks divide the
     tokens of norms and residuals (tensor with sequence parallel, else 1); `itemsize` bytes of an activation.
-    `context` ranks divide the tokens of every sequence, of which runs of `inner` trade them for heads. `expert` ranks
+    `context` ranks divide the tokens of every sequence, of which runs of `inner` trade them for heads; `token_layout`
+    (an index into TOKEN_LAYOUTS; None is the zigzag one) says which tokens each holds. `expert` ranks
     hold different experts and `expert_tensor` divide each; `expert` is 0 where experts lie as the tensor axis says.
     Work is done in `slices` of the tokens, one after the other.
     `masked`: attention is given a mask of documents. `dense_masks`: a masked attention reads every score.
@@ -35,6 +36,7 @@ class Sizes:
     itemsize: FloatArray
     context: FloatArray | float = 1.0
     inner: FloatArray | float = 1.0
+    token_layout: npt.NDArray[np.int64] | None = None
     expert: FloatArray | float = 0.0
     expert_tensor: FloatArray | float = 0.0
     slices: FloatArray | float = 1.0
@@ -145,7 +147,8 @@ class PartWork:
     """One part of a block: products, scores, element-wise traffic, kernels, collectives and parameters.
 
     `score_flops` forward FLOPs of queries by keys and scores by values over visible keys by heads of `score_dim`
-    features, `scores` the elements of the whole score matrices, with `keys` keys for each query; `traffic` and
+    features, `scores` the elements of the whole score matrices, with `keys` keys for each query; of context ranks one
+    has `heaviest` times the mean of them, for which the others wait; `traffic` and
     `backward_traffic` bytes of element-wise work; `kernels` started forward (twice as many backward); `exchanges`
     take place `exchanged` times (once or not at all); `parameters` on one device, of which `expert_parameters` lie
     on the grid of experts. Of a part that `closes`, nothing after its last product keeps anything for backward. Bytes
@@ -161,6 +164,7 @@ class PartWork:
     scores: FloatArray | float = 0.0
     score_dim: float = 0.0
     keys: float = 1.0
+    heaviest: FloatArray | float = 1.0
     traffic: FloatArray | float = 0.0
     backward_traffic: FloatArray | float = 0.0
     kernels: FloatArray | float = 0.0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,17 +22,43 @@ from meshwright.spec.model import Attention, LatentAttention, QueryKeyNorm
 WIDE_LENGTH = 512
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scoring:
+    """What turns products of queries and keys into scores, and which keys are too far away; see Attention."""
+
+    scale: float
+    softcap: float | None = None
+    window: int | None = None
+    chunk: int | None = None
+
+
+class KeyExchange(Protocol):
+    """Attention of this rank's queries to the keys of every rank that holds a part of their sequences."""
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, *, scoring: Scoring, context: Context
+    ) -> Tensor:
+        """Shapes of AttentionCore.forward. Collective over those ranks."""
+
+
 class AttentionCore(nn.Module):
-    """softmax(q k^T) v under the mask of the context; the part that selective recompute runs again."""
+    """softmax(q k^T) v under the mask of the context; the part that selective recompute runs again.
+
+    `exchange`, when set, does it instead: a layout that divides sequences over ranks puts it there.
+    """
 
     def __init__(self, spec: Attention | LatentAttention, *, head_dim: int) -> None:
         super().__init__()
         self.window, self.chunk = spec.window, getattr(spec, "chunk", None)
         self.softcap: float | None = getattr(spec, "softcap", None)
         self.scale = getattr(spec, "scale", None) or 1.0 / math.sqrt(head_dim)
+        self.exchange: KeyExchange | None = None
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, context: Context) -> Tensor:
         """(b, s, heads, value_dim) from q (b, s, heads, d), k (b, s, kv_heads, d), v (b, s, kv_heads, value_dim)."""
+        if self.exchange is not None:
+            scoring = Scoring(scale=self.scale, softcap=self.softcap, window=self.window, chunk=self.chunk)
+            return self.exchange(q, k, v, sinks, scoring=scoring, context=context)
         written_out = sinks is not None or self.softcap is not None
         lengths = None if written_out else context.lengths(window=self.window, chunk=self.chunk)
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))

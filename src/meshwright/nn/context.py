@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,23 +25,35 @@ class Context:
     `documents` (b, s) numbers the document of each position, each document in one run; None means one document a
     sequence. `memory` keeps keys and values by mixer when text is generated step by step, and `start` is then the
     first new position. Masks are made once and shared by all layers of the pass; angles outlive it in `known_angles`.
+
+    Where a sequence of `length` tokens is divided over ranks, `positions`, (s,) or (b, s) where sequences differ, says
+    which of them x holds, and `documents` are still those of the whole sequence, (b, length).
     """
 
     documents: Tensor | None = None
+    positions: Tensor | None = None
+    length: int = 0
     start: int = 0
     memory: dict[int, tuple[Tensor, Tensor]] | None = None
     known_angles: KnownAngles = field(default_factory=dict)
+    known: dict[object, object] = field(default_factory=dict)  # what an exchange of keys works out once a pass
     _lengths: tuple[tuple[int, ...], ...] | None = None
     _masks: dict[tuple[int | None, int | None, int], Tensor] = field(default_factory=dict)
+    _own_angles: KnownAngles = field(default_factory=dict)
 
     def angles(self, rotary: Rotary, x: Tensor) -> Angles:
         """The angles of the positions of x (b, s, ...)."""
         dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
-        stop = self.start + x.shape[1]
+        stop = self.length if self.positions is not None else self.start + x.shape[1]
         key = (rotary, self.start, stop, dtype, x.device)
         if key not in self.known_angles:
             self.known_angles[key] = angles(rotary, start=self.start, stop=stop, device=x.device, dtype=dtype)
-        return self.known_angles[key]
+        whole = self.known_angles[key]
+        if self.positions is None:
+            return whole
+        if key not in self._own_angles:
+            self._own_angles[key] = Angles(cos=whole.cos[self.positions], sin=whole.sin[self.positions])
+        return self._own_angles[key]
 
     def lengths(self, *, window: int | None, chunk: int | None) -> tuple[tuple[int, ...], ...] | None:
         """Lengths of the documents of every sequence, where attention is causal inside each and they are few.
@@ -83,6 +96,17 @@ class Context:
             return seen[None, None]
         same = self.documents[:, None, :, None] == self.documents[:, None, None, :]
         return seen & same[:, :, self.start :]
+
+
+class SequenceShare(Protocol):
+    """Which tokens of every sequence a rank holds, where sequences are divided over ranks."""
+
+    @property
+    def length(self) -> int:
+        """Tokens of a whole sequence."""
+
+    def positions(self, context: Context) -> Tensor:
+        """Where in their sequences the tokens of this rank stand, (s,) or (b, s); int64, ascending in each."""
 
 
 def _document_lengths(documents: Tensor) -> tuple[tuple[int, ...], ...]:

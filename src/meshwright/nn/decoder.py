@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from meshwright.nn.attention import GroupedAttention
-from meshwright.nn.context import Context, KnownAngles
+from meshwright.nn.context import Context, KnownAngles, SequenceShare
 from meshwright.nn.feed_forward import DenseFeedForward
 from meshwright.nn.latent import LatentAttentionMixer
 from meshwright.nn.linear import Table
@@ -29,9 +30,10 @@ class Positions(Weighted):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(rows, width))
 
-    def forward(self, start: int, stop: int) -> Tensor:
-        """(stop - start, width)."""
-        return self.read(self.weight)[start:stop]
+    def forward(self, start: int, stop: int, at: Tensor | None = None) -> Tensor:
+        """(stop - start, width), or the rows `at`, (..., width)."""
+        table = self.read(self.weight)
+        return table[start:stop] if at is None else functional.embedding(at, table)
 
 
 class TokenEmbedding(nn.Module):
@@ -48,7 +50,7 @@ class TokenEmbedding(nn.Module):
         x = self.tokens(tokens)
         x = x if self.scale == 1.0 else x * self.scale
         if self.positions is not None:
-            x = x + self.positions(context.start, context.start + tokens.shape[1])
+            x = x + self.positions(context.start, context.start + tokens.shape[1], context.positions)
         return x
 
 
@@ -128,6 +130,7 @@ class Decoder(nn.Module):
             raise ConfigError(problems)
         self.model, self.start, self.stop = model, start, stop
         self.known_angles: KnownAngles = {}
+        self.share: SequenceShare | None = None  # set by a layout that divides sequences over ranks
         self.embeds, self.has_head = start == 0, stop == last + 1
         self.tied = self.has_head and model.head.tied
         table = self.embeds or self.tied
@@ -140,10 +143,13 @@ class Decoder(nn.Module):
         """Hidden (b, s, width), or logits (b, s, vocab) when this holds the head.
 
         x is int64 tokens (b, s) when this embeds, else hidden (b, s, width). `documents` (b, s) keeps attention
-        inside each document; `context` replaces it when text is generated step by step.
+        inside each document; `context` replaces it when text is generated step by step. With a `share` x holds some
+        tokens of each sequence, and `documents` are those of all.
         """
         if context is None:
             context = Context(documents=documents, known_angles=self.known_angles)
+            if self.share is not None:
+                context.positions, context.length = self.share.positions(context), self.share.length
         if self.embedding is not None and self.embeds:
             x = self.embedding(x, context)
         for layer in self.layers.values():

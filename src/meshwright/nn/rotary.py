@@ -13,7 +13,8 @@ from meshwright.spec.model import Rotary, RotaryScaling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Angles:
-    """Cosines and sines (positions, dims / 2) in fp32 (fp64 for fp64 activations)."""
+    """Cosines and sines (positions, dims / 2) in fp32 (fp64 for fp64 activations); (b, positions, dims / 2) where
+    the positions of sequences differ."""
 
     cos: Tensor
     sin: Tensor
@@ -39,7 +40,7 @@ def rotate(x: Tensor, turn: Angles) -> Tensor:
     Plane i is features i and i + dims / 2. The product is formed in the precision of the angles.
     """
     half = turn.cos.shape[-1]
-    cos, sin = turn.cos[:, None, :], turn.sin[:, None, :]
+    cos, sin = turn.cos[..., None, :], turn.sin[..., None, :]
     first, second = x[..., :half], x[..., half : 2 * half]
     turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
     return turned if 2 * half == x.shape[-1] else torch.cat((turned, x[..., 2 * half :]), dim=-1)

@@ -10,6 +10,7 @@ from meshwright.nn.decoder import DecoderLayer
 from meshwright.nn.loss import Vocabulary, WholeVocabulary
 from meshwright.nn.weights import Reader, Weighted
 from meshwright.parallel.compile import compile_layers
+from meshwright.parallel.context import divide_sequences, share_of
 from meshwright.parallel.data import build_synchronizer, is_sharded, shard_module, shares_gathers
 from meshwright.parallel.layout import Laid, Parted
 from meshwright.parallel.mesh import Mesh
@@ -47,9 +48,12 @@ def lay(design: Design, mesh: Mesh, *, device: torch.device | str, seed: int, re
     if kinds.tf32:
         # torch keeps this for the whole process, and a process lays one precision.
         torch.set_float32_matmul_precision("high")
-    axis = tensor_axis(plan, mesh)
+    axis, share = tensor_axis(plan, mesh), share_of(plan, mesh, device=device)
     stages = [plan.stages[index] for index in plan.stages_of(mesh.coordinate(AxisName.PIPELINE))]
     parts = [lay_stage(design, stage, mesh=mesh, axis=axis, kinds=kinds, device=device, seed=seed) for stage in stages]
+    if share is not None:
+        for part in parts:
+            divide_sequences(part.module, share, kind=plan.exchange.kind)
     if design.job.compile is Switch.ON:
         compile_layers([part.module for part in parts])
     return Laid(
@@ -61,6 +65,7 @@ def lay(design: Design, mesh: Mesh, *, device: torch.device | str, seed: int, re
         axis=axis,
         vocabulary=vocabulary(design, axis),
         recorder=recorder or Silent(),
+        share=share,
     )
 
 
@@ -152,8 +157,12 @@ def unfit(design: Design) -> tuple[Problem, ...]:
     if any(group.tensor != plan.tensor for group in groups):
         what = "a group's tensor degree is not the tensor axis"
         problems.append(Problem(what=what, where="plan.stages", fix=f"use tensor {plan.tensor}"))
-    if groups[0].sequence_parallel and plan.sequence_length % plan.tensor:
-        what = f"sequence length {plan.sequence_length} does not divide by tensor {plan.tensor}"
+    if plan.sequence_length % (2 * plan.context if plan.context > 1 else 1):
+        what = f"sequence length {plan.sequence_length} does not divide by 2 x context {plan.context}"
+        problems.append(Problem(what=what, where="plan.sequence_length", fix="use a multiple"))
+    if groups[0].sequence_parallel and plan.sequence_length % (plan.context * plan.tensor):
+        what = f"sequence length {plan.sequence_length} does not divide by context x tensor"
+        what += f" {plan.context * plan.tensor}"
         problems.append(Problem(what=what, where="plan.sequence_length", fix="use a multiple"))
     if plan.tensor > 1:
         problems += indivisible(design.model, tensor=plan.tensor)

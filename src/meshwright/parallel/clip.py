@@ -51,5 +51,7 @@ def _is_first_copy(parameter: Tensor, mesh: Mesh) -> bool:
     if isinstance(parameter, DTensor):
         names = parameter.device_mesh.mesh_dim_names or ()
         divided = {name for name, place in zip(names, parameter.placements, strict=True) if not place.is_replicate()}
-    axes = (AxisName.REPLICATE, AxisName.SHARD, AxisName.TENSOR)
+    if AxisName.SHARD.value in divided:
+        divided.add(AxisName.CONTEXT.value)  # one dim of the mesh
+    axes = (AxisName.REPLICATE, AxisName.SHARD, AxisName.CONTEXT, AxisName.TENSOR)
     return all(axis.value in divided or mesh.coordinate(axis) == 0 for axis in axes)

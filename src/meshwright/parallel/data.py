@@ -38,7 +38,7 @@ class ExchangeReduceScatter:
 
 def is_sharded(sharding: Sharding, mesh: Mesh) -> bool:
     """There is something to shard and someone to share it with."""
-    return sharding is not Sharding.NONE and mesh.size(AxisName.SHARD) > 1
+    return sharding is not Sharding.NONE and mesh.divided_size > 1
 
 
 def shard_module(module: nn.Module, *, mesh: Mesh, sharding: Sharding, dtypes: Dtypes) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from meshwright.nn import Decoder, token_losses
 from meshwright.nn.loss import Vocabulary
 from meshwright.parallel.clip import gradient_norm, local_part, scale_gradients
+from meshwright.parallel.context import ContextShare
 from meshwright.parallel.layered import LayeredExecutor
 from meshwright.parallel.mesh import Mesh
 from meshwright.parallel.pipeline import PipelineExecutor
@@ -50,7 +51,9 @@ class Laid:
         axis: TensorAxis | None,
         vocabulary: Vocabulary,
         recorder: Recorder,
+        share: ContextShare | None = None,
     ) -> None:
+        self._share = share
         self.design, self.mesh, self.device, self.dtypes = design, mesh, device, dtypes
         self.parts: tuple[nn.Module, ...] = tuple(part.module for part in parts)
         self.recorder = recorder
@@ -66,11 +69,12 @@ class Laid:
     def step(self, tokens: Tensor, targets: Tensor, documents: Tensor | None = None) -> Tensor:
         """Every microbatch went forward and backward; gradients of the whole batch's mean loss are in place.
 
-        All three are (sequences, length) of this data rank, the same on each of its tensor and pipeline ranks.
+        All three are (sequences, length) of this data rank, the same on each of its tensor, context and pipeline ranks.
         Gradients of the step before are dropped. Returns that mean, the same on every rank.
         """
         for _, parameter in self.named_parameters():
             parameter.grad = None
+        tokens, targets = self._own(tokens, targets, documents)
         if self._pipeline is not None:
             share = self._pipeline.step(tokens, targets, documents)
         else:
@@ -87,12 +91,14 @@ class Laid:
 
         No gradient is made. Every data rank gives as many sequences.
         """
+        count = tokens.numel()
+        tokens, targets = self._own(tokens, targets, documents)
         with torch.no_grad():
             if self._pipeline is not None:
                 share = self._pipeline.evaluate(tokens, targets, documents)
             else:
                 share = self._forward_only(tokens, targets, documents)
-        return self._everywhere(share) * (self._batch_tokens / (tokens.numel() * self.mesh.data_size))
+        return self._everywhere(share) * (self._batch_tokens / (count * self.mesh.data_size))
 
     def clip(self, max_norm: float | None) -> Tensor:
         """The global norm of the gradients before clipping; above `max_norm` they are scaled down to it."""
@@ -112,6 +118,12 @@ class Laid:
         z_loss = self.design.job.z_loss if torch.is_grad_enabled() else 0.0
         losses = token_losses(logits, targets, z_loss=z_loss, vocabulary=self._vocabulary)
         return losses.sum() / self._batch_tokens
+
+    def _own(self, tokens: Tensor, targets: Tensor, documents: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What the context axis leaves this rank of every sequence."""
+        if self._share is None:
+            return tokens, targets
+        return self._share.cut(tokens, documents), self._share.cut(targets, documents)
 
     @property
     def _batch_tokens(self) -> int:
@@ -151,7 +163,7 @@ class Laid:
         return total
 
     def _everywhere(self, share: Tensor) -> Tensor:
-        """The sum of the data ranks' shares, each counted on one tensor rank of the last stage."""
+        """The sum of the data and context ranks' shares, each counted on one tensor rank of the last stage."""
         if self.mesh.everyone is None:
             return share
         counts = self.parts[-1].has_head and self.mesh.coordinate(AxisName.TENSOR) == 0
@@ -217,7 +229,7 @@ class Laid:
                 recorder=self.recorder,
             )
         split = self._axis.size if self._axis is not None and self._axis.sequence else 1
-        shape = (plan.microbatch, plan.sequence_length // split, self.design.model.width)
+        shape = (plan.microbatch, plan.sequence_length // (plan.context * split), self.design.model.width)
         return PipelineExecutor(
             parts=self.parts,
             synchronizers=synchronizers,

@@ -1,4 +1,8 @@
-"""Mesh: the ranks of a plan on its axes, and the process groups along them; passed by value, never global."""
+"""Mesh: the ranks of a plan on its axes, and the process groups along them; passed by value, never global.
+
+What the shard axis divides is divided over the context axis too, and gradients meet over both alike: the two are one
+dim of the device mesh, called shard. The context axis alone has process groups of its own (ContextRanks).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,28 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from meshwright.spec.errors import EnvironmentUnfit, Problem
 from meshwright.spec.plan import AxisName, Plan
+
+CONTEXT_GROUP = "context"  # the description of groups that only keys, values and heads cross
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextRanks:
+    """This rank's place on the context axis: `traders` neighbours trade tokens for heads in the group `inner`, and
+    `runs` of them meet in `outer`; a group is None where it would hold one rank."""
+
+    rank: int
+    size: int
+    traders: int
+    inner: dist.ProcessGroup | None
+    outer: dist.ProcessGroup | None
+
+    @property
+    def run(self) -> int:
+        return self.rank // self.traders
+
+    @property
+    def runs(self) -> int:
+        return self.size // self.traders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +51,7 @@ class Mesh:
     sizes: dict[AxisName, int]
     coordinates: dict[AxisName, int]
     submeshes: dict[tuple[AxisName, ...], DeviceMesh] = field(default_factory=dict)
+    context: ContextRanks | None = None
 
     def size(self, axis: AxisName) -> int:
         return self.sizes.get(axis, 1)
@@ -34,8 +61,11 @@ class Mesh:
         return self.coordinates.get(axis, 0)
 
     def along(self, *axes: AxisName) -> DeviceMesh | None:
-        """The submesh of this rank along `axes`; None when they hold one rank. Axes of size one are left out."""
-        names = tuple(axis for axis in axes if self.size(axis) > 1)
+        """The submesh of this rank along `axes`; None when they hold one rank. Axes of size one are left out.
+
+        Along shard it runs along context too.
+        """
+        names = tuple(axis for axis in axes if (axis,) in self.submeshes)
         return self.submeshes[names] if names else None
 
     def group(self, axis: AxisName) -> dist.ProcessGroup | None:
@@ -58,6 +88,11 @@ class Mesh:
     def data_size(self) -> int:
         return self.size(AxisName.REPLICATE) * self.size(AxisName.SHARD)
 
+    @property
+    def divided_size(self) -> int:
+        """Ranks over which what is sharded is divided."""
+        return self.size(AxisName.SHARD) * self.size(AxisName.CONTEXT)
+
 
 def build_mesh(plan: Plan, *, device_type: str) -> Mesh:
     """The mesh of `plan` over the processes of the default group, whose ranks are the plan's.
@@ -73,18 +108,53 @@ def build_mesh(plan: Plan, *, device_type: str) -> Mesh:
     axes = [axis for axis in plan.axes if axis.size > 1]
     if not axes:
         return Mesh(root=None, rank=0, world_size=1, sizes={}, coordinates={})
+    names = [axis.name for axis in axes]
     grid = torch.arange(plan.world_size).view([axis.size for axis in axes])
-    root = DeviceMesh(device_type, grid, mesh_dim_names=tuple(axis.name.value for axis in axes))
-    coordinate = root.get_coordinate()
-    assert coordinate is not None, "every process is in the mesh"
+    place = (grid == dist.get_rank()).nonzero()[0].tolist()
+    dims, dim_names = _joined(grid, names)
+    root = DeviceMesh(device_type, dims, mesh_dim_names=tuple(name.value for name in dim_names))
     return Mesh(
         root=root,
         rank=dist.get_rank(),
         world_size=plan.world_size,
         sizes={axis.name: axis.size for axis in axes},
-        coordinates={axis.name: place for axis, place in zip(axes, coordinate, strict=True)},
-        submeshes=_submeshes(root, [axis.name for axis in axes]),
+        coordinates=dict(zip(names, place, strict=True)),
+        submeshes=_submeshes(root, dim_names),
+        context=_context_ranks(plan, grid, names) if AxisName.CONTEXT in names else None,
     )
+
+
+def _joined(grid: torch.Tensor, names: list[AxisName]) -> tuple[torch.Tensor, list[AxisName]]:
+    """The grid of ranks with shard and context as one dim, shard: context varies fastest in it."""
+    if AxisName.CONTEXT not in names:
+        return grid, names
+    rest: list[AxisName] = [name for name in names if name is not AxisName.CONTEXT]
+    if AxisName.SHARD not in rest:
+        return grid, [AxisName.SHARD if name is AxisName.CONTEXT else name for name in names]
+    place = rest.index(AxisName.SHARD)
+    order = [*rest[: place + 1], AxisName.CONTEXT, *rest[place + 1 :]]
+    return grid.permute([names.index(name) for name in order]).flatten(place, place + 1), rest
+
+
+def _context_ranks(plan: Plan, grid: torch.Tensor, names: list[AxisName]) -> ContextRanks:
+    """Groups that only their members make, so that no rank makes those of a whole cluster."""
+    runs = grid.movedim(names.index(AxisName.CONTEXT), -1).reshape(-1, plan.context)
+    own = next(run for run in runs.tolist() if dist.get_rank() in run)
+    rank, traders = own.index(dist.get_rank()), plan.exchange.inner
+    run = rank // traders
+    return ContextRanks(
+        rank=rank,
+        size=plan.context,
+        traders=traders,
+        inner=_group(own[run * traders : (run + 1) * traders]),
+        outer=_group(own[rank % traders :: traders]),
+    )
+
+
+def _group(ranks: list[int]) -> dist.ProcessGroup | None:
+    if len(ranks) == 1:
+        return None
+    return dist.new_group(ranks, use_local_synchronization=True, group_desc=CONTEXT_GROUP)
 
 
 def _submeshes(root: DeviceMesh, names: list[AxisName]) -> dict[tuple[AxisName, ...], DeviceMesh]:

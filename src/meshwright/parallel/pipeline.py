@@ -69,8 +69,9 @@ class PipelineExecutor:
     def step(self, tokens: Tensor, targets: Tensor, documents: Tensor | None = None) -> Tensor:
         """Every microbatch went forward and backward through every stage; gradients are accumulated and synchronised.
 
-        All three are (sequences, length) of this data rank, the same on each of its pipeline ranks. Returns the sum
-        of the loss shares of this data rank, 0 on ranks without the head.
+        All three are (sequences, length) of this data rank, the same on each of its pipeline ranks; tokens and
+        targets hold what a context axis leaves this rank, documents the whole sequence. Returns the sum of the loss
+        shares of this data rank, 0 on ranks without the head.
         """
         return self._run(tokens, targets, documents, train=True)
 
@@ -121,7 +122,8 @@ class PipelineExecutor:
 
     def _stage(self, place: int, *, split: frozenset[int], microbatches: int) -> TableStage:
         index, plan = self._indexes[place], self._plan
-        tokens = torch.empty(plan.microbatch, plan.sequence_length, dtype=torch.int64, device="meta")
+        length = plan.sequence_length // plan.context
+        tokens = torch.empty(plan.microbatch, length, dtype=torch.int64, device="meta")
         scalar = torch.empty((), dtype=torch.promote_types(self._hidden.dtype, torch.float32), device="meta")
         return TableStage(
             self._parts[place],

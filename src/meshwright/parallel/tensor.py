@@ -251,6 +251,6 @@ def _leaving(axis: TensorAxis) -> Callable[..., Any]:
 
 def _own_positions(axis: TensorAxis) -> Callable[..., Any]:
     def hook(_module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> Tensor:
-        return output.chunk(axis.size, dim=0)[axis.rank]
+        return output.chunk(axis.size, dim=-2)[axis.rank]
 
     return hook

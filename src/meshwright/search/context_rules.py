@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from meshwright.search.degree_rules import groups_of, tensor_heads
 from meshwright.search.rules import Rule, Scope, choices, divisors
 from meshwright.spec.errors import Problem
-from meshwright.spec.model import Attention, Mixture, ModelSpec, Recurrence
+from meshwright.spec.model import Mixture, ModelSpec, Recurrence
 from meshwright.spec.plan import Design, Offload
 
 
@@ -51,9 +51,6 @@ def context_attends(design: Design) -> Problem | None:
             what = "a recurrence runs along the whole sequence, so context ranks must trade heads for it"
             fix = f"choose {design.plan.context}"
             return Problem(where="plan.exchange.inner", what=what, why=f"model.layers[{index}].mixer", fix=fix)
-        if isinstance(layer.mixer, Attention) and layer.mixer.chunk and design.plan.exchange.inner == 1:
-            what = "chunked attention is not exchanged around a ring"
-            return Problem(where="plan.exchange", what=what, why=f"model.layers[{index}].mixer", fix="trade heads")
     return None
 
 

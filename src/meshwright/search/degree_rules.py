@@ -83,8 +83,9 @@ def tensor_is_axis(design: Design) -> Problem | None:
 
 def sequence_parallel_divides(design: Design) -> Problem | None:
     """Sequence parallelism has tensor ranks to divide the sequence over, and they divide it evenly."""
-    length = design.plan.sequence_length
-    for where, group in groups_of(design.plan):
+    plan = design.plan
+    length = plan.sequence_length // plan.context
+    for where, group in groups_of(plan):
         if not group.sequence_parallel:
             continue
         if group.tensor == 1:
@@ -92,6 +93,7 @@ def sequence_parallel_divides(design: Design) -> Problem | None:
             return Problem(where=f"{where}.sequence_parallel", what=what, fix="choose false, or tensor of 2 or more")
         if length % group.tensor:
             what = f"tensor {group.tensor} does not divide the sequence length {length:,}"
+            what += f" of a context rank of {plan.context}" if plan.context > 1 else ""
             return Problem(where=f"{where}.sequence_parallel", what=what, fix="choose false")
     return None
 

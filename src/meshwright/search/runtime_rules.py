@@ -73,12 +73,20 @@ def towers_built(design: Design) -> Problem | None:
 def axes_built(design: Design) -> Problem | None:
     """The runtime lays every axis of the plan."""
     plan = design.plan
-    if plan.context > 1:
-        what = f"context parallel {plan.context} can be predicted and not trained yet"
-        return Problem(where="plan.axes", what=what, fix="choose a context axis of 1")
     if plan.experts is not None:
         what = "a grid of experts can be predicted and not trained yet"
         return Problem(where="plan.experts", what=what, fix="leave it out: the tensor axis divides every expert")
+    return None
+
+
+def slices_whole(design: Design) -> Problem | None:
+    """Slices of a microbatch and ranks of the context axis do not both divide its sequences."""
+    plan = design.plan
+    if plan.context > 1 and plan.schedule.slices > 1:
+        what = (
+            f"{plan.schedule.slices} slices under context parallel {plan.context} can be predicted and not trained yet"
+        )
+        return Problem(where="plan.schedule.slices", what=what, fix="choose 1 slice, or a context axis of 1")
     return None
 
 
@@ -111,12 +119,13 @@ def offload_built(design: Design) -> Problem | None:
 
 
 UNTRAINED: tuple[tuple[str, int | str | None], ...] = (
-    *((name, None) for name in ("context", "expert", "offload", "slices")),
+    *((name, None) for name in ("expert", "offload", "slices")),
     *(("schedule", kind.value) for kind in ScheduleKind if kind not in TRAINED_SCHEDULES),
 )  # constraint columns, None being every use of one: what plans that the rules below refuse have in common
 
 RUNTIME_RULES = (
     Rule(name="runtime-axes", scope=Scope.RUNTIME, check=axes_built),
+    Rule(name="runtime-slices", scope=Scope.RUNTIME, check=slices_whole),
     Rule(name="runtime-schedule", scope=Scope.RUNTIME, check=schedule_played),
     Rule(name="runtime-compile", scope=Scope.RUNTIME, check=compile_fits),
     Rule(name="runtime-offload", scope=Scope.RUNTIME, check=offload_built),

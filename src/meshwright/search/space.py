@@ -26,7 +26,7 @@ from meshwright.search.rules import divisors
 from meshwright.search.runtime_rules import TRAINED_PRECISIONS, UNTRAINED
 from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.job import JobSpec
-from meshwright.spec.model import Attention, ModelSpec, Recurrence
+from meshwright.spec.model import ModelSpec, Recurrence
 from meshwright.spec.plan import ExchangeKind, Offload, ScheduleKind, Sharding
 
 Boundaries = Callable[[int, int], Sequence[int]]
@@ -250,8 +250,8 @@ def _context(product: Product, model: ModelSpec, cluster: ClusterSpec, job: JobS
     alone = product["context"] == 1
     if any(isinstance(layer.mixer, Recurrence) for layer in model.layers):
         product.keep(alone | (product["inner"] == product["context"]), "context-attends")
-    if any(isinstance(layer.mixer, Attention) and layer.mixer.chunk for layer in model.layers):
-        product.keep(alone | (product["inner"] > 1), "context-attends")
+    divides = length // product["context"] % product["tensor"] == 0
+    product.keep(divides | (product["sequence_parallel"] == 0), "sequence-parallel-divides")
 
 
 def _exchanges(context: int) -> list[list[int]]:

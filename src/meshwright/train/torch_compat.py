@@ -17,7 +17,7 @@ __all__ = [
     "TorchDispatchMode",
     "around_resizes",
     "around_waits",
-    "group_ranks",
+    "group_of",
     "in_backward",
     "is_distributed",
     "local_part",
@@ -35,8 +35,8 @@ def is_distributed(kind: type) -> bool:
 _resolve: Callable[[Any], Any] = dist.distributed_c10d._resolve_process_group
 
 
-def group_ranks(handle: Any) -> tuple[int, ...] | None:
-    """Global ranks of a process group given as itself, as a script object or by its registered name; None otherwise."""
+def group_of(handle: Any) -> dist.ProcessGroup | None:
+    """The process group given as itself, as a script object or by its registered name; None otherwise."""
     if isinstance(handle, torch.ScriptObject):
         handle = unboxed(dist.ProcessGroup, handle)
     if isinstance(handle, str):
@@ -44,7 +44,7 @@ def group_ranks(handle: Any) -> tuple[int, ...] | None:
             handle = _resolve(handle)
         except (RuntimeError, ValueError, KeyError):
             return None
-    return tuple(dist.get_process_group_ranks(handle)) if isinstance(handle, dist.ProcessGroup) else None
+    return handle if isinstance(handle, dist.ProcessGroup) else None
 
 
 def unboxed(kind: Any, value: torch.ScriptObject) -> Any:

@@ -11,13 +11,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from meshwright.parallel.mesh import CONTEXT_GROUP
 from meshwright.spec.plan import AxisName, Plan
 from meshwright.spec.report import LineName
 from meshwright.train.observe.samples import CollectiveCall, axes_spanned
 from meshwright.train.torch_compat import (
     TorchDispatchMode,
     around_waits,
-    group_ranks,
+    group_of,
     is_distributed,
     storage_key,
     tree_leaves,
@@ -28,7 +29,7 @@ from meshwright.train.torch_compat import (
 SCALAR_BYTES = 256
 _NAMESPACES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
 _WAITS = frozenset({"wait_tensor", "_wrap_tensor_autograd"})
-_DATA_AXES = frozenset({AxisName.REPLICATE, AxisName.SHARD})
+_DATA_AXES = frozenset({AxisName.REPLICATE, AxisName.SHARD, AxisName.CONTEXT})
 # The first word found in the name of an operator says what it does; order matters.
 _OPERATIONS: Mapping[str, str] = {
     "reduce_scatter": "reduce_scatter",
@@ -48,13 +49,17 @@ _OPERATIONS: Mapping[str, str] = {
 }
 
 
-def line_of(operation: str, *, axes: frozenset[AxisName], num_bytes: int) -> LineName:
-    """The report line of one collective, by what it does and along which axes its group runs.
+def line_of(operation: str, *, axes: frozenset[AxisName], num_bytes: int, described: str = "") -> LineName:
+    """The report line of one collective, by what it does, along which axes its group runs and how it is `described`.
 
-    Along tensor alone it is a tensor collective; a send or receive is pipeline transfer; along data axes a gather
-    brings parameters and a reduction takes gradients; a reduction along the pipeline joins gradients of tied
-    matrices. Reductions of a loss or a norm and whatever runs along several kinds of axes are `other`.
+    Groups for keys, values and heads are described as context; other groups along that axis are data parallel, as
+    what is sharded is divided over it too. Along tensor alone it is a tensor collective; a send or receive is pipeline
+    transfer; along data axes a gather brings parameters and a reduction takes gradients; a reduction along the
+    pipeline joins gradients of tied matrices. Reductions of a loss or a norm and whatever runs along several kinds of
+    axes are `other`.
     """
+    if described == CONTEXT_GROUP:
+        return LineName.CONTEXT
     if operation in ("send", "recv"):
         return LineName.TRANSFER
     if axes == {AxisName.TENSOR}:
@@ -134,11 +139,12 @@ class CollectiveTimer(TorchDispatchMode):
         if self._synchronize is not None:
             self._synchronize()
         seconds = time.perf_counter() - start
-        ranks = _ranks_of(args, kwargs)
-        if ranks is None or len(ranks) < 2:
+        group = _group_of(args, kwargs)
+        if group is None or group.size() < 2:
             return result
-        num_bytes = _whole_bytes(args, result)
-        pending = _Pending(operation=operation, ranks=ranks, num_bytes=num_bytes, start=start, seconds=seconds)
+        pending = _Pending(
+            operation=operation, group=group, num_bytes=_whole_bytes(args, result), start=start, seconds=seconds
+        )
         self._pending.append(pending)
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.ScriptObject):
@@ -152,11 +158,14 @@ class CollectiveTimer(TorchDispatchMode):
 class _Pending:
     """A call whose wait may still come; holds its Work so that the identity of it stays unique."""
 
-    __slots__ = ("held_from", "num_bytes", "operation", "ranks", "seconds", "start", "work")
+    __slots__ = ("described", "held_from", "num_bytes", "operation", "ranks", "seconds", "start", "work")
 
-    def __init__(self, *, operation: str, ranks: tuple[int, ...], num_bytes: int, start: float, seconds: float) -> None:
+    def __init__(
+        self, *, operation: str, group: dist.ProcessGroup, num_bytes: int, start: float, seconds: float
+    ) -> None:
         self.operation = operation
-        self.ranks = ranks
+        self.ranks = tuple(dist.get_process_group_ranks(group))
+        self.described = group.group_desc
         self.num_bytes = num_bytes
         self.start = start
         self.held_from = start
@@ -170,7 +179,7 @@ class _Pending:
     def finish(self, plan: Plan) -> CollectiveCall:
         axes = axes_spanned(plan, ranks=self.ranks)
         return CollectiveCall(
-            line=line_of(self.operation, axes=axes, num_bytes=self.num_bytes),
+            line=line_of(self.operation, axes=axes, num_bytes=self.num_bytes, described=self.described),
             operation=self.operation,
             ranks=len(self.ranks),
             bytes=self.num_bytes,
@@ -197,7 +206,7 @@ def _bytes_of(tree: Any) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _ranks_of(args: Any, kwargs: Any) -> tuple[int, ...] | None:
-    """Global ranks of the group among the arguments of an operator; names of reductions are no groups."""
+def _group_of(args: Any, kwargs: Any) -> dist.ProcessGroup | None:
+    """The group among the arguments of an operator; names of reductions are no groups."""
     handles = (leaf for leaf in reversed(tree_leaves((args, kwargs))) if not isinstance(leaf, (torch.Tensor, int)))
-    return next((ranks for handle in handles if (ranks := group_ranks(handle)) is not None), None)
+    return next((group for handle in handles if (group := group_of(handle)) is not None), None)

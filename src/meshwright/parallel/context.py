@@ -1,0 +1,177 @@
+"""Context parallel: every sequence is divided over the context axis, and attention meets the keys of all its ranks.
+
+What a rank holds is said by a layout of tokens (cost.token_layouts) and travels as positions: masks and angles follow
+them, so every layout is exact. The ranks of the axis read the same sequences; `cut` leaves each its own tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from meshwright.cost.token_layouts import IntArray, dealt, document_starts, first_keys
+from meshwright.nn import Decoder
+from meshwright.nn.attention import AttentionCore, Scoring
+from meshwright.nn.context import Context
+from meshwright.parallel.blockwise import BlockwiseAttention, Meeting, Tilings
+from meshwright.parallel.mesh import ContextRanks, Mesh
+from meshwright.parallel.tiles import seen_runs, tiles
+from meshwright.parallel.trade import Traders
+from meshwright.parallel.travel import Gather, Ring, Travel
+from meshwright.spec.plan import ExchangeKind, Plan, TokenLayout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Who holds what in one pass: `positions` (ranks, s) ascending in each rank, one for each sequence of the batch
+    or one for all, and `starts`, where documents start, (length,) each, or None."""
+
+    positions: tuple[IntArray, ...]
+    starts: tuple[IntArray, ...] | None
+
+
+class ContextShare:
+    """The tokens of one rank of the context axis (a SequenceShare of nn.context)."""
+
+    def __init__(self, plan: Plan, ranks: ContextRanks, *, device: torch.device) -> None:
+        self._length, self._layout = plan.sequence_length, plan.exchange.layout
+        self.ranks, self._device = ranks, device
+        self._follows = self._layout is TokenLayout.BALANCED
+        self._fixed = (self._dealt(None),)
+        self._at = torch.from_numpy(self._fixed[0][ranks.rank].copy()).to(device)
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    def held(self, context: Context) -> Held:
+        """Who holds what in the pass of `context`, worked out once: documents of an accelerator are waited for."""
+        if "held" not in context.known:
+            context.known["held"] = self._held(context.documents)
+        found = context.known["held"]
+        assert isinstance(found, Held)
+        return found
+
+    def positions(self, context: Context) -> Tensor:
+        if not self._follows or context.documents is None:
+            return self._at
+        return self._stacked(self.held(context))
+
+    def cut(self, x: Tensor, documents: Tensor | None) -> Tensor:
+        """The tokens of this rank, (b, s) of (b, length)."""
+        if not self._follows or documents is None:
+            return x.index_select(1, self._at)
+        return x.gather(1, self._stacked(self._held(documents)))
+
+    def _held(self, documents: Tensor | None) -> Held:
+        if documents is None:
+            return Held(positions=self._fixed, starts=None)
+        starts = tuple(document_starts(documents.cpu().numpy()))
+        positions = tuple(self._dealt(row) for row in starts) if self._follows else self._fixed
+        return Held(positions=positions, starts=starts)
+
+    def _stacked(self, held: Held) -> Tensor:
+        return torch.from_numpy(np.stack([rows[self.ranks.rank] for rows in held.positions])).to(self._device)
+
+    def _dealt(self, starts: IntArray | None) -> IntArray:
+        ranks = self.ranks
+        return dealt(self._layout, length=self._length, ranks=ranks.size, starts=starts, traders=ranks.traders)
+
+
+@dataclass(slots=True, kw_only=True)
+class ContextAttention:
+    """Attention over the context axis (a KeyExchange of nn.attention).
+
+    Neighbouring ranks trade tokens for heads, runs of them meet around a ring or by gathering; either may be one rank.
+    """
+
+    share: ContextShare
+    kind: ExchangeKind
+    _tilings: dict[tuple[int | None, int | None], Tilings] = field(default_factory=dict)
+
+    @torch.compiler.disable
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, *, scoring: Scoring, context: Context
+    ) -> Tensor:
+        traders = self._traders(context, q.device)
+        if traders is not None:
+            q, k, v = traders.heads_for_tokens(q, k, v)
+            sinks = None if sinks is None else sinks.chunk(traders.size)[traders.rank]
+        meeting = Meeting(
+            travel=self._travel(), tilings=self._known(scoring, context), scale=scoring.scale, softcap=scoring.softcap
+        )
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        out: Tensor = BlockwiseAttention.apply(q, k, v, sinks, meeting)
+        out = out.transpose(1, 2)
+        return out if traders is None else traders.tokens_for_heads(out)
+
+    def _traders(self, context: Context, device: torch.device) -> Traders | None:
+        ranks = self.share.ranks
+        if ranks.inner is None:
+            return None
+        if "traders" not in context.known:
+            run = slice(ranks.run * ranks.traders, (ranks.run + 1) * ranks.traders)
+            orders = [np.argsort(rows[run].reshape(-1)) for rows in self.share.held(context).positions]
+            order = np.stack(orders) if len(orders) > 1 else orders[0]
+            context.known["traders"] = Traders(
+                group=ranks.inner,
+                rank=ranks.rank % ranks.traders,
+                size=ranks.traders,
+                order=torch.from_numpy(order).to(device),
+                back=torch.from_numpy(np.argsort(order)).to(device),
+            )
+        found = context.known["traders"]
+        assert isinstance(found, Traders)
+        return found
+
+    def _travel(self) -> Travel:
+        ranks = self.share.ranks
+        if ranks.outer is None or self.kind is ExchangeKind.RING:
+            return Ring(group=ranks.outer, rank=ranks.run, size=ranks.runs)
+        return Gather(group=ranks.outer, rank=ranks.run, size=ranks.runs)
+
+    def _known(self, scoring: Scoring, context: Context) -> Tilings:
+        """Tiles of every pair of ranks: of the run if documents do not differ, else of the pass."""
+        key = (scoring.window, scoring.chunk)
+        if context.documents is None:
+            if key not in self._tilings:
+                self._tilings[key] = self._tiled(self.share.held(context), scoring)
+            return self._tilings[key]
+        if key not in context.known:
+            context.known[key] = self._tiled(self.share.held(context), scoring)
+        return context.known[key]  # type: ignore[return-value]  # kept three lines above
+
+    def _tiled(self, held: Held, scoring: Scoring) -> Tilings:
+        runs, own = self.share.ranks.runs, self.share.ranks.run
+        count = 1 if held.starts is None else len(held.starts)
+        found: list[list[tuple[slice, Sequence]]] = [[] for _ in range(runs)]
+        for row in range(count):
+            positions = np.sort(held.positions[row % len(held.positions)].reshape(runs, -1), axis=1)
+            queries = positions[own]
+            starts = None if held.starts is None else held.starts[row]
+            first = first_keys(queries, window=scoring.window, chunk=scoring.chunk, starts=starts)
+            rows = slice(None) if count == 1 else slice(row, row + 1)
+            for owner in range(runs):
+                seen = tiles(*seen_runs(queries, positions[owner], first=first))
+                if seen:
+                    found[owner].append((rows, seen))
+        return found
+
+
+def share_of(plan: Plan, mesh: Mesh, *, device: torch.device) -> ContextShare | None:
+    """The tokens of this rank; None where the plan has no context axis."""
+    return None if mesh.context is None else ContextShare(plan, mesh.context, device=device)
+
+
+def divide_sequences(unit: nn.Module, share: ContextShare, *, kind: ExchangeKind) -> None:
+    """Every attention under `unit` meets the keys of all ranks of the context axis."""
+    cores = [module for module in unit.modules() if isinstance(module, AttentionCore)]
+    exchange = ContextAttention(share=share, kind=kind)
+    for core in cores:
+        core.exchange = exchange
+    if isinstance(unit, Decoder):
+        unit.share = share

@@ -1,0 +1,162 @@
+"""Attention of one tile with its log-sum-exp, by the fastest kernel that gives one: all uses of torch's own operators.
+
+The public scaled_dot_product_attention does not return the log-sum-exp, which joins the tiles of a row of scores, and
+its backward takes no log-sum-exp of the whole row. The operators behind it do both; torch 2.11 to 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+Pair = tuple[Tensor, Tensor]
+Triple = tuple[Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """How a tile is scored: `mask` bool (queries, keys) says what is seen, None is all, or with `causal` (as many
+    keys as queries) what index order leaves."""
+
+    scale: float
+    softcap: float | None = None
+    causal: bool = False
+    mask: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """Shapes are (b, heads, queries, d), (b, kv_heads, keys, d) and (b, kv_heads, keys, value_dim).
+
+    `forward(q, k, v, scores)` gives the output and the log-sum-exp (b, heads, queries), -inf where nothing is seen;
+    `backward(gradient, q, k, v, out, lse, scores)` the gradients of q, k and v, from the output and the log-sum-exp
+    of whole rows.
+    """
+
+    name: str
+    fits: Callable[[Tensor, Tensor, Scores], bool]
+    forward: Callable[[Tensor, Tensor, Tensor, Scores], Pair]
+    backward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Scores], Triple]
+
+
+def kernel(q: Tensor, v: Tensor, scores: Scores) -> Kernel:
+    """The first of KERNELS that can do it."""
+    return next(entry for entry in KERNELS if entry.fits(q, v, scores))
+
+
+def _fits_processor(q: Tensor, v: Tensor, scores: Scores) -> bool:
+    return q.device.type == "cpu" and q.shape[-1] == v.shape[-1] and scores.softcap is None
+
+
+def _additive(scores: Scores, like: Tensor) -> Tensor | None:
+    if scores.mask is None:
+        return None
+    return torch.zeros(scores.mask.shape, dtype=like.dtype, device=like.device).masked_fill(~scores.mask, float("-inf"))
+
+
+def _processor_forward(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Pair:
+    out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, 0.0, scores.causal, attn_mask=_additive(scores, q), scale=scores.scale
+    )
+    if scores.mask is not None:
+        lse = lse.masked_fill(~scores.mask.any(dim=-1), float("-inf"))
+    return out, lse
+
+
+def _processor_backward(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores
+) -> Triple:
+    result: Triple = aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        gradient, q, k, v, out, lse, 0.0, scores.causal, attn_mask=_additive(scores, q), scale=scores.scale
+    )
+    return result
+
+
+def _fits_accelerator(q: Tensor, v: Tensor, scores: Scores) -> bool:
+    """FlashAttention-2 (2307.08691) as torch ships it: half precision, no mask but the causal one."""
+    dims = q.shape[-1]
+    plain = scores.softcap is None and scores.mask is None and dims == v.shape[-1]
+    return plain and q.device.type == "cuda" and q.itemsize == 2 and dims % 8 == 0 and dims <= 256
+
+
+def _accelerator_forward(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Pair:
+    found = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, scores.causal, False, scale=scores.scale)
+    return found[0], found[1]
+
+
+def _accelerator_backward(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores
+) -> Triple:
+    # Without dropout the state of the random numbers is not read.
+    seed = torch.zeros(2, dtype=torch.uint64, device=q.device)
+    offset = torch.zeros((), dtype=torch.uint64, device=q.device)
+    result: Triple = aten._scaled_dot_product_flash_attention_backward(
+        gradient,
+        q,
+        k,
+        v,
+        out,
+        lse.contiguous(),
+        None,
+        None,
+        q.shape[2],
+        k.shape[2],
+        0.0,
+        scores.causal,
+        seed,
+        offset,
+        scale=scores.scale,
+    )
+    return result
+
+
+def _written_forward(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Pair:
+    values = _written_scores(q, k, scores)[0]
+    lse = values.logsumexp(dim=-1)
+    weights = torch.exp(values - lse[..., None]).nan_to_num(0.0)
+    return (weights.to(v.dtype) @ v.unsqueeze(2)).flatten(1, 2), lse.flatten(1, 2)
+
+
+def _written_backward(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores
+) -> Triple:
+    values, slope = _written_scores(q, k, scores)
+    groups = (k.shape[1], q.shape[1] // k.shape[1])
+    wide = values.dtype
+    gradient = gradient.to(wide).unflatten(1, groups)
+    weights = torch.exp(values - lse.to(wide).unflatten(1, groups)[..., None])
+    of_values = (weights.transpose(-1, -2) @ gradient).sum(dim=2)
+    summed = (gradient * out.to(wide).unflatten(1, groups)).sum(dim=-1, keepdim=True)
+    of_scores = weights * (gradient @ v.to(wide).unsqueeze(2).transpose(-1, -2) - summed) * scores.scale
+    if slope is not None:
+        of_scores = of_scores * slope
+    of_queries = (of_scores @ k.to(wide).unsqueeze(2)).flatten(1, 2)
+    of_keys = (of_scores.transpose(-1, -2) @ q.to(wide).unflatten(1, groups)).sum(dim=2)
+    return of_queries.to(q.dtype), of_keys.to(k.dtype), of_values.to(v.dtype)
+
+
+def _written_scores(q: Tensor, k: Tensor, scores: Scores) -> tuple[Tensor, Tensor | None]:
+    """Scores (b, kv_heads, groups, queries, keys), -inf where nothing is seen, and what the soft cap's slope is."""
+    groups = (k.shape[1], q.shape[1] // k.shape[1])
+    wide = torch.promote_types(q.dtype, torch.float32)
+    values = (q.unflatten(1, groups) @ k.unsqueeze(2).transpose(-1, -2)).to(wide) * scores.scale
+    slope = None
+    if scores.softcap is not None:
+        bent = torch.tanh(values / scores.softcap)
+        values, slope = scores.softcap * bent, 1.0 - bent.square()
+    mask = scores.mask
+    if scores.causal:
+        mask = torch.ones(values.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    return (values if mask is None else values.masked_fill(~mask, float("-inf"))), slope
+
+
+KERNELS = (
+    Kernel(name="processor", fits=_fits_processor, forward=_processor_forward, backward=_processor_backward),
+    Kernel(name="flash", fits=_fits_accelerator, forward=_accelerator_forward, backward=_accelerator_backward),
+    Kernel(name="written out", fits=lambda *_: True, forward=_written_forward, backward=_written_backward),
+)

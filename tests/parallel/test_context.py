@@ -1,0 +1,145 @@
+"""Context parallel: every layout, exchange and mask gives what one device gives, in float64 to 1e-9."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from meshwright.spec.plan import (
+    Axis,
+    AxisName,
+    Design,
+    Exchange,
+    ExchangeKind,
+    Recompute,
+    ScheduleKind,
+    Sharding,
+    TokenLayout,
+)
+from tests.parallel.parity_cases import Documents
+from tests.parallel.test_parity import BATCH, MODEL, check, name
+from tests.support import models
+from tests.support.designs import Layout, design
+from tests.support.pool import Pool
+from tests.support.space import covering, emitted
+
+RING, GATHER = ExchangeKind.RING, ExchangeKind.GATHER
+STRIPED, BALANCED, CONTIGUOUS = TokenLayout.STRIPED, TokenLayout.BALANCED, TokenLayout.CONTIGUOUS
+KINDS = tuple(models.all_models())
+
+# Every way to meet under every layout of tokens; with documents half of them, which a layout may follow.
+EXCHANGES = [
+    Exchange(kind=kind, inner=inner, layout=layout)
+    for layout in TokenLayout
+    for kind, inner in ((RING, 1), (GATHER, 1), (RING, 2))
+]
+TWO_LEVEL = [Exchange(kind=kind, inner=2, layout=layout) for layout in TokenLayout for kind in (RING, GATHER)]
+
+# Every kind of block: all need one exchange at least, and meet the others in turn.
+TURNS = [(kind, EXCHANGES[place % len(EXCHANGES)]) for place, kind in enumerate(KINDS)]
+
+COMBINED = (
+    ("gpt", Layout(context=2, tensor=2, sequence_parallel=True, exchange=Exchange(layout=BALANCED), batch=4)),
+    ("mixture_full", Layout(context=2, tensor=2, sequence_parallel=True, exchange=Exchange(kind=GATHER), batch=4)),
+    ("sinks", Layout(context=2, tensor=2, exchange=Exchange(inner=2), batch=4)),
+    ("tied", Layout(context=2, pipeline=2, recompute=Recompute.FULL, exchange=Exchange(layout=BALANCED), batch=4)),
+    (
+        "window",
+        Layout(
+            context=2,
+            pipeline=2,
+            kind=ScheduleKind.INTERLEAVED,
+            chunks=2,
+            recompute=Recompute.SELECTIVE,
+            exchange=Exchange(kind=GATHER, layout=STRIPED),
+            batch=4,
+        ),
+    ),
+    ("tied", Layout(context=2, shard=2, sharding=Sharding.OPTIMIZER, microbatch=2, batch=8)),
+    ("tiny", Layout(context=2, shard=2, sharding=Sharding.GRADIENTS, exchange=Exchange(inner=2), batch=8)),
+    ("gpt", Layout(context=2, replicate=2, sharding=Sharding.PARAMETERS, recompute=Recompute.SELECTIVE, batch=4)),
+    ("tiny", Layout(context=2, shard=2, replicate=2, sharding=Sharding.PARAMETERS, batch=8)),
+    (
+        "tied",
+        Layout(context=2, tensor=2, pipeline=2, sequence_parallel=True, sharding=Sharding.PARAMETERS, batch=4),
+    ),
+)
+
+PLANS = {
+    ranks: [entry for entry in emitted(MODEL, ranks=ranks, batch=BATCH) if entry.plan.context > 1]
+    for ranks in (2, 4, 8)
+}
+FEW = covering(PLANS[2])
+
+
+MANY = [*covering(PLANS[4]), *PLANS[8][::40]]
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES, ids=str)
+def test_every_layout_of_tokens_and_every_exchange(pool: Pool, exchange: Exchange) -> None:
+    entry = design(MODEL, Layout(context=2, exchange=exchange, batch=4))
+    check(pool, entry)
+    check(pool, entry, packed=Documents.TWO)
+
+
+@pytest.mark.parametrize(("kind", "exchange"), TURNS, ids=str)
+def test_every_kind_of_block(pool: Pool, kind: str, exchange: Exchange) -> None:
+    check(pool, design(models.all_models()[kind], Layout(context=2, exchange=exchange, batch=4)), packed=Documents.TWO)
+
+
+@pytest.mark.parametrize("entry", FEW, ids=name)
+def test_a_plan_of_the_search(pool: Pool, entry: Design) -> None:
+    check(pool, entry, packed=Documents.TWO)
+
+
+@pytest.mark.parametrize("exchange", TWO_LEVEL, ids=str)
+def test_trading_heads_inside_and_meeting_outside(pool: Pool, exchange: Exchange) -> None:
+    check(pool, design(MODEL, Layout(context=4, exchange=exchange, batch=4)), documents=exchange.kind is RING)
+
+
+def test_more_traders_than_heads_of_keys_share_copies(pool: Pool) -> None:
+    check(pool, design(MODEL, Layout(context=4, exchange=Exchange(inner=4), batch=4)), packed=Documents.TWO)
+
+
+def test_more_hops_than_neighbours(pool: Pool) -> None:
+    """Of four ranks, blocks come by that no neighbour holds, and sums of gradients that travel on."""
+    for kind in ("tiny", "window", "chunk"):
+        check(pool, design(models.all_models()[kind], Layout(context=4, batch=4)))
+
+
+@pytest.mark.parametrize(("kind", "layout"), COMBINED, ids=str)
+def test_with_every_other_axis(pool: Pool, kind: str, layout: Layout) -> None:
+    check(pool, design(models.all_models()[kind], layout, z_loss=1e-3), packed=Documents.TWO)
+
+
+ORDERS = (
+    (AxisName.CONTEXT, AxisName.SHARD, AxisName.TENSOR),
+    (AxisName.SHARD, AxisName.TENSOR, AxisName.CONTEXT),
+    (AxisName.CONTEXT, AxisName.PIPELINE, AxisName.SHARD),
+)
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=lambda order: "-".join(order))
+def test_any_order_of_axes_and_any_placement(pool: Pool, order: tuple[AxisName, ...]) -> None:
+    sizes = {axis.value: 2 for axis in order}
+    entry = design(MODEL, Layout(**sizes, sharding=Sharding.PARAMETERS, batch=BATCH))
+    axes = tuple(Axis(name=axis, size=2) for axis in order)
+    check(pool, replace(entry, plan=replace(entry.plan, axes=axes)))
+    placed = replace(entry.plan, axes=axes, placement=(4, 5, 6, 7, 0, 1, 2, 3))
+    check(pool, replace(entry, plan=placed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", MANY, ids=name)
+def test_more_plans_of_the_search(pool: Pool, entry: Design) -> None:
+    check(pool, entry, documents=entry.plan.world_size == 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exchange", EXCHANGES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_block_in_every_exchange(pool: Pool, kind: str, exchange: Exchange) -> None:
+    entry = design(models.all_models()[kind], Layout(context=2, exchange=exchange, batch=4), z_loss=1e-3)
+    check(pool, entry)
+    check(pool, entry, packed=Documents.TWO)
