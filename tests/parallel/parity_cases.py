@@ -14,7 +14,7 @@ from meshwright.nn import Decoder, initialize
 from meshwright.parallel import Mesh, build_mesh, build_optimizer, lay
 from meshwright.spec.job import OptimizerSpec
 from meshwright.spec.model import ModelSpec
-from meshwright.spec.plan import Axis, AxisName, Design, Plan
+from meshwright.spec.plan import AxisName, Design, Plan
 
 SEED = 5
 
@@ -78,20 +78,21 @@ def one_device(
     )
 
 
-_MESHES: dict[tuple[Axis, ...], Mesh] = {}
+_MESHES: dict[object, Mesh] = {}
 
 
-def mesh_over(axes: tuple[Axis, ...], plan: Plan) -> Mesh:
-    """One mesh for all plans of the same axes: a worker forms each process group once."""
-    if axes not in _MESHES:
-        _MESHES[axes] = build_mesh(plan, device_type="cpu")
-    return _MESHES[axes]
+def mesh_over(plan: Plan) -> Mesh:
+    """One mesh for all plans of the same ranks: a worker forms each process group once."""
+    ranks = (plan.axes, plan.placement, plan.experts)
+    if ranks not in _MESHES:
+        _MESHES[ranks] = build_mesh(plan, device_type="cpu")
+    return _MESHES[ranks]
 
 
 def one_rank(design: Design, documents: bool) -> Outcome:
     """The same step laid out. Gradients and parameters are those of this rank's stages, gathered whole."""
     plan = design.plan
-    mesh = mesh_over(plan.axes, plan)
+    mesh = mesh_over(plan)
     laid = lay(design, mesh, device="cpu", seed=SEED)
     optimizer = build_optimizer(laid, design.job.optimizer)
     tokens, targets, parts = batch(plan.batch, plan.sequence_length, design.model.vocab)
