@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from meshwright.nn import Decoder, initialize
+from meshwright.nn.mixture import MixtureOfExperts
 from meshwright.parallel import Mesh, build_mesh, build_optimizer, lay
 from meshwright.spec.job import OptimizerSpec
 from meshwright.spec.model import ModelSpec
@@ -45,6 +46,9 @@ def one_device(
     """The reference: a whole decoder, torch's own cross entropy, norm and AdamW. Nothing of the parallel room."""
     decoder = Decoder(model).double()
     initialize(decoder, seed=SEED)
+    mixtures = [module for module in decoder.modules() if isinstance(module, MixtureOfExperts)]
+    for mixture in mixtures:
+        mixture.each = 1.0 / count
     tokens, targets, parts = batch(count, length, model.vocab)
 
     def forward() -> tuple[Tensor, Tensor]:
@@ -70,9 +74,15 @@ def one_device(
     ]
     betas = (optimizer.beta1, optimizer.beta2)
     torch.optim.AdamW(groups, lr=optimizer.learning_rate, betas=betas, eps=optimizer.epsilon).step()
+    for mixture in mixtures:
+        if mixture.balance is not None and mixture.chosen is not None:
+            seldom = mixture.chosen.double().mean() - mixture.chosen
+            rate = mixture.spec.routing.bias_rate
+            mixture.balance += rate * (seldom > 0) - rate * (seldom < 0)
     with torch.no_grad():
         after = float(forward()[0])
-    parameters = {name: parameter.detach().numpy() for name, parameter in named.items()}
+    kept = {**named, **dict(decoder.named_buffers())}
+    parameters = {name: value.detach().numpy() for name, value in kept.items()}
     return Outcome(
         loss=float(loss.detach()), evaluation=after, norm=float(norm), gradients=gradients, parameters=parameters
     )
@@ -105,6 +115,7 @@ def one_rank(design: Design, documents: bool) -> Outcome:
     optimizer.step()
     evaluation = laid.evaluate(*mine)
     parameters = {name: whole(p.detach()) for name, p in laid.named_parameters()}
+    parameters |= {name: whole(buffer) for part in laid.parts for name, buffer in part.named_buffers()}
     first = all(mesh.coordinate(axis) == 0 for axis in (AxisName.REPLICATE, AxisName.SHARD, AxisName.TENSOR))
     return Outcome(
         loss=float(loss),
