@@ -21,12 +21,17 @@ from meshwright.spec.plan import (
     AxisName,
     BlockGroup,
     Design,
+    Dispatch,
+    Exchange,
+    ExchangeKind,
+    ExpertGrid,
     Plan,
     Recompute,
     Schedule,
     ScheduleKind,
     Sharding,
     Stage,
+    TokenLayout,
 )
 from tests.parallel.parity_cases import Documents
 from tests.support import models
@@ -43,7 +48,7 @@ class Draw:
     """One design of a tiny model in fp64. Defaults are the simplest; a draw shrinks towards them.
 
     `axes` are sizes of more than one from the outermost inwards, `bounds` the first block of every stage but the
-    first, `recompute` the kind of each layer.
+    first, `recompute` the kind of each layer, `exchange` and `experts` the fields of Exchange and ExpertGrid in order.
     """
 
     model: str = "tiny"
@@ -54,9 +59,12 @@ class Draw:
     chunks: int = 1
     microbatch: int = 1
     microbatches: int = 1
+    slices: int = 1
     sharding: str = "none"
     sequence_parallel: bool = False
     recompute: tuple[str, ...] = ("none",)
+    exchange: tuple[str, int, str] = ("ring", 1, "zigzag")
+    experts: tuple[int, int, str] | None = None
     documents: str = "one"
     z_loss: float = 0.0
     clip_norm: float | None = None
@@ -80,7 +88,7 @@ class Draw:
 def read(text: str) -> Draw:
     """The draw that `str` wrote."""
     told: dict[str, Any] = json.loads(text)
-    for key in {"bounds", "recompute"} & told.keys():
+    for key in {"bounds", "recompute", "exchange", "experts"} & told.keys():
         told[key] = tuple(told[key])
     told["axes"] = tuple((name, size) for name, size in told.get("axes", ()))
     return Draw(**told)
@@ -99,9 +107,11 @@ def build(draw: Draw) -> Design:
             Stage(rank=rank, groups=tuple(_groups(draw, start, stop)))
             for rank, (start, stop) in zip(places, pairwise(edges), strict=True)
         ),
-        schedule=Schedule(kind=kind, microbatches=draw.microbatches, chunks=draw.chunks),
+        schedule=Schedule(kind=kind, microbatches=draw.microbatches, chunks=draw.chunks, slices=draw.slices),
         sequence_length=SEQUENCE,
         microbatch=draw.microbatch,
+        exchange=_exchange(draw),
+        experts=_experts(draw),
     )
     job = JobSpec(
         sequence_length=SEQUENCE,
@@ -112,6 +122,18 @@ def build(draw: Draw) -> Design:
         z_loss=draw.z_loss,
     )
     return Design(model=model, cluster=_processors(draw.ranks), job=job, plan=plan)
+
+
+def _exchange(draw: Draw) -> Exchange:
+    kind, inner, layout = draw.exchange
+    return Exchange(kind=ExchangeKind(kind), inner=inner, layout=TokenLayout(layout))
+
+
+def _experts(draw: Draw) -> ExpertGrid | None:
+    if draw.experts is None:
+        return None
+    expert, tensor, dispatch = draw.experts
+    return ExpertGrid(expert=expert, tensor=tensor, dispatch=Dispatch(dispatch))
 
 
 def _groups(draw: Draw, start: int, stop: int) -> Iterator[BlockGroup]:
@@ -132,6 +154,7 @@ def _groups(draw: Draw, start: int, stop: int) -> Iterator[BlockGroup]:
 
 UNLIKE = "unlike"
 KINDS = (*models.all_models(), UNLIKE)
+MIXTURES = (*(name for name in models.all_models() if "mixture" in name), UNLIKE)
 
 
 @cache
@@ -188,8 +211,9 @@ def _any(random: Random, axes: tuple[tuple[str, int], ...], kind: ScheduleKind, 
     if data * microbatch * microbatches > MOST_SEQUENCES or pipeline * chunks > layers + 2:
         return None
     shared = sizes.get("shard", 1) * sizes.get("context", 1) > 1
+    grid = _grid(random, sizes)
     return Draw(
-        model=random.choice(KINDS),
+        model=random.choice(KINDS if grid is None else MIXTURES),
         layers=layers,
         axes=axes,
         bounds=tuple(sorted(random.sample(range(1, layers + 2), pipeline * chunks - 1))),
@@ -197,6 +221,9 @@ def _any(random: Random, axes: tuple[tuple[str, int], ...], kind: ScheduleKind, 
         chunks=chunks,
         microbatch=microbatch,
         microbatches=microbatches,
+        slices=random.choice((2, 4)) if kind is ScheduleKind.SEQUENCE_1F1B else 1,
+        exchange=_meeting(random, sizes.get("context", 1)),
+        experts=grid,
         sharding=random.choice(list(Sharding)[1:] if shared else [Sharding.NONE]).value,
         sequence_parallel=sizes.get("tensor", 1) > 1 and random.random() < 0.5,
         recompute=_recompute(random, layers),
@@ -227,6 +254,20 @@ def _schedule(random: Random, pipeline: int) -> tuple[ScheduleKind, int]:
     return kind, random.choice((2, 3)) if kind in LOOPS else 1
 
 
+def _meeting(random: Random, context: int) -> tuple[str, int, str]:
+    if context == 1:
+        return Draw().exchange
+    inner = random.choice([size for size in range(1, context + 1) if context % size == 0])
+    return random.choice(list(ExchangeKind)).value, inner, random.choice(list(TokenLayout)).value
+
+
+def _grid(random: Random, sizes: dict[str, int]) -> tuple[int, int, str] | None:
+    """A grid of experts over the ranks of a stage, on some draws."""
+    if random.random() < 0.6 or all(name == "pipeline" for name in sizes):
+        return None
+    return random.choice((1, 2, 4)), random.choice((1, 1, 2)), random.choice(list(Dispatch)).value
+
+
 def _recompute(random: Random, layers: int) -> tuple[str, ...]:
     """One kind for all layers, or one for each."""
     kinds = [kind.value for kind in Recompute]
@@ -238,13 +279,15 @@ def _recompute(random: Random, layers: int) -> tuple[str, ...]:
 def choices(draw: Draw) -> dict[str, object]:
     """What a draw chose, by dimension."""
     plain = asdict(draw)
-    for name in ("axes", "bounds", "recompute", "layers"):
+    for name in ("axes", "bounds", "recompute", "layers", "exchange"):
         del plain[name]
+    kind, inner, layout = draw.exchange
     names = [name for name, _ in draw.axes]
     sizes = {name.value: draw.size(name) for name in AxisName}
     usual = names == [name.value for name in AxisName if name.value in names]
     mixed = "mixed" if len(set(draw.recompute)) > 1 else draw.recompute[0]
-    return {**plain, **sizes, "usual order": usual, "recompute": mixed}
+    meeting = {"meeting": kind, "inner": inner, "layout": layout}
+    return {**plain, **sizes, **meeting, "usual order": usual, "recompute": mixed}
 
 
 def covering(draws: list[Draw], *, count: int) -> list[Draw]:
@@ -298,7 +341,17 @@ def _restaged(draw: Draw) -> Draw:
 
 def _plainer(draw: Draw) -> Iterator[Draw]:
     plain = Draw()
-    for name in ("model", "sharding", "sequence_parallel", "documents", "z_loss", "clip_norm", "microbatch"):
+    for name in (
+        "model",
+        "exchange",
+        "experts",
+        "sharding",
+        "sequence_parallel",
+        "documents",
+        "z_loss",
+        "clip_norm",
+        "microbatch",
+    ):
         yield replace(draw, **{name: getattr(plain, name)})
     yield replace(draw, recompute=("none",) * draw.layers)
     yield _restaged(draw)

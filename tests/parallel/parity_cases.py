@@ -13,10 +13,11 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from meshwright.nn import Decoder, initialize
+from meshwright.nn.mixture import MixtureOfExperts
 from meshwright.parallel import Mesh, build_mesh, build_optimizer, lay
 from meshwright.spec.job import OptimizerSpec
 from meshwright.spec.model import ModelSpec
-from meshwright.spec.plan import Axis, AxisName, Design, Plan
+from meshwright.spec.plan import AxisName, Design, Plan
 
 SEED = 5
 TOLERANCE = 1e-9
@@ -63,6 +64,9 @@ def one_device(
     decoder = Decoder(model).double()
     initialize(decoder, seed=SEED)
     tokens, targets, parts = batch(count, length, model.vocab, packed=packed)
+    mixtures = [module for module in decoder.modules() if isinstance(module, MixtureOfExperts)]
+    for mixture in mixtures:
+        mixture.each = 1.0 / count
 
     def forward() -> tuple[Tensor, Tensor]:
         logits = decoder(tokens, documents=parts)
@@ -87,23 +91,29 @@ def one_device(
     ]
     betas = (optimizer.beta1, optimizer.beta2)
     torch.optim.AdamW(groups, lr=optimizer.learning_rate, betas=betas, eps=optimizer.epsilon).step()
+    for mixture in mixtures:
+        if mixture.balance is not None and mixture.chosen is not None:
+            seldom = mixture.chosen.double().mean() - mixture.chosen
+            rate = mixture.spec.routing.bias_rate
+            mixture.balance += rate * (seldom > 0) - rate * (seldom < 0)
     with torch.no_grad():
         after = float(forward()[0])
-    parameters = {name: parameter.detach().numpy() for name, parameter in named.items()}
+    kept = {**named, **dict(decoder.named_buffers())}
+    parameters = {name: value.detach().numpy() for name, value in kept.items()}
     return Outcome(
         loss=float(loss.detach()), evaluation=after, norm=float(norm), gradients=gradients, parameters=parameters
     )
 
 
-_MESHES: dict[tuple[tuple[Axis, ...], int], Mesh] = {}
+_MESHES: dict[object, Mesh] = {}
 
 
 def mesh_over(plan: Plan) -> Mesh:
-    """One mesh for all plans of the same axes: a worker forms each process group once."""
-    key = (plan.axes, plan.exchange.inner)
-    if key not in _MESHES:
-        _MESHES[key] = build_mesh(plan, device_type="cpu")
-    return _MESHES[key]
+    """One mesh for all plans of the same ranks: a worker forms each process group once."""
+    ranks = (plan.axes, plan.exchange.inner, plan.experts)
+    if ranks not in _MESHES:
+        _MESHES[ranks] = build_mesh(plan, device_type="cpu")
+    return _MESHES[ranks]
 
 
 def one_rank(design: Design, packed: Documents) -> Outcome:
@@ -123,6 +133,7 @@ def one_rank(design: Design, packed: Documents) -> Outcome:
     evaluation = laid.evaluate(*mine)
     parameters = by_name([(name, p.detach()) for name, p in laid.named_parameters()])
     first = all(mesh.coordinate(axis) == 0 for axis in _REPEATED)
+    parameters |= {name: whole(buffer) for part in laid.parts for name, buffer in part.named_buffers()}
     return Outcome(
         loss=float(loss),
         evaluation=float(evaluation),

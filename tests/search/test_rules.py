@@ -29,10 +29,12 @@ from meshwright.spec.plan import (
     ScheduleKind,
     Sharding,
 )
+from meshwright.spec.routing import Routing
 from tests.search import search_samples as samples
 
 D = samples.design
 ANYWHERE = frozenset({Scope.PLAN, Scope.MEMORY})
+DROPPING = Routing(capacity=1.0)
 HALF = samples.job(sequences=16)
 FEWER = samples.job(constraints=Constraints(devices="any"))
 INTERLEAVED = Schedule(kind=ScheduleKind.INTERLEAVED, microbatches=8, chunks=2)
@@ -240,10 +242,10 @@ CASES = {
         "plan (pipeline 2): refused by job.constraints.forbid[0]",
     ),
     "memory-fits": Case(D, small_memory, "has"),
-    "runtime-axes": Case(
-        D,
-        lambda: D(experts=ExpertGrid(expert=2), of=samples.model(layer=samples.mixture_layer())),
-        "a grid of experts can be predicted and not trained yet",
+    "runtime-experts": Case(
+        lambda: D(experts=ExpertGrid(expert=2), of=samples.model(layer=samples.mixture_layer(routing=DROPPING))),
+        lambda: D(context=2, shard=1, asked=HALF, of=samples.model(layer=samples.mixture_layer(routing=DROPPING))),
+        "experts counted over a sequence that context ranks divide can be predicted and not trained yet",
     ),
     "runtime-slices": Case(
         lambda: D(context=2, shard=1, asked=HALF),

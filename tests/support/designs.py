@@ -14,6 +14,7 @@ from meshwright.spec.plan import (
     BlockGroup,
     Design,
     Exchange,
+    ExpertGrid,
     Plan,
     Recompute,
     Schedule,
@@ -46,6 +47,7 @@ class Layout:
     batch: int = 16
     precision: Precision = Precision.FP64
     exchange: Exchange = RING
+    experts: ExpertGrid | None = None
 
     @property
     def ranks(self) -> int:
@@ -65,6 +67,8 @@ class Layout:
         parts += ["sp"] if self.sequence_parallel else []
         parts += [self.recompute.value] if self.recompute is not Recompute.NONE else []
         parts += [f"{self.kind.value}x{self.chunks}"] if self.pipeline > 1 else []
+        grid = self.experts
+        parts += [f"ep{grid.expert}etp{grid.tensor}-{grid.dispatch.value}"] if grid is not None else []
         return "-".join([*parts, f"m{self.microbatches}x{self.microbatch}"])
 
 
@@ -103,6 +107,7 @@ def plan(model: ModelSpec, layout: Layout) -> Plan:
         sequence_length=SEQUENCE,
         microbatch=layout.microbatch,
         exchange=layout.exchange,
+        experts=layout.experts,
     )
 
 

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from meshwright.parallel.expert_mesh import ExpertMesh, build_expert_mesh
 from meshwright.spec.errors import EnvironmentUnfit, Problem
 from meshwright.spec.plan import AxisName, Plan
 
@@ -52,6 +53,7 @@ class Mesh:
     coordinates: dict[AxisName, int]
     submeshes: dict[tuple[AxisName, ...], DeviceMesh] = field(default_factory=dict)
     context: ContextRanks | None = None
+    experts: ExpertMesh | None = None
 
     def size(self, axis: AxisName) -> int:
         return self.sizes.get(axis, 1)
@@ -121,6 +123,7 @@ def build_mesh(plan: Plan, *, device_type: str) -> Mesh:
         coordinates=dict(zip(names, place, strict=True)),
         submeshes=_submeshes(root, dim_names),
         context=_context_ranks(plan, grid, names) if AxisName.CONTEXT in names else None,
+        experts=build_expert_mesh(plan, device_type=device_type),
     )
 
 

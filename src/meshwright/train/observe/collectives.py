@@ -49,19 +49,34 @@ _OPERATIONS: Mapping[str, str] = {
 }
 
 
-def line_of(operation: str, *, axes: frozenset[AxisName], num_bytes: int, described: str = "") -> LineName:
+# What a group of the grid of experts is called by torch, after the axis of its mesh: those that tokens travel in,
+# and those of ranks that hold the same experts.
+_TOKENS = frozenset({"mesh_expert", "mesh_expert_tensor"})
+_SAME_EXPERTS = frozenset({"mesh_expert_replicate", "mesh_expert_shard"})
+
+
+def line_of(
+    operation: str, *, axes: frozenset[AxisName], num_bytes: int, described: str = "", counts: bool = False
+) -> LineName:
     """The report line of one collective, by what it does, along which axes its group runs and how it is `described`.
 
     Groups for keys, values and heads are described as context; other groups along that axis are data parallel, as
-    what is sharded is divided over it too. Along tensor alone it is a tensor collective; a send or receive is pipeline
-    transfer; along data axes a gather brings parameters and a reduction takes gradients; a reduction along the
-    pipeline joins gradients of tied matrices. Reductions of a loss or a norm and whatever runs along several kinds of
-    axes are `other`.
+    what is sharded is divided over it too. Groups of the grid of experts say whether tokens travel in them or experts'
+    parameters and gradients. What `counts` (int64) is none of the values that a line predicts. Along tensor alone it
+    is a tensor collective; a send or receive is pipeline transfer; along data axes a gather brings parameters and a
+    reduction takes gradients; a reduction along the pipeline joins gradients of tied matrices. Reductions of a loss or
+    a norm and whatever runs along several kinds of axes are `other`.
     """
     if described == CONTEXT_GROUP:
         return LineName.CONTEXT
     if operation in ("send", "recv"):
         return LineName.TRANSFER
+    if counts:
+        return LineName.OTHER
+    if described in _TOKENS:
+        return LineName.EXPERTS
+    if described in _SAME_EXPERTS and num_bytes > SCALAR_BYTES:
+        return LineName.PARAMETERS if operation == "all_gather" else LineName.GRADIENTS
     if axes == {AxisName.TENSOR}:
         return LineName.TENSOR
     if num_bytes <= SCALAR_BYTES or operation == "barrier":
@@ -145,6 +160,7 @@ class CollectiveTimer(TorchDispatchMode):
         pending = _Pending(
             operation=operation, group=group, num_bytes=_whole_bytes(args, result), start=start, seconds=seconds
         )
+        pending.counts = _counts(args)
         self._pending.append(pending)
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.ScriptObject):
@@ -158,7 +174,7 @@ class CollectiveTimer(TorchDispatchMode):
 class _Pending:
     """A call whose wait may still come; holds its Work so that the identity of it stays unique."""
 
-    __slots__ = ("described", "held_from", "num_bytes", "operation", "ranks", "seconds", "start", "work")
+    __slots__ = ("counts", "described", "held_from", "num_bytes", "operation", "ranks", "seconds", "start", "work")
 
     def __init__(
         self, *, operation: str, group: dist.ProcessGroup, num_bytes: int, start: float, seconds: float
@@ -170,6 +186,7 @@ class _Pending:
         self.start = start
         self.held_from = start
         self.seconds = seconds
+        self.counts = False
         self.work: object = None
 
     def add_wait(self, start: float, seconds: float) -> None:
@@ -178,8 +195,11 @@ class _Pending:
 
     def finish(self, plan: Plan) -> CollectiveCall:
         axes = axes_spanned(plan, ranks=self.ranks)
+        line = line_of(
+            self.operation, axes=axes, num_bytes=self.num_bytes, described=self.described, counts=self.counts
+        )
         return CollectiveCall(
-            line=line_of(self.operation, axes=axes, num_bytes=self.num_bytes, described=self.described),
+            line=line,
             operation=self.operation,
             ranks=len(self.ranks),
             bytes=self.num_bytes,
@@ -210,3 +230,9 @@ def _group_of(args: Any, kwargs: Any) -> dist.ProcessGroup | None:
     """The group among the arguments of an operator; names of reductions are no groups."""
     handles = (leaf for leaf in reversed(tree_leaves((args, kwargs))) if not isinstance(leaf, (torch.Tensor, int)))
     return next((group for handle in handles if (group := group_of(handle)) is not None), None)
+
+
+def _counts(args: Any) -> bool:
+    """Whether an operator moves int64: choices of experts and how many there are."""
+    tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+    return bool(tensors) and all(tensor.dtype is torch.int64 for tensor in tensors)
