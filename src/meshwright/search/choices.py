@@ -68,7 +68,7 @@ class Choices:
             np.searchsorted(self._columns["key"][ends - 1], np.arange(len(keys) + 1)) for ends in self._ends
         ]
         self.count = len(order)
-        self.frames = space.keys
+        self.frames = space.frames
         self._layout = np.full((len(PRECISIONS), len(order)), -1, dtype=np.int64)
         self._precisions = np.unique(space.frames["precision"]).tolist()
 
@@ -86,12 +86,12 @@ class Choices:
         entry, at = _spread(first, last + 1)
         return replace(picked.take(entry), at=at)
 
-    def differ(self, column: str, value: int, step: int) -> Mask:
-        """Choices of `step` after which some plan's `column` is another than `value`; all where none here decides."""
+    def among(self, column: str, values: Sequence[int], step: int) -> Mask:
+        """Choices of `step` after which some plan has one of `values` in `column`; all where none here decides."""
         if column not in self._columns or column in _RUNGS:
             return np.ones(len(self._ends[step]), dtype=np.bool_)
-        other = self._columns[column] != value
-        return np.logical_or.reduceat(other, np.concatenate([[0], self._ends[step][:-1]]))
+        mine = np.isin(self._columns[column], values)
+        return np.logical_or.reduceat(mine, np.concatenate([[0], self._ends[step][:-1]]))
 
     def plans(self, picked: Picked, step: int) -> Ids:
         """How many plans follow from each of `picked`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,10 +11,10 @@ import numpy.typing as npt
 from meshwright import cost
 from meshwright.cost import PlanTable
 from meshwright.cost.table import OFFLOADS, PRECISIONS, RECOMPUTES, SCHEDULES, SHARDINGS
+from meshwright.search.alternatives import Alternatives, settle
 from meshwright.search.candidate import TIE
 from meshwright.search.constraints import Value
 from meshwright.search.explore import Explorer
-from meshwright.search.ladder import Other
 from meshwright.search.prices import Prices
 from meshwright.search.product import Rejection
 from meshwright.spec.job import Objective
@@ -38,10 +38,9 @@ DIMENSIONS = (
     "sequence_parallel",
 )
 SEEN = 0.0005  # of a probability: less is not seen where it is told
-MOST = 20_000  # plans weighed for one line: beyond it the line says what it has not seen
 
 
-LaidOut = Callable[[Ids, Mapping[str, Value]], tuple[Design, Report]]
+LaidOut = Callable[[Sequence[Alternatives]], Sequence[tuple[Design, Report]]]
 
 
 def why(chosen: Design, report: Report, found: Explorer, *, laid_out: LaidOut) -> tuple[str, ...]:
@@ -49,39 +48,37 @@ def why(chosen: Design, report: Report, found: Explorer, *, laid_out: LaidOut) -
 
     Of precisions, which change the numerics, there is one line for every other that the job allows. Alternatives are
     free in every other dimension, so that a line says what the dimension is worth and not what one careless change
-    would do. Frames that may hold a better alternative are priced first. `laid_out` gives the best of some rows as the
-    ranked plans are laid out, with settings held; so a line says what a question of `why_not` does.
+    would do. What may hold better alternatives is priced first, of all lines together. `laid_out` gives the best of
+    each line's rows as the ranked plans are laid out; so a line says what a question of `why_not` does.
     """
-    lines: list[str] = []
-    told: set[str] = set()
-    for name, others in _asked(found, chosen):
-        proven = _settle(found, name, others, own=_value_of(chosen, name))
-        row = _best_other(found, name, others)
-        if row is None:
-            tried = " or ".join(_word(name, value) for value in others)
-            lines.append(f"{_own_word(chosen, name)}: no plan with {tried} {'fits' if proven else 'was seen to fit'}")
+    asked = list(_asked(found, chosen))
+    proven = settle(found, asked)
+    best, told, lines = iter(laid_out([one for one in asked if len(one.rows)])), set[str](), []
+    for one, sure in zip(asked, proven, strict=True):
+        if not len(one.rows):
+            tried = " or ".join(_word(one.name, value) for value in one.values)
+            lines.append(f"{_own_word(chosen, one.name)}: no plan with {tried} {'fits' if sure else 'was seen to fit'}")
             continue
-        value = int(getattr(found.table, name)[row])
-        alike = np.flatnonzero((getattr(found.table, name) == value) & found.prices.fits)
-        other, priced = laid_out(alike, _held(name, value))
-        if other.plan.digest() not in told:
-            told.add(other.plan.digest())
-            line = _against(chosen, report, other, priced, name=name)
-            numerics = "; numerics differ between them" if name == "precision" else ""
-            unsure = "" if proven else f"; not every plan with {_word(name, value)} was weighed"
-            lines.append(line + _missed(found, name, value) + numerics + unsure)
+        made, priced = next(best)
+        if made.plan.digest() not in told:
+            told.add(made.plan.digest())
+            value = _value_of(made, one.name)
+            numerics = "; numerics differ between them" if one.name == "precision" else ""
+            unsure = "" if sure else f"; not every plan with {_word(one.name, value)} was weighed"
+            line = _against(chosen, report, made, priced, name=one.name)
+            lines.append(line + _missed(found, one.name, value) + numerics + unsure)
     return (*lines, *_order(chosen, report))
 
 
-def _asked(found: Explorer, chosen: Design) -> Iterator[tuple[str, list[int]]]:
+def _asked(found: Explorer, chosen: Design) -> Iterator[Alternatives]:
     """Dimensions with the values other than that of `chosen` that one line is of."""
     for name in DIMENSIONS:
         own = _value_of(chosen, name)
         others = [value for value in _values(found, name) if value != own]
         if name == "precision":
-            yield from ((name, [value]) for value in others)
+            yield from (Alternatives(found=found, name=name, values=(value,)) for value in others)
         elif others and len(_values(found, name)) > 1 and not (name == "offload" and own == 0):
-            yield name, others
+            yield Alternatives(found=found, name=name, values=tuple(others))
 
 
 def _order(chosen: Design, report: Report) -> Iterator[str]:
@@ -96,7 +93,7 @@ def _order(chosen: Design, report: Report) -> Iterator[str]:
     yield compared(chosen, report, turned, cost.predict(turned), head=head)
 
 
-def _held(name: str, value: int) -> dict[str, Value]:
+def held(name: str, value: int) -> dict[str, Value]:
     """The setting that keeps a dimension at `value`; none for no grid of experts, which no column names."""
     if name == "expert" and not value:
         return {}
@@ -117,27 +114,6 @@ def _values(found: Explorer, name: str) -> list[int]:
     if name in frames:
         return [int(value) for value in np.unique(frames[name])]
     return found.space.values(name)
-
-
-def _settle(found: Explorer, name: str, others: Sequence[int], *, own: int) -> bool:
-    """Prices what may hold a better plan with one of `others`; False where that would be too much."""
-    frames = found.space.frames
-    among = np.isin(frames[name], others) if name in frames else None
-
-    def best() -> float:
-        row = _best_other(found, name, others)
-        return float("inf") if row is None else float(found.scores()[row])
-
-    if name not in ("recompute", "offload") and best() <= found.settled:
-        return True
-    return found.until(best, among=among, other=Other(column=name, value=own), most=MOST)
-
-
-def _best_other(found: Explorer, name: str, others: Sequence[int]) -> int | None:
-    """The best row that fits with one of `others`, values of the dimension; None where none was priced."""
-    score = np.where(np.isin(getattr(found.table, name), others) & found.prices.fits, found.scores(), np.inf)
-    row = int(np.argmin(score))
-    return row if np.isfinite(score[row]) else None
 
 
 def _missed(found: Explorer, name: str, value: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -13,10 +13,11 @@ from meshwright.search.bound import least_bytes
 from meshwright.search.candidate import LEAST_LIKELY
 from meshwright.search.choices import Choices
 from meshwright.search.floors import Floors
-from meshwright.search.ladder import Ladder, Other
+from meshwright.search.ladder import Ladder
 from meshwright.search.prices import Prices, may_fit, price
 from meshwright.search.space import Space
 from meshwright.search.trainer import Held, Trainer
+from meshwright.search.wanted import Wanted
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.job import JobSpec, Objective
 from meshwright.spec.model import ModelSpec
@@ -68,7 +69,7 @@ class Explorer:
         return Floors(self.space, model=self.model, cluster=self.cluster, job=self.job)
 
     @cached_property
-    def _bounds(self) -> Floats:
+    def bounds(self) -> Floats:
         """What `score` is at the least in every frame."""
         return self._floors.frames()
 
@@ -113,73 +114,74 @@ class Explorer:
     def best(self, count: int, *, slack: float = 1.0) -> None:
         """Prices plans until the `count` best that fit are known, and all whose scores are within `slack` of theirs."""
         if self._small:
-            self._price(np.flatnonzero(self._left), enough=lambda: float("inf"))
+            if self._left.any():
+                self._left[:] = False
+                self._price_whole()
             return
-        self.until(lambda: slack * self._at(min(count, KEPT)))
+        self.until(Wanted(limit=lambda: slack * self._at(min(count, KEPT))))
         if not self._prices:
             self._keep_the_closest()
 
-    def until(
-        self,
-        enough: Callable[[], float],
-        *,
-        among: Mask | None = None,
-        other: Other | None = None,
-        most: int | None = None,
-    ) -> bool:
-        """Prices plans, of the frames of `among` and those that `other` asks for, until none left can score below
-        `enough()`.
+    def until(self, *wanted: Wanted, among: Mask | None = None, most: int | None = None) -> tuple[bool, ...]:
+        """Prices plans, of the frames of `among` alone where they are named, until none left that is `wanted` can score
+        below its limit.
 
-        False where `most` plans were weighed before.
+        Of each of `wanted` whether that is so: not where `most` plans were weighed before.
         """
-        asked = self._left if among is None else self._left & among
-        order = np.flatnonzero(asked)
-        order = order[np.argsort(self._bounds[order], kind="stable")]
-        ends = np.cumsum(self.space.plain.sizes[order])
-        start, rows, asked_lightest = 0, BATCH, False
-        while start < len(order):
-            limit = enough()
-            if self._bounds[order[start]] >= limit:
-                return True
-            done = int(ends[start - 1]) if start else 0
-            if most is not None and done >= most:
-                return False
-            if not np.isfinite(limit) and done > PATIENCE and not asked_lightest:
+        order = np.flatnonzero(self._left if among is None else self._left & among)
+        order = order[np.argsort(self.bounds[order], kind="stable")]
+        whole = all(one.column is None for one in wanted)
+        weighed, rows, asked_lightest = 0, BATCH, False
+        while len(order := self._promising(order, wanted, whole=whole)):
+            if most is not None and weighed >= most:
+                break
+            known = np.isfinite(max(one.limit() for one in wanted))
+            if not known and weighed > PATIENCE and not asked_lightest:
                 asked_lightest, left = True, np.flatnonzero(self._left)
                 self._drop(left[self._lightest_bytes(left) > self._room])
-            rows = min(rows * (GROWTH if np.isfinite(limit) else 2), LARGEST if most is None else most)
-            stop = max(start + 1, int(np.searchsorted(ends, done + rows)))
-            batch = order[start:stop]
-            batch = batch[self._left[batch] & (self._bounds[batch] < limit)]
-            batch = batch if other is not None else batch[self._reached[batch] < limit]
-            if len(batch):
-                self._price(batch, enough=enough, other=other)
-            start = stop
-        return True
+                continue
+            rows = min(rows * (GROWTH if known else 2), LARGEST if most is None else most)
+            ends = np.cumsum(self.space.plain.sizes[order])
+            stop = max(1, int(np.searchsorted(ends, rows)))
+            batch, order, weighed = order[:stop], order[stop:], weighed + int(ends[stop - 1])
+            self._price(batch, wanted, whole=whole)
+        return tuple(not len(self._promising(order, [one], whole=False)) for one in wanted)
+
+    def _promising(self, frames: Ids, wanted: Sequence[Wanted], *, whole: bool) -> Ids:
+        """Those of `frames` of which a plan that is wanted may score below its limit; `whole`: and was not priced."""
+        limits = np.full(len(frames), -np.inf)
+        for one in wanted:
+            column = self.space.frames.get(one.column or "")
+            mine = np.isin(column[frames], one.values) if column is not None else np.ones(len(frames), dtype=np.bool_)
+            limits = np.where(mine, np.maximum(limits, one.limit()), limits)
+        below = self.bounds[frames] < limits
+        if whole:
+            below &= self._reached[frames] < limits
+        return frames[below & self._left[frames]]
 
     @property
     def settled(self) -> float:
         """The score below which every plan is priced that fits, but those that only compute or carry more than one."""
         left = np.flatnonzero(self._left)
-        return float(np.min(np.maximum(self._bounds[left], self._reached[left]), initial=np.inf))
+        return float(np.min(np.maximum(self.bounds[left], self._reached[left]), initial=np.inf))
 
-    def _price(self, frames: Ids, *, enough: Callable[[], float], other: Other | None = None) -> None:
-        """Prices the plans of `frames` that may fit and may be below `enough()`."""
-        if self._small:
-            self._left[frames] = False
-            table = self.space.table if len(frames) == len(self.space.keys) else self.space.rows_of(frames)
-            table = table.take(self.held.allows(table))
-            possible = may_fit(table, model=self.model, cluster=self.cluster)
-            possible = possible if possible.any() else ~possible
-            self.hopeless += int(np.count_nonzero(~possible))
-            self._keep(table.take(possible))
-            return
-        before, new = self._ladder.hopeless, other is None and not self._reached[frames].any()
-        every = self.job.objective is Objective.MEMORY or other is not None
-        self._ladder.climb(frames, self._keep, enough, every=every, other=other)
+    def _price_whole(self) -> None:
+        """Prices every plan that may fit, of a space that is small."""
+        table = self.space.table
+        table = table.take(self.held.allows(table))
+        possible = may_fit(table, model=self.model, cluster=self.cluster)
+        possible = possible if possible.any() else ~possible
+        self.hopeless += int(np.count_nonzero(~possible))
+        self._keep(table.take(possible))
+
+    def _price(self, frames: Ids, wanted: Sequence[Wanted], *, whole: bool) -> None:
+        """Prices the plans of `frames` that are `wanted`, may fit and may be below their limit."""
+        before, new = self._ladder.hopeless, whole and not self._reached[frames].any()
+        every = self.job.objective is Objective.MEMORY or not whole
+        self._ladder.climb(frames, self._keep, wanted, every=every)
         self.hopeless += self._ladder.hopeless - before if new else 0
-        if other is None:
-            self._reached[frames] = enough()
+        if whole:
+            self._reached[frames] = max(one.limit() for one in wanted)
 
     @cached_property
     def _ladder(self) -> Ladder:

@@ -1,0 +1,90 @@
+"""Plans that differ from the best in one dimension: those of every dimension looked for together, near what is known
+first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from meshwright.search.explore import Explorer
+from meshwright.search.wanted import Wanted
+
+Ids = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+MOST = 20_000  # plans weighed for all lines, but for those near plans that are known: beyond it lines say so
+NEAR = 24  # frames near plans that are known, which are looked at first
+STEP = 2.0  # doublings by which the axes of a frame that is near differ in all
+_AXES = ("tensor", "context", "pipeline", "data")
+_ALIKE = (*_AXES, "expert", "precision")
+_RUNGS = ("recompute", "offload")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternatives:
+    """Plans with one of `values` in the column `name`, of those that are priced in `found`."""
+
+    found: Explorer
+    name: str
+    values: tuple[int, ...]
+
+    @property
+    def rows(self) -> Ids:
+        """Those that fit."""
+        prices = self.found.prices
+        return np.flatnonzero(np.isin(getattr(self.found.table, self.name), self.values) & prices.fits & prices.finite)
+
+    @property
+    def score(self) -> float:
+        """Of the best that fits; infinite where none was priced."""
+        return float(np.min(self.found.scores()[self.rows], initial=np.inf))
+
+    @property
+    def is_known(self) -> bool:
+        """Whether no plan can be better than the best that was priced."""
+        return self.name not in _RUNGS and self.score <= self.found.settled
+
+    @property
+    def wanted(self) -> Wanted:
+        return Wanted(limit=lambda: self.score, column=self.name, values=self.values)
+
+
+def settle(found: Explorer, asked: Sequence[Alternatives]) -> list[bool]:
+    """Prices what may hold better plans of any of `asked` than are known; False of those of which not all was weighed.
+
+    Of frames near the best plan of all and the best of each first, then from those near what that finds until it finds
+    no better, and then in the order of their bounds.
+    """
+    left = moving = [one for one in asked if not one.is_known]
+    first = seen = _near(found, left, most=NEAR)
+    near = first
+    while near.any():
+        before = [one.score for one in moving]
+        found.until(*(one.wanted for one in moving), among=near)
+        moving = [one for one, score in zip(moving, before, strict=True) if one.score < score]
+        near = _near(found, moving, most=NEAR) & ~seen
+        seen = seen | near
+    sure = iter(found.until(*(one.wanted for one in left), among=~first, most=MOST)) if left else iter(())
+    return [next(sure) if one in left else True for one in asked]
+
+
+def _near(found: Explorer, asked: Sequence[Alternatives], *, most: int) -> Mask:
+    """Frames near the best plan of all and the best of each of `asked`, `most` of them, those of the best bounds: of
+    frames that divide the model alike the one of the best bound."""
+    near = np.zeros(len(found.space.keys), dtype=np.bool_)
+    if not asked:
+        return near
+    scores = found.scores()
+    fitting = [np.flatnonzero(found.prices.fits & found.prices.finite), *(one.rows for one in asked)]
+    frames = found.space.frames
+    for row in (rows[np.argmin(scores[rows])] for rows in fitting if len(rows)):
+        apart = np.zeros(len(near))
+        for name in _AXES:
+            apart += np.abs(np.log2(frames[name] / getattr(found.table, name)[row]))
+        near |= apart <= STEP + 1e-9
+    chosen = np.flatnonzero(near)
+    chosen = chosen[np.argsort(found.bounds[chosen], kind="stable")]
+    _, best = np.unique(np.stack([frames[name][chosen] for name in _ALIKE]), axis=1, return_index=True)
+    return np.isin(np.arange(len(near)), chosen[np.sort(best)[:most]])
