@@ -4,7 +4,6 @@ first."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +13,7 @@ from meshwright.search.wanted import Wanted
 
 Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
-MOST = 20_000  # plans weighed for all lines, but for those near plans that are known: beyond it lines say so
+MOST = 50_000  # plans that may be better and are weighed for one line: where there are more, lines say so
 NEAR = 24  # frames near plans that are known, which are looked at first
 STEP = 2.0  # doublings by which the axes of a frame that is near differ in all
 _AXES = ("tensor", "context", "pipeline", "data")
@@ -22,24 +21,36 @@ _ALIKE = (*_AXES, "expert", "precision")
 _RUNGS = ("recompute", "offload")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Alternatives:
     """Plans with one of `values` in the column `name`, of those that are priced in `found`."""
 
-    found: Explorer
-    name: str
-    values: tuple[int, ...]
+    def __init__(self, found: Explorer, *, name: str, values: tuple[int, ...]) -> None:
+        self.found, self.name, self.values = found, name, values
+        self._known, self._rows, self._score = 0, np.zeros(0, dtype=np.int64), float("inf")
 
     @property
     def rows(self) -> Ids:
-        """Those that fit."""
-        prices = self.found.prices
-        return np.flatnonzero(np.isin(getattr(self.found.table, self.name), self.values) & prices.fits & prices.finite)
+        """Those that fit, in the order in which they were priced."""
+        self._look()
+        return self._rows
 
     @property
     def score(self) -> float:
         """Of the best that fits; infinite where none was priced."""
-        return float(np.min(self.found.scores()[self.rows], initial=np.inf))
+        self._look()
+        return self._score
+
+    def _look(self) -> None:
+        """Takes in what was priced since it was asked for last."""
+        if self._known == self.found.priced:
+            return
+        new = slice(self._known, None)
+        table, prices = self.found.table.take(new), self.found.prices.take(new)
+        mine = np.isin(getattr(table, self.name), self.values) & prices.fits & prices.finite
+        scores = self.found.score(table, prices)
+        self._rows = np.concatenate([self._rows, self._known + np.flatnonzero(mine)])
+        self._score = float(np.min(scores[mine], initial=self._score))
+        self._known = self.found.priced
 
     @property
     def is_known(self) -> bool:
@@ -66,8 +77,10 @@ def settle(found: Explorer, asked: Sequence[Alternatives]) -> list[bool]:
         moving = [one for one, score in zip(moving, before, strict=True) if one.score < score]
         near = _near(found, moving, most=NEAR) & ~seen
         seen = seen | near
-    sure = iter(found.until(*(one.wanted for one in left), among=~first, most=MOST)) if left else iter(())
-    return [next(sure) if one in left else True for one in asked]
+    few = [one for one in left if found.weight(one.wanted, among=~first) <= MOST]
+    if few:
+        found.until(*(one.wanted for one in few), among=~first)
+    return [one not in left or one in few for one in asked]
 
 
 def _near(found: Explorer, asked: Sequence[Alternatives], *, most: int) -> Mask:

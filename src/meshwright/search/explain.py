@@ -76,9 +76,9 @@ def _asked(found: Explorer, chosen: Design) -> Iterator[Alternatives]:
         own = _value_of(chosen, name)
         others = [value for value in _values(found, name) if value != own]
         if name == "precision":
-            yield from (Alternatives(found=found, name=name, values=(value,)) for value in others)
+            yield from (Alternatives(found, name=name, values=(value,)) for value in others)
         elif others and len(_values(found, name)) > 1 and not (name == "offload" and own == 0):
-            yield Alternatives(found=found, name=name, values=tuple(others))
+            yield Alternatives(found, name=name, values=tuple(others))
 
 
 def _order(chosen: Design, report: Report) -> Iterator[str]:

@@ -147,6 +147,10 @@ class Explorer:
             self._price(batch, wanted, whole=whole)
         return tuple(not len(self._promising(order, [one], whole=False)) for one in wanted)
 
+    def weight(self, wanted: Wanted, *, among: Mask) -> int:
+        """Plans of the frames of `among` that may be better than the limit of `wanted`, but for recompute and offload."""
+        return int(self.space.plain.sizes[self._promising(np.flatnonzero(among), [wanted], whole=False)].sum())
+
     def _promising(self, frames: Ids, wanted: Sequence[Wanted], *, whole: bool) -> Ids:
         """Those of `frames` of which a plan that is wanted may score below its limit; `whole`: and was not priced."""
         limits = np.full(len(frames), -np.inf)
