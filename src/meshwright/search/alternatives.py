@@ -14,10 +14,6 @@ from meshwright.search.wanted import Wanted
 Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 MOST = 50_000  # plans that may be better and are weighed for one line: where there are more, lines say so
-NEAR = 24  # frames near plans that are known, which are looked at first
-STEP = 2.0  # doublings by which the axes of a frame that is near differ in all
-_AXES = ("tensor", "context", "pipeline", "data")
-_ALIKE = (*_AXES, "expert", "precision")
 _RUNGS = ("recompute", "offload")
 
 
@@ -69,13 +65,13 @@ def settle(found: Explorer, asked: Sequence[Alternatives]) -> list[bool]:
     no better, and then in the order of their bounds.
     """
     left = moving = [one for one in asked if not one.is_known]
-    first = seen = _near(found, left, most=NEAR)
+    first = seen = _near(found, left)
     near = first
     while near.any():
         before = [one.score for one in moving]
         found.until(*(one.wanted for one in moving), among=near)
         moving = [one for one, score in zip(moving, before, strict=True) if one.score < score]
-        near = _near(found, moving, most=NEAR) & ~seen
+        near = _near(found, moving) & ~seen
         seen = seen | near
     few = [one for one in left if found.weight(one.wanted, among=~first) <= MOST]
     if few:
@@ -83,21 +79,11 @@ def settle(found: Explorer, asked: Sequence[Alternatives]) -> list[bool]:
     return [one not in left or one in few for one in asked]
 
 
-def _near(found: Explorer, asked: Sequence[Alternatives], *, most: int) -> Mask:
-    """Frames near the best plan of all and the best of each of `asked`, `most` of them, those of the best bounds: of
-    frames that divide the model alike the one of the best bound."""
+def _near(found: Explorer, asked: Sequence[Alternatives]) -> Mask:
+    """Frames near the best plan of all and the best of each of `asked`; none where nothing is asked."""
     near = np.zeros(len(found.space.keys), dtype=np.bool_)
-    if not asked:
-        return near
-    scores = found.scores()
-    fitting = [np.flatnonzero(found.prices.fits & found.prices.finite), *(one.rows for one in asked)]
-    frames = found.space.frames
-    for row in (rows[np.argmin(scores[rows])] for rows in fitting if len(rows)):
-        apart = np.zeros(len(near))
-        for name in _AXES:
-            apart += np.abs(np.log2(frames[name] / getattr(found.table, name)[row]))
-        near |= apart <= STEP + 1e-9
-    chosen = np.flatnonzero(near)
-    chosen = chosen[np.argsort(found.bounds[chosen], kind="stable")]
-    _, best = np.unique(np.stack([frames[name][chosen] for name in _ALIKE]), axis=1, return_index=True)
-    return np.isin(np.arange(len(near)), chosen[np.sort(best)[:most]])
+    if asked:
+        scores, prices = found.scores(), found.prices
+        fitting = [np.flatnonzero(prices.fits & prices.finite), *(one.rows for one in asked)]
+        near[found.near([int(rows[np.argmin(scores[rows])]) for rows in fitting if len(rows)])] = True
+    return near

@@ -27,13 +27,18 @@ Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 EXHAUSTIVE = 100_000  # plans that are all priced: less time than a person notices
 BATCH = 4_000  # plans weighed at a time while none is known to fit; then each time GROWTH times as many
-GROWTH = 8
+GROWTH = 64
 LARGEST = 4_000_000
 KEPT = 1_000  # of the best scores: as many plans may be asked for
 SURE = 0.99  # to fit: no plan that recomputes or offloads more is better than one that is
 PATIENCE = 300_000  # plans weighed without one that fits, before the lightest of every frame are
 FRAMES = 2_000  # whose lightest plans are weighed at a time
+NEAR = 24  # frames near plans that are known
+STEP = 2.0  # doublings by which the axes of a frame that is near differ in all
+CLOSER = 0.97  # of the best score: frames near it are priced while they hold a plan that is better by so much
 CLOSEST = 20  # frames of which plans are priced that do not fit, where none does
+_AXES = ("tensor", "context", "pipeline", "data")
+_ALIKE = (*_AXES, "expert", "precision")
 
 
 class Explorer:
@@ -56,6 +61,7 @@ class Explorer:
         self.model, self.cluster, self.job = model, cluster, job
         self.hopeless = 0
         self._best: Floats = np.zeros(0)
+        self._nearest = np.inf
         self._tables: list[PlanTable] = []
         self._prices: list[Prices] = []
         self._left = np.ones(len(space.keys), dtype=np.bool_)
@@ -136,6 +142,8 @@ class Explorer:
             if most is not None and weighed >= most:
                 break
             known = np.isfinite(max(one.limit() for one in wanted))
+            if whole and known and self._descend(wanted):
+                continue
             if not known and weighed > PATIENCE and not asked_lightest:
                 asked_lightest, left = True, np.flatnonzero(self._left)
                 self._drop(left[self._lightest_bytes(left) > self._room])
@@ -147,8 +155,34 @@ class Explorer:
             self._price(batch, wanted, whole=whole)
         return tuple(not len(self._promising(order, [one], whole=False)) for one in wanted)
 
+    def _descend(self, wanted: Sequence[Wanted]) -> bool:
+        """Prices frames near the best plan that is known, where those near the best before were not; False else."""
+        if not self._at(1) < CLOSER * self._nearest:
+            return False
+        self._nearest = self._at(1)
+        best = int(np.argmin(np.where(self.prices.fits, self.scores(), np.inf)))
+        near = self._promising(self.near([best]), wanted, whole=True)
+        if len(near):
+            self._price(near, wanted, whole=True)
+        return True
+
+    def near(self, rows: Sequence[int]) -> Ids:
+        """At most NEAR frames near those of `rows`, those of least bounds: of frames that divide the model alike the
+        one of the least."""
+        frames, near = self.space.frames, np.zeros(len(self.space.keys), dtype=np.bool_)
+        for row in rows:
+            apart = np.zeros(len(near))
+            for name in _AXES:
+                apart += np.abs(np.log2(frames[name] / getattr(self.table, name)[row]))
+            near |= apart <= STEP + 1e-9
+        chosen = np.flatnonzero(near)
+        chosen = chosen[np.argsort(self.bounds[chosen], kind="stable")]
+        _, first = np.unique(np.stack([frames[name][chosen] for name in _ALIKE]), axis=1, return_index=True)
+        return chosen[np.sort(first)[:NEAR]]
+
     def weight(self, wanted: Wanted, *, among: Mask) -> int:
-        """Plans of the frames of `among` that may be better than the limit of `wanted`, but for recompute and offload."""
+        """Plans, but for recompute and offload, of the frames of `among` of which one that is `wanted` may be below its
+        limit."""
         return int(self.space.plain.sizes[self._promising(np.flatnonzero(among), [wanted], whole=False)].sum())
 
     def _promising(self, frames: Ids, wanted: Sequence[Wanted], *, whole: bool) -> Ids:

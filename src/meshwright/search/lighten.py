@@ -33,7 +33,9 @@ def lightened(designs: Sequence[Design]) -> list[list[Entry]]:
     found: list[list[Entry]] = [[] for _ in designs]
     again = [index for index, made in enumerate(designs) if made.plan.first_group.recompute is not Recompute.NONE]
     uniform = _priced([_uniform(designs[index], kind) for index in again for kind in _KINDS])
-    ends = {index: dict(zip(_KINDS, uniform[3 * place : 3 * place + 3])) for place, index in enumerate(again)}
+    ends = {
+        index: dict(zip(_KINDS, uniform[3 * place : 3 * place + 3], strict=True)) for place, index in enumerate(again)
+    }
     tried = [
         _Between(index=index, heavy=heavy, light=light, ends=of)
         for index, of in ends.items()
