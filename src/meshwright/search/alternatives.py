@@ -10,10 +10,12 @@ import numpy.typing as npt
 
 from meshwright.search.explore import Explorer
 from meshwright.search.wanted import Wanted
+from meshwright.spec.job import Objective
 
 Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 MOST = 50_000  # plans that may be better and are weighed for one line: where there are more, lines say so
+MORE = 500_000  # plans weighed of all those lines where bytes or money count, which tell frames near each other less
 _RUNGS = ("recompute", "offload")
 
 
@@ -73,10 +75,14 @@ def settle(found: Explorer, asked: Sequence[Alternatives]) -> list[bool]:
         moving = [one for one, score in zip(moving, before, strict=True) if one.score < score]
         near = _near(found, moving) & ~seen
         seen = seen | near
-    few = [one for one in left if found.weight(one.wanted, among=~first) <= MOST]
-    if few:
-        found.until(*(one.wanted for one in few), among=~first)
-    return [one not in left or one in few for one in asked]
+    sure = [one for one in left if found.weight(one.wanted, among=~first) <= MOST]
+    if sure:
+        found.until(*(one.wanted for one in sure), among=~first)
+    rest = [one for one in left if one not in sure]
+    if rest and found.job.objective is not Objective.TIME:
+        weighed = found.until(*(one.wanted for one in rest), among=~first, most=MORE)
+        sure += [one for one, whole in zip(rest, weighed, strict=True) if whole]
+    return [one not in left or one in sure for one in asked]
 
 
 def _near(found: Explorer, asked: Sequence[Alternatives]) -> Mask:

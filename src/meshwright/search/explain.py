@@ -135,34 +135,48 @@ def compared(chosen: Design, report: Report, made: Design, other: Report, *, hea
     objective = chosen.job.objective
     if objective is Objective.MEMORY:
         return f"{head} would need {format_bytes(other.peak_bytes)}, not {format_bytes(report.peak_bytes)}{rest}"
-    change, noun = other.step_seconds / report.step_seconds - 1.0, "time"
-    if objective is Objective.COST:
-        change, noun = (1.0 + change) * made.plan.world_size / chosen.plan.world_size - 1.0, "money"
+    cost_counts = objective is Objective.COST
+    share = made.plan.world_size / chosen.plan.world_size if cost_counts else 1.0
+    change = share * other.step_seconds / report.step_seconds - 1.0
+    told = _on_devices(chosen, made) + rest
     if abs(change) < TIE:
-        return f"{head} would take as long{rest}"
-    verb = f"would take {format_percent(abs(change))} {'more' if change > 0 else 'less'} {noun}"
-    ranked = "" if change > 0 else f"; {ranked_behind(report, other)}"
-    return f"{head} {verb}{rest}: {_cause(report, other, slower=change > 0)}{ranked}"
+        return f"{head} would {'cost as much' if cost_counts else 'take as long'}{told}"
+    way, noun = "more" if change > 0 else "less", "money" if cost_counts else "time"
+    ranked = "" if change > 0 else f"; {ranked_behind(report, other, objective=objective)}"
+    cause = _cause(report, other, share=share, slower=change > 0)
+    return f"{head} would take {format_percent(abs(change))} {way} {noun}{told}: {cause}{ranked}"
 
 
-def ranked_behind(report: Report, other: Report) -> str:
+def _on_devices(chosen: Design, made: Design) -> str:
+    """` on 12 devices, not 16`; nothing where both use as many."""
+    ours, theirs = chosen.plan.world_size, made.plan.world_size
+    return "" if ours == theirs else f" on {theirs:,} devices, not {ours:,}"
+
+
+def ranked_behind(report: Report, other: Report, *, objective: Objective) -> str:
     """`but 19 of 20 of its steps stay under 21 s, not 20 s, and it fits with 94.9 %, not 98.9 %`: the figures that
-    rank a plan of report `other` behind one of `report` though its step is shorter; all of them where none does."""
-    upper = [each.step_seconds * each.error_band[1] for each in (other, report)]
+    rank a plan of report `other` behind one of `report` though it has less of what the objective minimises; all of
+    them where none does. Where that is cost and devices differ, steps are told in device-seconds."""
+    whole = objective is Objective.COST and report.devices != other.devices
+    upper = [each.step_seconds * each.error_band[1] * (each.devices if whole else 1) for each in (other, report)]
+    shown = [f"{value:,.4g} device-seconds" if whole else format_seconds(value) for value in upper]
     fits = [1.0 if each.fit_probability is None else each.fit_probability for each in (other, report)]
-    steps = f"19 of 20 of its steps stay under {format_seconds(upper[0])}, not {format_seconds(upper[1])}"
+    steps = f"19 of 20 of its steps stay under {shown[0]}, not {shown[1]}"
     chance = f"it fits with {format_percent(fits[0])}, not {format_percent(fits[1])}"
     slower, unlikelier = upper[0] > upper[1], fits[1] - fits[0] > SEEN
     told = [steps] * (slower or not unlikelier) + [chance] * (unlikelier or not slower)
     return f"but {', and '.join(told)}"
 
 
-def _cause(report: Report, other: Report, *, slower: bool) -> str:
-    """The line that grows most from `report` to `other`, or shrinks most, from and to shares of the step."""
+def _cause(report: Report, other: Report, *, share: float, slower: bool) -> str:
+    """The line that grows most from `report` to `other`, or shrinks most, from and to shares of the step; of a plan
+    whose devices are `share` of those of `report` so much of every line counts."""
     gaps = [gap for gap in diff(report, other)[1:] if gap.name != LineName.STEP]
-    worst = max(gaps, key=lambda gap: gap.seconds if slower else -gap.seconds)
-    before, after = worst.predicted / report.step_seconds, worst.measured / report.step_seconds
-    return f"{worst.name} {format_percent(before)} to {format_percent(after)} of this step"
+    grown = {gap.name: share * gap.measured - gap.predicted for gap in gaps}
+    worst = max(gaps, key=lambda gap: grown[gap.name] if slower else -grown[gap.name])
+    before, after = worst.predicted / report.step_seconds, share * worst.measured / report.step_seconds
+    of = "this step" if share == 1.0 else "the device-seconds of this step"
+    return f"{worst.name} {format_percent(before)} to {format_percent(after)} of {of}"
 
 
 def changes(chosen: Design, made: Design, *, but: str = "") -> str:
