@@ -15,9 +15,9 @@ from meshwright.search.choices import PLAN, SCHEDULE, SHARDING, Choices
 from meshwright.search.decide import legal_space
 from meshwright.search.explore import SURE, Explorer
 from meshwright.search.floors import Floors
-from meshwright.search.ladder import Other
 from meshwright.search.prices import price
 from meshwright.search.product import Product
+from meshwright.search.wanted import Wanted
 from meshwright.spec.cluster import ClusterSpec, Link, Precision
 from meshwright.spec.job import Constraints, JobSpec, Objective
 from meshwright.spec.model import ModelSpec
@@ -195,12 +195,15 @@ def test_a_search_goes_on_where_it_stopped() -> None:
     for schedule in schedules:
         other = whole.table.schedule != schedule
         best = float(whole.scores()[other & whole.prices.fits].min())
-        assert found.until(lambda best=best: best * (1.0 + 1e-9), other=Other(column="schedule", value=int(schedule)))
+        others = tuple(int(kind) for kind in schedules if kind != schedule)
+        assert found.until(Wanted(limit=lambda best=best: best * (1.0 + 1e-9), column="schedule", values=others)) == (
+            True,
+        )
         mine = found.table.schedule != schedule
         assert float(found.scores()[mine & found.prices.fits].min()) == pytest.approx(best, rel=1e-12)
     limit = 1.2 * first
     assert found.settled < limit
-    assert found.until(lambda: limit)
+    assert found.until(Wanted(limit=lambda: limit)) == (True,)
     assert found.settled >= limit
     known = plans_of(found.table)
     assert len(known) == len(set(known))
@@ -219,7 +222,8 @@ def test_choices_are_the_plans_of_their_frames_step_by_step() -> None:
         assert int(choices.plans(picked, step - 1).sum()) == len(space.plain.table)
         picked = choices.after(picked, step)
     assert sorted(plans_of(choices.table(picked, PLAN))) == sorted(plans_of(space.plain.table))
-    other = picked.take(choices.differ("schedule", 1, PLAN)[picked.at])
+    kinds = [int(kind) for kind in np.unique(space.plain.table.schedule) if kind != 1]
+    other = picked.take(choices.among("schedule", kinds, PLAN)[picked.at])
     assert np.all(choices.table(other, PLAN).schedule != 1)
     assert len(other) == np.count_nonzero(space.plain.table.schedule != 1)
 

@@ -19,6 +19,7 @@ from meshwright.search.order_rules import is_trained
 from meshwright.search.orders import SLACK, all_near, evenly, reorder, without_travel
 from meshwright.search.prices import price
 from meshwright.search.settings import differing
+from meshwright.search.wanted import Wanted
 from meshwright.spec import codec
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, Link
 from meshwright.spec.errors import ConfigError
@@ -198,7 +199,7 @@ def test_a_search_goes_on_after_other_orders_were_tried(monkeypatch: pytest.Monk
     before, rows = found.priced, np.flatnonzero(found.table.order)
     plans = [found.table.to_plan(int(row), **NAMES) for row in rows]
     assert plans
-    assert found.until(lambda: 20.0 * float(found.scores().min()))
+    assert found.until(Wanted(limit=lambda: 20.0 * float(found.scores().min()))) == (True,)
     assert found.priced > before
     assert [found.table.to_plan(int(row), **NAMES) for row in rows] == plans
 

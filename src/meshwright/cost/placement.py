@@ -42,14 +42,16 @@ class Ring:
 def strides(table: PlanTable) -> dict[AxisName, IntArray]:
     """Distance in devices between neighbours on each axis: the product of the sizes of all axes inside it."""
     sizes = axis_sizes(table)
-    out = {name: np.ones(len(table), dtype=np.int64) for name in AxisName}
-    for code, order in enumerate(table.orders):
-        chosen = table.order == code
-        stride = np.ones(len(table), dtype=np.int64)
-        for name in reversed(order):
-            out[name] = np.where(chosen, stride, out[name])
-            stride = stride * sizes[name]
-    return out
+    places = {name: place for place, name in enumerate(sizes)}
+    inwards = np.array([[places[name] for name in reversed(order)] for order in table.orders])
+    at = inwards.T[:, table.order] if len(inwards) > 1 else inwards.T
+    lengths = np.stack(list(sizes.values()))
+    lengths = np.take_along_axis(lengths, at, axis=0) if len(inwards) > 1 else lengths[at[:, 0]]
+    steps = np.ones_like(lengths)
+    np.cumprod(lengths[:-1], axis=0, out=steps[1:])
+    out = np.empty_like(steps)
+    np.put_along_axis(out, np.broadcast_to(at, out.shape), steps, axis=0)
+    return {name: out[place] for name, place in places.items()}
 
 
 def axis_sizes(table: PlanTable) -> dict[AxisName, IntArray]:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 import numpy as np
 
 from meshwright.cost.costs import Costs
-from meshwright.cost.table import PRECISIONS, SCHEDULES, BoolArray, PlanTable
+from meshwright.cost.table import OFFLOADS, PRECISIONS, SCHEDULES, BoolArray, IntArray, PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, DeviceSpec, Precision
 from meshwright.spec.job import JobSpec
@@ -129,7 +129,8 @@ def least_upper(
     inverse square of its spread; products take no less than all FLOPs at the pace of large ones, and more of them than
     that is more variance. Where a step is longer its share of products is less, but its upper end more.
     """
-    fixed = spread(_settled(table, model=model, cluster=cluster, job=job), measured=cluster.step_error) ** 2
+    some, at = _alike(table)
+    fixed = spread(_settled(some, model=model, cluster=cluster, job=job), measured=cluster.step_error)[at] ** 2
     if cluster.step_error is not None:
         return np.asarray(seconds * np.exp(REACH * np.sqrt(fixed)))
     rates = [max(_large_products(group.device, precision) for group in cluster.groups) for precision in PRECISIONS]
@@ -141,6 +142,18 @@ def least_upper(
     share = np.clip(products, even, 1.0)
     variance = np.square(share * SPREADS[Cause.PRODUCTS]) + np.square(1.0 - share) * rest
     return np.asarray(seconds * np.exp(REACH * np.sqrt(fixed + variance)))
+
+
+def _alike(table: PlanTable) -> tuple[PlanTable, IntArray]:
+    """A row of every kind that `_settled` tells apart, and which of them every row is like."""
+    sizes = np.unique(table.world)
+    key = np.searchsorted(sizes, table.world)
+    for column, kinds in ((table.schedule, SCHEDULES), (table.offload, OFFLOADS), (table.precision, PRECISIONS)):
+        key = key * len(kinds) + column
+    row = np.full(int(key.max(initial=0)) + 1, -1)
+    row[key] = np.arange(len(table))
+    found = np.flatnonzero(row >= 0)
+    return table.take(row[found]), np.searchsorted(found, key)
 
 
 def spread(

@@ -68,7 +68,8 @@ class Choices:
             np.searchsorted(self._columns["key"][ends - 1], np.arange(len(keys) + 1)) for ends in self._ends
         ]
         self.count = len(order)
-        self.frames = space.keys
+        self._among: dict[tuple[str, tuple[int, ...], int], Mask] = {}
+        self.frames = space.frames
         self._layout = np.full((len(PRECISIONS), len(order)), -1, dtype=np.int64)
         self._precisions = np.unique(space.frames["precision"]).tolist()
 
@@ -86,12 +87,15 @@ class Choices:
         entry, at = _spread(first, last + 1)
         return replace(picked.take(entry), at=at)
 
-    def differ(self, column: str, value: int, step: int) -> Mask:
-        """Choices of `step` after which some plan's `column` is another than `value`; all where none here decides."""
-        if column not in self._columns or column in _RUNGS:
-            return np.ones(len(self._ends[step]), dtype=np.bool_)
-        other = self._columns[column] != value
-        return np.logical_or.reduceat(other, np.concatenate([[0], self._ends[step][:-1]]))
+    def among(self, column: str, values: Sequence[int], step: int) -> Mask:
+        """Choices of `step` after which some plan has one of `values` in `column`; all where none here decides."""
+        key = (column, tuple(values), step)
+        if key not in self._among:
+            mine = np.ones(self.count, dtype=np.bool_)
+            if column in self._columns and column not in _RUNGS:
+                mine = np.isin(self._columns[column], values)
+            self._among[key] = np.logical_or.reduceat(mine, np.concatenate([[0], self._ends[step][:-1]]))
+        return self._among[key]
 
     def plans(self, picked: Picked, step: int) -> Ids:
         """How many plans follow from each of `picked`."""

@@ -10,11 +10,11 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from meshwright.search.alternatives import Alternatives
 from meshwright.search.arrangements import Arrangement, arrangements, placed
 from meshwright.search.candidate import ORDERED_BY, Candidate, Decision, candidate
 from meshwright.search.check import check
-from meshwright.search.constraints import Value
-from meshwright.search.explain import changes, compared, rejected_for_memory, why
+from meshwright.search.explain import changes, compared, held, rejected_for_memory, why
 from meshwright.search.explore import Explorer
 from meshwright.search.job_rules import allowed_precisions, check_job
 from meshwright.search.misses import nothing_fits, nothing_legal
@@ -26,6 +26,7 @@ from meshwright.search.rules import Scope
 from meshwright.search.space import Boundaries, Space, enumerate_plans
 from meshwright.search.stages import balanced_stages
 from meshwright.search.trainer import Trainer
+from meshwright.search.wanted import Wanted
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.errors import NoPlanFits
 from meshwright.spec.job import JobSpec, Objective
@@ -35,6 +36,7 @@ from meshwright.spec.report import Report
 
 SLACK = 1.02  # over the best scores, below which plans are priced: closed forms may be as much too short
 RANKED = 10  # plans that are ranked unless more are asked for: of fewer, as many are laid out again
+LAID = 30  # alternatives of one line that are laid out again at the most
 MOST = 3  # times as many plans as are asked for are laid out again at the most
 WEIGHED = 1_000_000  # plans weighed again where those laid out again turn out slower than they promised
 FRONT = 8  # plans of the front that are shown
@@ -195,18 +197,37 @@ def _why_placed(best: _Arranged, listed: _Arranged) -> tuple[str, ...]:
     return (compared(ours, report, theirs, other, head=head, rest=changes(ours, theirs)),)
 
 
-def best_of(found: Explorer, rows: Ids, held: Mapping[str, Value]) -> Entry:
-    """The best of `rows` laid out again with the settings `held`, whose stages may be others: taken in the order of
-    their scores until the next promises no more, RANKED at the most."""
-    constraints = replace(found.job.constraints, fix={**found.job.constraints.fix, **held})
-    job, scores = replace(found.job, constraints=constraints), found.scores()[rows]
-    done: list[Entry] = []
-    for at in np.argsort(scores, kind="stable")[:RANKED]:
-        if done and scores[at] >= min(entry_value(entry, job.objective) for entry in done):
-            break
-        done += refine(found.table, [int(rows[at])], model=found.model, cluster=found.cluster, job=job, held=found.held)
-    made, report = min(done, key=lambda entry: entry_order(entry, job.objective))
-    return replace(made, job=found.job), report
+def best_of(found: Explorer, asked: Sequence[Alternatives]) -> list[Entry]:
+    """Of each of `asked` the best of its rows laid out again, whose stages may be others but not what it is about.
+
+    Rows are taken in the order of their scores until the next promises no more, each time more of them, LAID at the
+    most; those of all that are asked are laid out together.
+    """
+    scores, values = found.scores(), [getattr(found.table, one.name) for one in asked]
+    left = [one.rows[np.argsort(scores[one.rows], kind="stable")][:LAID] for one in asked]
+    done: list[list[Entry]] = [[] for _ in asked]
+    size = 1
+    while True:
+        limits = [min((entry_value(entry, found.job.objective) for entry in each), default=np.inf) for each in done]
+        taken = [
+            (index, int(row))
+            for index, limit in enumerate(limits)
+            for row in left[index][:size][scores[left[index][:size]] < limit]
+        ]
+        if not taken:
+            return [min(each, key=lambda entry: entry_order(entry, found.job.objective)) for each in done]
+        laid_out = refine(
+            found.table,
+            [row for _, row in taken],
+            model=found.model,
+            cluster=found.cluster,
+            job=found.job,
+            held=found.held,
+            fixed=[held(asked[index].name, int(values[index][row])) for index, row in taken],
+        )
+        for (index, _), entry in zip(taken, laid_out, strict=True):
+            done[index].append(entry)
+        left, size = [rows[size:] for rows in left], 3 * size
 
 
 def best_refined(found: Explorer, count: int, *, most: int | None = None) -> tuple[list[Entry], bool]:
@@ -223,7 +244,7 @@ def best_refined(found: Explorer, count: int, *, most: int | None = None) -> tup
     while len(done) <= most:
         rows = _next(found, done, limit, most=max(count - len(done), 1))
         if not rows and len(done) >= count and limit > found.settled:
-            settled = found.until(partial(float, limit), most=WEIGHED)
+            (settled,) = found.until(Wanted(limit=partial(float, limit)), most=WEIGHED)
             rows = _next(found, done, limit, most=1)
         if not rows or len(done) == most:
             settled = settled and not rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,10 +11,10 @@ import numpy.typing as npt
 from meshwright import cost
 from meshwright.cost import PlanTable
 from meshwright.cost.table import OFFLOADS, PRECISIONS, RECOMPUTES, SCHEDULES, SHARDINGS
+from meshwright.search.alternatives import Alternatives, settle
 from meshwright.search.candidate import TIE
 from meshwright.search.constraints import Value
 from meshwright.search.explore import Explorer
-from meshwright.search.ladder import Other
 from meshwright.search.prices import Prices
 from meshwright.search.product import Rejection
 from meshwright.spec.job import Objective
@@ -38,10 +38,9 @@ DIMENSIONS = (
     "sequence_parallel",
 )
 SEEN = 0.0005  # of a probability: less is not seen where it is told
-MOST = 20_000  # plans weighed for one line: beyond it the line says what it has not seen
 
 
-LaidOut = Callable[[Ids, Mapping[str, Value]], tuple[Design, Report]]
+LaidOut = Callable[[Sequence[Alternatives]], Sequence[tuple[Design, Report]]]
 
 
 def why(chosen: Design, report: Report, found: Explorer, *, laid_out: LaidOut) -> tuple[str, ...]:
@@ -49,39 +48,37 @@ def why(chosen: Design, report: Report, found: Explorer, *, laid_out: LaidOut) -
 
     Of precisions, which change the numerics, there is one line for every other that the job allows. Alternatives are
     free in every other dimension, so that a line says what the dimension is worth and not what one careless change
-    would do. Frames that may hold a better alternative are priced first. `laid_out` gives the best of some rows as the
-    ranked plans are laid out, with settings held; so a line says what a question of `why_not` does.
+    would do. What may hold better alternatives is priced first, of all lines together. `laid_out` gives the best of
+    each line's rows as the ranked plans are laid out; so a line says what a question of `why_not` does.
     """
-    lines: list[str] = []
-    told: set[str] = set()
-    for name, others in _asked(found, chosen):
-        proven = _settle(found, name, others, own=_value_of(chosen, name))
-        row = _best_other(found, name, others)
-        if row is None:
-            tried = " or ".join(_word(name, value) for value in others)
-            lines.append(f"{_own_word(chosen, name)}: no plan with {tried} {'fits' if proven else 'was seen to fit'}")
+    asked = list(_asked(found, chosen))
+    proven = settle(found, asked)
+    best, told, lines = iter(laid_out([one for one in asked if len(one.rows)])), set[str](), []
+    for one, sure in zip(asked, proven, strict=True):
+        if not len(one.rows):
+            tried = " or ".join(_word(one.name, value) for value in one.values)
+            lines.append(f"{_own_word(chosen, one.name)}: no plan with {tried} {'fits' if sure else 'was seen to fit'}")
             continue
-        value = int(getattr(found.table, name)[row])
-        alike = np.flatnonzero((getattr(found.table, name) == value) & found.prices.fits)
-        other, priced = laid_out(alike, _held(name, value))
-        if other.plan.digest() not in told:
-            told.add(other.plan.digest())
-            line = _against(chosen, report, other, priced, name=name)
-            numerics = "; numerics differ between them" if name == "precision" else ""
-            unsure = "" if proven else f"; not every plan with {_word(name, value)} was weighed"
-            lines.append(line + _missed(found, name, value) + numerics + unsure)
+        made, priced = next(best)
+        if made.plan.digest() not in told:
+            told.add(made.plan.digest())
+            value = _value_of(made, one.name)
+            numerics = "; numerics differ between them" if one.name == "precision" else ""
+            unsure = "" if sure else f"; not every plan with {_word(one.name, value)} was weighed"
+            line = _against(chosen, report, made, priced, name=one.name)
+            lines.append(line + _missed(found, one.name, value) + numerics + unsure)
     return (*lines, *_order(chosen, report))
 
 
-def _asked(found: Explorer, chosen: Design) -> Iterator[tuple[str, list[int]]]:
+def _asked(found: Explorer, chosen: Design) -> Iterator[Alternatives]:
     """Dimensions with the values other than that of `chosen` that one line is of."""
     for name in DIMENSIONS:
         own = _value_of(chosen, name)
         others = [value for value in _values(found, name) if value != own]
         if name == "precision":
-            yield from ((name, [value]) for value in others)
+            yield from (Alternatives(found, name=name, values=(value,)) for value in others)
         elif others and len(_values(found, name)) > 1 and not (name == "offload" and own == 0):
-            yield name, others
+            yield Alternatives(found, name=name, values=tuple(others))
 
 
 def _order(chosen: Design, report: Report) -> Iterator[str]:
@@ -96,7 +93,7 @@ def _order(chosen: Design, report: Report) -> Iterator[str]:
     yield compared(chosen, report, turned, cost.predict(turned), head=head)
 
 
-def _held(name: str, value: int) -> dict[str, Value]:
+def held(name: str, value: int) -> dict[str, Value]:
     """The setting that keeps a dimension at `value`; none for no grid of experts, which no column names."""
     if name == "expert" and not value:
         return {}
@@ -119,27 +116,6 @@ def _values(found: Explorer, name: str) -> list[int]:
     return found.space.values(name)
 
 
-def _settle(found: Explorer, name: str, others: Sequence[int], *, own: int) -> bool:
-    """Prices what may hold a better plan with one of `others`; False where that would be too much."""
-    frames = found.space.frames
-    among = np.isin(frames[name], others) if name in frames else None
-
-    def best() -> float:
-        row = _best_other(found, name, others)
-        return float("inf") if row is None else float(found.scores()[row])
-
-    if name not in ("recompute", "offload") and best() <= found.settled:
-        return True
-    return found.until(best, among=among, other=Other(column=name, value=own), most=MOST)
-
-
-def _best_other(found: Explorer, name: str, others: Sequence[int]) -> int | None:
-    """The best row that fits with one of `others`, values of the dimension; None where none was priced."""
-    score = np.where(np.isin(getattr(found.table, name), others) & found.prices.fits, found.scores(), np.inf)
-    row = int(np.argmin(score))
-    return row if np.isfinite(score[row]) else None
-
-
 def _missed(found: Explorer, name: str, value: int) -> str:
     """That a plan with the value that does not fit would be better than all that do, where one would."""
     prices, scores = found.prices, found.scores()
@@ -159,34 +135,48 @@ def compared(chosen: Design, report: Report, made: Design, other: Report, *, hea
     objective = chosen.job.objective
     if objective is Objective.MEMORY:
         return f"{head} would need {format_bytes(other.peak_bytes)}, not {format_bytes(report.peak_bytes)}{rest}"
-    change, noun = other.step_seconds / report.step_seconds - 1.0, "time"
-    if objective is Objective.COST:
-        change, noun = (1.0 + change) * made.plan.world_size / chosen.plan.world_size - 1.0, "money"
+    cost_counts = objective is Objective.COST
+    share = made.plan.world_size / chosen.plan.world_size if cost_counts else 1.0
+    change = share * other.step_seconds / report.step_seconds - 1.0
+    told = _on_devices(chosen, made) + rest
     if abs(change) < TIE:
-        return f"{head} would take as long{rest}"
-    verb = f"would take {format_percent(abs(change))} {'more' if change > 0 else 'less'} {noun}"
-    ranked = "" if change > 0 else f"; {ranked_behind(report, other)}"
-    return f"{head} {verb}{rest}: {_cause(report, other, slower=change > 0)}{ranked}"
+        return f"{head} would {'cost as much' if cost_counts else 'take as long'}{told}"
+    way, noun = "more" if change > 0 else "less", "money" if cost_counts else "time"
+    ranked = "" if change > 0 else f"; {ranked_behind(report, other, objective=objective)}"
+    cause = _cause(report, other, share=share, slower=change > 0)
+    return f"{head} would take {format_percent(abs(change))} {way} {noun}{told}: {cause}{ranked}"
 
 
-def ranked_behind(report: Report, other: Report) -> str:
+def _on_devices(chosen: Design, made: Design) -> str:
+    """` on 12 devices, not 16`; nothing where both use as many."""
+    ours, theirs = chosen.plan.world_size, made.plan.world_size
+    return "" if ours == theirs else f" on {theirs:,} devices, not {ours:,}"
+
+
+def ranked_behind(report: Report, other: Report, *, objective: Objective) -> str:
     """`but 19 of 20 of its steps stay under 21 s, not 20 s, and it fits with 94.9 %, not 98.9 %`: the figures that
-    rank a plan of report `other` behind one of `report` though its step is shorter; all of them where none does."""
-    upper = [each.step_seconds * each.error_band[1] for each in (other, report)]
+    rank a plan of report `other` behind one of `report` though it has less of what the objective minimises; all of
+    them where none does. Where that is cost and devices differ, steps are told in device-seconds."""
+    whole = objective is Objective.COST and report.devices != other.devices
+    upper = [each.step_seconds * each.error_band[1] * (each.devices if whole else 1) for each in (other, report)]
+    shown = [f"{value:,.4g} device-seconds" if whole else format_seconds(value) for value in upper]
     fits = [1.0 if each.fit_probability is None else each.fit_probability for each in (other, report)]
-    steps = f"19 of 20 of its steps stay under {format_seconds(upper[0])}, not {format_seconds(upper[1])}"
+    steps = f"19 of 20 of its steps stay under {shown[0]}, not {shown[1]}"
     chance = f"it fits with {format_percent(fits[0])}, not {format_percent(fits[1])}"
     slower, unlikelier = upper[0] > upper[1], fits[1] - fits[0] > SEEN
     told = [steps] * (slower or not unlikelier) + [chance] * (unlikelier or not slower)
     return f"but {', and '.join(told)}"
 
 
-def _cause(report: Report, other: Report, *, slower: bool) -> str:
-    """The line that grows most from `report` to `other`, or shrinks most, from and to shares of the step."""
+def _cause(report: Report, other: Report, *, share: float, slower: bool) -> str:
+    """The line that grows most from `report` to `other`, or shrinks most, from and to shares of the step; of a plan
+    whose devices are `share` of those of `report` so much of every line counts."""
     gaps = [gap for gap in diff(report, other)[1:] if gap.name != LineName.STEP]
-    worst = max(gaps, key=lambda gap: gap.seconds if slower else -gap.seconds)
-    before, after = worst.predicted / report.step_seconds, worst.measured / report.step_seconds
-    return f"{worst.name} {format_percent(before)} to {format_percent(after)} of this step"
+    grown = {gap.name: share * gap.measured - gap.predicted for gap in gaps}
+    worst = max(gaps, key=lambda gap: grown[gap.name] if slower else -grown[gap.name])
+    before, after = worst.predicted / report.step_seconds, share * worst.measured / report.step_seconds
+    of = "this step" if share == 1.0 else "the device-seconds of this step"
+    return f"{worst.name} {format_percent(before)} to {format_percent(after)} of {of}"
 
 
 def changes(chosen: Design, made: Design, *, but: str = "") -> str:

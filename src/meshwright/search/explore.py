@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -13,10 +13,11 @@ from meshwright.search.bound import least_bytes
 from meshwright.search.candidate import LEAST_LIKELY
 from meshwright.search.choices import Choices
 from meshwright.search.floors import Floors
-from meshwright.search.ladder import Ladder, Other
+from meshwright.search.ladder import Ladder
 from meshwright.search.prices import Prices, may_fit, price
 from meshwright.search.space import Space
 from meshwright.search.trainer import Held, Trainer
+from meshwright.search.wanted import Wanted
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.job import JobSpec, Objective
 from meshwright.spec.model import ModelSpec
@@ -26,13 +27,18 @@ Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 EXHAUSTIVE = 100_000  # plans that are all priced: less time than a person notices
 BATCH = 4_000  # plans weighed at a time while none is known to fit; then each time GROWTH times as many
-GROWTH = 8
+GROWTH = 64
 LARGEST = 4_000_000
 KEPT = 1_000  # of the best scores: as many plans may be asked for
 SURE = 0.99  # to fit: no plan that recomputes or offloads more is better than one that is
 PATIENCE = 300_000  # plans weighed without one that fits, before the lightest of every frame are
 FRAMES = 2_000  # whose lightest plans are weighed at a time
+NEAR = 24  # frames near plans that are known
+STEP = 2.0  # doublings by which the axes of a frame that is near differ in all
+CLOSER = 0.97  # of the best score: frames near it are priced while they hold a plan that is better by so much
 CLOSEST = 20  # frames of which plans are priced that do not fit, where none does
+_AXES = ("tensor", "context", "pipeline", "data")
+_ALIKE = (*_AXES, "expert", "precision")
 
 
 class Explorer:
@@ -55,6 +61,7 @@ class Explorer:
         self.model, self.cluster, self.job = model, cluster, job
         self.hopeless = 0
         self._best: Floats = np.zeros(0)
+        self._nearest = np.inf
         self._tables: list[PlanTable] = []
         self._prices: list[Prices] = []
         self._left = np.ones(len(space.keys), dtype=np.bool_)
@@ -68,7 +75,7 @@ class Explorer:
         return Floors(self.space, model=self.model, cluster=self.cluster, job=self.job)
 
     @cached_property
-    def _bounds(self) -> Floats:
+    def bounds(self) -> Floats:
         """What `score` is at the least in every frame."""
         return self._floors.frames()
 
@@ -113,73 +120,106 @@ class Explorer:
     def best(self, count: int, *, slack: float = 1.0) -> None:
         """Prices plans until the `count` best that fit are known, and all whose scores are within `slack` of theirs."""
         if self._small:
-            self._price(np.flatnonzero(self._left), enough=lambda: float("inf"))
+            if self._left.any():
+                self._left[:] = False
+                self._price_whole()
             return
-        self.until(lambda: slack * self._at(min(count, KEPT)))
+        self.until(Wanted(limit=lambda: slack * self._at(min(count, KEPT))))
         if not self._prices:
             self._keep_the_closest()
 
-    def until(
-        self,
-        enough: Callable[[], float],
-        *,
-        among: Mask | None = None,
-        other: Other | None = None,
-        most: int | None = None,
-    ) -> bool:
-        """Prices plans, of the frames of `among` and those that `other` asks for, until none left can score below
-        `enough()`.
+    def until(self, *wanted: Wanted, among: Mask | None = None, most: int | None = None) -> tuple[bool, ...]:
+        """Prices plans, of the frames of `among` alone where they are named, until none left that is `wanted` can score
+        below its limit.
 
-        False where `most` plans were weighed before.
+        Of each of `wanted` whether that is so: not where `most` plans were weighed before.
         """
-        asked = self._left if among is None else self._left & among
-        order = np.flatnonzero(asked)
-        order = order[np.argsort(self._bounds[order], kind="stable")]
-        ends = np.cumsum(self.space.plain.sizes[order])
-        start, rows, asked_lightest = 0, BATCH, False
-        while start < len(order):
-            limit = enough()
-            if self._bounds[order[start]] >= limit:
-                return True
-            done = int(ends[start - 1]) if start else 0
-            if most is not None and done >= most:
-                return False
-            if not np.isfinite(limit) and done > PATIENCE and not asked_lightest:
+        order = np.flatnonzero(self._left if among is None else self._left & among)
+        order = order[np.argsort(self.bounds[order], kind="stable")]
+        whole = all(one.column is None for one in wanted)
+        weighed, rows, asked_lightest = 0, BATCH, False
+        while len(order := self._promising(order, wanted, whole=whole)):
+            if most is not None and weighed >= most:
+                break
+            known = np.isfinite(max(one.limit() for one in wanted))
+            if whole and known and self._descend(wanted):
+                continue
+            if not known and weighed > PATIENCE and not asked_lightest:
                 asked_lightest, left = True, np.flatnonzero(self._left)
                 self._drop(left[self._lightest_bytes(left) > self._room])
-            rows = min(rows * (GROWTH if np.isfinite(limit) else 2), LARGEST if most is None else most)
-            stop = max(start + 1, int(np.searchsorted(ends, done + rows)))
-            batch = order[start:stop]
-            batch = batch[self._left[batch] & (self._bounds[batch] < limit)]
-            batch = batch if other is not None else batch[self._reached[batch] < limit]
-            if len(batch):
-                self._price(batch, enough=enough, other=other)
-            start = stop
+                continue
+            rows = min(rows * (GROWTH if known else 2), LARGEST if most is None else most)
+            ends = np.cumsum(self.space.plain.sizes[order])
+            stop = max(1, int(np.searchsorted(ends, rows)))
+            batch, order, weighed = order[:stop], order[stop:], weighed + int(ends[stop - 1])
+            self._price(batch, wanted, whole=whole)
+        return tuple(not len(self._promising(order, [one], whole=False)) for one in wanted)
+
+    def _descend(self, wanted: Sequence[Wanted]) -> bool:
+        """Prices frames near the best plan that is known, where those near the best before were not; False else."""
+        if not self._at(1) < CLOSER * self._nearest:
+            return False
+        self._nearest = self._at(1)
+        best = int(np.argmin(np.where(self.prices.fits, self.scores(), np.inf)))
+        near = self._promising(self.near([best]), wanted, whole=True)
+        if len(near):
+            self._price(near, wanted, whole=True)
         return True
+
+    def near(self, rows: Sequence[int]) -> Ids:
+        """At most NEAR frames near those of `rows`, those of least bounds: of frames that divide the model alike the
+        one of the least."""
+        frames, near = self.space.frames, np.zeros(len(self.space.keys), dtype=np.bool_)
+        for row in rows:
+            apart = np.zeros(len(near))
+            for name in _AXES:
+                apart += np.abs(np.log2(frames[name] / getattr(self.table, name)[row]))
+            near |= apart <= STEP + 1e-9
+        chosen = np.flatnonzero(near)
+        chosen = chosen[np.argsort(self.bounds[chosen], kind="stable")]
+        _, first = np.unique(np.stack([frames[name][chosen] for name in _ALIKE]), axis=1, return_index=True)
+        return chosen[np.sort(first)[:NEAR]]
+
+    def weight(self, wanted: Wanted, *, among: Mask) -> int:
+        """Plans, but for recompute and offload, of the frames of `among` of which one that is `wanted` may be below its
+        limit."""
+        return int(self.space.plain.sizes[self._promising(np.flatnonzero(among), [wanted], whole=False)].sum())
+
+    def _promising(self, frames: Ids, wanted: Sequence[Wanted], *, whole: bool) -> Ids:
+        """Those of `frames` of which a plan that is wanted may score below its limit; `whole`: and was not priced."""
+        limits = np.full(len(frames), -np.inf)
+        for one in wanted:
+            column = self.space.frames.get(one.column or "")
+            mine = np.isin(column[frames], one.values) if column is not None else np.ones(len(frames), dtype=np.bool_)
+            limits = np.where(mine, np.maximum(limits, one.limit()), limits)
+        below = self.bounds[frames] < limits
+        if whole:
+            below &= self._reached[frames] < limits
+        return frames[below & self._left[frames]]
 
     @property
     def settled(self) -> float:
         """The score below which every plan is priced that fits, but those that only compute or carry more than one."""
         left = np.flatnonzero(self._left)
-        return float(np.min(np.maximum(self._bounds[left], self._reached[left]), initial=np.inf))
+        return float(np.min(np.maximum(self.bounds[left], self._reached[left]), initial=np.inf))
 
-    def _price(self, frames: Ids, *, enough: Callable[[], float], other: Other | None = None) -> None:
-        """Prices the plans of `frames` that may fit and may be below `enough()`."""
-        if self._small:
-            self._left[frames] = False
-            table = self.space.table if len(frames) == len(self.space.keys) else self.space.rows_of(frames)
-            table = table.take(self.held.allows(table))
-            possible = may_fit(table, model=self.model, cluster=self.cluster)
-            possible = possible if possible.any() else ~possible
-            self.hopeless += int(np.count_nonzero(~possible))
-            self._keep(table.take(possible))
-            return
-        before, new = self._ladder.hopeless, other is None and not self._reached[frames].any()
-        every = self.job.objective is Objective.MEMORY or other is not None
-        self._ladder.climb(frames, self._keep, enough, every=every, other=other)
+    def _price_whole(self) -> None:
+        """Prices every plan that may fit, of a space that is small."""
+        table = self.space.table
+        table = table.take(self.held.allows(table))
+        possible = may_fit(table, model=self.model, cluster=self.cluster)
+        possible = possible if possible.any() else ~possible
+        self.hopeless += int(np.count_nonzero(~possible))
+        self._keep(table.take(possible))
+
+    def _price(self, frames: Ids, wanted: Sequence[Wanted], *, whole: bool) -> None:
+        """Prices the plans of `frames` that are `wanted`, may fit and may be below their limit."""
+        before, new = self._ladder.hopeless, whole and not self._reached[frames].any()
+        every = self.job.objective is Objective.MEMORY or not whole
+        self._ladder.climb(frames, self._keep, wanted, every=every)
         self.hopeless += self._ladder.hopeless - before if new else 0
-        if other is None:
-            self._reached[frames] = enough()
+        if whole:
+            self._reached[frames] = max(one.limit() for one in wanted)
 
     @cached_property
     def _ladder(self) -> Ladder:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -11,20 +11,13 @@ import numpy.typing as npt
 from meshwright.cost import PlanTable
 from meshwright.search.choices import MICROBATCH, PLAN, SCHEDULE, SHARDING, Choices, Picked
 from meshwright.search.floors import Floors
+from meshwright.search.wanted import Wanted
 
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 FIRST = 1_000  # plans priced at a time at first, and then twice as many each time: the best come early
 MOST = 4_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Other:
-    """Only plans whose `column` is another than `value` are asked for."""
-
-    column: str
-    value: int
 
 
 class Ladder:
@@ -59,94 +52,106 @@ class Ladder:
         self,
         frames: Ids,
         keep: Callable[[PlanTable], Mask],
-        limit: Callable[[], float],
+        wanted: Sequence[Wanted],
         *,
         every: bool = False,
-        other: Other | None = None,
     ) -> None:
-        """Hands `keep` the plans of `frames` that may fit and score below `limit`, and is told which surely fit."""
-        picked = self._choices.of(frames)
-        if np.isfinite(limit()):
-            picked = picked.take(self._floors.shared(self._on(picked, MICROBATCH), picked.frames) < limit())
-        picked = self._after(picked, SCHEDULE, other)
-        picked = self._scheduled(picked, limit())
+        """Hands `keep` the plans of `frames` that are `wanted` and may fit, and is told which surely fit."""
+        picked = self._below(self._choices.of(frames), MICROBATCH, wanted, self._floors.shared)
+        picked = self._below(self._choices.after(picked, SCHEDULE), SCHEDULE, wanted, self._floors.scheduled)
         beaten: Ids = np.zeros(0, dtype=np.int64)
         for added in range(int(self._added.max()) + 1):
-            level = [rung for rung in np.flatnonzero(self._added == added).tolist() if self._asked(rung, other)]
-            if not level:
-                continue
-            some = self._scheduled(picked.times(level), limit()) if added else picked
-            rows = self._rows(some, other, limit())
+            level = picked.times(np.flatnonzero(self._added == added).tolist())
+            level = level.take(self._limits(level, SCHEDULE, wanted) > -np.inf)
+            some = self._below(level, SCHEDULE, wanted, self._floors.scheduled) if added else level
+            rows = self._rows(some, wanted)
             rows = rows.take(~_among(self._code(rows, rows.rung), np.sort(self._priced)))
             done = np.sort(beaten if every else np.concatenate([beaten, self._fitting]))
             for lighter in self._lighter:
                 rows = rows.take(~_among(self._code(rows, lighter[rows.rung]), done))
-            priced, fits, slower = self._best_first(rows, keep, limit)
+            priced, fits, slower = self._best_first(rows, keep, wanted)
             if not self._floors.of_bytes:
                 beaten = np.concatenate([beaten, self._code(slower, slower.rung)])
             self._priced = np.concatenate([self._priced, self._code(priced, priced.rung)])
             self._fitting = np.concatenate([self._fitting, self._code(fits, fits.rung)])
 
+    def _limits(self, picked: Picked, step: int, wanted: Sequence[Wanted], *, heavier: bool = False) -> Floats:
+        """The score below which any plan after each of `picked` is wanted, with its recompute and offload or, where
+        `heavier` ones are to follow, with any; minus infinity where none is; shape (picked,)."""
+        found = np.full(len(picked), -np.inf)
+        for one in wanted:
+            mine = self._has(one, picked, step, heavier=heavier)
+            found = np.where(mine, np.maximum(found, one.limit()), found)
+        return found
+
+    def _has(self, one: Wanted, picked: Picked, step: int, *, heavier: bool) -> Mask:
+        if one.column is None:
+            return np.ones(len(picked), dtype=np.bool_)
+        rungs = {"recompute": self._again, "offload": self._away}
+        if one.column in rungs:
+            held = np.isin(rungs[one.column], one.values)
+            return np.asarray((held | held.any() if heavier else held)[picked.rung])
+        frames = self._choices.frames
+        if one.column in frames:
+            return np.asarray(np.isin(frames[one.column], one.values)[picked.frames])
+        return np.asarray(self._choices.among(one.column, one.values, step)[picked.at])
+
     def _code(self, rows: Picked, rung: Ids) -> Ids:
         """A number for every plan; those of a frame are neighbours."""
         return (rows.frames * self._choices.count + rows.at) * len(self._again) + rung
-
-    def _asked(self, rung: int, other: Other | None) -> bool:
-        if other is None or other.column not in ("recompute", "offload"):
-            return True
-        return bool((self._again if other.column == "recompute" else self._away)[rung] != other.value)
-
-    def _after(self, picked: Picked, step: int, other: Other | None) -> Picked:
-        picked = self._choices.after(picked, step)
-        return (
-            picked if other is None else picked.take(self._choices.differ(other.column, other.value, step)[picked.at])
-        )
 
     def _on(self, picked: Picked, step: int) -> PlanTable:
         table = self._choices.table(picked, step)
         return replace(table, recompute=self._again[picked.rung], offload=self._away[picked.rung])
 
-    def _scheduled(self, picked: Picked, limit: float) -> Picked:
-        """Of the schedules `picked` those of which a plan may be below `limit`."""
-        if not np.isfinite(limit) or not len(picked):
-            return picked
-        return picked.take(self._floors.scheduled(self._on(picked, SCHEDULE), picked.frames) < limit)
+    def _below(
+        self, picked: Picked, step: int, wanted: Sequence[Wanted], floor: Callable[[PlanTable, Ids], Floats]
+    ) -> Picked:
+        """Those of `picked` of which some plan that is wanted may score below its limit."""
+        limits = self._limits(picked, step, wanted, heavier=True)
+        if not np.isfinite(limits).any():
+            return picked.take(limits > -np.inf)
+        return picked.take(floor(self._on(picked, step), picked.frames) < limits)
 
-    def _rows(self, picked: Picked, other: Other | None, limit: float) -> Picked:
+    def _rows(self, picked: Picked, wanted: Sequence[Wanted]) -> Picked:
         """Plans with the schedules `picked` that may fit where state is sharded over all ranks that it may be, and may
-        be below `limit` for what they hold."""
-        picked = self._after(picked, SHARDING, other)
+        be below their limits for what they hold."""
+        picked = self._choices.after(picked, SHARDING)
+        limits = self._limits(picked, SHARDING, wanted)
+        picked, limits = picked.take(limits > -np.inf), limits[limits > -np.inf]
         if not len(picked):
             return picked
         total = self._floors.roughly(self._on(picked, SHARDING), picked.frames)
         fits = self._floors.likely(total) > 0.0
         self.hopeless += int(self._choices.plans(picked.take(~fits), SHARDING).sum())
-        return self._after(picked.take(fits & (self._floors.held(total) < limit)), PLAN, other)
+        picked = self._choices.after(picked.take(fits & (self._floors.held(total) < limits)), PLAN)
+        return picked.take(self._limits(picked, PLAN, wanted) > -np.inf)
 
     def _best_first(
-        self, rows: Picked, keep: Callable[[PlanTable], Mask], limit: Callable[[], float]
+        self, rows: Picked, keep: Callable[[PlanTable], Mask], wanted: Sequence[Wanted]
     ) -> tuple[Picked, Picked, Picked]:
-        """Prices those of `rows` that may be below the limit, the most promising first: they, those that fit, and those
-        that are above it wherever they fit."""
+        """Prices those of `rows` that may be below their limits, the most promising first: they, those that fit, and
+        those that are above wherever they fit, whatever more they compute again or carry."""
         if not len(rows):
             return rows, rows, rows
         table = self._on(rows, PLAN)
         floor = self._floors.own(table, rows.frames)
-        below = floor < limit()
-        left, slower = np.flatnonzero(below), rows.take(~below)
+        slower = rows.take(floor >= self._limits(rows, PLAN, wanted, heavier=True))
+        left = np.flatnonzero(floor < self._limits(rows, PLAN, wanted))
         left = left[self._allows(table.take(left))]
         likely = self._floors.likely(self._floors.bytes(table.take(left), rows.frames[left]))
         self.hopeless += int(np.count_nonzero(likely == 0.0))
         left, likely = left[likely > 0.0], likely[likely > 0.0]
         floor[left] /= likely
         left = left[np.argsort(floor[left], kind="stable")]
-        floor, fits = floor[left], np.zeros(len(left), dtype=np.bool_)
-        start, size = 0, FIRST
-        while start < len(left) and floor[start] < limit():
-            stop = min(start + size, int(np.searchsorted(floor, limit())))
-            fits[start:stop] = keep(table.take(left[start:stop]))
-            start, size = stop, min(2 * size, MOST)
-        return rows.take(left[:start]), rows.take(left[fits]), slower
+        priced, fits, size = [left[:0]], [left[:0]], FIRST
+        while True:
+            left = left[floor[left] < self._limits(rows.take(left), PLAN, wanted)]
+            if not len(left):
+                return rows.take(np.concatenate(priced)), rows.take(np.concatenate(fits)), slower
+            now, left, size = left[:size], left[size:], min(2 * size, MOST)
+            priced.append(now)
+            fits.append(now[keep(table.take(now))])
 
 
 def _among(values: Ids, known: Ids) -> Mask:

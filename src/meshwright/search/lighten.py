@@ -7,7 +7,7 @@ greedily, which loses less than one layer a rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from meshwright import cost
@@ -18,57 +18,83 @@ from meshwright.spec.plan import Design, Recompute
 from meshwright.spec.report import Report
 
 NONE, SELECTIVE, FULL = (RECOMPUTES.index(kind) for kind in (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL))
+_KINDS = (NONE, SELECTIVE, FULL)
 _PAIRS = ((FULL, NONE), (FULL, SELECTIVE), (SELECTIVE, NONE))
+Entry = tuple[Design, Report]
 _ROUNDS = 4  # of more layers for ranks that the straight line between the two ends left too full
 
 
-def lightened(design: Design) -> Iterator[tuple[Design, Report]]:
-    """Designs like this one that fit and of which fewer layers are computed again, with their reports.
+def lightened(designs: Sequence[Design]) -> list[list[Entry]]:
+    """Of each of `designs`, which are of one job and priced together: designs like it that fit and of which fewer
+    layers are computed again, with their reports.
 
-    Nothing where nothing is, or where even all of it does not fit.
+    None where nothing is computed again, or where even all of it does not fit.
     """
-    group = design.plan.first_group
-    if group.recompute is Recompute.NONE:
-        return
-    ends = {kind: _uniform(design, kind) for kind in (NONE, SELECTIVE, FULL)}
-    for heavy, light in _PAIRS:
-        if not ends[heavy][1].fits or ends[light][1].fits:
-            continue
-        found = _between(ends[heavy], ends[light], heavy=heavy, light=light)
-        if found is not None:
-            yield found
+    found: list[list[Entry]] = [[] for _ in designs]
+    again = [index for index, made in enumerate(designs) if made.plan.first_group.recompute is not Recompute.NONE]
+    uniform = _priced([_uniform(designs[index], kind) for index in again for kind in _KINDS])
+    ends = {
+        index: dict(zip(_KINDS, uniform[3 * place : 3 * place + 3], strict=True)) for place, index in enumerate(again)
+    }
+    tried = [
+        _Between(index=index, heavy=heavy, light=light, ends=of)
+        for index, of in ends.items()
+        for heavy, light in _PAIRS
+        if of[heavy][1].fits and not of[light][1].fits
+    ]
+    for _ in range(_ROUNDS):
+        made = _priced([between.design for between in tried])
+        for between, entry in zip(tried, made, strict=True):
+            if between.follow(entry[1]) and between.is_less:
+                found[between.index].append(entry)
+        tried = [between for between in tried if between.crowded]
+    return found
 
 
-def _uniform(design: Design, kind: int) -> tuple[Design, Report]:
+def _priced(designs: Sequence[Design]) -> list[Entry]:
+    return list(zip(designs, cost.predict_all(designs), strict=True)) if designs else []
+
+
+def _uniform(design: Design, kind: int) -> Design:
     stages = tuple(
         replace(stage, groups=tuple(replace(group, recompute=RECOMPUTES[kind]) for group in stage.groups))
         for stage in design.plan.stages
     )
-    made = replace(design, plan=replace(design.plan, stages=stages))
-    return made, cost.predict(made)
+    return replace(design, plan=replace(design.plan, stages=stages))
 
 
-def _between(
-    heavy_end: tuple[Design, Report], light_end: tuple[Design, Report], *, heavy: int, light: int
-) -> tuple[Design, Report] | None:
-    """As few layers as fit under `heavy`, the others under `light`; memory is nearly a straight line between them."""
-    design = heavy_end[0]
-    layers = {rank: _layers(design, rank) for rank in range(design.plan.pipeline)}
-    count = {}
-    for full, none in zip(heavy_end[1].memory, light_end[1].memory, strict=True):
-        saved, over = none.total - full.total, none.total - none.capacity
-        share = 0.0 if over <= 0.0 else min(1.0, over / saved) if saved > 0.0 else 1.0
-        count[full.rank] = min(len(layers[full.rank]), int(-(-share * len(layers[full.rank]) // 1)))
-    for _ in range(_ROUNDS):
-        chosen = {place for rank, places in layers.items() for place in places[: count[rank]]}
-        made = _mixed(design, chosen, heavy=heavy, light=light)
-        report = cost.predict(made)
-        crowded = [memory.rank for memory in report.memory if memory.total > memory.capacity]
-        if not crowded:
-            return None if len(chosen) == sum(map(len, layers.values())) else (made, report)
-        for rank in crowded:
-            count[rank] = min(len(layers[rank]), count[rank] + 1 + count[rank] // 10)
-    return None
+class _Between:
+    """As few layers as fit under `heavy`, the others under `light`; memory is nearly a straight line between the two
+    `ends`."""
+
+    def __init__(self, *, index: int, heavy: int, light: int, ends: Mapping[int, Entry]) -> None:
+        self.index, self.crowded = index, True
+        self._of, self._heavy, self._light = ends[heavy][0], heavy, light
+        self._layers = {rank: _layers(self._of, rank) for rank in range(self._of.plan.pipeline)}
+        self._count = {}
+        for full, none in zip(ends[heavy][1].memory, ends[light][1].memory, strict=True):
+            saved, over = none.total - full.total, none.total - none.capacity
+            share = 0.0 if over <= 0.0 else min(1.0, over / saved) if saved > 0.0 else 1.0
+            most = len(self._layers[full.rank])
+            self._count[full.rank] = min(most, int(-(-share * most // 1)))
+
+    @property
+    def design(self) -> Design:
+        chosen = {place for rank, places in self._layers.items() for place in places[: self._count[rank]]}
+        return _mixed(self._of, chosen, heavy=self._heavy, light=self._light)
+
+    @property
+    def is_less(self) -> bool:
+        """Whether some layer is not under `heavy`."""
+        return any(self._count[rank] < len(places) for rank, places in self._layers.items())
+
+    def follow(self, report: Report) -> bool:
+        """Whether every rank of the design fits, as `report` tells; more layers for those that do not."""
+        ranks = [memory.rank for memory in report.memory if memory.total > memory.capacity]
+        for rank in ranks:
+            self._count[rank] = min(len(self._layers[rank]), self._count[rank] + 1 + self._count[rank] // 10)
+        self.crowded = bool(ranks)
+        return not ranks
 
 
 def _layers(design: Design, rank: int) -> list[int]:

@@ -46,7 +46,7 @@ class Prices:
     def __len__(self) -> int:
         return int(self.step_seconds.shape[0])
 
-    def take(self, rows: npt.NDArray[np.intp]) -> Prices:
+    def take(self, rows: npt.NDArray[np.intp] | slice) -> Prices:
         return Prices(**{field.name: getattr(self, field.name)[rows] for field in fields(Prices)})
 
     @classmethod

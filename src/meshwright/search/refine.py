@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -11,7 +11,7 @@ import numpy as np
 from meshwright import cost
 from meshwright.cost import Layout, PlanTable
 from meshwright.search.candidate import expected_seconds
-from meshwright.search.constraints import keeps_constraints
+from meshwright.search.constraints import Value, keeps_constraints
 from meshwright.search.lighten import lightened
 from meshwright.search.stages import balanced_stages
 from meshwright.search.trainer import Held
@@ -32,29 +32,36 @@ def refine(
     cluster: ClusterSpec,
     job: JobSpec,
     held: Held | None = None,
+    fixed: Sequence[Mapping[str, Value]] = (),
 ) -> list[Entry]:
     """The designs of `rows` and their reports.
 
     A pipelined row is also tried with stages balanced for its own tensor degree and microbatch, and one that computes
     layers again with fewer of them; the best that fits is kept, so that refining never makes a plan worse. What the
-    trainer of `held` has no words for is not tried.
+    trainer of `held` has no words for is not tried, nor what differs from the settings that are `fixed` of a row.
     """
 
     def said(entry: Entry) -> bool:
         return held is None or held.says(entry[0])
 
-    balanced = (_rebalanced(table, row, model=model, cluster=cluster, job=job) for row in rows)
-    others = {row: other for row, other in zip(rows, balanced, strict=True) if other is not None}
     plain = [table.take([row]) for row in rows]
+    balanced = [_rebalanced(one, model=model, cluster=cluster, job=job) for one in plain]
+    others = {index: other for index, other in enumerate(balanced) if other is not None}
     tried = priced([*plain, *others.values()], model=model, cluster=cluster, job=job)
-    best = dict(zip(rows, tried, strict=False))
-    order = partial(entry_order, objective=job.objective)
-    for row, other in zip(others, tried[len(plain) :], strict=True):
-        best[row] = min(best[row], other, key=order) if said(other) else best[row]
-    for row, entry in best.items():
-        lighter = (other for other in lightened(entry[0]) if keeps_constraints(other[0]) is None and said(other))
-        best[row] = min([entry, *lighter], key=order)
-    return list(best.values())
+    best, order = tried[: len(plain)], partial(entry_order, objective=job.objective)
+    for index, other in zip(others, tried[len(plain) :], strict=True):
+        best[index] = min(best[index], other, key=order) if said(other) else best[index]
+    for index, less in enumerate(lightened([made for made, _ in best])):
+        settings = fixed[index] if fixed else {}
+        lighter = (other for other in less if _keeps(other[0], settings) and said(other))
+        best[index] = min([best[index], *lighter], key=order)
+    return best
+
+
+def _keeps(made: Design, fixed: Mapping[str, Value]) -> bool:
+    """Whether all blocks keep the job's constraints and the settings `fixed` besides."""
+    constraints = replace(made.job.constraints, fix={**made.job.constraints.fix, **fixed})
+    return keeps_constraints(replace(made, job=replace(made.job, constraints=constraints))) is None
 
 
 def priced(tables: Sequence[PlanTable], *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> list[Entry]:
@@ -88,11 +95,8 @@ def minimised(plan: Plan, report: Report, objective: Objective) -> float:
     }[objective]
 
 
-def _rebalanced(
-    table: PlanTable, row: int, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec
-) -> PlanTable | None:
-    """The row with stages balanced for itself; None where those are the stages that it has."""
-    one = table.take([row])
+def _rebalanced(one: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> PlanTable | None:
+    """The one row with stages balanced for itself; None where those are the stages that it has."""
     plan = one.to_plan(0, model=model.name, cluster=cluster.name, sequence_length=job.sequence_length)
     if plan.pipeline == 1:
         return None

@@ -120,24 +120,13 @@ def _compared(answer: WhyNot, found: Best) -> WhyNot:
     ours, theirs = answer.chosen_report, found.report
     gaps = diff(ours, theirs)
     change = theirs.step_seconds / ours.step_seconds - 1.0
-    least = found.design.job.objective
-    steps = f"{format_seconds(theirs.step_seconds)} a step, not {format_seconds(ours.step_seconds)}"
-    if abs(change) < TIE:
-        said = f"A plan with {words(answer.settings)} fits and takes as long ({steps})."
-    else:
-        speed = "slower" if change > 0 else "faster"
-        said = (
-            f"The best plan with {words(answer.settings)} fits and is {format_percent(abs(change))} {speed}: {steps}."
-        )
-    sentences = [*answer.sentences, said, *_where(gaps)]
-    if least is not Objective.TIME:
-        sentences.append(_by_objective(answer, found, least))
+    sentences = [*answer.sentences, *_headline(answer, found), *_where(gaps)]
     verdict = _verdict(answer, found, change=change)
     cheaper = verdict is Verdict.DEARER and _device_seconds(found.design.plan, theirs) < _device_seconds(
         answer.chosen, ours
     )
     if cheaper or verdict in (Verdict.UNSURE, Verdict.BETTER):
-        sentences.append(_ranked(ours, theirs, verdict))
+        sentences.append(_ranked(answer, found, verdict))
     return replace(
         answer,
         verdict=verdict,
@@ -163,9 +152,9 @@ def _verdict(answer: WhyNot, found: Best, *, change: float) -> Verdict:
     return Verdict.UNSURE if change <= -TIE else Verdict.WORSE
 
 
-def _ranked(ours: Report, theirs: Report, verdict: Verdict) -> str:
+def _ranked(answer: WhyNot, found: Best, verdict: Verdict) -> str:
     """The figures that rank the two, and what follows."""
-    said = ranked_behind(ours, theirs)
+    said = ranked_behind(answer.chosen_report, found.report, objective=found.design.job.objective)
     if verdict is Verdict.BETTER:
         return f"{said[4].upper()}{said[5:]}: it is the better plan, which the search had left out; fix these settings."
     return f"It is ranked behind all the same: {said.removeprefix('but ')}."
@@ -175,12 +164,36 @@ def _device_seconds(plan: Plan, report: Report) -> float:
     return report.step_seconds * plan.world_size
 
 
-def _by_objective(answer: WhyNot, found: Best, objective: Objective) -> str:
-    if objective is Objective.MEMORY:
-        ours, theirs = answer.chosen_report.peak_bytes, found.report.peak_bytes
-        return f"The job asks for least memory: it needs {format_bytes(theirs)} at the peak, not {format_bytes(ours)}."
-    used = found.design.plan.world_size, answer.chosen.world_size
-    return f"The job asks for least cost: it uses {used[0]:,} devices, not {used[1]:,}."
+def _headline(answer: WhyNot, found: Best) -> Iterator[str]:
+    """What the job minimises of the best plan with the settings against the chosen one, and the step where that is
+    another figure."""
+    ours, theirs = answer.chosen_report, found.report
+    steps = f"{format_seconds(theirs.step_seconds)} a step, not {format_seconds(ours.step_seconds)}"
+    least = found.design.job.objective
+    if least is Objective.MEMORY:
+        change = theirs.peak_bytes / ours.peak_bytes - 1.0
+        figures = f"{format_bytes(theirs.peak_bytes)} at the peak, not {format_bytes(ours.peak_bytes)}"
+        yield _said(answer, change, ("needs as much memory", "needs", "more memory", "less memory"), figures)
+        yield f"It takes {steps}."
+    elif least is Objective.COST:
+        change = _device_seconds(found.design.plan, theirs) / _device_seconds(answer.chosen, ours) - 1.0
+        figures = (
+            f"{theirs.devices:,} devices for {format_seconds(theirs.step_seconds)} a step, "
+            f"not {ours.devices:,} for {format_seconds(ours.step_seconds)}"
+        )
+        yield _said(answer, change, ("costs as much", "costs", "more", "less"), figures)
+    else:
+        change = theirs.step_seconds / ours.step_seconds - 1.0
+        yield _said(answer, change, ("takes as long", "is", "slower", "faster"), steps)
+
+
+def _said(answer: WhyNot, change: float, told: tuple[str, str, str, str], figures: str) -> str:
+    """That the best plan with the settings has as much of a figure, or so much more or less, as `told`."""
+    alike, verb, more, less = told
+    if abs(change) < TIE:
+        return f"A plan with {words(answer.settings)} fits and {alike} ({figures})."
+    much = f"{verb} {format_percent(abs(change))} {more if change > 0 else less}"
+    return f"The best plan with {words(answer.settings)} fits and {much}: {figures}."
 
 
 def _where(gaps: tuple[Gap, ...]) -> Iterator[str]:

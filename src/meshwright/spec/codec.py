@@ -20,14 +20,18 @@ from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.units import parse_count, parse_quantity, parse_seconds
 
 T = TypeVar("T")
+_PLAIN = frozenset({int, float, str, bool, type(None)})
 
 
 def encode(value: Any) -> Any:
     """JSON values for `value`: dataclasses become objects with every field, enums their values."""
     kind: type = type(value)
+    if kind in _PLAIN:
+        return value
     names = _field_names(kind)
     if names is not None:
-        return {name: encode(getattr(value, name)) for name in names}
+        held = ((name, getattr(value, name)) for name in names)
+        return {name: item if type(item) in _PLAIN else encode(item) for name, item in held}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Mapping):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from typing import TypeVar
 
 from meshwright.spec.blocks import (
     Activation,
@@ -27,6 +30,7 @@ from meshwright.spec.blocks import (
 )
 from meshwright.spec.routing import Choice, Routing, Score, Weighing
 
+B = TypeVar("B")
 __all__ = [
     "Activation",
     "Attention",
@@ -94,7 +98,8 @@ class ModelSpec:
     @property
     def parameters(self) -> int:
         """Every parameter of the real module, tied ones once."""
-        return sum(block.parameters for block in self.blocks) + sum(tower.parameters for tower in self.towers)
+        blocks = sum(count * block.parameters for block, count in _runs(self.blocks))
+        return blocks + sum(tower.parameters for tower in self.towers)
 
     @property
     def active_parameters(self) -> int:
@@ -113,13 +118,23 @@ class ModelSpec:
         visible key, counting only keys that the mask shows: recompute never counts (PaLM, 2204.02311, appendix B,
         with the causal mask).
         """
-        matrices = sum(block.tokens * block.matrix_products for block in self.blocks)
+        matrices = sum(count * block.tokens * block.matrix_products for block, count in _runs(self.blocks))
         return 6.0 * matrices + 3.0 * self.score_flops_per_token(sequence_length)
 
     def score_flops_per_token(self, sequence_length: int) -> float:
         """Forward FLOPs of queries by keys and scores by values over all layers, per token of the job's sequences."""
-        each = ((layer.tokens, max(1, round(layer.tokens * sequence_length)), layer) for layer in self.layers)
-        return sum(tokens * score_flops_per_token(layer, length) for tokens, length, layer in each)
+
+        def each(layer: Layer) -> float:
+            return layer.tokens * score_flops_per_token(layer, max(1, round(layer.tokens * sequence_length)))
+
+        return sum(count * each(layer) for layer, count in _runs(self.layers))
+
+
+def _runs(blocks: Sequence[B]) -> Iterator[tuple[B, int]]:
+    """Neighbouring blocks that are one and the same, counted: what takes long to add up is asked of each once."""
+    for _, run in groupby(blocks, key=id):
+        first, *others = run
+        yield first, 1 + len(others)
 
 
 def score_flops_per_token(layer: Layer, sequence_length: int) -> float:
