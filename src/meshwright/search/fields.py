@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -16,7 +17,7 @@ from meshwright.search.constraints import COLUMNS, limits
 from meshwright.search.vary import Question, carried
 from meshwright.spec import codec
 from meshwright.spec.cluster import ClusterSpec
-from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.errors import ConfigError, Gathering, Problem
 from meshwright.spec.job import Constraints, JobSpec, full_name
 
 ALIASES: Mapping[str, str] = MappingProxyType(
@@ -53,14 +54,20 @@ class Field:
 def set_cluster(asked: Question, entries: Sequence[str]) -> Question:
     """The question with every `cluster.path=value` of `entries` in force, which the cluster's name then says.
 
-    Raises ConfigError for a path that names no number and for a value that no machine has.
+    Raises ConfigError with every path that names no number and every value that no machine has.
     """
+    gathered = Gathering()
     for entry in entries:
-        written, _, value = (part.strip() for part in entry.partition("="))
-        changed = with_field(asked, find_field(asked, written, option="--set"), value, option="--set")
-        name = f"{asked.cluster.name} with {written.removeprefix('cluster.')}={value}"
-        asked = replace(changed, cluster=replace(changed.cluster, name=name))
+        asked = gathered.attempt(partial(_set_cluster, asked, entry)) or asked
+    gathered.tell()
     return asked
+
+
+def _set_cluster(asked: Question, entry: str) -> Question:
+    written, _, value = (part.strip() for part in entry.partition("="))
+    changed = with_field(asked, find_field(asked, written, option="--set"), value, option="--set")
+    name = f"{asked.cluster.name} with {written.removeprefix('cluster.')}={value}"
+    return replace(changed, cluster=replace(changed.cluster, name=name))
 
 
 def find_field(asked: Question, written: str, *, option: str = "--sweep") -> Field:

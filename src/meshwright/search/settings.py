@@ -32,14 +32,15 @@ def read_settings(text: str | Mapping[str, Value]) -> dict[str, Value]:
             problems.append(Problem(where=f"{WHERE} {name}", what=f"{column} is named twice", fix="name it once"))
         else:
             found[column] = value
-    if problems:
-        raise ConfigError(problems)
+    read: Mapping[str, Value] = {}
     try:
-        return dict(limits(Constraints(fix=found)).fixed)
+        read = limits(Constraints(fix=found)).fixed
     except ConfigError as error:
         names = "job.constraints.fix."
-        said = (replace(problem, where=problem.where.replace(names, f"{WHERE} ")) for problem in error.problems)
-        raise ConfigError(said) from None
+        problems += [replace(problem, where=problem.where.replace(names, f"{WHERE} ")) for problem in error.problems]
+    if problems:
+        raise ConfigError(problems)
+    return dict(read)
 
 
 def _pairs(text: str | Mapping[str, Value], problems: list[Problem]) -> list[tuple[str, Value]]:
