@@ -108,13 +108,18 @@ def _decode(kind: type[T], values: Mapping[str, Any], sets: Sequence[str], secti
     return result
 
 
+def place_of(path: str, document: Document, *, sets: Sequence[str] = ()) -> str:
+    """Where `path` is said: `--set optimizer.kind` where one of the paths of `sets` says it, else in `document`."""
+    if path and any(path == entry or path.startswith((f"{entry}.", f"{entry}[")) for entry in sets):
+        return f"--set {path}"
+    return document.place(path)
+
+
 def _located(problem: Problem, document: Document, root: str, sets: Sequence[str]) -> Problem:
     path = "" if problem.where == root else problem.where
     if path.startswith("--set"):
         return problem
-    if path and any(path == entry or path.startswith((f"{entry}.", f"{entry}[")) for entry in sets):
-        return replace(problem, where=f"--set {path}")
-    return replace(problem, where=document.place(path) or root)
+    return replace(problem, where=place_of(path, document, sets=sets) or root)
 
 
 def _text(file: Path, name: str) -> str:
