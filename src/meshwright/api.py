@@ -139,7 +139,7 @@ def export(design: Design | Path | str, *, to: str) -> Exported:
     from meshwright.export import export, peer_named
 
     peer, found = peer_named(to), _read(design)
-    if problems := search.check(found, scopes=frozenset({search.Scope.PLAN})):
+    if problems := search.check_answer(found):
         raise ConfigError(problems)
     return export(found, to=peer)
 

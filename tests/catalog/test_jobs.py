@@ -176,10 +176,10 @@ def test_a_plan_without_a_stage_or_with_sizes_of_zero_is_refused(tmp_path: Path)
         catalog.load_design(tmp_path)
     told = [str(problem).partition(" ")[2] for problem in caught.value.problems]
     assert told == [
-        "plan.microbatch: 0 is not at least 1",
-        "plan.axes[0].size: 0 is not at least 1",
+        "plan.microbatch: 0 is not at least 1; choose 1 or more",
+        "plan.axes[0].size: 0 is not at least 1; choose 1 or more",
         "plan.stages: is empty; give at least one",
-        "job.total_tokens: -3 is not at least 1",
+        "job.total_tokens: -3 is not at least 1; write the plan again with meshwright plan --out",
     ]
 
 

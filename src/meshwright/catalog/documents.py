@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from meshwright.catalog.kinds import refuse_another
 from meshwright.catalog.migrations import migrate
 from meshwright.catalog.overrides import override, set_path
 from meshwright.catalog.positions import json_lines, locate, toml_lines
@@ -62,7 +63,8 @@ def read(path: str | Path) -> Document:
     except RecursionError:
         raise ConfigError(Problem(what="nested too deep", where=name)) from None
     if not isinstance(values, dict):
-        raise ConfigError(Problem(what=f"expected a table of keys, got a {type(values).__name__}", where=name))
+        got = {"int": "a number", "NoneType": "null"}.get(type(values).__name__, f"a {type(values).__name__}")
+        raise ConfigError(Problem(what=f"expected a table of keys, got {got}", where=name))
     return Document(name=name, text=text, values=values)
 
 
@@ -82,6 +84,7 @@ def decode(
     paths = tuple(set_path(entry, section=section) for entry in sets)
 
     def build() -> T:
+        refuse_another(document.values, kind=kind.__name__, name=document.name)
         value = _decode(kind, document.values, sets, section)
         return value if check is None else check(value)
 
@@ -117,7 +120,7 @@ def place_of(path: str, document: Document, *, sets: Sequence[str] = ()) -> str:
 
 def _located(problem: Problem, document: Document, root: str, sets: Sequence[str]) -> Problem:
     path = "" if problem.where == root else problem.where
-    if path.startswith("--set"):
+    if path.startswith("--set") or path == document.name:
         return problem
     return replace(problem, where=place_of(path, document, sets=sets) or root)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshwright.catalog import documents
@@ -15,6 +15,7 @@ from meshwright.spec.job import Constraints, JobSpec
 from meshwright.spec.plan import Design
 from meshwright.spec.units import format_tokens
 
+AGAIN = "write the plan again with meshwright plan --out"
 PLANNED = ("sequence_length", "batch_tokens", "total_tokens", "precision", "objective")
 
 
@@ -77,7 +78,16 @@ def job_origins(job: JobSpec, path: str | Path | None, *, sets: Sequence[str] = 
 
 
 def load_design(path: str | Path, *, sets: Sequence[str] = ()) -> Design:
-    """The design in `path`: a design.json, or the folder of a run that holds one; `job.seed=1` of `sets` in force."""
+    """The design in `path`: a design.json, or the folder of a run that holds one; `job.seed=1` of `sets` in force.
+
+    Raises ConfigError with every problem, each with its file and line and what to do.
+    """
     file = Path(path)
-    document = documents.read(file / "design.json" if file.is_dir() else path)
-    return documents.decode(Design, document, section="design", sets=sets, check=checked_design)
+    try:
+        document = documents.read(file / "design.json" if file.is_dir() else path)
+        return documents.decode(Design, document, section="design", sets=sets, check=checked_design)
+    except ConfigError as error:
+        raise ConfigError(
+            problem if problem.fix or problem.where.startswith("--set") else replace(problem, fix=AGAIN)
+            for problem in error.problems
+        ) from None
