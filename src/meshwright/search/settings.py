@@ -9,7 +9,7 @@ from meshwright.search.constraints import COLUMNS, Value, columns_of, limits
 from meshwright.spec.codec import nearest
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.job import SHORT_NAMES, Constraints, full_name
-from meshwright.spec.plan import Plan, Recompute
+from meshwright.spec.plan import Plan, Recompute, placement_words
 
 WHERE = "--why"
 
@@ -81,8 +81,8 @@ def differing(one: Plan, other: Plan) -> dict[str, tuple[Value, Value]]:
 
     The data axis is told by replicate and shard, which follow from the rest where the plans use different numbers of
     devices; without a grid of experts or a context axis, their columns say nothing. Where the first blocks are alike,
-    `recomputed blocks` tells plans apart that compute a different number of them again. `order of axes` and `first
-    device` tell apart plans that are laid differently.
+    `recomputed blocks` tells plans apart that compute a different number of them again. `order of axes` and `order
+    of devices` tell apart plans that are laid differently.
     """
     ours, theirs = columns_of(one), columns_of(other)
     skipped = {"data", "devices"} if one.world_size == other.world_size else {"data", "replicate", "shard"}
@@ -93,7 +93,7 @@ def differing(one: Plan, other: Plan) -> dict[str, tuple[Value, Value]]:
     pairs = {column: (ours[column], theirs[column]) for column in ours if column in theirs and column not in skipped}
     pairs["recomputed blocks"] = _recomputed(one), _recomputed(other)
     pairs["order of axes"] = _axes(one), _axes(other)
-    pairs["first device"] = _first_device(one), _first_device(other)
+    pairs["order of devices"] = _devices(one), _devices(other)
     if pairs["recompute"][0] != pairs["recompute"][1]:
         del pairs["recomputed blocks"]
     return {column: pair for column, pair in pairs.items() if pair[0] != pair[1]}
@@ -104,8 +104,8 @@ def _axes(plan: Plan) -> str:
     return "usual" if plan.has_usual_order else " ".join(axis.name.value for axis in plan.axes if axis.size > 1)
 
 
-def _first_device(plan: Plan) -> int:
-    return plan.placement[0] if plan.placement else 0
+def _devices(plan: Plan) -> str:
+    return placement_words(plan.placement) if plan.placement and plan.is_placed else "as listed"
 
 
 def _recomputed(plan: Plan) -> int:
