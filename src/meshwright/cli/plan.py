@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -94,7 +95,7 @@ def _question(
     from meshwright.spec.errors import Gathering
     from meshwright.spec.job import JobSpec
 
-    of_cluster = [entry for entry in sets if entry.strip().startswith("cluster.")]
+    of_cluster = [entry for entry in sets if re.match(r"\s*cluster\s*[.=]", entry)]
     of_job = [entry for entry in sets if entry not in of_cluster]
     gathered = Gathering()
     spec = gathered.attempt(lambda: catalog.load_model(model))
