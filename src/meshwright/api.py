@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshwright.spec.cluster import ClusterSpec
-from meshwright.spec.errors import ConfigError
+from meshwright.spec.errors import ConfigError, Gathering
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design
@@ -139,7 +139,7 @@ def export(design: Design | Path | str, *, to: str) -> Exported:
     from meshwright.export import export, peer_named
 
     peer, found = peer_named(to), _read(design)
-    if problems := search.check(found, scopes=frozenset({search.Scope.PLAN})):
+    if problems := search.check_answer(found):
         raise ConfigError(problems)
     return export(found, to=peer)
 
@@ -163,8 +163,14 @@ def _question(model: ModelSpec | str, cluster: ClusterSpec | str, job: JobSpec |
     from meshwright import catalog, search
     from meshwright.run.machine import cache_root
 
-    return search.Question(
-        model=catalog.load_model(model) if isinstance(model, str) else model,
-        cluster=catalog.load_cluster(cluster, cache=cache_root()) if isinstance(cluster, str) else cluster,
-        job=job if isinstance(job, JobSpec) else catalog.load_job(job),
+    gathered = Gathering()
+    spec = gathered.attempt(lambda: catalog.load_model(model) if isinstance(model, str) else model)
+    machines = gathered.attempt(
+        lambda: catalog.load_cluster(cluster, cache=cache_root()) if isinstance(cluster, str) else cluster
     )
+    asked = gathered.attempt(lambda: job if isinstance(job, JobSpec) else catalog.load_job(job))
+    gathered.tell()
+    assert spec is not None
+    assert machines is not None
+    assert asked is not None
+    return search.Question(model=spec, cluster=machines, job=asked)

@@ -176,10 +176,10 @@ def test_a_plan_without_a_stage_or_with_sizes_of_zero_is_refused(tmp_path: Path)
         catalog.load_design(tmp_path)
     told = [str(problem).partition(" ")[2] for problem in caught.value.problems]
     assert told == [
-        "plan.microbatch: 0 is not at least 1",
-        "plan.axes[0].size: 0 is not at least 1",
+        "plan.microbatch: 0 is not at least 1; choose 1 or more",
+        "plan.axes[0].size: 0 is not at least 1; choose 1 or more",
         "plan.stages: is empty; give at least one",
-        "job.total_tokens: -3 is not at least 1",
+        "job.total_tokens: -3 is not at least 1; write the plan again with meshwright plan --out",
     ]
 
 
@@ -211,3 +211,31 @@ def test_a_list_that_is_none_is_told_as_it_should_be_written() -> None:
     with pytest.raises(ConfigError) as raised:
         catalog.load_job(None, sets=["other_precisions=fp8,fp32"])
     assert raised.value.problems[0].fix == 'write ["fp8", "fp32"]'
+
+
+@pytest.mark.parametrize("said", ["fp8", "bf16"])
+def test_a_precision_that_is_said_and_another_that_is_fixed_contradict(said: str, tmp_path: Path) -> None:
+    fixed = "fp8" if said == "bf16" else "bf16"
+    sets = (f"precision={said}", f"constraints.fix.precision={fixed}")
+    told = f"{fixed} is fixed, and --set precision says {said}; drop one of the two, or say the same in both"
+    assert refused(None, *sets, "z_loss=-1") == [
+        f"--set constraints.fix.precision: {told}",
+        "--set z_loss: -1.0 is not finite and from 0",
+    ]
+    file = tmp_path / "job.toml"
+    file.write_text(f'precision = "{said}"\n[constraints.fix]\nprecision = "{fixed}"\n')
+    (problem,) = refused(file)
+    assert problem.startswith(f"{file}:3 constraints.fix.precision: {fixed} is fixed, and {file}:1 precision says")
+
+
+def test_a_fixed_precision_that_contradicts_nothing_said_is_taken() -> None:
+    fix = "constraints.fix.precision=fp8"
+    for others in ((), ("precision=fp8",), ("precision=bf16", 'other_precisions=["fp8"]')):
+        assert catalog.load_job(None, sets=[fix, *others]).constraints.fix == {"precision": "fp8"}
+
+
+def test_a_precision_that_is_fixed_is_no_default() -> None:
+    sets = ["constraints.fix.precision=fp8"]
+    found = job_origins(catalog.load_job(None, sets=sets), None, sets=sets)
+    assert "precision" not in found.defaults
+    assert found.asked["constraints.fix.precision"] == "fp8"

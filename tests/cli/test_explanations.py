@@ -58,7 +58,7 @@ def test_explanations_are_one_document(capsys: pytest.CaptureFixture[str]) -> No
     [
         (["--why", "tenser=2"], "did you mean 'tensor'?"),
         (["--why", "tp"], "write settings as tp=4,pp=2"),
-        (["--sweep", "cluster.intre.bandwidth=1,2"], "did you mean cluster.intra.bandwidth"),
+        (["--sweep", "cluster.intre.bandwidth=1,2"], "did you mean cluster.inter.bandwidth or cluster.intra.bandwidth"),
         (["--sweep", "cluster.nodes=1..8"], "the range has no steps"),
     ],
 )

@@ -71,7 +71,7 @@ def test_what_a_design_was_chosen_from_is_found_beside_it(
     (tmp_path / "plan.decision.json").write_text("{")
     capsys.readouterr()
     assert main(["report", str(out)]) == 2
-    assert "plan.decision.json: cannot be read as JSON" in capsys.readouterr().err
+    assert "plan.decision.json:1: not JSON" in capsys.readouterr().err
 
 
 def test_plan_prints_one_document_that_is_the_decision(capsys: pytest.CaptureFixture[str]) -> None:

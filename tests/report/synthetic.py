@@ -9,6 +9,8 @@ from pathlib import Path
 
 from meshwright.cost.simulate import StageSeconds, simulate
 from meshwright.schedule import Work, build
+from meshwright.search import Decision, Rejection
+from meshwright.search.candidate import Candidate
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, DeviceSpec, Link, MatrixCurve, NodeGroup, Precision
 from meshwright.spec.codec import encode
 from meshwright.spec.job import JobSpec
@@ -53,7 +55,10 @@ def design(*, pipeline: int = 2, shard: int = 2, microbatches: int = 8, name: st
             rank=index,
             groups=(
                 BlockGroup(
-                    start=edges[index], stop=edges[index + 1], sharding=Sharding.PARAMETERS, precision=Precision.FP32
+                    start=edges[index],
+                    stop=edges[index + 1],
+                    sharding=Sharding.PARAMETERS if shard > 1 else Sharding.NONE,
+                    precision=Precision.FP32,
                 ),
             ),
         )
@@ -69,7 +74,11 @@ def design(*, pipeline: int = 2, shard: int = 2, microbatches: int = 8, name: st
         microbatch=2,
     )
     job = JobSpec(
-        name="novels", sequence_length=64, batch_tokens=plan.batch_tokens, total_tokens=plan.batch_tokens * 200
+        name="novels",
+        sequence_length=64,
+        batch_tokens=plan.batch_tokens,
+        total_tokens=plan.batch_tokens * 200,
+        precision=Precision.FP32,
     )
     return Design(model=spec, cluster=cluster(), job=job, plan=plan)
 
@@ -162,21 +171,32 @@ MEASURED = {
 }
 
 
-def decision(chosen: Design) -> dict[str, object]:
-    other = replace(chosen.plan, schedule=Schedule(kind=ScheduleKind.GPIPE, microbatches=8))
-    figures = {"tokens_per_second": 6670.0, "mfu": None, "peak_bytes": 4.1e8, "bubble_share": 0.1}
-    figures |= {"communication_share": 0.07, "total_seconds": 61.0, "total_cost": None, "step_seconds": 0.307}
-    return {
-        "ranked": [
-            {"plan": encode(chosen.plan), **figures},
-            {"plan": encode(other), **figures, "step_seconds": 0.342},
-        ],
-        "rejected": [{"rule": "tensor divides heads", "count": 14, "example": "tensor 3 does not divide 4 heads"}],
-        "why": ["It is 11 % faster than the next plan: gpipe keeps more activations."],
-        "considered": 4321,
-        "fitting": 310,
-        "seconds": 0.21,
-    }
+def decision(chosen: Design) -> Decision:
+    other = replace(chosen.plan, schedule=replace(chosen.plan.schedule, kind=ScheduleKind.GPIPE))
+    first = Candidate(
+        plan=chosen.plan,
+        step_seconds=0.307,
+        error_band=(0.8, 1.2),
+        tokens_per_second=6670.0,
+        mfu=None,
+        peak_bytes=4.1e8,
+        capacity_bytes=4e9,
+        bubble_share=0.1,
+        communication_share=0.07,
+        total_seconds=61.0,
+        total_cost=None,
+    )
+    return Decision(
+        design=chosen,
+        report=report(PREDICTED, origin=Origin.ANALYTIC, pipeline=chosen.plan.pipeline),
+        ranked=(first, replace(first, plan=other, step_seconds=0.342)),
+        rejected=(Rejection(rule="tensor divides heads", count=14, example="tensor 3 does not divide 4 heads"),),
+        why=("It is 11 % faster than the next plan: gpipe keeps more activations.",),
+        considered=4321,
+        priced=4321,
+        fitting=310,
+        seconds=0.21,
+    )
 
 
 def metrics(*, steps: int, slower: float = 1.0) -> list[dict[str, float | int | None]]:
@@ -222,7 +242,7 @@ def write_run(folder: Path, *, steps: int = 200, slower: float = 1.0, chosen: De
     (folder / "design.json").write_text(chosen.to_json())
     (folder / "predicted.json").write_text(json.dumps(encode(predicted)))
     (folder / "measured.json").write_text(json.dumps(encode(measured)))
-    (folder / "decision.json").write_text(json.dumps(decision(chosen)))
+    (folder / "decision.json").write_text(json.dumps(encode(decision(chosen))))
     environment = {"command": ["meshwright", "train"], "host": "workstation", "versions": {"torch": "2.13.0"}}
     (folder / "environment.json").write_text(json.dumps({**environment, "memory_bytes": 8 * 2**30}))
     rows = metrics(steps=steps, slower=slower)

@@ -32,7 +32,7 @@ def decision() -> Decision:
     [
         ("ranked", [], "ranked: is empty"),
         ("ranked", 3, "ranked: expected a list"),
-        ("ranked.0", {}, "ranked[0]: expected a plan and its figures"),
+        ("ranked.0", {}, "ranked[0]: 'plan' is missing"),
         ("ranked.0.plan.stages", [], "plan.stages: is empty"),
         ("ranked.1.plan.axes.0.size", 10**9, "more than the 8 devices of the cluster"),
         ("ranked.1.plan.stages.0.groups.0.stop", 3, "rule stages-cover"),
@@ -41,6 +41,18 @@ def decision() -> Decision:
         ("rejected", [{"rule": "x"}], "'example' is missing"),
         ("considered", "many", "'many' is not a number"),
         ("design.model.layers", [], "model.layers: is empty"),
+        ("design.schema", 99, "design.schema: schema 99 is not known"),
+        ("design.plan.schema", 99, "design.plan.schema: schema 99 is not known"),
+        ("ranked.1.plan.schema", 99, "ranked[1].plan.schema: schema 99 is not known"),
+        ("schema", 99, "schema: schema 99 is newer"),
+        ("front.0.peak_bytes", float("inf"), "front[0].peak_bytes: expected a number, got inf"),
+        ("report.model_flops", float("nan"), "report.model_flops: expected a number, got nan"),
+        ("report", [], "report: expected a table of Report, got []"),
+        ("settled", 3, "settled: expected bool, got 3"),
+        ("priced", -1, "priced: -1 is below 0"),
+        ("unheard", 1, "unheard: unknown key"),
+        ("design.plan.stages.0.groups.0.precision", "fp8", "fp8 is not the job's bf16 (rule precision-is-asked)"),
+        ("design.job.precision", "fp8", "design.job.precision: A100-80GB has no fp8 arithmetic"),
     ],
 )
 def test_what_no_decision_has_is_told(
@@ -55,11 +67,97 @@ def test_what_no_decision_has_is_told(
     plan = tmp_path / "plan.json"
     plan.write_text(decision.design.to_json())
     search.decision_path(plan).write_text(json.dumps(document))
-    assert main(["report", str(plan), "--out", str(tmp_path / "page.html")]) == 2
-    err = capsys.readouterr().err
-    assert told in err
-    assert "Traceback" not in err
-    assert not (tmp_path / "page.html").exists()
+    _all_refuse(plan, tmp_path, told, capsys)
+
+
+def _all_refuse(plan: Path, folder: Path, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every command that reads the decision beside `plan`, or the decision itself, says the same of it."""
+    kept, page = search.decision_path(plan), folder / "page.html"
+    for arguments in (
+        ["report", str(plan), "--out", str(page)],
+        ["explain", str(plan)],
+        ["compare", str(plan), str(plan)],
+        ["train", str(plan), "--run", str(folder / "run")],
+        ["report", str(kept), "--out", str(page)],
+        ["explain", str(kept)],
+        ["compare", str(kept), str(kept)],
+    ):
+        assert main(arguments) == 2, arguments
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert told in err, arguments
+        assert f"error: {kept}" in err
+        assert all("; " in line for line in err.splitlines()), f"each says what to do: {err}"
+        assert "Traceback" not in err
+    assert not page.exists()
+
+
+@pytest.mark.parametrize("key", ["design", "report", "ranked", "why", "considered", "priced", "fitting", "seconds"])
+def test_a_key_that_is_missing_is_told(
+    key: str, decision: Decision, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = codec.encode(decision)
+    del document[key]
+    (plan := tmp_path / "plan.json").write_text(decision.design.to_json())
+    search.decision_path(plan).write_text(json.dumps(document))
+    _all_refuse(plan, tmp_path, f"{key!r} is missing", capsys)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "the file is empty"),
+        ("[]", "expected a table of keys, got a list"),
+        ("[1, 2]", "expected a table of keys, got a list"),
+        ("{}", "'design' is missing"),
+        ("null", "expected a table of keys, got null"),
+        ("3", "expected a table of keys, got a number"),
+        ('{"design": {"model": ', "not JSON"),
+    ],
+)
+def test_what_is_no_decision_is_told(
+    text: str, told: str, decision: Decision, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (plan := tmp_path / "plan.json").write_text(decision.design.to_json())
+    search.decision_path(plan).write_text(text)
+    for arguments in (["report", str(plan)], ["explain", str(plan)], ["train", str(plan)]):
+        assert main(arguments) == 2
+        out, err = capsys.readouterr()
+        assert (out, told in err) == ("", True)
+        assert "or delete this file" in err
+
+
+def test_a_decision_is_no_design_and_is_told_in_one_line(
+    decision: Decision, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (plan := tmp_path / "plan.json").write_text(decision.design.to_json())
+    kept = search.decision_path(plan)
+    kept.write_text(json.dumps(codec.encode(decision)))
+    for arguments in (["train", str(kept)], ["export", str(kept), "--to", "deepspeed"]):
+        assert main(arguments) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line == (
+            f"error: {kept}: is a kept decision, not a design (plan --out writes it beside the design); "
+            f"give {plan}, the design beside it; meshwright explain {kept} reads it"
+        )
+    plan.unlink()
+    assert main(["train", str(kept)]) == 2
+    assert f"); meshwright explain {kept} reads it" in capsys.readouterr().err
+
+
+def test_a_decision_with_explanations_is_read_too(
+    decision: Decision, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = {"decision": codec.encode(decision), "waterfall": {}}
+    (tmp_path / "both.json").write_text(json.dumps(both, indent=1))
+    (tmp_path / "plan.json").write_text(decision.design.to_json())
+    assert main(["compare", str(tmp_path / "both.json"), str(tmp_path / "plan.json")]) == 0
+    assert "the two plans are the same" in capsys.readouterr().out
+    both["decision"]["seconds"] = -1.0
+    (tmp_path / "both.json").write_text(json.dumps(both, indent=1))
+    assert main(["explain", str(tmp_path / "both.json")]) == 2
+    line = [row for row, text in enumerate(json.dumps(both, indent=1).splitlines(), 1) if '"seconds": -1.0' in text]
+    assert f"both.json:{line[-1]} decision.seconds: -1.0 is below 0" in capsys.readouterr().err
 
 
 class _Outline(HTMLParser):

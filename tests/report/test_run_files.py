@@ -99,11 +99,11 @@ def test_a_plan_file_is_predicted_now(tmp_path: Path) -> None:
 def test_a_decision_written_as_json_is_a_plan_file(tmp_path: Path) -> None:
     design = synthetic.design()
     path = tmp_path / "decision.json"
-    path.write_text(json.dumps({"design": encode(design), **synthetic.decision(design)}))
+    path.write_text(json.dumps(encode(synthetic.decision(design))))
     files = read_run(path)
     assert files.design == design
     assert files.decision is not None
-    assert files.decision["considered"] == 4321
+    assert files.decision.considered == 4321
 
 
 def test_a_bare_plan_says_what_is_missing(tmp_path: Path) -> None:

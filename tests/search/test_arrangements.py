@@ -112,7 +112,7 @@ def test_the_first_stages_meet_the_machines_with_more_memory() -> None:
     assert decision.design.cluster == cluster
     assert decision.design.plan.placement == (2, 3, 0, 1)
     assert check(decision.design, scopes=LEGAL) == ()
-    assert "from device 2 on" in decision.design.plan.describe()
+    assert " on devices 2 to 3, 0 to 1 (" in decision.design.plan.describe()
     assert any("as they are listed no plan fits" in line for line in decision.why)
     assert codec.decode(Design, codec.encode(decision.design), "design") == decision.design
     (problem,) = check(replace(decision.design, job=usual(job)), scopes=LEGAL)
@@ -123,7 +123,7 @@ def test_why_tells_what_the_machines_as_listed_would_cost() -> None:
     cluster, job = samples.cluster(SLOW, QUICK), asked(devices="any", fix={"devices": 2})
     decision, listed = search.design(MODEL, cluster, job), search.design(MODEL, cluster, usual(job))
     assert decision.design.plan.placement == (2, 3)
-    assert differing(listed.design.plan, decision.design.plan)["first device"] == (0, 2)
+    assert differing(listed.design.plan, decision.design.plan)["order of devices"] == ("as listed", "2 to 3")
     ratio = listed.report.step_seconds / decision.report.step_seconds
     assert ratio > 1.01
     (line,) = (line for line in decision.why if line.startswith("machines as they are listed"))

@@ -194,7 +194,7 @@ def test_forms_of_values(values: str, labels: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("over", "told"),
     [
-        (["cluster.intre.bandwidth=1,2"], "did you mean cluster.intra.bandwidth"),
+        (["cluster.intre.bandwidth=1,2"], "did you mean cluster.inter.bandwidth or cluster.intra.bandwidth"),
         (["cluster.nodes"], "names no values"),
         (["cluster.nodes=1..8"], "the range has no steps"),
         (["cluster.nodes=8..1:3"], "a range goes up"),
@@ -206,7 +206,17 @@ def test_forms_of_values(values: str, labels: tuple[str, ...]) -> None:
         (["cluster.inter.bandwidth=0"], "--sweep cluster.inter.bandwidth=0: 0.0 is not positive"),
         (["cluster.inter.efficiency=2"], "is not a share above 0 and up to 1"),
         (["job.batch=0,4Mi"], "--sweep job.batch=0: 0 is not at least 1"),
-        (["optimizer.learning_rate=-1"], "is not finite and above 0"),
+        (["optimizer.learning_rate=1e-4"], "is not a number that plans depend on; name a number, such as"),
+        (["job.precision=bf16,fp8"], "did you mean job.constraints.fix.precision?"),
+        (["precison=bf16,fp8"], "did you mean job.constraints.fix.precision?"),
+        (["tp=1,2"], "did you mean job.constraints.fix.tensor?"),
+        (["cluster=8xH100,16xH100"], "one number is swept, not clusters as a whole; name a number, such as cluster.n"),
+        (["model=tiny,gpt2"], "or plan each model with --out and meshwright compare two of the files"),
+        (["cluster.device=H100,A100"], "is a table, not a number; name one of it: cluster.device.memory_bytes, "),
+        (["job.objective=time,cost"], "is not a number that plans depend on; name a number, such as cluster.nodes"),
+        (["cluster.groups[9].nic.bandwidth=1GB/s"], "did you mean cluster.groups[0].nic.bandwidth"),
+        (["bandwidth=1GB/s"], "did you mean cluster.wide_area.bandwidth or cluster.inside.bandwidth"),
+        (["nodes=1,2"], "did you mean cluster.nodes?"),
         (["fix.tp=0,2"], "--sweep fix.tp=0: expected a whole number of 1 or more"),
         (["fix.recompute=some"], "--sweep fix.recompute=some: 'some' is not a recompute"),
         (["cluster.nodes=1,1"], "named twice"),
@@ -224,6 +234,12 @@ def test_sweeps_that_are_wrong_are_told_before_anything_is_priced(
     with pytest.raises(ConfigError) as raised:
         sweep(question(), over)
     assert told in str(raised.value)
+
+
+def test_a_link_that_the_cluster_has_not_is_told() -> None:
+    asked = replace(question(), cluster=replace(question().cluster, wide_area=None))
+    with pytest.raises(ConfigError, match=r"cluster\.wide\.bandwidth: there is no cluster\.wide_area here"):
+        read_axis(asked, "cluster.wide.bandwidth=1GB/s")
 
 
 def test_a_value_that_only_the_rest_of_the_question_forbids_is_a_point_without_a_plan() -> None:

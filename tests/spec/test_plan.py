@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
+
 from meshwright.spec import codec
 from meshwright.spec.plan import (
     Axis,
@@ -14,6 +16,7 @@ from meshwright.spec.plan import (
     ScheduleKind,
     Sharding,
     Stage,
+    placement_words,
 )
 
 
@@ -63,3 +66,26 @@ def test_a_plan_describes_itself_in_one_line() -> None:
     assert "sequence parallel" in text
     assert "4 microbatches of 2" in text
     assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("placement", "told"),
+    [
+        ((*range(16, 32), *range(16)), "16 to 31, 0 to 15"),
+        (tuple(range(8, 16)), "8 to 15"),
+        (tuple(reversed(range(16))), "15 down to 0"),
+        ((*range(0, 16, 2), *range(1, 16, 2)), "0 to 14 by 2, 1 to 15 by 2"),
+        ((1, 0, *range(2, 8)), "1 down to 0, 2 to 7"),
+        ((0, 5, 1), "0, 5, 1"),
+        ((3,), "3"),
+        ((0, 9, 4, 20, 2, 30, 1), "0, 9, 4, 20, and 3 ranks elsewhere"),
+    ],
+)
+def test_devices_are_told_in_the_order_of_the_ranks(placement: tuple[int, ...], told: str) -> None:
+    assert placement_words(placement) == told
+
+
+def test_a_plan_that_is_placed_backwards_says_so() -> None:
+    backwards = replace(plan(), placement=tuple(reversed(range(12))))
+    assert "pipeline 2 x shard 3 x tensor 2 on devices 11 down to 0 (" in backwards.describe()
+    assert "on devices" not in replace(plan(), placement=tuple(range(12))).describe()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from meshwright.catalog.kinds import refuse_another
 from meshwright.catalog.migrations import migrate
 from meshwright.catalog.overrides import override, set_path
 from meshwright.catalog.positions import json_lines, locate, toml_lines
@@ -62,7 +63,8 @@ def read(path: str | Path) -> Document:
     except RecursionError:
         raise ConfigError(Problem(what="nested too deep", where=name)) from None
     if not isinstance(values, dict):
-        raise ConfigError(Problem(what=f"expected a table of keys, got a {type(values).__name__}", where=name))
+        got = {"int": "a number", "NoneType": "null"}.get(type(values).__name__, f"a {type(values).__name__}")
+        raise ConfigError(Problem(what=f"expected a table of keys, got {got}", where=name))
     return Document(name=name, text=text, values=values)
 
 
@@ -82,6 +84,7 @@ def decode(
     paths = tuple(set_path(entry, section=section) for entry in sets)
 
     def build() -> T:
+        refuse_another(document.values, kind=kind.__name__, name=document.name)
         value = _decode(kind, document.values, sets, section)
         return value if check is None else check(value)
 
@@ -108,13 +111,18 @@ def _decode(kind: type[T], values: Mapping[str, Any], sets: Sequence[str], secti
     return result
 
 
+def place_of(path: str, document: Document, *, sets: Sequence[str] = ()) -> str:
+    """Where `path` is said: `--set optimizer.kind` where one of the paths of `sets` says it, else in `document`."""
+    if path and any(path == entry or path.startswith((f"{entry}.", f"{entry}[")) for entry in sets):
+        return f"--set {path}"
+    return document.place(path)
+
+
 def _located(problem: Problem, document: Document, root: str, sets: Sequence[str]) -> Problem:
     path = "" if problem.where == root else problem.where
-    if path.startswith("--set"):
+    if path.startswith("--set") or path == document.name:
         return problem
-    if path and any(path == entry or path.startswith((f"{entry}.", f"{entry}[")) for entry in sets):
-        return replace(problem, where=f"--set {path}")
-    return replace(problem, where=document.place(path) or root)
+    return replace(problem, where=place_of(path, document, sets=sets) or root)
 
 
 def _text(file: Path, name: str) -> str:

@@ -3,26 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshwright.catalog import documents
 from meshwright.catalog.overrides import set_path
 from meshwright.catalog.ranges import checked_design, checked_job
+from meshwright.spec.cluster import Precision
+from meshwright.spec.errors import ConfigError, Gathering, Problem
 from meshwright.spec.job import Constraints, JobSpec
 from meshwright.spec.plan import Design
 from meshwright.spec.units import format_tokens
 
+AGAIN = "write the plan again with meshwright plan --out"
 PLANNED = ("sequence_length", "batch_tokens", "total_tokens", "precision", "objective")
 
 
 def load_job(path: str | Path | None, *, sets: Sequence[str] = ()) -> JobSpec:
     """The job in the file `path` (all defaults when None), with every `key=value` of `sets` in force.
 
-    Raises ConfigError with every problem at once, each with its file and line or the set it comes from.
+    Raises ConfigError with every problem at once, each with its file and line or the set it comes from; a precision
+    that is said and another one that is fixed are one.
     """
     document = documents.EMPTY if path is None else documents.read(path)
-    return documents.decode(JobSpec, document, section="job", sets=sets, check=checked_job)
+    paths = tuple(set_path(entry, section="job") for entry in sets)
+
+    def check(job: JobSpec) -> JobSpec:
+        gathered = Gathering()
+        if "precision" in paths or "precision" in document.values:
+            said = documents.place_of("precision", document, sets=paths)
+            gathered.attempt(lambda: _check_precision(job, said=said))
+        gathered.attempt(lambda: checked_job(job))
+        gathered.tell()
+        return job
+
+    return documents.decode(JobSpec, document, section="job", sets=sets, check=check)
+
+
+def _check_precision(job: JobSpec, *, said: str) -> None:
+    """Raises ConfigError where the job fixes a precision other than those that it allows, which it says at `said`."""
+    fixed = job.constraints.fix.get("precision")
+    allowed = [kind.value for kind in (job.precision, *job.other_precisions)]
+    if fixed in (None, *allowed) or fixed not in tuple(Precision):
+        return
+    what = f"{fixed} is fixed, and {said} says {job.precision.value}"
+    fix = "drop one of the two, or say the same in both"
+    raise ConfigError(Problem(where="constraints.fix.precision", what=what, fix=fix))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +63,11 @@ def job_origins(job: JobSpec, path: str | Path | None, *, sets: Sequence[str] = 
     """Which fields of `job`, loaded from `path` and `sets`, were said there, and which are defaults."""
     said = set(documents.EMPTY.values if path is None else documents.read(path).values)
     said |= {set_path(entry, section="job") for entry in sets}
-    figures = {name: getattr(job, name) for name in PLANNED}
+    fixed = job.constraints.fix
+    figures = {name: getattr(job, name) for name in PLANNED if name in said or name not in fixed}
     words = {name: format_tokens(value) if isinstance(value, int) else str(value) for name, value in figures.items()}
     asked = {name: text for name, text in words.items() if name in said}
-    asked |= {f"constraints.fix.{name}": str(value) for name, value in job.constraints.fix.items()}
+    asked |= {f"constraints.fix.{name}": str(value) for name, value in fixed.items()}
     others = ", ".join(kind.value for kind in job.other_precisions)
     limits = {"devices": job.constraints.devices, "order": job.constraints.order}
     usual = Constraints()
@@ -51,7 +78,16 @@ def job_origins(job: JobSpec, path: str | Path | None, *, sets: Sequence[str] = 
 
 
 def load_design(path: str | Path, *, sets: Sequence[str] = ()) -> Design:
-    """The design in `path`: a design.json, or the folder of a run that holds one; `job.seed=1` of `sets` in force."""
+    """The design in `path`: a design.json, or the folder of a run that holds one; `job.seed=1` of `sets` in force.
+
+    Raises ConfigError with every problem, each with its file and line and what to do.
+    """
     file = Path(path)
-    document = documents.read(file / "design.json" if file.is_dir() else path)
-    return documents.decode(Design, document, section="design", sets=sets, check=checked_design)
+    try:
+        document = documents.read(file / "design.json" if file.is_dir() else path)
+        return documents.decode(Design, document, section="design", sets=sets, check=checked_design)
+    except ConfigError as error:
+        raise ConfigError(
+            problem if problem.fix or problem.where.startswith("--set") else replace(problem, fix=AGAIN)
+            for problem in error.problems
+        ) from None

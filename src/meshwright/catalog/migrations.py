@@ -9,7 +9,7 @@ from meshwright.spec.errors import ConfigError, Problem
 
 Step = Callable[[dict[str, Any]], dict[str, Any]]
 
-NEWEST: Mapping[str, int] = {"JobSpec": 1, "ClusterSpec": 1, "ModelSpec": 1, "Plan": 1, "Design": 1}
+NEWEST: Mapping[str, int] = {"JobSpec": 1, "ClusterSpec": 1, "ModelSpec": 1, "Plan": 1, "Design": 1, "Decision": 1}
 
 STEPS: Mapping[tuple[str, int], Step] = {}
 """`(kind, schema)` to the function that makes a document of `schema + 1` of it. No schema has changed yet."""

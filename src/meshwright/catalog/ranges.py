@@ -80,6 +80,7 @@ def checked_design(design: Design) -> Design:
 
 def _schema_problems(design: Design) -> Iterator[Problem]:
     """Documents inside a design are as old as it is: none of another schema can be read."""
+    yield from _schema("", design.schema, NEWEST["Design"])
     for name, document in (("model", design.model), ("cluster", design.cluster), ("job", design.job)):
         yield from _schema(name, document.schema, NEWEST[type(document).__name__])
     yield from _schema("plan", design.plan.schema, NEWEST["Plan"])
@@ -88,7 +89,7 @@ def _schema_problems(design: Design) -> Iterator[Problem]:
 def _schema(name: str, schema: int, newest: int) -> Iterator[Problem]:
     if schema != newest:
         why = f"this meshwright reads schema {newest}"
-        yield Problem(what=f"schema {schema} is not known", where=f"{name}.schema", why=why)
+        yield Problem(what=f"schema {schema} is not known", where=f"{name}.schema".lstrip("."), why=why)
 
 
 def _plan_problems(design: Design) -> Iterator[Problem]:
@@ -102,7 +103,7 @@ def _plan_problems(design: Design) -> Iterator[Problem]:
     }
     for where, size in sizes.items():
         if size < 1:
-            yield Problem(what=f"{size} is not at least 1", where=where)
+            yield Problem(what=f"{size} is not at least 1", where=where, fix="choose 1 or more")
     devices, blocks = design.cluster.num_devices, len(design.model.blocks)
     for index, axis in enumerate(plan.axes):
         if axis.size > max(devices, 1):

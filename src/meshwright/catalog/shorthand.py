@@ -13,23 +13,21 @@ from types import MappingProxyType
 from meshwright.catalog import documents
 from meshwright.catalog.calibrations import calibration_path
 from meshwright.catalog.cluster_presets import PRESETS, ClusterPreset
+from meshwright.catalog.cluster_words import empty_part, unknown_cluster, unknown_device
 from meshwright.catalog.decoders.load import Entry
-from meshwright.catalog.devices import SHEETS, find_device
+from meshwright.catalog.devices import find_device
 from meshwright.catalog.figures import machine_problems
 from meshwright.catalog.local import local_cluster, with_devices
 from meshwright.catalog.machine import this_machine
 from meshwright.catalog.named_devices import spelt_out
-from meshwright.catalog.names import normal, suggest
+from meshwright.catalog.names import normal
 from meshwright.catalog.nodes import nodes
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.errors import ConfigError, Problem
 
 _COUNT = r"([0-9]{1,3}(?:_[0-9]{3}){0,2}|[0-9]{1,9})"
-_PRODUCT = re.compile(rf"(?:{_COUNT}\s*[xX*]\s*)?{_COUNT}\s*[xX*]\s*([A-Za-z0-9].*)")
+_PRODUCT = re.compile(rf"(?:{_COUNT}\s*[xX*×]\s*)?{_COUNT}\s*[xX*×]\s*([A-Za-z0-9].*)")
 _SIZED = re.compile(rf"(.+):{_COUNT}")
-_FORMS = (
-    "write a preset, 64xH100, 2x8xA100-80GB, 16xH100+32xA100, selene:3072, local:4 or a file; see `meshwright clusters`"
-)
 
 
 def load_cluster(name: str, *, cache: Path | None = None) -> ClusterSpec:
@@ -39,11 +37,15 @@ def load_cluster(name: str, *, cache: Path | None = None) -> ClusterSpec:
     a calibration of it, that is what comes back, and its `source` says so. Raises ConfigError.
     """
     text = str(name).strip()
+    if "+" in text and not os.path.exists(text) and any(map(_PRODUCT.fullmatch, map(str.strip, text.split("+")))):
+        return _mixed(text, cache=cache)
     if Path(text).suffix.lower() in (".toml", ".json"):
         return _file(text)
     if "+" in text and not os.path.exists(text):
         return _mixed(text, cache=cache)
     base, devices = _split(text)
+    if text.endswith(":"):
+        raise ConfigError(unknown_cluster(text, presets=[preset.name for preset in PRESETS]))
     if normal(base) == "local":
         return _local(devices, cache=cache)
     preset = by_name().get(normal(base))
@@ -53,7 +55,7 @@ def load_cluster(name: str, *, cache: Path | None = None) -> ClusterSpec:
         return _devices(text, product)
     if os.path.exists(text):
         return _file(text)
-    raise ConfigError(Problem(what=f"no cluster is called {text!r}", where="cluster", fix=_suggest(base)))
+    raise ConfigError(unknown_cluster(text, presets=[preset.name for preset in PRESETS]))
 
 
 def clusters() -> tuple[Entry, ...]:
@@ -97,11 +99,13 @@ def _mixed(text: str, *, cache: Path | None) -> ClusterSpec:
     """The groups of every part on one network, each with its own adapters, in the order in which they are written."""
     where, names = f"cluster {text}", [part.strip() for part in text.split("+")]
     problems, groups = [], []
+    if not all(names):
+        raise ConfigError(empty_part(text))
     for name in names:
         try:
             part = load_cluster(name, cache=cache)
         except ConfigError as error:
-            problems += [replace(problem, where=where) for problem in error.problems]
+            problems += [replace(problem, where=where, what=_of_part(problem, name)) for problem in error.problems]
             continue
         if normal(_split(name)[0]) == "local" or len(part.sites) > 1:
             fix = "write devices, as in 16xH100+32xA100, or a cluster file (docs/cluster.md)"
@@ -112,6 +116,11 @@ def _mixed(text: str, *, cache: Path | None) -> ClusterSpec:
     numbered = (replace(group, name=f"{group.name} {index}") for index, group in enumerate(groups, 1))
     source = "parts on one network, each through its own adapters; numbers and their sources are the presets'"
     return ClusterSpec(name="+".join(names), groups=tuple(numbered), source=source)
+
+
+def _of_part(problem: Problem, name: str) -> str:
+    """What is wrong, with the place in the file where the part `name` is one."""
+    return f"{problem.where}: {problem.what}" if problem.where.startswith(name) else problem.what
 
 
 def _split(text: str) -> tuple[str, int | None]:
@@ -133,16 +142,15 @@ def _local(devices: int | None, *, cache: Path | None) -> ClusterSpec:
 def _devices(text: str, product: re.Match[str]) -> ClusterSpec:
     device = find_device(product[3])
     if device is None:
-        known = [name for sheet in SHEETS for name in (sheet.name, *sheet.aliases)]
-        fix = suggest(product[3], known, see=f"{', '.join(sheet.name for sheet in SHEETS)}")
-        raise ConfigError(Problem(what=f"no device is called {product[3]!r}", where=f"cluster {text}", fix=fix))
+        raise ConfigError(unknown_device(product[3], text=text))
     node, count = nodes()[device.name], int(product[2])
     if product[1] is not None:
         num_nodes, per_node = int(product[1]), count
     else:
         num_nodes, per_node = _whole_nodes(text, count, node.devices)
     if num_nodes < 1 or per_node < 1:
-        raise ConfigError(Problem(what=f"{text!r} has no device", where="cluster", fix="ask for at least one"))
+        fix = f"ask for at least one: 8x{device.name}"
+        raise ConfigError(Problem(what=f"{text!r} has no device", where="cluster", fix=fix))
     group = node.group(device, nodes=num_nodes, per_node=per_node)
     source = f"{num_nodes} usual nodes of {per_node} {device.name}; numbers and their sources are the preset's"
     return ClusterSpec(name=f"{num_nodes * per_node}x{device.name}", groups=(group,), source=source)
@@ -154,7 +162,8 @@ def _whole_nodes(text: str, count: int, per_node: int) -> tuple[int, int]:
     if count % per_node:
         down, up = count - count % per_node, count + per_node - count % per_node
         why = f"nodes of this device hold {per_node}"
-        fix = f"ask for {down} or {up}, or say nodes x devices (for example {-(-count // per_node)}x{per_node}x...)"
+        even = next(nodes for nodes in range(up // per_node, count + 1) if count % nodes == 0)
+        fix = f"ask for {down} or {up}, or say nodes x devices ({even}x{count // even}x...)"
         raise ConfigError(Problem(what=f"{count} devices do not fill nodes", where=f"cluster {text}", why=why, fix=fix))
     return count // per_node, per_node
 
@@ -174,9 +183,3 @@ def _resized(preset: ClusterPreset, devices: int) -> ClusterSpec:
     nics = max(1, group.nics * per_node // group.devices_per_node)
     sized = replace(group, num_nodes=num_nodes, devices_per_node=per_node, nics=nics)
     return replace(cluster, name=where, groups=(sized,))
-
-
-def _suggest(base: str) -> str:
-    if find_device(base) is not None:
-        return f"say how many: 8x{base}"
-    return suggest(base, ["local", *(preset.name for preset in PRESETS)], see="what is known") + f"; {_FORMS}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
 
     from meshwright.search import Decision
     from meshwright.search.vary import Question
+    from meshwright.spec.errors import Gathering
 
 Answers = Mapping[str, Any]
 
@@ -29,15 +31,15 @@ class Asked:
         return bool(self.why or self.headroom or self.sensitivity or self.sweep)
 
 
-def check(asked: Asked, question: Question) -> None:
-    """Raises ConfigError, before anything is priced, for settings and paths that are wrong."""
+def check(asked: Asked, question: Question | None, gathered: Gathering) -> None:
+    """Gathers, before anything is priced, what is wrong with settings, and with paths where there is a question."""
     from meshwright.search.settings import read_settings
     from meshwright.search.sweep import read_axes
 
     for text in asked.why:
-        read_settings(text)
-    if asked.sweep:
-        read_axes(question, asked.sweep)
+        gathered.attempt(partial(read_settings, text))
+    if asked.sweep and question is not None:
+        gathered.attempt(lambda: read_axes(question, asked.sweep))
 
 
 def answers(asked: Asked, question: Question, decision: Decision) -> Answers:

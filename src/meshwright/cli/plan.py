@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,8 @@ import typer
 
 if TYPE_CHECKING:
     from meshwright.catalog import Origins
+    from meshwright.cli.explanations import Asked
+    from meshwright.export import Holder
     from meshwright.search import Decision, Question
 
 Why = Annotated[list[str] | None, typer.Option("--why", help="Why not these settings: tp=4,pp=2. Repeatable.")]
@@ -58,9 +61,10 @@ def plan(
     from meshwright.cli import explanations
     from meshwright.cli.output import console, print_json
 
-    question, origins = _question(model, cluster, str(job) if job else None, sets=sets or (), trainer=trainer)
     wanted = explanations.Asked(why=why or (), headroom=headroom, sensitivity=sensitivity, sweep=sweep or ())
-    explanations.check(wanted, question)
+    question, origins = _question(
+        model, cluster, str(job) if job else None, sets=sets or (), trainer=trainer, wanted=wanted
+    )
     found = search.design(question.model, question.cluster, question.job, top=top, trainer=question.trainer)
     decision = replace(found, asked=origins.asked, defaults=origins.defaults)
     _keep(decision, out=out, html=html)
@@ -77,28 +81,60 @@ def plan(
 
 
 def _question(
-    model: str, cluster: str, job: str | None, *, sets: Sequence[str], trainer: str | None
+    model: str, cluster: str, job: str | None, *, sets: Sequence[str], trainer: str | None, wanted: Asked
 ) -> tuple[Question, Origins]:
-    """What is asked, and which fields of the job were said; warns of what train would refuse."""
+    """What is asked, and which fields of the job were said; warns of what train would refuse.
+
+    Raises ConfigError with all that is wrong with every option.
+    """
     from meshwright import catalog, search
-    from meshwright.cli.output import tell
+    from meshwright.cli import explanations
     from meshwright.run.machine import cache_root
-    from meshwright.run.preflight import job_problems
     from meshwright.search.fields import set_cluster
+    from meshwright.search.job_rules import check_job
+    from meshwright.spec.errors import Gathering
+    from meshwright.spec.job import JobSpec
 
-    of_cluster = [entry for entry in sets if entry.strip().startswith("cluster.")]
+    of_cluster = [entry for entry in sets if re.match(r"\s*cluster\s*[.=]", entry)]
     of_job = [entry for entry in sets if entry not in of_cluster]
-    spec, asked = catalog.load_model(model), catalog.load_job(job, sets=of_job)
-    for problem in job_problems(asked, model_vocab=spec.vocab):
-        tell(f"warning: train would refuse this job here: {problem}")
-    held = None
-    if trainer is not None:
-        from meshwright.export import holder
+    gathered = Gathering()
+    spec = gathered.attempt(lambda: catalog.load_model(model))
+    machines = gathered.attempt(lambda: catalog.load_cluster(cluster, cache=cache_root()))
+    asked = gathered.attempt(lambda: catalog.load_job(job, sets=of_job))
+    held = gathered.attempt(lambda: _trainer(trainer))
+    question = None
+    if machines is not None:
+        # Fields of machines and jobs are told whatever the model, and defaults stand in for a job that is wrong.
+        question = search.Question(
+            model=spec or catalog.load_model("tiny"), cluster=machines, job=asked or JobSpec(), trainer=held
+        )
+        whole = question
+        question = gathered.attempt(lambda: set_cluster(whole, of_cluster)) or whole
+        if spec is not None and asked is not None:
+            gathered.attempt(lambda: check_job(spec, question.cluster, asked))
+    explanations.check(wanted, question, gathered)
+    gathered.tell()
+    assert question is not None
+    assert asked is not None
+    _warn(question)
+    return question, catalog.job_origins(asked, job, sets=of_job)
 
-        held = holder(trainer, where="--for")
-    machines = catalog.load_cluster(cluster, cache=cache_root())
-    question = search.Question(model=spec, cluster=machines, job=asked, trainer=held)
-    return set_cluster(question, of_cluster), catalog.job_origins(asked, job, sets=of_job)
+
+def _trainer(name: str | None) -> Holder | None:
+    if name is None:
+        return None
+    from meshwright.export import holder
+
+    return holder(name, where="--for")
+
+
+def _warn(question: Question) -> None:
+    """Warns of what train would refuse on this machine whatever the plan."""
+    from meshwright.cli.output import tell
+    from meshwright.run.preflight import job_problems
+
+    for problem in job_problems(question.job, model_vocab=question.model.vocab):
+        tell(f"warning: train would refuse this job here: {problem}")
 
 
 def _keep(decision: Decision, *, out: Path | None, html: Path | None) -> None:

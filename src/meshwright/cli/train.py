@@ -67,7 +67,7 @@ def _chosen(
     from meshwright import catalog, search
     from meshwright.cli.output import note
     from meshwright.run.choose import Chosen, choose, with_data, with_length
-    from meshwright.spec.errors import ConfigError, Problem
+    from meshwright.spec.errors import ConfigError, Gathering, Problem
 
     given = plan or (run if resume and model is None else None)
     if given is not None:
@@ -79,7 +79,13 @@ def _chosen(
     if model is None:
         fix = "meshwright train PLAN.json, or --model NAME --data FILE; meshwright models lists the names"
         raise ConfigError(Problem(what="nothing to train is named", fix=fix))
-    asked = with_data(catalog.load_job(str(job) if job else None, sets=sets or ()), data or ())
+    gathered = Gathering()
+    gathered.attempt(lambda: catalog.load_model(model))
+    gathered.attempt(lambda: catalog.load_cluster(cluster))
+    loaded = gathered.attempt(lambda: catalog.load_job(str(job) if job else None, sets=sets or ()))
+    gathered.tell()
+    assert loaded is not None
+    asked = with_data(loaded, data or ())
     return choose(model, cluster=cluster, job=with_length(asked, steps=steps), measure=measure, say=note)
 
 

@@ -29,15 +29,8 @@ def write_page(paths: Sequence[Path | str], out: Path | str) -> Path:
     One plan with the decision that chose it has the decision's page.
     """
     runs = [read_run(path) for path in paths]
-    decision = _whole_decision(runs[0]) if len(runs) == 1 else None
+    decision = runs[0].decision if len(runs) == 1 and runs[0].is_plan else None
     return write_file(out, decision_page(decision) if decision else render(runs))
-
-
-def _whole_decision(files: RunFiles) -> Decision | None:
-    """The decision of a plan file; None of a run, and where only a part of it is kept."""
-    from meshwright.report.kept_decision import whole_decision
-
-    return whole_decision(files.decision, f"{files.path}, its decision") if files.is_plan else None
 
 
 def decision_page(decision: Decision) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from meshwright.report.explain import UNKNOWN
 from meshwright.report.figure import Table
-from meshwright.spec import codec
-from meshwright.spec.plan import BlockGroup, Design, Plan, Recompute, Sharding
+from meshwright.search import Decision
+from meshwright.search.candidate import Candidate
+from meshwright.spec.plan import BlockGroup, Design, Recompute, Sharding
 from meshwright.spec.units import format_bytes, format_count, format_percent, format_seconds
 
 _MOST_PLANS = 12
@@ -26,32 +25,23 @@ class PlansView:
     why: tuple[str, ...]
 
 
-def plans_view(decision: Mapping[str, Any] | None, *, chosen: str) -> PlansView | None:
-    """The decision as a page shows it, from its JSON; None without one. `chosen` is the digest of the plan."""
-    if not decision:
+def plans_view(decision: Decision | None, *, chosen: str) -> PlansView | None:
+    """The decision as a page shows it; None without one. `chosen` is the digest of the plan."""
+    if decision is None:
         return None
-    candidates = list(decision.get("ranked") or ())[:_MOST_PLANS]
-    plans = [
-        codec.decode(Plan, entry["plan"], f"decision.ranked[{index}].plan") for index, entry in enumerate(candidates)
-    ]
-    rejected = tuple(
-        (str(entry["rule"]), str(entry.get("example", "")), f"{entry.get('count', 0):,}")
-        for entry in decision.get("rejected") or ()
-        if entry.get("count")
-    )
-    digests = [plan.digest() for plan in plans]
+    candidates = decision.ranked[:_MOST_PLANS]
+    rejected = tuple((entry.rule, entry.example, f"{entry.count:,}") for entry in decision.rejected if entry.count)
+    digests = [entry.plan.digest() for entry in candidates]
     return PlansView(
         summary=_summary(decision),
         ranked=Table(
             headers=("", "plan", "step", "tokens/s", "MFU", "memory", "fits", "bubble", "communication"),
-            rows=tuple(
-                _row(index, plan, entry) for index, (plan, entry) in enumerate(zip(plans, candidates, strict=True))
-            ),
+            rows=tuple(_row(index, entry) for index, entry in enumerate(candidates)),
             words=2,
         ),
         chosen=digests.index(chosen) if chosen in digests else -1,
         rejected=Table(headers=("rule", "for example", "combinations"), rows=rejected, words=2) if rejected else None,
-        why=tuple(str(line) for line in decision.get("why") or ()),
+        why=decision.why,
     )
 
 
@@ -75,33 +65,26 @@ def _span_of(stages: list[int]) -> str:
     return str(stages[0]) if stages[0] == stages[-1] else f"{stages[0]} to {stages[-1]}"
 
 
-def _summary(decision: Mapping[str, Any]) -> str:
-    considered, priced, fitting = (decision.get(name) for name in ("considered", "priced", "fitting"))
-    all_priced = not isinstance(priced, int) or priced == considered
+def _summary(decision: Decision) -> str:
+    considered, all_priced = decision.considered, decision.priced == decision.considered
     parts = [f"{considered:,} legal plans were {'priced' if all_priced else 'searched'}" if considered else ""]
-    parts.append("" if all_priced else f"{priced:,} that could be best were priced")
-    parts.append(f"{fitting:,} fit in memory" if isinstance(fitting, int) else "")
-    seconds = decision.get("seconds")
-    parts.append(f"in {format_seconds(seconds)}" if isinstance(seconds, (int, float)) else "")
+    parts.append("" if all_priced else f"{decision.priced:,} that could be best were priced")
+    parts += [f"{decision.fitting:,} fit in memory", f"in {format_seconds(decision.seconds)}"]
     return ", ".join(part for part in parts if part)
 
 
-def _row(index: int, plan: Plan, entry: Mapping[str, Any]) -> tuple[str, ...]:
+def _row(index: int, entry: Candidate) -> tuple[str, ...]:
     return (
         str(index + 1),
-        plan.describe(),
-        _shown(entry.get("step_seconds"), format_seconds),
-        _shown(entry.get("tokens_per_second"), lambda value: f"{value:,.0f}"),
-        _shown(entry.get("mfu"), format_percent),
-        _shown(entry.get("peak_bytes"), format_bytes),
-        _shown(entry.get("fit_probability"), format_percent),
-        _shown(entry.get("bubble_share"), format_percent),
-        _shown(entry.get("communication_share"), format_percent),
+        entry.plan.describe(),
+        format_seconds(entry.step_seconds),
+        f"{entry.tokens_per_second:,.0f}",
+        UNKNOWN if entry.mfu is None else format_percent(entry.mfu),
+        format_bytes(entry.peak_bytes),
+        UNKNOWN if entry.fit_probability is None else format_percent(entry.fit_probability),
+        format_percent(entry.bubble_share),
+        format_percent(entry.communication_share),
     )
-
-
-def _shown(value: Any, show: Any) -> str:
-    return show(value) if isinstance(value, (int, float)) else UNKNOWN
 
 
 def _treatment(group: BlockGroup) -> str:

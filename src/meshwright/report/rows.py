@@ -69,11 +69,6 @@ def plan_names(plans: Sequence[Plan]) -> tuple[str, ...]:
 
 
 def _every_setting(plan: Plan) -> tuple[Setting, ...]:
-    """What `plan_settings` says, the layers of every stage, and whether ranks lie elsewhere than in order."""
+    """What `plan_settings` says, and the layers of every stage."""
     counts = " ".join(str(stage.stop - stage.start) for stage in plan.stages)
-    ranks = range(plan.world_size)
-    moved = plan.placement is not None and plan.placement != tuple(ranks)
-    places = "in order"
-    if moved and plan.placement is not None:
-        places = " ".join(str(place) for place in plan.placement[:8]) + (" ..." if plan.world_size > 8 else "")
-    return (*plan_settings(plan, has_experts=plan.experts is not None), ("stages of", counts), ("placement", places))
+    return (*plan_settings(plan, has_experts=plan.experts is not None), ("stages of", counts))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshwright.catalog import load_design
 from meshwright.spec import codec
@@ -15,6 +15,9 @@ from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
 from meshwright.spec.span import Span
+
+if TYPE_CHECKING:
+    from meshwright.search import Decision
 
 Row = Mapping[str, Any]
 _SPAN_FIELDS = frozenset(field.name for field in fields(Span))
@@ -33,7 +36,7 @@ class RunFiles:
     design: Design
     predicted: Report | None
     measured: Report | None = None
-    decision: Row | None = None
+    decision: Decision | None = None
     environment: Row | None = None
     steps: tuple[Row, ...] = ()
     evaluations: tuple[Row, ...] = ()
@@ -64,7 +67,7 @@ def read_run(path: Path | str) -> RunFiles:
         design=design,
         predicted=_value_or_none(Report, place / "predicted.json"),
         measured=_value_or_none(Report, place / "measured.json"),
-        decision=_decision(_json_or_none(place / "decision.json"), place, design),
+        decision=_kept(place / "decision.json"),
         environment=_json_or_none(place / "environment.json"),
         steps=tuple(row for row in rows if "loss" in row),
         evaluations=tuple(row for row in rows if "validation_loss" in row),
@@ -95,39 +98,36 @@ def predicted_spans(files: RunFiles) -> tuple[Span, ...]:
 
 
 def _read_plan(place: Path) -> RunFiles:
-    """A legal plan with its model, cluster and job, as `meshwright plan --out` writes it."""
-    from meshwright.catalog.documents import decode, read
-    from meshwright.catalog.ranges import checked_design
+    """A legal plan with its model, cluster and job, as `meshwright plan --out` writes it, or a decision."""
+    from meshwright.catalog.documents import read
     from meshwright.cost import predict
-    from meshwright.search import Scope, check, decision_document
+    from meshwright.search import check_answer, decision_of, is_decision, read_decision
 
     document, decision = read(place), None
-    if "design" in document.values and "plan" not in document.values:
-        decision = dict(document.values)
-        if not isinstance(decision["design"], dict):
-            raise ConfigError(Problem(what="expected a table of keys", where=document.place("design")))
-        document = replace(document, values=decision["design"])
-    if "axes" in document.values:
-        why = "it holds a plan without its model, cluster and job"
-        fix = "write it with meshwright plan --out"
-        raise ConfigError(Problem(what="cannot be explained alone", where=str(place), why=why, fix=fix))
-    design = decode(Design, document, section="design", check=checked_design)
-    if problems := check(design, scopes=frozenset({Scope.PLAN})):
-        raise ConfigError(problems)
+    if is_decision(document):
+        decision = decision_of(document)
+        design = decision.design
+    else:
+        design = load_design(place)
+        if problems := check_answer(design):
+            raise ConfigError(problems)
+        decision = read_decision(place, plan=design.plan)
     return RunFiles(
         name=place.stem,
         path=place,
         is_plan=True,
         design=design,
         predicted=predict(design),
-        decision=_decision(decision or decision_document(place, plan=design.plan), place, design),
+        decision=decision,
     )
 
 
-def _decision(document: Any, place: Path, design: Design) -> Mapping[str, Any] | None:
-    from meshwright.report.kept_decision import checked_decision
+def _kept(path: Path) -> Decision | None:
+    """The decision that a run keeps."""
+    from meshwright.catalog.documents import read
+    from meshwright.search import decision_of
 
-    return checked_decision(document, design=design, where=f"{place}, its decision")
+    return decision_of(read(path)) if path.is_file() else None
 
 
 def _json(path: Path) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from meshwright.spec.plan import BlockGroup, Design, Plan, Sharding
+from meshwright.spec.plan import BlockGroup, Design, Plan, Sharding, placement_words
 
 Setting = tuple[str, str]
 _NONE = "none"
@@ -47,16 +47,8 @@ def plan_settings(plan: Plan, *, has_experts: bool) -> tuple[Setting, ...]:
 
 
 def _devices(plan: Plan) -> str:
-    """`as listed`, or runs of devices in the order of the ranks: `16 to 31, 0 to 15`."""
-    if plan.placement is None or not plan.is_placed:
-        return "as listed"
-    runs: list[list[int]] = []
-    for device in plan.placement:
-        if runs and device == runs[-1][-1] + 1:
-            runs[-1] = [runs[-1][0], device]
-        else:
-            runs.append([device])
-    return ", ".join(" to ".join(map(str, run)) for run in runs)
+    """`as listed`, or the devices in the order of the ranks: `16 to 31, 0 to 15`."""
+    return placement_words(plan.placement) if plan.placement and plan.is_placed else "as listed"
 
 
 def _context(plan: Plan) -> str:

@@ -81,7 +81,7 @@ def check_design(design: Design) -> None:
     Raises ConfigError with every broken rule, NoPlanFits when only memory is short, EnvironmentUnfit when a
     tracker's package is missing.
     """
-    problems = search.check(design, scopes=frozenset({search.Scope.PLAN, search.Scope.RUNTIME}))
+    problems = search.check_answer(design) or search.check(design, scopes=frozenset({search.Scope.RUNTIME}))
     if problems:
         raise ConfigError(problems)
     problems = search.check(design, scopes=frozenset({search.Scope.MEMORY}))

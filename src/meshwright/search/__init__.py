@@ -1,10 +1,10 @@
 """Search: the rules of legality, the space of legal plans, the best of them, and why."""
 
 from meshwright.search.candidate import Candidate, Decision
-from meshwright.search.check import RULES, check
+from meshwright.search.check import RULES, check, check_answer
 from meshwright.search.decide import design
 from meshwright.search.headroom import Headroom, headroom
-from meshwright.search.kept import decision_document, decision_path, read_decision
+from meshwright.search.kept import decision_of, decision_path, is_decision, read_decision
 from meshwright.search.product import Rejection
 from meshwright.search.rules import Rule, Scope
 from meshwright.search.sensitivity import Sensitivity, sensitivity
@@ -29,11 +29,13 @@ __all__ = [
     "Trainer",
     "WhyNot",
     "check",
-    "decision_document",
+    "check_answer",
+    "decision_of",
     "decision_path",
     "design",
     "enumerate_plans",
     "headroom",
+    "is_decision",
     "read_decision",
     "sensitivity",
     "sweep",

@@ -95,6 +95,7 @@ class Decision:
     defaults: Mapping[str, str] = field(default_factory=dict)
     refined: int = 0
     settled: bool = True
+    schema: int = 1
 
 
 def expected_seconds(report: Report) -> float:

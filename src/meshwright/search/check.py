@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from meshwright.search.constraints import CONSTRAINT_RULES
 from meshwright.search.context_rules import CONTEXT_RULES
-from meshwright.search.degree_rules import DEGREE_RULES
+from meshwright.search.degree_rules import DEGREE_RULES, groups_of
 from meshwright.search.form_rules import FORM_RULES
+from meshwright.search.job_rules import allowed_precisions, check_job
 from meshwright.search.layout_rules import LAYOUT_RULES
 from meshwright.search.memory_rule import MEMORY_RULES
 from meshwright.search.order_rules import ORDER_RULES
 from meshwright.search.rules import ALL_SCOPES, Rule, Scope, apply
 from meshwright.search.runtime_rules import RUNTIME_RULES
-from meshwright.spec.errors import Problem
+from meshwright.spec.cluster import Precision
+from meshwright.spec.errors import Gathering, Problem
 from meshwright.spec.plan import Design
 
 RULES: tuple[Rule, ...] = (
@@ -33,3 +37,28 @@ def check(design: Design, *, scopes: frozenset[Scope] = ALL_SCOPES) -> tuple[Pro
     Raises ConfigError when the job's constraints cannot be read.
     """
     return apply(RULES, design, scopes=scopes)
+
+
+def check_answer(design: Design) -> tuple[Problem, ...]:
+    """Why the search would never answer the design's own job with it; () where it could.
+
+    What no plan can mend of the job, a precision that the job does not allow, and every rule of plans that is broken.
+    """
+    gathered = Gathering()
+    gathered.attempt(lambda: check_job(design.model, design.cluster, design.job))
+    allowed = gathered.attempt(lambda: allowed_precisions(design.job))
+    if allowed is not None:
+        gathered.problems += _other_precisions(design, allowed)
+    found = gathered.attempt(lambda: check(design, scopes=frozenset({Scope.PLAN}))) or ()
+    told = {(problem.where, problem.what) for problem in gathered.problems}
+    return (*gathered.problems, *(problem for problem in found if (problem.where, problem.what) not in told))
+
+
+def _other_precisions(design: Design, allowed: Sequence[Precision]) -> list[Problem]:
+    """The first block group in a precision that the job does not allow."""
+    names = " or ".join(kind.value for kind in allowed)
+    for where, group in groups_of(design.plan):
+        if group.precision not in allowed:
+            what, fix = f"{group.precision.value} is not the job's {names}", f"choose {names}"
+            return [Problem(where=f"{where}.precision", what=what, why="rule precision-is-asked", fix=fix)]
+    return []

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -13,10 +13,11 @@ from meshwright.catalog.overrides import parse_value
 from meshwright.catalog.ranges import checked_job
 from meshwright.catalog.shorthand import checked
 from meshwright.search.constraints import COLUMNS, limits
+from meshwright.search.field_names import FIX, OF_JOB, no_number
 from meshwright.search.vary import Question, carried
 from meshwright.spec import codec
 from meshwright.spec.cluster import ClusterSpec
-from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.errors import ConfigError, Gathering, Problem
 from meshwright.spec.job import Constraints, JobSpec, full_name
 
 ALIASES: Mapping[str, str] = MappingProxyType(
@@ -33,7 +34,6 @@ ALIASES: Mapping[str, str] = MappingProxyType(
         "job.fix": "job.constraints.fix",
     }
 )
-_FIX = "job.constraints.fix."
 _UNSWEPT = ("schema", "seed", "cluster.fits", "attention_rates", "sources")
 
 
@@ -53,14 +53,20 @@ class Field:
 def set_cluster(asked: Question, entries: Sequence[str]) -> Question:
     """The question with every `cluster.path=value` of `entries` in force, which the cluster's name then says.
 
-    Raises ConfigError for a path that names no number and for a value that no machine has.
+    Raises ConfigError with every path that names no number and every value that no machine has.
     """
+    gathered = Gathering()
     for entry in entries:
-        written, _, value = (part.strip() for part in entry.partition("="))
-        changed = with_field(asked, find_field(asked, written, option="--set"), value, option="--set")
-        name = f"{asked.cluster.name} with {written.removeprefix('cluster.')}={value}"
-        asked = replace(changed, cluster=replace(changed.cluster, name=name))
+        asked = gathered.attempt(partial(_set_cluster, asked, entry)) or asked
+    gathered.tell()
     return asked
+
+
+def _set_cluster(asked: Question, entry: str) -> Question:
+    written, _, value = (part.strip() for part in entry.partition("="))
+    changed = with_field(asked, find_field(asked, written, option="--set"), value, option="--set")
+    name = f"{asked.cluster.name} with {written.removeprefix('cluster.')}={value}"
+    return replace(changed, cluster=replace(changed.cluster, name=name))
 
 
 def find_field(asked: Question, written: str, *, option: str = "--sweep") -> Field:
@@ -70,29 +76,28 @@ def find_field(asked: Question, written: str, *, option: str = "--sweep") -> Fie
     """
     path = _full(written)
     known = dict(_numbers(asked))
-    if path.startswith(_FIX):
-        column = full_name(path.removeprefix(_FIX))
+    if path.startswith(FIX):
+        column = full_name(path.removeprefix(FIX))
         if column not in COLUMNS:
             what = f"{column!r} is not a column of a plan"
             raise ConfigError(Problem(where=f"{option} {written}", what=what, fix=codec.nearest(column, COLUMNS)))
-        return Field(written=written, path=f"{_FIX}{column}", value=asked.job.constraints.fix.get(column))
+        return Field(written=written, path=f"{FIX}{column}", value=asked.job.constraints.fix.get(column))
     if path in known:
         return Field(written=written, path=path, value=known[path])
-    names = [*known, *(f"{_FIX}{column}" for column in COLUMNS), *(name for name in ALIASES if ALIASES[name] in known)]
+    names = [*known, *(f"{FIX}{column}" for column in COLUMNS), *(name for name in ALIASES if ALIASES[name] in known)]
     names += [
         f"{alias}{name.removeprefix(full)}"
         for alias, full in ALIASES.items()
         for name in known
         if name.startswith(f"{full}.")
     ]
-    near = difflib.get_close_matches(written, names, n=3, cutoff=0.5)
-    near = near or [name for name in names if name.rsplit(".", 1)[-1] == path.rsplit(".", 1)[-1]][:3]
-    fix = (
-        f"did you mean {' or '.join(near)}?"
-        if near
-        else "name a number of the cluster or the job: cluster.nodes, job.batch_tokens"
-    )
-    raise ConfigError(Problem(where=f"{option} {written}", what="names no number of the cluster or the job", fix=fix))
+    raise ConfigError(no_number(written, path, names=names, documents=_documents(asked), option=option))
+
+
+def _documents(asked: Question) -> Mapping[str, Any]:
+    """The cluster, with the fields of its first group beside its own, and the job, as JSON."""
+    cluster = codec.encode(asked.cluster)
+    return {"cluster": {**cluster["groups"][0], **cluster}, "job": codec.encode(asked.job)}
 
 
 def _full(written: str) -> str:
@@ -104,15 +109,14 @@ def _full(written: str) -> str:
 
 
 def _numbers(asked: Question) -> Iterator[tuple[str, Any]]:
-    """Every number by its full path; those of node groups once, by the first group's value."""
+    """Every number that a plan depends on by its full path; those of node groups once, by the first group's value."""
     cluster = codec.encode(asked.cluster)
     groups = cluster.pop("groups")
     yield from _leaves(cluster, "cluster")
     yield from _leaves(groups[0], "cluster")
-    if len(groups) > 1:
-        for index, group in enumerate(groups):
-            yield from _leaves(group, f"cluster.groups[{index}]")
-    yield from _leaves(codec.encode(asked.job), "job")
+    for index, group in enumerate(groups):
+        yield from _leaves(group, f"cluster.groups[{index}]")
+    yield from (leaf for leaf in _leaves(codec.encode(asked.job), "job") if leaf[0] in OF_JOB)
 
 
 def _leaves(document: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -145,8 +149,8 @@ def field_problems(asked: Question, field: Field, value: Any) -> tuple[Problem, 
     where = f"--sweep {field.written}={value}"
     try:
         changed = _changed(asked, field, value)
-        if field.path.startswith(_FIX):
-            limits(Constraints(fix={(name := field.path.removeprefix(_FIX)): changed.job.constraints.fix[name]}))
+        if field.path.startswith(FIX):
+            limits(Constraints(fix={(name := field.path.removeprefix(FIX)): changed.job.constraints.fix[name]}))
     except ConfigError as error:
         own = [problem for problem in error.problems if _is_of(problem.where, field.path)]
         return tuple(dict.fromkeys(replace(problem, where=where) for problem in own))

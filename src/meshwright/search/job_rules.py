@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from meshwright.search.constraints import limits
 from meshwright.spec.cluster import ClusterSpec, Precision
-from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.errors import ConfigError, Gathering, Problem
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec
 
 
 def check_job(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> None:
-    """Raises ConfigError for what no choice of plan can mend."""
-    problems = []
+    """Raises ConfigError with all that no choice of plan can mend."""
+    gathered = Gathering()
+    problems = gathered.problems
     if job.sequence_length < 1 or job.batch_tokens < job.sequence_length or job.batch_tokens % job.sequence_length:
         length = max(job.sequence_length, 1)
         whole = max(1, round(job.batch_tokens / length)) * length
@@ -25,10 +26,9 @@ def check_job(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> None:
         what = f"{job.sequence_length:,} is more than the {positions:,} positions the model has learned"
         fix = f"choose {positions} or less"
         problems.append(Problem(where="job.sequence_length", what=what, why="rule sequence-fits-positions", fix=fix))
-    for precision in allowed_precisions(job):
+    for precision in gathered.attempt(lambda: allowed_precisions(job)) or ():
         problems += _precision_problems(cluster, job, precision)
-    if problems:
-        raise ConfigError(problems)
+    gathered.tell()
 
 
 def allowed_precisions(job: JobSpec) -> tuple[Precision, ...]:

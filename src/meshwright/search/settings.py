@@ -9,7 +9,7 @@ from meshwright.search.constraints import COLUMNS, Value, columns_of, limits
 from meshwright.spec.codec import nearest
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.job import SHORT_NAMES, Constraints, full_name
-from meshwright.spec.plan import Plan, Recompute
+from meshwright.spec.plan import Plan, Recompute, placement_words
 
 WHERE = "--why"
 
@@ -32,14 +32,15 @@ def read_settings(text: str | Mapping[str, Value]) -> dict[str, Value]:
             problems.append(Problem(where=f"{WHERE} {name}", what=f"{column} is named twice", fix="name it once"))
         else:
             found[column] = value
-    if problems:
-        raise ConfigError(problems)
+    read: Mapping[str, Value] = {}
     try:
-        return dict(limits(Constraints(fix=found)).fixed)
+        read = limits(Constraints(fix=found)).fixed
     except ConfigError as error:
         names = "job.constraints.fix."
-        said = (replace(problem, where=problem.where.replace(names, f"{WHERE} ")) for problem in error.problems)
-        raise ConfigError(said) from None
+        problems += [replace(problem, where=problem.where.replace(names, f"{WHERE} ")) for problem in error.problems]
+    if problems:
+        raise ConfigError(problems)
+    return dict(read)
 
 
 def _pairs(text: str | Mapping[str, Value], problems: list[Problem]) -> list[tuple[str, Value]]:
@@ -80,8 +81,8 @@ def differing(one: Plan, other: Plan) -> dict[str, tuple[Value, Value]]:
 
     The data axis is told by replicate and shard, which follow from the rest where the plans use different numbers of
     devices; without a grid of experts or a context axis, their columns say nothing. Where the first blocks are alike,
-    `recomputed blocks` tells plans apart that compute a different number of them again. `order of axes` and `first
-    device` tell apart plans that are laid differently.
+    `recomputed blocks` tells plans apart that compute a different number of them again. `order of axes` and `order
+    of devices` tell apart plans that are laid differently.
     """
     ours, theirs = columns_of(one), columns_of(other)
     skipped = {"data", "devices"} if one.world_size == other.world_size else {"data", "replicate", "shard"}
@@ -92,7 +93,7 @@ def differing(one: Plan, other: Plan) -> dict[str, tuple[Value, Value]]:
     pairs = {column: (ours[column], theirs[column]) for column in ours if column in theirs and column not in skipped}
     pairs["recomputed blocks"] = _recomputed(one), _recomputed(other)
     pairs["order of axes"] = _axes(one), _axes(other)
-    pairs["first device"] = _first_device(one), _first_device(other)
+    pairs["order of devices"] = _devices(one), _devices(other)
     if pairs["recompute"][0] != pairs["recompute"][1]:
         del pairs["recomputed blocks"]
     return {column: pair for column, pair in pairs.items() if pair[0] != pair[1]}
@@ -103,8 +104,8 @@ def _axes(plan: Plan) -> str:
     return "usual" if plan.has_usual_order else " ".join(axis.name.value for axis in plan.axes if axis.size > 1)
 
 
-def _first_device(plan: Plan) -> int:
-    return plan.placement[0] if plan.placement else 0
+def _devices(plan: Plan) -> str:
+    return placement_words(plan.placement) if plan.placement and plan.is_placed else "as listed"
 
 
 def _recomputed(plan: Plan) -> int:

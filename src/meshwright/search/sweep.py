@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -17,7 +18,7 @@ from meshwright.search.fields import Field, field_problems, find_field, with_fie
 from meshwright.search.rules import Scope
 from meshwright.search.settings import differing
 from meshwright.search.vary import Progress, Question
-from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.errors import ConfigError, Gathering, Problem
 from meshwright.spec.plan import Design, Plan
 from meshwright.spec.units import format_bytes, format_count, format_seconds, parse_quantity
 
@@ -150,18 +151,19 @@ def _beside_devices(point: Point, planned: Sequence[Point]) -> tuple[str, ...]:
 
 
 def read_axes(asked: Question, over: Sequence[str]) -> tuple[Axis, ...]:
-    """The axes that `over` names: one, or two that are crossed. Raises ConfigError."""
-    axes = [read_axis(asked, text) for text in over]
-    problems = []
-    if not 1 <= len(axes) <= 2:
-        problems.append(Problem(where="--sweep", what=f"{len(axes)} paths are swept", fix="sweep one, or cross two"))
-    elif axes[0].field.path == axes[-1].field.path and len(axes) == 2:
+    """The axes that `over` names: one, or two that are crossed. Raises ConfigError with all that is wrong with them."""
+    gathered = Gathering()
+    read = [gathered.attempt(partial(read_axis, asked, text)) for text in over]
+    axes = [axis for axis in read if axis is not None]
+    problems = gathered.problems
+    if not 1 <= len(over) <= 2:
+        problems.append(Problem(where="--sweep", what=f"{len(over)} paths are swept", fix="sweep one, or cross two"))
+    elif len(axes) == 2 and axes[0].field.path == axes[1].field.path:
         problems.append(Problem(where="--sweep", what=f"{axes[0].field.written} is swept twice", fix="name it once"))
     count = math.prod(len(axis.values) for axis in axes)
     if count > MOST_POINTS:
         problems.append(Problem(where="--sweep", what=f"more than {MOST_POINTS} designs", fix="ask for fewer values"))
-    if problems:
-        raise ConfigError(problems)
+    gathered.tell()
     return tuple(axes)
 
 

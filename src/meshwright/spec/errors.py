@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class ExitCode(IntEnum):
@@ -51,6 +54,26 @@ class MeshwrightError(Exception):
 
 class ConfigError(MeshwrightError):
     """A specification, an option or a file is wrong."""
+
+
+class Gathering:
+    """What is wrong with several things that are read one after another, so that all of it is told at once."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+
+    def attempt(self, read: Callable[[], T]) -> T | None:
+        """What `read` returns; None where it raises ConfigError, whose problems are kept, each once."""
+        try:
+            return read()
+        except ConfigError as error:
+            self.problems += [problem for problem in error.problems if problem not in self.problems]
+            return None
+
+    def tell(self) -> None:
+        """Raises ConfigError with all that was wrong; nothing where nothing was."""
+        if self.problems:
+            raise ConfigError(self.problems)
 
 
 class NoPlanFits(MeshwrightError):
