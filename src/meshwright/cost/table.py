@@ -16,6 +16,7 @@ from meshwright.spec.plan import (
     Axis,
     AxisName,
     BlockGroup,
+    Dispatch,
     Exchange,
     ExchangeKind,
     ExpertGrid,
@@ -40,6 +41,7 @@ PRECISIONS = tuple(Precision)
 OFFLOADS = tuple(Offload)
 EXCHANGES = tuple(ExchangeKind)
 TOKEN_LAYOUTS = tuple(TokenLayout)
+DISPATCHES = tuple(Dispatch)
 DEFAULT_ORDER = (AxisName.PIPELINE, AxisName.REPLICATE, AxisName.SHARD, AxisName.CONTEXT, AxisName.TENSOR)
 
 
@@ -70,10 +72,10 @@ class PlanTable:
 
     `sharding`, `recompute`, `schedule`, `precision` and `gradient_precision` are indexes into SHARDINGS (0 none,
     1 zero1, 2 zero2, 3 zero3), RECOMPUTES (0 none, 1 selective, 2 full), SCHEDULES and PRECISIONS; `offload` and
-    `exchange` into OFFLOADS and EXCHANGES, `token_layout` into TOKEN_LAYOUTS. `layout` indexes
-    `layouts` and `order` indexes `orders`, the mesh axes from the outermost to the innermost. `microbatch` is in
-    sequences; `microbatches` counts them per data rank and step. `expert` 0 is a plan without an expert grid, whose
-    experts lie as the tensor axis divides them; `expert_tensor` is then 0 too.
+    `exchange` into OFFLOADS and EXCHANGES, `token_layout` into TOKEN_LAYOUTS, `dispatch` of an expert grid into
+    DISPATCHES. `layout` indexes `layouts` and `order` indexes `orders`, the mesh axes from the outermost to the
+    innermost. `microbatch` is in sequences; `microbatches` counts them per data rank and step. `expert` 0 is a plan
+    without an expert grid, whose experts lie as the tensor axis divides them; `expert_tensor` is then 0 too.
     """
 
     tensor: IntArray
@@ -88,6 +90,7 @@ class PlanTable:
     token_layout: IntArray
     expert: IntArray
     expert_tensor: IntArray
+    dispatch: IntArray
     sharding: IntArray
     microbatch: IntArray
     microbatches: IntArray
@@ -159,6 +162,7 @@ class PlanTable:
             "token_layout": TOKEN_LAYOUTS.index(TokenLayout.ZIGZAG),
             "expert": 0,
             "expert_tensor": 0,
+            "dispatch": 0,
             "sharding": 0,
             "recompute": 0,
             "offload": 0,
@@ -210,6 +214,7 @@ class PlanTable:
             "token_layout": TOKEN_LAYOUTS.index(plan.exchange.layout),
             "expert": plan.experts.expert if plan.experts else 0,
             "expert_tensor": plan.experts.tensor if plan.experts else 0,
+            "dispatch": DISPATCHES.index(plan.experts.dispatch) if plan.experts else 0,
             "sharding": SHARDINGS.index(group.sharding),
             "microbatch": plan.microbatch,
             "microbatches": plan.schedule.microbatches,
@@ -242,7 +247,11 @@ class PlanTable:
             chunks=int(self.chunks[row]),
             slices=int(self.slices[row]),
         )
-        grid = ExpertGrid(expert=int(self.expert[row]), tensor=int(self.expert_tensor[row]))
+        grid = ExpertGrid(
+            expert=int(self.expert[row]),
+            tensor=int(self.expert_tensor[row]),
+            dispatch=DISPATCHES[int(self.dispatch[row])],
+        )
         return Plan(
             model=model,
             cluster=cluster,
