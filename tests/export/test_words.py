@@ -21,6 +21,7 @@ from meshwright.spec.plan import (
     Recompute,
     ScheduleKind,
     Sharding,
+    TokenLayout,
 )
 from tests.export.plans import design
 
@@ -96,6 +97,11 @@ UNSAID: list[tuple[Peer, dict[str, Any], str]] = [
     (MEGATRON, {**PIPE, "kind": ScheduleKind.SEQUENCE_1F1B, "slices": 2}, "the seq1f1b schedule"),
     (MEGATRON, {**PIPE, "kind": ScheduleKind.ZERO_BUBBLE_V, "chunks": 2}, "the zb-v schedule"),
     (MEGATRON, {"context": 4, "shard": 2, "exchange": Exchange(kind=ExchangeKind.GATHER, inner=2)}, "inside a gather"),
+    (MEGATRON, {"context": 2, "shard": 4, "exchange": Exchange(layout=TokenLayout.STRIPED)}, "striped tokens"),
+    (TITAN, {"context": 2, "shard": 4,
+             "exchange": Exchange(kind=ExchangeKind.GATHER, layout=TokenLayout.BALANCED)}, "balanced tokens"),
+    (DEEPSPEED, {"context": 4, "shard": 2, "exchange": Exchange(inner=4, layout=TokenLayout.STRIPED)},
+     "striped tokens"),
     (MEGATRON, {"offload": Offload.ACTIVATIONS}, "every activation in the host's memory"),
     (MEGATRON, {"offload": Offload.OPTIMIZER, "shard": 1}, "state that is not sharded"),
     (MEGATRON, {"precision": Precision.TF32}, "tf32 products"),

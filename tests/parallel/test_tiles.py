@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meshwright.cost.token_layouts import dealt, document_starts, first_keys
+from meshwright.cost.token_layouts import dealt, document_starts, first_keys, visible_keys
 from meshwright.parallel.tiles import MASKED_QUERIES, MOST_TILES, Cover, Tile, seen_runs, tiles
 from meshwright.spec.plan import TokenLayout
 
@@ -74,3 +74,27 @@ def test_a_window_skips_what_it_hides() -> None:
     found = tiles(*seen_runs(positions, positions, first=first))
     computed = sum((tile.queries.stop - tile.queries.start) * (tile.keys.stop - tile.keys.start) for tile in found)
     assert computed <= 4096 * (MASKED_QUERIES + 64)
+
+
+def test_a_wide_window_is_whole_but_at_its_ends() -> None:
+    """Behind a window of 700 most scores are in products that need no mask."""
+    positions = np.arange(2048)
+    first = first_keys(positions, window=700)
+    found = tiles(*seen_runs(positions, positions, first=first))
+    np.testing.assert_array_equal(shown(found, 2048, 2048), seen(positions, positions, first))
+    area = dict.fromkeys(Cover, 0)
+    for tile in found:
+        area[tile.cover] += (tile.queries.stop - tile.queries.start) * (tile.keys.stop - tile.keys.start)
+    assert area[Cover.MASKED] <= 2048 * 2 * MASKED_QUERIES
+    assert area[Cover.WHOLE] >= 0.5 * visible_keys(2048, window=700).sum()
+
+
+@pytest.mark.parametrize("layout", TokenLayout)
+def test_a_prefix_that_all_of_its_queries_see(layout: TokenLayout) -> None:
+    """Prefix language models (1910.10683): queries before position 37 see all keys before it."""
+    held = dealt(layout, length=LENGTH, ranks=RANKS)
+    for queries in held:
+        last = np.maximum(queries, 36)
+        for keys in held:
+            found = tiles(*seen_runs(queries, keys, first=np.zeros_like(queries), last=last))
+            np.testing.assert_array_equal(shown(found, len(queries), len(keys)), keys[None] <= last[:, None])

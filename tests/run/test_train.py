@@ -15,7 +15,7 @@ from meshwright.run import Outcome, generate, train
 from meshwright.run.files import load_design
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit, ExitCode, WorkerFailed
 from meshwright.spec.job import DataSpec, OptimizerSpec, Source
-from meshwright.spec.plan import Sharding
+from meshwright.spec.plan import Exchange, Sharding, TokenLayout
 from meshwright.train.events import Ending
 from tests.run.runs import BATCH, after_steps, ask_to_stop, design, losses, rows, validation, worker_of
 from tests.support.designs import Layout
@@ -52,6 +52,16 @@ def test_a_run_leaves_what_others_read(whole: Path) -> None:
         assert (run / name).stat().st_size > 0
     assert (run / "checkpoints" / f"step-{STEPS:08d}" / "COMMITTED").exists()
     assert not (run / "logs").exists()
+
+
+def test_two_context_ranks_train_as_one_device_does(whole: Path, tmp_path: Path) -> None:
+    """The losses of its first steps and its first validation, documents and all."""
+    layout = Layout(batch=BATCH, context=2, exchange=Exchange(layout=TokenLayout.BALANCED))
+    outcome = train(design(whole, layout, steps=4), run_dir=tmp_path / "run", say=quiet)
+    assert outcome.ended.ending is Ending.FINISHED
+    expected = losses(whole / "run")
+    assert losses(tmp_path / "run") == pytest.approx({step: expected[step] for step in range(1, 5)}, abs=1e-9)
+    assert validation(tmp_path / "run")[4] == pytest.approx(validation(whole / "run")[4], abs=1e-9)
 
 
 def test_text_is_sampled_from_the_checkpoint_the_same_for_a_seed(whole: Path) -> None:

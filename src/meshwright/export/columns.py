@@ -18,6 +18,7 @@ from meshwright.cost.table import (
     RECOMPUTES,
     SCHEDULES,
     SHARDINGS,
+    TOKEN_LAYOUTS,
     Layout,
 )
 from meshwright.export.meaning import Sizes, exchange_words, sizes
@@ -36,6 +37,7 @@ _KINDS: dict[str, tuple[StrEnum, ...]] = {
     "precision": PRECISIONS,
     "gradient_precision": PRECISIONS,
     "exchange": EXCHANGES,
+    "token_layout": TOKEN_LAYOUTS,
 }
 
 

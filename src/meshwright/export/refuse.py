@@ -12,7 +12,7 @@ from meshwright.export.meaning import oddities
 from meshwright.spec.cluster import DeviceKind
 from meshwright.spec.errors import ExitCode, MeshwrightError, Problem
 from meshwright.spec.model import Mixture
-from meshwright.spec.plan import Design, Dispatch
+from meshwright.spec.plan import Design, Dispatch, TokenLayout
 from meshwright.spec.routing import TOP_K_SOFTMAX
 
 Mask = npt.NDArray[np.bool_]
@@ -66,6 +66,13 @@ def refuse_all(design: Design, refuse: Callable[[Columns], Refusals], *, peer: s
     found.when(late, "plan.gradients.kind", f"gradients that meet {plan.gradients.kind}", fix="choose every_step")
     if found.problems:
         raise NotExpressible(found.problems)
+
+
+def refuse_layout(said: Columns, refusals: Refusals, *known: TokenLayout) -> None:
+    """Context ranks that hold other tokens than those of the `known` layouts."""
+    odd = (said.table.context > 1) & ~said.among("token_layout", *known)
+    what = f"{said.word('token_layout')} tokens of context ranks"
+    refusals.when(odd, "plan.exchange.layout", what, fix=f"choose {known[0].value}")
 
 
 def refuse_everywhere(said: Columns, refusals: Refusals) -> None:

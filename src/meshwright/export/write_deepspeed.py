@@ -9,11 +9,11 @@ from meshwright.export.columns import Columns
 from meshwright.export.compare import Line, Verdict
 from meshwright.export.meaning import Meaning, meaning
 from meshwright.export.megatron_flags import norm_epsilon, optimizer_flags, refuse_activation, size_flags
-from meshwright.export.refuse import Refusals, refuse_all, refuse_everywhere, refuse_odd_model
+from meshwright.export.refuse import Refusals, refuse_all, refuse_everywhere, refuse_layout, refuse_odd_model
 from meshwright.export.script import Flag, launch_script
 from meshwright.spec.cluster import Precision
 from meshwright.spec.job import Decay
-from meshwright.spec.plan import Design, Offload, Recompute, ScheduleKind, Sharding
+from meshwright.spec.plan import Design, Offload, Recompute, ScheduleKind, Sharding, TokenLayout
 
 PEER = "DeepSpeed"
 _STAGES = {Sharding.NONE: 0, Sharding.OPTIMIZER: 1, Sharding.GRADIENTS: 2, Sharding.PARAMETERS: 3}
@@ -145,6 +145,8 @@ def _refuse_ranks(said: Columns, found: Refusals) -> None:
     traded = (table.context == 1) | (table.inner == table.context)
     why, fix = "DeepSpeed-Ulysses trades tokens for heads over the whole axis", f"choose inner {said.number('context')}"
     found.when(~traded, "plan.exchange", f"{said.word('exchange')} of keys and values", why=why, fix=fix)
+    # Ranks that trade over the whole axis do equal work whichever of the two they hold.
+    refuse_layout(said, found, TokenLayout.ZIGZAG, TokenLayout.CONTIGUOUS)
     beside = (table.context > 1) & (table.tensor * table.pipeline > 1)
     why = "its sequence parallel does not work with tensor parallel or pipeline parallel"
     found.when(beside, "plan.axes", "context ranks beside tensor or pipeline ranks", why=why, fix="choose context 1")

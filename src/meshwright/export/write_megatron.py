@@ -9,10 +9,10 @@ from meshwright.export.columns import Columns
 from meshwright.export.compare import Line, Verdict
 from meshwright.export.meaning import Meaning, meaning
 from meshwright.export.megatron_flags import norm_epsilon, optimizer_flags, refuse_activation, size_flags
-from meshwright.export.refuse import Refusals, refuse_all, refuse_everywhere, refuse_odd_model
+from meshwright.export.refuse import Refusals, refuse_all, refuse_everywhere, refuse_layout, refuse_odd_model
 from meshwright.export.script import Flag, launch_script
 from meshwright.spec.cluster import Precision
-from meshwright.spec.plan import Design, ExchangeKind, Offload, Recompute, ScheduleKind, Sharding
+from meshwright.spec.plan import Design, ExchangeKind, Offload, Recompute, ScheduleKind, Sharding, TokenLayout
 
 PEER = "Megatron-LM"
 _SCHEDULES = (ScheduleKind.ONE_F_ONE_B, ScheduleKind.INTERLEAVED)
@@ -86,6 +86,7 @@ def refuse(said: Columns) -> Refusals:
     fix = "choose ring, or trade heads over the whole axis"
     mixed = both & said.among("exchange", ExchangeKind.GATHER)
     found.when(mixed, "plan.exchange", "all-to-all inside a gather", fix=fix)
+    refuse_layout(said, found, TokenLayout.ZIGZAG)
     where = "plan.stages[*].groups[*].recompute"
     strange = said.of_layouts(lambda layout: bool(layout.policies) and _first_layers(layout) is None)
     found.when(strange, where, "this mixture of recompute", fix="give all layers one choice")

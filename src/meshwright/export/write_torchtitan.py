@@ -12,10 +12,10 @@ from meshwright.cost.table import Layout
 from meshwright.export.columns import Columns
 from meshwright.export.compare import Line, Verdict
 from meshwright.export.meaning import Meaning, meaning
-from meshwright.export.refuse import Refusals, refuse_all, refuse_everywhere
+from meshwright.export.refuse import Refusals, refuse_all, refuse_everywhere, refuse_layout
 from meshwright.spec.cluster import Precision
 from meshwright.spec.job import Switch
-from meshwright.spec.plan import Design, ExchangeKind, Offload, Recompute, ScheduleKind, Sharding
+from meshwright.spec.plan import Design, ExchangeKind, Offload, Recompute, ScheduleKind, Sharding, TokenLayout
 
 PEER = "torchtitan"
 _SCHEDULES = {
@@ -161,6 +161,7 @@ def _refuse_layers(said: Columns, found: Refusals) -> None:
     why = "0.2.2 sets the rotate method in validation alone, and training gathers as torch does unless told"
     gathers = (table.context == 1) | ((table.inner == 1) & said.among("exchange", ExchangeKind.GATHER))
     found.when(~gathers, "plan.exchange", f"{said.word('exchange')} of keys and values", why=why, fix="choose gather")
+    refuse_layout(said, found, TokenLayout.ZIGZAG)
 
 
 def _refuse_experts(said: Columns, found: Refusals) -> None:

@@ -13,13 +13,44 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meshwright.cost.token_layouts import IntArray
 from meshwright.nn.attention import WIDE_LENGTH
 from meshwright.parallel.kernels_compat import Scores, kernel
 from meshwright.parallel.tiles import Cover, Tile
 from meshwright.parallel.travel import Travel
 
-# For every owner of keys, the tiles of some sequences of the batch each.
-Tilings = Sequence[Sequence[tuple[slice, Sequence[Tile]]]]
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Piece:
+    """A tile where it is computed: of a masked one `low` and `high` (queries, 1) are on the device."""
+
+    queries: slice
+    keys: slice
+    causal: bool = False
+    low: Tensor | None = None
+    high: Tensor | None = None
+
+
+def pieces(tiles: Sequence[Tile], *, device: torch.device) -> tuple[Piece, ...]:
+    """Tiles brought to `device` once, for as many products as they serve."""
+
+    def brought(edge: IntArray | None) -> Tensor | None:
+        return None if edge is None else torch.from_numpy(edge).to(device)[:, None]
+
+    return tuple(
+        Piece(
+            queries=tile.queries,
+            keys=tile.keys,
+            causal=tile.cover is Cover.CAUSAL,
+            low=brought(tile.low),
+            high=brought(tile.high),
+        )
+        for tile in tiles
+    )
+
+
+# For every owner of keys, the pieces of some sequences of the batch each.
+Tilings = Sequence[Sequence[tuple[slice, Sequence[Piece]]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -98,7 +129,7 @@ def _unpacked(block: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return keys.view(k.shape), values.view(v.shape)
 
 
-def _tile_forward(q: Tensor, keys: Tensor, values: Tensor, tile: Tile, meeting: Meeting) -> tuple[Tensor, Tensor]:
+def _tile_forward(q: Tensor, keys: Tensor, values: Tensor, tile: Piece, meeting: Meeting) -> tuple[Tensor, Tensor]:
     q, k, v = _widened(q, keys[:, :, tile.keys], values[:, :, tile.keys])
     scores = _scores(tile, meeting, q.device)
     return kernel(q, v, scores).forward(q, k, v, scores)
@@ -111,7 +142,7 @@ def _tile_backward(
     values: Tensor,
     out: Tensor,
     lse: Tensor,
-    tile: Tile,
+    tile: Piece,
     meeting: Meeting,
 ) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = _widened(q, keys[:, :, tile.keys], values[:, :, tile.keys])
@@ -126,15 +157,12 @@ def _widened(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def _scores(tile: Tile, meeting: Meeting, device: torch.device) -> Scores:
+def _scores(tile: Piece, meeting: Meeting, device: torch.device) -> Scores:
     mask = None
-    if tile.cover is Cover.MASKED:
-        assert tile.low is not None
-        assert tile.high is not None
-        low, high = (torch.from_numpy(edge).to(device)[:, None] for edge in (tile.low, tile.high))
+    if tile.low is not None and tile.high is not None:
         places = torch.arange(tile.keys.stop - tile.keys.start, device=device)
-        mask = (places >= low) & (places < high)
-    return Scores(scale=meeting.scale, softcap=meeting.softcap, causal=tile.cover is Cover.CAUSAL, mask=mask)
+        mask = (places >= tile.low) & (places < tile.high)
+    return Scores(scale=meeting.scale, softcap=meeting.softcap, causal=tile.causal, mask=mask)
 
 
 def _join(out: Tensor, lse: Tensor, more: Tensor, its: Tensor) -> None:

@@ -17,7 +17,7 @@ from meshwright.cost.token_layouts import IntArray, dealt, document_starts, firs
 from meshwright.nn import Decoder
 from meshwright.nn.attention import AttentionCore, Scoring
 from meshwright.nn.context import Context
-from meshwright.parallel.blockwise import BlockwiseAttention, Meeting, Tilings
+from meshwright.parallel.blockwise import BlockwiseAttention, Meeting, Piece, Tilings, pieces
 from meshwright.parallel.mesh import ContextRanks, Mesh
 from meshwright.parallel.tiles import seen_runs, tiles
 from meshwright.parallel.trade import Traders
@@ -39,7 +39,7 @@ class ContextShare:
 
     def __init__(self, plan: Plan, ranks: ContextRanks, *, device: torch.device) -> None:
         self._length, self._layout = plan.sequence_length, plan.exchange.layout
-        self.ranks, self._device = ranks, device
+        self.ranks, self.device = ranks, device
         self._follows = self._layout is TokenLayout.BALANCED
         self._fixed = (self._dealt(None),)
         self._at = torch.from_numpy(self._fixed[0][ranks.rank].copy()).to(device)
@@ -75,7 +75,7 @@ class ContextShare:
         return Held(positions=positions, starts=starts)
 
     def _stacked(self, held: Held) -> Tensor:
-        return torch.from_numpy(np.stack([rows[self.ranks.rank] for rows in held.positions])).to(self._device)
+        return torch.from_numpy(np.stack([rows[self.ranks.rank] for rows in held.positions])).to(self.device)
 
     def _dealt(self, starts: IntArray | None) -> IntArray:
         ranks = self.ranks
@@ -148,7 +148,7 @@ class ContextAttention:
     def _tiled(self, held: Held, scoring: Scoring) -> Tilings:
         runs, own = self.share.ranks.runs, self.share.ranks.run
         count = 1 if held.starts is None else len(held.starts)
-        found: list[list[tuple[slice, Sequence]]] = [[] for _ in range(runs)]
+        found: list[list[tuple[slice, Sequence[Piece]]]] = [[] for _ in range(runs)]
         for row in range(count):
             positions = np.sort(held.positions[row % len(held.positions)].reshape(runs, -1), axis=1)
             queries = positions[own]
@@ -158,7 +158,7 @@ class ContextAttention:
             for owner in range(runs):
                 seen = tiles(*seen_runs(queries, positions[owner], first=first))
                 if seen:
-                    found[owner].append((rows, seen))
+                    found[owner].append((rows, pieces(seen, device=self.share.device)))
         return found
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from meshwright.cost.token_layouts import IntArray
 
 MOST_TILES = 16  # of a pair of ranks: beyond, few masked products are faster than many small ones
-MASKED_QUERIES = 256  # of one masked product: fewer queries share fewer hidden keys
+MASKED_QUERIES = 256  # of one masked product, and keys that make a whole one worth while
 
 _SAME, _STAIR, _OTHER = 0, 1, 2
 
@@ -94,21 +94,30 @@ def _segments(low: IntArray, high: IntArray) -> Iterator[tuple[int, int, bool | 
 
 
 def _masked(low: IntArray, high: IntArray) -> Iterator[Tile]:
-    """Runs of queries with all keys between the first and the last that any of them sees."""
+    """Runs of queries with the keys that any of them sees: what all see whole where that is much, the rest masked."""
     for start in range(0, len(low), MASKED_QUERIES):
-        some, more = low[start : start + MASKED_QUERIES], high[start : start + MASKED_QUERIES]
-        seeing = np.flatnonzero(more > some)
+        seeing = start + np.flatnonzero((high > low)[start : start + MASKED_QUERIES])
         if not len(seeing):
             continue
-        rows = slice(start + int(seeing[0]), start + int(seeing[-1]) + 1)
-        some, more = low[rows], high[rows]
-        first, last = int(some[more > some].min()), int(more.max())
-        keys = slice(first, last)
-        # A query that sees nothing in between has an empty run wherever it stands.
-        yield Tile(
-            queries=rows,
-            keys=keys,
-            cover=Cover.MASKED,
-            low=np.clip(some - first, 0, last - first),
-            high=np.clip(more - first, 0, last - first),
-        )
+        rows = slice(int(seeing[0]), int(seeing[-1]) + 1)
+        ends = int(low[seeing].min()), int(high[seeing].max())
+        shared = int(low[seeing].max()), int(high[seeing].min())
+        if len(seeing) < rows.stop - rows.start or shared[1] - shared[0] < MASKED_QUERIES:
+            yield _piece(rows, low, high, ends)
+            continue
+        yield Tile(queries=rows, keys=slice(*shared), cover=Cover.WHOLE)
+        for edge in ((ends[0], shared[0]), (shared[1], ends[1])):
+            if edge[1] > edge[0]:
+                yield _piece(rows, low, high, edge)
+
+
+def _piece(rows: slice, low: IntArray, high: IntArray, keys: tuple[int, int]) -> Tile:
+    """The masked tile of what queries see among keys [first, last); where that is nothing the run is empty."""
+    first, last = keys
+    return Tile(
+        queries=rows,
+        keys=slice(first, last),
+        cover=Cover.MASKED,
+        low=np.clip(low[rows], first, last) - first,
+        high=np.clip(high[rows], first, last) - first,
+    )

@@ -10,7 +10,7 @@ from meshwright.spec.cluster import Precision
 from meshwright.spec.codec import nearest
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.job import SHORT_NAMES, Constraints
-from meshwright.spec.plan import Design, ExchangeKind, Offload, Plan, Recompute, ScheduleKind, Sharding
+from meshwright.spec.plan import Design, ExchangeKind, Offload, Plan, Recompute, ScheduleKind, Sharding, TokenLayout
 
 Value = int | str
 
@@ -36,6 +36,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "precision": tuple(kind.value for kind in Precision),
     "offload": tuple(kind.value for kind in Offload),
     "exchange": tuple(kind.value for kind in ExchangeKind),
+    "token_layout": tuple(layout.value for layout in TokenLayout),
     "sequence_parallel": ("off", "on"),
 }
 COLUMNS = (*NUMBERS, *WORDS)
@@ -123,6 +124,7 @@ def columns_of(plan: Plan) -> dict[str, Value]:
         "recompute": "+".join(policies["recompute"]),
         "offload": "+".join(policies["offload"]),
         "exchange": plan.exchange.kind.value,
+        "token_layout": plan.exchange.layout.value,
         "schedule": plan.schedule.kind.value,
         "precision": group.precision.value,
         "sequence_parallel": "on" if group.sequence_parallel else "off",

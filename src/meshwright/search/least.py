@@ -26,7 +26,10 @@ from meshwright.spec.plan import Offload, Sharding
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
-SETTINGS = ("tensor", "sequence_parallel", "context", "inner", "exchange", "expert", "expert_tensor", "precision")
+SETTINGS = (
+    *("tensor", "sequence_parallel", "context", "inner", "exchange", "token_layout", "expert", "expert_tensor"),
+    "precision",
+)
 _KEPT_AWAY = OFFLOADS.index(Offload.ACTIVATIONS)
 _WAYS = len(RECOMPUTES) * 4
 _MANY = 1 << 20  # sequences of a microbatch beside which no launch and no latency counts

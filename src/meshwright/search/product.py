@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from meshwright.cost.table import EXCHANGES, OFFLOADS, PRECISIONS, RECOMPUTES, SCHEDULES, SHARDINGS
+from meshwright.cost.table import EXCHANGES, OFFLOADS, PRECISIONS, RECOMPUTES, SCHEDULES, SHARDINGS, TOKEN_LAYOUTS
 from meshwright.search.constraints import Limits
 
 Columns = dict[str, npt.NDArray[np.int64]]
@@ -20,6 +20,7 @@ WORDS: Mapping[str, Sequence[str]] = {
     "recompute": [kind.value for kind in RECOMPUTES],
     "offload": [kind.value for kind in OFFLOADS],
     "exchange": [kind.value for kind in EXCHANGES],
+    "token_layout": [layout.value for layout in TOKEN_LAYOUTS],
     "sequence_parallel": ["off", "on"],
     "precision": [kind.value for kind in PRECISIONS],
 }

@@ -71,6 +71,8 @@ def word(column: str, value: Value) -> str:
         return "nothing offloaded" if value == "none" else f"{value} offloaded"
     if column in ("schedule", "precision", "exchange"):
         return str(value)
+    if column == "token_layout":
+        return f"{value} tokens"
     if column == "sequence_parallel":
         return "sequence parallel" if value == "on" else "no sequence parallel"
     return f"{column.replace('_', ' ')} {value}"
@@ -89,7 +91,7 @@ def differing(one: Plan, other: Plan) -> dict[str, tuple[Value, Value]]:
     if one.experts is None and other.experts is None:
         skipped |= {"expert", "expert_tensor"}
     if one.context == other.context == 1:
-        skipped |= {"inner", "exchange"}
+        skipped |= {"inner", "exchange", "token_layout"}
     pairs = {column: (ours[column], theirs[column]) for column in ours if column in theirs and column not in skipped}
     pairs["recomputed blocks"] = _recomputed(one), _recomputed(other)
     pairs["order of axes"] = _axes(one), _axes(other)

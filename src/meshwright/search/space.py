@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.cost import Layout, PlanTable
-from meshwright.cost.table import EXCHANGES, OFFLOADS, PRECISIONS, RECOMPUTES, SCHEDULES, SHARDINGS
+from meshwright.cost.table import EXCHANGES, OFFLOADS, PRECISIONS, RECOMPUTES, SCHEDULES, SHARDINGS, TOKEN_LAYOUTS
 from meshwright.schedule import stage_rank
 from meshwright.schedule.build import V_SHAPES
 from meshwright.search.constraints import Limits, limits
@@ -27,7 +27,7 @@ from meshwright.search.runtime_rules import TRAINED_PRECISIONS, UNTRAINED
 from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec, Recurrence
-from meshwright.spec.plan import ExchangeKind, Offload, ScheduleKind, Sharding
+from meshwright.spec.plan import ExchangeKind, Offload, ScheduleKind, Sharding, TokenLayout
 
 Boundaries = Callable[[int, int], Sequence[int]]
 Ids = npt.NDArray[np.int64]
@@ -245,6 +245,8 @@ def _context(product: Product, model: ModelSpec, cluster: ClusterSpec, job: JobS
     product.join(["inner", "exchange"], product["context"], _exchanges)
     product.constrain("inner", product["inner"])
     product.constrain("exchange", product["exchange"], [kind.value for kind in EXCHANGES])
+    product.times(["token_layout"], [[TOKEN_LAYOUTS.index(_token_layout(product.asked))]])
+    product.constrain("token_layout", product["token_layout"], [layout.value for layout in TOKEN_LAYOUTS])
     for heads in tensor_heads(model):
         product.keep(heads // product["tensor"] % product["inner"] == 0, "exchange-divides")
     alone = product["context"] == 1
@@ -252,6 +254,13 @@ def _context(product: Product, model: ModelSpec, cluster: ClusterSpec, job: JobS
         product.keep(alone | (product["inner"] == product["context"]), "context-attends")
     divides = length // product["context"] % product["tensor"] == 0
     product.keep(divides | (product["sequence_parallel"] == 0), "sequence-parallel-divides")
+
+
+def _token_layout(asked: Limits) -> TokenLayout:
+    """Which tokens context ranks hold: the first of these that may be; none is better while documents are not known."""
+    order = (TokenLayout.ZIGZAG, TokenLayout.BALANCED, TokenLayout.STRIPED, TokenLayout.CONTIGUOUS)
+    allowed = (layout for layout in order if not asked.refusal("token_layout", layout.value))
+    return next(allowed, TokenLayout.ZIGZAG)
 
 
 def _exchanges(context: int) -> list[list[int]]:

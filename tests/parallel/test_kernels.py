@@ -1,0 +1,89 @@
+"""Kernels of tiles agree with each other, with a softmax of whole rows, and with what accelerators' operators take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from meshwright.parallel.kernels_compat import KERNELS, Scores, kernel
+from tests.cost.saved_tensors import FakeTensorMode
+
+PROCESSOR, FLASH, WRITTEN = KERNELS
+MASK = torch.tensor([[1, 0, 0, 1, 1], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1], [0, 1, 0, 0, 0], [0, 0, 0, 0, 1]]).bool()
+CASES = {
+    "whole": Scores(scale=0.3),
+    "causal": Scores(scale=0.3, causal=True),
+    "masked": Scores(scale=0.3, mask=MASK),
+}
+
+
+def tensors(*, dims: int = 8, value_dims: int = 8) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+
+    def made(heads: int, features: int) -> Tensor:
+        return torch.randn(2, heads, 5, features, generator=generator, dtype=torch.float64)
+
+    return made(4, dims), made(2, dims), made(2, value_dims)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_fused_kernel_of_processors_is_what_is_written_out(case: str) -> None:
+    """Forward; and backward of a row that other tiles are part of, whose log-sum-exp is larger than this tile's."""
+    (q, k, v), scores = tensors(), CASES[case]
+    assert kernel(q, v, scores) is PROCESSOR
+    out, lse = PROCESSOR.forward(q, k, v, scores)
+    same, also = WRITTEN.forward(q, k, v, scores)
+    torch.testing.assert_close(out, same, rtol=0, atol=1e-12)
+    torch.testing.assert_close(lse, also, rtol=0, atol=1e-12)
+    assert bool(lse.isinf().any()) == (case == "masked")
+    whole = torch.logaddexp(lse, torch.ones_like(lse))
+    gradient, joined = torch.randn_like(out), torch.randn_like(out)
+    expected = WRITTEN.backward(gradient, q, k, v, joined, whole, scores)
+    for found, wanted in zip(PROCESSOR.backward(gradient, q, k, v, joined, whole, scores), expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_what_is_written_out_is_a_softmax_and_its_gradient(case: str, softcap: float | None) -> None:
+    q, k, v = (x.requires_grad_() for x in tensors(value_dims=6))
+    scores = replace(CASES[case], softcap=softcap)
+    assert kernel(q, v, scores) is WRITTEN
+    raw = q @ k.repeat_interleave(2, dim=1).transpose(-1, -2) * scores.scale
+    raw = raw if softcap is None else softcap * torch.tanh(raw / softcap)
+    mask = torch.ones(5, 5).tril().bool() if scores.causal else scores.mask
+    raw = raw if mask is None else raw.masked_fill(~mask, float("-inf"))
+    expected = raw.softmax(dim=-1).nan_to_num(0.0) @ v.repeat_interleave(2, dim=1)
+    out, lse = (x.detach() for x in WRITTEN.forward(q, k, v, scores))
+    torch.testing.assert_close(out, expected.detach(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(lse, raw.detach().logsumexp(dim=-1), rtol=0, atol=1e-12)
+    if case == "masked":
+        return  # autograd of a row that nothing is seen of is not a number
+    gradient = torch.randn_like(out)
+    expected.backward(gradient)
+    with torch.no_grad():
+        found = WRITTEN.backward(gradient, q, k, v, out, lse, scores)
+    for x, part in zip((q, k, v), found, strict=True):
+        assert x.grad is not None
+        torch.testing.assert_close(part, x.grad, rtol=0, atol=1e-12)
+
+
+def test_accelerators_take_half_precision_to_the_flash_kernel_and_nothing_it_cannot() -> None:
+    """Operators and shapes alone: fake tensors of an accelerator that is not there."""
+    with FakeTensorMode():
+        half = {"dtype": torch.bfloat16, "device": "cuda"}
+        q, k, v = (torch.empty(2, heads, 64, 64, **half) for heads in (8, 2, 2))  # type: ignore[arg-type]  # both fit
+        plain = Scores(scale=0.1, causal=True)
+        assert kernel(q, v, plain) is FLASH
+        out, lse = FLASH.forward(q, k, v, plain)
+        assert (out.shape, lse.shape, lse.dtype) == (q.shape, (2, 8, 64), torch.float32)
+        assert [x.shape for x in FLASH.backward(out, q, k, v, out, lse, plain)] == [q.shape, k.shape, v.shape]
+        whole = torch.empty(2, 8, 64, 64, device="cuda")
+        assert kernel(whole, whole, plain) is WRITTEN
+        odd = torch.empty(2, 8, 64, 20, **half)  # type: ignore[arg-type]  # as above
+        assert kernel(odd, odd, plain) is WRITTEN
+        assert kernel(q, v, Scores(scale=0.1, softcap=5.0)) is WRITTEN
+        assert kernel(q, v, Scores(scale=0.1, mask=torch.ones(64, 64, dtype=torch.bool, device="cuda"))) is WRITTEN
