@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from meshwright.nn.context import Context
-from meshwright.nn.feed_forward import DenseFeedForward, activation
+from meshwright.nn.feed_forward import DenseFeedForward, Hidden
 from meshwright.nn.linear import Linear
 from meshwright.nn.weights import Weighted
 from meshwright.spec.model import Mixture
@@ -28,7 +28,7 @@ class Experts(Weighted):
         self.up_bias = nn.Parameter(torch.empty(wide[:2])) if spec.expert_bias else None
         self.down_bias = nn.Parameter(torch.empty(narrow[:2])) if spec.expert_bias else None
         self.num_experts = spec.experts
-        self.act = activation(spec.activation)
+        self.hidden = Hidden(spec.activation)
 
     def forward(self, rows: Tensor, counts: list[int]) -> Tensor:
         """(n, width) from rows (n, width) sorted by expert, `counts[e]` of them for expert e."""
@@ -42,9 +42,9 @@ class Experts(Weighted):
             hidden = functional.linear(x, ups[expert], up_biases[expert])
             gate = gates[expert]
             if gate is None:
-                hidden = self.act(hidden)
+                hidden = self.hidden(None, hidden)
             else:
-                hidden = self.act(functional.linear(x, gate, gate_biases[expert])) * hidden
+                hidden = self.hidden(functional.linear(x, gate, gate_biases[expert]), hidden)
             results.append(functional.linear(hidden, downs[expert], down_biases[expert]))
         return torch.cat(results)
 

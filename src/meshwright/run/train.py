@@ -67,7 +67,7 @@ def train(
         sequence_length=design.plan.sequence_length,
         seed=design.job.seed,
         cache=cache_root() / "data",
-        progress=_progress(say),
+        progress=progress_lines(say),
     )
     preflight.check_corpus(design, corpus, run_dir=folder)
     _write_run(design, folder, predicted=predicted, corpus=corpus)
@@ -158,7 +158,7 @@ def _remove_empty_logs(run_dir: Path) -> None:
         logs.rmdir()
 
 
-def _progress(say: Say) -> data.Progress:
+def progress_lines(say: Say) -> data.Progress:
     """Says what is prepared when it begins, and how far it is every few seconds."""
     told: dict[str, float] = {}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from meshwright.train.checkpoint.find import Checkpoint, corrupt, is_other_model
 from meshwright.train.checkpoint.manifest import Manifest, model_digest
 from meshwright.train.checkpoint.peers import Peers, told
 from meshwright.train.checkpoint.write import failed, write
+from meshwright.train.state import TrainState
 
 
 class Store:
@@ -108,6 +109,16 @@ class Store:
         else:
             work()
             self.wait()
+
+    def begin(self, write_tensors: Callable[[Path], object]) -> None:
+        """A checkpoint of step 0 is committed whose tensors `write_tensors` writes into the folder it is given.
+
+        By one process alone. Raises EnvironmentUnfit when it cannot be.
+        """
+        manifest = self._manifest(0, {**TrainState(seed=self._design.job.seed).to_dict(), "techniques": {}})
+        failure = write(write_tensors, manifest, directory=self._directory, peers=self._peers, keep=0)
+        if failure is not None:
+            raise EnvironmentUnfit(failure)
 
     def wait(self) -> None:
         """No save is under way, and the last one is committed. Raises EnvironmentUnfit when it failed, on all ranks."""
