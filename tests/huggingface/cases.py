@@ -53,6 +53,7 @@ _YARN = {
     "beta_fast": 4.0,
     "beta_slow": 1.0,
 }
+_UNEVEN = {"original_max_position_embeddings": 64, "beta_fast": 1.2, "beta_slow": 0.5}  # ends between planes
 _LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -127,7 +128,7 @@ def configs() -> dict[str, dict[str, Any]]:
             "num_local_experts": 4,
             "attention_bias": True,
             "layer_types": ["sliding_attention", "full_attention"],
-            "rope_scaling": {**_YARN, "truncate": False},
+            "rope_scaling": {**_YARN, **_UNEVEN, "truncate": False},
         },
         "deepseek_v3": {**_LATENT, "model_type": "deepseek_v3", "rope_interleave": True},
         "deepseek_v3_yarn": {
@@ -141,7 +142,10 @@ def configs() -> dict[str, dict[str, Any]]:
 
 
 def weights(name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
-    """Values of a stored tensor, by its name: large enough that clamps and caps are reached, the same everywhere."""
+    """Values of a stored tensor, by its name: large enough that clamps and caps are reached, the same everywhere.
+
+    Stacked experts are larger still: their gate is clamped far out.
+    """
     draw = np.random.RandomState(zlib.crc32(name.encode()))
-    spread = 1.0 if len(shape) == 1 else 2.0 / np.sqrt(shape[-1])
+    spread = 1.0 if len(shape) in (1, 3) else 2.0 / np.sqrt(shape[-1])
     return np.asarray(draw.standard_normal(shape) * spread, dtype=np.float32)

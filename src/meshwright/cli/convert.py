@@ -31,7 +31,6 @@ def convert(
     from meshwright.run import convert as work
     from meshwright.run.train import progress_lines
     from meshwright.spec.errors import ConfigError, Problem
-    from meshwright.spec.units import parse_quantity
 
     progress = progress_lines(note)
     if work.is_huggingface(source):
@@ -46,7 +45,7 @@ def convert(
         if plan is not None:
             raise ConfigError(Problem(what="is for weights into a run", where="--plan", fix="leave it out"))
         found = work.to_huggingface(
-            source, target, config=config, dtype=dtype, shard_bytes=int(parse_quantity(shard_size)), check=verify,
+            source, target, config=config, dtype=dtype, shard_bytes=work.shard_bytes_of(shard_size), check=verify,
             progress=progress,
         )  # fmt: skip
     if as_json:

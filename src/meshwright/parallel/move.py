@@ -105,9 +105,10 @@ def write(
 ) -> None:
     """`folder` holds `tensors` of all ranks of `group`, which each give what they keep; None is one process alone.
 
-    A `planner` of its own may make what is saved while it is written.
+    A `planner` of its own may make what is saved while it is written: each in a file apart, since torch keeps what it
+    puts into one file until that file is whole.
     """
-    writer = FileSystemWriter(folder)
+    writer = FileSystemWriter(folder, single_file_per_rank=planner is None)
     with _alone(group):
         save(tensors, storage_writer=writer, planner=planner, process_group=group, no_dist=group is None)
 

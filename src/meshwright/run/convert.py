@@ -18,7 +18,7 @@ from meshwright.spec.errors import ConfigError, EnvironmentUnfit, Problem
 from meshwright.spec.job import DataSpec, JobSpec
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Axis, AxisName, BlockGroup, Design, Plan, Schedule, ScheduleKind, Stage
-from meshwright.spec.units import format_bytes
+from meshwright.spec.units import format_bytes, parse_quantity
 
 if TYPE_CHECKING:
     from meshwright.catalog.huggingface.tensors import Table
@@ -60,6 +60,17 @@ class Converted:
         told = f"{self.parameters:,} parameters in {self.tensors:,} tensors, {format_bytes(self.bytes)} of {self.dtype}"
         head = (f"{self.path}: {told}",)
         return head if self.verified is None else (*head, *self.verified.lines())
+
+
+def shard_bytes_of(text: str) -> int:
+    """The number of bytes that `text` says: 5GB. Raises ConfigError."""
+    try:
+        size = int(parse_quantity(text))
+    except ValueError as error:
+        raise ConfigError(Problem(what=str(error), where="--shard-size", fix="write for example 5GB")) from error
+    if size < 1:
+        raise ConfigError(Problem(what=f"{text} holds nothing", where="--shard-size", fix="write for example 5GB"))
+    return size
 
 
 def is_huggingface(path: Path) -> bool:
@@ -134,7 +145,8 @@ def to_huggingface(
     run_dir, path = Path(source).expanduser(), Path(target).expanduser()
     if check:
         check_verifiable()
-    design, origin = _run_design(run_dir), _origin(run_dir, config)
+    design = _run_design(run_dir)
+    origin = _origin(run_dir, config, start=design.job.start)
     values = dict(read_config(origin)) if origin else _written(design.model)
     table = _table(values, design.model, where=str(origin / CONFIG) if origin else "model")
     kind = _kind(dtype, values)
@@ -158,6 +170,7 @@ def to_huggingface(
     (path / CONFIG).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     if origin:
         _copy_beside(origin, path)
+    _copy_tokenizer(run_dir, path)
     found = verify(open_folder(path), run_dir=None) if check else None
     return Converted(
         path=str(path),
@@ -226,13 +239,13 @@ def _run_design(run_dir: Path) -> Design:
     return load_design(path)
 
 
-def _origin(run_dir: Path, config: Path | str | None) -> Path | None:
+def _origin(run_dir: Path, config: Path | str | None, *, start: str | None) -> Path | None:
     """The folder whose config.json and tokenizer go with the weights."""
     if config is not None:
         named = Path(config).expanduser()
         return named.parent if named.name == CONFIG else named
-    kept = run_dir / KEPT
-    return kept if (kept / CONFIG).is_file() else None
+    begun = [run_dir / KEPT, *([Path(start)] if start else [])]
+    return next((folder for folder in begun if (folder / CONFIG).is_file()), None)
 
 
 def _written(model: ModelSpec) -> dict[str, Any]:
@@ -268,6 +281,13 @@ def _copy_beside(source: Path, target: Path) -> None:
     for name in BESIDE:
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
+
+
+def _copy_tokenizer(run_dir: Path, target: Path) -> None:
+    """A run's tokenizer goes with its weights where it is one that Hugging Face reads; forms of our own have a kind."""
+    path = run_dir / "tokenizer.json"
+    if path.is_file() and not (target / path.name).is_file() and "kind" not in json.loads(path.read_text("utf-8")):
+        shutil.copyfile(path, target / path.name)
 
 
 def _write_tokenizer(source: Path, run_dir: Path) -> None:

@@ -86,7 +86,9 @@ def with_absolute_paths(design: Design) -> Design:
     sources = tuple(replace(source, path=str(Path(source.path).expanduser().absolute())) for source in spec.sources)
     tokenizer = Path(spec.tokenizer).expanduser()
     name = str(tokenizer.absolute()) if tokenizer.is_file() else spec.tokenizer
-    return replace(design, job=replace(design.job, data=replace(spec, sources=sources, tokenizer=name)))
+    start = design.job.start
+    job = replace(design.job, start=None if start is None else str(Path(start).expanduser().absolute()))
+    return replace(design, job=replace(job, data=replace(spec, sources=sources, tokenizer=name)))
 
 
 def _write_run(design: Design, run_dir: Path, *, predicted: Report, corpus: data.Corpus) -> None:

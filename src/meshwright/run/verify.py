@@ -89,7 +89,7 @@ def verify(folder: Folder, *, run_dir: Path | None) -> Verified:
             Problem(
                 what=f"logits differ by {found.largest_difference:.3e}, {found.relative:.1e} of the largest",
                 where=f"{folder.path}: sequence {found.sequence}, position {found.position}, token {found.token}",
-                why=f"{found.ours:.6f} here, {found.theirs:.6f} in transformers {version}; rounding: {TOLERANCE} at most",
+                why=f"{found.ours:.6f} here, {found.theirs:.6f} in transformers {version}; rounding is {TOLERANCE}",
                 fix="do not use what was written; please report it with config.json",
             )
         )

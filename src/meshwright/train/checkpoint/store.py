@@ -16,13 +16,16 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 import meshwright
+from meshwright.catalog.huggingface.folder import open_folder
 from meshwright.parallel import move
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit, Problem
+from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design
 from meshwright.train.checkpoint.find import Checkpoint, corrupt, is_other_model, newest, open_checkpoint, other_model
 from meshwright.train.checkpoint.manifest import Manifest, model_digest
 from meshwright.train.checkpoint.peers import Peers, told
 from meshwright.train.checkpoint.write import failed, write
+from meshwright.train.huggingface import load_weights
 from meshwright.train.state import TrainState
 
 
@@ -120,6 +123,21 @@ class Store:
         if failure is not None:
             raise EnvironmentUnfit(failure)
 
+    def start(self, path: Path, *, laid: move.HasParts) -> None:
+        """The model holds the weights of the Hugging Face folder `path`, each rank reading its part. Collective.
+
+        Raises ConfigError, before anything is changed, with all that is wrong with the folder or when it is of
+        another model.
+        """
+        folder = self._peers.agree(lambda: open_folder(path))
+        if isinstance(folder, Problem):
+            raise ConfigError(folder)
+        if model_digest(folder.model) != self._model:
+            raise ConfigError(other_weights(self._design.model, path))
+        failure = self._peers.agree(lambda: load_weights(laid, folder, group=self._peers.group))
+        if isinstance(failure, Problem):
+            raise ConfigError(failure)
+
     def wait(self) -> None:
         """No save is under way, and the last one is committed. Raises EnvironmentUnfit when it failed, on all ranks."""
         if self._thread is not None:
@@ -166,6 +184,12 @@ class Store:
             },
             files={},
         )
+
+
+def other_weights(model: ModelSpec, path: Path) -> Problem:
+    """The folder `path` holds weights of another model than `model`."""
+    fix = f"design the plan with --model {path}, or name a folder of {model.name}"
+    return Problem(what=f"its config.json is not of {model.name}", where=f"job.start: {path}", fix=fix)
 
 
 def _unfit(targets: Mapping[str, Tensor], saved: Mapping[str, Any], *, where: str) -> list[Problem]:

@@ -140,11 +140,18 @@ def _odd_values(config: Mapping[str, Any], kind: str, storage: Storage) -> list[
         if missing or (value is not None and value != ours):
             what = "is missing" if value is None else f"{value!r} is arithmetic that is not built here"
             problems.append(Problem(what=what, where=f"config.json: {key}", fix=f"only {ours!r} can be converted"))
-    stretch = config.get("rope_parameters") or {}
-    if storage.rotary and "rope_theta" not in config and "rope_theta" not in str(stretch):
+    if storage.rotary and not _says_base(config) and not _says_base(config.get("rope_parameters")):
         why = "its default differs from one family to the next"
         problems.append(Problem(what="is missing", where="config.json: rope_theta", why=why, fix="say it"))
     return problems
+
+
+def _says_base(values: Any) -> bool:
+    """Whether the base of rotary frequencies is said here, or of each kind of layer."""
+    if not isinstance(values, Mapping):
+        return False
+    by_layer = [entry for entry in values.values() if isinstance(entry, Mapping) and "rope_theta" in entry]
+    return values.get("rope_theta") is not None or bool(by_layer)
 
 
 def _odd_stretches(model: ModelSpec) -> list[Problem]:
