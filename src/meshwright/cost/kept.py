@@ -247,8 +247,9 @@ def recurrence(mixer: Recurrence, sizes: Sizes) -> Kept:
 
 def hidden_copies(*, gated: bool, activation: Activation) -> float:
     """Copies of the hidden features that backward keeps: what the activation reads or gives, the two factors of a
-    gate, and the input of the last product. A plain relu gives what the product reads, and needs no more."""
-    relu = activation is Activation.RELU
+    gate, and the input of the last product. A plain relu gives what the product reads, and needs no more; a clamped
+    gate forms again what it gave."""
+    relu = activation is Activation.RELU or (gated and activation is Activation.CLAMPED_SWIGLU)
     return (3.0 if relu else 4.0) if gated else (1.0 if relu else 2.0)
 
 

@@ -136,7 +136,8 @@ class GroupedAttention(Weighted):
         self.output = Linear(queries, spec.width, bias=spec.output_bias)
 
     def _norm(self, features: int) -> RootMeanSquareNorm | None:
-        eps = self.spec.norm.eps if self.spec.norm else 1e-6
+        beside = self.spec.norm or self.spec.post_norm
+        eps = beside.eps if beside else 1e-6
         if self.spec.qk_norm is QueryKeyNorm.FULL:
             return RootMeanSquareNorm(features, eps=eps)
         if self.spec.qk_norm is QueryKeyNorm.NONE:

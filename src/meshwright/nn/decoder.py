@@ -18,7 +18,9 @@ from meshwright.nn.norm import build_norm
 from meshwright.nn.weights import Weighted
 from meshwright.spec import model as spec_model
 from meshwright.spec.errors import ConfigError, Problem
-from meshwright.spec.model import Attention, FeedForward, LatentAttention, Layer, Mixture, ModelSpec
+from meshwright.spec.model import Activation, Attention, FeedForward, LatentAttention, Layer, Mixture, ModelSpec
+
+GATED_ALONE = (Activation.CLAMPED_SWIGLU,)
 
 Around = Callable[..., Tensor]
 
@@ -181,6 +183,9 @@ def unsupported(model: ModelSpec, *, start: int, stop: int) -> tuple[Problem, ..
             problems.append(Problem(what="attention that sees later tokens has no module", where=f"{where}.mixer"))
         if isinstance(layer.mixer, LatentAttention) and layer.mixer.indexer:
             problems.append(Problem(what="the indexer of sparse attention has no module", where=f"{where}.mixer"))
+        if layer.transform and layer.transform.activation in GATED_ALONE and not layer.transform.gated:
+            what = f"{layer.transform.activation.value} without a gate has no module"
+            problems.append(Problem(what=what, where=f"{where}.transform"))
         if isinstance(layer.transform, Mixture) and layer.transform.extra_parameters:
             problems.append(Problem(what="extra parameters of a mixture have no module", where=f"{where}.transform"))
     return tuple(problems)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from meshwright.nn.feed_forward import activation
+from meshwright.nn.feed_forward import Hidden
 from meshwright.nn.weights import Weighted
 from meshwright.spec.model import Mixture
 
@@ -34,7 +34,7 @@ class Experts(Weighted):
         self.up_bias = nn.Parameter(torch.empty(wide[:2])) if spec.expert_bias else None
         self.down_bias = nn.Parameter(torch.empty(narrow[:2])) if spec.expert_bias else None
         self.num_experts = spec.experts
-        self.act = activation(spec.activation)
+        self.hidden = Hidden(spec.activation)
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
         """(n, width) from rows (n, width) sorted by expert, `counts[e]` of them for expert e.
@@ -58,9 +58,9 @@ class Experts(Weighted):
             hidden = self.multiply(x, ups[expert], up_biases[expert])
             gate = gates[expert]
             if gate is None:
-                hidden = self.act(hidden)
+                hidden = self.hidden(None, hidden)
             else:
-                hidden = self.act(self.multiply(x, gate, gate_biases[expert])) * hidden
+                hidden = self.hidden(self.multiply(x, gate, gate_biases[expert]), hidden)
             results.append(self.multiply(hidden, downs[expert], down_biases[expert]))
         return torch.cat(results)
 
@@ -73,9 +73,9 @@ class Experts(Weighted):
             owners = numbers.repeat_interleave(counts, output_size=len(rows))
         hidden = self._product(rows, self.up, self.up_bias, ends, owners)
         if self.gate is None:
-            hidden = self.act(hidden)
+            hidden = self.hidden(None, hidden)
         else:
-            hidden = self.act(self._product(rows, self.gate, self.gate_bias, ends, owners)) * hidden
+            hidden = self.hidden(self._product(rows, self.gate, self.gate_bias, ends, owners), hidden)
         return self._product(hidden, self.down, self.down_bias, ends, owners)
 
     def _product(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,9 +14,30 @@ from meshwright.nn.linear import Linear
 from meshwright.nn.weights import Weighted
 from meshwright.spec.model import Activation, FeedForward
 
+SLOPE, LIMIT = 1.702, 7.0  # of the clamped activation
+
+
+class Hidden:
+    """The hidden features of a part: act(gate) * up when it is gated, act(up) otherwise."""
+
+    def __init__(self, kind: Activation) -> None:
+        self.clamped = kind is Activation.CLAMPED_SWIGLU
+        self.act = functional.silu if self.clamped else activation(kind)
+
+    def __call__(self, gate: Tensor | None, up: Tensor) -> Tensor:
+        """Any shape; `gate` None where there is none."""
+        if gate is None:
+            return self.act(up)
+        if self.clamped:
+            made: Tensor = _ClampedSwiglu.apply(gate, up)
+            return made
+        return self.act(gate) * up
+
 
 def activation(kind: Activation) -> Callable[[Tensor], Tensor]:
-    """The function that `kind` names."""
+    """The function of one factor that `kind` names. Raises ValueError for one that takes two."""
+    if kind is Activation.CLAMPED_SWIGLU:
+        raise ValueError(f"{kind.value} takes a gate and another factor")
     if kind is Activation.SILU:
         return functional.silu
     if kind is Activation.GELU:
@@ -23,6 +45,26 @@ def activation(kind: Activation) -> Callable[[Tensor], Tensor]:
     if kind is Activation.GELU_TANH:
         return _gelu_tanh
     return torch.relu if kind is Activation.RELU else _relu_squared
+
+
+class _ClampedSwiglu(torch.autograd.Function):
+    """g sigmoid(SLOPE g) (u + 1) with g and u clamped (gpt-oss); backward keeps the two factors and forms the rest."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        clamped = gate.clamp(max=LIMIT)
+        return clamped * torch.sigmoid(SLOPE * clamped) * (up.clamp(min=-LIMIT, max=LIMIT) + 1.0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = ctx.saved_tensors
+        clamped = gate.clamp(max=LIMIT)
+        share = torch.sigmoid(SLOPE * clamped)
+        slope = share + SLOPE * clamped * share * (1.0 - share)
+        lifted = up.clamp(min=-LIMIT, max=LIMIT) + 1.0
+        to_gate = grads[0] * lifted * slope * (gate <= LIMIT)
+        return to_gate, grads[0] * clamped * share * (up.abs() <= LIMIT)
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
@@ -41,9 +83,8 @@ class DenseFeedForward(Weighted):
         self.gate = Linear(spec.width, spec.hidden, bias=spec.bias) if spec.gated else None
         self.up = Linear(spec.width, spec.hidden, bias=spec.bias)
         self.down = Linear(spec.hidden, spec.width, bias=spec.bias)
-        self.act = activation(spec.activation)
+        self.hidden = Hidden(spec.activation)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         """(b, s, width) from normed (b, s, width)."""
-        hidden = self.act(self.up(x)) if self.gate is None else self.act(self.gate(x)) * self.up(x)
-        return self.down(hidden)
+        return self.down(self.hidden(None if self.gate is None else self.gate(x), self.up(x)))

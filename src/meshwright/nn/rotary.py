@@ -75,14 +75,20 @@ def _yarn(base: Tensor, spec: Rotary, scaling: RotaryScaling) -> Tensor:
         ratio = scaling.trained_positions / (turns * 2 * math.pi)
         return spec.dims * math.log(ratio) / (2 * math.log(spec.theta))
 
-    fast = max(math.floor(plane(max(scaling.high_frequency, scaling.low_frequency))), 0)
-    slow = min(math.ceil(plane(scaling.low_frequency)), spec.dims - 1)
+    first, last = plane(max(scaling.high_frequency, scaling.low_frequency)), plane(scaling.low_frequency)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    fast, slow = max(first, 0), min(last, spec.dims - 1)
     ramp = ((torch.arange(spec.dims // 2, dtype=base.dtype) - fast) / max(slow - fast, 1e-3)).clamp(0.0, 1.0)
     return base / scaling.factor * ramp + base * (1 - ramp)
 
 
 def _attention_gain(scaling: RotaryScaling | None) -> float:
     """YaRN's temperature, folded into the angles."""
-    if scaling is None or scaling.kind != "yarn" or scaling.factor <= 1:
+    if scaling is None or scaling.kind != "yarn":
+        return 1.0
+    if scaling.gain is not None:
+        return scaling.gain
+    if scaling.factor <= 1:
         return 1.0
     return 0.1 * math.log(scaling.factor) + 1.0

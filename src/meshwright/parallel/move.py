@@ -16,8 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
@@ -98,16 +100,28 @@ def load_state_dict(laid: HasParts, optimizer: torch.optim.Optimizer | None, val
     loaded(laid, optimizer)
 
 
-def write(tensors: dict[str, Tensor], folder: Path, *, group: dist.ProcessGroup | None) -> None:
-    """`folder` holds `tensors` of all ranks of `group`, which each give what they keep; None is one process alone."""
+def write(
+    tensors: dict[str, Tensor], folder: Path, *, group: dist.ProcessGroup | None, planner: SavePlanner | None = None
+) -> None:
+    """`folder` holds `tensors` of all ranks of `group`, which each give what they keep; None is one process alone.
+
+    A `planner` of its own may make what is saved while it is written: each in a file apart, since torch keeps what it
+    puts into one file until that file is whole.
+    """
+    writer = FileSystemWriter(folder, single_file_per_rank=planner is None)
     with _alone(group):
-        save(tensors, storage_writer=FileSystemWriter(folder), process_group=group, no_dist=group is None)
+        save(tensors, storage_writer=writer, planner=planner, process_group=group, no_dist=group is None)
 
 
 def read(targets: dict[str, Tensor], folder: Path, *, group: dist.ProcessGroup | None) -> None:
     """`targets` hold what `folder` has under their names, each rank its part."""
+    read_from(targets, FileSystemReader(folder), group=group)
+
+
+def read_from(targets: dict[str, Tensor], reader: StorageReader, *, group: dist.ProcessGroup | None) -> None:
+    """As `read`, of any storage that torch's checkpoints can read."""
     with _alone(group):
-        load(targets, storage_reader=FileSystemReader(folder), process_group=group, no_dist=group is None)
+        load(targets, storage_reader=reader, process_group=group, no_dist=group is None)
 
 
 def move(

@@ -6,12 +6,14 @@ import importlib
 import os
 import shutil
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import psutil
 
 from meshwright import search
+from meshwright.catalog.huggingface.folder import open_folder
 from meshwright.data import Corpus, load_tokenizer
 from meshwright.data.documents import files_of
 from meshwright.data.train_tokenizer import parse_vocab
@@ -88,6 +90,21 @@ def check_design(design: Design) -> None:
     if problems:
         raise NoPlanFits(problems)
     check_job(design.job)
+    check_start(design)
+
+
+def check_start(design: Design) -> None:
+    """The weights that the job starts from are there, whole, and of the design's model. Raises ConfigError.
+
+    Files are read by their headers alone, without torch.
+    """
+    if design.job.start is None:
+        return
+    folder = open_folder(Path(design.job.start).expanduser())
+    if replace(folder.model, name="", source="") != replace(design.model, name="", source=""):
+        what = f"its config.json is not of {design.model.name}, which the design trains"
+        fix = f"design the plan with --model {design.job.start}"
+        raise ConfigError(Problem(what=what, where=f"job.start: {design.job.start}", fix=fix))
 
 
 def check_machine(design: Design, *, predicted: Report, run_dir: Path) -> None:

@@ -67,7 +67,7 @@ def train(
         sequence_length=design.plan.sequence_length,
         seed=design.job.seed,
         cache=cache_root() / "data",
-        progress=_progress(say),
+        progress=progress_lines(say),
     )
     preflight.check_corpus(design, corpus, run_dir=folder)
     _write_run(design, folder, predicted=predicted, corpus=corpus)
@@ -87,7 +87,9 @@ def with_absolute_paths(design: Design) -> Design:
     sources = tuple(replace(source, path=str(Path(source.path).expanduser().absolute())) for source in spec.sources)
     tokenizer = Path(spec.tokenizer).expanduser()
     name = str(tokenizer.absolute()) if tokenizer.is_file() else spec.tokenizer
-    return replace(design, job=replace(design.job, data=replace(spec, sources=sources, tokenizer=name)))
+    start = design.job.start
+    job = replace(design.job, start=None if start is None else str(Path(start).expanduser().absolute()))
+    return replace(design, job=replace(job, data=replace(spec, sources=sources, tokenizer=name)))
 
 
 def _write_run(design: Design, run_dir: Path, *, predicted: Report, corpus: data.Corpus) -> None:
@@ -159,7 +161,7 @@ def _remove_empty_logs(run_dir: Path) -> None:
         logs.rmdir()
 
 
-def _progress(say: Say) -> data.Progress:
+def progress_lines(say: Say) -> data.Progress:
     """Says what is prepared when it begins, and how far it is every few seconds."""
     told: dict[str, float] = {}
 

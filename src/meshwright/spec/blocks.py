@@ -14,11 +14,14 @@ class NormKind(StrEnum):
 
 
 class Activation(StrEnum):
+    """`clamped_swiglu` is of gated parts alone: g sigmoid(1.702 g) (u + 1) with both clamped at 7, as in gpt-oss."""
+
     SILU = "silu"
     GELU = "gelu"
     GELU_TANH = "gelu_tanh"
     RELU = "relu"
     RELU_SQUARED = "relu_squared"
+    CLAMPED_SWIGLU = "clamped_swiglu"
 
 
 class QueryKeyNorm(StrEnum):
@@ -45,13 +48,19 @@ class Norm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RotaryScaling:
-    """How rotary frequencies are stretched beyond the trained length (`llama3`, `yarn`, `linear`)."""
+    """How rotary frequencies are stretched beyond the trained length (`llama3`, `yarn`, `linear`).
+
+    Of `yarn` alone: `gain` multiplies cosines and sines, 0.1 ln(factor) + 1 when None (2309.00071), and `truncate`
+    says whether the ramp begins and ends at whole planes.
+    """
 
     kind: str
     factor: float
     low_frequency: float = 1.0
     high_frequency: float = 4.0
     trained_positions: int = 8192
+    gain: float | None = None
+    truncate: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +142,8 @@ class Indexer:
 class LatentAttention:
     """Multi-head latent attention: queries and key-values pass through low-rank latents (DeepSeek-V2, 2405.04434).
 
-    `query_rank` None means queries are projected directly.
+    `query_rank` None means queries are projected directly. `scale` multiplies the scores, one over the root of their
+    dims when None.
     """
 
     width: int
@@ -148,6 +158,7 @@ class LatentAttention:
     rotary: Rotary | None = None
     indexer: Indexer | None = None
     window: int | None = None
+    scale: float | None = None
     kind: str = "latent_attention"
 
     @property

@@ -157,7 +157,8 @@ class JobSpec:
     """One training job. `batch_tokens` is the global batch of one optimizer step; `total_tokens` the whole run.
 
     `other_precisions` may be taken in place of `precision` where the plan is better for it; numerics change with them.
-    `trackers` and `techniques` are names of the registries of train/observe and techniques.
+    `trackers` and `techniques` are names of the registries of train/observe and techniques. `start` is a Hugging Face
+    folder whose weights a new run begins with; None draws them from `seed`.
     """
 
     name: str = "job"
@@ -179,6 +180,7 @@ class JobSpec:
     seed: int = 0
     trackers: tuple[str, ...] = ()
     techniques: tuple[str, ...] = ()
+    start: str | None = None
     software: str = "torch"
     schema: int = 1
 

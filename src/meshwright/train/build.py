@@ -53,7 +53,8 @@ def build(
     stop_asked: Callable[[], bool],
     techniques: tuple[Technique, ...] = (),
 ) -> Run:
-    """A run that stands where its newest complete checkpoint stands; at step 0 where there is none.
+    """A run that stands where its newest complete checkpoint stands; at step 0 where there is none, with the weights
+    that the job starts from.
 
     Every rank of the plan's world must call it, with the process group made. `max_steps` more steps are run at most.
     Raises ConfigError when there are checkpoints, none is complete and one of them was: what it held would be lost.
@@ -92,6 +93,8 @@ def build(
         technique.attach(run)
     if newest is not None:
         _load(run, newest)
+    elif job.start is not None:
+        store.start(Path(job.start), laid=laid)
     run.reactors = _reactors(run, saved=newest.step if newest else None, max_steps=max_steps)
     if place.rank == 0:
         run.observer = _observer(run, place=place, predicted=predicted, max_steps=max_steps)

@@ -125,7 +125,9 @@ def olmo3(reader: Reader, *, name: str, source: str) -> ModelSpec:
     kinds = reader.layer_types(
         [FULL if (index + 1) % 4 == 0 else SLIDING for index in range(count)], known=(SLIDING, FULL)
     )
-    rotary = replace(full.rotary, scaling=None) if full.rotary else None
+    full = replace(full, rotary=reader.rotary(full.head_dim, kind=FULL))
+    near = reader.rotary(full.head_dim, kind=SLIDING)
+    rotary = near if reader.has_by_layer("rope_parameters", kind=SLIDING) else replace(near, scaling=None)
     sliding = replace(full, window=reader.integer("sliding_window", 4096), rotary=rotary)
     layers = tuple(Layer(mixer=sliding if kind == SLIDING else full, transform=transform) for kind in kinds)
     return decoder_of(reader, layers, name=name, source=source)

@@ -23,18 +23,19 @@ class Build(Protocol):
 class Family:
     """How one `model_type` is read.
 
-    `lacks` says what of its arithmetic the spec leaves out; dimensions and counts are exact. `needs` are keys that
-    other families may leave out, since their default differs from one family to the next.
+    `lacks` says what of its arithmetic the spec leaves out; dimensions and counts are exact. `lacks_of_experts` when
+    all of that is in layers with experts. `needs` are keys that other families may leave out, since their default
+    differs from one family to the next.
     """
 
     build: Build
     lacks: str = ""
+    lacks_of_experts: bool = False
     needs: tuple[str, ...] = ()
 
 
 _LATENT = "sigmoid router scores, expert groups and their correction bias; layers that predict further tokens"
 
-_NORMS = "norm scales stored as an offset from one"
 _LLAMA4 = "temperature of layers without positions; sigmoid router scores"
 _GEMMA4 = "norm of values; the router's own norm and scales"
 _KV, _HEADS = ("num_key_value_heads",), ("num_key_value_heads", "head_dim")
@@ -48,17 +49,17 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "qwen3": Family(build=dense.qwen3, needs=_HEADS),
         "olmo2": Family(build=dense.olmo2),
         "olmo3": Family(build=dense.olmo3),
-        "gemma2": Family(build=dense.gemma2, lacks=_NORMS, needs=_HEADS),
+        "gemma2": Family(build=dense.gemma2, needs=_HEADS),
         "gpt2": Family(build=dense.gpt2),
         "mixtral": Family(build=mixture.mixtral, needs=_KV),
         "qwen3_moe": Family(build=mixture.qwen3_moe, needs=_KV),
-        "gpt_oss": Family(build=mixture.gpt_oss, lacks="the clamp inside the experts' gate", needs=_HEADS),
+        "gpt_oss": Family(build=mixture.gpt_oss, needs=_HEADS),
         "llama4": Family(build=mixture.llama4, lacks=_LLAMA4, needs=_HEADS),
         "llama4_text": Family(build=mixture.llama4, lacks=_LLAMA4, needs=_HEADS),
-        "deepseek_v3": Family(build=latent.deepseek, lacks=_LATENT),
-        "deepseek_v32": Family(build=latent.deepseek, lacks=_LATENT),
-        "kimi_k2": Family(build=latent.deepseek, lacks=_LATENT),
-        "glm_moe_dsa": Family(build=latent.deepseek, lacks=_LATENT),
+        "deepseek_v3": Family(build=latent.deepseek, lacks=_LATENT, lacks_of_experts=True),
+        "deepseek_v32": Family(build=latent.deepseek, lacks=_LATENT, lacks_of_experts=True),
+        "kimi_k2": Family(build=latent.deepseek, lacks=_LATENT, lacks_of_experts=True),
+        "glm_moe_dsa": Family(build=latent.deepseek, lacks=_LATENT, lacks_of_experts=True),
         "gemma4": Family(build=gemma.gemma4, lacks=_GEMMA4, needs=_HEADS),
         "gemma4_text": Family(build=gemma.gemma4, lacks=_GEMMA4, needs=_HEADS),
     }

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from meshwright.catalog.huggingface.dense import decoder_of, feed_forward_of, norm_of
 from meshwright.catalog.huggingface.mixture import mixture_of
-from meshwright.catalog.huggingface.reader import Reader
+from meshwright.catalog.huggingface.reader import Reader, yarn_gain
 from meshwright.spec.blocks import Indexer, LatentAttention, Layer
 from meshwright.spec.model import ModelSpec
 
@@ -32,6 +32,15 @@ def deepseek(reader: Reader, *, name: str, source: str) -> ModelSpec:
     return decoder_of(reader, layers, name=name, source=source)
 
 
+def _scale(reader: Reader, *, dims: int) -> float | None:
+    """Of scores, where a stretched context sharpens them by YaRN's temperature; None for one over the root of dims."""
+    stretch = reader.stretch()
+    kind = stretch.values.get("rope_type", stretch.values.get("type"))
+    if kind != "yarn" or not stretch.has("mscale_all_dim"):
+        return None
+    return dims**-0.5 * yarn_gain(stretch.number("factor", 1.0), stretch.number("mscale_all_dim", 1.0)) ** 2
+
+
 def _attention(reader: Reader) -> LatentAttention:
     width, rope_dim = reader.integer("hidden_size"), reader.integer("qk_rope_head_dim")
     if reader.flag("attention_bias", False):
@@ -47,6 +56,7 @@ def _attention(reader: Reader) -> LatentAttention:
         norm=norm_of(reader, width),
         rotary=reader.rotary(rope_dim),
     )
+    mixer = replace(mixer, scale=_scale(reader, dims=mixer.nope_dim + mixer.rope_dim))
     if not reader.has("index_topk"):
         return mixer
     if mixer.query_rank is None:

@@ -15,15 +15,19 @@ from meshwright.catalog.huggingface.dense import (
 )
 from meshwright.catalog.huggingface.reader import Reader
 from meshwright.catalog.huggingface.towers import llama4_vision
-from meshwright.spec.blocks import Layer, Mixture, QueryKeyNorm
+from meshwright.spec.blocks import Activation, Layer, Mixture, QueryKeyNorm
 from meshwright.spec.model import ModelSpec
 
 CHUNKED = "chunked_attention"
 
 
 def mixture_of(reader: Reader, *, hidden: str, experts: str, top_k: int = 2) -> Mixture:
-    """Gated experts of width `hidden` behind a norm; more experts chosen than there are is noted."""
-    width, count = reader.integer("hidden_size"), reader.integer(experts)
+    """Gated experts of width `hidden` behind a norm; more experts chosen than there are is noted.
+
+    Newer configs of every family may call the number of experts num_local_experts.
+    """
+    known = experts if reader.has(experts) or not reader.has("num_local_experts") else "num_local_experts"
+    width, count = reader.integer("hidden_size"), reader.integer(known)
     chosen = reader.integer("num_experts_per_tok", top_k)
     if chosen > count:
         reader.note("num_experts_per_tok", f"{chosen} is more than the {count} experts")
@@ -63,7 +67,7 @@ def gpt_oss(reader: Reader, *, name: str, source: str) -> ModelSpec:
     count = reader.layers()
     kinds = reader.layer_types([SLIDING if index % 2 == 0 else FULL for index in range(count)], known=(SLIDING, FULL))
     experts = mixture_of(reader, hidden="intermediate_size", experts="num_local_experts", top_k=4)
-    transform = replace(experts, expert_bias=True, router_bias=True)
+    transform = replace(experts, expert_bias=True, router_bias=True, activation=Activation.CLAMPED_SWIGLU)
     layers = tuple(Layer(mixer=sliding if kind == SLIDING else full, transform=transform) for kind in kinds)
     return decoder_of(reader, layers, name=name, source=source)
 

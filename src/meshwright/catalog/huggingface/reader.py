@@ -45,6 +45,11 @@ class Reader:
     def has(self, key: str) -> bool:
         return self.values.get(key) is not None
 
+    def has_by_layer(self, key: str, *, kind: str) -> bool:
+        """Whether the table under `key` has an entry for layers of this kind."""
+        table = self.values.get(key)
+        return isinstance(table, Mapping) and isinstance(table.get(kind), Mapping)
+
     def integer(self, key: str, default: int | None = None, *, least: int = 1, most: int | None = None) -> int:
         """A whole number from `least`; without a default it must be there."""
         value = self.values.get(key)
@@ -147,6 +152,10 @@ class Reader:
             self.note("num_attention_heads", f"{heads} does not divide hidden_size {width}", fix="say head_dim")
         return Heads(width, heads, kv_heads, self.integer("head_dim", max(width // heads, 1)))
 
+    def stretch(self) -> Reader:
+        """Where the stretching of rotary frequencies is told: an entry of its own, or beside their base."""
+        return self.table("rope_scaling") if self.has("rope_scaling") else self.table("rope_parameters")
+
     def rotary(self, head_dim: int, *, kind: str | None = None) -> Rotary:
         """Rotary positions of a head; `kind` picks a layer type's entry where they are given by layer type."""
         parameters = self.table("rope_parameters")
@@ -180,7 +189,24 @@ def _scaling(reader: Reader) -> RotaryScaling | None:
         low_frequency=reader.number(low, 1.0),
         high_frequency=reader.number(high, 32.0 if kind == "yarn" else 4.0),
         trained_positions=reader.integer("original_max_position_embeddings", 8192),
+        gain=_gain(reader) if kind == "yarn" else None,
+        truncate=reader.flag("truncate", True) if kind == "yarn" else True,
     )
+
+
+def yarn_gain(factor: float, weight: float) -> float:
+    """How much longer a context of `factor` times the trained one makes queries and keys (YaRN, 2309.00071)."""
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _gain(reader: Reader) -> float | None:
+    """Of cosines and sines; None where the config leaves it to the factor alone."""
+    if reader.has("attention_factor"):
+        return reader.number("attention_factor", 1.0)
+    if not reader.has("mscale") or not reader.has("mscale_all_dim"):
+        return None
+    factor = reader.number("factor", 1.0)
+    return yarn_gain(factor, reader.number("mscale", 1.0)) / yarn_gain(factor, reader.number("mscale_all_dim", 1.0))
 
 
 def _brief(value: object) -> str:

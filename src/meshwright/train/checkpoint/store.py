@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,17 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 import meshwright
+from meshwright.catalog.huggingface.folder import open_folder
 from meshwright.parallel import move
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit, Problem
+from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design
 from meshwright.train.checkpoint.find import Checkpoint, corrupt, is_other_model, newest, open_checkpoint, other_model
 from meshwright.train.checkpoint.manifest import Manifest, model_digest
 from meshwright.train.checkpoint.peers import Peers, told
 from meshwright.train.checkpoint.write import failed, write
+from meshwright.train.huggingface import load_weights
+from meshwright.train.state import TrainState
 
 
 class Store:
@@ -109,6 +113,31 @@ class Store:
             work()
             self.wait()
 
+    def begin(self, write_tensors: Callable[[Path], object]) -> None:
+        """A checkpoint of step 0 is committed whose tensors `write_tensors` writes into the folder it is given.
+
+        By one process alone. Raises EnvironmentUnfit when it cannot be.
+        """
+        manifest = self._manifest(0, {**TrainState(seed=self._design.job.seed).to_dict(), "techniques": {}})
+        failure = write(write_tensors, manifest, directory=self._directory, peers=self._peers, keep=0)
+        if failure is not None:
+            raise EnvironmentUnfit(failure)
+
+    def start(self, path: Path, *, laid: move.HasParts) -> None:
+        """The model holds the weights of the Hugging Face folder `path`, each rank reading its part. Collective.
+
+        Raises ConfigError, before anything is changed, with all that is wrong with the folder or when it is of
+        another model.
+        """
+        folder = self._peers.agree(lambda: open_folder(path))
+        if isinstance(folder, Problem):
+            raise ConfigError(folder)
+        if model_digest(folder.model) != self._model:
+            raise ConfigError(other_weights(self._design.model, path))
+        failure = self._peers.agree(lambda: load_weights(laid, folder, group=self._peers.group))
+        if isinstance(failure, Problem):
+            raise ConfigError(failure)
+
     def wait(self) -> None:
         """No save is under way, and the last one is committed. Raises EnvironmentUnfit when it failed, on all ranks."""
         if self._thread is not None:
@@ -155,6 +184,12 @@ class Store:
             },
             files={},
         )
+
+
+def other_weights(model: ModelSpec, path: Path) -> Problem:
+    """The folder `path` holds weights of another model than `model`."""
+    fix = f"design the plan with --model {path}, or name a folder of {model.name}"
+    return Problem(what=f"its config.json is not of {model.name}", where=f"job.start: {path}", fix=fix)
 
 
 def _unfit(targets: Mapping[str, Tensor], saved: Mapping[str, Any], *, where: str) -> list[Problem]:

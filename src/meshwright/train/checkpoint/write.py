@@ -19,11 +19,16 @@ from meshwright.train.checkpoint.peers import Peers
 
 
 def write(
-    tensors: dict[str, Tensor], manifest: Manifest, *, directory: Path, peers: Peers, keep: int
+    tensors: dict[str, Tensor] | Callable[[Path], object],
+    manifest: Manifest,
+    *,
+    directory: Path,
+    peers: Peers,
+    keep: int,
 ) -> Problem | None:
     """The checkpoint is committed and the `keep` newest stay (0: all), or nothing changed and the problem is returned.
 
-    Collective; every rank returns the same.
+    `tensors` are those of this rank, or what writes them into a folder. Collective; every rank returns the same.
     """
     final = path_of(directory, manifest.step)
     begun = final.with_name(final.name + PARTIAL)
@@ -39,7 +44,7 @@ def write(
 
     works: tuple[Callable[[], object], ...] = (
         partial(_on_first, peers, partial(_begin, begun)),
-        partial(move.write, tensors, begun, group=peers.group),
+        partial(tensors, begun) if callable(tensors) else partial(move.write, tensors, begun, group=peers.group),
         read_back,
     )
     for work in works:

@@ -1,0 +1,155 @@
+"""A folder in the Hugging Face form: its config, which file holds which tensor, and whether they are the model's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from meshwright.catalog.huggingface.families import model_from_config
+from meshwright.catalog.huggingface.header import Entry, read_header
+from meshwright.catalog.huggingface.tensors import Table, tensors
+from meshwright.spec.codec import nearest
+from meshwright.spec.errors import ConfigError, MeshwrightError, Problem
+from meshwright.spec.model import ModelSpec
+
+INDEX, SINGLE, CONFIG = "model.safetensors.index.json", "model.safetensors", "config.json"
+READ_TYPES = ("F64", "F32", "F16", "BF16")
+MOST_TOLD = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """One tensor: the file that holds it, and where."""
+
+    file: Path
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folder:
+    """A folder whose files were found sound. `tensors` are by the names of `table`, those left out not among them."""
+
+    path: Path
+    config: Mapping[str, Any]
+    model: ModelSpec
+    table: Table
+    tensors: Mapping[str, Stored]
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Types of the stored tensors, the commonest first."""
+        counts: dict[str, int] = {}
+        for stored in self.tensors.values():
+            counts[stored.entry.dtype] = counts.get(stored.entry.dtype, 0) + 1
+        return tuple(sorted(counts, key=lambda dtype: -counts[dtype]))
+
+
+def open_folder(path: Path) -> Folder:
+    """The folder, read by its headers alone.
+
+    Raises ConfigError with everything that is wrong: files that are not there, tensors that are missing or unknown
+    (with the nearest name), of another shape or type than the config says, and arithmetic that is not ours.
+    """
+    config = read_config(path)
+    title = path.resolve().name.lower()
+    model = model_from_config(config, name=title, source=CONFIG)
+    table = tensors(config, model)
+    problems: list[Problem] = []
+    found = dict(_stored(path, problems))
+    named = {_full_name(name, table): stored for name, stored in found.items()}
+    problems += _mismatches(path, named, table)
+    if problems:
+        raise ConfigError(_few(problems))
+    kept = {name: named[name] for name in table.theirs}
+    return Folder(path=path, config=config, model=model, table=table, tensors=MappingProxyType(kept))
+
+
+def read_config(path: Path) -> Mapping[str, Any]:
+    """config.json of the folder. Raises ConfigError when there is none."""
+    file = path / CONFIG
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        fix = "name a folder with config.json and .safetensors files"
+        raise ConfigError(
+            Problem(what="not a Hugging Face folder", where=str(path), why="no config.json", fix=fix)
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(Problem(what="cannot be read", where=str(file), why=str(error))) from error
+    if not isinstance(config, dict):
+        raise ConfigError(Problem(what="is not a table", where=str(file)))
+    return config
+
+
+def _stored(path: Path, problems: list[Problem]) -> Iterator[tuple[str, Stored]]:
+    """Every tensor of every file; what is wrong with files is added to `problems`."""
+    owners = _owners(path)
+    files = sorted(set(owners.values())) if owners else [SINGLE]
+    for name in files:
+        try:
+            entries = read_header(path / name)
+        except MeshwrightError as error:
+            problems += error.problems
+            continue
+        for tensor, entry in entries.items():
+            if not owners or owners.get(tensor) == name:
+                yield tensor, Stored(file=path / name, entry=entry)
+
+
+def _owners(path: Path) -> Mapping[str, str]:
+    """Which file holds which tensor, by the index; empty where one file holds all. Raises ConfigError."""
+    index = path / INDEX
+    if not index.is_file():
+        if (path / SINGLE).is_file():
+            return {}
+        others = sorted(entry.name for entry in path.glob("*.bin"))
+        why = f"it holds {others[0]}, which can run code when it is read" if others else f"neither {SINGLE} nor {INDEX}"
+        fix = "save the model as safetensors"
+        raise ConfigError(Problem(what="the folder has no safetensors files", where=str(path), why=why, fix=fix))
+    try:
+        owners = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        plain = all(isinstance(name, str) and Path(name).name == name for name in owners.values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(Problem(what="is not an index", where=str(index), why=str(error))) from error
+    if not plain:
+        raise ConfigError(Problem(what="is not an index", where=str(index), why="it names files outside the folder"))
+    return dict(owners)
+
+
+def _full_name(name: str, table: Table) -> str:
+    """The name in the table: folders saved without the outer class leave its prefix out."""
+    full = f"{table.prefix}{name}"
+    return full if name not in table.theirs and full in table.theirs else name
+
+
+def _mismatches(path: Path, found: Mapping[str, Stored], table: Table) -> Iterator[Problem]:
+    """Tensors that the model has and the folder lacks, the other way round, and those of other shapes or types."""
+    unknown = [name for name in found if name not in table.theirs and not table.leaves_out(name)]
+    for name, shape in table.theirs.items():
+        if name not in found:
+            near = nearest(name, unknown) if unknown else ""
+            yield Problem(what=f"{name} is missing", where=str(path), fix=near if near.startswith("did you") else "")
+            continue
+        entry = found[name].entry
+        if entry.shape != shape:
+            what = f"{name} is {entry.shape} and config.json makes it {shape}"
+            yield Problem(what=what, where=str(found[name].file))
+        if entry.dtype not in READ_TYPES:
+            fix = f"convert a folder of {', '.join(READ_TYPES)}"
+            yield Problem(what=f"{name} is of type {entry.dtype}", where=str(found[name].file), fix=fix)
+    for name in unknown:
+        near = nearest(name, [known for known in table.theirs if known not in found])
+        fix = near if near.startswith("did you") else "config.json is of another model, or remove the tensor"
+        yield Problem(what=f"{name} is no tensor of the model", where=str(found[name].file), fix=fix)
+
+
+def _few(problems: list[Problem]) -> list[Problem]:
+    """The first of many; the last line counts the rest."""
+    if len(problems) <= MOST_TOLD:
+        return problems
+    rest = len(problems) - MOST_TOLD
+    return [*problems[:MOST_TOLD], Problem(what=f"and {rest:,} more like these", where=problems[0].where)]

@@ -1,0 +1,298 @@
+"""convert: weights of a Hugging Face folder into a run that trains and generates, and of a run into such a folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshwright import catalog, data
+from meshwright.catalog.huggingface.folder import CONFIG, Folder, open_folder, read_config
+from meshwright.run.files import load_design, write_json
+from meshwright.run.verify import Verified, check_verifiable, verify
+from meshwright.spec.cluster import Precision
+from meshwright.spec.errors import ConfigError, EnvironmentUnfit, Problem
+from meshwright.spec.job import DataSpec, JobSpec
+from meshwright.spec.model import ModelSpec
+from meshwright.spec.plan import Axis, AxisName, BlockGroup, Design, Plan, Schedule, ScheduleKind, Stage
+from meshwright.spec.units import format_bytes, parse_quantity
+
+if TYPE_CHECKING:
+    from meshwright.catalog.huggingface.tensors import Table
+
+KEPT = "huggingface"  # in a run: the files of the folder that its weights came from, but the weights
+BESIDE = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
+TYPES: Mapping[str, tuple[str, str]] = {
+    "bf16": ("BF16", "bfloat16"),
+    "fp16": ("F16", "float16"),
+    "fp32": ("F32", "float32"),
+}
+SHARD_BYTES = 5 * 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Converted:
+    """What a conversion wrote: parameters and stored tensors, the bytes of these, and what verifying it found."""
+
+    path: str
+    direction: str
+    parameters: int
+    tensors: int
+    bytes: float
+    dtype: str
+    verified: Verified | None = None
+
+    def lines(self) -> tuple[str, ...]:
+        """What a person should know."""
+        told = f"{self.parameters:,} parameters in {self.tensors:,} tensors, {format_bytes(self.bytes)} of {self.dtype}"
+        head = (f"{self.path}: {told}",)
+        return head if self.verified is None else (*head, *self.verified.lines())
+
+
+def shard_bytes_of(text: str) -> int:
+    """The number of bytes that `text` says: 5GB. Raises ConfigError."""
+    try:
+        size = int(parse_quantity(text))
+    except ValueError as error:
+        raise ConfigError(Problem(what=str(error), where="--shard-size", fix="write for example 5GB")) from error
+    if size < 1:
+        raise ConfigError(Problem(what=f"{text} holds nothing", where="--shard-size", fix="write for example 5GB"))
+    return size
+
+
+def is_huggingface(path: Path) -> bool:
+    """A folder with a config.json and no design.json: what is a run has one."""
+    return (path / CONFIG).is_file() and not (path / "design.json").is_file()
+
+
+def to_run(
+    source: Path | str,
+    target: Path | str,
+    *,
+    plan: Path | str | None = None,
+    check: bool = False,
+    progress: data.Progress | None = None,
+) -> Converted:
+    """`target` is a run at step 0 with the weights of the Hugging Face folder `source`.
+
+    Its design is the one in `plan`, of the same model, or a plan for one device. Its tokenizer is the folder's where
+    it can be read. No more than a box of one parameter is in memory at a time. Raises ConfigError with everything
+    that is wrong with either, before anything is written, and EnvironmentUnfit when the disk fails.
+    """
+    path, run_dir = Path(source).expanduser(), Path(target).expanduser()
+    if check:
+        check_verifiable()
+    folder = open_folder(path)
+    _check_built(folder.model)
+    design = _design(folder, plan)
+    _check_free(run_dir)
+
+    from meshwright.parallel.precision import dtypes
+    from meshwright.train.checkpoint import Store
+    from meshwright.train.huggingface import Weights
+    from meshwright.train.huggingface.begin import write_weights
+
+    kind = dtypes(design.plan).master
+    weights = Weights(folder)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    store = Store(run_dir / "checkpoints", design=design)
+    store.begin(lambda place: write_weights(weights, place, dtype=kind, progress=progress))
+    _copy_beside(path, run_dir / KEPT)
+    shutil.copyfile(path / CONFIG, run_dir / KEPT / CONFIG)
+    _write_tokenizer(path, run_dir)
+    write_json(run_dir / "design.json", design)
+    found = verify(folder, run_dir=run_dir) if check else None
+    return Converted(
+        path=str(run_dir),
+        direction="from_huggingface",
+        parameters=design.model.parameters,
+        tensors=len(folder.tensors),
+        bytes=float(design.model.parameters * kind.itemsize),
+        dtype=str(kind).removeprefix("torch."),
+        verified=found,
+    )
+
+
+def to_huggingface(
+    source: Path | str,
+    target: Path | str,
+    *,
+    config: Path | str | None = None,
+    dtype: str | None = None,
+    shard_bytes: int = SHARD_BYTES,
+    check: bool = False,
+    progress: data.Progress | None = None,
+) -> Converted:
+    """`target` is a Hugging Face folder with the weights of the newest complete checkpoint of the run `source`.
+
+    `config` is a config.json of the same model; without one, the one that the run's weights came with, else one
+    that says the model. `dtype` is bf16, fp16 or fp32; that of the config, else bf16. The tensors of one stored
+    tensor are in memory at a time. Raises ConfigError before anything is written.
+    """
+    run_dir, path = Path(source).expanduser(), Path(target).expanduser()
+    if check:
+        check_verifiable()
+    design = _run_design(run_dir)
+    origin = _origin(run_dir, config, start=design.job.start)
+    values = dict(read_config(origin)) if origin else _written(design.model)
+    table = _table(values, design.model, where=str(origin / CONFIG) if origin else "model")
+    kind = _kind(dtype, values)
+    _check_free(path)
+
+    from meshwright.train.checkpoint import Store
+    from meshwright.train.huggingface.write import CheckpointParameters, write_folder
+
+    store = Store(run_dir / "checkpoints", design=design)
+    checkpoint = store.newest()
+    if checkpoint is None:
+        told = "; ".join(str(problem) for problem in store.skipped)
+        raise ConfigError(Problem(what="the run has no complete checkpoint", where=str(run_dir), why=told))
+    path.mkdir(parents=True, exist_ok=True)
+    parameters = CheckpointParameters(checkpoint.path, table.ours)
+    try:
+        files = write_folder(parameters, table, path, dtype=TYPES[kind][0], shard_bytes=shard_bytes, progress=progress)
+    except OSError as error:
+        raise EnvironmentUnfit(Problem(what=str(error), where=str(path), fix="free space there")) from error
+    values["dtype" if "dtype" in values else "torch_dtype"] = TYPES[kind][1]
+    (path / CONFIG).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    if origin:
+        _copy_beside(origin, path)
+    _copy_tokenizer(run_dir, path)
+    found = verify(open_folder(path), run_dir=None) if check else None
+    return Converted(
+        path=str(path),
+        direction="to_huggingface",
+        parameters=design.model.parameters,
+        tensors=len(table.theirs),
+        bytes=float(sum(file.stat().st_size for file in files)),
+        dtype=TYPES[kind][1],
+        verified=found,
+    )
+
+
+def _check_built(model: ModelSpec) -> None:
+    from meshwright.nn import unsupported
+
+    problems = unsupported(model, start=0, stop=len(model.layers) + 2)
+    if problems:
+        raise ConfigError(problems)
+
+
+def _check_free(path: Path) -> None:
+    """Nothing is written over: a run or a model that is there stays."""
+    if path.is_file() or (path.is_dir() and any(path.iterdir())):
+        raise ConfigError(Problem(what="is not an empty folder", where=str(path), fix="name another folder"))
+
+
+def _design(folder: Folder, plan: Path | str | None) -> Design:
+    if plan is None:
+        return _alone(folder)
+    from meshwright.train.checkpoint import model_digest
+
+    design = catalog.load_design(plan)
+    if model_digest(design.model) != model_digest(folder.model):
+        what = f"is of {design.model.name}, another model than {folder.path} holds"
+        fix = f"design it with meshwright plan --model {folder.path}"
+        raise ConfigError(Problem(what=what, where=str(plan), fix=fix))
+    return design
+
+
+def _alone(folder: Folder) -> Design:
+    """A plan for one device of this machine: enough to generate, and to say what the weights are of."""
+    length = min(2048, folder.model.max_positions)
+    job = JobSpec(sequence_length=length, batch_tokens=length, precision=Precision.FP32)
+    tokenizer = folder.path / "tokenizer.json"
+    if tokenizer.is_file():
+        job = replace(job, data=DataSpec(tokenizer=str(tokenizer.absolute())))
+    cluster = catalog.load_cluster("local:1")
+    blocks = len(folder.model.layers) + 2
+    plan = Plan(
+        model=folder.model.name,
+        cluster=cluster.name,
+        axes=(Axis(name=AxisName.REPLICATE, size=1),),
+        stages=(Stage(rank=0, groups=(BlockGroup(start=0, stop=blocks, precision=Precision.FP32),)),),
+        schedule=Schedule(kind=ScheduleKind.GPIPE, microbatches=1),
+        sequence_length=length,
+        microbatch=1,
+    )
+    return Design(model=folder.model, cluster=cluster, job=job, plan=plan)
+
+
+def _run_design(run_dir: Path) -> Design:
+    path = run_dir / "design.json"
+    if not path.is_file():
+        fix = "name a run directory, or a folder with config.json"
+        raise ConfigError(Problem(what="neither a run nor a Hugging Face folder", where=str(run_dir), fix=fix))
+    return load_design(path)
+
+
+def _origin(run_dir: Path, config: Path | str | None, *, start: str | None) -> Path | None:
+    """The folder whose config.json and tokenizer go with the weights."""
+    if config is not None:
+        named = Path(config).expanduser()
+        return named.parent if named.name == CONFIG else named
+    begun = [run_dir / KEPT, *([Path(start)] if start else [])]
+    return next((folder for folder in begun if (folder / CONFIG).is_file()), None)
+
+
+def _written(model: ModelSpec) -> dict[str, Any]:
+    from meshwright.catalog.huggingface.write import config_of
+
+    return config_of(model)
+
+
+def _table(values: Mapping[str, Any], model: ModelSpec, *, where: str) -> Table:
+    from meshwright.catalog.huggingface import model_from_config
+    from meshwright.catalog.huggingface.tensors import tensors
+    from meshwright.train.checkpoint import model_digest
+
+    told = model_from_config(values, name=model.name)
+    if model_digest(told) != model_digest(model):
+        what = f"says another model than the run's {model.name}"
+        raise ConfigError(Problem(what=what, where=where, fix="--config names the config.json of the run's model"))
+    return tensors(values, model)
+
+
+def _kind(asked: str | None, values: Mapping[str, Any]) -> str:
+    if asked is None:
+        told = values.get("dtype", values.get("torch_dtype"))
+        return next((name for name, (_, theirs) in TYPES.items() if theirs == told), "bf16")
+    if asked not in TYPES:
+        raise ConfigError(Problem(what=f"{asked!r} is unknown", where="--dtype", fix=f"one of {', '.join(TYPES)}"))
+    return asked
+
+
+def _copy_beside(source: Path, target: Path) -> None:
+    """Tokenizer and generation settings go with the weights."""
+    target.mkdir(parents=True, exist_ok=True)
+    for name in BESIDE:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
+
+
+def _copy_tokenizer(run_dir: Path, target: Path) -> None:
+    """A run's tokenizer goes with its weights where it is one that Hugging Face reads; forms of our own have a kind."""
+    path = run_dir / "tokenizer.json"
+    if path.is_file() and not (target / path.name).is_file() and "kind" not in json.loads(path.read_text("utf-8")):
+        shutil.copyfile(path, target / path.name)
+
+
+def _write_tokenizer(source: Path, run_dir: Path) -> None:
+    """RUN/tokenizer.json is the folder's tokenizer, where there is one that can be read."""
+    path = source / "tokenizer.json"
+    if path.is_file():
+        text = data.load_tokenizer(path).to_json()
+        (run_dir / "tokenizer.json").write_text(text, encoding="utf-8")

@@ -1,0 +1,96 @@
+"""A checkpoint as a Hugging Face folder: shards of bounded size, written tensor by tensor."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from meshwright.catalog.huggingface.folder import INDEX, SINGLE
+from meshwright.catalog.huggingface.header import ITEM_BYTES
+from meshwright.catalog.huggingface.tensors import Table
+from meshwright.parallel import move
+from meshwright.train.huggingface.files import DTYPES, write_file
+from meshwright.train.huggingface.pieces import make_stored
+from meshwright.train.huggingface.read import MODEL
+
+Progress = Callable[[str, float, float], None]
+
+
+@dataclass(slots=True)
+class CheckpointParameters:
+    """Parameters of a checkpoint in `folder`, read whole when asked for and kept while the next tensors need them."""
+
+    folder: Path
+    shapes: Mapping[str, tuple[int, ...]]
+    _kept: dict[str, Tensor] = field(default_factory=dict)
+
+    def get(self, name: str) -> Tensor:
+        if name not in self._kept:
+            made = torch.empty(self.shapes[name], dtype=torch.float32)
+            move.read({f"{MODEL}{name}": made}, self.folder, group=None)
+            self._kept[name] = made
+        return self._kept[name]
+
+    def keep_only(self, names: set[str]) -> None:
+        for name in [name for name in self._kept if name not in names]:
+            del self._kept[name]
+
+
+def write_folder(
+    parameters: CheckpointParameters,
+    table: Table,
+    path: Path,
+    *,
+    dtype: str,
+    shard_bytes: int,
+    progress: Progress | None = None,
+) -> tuple[Path, ...]:
+    """`path` holds the tensors of `table` in files of at most `shard_bytes` each (more where one tensor has more).
+
+    A single file is model.safetensors; several have an index beside them. Returns the files.
+    """
+    total = float(sum(map(math.prod, table.theirs.values())) * ITEM_BYTES[dtype])
+    done = 0.0
+
+    def make(name: str) -> Tensor:
+        nonlocal done
+        parameters.keep_only({piece.ours for piece in table.of_theirs[name]})
+        made = make_stored(name, dtype=DTYPES[dtype], table=table, parameter=parameters.get)
+        done += made.nbytes
+        if progress is not None:
+            progress("weights", done, total)
+        return made
+
+    shards = _shards(table.theirs, limit=shard_bytes, itemsize=ITEM_BYTES[dtype])
+    names = [SINGLE] if len(shards) == 1 else [_name(number, len(shards)) for number in range(1, len(shards) + 1)]
+    for name, shapes in zip(names, shards, strict=True):
+        write_file(path / name, shapes, dtype=dtype, make=make)
+    if len(shards) > 1:
+        owners = {tensor: name for name, shapes in zip(names, shards, strict=True) for tensor in shapes}
+        index = {"metadata": {"total_size": int(total)}, "weight_map": owners}
+        (path / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    return tuple(path / name for name in names)
+
+
+def _shards(shapes: Mapping[str, tuple[int, ...]], *, limit: int, itemsize: int) -> list[dict[str, tuple[int, ...]]]:
+    """Tensors in their order, as many a shard as the limit lets in and at least one."""
+    shards: list[dict[str, tuple[int, ...]]] = [{}]
+    filled = 0
+    for name, shape in shapes.items():
+        size = math.prod(shape) * itemsize
+        if shards[-1] and filled + size > limit:
+            shards.append({})
+            filled = 0
+        shards[-1][name] = shape
+        filled += size
+    return shards
+
+
+def _name(number: int, count: int) -> str:
+    return f"model-{number:05d}-of-{count:05d}.safetensors"

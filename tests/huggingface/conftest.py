@@ -1,0 +1,3 @@
+from tests.parallel.conftest import pool
+
+__all__ = ["pool"]

@@ -1,0 +1,32 @@
+"""What workers do in the tests of weights that a run begins with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from meshwright.parallel import build_mesh, lay, move
+from meshwright.spec.plan import Design
+from meshwright.train.checkpoint import Store
+
+
+def begun(design: Design, run_dir: str, start: str | None) -> dict[str, Tensor]:
+    """The whole parameters after this rank's part was read: from the folder `start`, or the run's checkpoint."""
+    mesh = build_mesh(design.plan, device_type="cpu")
+    laid = lay(design, mesh, device="cpu", seed=7)
+    store = Store(Path(run_dir) / "checkpoints", design=design)
+    if start is not None:
+        store.start(Path(start), laid=laid)
+    else:
+        found = store.newest()
+        assert found is not None
+        store.load(found, laid=laid)
+    store.close()
+    state = {name: x.full_tensor() if isinstance(x, DTensor) else x.clone() for name, x in move.to_load(laid).items()}
+    gathered: list[dict[str, Tensor]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(gathered, state)
+    return {name: value.to(torch.float64) for part in gathered for name, value in part.items()}
