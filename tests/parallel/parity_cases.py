@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from meshwright.nn import Decoder, initialize
 from meshwright.parallel import Mesh, build_mesh, build_optimizer, lay
-from meshwright.spec.job import OptimizerSpec
 from meshwright.spec.model import ModelSpec
+from meshwright.spec.optimizer import OptimizerSpec
 from meshwright.spec.plan import Axis, AxisName, Design, Plan
 
 SEED = 5

@@ -16,6 +16,7 @@ from meshwright.search.rules import choices, divisors
 from meshwright.spec.cluster import Link, Precision
 from meshwright.spec.job import Constraints
 from meshwright.spec.model import Layer, Tower
+from meshwright.spec.optimizer import Muon
 from meshwright.spec.plan import (
     Axis,
     AxisName,
@@ -231,9 +232,9 @@ CASES = {
         "zb-h1 can be predicted and not trained yet",
     ),
     "runtime-offload": Case(
-        D,
         hosted,
-        "offload of optimizer can be predicted and not trained yet",
+        lambda: replace(hosted(), job=replace(hosted().job, optimizer=Muon())),
+        "the state of muon in the host's memory can be predicted and not trained yet",
     ),
     "runtime-precision": Case(D, lambda: D(precision=Precision.FP16), "fp16 can be predicted and not trained yet"),
     "runtime-layers": Case(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, DeviceSpec, Link, NodeGroup, Precision
-from meshwright.spec.job import JobSpec, OptimizerSpec
+from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec
+from meshwright.spec.optimizer import OptimizerSpec
 from meshwright.spec.plan import (
     Axis,
     AxisName,

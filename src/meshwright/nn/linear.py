@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from meshwright.nn.weights import Weighted
+
+# x (..., inputs), W (outputs, inputs) and b to x W^T + b; a layout sets one that rounds its operands first.
+Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 class Linear(Weighted):
@@ -16,9 +21,10 @@ class Linear(Weighted):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
+        self.product: Product = functional.linear
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self.read(self.weight), None if self.bias is None else self.read(self.bias))
+        return self.product(x, self.read(self.weight), None if self.bias is None else self.read(self.bias))
 
 
 class Table(Weighted):

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from meshwright.nn.context import Context
 from meshwright.nn.feed_forward import DenseFeedForward, activation
-from meshwright.nn.linear import Linear
+from meshwright.nn.linear import Linear, Product
 from meshwright.nn.weights import Weighted
 from meshwright.spec.model import Mixture
 
@@ -29,6 +29,7 @@ class Experts(Weighted):
         self.down_bias = nn.Parameter(torch.empty(narrow[:2])) if spec.expert_bias else None
         self.num_experts = spec.experts
         self.act = activation(spec.activation)
+        self.product: Product = functional.linear
 
     def forward(self, rows: Tensor, counts: list[int]) -> Tensor:
         """(n, width) from rows (n, width) sorted by expert, `counts[e]` of them for expert e."""
@@ -39,13 +40,11 @@ class Experts(Weighted):
         for expert, x in enumerate(rows.split(counts)):
             if len(x) == 0:
                 continue
-            hidden = functional.linear(x, ups[expert], up_biases[expert])
+            hidden = self.product(x, ups[expert], up_biases[expert])
             gate = gates[expert]
-            if gate is None:
-                hidden = self.act(hidden)
-            else:
-                hidden = self.act(functional.linear(x, gate, gate_biases[expert])) * hidden
-            results.append(functional.linear(hidden, downs[expert], down_biases[expert]))
+            gated = None if gate is None else self.product(x, gate, gate_biases[expert])
+            hidden = self.act(hidden) if gated is None else self.act(gated) * hidden
+            results.append(self.product(hidden, downs[expert], down_biases[expert]))
         return torch.cat(results)
 
     def _split(self, stacked: Tensor | None) -> Sequence[Tensor | None]:

@@ -13,7 +13,9 @@ from meshwright.parallel.compile import compile_layers
 from meshwright.parallel.data import build_synchronizer, is_sharded, shard_module
 from meshwright.parallel.layout import Laid, Parted
 from meshwright.parallel.mesh import Mesh
+from meshwright.parallel.offload import Copies, keep_activations_away
 from meshwright.parallel.precision import Dtypes, dtypes
+from meshwright.parallel.quantized import quantize_products
 from meshwright.parallel.recompute import apply_recompute
 from meshwright.parallel.tensor import (
     SplitVocabulary,
@@ -27,7 +29,7 @@ from meshwright.parallel.tensor import (
 from meshwright.spec.blocks import Block
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.job import Switch
-from meshwright.spec.plan import AxisName, BlockGroup, Design, Plan, Recompute, Stage
+from meshwright.spec.plan import AxisName, BlockGroup, Design, Offload, Plan, Recompute, Stage
 from meshwright.spec.span import Recorder, Silent
 
 
@@ -84,12 +86,15 @@ def lay_stage(
             divide_parameters(unit, axis, prefix=prefix, block=design.model.blocks[block])
             divide_regions(unit, axis)
         set_readers(unit, prefix=prefix, axis=axis, kinds=kinds)
+        if isinstance(unit, DecoderLayer) and kinds.recipe is not None:
+            quantize_products(unit, kinds.recipe, group=None if axis is None else axis.group)
         if isinstance(unit, DecoderLayer):
             apply_recompute(unit, _recompute(stage, block))
         if sharded and not (part.tied and not isinstance(unit, DecoderLayer)):
             shard_module(unit, mesh=mesh, sharding=sharding, dtypes=kinds)
     if sharded:
         shard_module(part, mesh=mesh, sharding=sharding, dtypes=kinds)
+    keep_activations_away(_kept_away(stage, part), copies=Copies(device))
     return Parted(
         module=part,
         synchronizer=build_synchronizer(part, mesh=mesh, sharding=sharding, dtypes=kinds),
@@ -152,6 +157,14 @@ def unfit(design: Design) -> tuple[Problem, ...]:
     if plan.tensor > 1:
         problems += indivisible(design.model, tensor=plan.tensor)
     return tuple(problems)
+
+
+def _kept_away(stage: Stage, part: Decoder) -> list[DecoderLayer]:
+    """Layers whose activations lie in the host's memory."""
+    groups = [group for group in stage.groups if group.offload is Offload.ACTIVATIONS]
+    blocks = {block for group in groups for block in range(group.start, group.stop)}
+    layers = {int(index) + 1: layer for index, layer in part.layers.items() if isinstance(layer, DecoderLayer)}
+    return [layer for block, layer in layers.items() if block in blocks]
 
 
 def _recompute(stage: Stage, block: int) -> Recompute:

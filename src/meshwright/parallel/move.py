@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from meshwright.parallel.optimizer import LocalOptimizer
 from meshwright.parallel.torch_compat import held_part
 from meshwright.spec.errors import ConfigError, Problem
 
@@ -60,8 +61,8 @@ def to_save(laid: HasParts, optimizer: torch.optim.Optimizer | None = None) -> d
 
 def to_load(laid: HasParts, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Tensor]:
     """As `state_dict` of an optimizer that has stepped: every field exists and waits to be overwritten."""
-    if optimizer is not None:
-        _make_state(laid, optimizer)
+    if isinstance(optimizer, LocalOptimizer):
+        optimizer.prepare()
     return state_dict(laid, optimizer)
 
 
@@ -150,27 +151,6 @@ def _tensors(laid: HasParts, optimizer: torch.optim.Optimizer | None) -> Iterato
             for field, value in state.items():
                 if isinstance(value, Tensor):
                     yield f"optimizer.{name}.{field}", value.detach()
-
-
-def _make_state(laid: HasParts, optimizer: torch.optim.Optimizer) -> None:
-    """The optimizer has its state for every parameter, as its own first step makes it and zero; nothing has moved."""
-    parameters = [p for part in laid.parts for p in part.parameters() if p.requires_grad]
-    if all(parameter in optimizer.state for parameter in parameters):
-        return
-    gradients = [parameter.grad for parameter in parameters]
-    rates = [group["lr"] for group in optimizer.param_groups]
-    for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
-    for group in optimizer.param_groups:
-        group["lr"] = 0.0
-    optimizer.step()
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient
-        for value in optimizer.state[parameter].values():
-            if isinstance(value, Tensor):
-                value.zero_()
 
 
 def _told(value: Tensor | None) -> str:

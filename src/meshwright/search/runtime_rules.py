@@ -4,25 +4,38 @@ from __future__ import annotations
 
 from meshwright.search.degree_rules import groups_of
 from meshwright.search.rules import Rule, Scope
-from meshwright.spec.cluster import Precision
+from meshwright.spec.cluster import ClusterSpec, DeviceKind, Precision
 from meshwright.spec.errors import Problem
+from meshwright.spec.job import JobSpec, Switch
 from meshwright.spec.model import Attention, LatentAttention, Mixture, Recurrence
+from meshwright.spec.optimizer import OptimizerKind
 from meshwright.spec.plan import Design, Offload, ScheduleKind
 
 TRAINED_SCHEDULES = (ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B, ScheduleKind.INTERLEAVED)
 TRAINED_PRECISIONS = (Precision.BF16, Precision.FP32, Precision.TF32, Precision.FP64)
+EMULATED_PRECISIONS = tuple(precision for precision in Precision if precision.quantized)
 
 
 def precision_trained(design: Design) -> Problem | None:
     """The runtime multiplies in the plan's precision."""
+    trained = trained_precisions(design.cluster)
     for where, group in groups_of(design.plan):
-        if group.precision not in TRAINED_PRECISIONS:
+        if group.precision not in trained:
+            emulated = group.precision in EMULATED_PRECISIONS
             return Problem(
                 where=f"{where}.precision",
                 what=f"{group.precision.value} can be predicted and not trained yet",
-                fix=f"choose {', '.join(precision.value for precision in TRAINED_PRECISIONS)}",
+                why="it is emulated, which is slower than bf16: on processors alone" if emulated else "",
+                fix=f"choose {', '.join(precision.value for precision in trained)}",
             )
     return None
+
+
+def trained_precisions(cluster: ClusterSpec) -> tuple[Precision, ...]:
+    """Precisions that the runtime multiplies in: on processors, where figures of speed mislead nobody, also emulated
+    ones."""
+    emulates = all(group.device.kind is DeviceKind.CPU for group in cluster.groups)
+    return TRAINED_PRECISIONS + (EMULATED_PRECISIONS if emulates else ())
 
 
 def layers_built(design: Design) -> Problem | None:
@@ -82,17 +95,38 @@ def schedule_played(design: Design) -> Problem | None:
 
 def offload_built(design: Design) -> Problem | None:
     """What the plan keeps in the host's memory, the runtime keeps there."""
+    job = design.job
     for where, group in groups_of(design.plan):
-        if group.offload is not Offload.NONE:
-            what = f"offload of {group.offload.value} can be predicted and not trained yet"
-            return Problem(where=f"{where}.offload", what=what, fix="choose none")
+        if group.offload is Offload.OPTIMIZER and not updated_by_hosts(job):
+            what = f"the state of {job.optimizer.kind} in the host's memory can be predicted and not trained yet"
+            why = "its step needs whole matrices, and hosts exchange none"
+            return Problem(where=f"{where}.offload", what=what, why=why, fix="choose none, or adamw or sgd")
+        if group.offload is Offload.ACTIVATIONS and job.compile is not Switch.OFF:
+            what = "activations of compiled layers in the host's memory can be predicted and not trained yet"
+            return Problem(where=f"{where}.offload", what=what, fix='choose none, or set job.compile = "off"')
     return None
 
 
+def updated_by_hosts(job: JobSpec) -> bool:
+    """Every parameter's step looks at that parameter alone."""
+    kinds = {job.optimizer.kind, *(group.kind for group in job.optimizer.groups)}
+    return kinds <= {OptimizerKind.ADAMW, OptimizerKind.SGD, None}
+
+
+def untrained(job: JobSpec) -> tuple[tuple[str, int | str | None], ...]:
+    """Constraint columns, None being every use of one: what plans of `job` that are refused here have in common."""
+    found = UNTRAINED
+    if not updated_by_hosts(job):
+        found = (*found, ("offload", Offload.OPTIMIZER.value))
+    if job.compile is not Switch.OFF:
+        found = (*found, ("offload", Offload.ACTIVATIONS.value))
+    return found
+
+
 UNTRAINED: tuple[tuple[str, int | str | None], ...] = (
-    *((name, None) for name in ("context", "expert", "offload", "slices")),
+    *((name, None) for name in ("context", "expert", "slices")),
     *(("schedule", kind.value) for kind in ScheduleKind if kind not in TRAINED_SCHEDULES),
-)  # constraint columns, None being every use of one: what plans that the rules below refuse have in common
+)  # as `untrained`, whatever the job
 
 RUNTIME_RULES = (
     Rule(name="runtime-axes", scope=Scope.RUNTIME, check=axes_built),
