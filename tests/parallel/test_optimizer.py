@@ -15,7 +15,7 @@ from meshwright.nn import Decoder
 from meshwright.parallel import build_mesh, build_optimizer, lay
 from meshwright.parallel.muon import newton_schulz
 from meshwright.parallel.optimizer import LocalOptimizer
-from meshwright.spec.cluster import MatrixCurve, Precision
+from meshwright.spec.cluster import Precision
 from meshwright.spec.optimizer import (
     Adafactor,
     Muon,
@@ -26,11 +26,11 @@ from meshwright.spec.optimizer import (
     Sgd,
     treatment,
 )
-from meshwright.spec.plan import Design, ScheduleKind, Sharding
+from meshwright.spec.plan import ScheduleKind, Sharding
 from meshwright.spec.report import MemoryPart
 from tests.parallel import move_cases, optimizer_cases
 from tests.support import models
-from tests.support.designs import SEQUENCE, Layout, design
+from tests.support.designs import SEQUENCE, Layout, design, with_speed
 from tests.support.pool import Pool
 
 TOLERANCE = 1e-9
@@ -88,7 +88,7 @@ def check(pool: Pool, kind: str, name: str, layout: Layout) -> None:
     seen = set()
     ranks = pool.run(optimizer_cases.one_rank, entry, ranks=layout.ranks)
     if layout is not UNEVEN:
-        told = [stage.parts[MemoryPart.OPTIMIZER] for stage in predict(priced(entry)).memory]
+        told = [stage.parts[MemoryPart.OPTIMIZER] for stage in predict(with_speed(entry)).memory]
         kept = sum(8 * held for _, _, held in ranks)
         assert kept == sum(told) * layout.ranks / layout.pipeline, "state is what the cost model says, to the byte"
     for found, parameters, _ in ranks:
@@ -122,14 +122,6 @@ def test_any_plan_goes_on_from_the_state_of_any_other(pool: Pool, tmp_path: Path
     )
     for before, after in pool.run(move_cases.moved, first, second, str(tmp_path), ranks=4):
         assert after == pytest.approx(before, abs=1e-9)
-
-
-def priced(entry: Design) -> Design:
-    """The same on processors that have a speed."""
-    group = entry.cluster.groups[0]
-    curve = MatrixCurve(fraction=0.5, half_m=8.0, half_n=8.0, half_k=8.0)
-    device = replace(group.device, peak_flops={Precision.FP64: 1e9}, matrix={Precision.FP64: curve})
-    return replace(entry, cluster=replace(entry.cluster, groups=(replace(group, device=device),)))
 
 
 def built(spec: Optimizer) -> tuple[LocalOptimizer, dict[str, torch.nn.Parameter]]:

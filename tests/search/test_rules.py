@@ -23,6 +23,7 @@ from meshwright.spec.plan import (
     Design,
     Exchange,
     ExpertGrid,
+    GradientSync,
     Offload,
     Recompute,
     Schedule,
@@ -237,6 +238,11 @@ CASES = {
         "the state of muon in the host's memory can be predicted and not trained yet",
     ),
     "runtime-precision": Case(D, lambda: D(precision=Precision.FP16), "fp16 can be predicted and not trained yet"),
+    "runtime-gradients": Case(
+        lambda: planned(D(), gradients=GradientSync(precision=Precision.FP8)),
+        lambda: planned(D(), gradients=GradientSync(precision=Precision.FP16)),
+        "gradients that meet in fp16 can be predicted and not trained yet",
+    ),
     "runtime-layers": Case(
         D,
         lambda: D(

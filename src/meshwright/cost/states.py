@@ -101,15 +101,27 @@ def _masters(table: PlanTable, local: Local, *, summed: BoolArray) -> States:
     sharded = sharding > 0
     whole = np.where(sharded & (sharding < _ZERO3), compute, 0.0)
     bucketed = ~sharded & (table.data[:, None] > 1)
+    left = left_bytes(table, local)
     share = np.where(sharding == _ZERO1, local.whole, local.owned) * master
     return States(
         parameters=local.owned * master + local.whole * whole,
         optimizer=local.moments * master,
         step=local.step * master,
-        before=np.where(bucketed | summed, share, 0.0),
-        after=share + np.where(sharding == _ZERO1, local.owned * master, 0.0),
+        before=np.where(bucketed | summed, share, 0.0) + left,
+        after=share + np.where(sharding == _ZERO1, local.owned * master, 0.0) + left,
         wire=np.where(bucketed & (reduced < master), local.whole * reduced, 0.0),
     )
+
+
+def left_bytes(table: PlanTable, local: Local) -> FloatArray:
+    """Bytes of what rounding leaves of gradients that travel in eight bits, shape (rows, ranks).
+
+    Of all that a rank sends; where every rank is sent the sum back, of its own part of it too.
+    """
+    narrow = (table.gradient_precision == PRECISIONS.index(Precision.FP8)) & (table.data > 1)
+    own = np.where(table.sharding > 0, 0.0, 1.0 / table.data)
+    master = _MASTER[table.precision]
+    return np.where(narrow[:, None], local.whole * ((1.0 + own) * master)[:, None], 0.0)
 
 
 def _with_copies(table: PlanTable, local: Local, *, software: Software) -> States:

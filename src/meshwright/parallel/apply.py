@@ -10,7 +10,7 @@ from meshwright.nn.decoder import DecoderLayer
 from meshwright.nn.loss import Vocabulary, WholeVocabulary
 from meshwright.nn.weights import Reader, Weighted
 from meshwright.parallel.compile import compile_layers
-from meshwright.parallel.data import build_synchronizer, is_sharded, shard_module
+from meshwright.parallel.data import build_synchronizer, is_sharded, residuals, shard_module
 from meshwright.parallel.layout import Laid, Parted
 from meshwright.parallel.mesh import Mesh
 from meshwright.parallel.offload import Copies, keep_activations_away
@@ -95,10 +95,12 @@ def lay_stage(
     if sharded:
         shard_module(part, mesh=mesh, sharding=sharding, dtypes=kinds)
     keep_activations_away(_kept_away(stage, part), copies=Copies(device))
+    synchronizer = build_synchronizer(part, mesh=mesh, sharding=sharding, dtypes=kinds)
     return Parted(
         module=part,
-        synchronizer=build_synchronizer(part, mesh=mesh, sharding=sharding, dtypes=kinds),
+        synchronizer=synchronizer,
         partial=_partial(design, part, axis, names),
+        residuals=residuals(part, synchronizer),
     )
 
 

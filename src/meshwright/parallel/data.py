@@ -6,8 +6,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from meshwright.parallel.buckets import BucketedGradients
+from meshwright.parallel.clip import local_part
+from meshwright.parallel.compress import CompressedReduceScatter, Rounding, sent_elements
 from meshwright.parallel.mesh import Mesh
 from meshwright.parallel.precision import Dtypes
 from meshwright.parallel.synchronize import ShardedGradients, Synchronizer
@@ -51,9 +54,16 @@ def shard_module(module: nn.Module, *, mesh: Mesh, sharding: Sharding, dtypes: D
         cast_forward_inputs=False,
     )
     reshard = sharding is Sharding.PARAMETERS
+    fresh = [local_part(p.detach()) for p in module.parameters() if not _is_sharded(p)]
     fully_shard(module, mesh=submesh, mp_policy=policy, reshard_after_forward=reshard)
-    if submesh.device_type == "cpu":
-        assert isinstance(module, FSDPModule)
+    assert isinstance(module, FSDPModule)
+    if dtypes.compresses and fresh:
+        ranks, like = mesh.size(AxisName.SHARD), fresh[0]
+        size = sent_elements(fresh, ranks=ranks)
+        rounding = Rounding(size, parts=ranks, dtype=dtypes.reduce, device=like.device)
+        module.set_custom_reduce_scatter(CompressedReduceScatter(rounding))  # type: ignore[arg-type]  # as below
+        module.reduction_left = rounding.left
+    elif submesh.device_type == "cpu":
         module.set_custom_reduce_scatter(ExchangeReduceScatter())  # type: ignore[arg-type]  # the protocol, untyped
 
 
@@ -67,4 +77,20 @@ def build_synchronizer(part: nn.Module, *, mesh: Mesh, sharding: Sharding, dtype
     groups = [mesh.group(axis) for axis in (AxisName.REPLICATE, AxisName.SHARD)]
     present = tuple(group for group in groups if group is not None)
     dtype = dtypes.reduce if dtypes.reduce is not dtypes.master else None
-    return BucketedGradients(part, groups=present, dtype=dtype)
+    return BucketedGradients(part, groups=present, dtype=dtype, compresses=dtypes.compresses and bool(present))
+
+
+def residuals(part: nn.Module, synchronizer: Synchronizer) -> tuple[Tensor, ...]:
+    """What rounding left of gradients that travel in eight bits, to be sent with the next ones; live tensors."""
+    if isinstance(synchronizer, BucketedGradients):
+        return tuple(synchronizer.residuals())
+    found = (getattr(module, "reduction_left", None) for module in part.modules())
+    return tuple(left for left in found if isinstance(left, Tensor))
+
+
+def _is_sharded(parameter: Tensor) -> bool:
+    """An FSDP2 group has it already."""
+    if not isinstance(parameter, DTensor):
+        return False
+    names = parameter.device_mesh.mesh_dim_names or ()
+    return AxisName.SHARD.value in names

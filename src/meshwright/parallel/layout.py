@@ -24,11 +24,15 @@ from meshwright.spec.span import Recorder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parted:
-    """One local stage, how its gradients meet, and which of them are summands over the tensor axis."""
+    """One local stage, how its gradients meet, and which of them are summands over the tensor axis.
+
+    `residuals` are what rounding leaves of gradients that travel in eight bits.
+    """
 
     module: Decoder
     synchronizer: Synchronizer
     partial: tuple[str, ...]
+    residuals: tuple[Tensor, ...] = ()
 
 
 class Laid:
@@ -100,6 +104,12 @@ class Laid:
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Names as the whole model has them; a tied table held at both ends of one rank appears twice."""
         return [pair for part in self.parts for pair in part.named_parameters()]
+
+    def residuals(self) -> dict[str, Tensor]:
+        """What this rank has still to send of gradients that travel in eight bits: of this plan and this rank alone."""
+        own = f"{self.design.plan.digest()}.{self.mesh.rank}"
+        left = [x for part in self._parted for x in part.residuals]
+        return {f"{own}.{index}": x for index, x in enumerate(left)}
 
     def loss_share(self, logits: Tensor, targets: Tensor) -> Tensor:
         """What these tokens add to the mean loss of the whole batch; z-loss only where gradients are made."""

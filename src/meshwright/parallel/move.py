@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,16 @@ class HasParts(Protocol):
 
     @property
     def parts(self) -> tuple[nn.Module, ...]: ...
+
+
+@runtime_checkable
+class HasResiduals(Protocol):
+    """What rounding left of gradients, by names that say which plan and which rank it is of."""
+
+    def residuals(self) -> dict[str, Tensor]: ...
+
+
+_RESIDUAL = "optimizer.residual."
 
 
 def state_dict(laid: HasParts, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Tensor]:
@@ -106,7 +116,14 @@ def write(tensors: dict[str, Tensor], folder: Path, *, group: dist.ProcessGroup 
 
 
 def read(targets: dict[str, Tensor], folder: Path, *, group: dist.ProcessGroup | None) -> None:
-    """`targets` hold what `folder` has under their names, each rank its part."""
+    """`targets` hold what `folder` has under their names, each rank its part.
+
+    What another plan's rounding left is of no use: residuals that are not there are zero.
+    """
+    if any(name.startswith(_RESIDUAL) for name in targets):
+        there = FileSystemReader(folder).read_metadata().state_dict_metadata
+        for name in [name for name in targets if name.startswith(_RESIDUAL) and name not in there]:
+            targets.pop(name).zero_()
     with _alone(group):
         load(targets, storage_reader=FileSystemReader(folder), process_group=group, no_dist=group is None)
 
@@ -151,6 +168,9 @@ def _tensors(laid: HasParts, optimizer: torch.optim.Optimizer | None) -> Iterato
             for field, value in state.items():
                 if isinstance(value, Tensor):
                     yield f"optimizer.{name}.{field}", value.detach()
+    if optimizer is not None and isinstance(laid, HasResiduals):
+        for name, left in laid.residuals().items():
+            yield f"{_RESIDUAL}{name}", left
 
 
 def _told(value: Tensor | None) -> str:

@@ -18,7 +18,7 @@ class Dtypes:
 
     Where they differ, parameters are cast when they are read, and norms, softmax and losses work in fp32 inside.
     `reduce` carries gradients between data parallel ranks. `tf32` lets products of fp32 round their inputs, and
-    `recipe` rounds those of layers' products to eight or four bits.
+    `recipe` rounds those of layers' products to eight or four bits. Where `compresses`, gradients travel in eight bits.
     """
 
     master: torch.dtype
@@ -26,6 +26,7 @@ class Dtypes:
     reduce: torch.dtype
     tf32: bool = False
     recipe: Recipe | None = None
+    compresses: bool = False
 
     @property
     def casts(self) -> bool:
@@ -54,4 +55,11 @@ def dtypes(plan: Plan) -> Dtypes:
     master, compute = known[chosen]
     narrow = plan.gradients.precision is Precision.BF16 and master is torch.float32
     reduce = torch.bfloat16 if narrow else master
-    return Dtypes(master=master, compute=compute, reduce=reduce, tf32=chosen is Precision.TF32, recipe=recipe(chosen))
+    return Dtypes(
+        master=master,
+        compute=compute,
+        reduce=reduce,
+        tf32=chosen is Precision.TF32,
+        recipe=recipe(chosen),
+        compresses=plan.gradients.precision is Precision.FP8,
+    )

@@ -13,6 +13,7 @@ from meshwright.spec.plan import Design, Offload, ScheduleKind
 
 TRAINED_SCHEDULES = (ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B, ScheduleKind.INTERLEAVED)
 TRAINED_PRECISIONS = (Precision.BF16, Precision.FP32, Precision.TF32, Precision.FP64)
+GRADIENT_PRECISIONS = (Precision.FP64, Precision.FP32, Precision.BF16, Precision.FP8)
 EMULATED_PRECISIONS = tuple(precision for precision in Precision if precision.quantized)
 
 
@@ -36,6 +37,19 @@ def trained_precisions(cluster: ClusterSpec) -> tuple[Precision, ...]:
     ones."""
     emulates = all(group.device.kind is DeviceKind.CPU for group in cluster.groups)
     return TRAINED_PRECISIONS + (EMULATED_PRECISIONS if emulates else ())
+
+
+def gradients_meet(design: Design) -> Problem | None:
+    """Gradients meet in the precision that the plan says."""
+    plan, where = design.plan, "plan.gradients.precision"
+    precision = plan.gradients.precision
+    if precision not in GRADIENT_PRECISIONS:
+        what = f"gradients that meet in {precision.value} can be predicted and not trained yet"
+        return Problem(where=where, what=what, fix=f"choose {', '.join(kind.value for kind in GRADIENT_PRECISIONS)}")
+    if precision is Precision.FP8 and plan.replicate > 1 and plan.shard > 1:
+        what = "gradients that meet in fp8 over two axes can be predicted and not trained yet"
+        return Problem(where=where, what=what, fix="choose bf16 or fp32, or one of replicate and shard")
+    return None
 
 
 def layers_built(design: Design) -> Problem | None:
@@ -133,6 +147,7 @@ RUNTIME_RULES = (
     Rule(name="runtime-schedule", scope=Scope.RUNTIME, check=schedule_played),
     Rule(name="runtime-offload", scope=Scope.RUNTIME, check=offload_built),
     Rule(name="runtime-precision", scope=Scope.RUNTIME, check=precision_trained),
+    Rule(name="runtime-gradients", scope=Scope.RUNTIME, check=gradients_meet),
     Rule(name="runtime-layers", scope=Scope.RUNTIME, check=layers_built),
     Rule(name="runtime-towers", scope=Scope.RUNTIME, check=towers_built),
 )
