@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from meshwright.search import Candidate, Decision
     from meshwright.spec.cluster import ClusterSpec, Precision
     from meshwright.spec.errors import MeshwrightError, Problem
-    from meshwright.spec.job import Constraints, DataSpec, JobSpec, LearningRate, Objective, OptimizerSpec
+    from meshwright.spec.job import Constraints, DataSpec, JobSpec, LearningRate, Objective
     from meshwright.spec.model import ModelSpec
+    from meshwright.spec.optimizer import OptimizerSpec
     from meshwright.spec.plan import Design, Plan
     from meshwright.spec.report import Report, diff
 
@@ -84,7 +85,7 @@ _HOMES = {
     "MeshwrightError": "spec.errors",
     "ModelSpec": "spec.model",
     "Objective": "spec.job",
-    "OptimizerSpec": "spec.job",
+    "OptimizerSpec": "spec.optimizer",
     "Plan": "spec.plan",
     "Precision": "spec.cluster",
     "Problem": "spec.errors",

@@ -13,7 +13,8 @@ from meshwright.catalog.job_template import COMMENTS
 from meshwright.catalog.jobs import job_origins
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError
-from meshwright.spec.job import DataSpec, JobSpec, OptimizerSpec, Source
+from meshwright.spec.job import DataSpec, JobSpec, Source
+from meshwright.spec.optimizer import OptimizerSpec
 from meshwright.spec.plan import Axis, AxisName, BlockGroup, Design, Plan, Schedule, Stage
 
 BAD = """name = "x"
@@ -145,7 +146,16 @@ def test_numbers_that_are_none_and_other_optimizers_are_refused() -> None:
         "--set z_loss: nan is not finite and from 0",
         "--set data.validation_fraction: 1.0 is not from 0 to below 1",
     ]
-    assert refused(None, "optimizer.kind=sgd") == ["--set optimizer.kind: 'sgd' is not a choice; one of adamw"]
+    assert refused(None, "optimizer.kind=adam") == [
+        "--set optimizer.kind: kind 'adam' is unknown; did you mean 'adamw'?"
+    ]
+    assert refused(None, "optimizer.kind=sgd", "optimizer.beta1=0.5") == [
+        "--set optimizer.beta1: unknown key; one of clip_norm, groups, kind, learning_rate, momentum, weight_decay"
+    ]
+    assert refused(None, "optimizer.kind=muon", "optimizer.momentum=1.5", "optimizer.steps=0") == [
+        "--set optimizer.steps: 0 is not at least 1",
+        "--set optimizer.momentum: 1.5 is not from 0 to below 1",
+    ]
 
 
 def test_a_schema_that_is_set_is_checked_like_one_in_a_file() -> None:

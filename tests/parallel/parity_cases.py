@@ -15,8 +15,8 @@ from torch.nn import functional
 from meshwright.nn import Decoder, initialize
 from meshwright.nn.mixture import MixtureOfExperts
 from meshwright.parallel import Mesh, build_mesh, build_optimizer, lay
-from meshwright.spec.job import OptimizerSpec
 from meshwright.spec.model import ModelSpec
+from meshwright.spec.optimizer import OptimizerSpec
 from meshwright.spec.plan import AxisName, Design, Plan
 
 SEED = 5

@@ -12,7 +12,7 @@ from meshwright.nn import Decoder, initialize
 from meshwright.parallel import build_mesh, build_optimizer, lay, unfit
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit
-from meshwright.spec.job import OptimizerSpec
+from meshwright.spec.optimizer import OptimizerSpec
 from meshwright.spec.plan import GradientSync, Recompute, ScheduleKind, Sharding
 from meshwright.spec.report import LineName
 from tests.parallel import layout_cases
@@ -122,13 +122,6 @@ def test_matrices_decay_and_nothing_else_does() -> None:
         matrix = name.endswith(("query.weight", "key.weight", "value.weight", "output.weight", "up.weight"))
         matrix = matrix or name.endswith("down.weight")
         assert decay[id(parameter)] == (0.3 if matrix else 0.0), name
-
-
-def test_an_unknown_optimizer_is_refused() -> None:
-    entry = design(TINY, Layout(precision=Precision.FP32))
-    laid = lay(entry, build_mesh(entry.plan, device_type="cpu"), device="cpu", seed=0)
-    with pytest.raises(ConfigError, match="'lion' is unknown"):
-        build_optimizer(laid, OptimizerSpec(kind="lion"))
 
 
 def test_recompute_keeps_less_for_backward() -> None:

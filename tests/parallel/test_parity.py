@@ -7,8 +7,8 @@ from functools import cache
 
 import pytest
 
-from meshwright.spec.job import OptimizerSpec
 from meshwright.spec.model import ModelSpec
+from meshwright.spec.optimizer import OptimizerSpec
 from meshwright.spec.plan import Axis, AxisName, Design, Recompute, ScheduleKind, Sharding
 from tests.parallel import parity_cases
 from tests.parallel.parity_cases import Documents, Outcome

@@ -11,7 +11,7 @@ from meshwright.nn.decoder import unsupported
 from meshwright.parallel.precision import dtypes
 from meshwright.search import RULES, Scope
 from meshwright.search.runtime_rules import TRAINED_PRECISIONS
-from meshwright.spec.cluster import Precision
+from meshwright.spec.cluster import DeviceKind, Precision
 from meshwright.spec.errors import ConfigError
 from tests.support.designs import Layout, design
 from tests.support.models import all_models, model
@@ -41,7 +41,14 @@ def test_precisions_are_refused_where_they_have_no_types(precision: Precision) -
         for stage in asked.plan.stages
     )
     plan = replace(asked.plan, stages=stages)
-    if precision in TRAINED_PRECISIONS:
+    rule = next(rule for rule in RULES if rule.name == "runtime-precision")
+    processors = replace(asked, plan=plan)
+    group = asked.cluster.groups[0]
+    faster = replace(group, device=replace(group.device, kind=DeviceKind.CUDA))
+    accelerators = replace(processors, cluster=replace(asked.cluster, groups=(faster,)))
+    assert (rule(accelerators) is None) == (precision in TRAINED_PRECISIONS)
+    assert (rule(processors) is None) == (precision in TRAINED_PRECISIONS or precision.quantized)
+    if rule(processors) is None:
         assert dtypes(plan)
         return
     with pytest.raises(ConfigError, match="no runtime"):

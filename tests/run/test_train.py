@@ -14,7 +14,8 @@ from meshwright.cli import main
 from meshwright.run import Outcome, generate, train
 from meshwright.run.files import load_design
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit, ExitCode, WorkerFailed
-from meshwright.spec.job import DataSpec, OptimizerSpec, Source
+from meshwright.spec.job import DataSpec, Source
+from meshwright.spec.optimizer import OptimizerSpec
 from meshwright.spec.plan import Exchange, Sharding, TokenLayout
 from meshwright.train.events import Ending
 from tests.run.runs import BATCH, after_steps, ask_to_stop, design, losses, rows, validation, worker_of

@@ -112,7 +112,7 @@ def test_no_row_that_fits_is_left_unpriced(memory_bytes: float) -> None:
     cluster, job = box(memory_bytes=memory_bytes), samples.job()
     whole = legal_space(LARGE, cluster, job)
     prices = price(whole.table, model=LARGE, cluster=cluster, job=job)
-    possible = may_fit(whole.table, model=LARGE, cluster=cluster)
+    possible = may_fit(whole.table, model=LARGE, cluster=cluster, job=job)
     assert np.all(possible[prices.fits])
     found = explored(LARGE, cluster, job)
     assert int(found.prices.fits.sum()) == int(prices.fits.sum())

@@ -94,7 +94,7 @@ def hold(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> None:
     room = float(prices.capacity.max())
     assert np.all(fitting.most_likely(held, capacity=room) >= prices.fit_probability * (1.0 - 1e-9))
     assert np.all(bounds.frames()[frame][known] <= prices.step_seconds[known] * slack)
-    assert np.all(least_bytes(space, model=model)[frame] <= prices.memory_bytes * slack)
+    assert np.all(least_bytes(space, model=model, job=job)[frame] <= prices.memory_bytes * slack)
 
 
 @pytest.mark.parametrize("software", ["torch", "scaling-fused-norms", "internevo", "megatron-core-serial"])

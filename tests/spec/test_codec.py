@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from meshwright.spec import codec
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError
-from meshwright.spec.job import Constraints, JobSpec, OptimizerSpec
+from meshwright.spec.job import Constraints, JobSpec
 from meshwright.spec.model import Attention, FeedForward, Layer, Norm
+from meshwright.spec.optimizer import OptimizerSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,7 @@ def test_numbers_may_carry_units() -> None:
 def test_a_tagged_union_is_chosen_by_its_kind_alone() -> None:
     encoded = codec.encode(LAYER)
     encoded["mixer"]["kind"] = "atention"
-    with pytest.raises(ConfigError, match=r"mixer: kind 'atention' is unknown; did you mean 'attention'\?"):
+    with pytest.raises(ConfigError, match=r"mixer.kind: kind 'atention' is unknown; did you mean 'attention'\?"):
         codec.decode(Layer, encoded)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshwright.schedule import stage_rank
-from meshwright.spec.cluster import ClusterSpec, DeviceKind, DeviceSpec, Link, NodeGroup, Precision
-from meshwright.spec.job import JobSpec, OptimizerSpec
+from meshwright.spec.cluster import ClusterSpec, DeviceKind, DeviceSpec, Link, MatrixCurve, NodeGroup, Precision
+from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec
+from meshwright.spec.optimizer import OptimizerSpec
 from meshwright.spec.plan import (
     Axis,
     AxisName,
@@ -130,3 +131,11 @@ def cluster(ranks: int) -> ClusterSpec:
     )
     group = NodeGroup(name="node", device=device, num_nodes=1, devices_per_node=ranks, inside=LINK, nic=LINK)
     return ClusterSpec(name="here", groups=(group,))
+
+
+def with_speed(entry: Design) -> Design:
+    """The same on processors that have a speed, so that it can be priced."""
+    group = entry.cluster.groups[0]
+    curve = MatrixCurve(fraction=0.5, half_m=8.0, half_n=8.0, half_k=8.0)
+    device = replace(group.device, peak_flops={Precision.FP64: 1e9}, matrix={Precision.FP64: curve})
+    return replace(entry, cluster=replace(entry.cluster, groups=(replace(group, device=device),)))

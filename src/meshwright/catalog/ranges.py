@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -16,8 +16,22 @@ from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.job import JobSpec
 from meshwright.spec.plan import Design
 
-AT_LEAST_ONE = ("sequence_length", "batch_tokens", "total_tokens", "checkpoint.keep", "evaluation.tokens")
-ABOVE_ZERO = ("optimizer.learning_rate", "optimizer.epsilon", "optimizer.clip_norm")
+AT_LEAST_ONE = (
+    "sequence_length",
+    "batch_tokens",
+    "total_tokens",
+    "checkpoint.keep",
+    "evaluation.tokens",
+    "optimizer.steps",
+)
+ABOVE_ZERO = (
+    "optimizer.learning_rate",
+    "optimizer.epsilon",
+    "optimizer.clip_norm",
+    "optimizer.clip_update",
+    "optimizer.epsilon_squared",
+    "optimizer.decay_exponent",
+)
 AT_LEAST_ZERO = (
     "z_loss",
     "seed",
@@ -31,20 +45,27 @@ FRACTIONS = (
     "learning_rate.decay_fraction",
     "learning_rate.final_fraction",
 )
-BELOW_ONE = ("optimizer.beta1", "optimizer.beta2", "data.validation_fraction")
-CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"constraints.devices": ("all", "any"), "optimizer.kind": ("adamw",)}
-)
+BELOW_ONE = ("optimizer.beta1", "optimizer.beta2", "optimizer.momentum", "data.validation_fraction")
+CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType({"constraints.devices": ("all", "any")})
 
 
 def checked_job(job: JobSpec) -> JobSpec:
     """The job itself. Raises ConfigError with every number in it that no job can have."""
     problems = [
-        *(_problem(path, job, "is not at least 1") for path in AT_LEAST_ONE if not _at(job, path) >= 1),
-        *(_problem(path, job, "is not finite and above 0") for path in ABOVE_ZERO if not _above_zero(_at(job, path))),
+        *(_problem(path, job, "is not at least 1") for path in _of(AT_LEAST_ONE, job) if not _at(job, path) >= 1),
+        *(
+            _problem(path, job, "is not finite and above 0")
+            for path in _of(ABOVE_ZERO, job)
+            if not _above_zero(_at(job, path))
+        ),
         *(_problem(path, job, "is not finite and from 0") for path in AT_LEAST_ZERO if not _from_zero(_at(job, path))),
         *(_problem(path, job, "is not from 0 to 1") for path in FRACTIONS if not 0 <= _at(job, path) <= 1),
-        *(_problem(path, job, "is not from 0 to below 1") for path in BELOW_ONE if not 0 <= _at(job, path) < 1),
+        *(
+            _problem(path, job, "is not from 0 to below 1")
+            for path in _of(BELOW_ONE, job)
+            if not 0 <= _at(job, path) < 1
+        ),
+        *_group_problems(job),
     ]
     for path, known in CHOICES.items():
         if _at(job, path) not in known:
@@ -76,6 +97,23 @@ def checked_design(design: Design) -> Design:
     if problems:
         raise ConfigError(problems)
     return design
+
+
+def _of(paths: tuple[str, ...], job: JobSpec) -> tuple[str, ...]:
+    """Those of `paths` that the job's kind of optimizer has."""
+    own = {f"optimizer.{field.name}" for field in fields(job.optimizer)}
+    return tuple(path for path in paths if not path.startswith("optimizer.") or path in own)
+
+
+def _group_problems(job: JobSpec) -> Iterator[Problem]:
+    for index, group in enumerate(job.optimizer.groups):
+        where = f"optimizer.groups[{index}]"
+        if not group.names:
+            yield Problem(what="names no parameter", where=f"{where}.names", fix="give a pattern, or leave it out")
+        for name in ("learning_rate_factor", "weight_decay"):
+            value = getattr(group, name)
+            if value is not None and not _from_zero(value):
+                yield Problem(what=f"{value} is not finite and from 0", where=f"{where}.{name}")
 
 
 def _schema_problems(design: Design) -> Iterator[Problem]:

@@ -8,13 +8,13 @@ from types import MappingProxyType
 
 import numpy as np
 
-from meshwright.cost.compute import optimizer_seconds
 from meshwright.cost.layouts import LayoutArrays
 from meshwright.cost.longest_path import Path
 from meshwright.cost.machine import Machine
 from meshwright.cost.memory import grid_parameters, local_parameters, owned_parameters
 from meshwright.cost.microbatch import Each, microbatch
 from meshwright.cost.offload import away_seconds, optimizes_away
+from meshwright.cost.optimizers import Optimized, update_seconds
 from meshwright.cost.overlap import LINKS, Slack
 from meshwright.cost.pipeline import Shape, makespan
 from meshwright.cost.synchronize import bucketed
@@ -230,7 +230,8 @@ def _once(
             contention=entry.contention,
         )
         owned = owned_parameters(table, parameters, apart)
-        step = optimizer_seconds(owned, device=entry.group.device, clipped=job.optimizer.clip_norm is not None)
+        optimized = Optimized(table=table, arrays=arrays, counts=counts, model=model, spec=job.optimizer)
+        step = update_seconds(optimized, owned, device=entry.group.device, figures=entry.update)
         step = step * (entry.sharing.everyone / entry.sharing.speed)[:, None]
         away = optimizes_away(table)
         if away.any():

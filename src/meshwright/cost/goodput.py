@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshwright.cost.optimizers import mean_moments
 from meshwright.cost.states import state_bytes
 from meshwright.cost.table import IntArray, PlanTable
 from meshwright.cost.work import FloatArray
@@ -23,7 +24,6 @@ HOST_BYTES_PER_SECOND = 25e9
 RESTART_SECONDS = 600.0
 # 2211.02001: what the building that trained BLOOM draws for a watt of its machines.
 POWER_USAGE_EFFECTIVENESS = 1.2
-MOMENTS = 2.0
 _LEAST_GOODPUT = 1e-12  # of machines that fail before anything is done: a run as good as without end
 
 
@@ -72,7 +72,7 @@ def outlook(table: PlanTable, *, step_seconds: float, model: ModelSpec, cluster:
         for values in (found.dollars_per_hour, found.watts, found.failures_per_hour)
     )
     sizes = state_bytes(table)
-    size = model.parameters * float(sizes.master[0]) * (1.0 + MOMENTS)
+    size = model.parameters * float(sizes.master[0]) * (1.0 + mean_moments(model, job.optimizer))
     write = size / (world * STORAGE_BYTES_PER_SECOND)
     copied = max(_copy_seconds(size / world, group) for group in cluster.groups)
     stall = min(write, copied) if job.checkpoint.asynchronous else write

@@ -11,6 +11,7 @@ from meshwright.cost.kinds import BlockSeconds, combine, price_block
 from meshwright.cost.layouts import Kind
 from meshwright.cost.links import lay_links
 from meshwright.cost.network import collective, send
+from meshwright.cost.optimizers import UpdateRates, update_rates
 from meshwright.cost.overlap import Contention
 from meshwright.cost.placement import distinct, ring, strides
 from meshwright.cost.processor import Sharing, share
@@ -42,6 +43,7 @@ class Machine:
     expert_data: DataLinks
     agree: FloatArray
     action: FloatArray
+    update: UpdateRates | None
 
 
 def machine(
@@ -100,6 +102,7 @@ def machine(
         expert_data=links.expert_data,
         agree=links.everyone.seconds(4.0) if clip else np.zeros(len(table)),
         action=np.where(table.pipeline > 1, group.device.action_seconds, 0.0) * sharing.lockstep,
+        update=update_rates(table, group=group, cluster=cluster, job=job, software=software),
     )
 
 

@@ -13,6 +13,7 @@ from meshwright.cost.fixed_buffers import fixed_bytes
 from meshwright.cost.layouts import Kind, LayoutArrays
 from meshwright.cost.moments import collect, moments
 from meshwright.cost.offload import optimizes_away, overflow
+from meshwright.cost.optimizers import Optimized, state_elements, step_elements
 from meshwright.cost.pipeline import Shape, held
 from meshwright.cost.software import software
 from meshwright.cost.states import Local, state_bytes, states
@@ -65,10 +66,14 @@ def _at(
     """As `memory`, of the ranks that are shown."""
     features, device = software(job.software), group.device
     whole = local_parameters(table, blocks, arrays=arrays, counts=counts, model=model)
+    owned = owned_parameters(table, whole, grid_parameters(table, blocks, counts=counts))
+    optimized = Optimized(table=table, arrays=arrays, counts=counts, model=model, spec=job.optimizer)
     local = Local(
         whole=whole,
-        owned=owned_parameters(table, whole, grid_parameters(table, blocks, counts=counts)),
+        owned=owned,
         layers=_in_layers(blocks, arrays=arrays, counts=counts),
+        moments=state_elements(optimized, owned),
+        step=step_elements(optimized),
     )
     summed, away = _goes_on(counts, shape=shape), optimizes_away(table)
     state = states(table, local, summed=summed, away=away, software=features)
@@ -88,7 +93,7 @@ def _at(
     best = np.argmax(totals, axis=0)
     peak = {name: np.choose(best, [getattr(moment, name) for moment in found]) for name in names}
     there = _away(blocks, counts=counts, shape=shape)
-    left = overflow(table, there, local.owned, sizes=state_bytes(table), group=group)
+    left = overflow(table, there, local.owned + local.moments, sizes=state_bytes(table), group=group)
     return {
         MemoryPart.PARAMETERS: state.parameters,
         MemoryPart.GRADIENTS: peak["gradients"],

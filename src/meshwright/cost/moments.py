@@ -142,7 +142,8 @@ def moments(table: PlanTable, found: States, entry: Held, *, kind: DeviceKind, s
 def _eager(
     table: PlanTable, found: States, entry: Held, *, sizes: StateBytes, kind: DeviceKind, software: Software
 ) -> list[Moment]:
-    """The loss, the head's backward, a layer's backward, the last layer's of all, the end of the last backward.
+    """The loss, the head's backward, a layer's backward, the last layer's of all, the end of the last backward
+    or the optimizer's step.
 
     A loss of torch's own has beside the log-softmax the gradients of it and of the logits, in fp32 too.
     """
@@ -191,7 +192,7 @@ def _eager(
             gradients=found.after,
             activations=0.0 * entry.kept,
             logits=0.0 * entry.logits,
-            buffers=buffers + np.where(sharded, moved, table_gradient),
+            buffers=buffers + np.maximum(np.where(sharded, moved, table_gradient), found.step),
         ),
     ]
 
@@ -226,7 +227,7 @@ def _fused(found: States, entry: Held, *, sizes: StateBytes, software: Software)
         moment(entry.kept, entry.logits + given, entry.head_working + entry.head * compute),
         moment(entry.kept - entry.head_kept, entry.logits - entry.one_logits, entry.working),
         moment(entry.kept - entry.one_kept, entry.logits - entry.one_logits, entry.embedding * compute),
-        Moment(gradients=found.after, activations=nothing, logits=nothing, buffers=entry.fixed),
+        Moment(gradients=found.after, activations=nothing, logits=nothing, buffers=entry.fixed + found.step),
     ]
 
 

@@ -52,11 +52,14 @@ def state_bytes(table: PlanTable, *, narrow: bool = False) -> StateBytes:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Local:
     """Parameters of every rank, shape (rows, ranks): `whole` before sharding and `owned` after it; `layers` of the
-    former are in layers."""
+    former are in layers. `moments` are elements of the optimizer's state, and `step` those that one step of it needs
+    for a moment."""
 
     whole: FloatArray
     owned: FloatArray
     layers: FloatArray
+    moments: FloatArray
+    step: FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +67,7 @@ class States:
     """Bytes of parameters, optimizer state and gradients of every rank, shape (rows, ranks).
 
     Gradients that exist `before` the backward at the peak, and `after` the step's last one; `wire` holds gradients on
-    their way in less precision.
+    their way in less precision, and `step` what the optimizer needs for a moment.
     """
 
     parameters: FloatArray
@@ -72,6 +75,7 @@ class States:
     before: FloatArray
     after: FloatArray
     wire: FloatArray
+    step: FloatArray
 
 
 def states(table: PlanTable, local: Local, *, summed: BoolArray, away: BoolArray, software: Software) -> States:
@@ -85,7 +89,8 @@ def states(table: PlanTable, local: Local, *, summed: BoolArray, away: BoolArray
         if software.keeps_copies
         else _masters(table, local, summed=summed)
     )
-    return replace(kept, optimizer=np.where(away[:, None], 0.0, kept.optimizer))
+    here = ~away[:, None]
+    return replace(kept, optimizer=np.where(here, kept.optimizer, 0.0), step=np.where(here, kept.step, 0.0))
 
 
 def _masters(table: PlanTable, local: Local, *, summed: BoolArray) -> States:
@@ -96,14 +101,27 @@ def _masters(table: PlanTable, local: Local, *, summed: BoolArray) -> States:
     sharded = sharding > 0
     whole = np.where(sharded & (sharding < _ZERO3), compute, 0.0)
     bucketed = ~sharded & (table.data[:, None] > 1)
+    left = left_bytes(table, local)
     share = np.where(sharding == _ZERO1, local.whole, local.owned) * master
     return States(
         parameters=local.owned * master + local.whole * whole,
-        optimizer=local.owned * 2.0 * master,
-        before=np.where(bucketed | summed, share, 0.0),
-        after=share + np.where(sharding == _ZERO1, local.owned * master, 0.0),
+        optimizer=local.moments * master,
+        step=local.step * master,
+        before=np.where(bucketed | summed, share, 0.0) + left,
+        after=share + np.where(sharding == _ZERO1, local.owned * master, 0.0) + left,
         wire=np.where(bucketed & (reduced < master), local.whole * reduced, 0.0),
     )
+
+
+def left_bytes(table: PlanTable, local: Local) -> FloatArray:
+    """Bytes of what rounding leaves of gradients that travel in eight bits, shape (rows, ranks).
+
+    Of all that a rank sends; where every rank is sent the sum back, of its own part of it too.
+    """
+    narrow = (table.gradient_precision == PRECISIONS.index(Precision.FP8)) & (table.data > 1)
+    own = np.where(table.sharding > 0, 0.0, 1.0 / table.data)
+    master = _MASTER[table.precision]
+    return np.where(narrow[:, None], local.whole * ((1.0 + own) * master)[:, None], 0.0)
 
 
 def _with_copies(table: PlanTable, local: Local, *, software: Software) -> States:
@@ -119,7 +137,8 @@ def _with_copies(table: PlanTable, local: Local, *, software: Software) -> State
     gradients = np.where(sharding < _ZERO2, local.whole, local.owned) * added
     return States(
         parameters=_parameters(table, local, compute=compute, software=software),
-        optimizer=local.owned * (2.0 * master + np.where(wide, master, 0.0)),
+        optimizer=local.moments * master + local.owned * np.where(wide, master, 0.0),
+        step=local.step * master,
         before=gradients,
         after=gradients + np.where(added < master, local.owned * master, 0.0),
         wire=np.zeros_like(gradients),

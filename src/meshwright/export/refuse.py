@@ -12,6 +12,7 @@ from meshwright.export.meaning import oddities
 from meshwright.spec.cluster import DeviceKind
 from meshwright.spec.errors import ExitCode, MeshwrightError, Problem
 from meshwright.spec.model import Mixture
+from meshwright.spec.optimizer import OptimizerSpec
 from meshwright.spec.plan import Design, Dispatch, TokenLayout
 from meshwright.spec.routing import TOP_K_SOFTMAX
 
@@ -86,6 +87,10 @@ def refuse_everywhere(said: Columns, refusals: Refusals) -> None:
     world, per_node = said.table.world, groups[0].devices_per_node
     what = f"{int(world[0])} ranks on nodes of {per_node} devices"
     refusals.when((world > per_node) & (world % per_node != 0), "plan.axes", what, fix="use whole nodes")
+    spec = said.job.optimizer
+    plain = isinstance(spec, OptimizerSpec) and not spec.groups
+    what = f"the optimizer {spec.kind} of this job" if not spec.groups else "groups of parameters by name"
+    refusals.when(not plain, "job.optimizer", what, fix="choose adamw without groups")
     cpu = any(group.device.kind is DeviceKind.CPU for group in groups)
     refusals.when(cpu, "cluster.groups", "training on processors", why="its recipes need accelerators")
 

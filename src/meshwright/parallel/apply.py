@@ -18,6 +18,7 @@ from meshwright.parallel.data import (
     build_synchronizer,
     experts_are_sharded,
     is_sharded,
+    residuals,
     shard_experts,
     shard_module,
     shares_gathers,
@@ -26,7 +27,9 @@ from meshwright.parallel.expert_mesh import ExpertMesh
 from meshwright.parallel.experts import expert_reader, is_expert, lay_mixture, misfit, mixture_of
 from meshwright.parallel.layout import Laid, Parted
 from meshwright.parallel.mesh import Mesh
+from meshwright.parallel.offload import Copies, keep_activations_away
 from meshwright.parallel.precision import Dtypes, dtypes
+from meshwright.parallel.quantized import quantize_products
 from meshwright.parallel.recompute import apply_recompute
 from meshwright.parallel.split import WeightGradients
 from meshwright.parallel.synchronize import ShardedGradients, SharedGradients
@@ -43,7 +46,7 @@ from meshwright.schedule.build import SPLIT
 from meshwright.spec.blocks import Block
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.job import Switch
-from meshwright.spec.plan import AxisName, BlockGroup, Design, Plan, Recompute, Stage
+from meshwright.spec.plan import AxisName, BlockGroup, Design, Offload, Plan, Recompute, Stage
 from meshwright.spec.span import Recorder, Silent
 
 
@@ -108,6 +111,8 @@ def lay_stage(
             divide_parameters(unit, axis, prefix=prefix, block=design.model.blocks[block], apart=apart)
             divide_regions(unit, axis, has_grid=grid is not None)
         set_readers(unit, prefix=prefix, axis=axis, kinds=kinds, grid=grid)
+        if isinstance(unit, DecoderLayer) and kinds.recipe is not None:
+            quantize_products(unit, kinds.recipe, group=None if axis is None else axis.group)
         if isinstance(unit, DecoderLayer):
             apply_recompute(unit, _recompute(stage, block))
         if mixture is not None and experts_are_sharded(sharding, mesh):
@@ -116,13 +121,16 @@ def lay_stage(
             shard_module(unit, mesh=mesh, sharding=sharding, dtypes=kinds)
     if sharded:
         shard_module(part, mesh=mesh, sharding=sharding, dtypes=kinds)
+    keep_activations_away(_kept_away(stage, part), copies=Copies(device))
     splits = design.plan.schedule.kind in SPLIT and design.plan.pipeline > 1
     manner = SharedGradients if shares_gathers(design.plan) else ShardedGradients
+    synchronizer = build_synchronizer(part, mesh=mesh, sharding=sharding, dtypes=kinds, sharded=manner)
     return Parted(
         module=part,
-        synchronizer=build_synchronizer(part, mesh=mesh, sharding=sharding, dtypes=kinds, sharded=manner),
+        synchronizer=synchronizer,
         partial=_partial(design, part, axis, [name for name in names if grid is None or not is_expert(name)]),
         weights=WeightGradients([unit for _, unit, _ in units(part)]) if splits else None,
+        residuals=residuals(part, synchronizer),
     )
 
 
@@ -194,6 +202,14 @@ def unfit(design: Design) -> tuple[Problem, ...]:
 
 def _none(_name: str) -> bool:
     return False
+
+
+def _kept_away(stage: Stage, part: Decoder) -> list[DecoderLayer]:
+    """Layers whose activations lie in the host's memory."""
+    groups = [group for group in stage.groups if group.offload is Offload.ACTIVATIONS]
+    blocks = {block for group in groups for block in range(group.start, group.stop)}
+    layers = {int(index) + 1: layer for index, layer in part.layers.items() if isinstance(layer, DecoderLayer)}
+    return [layer for block, layer in layers.items() if block in blocks]
 
 
 def _recompute(stage: Stage, block: int) -> Recompute:

@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from meshwright.parallel.compress import CompressedReduction
+
 BUCKET_BYTES = 25 * 2**20
 
 
@@ -22,6 +24,7 @@ class Bucket:
     views: list[Tensor]
     waiting: int = 0
     wire: Tensor | None = None
+    reduction: CompressedReduction | None = None
     work: list[dist.Work] = field(default_factory=list)
 
 
@@ -31,7 +34,8 @@ class BucketedGradients:
 
     Gradients add up in place over microbatches. In the last backward a bucket is sent as soon as all before it are
     sent and all its gradients are ready, so that every rank sends in one order. Distributed tensors are summed by
-    their local parts. No group means that there is no other rank, and then nothing is touched.
+    their local parts. Where it `compresses` they travel in eight bits instead. No group means that there is no other
+    rank, and then nothing is touched.
     """
 
     def __init__(
@@ -40,9 +44,11 @@ class BucketedGradients:
         *,
         groups: Sequence[dist.ProcessGroup],
         dtype: torch.dtype | None = None,
+        compresses: bool = False,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         self._groups, self._dtype = tuple(groups), dtype
+        assert not compresses or len(self._groups) < 2, "gradients in eight bits meet over one axis"
         self._buckets: list[Bucket] = []
         self._armed, self._sent, self._fresh = False, 0, True
         self._early: set[nn.Parameter] = set()
@@ -52,6 +58,8 @@ class BucketedGradients:
         parameters = [parameter for parameter in held if parameter.requires_grad]
         for chosen in _runs(list(reversed(parameters)), bucket_bytes):
             bucket = _bucket(chosen)
+            if compresses:
+                bucket.reduction = CompressedReduction(bucket.flat, group=self._groups[0])
             self._buckets.append(bucket)
             for parameter in chosen:
                 parameter.register_post_accumulate_grad_hook(lambda p, bucket=bucket: self._ready(p, bucket))
@@ -121,13 +129,24 @@ class BucketedGradients:
             self._send(self._buckets[self._sent])
             self._sent += 1
 
+    def residuals(self) -> list[Tensor]:
+        """What rounding left to be sent with the next gradients."""
+        found = [bucket.reduction for bucket in self._buckets if bucket.reduction is not None]
+        return [rounding.left for reduction in found for rounding in (reduction.sent, reduction.summed)]
+
     def _send(self, bucket: Bucket) -> None:
+        if bucket.reduction is not None:
+            bucket.reduction.start(bucket.flat)
+            return
         bucket.wire = bucket.flat if self._dtype is None else bucket.flat.to(self._dtype)
         work = dist.all_reduce(bucket.wire, group=self._groups[0], async_op=True)
         assert work is not None
         bucket.work.append(work)
 
     def _receive(self, bucket: Bucket) -> None:
+        if bucket.reduction is not None:
+            bucket.reduction.finish(bucket.flat)
+            return
         assert bucket.wire is not None
         for work in bucket.work:
             work.wait()

@@ -10,10 +10,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Shard
 
 from meshwright.nn.experts import Experts
 from meshwright.parallel.buckets import BucketedGradients
+from meshwright.parallel.clip import local_part
+from meshwright.parallel.compress import CompressedReduceScatter, Rounding, sent_elements
 from meshwright.parallel.expert_mesh import SHARD
 from meshwright.parallel.experts import Together, dim_of_shards, expert_gradients, expert_parameters
 from meshwright.parallel.mesh import Mesh
@@ -92,6 +94,7 @@ def _shard(
         cast_forward_inputs=False,
     )
     reshard = sharding is Sharding.PARAMETERS
+    fresh = [local_part(p.detach()) for p in module.parameters() if not _is_sharded(p)]
     fully_shard(
         module,
         mesh=submesh,
@@ -100,8 +103,14 @@ def _shard(
         shard_placement_fn=placement,
         ignored_params=set(apart),
     )
-    if submesh.device_type == "cpu":
-        assert isinstance(module, FSDPModule)
+    assert isinstance(module, FSDPModule)
+    if dtypes.compresses and fresh:
+        ranks, like = submesh.size(), fresh[0]
+        size = sent_elements(fresh, ranks=ranks)
+        rounding = Rounding(size, parts=ranks, dtype=dtypes.reduce, device=like.device)
+        module.set_custom_reduce_scatter(CompressedReduceScatter(rounding))  # type: ignore[arg-type]  # as below
+        module.reduction_left = rounding.left
+    elif submesh.device_type == "cpu":
         module.set_custom_reduce_scatter(ExchangeReduceScatter())  # type: ignore[arg-type]  # the protocol, untyped
 
 
@@ -139,4 +148,20 @@ def _dense_synchronizer(
     dtype = dtypes.reduce if dtypes.reduce is not dtypes.master else None
     apart = set(expert_parameters(part)) if mesh.experts is not None else set()
     held = [parameter for parameter in part.parameters() if parameter not in apart]
-    return BucketedGradients(held, groups=present, dtype=dtype)
+    return BucketedGradients(held, groups=present, dtype=dtype, compresses=dtypes.compresses and bool(present))
+
+
+def residuals(part: nn.Module, synchronizer: Synchronizer) -> tuple[Tensor, ...]:
+    """What rounding left of gradients that travel in eight bits, to be sent with the next ones; live tensors."""
+    if isinstance(synchronizer, BucketedGradients):
+        return tuple(synchronizer.residuals())
+    found = (getattr(module, "reduction_left", None) for module in part.modules())
+    return tuple(left for left in found if isinstance(left, Tensor))
+
+
+def _is_sharded(parameter: Tensor) -> bool:
+    """An FSDP2 group has it already."""
+    if not isinstance(parameter, DTensor):
+        return False
+    names = parameter.device_mesh.mesh_dim_names or ()
+    return AxisName.SHARD.value in names

@@ -28,14 +28,15 @@ from meshwright.spec.span import Recorder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parted:
-    """One local stage, how its gradients meet, which of them are summands over the tensor axis, and where split
-    backwards put off those of its matrices.
+    """One local stage, how its gradients meet, which of them are summands over the tensor axis, where split backwards
+    put off those of its matrices, and what rounding leaves of gradients that travel in eight bits.
     """
 
     module: Decoder
     synchronizer: Synchronizer
     partial: tuple[str, ...]
     weights: WeightGradients | None = None
+    residuals: tuple[Tensor, ...] = ()
 
 
 class Laid:
@@ -123,6 +124,12 @@ class Laid:
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Names as the whole model has them; a tied table held at both ends of one rank appears twice."""
         return [pair for part in self.parts for pair in part.named_parameters()]
+
+    def residuals(self) -> dict[str, Tensor]:
+        """What this rank has still to send of gradients that travel in eight bits: of this plan and this rank alone."""
+        own = f"{self.design.plan.digest()}.{self.mesh.rank}"
+        left = [x for part in self._parted for x in part.residuals]
+        return {f"{own}.{index}": x for index, x in enumerate(left)}
 
     def loss_share(self, logits: Tensor, targets: Tensor) -> Tensor:
         """What these tokens add to the mean loss of the whole batch; z-loss only where gradients are made."""

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from meshwright.parallel.optimizer import LocalOptimizer
 from meshwright.parallel.torch_compat import held_part
 from meshwright.spec.errors import ConfigError, Problem
 
@@ -32,6 +33,16 @@ class HasParts(Protocol):
 
     @property
     def parts(self) -> tuple[nn.Module, ...]: ...
+
+
+@runtime_checkable
+class HasResiduals(Protocol):
+    """What rounding left of gradients, by names that say which plan and which rank it is of."""
+
+    def residuals(self) -> dict[str, Tensor]: ...
+
+
+_RESIDUAL = "optimizer.residual."
 
 
 def state_dict(laid: HasParts, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Tensor]:
@@ -62,8 +73,8 @@ def to_save(laid: HasParts, optimizer: torch.optim.Optimizer | None = None) -> d
 
 def to_load(laid: HasParts, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Tensor]:
     """As `state_dict` of an optimizer that has stepped: every field exists and waits to be overwritten."""
-    if optimizer is not None:
-        _make_state(laid, optimizer)
+    if isinstance(optimizer, LocalOptimizer):
+        optimizer.prepare()
     return state_dict(laid, optimizer)
 
 
@@ -114,8 +125,16 @@ def write(
 
 
 def read(targets: dict[str, Tensor], folder: Path, *, group: dist.ProcessGroup | None) -> None:
-    """`targets` hold what `folder` has under their names, each rank its part."""
-    read_from(targets, FileSystemReader(folder), group=group)
+    """`targets` hold what `folder` has under their names, each rank its part.
+
+    What another plan's rounding left is of no use: residuals that are not there are zero.
+    """
+    reader = FileSystemReader(folder)
+    if any(name.startswith(_RESIDUAL) for name in targets):
+        there = reader.read_metadata().state_dict_metadata
+        for name in [name for name in targets if name.startswith(_RESIDUAL) and name not in there]:
+            targets.pop(name).zero_()
+    read_from(targets, reader, group=group)
 
 
 def read_from(targets: dict[str, Tensor], reader: StorageReader, *, group: dist.ProcessGroup | None) -> None:
@@ -166,27 +185,9 @@ def _tensors(laid: HasParts, optimizer: torch.optim.Optimizer | None) -> Iterato
                     yield f"optimizer.{name}.{field}", value.detach()
         for name, buffer in part.named_buffers():
             yield f"model.{name}", buffer
-
-
-def _make_state(laid: HasParts, optimizer: torch.optim.Optimizer) -> None:
-    """The optimizer has its state for every parameter, as its own first step makes it and zero; nothing has moved."""
-    parameters = [p for part in laid.parts for p in part.parameters() if p.requires_grad]
-    if all(parameter in optimizer.state for parameter in parameters):
-        return
-    gradients = [parameter.grad for parameter in parameters]
-    rates = [group["lr"] for group in optimizer.param_groups]
-    for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
-    for group in optimizer.param_groups:
-        group["lr"] = 0.0
-    optimizer.step()
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient
-        for value in optimizer.state[parameter].values():
-            if isinstance(value, Tensor):
-                value.zero_()
+    if optimizer is not None and isinstance(laid, HasResiduals):
+        for name, left in laid.residuals().items():
+            yield f"{_RESIDUAL}{name}", left
 
 
 def _told(value: Tensor | None) -> str:

@@ -1,91 +1,173 @@
-"""AdamW over the local parts of whatever the layout made of the parameters."""
+"""The optimizer of a laid model: every parameter by the rule that the job has for its name, on its local part."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
 
+from meshwright.parallel.adafactor import AdafactorRule
 from meshwright.parallel.clip import local_part
 from meshwright.parallel.layout import Laid
-from meshwright.spec.errors import ConfigError, Problem
-from meshwright.spec.job import OptimizerSpec
+from meshwright.parallel.muon import MuonRule
+from meshwright.parallel.offload import AwayRule, Copies
+from meshwright.spec.model import ModelSpec
+from meshwright.spec.optimizer import Adafactor, Muon, Optimizer, OptimizerSpec, Sgd, Treatment, treatment
+from meshwright.spec.plan import Offload, Plan
 
 
-class LocalAdamW(torch.optim.AdamW):
-    """torch's AdamW whose fused step works on local parts, so that parameters may live on different meshes.
+class Rule(Protocol):
+    """How parameters of one kind step: their state when new, and one step of all of them."""
 
-    State is named and shaped as torch's own (`step`, `exp_avg`, `exp_avg_sq`, distributed as the parameter is).
+    def state(self, parameter: Tensor) -> dict[str, Tensor]: ...
+
+    def step(
+        self, held: Sequence[Tensor], states: Sequence[dict[str, Tensor]], *, rate: float, weight_decay: float
+    ) -> None: ...
+
+
+class LocalOptimizer(torch.optim.Optimizer):
+    """Groups of parameters, each stepped by its `rule` on local parts, so that parameters may live on any meshes.
+
+    A group's learning rate is `lr * factor`. State is distributed as the parameter is.
     """
 
-    def __init__(self, groups: Iterable[dict[str, Any]], **options: Any) -> None:
-        super().__init__(groups, **options)
+    def __init__(self, groups: Iterable[dict[str, Any]], *, learning_rate: float) -> None:
+        super().__init__(groups, {"lr": learning_rate, "factor": 1.0, "weight_decay": 0.0})
+
+    def prepare(self) -> None:
+        """Every parameter that trains has its state, as it is before the first step."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.requires_grad and not self.state[parameter]:
+                    self.state[parameter] = group["rule"].state(parameter)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # closures re-evaluate; nothing here does
-        """Every parameter with a gradient took one AdamW step."""
+        """Every parameter with a gradient took one step. Collective."""
         for group in self.param_groups:
             held = [parameter for parameter in group["params"] if parameter.grad is not None]
             for parameter in held:
-                self._prepare(parameter)
-            # A rank may hold no element of a small parameter; the kernel is not shown empty tensors.
-            held = [parameter for parameter in held if local_part(parameter).numel()]
+                if not self.state[parameter]:
+                    self.state[parameter] = group["rule"].state(parameter)
             if held:
-                self._step(group, held)
+                states = [self.state[parameter] for parameter in held]
+                rate = group["lr"] * group["factor"]
+                group["rule"].step(held, states, rate=rate, weight_decay=group["weight_decay"])
 
-    def _prepare(self, parameter: Tensor) -> None:
-        state = self.state[parameter]
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-            state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
 
-    def _step(self, group: dict[str, Any], held: list[Tensor]) -> None:
-        states = [self.state[parameter] for parameter in held]
-        beta1, beta2 = group["betas"]
+class AdamWRule:
+    """torch's fused AdamW; state is named and shaped as torch's own (`step`, `exp_avg`, `exp_avg_sq`)."""
+
+    def __init__(self, spec: OptimizerSpec) -> None:
+        self._spec = spec
+
+    def state(self, parameter: Tensor) -> dict[str, Tensor]:
+        return {
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+            "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+        }
+
+    def step(
+        self, held: Sequence[Tensor], states: Sequence[dict[str, Tensor]], *, rate: float, weight_decay: float
+    ) -> None:
+        # A rank may hold no element of a small parameter; the kernel is not shown empty tensors.
+        pairs = [(x, state) for x, state in zip(held, states, strict=True) if local_part(x).numel()]
+        if not pairs:
+            return
         adamw(
-            [local_part(parameter) for parameter in held],
-            [local_part(parameter.grad) for parameter in held if parameter.grad is not None],
-            [local_part(state["exp_avg"]) for state in states],
-            [local_part(state["exp_avg_sq"]) for state in states],
+            [local_part(parameter) for parameter, _ in pairs],
+            [local_part(parameter.grad) for parameter, _ in pairs if parameter.grad is not None],
+            [local_part(state["exp_avg"]) for _, state in pairs],
+            [local_part(state["exp_avg_sq"]) for _, state in pairs],
             [],
-            [local_part(state["step"]) for state in states],
+            [local_part(state["step"]) for _, state in pairs],
             fused=True,
             amsgrad=False,
-            beta1=beta1,
-            beta2=beta2,
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
+            beta1=self._spec.beta1,
+            beta2=self._spec.beta2,
+            lr=rate,
+            weight_decay=weight_decay,
+            eps=self._spec.epsilon,
             maximize=False,
         )
 
 
-def decays(name: str) -> bool:
-    """Matrices decay; norms, biases, sinks and embeddings do not."""
-    parts = name.split(".")
-    small = parts[-1].endswith("bias") or parts[-1] == "sinks" or any(part.endswith("norm") for part in parts)
-    return not small and parts[0] != "embedding"
+class SgdRule:
+    """torch's gradient descent; state is `momentum`, and nothing where there is none."""
 
+    def __init__(self, spec: Sgd) -> None:
+        self._spec = spec
 
-def build_optimizer(laid: Laid, spec: OptimizerSpec) -> torch.optim.Optimizer:
-    """The optimizer that `spec` names over the local parameters of `laid`: matrices in a group that decays first."""
-    if spec.kind != "adamw":
-        raise ConfigError(
-            Problem(what=f"optimizer {spec.kind!r} is unknown", where="job.optimizer.kind", fix="use 'adamw'")
+    def state(self, parameter: Tensor) -> dict[str, Tensor]:
+        if self._spec.momentum == 0.0:
+            return {}
+        return {"momentum": torch.zeros_like(parameter, memory_format=torch.preserve_format)}
+
+    def step(
+        self, held: Sequence[Tensor], states: Sequence[dict[str, Tensor]], *, rate: float, weight_decay: float
+    ) -> None:
+        pairs = [(x, state) for x, state in zip(held, states, strict=True) if local_part(x).numel()]
+        if not pairs:
+            return
+        sgd(
+            [local_part(parameter) for parameter, _ in pairs],
+            [local_part(parameter.grad) for parameter, _ in pairs if parameter.grad is not None],
+            [local_part(state["momentum"]) if state else None for _, state in pairs],
+            weight_decay=weight_decay,
+            momentum=self._spec.momentum,
+            lr=rate,
+            dampening=0.0,
+            nesterov=False,
+            fused=True,
+            maximize=False,
         )
-    chosen: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+
+
+def build_optimizer(laid: Laid, spec: Optimizer) -> LocalOptimizer:
+    """The optimizer of `spec` over the local parameters of `laid`; those that are treated alike are one group."""
+    chosen: dict[tuple[Treatment, bool], list[nn.Parameter]] = {}
+    copies, away = Copies(laid.device), blocks_away(laid.design.plan)
     for part in laid.parts:
         for name, parameter in part.named_parameters():
-            chosen[decays(name)].append(parameter)
-    groups = [
-        {"params": parameters, "weight_decay": spec.weight_decay if decay else 0.0}
-        for decay, parameters in chosen.items()
-        if parameters
-    ]
-    return LocalAdamW(
-        groups, lr=spec.learning_rate, betas=(spec.beta1, spec.beta2), eps=spec.epsilon, weight_decay=spec.weight_decay
-    )
+            leaves = copies.needed and block_of(name, laid.design.model) in away
+            chosen.setdefault((treatment(spec, name), leaves), []).append(parameter)
+    groups = []
+    for (how, leaves), parameters in chosen.items():
+        rule = _rule(how.rule, compute=laid.dtypes.compute)
+        groups.append(
+            {
+                "params": parameters,
+                "rule": AwayRule(rule, copies=copies) if leaves else rule,
+                "factor": how.learning_rate_factor,
+                "weight_decay": how.weight_decay,
+            }
+        )
+    return LocalOptimizer(groups, learning_rate=spec.learning_rate)
+
+
+def blocks_away(plan: Plan) -> frozenset[int]:
+    """Blocks whose optimizer state lies in the host's memory."""
+    groups = [group for stage in plan.stages for group in stage.groups if group.offload is Offload.OPTIMIZER]
+    return frozenset(block for group in groups for block in range(group.start, group.stop))
+
+
+def block_of(name: str, model: ModelSpec) -> int:
+    """Which block of the model has the parameter `name`."""
+    place = name.split(".")
+    if place[0] == "layers":
+        return int(place[1]) + 1
+    return 0 if place[0] == "embedding" else len(model.layers) + 1
+
+
+def _rule(spec: Optimizer, *, compute: torch.dtype) -> Rule:
+    if isinstance(spec, Muon):
+        return MuonRule(spec, compute=compute)
+    if isinstance(spec, Adafactor):
+        return AdafactorRule(spec)
+    return SgdRule(spec) if isinstance(spec, Sgd) else AdamWRule(spec)

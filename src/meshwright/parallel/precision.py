@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from meshwright.parallel.quantized import Recipe, recipe
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.plan import Plan
@@ -16,13 +17,16 @@ class Dtypes:
     """`master` keeps parameters, gradients and optimizer state; `compute` multiplies and carries hidden features.
 
     Where they differ, parameters are cast when they are read, and norms, softmax and losses work in fp32 inside.
-    `reduce` carries gradients between data parallel ranks. `tf32` lets products of fp32 round their inputs.
+    `reduce` carries gradients between data parallel ranks. `tf32` lets products of fp32 round their inputs, and
+    `recipe` rounds those of layers' products to eight or four bits. Where `compresses`, gradients travel in eight bits.
     """
 
     master: torch.dtype
     compute: torch.dtype
     reduce: torch.dtype
     tf32: bool = False
+    recipe: Recipe | None = None
+    compresses: bool = False
 
     @property
     def casts(self) -> bool:
@@ -37,12 +41,13 @@ def dtypes(plan: Plan) -> Dtypes:
         Precision.FP32: (torch.float32, torch.float32),
         Precision.TF32: (torch.float32, torch.float32),
         Precision.BF16: (torch.float32, torch.bfloat16),
+        **dict.fromkeys((entry for entry in Precision if recipe(entry)), (torch.float32, torch.bfloat16)),
     }
     problems = []
     if len(asked) > 1:
         problems.append(Problem(what="groups of different precision", where="plan.stages", fix="use one precision"))
     for precision in sorted(asked - known.keys()):
-        fix = "use bf16, fp32, tf32 or fp64"
+        fix = "use bf16, fp32, tf32, fp64, or eight or four bits"
         problems.append(Problem(what=f"{precision.value} has no runtime", where="plan.stages", fix=fix))
     if problems:
         raise ConfigError(problems)
@@ -50,4 +55,11 @@ def dtypes(plan: Plan) -> Dtypes:
     master, compute = known[chosen]
     narrow = plan.gradients.precision is Precision.BF16 and master is torch.float32
     reduce = torch.bfloat16 if narrow else master
-    return Dtypes(master=master, compute=compute, reduce=reduce, tf32=chosen is Precision.TF32)
+    return Dtypes(
+        master=master,
+        compute=compute,
+        reduce=reduce,
+        tf32=chosen is Precision.TF32,
+        recipe=recipe(chosen),
+        compresses=plan.gradients.precision is Precision.FP8,
+    )

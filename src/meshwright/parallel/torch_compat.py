@@ -283,3 +283,13 @@ def held_part(whole: Tensor, like: DTensor) -> Tensor:
 def forget_compiled(module: nn.Module) -> None:
     """`module.compile()` never happened; there is no public way back."""
     module._compiled_call_impl = None
+
+
+def moved_shard(placement: Any, dim: int) -> Any:
+    """The same strided shard of another dim; FSDP2 makes it where the tensor axis divides dim 0 too."""
+    return type(placement)(dim, split_factor=placement.split_factor)
+
+
+def with_local(x: Tensor, local: Tensor) -> Tensor:
+    """`local` in the layout of x, on whatever device: FSDP2 keeps its offloaded shards so, and no public way does."""
+    return DTensor(local, x._spec, requires_grad=False) if isinstance(x, DTensor) else local

@@ -9,10 +9,11 @@ import numpy.typing as npt
 
 from meshwright.cost import Layout, PlanTable
 from meshwright.cost.block_bytes import BlockBytes
-from meshwright.cost.compute import optimizer_seconds
 from meshwright.cost.layouts import LayoutArrays, count
 from meshwright.cost.memory import memory, owned_parameters
 from meshwright.cost.offload import away_seconds, optimizes_away
+from meshwright.cost.optimizers import least_moments
+from meshwright.cost.optimizers import least_seconds as least_update_seconds
 from meshwright.cost.pipeline import Shape
 from meshwright.cost.software import software
 from meshwright.cost.states import state_bytes
@@ -28,7 +29,6 @@ from meshwright.spec.plan import Offload, ScheduleKind
 
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
-MOMENTS = 2.0
 _AWAY = OFFLOADS.index(Offload.OPTIMIZER)
 _WHOLE_BACKWARD = [
     SCHEDULES.index(kind)
@@ -187,7 +187,7 @@ class Bounds:
         """Seconds of the optimizer over the `owned` parameters (rows, 1) of one rank, on the quickest machines."""
         found = []
         for group in self._cluster.groups:
-            here = optimizer_seconds(owned, device=group.device, clipped=self._job.optimizer.clip_norm is not None)
+            here = least_update_seconds(owned, spec=self._job.optimizer, device=group.device)
             here = np.zeros_like(here) if group.device.kind is DeviceKind.CPU else here
             away = optimizes_away(table)
             if away.any():
@@ -277,7 +277,7 @@ def _as_blocks(found: BlockLeast) -> list[_Held]:
     ]
 
 
-def least_bytes(space: Space, *, model: ModelSpec) -> Floats:
+def least_bytes(space: Space, *, model: ModelSpec, job: JobSpec) -> Floats:
     """Bytes that the fullest device of every plan of each frame holds, shape (frames,).
 
     An equal share of the parameters, in the precision that multiplies, and of the moments unless they may be in the
@@ -285,7 +285,7 @@ def least_bytes(space: Space, *, model: ModelSpec) -> Floats:
     """
     sizes = state_bytes(PlanTable.build({"precision": space.frames["precision"]}, layouts=(Layout((0, 1), (0,)),)))
     may_leave = any((entry.columns["offload"] == _AWAY).any() for entry in space.inner.values())
-    each = sizes.compute + (0.0 if may_leave else MOMENTS * sizes.master)
+    each = sizes.compute + (0.0 if may_leave else least_moments(job.optimizer) * sizes.master)
     frames = space.frames
     ranks = frames["tensor"] * frames["context"] * frames["data"] * frames["pipeline"]
     return np.asarray(model.parameters / ranks * each, dtype=np.float64)

@@ -68,7 +68,7 @@ class Explorer:
         self._reached = np.zeros(len(space.keys))  # the score below which plans of a frame were priced
         self._room = max(group.device.memory_bytes * group.device.usable_fraction for group in cluster.groups)
         if not self._small:
-            self._drop(np.flatnonzero(least_bytes(space, model=model) > self._room))
+            self._drop(np.flatnonzero(least_bytes(space, model=model, job=job) > self._room))
 
     @cached_property
     def _floors(self) -> Floors:
@@ -207,7 +207,7 @@ class Explorer:
         """Prices every plan that may fit, of a space that is small."""
         table = self.space.table
         table = table.take(self.held.allows(table))
-        possible = may_fit(table, model=self.model, cluster=self.cluster)
+        possible = may_fit(table, model=self.model, cluster=self.cluster, job=self.job)
         possible = possible if possible.any() else ~possible
         self.hopeless += int(np.count_nonzero(~possible))
         self._keep(table.take(possible))
@@ -258,7 +258,7 @@ class Explorer:
 
     def _keep_the_closest(self) -> None:
         """Prices some plans that do not fit, those that hold least, where none does."""
-        frames = np.argsort(least_bytes(self.space, model=self.model), kind="stable")[:FRAMES]
+        frames = np.argsort(least_bytes(self.space, model=self.model, job=self.job), kind="stable")[:FRAMES]
         closest = frames[np.argsort(self._lightest_bytes(frames), kind="stable")[:CLOSEST]]
         table = self.space.lightest.rows_of(closest)
         self._keep(table.take(self.held.allows(table)))

@@ -41,7 +41,7 @@ class Floors:
     def frames(self) -> Floats:
         """Of every frame, shape (frames,)."""
         if self.of_bytes:
-            return least_bytes(self._space, model=self._model)
+            return least_bytes(self._space, model=self._model, job=self._job)
         frames = self._space.frames
         columns: dict[str, npt.ArrayLike] = {
             name: frames[name] for name in ("tensor", "context", "pipeline", "precision")
@@ -66,7 +66,7 @@ class Floors:
 
     def roughly(self, table: PlanTable, frames: Ids) -> Floats:
         """As `bytes`, of one rank; infinite where its parameters and optimizer state alone do not fit."""
-        rows = np.flatnonzero(may_fit(table, model=self._model, cluster=self._cluster))
+        rows = np.flatnonzero(may_fit(table, model=self._model, cluster=self._cluster, job=self._job))
         found = np.full(len(table), np.inf)
         found[rows] = self.bytes(table.take(rows), frames[rows], ranks=1) if len(rows) else found[rows]
         return found

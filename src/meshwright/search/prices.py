@@ -11,6 +11,7 @@ import numpy.typing as npt
 from meshwright import cost
 from meshwright.cost import PlanTable
 from meshwright.cost.fitting import probability
+from meshwright.cost.optimizers import least_moments
 from meshwright.cost.states import state_bytes
 from meshwright.cost.table import OFFLOADS, SHARDINGS
 from meshwright.cost.uncertainty import upper
@@ -22,7 +23,6 @@ from meshwright.spec.plan import Offload, Sharding
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 SLICE_ROWS = 65_536
-MOMENTS = 2.0
 AWAY = OFFLOADS.index(Offload.OPTIMIZER)
 ZERO1 = SHARDINGS.index(Sharding.OPTIMIZER)
 ZERO3 = SHARDINGS.index(Sharding.PARAMETERS)
@@ -79,11 +79,11 @@ def price(table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobS
     return Prices.joined(found)
 
 
-def may_fit(table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec) -> Mask:
+def may_fit(table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> Mask:
     """Rows whose parameters and optimizer state alone fit on the largest device; no row that fits is left out.
 
     The fullest pipeline rank holds at least an equal share of the parameters. Each is kept once in the precision
-    that multiplies and twice as a moment, divided over as many ranks as the sharding allows.
+    that multiplies and as the moments that the optimizer has, divided over as many ranks as the sharding allows.
     """
     room = max(group.device.memory_bytes for group in cluster.groups)
     sizes = state_bytes(table)
@@ -92,5 +92,7 @@ def may_fit(table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec) -> Mask
     over = table.world / (inside * table.pipeline)
     parameters = sizes.compute / np.where(table.sharding >= ZERO3, over, 1.0)
     here = table.offload != AWAY
-    moments = np.where(here, MOMENTS * sizes.master / np.where(table.sharding >= ZERO1, over, 1.0), 0.0)
+    moments = np.where(
+        here, least_moments(job.optimizer) * sizes.master / np.where(table.sharding >= ZERO1, over, 1.0), 0.0
+    )
     return np.asarray(share * (parameters + moments) <= room, dtype=np.bool_)

@@ -4,37 +4,76 @@ from __future__ import annotations
 
 from meshwright.schedule.build import SPLIT
 from meshwright.search.degree_rules import groups_of
-from meshwright.search.rules import Rule, Scope, choices
-from meshwright.spec.cluster import Precision
+from meshwright.search.rules import Rule, Scope
+from meshwright.spec.cluster import ClusterSpec, DeviceKind, Precision
 from meshwright.spec.errors import Problem
-from meshwright.spec.job import Switch
+from meshwright.spec.job import JobSpec, Switch
 from meshwright.spec.model import Attention, LatentAttention, Mixture, Recurrence
+from meshwright.spec.optimizer import OptimizerKind
 from meshwright.spec.plan import Design, Offload, ScheduleKind
 
 TRAINED_SCHEDULES = tuple(kind for kind in ScheduleKind if kind is not ScheduleKind.SEQUENCE_1F1B)
-REDUCED_PRECISIONS = (Precision.BF16, Precision.FP32)
 TRAINED_PRECISIONS = (Precision.BF16, Precision.FP32, Precision.TF32, Precision.FP64)
+GRADIENT_PRECISIONS = (Precision.FP64, Precision.FP32, Precision.BF16, Precision.FP8)
+EMULATED_PRECISIONS = tuple(precision for precision in Precision if precision.quantized)
 
 
 def precision_trained(design: Design) -> Problem | None:
     """The runtime multiplies in the plan's precision."""
+    trained = trained_precisions(design.cluster)
     for where, group in groups_of(design.plan):
-        if group.precision not in TRAINED_PRECISIONS:
+        if group.precision not in trained:
+            emulated = group.precision in EMULATED_PRECISIONS
             return Problem(
                 where=f"{where}.precision",
                 what=f"{group.precision.value} can be predicted and not trained yet",
-                fix=f"choose {', '.join(precision.value for precision in TRAINED_PRECISIONS)}",
+                why="it is emulated, which is slower than bf16: on processors alone" if emulated else "",
+                fix=f"choose {', '.join(precision.value for precision in trained)}",
             )
     return None
 
 
-def gradients_reduced(design: Design) -> Problem | None:
-    """The runtime reduces gradients in bf16, or as it keeps them."""
-    precision = design.plan.gradients.precision
-    if precision in REDUCED_PRECISIONS:
+def trained_precisions(cluster: ClusterSpec) -> tuple[Precision, ...]:
+    """Precisions that the runtime multiplies in: on processors, where figures of speed mislead nobody, also emulated
+    ones."""
+    emulates = all(group.device.kind is DeviceKind.CPU for group in cluster.groups)
+    return TRAINED_PRECISIONS + (EMULATED_PRECISIONS if emulates else ())
+
+
+def products_whole(design: Design) -> Problem | None:
+    """Products of rounded operands go backward in one piece, and their experts lie as the tensor axis divides them."""
+    plan, precision = design.plan, design.plan.first_group.precision
+    if precision not in EMULATED_PRECISIONS:
         return None
-    what = f"gradients reduced in {precision.value} can be predicted and not trained yet"
-    return Problem(where="plan.gradients.precision", what=what, fix=choices(kind.value for kind in REDUCED_PRECISIONS))
+    if plan.experts is not None:
+        what = f"{precision.value} products of experts on a grid of their own can be predicted and not trained yet"
+        return Problem(where="plan.experts", what=what, fix="leave it out, or choose bf16")
+    if plan.schedule.kind not in SPLIT or plan.pipeline == 1:
+        return None
+    what = f"{precision.value} products whose backward {plan.schedule.kind.value} splits"
+    fix = "choose 1f1b, or bf16"
+    return Problem(where="plan.schedule.kind", what=f"{what} can be predicted and not trained yet", fix=fix)
+
+
+def gradients_reduced(design: Design) -> Problem | None:
+    """Gradients meet in the precision that the plan says."""
+    plan, where = design.plan, "plan.gradients.precision"
+    precision = plan.gradients.precision
+    if precision not in GRADIENT_PRECISIONS:
+        what = f"gradients that meet in {precision.value} can be predicted and not trained yet"
+        return Problem(where=where, what=what, fix=f"choose {', '.join(kind.value for kind in GRADIENT_PRECISIONS)}")
+    if precision is not Precision.FP8:
+        return None
+    against = {
+        "over two axes": sum(size > 1 for size in (plan.replicate, plan.shard, plan.context)) > 1,
+        "with experts on a grid of their own": plan.experts is not None,
+        f"under {plan.schedule.kind.value}": plan.schedule.kind in SPLIT | {ScheduleKind.BREADTH_FIRST},
+    }
+    for how, refused in against.items():
+        if refused:
+            what = f"gradients that meet in fp8 {how} can be predicted and not trained yet"
+            return Problem(where=where, what=what, fix="choose bf16 or fp32")
+    return None
 
 
 def layers_built(design: Design) -> Problem | None:
@@ -121,17 +160,38 @@ def compile_fits(design: Design) -> Problem | None:
 
 def offload_built(design: Design) -> Problem | None:
     """What the plan keeps in the host's memory, the runtime keeps there."""
+    job = design.job
     for where, group in groups_of(design.plan):
-        if group.offload is not Offload.NONE:
-            what = f"offload of {group.offload.value} can be predicted and not trained yet"
-            return Problem(where=f"{where}.offload", what=what, fix="choose none")
+        if group.offload is Offload.OPTIMIZER and not updated_by_hosts(job):
+            what = f"the state of {job.optimizer.kind} in the host's memory can be predicted and not trained yet"
+            why = "its step needs whole matrices, and hosts exchange none"
+            return Problem(where=f"{where}.offload", what=what, why=why, fix="choose none, or adamw or sgd")
+        if group.offload is Offload.ACTIVATIONS and job.compile is not Switch.OFF:
+            what = "activations of compiled layers in the host's memory can be predicted and not trained yet"
+            return Problem(where=f"{where}.offload", what=what, fix='choose none, or set job.compile = "off"')
     return None
 
 
+def updated_by_hosts(job: JobSpec) -> bool:
+    """Every parameter's step looks at that parameter alone."""
+    kinds = {job.optimizer.kind, *(group.kind for group in job.optimizer.groups)}
+    return kinds <= {OptimizerKind.ADAMW, OptimizerKind.SGD, None}
+
+
+def untrained(job: JobSpec) -> tuple[tuple[str, int | str | None], ...]:
+    """Constraint columns, None being every use of one: what plans of `job` that are refused here have in common."""
+    found = UNTRAINED
+    if not updated_by_hosts(job):
+        found = (*found, ("offload", Offload.OPTIMIZER.value))
+    if job.compile is not Switch.OFF:
+        found = (*found, ("offload", Offload.ACTIVATIONS.value))
+    return found
+
+
 UNTRAINED: tuple[tuple[str, int | str | None], ...] = (
-    *((name, None) for name in ("offload", "slices")),
+    ("slices", None),
     *(("schedule", kind.value) for kind in ScheduleKind if kind not in TRAINED_SCHEDULES),
-)  # constraint columns, None being every use of one: what plans that the rules below refuse have in common
+)  # as `untrained`, whatever the job
 
 RUNTIME_RULES = (
     Rule(name="runtime-slices", scope=Scope.RUNTIME, check=slices_whole),
@@ -141,6 +201,7 @@ RUNTIME_RULES = (
     Rule(name="runtime-offload", scope=Scope.RUNTIME, check=offload_built),
     Rule(name="runtime-precision", scope=Scope.RUNTIME, check=precision_trained),
     Rule(name="runtime-gradients", scope=Scope.RUNTIME, check=gradients_reduced),
+    Rule(name="runtime-products", scope=Scope.RUNTIME, check=products_whole),
     Rule(name="runtime-layers", scope=Scope.RUNTIME, check=layers_built),
     Rule(name="runtime-towers", scope=Scope.RUNTIME, check=towers_built),
 )

@@ -23,7 +23,7 @@ from meshwright.search.degree_rules import DIVIDED, least_microbatches, tensor_h
 from meshwright.search.job_rules import allowed_precisions, check_job
 from meshwright.search.product import Columns, Product, Rejection, merged
 from meshwright.search.rules import divisors
-from meshwright.search.runtime_rules import TRAINED_PRECISIONS, UNTRAINED
+from meshwright.search.runtime_rules import trained_precisions, untrained
 from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec, Recurrence
@@ -188,7 +188,7 @@ def enumerate_plans(
     """
     asked = limits(job.constraints)
     if trainable:
-        asked = replace(asked, forbidden=(*asked.forbidden, *UNTRAINED))
+        asked = replace(asked, forbidden=(*asked.forbidden, *untrained(job)))
     check_job(model, cluster, job)
     precisions = allowed_precisions(job)
     product = Product(asked)
@@ -196,7 +196,7 @@ def enumerate_plans(
     _context(product, model, cluster, job)
     _pipeline_and_data(product, model, cluster, job)
     _experts(product, model)
-    _precisions(product, precisions, trainable=trainable)
+    _precisions(product, precisions, cluster=cluster, trainable=trainable)
     keys = (product["pipeline"] * _BASE + product["data"]) * 2 + (product["context"] > 1)
     distinct, frames = np.unique(keys, return_counts=True)
     inner = {int(key): _inner(int(key), asked=asked, model=model, cluster=cluster, job=job) for key in distinct}
@@ -316,10 +316,10 @@ def _experts(product: Product, model: ModelSpec) -> None:
     product.constrain("expert_tensor", held)
 
 
-def _precisions(product: Product, precisions: Sequence[Precision], *, trainable: bool) -> None:
+def _precisions(product: Product, precisions: Sequence[Precision], *, cluster: ClusterSpec, trainable: bool) -> None:
     """The precisions of the job; where the runtime trains one of them, not those that it does not."""
     product.times(["precision"], [[PRECISIONS.index(kind)] for kind in precisions])
-    trained = np.isin(product["precision"], [PRECISIONS.index(kind) for kind in TRAINED_PRECISIONS])
+    trained = np.isin(product["precision"], [PRECISIONS.index(kind) for kind in trained_precisions(cluster)])
     if trainable and trained.any():
         product.keep(trained, "runtime-precision")
 

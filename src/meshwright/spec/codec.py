@@ -136,7 +136,8 @@ def _decode_union(kinds: tuple[Any, ...], value: Any, where: str, problems: list
     if tagged and isinstance(value, Mapping):
         tag = value.get("kind", next(iter(tagged)) if len(tagged) == 1 else None)
         if tag not in tagged:
-            problems.append(Problem(what=f"kind {tag!r} is unknown", where=where, fix=nearest(str(tag), tagged)))
+            place = f"{where}.kind" if "kind" in value else where
+            problems.append(Problem(what=f"kind {tag!r} is unknown", where=place, fix=nearest(str(tag), tagged)))
             return None
         return _decode(tagged[tag], value, where, problems)
     for kind in kinds[:-1]:
@@ -195,9 +196,16 @@ def _decode_dataclass(kind: type, value: Any, where: str, problems: list[Problem
         if key not in fields:
             problems.append(Problem(what="unknown key", where=path, fix=nearest(str(key), fields)))
         else:
-            found[key] = _decode(hints[key], item, path, problems)
+            found[key] = _decode(hints[key], _with_kind(item, fields[key].default), path, problems)
     for name, field in fields.items():
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and name not in value:
             problems.append(Problem(what=f"{name!r} is missing", where=where or kind.__name__))
     return kind(**found) if len(problems) == before else None
+
+
+def _with_kind(value: Any, default: Any) -> Any:
+    """A table that does not say its kind is of the kind of the field's default."""
+    if not isinstance(value, Mapping) or "kind" in value or not _is_tagged(type(default)):
+        return value
+    return {"kind": default.kind, **value}

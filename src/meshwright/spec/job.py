@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.optimizer import Optimizer, OptimizerSpec
 
 
 class Objective(StrEnum):
@@ -53,19 +54,6 @@ class DataSpec:
     document_mask: bool = True
     validation_fraction: float = 0.02
     cache: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerSpec:
-    """AdamW (1711.05101). Matrices decay by `weight_decay`; norms, biases and embeddings do not."""
-
-    kind: str = "adamw"
-    learning_rate: float = 3e-4
-    beta1: float = 0.9
-    beta2: float = 0.95
-    epsilon: float = 1e-8
-    weight_decay: float = 0.1
-    clip_norm: float | None = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +156,7 @@ class JobSpec:
     precision: Precision = Precision.BF16
     other_precisions: tuple[Precision, ...] = ()
     data: DataSpec = DataSpec()
-    optimizer: OptimizerSpec = OptimizerSpec()
+    optimizer: Optimizer = OptimizerSpec()  # noqa: RUF009  # a frozen value
     learning_rate: LearningRate = LearningRate()
     z_loss: float = 0.0
     objective: Objective = Objective.TIME

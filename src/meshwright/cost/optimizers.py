@@ -1,0 +1,301 @@
+"""What each optimizer keeps of every parameter, and how long its step takes: passes, products and exchanges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.cost.compute import optimizer_seconds, rates
+from meshwright.cost.layouts import Kind, LayoutArrays
+from meshwright.cost.lines import Linear
+from meshwright.cost.network import collective
+from meshwright.cost.placement import distinct, ring
+from meshwright.cost.products import ProductRates, product_seconds
+from meshwright.cost.software import Software
+from meshwright.cost.states import state_bytes
+from meshwright.cost.table import PlanTable
+from meshwright.cost.work import FloatArray
+from meshwright.spec.cluster import ClusterSpec, Collective, DeviceSpec, NodeGroup
+from meshwright.spec.job import JobSpec
+from meshwright.spec.model import ModelSpec
+from meshwright.spec.optimizer import Adafactor, Muon, Optimizer, OptimizerSpec, Sgd, as_kind, treatment
+from meshwright.spec.plan import AxisName
+from meshwright.spec.tensors import ParameterTensor, prefix, tensors
+
+# Bytes of a parameter that one step reads and writes in fp32, as parallel/ does it: torch's fused kernels pass once.
+_ADAMW, _SGD, _PLAIN_SGD = 28.0, 20.0, 12.0
+# Squares, their means by row and by column, two scalings, the update's square, and it, decayed, onto the parameter.
+_ADAFACTOR = 80.0
+# Momentum, what looks ahead of it, its cast and that of the update, and it onto the parameter.
+_MUON, _MUON_CASTS = 60.0, 2.0
+
+
+def is_plain(spec: Optimizer) -> bool:
+    """AdamW everywhere: two moments of every parameter."""
+    return isinstance(spec, OptimizerSpec) and all(group.kind in (None, spec.kind) for group in spec.groups)
+
+
+def least_moments(spec: Optimizer) -> float:
+    """Elements of state that every parameter has at the least, whatever its name."""
+    return min((_moments(rule) for rule in _rules(spec)), default=0.0)
+
+
+def least_seconds(owned: FloatArray, *, spec: Optimizer, device: DeviceSpec) -> FloatArray:
+    """Seconds of a step over `owned` parameters at the least, whatever their names."""
+    whole = optimizer_seconds(owned, device=device, clipped=spec.clip_norm is not None)
+    if is_plain(spec):
+        return whole
+    fastest = max(device.optimizer_bandwidth or 0.0, device.memory_bandwidth)
+    return np.asarray(owned * min(_passes(rule, 0.0) for rule in _rules(spec)) / fastest)
+
+
+def mean_moments(model: ModelSpec, spec: Optimizer) -> float:
+    """Elements of state for each parameter of the whole model."""
+    if is_plain(spec):
+        return 2.0
+    kept = sum(
+        _elements(treatment(spec, prefix(block, index) + entry.name).rule, entry, {}).item()
+        for index, block in enumerate(model.blocks)
+        for entry in tensors(block)
+    )
+    return kept / sum(block.parameters for block in model.blocks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimized:
+    """Rows of plans, blocks of each kind on their ranks (`counts`, as memory has them), and the optimizer."""
+
+    table: PlanTable
+    arrays: LayoutArrays
+    counts: Mapping[str, FloatArray]
+    model: ModelSpec
+    spec: Optimizer
+
+    def held(self, kind: Kind) -> Iterator[_Treated]:
+        """Every tensor of blocks of `kind`; blocks that are alike but for their names may be treated unlike."""
+        indexes = [index for index, block in enumerate(self.model.blocks) if block == kind.block]
+        named = any(group.kind is not None for group in self.spec.groups)
+        for entry in tensors(kind.block):
+            names = [prefix(kind.block, index) + entry.name for index in (indexes if named else indexes[:1])]
+            rules = [treatment(self.spec, name).rule for name in names]
+            for rule in dict.fromkeys(rules):
+                share = rules.count(rule) / len(rules)
+                yield _Treated(tensor=entry, rule=rule, share=share, cuts=_cuts(entry, self.table))
+
+    def everywhere(self, of: Callable[[_Treated], FloatArray]) -> FloatArray:
+        """The sum over the blocks of every rank of what `of` says of a tensor, shape (rows, ranks)."""
+        zeros = np.zeros(len(self.table))
+        each = [sum((of(entry) * entry.share for entry in self.held(kind)), zeros) for kind in self.arrays.kinds]
+        return np.asarray(np.einsum("nrk,nk->nr", self.counts["total"][..., :-1], np.stack(each, axis=1)))
+
+    def rest(self, owned: FloatArray) -> FloatArray:
+        """Of `owned`, what is in no block of the rank: a copy of a tied table, and towers."""
+        return np.maximum(owned - self.everywhere(lambda entry: entry.local), 0.0)
+
+    @property
+    def of_table(self) -> _Treated:
+        """The embedding's table, as what is in no block is treated."""
+        entry = tensors(self.model.embedding)[0]
+        rule = treatment(self.spec, "embedding.tokens.weight").rule
+        return _Treated(tensor=entry, rule=rule, share=1.0, cuts=_cuts(entry, self.table))
+
+
+def state_elements(found: Optimized, owned: FloatArray) -> FloatArray:
+    """Elements of optimizer state on every rank, which has `owned` parameters after sharding; shape (rows, ranks)."""
+    if is_plain(found.spec):
+        return 2.0 * owned
+    copied = found.of_table
+    each = _elements(copied.rule, copied.tensor, copied.cuts) / copied.local
+    return found.everywhere(lambda entry: _elements(entry.rule, entry.tensor, entry.cuts)) + (
+        found.rest(owned) * each[:, None]
+    )
+
+
+def step_elements(found: Optimized) -> FloatArray:
+    """Elements that one step needs for a moment on every rank, shape (rows, ranks): of its largest tensor.
+
+    Fused kernels need none. Adafactor squares what a rank owns of it. Muon has a matrix whole, in the precision that
+    multiplies: its parts as they leave and come back, itself before and after a product, and two squares of its rows.
+    """
+    total = found.counts["total"]
+    most = np.zeros(total.shape[:2])
+    if is_plain(found.spec):
+        return most
+    sizes = state_bytes(found.table)
+    for index, kind in enumerate(found.arrays.kinds):
+        for entry in found.held(kind):
+            needed = np.zeros(len(found.table))
+            if isinstance(entry.rule, Adafactor):
+                needed = entry.local
+            elif isinstance(entry.rule, Muon):
+                rows, columns = entry.tensor.shape[-2:]
+                whole = entry.stack * (4.0 * rows * columns + 2.0 * min(rows, columns) ** 2)
+                needed = whole * sizes.compute / sizes.master
+            most = np.where(total[..., index] > 0.0, np.maximum(most, needed[:, None]), most)
+    return most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateRates:
+    """What a step of another optimizer than AdamW depends on: products of whole matrices, and their way to one rank."""
+
+    products: ProductRates
+    over_shards: Linear
+    over_tensor: Linear
+
+
+def update_rates(
+    table: PlanTable, *, group: NodeGroup, cluster: ClusterSpec, job: JobSpec, software: Software
+) -> UpdateRates | None:
+    """Of every row; None where no matrix is made whole. Raises ConfigError where the device lacks a peak."""
+    if not any(isinstance(rule, Muon) for rule in _rules(job.optimizer)):
+        return None
+    alike, inverse = distinct(table)
+
+    def exchange(*axes: AxisName) -> Linear:
+        around = ring(alike, axes, group=group, cluster=cluster)
+        return collective(Collective.ALL_TO_ALL, around, group=group, cluster=cluster).take(inverse)
+
+    figures = rates(group.device, precision=table.precision, length=job.sequence_length, software=software)
+    return UpdateRates(
+        products=figures.head,
+        over_shards=exchange(AxisName.SHARD, AxisName.CONTEXT),
+        over_tensor=exchange(AxisName.TENSOR),
+    )
+
+
+def update_seconds(
+    found: Optimized, owned: FloatArray, *, device: DeviceSpec, figures: UpdateRates | None
+) -> FloatArray:
+    """Seconds of one optimizer step on every rank, shape (rows, ranks)."""
+    whole = optimizer_seconds(owned, device=device, clipped=found.spec.clip_norm is not None)
+    if is_plain(found.spec):
+        return whole
+    bandwidth = device.memory_bandwidth * device.memory_fraction
+    plain = _ADAMW / (device.optimizer_bandwidth or bandwidth)
+    compute = state_bytes(found.table).compute
+
+    def seconds(rule: Optimizer) -> FloatArray:
+        slow = plain if isinstance(rule, OptimizerSpec) else _passes(rule, compute) / bandwidth
+        return slow + np.zeros(len(found.table))
+
+    total = whole - plain * owned + found.everywhere(lambda entry: entry.local * seconds(entry.rule))
+    total = total + found.rest(owned) * seconds(found.of_table.rule)[:, None]
+    return total if figures is None else total + _muon_seconds(found, figures)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Treated:
+    """A tensor of a kind of block, `share` of whose blocks have it treated by `rule`; `cuts` divide its dims by row."""
+
+    tensor: ParameterTensor
+    rule: Optimizer
+    share: float
+    cuts: Mapping[int, FloatArray]
+
+    @property
+    def local(self) -> FloatArray:
+        """Elements of one block that a rank owns, shape (rows,)."""
+        return np.asarray(self.tensor.size / np.prod(list(self.cuts.values()), axis=0))
+
+    @property
+    def is_stack(self) -> bool:
+        """A matrix for each expert, of which the first dim counts."""
+        return len(self.tensor.shape) > 2
+
+    @property
+    def stack(self) -> FloatArray:
+        """Matrices of one block that a rank has all or part of, shape (rows,)."""
+        return np.asarray(self.tensor.shape[0] / self.cuts[0] if self.is_stack else np.ones_like(self.cuts[0]))
+
+    @property
+    def sharing(self) -> FloatArray:
+        """Ranks that have parts of the same matrices, shape (rows,)."""
+        through = [ways for dim, ways in self.cuts.items() if not (self.is_stack and dim == 0)]
+        return np.asarray(np.prod([np.ones_like(self.cuts[0]), *through], axis=0))
+
+
+def _cuts(tensor: ParameterTensor, table: PlanTable) -> dict[int, FloatArray]:
+    """Ranks that divide each dim, shape (rows,): sharding divides the first."""
+    gridded = table.on_grid & tensor.grid
+    shards = np.where(table.sharding > 0, np.where(gridded, table.expert_divided, table.divided), 1)
+    found = {0: shards * np.where(gridded, table.expert, 1).astype(np.float64)}
+    if tensor.divided is not None:
+        inside = np.where(gridded, table.expert_tensor, table.tensor).astype(np.float64)
+        found[tensor.divided] = found.get(tensor.divided, 1.0) * inside
+    return found
+
+
+def _elements(rule: Optimizer, tensor: ParameterTensor, cuts: Mapping[int, FloatArray]) -> FloatArray:
+    """Elements of state that a rank keeps of one tensor; means that a cut goes across are on all its ranks."""
+    lengths = [size / np.asarray(cuts.get(dim, 1.0)) for dim, size in enumerate(tensor.shape)]
+    if not isinstance(rule, Adafactor) or not tensor.is_matrix:
+        moments = 1.0 if isinstance(rule, Adafactor) else _moments(rule)
+        return np.asarray(moments * _product(lengths))
+    return np.asarray(_product(lengths[:-1]) + _product([*lengths[:-2], lengths[-1]]))
+
+
+def _product(lengths: Sequence[FloatArray]) -> FloatArray:
+    total: FloatArray = np.asarray(1.0)
+    for length in lengths:
+        total = total * length
+    return total
+
+
+def _moments(rule: Optimizer) -> float:
+    """Elements of state for each element of a matrix; Adafactor's means are fewer than any share of them."""
+    if isinstance(rule, OptimizerSpec):
+        return 2.0
+    if isinstance(rule, Sgd):
+        return 1.0 if rule.momentum else 0.0
+    return 1.0 if isinstance(rule, Muon) else 0.0
+
+
+def _passes(rule: Optimizer, compute: FloatArray | float) -> FloatArray | float:
+    """Bytes of a parameter that a step moves, beside products."""
+    if isinstance(rule, OptimizerSpec):
+        return _ADAMW
+    if isinstance(rule, Sgd):
+        return _SGD if rule.momentum else _PLAIN_SGD
+    return _MUON + _MUON_CASTS * compute if isinstance(rule, Muon) else _ADAFACTOR
+
+
+def _rules(spec: Optimizer) -> tuple[Optimizer, ...]:
+    """Every rule that some name may have."""
+    kinds = {spec.kind, *(group.kind for group in spec.groups if group.kind is not None)}
+    kinds |= {"adamw"} if isinstance(spec, Muon) else set()
+    return tuple(as_kind(spec, kind) for kind in sorted(kinds))
+
+
+def _muon_seconds(found: Optimized, figures: UpdateRates) -> FloatArray:
+    """Seconds to make matrices orthogonal and to bring them together, shape (rows, ranks).
+
+    Matrices of one shape are dealt in turn to the ranks that share them; the rank with one more than others decides.
+    """
+    compute, total = state_bytes(found.table).compute, found.counts["total"]
+    zeros = np.zeros(total.shape[:2])
+    dealt: dict[tuple[tuple[int, ...], bool, bool, int], FloatArray] = {}
+    sharing: dict[tuple[tuple[int, ...], bool, bool, int], FloatArray] = {}
+    over_shards, over_tensor = zeros, zeros
+    for index, kind in enumerate(found.arrays.kinds):
+        for entry in found.held(kind):
+            if not isinstance(entry.rule, Muon):
+                continue
+            number, divided = total[..., index] * entry.share, entry.tensor.divided is not None
+            key = (entry.tensor.shape[-2:], divided, entry.is_stack, entry.rule.steps)
+            sharing[key] = entry.sharing[:, None]
+            dealt[key] = dealt.get(key, zeros) + number * entry.stack[:, None]
+            sent = number * (entry.local * compute)[:, None]
+            over_shards = over_shards + (0.0 if entry.is_stack else sent)
+            over_tensor = over_tensor + (sent if divided else 0.0)
+    seconds = zeros
+    for key, number in dealt.items():
+        m, n = (np.full(len(found.table), float(side(key[0]))) for side in (min, max))
+        shapes = ((m, m, n), (m, m, m), (m, n, m))
+        once = sum((product_seconds(*shape, figures.products) for shape in shapes), np.zeros_like(m))
+        seconds = seconds + np.ceil(number / sharing[key] - 1e-9) * (key[3] * once)[:, None]
+    sharded = (found.table.sharding > 0)[:, None]
+    seconds = seconds + np.where(sharded & (over_shards > 0.0), 2.0 * figures.over_shards.seconds(over_shards), 0.0)
+    return np.asarray(seconds + np.where(over_tensor > 0.0, 2.0 * figures.over_tensor.seconds(over_tensor), 0.0))

@@ -1,0 +1,107 @@
+"""Gradients that travel in eight bits, each rank keeping what rounding left out for the next time.
+
+A reduction is an all-to-all of rounded parts and a sum in full precision on the rank that owns each part; where every
+rank needs all of it, a gather of the rounded sums follows. What rounding leaves out of what a rank sends is added to
+what it sends next (error feedback, 1901.09847), so that sums over steps are never further from the exact ones than one
+rounding. A part of n elements travels as n + 4 bytes: numbers in e4m3 and their scale, a power of two in fp32. Any
+backend carries them: they travel as bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from meshwright.parallel.torch_compat import all_gather_single
+
+LARGEST = 448.0
+SCALE_BYTES = 4
+_LEAST = 2.0**-100  # the least largest magnitude that a scale is made of
+
+
+class Rounding:
+    """One place where `parts` parts of equal size, of `size` elements in all, are rounded time and again.
+
+    `left` (parts, n) is what is still owed to the others; elements that fill the last part up are zero.
+    """
+
+    def __init__(self, size: int, *, parts: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.left = torch.zeros(parts, -(-size // parts), dtype=dtype, device=device)
+
+    def pack(self, flat: Tensor) -> Tensor:
+        """Bytes (parts, n + 4) of flat (size,) with what was left before; the rest is left."""
+        self.left.view(-1)[: flat.numel()].add_(flat)
+        largest = self.left.abs().amax(dim=1, keepdim=True).clamp(min=_LEAST)
+        scale = torch.exp2(torch.ceil(torch.log2(largest / LARGEST))).to(torch.float32)
+        numbers = (self.left / scale.to(flat.dtype)).to(torch.float8_e4m3fn)
+        packed = torch.cat((scale.view(torch.uint8), numbers.view(torch.uint8)), dim=1)
+        self.left.sub_(unpack(packed, flat.dtype))
+        return packed
+
+
+def unpack(packed: Tensor, dtype: torch.dtype) -> Tensor:
+    """(parts, n) from bytes (parts, n + 4)."""
+    scale = packed[:, :SCALE_BYTES].contiguous().view(torch.float32)
+    return packed[:, SCALE_BYTES:].contiguous().view(torch.float8_e4m3fn).to(dtype) * scale.to(dtype)
+
+
+class CompressedReduceScatter:
+    """FSDP2's reduce-scatter in eight bits: one object for each group of parameters (its protocol's two methods)."""
+
+    def __init__(self, rounding: Rounding) -> None:
+        self.rounding = rounding
+
+    def allocate(self, size: torch.Size, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: object,
+        async_op: bool = False,
+    ) -> None:
+        assert op == dist.ReduceOp.SUM, "gradients are summed, never averaged"
+        assert input_tensor.numel() == self.rounding.left.numel(), "one object reduces one group of parameters"
+        packed = self.rounding.pack(input_tensor.view(-1))
+        received = torch.empty_like(packed)
+        dist.all_to_all_single(received, packed, group=group)
+        torch.sum(unpack(received, output_tensor.dtype), dim=0, out=output_tensor.view(-1))
+
+
+class CompressedReduction:
+    """All-reduce of a flat tensor in eight bits: `start` sends its parts, `finish` gives every rank the sum."""
+
+    def __init__(self, like: Tensor, *, group: dist.ProcessGroup) -> None:
+        ranks = group.size()
+        self._group = group
+        self.sent = Rounding(like.numel(), parts=ranks, dtype=like.dtype, device=like.device)
+        self.summed = Rounding(self.sent.left.shape[1], parts=1, dtype=like.dtype, device=like.device)
+        self._received: Tensor | None = None
+        self._work: dist.Work | None = None
+
+    def start(self, flat: Tensor) -> None:
+        """Rounded parts of `flat` are on their way to their owners."""
+        packed = self.sent.pack(flat)
+        self._received = torch.empty_like(packed)
+        self._work = dist.all_to_all_single(self._received, packed, group=self._group, async_op=True)
+
+    def finish(self, flat: Tensor) -> None:
+        """`flat` holds the sum, the same bits on every rank."""
+        assert self._work is not None
+        assert self._received is not None
+        self._work.wait()
+        packed = self.summed.pack(unpack(self._received, flat.dtype).sum(dim=0))
+        everyone = packed.new_empty(self._group.size(), packed.shape[1])
+        all_gather_single(everyone, packed, group=self._group)
+        flat.copy_(unpack(everyone, flat.dtype).view(-1)[: flat.numel()])
+        self._received = self._work = None
+
+
+def sent_elements(parameters: Sequence[Tensor], *, ranks: int) -> int:
+    """Elements of what FSDP2 scatters for a group of `parameters` (local ones): dim 0 filled up to whole shares."""
+    return sum(-(-x.shape[0] // ranks) * ranks * (x.numel() // max(x.shape[0], 1)) for x in parameters)

@@ -1,0 +1,207 @@
+"""Offload: what lies in the host's memory until it is needed. On a processor that memory is the device's own.
+
+Optimizer state and masters stay there and are updated by its processors (ZeRO-Offload, 2101.06840). Activations of a
+layer go there as forward makes them and come back before its backward; those of the layer before are fetched while one
+works (Capuchin, 2002.09398, swaps so). On an accelerator copies run on streams of their own through pinned memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from meshwright.nn.decoder import DecoderLayer
+from meshwright.nn.weights import Reader, Weighted
+from meshwright.parallel.clip import local_part
+from meshwright.parallel.torch_compat import with_local
+
+_LEAST_BYTES = 4096  # smaller ones stay: starting a copy takes longer than what they free is worth
+
+
+class Copies:
+    """Ways between a device and the host's memory. `always` copies where both are one memory too, as tests do."""
+
+    def __init__(self, device: torch.device, *, always: bool = False) -> None:
+        self._cuda = device.type == "cuda"
+        self.device, self.needed = device, always or self._cuda
+        self._out = torch.cuda.Stream(device) if self._cuda else None
+        self._back = torch.cuda.Stream(device) if self._cuda else None
+
+    def to_host(self, x: Tensor) -> Tensor:
+        """A copy in the host's memory, there when `wait` returns; x may be freed or written over at once."""
+        copy = torch.empty(x.shape, dtype=x.dtype, device="cpu", pin_memory=self._cuda)
+        if self._out is None:
+            return copy.copy_(x)
+        self._out.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._out):
+            copy.copy_(x, non_blocking=True)
+        x.record_stream(self._out)
+        return copy
+
+    def to_device(self, x: Tensor) -> Tensor:
+        """A copy on the device; only after `ready` may the device's work read it."""
+        if self._back is None or self._out is None:
+            return x.clone()
+        self._back.wait_stream(self._out)
+        with torch.cuda.stream(self._back):
+            copy = torch.empty(x.shape, dtype=x.dtype, device=self.device)
+            copy.copy_(x, non_blocking=True)
+        copy.record_stream(torch.cuda.current_stream(self.device))
+        return copy
+
+    def ready(self) -> None:
+        """The device's later work comes after every copy to it."""
+        if self._back is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self._back)
+
+    def wait(self) -> None:
+        """Every copy to the host is there."""
+        if self._out is not None:
+            self._out.synchronize()
+
+
+class Passage:
+    """What one pass through one layer saved for backward, in the host's memory; `before` is the layer's before it."""
+
+    def __init__(self, copies: Copies, before: Passage | None) -> None:
+        self._copies, self.before = copies, before
+        self._away: dict[int, Tensor] = {}
+        self._fetched: dict[int, Tensor] = {}
+        self._known: dict[tuple[Any, ...], tuple[StorageWeakRef, int]] = {}
+
+    def pack(self, x: Tensor) -> int:
+        """The key of x, which goes away once however many operators save it."""
+        # A weak reference keeps the storage's place: while it is there, no other storage has it.
+        storage = StorageWeakRef(x.untyped_storage())
+        known = (storage.cdata, x.storage_offset(), x.shape, x.stride(), x.dtype, x._version)
+        if known in self._known and not self._known[known][0].expired():
+            return self._known[known][1]
+        key = len(self._away) + 1
+        self._away[key] = self._copies.to_host(x)
+        self._known[known] = storage, key
+        return key
+
+    def fetch(self) -> None:
+        """Everything that is away is on its way back."""
+        self._known.clear()
+        for key in list(self._away):
+            self._fetched[key] = self._copies.to_device(self._away.pop(key))
+
+    def unpack(self, key: int) -> Tensor:
+        """A saved tensor, on the device. What is asked for twice (by a backward that keeps its graph) is kept."""
+        if key not in self._fetched:
+            self.fetch()
+        self._copies.ready()
+        if self.before is not None:
+            self.before.fetch()
+            self.before = None
+        return self._fetched[key]
+
+
+class Away:
+    """Runs a layer so that what it saves for backward, but its weights, lies in the host's memory (a layer's `around`).
+
+    `chain` is shared by the layers of one stage.
+    """
+
+    def __init__(self, layer: DecoderLayer, *, copies: Copies, chain: list[Passage | None], first: bool) -> None:
+        self._around, self._copies, self._chain, self._first = layer.around, copies, chain, first
+        self._weights: set[int] = set()
+        for module in layer.modules():
+            if isinstance(module, Weighted):
+                module.reader = _noting(module.reader, self._weights)
+
+    def __call__(self, body: Callable[..., Tensor], *args: Any) -> Tensor:
+        inner = body if self._around is None else self._around
+        call = args if self._around is None else (body, *args)
+        if not torch.is_grad_enabled():
+            return inner(*call)
+        passage = Passage(self._copies, None if self._first else self._chain[0])
+        self._chain[0] = passage
+        self._weights.clear()
+
+        def pack(x: Tensor) -> Tensor | tuple[Passage, int]:
+            stays = x.device != self._copies.device or _storage(x) in self._weights
+            return x if stays or x.nbytes < _LEAST_BYTES else (passage, passage.pack(x))
+
+        with saved_tensors_hooks(pack, _unpack):
+            return inner(*call)
+
+
+def _unpack(kept: Tensor | tuple[Passage, int]) -> Tensor:
+    return kept if isinstance(kept, Tensor) else kept[0].unpack(kept[1])
+
+
+def _noting(reader: Reader | None, seen: set[int]) -> Reader:
+    """The same reader, which notes whose memory it gave out."""
+
+    def read(weight: Tensor) -> Tensor:
+        result = weight if reader is None else reader(weight)
+        seen.add(_storage(result))
+        return result
+
+    return read
+
+
+def _storage(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
+
+
+def keep_activations_away(layers: Sequence[DecoderLayer], *, copies: Copies) -> None:
+    """Activations of `layers`, those of one stage in order, lie in the host's memory between forward and backward.
+
+    Recompute stays as it is: what a checkpoint keeps is what goes. Nothing happens where the memory is the device's.
+    """
+    if not copies.needed:
+        return
+    chain: list[Passage | None] = [None]
+    for place, layer in enumerate(layers):
+        layer.around = Away(layer, copies=copies, chain=chain, first=place == 0)
+
+
+class AwayRule:
+    """A rule of an optimizer whose state, and a master of each parameter, lie in the host's memory.
+
+    Its step runs there: gradients go, updated parameters come back. The master follows the parameter when anything
+    else (a checkpoint) writes into it. `rule` looks at one parameter at a time and at no other rank.
+    """
+
+    def __init__(self, rule: Any, *, copies: Copies) -> None:
+        self._rule, self._copies = rule, copies
+        self._masters: dict[Tensor, tuple[nn.Parameter, int]] = {}
+
+    def state(self, parameter: Tensor) -> dict[str, Tensor]:
+        """As the rule's own, laid out as the parameter is, with local parts in the host's memory."""
+        return {name: _at_home(x, self._copies) for name, x in self._rule.state(parameter).items()}
+
+    def step(
+        self, held: Sequence[Tensor], states: Sequence[dict[str, Tensor]], *, rate: float, weight_decay: float
+    ) -> None:
+        masters = [self._master(parameter) for parameter in held]
+        gradients = [self._copies.to_host(local_part(x.grad)) for x in held if x.grad is not None]
+        self._copies.wait()
+        for master, gradient in zip(masters, gradients, strict=True):
+            master.grad = gradient
+        local = [{name: local_part(x) for name, x in state.items()} for state in states]
+        self._rule.step(masters, local, rate=rate, weight_decay=weight_decay)
+        for parameter, master in zip(held, masters, strict=True):
+            master.grad = None
+            kept = local_part(parameter.detach())
+            kept.copy_(master.detach(), non_blocking=True)
+            self._masters[parameter] = master, kept._version
+
+    def _master(self, parameter: Tensor) -> nn.Parameter:
+        local = local_part(parameter.detach())
+        master, version = self._masters.get(parameter, (None, -1))
+        if master is None or version != local._version:
+            master = nn.Parameter(self._copies.to_host(local))
+        return master
+
+
+def _at_home(x: Tensor, copies: Copies) -> Tensor:
+    return with_local(x, copies.to_host(local_part(x)))

@@ -1,0 +1,89 @@
+"""What workers do in the tests of gradients that travel in eight bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from meshwright.parallel import move
+from meshwright.parallel.clip import local_part
+from meshwright.spec.plan import Design
+from tests.parallel.move_cases import Runner, runner, sequences
+from tests.parallel.parity_cases import whole
+
+
+def steps_without_update(design: Design, count: int) -> tuple[dict[str, Any], dict[str, Any], float]:
+    """Gradients of the first step, their sum over `count` steps on other batches, and the largest residual."""
+    run = runner(design)
+    first: dict[str, Any] = {}
+    total: dict[str, Any] = {}
+    for number in range(count):
+        _gradients(run, number)
+        for name, parameter in run.laid.named_parameters():
+            if parameter.grad is not None:
+                value = whole(parameter.grad)
+                first.setdefault(name, value)
+                total[name] = total.get(name, 0.0) + value
+    left = [float(x.abs().max()) for x in run.laid.residuals().values()]
+    return first, total, max(left, default=0.0)
+
+
+def _gradients(run: Runner, number: int) -> None:
+    design, mesh = run.laid.design, run.laid.mesh
+    rows = design.plan.batch // mesh.data_size
+    tokens = sequences(number * design.plan.batch + mesh.data_coordinate * rows, rows, design)
+    run.laid.step(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+
+
+def bytes_left(design: Design) -> int:
+    """Bytes of what rounding leaves, on this rank."""
+    return sum(x.nbytes for x in runner(design).laid.residuals().values())
+
+
+def bytes_sent(design: Design) -> tuple[list[int], list[int], int]:
+    """Bytes of every all-to-all and gather of one step, and elements of this rank's gradients before sharding."""
+    run = runner(design)
+    elements = sum(local_part(p).numel() for _, p in run.laid.named_parameters())
+    exchanged: list[int] = []
+    gathered: list[int] = []
+    exchange = dist.all_to_all_single
+
+    def counting(into: Tensor, out: Tensor, **options: Any) -> Any:
+        assert out.dtype is torch.uint8
+        exchanged.append(out.nbytes)
+        return exchange(into, out, **options)
+
+    from meshwright.parallel import compress
+
+    gather = compress.all_gather_single
+
+    def counting_gather(into: Tensor, part: Tensor, **options: Any) -> Any:
+        gathered.append(part.nbytes)
+        return gather(into, part, **options)
+
+    with (
+        mock.patch.object(dist, "all_to_all_single", counting),
+        mock.patch.object(compress, "all_gather_single", counting_gather),
+    ):
+        _gradients(run, 0)
+    return exchanged, gathered, elements
+
+
+def resumed(design: Design, folder: str) -> tuple[list[float], list[float], list[str]]:
+    """Losses of two steps after two, by the run itself and by one that loads it; keys of this rank's residuals."""
+    run = runner(design)
+    for number in (0, 1):
+        run.step(number)
+    state = move.to_save(run.laid, run.optimizer)
+    move.write(state, Path(folder), group=dist.group.WORLD)
+    on = [run.step(number) for number in (2, 3)]
+    other = runner(design, seed=99)
+    move.read(move.to_load(other.laid, other.optimizer), Path(folder), group=dist.group.WORLD)
+    move.loaded(other.laid, other.optimizer)
+    keys = [name for name in state if name.startswith("optimizer.residual.")]
+    return on, [other.step(number) for number in (2, 3)], keys

@@ -1,0 +1,58 @@
+"""What workers do in the tests of offload: train with copies there and back that one memory does not need."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch.distributed as dist
+from torch import Tensor
+
+from meshwright.parallel import apply, move, offload, optimizer
+from meshwright.parallel.offload import Copies
+from meshwright.spec.plan import Design
+from tests.parallel.move_cases import SEED, runner, sequences
+
+
+def copying(stack: ExitStack) -> None:
+    """Until `stack` closes, the device's memory and the host's are treated as two, and no tensor is too small."""
+    for room in (apply, optimizer):
+        stack.enter_context(mock.patch.object(room, "Copies", lambda device: Copies(device, always=True)))
+    stack.enter_context(mock.patch.object(offload, "_LEAST_BYTES", 0))
+
+
+def losses(design: Design, copies: bool) -> list[float]:
+    """Of three steps."""
+    with ExitStack() as stack:
+        if copies:
+            copying(stack)
+        run = runner(design)
+        return [run.step(number) for number in range(3)]
+
+
+def go_on(design: Design, folder: str, steps: int, more: int) -> list[float]:
+    """Losses of `more` steps from the state in `folder`, after a step of its own that it must forget."""
+    with ExitStack() as stack:
+        copying(stack)
+        run = runner(design, seed=SEED + 1)
+        run.step(0)
+        move.read(move.to_load(run.laid, run.optimizer), Path(folder), group=dist.group.WORLD)
+        move.loaded(run.laid, run.optimizer)
+        return [run.step(number) for number in range(steps, steps + more)]
+
+
+def with_groups(design: Design, **changes: Any) -> Design:
+    """The same plan with `changes` in every block group."""
+    stages = tuple(
+        replace(stage, groups=tuple(replace(group, **changes) for group in stage.groups))
+        for stage in design.plan.stages
+    )
+    return replace(design, plan=replace(design.plan, stages=stages))
+
+
+def tokens(design: Design) -> tuple[Tensor, Tensor]:
+    rows = sequences(0, design.plan.batch, design)
+    return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()

@@ -1,0 +1,134 @@
+"""Quantised training of one device, block by block and in the open, and of every rank of a layout in float64."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from meshwright.nn import Decoder, initialize
+from meshwright.nn.decoder import DecoderLayer
+from meshwright.nn.linear import Linear
+from meshwright.nn.mixture import Experts
+from meshwright.parallel import apply
+from meshwright.parallel.precision import Dtypes, dtypes
+from meshwright.parallel.quantized import recipe
+from meshwright.spec.cluster import Precision
+from meshwright.spec.model import ModelSpec
+from meshwright.spec.plan import Design, Plan
+from tests.parallel import parity_cases
+from tests.parallel.parity_cases import SEED, Outcome, batch
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+LARGEST = {"e4m3": 448.0, "e5m2": 57344.0, "e2m1": 6.0}
+# The block of each operand, (rows, contracted): activations, weights, gradients.
+BLOCKS = {
+    Precision.FP8_BLOCK: ((1, 128), (128, 128), (1, 128)),
+    Precision.MXFP8: ((1, 32), (1, 32), (1, 32)),
+    Precision.NVFP4: ((1, 16), (16, 16), (1, 16)),
+}
+
+
+def nearest(x: Tensor, form: str) -> Tensor:
+    """Every element at the nearest number of the format, the largest for what is larger."""
+    x = x.clamp(-LARGEST[form], LARGEST[form])
+    if form != "e2m1":
+        return x.to(torch.float8_e4m3fn if form == "e4m3" else torch.float8_e5m2).to(x.dtype)
+    sizes = torch.tensor(E2M1, dtype=x.dtype)
+    gap = (x.abs().reshape(-1, 1) - sizes).abs()
+    # Of two that are as near, the one with an even mantissa: an even place in the table.
+    order = gap + torch.arange(len(E2M1)) % 2 * 1e-12
+    return (sizes[order.argmin(dim=1)].view(x.shape) * x.sign()).to(x.dtype)
+
+
+def rounded(x: Tensor, precision: Precision, operand: int) -> Tensor:
+    """x (rows, contracted) by the recipe; operand 0 is an activation, 1 a weight, 2 a gradient."""
+    whole = max(float(x.abs().max()), 1e-12)
+    if precision is Precision.FP8:
+        form = "e5m2" if operand == 2 else "e4m3"
+        scale = torch.tensor(whole, dtype=x.dtype) / LARGEST[form]
+        return nearest(x / scale, form) * scale
+    high, wide = BLOCKS[precision][operand]
+    form = "e2m1" if precision is Precision.NVFP4 else "e4m3"
+    result = torch.empty_like(x)
+    for top in range(0, x.shape[0], high):
+        for left in range(0, x.shape[1], wide):
+            part = x[top : top + high, left : left + wide]
+            scale = part.abs().max().clamp(min=1e-12) / LARGEST[form]
+            if precision is Precision.MXFP8:
+                scale = torch.tensor(2.0 ** math.ceil(math.log2(scale)), dtype=x.dtype)
+            if precision is Precision.NVFP4:
+                outer = torch.tensor(whole, dtype=x.dtype) / (6.0 * 448.0)
+                scale = nearest((scale / outer).clamp(min=2.0**-9), "e4m3") * outer
+            result[top : top + high, left : left + wide] = nearest(part / scale, form) * scale
+    return result
+
+
+class Product(torch.autograd.Function):
+    """A linear whose three products have rounded operands."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, precision: Precision) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.precision = precision
+        rows = rounded(x.reshape(-1, x.shape[-1]), precision, 0)
+        return (rows @ rounded(weight, precision, 1).T).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight = ctx.saved_tensors
+        gradient, rows = grads[0].reshape(-1, weight.shape[0]), x.reshape(-1, x.shape[-1])
+        into = rounded(gradient, ctx.precision, 2) @ rounded(weight.T.contiguous(), ctx.precision, 1).T
+        turned = rounded(gradient.T.contiguous(), ctx.precision, 2)
+        return into.view(x.shape), turned @ rounded(rows.T.contiguous(), ctx.precision, 0).T, None
+
+
+def one_device(model: ModelSpec, precision: Precision, *, count: int, length: int, rate: float) -> Outcome:
+    """One sequence at a time, then one plain step down the gradient."""
+    decoder = Decoder(model).double()
+    initialize(decoder, seed=SEED)
+
+    def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        result: Tensor = Product.apply(x, weight, precision)
+        return result if bias is None else result + bias
+
+    for layer in decoder.modules():
+        for name, module in layer.named_modules() if isinstance(layer, DecoderLayer) else ():
+            if isinstance(module, (Linear, Experts)) and "router" not in name and "shared_gate" not in name:
+                module.product = product
+    tokens, targets, _ = batch(count, length, model.vocab)
+
+    def loss(row: int) -> Tensor:
+        logits = decoder(tokens[row : row + 1]).flatten(0, 1)
+        return functional.cross_entropy(logits, targets[row]) / count
+
+    total = 0.0
+    for row in range(count):
+        share = loss(row)
+        share.backward()
+        total += float(share.detach())
+    named = dict(decoder.named_parameters())
+    gradients = {name: p.grad.clone().numpy() for name, p in named.items() if p.grad is not None}
+    norm = math.sqrt(sum(float((value**2).sum()) for value in gradients.values()))
+    with torch.no_grad():
+        for parameter in named.values():
+            assert parameter.grad is not None
+            parameter -= rate * parameter.grad
+        after = sum(float(loss(row)) for row in range(count))
+    parameters = {name: p.detach().numpy() for name, p in named.items()}
+    return Outcome(loss=total, evaluation=after, norm=norm, gradients=gradients, parameters=parameters)
+
+
+def one_rank(design: Design, precision: Precision) -> Outcome:
+    """A step laid out in float64 with the rounding of `precision`."""
+
+    def wide(plan: Plan) -> Dtypes:
+        return replace(dtypes(plan), recipe=recipe(precision))
+
+    with mock.patch.object(apply, "dtypes", wide):
+        return parity_cases.one_rank(design, False)

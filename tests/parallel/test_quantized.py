@@ -1,0 +1,128 @@
+"""Eight and four bits: rounding is that of the format, and every layout trains as one device does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy
+import pytest
+import torch
+
+from meshwright.parallel import build_mesh, lay
+from meshwright.parallel.quantized import quantized, recipe
+from meshwright.spec.cluster import Precision
+from meshwright.spec.model import Layer, ModelSpec
+from meshwright.spec.optimizer import Sgd
+from meshwright.spec.plan import Recompute, Sharding
+from tests.parallel import layout_cases, quantized_cases
+from tests.parallel.parity_cases import Outcome
+from tests.support import models
+from tests.support.designs import SEQUENCE, Layout, design
+from tests.support.pool import Pool
+
+RECIPES = tuple(precision for precision in Precision if precision.quantized)
+BATCH, RATE = 4, 0.1
+# Features and heads that two tensor ranks share in whole blocks of 32.
+WHOLE = models.model(
+    "whole",
+    layers=2,
+    layer=Layer(
+        mixer=models.attention(width=64, head_dim=16, kv_heads=4, rotary=None, norm=replace(models.NORM, width=64)),
+        transform=models.feed_forward(width=64, hidden=128, norm=replace(models.NORM, width=64)),
+    ),
+    embedding=replace(models.model().embedding, width=64),
+    head=replace(models.model().head, width=64, norm=replace(models.NORM, width=64)),
+)
+TILES = models.model(
+    "tiles",
+    layers=1,
+    layer=Layer(
+        mixer=models.attention(width=32, head_dim=64, kv_heads=4, rotary=None),
+        transform=models.feed_forward(hidden=256),
+    ),
+)
+LAYOUTS = (
+    Layout(replicate=2, batch=BATCH),
+    Layout(shard=2, sharding=Sharding.PARAMETERS, batch=BATCH, recompute=Recompute.FULL),
+    Layout(pipeline=2, shard=2, sharding=Sharding.OPTIMIZER, batch=BATCH),
+)
+DIVIDED = Layout(tensor=2, sequence_parallel=True, batch=BATCH)
+
+
+@cache
+def reference(model: ModelSpec, precision: Precision) -> Outcome:
+    return quantized_cases.one_device(model, precision, count=BATCH, length=SEQUENCE, rate=RATE)
+
+
+def check(pool: Pool, model: ModelSpec, precision: Precision, layout: Layout) -> None:
+    spec = Sgd(learning_rate=RATE, momentum=0.0, clip_norm=None)
+    entry = design(model, layout, optimizer=spec)
+    wanted, seen = reference(model, precision), set()
+    for found in pool.run(quantized_cases.one_rank, entry, precision, ranks=layout.ranks):
+        assert found.loss == pytest.approx(wanted.loss, rel=0, abs=1e-9)
+        assert found.norm == pytest.approx(wanted.norm, rel=0, abs=1e-9)
+        assert found.evaluation == pytest.approx(wanted.evaluation, rel=0, abs=1e-9)
+        for name, value in found.gradients.items():
+            numpy.testing.assert_allclose(value, wanted.gradients[name], rtol=0, atol=1e-9, err_msg=name)
+            numpy.testing.assert_allclose(found.parameters[name], wanted.parameters[name], rtol=0, atol=1e-9)
+            seen.add(name)
+    assert seen == set(wanted.gradients)
+
+
+@pytest.mark.parametrize("precision", RECIPES)
+@pytest.mark.parametrize("operand", [0, 1, 2])
+def test_rounding_is_bit_by_bit_that_of_the_format(precision: Precision, operand: int) -> None:
+    """Blocks whole and cut, values of every size, zeros, a block of zeros, halves between two numbers."""
+    generator = torch.Generator().manual_seed(operand)
+    x = torch.randn(130, 150, generator=generator) * torch.logspace(-6, 2, 150)
+    x[:, 32:64], x[5] = 0.0, torch.linspace(-6.0, 6.0, 150)
+    how = recipe(precision)
+    assert how is not None
+    (found,) = quantized([(x, (how.activation, how.weight, how.gradient)[operand])], None)
+    assert torch.equal(found, quantized_cases.rounded(x, precision, operand))
+    assert not torch.equal(found, x)
+
+
+@pytest.mark.parametrize("precision", RECIPES)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_layout_that_divides_no_scale_trains_as_one_device(pool: Pool, precision: Precision, layout: Layout) -> None:
+    check(pool, models.all_models()["mixture_full"], precision, layout)
+
+
+@pytest.mark.parametrize(
+    ("model", "precision"),
+    [(WHOLE, Precision.FP8), (TILES, Precision.FP8_BLOCK), (WHOLE, Precision.MXFP8), (WHOLE, Precision.NVFP4)],
+    ids=lambda value: value.name if isinstance(value, ModelSpec) else value.value,
+)
+def test_tensor_ranks_that_share_whole_blocks_do_so_too(pool: Pool, model: ModelSpec, precision: Precision) -> None:
+    """The scale of a tensor is that of its largest element on any rank."""
+    check(pool, model, precision, DIVIDED)
+
+
+@pytest.mark.parametrize("precision", RECIPES)
+def test_training_stays_near_bf16(precision: Precision) -> None:
+    layout = Layout(batch=4)
+    tiny = models.model()
+    exact = layout_cases.losses(design(tiny, replace(layout, precision=Precision.BF16)), 8)
+    found = layout_cases.losses(design(tiny, replace(layout, precision=precision)), 8)
+    assert found[0] == pytest.approx(exact[0], abs=0.2 if precision is Precision.NVFP4 else 0.05)
+    assert found[-1] < 0.5 * found[0]
+    assert found[0] != exact[0]
+
+
+def test_products_outside_layers_and_of_gates_are_left_as_they_are() -> None:
+    entry = design(models.all_models()["mixture_full"], Layout(batch=4, precision=Precision.MXFP8))
+    laid = lay(entry, build_mesh(entry.plan, device_type="cpu"), device="cpu", seed=0)
+    changed = {
+        name
+        for name, module in laid.parts[0].named_modules()
+        if getattr(module, "product", torch.nn.functional.linear) is not torch.nn.functional.linear
+    }
+    layer = {name.removeprefix("layers.0.") for name in changed if name.startswith("layers.0.")}
+    assert layer == {
+        *(f"mixer.{name}" for name in ("query", "key", "value", "output")),
+        *(f"transform.shared.{name}" for name in ("gate", "up", "down")),
+        "transform.experts",
+    }
+    assert all(name.startswith("layers.") for name in changed)
