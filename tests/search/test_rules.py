@@ -20,7 +20,7 @@ from meshwright.spec.plan import (
     ScheduleKind,
 )
 from tests.search import search_samples as samples
-from tests.search.rule_cases import ANYWHERE, CASES, D, HALF, INTERLEAVED, regrouped, reranked, scheduled
+from tests.search.rule_cases import ANYWHERE, CASES, INTERLEAVED, D, reranked
 
 
 def test_every_rule_has_a_case_in_both_directions() -> None:
