@@ -1,4 +1,4 @@
-"""Optimizers as their papers write them, on whole tensors of one device; and what each rank of a layout gives."""
+"""Some steps of each optimizer on one device, and what each rank of a layout gives."""
 
 from __future__ import annotations
 
@@ -14,16 +14,12 @@ from meshwright.nn import Decoder, initialize
 from meshwright.parallel import build_optimizer, lay
 from meshwright.parallel.clip import local_part
 from meshwright.spec.model import ModelSpec
-from meshwright.spec.optimizer import Adafactor, Muon, Optimizer, OptimizerSpec, Sgd
+from meshwright.spec.optimizer import Optimizer
 from meshwright.spec.plan import AxisName, Design
-from tests.parallel.parity_cases import SEED, batch, mesh_over, whole
+from tests.parallel.parity_cases import SEED, Documents, batch, mesh_over, whole
+from tests.parallel.reference_optimizers import update
 
 STEPS = 3
-
-
-def is_small(name: str, parameter: Tensor) -> bool:
-    """No matrix: norms, biases, sinks, and what embeds."""
-    return parameter.dim() < 2 or name.startswith("embedding.") or name.endswith("bias")
 
 
 def one_device(
@@ -32,7 +28,7 @@ def one_device(
     """Losses of `steps` steps and the parameters after them, by plain autograd and the updates below."""
     decoder = Decoder(model).double()
     initialize(decoder, seed=SEED)
-    tokens, targets, _ = batch(count, length, model.vocab)
+    tokens, targets, _ = batch(count, length, model.vocab, packed=Documents.ONE)
     states: dict[str, dict[str, Tensor]] = {}
     losses = []
     for step in range(1, steps + 1):
@@ -50,69 +46,13 @@ def one_device(
     return losses, {name: parameter.detach().numpy() for name, parameter in decoder.named_parameters()}
 
 
-def update(
-    name: str, parameter: Tensor, gradient: Tensor, spec: Optimizer, state: dict[str, Tensor], step: int
-) -> None:
-    """One step of `spec` on one parameter, a stack of matrices one by one."""
-    small = is_small(name, parameter)
-    decay, rate = (0.0 if small else spec.weight_decay), spec.learning_rate
-    if isinstance(spec, Muon) and not small and not name.startswith("head."):
-        momentum = state.setdefault("momentum", torch.zeros_like(parameter))
-        momentum.copy_(spec.momentum * momentum + gradient)
-        ahead = gradient + spec.momentum * momentum
-        matrices = [orthogonal(x, spec.steps) for x in (ahead if ahead.dim() > 2 else [ahead])]
-        change = 0.2 * math.sqrt(max(parameter.shape[-2:])) * torch.stack(matrices).view_as(parameter)
-        parameter.copy_(parameter * (1.0 - rate * decay) - rate * change)
-    elif isinstance(spec, (OptimizerSpec, Muon)):
-        first = state.setdefault("first", torch.zeros_like(parameter))
-        second = state.setdefault("second", torch.zeros_like(parameter))
-        first.copy_(spec.beta1 * first + (1.0 - spec.beta1) * gradient)
-        second.copy_(spec.beta2 * second + (1.0 - spec.beta2) * gradient.square())
-        fair_first, fair_second = first / (1.0 - spec.beta1**step), second / (1.0 - spec.beta2**step)
-        parameter.copy_(parameter * (1.0 - rate * decay) - rate * fair_first / (fair_second.sqrt() + spec.epsilon))
-    elif isinstance(spec, Sgd):
-        momentum = state.setdefault("momentum", torch.zeros_like(parameter))
-        momentum.copy_(spec.momentum * momentum + gradient + decay * parameter)
-        parameter.copy_(parameter - rate * momentum)
-    else:
-        parameter.copy_(parameter * (1.0 - rate * decay))
-        parts = range(len(parameter)) if parameter.dim() > 2 else [...]
-        for part in parts:
-            own = state.setdefault(str(part), {})  # type: ignore[arg-type]  # one state a matrix
-            parameter[part] -= rate * factored(gradient[part], spec, own, step)  # type: ignore[index, arg-type]
-
-
-def orthogonal(x: Tensor, steps: int) -> Tensor:
-    """Muon's iteration, always on the wide side."""
-    wide = x.T if x.shape[0] > x.shape[1] else x
-    y = wide / (wide.norm() + 1e-7)
-    for _ in range(steps):
-        y = 3.4445 * y - 4.7750 * (y @ y.T) @ y + 2.0315 * (y @ y.T) @ (y @ y.T) @ y
-    return y.T if x.shape[0] > x.shape[1] else y
-
-
-def factored(gradient: Tensor, spec: Adafactor, state: dict[str, Tensor], step: int) -> Tensor:
-    """Adafactor's update of a vector or a matrix: algorithms 4 and 5 of the paper, without scaling by the parameter."""
-    kept = 1.0 - step**-spec.decay_exponent
-    squares = gradient.square() + spec.epsilon_squared
-    if gradient.dim() == 1:
-        state["square"] = kept * state.get("square", 0.0) + (1.0 - kept) * squares
-        second = state["square"]
-    else:
-        state["row"] = kept * state.get("row", 0.0) + (1.0 - kept) * squares.mean(1)
-        state["column"] = kept * state.get("column", 0.0) + (1.0 - kept) * squares.mean(0)
-        second = torch.outer(state["row"], state["column"]) / state["row"].mean()
-    change = gradient / second.sqrt()
-    return change / max(1.0, float(change.square().mean().sqrt()) / spec.clip_update)
-
-
 def one_rank(design: Design) -> tuple[list[float], dict[str, numpy.ndarray], float]:
     """The same laid out: losses, this rank's parameters gathered whole, and elements of optimizer state it holds."""
     plan = design.plan
-    mesh = mesh_over(plan.axes, plan)
+    mesh = mesh_over(plan)
     laid = lay(design, mesh, device="cpu", seed=SEED)
     optimizer = build_optimizer(laid, design.job.optimizer)
-    tokens, targets, _ = batch(plan.batch, plan.sequence_length, design.model.vocab)
+    tokens, targets, _ = batch(plan.batch, plan.sequence_length, design.model.vocab, packed=Documents.ONE)
     own = plan.batch // plan.data
     rows = slice(mesh.data_coordinate * own, (mesh.data_coordinate + 1) * own)
     losses = []

@@ -8,7 +8,7 @@ from enum import StrEnum
 import numpy
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
@@ -16,8 +16,9 @@ from meshwright.nn import Decoder, initialize
 from meshwright.nn.mixture import MixtureOfExperts
 from meshwright.parallel import Mesh, build_mesh, build_optimizer, lay
 from meshwright.spec.model import ModelSpec
-from meshwright.spec.optimizer import OptimizerSpec
+from meshwright.spec.optimizer import Optimizer, OptimizerSpec
 from meshwright.spec.plan import AxisName, Design, Plan
+from tests.parallel.reference_optimizers import is_small, update
 
 SEED = 5
 TOLERANCE = 1e-9
@@ -58,9 +59,9 @@ def batch(count: int, length: int, vocab: int, *, packed: Documents) -> tuple[Te
 
 
 def one_device(
-    model: ModelSpec, *, count: int, length: int, z_loss: float, optimizer: OptimizerSpec, packed: Documents
+    model: ModelSpec, *, count: int, length: int, z_loss: float, optimizer: Optimizer, packed: Documents
 ) -> Outcome:
-    """The reference: a whole decoder, torch's own cross entropy, norm and AdamW. Nothing of the parallel room."""
+    """The reference: a whole decoder, torch's own cross entropy and norm. Nothing of the parallel room."""
     decoder = Decoder(model).double()
     initialize(decoder, seed=SEED)
     tokens, targets, parts = batch(count, length, model.vocab, packed=packed)
@@ -83,14 +84,7 @@ def one_device(
     for parameter in named.values():
         if optimizer.clip_norm is not None and norm > optimizer.clip_norm and parameter.grad is not None:
             parameter.grad *= optimizer.clip_norm / norm
-    small = [p for name, p in named.items() if p.dim() < 2 or name.startswith("embedding.") or name.endswith("bias")]
-    large = [p for p in named.values() if not any(p is other for other in small)]
-    groups = [
-        {"params": large, "weight_decay": optimizer.weight_decay},
-        {"params": small, "weight_decay": 0.0},
-    ]
-    betas = (optimizer.beta1, optimizer.beta2)
-    torch.optim.AdamW(groups, lr=optimizer.learning_rate, betas=betas, eps=optimizer.epsilon).step()
+    _step(named, optimizer)
     for mixture in mixtures:
         if mixture.balance is not None and mixture.chosen is not None:
             seldom = mixture.chosen.double().mean() - mixture.chosen
@@ -103,6 +97,24 @@ def one_device(
     return Outcome(
         loss=float(loss.detach()), evaluation=after, norm=float(norm), gradients=gradients, parameters=parameters
     )
+
+
+def _step(named: dict[str, nn.Parameter], optimizer: Optimizer) -> None:
+    """One step of torch's AdamW, or of another optimizer as its paper writes it."""
+    if not isinstance(optimizer, OptimizerSpec):
+        with torch.no_grad():
+            for name, parameter in named.items():
+                if parameter.grad is not None:
+                    update(name, parameter, parameter.grad, optimizer, {}, 1)
+        return
+    small = [p for name, p in named.items() if is_small(name, p)]
+    large = [p for p in named.values() if not any(p is other for other in small)]
+    groups = [
+        {"params": large, "weight_decay": optimizer.weight_decay},
+        {"params": small, "weight_decay": 0.0},
+    ]
+    betas = (optimizer.beta1, optimizer.beta2)
+    torch.optim.AdamW(groups, lr=optimizer.learning_rate, betas=betas, eps=optimizer.epsilon).step()
 
 
 _MESHES: dict[object, Mesh] = {}
