@@ -198,7 +198,7 @@ def _attention(part: Attention, at: Local, bench: Bench, work: Work) -> None:
     work.kept_core += SINGLE * m * heads
     copies = max(at.inner / key_heads, 1.0)
     work.keys += HALF * m * 2 * key * copies
-    work.heads_out += HALF * m * (2 * query + 2 * key)
+    work.heads_out += HALF * m * (2 * query + 2 * key * copies)
     _both_ways(at, work)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from meshwright.cost.token_layouts import document_starts, first_keys
+from meshwright.parallel import kernels_compat
 from meshwright.parallel.blockwise import BlockwiseAttention, Meeting, pieces
+from meshwright.parallel.kernels_compat import KERNELS
 from meshwright.parallel.tiles import seen_runs, tiles
 from meshwright.parallel.travel import Ring
 
@@ -46,3 +51,56 @@ def test_outputs_and_gradients_are_those_of_torch(dtype: torch.dtype, window: in
     for found, expected in pairs:
         error = (found.detach().double() - expected.detach()).abs().max() / expected.detach().abs().max()
         assert float(error) < CLOSE[dtype]
+
+
+def test_a_ring_computes_while_blocks_travel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next keys are sent before the scores of the last are begun, and their gradients while the next are."""
+    told: list[str] = []
+
+    def started(_ring: Ring, block: Tensor, *, tag: int) -> Told:
+        told.append("keys leave" if tag == 1 else "gradients leave")
+        return Told(block=block, told=told, what="keys" if tag == 1 else "gradients")
+
+    monkeypatch.setattr(Ring, "hop", started)
+    met, _ = meeting(window=None, cut=None)
+    three = Meeting(travel=Ring(group=None, rank=0, size=3), tilings=met.tilings * 3, scale=0.3)
+    q, k, v = (torch.randn(1, 2, LENGTH, 8, requires_grad=True) for _ in range(3))
+    entries = (
+        replace(
+            entry,
+            forward=watched(entry.forward, told, "scores"),
+            backward=watched(entry.backward, told, "slopes"),
+        )
+        for entry in KERNELS
+    )
+    monkeypatch.setattr(kernels_compat, "KERNELS", tuple(entries))
+    out = BlockwiseAttention.apply(q, k, v, None, three)
+    assert told == ["keys leave", "scores", "keys come", "keys leave", "scores", "keys come", "scores"]
+    told.clear()
+    out.sum().backward()
+    assert told == [
+        *("keys leave", "slopes", "keys come"),
+        *("keys leave", "slopes", "gradients leave", "keys come"),
+        *("slopes", "gradients come", "gradients leave", "gradients come"),
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """A block that comes at once, and says when it is waited for."""
+
+    block: Tensor
+    told: list[str]
+    what: str
+
+    def wait(self) -> Tensor:
+        self.told.append(f"{self.what} come")
+        return self.block
+
+
+def watched(function: Callable[..., object], told: list[str], word: str) -> Callable[..., object]:
+    def call(*arguments: object) -> object:
+        told.append(word)
+        return function(*arguments)
+
+    return call

@@ -89,6 +89,16 @@ def test_trading_heads_moves_queries_keys_values_and_outputs_both_ways(pool: Poo
         assert found == {"all_to_all": 2 * heads, "send": keys * (2 + gradients)}
 
 
+@pytest.mark.parametrize("changes", [{}, {"shared_key_value": True}], ids=["few", "shared"])
+def test_copies_of_few_key_heads_are_traded(pool: Pool, changes: dict[str, bool]) -> None:
+    """Two heads of keys for four ranks; and keys that are values too, which are turned on the way."""
+    model = models.model(layer=replace(models.model().layers[0], mixer=models.attention(**changes)))
+    entry = design(model, Layout(context=4, batch=2, exchange=Exchange(inner=4)))
+    _, heads, _ = priced(entry.model, entry.plan)
+    for found in pool.run(exchanged, entry, ranks=4):
+        assert found == {"all_to_all": 2 * heads}
+
+
 def test_what_is_sharded_over_context_is_filed_as_parameters(pool: Pool) -> None:
     """With no shard axis parameters are gathered by the ranks of the context axis: that is no context exchange."""
     entry = design(models.model(), Layout(context=2, sharding=Sharding.PARAMETERS, batch=2))

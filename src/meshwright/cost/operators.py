@@ -134,6 +134,8 @@ def _attention(mixer: Attention, score_flops: FloatArray, sizes: Sizes) -> PartW
     key = np.maximum(mixer.kv_heads / t, 1.0) * mixer.head_dim
     keys = 1.0 if mixer.shared_key_value else 2.0
     held = key * mixer.keys
+    # Ranks that trade heads have a copy of the keys that their queries ask for; keys are turned and values are not.
+    sent = held * np.maximum(sizes.inner / np.maximum(mixer.kv_heads / t, 1.0), 1.0)
     normed = mixer.qk_norm is not QueryKeyNorm.NONE
     replicated = (2 * mixer.head_dim if mixer.qk_norm is QueryKeyNorm.HEAD else 0) + (
         mixer.width if mixer.output_bias else 0
@@ -168,8 +170,8 @@ def _attention(mixer: Attention, score_flops: FloatArray, sizes: Sizes) -> PartW
         kernels=8.0 + (8.0 if mixer.rotary else 0.0) + (4.0 if normed else 0.0),
         exchanges=PAIR,
         closes=mixer.post_norm is None,
-        circulated=e * m * keys * held * np.maximum(sizes.inner / np.maximum(mixer.kv_heads / t, 1.0), 1.0),
-        traded=e * m * (2.0 * query + keys * held),
+        circulated=e * m * 2.0 * sent,
+        traded=e * m * 2.0 * (query + sent),
     )
 
 
