@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -157,3 +158,13 @@ def test_a_page_needs_no_torch(run_dir: Path, tmp_path: Path) -> None:
     )
     subprocess.run([sys.executable, "-c", code], check=True)
     assert (tmp_path / "page.html").stat().st_size < LIMIT
+
+
+def test_a_run_with_experts_shows_how_they_are_loaded(tmp_path: Path) -> None:
+    folder = synthetic.write_run(tmp_path / "run", steps=4)
+    assert "expert load" not in render([read_run(folder)])
+    rows = [{**row, "expert_load": 1.25} for row in synthetic.metrics(steps=4)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = render([read_run(folder)])
+    assert "expert load" in text
+    assert "1.25" in text

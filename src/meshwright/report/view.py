@@ -137,7 +137,15 @@ def _run_tiles(files: RunFiles) -> tuple[Tile, ...]:
             value=_figure(last.get("loss"), "{:.3f}"),
             note=f"step {last['step']:,} of {files.design.job.total_steps:,}" if "step" in last else "no step yet",
         ),
+        *_load_tiles(last.get("expert_load")),
     )
+
+
+def _load_tiles(load: float | None) -> tuple[Tile, ...]:
+    """How unevenly experts were chosen in the last step; nothing of a model without them."""
+    if load is None:
+        return ()
+    return (Tile(label="expert load", value=_figure(load, "{:.2f}"), note="most chosen over the mean; 1 is even"),)
 
 
 def _tile(
