@@ -5,6 +5,7 @@ from __future__ import annotations
 from meshwright.search.constraints import CONSTRAINT_RULES
 from meshwright.search.context_rules import CONTEXT_RULES
 from meshwright.search.degree_rules import DEGREE_RULES
+from meshwright.search.job_rules import JOB_RULES
 from meshwright.search.layout_rules import LAYOUT_RULES
 from meshwright.search.memory_rule import MEMORY_RULES
 from meshwright.search.order_rules import ORDER_RULES
@@ -14,6 +15,7 @@ from meshwright.spec.errors import Problem
 from meshwright.spec.plan import Design
 
 RULES: tuple[Rule, ...] = (
+    *JOB_RULES,
     *LAYOUT_RULES,
     *ORDER_RULES,
     *DEGREE_RULES,
