@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from meshwright.export import NotExpressible, Peer, Verdict, export, meaning, read
+from meshwright.export import NotExpressible, Peer, Verdict, check, export, meaning, read
 from meshwright.spec.cluster import Precision
 from meshwright.spec.job import Decay
 from meshwright.spec.model import Mixture, Routing
+from meshwright.spec.optimizer import Adafactor, Muon, Optimizer, OptimizerSpec, ParameterGroup, Sgd
 from meshwright.spec.plan import (
     Design,
     Dispatch,
@@ -169,6 +170,17 @@ def test_everything_is_told_at_once(peer: Peer) -> None:
     with pytest.raises(NotExpressible) as error:
         export(entry, to=peer)
     assert {"plan.schedule.kind", "plan.stages[*].groups[*].precision"} <= {each.where for each in error.value.problems}
+
+
+@pytest.mark.parametrize("peer", Peer)
+@pytest.mark.parametrize("spec", [Muon(), Sgd(), Adafactor(), OptimizerSpec(groups=(ParameterGroup(names=("*",)),))])
+def test_no_peer_is_told_of_other_optimizers(peer: Peer, spec: Optimizer) -> None:
+    entry = design()
+    with pytest.raises(NotExpressible) as error:
+        export(replace(entry, job=replace(entry.job, optimizer=spec)), to=peer)
+    assert "job.optimizer" in {each.where for each in error.value.problems}
+    with pytest.raises(NotExpressible):
+        check(replace(entry, job=replace(entry.job, optimizer=spec)), "", to=peer)
 
 
 def some_recomputed(first: int) -> Design:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -96,6 +97,18 @@ def test_the_last_layers_activations_come_back_while_later_ones_are_used() -> No
     after.unpack(two)
     with mock.patch.object(copies, "to_device", side_effect=AssertionError("it was fetched before")):
         torch.testing.assert_close(before.unpack(one), torch.ones(3))
+
+
+def test_masters_are_copied_once() -> None:
+    entry = away(design(TINY, Layout(batch=4)), Offload.OPTIMIZER)
+    with ExitStack() as stack:
+        offload_cases.copying(stack)
+        run = move_cases.runner(entry)
+        run.step(0)
+        rules = [group["rule"] for group in run.optimizer.param_groups]
+        before = {id(master) for rule in rules for master, _ in rule._masters.values()}
+        run.step(1)
+        assert {id(master) for rule in rules for master, _ in rule._masters.values()} == before
 
 
 def test_blocks_may_differ_in_whose_state_is_away() -> None:

@@ -9,7 +9,7 @@ from meshwright.search import Scope
 from meshwright.spec.cluster import Link, Precision
 from meshwright.spec.job import Constraints, Switch
 from meshwright.spec.model import Tower
-from meshwright.spec.optimizer import Muon
+from meshwright.spec.optimizer import Muon, ParameterGroup
 from meshwright.spec.plan import (
     Axis,
     AxisName,
@@ -77,6 +77,10 @@ def odd_length() -> Design:
 def hosted() -> Design:
     link = Link(bandwidth=2e10, latency_seconds=1e-5)
     return D(offload=Offload.OPTIMIZER, on=samples.cluster(samples.nodes(host=link)))
+
+
+def grouped(*names: str) -> Design:
+    return replace(D(), job=replace(D().job, optimizer=Muon(groups=(ParameterGroup(names=names),))))
 
 
 def rounded() -> Design:
@@ -270,6 +274,11 @@ CASES = {
         "the state of muon in the host's memory can be predicted and not trained yet",
     ),
     "runtime-precision": Case(D, lambda: D(precision=Precision.FP16), "fp16 can be predicted and not trained yet"),
+    "groups-name-parameters": Case(
+        lambda: grouped("layers.*.mixer.*", "head.output.weight"),
+        lambda: grouped("layers.*.mixer.*", "head.outputs.weight"),
+        "no parameter of small is called 'head.outputs.weight'",
+    ),
     "runtime-gradients": Case(
         lambda: planned(D(), gradients=GradientSync(precision=Precision.FP8)),
         lambda: planned(D(), gradients=GradientSync(precision=Precision.FP16)),

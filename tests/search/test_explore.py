@@ -21,6 +21,7 @@ from meshwright.search.wanted import Wanted
 from meshwright.spec.cluster import ClusterSpec, Link, Precision
 from meshwright.spec.job import Constraints, JobSpec, Objective
 from meshwright.spec.model import ModelSpec
+from meshwright.spec.optimizer import Adafactor, Muon, Optimizer, Sgd
 from tests.search import search_samples as samples
 
 HOST = Link(bandwidth=2e10, latency_seconds=1e-5)
@@ -69,6 +70,11 @@ def test_no_plan_beats_its_bound(name: str, machines: str) -> None:
 @pytest.mark.parametrize("name", ["dense", "mixture"])
 def test_no_plan_beats_its_bound_whatever_its_precision(name: str) -> None:
     hold(MODELS[name], MIXED, asked(other_precisions=SEVERAL))
+
+
+@pytest.mark.parametrize("spec", [Muon(), Sgd(momentum=0.0), Adafactor()], ids=lambda spec: spec.kind)
+def test_no_plan_beats_its_bound_whatever_its_optimizer(spec: Optimizer) -> None:
+    hold(MODELS["mixture"], CLUSTERS["one box"], asked(optimizer=spec))
 
 
 def hold(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> None:

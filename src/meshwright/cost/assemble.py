@@ -14,7 +14,7 @@ from meshwright.cost.machine import Machine
 from meshwright.cost.memory import grid_parameters, local_parameters, owned_parameters
 from meshwright.cost.microbatch import Each, microbatch
 from meshwright.cost.offload import away_seconds, optimizes_away
-from meshwright.cost.optimizers import Optimized, update_seconds
+from meshwright.cost.optimizers import Optimized, passed_bytes, update_seconds
 from meshwright.cost.overlap import LINKS, Slack
 from meshwright.cost.pipeline import Shape, makespan
 from meshwright.cost.synchronize import bucketed
@@ -235,7 +235,11 @@ def _once(
         step = step * (entry.sharing.everyone / entry.sharing.speed)[:, None]
         away = optimizes_away(table)
         if away.any():
-            step = np.where(away[:, None], away_seconds(owned, sizes=entry.sizes, group=entry.group), step)
+            step = np.where(
+                away[:, None],
+                away_seconds(owned, sizes=entry.sizes, group=entry.group, passed=passed_bytes(job.optimizer)),
+                step,
+            )
         total = counts["total"]
         found = {
             "gather": _weighted(total, [s.once_gather[0] for s in entry.syncs]),

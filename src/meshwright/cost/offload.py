@@ -15,7 +15,6 @@ from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.model import Layer
 from meshwright.spec.plan import Offload
 
-_ADAM_BYTES = 28.0  # of a parameter: state, parameter and gradient read, all but the gradient written, in fp32
 _OPTIMIZER = OFFLOADS.index(Offload.OPTIMIZER)
 _ACTIVATIONS = OFFLOADS.index(Offload.ACTIVATIONS)
 
@@ -63,16 +62,16 @@ def host_rate(group: NodeGroup) -> float:
     return own if group.host_bandwidth is None else min(own, group.host_bandwidth / group.devices_per_node)
 
 
-def away_seconds(owned: FloatArray, *, sizes: StateBytes, group: NodeGroup) -> FloatArray:
-    """Seconds of an optimizer in the host's memory, shape (rows, ranks): gradients there, AdamW, parameters back.
+def away_seconds(owned: FloatArray, *, sizes: StateBytes, group: NodeGroup, passed: float) -> FloatArray:
+    """Seconds of an optimizer in the host's memory, shape (rows, ranks): gradients there, its step, parameters back.
 
-    ZeRO-Offload (2101.06840). The processors stream 28 bytes a parameter at the share of the host's memory bandwidth
-    that each device of the node has, or at that of the link where it is not known.
+    ZeRO-Offload (2101.06840). The processors stream the `passed` bytes a parameter of a step at the share of the
+    host's memory bandwidth that each device of the node has, or at that of the link where it is not known.
     """
     wire = host_rate(group)
     share = wire if group.host_bandwidth is None else group.host_bandwidth / group.devices_per_node
     moved = (sizes.reduced + sizes.compute)[:, None] / wire
-    return owned * (moved + _ADAM_BYTES / share)
+    return owned * (moved + passed / share)
 
 
 def optimizes_away(table: PlanTable) -> BoolArray:

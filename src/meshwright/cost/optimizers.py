@@ -51,6 +51,11 @@ def least_seconds(owned: FloatArray, *, spec: Optimizer, device: DeviceSpec) -> 
     return np.asarray(owned * min(_passes(rule, 0.0) for rule in _rules(spec)) / fastest)
 
 
+def passed_bytes(spec: Optimizer) -> float:
+    """Bytes of a parameter that a step in fp32 reads and writes, of the rule of most: 28 by AdamW."""
+    return float(max(_passes(rule, 4.0) for rule in _rules(spec)))
+
+
 def mean_moments(model: ModelSpec, spec: Optimizer) -> float:
     """Elements of state for each parameter of the whole model."""
     if is_plain(spec):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from meshwright.spec.cluster import Precision
 from meshwright.spec.job import Decay
 from meshwright.spec.model import Attention, FeedForward, LatentAttention, Mixture, ModelSpec, QueryKeyNorm
-from meshwright.spec.optimizer import OptimizerSpec
+from meshwright.spec.optimizer import OptimizerKind, OptimizerSpec, as_kind
 from meshwright.spec.plan import BlockGroup, Design, ExchangeKind, Offload, Plan, Recompute, ScheduleKind, Sharding
 
 
@@ -247,8 +247,8 @@ def _schedule(plan: Plan) -> ScheduleKind:
 def _steps(design: Design) -> Steps:
     job = design.job
     steps = max(1, math.ceil(job.total_tokens / job.batch_tokens))
-    asked, rate = job.optimizer, job.learning_rate
-    assert isinstance(asked, OptimizerSpec), "the others are refused"
+    asked, rate = as_kind(job.optimizer, OptimizerKind.ADAMW), job.learning_rate
+    assert isinstance(asked, OptimizerSpec), "others are refused, by the plan that is told"
     return Steps(
         learning_rate=asked.learning_rate,
         beta1=asked.beta1,

@@ -18,7 +18,7 @@ from meshwright.export import (
 from meshwright.export.columns import Columns
 from meshwright.export.compare import Line, Verdict, compare
 from meshwright.export.meaning import Meaning, meaning
-from meshwright.export.refuse import NotTheSame, Refusals, refuse_all
+from meshwright.export.refuse import NotExpressible, NotTheSame, Refusals, refuse_all, refuse_optimizer
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design
@@ -102,7 +102,14 @@ def read(text: str, *, to: Peer | str, where: str | None = None) -> Meaning:
 
 
 def check(design: Design, text: str, *, to: Peer | str, where: str | None = None) -> tuple[Line, ...]:
-    """The plan of `design` against `text`, a file of `to` whoever wrote it, line by line."""
+    """The plan of `design` against `text`, a file of `to` whoever wrote it, line by line.
+
+    Raises NotExpressible for an optimizer that no file of it could name.
+    """
+    found = Refusals(peer_named(to).value)
+    refuse_optimizer(design.job, found)
+    if found.problems:
+        raise NotExpressible(found.problems)
     return compare(meaning(design), read(text, to=to, where=where))
 
 

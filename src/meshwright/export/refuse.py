@@ -11,6 +11,7 @@ from meshwright.export.columns import Columns
 from meshwright.export.meaning import oddities
 from meshwright.spec.cluster import DeviceKind
 from meshwright.spec.errors import ExitCode, MeshwrightError, Problem
+from meshwright.spec.job import JobSpec
 from meshwright.spec.model import Mixture
 from meshwright.spec.optimizer import OptimizerSpec
 from meshwright.spec.plan import Design, Dispatch, TokenLayout
@@ -87,10 +88,7 @@ def refuse_everywhere(said: Columns, refusals: Refusals) -> None:
     world, per_node = said.table.world, groups[0].devices_per_node
     what = f"{int(world[0])} ranks on nodes of {per_node} devices"
     refusals.when((world > per_node) & (world % per_node != 0), "plan.axes", what, fix="use whole nodes")
-    spec = said.job.optimizer
-    plain = isinstance(spec, OptimizerSpec) and not spec.groups
-    what = f"the optimizer {spec.kind} of this job" if not spec.groups else "groups of parameters by name"
-    refusals.when(not plain, "job.optimizer", what, fix="choose adamw without groups")
+    refuse_optimizer(said.job, refusals)
     cpu = any(group.device.kind is DeviceKind.CPU for group in groups)
     refusals.when(cpu, "cluster.groups", "training on processors", why="its recipes need accelerators")
 
@@ -99,3 +97,11 @@ def refuse_odd_model(said: Columns, refusals: Refusals) -> None:
     """What of the model the flags that are written here do not build."""
     for words in oddities(said.model):
         refusals.when(True, "model", words, why=f"the model is {said.model.name}")
+
+
+def refuse_optimizer(job: JobSpec, refusals: Refusals) -> None:
+    """Every optimizer but AdamW whose groups are the usual ones."""
+    spec = job.optimizer
+    plain = isinstance(spec, OptimizerSpec) and not spec.groups
+    what = "groups of parameters by name" if spec.groups else f"the optimizer {spec.kind} as it is here"
+    refusals.when(not plain, "job.optimizer", what, fix="choose adamw without groups")

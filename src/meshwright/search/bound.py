@@ -12,7 +12,7 @@ from meshwright.cost.block_bytes import BlockBytes
 from meshwright.cost.layouts import LayoutArrays, count
 from meshwright.cost.memory import memory, owned_parameters
 from meshwright.cost.offload import away_seconds, optimizes_away
-from meshwright.cost.optimizers import least_moments
+from meshwright.cost.optimizers import least_moments, passed_bytes
 from meshwright.cost.optimizers import least_seconds as least_update_seconds
 from meshwright.cost.pipeline import Shape
 from meshwright.cost.software import software
@@ -191,7 +191,13 @@ class Bounds:
             here = np.zeros_like(here) if group.device.kind is DeviceKind.CPU else here
             away = optimizes_away(table)
             if away.any():
-                here = np.where(away[:, None], away_seconds(owned, sizes=state_bytes(table), group=group), here)
+                here = np.where(
+                    away[:, None],
+                    away_seconds(
+                        owned, sizes=state_bytes(table), group=group, passed=passed_bytes(self._job.optimizer)
+                    ),
+                    here,
+                )
             found.append(here[:, 0])
         return np.asarray(np.min(found, axis=0))
 

@@ -8,7 +8,7 @@ from meshwright.search.constraints import CONSTRAINT_RULES
 from meshwright.search.context_rules import CONTEXT_RULES
 from meshwright.search.degree_rules import DEGREE_RULES, groups_of
 from meshwright.search.form_rules import FORM_RULES
-from meshwright.search.job_rules import allowed_precisions, check_job
+from meshwright.search.job_rules import JOB_RULES, allowed_precisions, check_job
 from meshwright.search.layout_rules import LAYOUT_RULES
 from meshwright.search.memory_rule import MEMORY_RULES
 from meshwright.search.order_rules import ORDER_RULES
@@ -20,6 +20,7 @@ from meshwright.spec.plan import Design
 
 RULES: tuple[Rule, ...] = (
     *FORM_RULES,
+    *JOB_RULES,
     *LAYOUT_RULES,
     *ORDER_RULES,
     *DEGREE_RULES,

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
+
 from meshwright.search.constraints import limits
+from meshwright.search.rules import Rule, Scope, name_rule
 from meshwright.spec.cluster import ClusterSpec, Precision
+from meshwright.spec.codec import nearest
 from meshwright.spec.errors import ConfigError, Gathering, Problem
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec
+from meshwright.spec.plan import Design
+from meshwright.spec.tensors import prefix, tensors
+
+GROUPS = "groups-name-parameters"
 
 
 def check_job(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> None:
@@ -26,9 +34,34 @@ def check_job(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> None:
         what = f"{job.sequence_length:,} is more than the {positions:,} positions the model has learned"
         fix = f"choose {positions} or less"
         problems.append(Problem(where="job.sequence_length", what=what, why="rule sequence-fits-positions", fix=fix))
+    problems += [name_rule(problem, GROUPS) for problem in group_problems(model, job)]
     for precision in gathered.attempt(lambda: allowed_precisions(job)) or ():
         problems += _precision_problems(cluster, job, precision)
     gathered.tell()
+
+
+def group_problems(model: ModelSpec, job: JobSpec) -> list[Problem]:
+    """Patterns of the optimizer's groups that no parameter of the model has a name for: they would do nothing."""
+    if not job.optimizer.groups:
+        return []
+    names = [
+        f"{prefix(block, index)}{entry.name}" for index, block in enumerate(model.blocks) for entry in tensors(block)
+    ]
+    return [
+        Problem(
+            where=f"job.optimizer.groups[{place}].names",
+            what=f"no parameter of {model.name} is called {pattern!r}",
+            fix=nearest(pattern, names) if "*" not in pattern else f"names are like {names[len(names) // 2]!r}",
+        )
+        for place, group in enumerate(job.optimizer.groups)
+        for pattern in group.names
+        if not any(fnmatchcase(name, pattern) for name in names)
+    ]
+
+
+def groups_name_parameters(design: Design) -> Problem | None:
+    """Every group of the optimizer is of some parameter."""
+    return next(iter(group_problems(design.model, design.job)), None)
 
 
 def allowed_precisions(job: JobSpec) -> tuple[Precision, ...]:
@@ -81,3 +114,6 @@ def _precision_problems(cluster: ClusterSpec, job: JobSpec, precision: Precision
         for name, device in devices.items()
         if not device.peak_flops.get(precision)
     ]
+
+
+JOB_RULES = (Rule(name=GROUPS, scope=Scope.PLAN, check=groups_name_parameters),)
