@@ -232,8 +232,8 @@ CASES = {
     ),
     "runtime-schedule": Case(
         D,
-        lambda: D(schedule=Schedule(kind=ScheduleKind.SEQUENCE_1F1B, microbatches=8, slices=2)),
-        "seq1f1b can be predicted and not trained yet",
+        lambda: D(pipeline=1, shard=4, schedule=Schedule(kind=ScheduleKind.SEQUENCE_1F1B, microbatches=4, slices=2)),
+        "2 slices on one pipeline rank",
     ),
     "runtime-compile": Case(
         lambda: compiled(ScheduleKind.ONE_F_ONE_B),

@@ -217,7 +217,7 @@ class Laid:
                 recorder=self.recorder,
             )
         split = self._axis.size if self._axis is not None and self._axis.sequence else 1
-        shape = (plan.microbatch, plan.sequence_length // split, self.design.model.width)
+        shape = (plan.microbatch, plan.sequence_length // (plan.schedule.slices * split), self.design.model.width)
         return PipelineExecutor(
             parts=self.parts,
             synchronizers=synchronizers,

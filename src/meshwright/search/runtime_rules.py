@@ -9,9 +9,8 @@ from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import Problem
 from meshwright.spec.job import Switch
 from meshwright.spec.model import Attention, LatentAttention, Mixture, Recurrence
-from meshwright.spec.plan import Design, Offload, ScheduleKind
+from meshwright.spec.plan import Design, Offload
 
-TRAINED_SCHEDULES = tuple(kind for kind in ScheduleKind if kind is not ScheduleKind.SEQUENCE_1F1B)
 TRAINED_PRECISIONS = (Precision.BF16, Precision.FP32, Precision.TF32, Precision.FP64)
 
 
@@ -73,22 +72,35 @@ def axes_built(design: Design) -> Problem | None:
 
 
 def schedule_played(design: Design) -> Problem | None:
-    """The runtime plays the schedule."""
-    schedule = design.plan.schedule
-    if schedule.kind not in TRAINED_SCHEDULES or schedule.slices > 1:
-        what = f"{schedule.kind.value} can be predicted and not trained yet"
-        known = ", ".join(kind.value for kind in TRAINED_SCHEDULES)
-        return Problem(where="plan.schedule.kind", what=what, fix=f"choose {known}")
+    """The runtime cuts sequences into slices where pipeline ranks take them in turn, and each is whole on a rank."""
+    plan, slices = design.plan, design.plan.schedule.slices
+    if slices == 1:
+        return None
+    where, fix = "plan.schedule.slices", "choose 1"
+    if plan.pipeline == 1:
+        return Problem(where=where, what=f"{slices} slices on one pipeline rank fill no pipeline", fix=fix)
+    if plan.context > 1:
+        what = f"{slices} slices of sequences that a context axis of {plan.context} divides can be predicted and not "
+        return Problem(where=where, what=what + "trained yet", fix=fix)
+    if plan.first_group.sequence_parallel and (plan.sequence_length // slices) % plan.tensor:
+        what = f"slices of {plan.sequence_length // slices:,} tokens do not divide over {plan.tensor} tensor ranks"
+        return Problem(where=where, what=what, fix="choose fewer slices, or no sequence parallel")
     return None
 
 
 def compile_fits(design: Design) -> Problem | None:
-    """What is compiled goes backward in one piece."""
-    plan = design.plan
-    if design.job.compile is not Switch.ON or plan.schedule.kind not in SPLIT or plan.pipeline == 1:
+    """What is compiled goes backward in one piece, and sees whole sequences."""
+    plan, schedule = design.plan, design.plan.schedule
+    if design.job.compile is not Switch.ON or plan.pipeline == 1:
         return None
-    what = f"{plan.schedule.kind.value} splits backwards, and compiled ones are one piece"
-    return Problem(where="job.compile", what=what, fix='choose "off", or a schedule with whole backwards such as 1f1b')
+    fix = 'choose "off", or a schedule of whole passes such as 1f1b'
+    if schedule.kind in SPLIT:
+        what = f"{schedule.kind.value} splits backwards, and compiled ones are one piece"
+        return Problem(where="job.compile", what=what, fix=fix)
+    if schedule.slices > 1:
+        what = f"{schedule.kind.value} passes keys and values between slices, which compiled layers do not"
+        return Problem(where="job.compile", what=what, fix=fix)
+    return None
 
 
 def offload_built(design: Design) -> Problem | None:
@@ -100,10 +112,8 @@ def offload_built(design: Design) -> Problem | None:
     return None
 
 
-UNTRAINED: tuple[tuple[str, int | str | None], ...] = (
-    *((name, None) for name in ("context", "expert", "offload", "slices")),
-    *(("schedule", kind.value) for kind in ScheduleKind if kind not in TRAINED_SCHEDULES),
-)  # constraint columns, None being every use of one: what plans that the rules below refuse have in common
+UNTRAINED: tuple[tuple[str, int | str | None], ...] = tuple((name, None) for name in ("context", "expert", "offload"))
+# constraint columns, None being every use of one: what plans that the rules below refuse have in common
 
 RUNTIME_RULES = (
     Rule(name="runtime-axes", scope=Scope.RUNTIME, check=axes_built),
