@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from meshwright import schedule
-from meshwright.nn import Decoder
+from meshwright.nn.context import KnownAngles
 from meshwright.parallel.passes import LossFunction, Passes, split_passes
 from meshwright.parallel.slices import SliceStore, cut, repeat
 from meshwright.parallel.split import WeightGradients
@@ -27,7 +27,7 @@ class PipelineExecutor:
     `parts` are the stages of this rank in model order, laid out already; a part takes (x, documents=...) and returns
     hidden features of `hidden`'s shape and dtype, or logits when it is the model's last stage. `loss_function` turns
     (logits, targets) of one microbatch into its share of the loss, such that shares and their gradients add up. Where
-    the plan cuts microbatches, `hidden` is of one slice, and parts are Decoders.
+    the plan cuts microbatches, `hidden` is of one slice, and a part takes (x, context=...) and has `known_angles`.
     `synchronizers` belong to `parts`, one each, and so do `weights` where the schedule splits backwards.
     """
 
@@ -186,8 +186,8 @@ class StagePart(nn.Module):
         if self._slices is None:
             result: Tensor = self.part(x, documents=documents)
         else:
-            assert isinstance(self.part, Decoder), "slices attend to each other's keys and values"
-            context = self._slices.context(documents=documents, known_angles=self.part.known_angles)
+            known = cast(KnownAngles, self.part.known_angles)
+            context = self._slices.context(documents=documents, known_angles=known)
             result = self.part(x, context=context)
         return result
 
