@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from meshwright.nn.context import MOST_DOCUMENTS, Context
+from meshwright.nn.context import MOST_DOCUMENTS, Context, GrowingMemory
 
 DOCUMENTS = torch.tensor([[0, 0, 1, 1, 1, 2], [4, 4, 4, 4, 4, 4]])
 
@@ -23,7 +23,7 @@ def test_a_window_that_reaches_over_every_document_cuts_none() -> None:
 def test_many_short_documents_and_remembered_keys_take_a_mask() -> None:
     many = torch.arange(MOST_DOCUMENTS + 1)[None]
     assert Context(documents=many).lengths(window=None, chunk=None) is None
-    assert Context(documents=DOCUMENTS, memory={}).lengths(window=None, chunk=None) is None
+    assert Context(documents=DOCUMENTS, memory=GrowingMemory()).lengths(window=None, chunk=None) is None
 
 
 def test_the_mask_shows_what_is_causal_near_and_of_the_same_document() -> None:

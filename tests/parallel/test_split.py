@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from meshwright.nn.decoder import DecoderLayer
-from meshwright.parallel.compile import compile_layers
+from meshwright.parallel.compile import uncompiled
 from meshwright.parallel.recompute import apply_recompute
 from meshwright.parallel.split import WeightGradients
-from meshwright.spec.errors import EnvironmentUnfit
-from meshwright.spec.plan import Recompute
+from meshwright.search.runtime_rules import compile_fits
+from meshwright.spec.job import Switch
+from meshwright.spec.plan import Recompute, ScheduleKind
+from meshwright.train.compile_trial import LayerCompiler
 from tests.parallel.split_cases import decoder, sent_in_time, units
 from tests.support import models
+from tests.support.designs import Layout, design
 from tests.support.pool import Pool
 
 TOKENS = torch.arange(24).view(2, 12) % models.VOCAB
@@ -99,8 +103,24 @@ def test_buckets_are_on_their_way_before_the_last_half_ends(pool: Pool) -> None:
         assert max(errors) < 1e-10
 
 
-def test_layers_with_split_backwards_are_not_compiled() -> None:
-    part = decoder()
-    WeightGradients(units(part))
-    with pytest.raises(EnvironmentUnfit, match="split"):
-        compile_layers([part])
+@pytest.mark.parametrize(
+    ("layout", "why"),
+    [
+        (Layout(pipeline=2, kind=ScheduleKind.ZERO_BUBBLE_V, chunks=2), "zb-v splits backwards"),
+        (
+            Layout(pipeline=2, kind=ScheduleKind.SEQUENCE_1F1B, slices=2),
+            "seq1f1b passes keys and values between slices",
+        ),
+        (Layout(pipeline=2), ""),
+        (Layout(kind=ScheduleKind.BREADTH_FIRST, chunks=2), ""),
+    ],
+    ids=lambda value: str(value),
+)
+def test_what_is_refused_to_compile_is_not_tried_either(layout: Layout, why: str) -> None:
+    of = design(models.model(), layout)
+    assert uncompiled(of.plan).startswith(why)
+    if why:
+        assert LayerCompiler(parts=(decoder(),), refusal=why).compile() == why
+    assert bool(uncompiled(of.plan)) == bool(why)
+    compiled = replace(of, job=replace(of.job, compile=Switch.ON))
+    assert bool(compile_fits(compiled)) == bool(why)

@@ -246,22 +246,12 @@ CASES = {
     "runtime-experts": Case(
         lambda: D(experts=ExpertGrid(expert=2), of=samples.model(layer=samples.mixture_layer(routing=DROPPING))),
         lambda: D(context=2, shard=1, asked=HALF, of=samples.model(layer=samples.mixture_layer(routing=DROPPING))),
-        "experts counted over a sequence that context ranks divide can be predicted and not trained yet",
-    ),
-    "runtime-slices": Case(
-        lambda: D(context=2, shard=1, asked=HALF),
-        lambda: D(
-            context=2,
-            shard=1,
-            asked=HALF,
-            schedule=Schedule(kind=ScheduleKind.SEQUENCE_1F1B, microbatches=8, slices=4),
-        ),
-        "4 slices under context parallel 2 can be predicted and not trained yet",
+        "experts counted over a sequence that ranks or slices divide can be predicted and not trained yet",
     ),
     "runtime-schedule": Case(
         D,
-        lambda: D(schedule=Schedule(kind=ScheduleKind.SEQUENCE_1F1B, microbatches=8, slices=2)),
-        "seq1f1b can be predicted and not trained yet",
+        lambda: D(pipeline=1, shard=4, schedule=Schedule(kind=ScheduleKind.SEQUENCE_1F1B, microbatches=4, slices=2)),
+        "2 slices on one pipeline rank",
     ),
     "runtime-compile": Case(
         lambda: compiled(ScheduleKind.ONE_F_ONE_B),

@@ -44,6 +44,7 @@ class Layout:
     recompute: Recompute = Recompute.NONE
     kind: ScheduleKind = ScheduleKind.ONE_F_ONE_B
     chunks: int = 1
+    slices: int = 1
     microbatch: int = 1
     batch: int = 16
     precision: Precision = Precision.FP64
@@ -70,6 +71,7 @@ class Layout:
         parts += [f"{self.kind.value}x{self.chunks}"] if self.pipeline > 1 else []
         grid = self.experts
         parts += [f"ep{grid.expert}etp{grid.tensor}-{grid.dispatch.value}"] if grid is not None else []
+        parts += [f"slices{self.slices}"] if self.slices > 1 else []
         return "-".join([*parts, f"m{self.microbatches}x{self.microbatch}"])
 
 
@@ -104,7 +106,9 @@ def plan(model: ModelSpec, layout: Layout) -> Plan:
             )
             for index in range(stages)
         ),
-        schedule=Schedule(kind=layout.kind, microbatches=layout.microbatches, chunks=layout.chunks),
+        schedule=Schedule(
+            kind=layout.kind, microbatches=layout.microbatches, chunks=layout.chunks, slices=layout.slices
+        ),
         sequence_length=SEQUENCE,
         microbatch=layout.microbatch,
         exchange=layout.exchange,

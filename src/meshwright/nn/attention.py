@@ -66,7 +66,7 @@ class AttentionCore(nn.Module):
             return self._by_document(q, k, v, lengths).transpose(1, 2)
         mask = context.mask(q.shape[2], window=self.window, chunk=self.chunk, device=q.device)
         if context.memory is not None:
-            k, v = self._remember(k, v, context.memory)
+            k, v = context.memory.extend(id(self), k, v)
         if written_out:
             return self._explicit(q, k, v, sinks, mask).transpose(1, 2)
         return self._attend(q, k, v, mask).transpose(1, 2)
@@ -91,13 +91,6 @@ class AttentionCore(nn.Module):
                 torch.cat([self._attend(queries, keys, values, None) for queries, keys, values in parts], dim=2)
             )
         return torch.cat(rows)
-
-    def _remember(self, k: Tensor, v: Tensor, memory: dict[int, tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        if id(self) in memory:
-            before = memory[id(self)]
-            k, v = torch.cat((before[0], k), dim=2), torch.cat((before[1], v), dim=2)
-        memory[id(self)] = (k, v)
-        return k, v
 
     def _explicit(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, mask: Tensor | None) -> Tensor:
         """The scores written out: for a soft cap (2408.00118) and for sinks, a score per head that takes no value."""

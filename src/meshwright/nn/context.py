@@ -15,6 +15,28 @@ from meshwright.spec.model import Rotary
 # On average in a sequence: beyond, one masked product is faster than one product a document.
 MOST_DOCUMENTS = 16
 
+
+class Memory(Protocol):
+    """Keys and values of positions before those of a forward pass, by mixer."""
+
+    def extend(self, core: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """All keys and values (b, heads, all, dim) so far of mixer `core`, from those of the new positions."""
+
+
+class GrowingMemory:
+    """Memory of text that is generated step by step: what is new is added for good."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def extend(self, core: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        if core in self.held:
+            before = self.held[core]
+            k, v = torch.cat((before[0], k), dim=2), torch.cat((before[1], v), dim=2)
+        self.held[core] = (k, v)
+        return k, v
+
+
 KnownAngles = dict[tuple[Rotary, int, int, torch.dtype, torch.device], Angles]
 
 
@@ -23,8 +45,9 @@ class Context:
     """One forward pass.
 
     `documents` (b, s) numbers the document of each position, each document in one run; None means one document a
-    sequence. `memory` keeps keys and values by mixer when text is generated step by step, and `start` is then the
-    first new position. Masks are made once and shared by all layers of the pass; angles outlive it in `known_angles`.
+    sequence. `memory` keeps keys and values by mixer when a sequence comes in runs of tokens (text that is generated,
+    slices of a microbatch), and `start` is then the first new position. Masks are made once and shared by all layers of
+    the pass; angles outlive it in `known_angles`.
 
     Where a sequence of `length` tokens is divided over ranks, `positions`, (s,) or (b, s) where sequences differ, says
     which of them x holds, and `documents` are still those of the whole sequence, (b, length).
@@ -34,7 +57,7 @@ class Context:
     positions: Tensor | None = None
     length: int = 0
     start: int = 0
-    memory: dict[int, tuple[Tensor, Tensor]] | None = None
+    memory: Memory | None = None
     known_angles: KnownAngles = field(default_factory=dict)
     known: dict[object, object] = field(default_factory=dict)  # what an exchange of keys works out once a pass
     _lengths: tuple[tuple[int, ...], ...] | None = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from meshwright.nn.context import Context
+from meshwright.nn.context import Context, GrowingMemory
 from meshwright.nn.decoder import Decoder
 
 
@@ -32,11 +32,11 @@ def generate(decoder: Decoder, prompt: list[int], *, count: int, sampling: Sampl
     generator = torch.Generator(device=device).manual_seed(sampling.seed)
     limit = max(decoder.model.max_positions, 2)
     read = prompt[-limit:]
-    context, fresh = Context(memory={}), read
+    context, fresh = Context(memory=GrowingMemory()), read
     for _ in range(count):
         if context.start + len(fresh) > limit:
             read = read[-(limit // 2) :]
-            context, fresh = Context(memory={}), read
+            context, fresh = Context(memory=GrowingMemory()), read
         logits = decoder(torch.tensor([fresh], device=device), context=context)[0, -1].float()
         token = _choose(logits, sampling, generator)
         context = Context(memory=context.memory, start=context.start + len(fresh))

@@ -8,25 +8,22 @@ from collections.abc import Sequence
 from torch import nn
 
 from meshwright.parallel.torch_compat import forget_compiled
+from meshwright.schedule.build import SPLIT
 from meshwright.spec.errors import EnvironmentUnfit, Problem
+from meshwright.spec.plan import Plan
 
 _COMPILERS = ("c++", "g++", "clang++")
 
 
-def compile_layers(parts: Sequence[nn.Module]) -> None:
-    """Every layer compiles itself at its first pass.
+def uncompiled(plan: Plan) -> str:
+    """Why layers under `plan` run as they are written; nothing where they may compile (rule runtime-compile)."""
+    if plan.pipeline > 1 and plan.schedule.kind in SPLIT:
+        return f"{plan.schedule.kind.value} splits backwards"
+    return f"{plan.schedule.kind.value} passes keys and values between slices" if plan.schedule.slices > 1 else ""
 
-    Raises EnvironmentUnfit when there is no C++ compiler, and where backwards are split.
-    """
-    if any(getattr(module, "product", None) is not None for part in parts for module in part.modules()):
-        raise EnvironmentUnfit(
-            Problem(
-                what="layers whose backwards are split are not compiled",
-                where="job.compile",
-                why="a compiled backward is one piece",
-                fix='set job.compile = "off", or choose a schedule with whole backwards, such as 1f1b',
-            )
-        )
+
+def compile_layers(parts: Sequence[nn.Module]) -> None:
+    """Every layer compiles itself at its first pass. Raises EnvironmentUnfit when there is no C++ compiler."""
     if not any(shutil.which(name) for name in _COMPILERS):
         raise EnvironmentUnfit(
             Problem(

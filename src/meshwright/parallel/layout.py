@@ -247,7 +247,8 @@ class Laid:
                 recorder=self.recorder,
             )
         split = self._axis.size if self._axis is not None and self._axis.sequence else 1
-        shape = (plan.microbatch, plan.sequence_length // (plan.context * split), self.design.model.width)
+        length = plan.sequence_length // (plan.context * plan.schedule.slices * split)
+        shape = (plan.microbatch, length, self.design.model.width)
         return PipelineExecutor(
             parts=self.parts,
             synchronizers=synchronizers,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from meshwright import schedule
+from meshwright.parallel.slices import SliceStore
 from meshwright.parallel.split import WeightGradients
 from meshwright.parallel.synchronize import Synchronizer
 from meshwright.spec.report import LineName
@@ -20,7 +21,8 @@ LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 class Passes:
     """What one stage does in each pass, with its spans: StageCalls. `split` are the passes whose backward has two
-    halves, both under the name of backward; `count` is how many passes a step has.
+    halves, both under the name of backward; `count` is how many passes a step has. `slices`, where microbatches are
+    cut, says where else a backward begins; pass i is then a slice of microbatch i // slices.number.
     """
 
     def __init__(
@@ -32,14 +34,18 @@ class Passes:
         split: frozenset[int],
         count: int,
         recorder: Recorder,
+        slices: SliceStore | None = None,
     ) -> None:
         assert weights is not None or not split, "a stage that splits backwards keeps what they put off"
         self._stage, self._synchronizer, self._weights, self._split = stage, synchronizer, weights, split
         self._count, self._recorder, self._start = count, recorder, 0.0
+        self._slices = slices
 
     def before_forward(self, index: int) -> None:
         if self._weights is not None:
             self._weights.before_forward(splits=index in self._split)
+        if self._slices is not None:
+            self._slices.begin(index)
         self._start = time.perf_counter()
 
     def after_forward(self, index: int) -> None:
@@ -55,7 +61,8 @@ class Passes:
         if self._weights is not None:
             self._weights.before_forward(splits=not whole)  # what a checkpoint computes again is that forward
         with nullcontext() if whole or self._weights is None else self._weights.putting_off(index):
-            torch.autograd.backward([output], [gradient])
+            made, above = ([], []) if self._slices is None else self._slices.gradients(index)
+            torch.autograd.backward([output, *made], [gradient, *above])
         self._record(LineName.BACKWARD, start, index)
 
     def weights(self, index: int, *, last: bool) -> None:
@@ -72,7 +79,9 @@ class Passes:
         self._record(LineName.GRADIENTS, start, -1)
 
     def _record(self, name: LineName, start: float, index: int) -> None:
-        self._recorder.record(name, start, time.perf_counter() - start, stage=self._stage, microbatch=index)
+        microbatch = index if self._slices is None else index // self._slices.number
+        seconds = time.perf_counter() - start
+        self._recorder.record(name, start, seconds, stage=self._stage, microbatch=microbatch)
 
 
 def split_passes(table: schedule.Table, stage: int) -> frozenset[int]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from meshwright import schedule
+from meshwright.nn.context import KnownAngles
 from meshwright.parallel.passes import LossFunction, Passes, split_passes
+from meshwright.parallel.slices import SliceStore, cut, repeat
 from meshwright.parallel.split import WeightGradients
 from meshwright.parallel.synchronize import Synchronizer
 from meshwright.parallel.torch_compat import TableStage, table_runtime
@@ -23,7 +26,8 @@ class PipelineExecutor:
 
     `parts` are the stages of this rank in model order, laid out already; a part takes (x, documents=...) and returns
     hidden features of `hidden`'s shape and dtype, or logits when it is the model's last stage. `loss_function` turns
-    (logits, targets) of one microbatch into its share of the loss, such that shares and their gradients add up.
+    (logits, targets) of one microbatch into its share of the loss, such that shares and their gradients add up. Where
+    the plan cuts microbatches, `hidden` is of one slice, and a part takes (x, context=...) and has `known_angles`.
     `synchronizers` belong to `parts`, one each, and so do `weights` where the schedule splits backwards.
     """
 
@@ -49,10 +53,12 @@ class PipelineExecutor:
         self._hidden = torch.empty(hidden.shape, dtype=hidden.dtype, device="meta", requires_grad=True)
         self._synchronizers, self._weights = tuple(synchronizers), tuple(weights)
         self._recorder = recorder
-        last = len(plan.stages) - 1
+        last, number = len(plan.stages) - 1, plan.schedule.slices
+        length = plan.sequence_length // number
+        self._slices = [SliceStore(number=number, length=length) if number > 1 else None for _ in parts]
         self._parts = [
-            StagePart(part, hidden=self._hidden, loss_function=loss_function if index == last else None)
-            for index, part in zip(self._indexes, parts, strict=True)
+            StagePart(part, hidden=self._hidden, loss_function=loss_function if index == last else None, slices=slices)
+            for index, part, slices in zip(self._indexes, parts, self._slices, strict=True)
         ]
         self._runtimes: dict[tuple[int, bool], Any] = {}
 
@@ -86,8 +92,12 @@ class PipelineExecutor:
     def _run(self, tokens: Tensor, targets: Tensor, documents: Tensor | None, *, train: bool) -> Tensor:
         microbatches = tokens.shape[0] // self._plan.microbatch
         assert microbatches * self._plan.microbatch == tokens.shape[0], "whole microbatches"
+        number = self._plan.schedule.slices
         runtime = self._runtime(microbatches, train=train)
-        extra: dict[str, Tensor] = {} if documents is None else {"documents": documents}
+        tokens, targets = (cut(x, microbatch=self._plan.microbatch, number=number) for x in (tokens, targets))
+        extra: dict[str, Tensor] = {}
+        if documents is not None:
+            extra["documents"] = repeat(documents, microbatch=self._plan.microbatch, number=number)
         if self.predicts:
             extra["targets"] = targets
         losses: list[Tensor] = []
@@ -105,24 +115,29 @@ class PipelineExecutor:
     def _runtime(self, microbatches: int, *, train: bool) -> Any:
         """One runtime for each number of microbatches and mode: shapes are agreed on once, never in a later step."""
         if (microbatches, train) not in self._runtimes:
-            table = self._table(microbatches) if train else _forward_table(self._plan, microbatches)
+            passes = microbatches * self._plan.schedule.slices
+            table = self._table(microbatches) if train else _forward_table(self._plan, passes)
             rows = [[str(action) for action in row] for row in table]
             stages = [
-                self._stage(place, split=split_passes(table, index), microbatches=microbatches)
+                self._stage(place, split=split_passes(table, index), passes=passes)
                 for place, index in enumerate(self._indexes)
             ]
-            self._runtimes[microbatches, train] = table_runtime(stages, rows=rows, microbatches=microbatches)
+            self._runtimes[microbatches, train] = table_runtime(stages, rows=rows, microbatches=passes)
         return self._runtimes[microbatches, train]
 
     def _table(self, microbatches: int) -> schedule.Table:
-        plan = self._plan
-        return schedule.build(
-            plan.schedule.kind, pipeline=plan.pipeline, chunks=plan.schedule.chunks, microbatches=microbatches
+        """The plan's table with passes for microbatches: slice j of k of microbatch i is pass i * k + j."""
+        plan, number = self._plan, self._plan.schedule.slices
+        sizes = {"pipeline": plan.pipeline, "chunks": plan.schedule.chunks, "microbatches": microbatches}
+        table = schedule.build(plan.schedule.kind, **sizes, slices=number)
+        return tuple(
+            tuple(replace(action, microbatch=action.microbatch * number + action.slice, slice=0) for action in row)
+            for row in table
         )
 
-    def _stage(self, place: int, *, split: frozenset[int], microbatches: int) -> TableStage:
+    def _stage(self, place: int, *, split: frozenset[int], passes: int) -> TableStage:
         index, plan = self._indexes[place], self._plan
-        length = plan.sequence_length // plan.context
+        length = plan.sequence_length // (plan.context * plan.schedule.slices)
         tokens = torch.empty(plan.microbatch, length, dtype=torch.int64, device="meta")
         scalar = torch.empty((), dtype=torch.promote_types(self._hidden.dtype, torch.float32), device="meta")
         return TableStage(
@@ -138,32 +153,48 @@ class PipelineExecutor:
                 synchronizer=self._synchronizers[place],
                 weights=self._weights[place],
                 split=split,
-                count=microbatches,
+                count=passes,
                 recorder=self._recorder,
+                slices=self._slices[place],
             ),
         )
 
 
 class StagePart(nn.Module):
-    """One stage as the runtime sees it: hidden features out, or the loss share when it holds `loss_function`."""
+    """One stage as the runtime sees it: hidden features out, or the loss share when it holds `loss_function`.
 
-    def __init__(self, part: nn.Module, *, hidden: Tensor, loss_function: LossFunction | None) -> None:
+    With `slices` a pass sees the keys and values of the slices before it; `documents` are those of whole sequences.
+    """
+
+    def __init__(
+        self, part: nn.Module, *, hidden: Tensor, loss_function: LossFunction | None, slices: SliceStore | None
+    ) -> None:
         super().__init__()
         self.part = part
         self._sends = (hidden.shape, hidden.dtype)
         self._loss_function = loss_function
+        self._slices = slices
 
     def forward(self, x: Tensor, *, documents: Tensor | None = None, targets: Tensor | None = None) -> Tensor:
-        output: Tensor = self.part(x, documents=documents)
+        output = self._features(x, documents)
         if self._loss_function is not None:
             assert targets is not None, "the last stage is given targets"
             return self._loss_function(output, targets)
         assert (output.shape, output.dtype) == self._sends, f"stage sends {output.dtype} {tuple(output.shape)}"
         return output
 
+    def _features(self, x: Tensor, documents: Tensor | None) -> Tensor:
+        if self._slices is None:
+            result: Tensor = self.part(x, documents=documents)
+        else:
+            known = cast(KnownAngles, self.part.known_angles)
+            context = self._slices.context(documents=documents, known_angles=known)
+            result = self.part(x, context=context)
+        return result
 
-def _forward_table(plan: Plan, microbatches: int) -> schedule.Table:
-    """Chunk by chunk, every microbatch: any number of microbatches. The runtime does nothing in the backwards."""
+
+def _forward_table(plan: Plan, passes: int) -> schedule.Table:
+    """Chunk by chunk, every pass: any number of them. The runtime does nothing in the backwards."""
     rows = []
     for rank in range(plan.pipeline):
         stages = plan.stages_of(rank)
@@ -171,9 +202,9 @@ def _forward_table(plan: Plan, microbatches: int) -> schedule.Table:
         order += [(schedule.Work.BACKWARD, stage) for stage in reversed(stages)]
         rows.append(
             tuple(
-                schedule.Action(work=work, stage=stage, microbatch=microbatch)
+                schedule.Action(work=work, stage=stage, microbatch=index)
                 for work, stage in order
-                for microbatch in range(microbatches)
+                for index in range(passes)
             )
         )
     return tuple(rows)

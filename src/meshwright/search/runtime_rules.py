@@ -12,7 +12,6 @@ from meshwright.spec.model import Attention, LatentAttention, Mixture, Recurrenc
 from meshwright.spec.optimizer import OptimizerKind
 from meshwright.spec.plan import Design, Offload, ScheduleKind
 
-TRAINED_SCHEDULES = tuple(kind for kind in ScheduleKind if kind is not ScheduleKind.SEQUENCE_1F1B)
 TRAINED_PRECISIONS = (Precision.BF16, Precision.FP32, Precision.TF32, Precision.FP64)
 GRADIENT_PRECISIONS = (Precision.FP64, Precision.FP32, Precision.BF16, Precision.FP8)
 EMULATED_PRECISIONS = tuple(precision for precision in Precision if precision.quantized)
@@ -121,41 +120,44 @@ def experts_laid(design: Design) -> Problem | None:
             return Problem(where="plan.experts", what=what, fix=fix)
     for index, layer in enumerate(design.model.layers):
         how = layer.transform.routing if isinstance(layer.transform, Mixture) else None
-        if how is not None and plan.context > 1 and (how.capacity is not None or how.balance_loss):
-            what = "experts counted over a sequence that context ranks divide can be predicted and not trained yet"
-            fix = "choose neither capacity nor balance_loss, or a context axis of 1"
+        divided = plan.context > 1 or plan.schedule.slices > 1
+        if how is not None and divided and (how.capacity is not None or how.balance_loss):
+            what = "experts counted over a sequence that ranks or slices divide can be predicted and not trained yet"
+            fix = "choose neither capacity nor balance_loss, or a context axis and slices of 1"
             return Problem(where=f"model.layers[{index}].transform.routing", what=what, fix=fix)
     return None
 
 
-def slices_whole(design: Design) -> Problem | None:
-    """Slices of a microbatch and ranks of the context axis do not both divide its sequences."""
-    plan = design.plan
-    if plan.context > 1 and plan.schedule.slices > 1:
-        what = (
-            f"{plan.schedule.slices} slices under context parallel {plan.context} can be predicted and not trained yet"
-        )
-        return Problem(where="plan.schedule.slices", what=what, fix="choose 1 slice, or a context axis of 1")
-    return None
-
-
 def schedule_played(design: Design) -> Problem | None:
-    """The runtime plays the schedule."""
-    schedule = design.plan.schedule
-    if schedule.kind not in TRAINED_SCHEDULES or schedule.slices > 1:
-        what = f"{schedule.kind.value} can be predicted and not trained yet"
-        known = ", ".join(kind.value for kind in TRAINED_SCHEDULES)
-        return Problem(where="plan.schedule.kind", what=what, fix=f"choose {known}")
+    """The runtime cuts sequences into slices where pipeline ranks take them in turn, and each is whole on a rank."""
+    plan, slices = design.plan, design.plan.schedule.slices
+    if slices == 1:
+        return None
+    where, fix = "plan.schedule.slices", "choose 1"
+    if plan.pipeline == 1:
+        return Problem(where=where, what=f"{slices} slices on one pipeline rank fill no pipeline", fix=fix)
+    if plan.context > 1:
+        what = f"{slices} slices of sequences that a context axis of {plan.context} divides can be predicted and not "
+        return Problem(where=where, what=what + "trained yet", fix=fix)
+    if plan.first_group.sequence_parallel and (plan.sequence_length // slices) % plan.tensor:
+        what = f"slices of {plan.sequence_length // slices:,} tokens do not divide over {plan.tensor} tensor ranks"
+        return Problem(where=where, what=what, fix="choose fewer slices, or no sequence parallel")
     return None
 
 
 def compile_fits(design: Design) -> Problem | None:
-    """What is compiled goes backward in one piece."""
-    plan = design.plan
-    if design.job.compile is not Switch.ON or plan.schedule.kind not in SPLIT or plan.pipeline == 1:
+    """What is compiled goes backward in one piece, and sees whole sequences."""
+    plan, schedule = design.plan, design.plan.schedule
+    if design.job.compile is not Switch.ON or plan.pipeline == 1:
         return None
-    what = f"{plan.schedule.kind.value} splits backwards, and compiled ones are one piece"
-    return Problem(where="job.compile", what=what, fix='choose "off", or a schedule with whole backwards such as 1f1b')
+    fix = 'choose "off", or a schedule of whole passes such as 1f1b'
+    if schedule.kind in SPLIT:
+        what = f"{schedule.kind.value} splits backwards, and compiled ones are one piece"
+        return Problem(where="job.compile", what=what, fix=fix)
+    if schedule.slices > 1:
+        what = f"{schedule.kind.value} passes keys and values between slices, which compiled layers do not"
+        return Problem(where="job.compile", what=what, fix=fix)
+    return None
 
 
 def offload_built(design: Design) -> Problem | None:
@@ -180,7 +182,7 @@ def updated_by_hosts(job: JobSpec) -> bool:
 
 def untrained(job: JobSpec) -> tuple[tuple[str, int | str | None], ...]:
     """Constraint columns, None being every use of one: what plans of `job` that are refused here have in common."""
-    found = UNTRAINED
+    found: tuple[tuple[str, int | str | None], ...] = ()
     if not updated_by_hosts(job):
         found = (*found, ("offload", Offload.OPTIMIZER.value))
     if job.compile is not Switch.OFF:
@@ -188,13 +190,7 @@ def untrained(job: JobSpec) -> tuple[tuple[str, int | str | None], ...]:
     return found
 
 
-UNTRAINED: tuple[tuple[str, int | str | None], ...] = (
-    ("slices", None),
-    *(("schedule", kind.value) for kind in ScheduleKind if kind not in TRAINED_SCHEDULES),
-)  # as `untrained`, whatever the job
-
 RUNTIME_RULES = (
-    Rule(name="runtime-slices", scope=Scope.RUNTIME, check=slices_whole),
     Rule(name="runtime-experts", scope=Scope.RUNTIME, check=experts_laid),
     Rule(name="runtime-schedule", scope=Scope.RUNTIME, check=schedule_played),
     Rule(name="runtime-compile", scope=Scope.RUNTIME, check=compile_fits),

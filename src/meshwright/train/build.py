@@ -12,6 +12,7 @@ import torch
 
 from meshwright import parallel
 from meshwright.data import Corpus, Loader, Position, prepare
+from meshwright.parallel.compile import uncompiled
 from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.job import Switch
@@ -135,7 +136,8 @@ def _loader(corpus: Corpus, *, feed: Feed, consumed: int) -> Loader:
 
 def _reactors(run: Run, *, saved: int | None, max_steps: int | None) -> tuple[Reactor, ...]:
     job = run.design.job
-    trial = CompileTrial(compiler=LayerCompiler(parts=run.laid.parts), total_steps=job.total_steps)
+    compiler = LayerCompiler(parts=run.laid.parts, refusal=uncompiled(run.design.plan))
+    trial = CompileTrial(compiler=compiler, total_steps=job.total_steps)
     return (
         FiniteLoss(last_saved=saved),
         *((trial,) if job.compile is Switch.AUTO else ()),

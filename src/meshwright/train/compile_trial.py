@@ -31,11 +31,14 @@ class Compiler(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCompiler:
-    """The layers of the stages of this rank."""
+    """The layers of the stages of this rank; `refusal` says why they do not compile, where they do not."""
 
     parts: tuple[nn.Module, ...]
+    refusal: str = ""
 
     def compile(self) -> str:
+        if self.refusal:
+            return self.refusal
         try:
             compile_layers(self.parts)
         except EnvironmentUnfit as error:
