@@ -18,6 +18,7 @@ from meshwright.cli import (
     clusters,
     compare,
     doctor,
+    dryrun,
     explain,
     export,
     generate,
@@ -51,6 +52,7 @@ def build() -> typer.Typer:
     )
     for name, command in (
         ("plan", plan.plan),
+        ("dryrun", dryrun.dryrun),
         ("train", train.train),
         ("explain", explain.explain),
         ("compare", compare.compare),

@@ -24,6 +24,7 @@ from meshwright.parallel.tensor import (
     indivisible,
     local_reader,
 )
+from meshwright.parallel.torch_compat import without_memory
 from meshwright.spec.blocks import Block
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.job import Switch
@@ -74,7 +75,7 @@ def lay_stage(
     """One stage. Each unit (embedding, layer, head) is filled, divided and sharded before the next one has memory."""
     sharding = stage.groups[0].sharding
     sharded = is_sharded(sharding, mesh)
-    with torch.device("meta"):
+    with without_memory():
         part = Decoder(design.model, start=stage.start, stop=stage.stop).to(kinds.master)
     names = tuple(name for name, _ in part.named_parameters())
     for prefix, unit, block in units(part):

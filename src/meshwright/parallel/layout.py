@@ -108,6 +108,11 @@ class Laid:
         return losses.sum() / self._batch_tokens
 
     @property
+    def synchronizers(self) -> tuple[Synchronizer, ...]:
+        """How the gradients of each of `parts` meet."""
+        return tuple(part.synchronizer for part in self._parted)
+
+    @property
     def _batch_tokens(self) -> int:
         return self.design.plan.batch_tokens
 

@@ -26,8 +26,8 @@ from meshwright.train.torch_compat import (
 
 # A reduction of this few bytes carries a loss or a norm, not gradients.
 SCALAR_BYTES = 256
-_NAMESPACES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
-_WAITS = frozenset({"wait_tensor", "_wrap_tensor_autograd"})
+NAMESPACES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
+WAITS = frozenset({"wait_tensor", "_wrap_tensor_autograd"})
 _DATA_AXES = frozenset({AxisName.REPLICATE, AxisName.SHARD})
 # The first word found in the name of an operator says what it does; order matters.
 _OPERATIONS: Mapping[str, str] = {
@@ -108,13 +108,13 @@ class CollectiveTimer(TorchDispatchMode):
         if any(is_distributed(kind) for kind in types):
             return NotImplemented
         kwargs = kwargs or {}
-        if func.namespace not in _NAMESPACES:
+        if func.namespace not in NAMESPACES:
             return func(*args, **kwargs)
         name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else func.__name__
         if name == "wait_tensor":
             return self._wait_tensor(func, args)
         operation = operation_of(name)
-        if name in _WAITS or operation is None:
+        if name in WAITS or operation is None:
             return func(*args, **kwargs)
         return self._collective(func, operation, args, kwargs)
 
@@ -134,10 +134,10 @@ class CollectiveTimer(TorchDispatchMode):
         if self._synchronize is not None:
             self._synchronize()
         seconds = time.perf_counter() - start
-        ranks = _ranks_of(args, kwargs)
+        ranks = ranks_of(args, kwargs)
         if ranks is None or len(ranks) < 2:
             return result
-        num_bytes = _whole_bytes(args, result)
+        num_bytes = whole_bytes(args, result)
         pending = _Pending(operation=operation, ranks=ranks, num_bytes=num_bytes, start=start, seconds=seconds)
         self._pending.append(pending)
         for leaf in tree_leaves(result):
@@ -186,7 +186,7 @@ def operation_of(name: str) -> str | None:
     return next((operation for word, operation in _OPERATIONS.items() if word in name), None)
 
 
-def _whole_bytes(args: Any, result: Any) -> int:
+def whole_bytes(args: Any, result: Any) -> int:
     """Bytes of the whole tensor: the largest argument or result, for one side of a gather or scatter is whole."""
     results = result if isinstance(result, (tuple, list)) else (result,)
     return max((_bytes_of(side) for side in (*args, *results)), default=0)
@@ -197,7 +197,7 @@ def _bytes_of(tree: Any) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _ranks_of(args: Any, kwargs: Any) -> tuple[int, ...] | None:
+def ranks_of(args: Any, kwargs: Any) -> tuple[int, ...] | None:
     """Global ranks of the group among the arguments of an operator; names of reductions are no groups."""
     handles = (leaf for leaf in reversed(tree_leaves((args, kwargs))) if not isinstance(leaf, (torch.Tensor, int)))
     return next((ranks for handle in handles if (ranks := group_ranks(handle)) is not None), None)
