@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from meshwright.catalog import load_cluster
 from meshwright.run.children import in_child
 from meshwright.run.dry.count import RankCount, content
 from meshwright.run.dry_run import dry_run, shares_of
@@ -84,7 +85,8 @@ def test_a_fake_rank_counts_what_a_real_one_does(pool: Pool) -> None:
 
 
 def test_a_dry_run_is_a_report_beside_the_prediction() -> None:
-    entry = case(Layout(shard=1024, sharding=Sharding.PARAMETERS, batch=2048), layers=4)
+    entry = case(Layout(shard=1024, sharding=Sharding.PARAMETERS, batch=1024), layers=2)
+    entry = replace(entry, cluster=load_cluster("1024xH100"), plan=replace(entry.plan, cluster="1024xH100"))
     said: list[str] = []
     found = dry_run(entry, say=said.append)
     assert said

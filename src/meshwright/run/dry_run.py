@@ -60,7 +60,7 @@ def dry_run(design: Design, *, whole: bool = False, say: Say | None = None) -> D
     arguments = [{"design": text, "ranks": share, "whole": whole} for share in shares]
     found = in_children(count_ranks, arguments, seconds=LIMIT_SECONDS)
     ranks = tuple(sorted((count for counts in found for count in counts), key=lambda count: count.rank))
-    predicted = cost.predict(design)
+    predicted = with_traffic(design, cost.predict(design))
     counted = counted_report(design, predicted, ranks)
     return DryRun(
         plan=design.plan.digest(),
@@ -85,6 +85,26 @@ def shares_of(design: Design, *, processes: int) -> list[list[int]]:
     return shares
 
 
+def with_traffic(design: Design, predicted: Report) -> Report:
+    """The prediction with the bytes that our own runtime sends, on the lines of the rank that it tells of.
+
+    Only of the software that runs here: what others send is theirs.
+    """
+    if design.job.software != "torch":
+        return predicted
+    rank = int(predicted.detail.get("busiest_rank", 0.0))
+    sent = {line.name: line for line in _collectives({}, cost.traffic(design, rank=rank).bytes, predicted.step.origin)}
+    lines = [
+        replace(line, bytes=sent[line.name].bytes, lines=(*line.lines, *sent[line.name].lines))
+        if line.name in sent
+        else line
+        for line in predicted.step.lines
+    ]
+    lines += [line for name, line in sent.items() if predicted.step.find(name) is None]
+    total = sum(line.bytes for line in sent.values())
+    return replace(predicted, step=replace(predicted.step, bytes=total, lines=tuple(lines)))
+
+
 def counted_report(design: Design, predicted: Report, ranks: Sequence[RankCount]) -> Report:
     """The counts in the form of `predicted`, whose capacities and reserves they keep; lines tell of the rank that the
     prediction tells of. Nothing is timed: seconds are 0."""
@@ -95,7 +115,7 @@ def counted_report(design: Design, predicted: Report, ranks: Sequence[RankCount]
         for name in _COMPUTE
         if chosen.flops.get(name)
     ]
-    lines += _collectives(chosen.calls, chosen.bytes)
+    lines += _collectives(chosen.calls, chosen.bytes, Origin.COUNTED)
     step = Line(
         name=LineName.STEP, flops=sum(chosen.flops.values()), bytes=sum(chosen.bytes.values()),
         origin=Origin.COUNTED, lines=tuple(lines),
@@ -116,16 +136,16 @@ def counted_report(design: Design, predicted: Report, ranks: Sequence[RankCount]
     )
 
 
-def _collectives(calls: Mapping[str, float], moved: Mapping[str, float]) -> list[Line]:
+def _collectives(calls: Mapping[str, float], moved: Mapping[str, float], origin: Origin) -> list[Line]:
     """A line for every kind of collective, and under it one for each operation along its axes."""
     found: dict[str, list[Line]] = {}
     for name in sorted(moved):
         line, operation, axes = name.split("|")
         words = f"{operation.replace('_', '-')} along {axes.replace('+', ' x ')}"
-        note = f"{_number(int(calls[name]), 'call')}"
-        found.setdefault(line, []).append(Line(name=words, bytes=moved[name], origin=Origin.COUNTED, note=note))
+        note = _number(int(calls[name]), "call") if name in calls else ""
+        found.setdefault(line, []).append(Line(name=words, bytes=moved[name], origin=origin, note=note))
     return [
-        Line(name=name, bytes=sum(line.bytes for line in lines), origin=Origin.COUNTED, lines=tuple(lines))
+        Line(name=name, bytes=sum(line.bytes for line in lines), origin=origin, lines=tuple(lines))
         for name, lines in found.items()
     ]
 

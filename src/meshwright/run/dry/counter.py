@@ -102,6 +102,9 @@ class StepCounter(MemoryTracker):
         ranks = ranks_of(args, kwargs)
         if ranks is None or len(ranks) < 2:
             return
+        if operation in ("send", "recv") and not any(_is_float(leaf) for leaf in tree_leaves(args)):
+            # Stages ask each other once, before their first step, whether shapes are known: no part of a step.
+            return
         num_bytes = whole_bytes(args, result)
         axes = axes_spanned(self._plan, ranks=ranks)
         line = line_of(operation, axes=axes, num_bytes=num_bytes)
@@ -125,6 +128,10 @@ class StepCounter(MemoryTracker):
                 weakref.finalize(work, tensors.clear)
                 # The handle that the caller is given is this one as long as it lives.
                 self._work = work
+
+
+def _is_float(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def _compute_line() -> LineName:

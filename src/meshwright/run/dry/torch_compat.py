@@ -164,7 +164,8 @@ def fake_world(*, rank: int, world_size: int, accelerator: bool) -> Iterator[Fak
     """
     if accelerator:
         _register_accelerator()
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    backend = f"cpu:fake,{ACCELERATOR}:fake" if accelerator else "fake"
+    dist.init_process_group(backend, store=FakeStore(), rank=rank, world_size=world_size)
     before = torch._C._only_lift_cpu_tensors()
     try:
         with ExitStack() as stack:
