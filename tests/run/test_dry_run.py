@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from meshwright.catalog import load_cluster
+from meshwright.cli.app import run as main
 from meshwright.run.children import in_child
 from meshwright.run.dry.count import RankCount, content
 from meshwright.run.dry_run import dry_run, shares_of
-from meshwright.spec.errors import ConfigError
+from meshwright.spec.errors import ConfigError, ExitCode
 from meshwright.spec.plan import Recompute, ScheduleKind, Sharding
 from meshwright.spec.report import LineName, MemoryPart, Origin
 from tests.run import dry_cases
@@ -100,6 +103,27 @@ def test_a_dry_run_is_a_report_beside_the_prediction() -> None:
     stage = found.counted.memory[0]
     assert stage.parts[MemoryPart.OPTIMIZER] > 0
     assert any(gap.name == "rank 0 peak" and gap.measured == stage.total for gap in found.gaps)
+
+
+def test_what_does_not_fit_is_counted_and_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    machines = load_cluster("1xH100")
+    group = machines.groups[0]
+    small = replace(group, device=replace(group.device, memory_bytes=9e8))
+    entry = case(Layout(batch=1), layers=1)
+    entry = replace(entry, cluster=replace(machines, groups=(small,)), plan=replace(entry.plan, cluster="1xH100"))
+    path, page = tmp_path / "plan.json", tmp_path / "page.html"
+    path.write_text(entry.to_json())
+    assert main(["dryrun", str(path), "--json", "--html", str(page)]) == ExitCode.NO_PLAN
+    told = json.loads(capsys.readouterr().out)
+    assert told["fits"] is False
+    assert told["counted"]["step"]["origin"] == "counted"
+    assert "fits: no" in page.read_text()
+
+
+@pytest.mark.parametrize("words", [[], ["plan.json", "--model", "tiny"], ["none.json"]])
+def test_bad_input_is_told_in_words(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dryrun", *words]) == ExitCode.USAGE
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_what_the_runtime_cannot_run_is_refused_by_its_rule() -> None:

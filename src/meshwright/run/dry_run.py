@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from meshwright import cost, search
+from meshwright.cost.fixed_buffers import workspace_bytes
+from meshwright.cost.software import software
 from meshwright.run.children import in_children
 from meshwright.run.dry.count import RankCount, content
 from meshwright.run.dry.worker import count_ranks
@@ -121,7 +123,8 @@ def counted_report(design: Design, predicted: Report, ranks: Sequence[RankCount]
         origin=Origin.COUNTED, lines=tuple(lines),
     )  # fmt: skip
     told = {stage.rank: stage for stage in predicted.memory}
-    memory = tuple(_stage(count, told[count.rank]) for count in ranks)
+    workspace = workspace_bytes(design.cluster.groups[0].device, software=software(design.job.software))
+    memory = tuple(_stage(count, told[count.rank], workspace=workspace) for count in ranks)
     return replace(
         predicted,
         step=step,
@@ -150,18 +153,24 @@ def _collectives(calls: Mapping[str, float], moved: Mapping[str, float], origin:
     ]
 
 
-def _stage(count: RankCount, told: StageMemory) -> StageMemory:
-    """What was counted, and what the prediction reserves for the context and libraries, which no operator takes."""
-    reserved = {MemoryPart.RESERVED.value: told.parts.get(MemoryPart.RESERVED, 0.0)}
+def _stage(count: RankCount, told: StageMemory, *, workspace: float) -> StageMemory:
+    """What was counted, and what no operator takes: the workspace of libraries, and what the prediction reserves for
+    them and the device's context."""
     parts = {part.value: count.memory[part] for part in MemoryPart if count.memory.get(part)}
-    return replace(told, parts=parts | {part: size for part, size in reserved.items() if size})
+    beside = {MemoryPart.BUFFERS: workspace, MemoryPart.RESERVED: told.parts.get(MemoryPart.RESERVED, 0.0)}
+    for part, size in beside.items():
+        if size:
+            parts[part.value] = parts.get(part.value, 0.0) + size
+    return replace(told, parts=parts)
 
 
 def _notes(design: Design, ranks: Sequence[RankCount]) -> tuple[str, ...]:
     notes = ["bytes of a collective are those of its whole tensor; FLOPs are of scores that are seen"]
     probed = sum(count.probed for count in ranks)
     if probed:
-        notes.append(f"{_number(probed, 'pipeline rank')} from probes of fewer layers and microbatches, the rest whole")
+        notes.append(
+            f"few layers and microbatches tell the whole of {probed:,} of {_number(len(ranks), 'pipeline rank')}"
+        )
     if any(getattr(layer.transform, "experts", 0) for layer in design.model.layers):
         notes.append("every expert is given as many tokens as the others")
     if design.job.data.document_mask and design.cluster.groups[0].device.kind is DeviceKind.CPU:

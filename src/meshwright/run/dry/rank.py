@@ -29,7 +29,7 @@ class Counter:
         """Pipeline rank `rank`."""
         if not self.whole:
             try:
-                return self._found(rank, self._probed(rank), probed=True)
+                return self._probed(rank)
             except NotSteady as reason:
                 self.say(f"pipeline rank {rank}: probes do not tell it ({reason}), so the whole of it is traced")
         return self._found(rank, tally(self._traced(shrunk(self.design, rank=rank, whole=True).designs[0], rank)))
@@ -44,8 +44,8 @@ class Counter:
             probed=probed,
         )
 
-    def _probed(self, rank: int) -> Tally:
-        """The step from probes. Raises NotSteady where they do not tell it to the byte."""
+    def _probed(self, rank: int) -> RankCount:
+        """The count from probes. Raises NotSteady where they do not tell it to the byte."""
         plan, probe = self.design.plan, shrunk(self.design, rank=rank, whole=False)
         few = tuple(fewer_microbatches(design) for design in probe.designs)
         found = [stretches(self._traced(design, rank)) for design in few]
@@ -53,7 +53,8 @@ class Counter:
             raise NotSteady("passes differ")
         together = list(zip(*found, strict=True))
         if few[0].plan.schedule.microbatches == plan.schedule.microbatches:
-            return joined(_grown(each, probe.more) for each in together)
+            step = joined(_grown(each, probe.more) for each in together)
+            return self._found(rank, step, probed=probe.more > 0)
         tallies = Passes()
         for each in together:
             place = _place(plan, each[0].name)
@@ -62,7 +63,7 @@ class Counter:
         if len(received) > 2:
             raise NotSteady("what is received differs")
         tallies.add("held", Tally(net=_missing_batch(few[0], self.design), top=_missing_batch(few[0], self.design)))
-        return tallies.in_order(plan, rank, receive=tally(received))
+        return self._found(rank, tallies.in_order(plan, rank, receive=tally(received)), probed=True)
 
     def _traced(self, design: Design, rank: int) -> tuple[Event, ...]:
         """Of ranks whose stages have the same content, and run it in the same order, one is traced."""

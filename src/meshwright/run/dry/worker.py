@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import os
 from collections.abc import Sequence
 
 from meshwright.run.dry.count import RankCount
@@ -14,7 +15,9 @@ from meshwright.spec.plan import Design
 
 def count_ranks(design: str, ranks: Sequence[int], whole: bool) -> tuple[RankCount, ...]:
     """What pipeline ranks `ranks` of a design, written as JSON, do in one step. For a process of its own."""
+    # A process group without peers warns of what it lacks.
     logging.disable(logging.WARNING)
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
     import torch
 
     from meshwright.run.dry.rank import Counter
