@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from meshwright.api import (
         compare,
         design,
+        dry_run,
         explain,
         export,
         headroom,
@@ -62,6 +63,7 @@ __all__ = [
     "compare",
     "design",
     "diff",
+    "dry_run",
     "explain",
     "export",
     "headroom",
@@ -93,6 +95,7 @@ _HOMES = {
     "compare": "api",
     "design": "api",
     "diff": "spec.report",
+    "dry_run": "api",
     "explain": "api",
     "export": "api",
     "headroom": "api",

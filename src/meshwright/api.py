@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from meshwright.export import Exported
     from meshwright.replay import Validation
     from meshwright.report import Comparison, Explanation
+    from meshwright.run.dry_run import DryRun
     from meshwright.run.outcome import Outcome
     from meshwright.search import Decision, Headroom, Question, Sensitivity, Sweep, WhyNot
     from meshwright.search.constraints import Value
@@ -107,6 +108,18 @@ def predict(design: Design | Path | str) -> Report:
 
     report: Report = cost.predict(_read(design))
     return report
+
+
+def dry_run(design: Design | Path | str, *, full: bool = False) -> DryRun:
+    """One step of the design, at any scale, counted by running it here on tensors without memory, beside what is
+    predicted of it.
+
+    `full` traces every layer and microbatch, which otherwise few of them tell. Raises ConfigError for a design that
+    breaks a rule or that this runtime cannot run yet; one that does not fit is counted, and `fits` says so.
+    """
+    from meshwright.run.dry_run import dry_run
+
+    return dry_run(_read(design), whole=full)
 
 
 def train(

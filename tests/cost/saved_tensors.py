@@ -1,8 +1,7 @@
 """What our own modules keep for backward, counted under fake tensors: nothing is computed and no memory is taken.
 
 Fake tensors have no accelerator in a build of torch without one. `accelerator` puts in the kernels that torch chooses
-there, whose autograd keeps what torch's derivatives.yaml says: attention its inputs, its output and the log-sum-exp,
-a norm its input, its weights and one or two fp32 numbers a token.
+there (run/dry/kernels.py).
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
@@ -29,6 +27,7 @@ from meshwright.nn.decoder import DecoderLayer, OutputHead, TokenEmbedding
 from meshwright.nn.linear import Table
 from meshwright.nn.weights import Weighted
 from meshwright.parallel.recompute import apply_recompute
+from meshwright.run.dry.kernels import accelerator_kernels
 from meshwright.spec.model import Block, Embedding, Layer
 from meshwright.spec.plan import Recompute
 
@@ -149,9 +148,7 @@ def _run(block: Block, setting: Setting) -> Iterator[tuple[nn.Module, Call, Cont
         stack.enter_context(mock.patch.object(torch, "bincount", even_counts))
         if setting.accelerator:
             stack.enter_context(mock.patch.object(Context, "lengths", _unknown))
-            stack.enter_context(mock.patch.object(functional, "rms_norm", _fused_root_mean_square))
-            stack.enter_context(mock.patch.object(functional, "layer_norm", _fused_layer_norm))
-            stack.enter_context(mock.patch.object(functional, "scaled_dot_product_attention", _fused_attention))
+            stack.enter_context(accelerator_kernels())
         with default_dtype(setting.master):
             module, call = _build(block, setting)
         documents = torch.zeros((setting.batch, setting.sequence), dtype=torch.int32) if setting.documents else None
@@ -246,49 +243,3 @@ class _Given(torch.autograd.Function):
     @staticmethod
     def backward(_ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         return torch.zeros((), dtype=grads[0].dtype), None
-
-
-class _FusedNorm(torch.autograd.Function):
-    """Norms as accelerators run them: `statistics` numbers a token in fp32 at the least, and what they are given."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, statistics: int, *weights: Tensor | None) -> Tensor:
-        kept = [
-            x.new_empty((*x.shape[:-1], 1), dtype=torch.promote_types(x.dtype, torch.float32))
-            for _ in range(statistics)
-        ]
-        ctx.save_for_backward(x, *weights, *kept)
-        ctx.number = len(weights)
-        return torch.empty_like(x)
-
-    @staticmethod
-    def backward(ctx: Any, *_grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, *others = ctx.saved_tensors
-        weights = [None if weight is None else torch.empty_like(weight) for weight in others[: ctx.number]]
-        return torch.empty_like(x), None, *weights
-
-
-def _fused_root_mean_square(x: Tensor, _shape: tuple[int, ...], weight: Tensor | None, _eps: float) -> Tensor:
-    """aten::_fused_rms_norm."""
-    result: Tensor = _FusedNorm.apply(x, 1, weight)
-    return result
-
-
-def _fused_layer_norm(x: Tensor, _shape: tuple[int, ...], weight: Tensor, bias: Tensor, _eps: float) -> Tensor:
-    """aten::native_layer_norm."""
-    result: Tensor = _FusedNorm.apply(x, 2, weight, bias)
-    return result
-
-
-def _fused_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor | None, is_causal: bool, scale: float, enable_gqa: bool
-) -> Tensor:
-    """Flash attention where it can; it takes no mask and no values of another width than the keys'."""
-    if attn_mask is None and q.shape[-1] == v.shape[-1]:
-        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal, scale=scale)[0]
-    assert not enable_gqa, "the memory-efficient kernel repeats no keys"
-    bias = None
-    if attn_mask is not None:
-        bias = torch.zeros(attn_mask.shape, dtype=q.dtype).masked_fill_(~attn_mask, float("-inf"))
-        bias = bias.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-    return torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, bias, True, 0.0, is_causal, scale=scale)[0]

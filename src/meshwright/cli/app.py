@@ -19,6 +19,7 @@ from meshwright.cli import (
     compare,
     convert,
     doctor,
+    dryrun,
     explain,
     export,
     generate,
@@ -52,6 +53,7 @@ def build() -> typer.Typer:
     )
     for name, command in (
         ("plan", plan.plan),
+        ("dryrun", dryrun.dryrun),
         ("train", train.train),
         ("explain", explain.explain),
         ("compare", compare.compare),

@@ -13,6 +13,7 @@ from meshwright.cost.table import (
     PlanTable,
 )
 from meshwright.cost.timeline import timeline
+from meshwright.cost.traffic import Traffic, traffic
 
 __all__ = [
     "DEFAULT_ORDER",
@@ -23,8 +24,10 @@ __all__ = [
     "Costs",
     "Layout",
     "PlanTable",
+    "Traffic",
     "evaluate",
     "predict",
     "predict_all",
     "timeline",
+    "traffic",
 ]

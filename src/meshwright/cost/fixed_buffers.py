@@ -44,15 +44,18 @@ def fixed_bytes(
     software: Software,
 ) -> FloatArray:
     """Bytes on every rank, shape (rows, ranks)."""
-    found = np.zeros(counts["total"].shape[:2])
-    if device.kind is DeviceKind.CUDA:
-        recent = Precision.FP8 in device.peak_flops
-        found = found + _WORKSPACE_BYTES[recent]
-        if software.placeholders:
-            found = found + _ENGINE_WORKSPACE_BYTES[recent]
+    found = np.zeros(counts["total"].shape[:2]) + workspace_bytes(device, software=software)
     if software.eager:
         found = found + _shared_tensors(table, model=model, job=job)[:, None]
     return found + _placeholders(table, arrays=arrays, counts=counts) if software.placeholders else found
+
+
+def workspace_bytes(device: DeviceSpec, *, software: Software) -> float:
+    """Bytes that libraries of matrix products take of the allocator for themselves."""
+    if device.kind is not DeviceKind.CUDA:
+        return 0.0
+    recent = Precision.FP8 in device.peak_flops
+    return _WORKSPACE_BYTES[recent] + (_ENGINE_WORKSPACE_BYTES[recent] if software.placeholders else 0.0)
 
 
 def _placeholders(table: PlanTable, *, arrays: LayoutArrays, counts: Mapping[str, FloatArray]) -> FloatArray:

@@ -42,6 +42,7 @@ from meshwright.parallel.tensor import (
     indivisible,
     local_reader,
 )
+from meshwright.parallel.torch_compat import without_memory
 from meshwright.schedule.build import SPLIT
 from meshwright.spec.blocks import Block
 from meshwright.spec.errors import ConfigError, Problem
@@ -97,7 +98,7 @@ def lay_stage(
     """One stage. Each unit (embedding, layer, head) is filled, divided and sharded before the next one has memory."""
     sharding, grid = stage.groups[0].sharding, mesh.experts
     sharded = is_sharded(sharding, mesh)
-    with torch.device("meta"):
+    with without_memory():
         part = Decoder(design.model, start=stage.start, stop=stage.stop).to(kinds.master)
     names = tuple(name for name, _ in part.named_parameters())
     for prefix, unit, block in units(part):

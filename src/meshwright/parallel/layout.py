@@ -144,6 +144,11 @@ class Laid:
         return self._share.cut(tokens, documents), self._share.cut(targets, documents)
 
     @property
+    def synchronizers(self) -> tuple[Synchronizer, ...]:
+        """How the gradients of each of `parts` meet."""
+        return tuple(part.synchronizer for part in self._parted)
+
+    @property
     def _batch_tokens(self) -> int:
         return self.design.plan.batch_tokens
 

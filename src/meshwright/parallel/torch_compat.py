@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 from torch.distributed.pipelining import PipelineStage
@@ -21,6 +22,13 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 # torch 2.13 renames both; 2.11 has the old names only.
 all_gather_single: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 reduce_scatter_single: Callable[..., Any] = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+
+@contextmanager
+def without_memory() -> Iterator[None]:
+    """Tensors made inside have no memory until their module is given some; a fake mode outside does not see them."""
+    with unset_fake_temporarily(), torch.device("meta"):
+        yield
 
 
 def multiply_all(tensors: Sequence[Tensor], factor: float) -> None:

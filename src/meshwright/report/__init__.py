@@ -2,7 +2,7 @@
 
 from meshwright.report.compare import Comparison, compare
 from meshwright.report.explain import Explanation, explain
-from meshwright.report.page import decision_page, write_page
+from meshwright.report.page import decision_page, dry_page, write_page
 from meshwright.report.run_files import RunFiles, read_run
 from meshwright.report.trace import write_trace
 from meshwright.report.waterfall import Waterfall, waterfall
@@ -14,6 +14,7 @@ __all__ = [
     "Waterfall",
     "compare",
     "decision_page",
+    "dry_page",
     "explain",
     "read_run",
     "waterfall",

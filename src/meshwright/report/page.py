@@ -12,6 +12,7 @@ from meshwright.report.figure import Figure
 from meshwright.report.run_files import RunFiles, predicted_spans, read_run, write_file
 from meshwright.report.view import page_view
 from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.report import Gap, Report
 from meshwright.spec.span import Span
 
 _UNIT = re.compile(r"(\d) (?=(?:%|us|ms|s|min|h|d|[KMGTP]?i?B)\b|%)")
@@ -38,6 +39,14 @@ def decision_page(decision: Decision) -> str:
     from meshwright.report.decision_view import decision_view
 
     return _environment().get_template("decision.html").render(page=decision_view(decision))
+
+
+def dry_page(counted: Report, gaps: Sequence[Gap], *, plan: str, name: str) -> str:
+    """The page of a dry run of the plan with the digest `name`, which `plan` describes."""
+    from meshwright.report.dry import dry_view
+
+    view = dry_view(counted, gaps, plan=plan)
+    return _environment().get_template("dry.html").render(view=view, name=name)
 
 
 def render(runs: Sequence[RunFiles], *, timelines: Sequence[Sequence[Span]] | None = None) -> str:

@@ -11,7 +11,7 @@ from meshwright.run.detect import calibration_file
 from meshwright.run.machine import cache_root
 from meshwright.run.preflight import check_job
 from meshwright.spec.cluster import ClusterSpec
-from meshwright.spec.errors import NoPlanFits
+from meshwright.spec.errors import ConfigError, NoPlanFits, Problem
 from meshwright.spec.job import JobSpec, Source
 from meshwright.spec.plan import Design
 
@@ -69,3 +69,26 @@ def with_length(job: JobSpec, *, steps: int | None) -> JobSpec:
 def default_run_dir(design: Design) -> Path:
     """`runs/MODEL-PLAN` under the working directory: another plan is another directory."""
     return Path("runs") / f"{design.model.name}-{design.plan.digest()[:8]}"
+
+
+def designed(
+    path: Path | None, *, model: str | None, cluster: str | None, job: Path | None, sets: Sequence[str]
+) -> Design:
+    """The design at `path`, or the best one of `model` on `cluster` that the runtime can train.
+
+    Raises ConfigError where neither is named, or both are.
+    """
+    if path is not None:
+        if model is not None or job is not None or cluster is not None:
+            fix = "leave those out, or leave the plan out to design another"
+            raise ConfigError(Problem(what="a plan has its model, cluster and job already", where=str(path), fix=fix))
+        return catalog.load_design(path, sets=sets)
+    if model is None or cluster is None:
+        fix = "name a plan that `meshwright plan --out` wrote, or --model NAME --cluster NAME"
+        raise ConfigError(Problem(what="nothing to count is named", fix=fix))
+    asked = catalog.load_job(str(job) if job else None, sets=sets)
+    machines = catalog.load_cluster(cluster, cache=cache_root())
+    decision = search.design(catalog.load_model(model), machines, asked, top=1, trainable=True)
+    if decision.predicts_only:
+        raise NoPlanFits(decision.predicts_only)
+    return decision.design

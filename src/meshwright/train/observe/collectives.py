@@ -27,8 +27,8 @@ from meshwright.train.torch_compat import (
 
 # A reduction of this few bytes carries a loss or a norm, not gradients.
 SCALAR_BYTES = 256
-_NAMESPACES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
-_WAITS = frozenset({"wait_tensor", "_wrap_tensor_autograd"})
+NAMESPACES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
+WAITS = frozenset({"wait_tensor", "_wrap_tensor_autograd"})
 _DATA_AXES = frozenset({AxisName.REPLICATE, AxisName.SHARD, AxisName.CONTEXT})
 # The first word found in the name of an operator says what it does; order matters.
 _OPERATIONS: Mapping[str, str] = {
@@ -128,13 +128,13 @@ class CollectiveTimer(TorchDispatchMode):
         if any(is_distributed(kind) for kind in types):
             return NotImplemented
         kwargs = kwargs or {}
-        if func.namespace not in _NAMESPACES:
+        if func.namespace not in NAMESPACES:
             return func(*args, **kwargs)
         name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else func.__name__
         if name == "wait_tensor":
             return self._wait_tensor(func, args)
         operation = operation_of(name)
-        if name in _WAITS or operation is None:
+        if name in WAITS or operation is None:
             return func(*args, **kwargs)
         return self._collective(func, operation, args, kwargs)
 
@@ -154,13 +154,13 @@ class CollectiveTimer(TorchDispatchMode):
         if self._synchronize is not None:
             self._synchronize()
         seconds = time.perf_counter() - start
-        group = _group_of(args, kwargs)
+        group = group_among(args, kwargs)
         if group is None or group.size() < 2:
             return result
         pending = _Pending(
-            operation=operation, group=group, num_bytes=_whole_bytes(args, result), start=start, seconds=seconds
+            operation=operation, group=group, num_bytes=whole_bytes(args, result), start=start, seconds=seconds
         )
-        pending.counts = _counts(args)
+        pending.counts = only_counts(args)
         self._pending.append(pending)
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.ScriptObject):
@@ -215,7 +215,7 @@ def operation_of(name: str) -> str | None:
     return next((operation for word, operation in _OPERATIONS.items() if word in name), None)
 
 
-def _whole_bytes(args: Any, result: Any) -> int:
+def whole_bytes(args: Any, result: Any) -> int:
     """Bytes of the whole tensor: the largest argument or result, for one side of a gather or scatter is whole."""
     results = result if isinstance(result, (tuple, list)) else (result,)
     return max((_bytes_of(side) for side in (*args, *results)), default=0)
@@ -226,13 +226,13 @@ def _bytes_of(tree: Any) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _group_of(args: Any, kwargs: Any) -> dist.ProcessGroup | None:
+def group_among(args: Any, kwargs: Any) -> dist.ProcessGroup | None:
     """The group among the arguments of an operator; names of reductions are no groups."""
     handles = (leaf for leaf in reversed(tree_leaves((args, kwargs))) if not isinstance(leaf, (torch.Tensor, int)))
     return next((group for handle in handles if (group := group_of(handle)) is not None), None)
 
 
-def _counts(args: Any) -> bool:
+def only_counts(args: Any) -> bool:
     """Whether an operator moves int64: choices of experts and how many there are."""
     tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
     return bool(tensors) and all(tensor.dtype is torch.int64 for tensor in tensors)

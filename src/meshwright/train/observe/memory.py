@@ -54,8 +54,8 @@ class MemoryTracker(TorchDispatchMode):
         self._optimizer = optimizer
         self._vocab = vocab
         self._gathered = gathered
-        self._live: dict[int, _Entry] = {}
-        self._log: list[tuple[_Entry, int]] = []
+        self._live: dict[int, Followed] = {}
+        self._log: list[tuple[Followed, int]] = []
 
     @contextmanager
     def watching(self) -> Iterator[MemoryTracker]:
@@ -106,9 +106,13 @@ class MemoryTracker(TorchDispatchMode):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
-            if type(leaf) in _PLAIN:
+            if self._is_plain(leaf):
                 self._follow(leaf, MemoryPart.LOGITS if self._is_logits(leaf) else MemoryPart.ACTIVATIONS)
         return result
+
+    def _is_plain(self, value: object) -> bool:
+        """Whether `value` is a tensor whose storage this follows: one with memory of its own, no subclass."""
+        return type(value) in _PLAIN
 
     def _is_logits(self, tensor: torch.Tensor) -> bool:
         return self._vocab is not None and tensor.ndim >= 2 and tensor.shape[-1] == self._vocab
@@ -125,7 +129,7 @@ class MemoryTracker(TorchDispatchMode):
             self._mark(tensor, MemoryPart.OPTIMIZER)
         gc.collect()
         for item in gc.get_objects():
-            if type(item) in _PLAIN:
+            if self._is_plain(item):
                 self._follow(item, MemoryPart.BUFFERS)
 
     def _mark_gradient(self, parameter: torch.Tensor) -> None:
@@ -135,22 +139,22 @@ class MemoryTracker(TorchDispatchMode):
     def _mark(self, tensor: torch.Tensor, part: MemoryPart) -> None:
         local = local_part(tensor)
         self._follow(local, part)
-        entry = self._live.get(storage_key(local.untyped_storage())) if type(local) in _PLAIN else None
+        entry = self._live.get(storage_key(local.untyped_storage())) if self._is_plain(local) else None
         if entry is not None and entry.part not in (MemoryPart.PARAMETERS, MemoryPart.OPTIMIZER):
             entry.part = part
 
     def _follow(self, tensor: torch.Tensor, part: MemoryPart) -> None:
-        if type(tensor) not in _PLAIN or tensor.is_meta or tensor.layout is not torch.strided:
+        if not self._is_plain(tensor) or tensor.is_meta or tensor.layout is not torch.strided:
             return
         storage = tensor.untyped_storage()
         key = storage_key(storage)
         if key in self._live:
             self._resized(storage)
             return
-        entry = _Entry(part=part, num_bytes=storage.nbytes())
+        entry = Followed(part=part, num_bytes=storage.nbytes())
         entry.reference = weakref.ref(storage, partial(self._freed, key))
         self._live[key] = entry
-        self._log.append((entry, entry.bytes))
+        self._note(entry, entry.bytes)
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
         entry = self._live.get(storage_key(storage))
@@ -160,15 +164,19 @@ class MemoryTracker(TorchDispatchMode):
         if change:
             entry.bytes += change
             entry.part = self._gathered if entry.part in _UNKNOWN else entry.part
-            self._log.append((entry, change))
+            self._note(entry, change)
 
     def _freed(self, key: int, _reference: object) -> None:
         entry = self._live.pop(key, None)
         if entry is not None:
-            self._log.append((entry, -entry.bytes))
+            self._note(entry, -entry.bytes)
+
+    def _note(self, entry: Followed, change: int) -> None:
+        """`entry` has grown by `change` bytes."""
+        self._log.append((entry, change))
 
 
-class _Entry:
+class Followed:
     """One storage: its bytes now and the part it is known to be, which may be learnt after it was made."""
 
     __slots__ = ("bytes", "part", "reference")

@@ -1,0 +1,35 @@
+"""RankCount: what one step does on one pipeline rank; and which ranks are alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from meshwright.spec.codec import canonical
+from meshwright.spec.plan import Design
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCount:
+    """What one step does on pipeline rank `rank`, at the heaviest of its data and tensor ranks: bytes by part at the
+    peak, FLOPs by line, calls and bytes of collectives by `line|operation|axes`. `probed` from few layers and
+    microbatches, else all were traced."""
+
+    rank: int
+    memory: Mapping[str, float]
+    flops: Mapping[str, float]
+    calls: Mapping[str, float]
+    bytes: Mapping[str, float]
+    probed: bool = False
+
+
+def content(design: Design, rank: int) -> str:
+    """What pipeline rank `rank` holds, whatever its number: equal texts, equal passes."""
+    plan, last = design.plan, len(design.plan.stages) - 1
+    held = []
+    for index in plan.stages_of(rank):
+        stage = plan.stages[index]
+        groups = [replace(group, start=0, stop=group.stop - group.start) for group in stage.groups]
+        layers = design.model.layers[max(stage.start, 1) - 1 : max(stage.stop - 1, 0)]
+        held.append([index == 0, index == last, groups, layers])
+    return canonical(held)

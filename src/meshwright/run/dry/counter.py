@@ -1,0 +1,149 @@
+"""Everything that operators of one step do on this rank, as a list of events in their order."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from meshwright.run.dry.events import Event, Kind
+from meshwright.run.dry.kernels import attention_flops
+from meshwright.run.dry.torch_compat import FakeTensor, fake_mode, flops_of
+from meshwright.spec.plan import Design, Sharding
+from meshwright.spec.report import LineName, MemoryPart
+from meshwright.train.observe.collectives import (
+    NAMESPACES,
+    WAITS,
+    group_among,
+    line_of,
+    only_counts,
+    operation_of,
+    whole_bytes,
+)
+from meshwright.train.observe.memory import Followed, MemoryTracker
+from meshwright.train.observe.samples import axes_spanned
+from meshwright.train.torch_compat import in_backward, is_distributed, storage_key, tree_leaves, unboxed
+
+
+class StepCounter(MemoryTracker):
+    """While watching, keeps an Event for every operator of this thread and its backward that takes memory, multiplies
+    or communicates.
+
+    Tensors that a collective works on live as long as its handle does, as they do under gloo and NCCL. Where the step
+    runs on fake tensors, those alone are followed.
+    """
+
+    def __init__(self, design: Design, *, parts: Sequence[nn.Module], optimizer: torch.optim.Optimizer) -> None:
+        plan = design.plan
+        freed = plan.first_group.sharding is Sharding.PARAMETERS
+        super().__init__(
+            parts=parts,
+            optimizer=optimizer,
+            vocab=design.model.vocab // plan.tensor,
+            gathered=MemoryPart.BUFFERS if freed else MemoryPart.PARAMETERS,
+        )
+        self._plan = plan
+        self._mode = fake_mode()
+        self._raw: list[tuple[Followed | None, Event]] = []
+        self._received: set[int] = set()
+        self._work: object = None
+        self._names: dict[tuple[int, ...], str] = {}
+
+    def mark(self, name: str) -> None:
+        """A pass called `name` ends here."""
+        self._raw.append((None, Event(Kind.MARK, name)))
+
+    def events(self) -> tuple[Event, ...]:
+        """Everything so far in order; parts of memory are as they are known now."""
+        found = []
+        for entry, event in self._raw:
+            if event.kind is Kind.MEMORY and not event.amount:
+                continue
+            if entry is None:
+                found.append(event)
+                continue
+            received = id(entry) in self._received and event.amount > 0
+            found.append(Event(Kind.RECEIVE if received else Kind.MEMORY, str(entry.part.value), event.amount))
+        return tuple(found)
+
+    @contextmanager
+    def watching(self) -> Iterator[StepCounter]:
+        with super().watching():
+            yield self
+
+    def _note(self, entry: Followed, change: int) -> None:
+        self._raw.append((entry, Event(Kind.MEMORY, "", float(change))))
+
+    def _is_plain(self, value: object) -> bool:
+        if self._mode is None:
+            return super()._is_plain(value)
+        return type(value) is FakeTensor and value.fake_mode is self._mode
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(is_distributed(kind) for kind in types):
+            return NotImplemented
+        kwargs = kwargs or {}
+        self._work = None
+        result = func(*args, **kwargs)
+        if func.namespace in NAMESPACES:
+            self._collective(func, args, kwargs, result)
+        else:
+            flops = attention_flops(func, args, kwargs) if func.namespace == "aten" else None
+            flops = flops_of(func, args, kwargs, result) if flops is None else flops
+            if flops:
+                self._raw.append((None, Event(Kind.FLOPS, _compute_line().value, flops)))
+        for leaf in tree_leaves(result):
+            if self._is_plain(leaf):
+                self._follow(leaf, MemoryPart.LOGITS if self._is_logits(leaf) else MemoryPart.ACTIVATIONS)
+        return result
+
+    def _collective(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        name = func.overloadpacket.__name__
+        operation = operation_of(name)
+        if name in WAITS or operation is None:
+            return
+        group = group_among(args, kwargs)
+        if group is None or group.size() < 2:
+            return
+        if operation in ("send", "recv") and not any(_is_float(leaf) for leaf in tree_leaves(args)):
+            # Stages ask each other once, before their first step, whether shapes are known: no part of a step.
+            return
+        num_bytes = whole_bytes(args, result)
+        axes = axes_spanned(self._plan, ranks=tuple(dist.get_process_group_ranks(group)))
+        line = line_of(operation, axes=axes, num_bytes=num_bytes, described=group.group_desc, counts=only_counts(args))
+        what = f"{line.value}|{operation}|{'+'.join(sorted(axes))}"
+        self._raw.append((None, Event(Kind.COLLECTIVE, what, float(num_bytes))))
+        if operation == "recv":
+            self._receive(args)
+        self._keep(args, result)
+
+    def _receive(self, args: Any) -> None:
+        for leaf in tree_leaves(args):
+            entry = self._live.get(storage_key(leaf.untyped_storage())) if self._is_plain(leaf) else None
+            if entry is not None:
+                self._received.add(id(entry))
+
+    def _keep(self, args: Any, result: Any) -> None:
+        """What the collective works on lives until its handle is dropped."""
+        tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.ScriptObject) and (work := unboxed(dist.Work, leaf)) is not None:
+                weakref.finalize(work, tensors.clear)
+                # The handle that the caller is given is this one as long as it lives.
+                self._work = work
+
+
+def _is_float(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _compute_line() -> LineName:
+    """Operators in a backward that record gradients themselves are computed again."""
+    if not in_backward():
+        return LineName.FORWARD
+    return LineName.RECOMPUTE if torch.is_grad_enabled() else LineName.BACKWARD

@@ -1,0 +1,51 @@
+"""Events: what operators of a step do, one after another; plain values that processes send each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """What an event tells: bytes of memory taken or given back, FLOPs done, a collective, the end of a pass."""
+
+    MEMORY = "memory"
+    RECEIVE = "receive"
+    FLOPS = "flops"
+    COLLECTIVE = "collective"
+    MARK = "mark"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """`what` is a MemoryPart, a report line, `line|operation|axes` of a collective, or the name of a mark; `amount`
+    its bytes (negative where memory is given back) or FLOPs. RECEIVE is memory taken for what a peer sends."""
+
+    kind: Kind
+    what: str
+    amount: float = 0.0
+
+
+def is_receive(event: Event) -> bool:
+    """Whether the event is room made for what a peer sends, or that it is received."""
+    return event.kind is Kind.RECEIVE or (event.kind is Kind.COLLECTIVE and "|recv|" in event.what)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Events up to a mark, whose name it has."""
+
+    name: str
+    events: tuple[Event, ...]
+
+
+def stretches(events: tuple[Event, ...]) -> tuple[Stretch, ...]:
+    """The events cut at their marks; raises ValueError where some come after the last."""
+    found, begun = [], 0
+    for place, event in enumerate(events):
+        if event.kind is Kind.MARK:
+            found.append(Stretch(name=event.what, events=events[begun:place]))
+            begun = place + 1
+    if any(event.kind is not Kind.MEMORY for event in events[begun:]):
+        raise ValueError("events after the last mark")
+    return tuple(found)

@@ -1,0 +1,102 @@
+"""The kernels that torch chooses on an accelerator, as far as memory and FLOPs go.
+
+Fake tensors on a device without kernels would fall back on the composite forms of norms and attention, which keep
+more. These keep what torch's derivatives.yaml says of the fused ones: attention its inputs, its output and the
+log-sum-exp, a norm its input, its weights and one or two fp32 numbers a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from meshwright.spec.model import visible_keys
+
+_FORWARD = frozenset(
+    {
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_efficient_attention",
+    }
+)
+_BACKWARD = frozenset(f"{name}_backward" for name in _FORWARD)
+
+
+@contextmanager
+def accelerator_kernels() -> Iterator[None]:
+    """Norms and attention are the fused kernels of accelerators inside."""
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(functional, "rms_norm", fused_root_mean_square))
+        stack.enter_context(mock.patch.object(functional, "layer_norm", fused_layer_norm))
+        stack.enter_context(mock.patch.object(functional, "scaled_dot_product_attention", fused_attention))
+        yield
+
+
+def attention_flops(func: Any, arguments: Any, options: Any) -> float | None:
+    """FLOPs of an attention kernel: of the scores that are seen, twice as many in backward.
+
+    What a kernel's backward computes again for itself is not counted. None for any other operator.
+    """
+    name = func.overloadpacket.__name__
+    if name not in _FORWARD and name not in _BACKWARD:
+        return None
+    given = {entry.name: entry.default_value for entry in func._schema.arguments}
+    given |= dict(zip(given, arguments, strict=False)) | options
+    q, k, v = given["query"], given["key"], given["value"]
+    batch, heads, queries, width = q.shape
+    causal = given["is_causal"] and queries == k.shape[2]
+    keys = visible_keys(queries, None, None) if causal else float(k.shape[2])
+    once = 2.0 * batch * heads * queries * keys * (width + v.shape[-1])
+    return 2.0 * once if name in _BACKWARD else once
+
+
+class _FusedNorm(torch.autograd.Function):
+    """A norm that keeps `statistics` numbers a token in fp32 at the least, and what it is given."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, statistics: int, *weights: Tensor | None) -> Tensor:
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        kept = [x.new_empty((*x.shape[:-1], 1), dtype=dtype) for _ in range(statistics)]
+        ctx.save_for_backward(x, *weights, *kept)
+        ctx.number = len(weights)
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, *_grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, *others = ctx.saved_tensors
+        weights = [None if weight is None else torch.empty_like(weight) for weight in others[: ctx.number]]
+        return torch.empty_like(x), None, *weights
+
+
+def fused_root_mean_square(x: Tensor, _shape: tuple[int, ...], weight: Tensor | None, _eps: float) -> Tensor:
+    """aten::_fused_rms_norm."""
+    result: Tensor = _FusedNorm.apply(x, 1, weight)
+    return result
+
+
+def fused_layer_norm(x: Tensor, _shape: tuple[int, ...], weight: Tensor, bias: Tensor, _eps: float) -> Tensor:
+    """aten::native_layer_norm."""
+    result: Tensor = _FusedNorm.apply(x, 2, weight, bias)
+    return result
+
+
+def fused_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor | None, is_causal: bool, scale: float, enable_gqa: bool
+) -> Tensor:
+    """Flash attention where it can; it takes no mask and no values of another width than the keys'."""
+    if attn_mask is None and q.shape[-1] == v.shape[-1]:
+        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal, scale=scale)[0]
+    if enable_gqa:
+        # The memory-efficient kernel repeats no keys: torch does so before it.
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    bias = None
+    if attn_mask is not None:
+        bias = torch.zeros(attn_mask.shape, dtype=q.dtype, device=q.device).masked_fill_(~attn_mask, float("-inf"))
+        bias = bias.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    return torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, bias, True, 0.0, is_causal, scale=scale)[0]

@@ -1,0 +1,121 @@
+"""Probes: the same design with fewer layers on one pipeline rank and fewer microbatches, all else as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from meshwright import schedule
+from meshwright.spec.model import Layer
+from meshwright.spec.plan import BlockGroup, Design, Plan, Schedule, ScheduleKind, Stage
+
+SHORTEST = 3  # repetitions of a run of layers that the shortest probe keeps: a first, a last and one between
+LONGEST_UNIT = 8
+FEWEST_MICROBATCHES = 5  # three to begin with, one that stands for those between, and the last
+_PROBES = 3
+
+Content = tuple[Layer, BlockGroup]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Layers of a stage: `unit` of them `count` times, with others before and after."""
+
+    before: tuple[Content, ...]
+    unit: tuple[Content, ...]
+    count: int
+    after: tuple[Content, ...]
+
+    def of(self, count: int) -> tuple[Content, ...]:
+        """The layers with the unit `count` times."""
+        return (*self.before, *(self.unit * count), *self.after)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """Designs of one pipeline rank from the shortest on, each with a repetition more; `more` repetitions are missing
+    from the first one. One design and 0 where nothing was left out."""
+
+    designs: tuple[Design, ...]
+    more: int
+
+
+def shrunk(design: Design, *, rank: int, whole: bool) -> Probe:
+    """Probes of pipeline rank `rank`; of the whole model where `whole` is asked or little would be saved."""
+    plan = design.plan
+    runs = [_run(_contents(design, plan.stages[index])) for index in plan.stages_of(rank)]
+    more = min(run.count for run in runs) - SHORTEST
+    if whole or more < _PROBES:
+        return Probe(designs=(_alone(design, rank, [run.of(run.count) for run in runs]),), more=0)
+    lengths = range(_PROBES)
+    return Probe(
+        designs=tuple(_alone(design, rank, [run.of(run.count - more + extra) for run in runs]) for extra in lengths),
+        more=more,
+    )
+
+
+def fewer_microbatches(design: Design) -> Design:
+    """The design with so many microbatches as tell all of them apart; as it is where it has no more than those.
+
+    Stages in loops are run one after another, which any number of microbatches may be.
+    """
+    plan = design.plan
+    if plan.schedule.microbatches <= FEWEST_MICROBATCHES:
+        return design
+    kind = ScheduleKind.BREADTH_FIRST if plan.schedule.kind is ScheduleKind.INTERLEAVED else plan.schedule.kind
+    few = Schedule(kind=kind, microbatches=FEWEST_MICROBATCHES, chunks=plan.schedule.chunks)
+    refused = plan.pipeline > 1 and schedule.problems(
+        kind, pipeline=plan.pipeline, chunks=few.chunks, microbatches=few.microbatches
+    )
+    return design if refused else replace(design, plan=replace(plan, schedule=few))
+
+
+def _contents(design: Design, stage: Stage) -> tuple[Content, ...]:
+    """Every layer of a stage with its settings."""
+    last = len(design.model.layers) + 1
+    return tuple(
+        (design.model.layers[block - 1], replace(group, start=0, stop=1))
+        for group in stage.groups
+        for block in range(max(group.start, 1), min(group.stop, last))
+    )
+
+
+def _run(contents: Sequence[Content]) -> Run:
+    """The run of repetitions that leaves the fewest layers beside it."""
+    best = Run(before=tuple(contents), unit=(), count=0, after=())
+    saved = 0
+    for length in range(1, min(LONGEST_UNIT, len(contents)) + 1):
+        begin = 0
+        while begin + length <= len(contents):
+            count = 1
+            unit = contents[begin : begin + length]
+            while contents[begin + count * length : begin + (count + 1) * length] == unit:
+                count += 1
+            if count * length - SHORTEST * length > saved:
+                saved = count * length - SHORTEST * length
+                end = begin + count * length
+                best = Run(before=tuple(contents[:begin]), unit=tuple(unit), count=count, after=tuple(contents[end:]))
+            begin += max(1, (count - 1) * length)
+    return best
+
+
+def _alone(design: Design, rank: int, held: Sequence[tuple[Content, ...]]) -> Design:
+    """The design with these layers on the stages of pipeline rank `rank` and none on others."""
+    plan, model = design.plan, design.model
+    layers: list[Layer] = []
+    stages: list[Stage] = []
+    contents = iter(held)
+    last = len(plan.stages) - 1
+    for index, stage in enumerate(plan.stages):
+        own = next(contents) if stage.rank == rank else ()
+        first = stage.groups[0]
+        groups = [replace(first, start=0, stop=1)] if index == 0 else []
+        for layer, group in own:
+            layers.append(layer)
+            groups.append(replace(group, start=len(layers), stop=len(layers) + 1))
+        if index == last:
+            groups.append(replace(stage.groups[-1], start=len(layers) + 1, stop=len(layers) + 2))
+        place = len(layers) + 1
+        stages.append(replace(stage, groups=tuple(groups) or (replace(first, start=place, stop=place),)))
+    laid: Plan = replace(plan, stages=tuple(stages))
+    return replace(design, plan=laid, model=replace(model, layers=tuple(layers)))

@@ -1,0 +1,207 @@
+"""The private parts of torch that a dry run stands on, in one place; torch 2.11 to 2.13."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import wraps
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch._guards import active_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import _sharding_prop
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torch.utils.flop_counter import flop_registry
+
+__all__ = ["ACCELERATOR", "FakeTensor", "fake_mode", "fake_world", "flops_of", "lonely_world", "real"]
+
+# The name of a device that has no kernels: an accelerator to every piece of code that asks, whichever its vendor.
+ACCELERATOR = "meshdry"
+_LARGE = 1e30
+
+
+class _Event:
+    """Work is done when it is issued: nothing is ever late."""
+
+    def __init__(self, *_arguments: Any, **_options: Any) -> None: ...
+
+    def record(self, *_arguments: Any) -> None: ...
+
+    def wait(self, *_arguments: Any) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+
+class _Stream:
+    def __init__(self, *_arguments: Any, **_options: Any) -> None: ...
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *_arguments: Any) -> None: ...
+
+    def wait_stream(self, _other: Any) -> None: ...
+
+    def wait_event(self, _event: Any) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def record_event(self, event: Any = None) -> Any:
+        return event or _Event()
+
+
+def _stream(*_arguments: Any) -> _Stream:
+    return _Stream()
+
+
+class _Device:
+    """What torch asks of the module of a device: one device, one stream, no random state of its own."""
+
+    Stream, Event = _Stream, _Event
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_available(self) -> bool:
+        return True
+
+    def device_count(self) -> int:
+        return 1
+
+    def current_device(self) -> int:
+        return 0
+
+    def set_device(self, _device: Any) -> None: ...
+
+    def synchronize(self, *_arguments: Any) -> None: ...
+
+    def current_stream(self, *_arguments: Any) -> _Stream:
+        return _Stream()
+
+    def stream(self, stream: Any) -> Any:
+        return stream
+
+    def device(self, _device: Any) -> Any:
+        return nullcontext()
+
+    def manual_seed_all(self, _seed: int) -> None: ...
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
+    def get_rng_state(self, *_arguments: Any) -> Any:
+        return None
+
+    def set_rng_state(self, *_arguments: Any) -> None: ...
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+
+def _register_accelerator() -> None:
+    """The device exists in this process; once, for torch knows no way back."""
+    if torch._C._get_privateuse1_backend_name() != ACCELERATOR:
+        _setup_privateuseone_for_python_backend(rename=ACCELERATOR, backend_module=_Device())
+
+
+def real(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` whose tensors are real although fake ones are made around it."""
+
+    @wraps(function)
+    def run(*arguments: Any, **options: Any) -> Any:
+        with unset_fake_temporarily():
+            return function(*arguments, **options)
+
+    return run
+
+
+@real
+def _even_counts(chosen: torch.Tensor, _weights: object = None, minlength: int = 0) -> torch.Tensor:
+    """As if every expert were given as many tokens as the others; the first ones take what is left over."""
+    counts = torch.full((minlength,), chosen.numel() // minlength, dtype=torch.int64)
+    counts[: chosen.numel() % minlength] += 1
+    return counts
+
+
+def _number(tensor: torch.Tensor) -> float | int:
+    return _LARGE if tensor.is_floating_point() else 1
+
+
+_DECIDED = {torch.ops.aten.bincount.default: _even_counts, torch.ops.aten._local_scalar_dense.default: _number}
+
+
+class _Decided(FakeTensorMode):
+    """What a step reads of its data is decided, for fake tensors hold none.
+
+    Every expert is given as many tokens as the others; a norm of gradients is above the limit, so that they are
+    scaled; and whole numbers, which pipeline stages ask each other whether shapes are known, are 1.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        decided = _DECIDED.get(func)
+        if decided is not None and isinstance(args[0], FakeTensor):
+            return decided(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default and isinstance(args[0], FakeTensor):
+            # A known small tensor would be copied for real, which a device without kernels cannot do.
+            args[0].constant = None
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+@contextmanager
+def fake_world(*, rank: int, world_size: int, accelerator: bool) -> Iterator[FakeTensorMode]:
+    """Inside, this process is `rank` of `world_size` with no peers, and every new tensor is fake: it has a shape, a
+    type and a device, and no memory.
+
+    Raises RuntimeError where the process has a process group already.
+    """
+    if accelerator:
+        _register_accelerator()
+    backend = f"cpu:fake,{ACCELERATOR}:fake" if accelerator else "fake"
+    dist.init_process_group(backend, store=FakeStore(), rank=rank, world_size=world_size)
+    before = torch._C._only_lift_cpu_tensors()
+    try:
+        with ExitStack() as stack:
+            # Layouts of distributed tensors are worked out on fake tensors of a mode of their own, told apart so.
+            stack.enter_context(mock.patch.object(_sharding_prop, "detect_fake_mode", return_value=None))
+            stack.enter_context(mock.patch.object(DeviceMesh, "__init__", real(DeviceMesh.__init__)))
+            if accelerator:
+                stack.enter_context(mock.patch.object(torch.accelerator, "current_stream", _stream))
+            torch._C._set_only_lift_cpu_tensors(True)
+            # A device would have a thread of its own for backward, and there is nothing to overlap.
+            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+            yield stack.enter_context(_Decided(allow_non_fake_inputs=True))
+    finally:
+        torch._C._set_only_lift_cpu_tensors(before)
+        dist.destroy_process_group()
+
+
+@contextmanager
+def lonely_world(*, rank: int, world_size: int) -> Iterator[None]:
+    """Inside, this process is `rank` of `world_size` with no peers; tensors are real and nothing arrives in them."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    try:
+        with mock.patch.object(torch.Tensor, "item", return_value=1):
+            yield
+    finally:
+        dist.destroy_process_group()
+
+
+def fake_mode() -> FakeTensorMode | None:
+    """The mode under which new tensors are fake; None where they are real."""
+    found = active_fake_mode()
+    assert found is None or isinstance(found, FakeTensorMode)
+    return found
+
+
+def flops_of(func: Any, arguments: Any, options: Any, result: Any) -> float:
+    """FLOPs of a product or an attention kernel by torch's own formulas, every score counted; 0 of anything else."""
+    formula = flop_registry.get(getattr(func, "overloadpacket", func))
+    return 0.0 if formula is None else float(formula(*arguments, **options, out_val=result))

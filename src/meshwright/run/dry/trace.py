@@ -1,0 +1,137 @@
+"""One rank's training steps as events: the same calls that a worker makes, on whatever tensors there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from meshwright import parallel, schedule
+from meshwright.parallel import Laid
+from meshwright.run.dry.counter import StepCounter
+from meshwright.run.dry.events import Event
+from meshwright.run.dry.kernels import accelerator_kernels
+from meshwright.run.dry.torch_compat import ACCELERATOR, fake_world, real
+from meshwright.spec.cluster import DeviceKind
+from meshwright.spec.plan import Design
+
+
+class _Marks:
+    """A recorder that marks the end of every pass in the counter, once there is one; and what follows until the next
+    pass begins, where passes of several stages or microbatches mix."""
+
+    def __init__(self) -> None:
+        self.counter: StepCounter | None = None
+        self._last = ""
+
+    def record(self, name: str, _start: float, _seconds: float, *, stage: int = -1, microbatch: int = -1) -> None:
+        self._last = f"{name}|{stage}|{microbatch}"
+        self.mark(self._last)
+
+    def start(self, counter: StepCounter) -> None:
+        """A step begins, and `counter` counts it."""
+        self.counter, self._last = counter, ""
+
+    def mark(self, name: str) -> None:
+        if self.counter is not None:
+            self.counter.mark(name)
+
+    def begin(self, *_arguments: object, **_options: object) -> None:
+        """A pass begins."""
+        self.mark(f"after {self._last}" if self._last else "begin")
+
+    def watch(self, laid: Laid) -> None:
+        """Passes of `laid` say when they begin."""
+        for part, synchronizer in zip(laid.parts, laid.synchronizers, strict=True):
+            part.register_forward_pre_hook(self.begin)
+            for name in ("before_backward", "before_input", "before_weights"):
+                setattr(synchronizer, name, partial(_after, self.begin, getattr(synchronizer, name)))
+
+
+def _after(first: Callable[[], None], then: Callable[..., None], **options: bool) -> None:
+    first()
+    then(**options)
+
+
+def traced(design: Design, *, rank: int) -> tuple[Event, ...]:
+    """The second step of global rank `rank` under a fake process group: the optimizer's state is there by then.
+
+    The process is left as it was. On a cluster of accelerators the device is one without kernels.
+    """
+    accelerator = is_accelerated(design)
+    with fake_world(rank=rank, world_size=design.plan.world_size, accelerator=accelerator):
+        if not accelerator:
+            return counted_step(design, device="cpu")
+        with accelerator_kernels():
+            return counted_step(design, device=ACCELERATOR)
+
+
+def counted_step(design: Design, *, device: str) -> tuple[Event, ...]:
+    """The second step of this rank of the default process group, counted. Collective."""
+    marks, job = _Marks(), design.job
+    mesh = real(parallel.build_mesh)(design.plan, device_type=device)
+    laid = parallel.lay(design, mesh, device=device, seed=job.seed, recorder=marks)
+    if design.plan.pipeline > 1:
+        marks.watch(laid)
+    optimizer = parallel.build_optimizer(laid, job.optimizer)
+    batch = _batch(design, device=device)
+    first = _first_step(design, batch)
+    _step(laid, optimizer, first, clip_norm=job.optimizer.clip_norm, marks=marks)
+    counter = StepCounter(design, parts=laid.parts, optimizer=optimizer)
+    with counter.watching():
+        marks.start(counter)
+        counter.mark("held")
+        _step(laid, optimizer, batch, clip_norm=job.optimizer.clip_norm, marks=marks)
+    return counter.events()
+
+
+def _step(
+    laid: Laid,
+    optimizer: torch.optim.Optimizer,
+    batch: tuple[torch.Tensor | None, ...],
+    *,
+    clip_norm: float | None,
+    marks: _Marks,
+) -> None:
+    tokens, targets, documents = batch
+    assert tokens is not None
+    assert targets is not None
+    laid.step(tokens, targets, documents)
+    marks.mark("gradients")
+    laid.clip(clip_norm)
+    marks.mark("clip")
+    optimizer.step()
+    marks.mark("optimizer")
+
+
+def _first_step(design: Design, batch: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...]:
+    """As much of the batch as the step before the counted one needs: a microbatch, where the schedule plays one."""
+    plan = design.plan
+    kind, chunks = plan.schedule.kind, plan.schedule.chunks
+    if plan.pipeline > 1 and schedule.problems(kind, pipeline=plan.pipeline, chunks=chunks, microbatches=1):
+        return batch
+    return tuple(None if tensor is None else tensor[: plan.microbatch] for tensor in batch)
+
+
+def _batch(design: Design, *, device: str) -> tuple[torch.Tensor | None, ...]:
+    plan = design.plan
+    shape = (plan.batch // plan.data, plan.sequence_length)
+    tokens, targets = (torch.zeros(shape, dtype=torch.int64, device=device) for _ in range(2))
+    return tokens, targets, torch.zeros(shape, dtype=torch.int32, device=device) if reads_documents(design) else None
+
+
+def microbatch_bytes(design: Design) -> int:
+    """Bytes of the tokens, targets and documents of one microbatch."""
+    of_token = 16 + (4 if reads_documents(design) else 0)
+    return design.plan.microbatch * design.plan.sequence_length * of_token
+
+
+def reads_documents(design: Design) -> bool:
+    """Whether documents are told apart: on processors each is taken to fill its sequence, for how long they are
+    decides what is computed."""
+    return is_accelerated(design) and design.job.data.document_mask
+
+
+def is_accelerated(design: Design) -> bool:
+    return design.cluster.groups[0].device.kind is not DeviceKind.CPU

@@ -1,0 +1,60 @@
+"""Small designs for dry runs, and what a fresh process or a real rank counts of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from meshwright.run.dry.count import RankCount
+from meshwright.spec.cluster import DeviceKind, Precision
+from meshwright.spec.job import OptimizerSpec
+from meshwright.spec.plan import Design
+from tests.support import models
+from tests.support.designs import Layout, design
+
+
+def case(layout: Layout, *, kind: str = "tiny", layers: int = 8, accelerator: bool = True) -> Design:
+    """A design in bf16 of one of the small models with so many layers."""
+    model = models.all_models()[kind]
+    model = replace(model, layers=(model.layers[0],) * layers)
+    found = design(model, replace(layout, precision=Precision.BF16), optimizer=OptimizerSpec(clip_norm=1e-3))
+    if not accelerator:
+        return found
+    group = found.cluster.groups[0]
+    device = replace(group.device, kind=DeviceKind.CUDA, peak_flops={Precision.BF16: 1e12})
+    return replace(found, cluster=replace(found.cluster, groups=(replace(group, device=device),)))
+
+
+def count_both(designs: list[Design]) -> list[list[tuple[RankCount, RankCount]]]:
+    """Every pipeline rank of each design, whole and from probes."""
+    from meshwright.run.dry.rank import Counter
+
+    found = []
+    for entry in designs:
+        whole, probed = Counter(design=entry, whole=True), Counter(design=entry)
+        found.append([(whole.count(rank), probed.count(rank)) for rank in range(entry.plan.pipeline)])
+    return found
+
+
+def count_fake(designs: list[Design], rank: int) -> list[RankCount]:
+    """Global rank `rank` of each design under a fake process group."""
+    from meshwright.run.dry.tally import tally
+    from meshwright.run.dry.trace import traced
+
+    return [_told(tally(traced(entry, rank=rank)), rank) for entry in designs]
+
+
+def count_real(entry: Design) -> RankCount:
+    """This rank of the default process group, whose peers are real."""
+    import torch.distributed as dist
+
+    from meshwright.run.dry.tally import tally
+    from meshwright.run.dry.trace import counted_step
+
+    return _told(tally(counted_step(entry, device="cpu")), dist.get_rank())
+
+
+def _told(step: object, rank: int) -> RankCount:
+    from meshwright.run.dry.tally import Tally
+
+    assert isinstance(step, Tally)
+    return RankCount(rank=rank, memory=step.top, flops=step.flops, calls=step.calls, bytes=step.bytes)

@@ -1,0 +1,143 @@
+"""A dry run counts what the real step does: probes tell the whole to the byte, and a fake rank what a real one does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from meshwright.catalog import load_cluster
+from meshwright.cli.app import run as main
+from meshwright.run.children import in_child
+from meshwright.run.dry.count import RankCount, content
+from meshwright.run.dry_run import dry_run, shares_of
+from meshwright.spec.errors import ConfigError, ExitCode
+from meshwright.spec.plan import Recompute, ScheduleKind, Sharding
+from meshwright.spec.report import LineName, MemoryPart, Origin
+from tests.run import dry_cases
+from tests.run.dry_cases import case
+from tests.support.designs import Layout
+from tests.support.pool import Pool
+
+FULL = Recompute.FULL
+INTERLEAVED = ScheduleKind.INTERLEAVED
+PROBED = {
+    "dense": case(Layout(shard=2, tensor=2, sequence_parallel=True, sharding=Sharding.PARAMETERS, batch=12), layers=6),
+    "mixture": case(Layout(batch=6), kind="mixture", layers=6),
+}
+MORE = {
+    "dense": case(
+        Layout(pipeline=2, shard=2, tensor=2, sequence_parallel=True, sharding=Sharding.PARAMETERS, batch=12), layers=12
+    ),
+    "zero1": case(Layout(pipeline=2, shard=2, sharding=Sharding.OPTIMIZER, recompute=FULL, batch=14), layers=14),
+    "zero2": case(Layout(pipeline=4, shard=2, sharding=Sharding.GRADIENTS, batch=14), layers=25, accelerator=False),
+    "plain": case(Layout(pipeline=2, tensor=2, batch=8), layers=12),
+    "loops": case(Layout(pipeline=2, kind=INTERLEAVED, chunks=2, batch=8), kind="mixture", layers=24),
+    "replicas": case(Layout(replicate=2, shard=2, sharding=Sharding.GRADIENTS, batch=28), layers=9),
+    "all at once": case(Layout(pipeline=2, kind=ScheduleKind.GPIPE, batch=8), layers=12),
+}
+REAL = (
+    case(Layout(shard=2, tensor=2, sequence_parallel=True, sharding=Sharding.PARAMETERS, batch=4), accelerator=False),
+    case(Layout(pipeline=2, replicate=2, batch=8, recompute=FULL), accelerator=False),
+)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    workers = Pool()
+    yield workers
+    workers.close()
+
+
+def same(whole: RankCount, probed: RankCount) -> None:
+    for name in ("memory", "flops", "calls", "bytes"):
+        assert dict(getattr(whole, name)) == dict(getattr(probed, name)), name
+
+
+def check_probes(cases: dict) -> None:
+    found = in_child(dry_cases.count_both, {"designs": list(cases.values())}, seconds=280)
+    for ranks in found:
+        for whole, probed in ranks:
+            assert probed.probed
+            assert not whole.probed
+            same(whole, probed)
+
+
+def test_probes_tell_the_whole_to_the_byte() -> None:
+    check_probes(PROBED)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MORE)
+def test_probes_of_other_layouts_do_so_too(name: str) -> None:
+    check_probes({name: MORE[name]})
+
+
+def test_a_fake_rank_counts_what_a_real_one_does(pool: Pool) -> None:
+    fake = in_child(dry_cases.count_fake, {"designs": list(REAL), "rank": 0}, seconds=200)
+    for entry, told in zip(REAL, fake, strict=True):
+        real = pool.run(dry_cases.count_real, entry, ranks=entry.plan.world_size)[0]
+        assert told.flops == real.flops
+        assert told.calls == real.calls
+        assert told.bytes == real.bytes
+        ours, theirs = sum(told.memory.values()), sum(real.memory.values())
+        assert ours == pytest.approx(theirs, rel=0.02)
+
+
+def test_a_dry_run_is_a_report_beside_the_prediction() -> None:
+    entry = case(Layout(shard=1024, sharding=Sharding.PARAMETERS, batch=1024), layers=2)
+    entry = replace(entry, cluster=load_cluster("1024xH100"), plan=replace(entry.plan, cluster="1024xH100"))
+    said: list[str] = []
+    found = dry_run(entry, say=said.append)
+    assert said
+    assert found.counted.step.origin is Origin.COUNTED
+    assert found.counted.plan == found.predicted.plan == entry.plan.digest()
+    assert found.fits is found.counted.fits is True
+    forward, told = (report.step.find(LineName.FORWARD) for report in (found.counted, found.predicted))
+    assert forward is not None
+    assert told is not None
+    assert forward.flops == told.flops
+    stage = found.counted.memory[0]
+    assert stage.parts[MemoryPart.OPTIMIZER] > 0
+    assert any(gap.name == "rank 0 peak" and gap.measured == stage.total for gap in found.gaps)
+
+
+def test_what_does_not_fit_is_counted_and_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    machines = load_cluster("1xH100")
+    group = machines.groups[0]
+    small = replace(group, device=replace(group.device, memory_bytes=9e8))
+    entry = case(Layout(batch=1), layers=1)
+    entry = replace(entry, cluster=replace(machines, groups=(small,)), plan=replace(entry.plan, cluster="1xH100"))
+    path, page = tmp_path / "plan.json", tmp_path / "page.html"
+    path.write_text(entry.to_json())
+    assert main(["dryrun", str(path), "--json", "--html", str(page)]) == ExitCode.NO_PLAN
+    told = json.loads(capsys.readouterr().out)
+    assert told["fits"] is False
+    assert told["counted"]["step"]["origin"] == "counted"
+    assert "fits: no" in page.read_text()
+
+
+@pytest.mark.parametrize("words", [[], ["plan.json", "--model", "tiny"], ["none.json"]])
+def test_bad_input_is_told_in_words(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dryrun", *words]) == ExitCode.USAGE
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_what_the_runtime_cannot_run_is_refused_by_its_rule() -> None:
+    entry = case(Layout(batch=2))
+    plan = replace(entry.plan, schedule=replace(entry.plan.schedule, kind=ScheduleKind.SEQUENCE_1F1B, slices=2))
+    with pytest.raises(ConfigError, match="schedule"):
+        dry_run(replace(entry, plan=plan))
+
+
+def test_ranks_that_hold_the_same_are_traced_by_one_process() -> None:
+    entry = case(Layout(pipeline=6, batch=6), layers=16)
+    shares = shares_of(entry, processes=2)
+    assert sorted(rank for share in shares for rank in share) == list(range(6))
+    for one in range(6):
+        for other in range(6):
+            if content(entry, one) == content(entry, other):
+                assert any(one in share and other in share for share in shares)
