@@ -64,6 +64,9 @@ def gradients_formed(module: FSDPModule) -> None:
         if isinstance(group.mesh_info, HSDPMeshInfo) and group.reduce_grads and reached:
             for entry in without:
                 entry.unsharded_param.grad = torch.zeros_like(entry.unsharded_param)
+        for entry in group.fsdp_params:
+            # Those that came with the input's gradient are kept in the precision of the reduction already.
+            entry.to_accumulated_grad_if_needed()
         group.post_backward()
 
 
