@@ -98,11 +98,13 @@ def fill_standard_error() -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Write `text` to `path`, whose folder is made when it is not there; raises ConfigError where it cannot be."""
+    """Write `text` to `path`, whose folder is made, and told, when it is not there; ConfigError where it cannot be."""
     from meshwright.spec.errors import ConfigError, Problem
 
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            note(f"folder {path.parent} was not there and is made")
         path.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(Problem(where=str(path), what=f"cannot be written: {error.strerror}")) from error
