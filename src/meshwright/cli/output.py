@@ -6,9 +6,10 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from meshwright.cli.manner import manner
@@ -37,6 +38,13 @@ def console() -> Console:
         return Console(highlight=False, no_color=manner().no_color or None)
     width = shutil.get_terminal_size(fallback=(PIPE_COLUMNS, 24)).columns
     return Console(highlight=False, width=width, color_system=None)
+
+
+def print_wrapped(lines: Iterable[str]) -> None:
+    """Lines on standard output, wrapped at words; those of tables, whose columns two spaces divide, as they are."""
+    width = console().width
+    for line in lines:
+        print(line if "  " in line else "\n".join(wrap(line, width, break_long_words=False, break_on_hyphens=False)))
 
 
 @contextmanager
