@@ -42,8 +42,10 @@ def design(
     asked, held = _question(model, cluster, job), None
     if trainer is not None:
         from meshwright.export import holder
+        from meshwright.search.job_rules import check_job
 
         held = holder(trainer, where="trainer")
+        check_job(asked.model, asked.cluster, asked.job, trainer=held)
     return search.design(asked.model, asked.cluster, asked.job, top=top, trainer=held)
 
 

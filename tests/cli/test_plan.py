@@ -27,6 +27,7 @@ def test_plan_prints_a_table_and_writes_what_train_takes(tmp_path: Path, capsys:
     design = catalog.load_design(out)
     assert design.plan.describe() in " ".join(text.split())
     assert design.plan.digest() in notes
+    assert notes.splitlines()[0] == f"folder {out.parent} was not there and is made"
     assert design.job.batch_tokens == 2**20
     for word in (
         "tokens/s",
@@ -140,9 +141,10 @@ def test_a_file_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.Ca
     assert "cannot be written" in capsys.readouterr().err
 
 
-def test_plan_writes_a_page(tmp_path: Path) -> None:
+def test_plan_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "plan.html"
     assert main([*PLAN, "--html", str(page)]) == 0
+    assert "was not there" not in capsys.readouterr().err
     assert "<html" in page.read_text()[:500]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 import meshwright
 from meshwright import catalog, search
 from meshwright.cli import main
+from meshwright.cost import PlanTable
 from meshwright.export import NotExpressible, Peer, Verdict, export, holder, meaning, read
 from meshwright.search.decide import legal_space
 from meshwright.search.explore import Explorer
@@ -92,6 +94,59 @@ def test_what_no_plan_can_mend_is_told_at_once() -> None:
         meshwright.design("llama-3.1-8b", "8xH100", job, trainer="megatron")
     with pytest.raises(ConfigError, match="did you mean deepspeed"):
         meshwright.design("llama-3.1-8b", "8xH100", trainer="deepsped")
+
+
+@pytest.mark.parametrize(
+    ("peer", "cluster", "told"),
+    [
+        (
+            "deepspeed",
+            "8xH100",
+            [
+                "job.precision: deepspeed has no words for mxfp8 products; --set precision=fp16 (or bf16, fp32)",
+                "job.precision: H100 has no mxfp8 arithmetic (rule precision-known); --set precision=fp8 (or ",
+            ],
+        ),
+        (
+            "deepspeed",
+            "8xB200",
+            ["job.precision: deepspeed has no words for mxfp8 products; --set precision=bf16 (or "],
+        ),
+        ("torchtitan", "8xH100", ["job.precision: H100 has no mxfp8 arithmetic (rule precision-known); --set "]),
+    ],
+)
+def test_a_precision_that_cannot_be_is_told_for_every_reason_before_memory_is(
+    peer: str, cluster: str, told: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["plan", "-m", "llama-3.1-405b", "-c", cluster, "--set", "precision=mxfp8", "--for", peer]
+    assert main(words) == 2
+    lines = [line.removeprefix("error: ") for line in capsys.readouterr().err.splitlines()]
+    assert len(lines) == len(told)
+    assert all(line.startswith(words) for line, words in zip(lines, told, strict=True)), lines
+    job = catalog.load_job(None, sets=["precision=mxfp8"])
+    with pytest.raises(ConfigError) as caught:
+        meshwright.design("llama-3.1-405b", cluster, job, trainer=peer)
+    assert len(caught.value.problems) == len(told)
+
+
+@pytest.mark.parametrize("peer", Peer)
+def test_the_precisions_of_a_peer_are_those_that_it_can_be_told(peer: Peer) -> None:
+    spec, machines = catalog.load_model("llama-3.1-8b"), catalog.load_cluster("8xB200")
+    for kind in machines.groups[0].device.peak_flops:
+        job = JobSpec(sequence_length=LENGTH, batch_tokens=16 * LENGTH, total_tokens=10**10, precision=kind)
+        table = legal_space(spec, machines, job).lightest.rows_of(np.zeros(1, dtype=np.int64))
+        refused = holder(peer.value).refused(table, model=spec, cluster=machines, job=job)
+        unsaid = "plan.stages[*].groups[*].precision" in refused and bool(
+            [words for words in refusals_of(peer, table, spec, machines, job) if f"{kind.value} products" in words]
+        )
+        assert unsaid == (kind not in holder(peer.value).precisions), kind
+
+
+def refusals_of(peer: Peer, table: PlanTable, *asked: Any) -> list[str]:
+    model, machines, job = asked
+    plan = table.to_plan(0, model=model.name, cluster=machines.name, sequence_length=LENGTH)
+    made = meshwright.Design(model=model, cluster=machines, job=job, plan=plan)
+    return [problem.what for problem in holder(peer.value).problems(made)]
 
 
 def test_questions_about_a_plan_for_a_trainer_are_held_to_it() -> None:

@@ -14,10 +14,10 @@ def explain(
 ) -> None:
     """Explain what a run or a plan costs: predicted, measured and the gap of every line, the worst first."""
     from meshwright import report
-    from meshwright.cli.output import print_json
+    from meshwright.cli.output import print_json, print_wrapped
 
     found = report.explain(path)
     if as_json:
         print_json(found)
         return
-    print("\n".join(found.lines()))
+    print_wrapped(found.lines())

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def export(
     design: Annotated[Path, typer.Argument(help="A design that plan wrote, or a run directory.")],
-    to: Annotated[str, typer.Option("--to", "-t", help="torchtitan, megatron-lm or deepspeed.")],
+    to: Annotated[str, typer.Option("--to", "-t", help="torchtitan, megatron-lm (or megatron) or deepspeed.")],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the job file or launch script here.")] = None,
     check: Annotated[
         Path | None, typer.Option("--check", help="Write nothing: compare this file of the trainer with the plan.")

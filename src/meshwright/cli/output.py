@@ -6,9 +6,10 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from meshwright.cli.manner import manner
@@ -37,6 +38,13 @@ def console() -> Console:
         return Console(highlight=False, no_color=manner().no_color or None)
     width = shutil.get_terminal_size(fallback=(PIPE_COLUMNS, 24)).columns
     return Console(highlight=False, width=width, color_system=None)
+
+
+def print_wrapped(lines: Iterable[str]) -> None:
+    """Lines on standard output, wrapped at words; those of tables, whose columns two spaces divide, as they are."""
+    width = console().width
+    for line in lines:
+        print(line if "  " in line else "\n".join(wrap(line, width, break_long_words=False, break_on_hyphens=False)))
 
 
 @contextmanager
@@ -98,11 +106,13 @@ def fill_standard_error() -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Write `text` to `path`, whose folder is made when it is not there; raises ConfigError where it cannot be."""
+    """Write `text` to `path`, whose folder is made, and told, when it is not there; ConfigError where it cannot be."""
     from meshwright.spec.errors import ConfigError, Problem
 
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            note(f"folder {path.parent} was not there and is made")
         path.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(Problem(where=str(path), what=f"cannot be written: {error.strerror}")) from error

@@ -27,7 +27,8 @@ Sweep = Annotated[
 ]
 
 For = Annotated[
-    str | None, typer.Option("--for", help="Only plans that torchtitan, megatron-lm or deepspeed has words for.")
+    str | None,
+    typer.Option("--for", help="Only plans that torchtitan, megatron-lm (or megatron) or deepspeed has words for."),
 ]
 
 
@@ -111,7 +112,7 @@ def _question(
         whole = question
         question = gathered.attempt(lambda: set_cluster(whole, of_cluster)) or whole
         if spec is not None and asked is not None:
-            gathered.attempt(lambda: check_job(spec, question.cluster, asked))
+            gathered.attempt(lambda: check_job(spec, question.cluster, asked, trainer=held))
     explanations.check(wanted, question, gathered)
     gathered.tell()
     assert question is not None

@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from meshwright.cost import PlanTable
 from meshwright.export.columns import Columns
-from meshwright.export.peers import Peer, peer_named, refusals, refuse, stages
+from meshwright.export.peers import Peer, peer_named, precisions, refusals, refuse, stages
 from meshwright.export.refuse import NotExpressible
-from meshwright.spec.cluster import ClusterSpec
+from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.errors import Problem
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec
@@ -30,6 +30,10 @@ class Holder:
     @property
     def name(self) -> str:
         return self.peer.value
+
+    @property
+    def precisions(self) -> tuple[Precision, ...]:
+        return precisions(self.peer)
 
     def refused(self, table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> Mapping[str, Mask]:
         """Rows that the peer cannot say, shape (rows,), by the field of the plan that it is for."""

@@ -18,7 +18,8 @@ from meshwright.export import (
 from meshwright.export.columns import Columns
 from meshwright.export.compare import Line, Verdict, compare
 from meshwright.export.meaning import Meaning, meaning
-from meshwright.export.refuse import NotExpressible, NotTheSame, Refusals, refuse_all, refuse_optimizer
+from meshwright.export.refuse import NotTheSame, Refusals, refuse_all, refuse_optimizer
+from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design
@@ -85,6 +86,12 @@ def refuse(design: Design, *, to: Peer) -> None:
     """Raises NotExpressible with everything of `design` that `to` cannot say."""
     writer = _writer(to)
     refuse_all(design, writer.refuse, peer=writer.PEER)
+
+
+def precisions(to: Peer) -> tuple[Precision, ...]:
+    """The precisions of products that `to` has words for."""
+    found: tuple[Precision, ...] = _writer(to).PRECISIONS
+    return found
 
 
 def stages(model: ModelSpec, pipeline: int, *, to: Peer) -> tuple[int, ...] | None:

@@ -17,7 +17,7 @@ from meshwright.spec.plan import Design, Offload, Recompute, ScheduleKind, Shard
 
 PEER = "DeepSpeed"
 _STAGES = {Sharding.NONE: 0, Sharding.OPTIMIZER: 1, Sharding.GRADIENTS: 2, Sharding.PARAMETERS: 3}
-_PRECISIONS = (Precision.FP32, Precision.FP16, Precision.BF16)
+PRECISIONS = (Precision.FP32, Precision.FP16, Precision.BF16)
 _REDUCED = {Precision.FP32: "fp32", Precision.BF16: "bf16", Precision.FP16: "fp16"}
 
 
@@ -87,7 +87,7 @@ def refuse(said: Columns) -> Refusals:
     _refuse_states(said, found)
     _refuse_ranks(said, found)
     where, what = "plan.stages[*].groups[*].precision", f"{said.word('precision')} products"
-    found.when(~said.among("precision", *_PRECISIONS), where, what, fix="choose bf16, fp16 or fp32")
+    found.when(~said.among("precision", *PRECISIONS), where, what, fix="choose bf16, fp16 or fp32")
     what = f"gradients reduced in {said.word('gradient_precision')}"
     found.when(~said.among("gradient_precision", *_REDUCED), "plan.gradients.precision", what, fix="fp32")
     wsd = said.job.learning_rate.decay is Decay.WSD

@@ -25,6 +25,7 @@ _PRECISIONS: dict[Precision, tuple[Flag, ...]] = {
     Precision.MXFP8: (("--bf16",), ("--fp8-format", "e4m3"), ("--fp8-recipe", "mxfp8")),
     Precision.NVFP4: (("--bf16",), ("--fp4-format", "e2m1"), ("--fp4-recipe", "nvfp4")),
 }
+PRECISIONS = tuple(_PRECISIONS)
 
 
 def write(design: Design) -> str:
@@ -73,7 +74,7 @@ def refuse(said: Columns) -> Refusals:
     looped = said.of_layouts(lambda layout: all(rank == at % layout.pipeline for at, rank in enumerate(layout.ranks)))
     found.when(~looped, "plan.stages", "stages that are not dealt to ranks in turn", fix="choose rank s % pipeline")
     where, what = "plan.stages[*].groups[*].precision", f"{said.word('precision')} products"
-    found.when(~said.among("precision", *_PRECISIONS), where, what, fix="choose bf16")
+    found.when(~said.among("precision", *PRECISIONS), where, what, fix="choose bf16")
     full, half = said.among("precision", Precision.FP32), said.among("precision", Precision.FP16)
     same = np.where(half, said.among("gradient_precision", Precision.FP16), False)
     same |= ~full & ~half & said.among("gradient_precision", Precision.BF16)

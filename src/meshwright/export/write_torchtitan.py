@@ -27,6 +27,7 @@ _SCHEDULES = {
     ScheduleKind.DUAL_PIPE_V: "DualPipeV",
 }
 _CONVERTERS = {Precision.FP8: "quantize.linear.float8", Precision.MXFP8: "quantize.linear.mx"}
+PRECISIONS = (Precision.BF16, Precision.FP32, *_CONVERTERS)
 # Flavors of the same sizes as models of the catalog, by the catalog's name.
 _FLAVORS = {
     "llama-3.1-8b": ("llama3", "8B"),
@@ -95,7 +96,7 @@ def refuse(said: Columns) -> Refusals:
     _refuse_states(said, found)
     _refuse_layers(said, found)
     where, precision = "plan.stages[*].groups[*].precision", said.word("precision")
-    known_precision = said.among("precision", Precision.BF16, Precision.FP32, *_CONVERTERS)
+    known_precision = said.among("precision", *PRECISIONS)
     found.when(~known_precision, where, f"{precision} products", fix="choose bf16")
     mixed = (table.divided == 1) & (table.tensor * table.pipeline > 1) & ~said.among("precision", Precision.FP32)
     why = "it mixes precisions in FSDP, or where neither tensor nor pipeline ranks are"

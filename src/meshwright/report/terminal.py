@@ -1,4 +1,4 @@
-"""Decisions and reports on the terminal, from 80 columns up; plain lines where there is no terminal."""
+"""Decisions and reports on the terminal, from 60 columns up; plain lines where there is no terminal."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from meshwright.spec.units import format_bytes, format_count, format_percent, fo
 
 GIB = 2.0**30
 SHOWN_RANKS = 8
+NARROW = 80  # columns, under which the figures of a plan stand in two columns beside its step
 ALIKE = 0.02
 
 
@@ -93,6 +94,8 @@ def ranked(candidates: Sequence[Candidate], *, width: int, objective: Objective 
     if width < WIDE:
         step = "step\nranked by" if by_time else "step"
         names = [step, "tokens/s\nMFU", "GiB\nfree", "bubble\ncomm.", "time\ncost"]
+    if width < NARROW:
+        names = [step, "tokens/s\nMFU\ntime\ncost", "GiB\nfree\nbubble\ncomm."]
     rows = table(columns=[("", "right"), ("plan", "left"), *((name, "right") for name in names)])
     for place, (entry, words) in enumerate(
         zip(candidates, row_words([entry.plan for entry in candidates]), strict=True), 1
@@ -102,7 +105,9 @@ def ranked(candidates: Sequence[Candidate], *, width: int, objective: Objective 
         if width < WIDE:
             speed, mfu, used, free, bubble, comm, time, cost = cells
             pairs = (f"{speed}\n{mfu}", f"{used}\n{free}", f"{bubble}\n{comm}", f"{time}\n{cost}")
-            rows.add_row(str(place), words, "\n".join([step, *sure]), *pairs, style=_style(place))
+            speeds, room, shares, totals = pairs
+            held = (f"{speeds}\n{totals}", f"{room}\n{shares}") if width < NARROW else pairs
+            rows.add_row(str(place), words, "\n".join([step, *sure]), *held, style=_style(place))
         else:
             rows.add_row(str(place), words, step, *sure, *cells, style=_style(place))
     return rows

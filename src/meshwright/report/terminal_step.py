@@ -11,6 +11,7 @@ from meshwright.spec.units import format_percent, format_seconds
 
 SMALL = 0.0005
 BAR_WIDE, BAR_NARROW = 36, 20
+LEAST_BAR, BESIDE_BAR = 10, 52  # columns: of the shortest bar, and of what stands beside it
 
 
 class WaterfallView:
@@ -22,7 +23,9 @@ class WaterfallView:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         wide = options.max_width >= WIDE
         mark, room = "#" if options.ascii_only else "\u2588", BAR_WIDE if wide else BAR_NARROW
-        rows = table(columns=[("where the step goes", "left"), ("time", "right"), ("share", "right"), ("", "left")])
+        room = min(room, max(LEAST_BAR, options.max_width - BESIDE_BAR))
+        rows = table(columns=[("where the step goes", "left"), ("time", "right"), ("share", "right")])
+        rows.add_column(no_wrap=True)
         if wide:
             rows.add_column("note", overflow="fold")
         notes = []

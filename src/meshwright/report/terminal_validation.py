@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from rich.console import Group
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 _SECONDS_BETWEEN_LINES = 3.0
 _REASONS_SHOWN = 12
+_WIDE = 132  # columns that the table of sources takes at its longest names
+_NAME = 13
 
 
 class Progress:
@@ -34,10 +37,6 @@ class Progress:
 
 def validation(found: Validation) -> Group:
     """A row a source, the mean over sources first; below, why rows were left out."""
-    rows = table(columns=[("source", "left"), *((name, "right") for name in _COLUMNS)])
-    rows.add_row(Text("mean of sources", style="bold"), *_cells(found.overall))
-    for name, scores in found.sources.items():
-        rows.add_row(Text(name or "(no source)"), *_cells(scores))
     memory = found.overall.oom
     died = memory.died_refused + memory.died_accepted
     ran = memory.ran_refused + memory.ran_accepted
@@ -45,7 +44,32 @@ def validation(found: Validation) -> Group:
         f"memory: {memory.died_refused} of {died} runs that died of it are refused, "
         f"{memory.ran_refused} of {ran} that ran are refused too"
     )
-    return Group(rows, told, title("by regime"), regimes(found.regimes), *_left_out(found))
+    return Group(SourcesView(found), told, title("by regime"), regimes(found.regimes), *_left_out(found))
+
+
+class SourcesView:
+    """A row a source, the mean over sources first; where they do not fit beside each other, figures stand in threes."""
+
+    def __init__(self, found: Validation) -> None:
+        self.found = found
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        named = [("mean of sources", self.found.overall), *self.found.sources.items()]
+        narrow = options.max_width < _WIDE
+        heads = _stacked(_COLUMNS) if narrow else list(_COLUMNS)
+        rows = table(columns=[("source", "left"), *((head, "right") for head in heads)])
+        for place, (name, scores) in enumerate(named):
+            cells = _stacked(_cells(scores)) if narrow else _cells(scores)
+            shown = "\n".join(wrap(name, _NAME, break_long_words=False)) if narrow else name
+            rows.add_row(Text(shown or "(no source)", style="" if place else "bold"), *cells)
+            if narrow:
+                rows.add_section()
+        yield rows
+
+
+def _stacked(cells: Sequence[str]) -> list[str]:
+    """Eleven cells as four, of up to three lines."""
+    return ["\n".join(cells[start : start + 3]) for start in range(0, len(cells), 3)]
 
 
 def regimes(found: Mapping[str, RegimeScores]) -> Table:

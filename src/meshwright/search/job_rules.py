@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from fnmatch import fnmatchcase
 
 from meshwright.search.constraints import limits
 from meshwright.search.rules import Rule, Scope, name_rule
+from meshwright.search.trainer import Trainer
 from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.codec import nearest
 from meshwright.spec.errors import ConfigError, Gathering, Problem
@@ -17,8 +19,8 @@ from meshwright.spec.tensors import prefix, tensors
 GROUPS = "groups-name-parameters"
 
 
-def check_job(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> None:
-    """Raises ConfigError with all that no choice of plan can mend."""
+def check_job(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, trainer: Trainer | None = None) -> None:
+    """Raises ConfigError with all that no choice of plan can mend, for plans that `trainer` has words for."""
     gathered = Gathering()
     problems = gathered.problems
     if job.sequence_length < 1 or job.batch_tokens < job.sequence_length or job.batch_tokens % job.sequence_length:
@@ -35,7 +37,10 @@ def check_job(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> None:
         fix = f"choose {positions} or less"
         problems.append(Problem(where="job.sequence_length", what=what, why="rule sequence-fits-positions", fix=fix))
     problems += [name_rule(problem, GROUPS) for problem in group_problems(model, job)]
-    for precision in gathered.attempt(lambda: allowed_precisions(job)) or ():
+    allowed = gathered.attempt(lambda: allowed_precisions(job)) or ()
+    if trainer is not None and not set(allowed) & set(trainer.precisions):
+        problems += [_unspoken(cluster, job, precision, trainer) for precision in allowed]
+    for precision in allowed:
         problems += _precision_problems(cluster, job, precision)
     gathered.tell()
 
@@ -92,24 +97,37 @@ def _field(job: JobSpec, precision: Precision) -> str:
     return f"job.other_precisions[{job.other_precisions.index(precision)}]"
 
 
+def _unspoken(cluster: ClusterSpec, job: JobSpec, precision: Precision, trainer: Trainer) -> Problem:
+    """A precision that the trainer has no words for, with those that it has and all devices know."""
+    what = f"{trainer.name} has no words for {precision.value} products"
+    return Problem(where=_field(job, precision), what=what, fix=_other(cluster, job, precision, trainer.precisions))
+
+
+def _other(cluster: ClusterSpec, job: JobSpec, precision: Precision, among: Collection[Precision]) -> str:
+    """How the job names another precision than `precision`, one of `among` that all devices multiply in; the fastest
+    first."""
+    first = cluster.groups[0].device.peak_flops
+    devices = [group.device for group in cluster.groups]
+    common = [kind for kind in first if kind in among and all(device.peak_flops.get(kind) for device in devices)]
+    common.sort(key=lambda kind: -first[kind])
+    if not common:
+        return "choose devices with a precision in common"
+    where, names = _field(job, precision), [kind.value for kind in common]
+    if where.startswith("job.other_precisions"):
+        return f"leave it out, or choose {', '.join(names)}"
+    others = f" (or {', '.join(names[1:])})" if names[1:] else ""
+    return f"--set {where.removeprefix('job.')}={names[0]}{others}"
+
+
 def _precision_problems(cluster: ClusterSpec, job: JobSpec, precision: Precision) -> list[Problem]:
     """Devices that cannot multiply in `precision`, with the precisions that all of them can, the fastest first."""
     devices = {group.device.name: group.device for group in cluster.groups}
-    first = cluster.groups[0].device.peak_flops
-    common = [kind for kind in first if all(device.peak_flops.get(kind) for device in devices.values())]
-    common.sort(key=lambda kind: -first[kind])
-    where = _field(job, precision)
-    others = f" (or {', '.join(kind.value for kind in common[1:])})" if common[1:] else ""
-    fix = f"--set {where.removeprefix('job.')}={common[0].value}{others}"
-    if where.startswith("job.other_precisions"):
-        fix = f"leave it out, or choose {', '.join(kind.value for kind in common)}"
-    fix = fix if common else "choose devices with a precision in common"
     return [
         Problem(
-            where=where,
+            where=_field(job, precision),
             what=f"{name} has no {precision.value} arithmetic",
             why="rule precision-known",
-            fix=fix,
+            fix=_other(cluster, job, precision, tuple(Precision)),
         )
         for name, device in devices.items()
         if not device.peak_flops.get(precision)

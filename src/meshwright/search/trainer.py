@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from meshwright.cost import PlanTable
 from meshwright.search.product import Rejection
-from meshwright.spec.cluster import ClusterSpec
+from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.errors import Problem
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec
@@ -24,6 +24,11 @@ class Trainer(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def precisions(self) -> tuple[Precision, ...]:
+        """Those of products that it has words for."""
+        ...
 
     def refused(self, table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> Mapping[str, Mask]:
         """Rows that it has no words for, shape (rows,), by the field of the plan that it is for."""
