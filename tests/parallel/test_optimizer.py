@@ -60,7 +60,8 @@ UNEVEN = Layout(shard=8, sharding=Sharding.PARAMETERS, batch=8)
 # Not the keys' biases of a model without positions: their gradients are rounding alone, and Adafactor divides by it.
 KINDS = {"muon": ("gpt", "mixture_full", "latent"), "sgd": ("gpt",), "adafactor": ("tied", "mixture_full", "latent")}
 LIGHT = [
-    *((kind, "tiny", layout) for kind in OPTIMIZERS for layout in LAYOUTS),
+    *((kind, "tiny", layout) for kind in ("muon", "adafactor") for layout in LAYOUTS),
+    *(("sgd", "tiny", layout) for layout in (LAYOUTS[2], LAYOUTS[6], LAYOUTS[7])),
     *((kind, "mixture_full", CUTTING[0]) for kind in ("muon", "adafactor")),
     ("muon", "gpt", CUTTING[1]),
     ("adafactor", "tied", CUTTING[1]),
@@ -70,7 +71,7 @@ LIGHT = [
 REST = [
     (kind, name, layout)
     for kind in OPTIMIZERS
-    for name in KINDS[kind]
+    for name in ("tiny", *KINDS[kind])
     for layout in (*LAYOUTS, *CUTTING, UNEVEN)
     if (kind, name, layout) not in LIGHT
 ]

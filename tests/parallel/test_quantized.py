@@ -47,6 +47,8 @@ LAYOUTS = (
     Layout(shard=2, sharding=Sharding.PARAMETERS, batch=BATCH, recompute=Recompute.FULL),
     Layout(pipeline=2, shard=2, sharding=Sharding.OPTIMIZER, batch=BATCH),
 )
+TURNS = [(precision, LAYOUTS[place % len(LAYOUTS)]) for place, precision in enumerate(RECIPES)]
+REST = [(precision, layout) for precision in RECIPES for layout in LAYOUTS if (precision, layout) not in TURNS]
 DIVIDED = Layout(tensor=2, sequence_parallel=True, batch=BATCH)
 
 
@@ -84,9 +86,14 @@ def test_rounding_is_bit_by_bit_that_of_the_format(precision: Precision, operand
     assert not torch.equal(found, x)
 
 
-@pytest.mark.parametrize("precision", RECIPES)
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize(("precision", "layout"), TURNS, ids=str)
 def test_a_layout_that_divides_no_scale_trains_as_one_device(pool: Pool, precision: Precision, layout: Layout) -> None:
+    check(pool, models.all_models()["mixture_full"], precision, layout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("precision", "layout"), REST, ids=str)
+def test_every_recipe_does_so_in_every_layout(pool: Pool, precision: Precision, layout: Layout) -> None:
     check(pool, models.all_models()["mixture_full"], precision, layout)
 
 

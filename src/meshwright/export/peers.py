@@ -18,7 +18,7 @@ from meshwright.export import (
 from meshwright.export.columns import Columns
 from meshwright.export.compare import Line, Verdict, compare
 from meshwright.export.meaning import Meaning, meaning
-from meshwright.export.refuse import NotTheSame, Refusals, refuse_all, refuse_optimizer
+from meshwright.export.refuse import NotExpressible, NotTheSame, Refusals, refuse_all, refuse_optimizer
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.model import ModelSpec
