@@ -58,3 +58,13 @@ def _told(step: object, rank: int) -> RankCount:
 
     assert isinstance(step, Tally)
     return RankCount(rank=rank, memory=step.top, flops=step.flops, calls=step.calls, bytes=step.bytes)
+
+
+def count_whole(designs: list[Design]) -> list[list[RankCount]]:
+    """Every pipeline rank of each design, whole."""
+    from meshwright.run.dry.rank import Counter
+
+    return [
+        [counter.count(rank) for rank in range(counter.design.plan.pipeline)]
+        for counter in (Counter(design=entry, whole=True) for entry in designs)
+    ]
