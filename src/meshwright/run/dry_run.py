@@ -173,7 +173,8 @@ def _notes(design: Design, ranks: Sequence[RankCount]) -> tuple[str, ...]:
         )
     if any(getattr(layer.transform, "experts", 0) for layer in design.model.layers):
         notes.append("every expert is given as many tokens as the others")
-    if design.job.data.document_mask and design.cluster.groups[0].device.kind is DeviceKind.CPU:
+    cores = design.cluster.groups[0].device.kind is DeviceKind.CPU
+    if design.job.data.document_mask and (cores or design.plan.context > 1):
         notes.append("every document is taken to fill its sequence")
     return tuple(notes)
 

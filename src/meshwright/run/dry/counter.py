@@ -35,7 +35,8 @@ class StepCounter(MemoryTracker):
     or communicates.
 
     Tensors that a collective works on live as long as its handle does, as they do under gloo and NCCL. Where the step
-    runs on fake tensors, those alone are followed.
+    runs on fake tensors, those alone are followed. `forms_gradients` is set while a split backward forms gradients of
+    matrices, which no backward pass of torch does.
     """
 
     def __init__(self, design: Design, *, parts: Sequence[nn.Module], optimizer: torch.optim.Optimizer) -> None:
@@ -47,6 +48,7 @@ class StepCounter(MemoryTracker):
             vocab=design.model.vocab // plan.tensor,
             gathered=MemoryPart.BUFFERS if freed else MemoryPart.PARAMETERS,
         )
+        self.forms_gradients = False
         self._plan = plan
         self._mode = fake_mode()
         self._raw: list[tuple[Followed | None, Event]] = []
@@ -96,11 +98,17 @@ class StepCounter(MemoryTracker):
             flops = attention_flops(func, args, kwargs) if func.namespace == "aten" else None
             flops = flops_of(func, args, kwargs, result) if flops is None else flops
             if flops:
-                self._raw.append((None, Event(Kind.FLOPS, _compute_line().value, flops)))
+                self._raw.append((None, Event(Kind.FLOPS, self._compute_line().value, flops)))
         for leaf in tree_leaves(result):
             if self._is_plain(leaf):
                 self._follow(leaf, MemoryPart.LOGITS if self._is_logits(leaf) else MemoryPart.ACTIVATIONS)
         return result
+
+    def _compute_line(self) -> LineName:
+        """Operators in a backward that record gradients themselves are computed again."""
+        if not in_backward():
+            return LineName.BACKWARD if self.forms_gradients else LineName.FORWARD
+        return LineName.RECOMPUTE if torch.is_grad_enabled() else LineName.BACKWARD
 
     def _collective(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         name = func.overloadpacket.__name__
@@ -140,10 +148,3 @@ class StepCounter(MemoryTracker):
 
 def _is_float(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
-
-
-def _compute_line() -> LineName:
-    """Operators in a backward that record gradients themselves are computed again."""
-    if not in_backward():
-        return LineName.FORWARD
-    return LineName.RECOMPUTE if torch.is_grad_enabled() else LineName.BACKWARD

@@ -41,12 +41,18 @@ class _Marks:
         """A pass begins."""
         self.mark(f"after {self._last}" if self._last else "begin")
 
+    def _form(self, forms: bool) -> None:
+        if self.counter is not None:
+            self.counter.forms_gradients = forms
+
     def watch(self, laid: Laid) -> None:
         """Passes of `laid` say when they begin."""
         for part, synchronizer in zip(laid.parts, laid.synchronizers, strict=True):
             part.register_forward_pre_hook(self.begin)
             for name in ("before_backward", "before_input", "before_weights"):
                 setattr(synchronizer, name, partial(_after, self.begin, getattr(synchronizer, name)))
+            synchronizer.before_weights = partial(_after, partial(self._form, True), synchronizer.before_weights)  # type: ignore[method-assign]
+            synchronizer.after_weights = partial(_after, partial(self._form, False), synchronizer.after_weights)  # type: ignore[method-assign]
 
 
 def _after(first: Callable[[], None], then: Callable[..., None], **options: bool) -> None:
@@ -128,9 +134,9 @@ def microbatch_bytes(design: Design) -> int:
 
 
 def reads_documents(design: Design) -> bool:
-    """Whether documents are told apart: on processors each is taken to fill its sequence, for how long they are
-    decides what is computed."""
-    return is_accelerated(design) and design.job.data.document_mask
+    """Whether documents are told apart: on processors, and where context ranks divide sequences, each is taken to fill
+    its sequence, for how long they are decides what is computed."""
+    return is_accelerated(design) and design.job.data.document_mask and design.plan.context == 1
 
 
 def is_accelerated(design: Design) -> bool:
