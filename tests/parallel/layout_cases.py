@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy
-import torch
 
 from meshwright.parallel import build_mesh, build_optimizer, lay
-from meshwright.spec.plan import AxisName, Design
+from meshwright.spec.plan import Design
 from tests.parallel.parity_cases import SEED, batch, whole
 
 
@@ -87,14 +86,3 @@ def clipped(design: Design, max_norm: float) -> tuple[float, float, float]:
     rows = slice(mesh.data_coordinate * own, (mesh.data_coordinate + 1) * own)
     laid.step(tokens[rows], targets[rows])
     return float(laid.clip(max_norm)), float(laid.clip(None)), float(laid.clip(10 * max_norm))
-
-
-def places(design: Design) -> tuple[int, dict[str, int], int]:
-    """This process's rank, its place on every axis, and the sum of ranks along its data axes."""
-    mesh = build_mesh(design.plan, device_type="cpu")
-    total = torch.tensor(torch.distributed.get_rank())
-    for axis in (AxisName.REPLICATE, AxisName.SHARD):
-        group = mesh.group(axis)
-        if group is not None:
-            torch.distributed.all_reduce(total, group=group)
-    return mesh.rank, {axis.value: mesh.coordinate(axis) for axis in AxisName}, int(total)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy
+import pytest
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -17,6 +19,7 @@ from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Axis, AxisName, Design, Plan
 
 SEED = 5
+TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,25 +33,38 @@ class Outcome:
     parameters: dict[str, numpy.ndarray]
 
 
-def batch(count: int, length: int, vocab: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens, targets and documents (count, length) of every test."""
+class Documents(StrEnum):
+    """How sequences are packed: one document each, two of unlike lengths, or many of one to four tokens."""
+
+    ONE = "one"
+    TWO = "two"
+    MANY = "many"
+
+
+def batch(count: int, length: int, vocab: int, *, packed: Documents) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Tokens, targets and documents (count, length) of every test; no documents where each sequence is one."""
     generator = torch.Generator().manual_seed(11)
     tokens = torch.randint(0, vocab, (count, length + 1), generator=generator)
-    cut = torch.randint(1, length, (count, 1), generator=generator)
-    documents = (torch.arange(length)[None] >= cut).int()
-    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), documents
+    inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    if packed is Documents.ONE:
+        return inputs, targets, None
+    if packed is Documents.TWO:
+        cut = torch.randint(1, length, (count, 1), generator=generator)
+        return inputs, targets, (torch.arange(length)[None] >= cut).int()
+    begins = torch.randint(0, 3, (count, length), generator=generator) == 0
+    return inputs, targets, begins.cumsum(dim=1).int()
 
 
 def one_device(
-    model: ModelSpec, *, count: int, length: int, z_loss: float, optimizer: OptimizerSpec, documents: bool
+    model: ModelSpec, *, count: int, length: int, z_loss: float, optimizer: OptimizerSpec, packed: Documents
 ) -> Outcome:
     """The reference: a whole decoder, torch's own cross entropy, norm and AdamW. Nothing of the parallel room."""
     decoder = Decoder(model).double()
     initialize(decoder, seed=SEED)
-    tokens, targets, parts = batch(count, length, model.vocab)
+    tokens, targets, parts = batch(count, length, model.vocab, packed=packed)
 
     def forward() -> tuple[Tensor, Tensor]:
-        logits = decoder(tokens, documents=parts if documents else None)
+        logits = decoder(tokens, documents=parts)
         plain = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
         return plain, plain + z_loss * logits.logsumexp(-1).square().mean()
 
@@ -81,23 +97,23 @@ def one_device(
 _MESHES: dict[tuple[Axis, ...], Mesh] = {}
 
 
-def mesh_over(axes: tuple[Axis, ...], plan: Plan) -> Mesh:
+def mesh_over(plan: Plan) -> Mesh:
     """One mesh for all plans of the same axes: a worker forms each process group once."""
-    if axes not in _MESHES:
-        _MESHES[axes] = build_mesh(plan, device_type="cpu")
-    return _MESHES[axes]
+    if plan.axes not in _MESHES:
+        _MESHES[plan.axes] = build_mesh(plan, device_type="cpu")
+    return _MESHES[plan.axes]
 
 
-def one_rank(design: Design, documents: bool) -> Outcome:
+def one_rank(design: Design, packed: Documents) -> Outcome:
     """The same step laid out. Gradients and parameters are those of this rank's stages, gathered whole."""
     plan = design.plan
-    mesh = mesh_over(plan.axes, plan)
+    mesh = mesh_over(plan)
     laid = lay(design, mesh, device="cpu", seed=SEED)
     optimizer = build_optimizer(laid, design.job.optimizer)
-    tokens, targets, parts = batch(plan.batch, plan.sequence_length, design.model.vocab)
+    tokens, targets, parts = batch(plan.batch, plan.sequence_length, design.model.vocab, packed=packed)
     own = plan.batch // plan.data
     rows = slice(mesh.data_coordinate * own, (mesh.data_coordinate + 1) * own)
-    mine = (tokens[rows], targets[rows], parts[rows] if documents else None)
+    mine = (tokens[rows], targets[rows], None if parts is None else parts[rows])
     loss = laid.step(*mine)
     gradients = by_name([(name, p.grad) for name, p in laid.named_parameters() if p.grad is not None])
     norm = laid.clip(design.job.optimizer.clip_norm)
@@ -125,3 +141,19 @@ def by_name(pairs: list[tuple[str, Tensor]]) -> dict[str, numpy.ndarray]:
 
 def whole(x: Tensor) -> numpy.ndarray:
     return (x.full_tensor() if isinstance(x, DTensor) else x).clone().numpy()
+
+
+def compare(expected: Outcome, found: list[Outcome]) -> None:
+    """Every rank's losses and norm, and every gradient and parameter of the whole model, are the reference's."""
+    for outcome in found:
+        assert outcome.loss == pytest.approx(expected.loss, rel=0, abs=TOLERANCE)
+        assert outcome.evaluation == pytest.approx(expected.evaluation, rel=0, abs=TOLERANCE)
+        assert outcome.norm == pytest.approx(expected.norm, rel=0, abs=TOLERANCE)
+    for what in ("gradients", "parameters"):
+        wanted = getattr(expected, what)
+        seen = set()
+        for outcome in found:
+            for name, value in getattr(outcome, what).items():
+                numpy.testing.assert_allclose(value, wanted[name], rtol=0, atol=TOLERANCE, err_msg=f"{what} of {name}")
+                seen.add(name)
+        assert seen == set(wanted)

@@ -83,15 +83,6 @@ def test_every_pass_of_every_microbatch_is_recorded(pool: Pool) -> None:
         assert LineName.GRADIENTS in {what for what, _, _ in kept}
 
 
-def test_ranks_stand_where_the_plan_places_them(pool: Pool) -> None:
-    entry = design(TINY, Layout(pipeline=2, replicate=2, batch=4))
-    turned = replace(entry, plan=replace(entry.plan, placement=(3, 1, 2, 0)))
-    for rank, places, total in pool.run(layout_cases.places, turned, ranks=4):
-        logical = (3, 1, 2, 0).index(rank)
-        assert (places["pipeline"], places["replicate"]) == divmod(logical, 2)
-        assert total == (4 if logical < 2 else 2)
-
-
 def test_a_plan_for_more_devices_than_processes_is_refused() -> None:
     with pytest.raises(EnvironmentUnfit, match="2 devices and 1 processes"):
         build_mesh(design(TINY, Layout(shard=2)).plan, device_type="cpu")

@@ -52,7 +52,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def start(tmp_path: Path, module: str, act: str, said: list[str] | None = None) -> Launched:
     say = (said if said is not None else []).append
-    return launch(tmp_path, num_workers=2, arguments=[act], say=say, module=module)
+    return launch(tmp_path, ranks=(0, 1), arguments=[act], say=say, module=module)
 
 
 def told(launched: Launched) -> WorkerFailed:

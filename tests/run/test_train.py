@@ -70,6 +70,15 @@ def spoil(checkpoint: Path) -> None:
     file.write_bytes(content)
 
 
+def test_ranks_that_lie_on_other_devices_train_what_one_device_does(whole: Path, tmp_path: Path) -> None:
+    """A placement that turns the ranks of one pipeline round, which no group of ascending ranks can follow."""
+    made = design(whole, Layout(batch=BATCH, pipeline=3), steps=STEPS)
+    turned = replace(made, plan=replace(made.plan, placement=(2, 0, 1)))
+    run = tmp_path / "run"
+    train(turned, run_dir=run, steps=4, say=quiet)
+    assert losses(run) == pytest.approx({step: losses(whole / "run")[step] for step in range(1, 5)}, rel=1e-9)
+
+
 def test_a_newer_checkpoint_that_is_spoilt_is_passed_over_and_said(
     whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,6 +22,7 @@ from meshwright.spec.plan import (
     Design,
     Exchange,
     ExpertGrid,
+    GradientSync,
     Offload,
     Recompute,
     Schedule,
@@ -41,9 +42,9 @@ def planned(design: Design, **fields: object) -> Design:
     return replace(design, plan=replace(design.plan, **fields))
 
 
-def compiled(kind: ScheduleKind) -> Design:
-    asked = D(schedule=Schedule(kind=kind, microbatches=8))
-    return replace(asked, job=replace(asked.job, compile=Switch.ON))
+def compiled(kind: str) -> Design:
+    job = replace(samples.job(), compile=Switch.ON)
+    return replace(D(schedule=Schedule(kind=ScheduleKind(kind), microbatches=8)), job=job)
 
 
 def turned(design: Design) -> Design:
@@ -94,6 +95,20 @@ def constrained(**fields: object) -> Design:
 
 
 CASES = {
+    "counts-are-positive": Case(D, lambda: planned(D(), microbatch=0), "0 is not a count of anything"),
+    "stages-hold-blocks": Case(
+        D,
+        lambda: planned(D(), stages=(replace(D().plan.stages[0], groups=()), D().plan.stages[1])),
+        "plan.stages[0]: the stage holds no blocks",
+    ),
+    "gradients-meet": Case(
+        D, lambda: planned(D(), gradients=GradientSync(kind="seldom")), "meet 'seldom' are not known"
+    ),
+    "runtime-gradients": Case(
+        lambda: planned(D(), gradients=GradientSync(precision=Precision.BF16)),
+        lambda: planned(D(), gradients=GradientSync(precision=Precision.FP8)),
+        "gradients reduced in fp8 can be predicted and not trained yet",
+    ),
     "answers-design": Case(D, lambda: planned(D(), model="other"), "'other' is not the design's model 'small'"),
     "axes-once": Case(
         D, lambda: planned(D(), axes=(*D().plan.axes, Axis(name=AxisName.TENSOR, size=1))), "tensor is named 2 times"
@@ -226,25 +241,15 @@ CASES = {
     ),
     "memory-fits": Case(D, small_memory, "has"),
     "runtime-axes": Case(
-        D,
-        lambda: D(experts=ExpertGrid(expert=2), of=samples.model(layer=samples.mixture_layer())),
-        "a grid of experts can be predicted and not trained yet",
+        D, lambda: D(experts=ExpertGrid(expert=2), of=samples.model(layer=samples.mixture_layer())), "a grid of experts"
     ),
     "runtime-schedule": Case(
         D,
         lambda: D(pipeline=1, shard=4, schedule=Schedule(kind=ScheduleKind.SEQUENCE_1F1B, microbatches=4, slices=2)),
         "2 slices on one pipeline rank",
     ),
-    "runtime-compile": Case(
-        lambda: compiled(ScheduleKind.ONE_F_ONE_B),
-        lambda: compiled(ScheduleKind.ZERO_BUBBLE_H1),
-        "zb-h1 splits backwards",
-    ),
-    "runtime-offload": Case(
-        D,
-        hosted,
-        "offload of optimizer can be predicted and not trained yet",
-    ),
+    "runtime-compile": Case(lambda: compiled("1f1b"), lambda: compiled("zb-h1"), "zb-h1 splits backwards"),
+    "runtime-offload": Case(D, hosted, "offload of optimizer can be predicted and not trained yet"),
     "runtime-precision": Case(D, lambda: D(precision=Precision.FP16), "fp16 can be predicted and not trained yet"),
     "runtime-layers": Case(
         D,

@@ -60,10 +60,11 @@ class Mesh:
 
 
 def build_mesh(plan: Plan, *, device_type: str) -> Mesh:
-    """The mesh of `plan` over the processes of the default group, whose global rank d is the cluster's device d.
+    """The mesh of `plan` over the processes of the default group, whose ranks are the plan's.
 
-    `plan.placement[r]` is the device of logical rank r. Collective: every process calls it with the same plan.
-    Raises EnvironmentUnfit when there are not as many processes as the plan has devices.
+    Which device holds which rank is settled when that group is made (`Plan.rank_on`): torch numbers the ranks of
+    every group in ascending order, so a mesh in any other order would not be the plan's. Collective: every process
+    calls it with the same plan. Raises EnvironmentUnfit when there are not as many processes as the plan has devices.
     """
     processes = dist.get_world_size() if dist.is_initialized() else 1
     if processes != plan.world_size:
@@ -72,8 +73,7 @@ def build_mesh(plan: Plan, *, device_type: str) -> Mesh:
     axes = [axis for axis in plan.axes if axis.size > 1]
     if not axes:
         return Mesh(root=None, rank=0, world_size=1, sizes={}, coordinates={})
-    devices = torch.tensor(plan.placement or range(plan.world_size))
-    grid = devices.view([axis.size for axis in axes])
+    grid = torch.arange(plan.world_size).view([axis.size for axis in axes])
     root = DeviceMesh(device_type, grid, mesh_dim_names=tuple(axis.name.value for axis in axes))
     coordinate = root.get_coordinate()
     assert coordinate is not None, "every process is in the mesh"

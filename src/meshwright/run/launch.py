@@ -29,7 +29,9 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launched:
-    """How the workers ended: `failures` by rank (empty when all ended well), and whether they were killed at once."""
+    """How the workers ended: `failures` by the plan's rank, empty when all ended well; whether they were killed at
+    once.
+    """
 
     failures: Mapping[int, ProcessFailure] = field(default_factory=dict)
     asked_to_stop: bool = False
@@ -39,7 +41,7 @@ class Launched:
 def launch(
     run_dir: Path,
     *,
-    num_workers: int,
+    ranks: Sequence[int],
     arguments: Sequence[str],
     say: Callable[[str], None],
     module: str = WORKER_MODULE,
@@ -47,9 +49,11 @@ def launch(
 ) -> Launched:
     """All workers have ended. The first signal asks them to save and stop, the second stops them at once.
 
-    Rank 0 writes to this terminal unless `screen` is quiet; what other ranks write is under `RUN/logs`.
+    `ranks[d]` is the rank of the worker on device d. Rank 0 writes to this terminal unless `screen` is quiet; what
+    other ranks write is under `RUN/logs`.
     """
-    quiet = dict.fromkeys(range(0 if screen is Screen.QUIET else 1, num_workers), Std.ALL)
+    num_workers = len(ranks)
+    quiet = {device: Std.ALL for device, rank in enumerate(ranks) if rank or screen is Screen.QUIET}
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -73,6 +77,7 @@ def launch(
     if agent.error is not None and not isinstance(agent.error, ChildFailedError):
         raise agent.error
     failures = agent.error.failures if isinstance(agent.error, ChildFailedError) else {}
+    failures = {ranks[device]: failure for device, failure in failures.items()}
     return Launched(failures=failures, asked_to_stop=asked.count > 0, killed=asked.count > 1)
 
 

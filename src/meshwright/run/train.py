@@ -76,7 +76,8 @@ def train(
     arguments = [] if steps is None else ["--steps", str(steps)]
     from meshwright.run.launch import launch
 
-    launched = launch(folder, num_workers=design.plan.world_size, arguments=arguments, say=say, screen=screen)
+    ranks = [design.plan.rank_on(device) for device in range(design.plan.world_size)]
+    launched = launch(folder, ranks=ranks, arguments=arguments, say=say, screen=screen)
     return _outcome(design, folder, predicted=predicted, launched=launched)
 
 

@@ -44,10 +44,10 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """What the launcher told this process: its global and local rank, and how many ranks there are."""
+    """What the launcher told this process: its number among all and on its node, and how many there are."""
 
-    rank: int
-    local_rank: int
+    device: int
+    local_device: int
     size: int
 
 
@@ -91,13 +91,13 @@ def work(run_dir: Path, *, max_steps: int | None) -> None:
     stop.listen()
     world = _world()
     design = load_design(run_dir / "design.json")
-    _settle(design, world)
+    rank = _settle(design, world)
     predicted = read_report(run_dir / "predicted.json") or cost.predict(design)
-    if world.rank == 0:
+    if rank == 0:
         _fill(run_dir, design, predicted)
-    device = _join(design, world)
+    device = _join(design, world, rank=rank)
     techniques = importlib.import_module("meshwright.techniques").build(design.job.techniques, design=design)
-    place = Place(rank=world.rank, device=device, run_dir=run_dir, cache=cache_root() / "data", screen=sys.stderr)
+    place = Place(rank=rank, device=device, run_dir=run_dir, cache=cache_root() / "data", screen=sys.stderr)
     run = build(design, place=place, predicted=predicted, max_steps=max_steps, stop_asked=stop, techniques=techniques)
     start = time.perf_counter()
     try:
@@ -152,43 +152,44 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _world() -> World:
     """From torchrun's variables; alone in a world of one without them."""
-    rank = int(os.environ.get("RANK", "0"))
     return World(
-        rank=rank,
-        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+        device=int(os.environ.get("RANK", "0")),
+        local_device=int(os.environ.get("LOCAL_RANK", "0")),
         size=int(os.environ.get("WORLD_SIZE", "1")),
     )
 
 
-def _settle(design: Design, world: World) -> None:
-    """Threads, warnings and determinism of this process are as the design and its rank want them."""
+def _settle(design: Design, world: World) -> int:
+    """The plan's rank of this process, whose threads, warnings and determinism are as the design and it want them."""
     wanted = design.plan.world_size
     if world.size != wanted:
         why = f"{world.size} workers were started and the plan has {wanted} ranks"
         raise ConfigError(Problem(what="wrong number of workers", why=why, fix=f"start {wanted} workers"))
+    rank = design.plan.rank_on(world.device)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     if design.cluster.groups[0].device.kind is DeviceKind.CPU:
         keep_freed_memory()
-    if world.rank != 0:
+    if rank != 0:
         warnings.simplefilter("ignore")
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
     if design.job.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
+    return rank
 
 
-def _join(design: Design, world: World) -> torch.device:
-    """The device of this rank, with the process group of all ranks made."""
+def _join(design: Design, world: World, *, rank: int) -> torch.device:
+    """The device of this rank, with the process group of all ranks made, numbered as the plan numbers them."""
     cuda = design.cluster.groups[0].device.kind.value in ("cuda", "rocm")
-    device = torch.device("cuda", world.local_rank) if cuda else torch.device("cpu")
+    device = torch.device("cuda", world.local_device) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     if "MASTER_ADDR" in os.environ:
-        dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
+        store = next(dist.rendezvous("env://", timeout=COLLECTIVE_TIMEOUT))[0]
     else:
         store = dist.HashStore()
-        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=COLLECTIVE_TIMEOUT)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world.size, timeout=COLLECTIVE_TIMEOUT)
     return device
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from meshwright.search.constraints import CONSTRAINT_RULES
 from meshwright.search.context_rules import CONTEXT_RULES
 from meshwright.search.degree_rules import DEGREE_RULES
+from meshwright.search.form_rules import FORM_RULES
 from meshwright.search.layout_rules import LAYOUT_RULES
 from meshwright.search.memory_rule import MEMORY_RULES
 from meshwright.search.order_rules import ORDER_RULES
@@ -14,6 +15,7 @@ from meshwright.spec.errors import Problem
 from meshwright.spec.plan import Design
 
 RULES: tuple[Rule, ...] = (
+    *FORM_RULES,
     *LAYOUT_RULES,
     *ORDER_RULES,
     *DEGREE_RULES,
@@ -27,7 +29,7 @@ RULES: tuple[Rule, ...] = (
 def check(design: Design, *, scopes: frozenset[Scope] = ALL_SCOPES) -> tuple[Problem, ...]:
     """Every rule of `scopes` that the design breaks, named, in the order of RULES; () when legal.
 
-    Rules of memory and runtime are asked once no plan rule is broken. Raises ConfigError when the job's constraints
-    cannot be read.
+    Rules of memory and runtime are asked once no plan rule is broken, and these once it has the form of a plan.
+    Raises ConfigError when the job's constraints cannot be read.
     """
     return apply(RULES, design, scopes=scopes)

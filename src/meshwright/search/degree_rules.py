@@ -10,6 +10,8 @@ from meshwright.spec.errors import Problem
 from meshwright.spec.model import Attention, FeedForward, LatentAttention, Mixture, ModelSpec, Recurrence
 from meshwright.spec.plan import BlockGroup, Design, Plan, ScheduleKind, Sharding
 
+GRADIENT_SYNCS = ("every_step",)
+
 
 def groups_of(plan: Plan) -> Iterator[tuple[str, BlockGroup]]:
     """Every group with the path a message names it by."""
@@ -120,6 +122,15 @@ def precision_known(design: Design) -> Problem | None:
     return None
 
 
+def gradients_meet(design: Design) -> Problem | None:
+    """Gradients meet in a way that is known."""
+    kind = design.plan.gradients.kind
+    if kind in GRADIENT_SYNCS:
+        return None
+    what = f"gradients that meet {kind!r} are not known"
+    return Problem(where="plan.gradients.kind", what=what, fix=choices(GRADIENT_SYNCS))
+
+
 def batch_is_asked(design: Design) -> Problem | None:
     """One step reads the batch that the job asks for, in sequences of its length."""
     plan, job = design.plan, design.job
@@ -224,6 +235,7 @@ DEGREE_RULES = (
     Rule(name="sequence-parallel-divides", scope=Scope.PLAN, check=sequence_parallel_divides),
     Rule(name="sharding-has-ranks", scope=Scope.PLAN, check=sharding_has_ranks),
     Rule(name="precision-known", scope=Scope.PLAN, check=precision_known),
+    Rule(name="gradients-meet", scope=Scope.PLAN, check=gradients_meet),
     Rule(name="batch-is-asked", scope=Scope.PLAN, check=batch_is_asked),
     Rule(name="sequence-fits-positions", scope=Scope.PLAN, check=sequence_fits_positions),
     Rule(name="chunks-are-interleaved", scope=Scope.PLAN, check=chunks_are_interleaved),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from meshwright.schedule.build import V_SHAPES, placement
+from meshwright.schedule.build import V_SHAPES, stage_rank
 from meshwright.search.rules import Rule, Scope
 from meshwright.spec.errors import Problem
 from meshwright.spec.plan import Design
@@ -29,13 +29,10 @@ def answers_design(design: Design) -> Problem | None:
 
 
 def axes_once(design: Design) -> Problem | None:
-    """Every axis is named at most once and is at least 1 wide."""
+    """Every axis is named at most once."""
     for name, count in Counter(axis.name for axis in design.plan.axes).items():
         if count > 1:
             return Problem(where="plan.axes", what=f"axis {name.value} is named {count} times", fix="name it once")
-    for index, axis in enumerate(design.plan.axes):
-        if axis.size < 1:
-            return Problem(where=f"plan.axes[{index}].size", what=f"{axis.size} is not a size", fix="choose 1 or more")
     return None
 
 
@@ -91,8 +88,6 @@ def stages_cover(design: Design) -> Problem | None:
     """Stages hold the blocks of the model in order, every block once, and none is empty."""
     expected, last = 0, len(design.model.blocks)
     for index, stage in enumerate(design.plan.stages):
-        if not stage.groups:
-            return Problem(where=f"plan.stages[{index}]", what="the stage holds no blocks", fix="give it one or more")
         for position, group in enumerate(stage.groups):
             where = f"plan.stages[{index}].groups[{position}]"
             if group.start != expected:
@@ -131,7 +126,7 @@ def stages_match_pipeline(design: Design) -> Problem | None:
 def embedding_first(design: Design) -> Problem | None:
     """The embedding is on the first pipeline rank."""
     stages = design.plan.stages
-    if stages and stages[0].rank == 0:
+    if stages[0].rank == 0:
         return None
     return Problem(
         where="plan.stages[0].rank", what="the embedding is not on the first pipeline rank", fix="choose rank 0"
@@ -140,9 +135,10 @@ def embedding_first(design: Design) -> Problem | None:
 
 def head_last(design: Design) -> Problem | None:
     """The head is on the rank of the last stage: the last pipeline rank, or the first under V shapes."""
-    plan, places = design.plan, _places(design)
-    last = places[-1] if places else plan.pipeline - 1
-    if plan.stages and plan.stages[-1].rank == last:
+    plan = design.plan
+    stages = plan.pipeline * plan.schedule.chunks
+    last = _place(design, stages - 1) if _has_places(design) else plan.pipeline - 1
+    if plan.stages[-1].rank == last:
         return None
     name = "first" if last == 0 and plan.pipeline > 1 else "last"
     return Problem(
@@ -158,7 +154,10 @@ def stages_loop(design: Design) -> Problem | None:
     """
     plan = design.plan
     shape = "V" if plan.schedule.kind in V_SHAPES else "turn"
-    for index, (stage, rank) in enumerate(zip(plan.stages, _places(design), strict=False)):
+    if not _has_places(design):
+        return None
+    for index, stage in enumerate(plan.stages):
+        rank = _place(design, index)
         if stage.rank != rank:
             return Problem(
                 where=f"plan.stages[{index}].rank",
@@ -168,12 +167,18 @@ def stages_loop(design: Design) -> Problem | None:
     return None
 
 
-def _places(design: Design) -> tuple[int, ...]:
-    """The rank of every stage that the schedule has; () where another rule refuses its chunks."""
+def _has_places(design: Design) -> bool:
+    """Whether the schedule says where stages lie; another rule refuses what it does not."""
     plan, schedule = design.plan, design.plan.schedule
-    if plan.pipeline < 1 or schedule.chunks < 1 or (schedule.kind in V_SHAPES and schedule.chunks != 2):
-        return ()
-    return placement(schedule.kind, pipeline=plan.pipeline, chunks=schedule.chunks)
+    if len(plan.stages) != plan.pipeline * schedule.chunks:
+        return False
+    return not (schedule.kind in V_SHAPES and schedule.chunks != 2)
+
+
+def _place(design: Design, stage: int) -> int:
+    """The rank of a stage."""
+    plan, schedule = design.plan, design.plan.schedule
+    return stage_rank(schedule.kind, stage, pipeline=plan.pipeline, chunks=schedule.chunks)
 
 
 def groups_uniform(design: Design) -> Problem | None:

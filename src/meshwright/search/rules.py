@@ -13,10 +13,12 @@ from meshwright.spec.plan import Design
 class Scope(StrEnum):
     """Why a design is refused.
 
-    `plan`: no runtime could run it, so the search never emits it. `memory`: it is legal and does not fit.
-    `runtime`: it can be predicted and this runtime cannot train it yet.
+    `form`: it is not a plan at all, and no other rule can read it. `plan`: no runtime could run it, so the search
+    never emits it. `memory`: it is legal and does not fit. `runtime`: it can be predicted and this runtime cannot
+    train it yet.
     """
 
+    FORM = "form"
     PLAN = "plan"
     MEMORY = "memory"
     RUNTIME = "runtime"
@@ -39,16 +41,18 @@ ALL_SCOPES = frozenset(Scope)
 
 
 def apply(rules: Iterable[Rule], design: Design, *, scopes: frozenset[Scope]) -> tuple[Problem, ...]:
-    """What the rules of `scopes` find, in their order.
+    """What the rules of `scopes` find, in their order; those of a plan tell what is broken in its form too.
 
-    Rules of memory and runtime ask a design that is a plan at all: they are silent while a plan rule is broken.
+    Rules of a plan ask what has the form of one, and rules of memory and runtime what is one: they are silent while
+    a rule before them is broken.
     """
     rules = tuple(rules)
-    found = [rule(design) for rule in rules if rule.scope is Scope.PLAN]
-    broken = tuple(problem for problem in found if problem is not None)
-    if broken:
-        return broken if Scope.PLAN in scopes else ()
-    rest = (rule(design) for rule in rules if rule.scope is not Scope.PLAN and rule.scope in scopes)
+    for first in (Scope.FORM, Scope.PLAN):
+        found = [rule(design) for rule in rules if rule.scope is first]
+        broken = tuple(problem for problem in found if problem is not None)
+        if broken:
+            return broken if Scope.PLAN in scopes else ()
+    rest = (rule(design) for rule in rules if rule.scope in scopes - {Scope.FORM, Scope.PLAN})
     return tuple(problem for problem in rest if problem is not None)
 
 

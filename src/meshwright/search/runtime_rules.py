@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from meshwright.schedule.build import SPLIT
 from meshwright.search.degree_rules import groups_of
-from meshwright.search.rules import Rule, Scope
+from meshwright.search.rules import Rule, Scope, choices
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import Problem
 from meshwright.spec.job import Switch
 from meshwright.spec.model import Attention, LatentAttention, Mixture, Recurrence
 from meshwright.spec.plan import Design, Offload
 
+REDUCED_PRECISIONS = (Precision.BF16, Precision.FP32)
 TRAINED_PRECISIONS = (Precision.BF16, Precision.FP32, Precision.TF32, Precision.FP64)
 
 
@@ -24,6 +25,15 @@ def precision_trained(design: Design) -> Problem | None:
                 fix=f"choose {', '.join(precision.value for precision in TRAINED_PRECISIONS)}",
             )
     return None
+
+
+def gradients_reduced(design: Design) -> Problem | None:
+    """The runtime reduces gradients in bf16, or as it keeps them."""
+    precision = design.plan.gradients.precision
+    if precision in REDUCED_PRECISIONS:
+        return None
+    what = f"gradients reduced in {precision.value} can be predicted and not trained yet"
+    return Problem(where="plan.gradients.precision", what=what, fix=choices(kind.value for kind in REDUCED_PRECISIONS))
 
 
 def layers_built(design: Design) -> Problem | None:
@@ -121,6 +131,7 @@ RUNTIME_RULES = (
     Rule(name="runtime-compile", scope=Scope.RUNTIME, check=compile_fits),
     Rule(name="runtime-offload", scope=Scope.RUNTIME, check=offload_built),
     Rule(name="runtime-precision", scope=Scope.RUNTIME, check=precision_trained),
+    Rule(name="runtime-gradients", scope=Scope.RUNTIME, check=gradients_reduced),
     Rule(name="runtime-layers", scope=Scope.RUNTIME, check=layers_built),
     Rule(name="runtime-towers", scope=Scope.RUNTIME, check=towers_built),
 )

@@ -216,6 +216,10 @@ class Plan:
         """Whether ranks lie on other devices than those of their numbers."""
         return self.placement is not None and self.placement != tuple(range(self.world_size))
 
+    def rank_on(self, device: int) -> int:
+        """The rank that device `device` holds."""
+        return device if self.placement is None else self.placement.index(device)
+
     @property
     def world_size(self) -> int:
         product = 1

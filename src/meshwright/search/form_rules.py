@@ -1,0 +1,52 @@
+"""Rules of form, asked before all others: what counts something is 1 or more, and what holds something holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshwright.search.rules import Rule, Scope
+from meshwright.spec.errors import Problem
+from meshwright.spec.plan import Design, Plan
+
+
+def counts_are_positive(design: Design) -> Problem | None:
+    """Sizes, degrees and counts of the plan are 1 or more."""
+    for where, number in _counts(design.plan):
+        if number < 1:
+            return Problem(where=where, what=f"{number} is not a count of anything", fix="choose 1 or more")
+    return None
+
+
+def stages_hold_blocks(design: Design) -> Problem | None:
+    """There are stages, and each has a group of blocks."""
+    stages = design.plan.stages
+    if not stages:
+        return Problem(where="plan.stages", what="the plan has no stages", fix="give it one or more")
+    for index, stage in enumerate(stages):
+        if not stage.groups:
+            return Problem(where=f"plan.stages[{index}]", what="the stage holds no blocks", fix="give it one or more")
+    return None
+
+
+def _counts(plan: Plan) -> Iterator[tuple[str, int]]:
+    """Every number of a plan that counts something, with its place."""
+    yield "plan.sequence_length", plan.sequence_length
+    yield "plan.microbatch", plan.microbatch
+    yield "plan.schedule.microbatches", plan.schedule.microbatches
+    yield "plan.schedule.chunks", plan.schedule.chunks
+    yield "plan.schedule.slices", plan.schedule.slices
+    yield "plan.exchange.inner", plan.exchange.inner
+    if plan.experts is not None:
+        yield "plan.experts.expert", plan.experts.expert
+        yield "plan.experts.tensor", plan.experts.tensor
+    for index, axis in enumerate(plan.axes):
+        yield f"plan.axes[{index}].size", axis.size
+    for index, stage in enumerate(plan.stages):
+        for position, group in enumerate(stage.groups):
+            yield f"plan.stages[{index}].groups[{position}].tensor", group.tensor
+
+
+FORM_RULES = (
+    Rule(name="counts-are-positive", scope=Scope.FORM, check=counts_are_positive),
+    Rule(name="stages-hold-blocks", scope=Scope.FORM, check=stages_hold_blocks),
+)

@@ -1,0 +1,309 @@
+"""Draws: designs over all dimensions of a plan at once, as small values that print, shrink and come back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from itertools import combinations, pairwise
+from random import Random
+from typing import Any
+
+from meshwright.schedule.build import LOOPS, V_SHAPES, placement
+from meshwright.search import Scope, check
+from meshwright.spec.cluster import ClusterSpec, Precision
+from meshwright.spec.errors import Problem
+from meshwright.spec.job import JobSpec, OptimizerSpec
+from meshwright.spec.model import Layer, ModelSpec
+from meshwright.spec.plan import (
+    Axis,
+    AxisName,
+    BlockGroup,
+    Design,
+    Plan,
+    Recompute,
+    Schedule,
+    ScheduleKind,
+    Sharding,
+    Stage,
+)
+from tests.parallel.parity_cases import Documents
+from tests.support import models
+from tests.support.designs import SEQUENCE, cluster
+
+RANKS = (1, 2, 2, 3, 4, 4, 4, 4, 6, 8, 8, 8, 8)
+MOST_SEQUENCES = 16
+MOST_LAYERS = 8
+TRIES = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """One design of a tiny model in fp64. Defaults are the simplest; a draw shrinks towards them.
+
+    `axes` are sizes of more than one from the outermost inwards, `bounds` the first block of every stage but the
+    first, `recompute` the kind of each layer.
+    """
+
+    model: str = "tiny"
+    layers: int = 1
+    axes: tuple[tuple[str, int], ...] = ()
+    bounds: tuple[int, ...] = ()
+    schedule: str = "1f1b"
+    chunks: int = 1
+    slices: int = 1
+    microbatch: int = 1
+    microbatches: int = 1
+    sharding: str = "none"
+    sequence_parallel: bool = False
+    recompute: tuple[str, ...] = ("none",)
+    documents: str = "one"
+    z_loss: float = 0.0
+    clip_norm: float | None = None
+
+    def size(self, axis: AxisName) -> int:
+        return dict(self.axes).get(axis.value, 1)
+
+    @property
+    def ranks(self) -> int:
+        product = 1
+        for _, size in self.axes:
+            product *= size
+        return product
+
+    def __str__(self) -> str:
+        """What differs from the simplest, as JSON that `read` reads."""
+        plain = asdict(Draw())
+        return json.dumps({key: value for key, value in asdict(self).items() if value != plain[key]})
+
+
+def read(text: str) -> Draw:
+    """The draw that `str` wrote."""
+    told: dict[str, Any] = json.loads(text)
+    for key in {"bounds", "recompute"} & told.keys():
+        told[key] = tuple(told[key])
+    told["axes"] = tuple((name, size) for name, size in told.get("axes", ()))
+    return Draw(**told)
+
+
+def build(draw: Draw) -> Design:
+    """The design of a draw, legal or not."""
+    model, kind = _model(draw.model, draw.layers), ScheduleKind(draw.schedule)
+    edges = (0, *draw.bounds, len(model.blocks))
+    places = placement(kind, pipeline=draw.size(AxisName.PIPELINE), chunks=draw.chunks)
+    plan = Plan(
+        model=model.name,
+        cluster="here",
+        axes=tuple(Axis(name=AxisName(name), size=size) for name, size in draw.axes),
+        stages=tuple(
+            Stage(rank=rank, groups=tuple(_groups(draw, start, stop)))
+            for rank, (start, stop) in zip(places, pairwise(edges), strict=True)
+        ),
+        schedule=Schedule(kind=kind, microbatches=draw.microbatches, chunks=draw.chunks, slices=draw.slices),
+        sequence_length=SEQUENCE,
+        microbatch=draw.microbatch,
+    )
+    job = JobSpec(
+        sequence_length=SEQUENCE,
+        batch_tokens=plan.batch_tokens,
+        total_tokens=100 * plan.batch_tokens,
+        precision=Precision.FP64,
+        optimizer=OptimizerSpec(learning_rate=1e-2, clip_norm=draw.clip_norm),
+        z_loss=draw.z_loss,
+    )
+    return Design(model=model, cluster=_processors(draw.ranks), job=job, plan=plan)
+
+
+def _groups(draw: Draw, start: int, stop: int) -> Iterator[BlockGroup]:
+    """Runs of blocks [start, stop) of one recompute; what is not a layer has none."""
+    kinds = ("none", *draw.recompute, "none")
+    edges = [start, *(block for block in range(start + 1, stop) if kinds[block] != kinds[block - 1]), stop]
+    for first, last in pairwise(edges):
+        yield BlockGroup(
+            start=first,
+            stop=last,
+            tensor=draw.size(AxisName.TENSOR),
+            sequence_parallel=draw.sequence_parallel,
+            sharding=Sharding(draw.sharding),
+            recompute=Recompute(kinds[first]),
+            precision=Precision.FP64,
+        )
+
+
+UNLIKE = "unlike"
+KINDS = (*models.all_models(), UNLIKE)
+
+
+@cache
+def _model(kind: str, layers: int) -> ModelSpec:
+    """One of the models of every kind with so many layers; `unlike` is one whose layers all differ."""
+    if kind != UNLIKE:
+        whole = models.all_models()[kind]
+        return replace(whole, layers=(whole.layers[0],) * layers)
+    cycle = (
+        Layer(mixer=models.attention(), transform=models.feed_forward()),
+        Layer(mixer=models.attention(window=5), transform=models.mixture()),
+        Layer(mixer=models.latent(), transform=models.feed_forward(hidden=48)),
+        Layer(mixer=models.attention(sinks=True), transform=None),
+    )
+    return replace(models.model(UNLIKE), layers=tuple(cycle[index % len(cycle)] for index in range(layers)))
+
+
+@cache
+def _processors(ranks: int) -> ClusterSpec:
+    machines = cluster(ranks)
+    group = machines.groups[0]
+    device = replace(group.device, peak_flops={Precision.FP64: 1e9})
+    return replace(machines, groups=(replace(group, device=device),))
+
+
+def refused(draw: Draw) -> tuple[Problem, ...]:
+    """What the rules of plans and of the runtime find in a draw; the tiny models fit anywhere."""
+    return check(build(draw), scopes=frozenset({Scope.PLAN, Scope.RUNTIME}))
+
+
+def legal(count: int, *, seed: int) -> list[Draw]:
+    """`count` different draws that no rule refuses, the same for the same seed, ordered by ranks.
+
+    Axes and a schedule are drawn first and the rest anew until it is legal, so that no rule makes them rare.
+    """
+    random, found = Random(seed), dict[Draw, None]()
+    while len(found) < count:
+        axes = _axes(random)
+        kind, chunks = _schedule(random, dict(axes).get("pipeline", 1))
+        tries = (_any(random, axes, kind, chunks) for _ in range(TRIES))
+        one = next((one for one in tries if one is not None and not refused(one)), None)
+        if one is not None:
+            found[one] = None
+    return sorted(found, key=lambda draw: draw.ranks)
+
+
+def _any(random: Random, axes: tuple[tuple[str, int], ...], kind: ScheduleKind, chunks: int) -> Draw | None:
+    """A draw of every other dimension; None where the batch is too large for a test or the layers too few."""
+    sizes = dict(axes)
+    pipeline = sizes.get("pipeline", 1)
+    layers = random.randint(1, MOST_LAYERS)
+    microbatch, microbatches = random.choice((1, 1, 2)), random.randint(1, 8)
+    data = sizes.get("replicate", 1) * sizes.get("shard", 1)
+    if data * microbatch * microbatches > MOST_SEQUENCES or pipeline * chunks > layers + 2:
+        return None
+    shared = sizes.get("shard", 1) * sizes.get("context", 1) > 1
+    return Draw(
+        model=random.choice(KINDS),
+        layers=layers,
+        axes=axes,
+        bounds=tuple(sorted(random.sample(range(1, layers + 2), pipeline * chunks - 1))),
+        schedule=kind.value,
+        chunks=chunks,
+        slices=random.choice((2, 4)) if kind is ScheduleKind.SEQUENCE_1F1B else 1,
+        microbatch=microbatch,
+        microbatches=microbatches,
+        sharding=random.choice(list(Sharding)[1:] if shared else [Sharding.NONE]).value,
+        sequence_parallel=sizes.get("tensor", 1) > 1 and random.random() < 0.5,
+        recompute=_recompute(random, layers),
+        documents=random.choice(list(Documents)).value,
+        z_loss=random.choice((0.0, 1e-3)),
+        clip_norm=random.choice((None, 0.5)),
+    )
+
+
+def _axes(random: Random) -> tuple[tuple[str, int], ...]:
+    """Some number of ranks over the axes, in the usual order or another."""
+    names, left, sizes = list(AxisName), random.choice(RANKS), dict[str, int]()
+    while left > 1:
+        factor = next(prime for prime in (2, 3) if left % prime == 0)
+        name = random.choice(names).value
+        sizes[name], left = sizes.get(name, 1) * factor, left // factor
+    order = [name.value for name in names if name.value in sizes]
+    if random.random() < 0.4:
+        random.shuffle(order)
+    return tuple((name, sizes[name]) for name in order)
+
+
+def _schedule(random: Random, pipeline: int) -> tuple[ScheduleKind, int]:
+    kinds = list(ScheduleKind) if pipeline > 1 else [ScheduleKind.ONE_F_ONE_B, ScheduleKind.BREADTH_FIRST]
+    kind = random.choice(kinds)
+    if kind in V_SHAPES:
+        return kind, 2
+    return kind, random.choice((2, 3)) if kind in LOOPS else 1
+
+
+def _recompute(random: Random, layers: int) -> tuple[str, ...]:
+    """One kind for all layers, or one for each."""
+    kinds = [kind.value for kind in Recompute]
+    if random.random() < 0.5:
+        return (random.choice(kinds),) * layers
+    return tuple(random.choice(kinds) for _ in range(layers))
+
+
+def choices(draw: Draw) -> dict[str, object]:
+    """What a draw chose, by dimension."""
+    plain = asdict(draw)
+    for name in ("axes", "bounds", "recompute", "layers"):
+        del plain[name]
+    names = [name for name, _ in draw.axes]
+    sizes = {name.value: draw.size(name) for name in AxisName}
+    usual = names == [name.value for name in AxisName if name.value in names]
+    mixed = "mixed" if len(set(draw.recompute)) > 1 else draw.recompute[0]
+    return {**plain, **sizes, "usual order": usual, "recompute": mixed}
+
+
+def covering(draws: list[Draw], *, count: int) -> list[Draw]:
+    """`count` of the draws that between them make as many pairs of choices as a greedy choice finds."""
+    left = {draw: set(combinations(choices(draw).items(), 2)) for draw in draws}
+    found = []
+    for _ in range(count):
+        best = max(left, key=lambda draw: len(left[draw]))
+        met = left.pop(best)
+        for pairs in left.values():
+            pairs -= met
+        found.append(best)
+    return found
+
+
+def simpler(draw: Draw) -> Iterator[Draw]:
+    """Legal draws that are simpler in one thing, the largest steps first."""
+    tries = (*_fewer_ranks(draw), *_fewer_layers(draw), *_plainer(draw))
+    for one in tries:
+        if one != draw and not refused(one):
+            yield one
+
+
+def _fewer_ranks(draw: Draw) -> Iterator[Draw]:
+    for index, (name, size) in enumerate(draw.axes):
+        for smaller in (1, *((size // 2,) if size > 2 else ())):
+            kept = ((name, smaller),) if smaller > 1 else ()
+            axes = (*draw.axes[:index], *kept, *draw.axes[index + 1 :])
+            one = replace(draw, axes=axes)
+            if one.size(AxisName.SHARD) * one.size(AxisName.CONTEXT) == 1:
+                one = replace(one, sharding="none")
+            if one.size(AxisName.TENSOR) == 1:
+                one = replace(one, sequence_parallel=False)
+            yield _restaged(one) if name == AxisName.PIPELINE.value else one
+
+
+def _fewer_layers(draw: Draw) -> Iterator[Draw]:
+    for layers in range(1, draw.layers):
+        yield _restaged(replace(draw, layers=layers, recompute=draw.recompute[:layers]))
+
+
+def _restaged(draw: Draw) -> Draw:
+    """With stages as even as the blocks allow, under a schedule that the pipeline has."""
+    pipeline = draw.size(AxisName.PIPELINE)
+    if pipeline == 1:
+        draw = replace(draw, schedule="1f1b", chunks=1, slices=1)
+    stages, blocks = pipeline * draw.chunks, draw.layers + 2
+    bounds = tuple(round(index * blocks / stages) for index in range(1, stages))
+    return replace(draw, bounds=bounds)
+
+
+def _plainer(draw: Draw) -> Iterator[Draw]:
+    plain = Draw()
+    for name in ("model", "sharding", "sequence_parallel", "documents", "z_loss", "clip_norm", "microbatch"):
+        yield replace(draw, **{name: getattr(plain, name)})
+    yield replace(draw, recompute=("none",) * draw.layers)
+    yield _restaged(draw)
+    yield _restaged(replace(draw, schedule="1f1b", chunks=1, slices=1))
+    for microbatches in range(1, draw.microbatches):
+        yield replace(draw, microbatches=microbatches)

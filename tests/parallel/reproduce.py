@@ -1,0 +1,80 @@
+"""One drawn plan beside one device: python -m tests.parallel.reproduce 'DRAW', as a failing test prints it."""
+
+from __future__ import annotations
+
+import sys
+
+from tests.parallel import parity_cases
+from tests.parallel.draws import Draw, build, read, refused, simpler
+from tests.parallel.parity_cases import Documents, Outcome
+from tests.support.designs import SEQUENCE
+from tests.support.pool import Pool
+
+MOST_TRIES = 120
+
+
+def beside_one_device(pool: Pool, draw: Draw) -> None:
+    """Every rank's losses, norm, gradients and parameters are those of one device; AssertionError where not."""
+    found = pool.run(parity_cases.one_rank, build(draw), Documents(draw.documents), ranks=draw.ranks)
+    parity_cases.compare(_reference(draw), found)
+
+
+def _reference(draw: Draw) -> Outcome:
+    design = build(draw)
+    return parity_cases.one_device(
+        design.model,
+        count=design.plan.batch,
+        length=SEQUENCE,
+        z_loss=design.job.z_loss,
+        optimizer=design.job.optimizer,
+        packed=Documents(draw.documents),
+    )
+
+
+def check(pool: Pool, draw: Draw) -> None:
+    """As `beside_one_device`; where not, the smallest draw that fails is found and told with how to run it."""
+    failure = _failure(pool, draw)
+    if failure is None:
+        return
+    smallest, failure = shrink(pool, draw, failure)
+    raise AssertionError(f"python -m tests.parallel.reproduce '{smallest}'\n{failure}") from None
+
+
+def shrink(pool: Pool, draw: Draw, failure: AssertionError) -> tuple[Draw, AssertionError]:
+    """The last of a chain of simpler draws that all fail, and how it fails."""
+    tries = 0
+    while True:
+        for one in simpler(draw):
+            tries += 1
+            found = _failure(pool, one)
+            if found is not None:
+                draw, failure = one, found
+                break
+            if tries > MOST_TRIES:
+                return draw, failure
+        else:
+            return draw, failure
+
+
+def _failure(pool: Pool, draw: Draw) -> AssertionError | None:
+    try:
+        beside_one_device(pool, draw)
+    except AssertionError as failure:
+        return failure
+    return None
+
+
+def main() -> None:
+    draw = read(sys.argv[1])
+    for problem in refused(draw):
+        print(problem)
+    pool = Pool()
+    try:
+        beside_one_device(pool, draw)
+    finally:
+        pool.close()
+    print(f"{draw.ranks} ranks give what one device gives")
+
+
+if __name__ == "__main__":
+    main()
