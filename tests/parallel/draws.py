@@ -60,9 +60,9 @@ class Draw:
     bounds: tuple[int, ...] = ()
     schedule: str = "1f1b"
     chunks: int = 1
+    slices: int = 1
     microbatch: int = 1
     microbatches: int = 1
-    slices: int = 1
     sharding: str = "none"
     sequence_parallel: bool = False
     recompute: tuple[str, ...] = ("none",)
@@ -223,9 +223,9 @@ def _any(random: Random, axes: tuple[tuple[str, int], ...], kind: ScheduleKind, 
         bounds=tuple(sorted(random.sample(range(1, layers + 2), pipeline * chunks - 1))),
         schedule=kind.value,
         chunks=chunks,
+        slices=random.choice((2, 4)) if kind is ScheduleKind.SEQUENCE_1F1B else 1,
         microbatch=microbatch,
         microbatches=microbatches,
-        slices=random.choice((2, 4)) if kind is ScheduleKind.SEQUENCE_1F1B else 1,
         exchange=_meeting(random, sizes.get("context", 1)),
         experts=grid,
         sharding=random.choice(list(Sharding)[1:] if shared else [Sharding.NONE]).value,
@@ -338,7 +338,7 @@ def _restaged(draw: Draw) -> Draw:
     """With stages as even as the blocks allow, under a schedule that the pipeline has."""
     pipeline = draw.size(AxisName.PIPELINE)
     if pipeline == 1:
-        draw = replace(draw, schedule="1f1b", chunks=1)
+        draw = replace(draw, schedule="1f1b", chunks=1, slices=1)
     stages, blocks = pipeline * draw.chunks, draw.layers + 2
     bounds = tuple(round(index * blocks / stages) for index in range(1, stages))
     return replace(draw, bounds=bounds)
@@ -361,6 +361,6 @@ def _plainer(draw: Draw) -> Iterator[Draw]:
         yield replace(draw, **{name: getattr(plain, name)})
     yield replace(draw, recompute=("none",) * draw.layers)
     yield _restaged(draw)
-    yield _restaged(replace(draw, schedule="1f1b", chunks=1))
+    yield _restaged(replace(draw, schedule="1f1b", chunks=1, slices=1))
     for microbatches in range(1, draw.microbatches):
         yield replace(draw, microbatches=microbatches)

@@ -12,6 +12,7 @@ from meshwright.cost.synchronize import turns
 from meshwright.parallel.data import shares_gathers
 from meshwright.schedule.build import SPLIT, V_SHAPES
 from meshwright.spec.plan import Recompute, ScheduleKind, Sharding, Stage
+from tests.parallel.parity_cases import Documents
 from tests.parallel.test_parity import check
 from tests.support import models
 from tests.support.designs import Layout, design
@@ -51,12 +52,12 @@ def test_stages_of_a_v_may_be_uneven(pool: Pool) -> None:
         Stage(rank=stage.rank, groups=(replace(group, start=start, stop=stop),))
         for stage, start, stop in zip(uneven.plan.stages, bounds, bounds[1:], strict=False)
     )
-    check(pool, replace(uneven, plan=replace(uneven.plan, stages=stages)), documents=True)
+    check(pool, replace(uneven, plan=replace(uneven.plan, stages=stages)), packed=Documents.TWO)
 
 
 @pytest.mark.parametrize(("kind", "layout"), LAYOUTS, ids=str)
 def test_a_schedule_gives_what_one_device_gives(pool: Pool, kind: str, layout: Layout) -> None:
-    check(pool, design(MODELS[kind], layout, z_loss=1e-3), documents=True)
+    check(pool, design(MODELS[kind], layout, z_loss=1e-3), packed=Documents.TWO)
 
 
 @pytest.mark.parametrize("layout", REPLICAS[1:3], ids=str)
@@ -84,7 +85,7 @@ def test_every_schedule_with_every_sharding_and_recompute(
     data = {"replicate": 2} if sharding is Sharding.NONE else {"shard": 2}
     layout = Layout(pipeline=2, **data, kind=kind, chunks=chunks(kind), batch=8, sharding=sharding, recompute=recompute)
     for name in ("tied", "mixture_full", "full_norm"):
-        check(pool, design(MODELS[name], layout, z_loss=1e-3), documents=True)
+        check(pool, design(MODELS[name], layout, z_loss=1e-3), packed=Documents.TWO)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from meshwright.nn import Decoder, initialize
 from meshwright.parallel.recompute import apply_recompute
 from meshwright.parallel.slices import SliceStore, cut, repeat
 from meshwright.spec.plan import Recompute, ScheduleKind, Sharding
+from tests.parallel.parity_cases import Documents
 from tests.parallel.test_parity import check
 from tests.support import models
 from tests.support.designs import Layout, design
@@ -91,7 +92,7 @@ LAYOUTS = (
 
 @pytest.mark.parametrize(("kind", "layout"), LAYOUTS, ids=str)
 def test_a_pipeline_of_slices_gives_what_one_device_gives(pool: Pool, kind: str, layout: Layout) -> None:
-    check(pool, design(models.all_models()[kind], layout, z_loss=1e-3), documents=True)
+    check(pool, design(models.all_models()[kind], layout, z_loss=1e-3), packed=Documents.TWO)
 
 
 @pytest.mark.slow
