@@ -10,8 +10,10 @@ import pytest
 from meshwright.export import NotExpressible, Peer, Verdict, export, meaning, read
 from meshwright.spec.cluster import Precision
 from meshwright.spec.job import Decay
+from meshwright.spec.model import Mixture, Routing
 from meshwright.spec.plan import (
     Design,
+    Dispatch,
     Exchange,
     ExchangeKind,
     ExpertGrid,
@@ -100,6 +102,8 @@ UNSAID: list[tuple[Peer, dict[str, Any], str]] = [
     (MEGATRON, {"model": "gemma-2-9b"}, "soft caps"),
     (MEGATRON, {"model": "gpt-oss-20b"}, "attention sinks"),
     (MEGATRON, {"model": "mixtral-8x7b", "tensor": 2, "sequence_parallel": False}, "experts beside tensor ranks"),
+    (MEGATRON, {"model": "mixtral-8x7b", "experts": ExpertGrid(expert=4, dispatch=Dispatch.ALL_GATHER)},
+     "tokens gathered by experts"),
     (TITAN, {"sharding": ZERO1}, "zero1 over 8 ranks"),
     (TITAN, {**PIPE, "sharding": ZERO3}, "zero3 over 4 ranks with a pipeline"),
     (TITAN, {"shard": 1, "replicate": 4, "tensor": 2}, "replicas beside tensor or pipeline ranks"),
@@ -140,6 +144,17 @@ def test_what_a_peer_cannot_say(peer: Peer, choices: dict[str, Any], what: str) 
     with pytest.raises(NotExpressible, match=f"cannot say .*{what}") as error:
         export(design(**choices), to=peer)
     assert error.value.exit_code == 3
+
+
+@pytest.mark.parametrize("peer", Peer)
+def test_a_routing_of_its_own_is_not_lost(peer: Peer) -> None:
+    entry = design("mixtral-8x7b", experts=ExpertGrid(expert=4))
+    layer = entry.model.layers[0]
+    assert isinstance(layer.transform, Mixture)
+    routed = replace(layer, transform=replace(layer.transform, routing=Routing(capacity=1.25)))
+    odd = replace(entry, model=replace(entry.model, layers=(routed,) * len(entry.model.layers)))
+    with pytest.raises(NotExpressible, match="cannot say a routing of its own"):
+        export(odd, to=peer)
 
 
 @pytest.mark.parametrize("peer", Peer)

@@ -11,10 +11,11 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from meshwright.nn import Decoder, initialize
+from meshwright.nn.mixture import MixtureOfExperts
 from meshwright.parallel import Mesh, build_mesh, build_optimizer, lay
 from meshwright.spec.job import OptimizerSpec
 from meshwright.spec.model import ModelSpec
-from meshwright.spec.plan import Axis, AxisName, Design, Plan
+from meshwright.spec.plan import AxisName, Design, Plan
 
 SEED = 5
 
@@ -45,6 +46,9 @@ def one_device(
     """The reference: a whole decoder, torch's own cross entropy, norm and AdamW. Nothing of the parallel room."""
     decoder = Decoder(model).double()
     initialize(decoder, seed=SEED)
+    mixtures = [module for module in decoder.modules() if isinstance(module, MixtureOfExperts)]
+    for mixture in mixtures:
+        mixture.each = 1.0 / count
     tokens, targets, parts = batch(count, length, model.vocab)
 
     def forward() -> tuple[Tensor, Tensor]:
@@ -70,28 +74,35 @@ def one_device(
     ]
     betas = (optimizer.beta1, optimizer.beta2)
     torch.optim.AdamW(groups, lr=optimizer.learning_rate, betas=betas, eps=optimizer.epsilon).step()
+    for mixture in mixtures:
+        if mixture.balance is not None and mixture.chosen is not None:
+            seldom = mixture.chosen.double().mean() - mixture.chosen
+            rate = mixture.spec.routing.bias_rate
+            mixture.balance += rate * (seldom > 0) - rate * (seldom < 0)
     with torch.no_grad():
         after = float(forward()[0])
-    parameters = {name: parameter.detach().numpy() for name, parameter in named.items()}
+    kept = {**named, **dict(decoder.named_buffers())}
+    parameters = {name: value.detach().numpy() for name, value in kept.items()}
     return Outcome(
         loss=float(loss.detach()), evaluation=after, norm=float(norm), gradients=gradients, parameters=parameters
     )
 
 
-_MESHES: dict[tuple[Axis, ...], Mesh] = {}
+_MESHES: dict[object, Mesh] = {}
 
 
-def mesh_over(axes: tuple[Axis, ...], plan: Plan) -> Mesh:
-    """One mesh for all plans of the same axes: a worker forms each process group once."""
-    if axes not in _MESHES:
-        _MESHES[axes] = build_mesh(plan, device_type="cpu")
-    return _MESHES[axes]
+def mesh_over(plan: Plan) -> Mesh:
+    """One mesh for all plans of the same ranks: a worker forms each process group once."""
+    ranks = (plan.axes, plan.placement, plan.experts)
+    if ranks not in _MESHES:
+        _MESHES[ranks] = build_mesh(plan, device_type="cpu")
+    return _MESHES[ranks]
 
 
 def one_rank(design: Design, documents: bool) -> Outcome:
     """The same step laid out. Gradients and parameters are those of this rank's stages, gathered whole."""
     plan = design.plan
-    mesh = mesh_over(plan.axes, plan)
+    mesh = mesh_over(plan)
     laid = lay(design, mesh, device="cpu", seed=SEED)
     optimizer = build_optimizer(laid, design.job.optimizer)
     tokens, targets, parts = batch(plan.batch, plan.sequence_length, design.model.vocab)
@@ -104,6 +115,7 @@ def one_rank(design: Design, documents: bool) -> Outcome:
     optimizer.step()
     evaluation = laid.evaluate(*mine)
     parameters = {name: whole(p.detach()) for name, p in laid.named_parameters()}
+    parameters |= {name: whole(buffer) for part in laid.parts for name, buffer in part.named_buffers()}
     first = all(mesh.coordinate(axis) == 0 for axis in (AxisName.REPLICATE, AxisName.SHARD, AxisName.TENSOR))
     return Outcome(
         loss=float(loss),

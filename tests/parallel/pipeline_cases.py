@@ -125,7 +125,7 @@ def lay(plan: Plan) -> Laid:
     for index in plan.stages_of(rank):
         part = build(plan.stages[index].start, plan.stages[index].stop)
         if sharding is Sharding.NONE:
-            synchronizers.append(BucketedGradients(part, groups=[mesh.get_group("data")]))
+            synchronizers.append(BucketedGradients(part.parameters(), groups=[mesh.get_group("data")]))
         else:
             whole = sharding is Sharding.PARAMETERS
             for layer in part.layers.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from meshwright.spec.blocks import (
     Attention,
@@ -45,9 +46,10 @@ def dense_layer(*, heads: int = 8, kv_heads: int = 4, hidden: int = 192) -> Laye
     return Layer(mixer=mixer, transform=FeedForward(width=WIDTH, hidden=hidden, norm=NORM))
 
 
-def mixture_layer() -> Layer:
+def mixture_layer(**changes: Any) -> Layer:
     mixer = Attention(width=WIDTH, heads=8, kv_heads=4, head_dim=8, norm=NORM)
-    return Layer(mixer=mixer, transform=Mixture(width=WIDTH, hidden=64, experts=4, top_k=2, norm=NORM))
+    part = Mixture(width=WIDTH, hidden=64, experts=4, top_k=2, norm=NORM)
+    return Layer(mixer=mixer, transform=replace(part, **changes))
 
 
 def latent_layer() -> Layer:

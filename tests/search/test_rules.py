@@ -28,10 +28,12 @@ from meshwright.spec.plan import (
     ScheduleKind,
     Sharding,
 )
+from meshwright.spec.routing import Routing
 from tests.search import search_samples as samples
 
 D = samples.design
 ANYWHERE = frozenset({Scope.PLAN, Scope.MEMORY})
+DROPPING = Routing(capacity=1.0)
 HALF = samples.job(sequences=16)
 FEWER = samples.job(constraints=Constraints(devices="any"))
 INTERLEAVED = Schedule(kind=ScheduleKind.INTERLEAVED, microbatches=8, chunks=2)
@@ -222,8 +224,13 @@ CASES = {
     "memory-fits": Case(D, small_memory, "has"),
     "runtime-axes": Case(
         D,
-        lambda: D(experts=ExpertGrid(expert=2), of=samples.model(layer=samples.mixture_layer())),
-        "a grid of experts can be predicted and not trained yet",
+        lambda: D(context=2, shard=1, asked=HALF),
+        "context parallel 2 can be predicted and not trained yet",
+    ),
+    "runtime-experts": Case(
+        lambda: D(experts=ExpertGrid(expert=2), of=samples.model(layer=samples.mixture_layer(routing=DROPPING))),
+        lambda: D(context=2, shard=1, asked=HALF, of=samples.model(layer=samples.mixture_layer(routing=DROPPING))),
+        "experts counted over a sequence that context ranks divide can be predicted and not trained yet",
     ),
     "runtime-schedule": Case(
         D,

@@ -12,6 +12,7 @@ from meshwright.spec.plan import (
     AxisName,
     BlockGroup,
     Design,
+    ExpertGrid,
     Plan,
     Recompute,
     Schedule,
@@ -40,6 +41,7 @@ class Layout:
     microbatch: int = 1
     batch: int = 16
     precision: Precision = Precision.FP64
+    experts: ExpertGrid | None = None
 
     @property
     def ranks(self) -> int:
@@ -58,6 +60,8 @@ class Layout:
         parts += ["sp"] if self.sequence_parallel else []
         parts += [self.recompute.value] if self.recompute is not Recompute.NONE else []
         parts += [f"{self.kind.value}x{self.chunks}"] if self.pipeline > 1 else []
+        grid = self.experts
+        parts += [f"ep{grid.expert}etp{grid.tensor}-{grid.dispatch.value}"] if grid is not None else []
         return "-".join([*parts, f"m{self.microbatches}x{self.microbatch}"])
 
 
@@ -92,6 +96,7 @@ def plan(model: ModelSpec, layout: Layout) -> Plan:
         schedule=Schedule(kind=layout.kind, microbatches=layout.microbatches, chunks=layout.chunks),
         sequence_length=SEQUENCE,
         microbatch=layout.microbatch,
+        experts=layout.experts,
     )
 
 

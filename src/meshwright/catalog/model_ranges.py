@@ -6,12 +6,13 @@ from collections.abc import Iterator
 
 from meshwright.catalog.figures import figure_problems, numbers
 from meshwright.spec.errors import ConfigError, Problem
-from meshwright.spec.model import Attention, Layer, Mixture, ModelSpec
+from meshwright.spec.model import Attention, Choice, Layer, Mixture, ModelSpec, Score, Weighing
 
 MOST = 10**12  # of anything that a model counts
 MOST_LAYERS = 4096  # four times those of the deepest published (2203.00555); stages are balanced in its square
 _MAY_BE_ZERO = frozenset(
     {"extra_parameters", "positions", "parameters", "initializer_range", "scale", "low_frequency", "high_frequency"}
+    | {"bias_rate", "balance_loss"}
 )
 _WHERE = "layers"
 
@@ -79,3 +80,27 @@ def _layer_shapes(layer: Layer, where: str, *, width: int) -> Iterator[Problem]:
     if isinstance(transform, Mixture) and transform.top_k > transform.experts:
         what = f"{transform.top_k} is more than {transform.experts} experts"
         yield Problem(what=what, where=f"{where}.transform.top_k")
+    elif isinstance(transform, Mixture):
+        yield from _routing(transform, f"{where}.transform.routing")
+
+
+def _routing(part: Mixture, where: str) -> Iterator[Problem]:
+    """Groups of experts are equal and hold enough to choose from."""
+    how = part.routing
+    if part.experts % how.groups:
+        yield Problem(what=f"{how.groups} does not divide {part.experts} experts", where=f"{where}.groups")
+    elif not how.chosen_groups <= how.groups:
+        what = f"{how.chosen_groups} is more than {how.groups} groups"
+        yield Problem(what=what, where=f"{where}.chosen_groups")
+    elif how.groups > 1 and how.chosen_groups * (part.experts // how.groups) < part.top_k:
+        what = f"{how.chosen_groups} groups of {part.experts // how.groups} have fewer than {part.top_k} experts"
+        yield Problem(what=what, where=f"{where}.chosen_groups")
+    if how.choice is Choice.PROTOTYPES:
+        if part.experts % part.top_k:
+            what = f"{part.top_k} prototypes do not divide {part.experts} experts"
+            yield Problem(what=what, where=f"{where}.choice")
+        if how.groups > 1:
+            yield Problem(what="prototypes are groups already", where=f"{where}.groups", fix="choose 1")
+        if how.score is not Score.SOFTMAX or how.weighing is not Weighing.NORMALIZED:
+            what = "every prototype weighs by a softmax of its own"
+            yield Problem(what=what, where=f"{where}.choice", fix="leave score and weighing out")

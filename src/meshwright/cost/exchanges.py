@@ -13,12 +13,13 @@ from meshwright.cost.network import Linear
 from meshwright.cost.overlap import Contention, Traffic, Way, late_beside
 from meshwright.cost.shared_features import TensorLinks, tensor_seconds
 from meshwright.cost.software import Software
-from meshwright.cost.table import EXCHANGES, BoolArray, PlanTable
+from meshwright.cost.table import DISPATCHES, EXCHANGES, BoolArray, PlanTable
 from meshwright.cost.work import FloatArray, PartWork, Sizes
-from meshwright.spec.plan import ExchangeKind
+from meshwright.spec.plan import Dispatch, ExchangeKind
 
 IndexArray = npt.NDArray[np.intp]
 _RING = EXCHANGES.index(ExchangeKind.RING)
+_GATHERED = DISPATCHES.index(Dispatch.ALL_GATHER)
 _TRADES = 2.0  # before attention and after it
 _GRADIENT_SHARE = 2.0  # gradients of keys and values travel in fp32 beside keys and values in half precision
 
@@ -44,7 +45,9 @@ class ContextLinks:
 class ExpertLinks:
     """Collectives over the grid of experts, one entry a row; `forward` hands a token on inside its node.
 
-    The experts of a group lie on `nodes` nodes, or racks where devices of a rack reach each other as in one node.
+    `dispatch`, or `gather_tokens` and `scatter_tokens`, are among ranks that hold different experts, `gather` and
+    `scatter` among those that divide the same ones. The experts of a group lie on `nodes` nodes, or racks where
+    devices of a rack reach each other as in one node.
     """
 
     dispatch: Linear
@@ -52,6 +55,8 @@ class ExpertLinks:
     nodes: FloatArray
     gather: Linear
     scatter: Linear
+    gather_tokens: Linear
+    scatter_tokens: Linear
     way: Way
 
 
@@ -143,8 +148,7 @@ def exchange_seconds(
     context = _context_seconds(
         works, passes, inverse, table=table, links=links.context, hides=hides, contention=links.contention
     )
-    experts = _expert_seconds(works, inverse, links=links.experts, once=software.dispatches_once)
-    sent = _rows((2.0 * part.dispatched for part in works), inverse)
+    experts, sent = _expert_seconds(works, inverse, table=table, links=links.experts, once=software.dispatches_once)
     forward, again, backward = (
         Exchanged(
             tensor=features.waits,
@@ -217,23 +221,32 @@ def _context_seconds(
     )
 
 
-def _expert_seconds(works: tuple[PartWork, ...], inverse: IndexArray, *, links: ExpertLinks, once: bool) -> FloatArray:
-    """Seconds one way of a pass and back: tokens to their experts, gathered by the ranks that divide them, and back.
+def _expert_seconds(
+    works: tuple[PartWork, ...], inverse: IndexArray, *, table: PlanTable, links: ExpertLinks, once: bool
+) -> tuple[FloatArray, FloatArray]:
+    """Seconds and bytes of a pass there and back: tokens to experts, gathered by the ranks that divide them, and back.
 
     Backward takes as long: gradients go the same ways (2504.14960). A token sent `once` to a node is handed on there:
-    of n nodes that k experts are drawn from evenly, n (1 - (1 - 1/n)^k) hold one of them.
+    of n nodes that k experts are drawn from evenly, n (1 - (1 - 1/n)^k) hold one of them. Where all ranks gather all
+    tokens, a token travels once, whatever the experts that chose it, and sums are scattered.
     """
     if not any(np.any(part.dispatched) for part in works):
-        return np.zeros(len(inverse))
+        return np.zeros(len(inverse)), np.zeros(len(inverse))
     sent, whole = (_rows((getattr(part, name) for part in works), inverse) for name in ("dispatched", "regathered"))
-    there = links.dispatch.seconds(sent, calls=1.0)
+    there, copies = links.dispatch.seconds(sent, calls=1.0), max(part.copies for part in works)
     if once:
-        copies = max(part.copies for part in works)
         met = links.nodes * (1.0 - (1.0 - 1.0 / links.nodes) ** copies) / copies
         handed = links.dispatch.seconds(sent * met) + links.forward.seconds(sent)
         there = np.where(links.nodes > 1.0, np.minimum(there, handed), there)
     found = 2.0 * there + links.gather.seconds(whole) + links.scatter.seconds(whole)
-    return np.where(sent > 0.0, found, 0.0)
+    gathers = table.dispatch == _GATHERED
+    if gathers.any():
+        every = sent / copies * table.expert
+        both = every * table.expert_tensor
+        gathered = links.gather_tokens.seconds(every) + links.scatter_tokens.seconds(every)
+        found = np.where(gathers, gathered + links.gather.seconds(both) + links.scatter.seconds(both), found)
+        sent = np.where(gathers, every, sent)
+    return np.where(sent > 0.0, found, 0.0), 2.0 * sent
 
 
 def _rows(values: Iterable[FloatArray | float], inverse: IndexArray) -> FloatArray:

@@ -119,6 +119,8 @@ class _Floor:
             nodes=holders.racks[self.inverse],
             gather=self.price(Collective.ALL_GATHER, sliced),
             scatter=self.price(self.scatter, sliced),
+            gather_tokens=self.price(Collective.ALL_GATHER, holders),
+            scatter_tokens=self.price(self.scatter, holders),
             way=self.way(holders, direct=True),
         )
 

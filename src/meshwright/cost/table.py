@@ -16,6 +16,7 @@ from meshwright.spec.plan import (
     Axis,
     AxisName,
     BlockGroup,
+    Dispatch,
     Exchange,
     ExchangeKind,
     ExpertGrid,
@@ -38,6 +39,7 @@ SCHEDULES = tuple(ScheduleKind)
 PRECISIONS = tuple(Precision)
 OFFLOADS = tuple(Offload)
 EXCHANGES = tuple(ExchangeKind)
+DISPATCHES = tuple(Dispatch)
 DEFAULT_ORDER = (AxisName.PIPELINE, AxisName.REPLICATE, AxisName.SHARD, AxisName.CONTEXT, AxisName.TENSOR)
 
 
@@ -68,10 +70,10 @@ class PlanTable:
 
     `sharding`, `recompute`, `schedule`, `precision` and `gradient_precision` are indexes into SHARDINGS (0 none,
     1 zero1, 2 zero2, 3 zero3), RECOMPUTES (0 none, 1 selective, 2 full), SCHEDULES and PRECISIONS; `offload` and
-    `exchange` into OFFLOADS and EXCHANGES. `layout` indexes
-    `layouts` and `order` indexes `orders`, the mesh axes from the outermost to the innermost. `microbatch` is in
-    sequences; `microbatches` counts them per data rank and step. `expert` 0 is a plan without an expert grid, whose
-    experts lie as the tensor axis divides them; `expert_tensor` is then 0 too.
+    `exchange` into OFFLOADS and EXCHANGES, `dispatch` of an expert grid into DISPATCHES. `layout` indexes `layouts`
+    and `order` indexes `orders`, the mesh axes from the outermost to the innermost. `microbatch` is in sequences;
+    `microbatches` counts them per data rank and step. `expert` 0 is a plan without an expert grid, whose experts lie
+    as the tensor axis divides them; `expert_tensor` is then 0 too.
     """
 
     tensor: IntArray
@@ -85,6 +87,7 @@ class PlanTable:
     exchange: IntArray
     expert: IntArray
     expert_tensor: IntArray
+    dispatch: IntArray
     sharding: IntArray
     microbatch: IntArray
     microbatches: IntArray
@@ -155,6 +158,7 @@ class PlanTable:
             "exchange": 0,
             "expert": 0,
             "expert_tensor": 0,
+            "dispatch": 0,
             "sharding": 0,
             "recompute": 0,
             "offload": 0,
@@ -205,6 +209,7 @@ class PlanTable:
             "exchange": EXCHANGES.index(plan.exchange.kind),
             "expert": plan.experts.expert if plan.experts else 0,
             "expert_tensor": plan.experts.tensor if plan.experts else 0,
+            "dispatch": DISPATCHES.index(plan.experts.dispatch) if plan.experts else 0,
             "sharding": SHARDINGS.index(group.sharding),
             "microbatch": plan.microbatch,
             "microbatches": plan.schedule.microbatches,
@@ -237,7 +242,11 @@ class PlanTable:
             chunks=int(self.chunks[row]),
             slices=int(self.slices[row]),
         )
-        grid = ExpertGrid(expert=int(self.expert[row]), tensor=int(self.expert_tensor[row]))
+        grid = ExpertGrid(
+            expert=int(self.expert[row]),
+            tensor=int(self.expert_tensor[row]),
+            dispatch=DISPATCHES[int(self.dispatch[row])],
+        )
         return Plan(
             model=model,
             cluster=cluster,

@@ -11,7 +11,9 @@ from meshwright.export.columns import Columns
 from meshwright.export.meaning import oddities
 from meshwright.spec.cluster import DeviceKind
 from meshwright.spec.errors import ExitCode, MeshwrightError, Problem
-from meshwright.spec.plan import Design
+from meshwright.spec.model import Mixture
+from meshwright.spec.plan import Design, Dispatch
+from meshwright.spec.routing import TOP_K_SOFTMAX
 
 Mask = npt.NDArray[np.bool_]
 
@@ -58,6 +60,8 @@ def refuse_all(design: Design, refuse: Callable[[Columns], Refusals], *, peer: s
     usual = "plan with --set constraints.order=usual"
     found.when(plan.is_placed, "plan.placement", "which rank lies on which device", fix=usual)
     found.when(not plan.has_usual_order, "plan.axes", "axes in this order", fix=usual)
+    gathered = plan.experts is not None and plan.experts.dispatch is not Dispatch.ALL_TO_ALL
+    found.when(gathered, "plan.experts.dispatch", "tokens gathered by experts", fix="choose all_to_all")
     late = plan.gradients.kind != "every_step"
     found.when(late, "plan.gradients.kind", f"gradients that meet {plan.gradients.kind}", fix="choose every_step")
     if found.problems:
@@ -65,7 +69,10 @@ def refuse_all(design: Design, refuse: Callable[[Columns], Refusals], *, peer: s
 
 
 def refuse_everywhere(said: Columns, refusals: Refusals) -> None:
-    """What none of the peers can say: uneven machines, nodes in part, processors."""
+    """What none of the peers can say: uneven machines, nodes in part, processors, routing of the model's own."""
+    routed = [layer.transform.routing for layer in said.model.layers if isinstance(layer.transform, Mixture)]
+    odd = any(routing != TOP_K_SOFTMAX for routing in routed)
+    refusals.when(odd, "model.layers[*].transform.routing", "a routing of its own", fix="leave routing out")
     groups = said.cluster.groups
     shapes = {(group.devices_per_node, group.device.name) for group in groups}
     refusals.when(len(shapes) > 1, "cluster.groups", "nodes that differ", fix="plan on the nodes of one group")

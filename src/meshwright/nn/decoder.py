@@ -72,7 +72,10 @@ class DecoderLayer(nn.Module):
         self.transform_post_norm = build_norm(spec.transform.post_norm) if spec.transform else None
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        return self.body(x, context) if self.around is None else self.around(self.body, x, context)
+        x = self.body(x, context) if self.around is None else self.around(self.body, x, context)
+        if isinstance(self.transform, MixtureOfExperts):
+            self.transform.tally()
+        return x
 
     def body(self, x: Tensor, context: Context) -> Tensor:
         if self.mixer is not None:

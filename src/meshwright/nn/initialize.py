@@ -18,10 +18,15 @@ def initialize(module: Decoder, *, seed: int) -> None:
 
 
 def fill(module: nn.Module, *, prefix: str, model: ModelSpec, seed: int) -> None:
-    """Every parameter under `module`, called `prefix` in the whole model, holds the value of its name."""
+    """Every parameter under `module`, called `prefix` in the whole model, holds the value of its name.
+
+    What is state of the run and no parameter (the bias that balances experts) is zero.
+    """
     with torch.no_grad():
         for name, parameter in module.named_parameters(prefix=prefix):
             parameter.copy_(initial_value(name, tuple(parameter.shape), model=model, seed=seed))
+        for _, buffer in module.named_buffers():
+            buffer.zero_()
 
 
 def initial_value(name: str, shape: tuple[int, ...], *, model: ModelSpec, seed: int) -> Tensor:

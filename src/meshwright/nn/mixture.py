@@ -1,60 +1,35 @@
-"""Mixture of experts: `top_k` feed-forwards per token, none dropped (dropless, 2211.15841)."""
+"""Mixture of experts: every token through a few of many feed-forwards, none dropped unless the routing says so."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Protocol
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
 from meshwright.nn.context import Context
-from meshwright.nn.feed_forward import DenseFeedForward, Hidden
+from meshwright.nn.experts import Experts
+from meshwright.nn.feed_forward import DenseFeedForward
 from meshwright.nn.linear import Linear
+from meshwright.nn.routing import Beside, Neighbours, Routed, balance_loss, route, within_capacity
 from meshwright.nn.weights import Weighted
 from meshwright.spec.model import Mixture
 
 
-class Experts(Weighted):
-    """All experts of one layer: matrices stacked on the first dim, each applied to the rows given to it."""
+class Mixing(Protocol):
+    """How tokens meet their experts. A layout sets another one where experts lie on several ranks."""
 
-    def __init__(self, spec: Mixture) -> None:
-        super().__init__()
-        wide, narrow = (spec.experts, spec.hidden, spec.width), (spec.experts, spec.width, spec.hidden)
-        self.gate = nn.Parameter(torch.empty(wide)) if spec.gated else None
-        self.up = nn.Parameter(torch.empty(wide))
-        self.down = nn.Parameter(torch.empty(narrow))
-        self.gate_bias = nn.Parameter(torch.empty(wide[:2])) if spec.expert_bias and spec.gated else None
-        self.up_bias = nn.Parameter(torch.empty(wide[:2])) if spec.expert_bias else None
-        self.down_bias = nn.Parameter(torch.empty(narrow[:2])) if spec.expert_bias else None
-        self.num_experts = spec.experts
-        self.hidden = Hidden(spec.activation)
-
-    def forward(self, rows: Tensor, counts: list[int]) -> Tensor:
-        """(n, width) from rows (n, width) sorted by expert, `counts[e]` of them for expert e."""
-        gates, ups, downs = self._split(self.gate), self.read(self.up).unbind(0), self.read(self.down).unbind(0)
-        gate_biases, up_biases = self._split(self.gate_bias), self._split(self.up_bias)
-        down_biases = self._split(self.down_bias)
-        results = []
-        for expert, x in enumerate(rows.split(counts)):
-            if len(x) == 0:
-                continue
-            hidden = functional.linear(x, ups[expert], up_biases[expert])
-            gate = gates[expert]
-            if gate is None:
-                hidden = self.hidden(None, hidden)
-            else:
-                hidden = self.hidden(functional.linear(x, gate, gate_biases[expert]), hidden)
-            results.append(functional.linear(hidden, downs[expert], down_biases[expert]))
-        return torch.cat(results)
-
-    def _split(self, stacked: Tensor | None) -> Sequence[Tensor | None]:
-        """One tensor per expert: unbind, so that backward writes the stacked gradient once."""
-        return [None] * self.num_experts if stacked is None else self.read(stacked).unbind(0)
+    def __call__(self, experts: Experts, tokens: Tensor, routed: Routed) -> Tensor:
+        """(T, width): every token's weighted sum of what its experts make of it."""
 
 
 class MixtureOfExperts(Weighted):
-    """Softmax over the `top_k` largest router scores weighs their experts; a shared branch takes every token."""
+    """Router, experts, and a shared branch that takes every token (dropless, 2211.15841; see `spec.routing`).
+
+    `balance` (experts,), the bias of choices, is state of the run: no optimizer steps it. `chosen` counts how often
+    experts were chosen in passes that make gradients since it was last None. A layout that divides sequences sets
+    `neighbours`; `each` is what one sequence weighs in the loss of a step.
+    """
 
     def __init__(self, spec: Mixture) -> None:
         super().__init__()
@@ -63,19 +38,54 @@ class MixtureOfExperts(Weighted):
         self.experts = Experts(spec)
         self.shared = DenseFeedForward(spec.shared) if spec.shared else None
         self.shared_gate = Linear(spec.width, 1, bias=False) if spec.shared_gate else None
+        self.balance: Tensor | None
+        self.register_buffer("balance", torch.zeros(spec.experts) if spec.routing.bias_rate else None)
+        self.mixing: Mixing = mix
+        self.neighbours: Neighbours | None = None
+        self.each = 1.0
+        self.chosen: Tensor | None = None
+        self._newest: Tensor | None = None
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         """(b, s, width) from normed (b, s, width)."""
-        tokens = x.flatten(0, 1)
-        scores = self.router(tokens)
-        best, chosen = scores.to(torch.promote_types(scores.dtype, torch.float32)).topk(self.spec.top_k, dim=-1)
-        weights = best.softmax(dim=-1).to(x.dtype).flatten()
-        order = chosen.flatten().argsort(stable=True)
-        counts = torch.bincount(chosen.flatten(), minlength=self.spec.experts).tolist()
-        source = order // self.spec.top_k
-        mixed = self.experts(tokens[source], counts) * weights[order, None]
-        out = torch.zeros_like(tokens).index_add(0, source, mixed.to(tokens.dtype)).view_as(x)
+        out = self.mixing(self.experts, x.flatten(0, 1), self._route(x)).view_as(x)
         if self.shared is None:
             return out
         extra = self.shared(x, context)
         return out + (extra if self.shared_gate is None else torch.sigmoid(self.shared_gate(x)) * extra)
+
+    def tally(self) -> None:
+        """The newest pass is counted; a pass that is computed again for backward is not."""
+        if self._newest is not None and torch.is_grad_enabled():
+            self.chosen = self._newest if self.chosen is None else self.chosen + self._newest
+        self._newest = None
+
+    def _route(self, x: Tensor) -> Routed:
+        how, sequences = self.spec.routing, x.shape[0]
+        routed = route(self.router(x.flatten(0, 1)), self.spec, bias=self.balance, dtype=x.dtype)
+        if torch.is_grad_enabled():
+            self._newest = routed.counts
+        if how.capacity is not None:
+            routed.kept = within_capacity(routed.chosen, self.spec, sequences=sequences, neighbours=self.neighbours)
+        if routed.scores is not None and torch.is_grad_enabled():
+            loss = balance_loss(routed, self.spec, sequences=sequences, neighbours=self.neighbours)
+            routed.weights = Beside.apply(routed.weights, loss, self.each)
+        return routed
+
+
+def mix(experts: Experts, tokens: Tensor, routed: Routed) -> Tensor:
+    """All experts are here."""
+    order, counts = by_expert(routed, experts=experts.num_experts)
+    source = order // routed.chosen.shape[-1]
+    mixed = experts(tokens[source], counts) * routed.weights.flatten()[order, None]
+    return torch.zeros_like(tokens).index_add(0, source, mixed.to(tokens.dtype))
+
+
+def by_expert(routed: Routed, *, experts: int) -> tuple[Tensor, Tensor]:
+    """Places in the flat choices that are kept, sorted by expert and then by token, and how many each expert has."""
+    flat = routed.chosen.flatten()
+    if routed.kept is None:
+        return flat.argsort(stable=True), routed.counts
+    flat = torch.where(routed.kept.flatten(), flat, experts)
+    counts = torch.bincount(flat, minlength=experts + 1)[:experts]
+    return flat.argsort(stable=True)[: int(counts.sum())], counts

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
 from meshwright.nn import Decoder, fill
 from meshwright.nn.decoder import DecoderLayer
+from meshwright.nn.experts import Experts
 from meshwright.nn.loss import Vocabulary, WholeVocabulary
 from meshwright.nn.weights import Reader, Weighted
 from meshwright.parallel.compile import compile_layers
-from meshwright.parallel.data import build_synchronizer, is_sharded, shard_module
+from meshwright.parallel.data import (
+    build_synchronizer,
+    experts_are_sharded,
+    is_sharded,
+    shard_experts,
+    shard_module,
+)
+from meshwright.parallel.expert_mesh import ExpertMesh
+from meshwright.parallel.experts import expert_reader, is_expert, lay_mixture, misfit, mixture_of
 from meshwright.parallel.layout import Laid, Parted
 from meshwright.parallel.mesh import Mesh
 from meshwright.parallel.precision import Dtypes, dtypes
@@ -72,7 +83,7 @@ def lay_stage(
     seed: int,
 ) -> Parted:
     """One stage. Each unit (embedding, layer, head) is filled, divided and sharded before the next one has memory."""
-    sharding = stage.groups[0].sharding
+    sharding, grid = stage.groups[0].sharding, mesh.experts
     sharded = is_sharded(sharding, mesh)
     with torch.device("meta"):
         part = Decoder(design.model, start=stage.start, stop=stage.stop).to(kinds.master)
@@ -80,12 +91,18 @@ def lay_stage(
     for prefix, unit, block in units(part):
         unit.to_empty(device=device)
         fill(unit, prefix=prefix, model=design.model, seed=seed)
+        mixture = mixture_of(unit)
+        if mixture is not None:
+            lay_mixture(mixture, design.plan, grid=grid, tensor=axis.mesh if axis else None)
         if axis is not None:
-            divide_parameters(unit, axis, prefix=prefix, block=design.model.blocks[block])
-            divide_regions(unit, axis)
-        set_readers(unit, prefix=prefix, axis=axis, kinds=kinds)
+            apart = is_expert if grid is not None else _none
+            divide_parameters(unit, axis, prefix=prefix, block=design.model.blocks[block], apart=apart)
+            divide_regions(unit, axis, has_grid=grid is not None)
+        set_readers(unit, prefix=prefix, axis=axis, kinds=kinds, grid=grid)
         if isinstance(unit, DecoderLayer):
             apply_recompute(unit, _recompute(stage, block))
+        if mixture is not None and experts_are_sharded(sharding, mesh):
+            shard_experts(mixture.experts, mesh=mesh, sharding=sharding, dtypes=kinds)
         if sharded and not (part.tied and not isinstance(unit, DecoderLayer)):
             shard_module(unit, mesh=mesh, sharding=sharding, dtypes=kinds)
     if sharded:
@@ -93,7 +110,7 @@ def lay_stage(
     return Parted(
         module=part,
         synchronizer=build_synchronizer(part, mesh=mesh, sharding=sharding, dtypes=kinds),
-        partial=_partial(design, part, axis, names),
+        partial=_partial(design, part, axis, [name for name in names if grid is None or not is_expert(name)]),
     )
 
 
@@ -109,12 +126,16 @@ def units(part: Decoder) -> list[tuple[str, nn.Module, int]]:
     return found
 
 
-def set_readers(unit: nn.Module, *, prefix: str, axis: TensorAxis | None, kinds: Dtypes) -> None:
+def set_readers(
+    unit: nn.Module, *, prefix: str, axis: TensorAxis | None, kinds: Dtypes, grid: ExpertMesh | None = None
+) -> None:
     """Modules read the local part of a distributed parameter, in the precision that multiplies."""
     for name, module in unit.named_modules(prefix=prefix):
         if not isinstance(module, Weighted):
             continue
         local = None if axis is None else local_reader(name, axis)
+        if grid is not None and isinstance(module, Experts):
+            local = expert_reader(grid)
         module.reader = _cast_after(local, kinds.compute) if kinds.casts else local
 
 
@@ -151,7 +172,12 @@ def unfit(design: Design) -> tuple[Problem, ...]:
         problems.append(Problem(what=what, where="plan.sequence_length", fix="use a multiple"))
     if plan.tensor > 1:
         problems += indivisible(design.model, tensor=plan.tensor)
+    problems += misfit(design)
     return tuple(problems)
+
+
+def _none(_name: str) -> bool:
+    return False
 
 
 def _recompute(stage: Stage, block: int) -> Recompute:
@@ -159,7 +185,7 @@ def _recompute(stage: Stage, block: int) -> Recompute:
     return group.recompute
 
 
-def _partial(design: Design, part: Decoder, axis: TensorAxis | None, names: tuple[str, ...]) -> tuple[str, ...]:
+def _partial(design: Design, part: Decoder, axis: TensorAxis | None, names: Sequence[str]) -> tuple[str, ...]:
     if axis is None:
         return ()
     blocks = {prefix: design.model.blocks[block] for prefix, _, block in units(part)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -26,7 +26,7 @@ class Bucket:
 
 
 class BucketedGradients:
-    """Gradients of a part that every data parallel rank holds whole: summed once a step, in `dtype` (PyTorch
+    """Gradients of parameters that every rank of `groups` holds alike: summed once a step, in `dtype` (PyTorch
     Distributed, 2006.15704).
 
     Gradients add up in place over microbatches. In the last backward a bucket is sent as soon as all before it are
@@ -36,7 +36,7 @@ class BucketedGradients:
 
     def __init__(
         self,
-        part: nn.Module,
+        held: Iterable[nn.Parameter],
         *,
         groups: Sequence[dist.ProcessGroup],
         dtype: torch.dtype | None = None,
@@ -47,7 +47,7 @@ class BucketedGradients:
         self._armed, self._sent, self._fresh = False, 0, True
         if not self._groups:
             return
-        parameters = [parameter for parameter in part.parameters() if parameter.requires_grad]
+        parameters = [parameter for parameter in held if parameter.requires_grad]
         for chosen in _runs(list(reversed(parameters)), bucket_bytes):
             bucket = _bucket(chosen)
             self._buckets.append(bucket)

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from meshwright.parallel.experts import is_expert
 from meshwright.parallel.mesh import Mesh
 from meshwright.parallel.torch_compat import multiply_all
 from meshwright.spec.plan import AxisName
@@ -20,8 +21,8 @@ def gradient_norm(parameters: dict[str, nn.Parameter], *, mesh: Mesh, device: to
     """
     counted = [
         local_part(parameter.grad)
-        for parameter in parameters.values()
-        if parameter.grad is not None and _is_first_copy(parameter, mesh)
+        for name, parameter in parameters.items()
+        if parameter.grad is not None and _is_first_copy(name, parameter, mesh)
     ]
     total = torch.zeros((), dtype=torch.float64, device=device)
     if counted:
@@ -45,11 +46,13 @@ def local_part(x: Tensor) -> Tensor:
     return x.to_local() if isinstance(x, DTensor) else x
 
 
-def _is_first_copy(parameter: Tensor, mesh: Mesh) -> bool:
+def _is_first_copy(name: str, parameter: Tensor, mesh: Mesh) -> bool:
     """This rank stands first on each axis along which `parameter` is repeated."""
     divided: set[str] = set()
     if isinstance(parameter, DTensor):
         names = parameter.device_mesh.mesh_dim_names or ()
         divided = {name for name, place in zip(names, parameter.placements, strict=True) if not place.is_replicate()}
-    axes = (AxisName.REPLICATE, AxisName.SHARD, AxisName.TENSOR)
-    return all(axis.value in divided or mesh.coordinate(axis) == 0 for axis in axes)
+    places = {axis.value: mesh.coordinate(axis) for axis in (AxisName.REPLICATE, AxisName.SHARD, AxisName.TENSOR)}
+    if mesh.experts is not None and is_expert(name):
+        places = mesh.experts.places
+    return all(axis in divided or place == 0 for axis, place in places.items())

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from meshwright.nn import Decoder, token_losses
 from meshwright.nn.loss import Vocabulary
+from meshwright.parallel.balance import Balance
 from meshwright.parallel.clip import gradient_norm, local_part, scale_gradients
 from meshwright.parallel.mesh import Mesh
 from meshwright.parallel.pipeline import PipelineExecutor
@@ -57,6 +58,7 @@ class Laid:
             if name in set(part.partial)
         ]
         self._pipeline = self._executor() if design.plan.pipeline > 1 else None
+        self._balance = Balance(self.parts, model=design.model, group=mesh.everyone, device=device)
 
     def step(self, tokens: Tensor, targets: Tensor, documents: Tensor | None = None) -> Tensor:
         """Every microbatch went forward and backward; gradients of the whole batch's mean loss are in place.
@@ -66,6 +68,7 @@ class Laid:
         """
         for _, parameter in self.named_parameters():
             parameter.grad = None
+        self._balance.begin()
         if self._pipeline is not None:
             share = self._pipeline.step(tokens, targets, documents)
         else:
@@ -73,6 +76,7 @@ class Laid:
         start = time.perf_counter()
         self._sum_partial()
         self._sum_tied()
+        self._balance.end()
         if self._partial or self._is_tied_end:
             self.recorder.record(LineName.GRADIENTS, start, time.perf_counter() - start)
         return self._everywhere(share)
@@ -88,6 +92,13 @@ class Laid:
             else:
                 share = self._forward_only(tokens, targets, documents)
         return self._everywhere(share) * (self._batch_tokens / (tokens.numel() * self.mesh.data_size))
+
+    def expert_load(self) -> Tensor | None:
+        """In the last step, the most that an expert was chosen over the mean of its layer's, in the worst layer.
+
+        None where the model has no experts. The same on every rank, and collective.
+        """
+        return self._balance.load()
 
     def clip(self, max_norm: float | None) -> Tensor:
         """The global norm of the gradients before clipping; above `max_norm` they are scaled down to it."""

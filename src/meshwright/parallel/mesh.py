@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from meshwright.parallel.expert_mesh import ExpertMesh, build_expert_mesh
 from meshwright.spec.errors import EnvironmentUnfit, Problem
 from meshwright.spec.plan import AxisName, Plan
 
@@ -25,6 +26,7 @@ class Mesh:
     sizes: dict[AxisName, int]
     coordinates: dict[AxisName, int]
     submeshes: dict[tuple[AxisName, ...], DeviceMesh] = field(default_factory=dict)
+    experts: ExpertMesh | None = None
 
     def size(self, axis: AxisName) -> int:
         return self.sizes.get(axis, 1)
@@ -84,6 +86,7 @@ def build_mesh(plan: Plan, *, device_type: str) -> Mesh:
         sizes={axis.name: axis.size for axis in axes},
         coordinates={axis.name: place for axis, place in zip(axes, coordinate, strict=True)},
         submeshes=_submeshes(root, [axis.name for axis in axes]),
+        experts=build_expert_mesh(plan, devices=devices, device_type=device_type),
     )
 
 

@@ -164,6 +164,8 @@ def _tensors(laid: HasParts, optimizer: torch.optim.Optimizer | None) -> Iterato
             for field, value in state.items():
                 if isinstance(value, Tensor):
                     yield f"optimizer.{name}.{field}", value.detach()
+        for name, buffer in part.named_buffers():
+            yield f"model.{name}", buffer
 
 
 def _make_state(laid: HasParts, optimizer: torch.optim.Optimizer) -> None:

@@ -23,6 +23,7 @@ from torch.nn import functional
 from meshwright.nn.attention import GroupedAttention
 from meshwright.nn.decoder import DecoderLayer, OutputHead, TokenEmbedding
 from meshwright.nn.linear import Table
+from meshwright.nn.mixture import MixtureOfExperts
 from meshwright.nn.norm import RootMeanSquareNorm
 from meshwright.nn.weights import Reader, Weighted
 from meshwright.parallel.collectives import (
@@ -129,10 +130,17 @@ def _dimensions(model: ModelSpec) -> list[tuple[str, str, int]]:
     return list(dict.fromkeys(found))
 
 
-def divide_parameters(module: nn.Module, axis: TensorAxis, *, prefix: str, block: Block) -> None:
-    """Every parameter under `module` is a distributed tensor on the axis, of which this rank keeps its part."""
+def divide_parameters(
+    module: nn.Module, axis: TensorAxis, *, prefix: str, block: Block, apart: Callable[[str], bool]
+) -> None:
+    """Every parameter under `module` is a distributed tensor on the axis, of which this rank keeps its part.
+
+    What lies `apart` by its name is left as it is.
+    """
     for path, owner in list(module.named_modules(prefix=prefix)):
         for key, parameter in list(owner.named_parameters(recurse=False)):
+            if apart(f"{path}.{key}"):
+                continue
             dim = divided_dim(f"{path}.{key}", block=block)
             whole = parameter.detach()
             local = whole if dim is None else _own(whole, dim, axis)
@@ -145,13 +153,18 @@ def _own(whole: Tensor, dim: int, axis: TensorAxis) -> Tensor:
     return whole.chunk(axis.size, dim=dim)[axis.rank].clone(memory_format=torch.contiguous_format)
 
 
-def divide_regions(unit: nn.Module, axis: TensorAxis) -> None:
+def divide_regions(unit: nn.Module, axis: TensorAxis, *, has_grid: bool) -> None:
     """`unit` (an embedding, a layer or a head), whose parameters are divided, computes with its own parts of them.
 
-    A head's logits come out divided by vocabulary column. Modules are replaced here, so this precedes sharding.
+    A head's logits come out divided by vocabulary column. Where experts have a grid of their own, a mixture routes the
+    tokens that this rank holds, and its shared branch alone is divided. Modules are replaced here, so this precedes
+    sharding.
     """
     if isinstance(unit, DecoderLayer):
-        for region in (unit.mixer, unit.transform):
+        transform = unit.transform
+        if has_grid and isinstance(transform, MixtureOfExperts):
+            transform = transform.shared
+        for region in (unit.mixer, transform):
             if region is not None:
                 region.register_forward_pre_hook(_entering(axis))
                 region.register_forward_hook(_leaving(axis))

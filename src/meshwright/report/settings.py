@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from meshwright.spec.plan import BlockGroup, Design, Plan, Sharding
+from meshwright.spec.plan import BlockGroup, Design, Dispatch, Plan, Sharding
 
 Setting = tuple[str, str]
 _NONE = "none"
@@ -96,7 +96,8 @@ def _counts(plan: Plan, value: Callable[[BlockGroup], str]) -> dict[str, int]:
 def _experts(plan: Plan) -> str:
     if plan.experts is None:
         return "over tensor"
-    return f"{plan.experts.expert} x tensor {plan.experts.tensor}"
+    gathered = ", tokens gathered" if plan.experts.dispatch is Dispatch.ALL_GATHER else ""
+    return f"{plan.experts.expert} x tensor {plan.experts.tensor}{gathered}"
 
 
 def _sequences(count: int) -> str:

@@ -64,9 +64,25 @@ def axes_built(design: Design) -> Problem | None:
     if plan.context > 1:
         what = f"context parallel {plan.context} can be predicted and not trained yet"
         return Problem(where="plan.axes", what=what, fix="choose a context axis of 1")
-    if plan.experts is not None:
-        what = "a grid of experts can be predicted and not trained yet"
-        return Problem(where="plan.experts", what=what, fix="leave it out: the tensor axis divides every expert")
+    return None
+
+
+def experts_laid(design: Design) -> Problem | None:
+    """The runtime lays the grid of experts, and routes as the model says on every rank."""
+    plan, grid = design.plan, design.plan.experts
+    ranks, inside = plan.world_size // plan.pipeline, plan.shard * plan.context * plan.tensor
+    if grid is not None:
+        held = grid.expert * grid.tensor
+        if ranks % (held * max(inside // held, 1)):
+            what = f"{ranks} ranks of a stage are not whole grids of {held} ranks that share {inside // held} ways"
+            fix = f"choose degrees whose product divides {inside}"
+            return Problem(where="plan.experts", what=what, fix=fix)
+    for index, layer in enumerate(design.model.layers):
+        how = layer.transform.routing if isinstance(layer.transform, Mixture) else None
+        if how is not None and plan.context > 1 and (how.capacity is not None or how.balance_loss):
+            what = "experts counted over a sequence that context ranks divide can be predicted and not trained yet"
+            fix = "choose neither capacity nor balance_loss, or a context axis of 1"
+            return Problem(where=f"model.layers[{index}].transform.routing", what=what, fix=fix)
     return None
 
 
@@ -90,12 +106,13 @@ def offload_built(design: Design) -> Problem | None:
 
 
 UNTRAINED: tuple[tuple[str, int | str | None], ...] = (
-    *((name, None) for name in ("context", "expert", "offload", "slices")),
+    *((name, None) for name in ("context", "offload", "slices")),
     *(("schedule", kind.value) for kind in ScheduleKind if kind not in TRAINED_SCHEDULES),
 )  # constraint columns, None being every use of one: what plans that the rules below refuse have in common
 
 RUNTIME_RULES = (
     Rule(name="runtime-axes", scope=Scope.RUNTIME, check=axes_built),
+    Rule(name="runtime-experts", scope=Scope.RUNTIME, check=experts_laid),
     Rule(name="runtime-schedule", scope=Scope.RUNTIME, check=schedule_played),
     Rule(name="runtime-offload", scope=Scope.RUNTIME, check=offload_built),
     Rule(name="runtime-precision", scope=Scope.RUNTIME, check=precision_trained),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from meshwright.spec.routing import TOP_K_SOFTMAX, Routing
+
 
 class NormKind(StrEnum):
     RMS = "rms"
@@ -243,6 +245,7 @@ class Mixture:
     router_bias: bool = False
     shared: FeedForward | None = None
     shared_gate: bool = False
+    routing: Routing = TOP_K_SOFTMAX
     extra_parameters: int = 0
     kind: str = "mixture"
 

@@ -25,11 +25,13 @@ from meshwright.spec.blocks import (
     RotaryScaling,
     Transform,
 )
+from meshwright.spec.routing import Choice, Routing, Score, Weighing
 
 __all__ = [
     "Activation",
     "Attention",
     "Block",
+    "Choice",
     "Embedding",
     "FeedForward",
     "Head",
@@ -45,8 +47,11 @@ __all__ = [
     "Recurrence",
     "Rotary",
     "RotaryScaling",
+    "Routing",
+    "Score",
     "Tower",
     "Transform",
+    "Weighing",
     "score_flops_per_token",
     "visible_keys",
 ]

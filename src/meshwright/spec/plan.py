@@ -134,6 +134,13 @@ class Exchange:
     inner: int = 1
 
 
+class Dispatch(StrEnum):
+    """How tokens reach experts of other ranks: sent to those chosen (2006.16668), or gathered by all of them."""
+
+    ALL_TO_ALL = "all_to_all"
+    ALL_GATHER = "all_gather"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertGrid:
     """A second grid over the ranks of one pipeline stage, for experts alone (MoE Parallel Folding, 2504.14960).
@@ -144,6 +151,7 @@ class ExpertGrid:
 
     expert: int = 1
     tensor: int = 1
+    dispatch: Dispatch = Dispatch.ALL_TO_ALL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,7 +273,8 @@ class Plan:
         if self.context > 1:
             extra.append(exchange_words(self.exchange, self.context))
         if self.experts is not None:
-            extra.append(f"experts {self.experts.expert} x tensor {self.experts.tensor}")
+            gathered = ", tokens gathered" if self.experts.dispatch is Dispatch.ALL_GATHER else ""
+            extra.append(f"experts {self.experts.expert} x tensor {self.experts.tensor}{gathered}")
         schedule = f"{self.schedule.kind.value}, " if self.pipeline > 1 else ""
         chunks = f"{self.schedule.chunks} chunks, " if self.schedule.chunks > 1 else ""
         chunks += f"{self.schedule.slices} slices, " if self.schedule.slices > 1 else ""

@@ -29,7 +29,8 @@ class StepDone:
     """One optimizer step, the same on every rank.
 
     `loss` is the mean over the tokens of the global batch, before the update; `seconds` and `memory_bytes` are the
-    largest of all ranks; `stop_asked` says that some rank was asked to stop.
+    largest of all ranks; `stop_asked` says that some rank was asked to stop. `expert_load` is the most that an expert
+    was chosen over the mean of its layer's, in the worst layer; None where the model has no experts.
     """
 
     step: int
@@ -40,6 +41,7 @@ class StepDone:
     seconds: float
     memory_bytes: float
     stop_asked: bool = False
+    expert_load: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,7 +84,7 @@ class Run:
                 for group in self.optimizer.param_groups:
                     group["lr"] = rate
                 self.optimizer.step()
-        agreed = self._agree(loss, norm)
+        agreed = self._agree(loss, norm, self.laid.expert_load())
         plan = self.design.plan
         self.state.advance(sequences=plan.batch, tokens=plan.batch_tokens)
         return StepDone(
@@ -96,6 +96,7 @@ class Run:
             seconds=agreed.seconds,
             memory_bytes=agreed.memory_bytes,
             stop_asked=agreed.stop,
+            expert_load=agreed.load,
         )
 
     def react(self, event: Event) -> Iterable[Action]:
@@ -164,7 +165,7 @@ class Run:
             yield
         self.spans.end()
 
-    def _agree(self, loss: torch.Tensor, norm: torch.Tensor) -> _Agreed:
+    def _agree(self, loss: torch.Tensor, norm: torch.Tensor, load: torch.Tensor | None) -> _Agreed:
         """What all ranks know after a step, read from the device in one transfer."""
         now = time.perf_counter()
         seconds, self.clock = now - self.clock, now
@@ -172,9 +173,17 @@ class Run:
         shared = torch.tensor(flags, dtype=torch.float64, device=self.feed.device)
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(shared, op=dist.ReduceOp.MAX)
-        numbers = [value.detach().to(torch.float64).reshape(1) for value in (loss, norm)]
-        values = torch.cat([*numbers, shared]).tolist()
-        return _Agreed(loss=values[0], norm=values[1], stop=values[2] > 0.0, memory_bytes=values[3], seconds=values[4])
+        known = (loss, norm) if load is None else (loss, norm, load)
+        numbers = [value.detach().to(torch.float64).reshape(1) for value in known]
+        stop, memory_bytes, seconds, found, norm_found, *loads = torch.cat([shared, *numbers]).tolist()
+        return _Agreed(
+            loss=found,
+            norm=norm_found,
+            stop=stop > 0.0,
+            memory_bytes=memory_bytes,
+            seconds=seconds,
+            load=loads[0] if loads else None,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,3 +193,4 @@ class _Agreed:
     stop: bool
     memory_bytes: float
     seconds: float
+    load: float | None

@@ -37,6 +37,17 @@ _resolve: Callable[[Any], Any] = dist.distributed_c10d._resolve_process_group
 
 def group_ranks(handle: Any) -> tuple[int, ...] | None:
     """Global ranks of a process group given as itself, as a script object or by its registered name; None otherwise."""
+    group = _group(handle)
+    return None if group is None else tuple(dist.get_process_group_ranks(group))
+
+
+def group_name(handle: Any) -> str | None:
+    """What the group was made for, given as to `group_ranks`: `mesh_tensor` of a mesh's axis; None otherwise."""
+    group = _group(handle)
+    return None if group is None else str(group.group_desc)
+
+
+def _group(handle: Any) -> dist.ProcessGroup | None:
     if isinstance(handle, torch.ScriptObject):
         handle = unboxed(dist.ProcessGroup, handle)
     if isinstance(handle, str):
@@ -44,7 +55,7 @@ def group_ranks(handle: Any) -> tuple[int, ...] | None:
             handle = _resolve(handle)
         except (RuntimeError, ValueError, KeyError):
             return None
-    return tuple(dist.get_process_group_ranks(handle)) if isinstance(handle, dist.ProcessGroup) else None
+    return handle if isinstance(handle, dist.ProcessGroup) else None
 
 
 def unboxed(kind: Any, value: torch.ScriptObject) -> Any:

@@ -17,6 +17,7 @@ from meshwright.train.observe.samples import CollectiveCall, axes_spanned
 from meshwright.train.torch_compat import (
     TorchDispatchMode,
     around_waits,
+    group_name,
     group_ranks,
     is_distributed,
     storage_key,
@@ -48,15 +49,31 @@ _OPERATIONS: Mapping[str, str] = {
 }
 
 
-def line_of(operation: str, *, axes: frozenset[AxisName], num_bytes: int) -> LineName:
+# What a group of the grid of experts is called by torch, after the axis of its mesh: those that tokens travel in,
+# and those of ranks that hold the same experts.
+_TOKENS = frozenset({"mesh_expert", "mesh_expert_tensor"})
+_SAME_EXPERTS = frozenset({"mesh_expert_replicate", "mesh_expert_shard"})
+
+
+def line_of(
+    operation: str, *, axes: frozenset[AxisName], num_bytes: int, group: str = "", counts: bool = False
+) -> LineName:
     """The report line of one collective, by what it does and along which axes its group runs.
 
-    Along tensor alone it is a tensor collective; a send or receive is pipeline transfer; along data axes a gather
-    brings parameters and a reduction takes gradients; a reduction along the pipeline joins gradients of tied
-    matrices. Reductions of a loss or a norm and whatever runs along several kinds of axes are `other`.
+    A `group` of the grid of experts says it by its name: tokens on their way, or experts' parameters and gradients.
+    What `counts` (int64) is none of the values that a line predicts. Else along tensor alone it is a tensor
+    collective; a send or receive is pipeline transfer; along data axes a gather brings parameters and a reduction
+    takes gradients; a reduction along the pipeline joins gradients of tied matrices. Reductions of a loss or a norm
+    and whatever runs along several kinds of axes are `other`.
     """
     if operation in ("send", "recv"):
         return LineName.TRANSFER
+    if counts:
+        return LineName.OTHER
+    if group in _TOKENS:
+        return LineName.EXPERTS
+    if group in _SAME_EXPERTS and num_bytes > SCALAR_BYTES:
+        return LineName.PARAMETERS if operation == "all_gather" else LineName.GRADIENTS
     if axes == {AxisName.TENSOR}:
         return LineName.TENSOR
     if num_bytes <= SCALAR_BYTES or operation == "barrier":
@@ -137,8 +154,11 @@ class CollectiveTimer(TorchDispatchMode):
         ranks = _ranks_of(args, kwargs)
         if ranks is None or len(ranks) < 2:
             return result
-        num_bytes = _whole_bytes(args, result)
-        pending = _Pending(operation=operation, ranks=ranks, num_bytes=num_bytes, start=start, seconds=seconds)
+        num_bytes, group = _whole_bytes(args, result), _group_of(args, kwargs)
+        pending = _Pending(
+            operation=operation, ranks=ranks, num_bytes=num_bytes, start=start, seconds=seconds, group=group
+        )
+        pending.counts = _counts(args)
         self._pending.append(pending)
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.ScriptObject):
@@ -152,15 +172,19 @@ class CollectiveTimer(TorchDispatchMode):
 class _Pending:
     """A call whose wait may still come; holds its Work so that the identity of it stays unique."""
 
-    __slots__ = ("held_from", "num_bytes", "operation", "ranks", "seconds", "start", "work")
+    __slots__ = ("counts", "group", "held_from", "num_bytes", "operation", "ranks", "seconds", "start", "work")
 
-    def __init__(self, *, operation: str, ranks: tuple[int, ...], num_bytes: int, start: float, seconds: float) -> None:
+    def __init__(
+        self, *, operation: str, ranks: tuple[int, ...], num_bytes: int, start: float, seconds: float, group: str
+    ) -> None:
         self.operation = operation
         self.ranks = ranks
         self.num_bytes = num_bytes
         self.start = start
         self.held_from = start
         self.seconds = seconds
+        self.group = group
+        self.counts = False
         self.work: object = None
 
     def add_wait(self, start: float, seconds: float) -> None:
@@ -170,7 +194,7 @@ class _Pending:
     def finish(self, plan: Plan) -> CollectiveCall:
         axes = axes_spanned(plan, ranks=self.ranks)
         return CollectiveCall(
-            line=line_of(self.operation, axes=axes, num_bytes=self.num_bytes),
+            line=line_of(self.operation, axes=axes, num_bytes=self.num_bytes, group=self.group, counts=self.counts),
             operation=self.operation,
             ranks=len(self.ranks),
             bytes=self.num_bytes,
@@ -201,3 +225,15 @@ def _ranks_of(args: Any, kwargs: Any) -> tuple[int, ...] | None:
     """Global ranks of the group among the arguments of an operator; names of reductions are no groups."""
     handles = (leaf for leaf in reversed(tree_leaves((args, kwargs))) if not isinstance(leaf, (torch.Tensor, int)))
     return next((ranks for handle in handles if (ranks := group_ranks(handle)) is not None), None)
+
+
+def _group_of(args: Any, kwargs: Any) -> str:
+    """What the group among the arguments of an operator is called; empty where none is."""
+    handles = (leaf for leaf in reversed(tree_leaves((args, kwargs))) if not isinstance(leaf, (torch.Tensor, int)))
+    return next((name for handle in handles if (name := group_name(handle)) is not None), "")
+
+
+def _counts(args: Any) -> bool:
+    """Whether an operator moves int64: choices of experts and how many there are."""
+    tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+    return bool(tensors) and all(tensor.dtype is torch.int64 for tensor in tensors)

@@ -33,10 +33,11 @@ def of_step(event: StepDone, *, yardstick: Yardstick) -> Metrics:
     """The object that metrics.jsonl keeps of a step.
 
     `mfu` is None where the peak is not known. `of_prediction` is measured over predicted speed: 1 is as predicted,
-    less is slower.
+    less is slower. Models with experts have `expert_load`, the most loaded one's over the mean.
     """
     seconds = max(event.seconds, 1e-12)
     peak, expected = yardstick.peak_flops, yardstick.predicted_seconds
+    load: Metrics = {} if event.expert_load is None else {"expert_load": event.expert_load}
     return {
         "step": event.step,
         "tokens": event.tokens,
@@ -48,6 +49,7 @@ def of_step(event: StepDone, *, yardstick: Yardstick) -> Metrics:
         "mfu": yardstick.model_flops / (seconds * peak) if peak else None,
         "memory_bytes": event.memory_bytes,
         "of_prediction": expected / seconds if expected else None,
+        **load,
     }
 
 

@@ -1,0 +1,54 @@
+"""Tokens gathered by all ranks of a grid of experts, or sent to the chosen ones: what each is predicted to take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from meshwright import catalog
+from meshwright.cost import PlanTable, predict
+from meshwright.spec.cluster import Precision
+from meshwright.spec.model import Layer, Mixture, ModelSpec
+from meshwright.spec.plan import Design, Dispatch, ExpertGrid
+from meshwright.spec.report import LineName
+from tests.support import designs, models
+
+MACHINES = catalog.load_cluster("8xH100")
+
+
+def mixed(top_k: int) -> ModelSpec:
+    part = Mixture(width=models.WIDTH, hidden=64, experts=32, top_k=top_k, norm=models.NORM)
+    return models.model("mixed", layer=Layer(mixer=models.attention(), transform=part), layers=2)
+
+
+def laid(top_k: int, grid: ExpertGrid) -> Design:
+    layout = designs.Layout(replicate=8, batch=512, microbatch=64, precision=Precision.BF16, experts=grid)
+    entry = designs.design(mixed(top_k), layout)
+    return replace(entry, cluster=MACHINES, plan=replace(entry.plan, cluster=MACHINES.name))
+
+
+def seconds(top_k: int, dispatch: Dispatch, *, expert: int = 8, tensor: int = 1) -> float:
+    report = predict(laid(top_k, ExpertGrid(expert=expert, tensor=tensor, dispatch=dispatch)))
+    line = report.step.find(LineName.EXPERTS)
+    assert line is not None
+    return line.seconds
+
+
+def test_a_gathered_token_travels_once_whatever_chose_it() -> None:
+    gathered = [seconds(top_k, Dispatch.ALL_GATHER) for top_k in (1, 8, 32)]
+    assert gathered == pytest.approx([gathered[0]] * 3)
+    sent = [seconds(top_k, Dispatch.ALL_TO_ALL) for top_k in (1, 8, 32)]
+    assert sent[0] < gathered[0] < sent[2]
+
+
+def test_slices_of_experts_gather_what_all_ranks_have() -> None:
+    assert seconds(2, Dispatch.ALL_GATHER, expert=4, tensor=2) > seconds(2, Dispatch.ALL_GATHER, expert=4)
+
+
+def test_a_table_keeps_how_tokens_reach_experts() -> None:
+    for dispatch in Dispatch:
+        plan = laid(2, ExpertGrid(expert=4, tensor=2, dispatch=dispatch)).plan
+        table = PlanTable.from_plan(plan)
+        again = table.to_plan(0, model=plan.model, cluster=plan.cluster, sequence_length=plan.sequence_length)
+        assert again.experts == plan.experts
