@@ -253,8 +253,8 @@ print(watched(lambda: convert.to_huggingface(place / "run", place / "out", dtype
 
 
 def test_no_process_holds_the_model(tmp_path: Path) -> None:
-    """Of 268 MB of parameters, the largest of 4 MB, far less than a third is ever in memory."""
-    config = {**CASES["llama"], "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 16, "head_dim": 128}
+    """Of 134 MB of parameters, the largest of 4 MB, far less than a third is ever in memory."""
+    config = {**CASES["llama"], "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "head_dim": 128}
     config |= {"attention_bias": False, "mlp_bias": False, "num_key_value_heads": 4}
     from meshwright.catalog.huggingface import model_from_config
     from meshwright.catalog.huggingface.tensors import tensors
@@ -272,8 +272,8 @@ def test_no_process_holds_the_model(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     whole = 4 * model.parameters
-    assert whole > 250e6
-    assert max(map(int, done.stdout.split())) < whole / 4
+    assert whole > 130e6
+    assert max(map(int, done.stdout.split())) < whole / 3
 
 
 def test_the_command_converts_both_ways_and_tells_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

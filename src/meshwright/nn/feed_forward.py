@@ -35,7 +35,9 @@ class Hidden:
 
 
 def activation(kind: Activation) -> Callable[[Tensor], Tensor]:
-    """The function of one factor that `kind` names."""
+    """The function of one factor that `kind` names. Raises ValueError for one that takes two."""
+    if kind is Activation.CLAMPED_SWIGLU:
+        raise ValueError(f"{kind.value} takes a gate and another factor")
     if kind is Activation.SILU:
         return functional.silu
     if kind is Activation.GELU:
