@@ -25,6 +25,7 @@ COMMENTS: Mapping[str, str] = MappingProxyType(
         "seed": "Seed of weights and of the order of data.",
         "trackers": "Trackers beside metrics.jsonl: tensorboard, wandb.",
         "techniques": "Techniques by name.",
+        "start": "A Hugging Face folder whose weights a new run begins with; empty: drawn by the seed.",
         "software": "What the plan is priced for: torch, or the software of a published measurement.",
         "schema": "Version of this form.",
         "data": "What to train on.",

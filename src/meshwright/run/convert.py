@@ -239,7 +239,7 @@ def _run_design(run_dir: Path) -> Design:
     return load_design(path)
 
 
-def _origin(run_dir: Path, config: Path | str | None, *, start: str | None) -> Path | None:
+def _origin(run_dir: Path, config: Path | str | None, *, start: str) -> Path | None:
     """The folder whose config.json and tokenizer go with the weights."""
     if config is not None:
         named = Path(config).expanduser()

@@ -98,7 +98,7 @@ def check_start(design: Design) -> None:
 
     Files are read by their headers alone, without torch.
     """
-    if design.job.start is None:
+    if not design.job.start:
         return
     folder = open_folder(Path(design.job.start).expanduser())
     if replace(folder.model, name="", source="") != replace(design.model, name="", source=""):

@@ -87,7 +87,7 @@ def with_absolute_paths(design: Design) -> Design:
     tokenizer = Path(spec.tokenizer).expanduser()
     name = str(tokenizer.absolute()) if tokenizer.is_file() else spec.tokenizer
     start = design.job.start
-    job = replace(design.job, start=None if start is None else str(Path(start).expanduser().absolute()))
+    job = replace(design.job, start=str(Path(start).expanduser().absolute()) if start else "")
     return replace(design, job=replace(job, data=replace(spec, sources=sources, tokenizer=name)))
 
 

@@ -158,7 +158,7 @@ class JobSpec:
 
     `other_precisions` may be taken in place of `precision` where the plan is better for it; numerics change with them.
     `trackers` and `techniques` are names of the registries of train/observe and techniques. `start` is a Hugging Face
-    folder whose weights a new run begins with; None draws them from `seed`.
+    folder whose weights a new run begins with; "" draws them from `seed`.
     """
 
     name: str = "job"
@@ -180,7 +180,7 @@ class JobSpec:
     seed: int = 0
     trackers: tuple[str, ...] = ()
     techniques: tuple[str, ...] = ()
-    start: str | None = None
+    start: str = ""
     software: str = "torch"
     schema: int = 1
 

@@ -93,7 +93,7 @@ def build(
         technique.attach(run)
     if newest is not None:
         _load(run, newest)
-    elif job.start is not None:
+    elif job.start:
         store.start(Path(job.start), laid=laid)
     run.reactors = _reactors(run, saved=newest.step if newest else None, max_steps=max_steps)
     if place.rank == 0:
