@@ -13,7 +13,7 @@ from meshwright.spec.cluster import DeviceKind
 from meshwright.spec.errors import ExitCode, MeshwrightError, Problem
 from meshwright.spec.model import Mixture
 from meshwright.spec.plan import Design, Dispatch
-from meshwright.spec.routing import TOP_K_SOFTMAX
+from meshwright.spec.routing import TOP_K_SOFTMAX, Choice, Routing, Score
 
 Mask = npt.NDArray[np.bool_]
 
@@ -71,7 +71,7 @@ def refuse_all(design: Design, refuse: Callable[[Columns], Refusals], *, peer: s
 def refuse_everywhere(said: Columns, refusals: Refusals) -> None:
     """What none of the peers can say: uneven machines, nodes in part, processors, routing of the model's own."""
     routed = [layer.transform.routing for layer in said.model.layers if isinstance(layer.transform, Mixture)]
-    odd = any(routing != TOP_K_SOFTMAX for routing in routed)
+    odd = any(routing != TOP_K_SOFTMAX and not _of_a_family(routing) for routing in routed)
     refusals.when(odd, "model.layers[*].transform.routing", "a routing of its own", fix="leave routing out")
     groups = said.cluster.groups
     shapes = {(group.devices_per_node, group.device.name) for group in groups}
@@ -81,6 +81,16 @@ def refuse_everywhere(said: Columns, refusals: Refusals) -> None:
     refusals.when((world > per_node) & (world % per_node != 0), "plan.axes", what, fix="use whole nodes")
     cpu = any(group.device.kind is DeviceKind.CPU for group in groups)
     refusals.when(cpu, "cluster.groups", "training on processors", why="its recipes need accelerators")
+
+
+def _of_a_family(routing: Routing) -> bool:
+    """The routing of DeepSeek-V3 (2412.19437), which a trainer has with its model; no launch flag here says it."""
+    return (
+        routing.score is Score.SIGMOID
+        and routing.choice is Choice.TOP_K
+        and routing.capacity is None
+        and not routing.balance_loss
+    )
 
 
 def refuse_odd_model(said: Columns, refusals: Refusals) -> None:
