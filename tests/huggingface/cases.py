@@ -43,9 +43,12 @@ _LATENT = {
     "moe_intermediate_size": 12,
     "n_group": 1,
     "topk_group": 1,
-    "first_k_dense_replace": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.7,
+    "norm_topk_prob": True,
     **_EXPERTS,
 }
+_GROUPS = {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "n_shared_experts": 2, "norm_topk_prob": False}
 _YARN = {
     "rope_type": "yarn",
     "factor": 4.0,
@@ -130,7 +133,7 @@ def configs() -> dict[str, dict[str, Any]]:
             "layer_types": ["sliding_attention", "full_attention"],
             "rope_scaling": {**_YARN, **_UNEVEN, "truncate": False},
         },
-        "deepseek_v3": {**_LATENT, "model_type": "deepseek_v3", "rope_interleave": True},
+        "deepseek_v3": {**_LATENT, **_GROUPS, "model_type": "deepseek_v3", "rope_interleave": True},
         "deepseek_v3_yarn": {
             **_LATENT,
             "model_type": "deepseek_v3",

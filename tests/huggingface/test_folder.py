@@ -82,7 +82,7 @@ def test_what_is_written_is_read(tmp_path: Path, dtype: str) -> None:
     folder = open_folder(path)
     files = MappedFiles(folder.tensors)
     again = {name: files.tensor(name).clone() for name in SHAPES}
-    write_file(tmp_path / "copy", {n: tuple(x.shape) for n, x in again.items()}, dtype=dtype, make=again.__getitem__)
+    write_file(tmp_path / "copy", {n: (dtype, tuple(x.shape)) for n, x in again.items()}, make=again.__getitem__)
     assert (tmp_path / "copy").read_bytes() == (path / "model.safetensors").read_bytes()
     assert folder.dtypes == (dtype,)
 
@@ -93,7 +93,7 @@ def test_a_header_ends_where_eight_divides() -> None:
 
 def test_a_tensor_that_is_not_as_announced_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="announced as"):
-        write_file(tmp_path / "x", {"a": (2,)}, dtype="F32", make=lambda _: torch.zeros(3))
+        write_file(tmp_path / "x", {"a": ("F32", (2,))}, make=lambda _: torch.zeros(3))
     assert not (tmp_path / "x").exists()
 
 
@@ -139,7 +139,7 @@ def sharded(path: Path) -> dict[str, str]:
     names, owners = list(SHAPES), {}
     for number, part in enumerate((names[::2], names[1::2]), 1):
         file = f"model-{number:05d}-of-00002.safetensors"
-        write_file(path / file, {name: tuple(SHAPES[name]) for name in part}, dtype="F32", make=files.tensor)
+        write_file(path / file, {name: ("F32", tuple(SHAPES[name])) for name in part}, make=files.tensor)
         owners |= dict.fromkeys(part, file)
     (path / "model.safetensors").unlink()
     (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": owners}))

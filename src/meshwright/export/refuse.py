@@ -15,7 +15,7 @@ from meshwright.spec.job import JobSpec
 from meshwright.spec.model import Mixture
 from meshwright.spec.optimizer import OptimizerSpec
 from meshwright.spec.plan import Design, Dispatch, TokenLayout
-from meshwright.spec.routing import TOP_K_SOFTMAX
+from meshwright.spec.routing import TOP_K_SOFTMAX, Choice, Routing, Score
 
 Mask = npt.NDArray[np.bool_]
 
@@ -80,7 +80,7 @@ def refuse_layout(said: Columns, refusals: Refusals, *known: TokenLayout) -> Non
 def refuse_everywhere(said: Columns, refusals: Refusals) -> None:
     """What none of the peers can say: uneven machines, nodes in part, processors, routing of the model's own."""
     routed = [layer.transform.routing for layer in said.model.layers if isinstance(layer.transform, Mixture)]
-    odd = any(routing != TOP_K_SOFTMAX for routing in routed)
+    odd = any(routing != TOP_K_SOFTMAX and not _of_a_family(routing) for routing in routed)
     refusals.when(odd, "model.layers[*].transform.routing", "a routing of its own", fix="leave routing out")
     groups = said.cluster.groups
     shapes = {(group.devices_per_node, group.device.name) for group in groups}
@@ -91,6 +91,16 @@ def refuse_everywhere(said: Columns, refusals: Refusals) -> None:
     refuse_optimizer(said.job, refusals)
     cpu = any(group.device.kind is DeviceKind.CPU for group in groups)
     refusals.when(cpu, "cluster.groups", "training on processors", why="its recipes need accelerators")
+
+
+def _of_a_family(routing: Routing) -> bool:
+    """The routing of DeepSeek-V3 (2412.19437), which a trainer has with its model; no launch flag here says it."""
+    return (
+        routing.score is Score.SIGMOID
+        and routing.choice is Choice.TOP_K
+        and routing.capacity is None
+        and not routing.balance_loss
+    )
 
 
 def refuse_odd_model(said: Columns, refusals: Refusals) -> None:

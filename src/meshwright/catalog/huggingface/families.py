@@ -23,18 +23,19 @@ class Build(Protocol):
 class Family:
     """How one `model_type` is read.
 
-    `lacks` says what of its arithmetic the spec leaves out; dimensions and counts are exact. `lacks_of_experts` when
-    all of that is in layers with experts. `needs` are keys that other families may leave out, since their default
+    `lacks` says what of its arithmetic the spec leaves out; dimensions and counts are exact. `same_logits` when
+    none of that changes the logits. `needs` are keys that other families may leave out, since their default
     differs from one family to the next.
     """
 
     build: Build
     lacks: str = ""
-    lacks_of_experts: bool = False
+    same_logits: bool = False
     needs: tuple[str, ...] = ()
 
 
-_LATENT = "sigmoid router scores, expert groups and their correction bias; layers that predict further tokens"
+_LATENT = "layers that predict further tokens"
+_SPARSE = f"the indexer of sparse attention; {_LATENT}"
 
 _LLAMA4 = "temperature of layers without positions; sigmoid router scores"
 _GEMMA4 = "norm of values; the router's own norm and scales"
@@ -56,10 +57,10 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "gpt_oss": Family(build=mixture.gpt_oss, needs=_HEADS),
         "llama4": Family(build=mixture.llama4, lacks=_LLAMA4, needs=_HEADS),
         "llama4_text": Family(build=mixture.llama4, lacks=_LLAMA4, needs=_HEADS),
-        "deepseek_v3": Family(build=latent.deepseek, lacks=_LATENT, lacks_of_experts=True),
-        "deepseek_v32": Family(build=latent.deepseek, lacks=_LATENT, lacks_of_experts=True),
-        "kimi_k2": Family(build=latent.deepseek, lacks=_LATENT, lacks_of_experts=True),
-        "glm_moe_dsa": Family(build=latent.deepseek, lacks=_LATENT, lacks_of_experts=True),
+        "deepseek_v3": Family(build=latent.deepseek, lacks=_LATENT, same_logits=True),
+        "deepseek_v32": Family(build=latent.deepseek, lacks=_SPARSE),
+        "kimi_k2": Family(build=latent.deepseek, lacks=_LATENT, same_logits=True),
+        "glm_moe_dsa": Family(build=latent.deepseek, lacks=_SPARSE),
         "gemma4": Family(build=gemma.gemma4, lacks=_GEMMA4, needs=_HEADS),
         "gemma4_text": Family(build=gemma.gemma4, lacks=_GEMMA4, needs=_HEADS),
     }

@@ -9,6 +9,9 @@ from meshwright.catalog.huggingface.mixture import mixture_of
 from meshwright.catalog.huggingface.reader import Reader, yarn_gain
 from meshwright.spec.blocks import Indexer, LatentAttention, Layer
 from meshwright.spec.model import ModelSpec
+from meshwright.spec.routing import Routing, Score, Weighing
+
+BIAS_RATE = 0.001  # DeepSeek-V3, 2412.19437, section 4.2
 
 
 def deepseek(reader: Reader, *, name: str, source: str) -> ModelSpec:
@@ -21,6 +24,7 @@ def deepseek(reader: Reader, *, name: str, source: str) -> ModelSpec:
     mixer = _attention(reader)
     dense = feed_forward_of(reader)
     experts = mixture_of(reader, hidden="moe_intermediate_size", experts="n_routed_experts", top_k=8)
+    experts = replace(experts, routing=_routing(reader))
     shared = reader.integer("n_shared_experts", 1, least=0)
     if shared:
         experts = replace(experts, shared=replace(dense, hidden=shared * experts.hidden, norm=None))
@@ -30,6 +34,22 @@ def deepseek(reader: Reader, *, name: str, source: str) -> ModelSpec:
         for index in range(count)
     )
     return decoder_of(reader, layers, name=name, source=source)
+
+
+def _routing(reader: Reader) -> Routing:
+    """Sigmoid scores, the best experts of the best groups by score and bias, weighed by their scores (2412.19437).
+
+    The published speed of the bias is not in the config: it is that of the paper.
+    """
+    normalized = reader.flag("norm_topk_prob", True)
+    return Routing(
+        score=Score.SIGMOID,
+        weighing=Weighing.NORMALIZED if normalized else Weighing.SCORE,
+        scale=reader.number("routed_scaling_factor", 2.5),
+        groups=reader.integer("n_group", 8),
+        chosen_groups=reader.integer("topk_group", 4),
+        bias_rate=BIAS_RATE,
+    )
 
 
 def _scale(reader: Reader, *, dims: int) -> float | None:

@@ -44,15 +44,17 @@ class MappedFiles:
         return self._maps[path]
 
 
-def write_file(path: Path, shapes: Mapping[str, tuple[int, ...]], *, dtype: str, make: Callable[[str], Tensor]) -> None:
-    """`path` holds the tensors of these names and shapes, each made when its turn comes, and survives a power cut.
+def write_file(
+    path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]], *, make: Callable[[str], Tensor]
+) -> None:
+    """`path` holds the tensors of these names, types and shapes, each made in its turn, and survives a power cut.
 
     Nothing is at `path` before all is written. Raises OSError, and ValueError for a tensor that is not as announced.
     """
     fresh = path.with_name(f"{path.name}.partial")
     with fresh.open("wb") as file:
-        file.write(write_header({name: (dtype, shape) for name, shape in shapes.items()}, metadata={"format": "pt"}))
-        for name, shape in shapes.items():
+        file.write(write_header(tensors, metadata={"format": "pt"}))
+        for name, (dtype, shape) in tensors.items():
             _write_tensor(file, name, make(name), shape=shape, dtype=DTYPES[dtype])
         file.flush()
         os.fsync(file.fileno())

@@ -20,6 +20,7 @@ from meshwright.train.huggingface.pieces import make_stored
 from meshwright.train.huggingface.read import MODEL
 
 Progress = Callable[[str, float, float], None]
+Announced = tuple[str, tuple[int, ...]]
 
 
 @dataclass(slots=True)
@@ -55,39 +56,49 @@ def write_folder(
 
     A single file is model.safetensors; several have an index beside them. Returns the files.
     """
-    total = float(sum(map(math.prod, table.theirs.values())) * ITEM_BYTES[dtype])
+    announced = {name: (_dtype(name, table, dtype), shape) for name, shape in table.theirs.items()}
+    total = float(sum(map(_size, announced.values())))
     done = 0.0
 
     def make(name: str) -> Tensor:
         nonlocal done
         parameters.keep_only({piece.ours for piece in table.of_theirs[name]})
-        made = make_stored(name, dtype=DTYPES[dtype], table=table, parameter=parameters.get)
+        made = make_stored(name, dtype=DTYPES[announced[name][0]], table=table, parameter=parameters.get)
         done += made.nbytes
         if progress is not None:
             progress("weights", done, total)
         return made
 
-    shards = _shards(table.theirs, limit=shard_bytes, itemsize=ITEM_BYTES[dtype])
+    shards = _shards(announced, limit=shard_bytes)
     names = [SINGLE] if len(shards) == 1 else [_name(number, len(shards)) for number in range(1, len(shards) + 1)]
-    for name, shapes in zip(names, shards, strict=True):
-        write_file(path / name, shapes, dtype=dtype, make=make)
+    for name, tensors in zip(names, shards, strict=True):
+        write_file(path / name, tensors, make=make)
     if len(shards) > 1:
-        owners = {tensor: name for name, shapes in zip(names, shards, strict=True) for tensor in shapes}
+        owners = {tensor: name for name, tensors in zip(names, shards, strict=True) for tensor in tensors}
         index = {"metadata": {"total_size": int(total)}, "weight_map": owners}
         (path / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     return tuple(path / name for name in names)
 
 
-def _shards(shapes: Mapping[str, tuple[int, ...]], *, limit: int, itemsize: int) -> list[dict[str, tuple[int, ...]]]:
+def _dtype(name: str, table: Table, dtype: str) -> str:
+    return "F32" if any(piece.exact for piece in table.of_theirs[name]) else dtype
+
+
+def _size(tensor: Announced) -> int:
+    dtype, shape = tensor
+    return math.prod(shape) * ITEM_BYTES[dtype]
+
+
+def _shards(tensors: Mapping[str, Announced], *, limit: int) -> list[dict[str, Announced]]:
     """Tensors in their order, as many a shard as the limit lets in and at least one."""
-    shards: list[dict[str, tuple[int, ...]]] = [{}]
+    shards: list[dict[str, Announced]] = [{}]
     filled = 0
-    for name, shape in shapes.items():
-        size = math.prod(shape) * itemsize
+    for name, tensor in tensors.items():
+        size = _size(tensor)
         if shards[-1] and filled + size > limit:
             shards.append({})
             filled = 0
-        shards[-1][name] = shape
+        shards[-1][name] = tensor
         filled += size
     return shards
 

@@ -13,7 +13,7 @@ from meshwright.catalog.huggingface.tensors.decoder import Style, decoder_table
 from meshwright.catalog.huggingface.tensors.feed_forward import ExpertNames, Stored
 from meshwright.catalog.huggingface.tensors.gpt2 import gpt2_table
 from meshwright.catalog.huggingface.tensors.pieces import Table
-from meshwright.spec.blocks import Attention, LatentAttention, Mixture
+from meshwright.spec.blocks import Attention, LatentAttention
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.model import ModelSpec
 
@@ -52,7 +52,15 @@ def _in(style: Style, **fixed: Any) -> Storage:
     return Storage(table=partial(decoder_table, style=style), fixed=tuple(fixed.items()))
 
 
-_LATENT = Storage(table=_deepseek, fixed=(("rope_interleave", True), ("rms_norm_eps", 1e-6)))
+_LATENT = Storage(
+    table=_deepseek,
+    fixed=(
+        ("rope_interleave", True),
+        ("rms_norm_eps", 1e-6),
+        ("scoring_func", "sigmoid"),
+        ("topk_method", "noaux_tc"),
+    ),
+)
 
 STORED: Mapping[str, Storage] = MappingProxyType(
     {
@@ -98,9 +106,9 @@ def tensors(config: Mapping[str, Any], model: ModelSpec) -> Table:
 def unconvertible(config: Mapping[str, Any], model: ModelSpec) -> tuple[Problem, ...]:
     """Why weights of this config cannot be taken over; () when they can."""
     kind, problems = str(config.get("model_type")), []
-    lacking = _lacks(kind, model)
+    lacking = _lacks(kind)
     if lacking or kind not in STORED:
-        known = ", ".join(sorted(name for name in STORED if not FAMILIES[name].lacks))
+        known = ", ".join(sorted(name for name in STORED if not _lacks(name)))
         why = f"not built here: {lacking}" if lacking else ""
         problems.append(
             Problem(
@@ -123,13 +131,10 @@ def unconvertible(config: Mapping[str, Any], model: ModelSpec) -> tuple[Problem,
     return tuple(problems)
 
 
-def _lacks(kind: str, model: ModelSpec) -> str:
-    """What the arithmetic of this family has and ours does not, in words; a model without experts lacks no routing."""
+def _lacks(kind: str) -> str:
+    """What the arithmetic of this family has and ours does not, in words."""
     family = FAMILIES.get(kind)
-    if family is None or not family.lacks:
-        return ""
-    routed = any(isinstance(layer.transform, Mixture) for layer in model.layers)
-    return family.lacks if routed or not family.lacks_of_experts else ""
+    return "" if family is None or family.same_logits else family.lacks
 
 
 def _odd_values(config: Mapping[str, Any], kind: str, storage: Storage) -> list[Problem]:

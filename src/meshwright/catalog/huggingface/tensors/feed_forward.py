@@ -43,6 +43,8 @@ def add_feed_forward(pieces: Pieces, spec: FeedForward, *, fused: bool = False) 
 def add_mixture(pieces: Pieces, spec: Mixture, names: ExpertNames) -> None:
     """Router, experts and the branch that every token takes."""
     pieces.matrix("router", names.router, (spec.experts, spec.width), bias=spec.router_bias)
+    if spec.routing.bias_rate:
+        pieces.add("balance", f"{names.router}.e_score_correction_bias", (spec.experts,), exact=True)
     if names.stored is Stored.EACH:
         _add_each(pieces.under("experts.", "experts."), spec, names)
     else:

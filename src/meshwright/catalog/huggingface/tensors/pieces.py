@@ -56,7 +56,8 @@ class Piece:
     """A box of a parameter of ours that is a box of a stored tensor.
 
     Ours is `ours[index]` (all of it where `index` is None) of `shape`. Stored it is the `cut` of `theirs`, with its
-    last two dims swapped when `transposed`, its rows in the order of `planes`, and less `offset` each.
+    last two dims swapped when `transposed`, its rows in the order of `planes`, and less `offset` each. An `exact` one
+    is stored in fp32 whatever the type of the others.
     """
 
     ours: str
@@ -67,6 +68,7 @@ class Piece:
     transposed: bool = False
     planes: Planes | None = None
     offset: float = 0.0
+    exact: bool = False
 
     @property
     def stored_shape(self) -> Shape:
@@ -132,6 +134,7 @@ class Pieces:
         transposed: bool = False,
         planes: Planes | None = None,
         offset: float = 0.0,
+        exact: bool = False,
     ) -> None:
         self.found.append(
             Piece(
@@ -143,6 +146,7 @@ class Pieces:
                 transposed=transposed,
                 planes=planes,
                 offset=offset,
+                exact=exact,
             )
         )
 
