@@ -201,7 +201,7 @@ def test_a_number_of_the_cluster_is_set_with_its_unit(capsys: pytest.CaptureFixt
         ("cluster.memory=80", "write 80GiB"),
         ("cluster.inter.latency_seconds=5", "write 5us"),
         ("cluster.peak.bf16=989", "write 989TFLOP/s"),
-        ("cluster.intr.bandwidth=5GB/s", "did you mean cluster.intra.bandwidth"),
+        ("cluster.intr.bandwidth=5GB/s", "did you mean cluster.inter.bandwidth or cluster.intra.bandwidth"),
     ):
         assert main([*words, entry]) == 2
         problem = capsys.readouterr().err
