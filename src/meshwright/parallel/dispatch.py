@@ -97,19 +97,18 @@ def sum_rows(x: Tensor, sizes: tuple[int, ...], group: dist.ProcessGroup) -> Ten
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrivals:
     """How many rows go where. `send` and `receive` by rank along `expert`; `sizes` of the ranks along `expert_tensor`;
-    `chunks` (slices, ranks, local experts) of the rows that are here in the end, in their order."""
+    `chunks` (slices, ranks, local experts) of the rows that are here in the end, in their order, and `counts` of each
+    local expert's."""
 
     send: tuple[int, ...]
     receive: tuple[int, ...]
     sizes: tuple[int, ...]
     chunks: Tensor
+    counts: Tensor
 
 
 def arrivals(counts: Tensor, *, experts: dist.ProcessGroup | None, slices: dist.ProcessGroup | None) -> Arrivals:
-    """Every rank tells the others how many rows it has for each of their experts: `counts` (experts,) are its own.
-
-    The host waits once, for all numbers together.
-    """
+    """Every rank tells the others how many rows it has for each of their experts: `counts` (experts,) are its own."""
     holders = 1 if experts is None else experts.size()
     own = counts.view(holders, -1)
     chunks = own
@@ -119,9 +118,19 @@ def arrivals(counts: Tensor, *, experts: dist.ProcessGroup | None, slices: dist.
     every = chunks[None]
     if slices is not None:
         every = gather_sequence(every, slices).unflatten(1, (slices.size(), holders))[0]
+    return read(own, chunks, every)
+
+
+def read(own: Tensor, chunks: Tensor, every: Tensor) -> Arrivals:
+    """Of rows that this rank has for others and others for it, (ranks, local experts), and for all slices of these.
+
+    The host waits once, for all numbers together.
+    """
+    holders = len(own)
     numbers = torch.cat([own.sum(dim=1), chunks.sum(dim=1), every.sum(dim=(1, 2))]).tolist()
     send, receive, sizes = numbers[:holders], numbers[holders : 2 * holders], numbers[2 * holders :]
-    return Arrivals(send=tuple(send), receive=tuple(receive), sizes=tuple(sizes), chunks=every)
+    totals = every.sum(dim=(0, 1))
+    return Arrivals(send=tuple(send), receive=tuple(receive), sizes=tuple(sizes), chunks=every, counts=totals)
 
 
 class SentToExperts:
@@ -146,7 +155,7 @@ class SentToExperts:
         if self._slices is not None:
             rows = GatheredRows.apply(rows, plan.sizes, self._slices)
         order, back = _by_local_expert(plan.chunks, total=len(rows))
-        results = experts(Ordered.apply(rows, order, back), plan.chunks.sum(dim=(0, 1)))
+        results = experts(Ordered.apply(rows, order, back), plan.counts)
         results = Ordered.apply(results, back, order)
         if self._slices is not None:
             results = SummedRows.apply(results, plan.sizes, self._slices)
@@ -169,22 +178,29 @@ class GatheredByExperts:
     """
 
     def __init__(
-        self, *, experts: dist.ProcessGroup | None, slices: dist.ProcessGroup | None, first: int, here: int
+        self,
+        *,
+        experts: dist.ProcessGroup | None,
+        slices: dist.ProcessGroup | None,
+        first: int,
+        here: int,
+        total: int,
     ) -> None:
         self._groups = [group for group in (experts, slices) if group is not None]
-        self._first, self._here = first, here
+        self._first, self._here, self._total = first, here, total
 
     @torch.compiler.disable
     def __call__(self, experts: Experts, tokens: Tensor, routed: Routed) -> Tensor:
         """As SentToExperts; every rank has as many tokens."""
-        chosen = routed.chosen if routed.kept is None else routed.chosen.masked_fill(~routed.kept, -1)
+        bins = self._total + (routed.kept is not None)
+        chosen = routed.chosen if routed.kept is None else routed.chosen.masked_fill(~routed.kept, self._total)
         every, weights = tokens, routed.weights
         for group in self._groups:
             every, weights = (EnterSequence.apply(x[None], group)[0] for x in (every, weights))
             chosen = gather_sequence(chosen[None], group)[0]
         local = chosen.flatten() - self._first
         local = torch.where((local >= 0) & (local < self._here), local, self._here)
-        counts = torch.bincount(local, minlength=self._here + 1)[: self._here]
+        counts = torch.bincount(chosen.flatten(), minlength=bins)[self._first : self._first + self._here]
         order = local.argsort(stable=True)[: int(counts.sum())]
         source = order // chosen.shape[-1]
         mixed = experts(every[source], counts) * weights.flatten()[order, None]

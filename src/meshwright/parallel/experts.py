@@ -108,7 +108,7 @@ def mixing_on(grid: ExpertMesh, plan: Plan, *, experts: int) -> Mixing | None:
         return SentToExperts(experts=grid.experts, slices=grid.slices)
     here = experts // grid.size(EXPERT)
     first = grid.places.get(EXPERT, 0) * here
-    return GatheredByExperts(experts=grid.experts, slices=grid.slices, first=first, here=here)
+    return GatheredByExperts(experts=grid.experts, slices=grid.slices, first=first, here=here, total=experts)
 
 
 class SequenceNeighbours:

@@ -15,14 +15,18 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import _sharding_prop
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._pytree import tree_leaves
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 from torch.utils.flop_counter import flop_registry
+
+from meshwright.parallel import dispatch
 
 __all__ = ["ACCELERATOR", "FakeTensor", "fake_mode", "fake_world", "flops_of", "lonely_world", "real"]
 
 # The name of a device that has no kernels: an accelerator to every piece of code that asks, whichever its vendor.
 ACCELERATOR = "meshdry"
 _LARGE = 1e30
+_ARRIVALS = dispatch.arrivals
 
 
 class _Event:
@@ -131,11 +135,38 @@ def _even_counts(chosen: torch.Tensor, _weights: object = None, minlength: int =
     return counts
 
 
+def _even_arrivals(
+    counts: torch.Tensor, *, experts: dist.ProcessGroup | None, slices: dist.ProcessGroup | None
+) -> dispatch.Arrivals:
+    """As if every rank sent its experts what this one sends them, and every slice were given the same."""
+    _ARRIVALS(counts, experts=experts, slices=slices)
+    holders = 1 if experts is None else experts.size()
+    own = real(lambda: counts.view(holders, -1))()
+    return real(_read_even)(own, 0 if experts is None else experts.rank(), slices)
+
+
+def _read_even(own: torch.Tensor, rank: int, slices: dist.ProcessGroup | None) -> dispatch.Arrivals:
+    chunks = own[rank].expand(own.shape).contiguous()
+    every = chunks.expand(1 if slices is None else slices.size(), *chunks.shape)
+    return dispatch.read(own, chunks, every)
+
+
 def _number(tensor: torch.Tensor) -> float | int:
     return _LARGE if tensor.is_floating_point() else 1
 
 
 _DECIDED = {torch.ops.aten.bincount.default: _even_counts, torch.ops.aten._local_scalar_dense.default: _number}
+
+
+def _is_counting(args: Any, options: Any) -> bool:
+    """Whether an operator works on real whole numbers alone, which were decided and stay known."""
+    tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+    here = options.get("device") is None
+    return here and bool(tensors) and all(_is_known(tensor) for tensor in tensors)
+
+
+def _is_known(tensor: torch.Tensor) -> bool:
+    return type(tensor) is torch.Tensor and tensor.dtype is torch.int64 and tensor.device.type == "cpu"
 
 
 class _Decided(FakeTensorMode):
@@ -146,6 +177,9 @@ class _Decided(FakeTensorMode):
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _is_counting(args, kwargs or {}):
+            with unset_fake_temporarily():
+                return func(*args, **(kwargs or {}))
         decided = _DECIDED.get(func)
         if decided is not None and isinstance(args[0], FakeTensor):
             return decided(*args, **(kwargs or {}))
@@ -172,6 +206,7 @@ def fake_world(*, rank: int, world_size: int, accelerator: bool) -> Iterator[Fak
             # Layouts of distributed tensors are worked out on fake tensors of a mode of their own, told apart so.
             stack.enter_context(mock.patch.object(_sharding_prop, "detect_fake_mode", return_value=None))
             stack.enter_context(mock.patch.object(DeviceMesh, "__init__", real(DeviceMesh.__init__)))
+            stack.enter_context(mock.patch.object(dispatch, "arrivals", _even_arrivals))
             if accelerator:
                 stack.enter_context(mock.patch.object(torch.accelerator, "current_stream", _stream))
             torch._C._set_only_lift_cpu_tensors(True)
