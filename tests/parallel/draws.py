@@ -48,7 +48,7 @@ TRIES = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """One design of a tiny model in fp64. Defaults are the simplest; a draw shrinks towards them.
+    """One design of a tiny model. Defaults are the simplest; a draw shrinks towards them.
 
     `axes` are sizes of more than one from the outermost inwards, `bounds` the first block of every stage but the
     first, `recompute` the kind of each layer, `exchange` and `experts` the fields of Exchange and ExpertGrid in order.
@@ -68,6 +68,7 @@ class Draw:
     recompute: tuple[str, ...] = ("none",)
     exchange: tuple[str, int, str] = ("ring", 1, "zigzag")
     experts: tuple[int, int, str] | None = None
+    precision: str = "fp64"
     documents: str = "one"
     optimizer: str = "adamw"
     z_loss: float = 0.0
@@ -121,7 +122,7 @@ def build(draw: Draw) -> Design:
         sequence_length=SEQUENCE,
         batch_tokens=plan.batch_tokens,
         total_tokens=100 * plan.batch_tokens,
-        precision=Precision.FP64,
+        precision=Precision(draw.precision),
         optimizer=OPTIMIZERS[draw.optimizer](learning_rate=1e-2, clip_norm=draw.clip_norm),
         z_loss=draw.z_loss,
     )
@@ -152,7 +153,7 @@ def _groups(draw: Draw, start: int, stop: int) -> Iterator[BlockGroup]:
             sequence_parallel=draw.sequence_parallel,
             sharding=Sharding(draw.sharding),
             recompute=Recompute(kinds[first]),
-            precision=Precision.FP64,
+            precision=Precision(draw.precision),
         )
 
 
@@ -180,7 +181,7 @@ def _model(kind: str, layers: int) -> ModelSpec:
 def _processors(ranks: int) -> ClusterSpec:
     machines = cluster(ranks)
     group = machines.groups[0]
-    device = replace(group.device, peak_flops={Precision.FP64: 1e9})
+    device = replace(group.device, peak_flops=dict.fromkeys((Precision.FP64, Precision.FP32, Precision.BF16), 1e9))
     return replace(machines, groups=(replace(group, device=device),))
 
 

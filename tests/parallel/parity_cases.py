@@ -182,3 +182,18 @@ def compare(expected: Outcome, found: list[Outcome]) -> None:
                 numpy.testing.assert_allclose(value, wanted[name], rtol=0, atol=TOLERANCE, err_msg=f"{what} of {name}")
                 seen.add(name)
         assert seen == set(wanted)
+
+
+def compare_roughly(expected: Outcome, found: list[Outcome], *, bound: float) -> None:
+    """The loss, the norm and the whole gradient differ from the reference's by less than `bound` of them.
+
+    A first step divides gradients by themselves: what rounding is of them decides the loss after it.
+    """
+    for outcome in found:
+        assert outcome.loss == pytest.approx(expected.loss, rel=bound)
+        assert numpy.isfinite(outcome.evaluation)
+        assert outcome.norm == pytest.approx(expected.norm, rel=bound)
+    gradients = {name: value for outcome in found for name, value in outcome.gradients.items()}
+    assert set(gradients) == set(expected.gradients)
+    far = sum(float(numpy.square(value - expected.gradients[name]).sum()) for name, value in gradients.items())
+    assert far**0.5 <= bound * expected.norm

@@ -66,6 +66,7 @@ def gradients_formed(module: FSDPModule) -> None:
                 entry.unsharded_param.grad = torch.zeros_like(entry.unsharded_param)
         for entry in group.fsdp_params:
             # Those that came with the input's gradient are kept in the precision of the reduction already.
+            entry.accumulate_unsharded_grad_if_needed()
             entry.to_accumulated_grad_if_needed()
         group.post_backward()
 
