@@ -87,7 +87,11 @@ TRANSFORMS: dict[str, Layer] = {
     "gated": feed(),
     "gated, biases": feed(bias=True, norm=LAYER),
     **{f"gated {kind.value}": feed(activation=kind) for kind in Activation},
-    **{f"plain {kind.value}": feed(gated=False, activation=kind) for kind in Activation},
+    **{
+        f"plain {kind.value}": feed(gated=False, activation=kind)
+        for kind in Activation
+        if not kind.value.startswith("clamped")
+    },
     "mixture": mixture(),
     "mixture, plain experts, biases": mixture(gated=False, router_bias=True, expert_bias=True),
     "mixture, shared": mixture(shared=SHARED),

@@ -44,7 +44,9 @@ class Documents(StrEnum):
     MANY = "many"
 
 
-def batch(count: int, length: int, vocab: int, *, packed: Documents) -> tuple[Tensor, Tensor, Tensor | None]:
+def batch(
+    count: int, length: int, vocab: int, *, packed: Documents = Documents.ONE
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Tokens, targets and documents (count, length) of every test; no documents where each sequence is one."""
     generator = torch.Generator().manual_seed(11)
     tokens = torch.randint(0, vocab, (count, length + 1), generator=generator)

@@ -131,4 +131,4 @@ def one_rank(design: Design, precision: Precision) -> Outcome:
         return replace(dtypes(plan), recipe=recipe(precision))
 
     with mock.patch.object(apply, "dtypes", wide):
-        return parity_cases.one_rank(design, False)
+        return parity_cases.one_rank(design, parity_cases.Documents.ONE)

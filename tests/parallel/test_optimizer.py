@@ -28,7 +28,7 @@ from meshwright.spec.optimizer import (
 )
 from meshwright.spec.plan import ScheduleKind, Sharding
 from meshwright.spec.report import MemoryPart
-from tests.parallel import move_cases, optimizer_cases
+from tests.parallel import move_cases, optimizer_cases, reference_optimizers
 from tests.support import models
 from tests.support.designs import SEQUENCE, Layout, design, with_speed
 from tests.support.pool import Pool
@@ -182,7 +182,7 @@ def test_what_is_no_matrix_of_a_layer_is_not_muons(name: str) -> None:
         named = dict(Decoder(models.all_models()[name]).named_parameters())
     for key, parameter in named.items():
         how = treatment(Muon(), key)
-        small = optimizer_cases.is_small(key, parameter)
+        small = reference_optimizers.is_small(key, parameter)
         assert (how.weight_decay == 0.0) == small, key
         assert isinstance(how.rule, Muon) == (key.startswith("layers.") and not small), key
 

@@ -17,7 +17,7 @@ _SIGN = r"[\sxX*×:\-]*"
 _DEVICE_LAST = re.compile(rf"[xX*×]?\s*(\d+){_SIGN}(?:(\d+){_SIGN})?([A-Za-z].*)")
 _DEVICE_FIRST = re.compile(rf"([A-Za-z].*?){_SIGN}(\d+)")
 _COUNTED = re.compile(r"\s*(-?[\d.,_eE+]+?)\s*[xX*×]\s*([A-Za-z].*)")
-_COUNTS_ALONE = re.compile(r"(\d+\s*[xX*×]?\s*)+")
+_COUNTS_ALONE = re.compile(r"\d[\d\sxX*×]*")
 
 
 def unknown_cluster(text: str, *, presets: Iterable[str]) -> Problem:
