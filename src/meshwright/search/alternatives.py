@@ -15,7 +15,7 @@ from meshwright.spec.job import Objective
 Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 MOST = 50_000  # plans that may be better and are weighed for one line: where there are more, lines say so
-MORE = 500_000  # weighed of such lines together where memory or cost is least: frames that are near tell less of them
+MORE = 4_000_000  # weighed of such lines together where memory or cost is least: frames that are near tell less of them
 _RUNGS = ("recompute", "offload")
 
 
