@@ -126,7 +126,7 @@ class StepCounter(MemoryTracker):
         line = line_of(operation, axes=axes, num_bytes=num_bytes, described=group.group_desc, counts=only_counts(args))
         what = f"{line.value}|{operation}|{'+'.join(sorted(axes))}"
         self._raw.append((None, Event(Kind.COLLECTIVE, what, float(num_bytes))))
-        if operation == "recv":
+        if operation == "recv" and line is LineName.TRANSFER:
             self._receive(args)
         self._keep(args, result)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from meshwright.spec.report import LineName
+
 
 class Kind(StrEnum):
     """What an event tells: bytes of memory taken or given back, FLOPs done, a collective, the end of a pass."""
@@ -27,8 +29,10 @@ class Event:
 
 
 def is_receive(event: Event) -> bool:
-    """Whether the event is room made for what a peer sends, or that it is received."""
-    return event.kind is Kind.RECEIVE or (event.kind is Kind.COLLECTIVE and "|recv|" in event.what)
+    """Whether the event is room made for what another stage sends, or that it is received."""
+    return event.kind is Kind.RECEIVE or (
+        event.kind is Kind.COLLECTIVE and event.what.startswith(f"{LineName.TRANSFER.value}|recv|")
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,9 +183,11 @@ class _Decided(FakeTensorMode):
         decided = _DECIDED.get(func)
         if decided is not None and isinstance(args[0], FakeTensor):
             return decided(*args, **(kwargs or {}))
-        if func is torch.ops.aten._to_copy.default and isinstance(args[0], FakeTensor):
+        if func is torch.ops.aten._to_copy.default:
             # A known small tensor would be copied for real, which a device without kernels cannot do.
-            args[0].constant = None
+            x = args[0] if isinstance(args[0], FakeTensor) else self.from_tensor(args[0])
+            x.constant = None
+            args = (x, *args[1:])
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
