@@ -9,9 +9,11 @@ import pytest
 
 from meshwright import cost
 from meshwright.run import preflight
+from meshwright.run.files import write_json
 from meshwright.spec.cluster import DeviceKind
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit
 from meshwright.spec.job import CheckpointSpec, JobSpec
+from meshwright.spec.optimizer import Muon, OptimizerKind, ParameterGroup
 from meshwright.spec.plan import Design
 from meshwright.spec.report import MemoryPart, Report, StageMemory
 from tests.run.runs import design
@@ -78,3 +80,16 @@ def test_text_and_tokenizer_are_checked_without_a_design(tmp_path: Path) -> None
     ):
         with pytest.raises(ConfigError, match=told):
             preflight.check_job(JobSpec(data=changed))
+
+
+def test_a_run_goes_on_with_the_optimizer_it_has_state_for(tmp_path: Path) -> None:
+    begun = design(tmp_path, steps=2)
+    (tmp_path / "run").mkdir()
+    write_json(tmp_path / "run" / "design.json", begun)
+    group = ParameterGroup(names=("head.*",), kind=OptimizerKind.SGD)
+    for optimizer in (Muon(), replace(begun.job.optimizer, groups=(group,))):
+        other = replace(begun, job=replace(begun.job, optimizer=optimizer))
+        with pytest.raises(ConfigError, match="what its optimizer keeps of each parameter would be lost"):
+            preflight.check_run_dir(other, run_dir=tmp_path / "run", resume=True)
+    slower = replace(begun, job=replace(begun.job, optimizer=replace(begun.job.optimizer, learning_rate=1e-5)))
+    preflight.check_run_dir(slower, run_dir=tmp_path / "run", resume=True)

@@ -22,6 +22,7 @@ from meshwright.run.machine import this_machine
 from meshwright.spec.cluster import DeviceKind
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit, MeshwrightError, NoPlanFits, Problem
 from meshwright.spec.job import JobSpec
+from meshwright.spec.optimizer import Optimizer
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
 from meshwright.spec.units import format_bytes
@@ -156,6 +157,11 @@ def _too_many_tokens(tokens: int, vocab: int) -> Problem:
     )
 
 
+def _kinds(optimizer: Optimizer) -> tuple[object, ...]:
+    """Which optimizer each parameter has."""
+    return (optimizer.kind, *((group.names, group.kind) for group in optimizer.groups if group.kind is not None))
+
+
 def _differences(before: Design, after: Design) -> list[Problem]:
     old, new = before.job, after.job
     pairs = [
@@ -178,6 +184,16 @@ def _differences(before: Design, after: Design) -> list[Problem]:
         for where, ours, theirs in pairs
         if ours != theirs
     ]
+    begun, asked = _kinds(old.optimizer), _kinds(new.optimizer)
+    if begun != asked:
+        problems.append(
+            Problem(
+                what=f"the run was begun with {old.optimizer.kind} and would go on with {new.optimizer.kind}",
+                where="job.optimizer.kind" if old.optimizer.kind != new.optimizer.kind else "job.optimizer.groups",
+                why="what its optimizer keeps of each parameter would be lost",
+                fix="keep the optimizer, or start a new run",
+            )
+        )
     if before.model != after.model:
         problems.append(
             Problem(
