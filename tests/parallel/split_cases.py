@@ -25,7 +25,7 @@ def sent_in_time() -> tuple[int, int, list[float]]:
     """How many buckets of gradients are sent when the last half backward ends, of how many, and the largest error."""
     part = decoder()
     weights = WeightGradients(units(part))
-    buckets = BucketedGradients(part, groups=[dist.group.WORLD], bucket_bytes=20_000)
+    buckets = BucketedGradients(part.parameters(), groups=[dist.group.WORLD], bucket_bytes=20_000)
     tokens = torch.randint(0, models.VOCAB, (2, 2, 8), generator=torch.Generator().manual_seed(dist.get_rank()))
     for index in range(2):
         weights.before_forward(splits=True)
