@@ -103,14 +103,14 @@ def test_what_no_plan_can_mend_is_told_at_once() -> None:
             "deepspeed",
             "8xH100",
             [
-                "job.precision: deepspeed has no words for mxfp8 products; --set precision=fp16 (or bf16, fp32)",
+                "job.precision: deepspeed has no words for mxfp8 products; --set precision=bf16 (or fp16, fp32)",
                 "job.precision: H100 has no mxfp8 arithmetic (rule precision-known); --set precision=fp8 (or ",
             ],
         ),
         (
             "deepspeed",
             "8xB200",
-            ["job.precision: deepspeed has no words for mxfp8 products; --set precision="],
+            ["job.precision: deepspeed has no words for mxfp8 products; --set precision=bf16 (or fp16, fp32)"],
         ),
         ("torchtitan", "8xH100", ["job.precision: H100 has no mxfp8 arithmetic (rule precision-known); --set "]),
     ],

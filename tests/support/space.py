@@ -8,6 +8,7 @@ from itertools import combinations
 
 from meshwright.search import enumerate_plans
 from meshwright.spec.cluster import Precision
+from meshwright.spec.job import Switch
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design, Plan
 from tests.support.designs import SEQUENCE, Layout, cluster, design
@@ -23,13 +24,13 @@ def even(blocks: int) -> Callable[[int, int], Sequence[int]]:
     return bounds
 
 
-def emitted(model: ModelSpec, *, ranks: int, batch: int = 16) -> list[Design]:
+def emitted(model: ModelSpec, *, ranks: int, batch: int = 16, compiled: Switch = Switch.OFF) -> list[Design]:
     """A design for each plan that the search lists on `ranks` processors in fp64."""
     machines = cluster(ranks)
     group = machines.groups[0]
     device = replace(group.device, peak_flops={Precision.FP64: 1e9})
     machines = replace(machines, groups=(replace(group, device=device),))
-    job = design(model, Layout(batch=batch)).job
+    job = replace(design(model, Layout(batch=batch)).job, compile=compiled)
     table = enumerate_plans(model, machines, job, boundaries=even(len(model.blocks)), trainable=True).table
     plans = [
         table.to_plan(row, model=model.name, cluster=machines.name, sequence_length=SEQUENCE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshwright.search.rules import Rule, Scope
 from meshwright.spec.cluster import Precision
@@ -63,6 +63,10 @@ class Limits:
 
     def allows(self, column: str, value: Value) -> bool:
         return self.refusal(column, value) is None
+
+    def without(self, more: tuple[tuple[str, Value | None], ...]) -> Limits:
+        """These, and `more` forbidden."""
+        return replace(self, forbidden=(*self.forbidden, *more))
 
     def refusal(self, column: str, value: Value) -> str | None:
         """`job.constraints.fix.tensor` or `job.constraints.forbid[1]`: the constraint that refuses; None if allowed."""

@@ -105,11 +105,11 @@ def _unspoken(cluster: ClusterSpec, job: JobSpec, precision: Precision, trainer:
 
 def _other(cluster: ClusterSpec, job: JobSpec, precision: Precision, among: Collection[Precision]) -> str:
     """How the job names another precision than `precision`, one of `among` that all devices multiply in; the fastest
-    first."""
+    first, and bf16 before fp16, whose gradients need a scale."""
     first = cluster.groups[0].device.peak_flops
     devices = [group.device for group in cluster.groups]
     common = [kind for kind in first if kind in among and all(device.peak_flops.get(kind) for device in devices)]
-    common.sort(key=lambda kind: -first[kind])
+    common.sort(key=lambda kind: (-first[kind], kind is Precision.FP16))
     if not common:
         return "choose devices with a precision in common"
     where, names = _field(job, precision), [kind.value for kind in common]

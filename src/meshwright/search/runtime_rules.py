@@ -5,10 +5,11 @@ from __future__ import annotations
 from meshwright.schedule.build import SPLIT
 from meshwright.search.degree_rules import groups_of
 from meshwright.search.rules import Rule, Scope
+from meshwright.spec.blocks import Layer
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, Precision
 from meshwright.spec.errors import Problem
 from meshwright.spec.job import JobSpec, Switch
-from meshwright.spec.model import Attention, LatentAttention, Mixture, Recurrence
+from meshwright.spec.model import Attention, LatentAttention, Mixture, ModelSpec, Recurrence
 from meshwright.spec.optimizer import OptimizerKind
 from meshwright.spec.plan import Design, Offload, ScheduleKind
 
@@ -119,13 +120,16 @@ def experts_laid(design: Design) -> Problem | None:
             fix = f"choose degrees whose product divides {inside}"
             return Problem(where="plan.experts", what=what, fix=fix)
     for index, layer in enumerate(design.model.layers):
-        how = layer.transform.routing if isinstance(layer.transform, Mixture) else None
-        divided = plan.context > 1 or plan.schedule.slices > 1
-        if how is not None and divided and (how.capacity is not None or how.balance_loss):
+        if _counts_sequences(layer) and (plan.context > 1 or plan.schedule.slices > 1):
             what = "experts counted over a sequence that ranks or slices divide can be predicted and not trained yet"
             fix = "choose neither capacity nor balance_loss, or a context axis and slices of 1"
             return Problem(where=f"model.layers[{index}].transform.routing", what=what, fix=fix)
     return None
+
+
+def _counts_sequences(layer: Layer) -> bool:
+    how = layer.transform.routing if isinstance(layer.transform, Mixture) else None
+    return how is not None and (how.capacity is not None or how.balance_loss != 0)
 
 
 def schedule_played(design: Design) -> Problem | None:
@@ -180,14 +184,21 @@ def updated_by_hosts(job: JobSpec) -> bool:
     return kinds <= {OptimizerKind.ADAMW, OptimizerKind.SGD, None}
 
 
-def untrained(job: JobSpec) -> tuple[tuple[str, int | str | None], ...]:
+def untrained(model: ModelSpec, job: JobSpec) -> tuple[tuple[str, int | str | None], ...]:
     """Constraint columns, None being every use of one: what plans of `job` that are refused here have in common."""
-    found: tuple[tuple[str, int | str | None], ...] = ()
+    found: list[tuple[str, int | str | None]] = []
     if not updated_by_hosts(job):
-        found = (*found, ("offload", Offload.OPTIMIZER.value))
+        found.append(("offload", Offload.OPTIMIZER.value))
     if job.compile is not Switch.OFF:
-        found = (*found, ("offload", Offload.ACTIVATIONS.value))
-    return found
+        found.append(("offload", Offload.ACTIVATIONS.value))
+    if job.compile is Switch.ON:
+        found += [*(("schedule", kind.value) for kind in sorted(SPLIT)), ("slices", None)]
+    if any(_counts_sequences(layer) for layer in model.layers):
+        found += [("context", None), ("slices", None)]
+    return tuple(found)
+
+
+UNTRAINED_WITH_CONTEXT: tuple[tuple[str, int | str | None], ...] = (("slices", None),)
 
 
 RUNTIME_RULES = (

@@ -23,7 +23,7 @@ from meshwright.search.degree_rules import DIVIDED, least_microbatches, tensor_h
 from meshwright.search.job_rules import allowed_precisions, check_job
 from meshwright.search.product import Columns, Product, Rejection, merged
 from meshwright.search.rules import divisors
-from meshwright.search.runtime_rules import trained_precisions, untrained
+from meshwright.search.runtime_rules import UNTRAINED_WITH_CONTEXT, trained_precisions, untrained
 from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec, Recurrence
@@ -188,7 +188,8 @@ def enumerate_plans(
     """
     asked = limits(job.constraints)
     if trainable:
-        asked = replace(asked, forbidden=(*asked.forbidden, *untrained(job)))
+        asked = asked.without(untrained(model, job))
+    beside = asked.without(UNTRAINED_WITH_CONTEXT) if trainable else asked
     check_job(model, cluster, job)
     precisions = allowed_precisions(job)
     product = Product(asked)
@@ -199,7 +200,10 @@ def enumerate_plans(
     _precisions(product, precisions, cluster=cluster, trainable=trainable)
     keys = (product["pipeline"] * _BASE + product["data"]) * 2 + (product["context"] > 1)
     distinct, frames = np.unique(keys, return_counts=True)
-    inner = {int(key): _inner(int(key), asked=asked, model=model, cluster=cluster, job=job) for key in distinct}
+    inner = {
+        int(key): _inner(int(key), asked=beside if key % 2 else asked, model=model, cluster=cluster, job=job)
+        for key in distinct
+    }
     refused = merged(
         [product.rejections, *(entry.rejections for entry in inner.values())], [1, *(int(count) for count in frames)]
     )
