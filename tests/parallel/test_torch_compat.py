@@ -11,7 +11,7 @@ from torch.optim.adamw import adamw
 from meshwright.nn import Decoder, initialize
 from meshwright.parallel import build_mesh
 from meshwright.parallel.compile import compile_layers, uncompile_layers
-from meshwright.parallel.data import ExchangeReduceScatter
+from meshwright.parallel.reduce_scatter import ExchangeReduceScatter
 from meshwright.parallel.torch_compat import all_gather_single, gather_ahead, reduce_scatter_single
 from meshwright.spec.plan import AxisName, Plan, Sharding
 from tests.support import models

@@ -48,31 +48,6 @@ def unpack(packed: Tensor, dtype: torch.dtype) -> Tensor:
     return packed[:, SCALE_BYTES:].contiguous().view(torch.float8_e4m3fn).to(dtype) * scale.to(dtype)
 
 
-class CompressedReduceScatter:
-    """FSDP2's reduce-scatter in eight bits: one object for each group of parameters (its protocol's two methods)."""
-
-    def __init__(self, rounding: Rounding) -> None:
-        self.rounding = rounding
-
-    def allocate(self, size: torch.Size, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(
-        self,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
-        group: dist.ProcessGroup,
-        op: object,
-        async_op: bool = False,
-    ) -> None:
-        assert op == dist.ReduceOp.SUM, "gradients are summed, never averaged"
-        assert input_tensor.numel() == self.rounding.left.numel(), "one object reduces one group of parameters"
-        packed = self.rounding.pack(input_tensor.view(-1))
-        received = torch.empty_like(packed)
-        dist.all_to_all_single(received, packed, group=group)
-        torch.sum(unpack(received, output_tensor.dtype), dim=0, out=output_tensor.view(-1))
-
-
 class CompressedReduction:
     """All-reduce of a flat tensor in eight bits: `start` sends its parts, `finish` gives every rank the sum."""
 

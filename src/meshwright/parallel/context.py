@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 import torch
@@ -143,7 +144,7 @@ class ContextAttention:
             return self._tilings[key]
         if key not in context.known:
             context.known[key] = self._tiled(self.share.held(context), scoring)
-        return context.known[key]  # type: ignore[return-value]  # kept three lines above
+        return cast(Tilings, context.known[key])
 
     def _tiled(self, held: Held, scoring: Scoring) -> Tilings:
         runs, own = self.share.ranks.runs, self.share.ranks.run

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -15,35 +13,15 @@ from torch.distributed.tensor import DTensor, Shard
 from meshwright.nn.experts import Experts
 from meshwright.parallel.buckets import BucketedGradients
 from meshwright.parallel.clip import local_part
-from meshwright.parallel.compress import CompressedReduceScatter, Rounding, sent_elements
+from meshwright.parallel.compress import Rounding, sent_elements
 from meshwright.parallel.expert_mesh import SHARD
 from meshwright.parallel.experts import Together, dim_of_shards, expert_gradients, expert_parameters
 from meshwright.parallel.mesh import Mesh
 from meshwright.parallel.precision import Dtypes
+from meshwright.parallel.reduce_scatter import CompressedReduceScatter, ExchangeReduceScatter
 from meshwright.parallel.synchronize import ShardedGradients, Synchronizer
 from meshwright.parallel.torch_compat import gather_ahead
 from meshwright.spec.plan import AxisName, Plan, ScheduleKind, Sharding
-
-
-class ExchangeReduceScatter:
-    """Reduce-scatter as all-to-all and a local sum: gloo's own moves twice the bytes (plugs into FSDP2)."""
-
-    def allocate(self, size: torch.Size, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(
-        self,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
-        group: dist.ProcessGroup,
-        op: object,
-        async_op: bool = False,
-    ) -> None:
-        assert op == dist.ReduceOp.SUM, "gradients are summed, never averaged"
-        parts = input_tensor.view(group.size(), -1)
-        received = torch.empty_like(parts)
-        dist.all_to_all_single(received, parts, group=group)
-        torch.sum(received, dim=0, out=output_tensor.view(-1))
 
 
 def is_sharded(sharding: Sharding, mesh: Mesh) -> bool:
@@ -104,14 +82,17 @@ def _shard(
         ignored_params=set(apart),
     )
     assert isinstance(module, FSDPModule)
+    scatter: ExchangeReduceScatter | None = None
     if dtypes.compresses and fresh:
         ranks, like = submesh.size(), fresh[0]
         size = sent_elements(fresh, ranks=ranks)
         rounding = Rounding(size, parts=ranks, dtype=dtypes.reduce, device=like.device)
-        module.set_custom_reduce_scatter(CompressedReduceScatter(rounding))  # type: ignore[arg-type]  # as below
+        scatter = CompressedReduceScatter(rounding)
         module.reduction_left = rounding.left
     elif submesh.device_type == "cpu":
-        module.set_custom_reduce_scatter(ExchangeReduceScatter())  # type: ignore[arg-type]  # the protocol, untyped
+        scatter = ExchangeReduceScatter()
+    if scatter is not None:
+        module.set_custom_reduce_scatter(scatter)  # type: ignore[arg-type]  # the protocol, untyped
 
 
 def shares_gathers(plan: Plan) -> bool:

@@ -40,7 +40,7 @@ def cuts(x: Tensor) -> tuple[Cut, ...]:
         placement = x.placements[place]
         if placement.is_replicate() or x.device_mesh.size(place) == 1:
             continue
-        dim = placement.dim  # type: ignore[attr-defined]  # what is not replicated is sharded
+        dim = _divided(placement)
         cut = Cut(dim=dim, extent=extents[dim], group=x.device_mesh.get_group(place))
         found.append(cut)
         extents[dim] = cut.length(x.device_mesh.get_local_rank(place))
@@ -63,10 +63,16 @@ def _without(shape: Sequence[int], dim: int) -> tuple[int, ...]:
     return (*shape[:dim], *shape[dim + 1 :])
 
 
+def _divided(placement: Placement) -> int:
+    """The dim that a placement divides, which is not replicated."""
+    dim: int = placement.dim  # type: ignore[attr-defined]  # Shard and torch's strided one share no public type
+    return dim
+
+
 def _moved(placement: Placement, dim: int) -> Placement:
     if placement.is_replicate():
         return placement
-    divided: int = placement.dim  # type: ignore[attr-defined]  # what is not replicated is sharded
+    divided = _divided(placement)
     if divided == dim:
         return Replicate()
     if type(placement) is Shard:

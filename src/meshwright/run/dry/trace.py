@@ -51,8 +51,8 @@ class _Marks:
             part.register_forward_pre_hook(self.begin)
             for name in ("before_backward", "before_input", "before_weights"):
                 setattr(synchronizer, name, partial(_after, self.begin, getattr(synchronizer, name)))
-            synchronizer.before_weights = partial(_after, partial(self._form, True), synchronizer.before_weights)  # type: ignore[method-assign]
-            synchronizer.after_weights = partial(_after, partial(self._form, False), synchronizer.after_weights)  # type: ignore[method-assign]
+            for name, forms in (("before_weights", True), ("after_weights", False)):
+                setattr(synchronizer, name, partial(_after, partial(self._form, forms), getattr(synchronizer, name)))
 
 
 def _after(first: Callable[[], None], then: Callable[..., None], **options: bool) -> None:
