@@ -33,6 +33,7 @@ from meshwright.spec.plan import (
     Sharding,
     Stage,
     TokenLayout,
+    Training,
 )
 from tests.parallel.parity_cases import Documents
 from tests.support import models
@@ -51,7 +52,7 @@ class Draw:
     """One design of a tiny model. Defaults are the simplest; a draw shrinks towards them.
 
     `axes` are sizes of more than one from the outermost inwards, `bounds` the first block of every stage but the
-    first, `recompute` the kind of each layer, `exchange` and `experts` the fields of Exchange and ExpertGrid in order.
+    first, `recompute` the kind of each layer, `frozen` the blocks that are, `exchange` and `experts` the fields of Exchange and ExpertGrid in order.
     """
 
     model: str = "tiny"
@@ -66,6 +67,7 @@ class Draw:
     sharding: str = "none"
     sequence_parallel: bool = False
     recompute: tuple[str, ...] = ("none",)
+    frozen: tuple[int, ...] = ()
     exchange: tuple[str, int, str] = ("ring", 1, "zigzag")
     experts: tuple[int, int, str] | None = None
     precision: str = "fp64"
@@ -93,7 +95,7 @@ class Draw:
 def read(text: str) -> Draw:
     """The draw that `str` wrote."""
     told: dict[str, Any] = json.loads(text)
-    for key in {"bounds", "recompute", "exchange", "experts"} & told.keys():
+    for key in {"bounds", "recompute", "frozen", "exchange", "experts"} & told.keys():
         told[key] = tuple(told[key])
     told["axes"] = tuple((name, size) for name, size in told.get("axes", ()))
     return Draw(**told)
@@ -142,8 +144,9 @@ def _experts(draw: Draw) -> ExpertGrid | None:
 
 
 def _groups(draw: Draw, start: int, stop: int) -> Iterator[BlockGroup]:
-    """Runs of blocks [start, stop) of one recompute; what is not a layer has none."""
-    kinds = ("none", *draw.recompute, "none")
+    """Runs of blocks [start, stop) of one recompute, all frozen or none; what is not a layer has no recompute."""
+    recompute = ("none", *draw.recompute, "none")
+    kinds = [(kind, block in draw.frozen) for block, kind in enumerate(recompute)]
     edges = [start, *(block for block in range(start + 1, stop) if kinds[block] != kinds[block - 1]), stop]
     for first, last in pairwise(edges):
         yield BlockGroup(
@@ -152,7 +155,8 @@ def _groups(draw: Draw, start: int, stop: int) -> Iterator[BlockGroup]:
             tensor=draw.size(AxisName.TENSOR),
             sequence_parallel=draw.sequence_parallel,
             sharding=Sharding(draw.sharding),
-            recompute=Recompute(kinds[first]),
+            recompute=Recompute(recompute[first]),
+            training=Training.FROZEN if first in draw.frozen else Training.ALL,
             precision=Precision(draw.precision),
         )
 
@@ -232,6 +236,7 @@ def _any(random: Random, axes: tuple[tuple[str, int], ...], kind: ScheduleKind, 
         sharding=random.choice(list(Sharding)[1:] if shared else [Sharding.NONE]).value,
         sequence_parallel=sizes.get("tensor", 1) > 1 and random.random() < 0.5,
         recompute=_recompute(random, layers),
+        frozen=_frozen(random, layers + 2),
         documents=random.choice(list(Documents)).value,
         optimizer=random.choice(list(OPTIMIZERS)),
         z_loss=random.choice((0.0, 1e-3)),
@@ -282,10 +287,20 @@ def _recompute(random: Random, layers: int) -> tuple[str, ...]:
     return tuple(random.choice(kinds) for _ in range(layers))
 
 
+def _frozen(random: Random, blocks: int) -> tuple[int, ...]:
+    """On some draws the first blocks, on fewer some anywhere."""
+    chance = random.random()
+    if chance < 0.7:
+        return ()
+    if chance < 0.85:
+        return tuple(range(random.randint(1, blocks - 1)))
+    return tuple(sorted(random.sample(range(blocks), random.randint(1, blocks - 1))))
+
+
 def choices(draw: Draw) -> dict[str, object]:
     """What a draw chose, by dimension."""
     plain = asdict(draw)
-    for name in ("axes", "bounds", "recompute", "layers", "exchange"):
+    for name in ("axes", "bounds", "recompute", "frozen", "layers", "exchange"):
         del plain[name]
     kind, inner, layout = draw.exchange
     names = [name for name, _ in draw.axes]
@@ -293,7 +308,8 @@ def choices(draw: Draw) -> dict[str, object]:
     usual = names == [name.value for name in AxisName if name.value in names]
     mixed = "mixed" if len(set(draw.recompute)) > 1 else draw.recompute[0]
     meeting = {"meeting": kind, "inner": inner, "layout": layout}
-    return {**plain, **sizes, **meeting, "usual order": usual, "recompute": mixed}
+    frozen = "none" if not draw.frozen else "first" if draw.frozen == tuple(range(len(draw.frozen))) else "some"
+    return {**plain, **sizes, **meeting, "usual order": usual, "recompute": mixed, "frozen": frozen}
 
 
 def covering(draws: list[Draw], *, count: int) -> list[Draw]:
@@ -332,7 +348,8 @@ def _fewer_ranks(draw: Draw) -> Iterator[Draw]:
 
 def _fewer_layers(draw: Draw) -> Iterator[Draw]:
     for layers in range(1, draw.layers):
-        yield _restaged(replace(draw, layers=layers, recompute=draw.recompute[:layers]))
+        frozen = tuple(block for block in draw.frozen if block <= layers)
+        yield _restaged(replace(draw, layers=layers, recompute=draw.recompute[:layers], frozen=frozen))
 
 
 def _restaged(draw: Draw) -> Draw:
@@ -358,6 +375,7 @@ def _plainer(draw: Draw) -> Iterator[Draw]:
         "z_loss",
         "clip_norm",
         "microbatch",
+        "frozen",
     ):
         yield replace(draw, **{name: getattr(plain, name)})
     yield replace(draw, recompute=("none",) * draw.layers)

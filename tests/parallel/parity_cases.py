@@ -15,6 +15,7 @@ from torch.nn import functional
 from meshwright.nn import Decoder, initialize
 from meshwright.nn.mixture import MixtureOfExperts
 from meshwright.parallel import Mesh, build_mesh, build_optimizer, lay
+from meshwright.parallel.optimizer import block_of
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.optimizer import Optimizer, OptimizerSpec
 from meshwright.spec.plan import AxisName, Design, Plan
@@ -61,11 +62,20 @@ def batch(
 
 
 def one_device(
-    model: ModelSpec, *, count: int, length: int, z_loss: float, optimizer: Optimizer, packed: Documents
+    model: ModelSpec,
+    *,
+    count: int,
+    length: int,
+    z_loss: float,
+    optimizer: Optimizer,
+    packed: Documents,
+    frozen: frozenset[int] = frozenset(),
 ) -> Outcome:
     """The reference: a whole decoder, torch's own cross entropy and norm. Nothing of the parallel room."""
     decoder = Decoder(model).double()
     initialize(decoder, seed=SEED)
+    for name, parameter in decoder.named_parameters():
+        parameter.requires_grad_(block_of(name, model) not in frozen)
     tokens, targets, parts = batch(count, length, model.vocab, packed=packed)
     mixtures = [module for module in decoder.modules() if isinstance(module, MixtureOfExperts)]
     for mixture in mixtures:
@@ -88,7 +98,8 @@ def one_device(
             parameter.grad *= optimizer.clip_norm / norm
     _step(named, optimizer)
     for mixture in mixtures:
-        if mixture.balance is not None and mixture.chosen is not None:
+        trained = any(parameter.requires_grad for parameter in mixture.parameters())
+        if mixture.balance is not None and mixture.chosen is not None and trained:
             seldom = mixture.chosen.double().mean() - mixture.chosen
             rate = mixture.spec.routing.bias_rate
             mixture.balance += rate * (seldom > 0) - rate * (seldom < 0)

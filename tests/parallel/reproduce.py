@@ -34,6 +34,7 @@ def _reference(draw: Draw) -> Outcome:
         z_loss=design.job.z_loss,
         optimizer=design.job.optimizer,
         packed=Documents(draw.documents),
+        frozen=design.plan.frozen_blocks,
     )
 
 

@@ -185,7 +185,7 @@ class PlanTable:
     @classmethod
     def from_plan(cls, plan: Plan) -> PlanTable:
         """The one-row table of `plan`; raises ConfigError when its block groups differ in what no layout can say."""
-        groups = [group for stage in plan.stages for group in stage.groups]
+        groups = plan.groups
         if len({(group.tensor, group.sequence_parallel, group.sharding, group.precision) for group in groups}) > 1:
             raise ConfigError(
                 Problem(

@@ -229,7 +229,7 @@ def oddities(model: ModelSpec) -> tuple[str, ...]:
 
 def _group_of_layers(design: Design) -> tuple[BlockGroup, ...]:
     """The group that holds each layer, in order: block 0 embeds and the last block is the head."""
-    groups = [group for stage in design.plan.stages for group in stage.groups for _ in range(group.start, group.stop)]
+    groups = [group for group in design.plan.groups for _ in range(group.start, group.stop)]
     return tuple(groups[1:-1])
 
 

@@ -53,7 +53,7 @@ class Refusals:
 def refuse_all(design: Design, refuse: Callable[[Columns], Refusals], *, peer: str) -> None:
     """Raises NotExpressible with everything of `design` that `peer`, whose rules are `refuse`, cannot say."""
     plan = design.plan
-    groups = [group for stage in plan.stages for group in stage.groups]
+    groups = plan.groups
     if len({(group.tensor, group.sequence_parallel, group.sharding, group.precision) for group in groups}) > 1:
         found, what = Refusals(peer), "tensor degrees, sharding or precision that differ between blocks"
         found.when(True, "plan.stages", what, fix="give every block the same")

@@ -114,6 +114,8 @@ def lay_stage(
         set_readers(unit, prefix=prefix, axis=axis, kinds=kinds, grid=grid)
         if isinstance(unit, DecoderLayer) and kinds.recipe is not None:
             quantize_products(unit, kinds.recipe, group=None if axis is None else axis.group)
+        if block in design.plan.frozen_blocks:
+            unit.requires_grad_(False)
         if isinstance(unit, DecoderLayer):
             apply_recompute(unit, _recompute(stage, block))
         if mixture is not None and experts_are_sharded(sharding, mesh):
@@ -180,7 +182,7 @@ def vocabulary(design: Design, axis: TensorAxis | None) -> Vocabulary:
 def unfit(design: Design) -> tuple[Problem, ...]:
     """Every reason why this room cannot run the plan; () when it can."""
     plan, problems = design.plan, []
-    groups = [group for stage in plan.stages for group in stage.groups]
+    groups = plan.groups
     if len({group.sharding for group in groups}) > 1:
         problems.append(Problem(what="groups shard differently", where="plan.stages", fix="use one sharding"))
     if len({group.sequence_parallel for group in groups}) > 1:

@@ -78,7 +78,7 @@ class Balance:
 
 
 def _move_bias(mixture: MixtureOfExperts, counts: Tensor) -> None:
-    if mixture.balance is None:
+    if mixture.balance is None or not any(parameter.requires_grad for parameter in mixture.parameters()):
         return
     chosen = counts[: mixture.spec.experts].to(torch.float64)
     steps = torch.sign(chosen.mean() - chosen).to(mixture.balance.dtype)

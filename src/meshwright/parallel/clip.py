@@ -38,7 +38,8 @@ def scale_gradients(parameters: dict[str, nn.Parameter], *, norm: Tensor, max_no
         return
     factor = max_norm / float(norm)
     gradients = [local_part(parameter.grad) for parameter in parameters.values() if parameter.grad is not None]
-    multiply_all(gradients, factor)
+    if gradients:
+        multiply_all(gradients, factor)
 
 
 def local_part(x: Tensor) -> Tensor:

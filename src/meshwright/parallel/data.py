@@ -72,7 +72,7 @@ def _shard(
         cast_forward_inputs=False,
     )
     reshard = sharding is Sharding.PARAMETERS
-    fresh = [local_part(p.detach()) for p in module.parameters() if not _is_sharded(p)]
+    fresh = [local_part(p.detach()) for p in module.parameters() if p.requires_grad and not _is_sharded(p)]
     fully_shard(
         module,
         mesh=submesh,

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from meshwright import schedule
 from meshwright.parallel.passes import LossFunction, Passes
+from meshwright.parallel.pipeline import reach
 from meshwright.parallel.synchronize import Synchronizer
+from meshwright.parallel.torch_compat import Reach
 from meshwright.spec.plan import Plan
 from meshwright.spec.span import Recorder
 
@@ -48,10 +50,11 @@ class LayeredExecutor:
         inputs: dict[tuple[int, int], Tensor] = {}
         results: dict[tuple[int, int], Tensor] = {}
         shares: list[Tensor] = []
+        reaches = [reach(self._plan, stage) for stage in range(len(self._parts))]
         for action in self._table(len(rows)):
             stage, index = action.stage, action.microbatch
             if action.work is schedule.Work.FORWARD:
-                x = outputs[index].detach().requires_grad_(stage > 0)
+                x = outputs[index].detach().requires_grad_(reaches[stage] is Reach.WHOLE)
                 inputs[stage, index] = x
                 passes[stage].before_forward(index)
                 result = self._forward(stage, x, rows[index])
@@ -60,9 +63,11 @@ class LayeredExecutor:
                 continue
             last = index == len(rows) - 1
             result = results.pop((stage, index))
-            above = inputs.pop((stage + 1, index)).grad if stage + 1 < len(self._parts) else None
-            passes[stage].backward(index, result, above, whole=True, last=last)
-            if above is None:
+            ends = stage + 1 == len(self._parts)
+            above = None if ends else inputs.pop((stage + 1, index)).grad
+            if reaches[stage] is not Reach.STILL:
+                passes[stage].backward(index, result, above, whole=True, last=last)
+            if ends:
                 shares.append(result.detach())
             if last:
                 passes[stage].reduce()

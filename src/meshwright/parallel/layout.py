@@ -199,6 +199,8 @@ class Laid:
         if self._axis is None or not self._partial:
             return
         gradients = [local_part(p.grad) for p in self._partial if p.grad is not None]
+        if not gradients:
+            return
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         dist.all_reduce(flat, group=self._axis.group)
         pieces = flat.split([gradient.numel() for gradient in gradients])
@@ -208,7 +210,7 @@ class Laid:
     @property
     def _is_tied_end(self) -> bool:
         """This rank holds one of the two copies of a tied table."""
-        if not self.design.model.head.tied or self._pipeline is None:
+        if not self.design.model.head.tied or self._pipeline is None or 0 in self.design.plan.frozen_blocks:
             return False
         return any(part.module.embeds != part.module.has_head for part in self._parted)
 

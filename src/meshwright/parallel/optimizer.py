@@ -153,7 +153,7 @@ def build_optimizer(laid: Laid, spec: Optimizer) -> LocalOptimizer:
 
 def blocks_away(plan: Plan) -> frozenset[int]:
     """Blocks whose optimizer state lies in the host's memory."""
-    groups = [group for stage in plan.stages for group in stage.groups if group.offload is Offload.OPTIMIZER]
+    groups = [group for group in plan.groups if group.offload is Offload.OPTIMIZER]
     return frozenset(block for group in groups for block in range(group.start, group.stop))
 
 

@@ -16,7 +16,7 @@ from meshwright.parallel.passes import LossFunction, Passes, split_passes
 from meshwright.parallel.slices import SliceStore, cut, repeat
 from meshwright.parallel.split import WeightGradients
 from meshwright.parallel.synchronize import Synchronizer
-from meshwright.parallel.torch_compat import TableStage, table_runtime
+from meshwright.parallel.torch_compat import Reach, TableStage, table_runtime
 from meshwright.spec.plan import Plan
 from meshwright.spec.span import Recorder
 
@@ -157,7 +157,16 @@ class PipelineExecutor:
                 recorder=self._recorder,
                 slices=self._slices[place],
             ),
+            reach=reach(plan, index),
         )
+
+
+def reach(plan: Plan, stage: int) -> Reach:
+    """How far backward goes through stage `stage`: no further than the first block that is trained."""
+    first, here = plan.first_trained_block, plan.stages[stage]
+    if first < here.start:
+        return Reach.WHOLE
+    return Reach.OWN if first < here.stop else Reach.STILL
 
 
 class StagePart(nn.Module):

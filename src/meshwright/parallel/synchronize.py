@@ -53,6 +53,7 @@ class ShardedGradients:
         self._part, self._sharding = part, sharding
         assert isinstance(part, nn.Module)
         self._modules = tuple(module for module in part.modules() if isinstance(module, FSDPModule))
+        self._goes_back = False
         for module in self._modules:
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
@@ -61,12 +62,14 @@ class ShardedGradients:
         """Nothing: ZeRO-3 frees parameters in forward itself."""
 
     def before_backward(self, *, last: bool) -> None:
+        self._goes_back = True
         self._part.set_requires_gradient_sync(last or self._sharding is not Sharding.OPTIMIZER)
         self._part.set_requires_all_reduce(last)
         self._part.set_reshard_after_backward(last or self._sharding is Sharding.PARAMETERS)
 
     def before_input(self) -> None:
         """Nothing is reduced before the matrices' gradients are there too."""
+        self._goes_back = True
         self._part.set_requires_gradient_sync(False)
         self._part.set_reshard_after_backward(self._sharding is Sharding.PARAMETERS)
 
@@ -82,7 +85,10 @@ class ShardedGradients:
         backward_formed(self._part)
 
     def after_backward(self) -> None:
-        """Nothing is left: the last backward reduced."""
+        """The last backward reduced; where none came, parameters are freed as at its end."""
+        if not self._goes_back:
+            backward_formed(self._part)
+        self._goes_back = False
 
     def after_evaluation(self) -> None:
         """Parameters are shards again: kept whole they would outlive the optimizer's next update."""
@@ -107,6 +113,7 @@ class SharedGradients(ShardedGradients):
             self._free()
 
     def before_backward(self, *, last: bool) -> None:
+        self._goes_back = True
         self._part.set_requires_gradient_sync(last)
         self._part.set_requires_all_reduce(last)
         self._part.set_reshard_after_backward(last)

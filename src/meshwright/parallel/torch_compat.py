@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from enum import StrEnum
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -59,8 +60,9 @@ def gradients_formed(module: FSDPModule) -> None:
     for group in [state._fsdp_param_group] if groups is None else groups:
         if group is None:
             continue
-        without = [entry for entry in group.fsdp_params if not _has_gradient(entry)]
-        reached = len(without) < len(group.fsdp_params) or group.all_reduce_grads
+        trained = [entry for entry in group.fsdp_params if entry.sharded_param.requires_grad]
+        without = [entry for entry in trained if not _has_gradient(entry)]
+        reached = len(without) < len(trained) or group.all_reduce_grads
         if isinstance(group.mesh_info, HSDPMeshInfo) and group.reduce_grads and reached:
             for entry in without:
                 entry.unsharded_param.grad = torch.zeros_like(entry.unsharded_param)
@@ -102,12 +104,21 @@ class StageCalls(Protocol):
 PATIENT_SENDS = 2
 
 
+class Reach(StrEnum):
+    """How far backward goes through a stage: on to the one before it, to its own parameters, or not at all."""
+
+    WHOLE = "whole"
+    OWN = "own"
+    STILL = "still"
+
+
 class TableStage(PipelineStage):
     """A pipeline stage of torch's runtime with static shapes, short-lived buffers, and `calls` around its passes.
 
     torch keeps a receive buffer for every microbatch, and what was sent until the step ends. Here a buffer lives from
     the receive to the pass that uses it, and what was sent lives until its gradient is back or, for a gradient, until
-    PATIENT_SENDS later ones are sent. What a pass raises comes out as it was raised. `module` is never a wrapper that
+    PATIENT_SENDS later ones are sent. Where no trained stage comes before, gradients do not go on; where this one is not
+    trained either, backward does nothing. What a pass raises comes out as it was raised. `module` is never a wrapper that
     torch's runtime treats apart (FSDP, DDP): what data parallel ranks do is said by `calls`.
     """
 
@@ -122,6 +133,7 @@ class TableStage(PipelineStage):
         example_input: Tensor,
         example_output: Tensor,
         calls: StageCalls,
+        reach: Reach,
     ) -> None:
         super().__init__(
             module,
@@ -132,7 +144,7 @@ class TableStage(PipelineStage):
             output_args=(example_output,),
             group=group,
         )
-        self._calls = calls
+        self._calls, self._reach = calls, reach
         self._received = example_input
         self._returned = example_output
         self._sent: dict[int, list[dist.Work]] = {}
@@ -159,22 +171,24 @@ class TableStage(PipelineStage):
         # The gradient is back, so the next stage has what was sent to it.
         _wait(self._sent.pop(bwd_chunk_id, []))
         (output,), inputs = self.fwd_cache.pop(bwd_chunk_id)
+        if self._reach is Reach.STILL:
+            return
         gradient = None if self.is_last else self._retrieve_recv_grads(bwd_chunk_id)[0]
         self._calls.backward(bwd_chunk_id, output, gradient, whole=full_backward, last=last_backward)
-        if not self.is_first:
+        if self._reach is Reach.WHOLE:
             self.bwd_cache[bwd_chunk_id] = (inputs[0].grad,)
         if self.is_last:
             output.detach_()  # torch keeps the losses until the step ends
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
-        if self.has_backward:
+        if self.has_backward and self._reach is not Reach.STILL:
             self._calls.weights(bwd_chunk_id, last=last_backward)
 
     def get_local_bwd_output(self, mb_index: int) -> tuple[Tensor | None, ...]:
-        return super().get_local_bwd_output(mb_index) if self.has_backward else ()
+        return super().get_local_bwd_output(mb_index) if self._goes_on else ()
 
     def set_local_bwd_input(self, next_stage_bwd_outputs: tuple[Tensor | None, ...], mb_index: int) -> None:
-        if self.has_backward:
+        if self.has_backward and self._reach is not Reach.STILL:
             super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
@@ -188,6 +202,8 @@ class TableStage(PipelineStage):
         return super().get_fwd_recv_ops(fwd_chunk_id)
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        if self._reach is Reach.STILL:
+            return []
         if self.has_backward and not self.is_last:
             self._fill(self.grad_recv_info[bwd_chunk_id], self._returned)
         return super().get_bwd_recv_ops(bwd_chunk_id)
@@ -199,10 +215,16 @@ class TableStage(PipelineStage):
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         """Sends, and leaves nothing for the runtime to send."""
+        if not self._goes_on:
+            return []
         self._sent_back.append(_batch_p2p(super().get_bwd_send_ops(bwd_chunk_id)))
         while len(self._sent_back) > PATIENT_SENDS:
             _wait(self._sent_back.popleft())
         return []
+
+    @property
+    def _goes_on(self) -> bool:
+        return self.has_backward and self._reach is Reach.WHOLE
 
     def finish(self) -> None:
         """Everything sent has arrived and nothing of the step is kept."""
@@ -226,7 +248,7 @@ class TableStage(PipelineStage):
             place.buffer = torch.empty(0, device=self.device)
 
     def _retrieve_recv_activations(self, fwd_chunk_id: int) -> tuple[Tensor, ...]:
-        needs_grad = self.has_backward and torch.is_grad_enabled()
+        needs_grad = self._goes_on and torch.is_grad_enabled()
         return tuple(x.detach().requires_grad_(needs_grad) for x in self._take(self.args_recv_info[fwd_chunk_id]))
 
     def _retrieve_recv_grads(self, bwd_chunk_id: int) -> tuple[Tensor, ...]:

@@ -14,6 +14,7 @@ from meshwright.search.memory_rule import MEMORY_RULES
 from meshwright.search.order_rules import ORDER_RULES
 from meshwright.search.rules import ALL_SCOPES, Rule, Scope, apply
 from meshwright.search.runtime_rules import RUNTIME_RULES
+from meshwright.search.training_rules import TRAINING_RULES
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import Gathering, Problem
 from meshwright.spec.plan import Design
@@ -22,6 +23,7 @@ RULES: tuple[Rule, ...] = (
     *FORM_RULES,
     *JOB_RULES,
     *LAYOUT_RULES,
+    *TRAINING_RULES,
     *ORDER_RULES,
     *DEGREE_RULES,
     *CONTEXT_RULES,

@@ -137,7 +137,7 @@ def columns_of(plan: Plan) -> dict[str, Value]:
 
 def _policies(plan: Plan) -> dict[str, list[str]]:
     """What the blocks of a plan compute again and keep away, each policy once."""
-    groups = [group for stage in plan.stages for group in stage.groups]
+    groups = plan.groups
     return {
         "recompute": sorted({group.recompute.value for group in groups}),
         "offload": sorted({group.offload.value for group in groups}),

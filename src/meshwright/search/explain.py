@@ -249,7 +249,7 @@ def _own_word(design: Design, name: str, *, bare: bool = False) -> str:
         return _word(name, value, bare=bare)
     counts: dict[int, int] = {}
     known = RECOMPUTES if name == "recompute" else OFFLOADS
-    for group in (group for stage in design.plan.stages for group in stage.groups):
+    for group in design.plan.groups:
         kind = known.index(getattr(group, name))
         counts[kind] = counts.get(kind, 0) + group.stop - group.start
     told = (f"{_word(name, kind)} in {count} blocks" for kind, count in sorted(counts.items()) if kind)

@@ -183,7 +183,7 @@ def _place(design: Design, stage: int) -> int:
 
 def groups_uniform(design: Design) -> Problem | None:
     """All groups of blocks have one tensor degree, sequence parallelism, sharding and precision."""
-    groups = [group for stage in design.plan.stages for group in stage.groups]
+    groups = design.plan.groups
     for name in ("tensor", "sequence_parallel", "sharding", "precision"):
         values = {str(getattr(group, name)) for group in groups}
         if len(values) > 1:

@@ -112,5 +112,4 @@ def _devices(plan: Plan) -> str:
 
 def _recomputed(plan: Plan) -> int:
     """Blocks whose activations are computed again, in whole or in part: they may differ from those of the first."""
-    groups = (group for stage in plan.stages for group in stage.groups)
-    return sum(group.stop - group.start for group in groups if group.recompute is not Recompute.NONE)
+    return sum(group.stop - group.start for group in plan.groups if group.recompute is not Recompute.NONE)

@@ -89,6 +89,17 @@ class TokenLayout(StrEnum):
     BALANCED = "balanced"
 
 
+class Training(StrEnum):
+    """What of a block's parameters training changes: all of them, or none.
+
+    Frozen blocks have no gradients and no optimizer state. Those that no trained block comes before end backward: they
+    keep nothing for it.
+    """
+
+    ALL = "all"
+    FROZEN = "frozen"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
     name: AxisName
@@ -107,6 +118,7 @@ class BlockGroup:
     recompute: Recompute = Recompute.NONE
     offload: Offload = Offload.NONE
     precision: Precision = Precision.BF16
+    training: Training = Training.ALL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,10 +278,26 @@ class Plan:
     def first_group(self) -> BlockGroup:
         return self.stages[0].groups[0]
 
+    @property
+    def groups(self) -> tuple[BlockGroup, ...]:
+        """The block groups of all stages, in model order."""
+        return tuple(group for stage in self.stages for group in stage.groups)
+
+    @property
+    def frozen_blocks(self) -> frozenset[int]:
+        """Blocks of the model that training does not change."""
+        frozen = (group for group in self.groups if group.training is Training.FROZEN)
+        return frozenset(block for group in frozen for block in range(group.start, group.stop))
+
+    @property
+    def first_trained_block(self) -> int:
+        """The first block that training changes, where backward ends; the number of blocks where it changes none."""
+        return next((group.start for group in self.groups if group.training is Training.ALL), self.groups[-1].stop)
+
     def _recompute_words(self) -> list[str]:
         """`recompute full`, or where blocks differ `recompute full in 12 blocks`; nothing where nothing is."""
         counts: dict[Recompute, int] = {}
-        for group in (group for stage in self.stages for group in stage.groups):
+        for group in self.groups:
             counts[group.recompute] = counts.get(group.recompute, 0) + group.stop - group.start
         alike = len(counts) == 1
         kinds = (kind for kind in Recompute if kind is not Recompute.NONE and kind in counts)
@@ -292,6 +320,7 @@ class Plan:
         extra += self._recompute_words()
         extra += [f"{group.offload.value} offloaded"] if group.offload is not Offload.NONE else []
         extra += [group.precision.value]
+        extra += [f"{len(self.frozen_blocks)} blocks frozen"] if self.frozen_blocks else []
         if self.context > 1:
             extra.append(exchange_words(self.exchange, self.context))
         if self.experts is not None:
