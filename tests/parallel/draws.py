@@ -52,7 +52,8 @@ class Draw:
     """One design of a tiny model. Defaults are the simplest; a draw shrinks towards them.
 
     `axes` are sizes of more than one from the outermost inwards, `bounds` the first block of every stage but the
-    first, `recompute` the kind of each layer, `frozen` the blocks that are, `exchange` and `experts` the fields of Exchange and ExpertGrid in order.
+    first, `recompute` the kind of each layer, `frozen` the blocks that are, `exchange` and `experts` the fields of
+    Exchange and ExpertGrid in order.
     """
 
     model: str = "tiny"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from meshwright.search import Scope
 from meshwright.spec.cluster import Link, Precision
 from meshwright.spec.job import Constraints, Switch
-from meshwright.spec.model import Tower
+from meshwright.spec.model import ModelSpec, Tower
 from meshwright.spec.optimizer import Muon, ParameterGroup
 from meshwright.spec.plan import (
     Axis,
@@ -22,6 +22,7 @@ from meshwright.spec.plan import (
     Schedule,
     ScheduleKind,
     Sharding,
+    Training,
 )
 from meshwright.spec.routing import Routing
 from tests.search import search_samples as samples
@@ -57,6 +58,19 @@ def regrouped(design: Design, stage: int = 0, **fields: object) -> Design:
     stages = list(design.plan.stages)
     stages[stage] = replace(stages[stage], groups=(replace(stages[stage].groups[0], **fields),))
     return planned(design, stages=tuple(stages))
+
+
+def frozen(*stages: int, of: ModelSpec | None = None) -> Design:
+    """A design whose stages of these indexes are not trained."""
+    entry = D(of=of or samples.model())
+    for stage in stages:
+        entry = regrouped(entry, stage, training=Training.FROZEN)
+    return entry
+
+
+def tied() -> ModelSpec:
+    model = samples.model()
+    return replace(model, head=replace(model.head, tied=True))
 
 
 def reranked(design: Design, *ranks: int) -> Design:
@@ -236,6 +250,10 @@ CASES = {
         lambda: D(schedule=Schedule(kind=ScheduleKind.SEQUENCE_1F1B, microbatches=8, slices=4)),
         lambda: D(schedule=Schedule(microbatches=8, slices=4)),
         "4 slices under 1f1b",
+    ),
+    "trains-something": Case(lambda: frozen(0), lambda: frozen(0, 1), "every block is frozen"),
+    "tied-ends-train-alike": Case(
+        lambda: frozen(0), lambda: frozen(0, of=tied()), "the head, which has the same table, is trained"
     ),
     "keeps-constraints": Case(
         lambda: constrained(fix={"tensor": 2}, forbid=("recompute=full",)),

@@ -11,7 +11,7 @@ import numpy as np
 from meshwright.cost.layouts import LayoutArrays
 from meshwright.cost.longest_path import Path
 from meshwright.cost.machine import Machine
-from meshwright.cost.memory import grid_parameters, local_parameters, owned_parameters
+from meshwright.cost.memory import grid_parameters, local_parameters, owned_parameters, trained_of
 from meshwright.cost.microbatch import Each, microbatch
 from meshwright.cost.offload import away_seconds, optimizes_away
 from meshwright.cost.optimizers import Optimized, passed_bytes, update_seconds
@@ -219,9 +219,10 @@ def _once(
     names = ("gather", "gradients", "optimizer", "whole_gather", "whole_gradients")
     worst = {name: np.zeros(place.shape[:2]) for name in names}
     for position, entry in enumerate(machines):
-        parameters = local_parameters(table, entry.blocks, arrays=arrays, counts=counts, model=model)
+        changed = trained_of(entry.blocks, kinds=arrays.kinds)
+        parameters = local_parameters(table, changed, arrays=arrays, counts=counts, model=model)
         slack = Slack(**{name: each.by_name[f"slack_{name}"] for name in LINKS})
-        apart = grid_parameters(table, entry.blocks, counts=counts)
+        apart = grid_parameters(table, changed, counts=counts)
         exposed, whole = bucketed(
             [(entry.data, parameters - apart), (entry.expert_data, apart)],
             slack,

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from meshwright.cost.kept import Kept, kept_eager, operator_outputs
 from meshwright.cost.kept_fused import kept_fused
-from meshwright.cost.layouts import Kind
+from meshwright.cost.layouts import Backward, Kind
 from meshwright.cost.software import Software
 from meshwright.cost.states import state_bytes
 from meshwright.cost.table import RECOMPUTES, BoolArray, PlanTable
@@ -83,6 +83,8 @@ def block_bytes(
     entering = (sizes.tokens * width_of(block) * sizes.itemsize / sizes.split)[inverse]
     # A first norm that is not written out in another precision keeps the very tensor that entered.
     again = kept - (0.0 if sizes.composite_norms and bool((sizes.itemsize < sizes.wide).all()) else entering)
+    if kind.backward is Backward.NONE:
+        return BlockBytes(kept=0.0 * kept, working=0.0 * kept, logits=0.0 * kept)
     return BlockBytes(
         kept=np.where(full, entering, np.where(selective, kept - core, kept)),
         working=_working(parts, sizes)[inverse] + np.where(full, again, np.where(selective, core, 0.0)),
@@ -100,8 +102,8 @@ def _working(parts: tuple[Kept, ...], sizes: Sizes) -> FloatArray:
 
 
 def recomputes(kind: Kind, table: PlanTable, policy: int) -> BoolArray:
-    """Rows whose plan recomputes this block in that way: only layers are recomputed."""
-    if not isinstance(kind.block, Layer):
+    """Rows whose plan recomputes this block in that way: only layers are, where backward comes to them."""
+    if not isinstance(kind.block, Layer) or kind.backward is Backward.NONE:
         return np.zeros(len(table), dtype=np.bool_)
     return table.recompute == policy if kind.recompute is None else np.full(len(table), kind.recompute == policy)
 

@@ -86,6 +86,12 @@ class Exchanged:
     late: FloatArray
     experts: Traffic
 
+    @property
+    def nothing(self) -> Exchanged:
+        """No exchange, for as many rows."""
+        none, zeros = Traffic.none(self.late), np.zeros_like(self.late)
+        return Exchanged(tensor=none, beside=none, held_up=zeros, context=none, ring=none, late=zeros, experts=none)
+
     def again(self, other: Exchanged, *, full: BoolArray, scores: BoolArray) -> Exchanged:
         """With what is repeated of `other`: all of it where `full`, keys and values where `scores`."""
         keys = full | scores
@@ -111,6 +117,10 @@ class Exchanges:
     backward: Exchanged
     tensor_bytes: FloatArray
 
+    def without_backward(self) -> Exchanges:
+        """Those of forward alone."""
+        return replace(self, backward=self.backward.nothing, tensor_bytes=0.5 * self.tensor_bytes)
+
     def repeated(self, *, full: BoolArray, scores: BoolArray) -> Exchanges:
         """With what backward exchanges again: all of forward where it is `full`, keys and values where `scores`."""
         return replace(self, backward=self.backward.again(self.again, full=full, scores=scores))
@@ -127,8 +137,9 @@ def exchange_seconds(
     links: LayerLinks,
     software: Software,
     hides: FloatArray,
+    comes_back: bool = True,
 ) -> Exchanges:
-    """What the exchanges of all parts of a block take together.
+    """What the exchanges of all parts of a block take together; those of forward alone unless backward `comes_back`.
 
     `hidden` is bytes of the whole hidden features, one entry a combination; `hides` scales seconds of work to those of
     the row.
@@ -172,7 +183,8 @@ def exchange_seconds(
             (tensor.backward, context[1]),
         )
     )
-    return Exchanges(forward=forward, again=again, backward=backward, tensor_bytes=tensor.moved)
+    found = Exchanges(forward=forward, again=again, backward=backward, tensor_bytes=tensor.moved)
+    return found if comes_back else found.without_backward()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

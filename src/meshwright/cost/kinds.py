@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from meshwright.cost.block_bytes import FULL, SELECTIVE, BlockBytes, block_bytes, cast_bytes, recomputes, width_of
 from meshwright.cost.compute import PassSeconds, Rates, part_seconds, rates
 from meshwright.cost.exchanges import Exchanges, LayerLinks, exchange_seconds
-from meshwright.cost.layouts import Kind
+from meshwright.cost.layouts import Backward, Kind
 from meshwright.cost.offload import carried, keeps_away
 from meshwright.cost.operators import MIXTURE, block_work
 from meshwright.cost.overlap import Slack
@@ -40,8 +40,8 @@ class BlockSeconds:
     and `back` what forward and backward wait for, those of a repeated forward with it. Where a schedule gives weights'
     gradients in a pass of their own, `weight` is that part of backward, `back` is of the rest, and `late` is what that
     pass leaves free. `tensor_bytes` are exchanged over tensor ranks. `expert_parameters` of `parameters` lie
-    on the grid of experts. `parts` splits forward and backward by part name, one entry a combination; `part_seconds`
-    by row.
+    on the grid of experts; `flops` are those of both passes. `parts` splits forward and backward by part name, one
+    entry a combination; `part_seconds` by row.
     """
 
     forward: FloatArray
@@ -205,20 +205,20 @@ def price_block(
     sizes, figures = combination.sizes.times(tokens), combination.rates.times(tokens)
     works = block_work(kind.block, combination.sizes)
     passes = [part_seconds(p, device=group.device, rates=figures, software=software) for p in works]
-    hidden = sizes.tokens * width_of(kind.block) * sizes.itemsize
     exchange = exchange_seconds(
         works,
         passes,
         table,
-        hidden=hidden,
+        hidden=sizes.tokens * width_of(kind.block) * sizes.itemsize,
         sizes=sizes,
         inverse=combination.inverse,
         links=links,
         software=software,
         hides=slow / speed,
+        comes_back=kind.backward is not Backward.NONE,
     )
     row, timing = combination.rows, partial(_pass_seconds, device=group.device, software=software, speed=speed)
-    forward, whole, backward, late = timing(kind.block, works, passes, table, combination, exchange=exchange)
+    forward, whole, backward, late = timing(kind, works, passes, table, combination, exchange=exchange)
     full, selective = (recomputes(kind, table, policy) for policy in (FULL, SELECTIVE))
     held = block_bytes(kind, table, combination.sizes, combination.inverse, software=software)
     away, exchange = keeps_away(kind, table), exchange.repeated(full=full, scores=selective)
@@ -238,7 +238,7 @@ def price_block(
         back=waits((backward + again).times(slow), exchange.backward),
         late=Slack.beside(late.work * slow, late.stall * slow, links.contention),
         tensor_bytes=exchange.tensor_bytes,
-        flops=row([p.flops for part in works for p in part.products] + [part.score_flops for part in works]),
+        flops=row([*_flops(works, kind.backward)]),
         parameters=row(part.parameters for part in works),
         expert_parameters=row(part.expert_parameters for part in works),
         bytes=held.without(away),
@@ -248,8 +248,18 @@ def price_block(
     )
 
 
+_PASSES = {Backward.WHOLE: 3.0, Backward.INPUT: 2.0, Backward.NONE: 1.0}
+
+
+def _flops(works: tuple[PartWork, ...], backward: Backward) -> Iterator[FloatArray | float]:
+    """FLOPs of both passes, product by product: one product forward, and backward one for each gradient it gives."""
+    for part in works:
+        yield from (product.flops * _PASSES[backward] for product in part.products)
+        yield part.score_flops * (1.0 if backward is Backward.NONE else 3.0)
+
+
 def _pass_seconds(
-    block: Block,
+    kind: Kind,
     works: tuple[PartWork, ...],
     passes: list[PassSeconds],
     table: PlanTable,
@@ -262,24 +272,29 @@ def _pass_seconds(
 ) -> tuple[Timed, Timed, Timed, Timed]:
     """Seconds of a block forward, of a forward that is repeated, backward, and of what gives its weights' gradients.
 
-    The host's work and copies of weights that are cast are in them. The last is a pass of its own, or none.
+    The host's work and copies of weights that are cast are in them. The last is a pass of its own, or none. What is not
+    trained has no gradients of weights, and backward need not come to it at all.
     """
-    row = combination.rows
+    row, block, trains = combination.rows, kind.block, kind.backward is Backward.WHOLE
     parameters = row(part.parameters for part in works)
     casts = parameters * cast_bytes(table, software=software)
     extra = _host_extra(block, table, device=device, software=software)
     cast = 3.0 * casts / (device.memory_bandwidth * device.memory_fraction)
     cpu = device.kind is DeviceKind.CPU
     starts = _matrices(works, combination.sizes.slices) * device.launch_seconds
-    apart = 0.0 if software.fused_accumulation else 1.0
-    added = accumulation_seconds(parameters, table, device=device, software=software)
+    apart = 0.0 if software.fused_accumulation or not trains else 1.0
+    added = accumulation_seconds(parameters * trains, table, device=device, software=software)
     work = (row(p.forward for p in passes) + cast) / speed
     host = row(p.host_forward for p in passes) + extra + np.where(casts > 0.0, starts, 0.0)
     left_out = row([passes[-1].products.leaving]) / speed if software.stops_early and works[-1].closes else 0.0
     forward = _with_host(work, host, exchange.forward.tensor.whole, cpu=cpu)
     again = _with_host(work - left_out, host, exchange.again.tensor.whole, cpu=cpu)
-    split = _splits(table)
-    weight = np.where(split, row(p.weight for p in passes) + added, 0.0)
+    if kind.backward is Backward.NONE:
+        nothing = Timed(work=0.0 * work, stall=0.0 * work)
+        return forward, again, nothing, nothing
+    split = _splits(table) & trains
+    formed = row(p.weight for p in passes)
+    weight = np.where(split, formed + added, 0.0) if trains else formed
     weight_host = np.where(split, row(p.host_forward for p in passes) + apart * starts, 0.0)
     host = row(p.host_backward for p in passes) + extra + apart * starts + np.where(casts > 0.0, starts, 0.0)
     backward = _with_host(
@@ -288,7 +303,8 @@ def _pass_seconds(
         exchange.backward.tensor.whole,
         cpu=cpu,
     )
-    return forward, again, backward, _with_host(weight / speed, weight_host, 0.0 * weight, cpu=cpu)
+    late = weight if trains else 0.0 * weight
+    return forward, again, backward, _with_host(late / speed, weight_host, 0.0 * weight, cpu=cpu)
 
 
 def _splits(table: PlanTable) -> BoolArray:

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 
 import numpy as np
 
 from meshwright.cost.table import BoolArray, IntArray, Layout
 from meshwright.cost.work import FloatArray
 from meshwright.spec.model import Block, Layer, ModelSpec
+
+
+class Backward(StrEnum):
+    """What backward does in a block: gradients of its parameters and its input, of its input alone, or nothing."""
+
+    WHOLE = "whole"
+    INPUT = "input"
+    NONE = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +28,7 @@ class Kind:
     block: Block
     recompute: int | None = None
     offload: int | None = None
+    backward: Backward = Backward.WHOLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +50,11 @@ class LayoutArrays:
     last_upto: FloatArray
     everything: FloatArray
 
+    def of(self, block: Block, counts: FloatArray) -> FloatArray:
+        """How many of `counts` (rows, ranks, kinds + 1) are of `block`, however it is treated; shape (rows, ranks)."""
+        alike = [index for index, kind in enumerate(self.kinds) if kind.block == block]
+        return np.asarray(counts[..., alike].sum(axis=-1))
+
 
 def count(layouts: Sequence[Layout], *, model: ModelSpec, every_rank: bool) -> LayoutArrays:
     """The counts of `layouts` over `model`.
@@ -49,16 +64,16 @@ def count(layouts: Sequence[Layout], *, model: ModelSpec, every_rank: bool) -> L
     """
     index: dict[Kind, int] = {}
     told = {
-        policies: [index.setdefault(kind, len(index)) for kind in _kinds(model, policies)]
-        for policies in dict.fromkeys(layout.policies for layout in layouts)
+        treated: [index.setdefault(kind, len(index)) for kind in _kinds(model, treated)]
+        for treated in dict.fromkeys(_treated(layout) for layout in layouts)
     }
     kinds = tuple(index)
-    sums: dict[tuple[tuple[int, int], ...], FloatArray] = {}
-    for policies, each in told.items():
+    sums: dict[_Treated, FloatArray] = {}
+    for treated, each in told.items():
         ones = np.zeros((len(each) + 1, len(kinds) + 1))
         ones[np.arange(1, len(each) + 1), each] = 1.0
-        sums[policies] = np.cumsum(ones, axis=0)
-    shown = [_ranks(layout, sums[layout.policies], every_rank=every_rank) for layout in layouts]
+        sums[treated] = np.cumsum(ones, axis=0)
+    shown = [_ranks(layout, sums[_treated(layout)], every_rank=every_rank) for layout in layouts]
     width = max(len(entry.rank) for entry in shown)
 
     def pad(name: str) -> FloatArray:
@@ -80,14 +95,25 @@ def count(layouts: Sequence[Layout], *, model: ModelSpec, every_rank: bool) -> L
     )
 
 
-def _kinds(model: ModelSpec, policies: tuple[tuple[int, int], ...]) -> list[Kind]:
+_Treated = tuple[tuple[tuple[int, int], ...], frozenset[int]]
+
+
+def _treated(layout: Layout) -> _Treated:
+    return layout.policies, layout.frozen
+
+
+def _kinds(model: ModelSpec, treated: _Treated) -> list[Kind]:
     """The kind of every block; only layers have a policy of their own."""
-    if not policies:
-        return [Kind(block=block) for block in model.blocks]
-    return [
-        Kind(block=block, recompute=policy[0], offload=policy[1]) if isinstance(block, Layer) else Kind(block=block)
-        for block, policy in zip(model.blocks, policies, strict=True)
-    ]
+    policies, frozen = treated
+    first = next((index for index in range(len(model.blocks)) if index not in frozen), len(model.blocks))
+    found = []
+    for index, block in enumerate(model.blocks):
+        backward = Backward.INPUT if index in frozen else Backward.WHOLE
+        kind = Kind(block=block, backward=Backward.NONE if index < first else backward)
+        if policies and isinstance(block, Layer):
+            kind = replace(kind, recompute=policies[index][0], offload=policies[index][1])
+        found.append(kind)
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

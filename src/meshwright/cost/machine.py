@@ -87,8 +87,9 @@ def machine(
             contention=contention,
             reduces_whole=software.reduces_whole,
             turns=shared,
+            backward=kind.backward,
         )
-        for block in blocks
+        for kind, block in zip(kinds, blocks, strict=True)
     ]
     clip = job.optimizer.clip_norm is not None
     return Machine(

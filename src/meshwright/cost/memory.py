@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
-from meshwright.cost.block_bytes import Holds
+from meshwright.cost.block_bytes import BlockBytes, Holds
 from meshwright.cost.fixed_buffers import fixed_bytes
-from meshwright.cost.layouts import Kind, LayoutArrays
+from meshwright.cost.layouts import Backward, Kind, LayoutArrays
 from meshwright.cost.moments import collect, moments
 from meshwright.cost.offload import optimizes_away, overflow
 from meshwright.cost.optimizers import Optimized, state_elements, step_elements
@@ -67,12 +67,17 @@ def _at(
     features, device = software(job.software), group.device
     whole = local_parameters(table, blocks, arrays=arrays, counts=counts, model=model)
     owned = owned_parameters(table, whole, grid_parameters(table, blocks, counts=counts))
+    changed = trained_of(blocks, kinds=arrays.kinds)
+    trained = local_parameters(table, changed, arrays=arrays, counts=counts, model=model)
+    trained_owned = owned_parameters(table, trained, grid_parameters(table, changed, counts=counts))
     optimized = Optimized(table=table, arrays=arrays, counts=counts, model=model, spec=job.optimizer)
     local = Local(
         whole=whole,
         owned=owned,
+        trained=trained,
+        trained_owned=trained_owned,
         layers=_in_layers(blocks, arrays=arrays, counts=counts),
-        moments=state_elements(optimized, owned),
+        moments=state_elements(optimized, trained_owned),
         step=step_elements(optimized),
     )
     summed, away = _goes_on(counts, shape=shape), optimizes_away(table)
@@ -93,7 +98,7 @@ def _at(
     best = np.argmax(totals, axis=0)
     peak = {name: np.choose(best, [getattr(moment, name) for moment in found]) for name in names}
     there = _away(blocks, counts=counts, shape=shape)
-    left = overflow(table, there, local.owned + local.moments, sizes=state_bytes(table), group=group)
+    left = overflow(table, there, local.trained_owned + local.moments, sizes=state_bytes(table), group=group)
     return {
         MemoryPart.PARAMETERS: state.parameters,
         MemoryPart.GRADIENTS: peak["gradients"],
@@ -115,6 +120,24 @@ def _away(blocks: Sequence[Holds], *, counts: Mapping[str, FloatArray], shape: S
     return held(shape, **{name: (counts[name][..., :-1] * each).sum(axis=2) for name in names})
 
 
+def trained_of(blocks: Sequence[Holds], *, kinds: Sequence[Kind]) -> list[Holds]:
+    """The blocks as though those that are not trained had no parameters."""
+    return [
+        block if kind.backward is Backward.WHOLE else _Untrained(bytes=block.bytes, parameters=0.0 * block.parameters)
+        for kind, block in zip(kinds, blocks, strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Untrained:
+    bytes: BlockBytes
+    parameters: FloatArray
+
+    @property
+    def expert_parameters(self) -> FloatArray:
+        return self.parameters
+
+
 def local_parameters(
     table: PlanTable,
     blocks: Sequence[Holds],
@@ -130,9 +153,9 @@ def local_parameters(
     total = counts["total"]
     values = np.stack([block.parameters for block in blocks], axis=1)
     parameters = np.einsum("nrk,nk->nr", total[..., :-1], values)
-    embeds = total[..., arrays.kinds.index(Kind(block=model.embedding))]
-    heads = total[..., arrays.kinds.index(Kind(block=model.head))]
-    if model.head.tied:
+    embeds, heads = arrays.of(model.embedding, total), arrays.of(model.head, total)
+    table_counts = next(b for k, b in zip(arrays.kinds, blocks, strict=True) if k.block == model.embedding)
+    if model.head.tied and table_counts.parameters.any():
         copied = np.maximum(heads - embeds, 0.0)
         parameters = parameters + copied * (model.head.matrix_parameters / table.tensor)[:, None]
     return np.asarray(parameters + embeds * float(sum(tower.parameters for tower in model.towers)))

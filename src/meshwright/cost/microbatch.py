@@ -136,7 +136,7 @@ def _values(entry: Machine) -> dict[str, FloatArray]:
         "slack_near": column([slack.near for slack in slacks], zeros),
         "slack_far": column([slack.far for slack in slacks], zeros),
         "slack_lanes": column([slack.lanes for slack in slacks], zeros),
-        "flops": column([3.0 * b.flops for b in blocks], zeros),
+        "flops": column([b.flops for b in blocks], zeros),
     }
     down = [b.whole_forward + s.each_gather_forward[0] for b, s in zip(blocks, syncs, strict=True)]
     up = [b.whole_backward + s.each_gather_backward[0] + s.each_scatter[0] for b, s in zip(blocks, syncs, strict=True)]

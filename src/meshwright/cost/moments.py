@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.cost.block_bytes import Holds
-from meshwright.cost.layouts import LayoutArrays
+from meshwright.cost.layouts import Backward, Kind, LayoutArrays
 from meshwright.cost.pipeline import Shape, held
 from meshwright.cost.software import Software
 from meshwright.cost.states import StateBytes, States, state_bytes
 from meshwright.cost.table import SHARDINGS, PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import DeviceKind
-from meshwright.spec.model import Attention, Block, Embedding, LatentAttention, Layer, Mixture, ModelSpec
+from meshwright.spec.model import Attention, Embedding, LatentAttention, Layer, Mixture, ModelSpec
 from meshwright.spec.plan import Sharding
 
 _ZERO3 = SHARDINGS.index(Sharding.PARAMETERS)
@@ -31,6 +31,7 @@ _ONES = (
     "working",
     "head_working",
     "largest",
+    "largest_made",
     "head",
     "embedding",
     "closing",
@@ -58,6 +59,7 @@ class Held:
     working: FloatArray
     head_working: FloatArray
     largest: FloatArray
+    largest_made: FloatArray
     head: FloatArray
     embedding: FloatArray
     closing: FloatArray
@@ -94,7 +96,7 @@ def collect(
     kept = dict.fromkeys(("first", "last", "total"), zeros)
     logits = dict(kept)
     for index, (kind, block) in enumerate(zip(arrays.kinds, blocks, strict=True)):
-        for name, values in _of_one(kind.block, block, table, model=model).items():
+        for name, values in _of_one(kind, block, table, model=model).items():
             most[name] = np.where(total[..., index] > 0, np.maximum(most[name], values[:, None]), most[name])
         for name in kept:
             number = counts[name][..., index]
@@ -110,21 +112,23 @@ def collect(
     )
 
 
-def _of_one(block: Block, priced: Holds, table: PlanTable, *, model: ModelSpec) -> dict[str, FloatArray]:
-    """What one block like `block` adds to Held, shape (rows,)."""
+def _of_one(kind: Kind, priced: Holds, table: PlanTable, *, model: ModelSpec) -> dict[str, FloatArray]:
+    """What one block of `kind` adds to Held, shape (rows,)."""
+    block, trains = kind.block, kind.backward is Backward.WHOLE
     if isinstance(block, Layer):
         return {
             "working": priced.bytes.working,
             "largest": priced.parameters,
+            "largest_made": priced.parameters * trains,
             "largest_kept": priced.bytes.kept,
-            "closing": _closing(block) / table.tensor,
+            "closing": _closing(block) / table.tensor * trains,
         }
     if isinstance(block, Embedding):
-        return {"working": priced.bytes.working, "embedding": priced.parameters}
+        return {"working": priced.bytes.working, "embedding": priced.parameters * trains}
     tied = np.asarray((model.head.matrix_parameters if model.head.tied else 0.0) / table.tensor)
     return {
         "head": np.maximum(priced.parameters, tied),
-        "tied": tied,
+        "tied": tied * trains,
         "head_kept": priced.bytes.kept,
         "head_working": priced.bytes.working,
         "one_logits": priced.bytes.logits,
@@ -154,7 +158,7 @@ def _eager(
     made = ~sharded & (found.before == 0.0)
     head = np.where(made, master * entry.head, 0.0)
     first = head + np.where(made, master * entry.closing, 0.0)
-    late = np.where(made, master * (entry.largest + entry.embedding - entry.closing), 0.0)
+    late = np.where(made, master * (entry.largest_made + entry.embedding - entry.closing), 0.0)
     buffers = entry.sends + entry.fixed
     chunk = _chunk_bytes(entry.one_logits / compute, compute, kind=kind)
     moved = np.where(sharded, np.maximum(entry.largest, entry.head) * (compute + 2.0 * reduced), 0.0)

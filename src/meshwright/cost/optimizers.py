@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.cost.compute import optimizer_seconds, rates
-from meshwright.cost.layouts import Kind, LayoutArrays
+from meshwright.cost.layouts import Backward, Kind, LayoutArrays
 from meshwright.cost.lines import Linear
 from meshwright.cost.network import collective
 from meshwright.cost.placement import distinct, ring
@@ -90,9 +90,14 @@ class Optimized:
                 yield _Treated(tensor=entry, rule=rule, share=share, cuts=_cuts(entry, self.table))
 
     def everywhere(self, of: Callable[[_Treated], FloatArray]) -> FloatArray:
-        """The sum over the blocks of every rank of what `of` says of a tensor, shape (rows, ranks)."""
+        """The sum over the trained blocks of every rank of what `of` says of a tensor, shape (rows, ranks)."""
         zeros = np.zeros(len(self.table))
-        each = [sum((of(entry) * entry.share for entry in self.held(kind)), zeros) for kind in self.arrays.kinds]
+        each = [
+            sum((of(entry) * entry.share for entry in self.held(kind)), zeros)
+            if kind.backward is Backward.WHOLE
+            else zeros
+            for kind in self.arrays.kinds
+        ]
         return np.asarray(np.einsum("nrk,nk->nr", self.counts["total"][..., :-1], np.stack(each, axis=1)))
 
     def rest(self, owned: FloatArray) -> FloatArray:

@@ -17,6 +17,7 @@ from meshwright.cost.table import PlanTable
 from meshwright.cost.uncertainty import REACH, doubts, spread, weights
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, NodeGroup
 from meshwright.spec.job import JobSpec
+from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design, Plan
 from meshwright.spec.report import Line, LineName, MemoryPart, Origin, Report, StageMemory
 from meshwright.spec.units import format_bytes, format_percent, format_seconds
@@ -49,7 +50,7 @@ def predict_all(designs: Sequence[Design]) -> list[Report]:
 def _report(design: Design, costs: Costs, table: PlanTable, *, cluster: ClusterSpec, job: JobSpec) -> Report:
     """Of a design whose costs are those of one row."""
     plan, model, origin = design.plan, design.model, cluster.origin
-    step = _step_line(costs, plan=plan, origin=origin)
+    step = _step_line(costs, plan=plan, model=model, origin=origin)
     memory = _memory(costs, filled=_filled(plan, cluster))
     weight = weights(costs, table, model=model, cluster=cluster, job=job)
     reach = REACH * float(spread(weight, measured=cluster.step_error)[0])
@@ -59,7 +60,7 @@ def _report(design: Design, costs: Costs, table: PlanTable, *, cluster: ClusterS
         memory=memory,
         tokens_per_step=plan.batch_tokens,
         devices=plan.world_size,
-        model_flops=model.flops_per_token(plan.sequence_length) * plan.batch_tokens,
+        model_flops=model.flops_per_token(plan.sequence_length, frozen=plan.frozen_blocks) * plan.batch_tokens,
         peak_flops=_peak_flops(plan, cluster),
         error_band=(math.exp(-reach), math.exp(reach)),
         doubts={
@@ -75,8 +76,9 @@ def _report(design: Design, costs: Costs, table: PlanTable, *, cluster: ClusterS
     return replace(report, bottleneck=_bottleneck(report))
 
 
-def _step_line(costs: Costs, *, plan: Plan, origin: Origin) -> Line:
+def _step_line(costs: Costs, *, plan: Plan, model: ModelSpec, origin: Origin) -> Line:
     lines = []
+    flops = _pass_flops(costs, plan=plan, model=model)
     for name, values in costs.parts.items():
         seconds = float(values[0])
         children = _children(costs, name, seconds, origin=origin)
@@ -84,7 +86,7 @@ def _step_line(costs: Costs, *, plan: Plan, origin: Origin) -> Line:
             Line(
                 name=name,
                 seconds=seconds,
-                flops=_line_flops(costs, name),
+                flops=flops.get(name, 0.0),
                 bytes=float(costs.figures["tensor_bytes"][0]) if name == LineName.TENSOR else 0.0,
                 origin=origin,
                 note=_note(costs, name, seconds, plan=plan),
@@ -108,9 +110,12 @@ def _children(costs: Costs, name: str, seconds: float, *, origin: Origin) -> tup
     return (*found, host) if rest > 1e-9 * seconds else tuple(found)
 
 
-def _line_flops(costs: Costs, name: str) -> float:
-    share = {LineName.FORWARD: 1.0 / 3.0, LineName.BACKWARD: 2.0 / 3.0}.get(LineName(name), 0.0)
-    return share * float(costs.figures["flops"][0])
+def _pass_flops(costs: Costs, *, plan: Plan, model: ModelSpec) -> dict[str, float]:
+    """FLOPs of forward and backward: forward has one product of the three of what is trained."""
+    length, whole = plan.sequence_length, float(costs.figures["flops"][0])
+    counted = model.flops_per_token(length, frozen=plan.frozen_blocks)
+    forward = whole * (model.flops_per_token(length) / 3.0) / counted if counted else 0.0
+    return {LineName.FORWARD: forward, LineName.BACKWARD: whole - forward}
 
 
 def _note(costs: Costs, name: str, seconds: float, *, plan: Plan) -> str:

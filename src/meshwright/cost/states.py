@@ -52,11 +52,13 @@ def state_bytes(table: PlanTable, *, narrow: bool = False) -> StateBytes:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Local:
     """Parameters of every rank, shape (rows, ranks): `whole` before sharding and `owned` after it; `layers` of the
-    former are in layers. `moments` are elements of the optimizer's state, and `step` those that one step of it needs
-    for a moment."""
+    former are in layers. `trained` and `trained_owned` are what of both has gradients. `moments` are elements of the
+    optimizer's state, and `step` those that one step of it needs for a moment."""
 
     whole: FloatArray
     owned: FloatArray
+    trained: FloatArray
+    trained_owned: FloatArray
     layers: FloatArray
     moments: FloatArray
     step: FloatArray
@@ -102,14 +104,14 @@ def _masters(table: PlanTable, local: Local, *, summed: BoolArray) -> States:
     whole = np.where(sharded & (sharding < _ZERO3), compute, 0.0)
     bucketed = ~sharded & (table.data[:, None] > 1)
     left = left_bytes(table, local)
-    share = np.where(sharding == _ZERO1, local.whole, local.owned) * master
+    share = np.where(sharding == _ZERO1, local.trained, local.trained_owned) * master
     return States(
         parameters=local.owned * master + local.whole * whole,
         optimizer=local.moments * master,
         step=local.step * master,
         before=np.where(bucketed | summed, share, 0.0) + left,
-        after=share + np.where(sharding == _ZERO1, local.owned * master, 0.0) + left,
-        wire=np.where(bucketed & (reduced < master), local.whole * reduced, 0.0),
+        after=share + np.where(sharding == _ZERO1, local.trained_owned * master, 0.0) + left,
+        wire=np.where(bucketed & (reduced < master), local.trained * reduced, 0.0),
     )
 
 
@@ -121,7 +123,7 @@ def left_bytes(table: PlanTable, local: Local) -> FloatArray:
     narrow = (table.gradient_precision == PRECISIONS.index(Precision.FP8)) & (table.data > 1)
     own = np.where(table.sharding > 0, 0.0, 1.0 / table.data)
     master = _MASTER[table.precision]
-    return np.where(narrow[:, None], local.whole * ((1.0 + own) * master)[:, None], 0.0)
+    return np.where(narrow[:, None], local.trained * ((1.0 + own) * master)[:, None], 0.0)
 
 
 def _with_copies(table: PlanTable, local: Local, *, software: Software) -> States:
@@ -134,13 +136,13 @@ def _with_copies(table: PlanTable, local: Local, *, software: Software) -> State
     sharding = table.sharding[:, None]
     wide = compute < master
     added = np.where(wide, compute if software.adds_narrow else reduced, master)
-    gradients = np.where(sharding < _ZERO2, local.whole, local.owned) * added
+    gradients = np.where(sharding < _ZERO2, local.trained, local.trained_owned) * added
     return States(
         parameters=_parameters(table, local, compute=compute, software=software),
-        optimizer=local.moments * master + local.owned * np.where(wide, master, 0.0),
+        optimizer=local.moments * master + local.trained_owned * np.where(wide, master, 0.0),
         step=local.step * master,
         before=gradients,
-        after=gradients + np.where(added < master, local.owned * master, 0.0),
+        after=gradients + np.where(added < master, local.trained_owned * master, 0.0),
         wire=np.zeros_like(gradients),
     )
 

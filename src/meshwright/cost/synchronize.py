@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.cost.kinds import BlockSeconds
+from meshwright.cost.layouts import Backward
 from meshwright.cost.memory import BUCKET_BYTES
 from meshwright.cost.network import Linear
 from meshwright.cost.overlap import Contention, Slack, Traffic, Way, exposed
@@ -58,6 +59,7 @@ def synchronize(
     contention: Contention | None,
     turns: FloatArray,
     reduces_whole: bool,
+    backward: Backward = Backward.WHOLE,
 ) -> SyncSeconds:
     """What the sharding of every row does with one block's parameters and gradients.
 
@@ -66,7 +68,8 @@ def synchronize(
     reduce their shards once. What is done once is done beside the first or the last slice of a microbatch, where those
     are cut. Each travels while the same block of a neighbouring layer works or waits for other links, unless
     `contention` is None, and what that does not cover is exposed: gradients beside the products that give them, where
-    those are a pass of their own. Parameters on a grid of experts travel over `experts`.
+    those are a pass of their own. Parameters on a grid of experts travel over `experts`. A block has no gradients that
+    `backward` does not give it, and is gathered once where backward does not come.
     """
     sharded, zero3 = table.sharding > 0, table.sharding == _ZERO3
     dense, apart = grid_parameters(block, table)
@@ -79,27 +82,29 @@ def synchronize(
         return seconds.where(sharded)
 
     gather = both_ways("gather", "sharded", dense * sizes.gathered, apart * sizes.gathered)
-    scatter = both_ways("scatter", "sharded", dense * sizes.reduced, apart * sizes.reduced)
+    trains = sharded & (backward is Backward.WHOLE)
+    scatter = both_ways("scatter", "sharded", dense * sizes.reduced, apart * sizes.reduced).where(trains)
     own, theirs = (sizes.reduced / parts for parts in (table.divided, table.expert_divided))
-    replicas = both_ways("reduce_replicas", "replicas", dense * own, apart * theirs)
+    replicas = both_ways("reduce_replicas", "replicas", dense * own, apart * theirs).where(trains)
     ahead, behind = block.forth.slack, block.back.slack
     each_scatter = scatter.where(table.sharding > _ZERO1).times(1.0 / turns)
     each_gather = gather.where(zero3).times(1.0 / turns)
     once = scatter.where(table.sharding == _ZERO1) + replicas
     if reduces_whole:
-        whole = both_ways("reduce_all", "everywhere", dense * sizes.reduced, apart * sizes.reduced)
+        whole = both_ways("reduce_all", "everywhere", dense * sizes.reduced, apart * sizes.reduced).where(trains)
         once = whole.where(table.sharding == _ZERO1) + once.where(table.sharding != _ZERO1)
     first = gather.where(~zero3)
     split = block.late.near > 0.0
     slice_share = 1.0 / table.slices
-    back = exposed(each_gather, behind, contention)
+    gather_back = each_gather.where(sharded & (backward is not Backward.NONE))
+    back = exposed(gather_back, behind, contention)
     before, window = np.where(split, 0.0, back), Slack.either(split, block.late, behind)
-    queue = each_gather.where(~split) + each_scatter
+    queue = gather_back.where(~split) + each_scatter
     scattered = exposed(queue, window, contention) - before
     ended = exposed(queue.times(slice_share) + once, window.times(slice_share), contention)
     return SyncSeconds(
         each_gather_forward=(exposed(each_gather, ahead, contention), each_gather.whole),
-        each_gather_backward=(back, each_gather.whole),
+        each_gather_backward=(back, gather_back.whole),
         each_scatter=(scattered, each_scatter.whole),
         once_gather=(exposed(first, ahead.times(slice_share), contention), first.whole),
         once_gradients=(ended - slice_share * (before + scattered), once.whole),

@@ -29,6 +29,7 @@ from meshwright.spec.plan import (
     Sharding,
     Stage,
     TokenLayout,
+    Training,
 )
 
 IntArray = npt.NDArray[np.int64]
@@ -50,12 +51,14 @@ class Layout:
     """Which blocks each stage holds and which pipeline rank holds each stage.
 
     Stage s is blocks [bounds[s], bounds[s + 1]); `ranks[s]` is its pipeline rank. `policies` holds indexes into
-    RECOMPUTES and OFFLOADS for every block, in place of the row's; () where the row's hold for all.
+    RECOMPUTES and OFFLOADS for every block, in place of the row's; () where the row's hold for all. `frozen` blocks
+    are not trained.
     """
 
     bounds: tuple[int, ...]
     ranks: tuple[int, ...]
     policies: tuple[tuple[int, int], ...] = ()
+    frozen: frozenset[int] = frozenset()
 
     @property
     def num_stages(self) -> int:
@@ -197,7 +200,12 @@ class PlanTable:
             )
         group = plan.first_group
         bounds = (*(stage.start for stage in plan.stages), plan.stages[-1].stop)
-        layout = Layout(bounds=bounds, ranks=tuple(stage.rank for stage in plan.stages), policies=_policies(groups))
+        layout = Layout(
+            bounds=bounds,
+            ranks=tuple(stage.rank for stage in plan.stages),
+            policies=_policies(groups),
+            frozen=plan.frozen_blocks,
+        )
         named = tuple(axis.name for axis in plan.axes)
         usual = named == tuple(name for name in DEFAULT_ORDER if name in named)
         order = DEFAULT_ORDER if usual else (*named, *(name for name in DEFAULT_ORDER if name not in named))
@@ -274,14 +282,18 @@ class PlanTable:
         )
 
     def _groups(self, row: int, layout: Layout, start: int, stop: int) -> tuple[BlockGroup, ...]:
-        """The blocks of a stage, cut where their policy changes."""
-        if not layout.policies:
-            return (self._group(row, start, stop),)
+        """The blocks of a stage, cut where their policy changes or training begins or ends."""
+
+        def treatment(block: int) -> tuple[tuple[int, int] | None, bool]:
+            return layout.policies[block] if layout.policies else None, block in layout.frozen
+
         found = []
-        for policy, places in groupby(range(start, stop), key=layout.policies.__getitem__):
+        for (policy, frozen), places in groupby(range(start, stop), key=treatment):
             held = tuple(places)
             group = self._group(row, held[0], held[-1] + 1)
-            found.append(replace(group, recompute=RECOMPUTES[policy[0]], offload=OFFLOADS[policy[1]]))
+            if policy is not None:
+                group = replace(group, recompute=RECOMPUTES[policy[0]], offload=OFFLOADS[policy[1]])
+            found.append(replace(group, training=Training.FROZEN) if frozen else group)
         return tuple(found)
 
     def _group(self, row: int, start: int, stop: int) -> BlockGroup:

@@ -117,9 +117,9 @@ class TableStage(PipelineStage):
 
     torch keeps a receive buffer for every microbatch, and what was sent until the step ends. Here a buffer lives from
     the receive to the pass that uses it, and what was sent lives until its gradient is back or, for a gradient, until
-    PATIENT_SENDS later ones are sent. Where no trained stage comes before, gradients do not go on; where this one is not
-    trained either, backward does nothing. What a pass raises comes out as it was raised. `module` is never a wrapper that
-    torch's runtime treats apart (FSDP, DDP): what data parallel ranks do is said by `calls`.
+    PATIENT_SENDS later ones are sent. Backward goes as far as `reach` says. What a pass raises comes out as it was
+    raised. `module` is never a wrapper that torch's runtime treats apart (FSDP, DDP): what data parallel ranks do is
+    said by `calls`.
     """
 
     def __init__(

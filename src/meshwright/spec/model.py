@@ -111,23 +111,32 @@ class ModelSpec:
         """Distinct layers and how many there are of each, in order of first appearance."""
         return tuple(Counter(self.layers).items())
 
-    def flops_per_token(self, sequence_length: int) -> float:
+    def flops_per_token(self, sequence_length: int, *, frozen: frozenset[int] = frozenset()) -> float:
         """Model FLOPs to train on one token: the one formula behind every MFU this system prints.
 
         Six per parameter in a matrix product (head included, embedding look-up not) and twelve per head feature and
         visible key, counting only keys that the mask shows: recompute never counts (PaLM, 2204.02311, appendix B,
-        with the causal mask).
+        with the causal mask). Of `frozen` blocks a parameter counts four, and neither it nor scores count backward
+        where no other block comes before.
         """
         matrices = sum(count * block.tokens * block.matrix_products for block, count in _runs(self.blocks))
-        return 6.0 * matrices + 3.0 * self.score_flops_per_token(sequence_length)
+        whole = 6.0 * matrices + 3.0 * self.score_flops_per_token(sequence_length)
+        if not frozen:
+            return whole
+        first = min(set(range(len(self.blocks))) - frozen, default=len(self.blocks))
+        left_out = 2.0 * sum(self.blocks[index].tokens * self.blocks[index].matrix_products for index in frozen)
+        for block in self.blocks[:first]:
+            left_out += 2.0 * block.tokens * block.matrix_products
+            left_out += 2.0 * self._scores(block, sequence_length) if isinstance(block, Layer) else 0.0
+        return whole - left_out
 
     def score_flops_per_token(self, sequence_length: int) -> float:
         """Forward FLOPs of queries by keys and scores by values over all layers, per token of the job's sequences."""
 
-        def each(layer: Layer) -> float:
-            return layer.tokens * score_flops_per_token(layer, max(1, round(layer.tokens * sequence_length)))
+        return sum(count * self._scores(layer, sequence_length) for layer, count in _runs(self.layers))
 
-        return sum(count * each(layer) for layer, count in _runs(self.layers))
+    def _scores(self, layer: Layer, sequence_length: int) -> float:
+        return layer.tokens * score_flops_per_token(layer, max(1, round(layer.tokens * sequence_length)))
 
 
 def _runs(blocks: Sequence[B]) -> Iterator[tuple[B, int]]:
