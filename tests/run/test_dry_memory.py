@@ -27,9 +27,11 @@ MACHINES = load_cluster("8xH100")
 CASES = {
     "dense": (DENSE, Layout(batch=3)),
     "tensor": (DENSE, Layout(tensor=4, sequence_parallel=True, recompute=Recompute.FULL, batch=3)),
+    "frozen": (DENSE, Layout(batch=3)),
     "sparse": (SPARSE, Layout(replicate=4, batch=8)),
 }
 MORE = {
+    "frozen under tensor": (DENSE, Layout(tensor=4, sequence_parallel=True, recompute=Recompute.FULL, batch=3)),
     "whole sequences": (DENSE, Layout(tensor=4, batch=3)),
     "selective": (DENSE, Layout(recompute=Recompute.SELECTIVE, batch=3)),
     "replicas": (DENSE, Layout(replicate=4, batch=12)),
@@ -57,8 +59,15 @@ def asked(layer: Layer, layout: Layout) -> Design:
     return replace(found, cluster=MACHINES, job=job, plan=plan)
 
 
+# The first blocks keep nothing, and those in the middle no inputs of their products.
+FROZEN = {"frozen": frozenset({0, 1, 4, 5}), "frozen under tensor": frozenset({0, 1, 2, 9})}
+
+
 def check(cases: dict) -> None:
-    entries = {name: asked(layer, layout) for name, (layer, layout) in cases.items()}
+    entries = {
+        name: designs.frozen(asked(layer, layout), FROZEN.get(name, frozenset()))
+        for name, (layer, layout) in cases.items()
+    }
     found = in_child(dry_cases.count_whole, {"designs": list(entries.values())}, seconds=280)
     workspace = workspace_bytes(MACHINES.groups[0].device, software=software("torch"))
     for (name, entry), ranks in zip(entries.items(), found, strict=True):
@@ -76,3 +85,9 @@ def test_peaks_are_predicted() -> None:
 @pytest.mark.parametrize("name", MORE)
 def test_peaks_of_other_layouts_are_too(name: str) -> None:
     check({name: MORE[name]})
+
+
+def test_frozen_blocks_have_the_flops_that_are_counted() -> None:
+    entry = designs.frozen(asked(*CASES["dense"]), frozenset({0, 1, 4, 5, 9}))
+    (ranks,) = in_child(dry_cases.count_whole, {"designs": [entry]}, seconds=280)
+    assert cost.predict(entry).model_flops == pytest.approx(sum(ranks[0].flops.values()), rel=1e-9)

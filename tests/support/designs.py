@@ -22,6 +22,7 @@ from meshwright.spec.plan import (
     ScheduleKind,
     Sharding,
     Stage,
+    Training,
     exchange_words,
 )
 
@@ -127,6 +128,20 @@ def design(model: ModelSpec, layout: Layout, *, z_loss: float = 0.0, optimizer: 
         z_loss=z_loss,
     )
     return Design(model=model, cluster=cluster(layout.ranks), job=job, plan=plan(model, layout))
+
+
+def frozen(entry: Design, blocks: frozenset[int]) -> Design:
+    """The same, where training leaves `blocks` as they are; every block is a group of its own."""
+
+    def alone(group: BlockGroup, block: int) -> BlockGroup:
+        training = Training.FROZEN if block in blocks else group.training
+        return replace(group, start=block, stop=block + 1, training=training)
+
+    stages = tuple(
+        replace(stage, groups=tuple(alone(g, block) for g in stage.groups for block in range(g.start, g.stop)))
+        for stage in entry.plan.stages
+    )
+    return replace(entry, plan=replace(entry.plan, stages=stages))
 
 
 def cluster(ranks: int) -> ClusterSpec:

@@ -76,7 +76,8 @@ def block_bytes(
 
     copied = 0.0 if isinstance(block, Embedding) else row(part.copied for part in parts)
     copies = copied * cast_bytes(table, software=software)
-    kept = row(part.saved for part in parts) + copies
+    trains = kind.backward is Backward.WHOLE
+    kept = row(part.saved - (0.0 if trains else part.fed) for part in parts) + copies
     chosen = operator_outputs(block, sizes) if software.selects_operators else None
     core = row(part.core for part in parts) if chosen is None else np.maximum(kept - chosen[inverse], 0.0)
     full, selective = recomputes(kind, table, FULL), recomputes(kind, table, SELECTIVE)

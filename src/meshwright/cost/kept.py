@@ -41,7 +41,8 @@ class Kept:
     """Bytes of one part on one device for one microbatch, arrays of shape (combinations,).
 
     `saved` for backward, of which `core` lies between the inputs of the scores and their output; `working` the most
-    that its backward has beside what is saved; `logits` that the loss reads. `copied` elements of weights are kept
+    that its backward has beside what is saved; `logits` that the loss reads. `fed`, of `saved`, are inputs of products
+    that the gradients of their weights alone read. `copied` elements of weights are kept
     beside the parameters where every pass casts them.
     """
 
@@ -49,6 +50,7 @@ class Kept:
     core: FloatArray | float = 0.0
     working: FloatArray | float = 0.0
     logits: FloatArray | float = 0.0
+    fed: FloatArray | float = 0.0
     copied: FloatArray | float = 0.0
 
 
@@ -129,6 +131,7 @@ def _attention(mixer: Attention, sizes: Sizes) -> Kept:
         saved=e * m * (width + query) + inside + _head_norms(mixer, query, key, sizes),
         core=core,
         working=e * (m * (2.0 * query + 2.0 * held + width) + 2.0 * scores),
+        fed=e * m * width,
         copied=matrices + _head_norm_parameters(mixer, query, key),
     )
 
@@ -221,15 +224,18 @@ def _latent_attention(mixer: LatentAttention, sizes: Sizes) -> Kept:
     whole = not sizes.composite_norms
     around = around + np.where(whole | (e >= wide), e * m * mixer.rope_dim, 0.0)
     copied = width * (latent + value) + mixer.kv_rank * (heads * (mixer.nope_dim + mixer.value_dim) + 1.0)
+    fed = e * m * (width + mixer.kv_rank)
     if rank is None:
         copied = copied + width * query
     else:
+        fed = fed + e * m * rank
         around = around + _root_mean_square(m * rank, m, sizes) + e * m * rank
         copied = copied + rank * (width + query + 1.0)
     return Kept(
         saved=e * m * (width + value) + inside + around,
         core=core,
         working=e * m * (2.0 * query + value + width),
+        fed=fed,
         copied=copied,
     )
 
@@ -261,6 +267,7 @@ def _feed_forward(part: FeedForward, sizes: Sizes) -> Kept:
     return Kept(
         saved=e * m * (part.width + inside),
         working=e * m * (beside * h + part.width),
+        fed=e * m * (part.width + (0.0 if part.activation is Activation.RELU and not part.gated else h)),
         copied=part.matrix_parameters / sizes.tensor,
     )
 
@@ -327,6 +334,7 @@ def _head(block: Head, sizes: Sizes, software: Software) -> tuple[Kept, ...]:
     head = Kept(
         saved=m * (e * block.width + _LOSS_BYTES + sizes.wide),
         working=e * m * block.width,
+        fed=e * m * block.width,
         logits=capped + logits * (e if software.fused_loss else sizes.wide),
         copied=block.matrix_parameters / sizes.tensor,
     )
