@@ -10,7 +10,7 @@ from itertools import combinations, pairwise
 from random import Random
 from typing import Any
 
-from meshwright.schedule.build import LOOPS, V_SHAPES, placement
+from meshwright.schedule.build import LOOPS, SLICED, V_SHAPES, placement
 from meshwright.search import Scope, check
 from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.errors import Problem
@@ -229,7 +229,7 @@ def _any(random: Random, axes: tuple[tuple[str, int], ...], kind: ScheduleKind, 
         bounds=tuple(sorted(random.sample(range(1, layers + 2), pipeline * chunks - 1))),
         schedule=kind.value,
         chunks=chunks,
-        slices=random.choice((2, 4)) if kind is ScheduleKind.SEQUENCE_1F1B else 1,
+        slices=_slices(random, kind),
         microbatch=microbatch,
         microbatches=microbatches,
         exchange=_meeting(random, sizes.get("context", 1)),
@@ -256,6 +256,12 @@ def _axes(random: Random) -> tuple[tuple[str, int], ...]:
     if random.random() < 0.4:
         random.shuffle(order)
     return tuple((name, sizes[name]) for name in order)
+
+
+def _slices(random: Random, kind: ScheduleKind) -> int:
+    if kind is ScheduleKind.GPIPE and random.random() < 0.5:
+        return 1
+    return random.choice((2, 4)) if kind in SLICED else 1
 
 
 def _schedule(random: Random, pipeline: int) -> tuple[ScheduleKind, int]:

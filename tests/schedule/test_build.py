@@ -18,7 +18,7 @@ from meshwright.schedule import (
     stage_rank,
     to_csv,
 )
-from meshwright.schedule.build import LOOPS, SPLIT, V_SHAPES
+from meshwright.schedule.build import LOOPS, SLICED, SPLIT, V_SHAPES
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.plan import ScheduleKind
 from tests.schedule.simulate import idle_share
@@ -87,7 +87,7 @@ def test_every_schedule_is_legal_with_the_bubble_it_tells_and_the_memory_its_ran
         "pipeline": pipeline,
         "chunks": 2 if kind in V_SHAPES else chunks if kind in LOOPS else 1,
         "microbatches": -(-microbatches // pipeline) * pipeline if kind is ScheduleKind.INTERLEAVED else microbatches,
-        "slices": slices if kind is ScheduleKind.SEQUENCE_1F1B else 1,
+        "slices": slices if kind in SLICED else 1,
     }
     if kind is ScheduleKind.DUAL_PIPE_V:
         shape["microbatches"] += 2 * pipeline

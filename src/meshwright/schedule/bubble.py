@@ -11,8 +11,8 @@ def bubble_fraction(kind: Kind, *, pipeline: int, chunks: int, microbatches: int
     """Idle share of a step of equal stages without transfers, a backward twice as long as a forward, its halves equal.
 
     From the first forward to the last backward with p ranks, v chunks, m microbatches of k slices:
-    gpipe, 1f1b (p - 1) / (m + p - 1); interleaved (2104.04473) and breadth-first (2211.05953, m >= p)
-    (p - 1) / (v m + p - 1); seq1f1b (2406.03488) (p - 1) / (k m + p - 1); zero bubble with enough microbatches
+    1f1b (p - 1) / (m + p - 1); interleaved (2104.04473) and breadth-first (2211.05953, m >= p) (p - 1) / (v m + p - 1);
+    gpipe (2102.07988) and seq1f1b (2406.03488) (p - 1) / (k m + p - 1); zero bubble with enough microbatches
     (p - 1) / (3 v m + p - 1), the way of the first microbatch to the last rank, which no schedule of theirs avoids.
     2401.10241 calls H2 and V free of bubbles because no rank idles between its own first and last action: that is
     worth time only where optimizer steps need not wait for each other. Raises ConfigError as `build` does.

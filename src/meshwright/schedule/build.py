@@ -20,6 +20,7 @@ from meshwright.spec.plan import ScheduleKind as Kind
 
 LOOPS = frozenset({Kind.INTERLEAVED, Kind.BREADTH_FIRST})
 V_SHAPES = frozenset({Kind.ZERO_BUBBLE_V, Kind.DUAL_PIPE_V})
+SLICED = frozenset({Kind.GPIPE, Kind.SEQUENCE_1F1B})
 SPLIT = frozenset({Kind.ZERO_BUBBLE_H1, Kind.ZERO_BUBBLE_H2, *V_SHAPES})
 
 
@@ -38,9 +39,9 @@ def problems(kind: Kind, *, pipeline: int, chunks: int, microbatches: int, slice
     if kind in V_SHAPES and chunks != 2:
         what = f"{kind.value} runs two stages on each rank, not {chunks}"
         found.append(Problem(what=what, where="schedule.chunks", fix="2 chunks"))
-    if kind is not Kind.SEQUENCE_1F1B and slices > 1:
+    if kind not in SLICED and slices > 1:
         what = f"{kind.value} does not cut microbatches into {slices} slices"
-        found.append(Problem(what=what, where="schedule.slices", fix=f"1 slice, or kind {Kind.SEQUENCE_1F1B.value}"))
+        found.append(Problem(what=what, where="schedule.slices", fix=f"1 slice, or kind {' or '.join(sorted(SLICED))}"))
     if kind is Kind.INTERLEAVED and not found and microbatches % pipeline:
         down = microbatches // pipeline * pipeline
         nearest = f"{down} or {down + pipeline}" if down else str(pipeline)
@@ -83,7 +84,7 @@ def _row(kind: Kind, *, pipeline: int, chunks: int, microbatches: int, slices: i
     """What gives the row of a rank."""
     both = {"pipeline": pipeline, "microbatches": microbatches}
     makers: dict[Kind, Callable[[int], Ids]] = {
-        Kind.GPIPE: partial(gpipe, microbatches=microbatches),
+        Kind.GPIPE: partial(gpipe, microbatches=microbatches, slices=slices),
         Kind.ONE_F_ONE_B: partial(one_f_one_b, **both),
         Kind.INTERLEAVED: partial(interleaved, chunks=chunks, **both),
         Kind.BREADTH_FIRST: partial(breadth_first, chunks=chunks, **both),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from meshwright.schedule.build import SLICED
 from meshwright.search.degree_rules import groups_of, tensor_heads
 from meshwright.search.rules import Rule, Scope, choices, divisors
 from meshwright.spec.errors import Problem
@@ -90,12 +91,11 @@ def offload_has_host(design: Design) -> Problem | None:
 
 
 def slices_divide(design: Design) -> Problem | None:
-    """Slices of a microbatch are whole runs of tokens, and belong to the schedule that knows them."""
+    """Slices of a microbatch are whole runs of tokens, and belong to the schedules that know them."""
     plan, schedule = design.plan, design.plan.schedule
-    sliced = schedule.kind.value.startswith("seq")
-    if schedule.slices < 1 or (schedule.slices > 1 and not sliced):
+    if schedule.slices < 1 or (schedule.slices > 1 and schedule.kind not in SLICED):
         what = f"{schedule.slices} slices under {schedule.kind.value}"
-        return Problem(where="plan.schedule.slices", what=what, fix="choose 1, or seq1f1b")
+        return Problem(where="plan.schedule.slices", what=what, fix=f"choose 1, or {' or '.join(sorted(SLICED))}")
     if plan.sequence_length % schedule.slices:
         what = f"{schedule.slices} slices do not divide {plan.sequence_length:,} tokens"
         return Problem(where="plan.schedule.slices", what=what, fix=choices(divisors(plan.sequence_length)[:8]))

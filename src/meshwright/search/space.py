@@ -34,6 +34,7 @@ Ids = npt.NDArray[np.int64]
 ONE_F_ONE_B = SCHEDULES.index(ScheduleKind.ONE_F_ONE_B)
 INTERLEAVED = SCHEDULES.index(ScheduleKind.INTERLEAVED)
 BREADTH_FIRST = SCHEDULES.index(ScheduleKind.BREADTH_FIRST)
+GPIPE = SCHEDULES.index(ScheduleKind.GPIPE)
 SEQUENCE_1F1B = SCHEDULES.index(ScheduleKind.SEQUENCE_1F1B)
 WHOLE_STAGES = [
     SCHEDULES.index(kind) for kind in (ScheduleKind.GPIPE, ScheduleKind.ZERO_BUBBLE_H1, ScheduleKind.ZERO_BUBBLE_H2)
@@ -377,7 +378,13 @@ def _kinds(pipeline: int, blocks: int, length: int, asked: Limits) -> list[list[
     found += [[kind, 1, 1] for kind in WHOLE_STAGES]
     found += [[INTERLEAVED, count, 1] for count in chunks]
     found += [[SCHEDULES.index(kind), 2, 1] for kind in sorted(V_SHAPES) if blocks >= 2 * pipeline]
-    return found + [[SEQUENCE_1F1B, 1, cut] for cut in SLICES if length % cut == 0]
+    asked_cut = asked.fixed.get("slices")
+    if not isinstance(asked_cut, int):
+        return found + [[SEQUENCE_1F1B, 1, cut] for cut in SLICES if length % cut == 0]
+    # gpipe in slices is no faster than seq1f1b and holds more: it is there for who asks.
+    return found + [
+        [kind, 1, asked_cut] for kind in (SEQUENCE_1F1B, GPIPE) if asked_cut > 1 and length % asked_cut == 0
+    ]
 
 
 def _chunks(pipeline: int, blocks: int, asked: Limits) -> list[int]:

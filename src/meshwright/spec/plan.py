@@ -141,7 +141,7 @@ class Stage:
 class Schedule:
     """The order of forward and backward passes; `chunks` stages live on each pipeline rank.
 
-    `slices` are runs of tokens that a microbatch is cut into (Seq1F1B).
+    `slices` are runs of tokens that a microbatch is cut into (Seq1F1B; TeraPipe under gpipe).
     """
 
     kind: ScheduleKind = ScheduleKind.ONE_F_ONE_B
