@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from meshwright.spec.plan import BlockGroup, Design, Dispatch, Plan, Sharding, placement_words
+from meshwright.spec.placement_words import placement_words
+from meshwright.spec.plan import BlockGroup, Design, Dispatch, Plan, Sharding
 
 Setting = tuple[str, str]
 _NONE = "none"

@@ -9,7 +9,8 @@ from meshwright.search.constraints import COLUMNS, Value, columns_of, limits
 from meshwright.spec.codec import nearest
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.job import SHORT_NAMES, Constraints, full_name
-from meshwright.spec.plan import Plan, Recompute, placement_words
+from meshwright.spec.placement_words import placement_words
+from meshwright.spec.plan import Plan, Recompute
 
 WHERE = "--why"
 
