@@ -20,7 +20,7 @@ from meshwright.parallel.mesh import Mesh
 from meshwright.parallel.precision import Dtypes
 from meshwright.parallel.reduce_scatter import CompressedReduceScatter, ExchangeReduceScatter
 from meshwright.parallel.synchronize import ShardedGradients, Synchronizer
-from meshwright.parallel.torch_compat import gather_ahead
+from meshwright.parallel.torch_compat import gather_ahead, gather_back
 from meshwright.spec.plan import AxisName, Plan, ScheduleKind, Sharding
 
 
@@ -121,8 +121,10 @@ def _dense_synchronizer(
 ) -> Synchronizer:
     if is_sharded(sharding, mesh):
         assert isinstance(part, FSDPModule)
+        units = [module for module in part.modules() if isinstance(module, FSDPModule) and module is not part]
+        gather_back(units, root=part)
         if next(part.parameters()).device.type == "cpu":
-            gather_ahead([module for module in part.modules() if isinstance(module, FSDPModule)])
+            gather_ahead(units, root=part)
         return sharded(part, sharding=sharding)
     groups = [mesh.group(axis) for axis in (AxisName.REPLICATE, AxisName.SHARD)]
     present = tuple(group for group in groups if group is not None)
