@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 from torch.optim.adamw import adamw
@@ -12,24 +12,37 @@ from meshwright.nn import Decoder, initialize
 from meshwright.parallel import build_mesh
 from meshwright.parallel.compile import compile_layers, uncompile_layers
 from meshwright.parallel.reduce_scatter import ExchangeReduceScatter
-from meshwright.parallel.torch_compat import all_gather_single, gather_ahead, reduce_scatter_single
+from meshwright.parallel.torch_compat import (
+    all_gather_single,
+    gather_ahead,
+    gather_back,
+    reduce_scatter_single,
+)
 from meshwright.spec.plan import AxisName, Plan, Sharding
 from tests.support import models
 from tests.support.designs import Layout, plan
 from tests.support.pool import Pool
 
 
-def gathers_ahead(of: Plan) -> tuple[bool, list[int]]:
-    """Whether every FSDP2 group gathers without waiting, and what each one gathers ahead."""
+def gathers_ahead(of: Plan) -> tuple[bool, list[list[str]], list[list[str]]]:
+    """Whether every FSDP2 group gathers without waiting, and what each one gathers ahead, forward and backward."""
     mesh = build_mesh(of, device_type="cpu").along(AxisName.SHARD)
-    layers = torch.nn.ModuleList([torch.nn.Linear(4, 4) for _ in range(3)])
-    for layer in layers:
-        fully_shard(layer, mesh=mesh)
-    modules = list(layers)
-    gather_ahead(modules)
-    groups = [layer._get_fsdp_state()._fsdp_param_group for layer in modules]
-    ahead = [len(layer._get_fsdp_state()._states_to_forward_prefetch) for layer in modules]
-    return all(group.unshard_async_op for group in groups), ahead
+    layers = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(4, 4)) for _ in range(3)])
+    inner = layers[1][0]
+    for module in (inner, *layers, layers):
+        fully_shard(module, mesh=mesh)
+    modules = [module for module in layers.modules() if isinstance(module, FSDPModule) and module is not layers]
+    gather_ahead(modules, root=layers)
+    gather_back(modules, root=layers)
+    names = {layers._get_fsdp_state(): "root", inner._get_fsdp_state(): "inner"}
+    names |= {layer._get_fsdp_state(): str(place) for place, layer in enumerate(layers)}
+    states = [module._get_fsdp_state() for module in (layers, *modules)]
+    asynchronous = all(state._fsdp_param_group.unshard_async_op for state in states if state._fsdp_param_group)
+    forward, back = (
+        [[names[entry] for entry in getattr(state, name)] for state in states]
+        for name in ("_states_to_forward_prefetch", "_states_to_backward_prefetch")
+    )
+    return asynchronous, forward, back
 
 
 def collectives(of: Plan) -> tuple[list[float], list[float], list[float]]:
@@ -46,9 +59,11 @@ def collectives(of: Plan) -> tuple[list[float], list[float], list[float]]:
 
 def test_processors_gather_the_next_group_while_one_computes(pool: Pool) -> None:
     of = plan(models.model(), Layout(shard=2, sharding=Sharding.PARAMETERS))
-    for asynchronous, ahead in pool.run(gathers_ahead, of, ranks=2):
+    for asynchronous, forward, back in pool.run(gathers_ahead, of, ranks=2):
         assert asynchronous
-        assert ahead == [1, 1, 0]
+        # Of the root, of layer 0, of layer 1, of the module inside it, of layer 2.
+        assert forward == [["0"], ["1"], ["inner", "2"], [], []]
+        assert back == [["2"], ["0"], ["inner"], ["0"], ["1"]]
 
 
 def test_collectives_by_their_two_names_and_the_exchange_agree(pool: Pool) -> None:

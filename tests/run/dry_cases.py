@@ -43,6 +43,16 @@ def count_fake(designs: list[Design], rank: int) -> list[RankCount]:
     return [_told(tally(traced(entry, rank=rank)), rank) for entry in designs]
 
 
+def count_ranks(designs: list[Design], ranks: list[int]) -> list[RankCount]:
+    """One pipeline rank of each design under a fake process group, at the first of its other ranks."""
+    from meshwright.run.dry.rank import global_rank
+    from meshwright.run.dry.tally import tally
+    from meshwright.run.dry.trace import traced
+
+    pairs = zip(designs, ranks, strict=True)
+    return [_told(tally(traced(entry, rank=global_rank(entry.plan, rank))), rank) for entry, rank in pairs]
+
+
 def count_real(entry: Design) -> RankCount:
     """This rank of the default process group, whose peers are real."""
     import torch.distributed as dist

@@ -118,6 +118,23 @@ def test_bad_input_is_told_in_words(words: list[str], capsys: pytest.CaptureFixt
     assert "Traceback" not in capsys.readouterr().err
 
 
+def unsupported(design: str, ranks: list[int], whole: bool) -> None:
+    raise NotImplementedError("no kernel of 'aten::odd'\nCPU: registered at ...\nMeta: registered at ...")
+
+
+def test_what_cannot_be_traced_is_one_line_and_a_fault(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meshwright.run.dry_run.count_ranks", unsupported)
+    words = ["dryrun", "--model", "tiny", "--cluster", "local:2", "--job", "examples/demo.toml"]
+    assert main(words) == ExitCode.BUG
+    told = capsys.readouterr().err
+    assert "the step could not be traced: NotImplementedError: no kernel of 'aten::odd' (this is a fault" in told
+    assert "registered at" not in told
+    assert main(["--verbose", *words]) == ExitCode.BUG
+    assert "Meta: registered at" in capsys.readouterr().err
+
+
 def test_what_the_runtime_cannot_run_is_refused_by_its_rule() -> None:
     entry = case(Layout(batch=2))
     plan = replace(entry.plan, schedule=replace(entry.plan.schedule, kind=ScheduleKind.SEQUENCE_1F1B, slices=2))

@@ -10,8 +10,9 @@ import numpy as np
 
 from meshwright.cost.block_bytes import BlockBytes, Holds
 from meshwright.cost.fixed_buffers import fixed_bytes
+from meshwright.cost.holding import collect
 from meshwright.cost.layouts import Backward, Kind, LayoutArrays
-from meshwright.cost.moments import collect, moments
+from meshwright.cost.moments import moments
 from meshwright.cost.offload import optimizes_away, overflow
 from meshwright.cost.optimizers import Optimized, state_elements, step_elements
 from meshwright.cost.pipeline import Shape, held

@@ -68,13 +68,15 @@ class Local:
 class States:
     """Bytes of parameters, optimizer state and gradients of every rank, shape (rows, ranks).
 
-    Gradients that exist `before` the backward at the peak, and `after` the step's last one; `wire` holds gradients on
+    Gradients that exist `before` the backward at the peak, `summed` over microbatches once there are any, and `after`
+    the step's last one; `wire` holds gradients on
     their way in less precision, and `step` what the optimizer needs for a moment.
     """
 
     parameters: FloatArray
     optimizer: FloatArray
     before: FloatArray
+    summed: FloatArray
     after: FloatArray
     wire: FloatArray
     step: FloatArray
@@ -110,7 +112,8 @@ def _masters(table: PlanTable, local: Local, *, summed: BoolArray) -> States:
         optimizer=local.moments * master,
         step=local.step * master,
         before=np.where(bucketed | summed, share, 0.0) + left,
-        after=share + np.where(sharding == _ZERO1, local.trained_owned * master, 0.0) + left,
+        summed=share + left,
+        after=np.where(sharded, local.trained_owned, local.trained) * master + left,
         wire=np.where(bucketed & (reduced < master), local.trained * reduced, 0.0),
     )
 
@@ -142,6 +145,7 @@ def _with_copies(table: PlanTable, local: Local, *, software: Software) -> State
         optimizer=local.moments * master + local.trained_owned * np.where(wide, master, 0.0),
         step=local.step * master,
         before=gradients,
+        summed=gradients,
         after=gradients + np.where(added < master, local.trained_owned * master, 0.0),
         wire=np.zeros_like(gradients),
     )

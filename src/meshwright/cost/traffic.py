@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from meshwright.cost.portions import Portions, portions
-from meshwright.spec.blocks import Attention, Block, Layer, QueryKeyNorm
+from meshwright.cost.traffic_blocks import BlockTraffic, Widths
+from meshwright.cost.traffic_groups import Group, along, grid_groups
+from meshwright.cost.traffic_muon import exchanges
+from meshwright.cost.traffic_parameters import Held, Part, Unit, bucket_sizes, held, is_partial
+from meshwright.cost.traffic_turns import gathers, scatters
+from meshwright.spec.blocks import Mixture
 from meshwright.spec.cluster import DeviceKind, Precision
-from meshwright.spec.plan import AxisName, BlockGroup, Design, Recompute, Sharding
+from meshwright.spec.plan import AxisName, Design, Stage
 from meshwright.spec.report import LineName
 
-_SCALAR_BYTES = 8.0  # a loss or the square of a norm, in fp64
+_NUMBER_BYTES = 8.0  # a loss or the square of a norm, in fp64, or a count
+_BUCKET_BYTES = 25.0 * 2**20
 
 
 @dataclass(slots=True, kw_only=True)
@@ -24,12 +29,15 @@ class Traffic:
     def add(self, line: LineName, operation: str, *axes: AxisName, each: float, calls: float) -> None:
         """`calls` collectives of `each` bytes; none where there are none to send."""
         if each and calls:
-            self.bytes[f"{line.value}|{operation}|{'+'.join(axes)}"] += each * calls
+            self.bytes[f"{line.value}|{operation}|{'+'.join(sorted(axes))}"] += each * calls
 
 
 def traffic(design: Design, *, rank: int) -> Traffic:
-    """What the first data and tensor rank of pipeline rank `rank` sends in one step, every dimension being divisible
-    by the ranks that share it: shards of others are padded, and padding is not told."""
+    """What the first data, context and tensor rank of pipeline rank `rank` sends in one step.
+
+    Every expert is taken to be chosen as often as the others. Gradients in eight bits and Adafactor's sums are not
+    told.
+    """
     return _Rank(design, rank).found()
 
 
@@ -38,128 +46,110 @@ class _Rank:
         plan, self.rank = design.plan, rank
         self.design, self.plan = design, plan
         group = plan.first_group
-        self.tensor, self.split = plan.tensor, group.sequence_parallel and plan.tensor > 1
-        self.sharding = group.sharding if plan.shard > 1 else Sharding.NONE
-        master = 8.0 if group.precision is Precision.FP64 else 4.0
-        narrow = plan.gradients.precision is Precision.BF16 and master == 4.0
-        self.master, self.reduced = master, 2.0 if narrow else master
-        self.compute = 2.0 if group.precision is Precision.BF16 else master
-        self.tokens = float(plan.microbatch * plan.sequence_length)
-        self.hidden = self.tokens * design.model.width * self.compute
-        self.on_processor = design.cluster.groups[0].device.kind is DeviceKind.CPU
+        self.split = group.sequence_parallel and plan.tensor > 1
+        self.master = 8.0 if group.precision is Precision.FP64 else 4.0
+        narrow = plan.gradients.precision is Precision.BF16 and self.master == 4.0
+        self.reduced = 2.0 if narrow else self.master
+        whole = (Precision.FP64, Precision.FP32, Precision.TF32)
+        self.compute = self.master if group.precision in whole else 2.0
+        on_processor = design.cluster.groups[0].device.kind is DeviceKind.CPU
+        self.scatter = "all_to_all" if on_processor else "reduce_scatter"
+        self.grid = grid_groups(design)
+        self.passes = plan.schedule.microbatches * plan.schedule.slices
         self.traffic = Traffic()
 
     def found(self) -> Traffic:
-        for index in self.plan.stages_of(self.rank):
+        stages = [(index, held(self.design, index, grid=self.grid)) for index in self.plan.stages_of(self.rank)]
+        for index, own in stages:
             self._transfers(index)
-            for block, group in self._blocks(index):
-                part = portions(block, tensor=self.tensor)
-                self._data(part.local + self._copied(block, index))
-                if self.tensor > 1:
-                    self._tensor(block, group)
-                    self._partial(part)
-        if self.plan.pipeline > 1 and self.design.model.head.tied:
-            self._tied()
-        self._scalars()
+            self._inside(self.plan.stages[index])
+            for unit in own.units:
+                self._unit(unit, index)
+            self._whole(own)
+        self._partial([part for _, own in stages for part in own.parts])
+        self._tied([part for _, own in stages for part in own.parts])
+        trained = [part for _, own in stages for part in own.parts if part.trained]
+        for group, elements in exchanges(trained, self.design.job.optimizer):
+            each = elements * self.compute
+            self.traffic.add(group.line("all_to_all", num_bytes=each), "all_to_all", *group.axes, each=each, calls=1)
+        self._numbers()
         return self.traffic
 
-    def _blocks(self, index: int) -> Iterator[tuple[Block, BlockGroup]]:
-        blocks = self.design.model.blocks
-        for group in self.plan.stages[index].groups:
-            yield from ((blocks[block], group) for block in range(group.start, group.stop))
-
     def _transfers(self, index: int) -> None:
-        """A stage sends features on and gradients back, and receives as many."""
-        stages, count = self.plan.stages, self.plan.schedule.microbatches
-        each = self.hidden / (self.tensor if self.split else 1)
-        for other in (index - 1, index + 1):
+        """A stage sends features on, and gradients back as far as a trained block comes before."""
+        plan, stages = self.plan, self.plan.stages
+        tokens = plan.microbatch * plan.sequence_length / (plan.context * plan.schedule.slices)
+        each = tokens * self.design.model.width * self.compute / (plan.tensor if self.split else 1)
+        for other, there, back in ((index - 1, "recv", "send"), (index + 1, "send", "recv")):
             if 0 <= other < len(stages) and stages[other].rank != self.rank:
-                for operation in ("send", "recv"):
-                    self.traffic.add(LineName.TRANSFER, operation, AxisName.PIPELINE, each=each, calls=count)
+                goes_back = plan.first_trained_block < stages[max(index, other)].start
+                for operation, calls in ((there, self.passes), (back, self.passes * goes_back)):
+                    self.traffic.add(LineName.TRANSFER, operation, AxisName.PIPELINE, each=each, calls=calls)
 
-    def _copied(self, block: Block, index: int) -> float:
-        """Parameters of a tied head's own copy of the table, where the embedding is in another stage."""
-        head = self.design.model.head
-        copied = block is head and head.tied and index > 0
-        return head.matrix_parameters / self.tensor if copied else 0.0
+    def _inside(self, stage: Stage) -> None:
+        """What the blocks of a stage send while they compute."""
+        of_blocks = BlockTraffic(self.design, Widths(compute=self.compute, scatter=self.scatter), grid=self.grid)
+        blocks, first = self.design.model.blocks, self.plan.first_trained_block
+        for group in stage.groups:
+            for place in range(group.start, group.stop):
+                sent = of_blocks.of(blocks[place], group.recompute, comes_back=place >= first)
+                for line, operation, axes, each in sent:
+                    self.traffic.add(line, operation, *axes, each=each, calls=self.passes)
 
-    def _data(self, size: float) -> None:
-        """Parameters are gathered and gradients reduced over the ranks that read other sequences."""
-        count, add = self.plan.schedule.microbatches, self.traffic.add
-        if self.sharding is Sharding.NONE:
-            for axis in (AxisName.REPLICATE, AxisName.SHARD):
-                if self.plan.size(axis) > 1:
-                    add(LineName.GRADIENTS, "all_reduce", axis, each=size * self.reduced, calls=1)
+    def _unit(self, unit: Unit, index: int) -> None:
+        """Its parameters are gathered and its gradients reduced over the ranks that share it."""
+        shard = unit.parts[0].shard
+        assert shard is not None
+        group, padded = shard.group, sum(part.padded for part in unit.parts)
+        comes_back = unit.block is None or unit.block >= self.plan.first_trained_block
+        self._add(group, "all_gather", padded * self.compute, calls=gathers(self.plan, comes_back=comes_back))
+        if not unit.parts[0].trained:
             return
-        gathers = 2 * count if self.sharding is Sharding.PARAMETERS else 1
-        scatters = 1 if self.sharding is Sharding.OPTIMIZER else count
-        scatter = "all_to_all" if self.on_processor else "reduce_scatter"
-        add(LineName.PARAMETERS, "all_gather", AxisName.SHARD, each=size * self.compute, calls=gathers)
-        add(LineName.GRADIENTS, scatter, AxisName.SHARD, each=size * self.reduced, calls=scatters)
-        if self.plan.replicate > 1:
-            each = size * self.reduced / self.plan.shard
-            add(LineName.GRADIENTS, "all_reduce", AxisName.REPLICATE, each=each, calls=1)
+        replicas = self.grid.replicas if unit.experts and self.grid else along(self.plan, AxisName.REPLICATE)
+        for parts, calls in scatters(self.plan, index, unit, replicas=replicas.size).items():
+            self._add(group, self.scatter, sum(part.padded for part in parts) * self.reduced, calls=calls)
+        self._add(replicas, "all_reduce", padded * self.reduced / group.size, calls=1)
 
-    def _tensor(self, block: Block, group: BlockGroup) -> None:
-        """Regions are entered and left, and backward leaves and enters them; full recompute does forward again."""
-        count, add = self.plan.schedule.microbatches, self.traffic.add
-        if isinstance(block, Layer):
-            regions, again = len(block.parts), group.recompute is Recompute.FULL
-            # What is computed again ends once backward has all it needs: before the last region is left.
-            ends = again and bool(block.parts) and block.parts[-1].post_norm is None
-            self._enter(count * regions * (1 + again))
-            self._leave(count * (regions * (1 + again) - ends))
-            self._enter_back(count * regions)
-            self._leave_back(count * regions)
-            if isinstance(block.mixer, Attention) and block.mixer.qk_norm is QueryKeyNorm.FULL:
-                sums = self.tokens * max(self.compute, 4.0)
-                add(LineName.TENSOR, "all_reduce", AxisName.TENSOR, each=sums, calls=2 * count * (2 + again))
-        elif block is self.design.model.embedding:
-            self._leave(count)
-            self._leave_back(count)
-        else:
-            self._enter(count)
-            self._enter_back(count)
-            wide = max(self.compute, 4.0)
-            for numbers in (1.0, 2.0):  # the largest logit of every token, then two sums
-                add(LineName.TENSOR, "all_reduce", AxisName.TENSOR, each=numbers * self.tokens * wide, calls=count)
+    def _whole(self, own: Held) -> None:
+        """Gradients of parameters that ranks hold whole are summed over those that hold the same ones."""
+        same = [along(self.plan, AxisName.REPLICATE), along(self.plan, AxisName.SHARD, AxisName.CONTEXT)]
+        of_experts = [self.grid.replicas, self.grid.shards] if self.grid else []
+        for parts, groups in ((own.dense, same), (own.apart, of_experts)):
+            trained = [part for part in parts if part.trained]
+            for size in bucket_sizes(trained, each=self.master, most=_BUCKET_BYTES):
+                for group in groups:
+                    self._add(group, "all_reduce", size * self.reduced / self.master, calls=1)
 
-    def _enter(self, calls: float) -> None:
-        if self.split:
-            self.traffic.add(LineName.TENSOR, "all_gather", AxisName.TENSOR, each=self.hidden, calls=calls)
-
-    def _leave(self, calls: float) -> None:
-        scatter = "all_to_all" if self.on_processor else "reduce_scatter"
-        operation = scatter if self.split else "all_reduce"
-        self.traffic.add(LineName.TENSOR, operation, AxisName.TENSOR, each=self.hidden, calls=calls)
-
-    def _enter_back(self, calls: float) -> None:
-        self._leave(calls)
-
-    def _leave_back(self, calls: float) -> None:
-        self._enter(calls)
-
-    def _partial(self, part: Portions) -> None:
+    def _partial(self, parts: Sequence[Part]) -> None:
         """Gradients of which each tensor rank has a summand are summed once a step, as far as they are its own."""
-        held = part.inside + (part.outside if self.split else 0.0)
-        shards = self.plan.shard if self.sharding is not Sharding.NONE else 1
-        each = held * self.master / shards
-        self.traffic.add(LineName.TENSOR, "all_reduce", AxisName.TENSOR, each=each, calls=1)
+        if self.plan.tensor > 1:
+            each = self.master * sum(part.size for part in parts if is_partial(part, sequence=self.split))
+            self.traffic.add(LineName.TENSOR, "all_reduce", AxisName.TENSOR, each=each, calls=1)
 
-    def _tied(self) -> None:
-        """The two copies of a tied table exchange their gradients."""
+    def _tied(self, parts: Sequence[Part]) -> None:
+        """The two copies of a tied table exchange their gradients, where they lie on two ranks."""
         ends = {self.plan.stages[0].rank, self.plan.stages[-1].rank}
-        if self.rank not in ends or len(ends) == 1:
+        frozen = 0 in self.plan.frozen_blocks
+        if not self.design.model.head.tied or frozen or self.rank not in ends or len(ends) == 1:
             return
-        model = self.design.model
-        shards = self.plan.shard if self.sharding is not Sharding.NONE else 1
-        each = model.embedding.vocab * model.width * self.master / self.tensor / shards
+        each = self.master * sum(part.size for part in parts if part.name == "embedding.tokens.weight")
         for operation in ("send", "recv"):
             self.traffic.add(LineName.TRANSFER, operation, AxisName.PIPELINE, each=each, calls=1)
 
-    def _scalars(self) -> None:
-        """The loss and the norm of the gradients, among all ranks."""
-        axes = tuple(sorted(axis.name for axis in self.plan.axes if axis.size > 1))
-        if axes:
-            line = LineName.TENSOR if axes == (AxisName.TENSOR,) else LineName.OTHER
-            self.traffic.add(line, "all_reduce", *axes, each=_SCALAR_BYTES, calls=2)
+    def _numbers(self) -> None:
+        """The loss and the norm of the gradients, among all ranks; and where a bias balances them, how often experts
+        of every mixture were chosen."""
+        everyone = along(self.plan, *(axis.name for axis in self.plan.axes))
+        if everyone.size == 1:
+            return
+        line = everyone.line("all_reduce", num_bytes=_NUMBER_BYTES)
+        self.traffic.add(line, "all_reduce", *everyone.axes, each=_NUMBER_BYTES, calls=2)
+        mixtures = [layer.transform for layer in self.design.model.layers if isinstance(layer.transform, Mixture)]
+        if any(part.routing.bias_rate for part in mixtures):
+            each = _NUMBER_BYTES * len(mixtures) * max(part.experts for part in mixtures)
+            self.traffic.add(LineName.OTHER, "all_reduce", *everyone.axes, each=each, calls=1)
+
+    def _add(self, group: Group, operation: str, each: float, *, calls: int) -> None:
+        if group.size > 1:
+            line = group.line(operation, num_bytes=each)
+            self.traffic.add(line, operation, *group.axes, each=each, calls=calls)

@@ -127,7 +127,8 @@ def lay_stage(
     keep_activations_away(_kept_away(stage, part), copies=Copies(device))
     splits = design.plan.schedule.kind in SPLIT and design.plan.pipeline > 1
     manner = SharedGradients if shares_gathers(design.plan) else ShardedGradients
-    synchronizer = build_synchronizer(part, mesh=mesh, sharding=sharding, dtypes=kinds, sharded=manner)
+    still = [unit for _, unit, block in units(part) if block < design.plan.first_trained_block]
+    synchronizer = build_synchronizer(part, mesh=mesh, sharding=sharding, dtypes=kinds, sharded=manner, still=still)
     return Parted(
         module=part,
         synchronizer=synchronizer,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from meshwright.parallel.mesh import Mesh
 from meshwright.parallel.precision import Dtypes
 from meshwright.parallel.reduce_scatter import CompressedReduceScatter, ExchangeReduceScatter
 from meshwright.parallel.synchronize import ShardedGradients, Synchronizer
-from meshwright.parallel.torch_compat import gather_ahead
+from meshwright.parallel.torch_compat import gather_ahead, gather_back
 from meshwright.spec.plan import AxisName, Plan, ScheduleKind, Sharding
 
 
@@ -105,24 +105,38 @@ def shares_gathers(plan: Plan) -> bool:
 
 
 def build_synchronizer(
-    part: nn.Module, *, mesh: Mesh, sharding: Sharding, dtypes: Dtypes, sharded: type[ShardedGradients]
+    part: nn.Module,
+    *,
+    mesh: Mesh,
+    sharding: Sharding,
+    dtypes: Dtypes,
+    sharded: type[ShardedGradients],
+    still: Sequence[nn.Module] = (),
 ) -> Synchronizer:
     """How the gradients of `part`, laid out already, meet those of the other data parallel ranks; in the manner of
-    `sharded` where it is.
+    `sharded` where it is. Backward does not come to modules that are `still`.
     """
-    dense = _dense_synchronizer(part, mesh=mesh, sharding=sharding, dtypes=dtypes, sharded=sharded)
+    dense = _dense_synchronizer(part, mesh=mesh, sharding=sharding, dtypes=dtypes, sharded=sharded, still=still)
     if mesh.experts is None or experts_are_sharded(sharding, mesh):
         return dense
     return Together((dense, expert_gradients(part, grid=mesh.experts, dtypes=dtypes)))
 
 
 def _dense_synchronizer(
-    part: nn.Module, *, mesh: Mesh, sharding: Sharding, dtypes: Dtypes, sharded: type[ShardedGradients]
+    part: nn.Module,
+    *,
+    mesh: Mesh,
+    sharding: Sharding,
+    dtypes: Dtypes,
+    sharded: type[ShardedGradients],
+    still: Sequence[nn.Module] = (),
 ) -> Synchronizer:
     if is_sharded(sharding, mesh):
         assert isinstance(part, FSDPModule)
+        units = [module for module in part.modules() if isinstance(module, FSDPModule) and module is not part]
+        gather_back(units, root=part, still=still)
         if next(part.parameters()).device.type == "cpu":
-            gather_ahead([module for module in part.modules() if isinstance(module, FSDPModule)])
+            gather_ahead(units, root=part)
         return sharded(part, sharding=sharding)
     groups = [mesh.group(axis) for axis in (AxisName.REPLICATE, AxisName.SHARD)]
     present = tuple(group for group in groups if group is not None)

@@ -37,15 +37,44 @@ def multiply_all(tensors: Sequence[Tensor], factor: float) -> None:
     torch._foreach_mul_(list(tensors), factor)
 
 
-def gather_ahead(modules: Sequence[FSDPModule]) -> None:
-    """Each of `modules`, in the order they run, starts to gather the next one's parameters before it computes.
+def gather_ahead(modules: Sequence[FSDPModule], *, root: FSDPModule) -> None:
+    """Each of `modules`, in the order they run under `root`, starts to gather the next one's parameters before it
+    computes, and those of modules inside it. These gather none: they run again where a layer is computed again.
 
     On a processor FSDP2 gathers and then computes unless it is told so; accelerators overlap by streams already.
     """
-    for module, following in pairwise(modules):
-        module.set_modules_to_forward_prefetch([following])
-    for module in modules:
+    outer = [(root, []), *_with_inner(modules)]
+    for (module, inner), following in zip(outer, [[after] for after, _ in outer[1:]] + [[]], strict=True):
+        module.set_modules_to_forward_prefetch([*inner, *following])
+    for module in (root, *modules):
         module._set_unshard_async_op(True)
+
+
+def gather_back(modules: Sequence[FSDPModule], *, root: FSDPModule, still: Sequence[nn.Module] = ()) -> None:
+    """In backward each of `modules`, in the order they run forward under `root`, starts to gather the one before it,
+    but for those under `still` ones, where backward does not come.
+
+    FSDP2 follows the order of past forwards: from the first module, where several microbatches went forward, back to
+    the last one, whose parameters are gathered and dropped. The first one names itself here, which gathers nothing.
+    """
+    order = [*(entry for module, inner in _with_inner(modules) for entry in (*inner, module)), root]
+    apart = {id(inner) for module in still for inner in module.modules()}
+    for before, module in pairwise(order):
+        module.set_modules_to_backward_prefetch([module if id(before) in apart else before])
+    order[0].set_modules_to_backward_prefetch([order[0]])
+
+
+def _with_inner(modules: Sequence[FSDPModule]) -> Iterator[tuple[FSDPModule, list[FSDPModule]]]:
+    """Each of `modules` that lies in no other one, with those inside it."""
+    inside = {id(inner): id(module) for module in modules for inner in _below(module)}
+    for module in modules:
+        if id(module) not in inside:
+            yield module, [inner for inner in modules if inside.get(id(inner)) == id(module)]
+
+
+def _below(module: FSDPModule) -> Iterator[nn.Module]:
+    assert isinstance(module, nn.Module)
+    yield from (inner for inner in module.modules() if inner is not module)
 
 
 def gradients_formed(module: FSDPModule) -> None:

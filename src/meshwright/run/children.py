@@ -11,6 +11,12 @@ from typing import Any
 
 from meshwright.spec.errors import MeshwrightError, Problem, WorkerFailed
 
+LONGEST_LINE = 300
+
+
+class RaisedThere(Exception):
+    """The traceback of what a child raised, as text."""
+
 
 def in_child(function: Callable[..., Any], arguments: Mapping[str, Any], *, seconds: float) -> Any:
     """The result of function(**arguments), run in a fresh process; WorkerFailed after `seconds` or on an error."""
@@ -20,7 +26,10 @@ def in_child(function: Callable[..., Any], arguments: Mapping[str, Any], *, seco
 def in_children(
     function: Callable[..., Any], arguments: Sequence[Mapping[str, Any]], *, seconds: float
 ) -> tuple[Any, ...]:
-    """As in_child, one process for each of `arguments`, all at once; the first failure ends them all."""
+    """As in_child, one process for each of `arguments`, all at once; the first failure ends them all.
+
+    What a child raised is told by its first line; the WorkerFailed comes from a RaisedThere, which has the rest.
+    """
     context = multiprocessing.get_context("spawn")
     pipes = [context.Pipe(duplex=False) for _ in arguments]
     workers = [
@@ -57,12 +66,12 @@ def _collect(function: Callable[..., Any], receivers: Sequence[Connection], *, s
             except EOFError:
                 raise _failed(function, "the process died", "it may have been killed for memory") from None
             if not succeeded:
-                raise _failed(function, value[0], value[1])
+                raise _failed(function, value[0]) from RaisedThere(value[1])
             results[index] = value
     return tuple(results[index] for index in range(len(receivers)))
 
 
-def _failed(function: Callable[..., Any], what: str, why: str) -> MeshwrightError:
+def _failed(function: Callable[..., Any], what: str, why: str = "") -> MeshwrightError:
     return WorkerFailed(Problem(what=what, where=f"worker of {function.__name__}", why=why))
 
 
@@ -70,6 +79,13 @@ def _run(function: Callable[..., Any], arguments: dict[str, Any], sender: Connec
     try:
         sender.send((True, function(**arguments)))
     except Exception as error:
-        sender.send((False, (f"{type(error).__name__}: {error}", traceback.format_exc(limit=-3))))
+        sender.send((False, (_first_line(error), traceback.format_exc())))
     finally:
         sender.close()
+
+
+def _first_line(error: Exception) -> str:
+    """The kind of error and the first line of what it says: torch's go on with tables of its kernels."""
+    words = str(error).strip().partition("\n")[0]
+    line = f"{type(error).__name__}: {words}" if words else type(error).__name__
+    return line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}..."

@@ -6,16 +6,17 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from meshwright import cost, search
 from meshwright.cost.fixed_buffers import workspace_bytes
 from meshwright.cost.software import software
-from meshwright.run.children import in_children
+from meshwright.run.children import RaisedThere, in_children
 from meshwright.run.dry.count import RankCount, content
 from meshwright.run.dry.worker import count_ranks
 from meshwright.spec.cluster import DeviceKind
 from meshwright.spec.counted import count_gaps
-from meshwright.spec.errors import ConfigError
+from meshwright.spec.errors import ConfigError, Fault, Problem, WorkerFailed
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Gap, Line, LineName, MemoryPart, Origin, Report, StageMemory
 
@@ -49,7 +50,8 @@ def dry_run(design: Design, *, whole: bool = False, say: Say | None = None) -> D
 
     Probes of few layers and microbatches tell the rest to the byte, and where they do not the whole is traced, as it
     is where `whole` asks for it. `say` is given progress lines. Raises ConfigError with every rule of plans or of
-    this runtime that the design breaks; one that does not fit its devices is counted, and `fits` says so.
+    this runtime that the design breaks; one that does not fit its devices is counted, and `fits` says so. Fault where
+    the step could not be traced, and WorkerFailed where a process that counts was killed.
     """
     begun = time.perf_counter()
     say = say or _nobody
@@ -60,7 +62,7 @@ def dry_run(design: Design, *, whole: bool = False, say: Say | None = None) -> D
     say(f"counting {_number(design.plan.pipeline, 'pipeline rank')} in {_number(len(shares), 'process', 'es')}")
     text = design.to_json()
     arguments = [{"design": text, "ranks": share, "whole": whole} for share in shares]
-    found = in_children(count_ranks, arguments, seconds=LIMIT_SECONDS)
+    found = _counted(arguments)
     ranks = tuple(sorted((count for counts in found for count in counts), key=lambda count: count.rank))
     predicted = with_traffic(design, cost.predict(design))
     counted = counted_report(design, predicted, ranks)
@@ -74,6 +76,21 @@ def dry_run(design: Design, *, whole: bool = False, say: Say | None = None) -> D
         whole=not any(count.probed for count in ranks),
         seconds=time.perf_counter() - begun,
     )
+
+
+def _counted(arguments: Sequence[Mapping[str, Any]]) -> tuple[tuple[RankCount, ...], ...]:
+    try:
+        found: tuple[tuple[RankCount, ...], ...] = in_children(count_ranks, arguments, seconds=LIMIT_SECONDS)
+    except WorkerFailed as error:
+        if not isinstance(error.__cause__, RaisedThere):
+            raise
+        problem = Problem(
+            what=f"the step could not be traced: {error.problems[0].what}",
+            why="this is a fault of meshwright, not of what you asked",
+            fix="please report it with what `meshwright --verbose dryrun` shows",
+        )
+        raise Fault(problem) from error.__cause__
+    return found
 
 
 def shares_of(design: Design, *, processes: int) -> list[list[int]]:

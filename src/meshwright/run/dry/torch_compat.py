@@ -14,6 +14,7 @@ from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import _sharding_prop
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
@@ -217,6 +218,8 @@ def fake_world(*, rank: int, world_size: int, accelerator: bool) -> Iterator[Fak
             yield stack.enter_context(_Decided(allow_non_fake_inputs=True))
     finally:
         torch._C._set_only_lift_cpu_tensors(before)
+        # Layouts that were worked out hold meshes, whose groups end here: another world's mesh may equal them.
+        _clear_sharding_prop_cache()
         dist.destroy_process_group()
 
 

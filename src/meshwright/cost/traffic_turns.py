@@ -1,0 +1,68 @@
+"""How often a step gathers the parameters of a stage and reduces their gradients, by its sharding and schedule."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from meshwright import schedule
+from meshwright.cost.traffic_parameters import Part, Unit
+from meshwright.schedule import Work
+from meshwright.schedule.build import SPLIT
+from meshwright.spec.plan import Plan, ScheduleKind, Sharding
+
+Parts = tuple[Part, ...]
+
+
+def shares_turns(plan: Plan) -> bool:
+    """Whether all microbatches share one gather each way and one reduction: they pass a stage of one layer in a row."""
+    last = len(plan.stages) - 1
+    layers = (s.stop - s.start - (index == 0) - (index == last) for index, s in enumerate(plan.stages))
+    return plan.schedule.kind is ScheduleKind.BREADTH_FIRST and max(layers) <= 1
+
+
+def gathers(plan: Plan, *, comes_back: bool) -> int:
+    """Of each unit in a step: once, or for every pass forward and, where backward `comes_back`, again for that where
+    they are freed between."""
+    if plan.first_group.sharding is not Sharding.PARAMETERS:
+        return 1
+    ways = 1 + comes_back
+    return ways if shares_turns(plan) else ways * plan.schedule.microbatches * plan.schedule.slices
+
+
+def scatters(plan: Plan, index: int, unit: Unit, *, replicas: int) -> Counter[Parts]:
+    """How often which parameters of `unit` of stage `index` have their gradients reduced together.
+
+    Where backwards are split, gradients that come with the input's wait for the next ones of matrices, and some
+    reductions of matrices find none of them; replicas, which sum their shards once, take those as zero.
+    """
+    found: Counter[Parts] = Counter()
+    if plan.first_group.sharding is Sharding.OPTIMIZER or shares_turns(plan):
+        found[unit.parts] = 1
+        return found
+    if plan.pipeline == 1 or plan.schedule.kind not in SPLIT:
+        found[unit.parts] = plan.schedule.microbatches * plan.schedule.slices
+        return found
+    late = tuple(part for part in unit.parts if not part.early)
+    waits = [*_early_waits(plan, index)]
+    for place, early in enumerate(waits):
+        fills = replicas > 1 and not unit.experts and (bool(late) or place == len(waits) - 1)
+        found[unit.parts if early or fills else late] += 1
+    del found[()]
+    return found
+
+
+def _early_waits(plan: Plan, index: int) -> Iterator[bool]:
+    """For every backward of a stage that forms gradients of matrices, whether others are there too."""
+    entry = plan.schedule
+    row = schedule.program(
+        entry.kind, pipeline=plan.pipeline, chunks=entry.chunks, microbatches=entry.microbatches
+    ).table()[plan.stages[index].rank]
+    early = False
+    for action in row:
+        if action.stage != index or action.work is Work.FORWARD:
+            continue
+        early = early or action.work is not Work.WEIGHT
+        if action.work is not Work.INPUT:
+            yield early
+            early = False
