@@ -29,7 +29,7 @@ class Indivisible(Exception):
     columns, and the parts dealt from every piece, it could."""
 
     def __init__(self, reason: str, *, origins: frozenset[str] = WHOLE, cuts: tuple[Fraction, ...] = ()) -> None:
-        super().__init__(reason)
+        super().__init__(f"{reason} (divided: {', '.join(sorted(origins))})" if origins else reason)
         self.reason, self.origins, self.cuts = reason, origins, cuts
 
 

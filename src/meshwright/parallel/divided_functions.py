@@ -247,6 +247,7 @@ RULES: Mapping[str, Callable[..., Any]] = {
     "pad": _padded,
     "linear": _bare(products.linear),
     "addmm": _bare(products.addmm),
+    "baddbmm": _bare(products.baddbmm),
     "embedding": _bare(products.embedding),
     "scaled_dot_product_attention": _bare(products.scaled_dot_product_attention),
     "multi_head_attention_forward": _bare(products.multi_head_attention_forward),

@@ -67,11 +67,16 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return summed if bias is None else summed + bias
 
 
-def addmm(bias: Tensor, a: Tensor, b: Tensor, **scales: Any) -> Tensor:
-    """bias + a @ b."""
-    if any(value != 1 for value in scales.values()):
-        raise Indivisible("a scaled sum of products", origins=origins_of((bias, a, b)))
-    return matmul(a, b) + bias
+def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """beta bias + alpha a @ b."""
+    product = matmul(a, b)
+    product = product if alpha == 1 else product * alpha
+    return product + (bias if beta == 1 else bias * beta)
+
+
+def baddbmm(bias: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """As `addmm` of every matrix of a batch."""
+    return addmm(bias, batch1, batch2, beta=beta, alpha=alpha)
 
 
 def whole(x: Divided) -> Tensor:

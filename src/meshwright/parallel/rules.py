@@ -157,7 +157,7 @@ class _Trial:
         if kind in self.given_up:
             return None
         if layout is Layout.COLUMN and kind in self.taken_back:
-            if width not in self.rows:
+            if width not in self.rows or "*" in kind:
                 return None
             layout = Layout.VOCABULARY
         pieces = _pieces(width, self.cuts.get(kind, frozenset()))

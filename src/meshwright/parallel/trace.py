@@ -58,13 +58,13 @@ class _Pretending(TorchFunctionMode):
 
 
 def _numbered(key: Any) -> Any:
-    """Masks as the places that they pick."""
+    """Masks as the places that they pick, and one place as the first."""
     keys, found = key if isinstance(key, tuple) else (key,), []
     for entry in keys:
         if isinstance(entry, Tensor) and entry.dtype is torch.bool and entry.ndim:
             found += [torch.empty(_SEEN, dtype=torch.int64, device="meta") for _ in range(entry.ndim)]
         else:
-            found.append(entry)
+            found.append(0 if isinstance(entry, Tensor) and entry.ndim == 0 else entry)
     return tuple(found) if isinstance(key, tuple) or len(found) > 1 else found[0]
 
 
