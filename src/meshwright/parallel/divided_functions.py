@@ -11,7 +11,7 @@ from torch import Tensor
 from meshwright.parallel import divided_moves as moves
 from meshwright.parallel import divided_products as products
 from meshwright.parallel.divided import Deciding, Divided, Division, Indivisible, beside, origins_of, parts_among
-from meshwright.parallel.torch_compat import plain
+from meshwright.parallel.torch_compat import plain, plainly
 
 _ELEMENTWISE = frozenset(
     """add sub rsub mul div true_divide pow neg abs exp exp2 log sqrt rsqrt reciprocal square sin cos tanh sigmoid erf
@@ -44,7 +44,7 @@ _REDUCTIONS = {
 _LOOKS = frozenset(
     """dtype device requires_grad is_cuda is_cpu is_meta is_sparse is_quantized is_nested layout grad_fn is_leaf
     is_floating_point is_complex is_contiguous get_device element_size retains_grad names is_mkldnn is_mps is_xpu
-    data_ptr register_hook _version is_inference output_nr is_conj is_neg is_vulkan is_mtia is_xla is_ipu
+    data_ptr register_hook _version _base is_inference output_nr is_conj is_neg is_vulkan is_mtia is_xla is_ipu
     """.split()
 )
 
@@ -177,7 +177,7 @@ def _size(_func: Any, x: Divided, dim: int | None = None) -> Any:
 
 
 def _look(func: Any, x: Divided, *args: Any, **kwargs: Any) -> Any:
-    return func(plain(x), *args, **kwargs)
+    return plainly(func, x, *args, **kwargs)
 
 
 def _times(func: Any, x: Tensor, other: Tensor, **kwargs: Any) -> Any:

@@ -119,28 +119,34 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, *res
     """Attention of this rank's heads."""
     names = ("attn_mask", "dropout_p", "is_causal")
     given = {**dict(zip(names, rest, strict=False)), **options}
-    if not isinstance(query, Divided):
-        raise Indivisible("keys are divided and queries are not", origins=origins_of((key, value)))
-    back, division = query.division.dim - query.ndim, query.division
+    first = parts_among((query, key, value))[0]
+    back = first.division.dim - first.ndim
     if back >= -2:
-        raise Indivisible("attention over divided tokens or features of a head", origins=query.origins)
-    near = [_heads(x, back, query) for x in (key, value)]
+        raise Indivisible("attention over divided tokens or features of a head", origins=first.origins)
+    near = [_heads(x, back, first) for x in (query, key, value)]
+    heads = Division(dim=query.ndim + back, pieces=_pieces(query, back, first))
     mask = given.pop("attn_mask", None)
-    mask = mask if mask is None else beside(mask, back, division, like=query)
-    local = functional.scaled_dot_product_attention(plain(query), near[0], near[1], attn_mask=mask, **given)
-    return query.made(local, division, origins=origins_of((query, key, value)))
+    mask = mask if mask is None else beside(mask, back, heads, like=first)
+    local = functional.scaled_dot_product_attention(*near, attn_mask=mask, **given)
+    return first.made(local, heads, origins=origins_of((query, key, value)))
 
 
-def _heads(x: Tensor, back: int, query: Divided) -> Tensor:
-    """Keys or values of this rank's queries; of grouped ones there are fewer."""
-    if isinstance(x, Divided):
-        if x.division.dim - x.ndim != back or len(x.division.pieces) != len(query.division.pieces):
-            raise Indivisible("queries and keys are divided in two ways", origins=x.origins | query.origins)
-        return plain(x)
-    count = x.shape[back]
-    if count % query.axis.size:
-        raise Indivisible(f"{count} heads of keys do not divide by {query.axis.size}", origins=query.origins)
-    return own(query.axis.enter(x), Division(dim=x.ndim + back, pieces=(count,)), query.axis)
+def _pieces(x: Tensor, back: int, like: Divided) -> tuple[int, ...]:
+    """Pieces of the heads of x beside those of `like`: of grouped keys there are fewer."""
+    count, runs = x.shape[back], len(like.division.pieces)
+    if count % (runs * like.axis.size):
+        raise Indivisible(f"{count} heads do not divide by {like.axis.size}", origins=like.origins)
+    return (count // runs,) * runs
+
+
+def _heads(x: Tensor, back: int, like: Divided) -> Tensor:
+    """This rank's heads of x."""
+    pieces = _pieces(x, back, like)
+    if not isinstance(x, Divided):
+        return own(like.axis.enter(x), Division(dim=x.ndim + back, pieces=pieces), like.axis)
+    if x.division.dim - x.ndim != back or x.division.pieces != pieces:
+        raise Indivisible("queries and keys are divided in two ways", origins=x.origins | like.origins)
+    return plain(x)
 
 
 def multi_head_attention_forward(

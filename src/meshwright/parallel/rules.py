@@ -86,6 +86,7 @@ def derive(module: nn.Module, example: Example, *, tensor: int) -> Rules:
             break
         except Indivisible as conflict:
             trial.learn(conflict)
+    trial.extend(names)
     return Rules(ranks=tensor, parts={name: trial.part(name) for name in names})
 
 
@@ -99,6 +100,7 @@ class _Trial:
     given_up: dict[str, str] = field(default_factory=dict)
     cuts: dict[str, frozenset[Fraction]] = field(default_factory=dict)
     rows: set[int] = field(default_factory=set)
+    reached: set[str] = field(default_factory=set)
     chosen: dict[str, tuple[Layout, Division]] = field(default_factory=dict)
     stood: Stood = field(init=False)
 
@@ -113,14 +115,18 @@ class _Trial:
         return {name: _opened(_Open(name=name, trial=self), without_memory(x)) for name, x in names.items()}
 
     def check(self, output: Any) -> None:
-        """Raises Indivisible where what the module returns is divided."""
+        """Raises Indivisible where what the module returns is divided, or its gradient meets what it cannot."""
+        results: list[Tensor] = []
 
         def look(x: Any) -> Any:
             if isinstance(x, Divided):
                 raise Indivisible("the module returns it", origins=x.origins)
+            if isinstance(x, Tensor) and x.requires_grad:
+                results.append(x)
             return x
 
         tree_map(look, output)
+        torch.autograd.backward(results, [torch.ones_like(result) for result in results])
 
     def learn(self, conflict: Indivisible) -> None:
         """Cuts that would help are tried first; then the columns that were divided are whole."""
@@ -139,6 +145,14 @@ class _Trial:
             raise ConfigError(Problem(what=f"cannot be divided: {why}", where=min(origins), fix="use tensor 1"))
         for name in origins:
             (self.given_up if name in self.taken_back else self.taken_back)[name] = why
+
+    def extend(self, names: Mapping[str, Tensor]) -> None:
+        """Matrices that the forward did not reach lie as those of alike modules beside them: experts not chosen."""
+        beside = {(_kind(name, self.module), names[name].shape): self.chosen[name] for name in self.chosen}
+        for name, x in names.items():
+            found = beside.get((_kind(name, self.module), x.shape))
+            if name not in self.reached and found is not None:
+                self.chosen[name] = found
 
     def part(self, name: str) -> Parted:
         if name in self.chosen:
@@ -213,6 +227,9 @@ class Open(Deciding):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         name, kwargs = function_name(func), dict(kwargs or {})
+        for entry in (*args, *kwargs.values()):
+            if isinstance(entry, Open):
+                entry.open.trial.reached.add(entry.open.name)
         if name in ("__rmatmul__",):
             return torch.matmul(args[1], args[0])
         if name in _MATRICES:

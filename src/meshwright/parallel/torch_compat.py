@@ -338,6 +338,12 @@ def plain(x: Tensor) -> Tensor:
         return x.as_subclass(Tensor)
 
 
+def plainly(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What `function` returns of tensors as they are, whatever their own ways of calling it."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return function(*args, **kwargs)
+
+
 def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
     """`tree` of tuples, lists, dicts and registered classes with `function` of every leaf."""
     return _pytree.tree_map(function, tree)

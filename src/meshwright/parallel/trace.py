@@ -51,6 +51,8 @@ class _Pretending(TorchFunctionMode):
             found = [torch.empty(_SEEN, dtype=torch.int64, device="meta") for _ in range(first.ndim)]
             as_tuple = name == "where" or kwargs.get("as_tuple", False)
             return tuple(found) if as_tuple else torch.stack(found, dim=-1)
+        if name == "bincount" and imagines:
+            return torch.empty(kwargs.get("minlength", (*args, 0)[-1]) or _SEEN, dtype=torch.int64, device="meta")
         if name == "__getitem__" and imagines:
             args = (first, _numbered(args[1]))
         args, kwargs = tree_map(_without_memory, (args, kwargs))
