@@ -84,7 +84,9 @@ class Dropping(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.steps = nn.Sequential(nn.Linear(WIDTH, 32), nn.Dropout(0.5), nn.ReLU(), nn.Linear(32, WIDTH), nn.Dropout(0.5))
+        self.steps = nn.Sequential(
+            nn.Linear(WIDTH, 32), nn.Dropout(0.5), nn.ReLU(), nn.Linear(32, WIDTH), nn.Dropout(0.5)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.steps(x)

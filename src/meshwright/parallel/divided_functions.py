@@ -13,19 +13,24 @@ from meshwright.parallel import divided_products as products
 from meshwright.parallel.divided import Deciding, Divided, Division, Indivisible, beside, origins_of, parts_among
 from meshwright.parallel.torch_compat import plain, plainly
 
-_ELEMENTWISE = frozenset(
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_ELEMENTWISE = _words(
     """add sub rsub mul div true_divide pow neg abs exp exp2 log sqrt rsqrt reciprocal square sin cos tanh sigmoid erf
     relu relu6 gelu silu mish elu selu celu leaky_relu softplus logsigmoid hardswish hardsigmoid hardtanh threshold
     clamp clip clamp_min clamp_max maximum minimum where masked_fill lerp dropout alpha_dropout addcmul addcdiv
     contiguous clone detach float double half bfloat16 nan_to_num sign floor round isnan isinf
     eq ne lt le gt ge logical_and logical_or logical_not bitwise_and bitwise_or invert zeros_like ones_like empty_like
     full_like rand_like view_as_complex view_as_real requires_grad_ zero_ fill_
-    """.split()
+    """
 )
 _OPERATORS = {
-    **{f"__{name}__": name for name in "add sub mul pow neg abs eq ne lt le gt ge invert rsub".split()},
-    **{f"__r{name}__": name for name in "add mul div truediv pow".split()},
-    **{f"__i{name}__": name for name in "add sub mul truediv".split()},
+    **{f"__{name}__": name for name in _words("add sub mul pow neg abs eq ne lt le gt ge invert rsub")},
+    **{f"__r{name}__": name for name in _words("add mul div truediv pow")},
+    **{f"__i{name}__": name for name in _words("add sub mul truediv")},
     **dict.fromkeys(("__truediv__", "__div__", "__itruediv__"), "div"),
     **dict.fromkeys(("__and__", "__or__"), "logical_and"),
     "__matmul__": "matmul",
@@ -34,18 +39,18 @@ _OPERATORS = {
 }
 # Where the dim is that a function works along, among its arguments.
 _ALONG = {
-    **dict.fromkeys("softmax log_softmax cumsum cumprod sort argsort flip roll glu".split(), 1),
+    **dict.fromkeys(_words("softmax log_softmax cumsum cumprod sort argsort flip roll glu"), 1),
     "normalize": 2,
 }
 _REDUCTIONS = {
-    **dict.fromkeys("mean sum amax amin var std logsumexp all any argmax argmin max min prod var_mean".split(), 1),
+    **dict.fromkeys(_words("mean sum amax amin var std logsumexp all any argmax argmin max min prod var_mean"), 1),
     "norm": 2,
 }
-_LOOKS = frozenset(
+_LOOKS = _words(
     """dtype device requires_grad is_cuda is_cpu is_meta is_sparse is_quantized is_nested layout grad_fn is_leaf
     is_floating_point is_complex is_contiguous get_device element_size retains_grad names is_mkldnn is_mps is_xpu
     data_ptr register_hook _version _base is_inference output_nr is_conj is_neg is_vulkan is_mtia is_xla is_ipu
-    """.split()
+    """
 )
 
 
@@ -60,10 +65,13 @@ class Ruled(Divided):
             return NotImplemented
         name = function_name(func)
         rule = RULES.get(name) or RULES.get(name.rstrip("_"))
+        held = origins_of(_flat(args, kwargs or {}))
         if rule is None:
-            held = parts_among(_flat(args, kwargs or {}))
-            raise Indivisible(f"{name} has no rule for divided tensors", origins=origins_of(held))
-        return rule(func, *args, **(kwargs or {}))
+            raise Indivisible(f"{name} has no rule for divided tensors", origins=held)
+        try:
+            return rule(func, *args, **(kwargs or {}))
+        except TypeError as error:
+            raise Indivisible(f"{name} called so has no rule: {error}", origins=held) from error
 
 
 def function_name(func: Any) -> str:
@@ -166,7 +174,7 @@ def _sizes(args: tuple[Any, ...]) -> list[int]:
     return list(args[0]) if len(args) == 1 and not isinstance(args[0], int) else list(args)
 
 
-def _view(func: Any, x: Divided, *args: Any, **kwargs: Any) -> Any:
+def _view(_func: Any, x: Divided, *args: Any, **kwargs: Any) -> Any:
     if args and isinstance(args[0], torch.dtype):
         raise moves.refuse(x, "a view as another dtype")
     return moves.view(x, _sizes(args) if args else list(kwargs["shape"]))
@@ -180,7 +188,7 @@ def _look(func: Any, x: Divided, *args: Any, **kwargs: Any) -> Any:
     return plainly(func, x, *args, **kwargs)
 
 
-def _times(func: Any, x: Tensor, other: Tensor, **kwargs: Any) -> Any:
+def _times(func: Any, x: Tensor, other: Tensor) -> Any:
     return products.matmul(other, x) if func.__name__ == "__rmatmul__" else products.matmul(x, other)
 
 
@@ -193,8 +201,8 @@ def _permute(_func: Any, x: Divided, *args: Any, **kwargs: Any) -> Any:
     return moves.permute(x, _sizes(args) if args else kwargs["dims"])
 
 
-def _expand(_func: Any, x: Divided, *args: Any) -> Any:
-    return moves.expand(x, _sizes(args))
+def _expand(_func: Any, x: Divided, *args: Any, **kwargs: Any) -> Any:
+    return moves.expand(x, _sizes(args) if args else kwargs["size"])
 
 
 def _interleaved(_func: Any, x: Divided, repeats: Any, dim: Any = None, **_: Any) -> Any:
@@ -238,7 +246,7 @@ RULES: Mapping[str, Callable[..., Any]] = {
     "squeeze": _bare(moves.squeeze),
     "flatten": _bare(moves.flatten),
     "unflatten": _bare(moves.unflatten),
-    "split": _bare(lambda x, split_size_or_sections, dim=0, **named: moves.split(x, split_size_or_sections, dim)),
+    "split": _bare(lambda x, split_size_or_sections, dim=0: moves.split(x, split_size_or_sections, dim)),
     "chunk": _bare(lambda x, chunks, dim=0: moves.chunk(x, chunks, dim)),
     "unbind": _bare(moves.unbind),
     "narrow": _narrow,

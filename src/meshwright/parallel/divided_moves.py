@@ -222,7 +222,9 @@ def _sliced(x: Divided, entry: Any) -> Divided:
     start, stop, step = entry.indices(width)
     if step != 1:
         raise refuse(x, "steps over a divided dim")
-    return x if (start, stop) == (0, width) else _between(x, start, stop, cuts=[c for c in (start, stop) if 0 < c < width])
+    return (
+        x if (start, stop) == (0, width) else _between(x, start, stop, cuts=[c for c in (start, stop) if 0 < c < width])
+    )
 
 
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Divided:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from meshwright.parallel.divided import Divided, Division, Indivisible, Use, beside, own, origins_of, parts_among
+from meshwright.parallel.divided import Divided, Division, Indivisible, Use, beside, origins_of, own, parts_among
 from meshwright.parallel.torch_compat import plain
 
 
@@ -91,9 +91,10 @@ def embedding(
     weight: Tensor,
     padding_idx: int | None = None,
     max_norm: float | None = None,
-    norm_type: float = 2.0,
+    _norm_type: float = 2.0,
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
+    **_: Any,
 ) -> Tensor:
     """Rows of a divided table, summed over the ranks of which one has each; or columns of all rows."""
     usual = max_norm is None and not scale_grad_by_freq and not sparse
@@ -123,11 +124,11 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, *res
     back = first.division.dim - first.ndim
     if back >= -2:
         raise Indivisible("attention over divided tokens or features of a head", origins=first.origins)
-    near = [_heads(x, back, first) for x in (query, key, value)]
+    q, k, v = (_heads(x, back, first) for x in (query, key, value))
     heads = Division(dim=query.ndim + back, pieces=_pieces(query, back, first))
     mask = given.pop("attn_mask", None)
     mask = mask if mask is None else beside(mask, back, heads, like=first)
-    local = functional.scaled_dot_product_attention(*near, attn_mask=mask, **given)
+    local = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, **given)
     return first.made(local, heads, origins=origins_of((query, key, value)))
 
 
@@ -175,18 +176,22 @@ def multi_head_attention_forward(
 ) -> tuple[Tensor, None]:
     """nn.MultiheadAttention of (tokens, batch, features) whose packed input matrix is divided, by its parts."""
     unusual = (bias_k, bias_v, static_k, static_v)
-    if use_separate_proj_weight or add_zero_attn or need_weights or query.ndim != 3 or any(
-        entry is not None for entry in unusual
+    if (
+        use_separate_proj_weight
+        or add_zero_attn
+        or need_weights
+        or query.ndim != 3
+        or any(entry is not None for entry in unusual)
     ):
         reason = "nn.MultiheadAttention is divided only with one width, batches and need_weights=False"
         raise Indivisible(reason, origins=origins_of((in_weight,)))
     biases = (None,) * 3 if in_bias is None else in_bias.split(width)
     parts = zip((query, key, value), in_weight.split(width), biases, strict=True)
-    per_head = [_per_head(linear(x, weight, bias), heads) for x, weight, bias in parts]
+    q, k, v = (_per_head(linear(x, weight, bias), heads) for x, weight, bias in parts)
     mask = _mask(attn_mask, key_padding_mask, heads=heads, like=query)
     causal = is_causal and mask is None
     dropped = dropout_p if training else 0.0
-    mixed = functional.scaled_dot_product_attention(*per_head, attn_mask=mask, dropout_p=dropped, is_causal=causal)
+    mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropped, is_causal=causal)
     joined = mixed.permute(2, 0, 1, 3).reshape(query.shape[0], query.shape[1], width)
     return functional.linear(joined, out_weight, out_bias), None
 

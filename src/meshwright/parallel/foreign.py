@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor
 from meshwright.parallel.clip import gradient_norm, local_part, scale_gradients
 from meshwright.parallel.data import build_synchronizer, is_sharded, shard_module
 from meshwright.parallel.divided import Divided, GroupAxis, ImaginedAxis, Indivisible, order, own
-from meshwright.parallel.foreign_rules import apart_from, blocks_of, recompute_of, unfit_for
 from meshwright.parallel.foreign_parts import Parts, recompute_forward
+from meshwright.parallel.foreign_rules import apart_from, blocks_of, recompute_of, unfit_for
 from meshwright.parallel.mesh import Mesh, build_mesh
 from meshwright.parallel.precision import Dtypes, dtypes
 from meshwright.parallel.rules import Rules, derive
@@ -49,7 +49,7 @@ class Parallelized:
         """
         self.synchronizer.after_forward(last=last)
         self.synchronizer.before_backward(last=last)
-        (loss / self.mesh.data_size).backward()  # type: ignore[no-untyped-call]
+        (loss / self.mesh.data_size).backward()
         if last:
             self.synchronizer.after_backward()
 
@@ -193,9 +193,7 @@ def _home(module: nn.Module) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
-def _watch(
-    module: nn.Module, *, axis: GroupAxis | None, dtype: torch.dtype | None, synchronizer: Synchronizer
-) -> None:
+def _watch(module: nn.Module, *, axis: GroupAxis | None, dtype: torch.dtype | None, synchronizer: Synchronizer) -> None:
     """A forward of `module` takes numbers in `dtype`, returns whole tensors and leaves nothing behind."""
 
     def cast(x: Any) -> Any:

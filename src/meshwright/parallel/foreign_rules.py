@@ -72,10 +72,11 @@ def _schedule(plan: Plan) -> list[Problem]:
 
 
 def _groups(groups: Sequence[BlockGroup]) -> list[Problem]:
-    found = []
-    for column in ("sharding", "tensor", "precision"):
-        if len({getattr(group, column) for group in groups}) > 1:
-            found.append(Problem(what=f"groups differ in {column}", where=_GROUP, fix="use one choice"))
+    found = [
+        Problem(what=f"groups differ in {column}", where=_GROUP, fix="use one choice")
+        for column in ("sharding", "tensor", "precision")
+        if len({getattr(group, column) for group in groups}) > 1
+    ]
     if any(group.sequence_parallel for group in groups):
         what = "the stream between matrices of yours is whole"
         found.append(Problem(what=what, where=f"{_GROUP}.sequence_parallel", fix="use false"))
@@ -103,7 +104,9 @@ def _blocks(plan: Plan, module: nn.Module, blocks: Sequence[nn.Module]) -> list[
         what = "has distributed parameters already"
         found.append(Problem(what=what, where=type(module).__name__, fix="lay it once, before anything else does"))
     inside = {id(parameter) for block in blocks for parameter in block.parameters()}
-    outside = {id(parameter) for owner in apart_from(blocks, module=module) for parameter in owner.parameters(recurse=False)}
+    outside = {
+        id(parameter) for owner in apart_from(blocks, module=module) for parameter in owner.parameters(recurse=False)
+    }
     if groups[0].sharding is not Sharding.NONE and inside & outside:
         names = [name for name, parameter in module.named_parameters() if id(parameter) in inside & outside]
         what = "is tied to a parameter outside of its block, so no block can be sharded alone"

@@ -335,9 +335,7 @@ def _table(indexes: Tensor, weight: Any) -> Tensor:
     if division is None or (division.dim == 0 and division.use is Use.FEATURES):
         return whole
     axis = ImaginedAxis(size=state.trial.ranks)
-    return divided(
-        own(whole, division, axis), division, kind=Ruled, axis=axis, origins=frozenset({state.name})
-    )
+    return divided(own(whole, division, axis), division, kind=Ruled, axis=axis, origins=frozenset({state.name}))
 
 
 def _attention(args: tuple[Any, ...]) -> list[Any]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 
 from meshwright.parallel.divided import Deciding, Divided, Indivisible
 from meshwright.parallel.torch_compat import plain, tree_map
@@ -18,8 +19,8 @@ from meshwright.spec.errors import ConfigError, Problem
 Example = tuple[Any, ...] | Mapping[str, Any]
 
 _SEEN = 3  # how many of what depends on data a trace pretends to find
-_VIEWS = frozenset("view reshape to long int contiguous unsqueeze squeeze flatten __getitem__ clone detach".split())
-_READS = {"item": 0, "__int__": 0, "__index__": 0, "__bool__": False, "__float__": 0.0, "__len__": _SEEN}
+_VIEWS = {"view", "reshape", "to", "long", "int", "contiguous", "unsqueeze", "squeeze", "flatten", "__getitem__"}
+_READS = {"item": 0, "__int__": 0, "__index__": 0, "__bool__": False, "__float__": 0.0}
 
 
 class Given(Tensor):
@@ -42,29 +43,33 @@ class _Pretending(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         name, kwargs = getattr(func, "__name__", ""), dict(kwargs or {})
         first = args[0] if args else None
-        imagines = isinstance(first, Tensor) and first.device.type == "meta"
-        if name in _READS and name != "__len__" and imagines:
-            return _READS[name]
-        if name == "tolist" and imagines:
-            return torch.zeros(first.shape, dtype=first.dtype, device="cpu").tolist()
-        if imagines and (name in ("nonzero", "argwhere") or (name == "where" and len(args) == 1)):
-            found = [torch.empty(_SEEN, dtype=torch.int64, device="meta") for _ in range(first.ndim)]
-            as_tuple = name == "where" or kwargs.get("as_tuple", False)
-            return tuple(found) if as_tuple else torch.stack(found, dim=-1)
-        if name == "bincount" and imagines:
-            return torch.empty(kwargs.get("minlength", (*args, 0)[-1]) or _SEEN, dtype=torch.int64, device="meta")
-        if name == "__getitem__" and imagines:
-            args = (first, _numbered(args[1]))
+        if isinstance(first, Tensor) and first.device.type == "meta":
+            if name in _READS:
+                return _READS[name]
+            if name == "tolist":
+                return torch.zeros(first.shape, dtype=first.dtype, device="cpu").tolist()
+            if name in ("nonzero", "argwhere") or (name == "where" and len(args) == 1):
+                found = _places(first.ndim)
+                as_tuple = name == "where" or kwargs.get("as_tuple", False)
+                return tuple(found) if as_tuple else torch.stack(found, dim=-1)
+            if name == "__getitem__":
+                args = (first, _numbered(args[1]))
         args, kwargs = tree_map(_without_memory, (args, kwargs))
         return func(*args, **kwargs)
 
 
+def _places(dims: int) -> list[Tensor]:
+    """Where something is found: as many indexes of each dim."""
+    return [torch.empty(_SEEN, dtype=torch.int64, device="meta") for _ in range(dims)]
+
+
 def _numbered(key: Any) -> Any:
     """Masks as the places that they pick, and one place as the first."""
-    keys, found = key if isinstance(key, tuple) else (key,), []
+    keys = key if isinstance(key, tuple) else (key,)
+    found: list[Any] = []
     for entry in keys:
         if isinstance(entry, Tensor) and entry.dtype is torch.bool and entry.ndim:
-            found += [torch.empty(_SEEN, dtype=torch.int64, device="meta") for _ in range(entry.ndim)]
+            found += _places(entry.ndim)
         else:
             found.append(0 if isinstance(entry, Tensor) and entry.ndim == 0 else entry)
     return tuple(found) if isinstance(key, tuple) or len(found) > 1 else found[0]
@@ -80,8 +85,9 @@ class Stood:
     """While entered, `place` is the path of the module whose forward is at work, and after a failure where it was."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._module, self._path, self._handles = module, [], []
-        self.place = ""
+        self._module, self.place = module, ""
+        self._path: list[str] = []
+        self._handles: list[RemovableHandle] = []
 
     def __enter__(self) -> Stood:
         self._path, self.place = [], ""

@@ -32,7 +32,9 @@ def plan_of_degrees(
     wrong = {name.value: size for name, size in sizes.items() if size < 1}
     wrong |= {"microbatches": microbatches} if microbatches < 1 else {}
     if wrong:
-        raise ConfigError(Problem(what=f"{size} is less than one", where=name, fix="use 1") for name, size in wrong.items())
+        raise ConfigError(
+            Problem(what=f"{size} is less than one", where=name, fix="use 1") for name, size in wrong.items()
+        )
     usual = Sharding.PARAMETERS if shard > 1 else Sharding.NONE
     group = BlockGroup(
         start=0,
