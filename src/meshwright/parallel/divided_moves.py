@@ -197,7 +197,7 @@ def index(x: Divided, key: Any) -> Divided:
         place = next(i for i, entry in enumerate(keys) if entry is Ellipsis)
         keys[place : place + 1] = [slice(None)] * (ndim - used)
     keys += [slice(None)] * (ndim - sum(entry is not None for entry in keys))
-    dim, result, tensors = 0, 0, 0
+    dim, result, tensors, where = 0, 0, 0, 0
     for place, entry in enumerate(keys):
         if entry is None:
             result += 1
@@ -221,10 +221,19 @@ def _sliced(x: Divided, entry: Any) -> Divided:
         raise refuse(x, "an index into a divided dim")
     start, stop, step = entry.indices(width)
     if step != 1:
+        return _stepped(x, start, stop, step)
+    if (start, stop) == (0, width):
+        return x
+    return _between(x, start, stop, cuts=[cut for cut in (start, stop) if 0 < cut < width])
+
+
+def _stepped(x: Divided, start: int, stop: int, step: int) -> Divided:
+    """Every `step`-th column, where each rank holds whole rounds of them."""
+    division, share = x.division, x.division.total // x.axis.size
+    if len(division.pieces) > 1 or share % step or start >= step or stop != division.total:
         raise refuse(x, "steps over a divided dim")
-    return (
-        x if (start, stop) == (0, width) else _between(x, start, stop, cuts=[c for c in (start, stop) if 0 < c < width])
-    )
+    local = plain(x)[(*[slice(None)] * division.dim, slice(start, None, step))]
+    return x.made(local, Division(dim=division.dim, pieces=(division.total // step,)))
 
 
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Divided:
