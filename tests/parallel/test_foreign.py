@@ -15,7 +15,7 @@ import meshwright
 from meshwright.parallel.foreign import parallelize
 from meshwright.spec.degrees import plan_of_degrees
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit
-from meshwright.spec.plan import Axis, AxisName, ExpertGrid, Plan, ScheduleKind
+from meshwright.spec.plan import Axis, AxisName, ExpertGrid, Plan, Recompute, ScheduleKind, Stage
 from tests.parallel import foreign_cases
 from tests.parallel.foreign_models import Llama
 from tests.support.pool import Pool
@@ -116,6 +116,17 @@ def test_a_module_that_nothing_divides_is_refused() -> None:
 def test_recompute_needs_blocks() -> None:
     with pytest.raises(ConfigError, match=r"Linear: no list of alike blocks"):
         parallelize(nn.Linear(4, 4), plan_of_degrees(recompute="full"))
+
+
+def test_blocks_recompute_as_their_group_says() -> None:
+    """A plan counts a block before the repeated ones and one after."""
+    plan = plan_of_degrees(precision="fp64")
+    first = replace(plan.first_group, stop=2, recompute=Recompute.FULL)
+    plan = replace(plan, stages=(Stage(rank=0, groups=(first, replace(plan.first_group, start=2, stop=4))),))
+    laid = parallelize(Llama(kv_heads=2), plan)
+    assert ["Recomputed" in type(layer).__name__ for layer in laid.module.layers] == [True, False]
+    with pytest.raises(ConfigError, match=r"recompute differently over 4 blocks and the module has 3 \+ 2"):
+        parallelize(nn.Sequential(*(nn.Sequential(nn.Linear(2, 2)) for _ in range(3))), plan)
 
 
 def test_blocks_tied_across_cannot_be_sharded() -> None:

@@ -17,15 +17,11 @@ _GROUP = "plan.stages[0].groups"
 
 def blocks_of(module: nn.Module) -> tuple[nn.Module, ...]:
     """The repeated blocks of `module`, in order: members of its outermost lists of modules of one class."""
-    found: list[nn.Module] = []
-    for child in module.children():
-        members = list(child.children())
-        is_list = isinstance(child, (nn.ModuleList, nn.Sequential)) and len({type(entry) for entry in members}) == 1
-        if is_list and all(any(True for _ in entry.children()) for entry in members):
-            found += members
-        else:
-            found += blocks_of(child)
-    return tuple(dict.fromkeys(found))
+    members = list(module.children())
+    is_list = isinstance(module, (nn.ModuleList, nn.Sequential)) and len({type(entry) for entry in members}) == 1
+    if is_list and all(any(True for _ in entry.children()) for entry in members):
+        return tuple(dict.fromkeys(members))
+    return tuple(dict.fromkeys(block for child in members for block in blocks_of(child)))
 
 
 def recompute_of(plan: Plan, *, blocks: int) -> tuple[Recompute, ...]:
