@@ -76,7 +76,7 @@ def _step(loss: Tensor, norm: Tensor, gradients: dict[str, Tensor], state: dict[
         "gradients": {name: x.numpy() for name, x in gradients.items()},
         "parameters": {name: x.detach().numpy() for name, x in state.items()},
     }
-    return {"loss": float(loss), "norm": float(norm), "after": float(after), **arrays}
+    return {"loss": float(loss.detach()), "norm": float(norm), "after": float(after), **arrays}
 
 
 class Dropping(nn.Module):
