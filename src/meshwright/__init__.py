@@ -33,8 +33,10 @@ if TYPE_CHECKING:
         validate,
         why_not,
     )
+    from meshwright.parallel.foreign import parallelize
     from meshwright.search import Candidate, Decision
     from meshwright.spec.cluster import ClusterSpec, Precision
+    from meshwright.spec.degrees import plan_of_degrees
     from meshwright.spec.errors import MeshwrightError, Problem
     from meshwright.spec.job import Constraints, DataSpec, JobSpec, LearningRate, Objective
     from meshwright.spec.model import ModelSpec
@@ -67,6 +69,8 @@ __all__ = [
     "explain",
     "export",
     "headroom",
+    "parallelize",
+    "plan_of_degrees",
     "predict",
     "sensitivity",
     "sweep",
@@ -99,6 +103,8 @@ _HOMES = {
     "explain": "api",
     "export": "api",
     "headroom": "api",
+    "parallelize": "parallel.foreign",
+    "plan_of_degrees": "spec.degrees",
     "predict": "api",
     "sensitivity": "api",
     "sweep": "api",

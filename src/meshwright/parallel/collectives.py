@@ -104,3 +104,19 @@ class SumShared(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         return total(grads[0], ctx.group), None
+
+
+class GatherColumns(torch.autograd.Function):
+    """The ranks' x one after another along the last dim; all use it alike, so each keeps its part's gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        ranks = group.size()
+        parts = x.new_empty((ranks * x.shape[0], *x.shape[1:]))
+        all_gather_single(parts, x.contiguous(), group=group)
+        return torch.cat(parts.chunk(ranks), dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0].chunk(ctx.group.size(), dim=-1)[ctx.group.rank()].contiguous(), None

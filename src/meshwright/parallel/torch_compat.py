@@ -19,6 +19,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _Action, _batch_p2p, _PipelineScheduleRuntime
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.utils import _pytree
 
 # torch 2.13 renames both; 2.11 has the old names only.
 all_gather_single: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -356,3 +357,22 @@ def moved_shard(placement: Any, dim: int) -> Any:
 def with_local(x: Tensor, local: Tensor) -> Tensor:
     """`local` in the layout of x, on whatever device: FSDP2 keeps its offloaded shards so, and no public way does."""
     return DTensor(local, x._spec, requires_grad=False) if isinstance(x, DTensor) else local
+
+
+def plain(x: Tensor) -> Tensor:
+    """x without its own way of calling torch's functions: the same memory, the same place in the graph."""
+    if type(x) is Tensor:
+        return x
+    with torch._C.DisableTorchFunctionSubclass():
+        return x.as_subclass(Tensor)
+
+
+def plainly(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What `function` returns of tensors as they are, whatever their own ways of calling it."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return function(*args, **kwargs)
+
+
+def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
+    """`tree` of tuples, lists, dicts and registered classes with `function` of every leaf."""
+    return _pytree.tree_map(function, tree)

@@ -1,0 +1,262 @@
+"""Which of torch's functions work on divided tensors, and by what rule; any other refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meshwright.parallel import divided_moves as moves
+from meshwright.parallel import divided_products as products
+from meshwright.parallel.divided import Deciding, Divided, Division, Indivisible, beside, origins_of, parts_among
+from meshwright.parallel.torch_compat import plain, plainly
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_ELEMENTWISE = _words(
+    """add sub rsub mul div true_divide pow neg abs exp exp2 log sqrt rsqrt reciprocal square sin cos tanh sigmoid erf
+    relu relu6 gelu silu mish elu selu celu leaky_relu softplus logsigmoid hardswish hardsigmoid hardtanh threshold
+    clamp clip clamp_min clamp_max maximum minimum where masked_fill lerp dropout alpha_dropout addcmul addcdiv
+    contiguous clone detach float double half bfloat16 nan_to_num sign floor round isnan isinf
+    eq ne lt le gt ge logical_and logical_or logical_not bitwise_and bitwise_or invert zeros_like ones_like empty_like
+    full_like rand_like view_as_complex view_as_real requires_grad_ zero_ fill_
+    """
+)
+_OPERATORS = {
+    **{f"__{name}__": name for name in _words("add sub mul pow neg abs eq ne lt le gt ge invert rsub")},
+    **{f"__r{name}__": name for name in _words("add mul div truediv pow")},
+    **{f"__i{name}__": name for name in _words("add sub mul truediv")},
+    **dict.fromkeys(("__truediv__", "__div__", "__itruediv__"), "div"),
+    **dict.fromkeys(("__and__", "__or__"), "logical_and"),
+    "__matmul__": "matmul",
+    "__rmatmul__": "__rmatmul__",
+    "__getitem__": "__getitem__",
+}
+# Where the dim is that a function works along, among its arguments.
+_ALONG = {
+    **dict.fromkeys(_words("softmax log_softmax cumsum cumprod sort argsort flip roll glu"), 1),
+    "normalize": 2,
+}
+_REDUCTIONS = {
+    **dict.fromkeys(_words("mean sum amax amin var std logsumexp all any argmax argmin max min prod var_mean"), 1),
+    "norm": 2,
+}
+_LOOKS = _words(
+    """dtype device requires_grad is_cuda is_cpu is_meta is_sparse is_quantized is_nested layout grad_fn is_leaf
+    is_floating_point is_complex is_contiguous get_device element_size retains_grad names is_mkldnn is_mps is_xpu
+    data_ptr register_hook _version _base is_inference output_nr is_conj is_neg is_vulkan is_mtia is_xla is_ipu
+    """
+)
+
+
+class Ruled(Divided):
+    """A divided tensor on which torch's functions follow these rules."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if any(issubclass(kind, Deciding) for kind in types):
+            return NotImplemented
+        name = function_name(func)
+        rule = RULES.get(name) or RULES.get(name.rstrip("_"))
+        held = origins_of(_flat(args, kwargs or {}))
+        if rule is None:
+            raise Indivisible(f"{name} has no rule for divided tensors", origins=held)
+        try:
+            return rule(func, *args, **(kwargs or {}))
+        except TypeError as error:
+            raise Indivisible(f"{name} called so has no rule: {error}", origins=held) from error
+
+
+def function_name(func: Any) -> str:
+    """`add` for torch.add, Tensor.add and the operator; `shape` for the property."""
+    name = str(func.__name__)
+    if name in ("__get__", "__set__"):
+        return str(func.__self__.__name__) + ("" if name == "__get__" else " that is set")
+    return _OPERATORS.get(name, name)
+
+
+def _flat(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    found: list[Any] = []
+    for entry in (*args, *kwargs.values()):
+        found += entry if isinstance(entry, (list, tuple)) else [entry]
+    return found
+
+
+def _elementwise(func: Any, *args: Any, **kwargs: Any) -> Any:
+    given = (*args, *kwargs.values())
+    parts = parts_among(given)
+    if func.__name__.endswith("_") and not isinstance(args[0], Divided):
+        raise Indivisible("a whole tensor is changed by a divided one", origins=origins_of(given))
+    first = max(parts, key=lambda x: plain(x).ndim)
+    back = first.division.dim - plain(first).ndim
+    near = [beside(x, back, first.division, like=first) for x in args]
+    named = {key: beside(x, back, first.division, like=first) for key, x in kwargs.items()}
+    dim = max(x.ndim for x in given if isinstance(x, Tensor)) + back
+    local = func(*near, **named)
+    return first.made(local, Division(dim=dim, pieces=first.division.pieces), origins=origins_of(given))
+
+
+def _cast(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    near = [plain(entry) if isinstance(entry, Divided) else entry for entry in args]
+    if not isinstance(x, Divided):
+        return func(x, *near, **kwargs)
+    return moves.moved(x, func(plain(x), *near, **kwargs), x.division.dim)
+
+
+def _narrow(_func: Any, x: Divided, dim: int, start: int, length: int) -> Any:
+    dim = moves.place_of(dim, plain(x).ndim)
+    return moves.index(x, (*[slice(None)] * dim, slice(start, start + length)))
+
+
+def _along(place: int) -> Callable[..., Any]:
+    def rule(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(x, Divided):
+            raise Indivisible("a whole tensor with divided arguments", origins=origins_of((*args, *kwargs.values())))
+        dims = _dims(x, args, kwargs, place=place)
+        if x.division.dim in dims:
+            raise moves.refuse(x, f"{function_name(func)} along divided features")
+        return _all(func(plain(x), *args, **kwargs), lambda y: moves.moved(x, y, x.division.dim))
+
+    return rule
+
+
+def _reduction(place: int) -> Callable[..., Any]:
+    def rule(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(x, Divided):
+            raise Indivisible("a whole tensor with divided arguments", origins=origins_of((*args, *kwargs.values())))
+        dims = _dims(x, args, kwargs, place=place)
+        if x.division.dim in dims:
+            raise moves.refuse(x, f"{function_name(func)} over divided features")
+        local = func(plain(x), *args, **kwargs)
+        before = sum(dim < x.division.dim for dim in dims)
+
+        def wrapped(y: Tensor) -> Tensor:
+            return moves.moved(x, y, x.division.dim - (before if y.ndim < plain(x).ndim else 0))
+
+        return _all(local, wrapped)
+
+    return rule
+
+
+def _dims(x: Divided, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, place: int) -> tuple[int, ...]:
+    """The dims that a function works along; all of them where it names none."""
+    ndim = plain(x).ndim
+    asked = kwargs.get("dim", kwargs.get("axis", args[place - 1] if len(args) >= place else None))
+    if asked is None or isinstance(asked, bool) or asked == ():
+        return tuple(range(ndim))
+    return tuple(moves.place_of(dim, ndim) for dim in (asked if isinstance(asked, (tuple, list)) else (asked,)))
+
+
+def _all(found: Any, wrap: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(found, Tensor):
+        return wrap(found)
+    return type(found)(*map(wrap, found)) if hasattr(found, "_fields") else type(found)(map(wrap, found))
+
+
+def _normed(func: Any, x: Tensor, shape: Iterable[int], *args: Any, **kwargs: Any) -> Any:
+    sizes = list(shape)
+    if not isinstance(x, Divided) or x.division.dim >= plain(x).ndim - len(sizes):
+        raise Indivisible(f"{function_name(func)} over divided features", origins=origins_of((x, *args)))
+    enter = x.axis.enter
+    near = [enter(entry) if isinstance(entry, Tensor) else entry for entry in args]
+    named = {key: enter(entry) if isinstance(entry, Tensor) else entry for key, entry in kwargs.items()}
+    return moves.moved(x, func(plain(x), sizes, *near, **named), x.division.dim)
+
+
+def _sizes(args: tuple[Any, ...]) -> list[int]:
+    return list(args[0]) if len(args) == 1 and not isinstance(args[0], int) else list(args)
+
+
+def _view(_func: Any, x: Divided, *args: Any, **kwargs: Any) -> Any:
+    if args and isinstance(args[0], torch.dtype):
+        raise moves.refuse(x, "a view as another dtype")
+    return moves.view(x, _sizes(args) if args else list(kwargs["shape"]))
+
+
+def _size(_func: Any, x: Divided, dim: int | None = None) -> Any:
+    return x.whole_shape() if dim is None else x.whole_shape()[dim]
+
+
+def _look(func: Any, x: Divided, *args: Any, **kwargs: Any) -> Any:
+    return plainly(func, x, *args, **kwargs)
+
+
+def _times(func: Any, x: Tensor, other: Tensor) -> Any:
+    return products.matmul(other, x) if func.__name__ == "__rmatmul__" else products.matmul(x, other)
+
+
+def _bare(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """A rule that needs not know which spelling of the function was called."""
+    return lambda _func, *args, **kwargs: rule(*args, **kwargs)
+
+
+def _permute(_func: Any, x: Divided, *args: Any, **kwargs: Any) -> Any:
+    return moves.permute(x, _sizes(args) if args else kwargs["dims"])
+
+
+def _expand(_func: Any, x: Divided, *args: Any, **kwargs: Any) -> Any:
+    return moves.expand(x, _sizes(args) if args else kwargs["size"])
+
+
+def _interleaved(_func: Any, x: Divided, repeats: Any, dim: Any = None, **_: Any) -> Any:
+    if not isinstance(repeats, int) or dim is None:
+        raise moves.refuse(x, "repeats that depend on data")
+    return moves.repeat_interleave(x, repeats, dim)
+
+
+def _padded(func: Any, x: Divided, pad: Iterable[int], *args: Any, **kwargs: Any) -> Any:
+    widths = list(pad)
+    if x.division.dim >= plain(x).ndim - len(widths) // 2:
+        raise moves.refuse(x, "padding of divided features")
+    return moves.moved(x, func(plain(x), widths, *args, **kwargs), x.division.dim)
+
+
+RULES: Mapping[str, Callable[..., Any]] = {
+    **dict.fromkeys(_ELEMENTWISE, _elementwise),
+    **{name: _along(place) for name, place in _ALONG.items()},
+    **{name: _reduction(place) for name, place in _REDUCTIONS.items()},
+    **dict.fromkeys(_LOOKS, _look),
+    **dict.fromkeys(("layer_norm", "rms_norm"), _normed),
+    **dict.fromkeys(("to", "type", "type_as"), _cast),
+    **dict.fromkeys(("view", "reshape"), _view),
+    **dict.fromkeys(("matmul", "__rmatmul__", "mm", "bmm"), _times),
+    **dict.fromkeys(("transpose", "swapaxes", "swapdims"), _bare(moves.transpose)),
+    **dict.fromkeys(("t", "T", "mT", "__T__"), lambda _func, x: moves.transpose(x, -2, -1)),
+    **dict.fromkeys(("concat", "cat", "concatenate"), _bare(moves.cat)),
+    **dict.fromkeys(("size", "shape"), _size),
+    **dict.fromkeys(("ndim", "dim", "ndimension"), _look),
+    "numel": lambda _func, x: x.whole_shape().numel(),
+    "nelement": lambda _func, x: x.whole_shape().numel(),
+    "__len__": lambda _func, x: x.whole_shape()[0],
+    "__iter__": lambda _func, x: iter(moves.unbind(x)),
+    "__getitem__": _bare(moves.index),
+    "view_as": lambda _func, x, other: moves.view(x, other.shape),
+    "reshape_as": lambda _func, x, other: moves.view(x, other.shape),
+    "expand": _expand,
+    "expand_as": lambda _func, x, other: moves.expand(x, other.shape),
+    "permute": _permute,
+    "unsqueeze": _bare(moves.unsqueeze),
+    "squeeze": _bare(moves.squeeze),
+    "flatten": _bare(moves.flatten),
+    "unflatten": _bare(moves.unflatten),
+    "split": _bare(lambda x, split_size_or_sections, dim=0: moves.split(x, split_size_or_sections, dim)),
+    "chunk": _bare(lambda x, chunks, dim=0: moves.chunk(x, chunks, dim)),
+    "unbind": _bare(moves.unbind),
+    "narrow": _narrow,
+    "stack": _bare(moves.stack),
+    "repeat_interleave": _interleaved,
+    "pad": _padded,
+    "linear": _bare(products.linear),
+    "addmm": _bare(products.addmm),
+    "baddbmm": _bare(products.baddbmm),
+    "embedding": _bare(products.embedding),
+    "scaled_dot_product_attention": _bare(products.scaled_dot_product_attention),
+    "multi_head_attention_forward": _bare(products.multi_head_attention_forward),
+}

@@ -1,0 +1,124 @@
+"""Parameters of a user's module as parts: kept as distributed tensors, read in its forward as what this rank holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.utils.checkpoint import checkpoint
+
+from meshwright.parallel.divided import Division, GroupAxis, divided, own
+from meshwright.parallel.divided_functions import Ruled
+from meshwright.parallel.rules import Rules
+
+Reader = Callable[[Tensor], Tensor]
+
+
+class Parts:
+    """The parameters of a module on their way to their layout; of one with several names each name keeps it."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        rules: Rules | None,
+        axis: GroupAxis | None,
+        device: torch.device,
+        group: dist.ProcessGroup | None,
+    ) -> None:
+        self._rules, self._axis, self._device, self._group = rules, axis, device, group
+        first: dict[int, str] = {id(parameter): name for name, parameter in module.named_parameters()}
+        every = module.named_parameters(remove_duplicate=False)
+        self._first = {name: first[id(parameter)] for name, parameter in every}
+        self._paths = {id(owner): path for path, owner in module.named_modules()}
+        self._made: dict[str, nn.Parameter] = {}
+        self._read: set[int] = set()
+
+    def take(self, owners: Iterable[nn.Module]) -> None:
+        """Parameters and buffers of `owners` lie on the device as the first rank has them, parameters divided by the
+        rules. Collective."""
+        for owner in owners:
+            for key, parameter in list(owner.named_parameters(recurse=False)):
+                name = self._name(owner, key)
+                if name not in self._made:
+                    self._made[name] = self._taken(name, parameter)
+                setattr(owner, key, self._made[name])
+            for key, buffer in list(owner.named_buffers(recurse=False)):
+                setattr(owner, key, self._alike(buffer))
+
+    def read(self, owners: Iterable[nn.Module], *, dtype: torch.dtype | None) -> None:
+        """In a forward `owners` see the parts that this rank holds, in `dtype` where there is one."""
+        for owner in owners:
+            keys = [key for key, _ in owner.named_parameters(recurse=False)]
+            if id(owner) in self._read or not keys or (self._axis is None and dtype is None):
+                continue
+            self._read.add(id(owner))
+            readers = {key: self._reader(self._name(owner, key), dtype) for key in keys}
+            body = {key: property(partial(_read, key=key, reader=reader)) for key, reader in readers.items()}
+            kind = type(owner)
+            owner.__class__ = type(f"Parted{kind.__name__}", (kind,), body)
+
+    def _name(self, owner: nn.Module, key: str) -> str:
+        path = self._paths[id(owner)]
+        return self._first[f"{path}.{key}" if path else key]
+
+    def _taken(self, name: str, parameter: nn.Parameter) -> nn.Parameter:
+        division = None if self._rules is None else self._rules.parts[name].division
+        whole = self._alike(parameter.detach())
+        if self._axis is None:
+            return nn.Parameter(whole, requires_grad=parameter.requires_grad)
+        local = whole
+        if division is not None:
+            local = own(whole, division, self._axis).clone(memory_format=torch.contiguous_format)
+        placement = Replicate() if division is None else Shard(division.dim)
+        held = DTensor.from_local(local, self._axis.mesh, [placement], run_check=False)
+        return nn.Parameter(held, requires_grad=parameter.requires_grad)
+
+    def _alike(self, x: Tensor) -> Tensor:
+        """x on the device, the first rank's; whatever lies there where x has no memory."""
+        if x.device.type == "meta":
+            return torch.empty_like(x, device=self._device)
+        held = x.to(self._device).contiguous()
+        if self._group is not None:
+            dist.broadcast(held, src=0, group=self._group)
+        return held
+
+    def _reader(self, name: str, dtype: torch.dtype | None) -> Reader:
+        axis = self._axis
+        division: Division | None = None if self._rules is None else self._rules.parts[name].division
+
+        def read(parameter: Tensor) -> Tensor:
+            local = parameter
+            if isinstance(parameter, DTensor):
+                if axis is None or parameter.device_mesh != axis.mesh:
+                    return parameter  # sharded, and nobody's forward is at work
+                local = parameter.to_local()
+            if dtype is not None and local.is_floating_point():
+                local = local.to(dtype)
+            if division is None or axis is None:
+                return local
+            return divided(local, division, kind=Ruled, axis=axis, origins=frozenset({name}))
+
+        return read
+
+
+def _read(owner: nn.Module, *, key: str, reader: Reader) -> Tensor | None:
+    parameter = owner._parameters[key]
+    return None if parameter is None else reader(parameter)
+
+
+def recompute_forward(block: nn.Module) -> None:
+    """`block` keeps its inputs alone for backward and computes the rest again (2205.05198)."""
+    kind = type(block)
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return kind.forward(self, *args, **kwargs)
+        return checkpoint(partial(kind.forward, self), *args, use_reentrant=False, **kwargs)
+
+    block.__class__ = type(f"Recomputed{kind.__name__}", (kind,), {"forward": forward})

@@ -1,0 +1,117 @@
+"""One training step of a module of a user's, on one device and on the ranks of a plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from meshwright.parallel.foreign import Parallelized, parallelize
+from meshwright.spec.degrees import plan_of_degrees
+from tests.parallel.foreign_models import VOCAB, WIDTH, Gpt2, case
+
+MICROBATCHES = 2
+CLIP = 0.05
+Step = dict[str, Any]
+
+
+def one_device(kind: str) -> Step:
+    """By plain autograd and torch's own norm and optimizer."""
+    entry = case(kind)
+    loss = entry.loss(entry.module, 0, 8)
+    loss.backward()
+    gradients = {name: x.grad.clone() for name, x in entry.module.named_parameters() if x.grad is not None}
+    norm = torch.stack([x.square().sum() for x in gradients.values()]).sum().sqrt()
+    for parameter in entry.module.parameters():
+        if parameter.grad is not None:
+            parameter.grad *= min(1.0, CLIP / float(norm))
+    torch.optim.AdamW(entry.module.parameters(), lr=1e-2).step()
+    with torch.no_grad():
+        after = entry.loss(entry.module, 0, 8)
+    return _step(loss, norm, gradients, entry.module.state_dict(), after)
+
+
+def one_rank(kind: str, degrees: dict[str, Any]) -> Step:
+    """The same by `parallelize`, from weights that only the first rank has."""
+    entry = case(kind)
+    if dist.get_rank():
+        for parameter in entry.module.parameters():
+            nn.init.zeros_(parameter)
+    plan = plan_of_degrees(precision="fp64", microbatches=MICROBATCHES, **degrees)
+    laid = parallelize(entry.module, plan, example=tuple(x[:1] for x in entry.inputs))
+    optimizer = torch.optim.AdamW(laid.module.parameters(), lr=1e-2)
+    each = 8 // laid.mesh.data_size // MICROBATCHES
+    start = laid.mesh.data_coordinate * each * MICROBATCHES
+    total = torch.zeros((), dtype=torch.float64)
+    for index in range(MICROBATCHES):
+        begin = start + index * each
+        loss = entry.loss(laid.module, begin, begin + each) / MICROBATCHES
+        laid.backward(loss, last=index == MICROBATCHES - 1)
+        total += loss.detach()
+    dist.all_reduce(total)
+    named = laid.module.named_parameters()
+    gradients = {name: laid.whole_of(name, x.grad).clone() for name, x in named if x.grad is not None}
+    norm = laid.clip_norm(CLIP)
+    optimizer.step()
+    optimizer.zero_grad()
+    with torch.no_grad():
+        after = entry.loss(laid.module, 0, 8)
+    state = laid.state_dict()
+    _forget(laid)
+    laid.load_state_dict(state)
+    assert all(torch.equal(x, state[name]) for name, x in laid.state_dict().items())
+    return _step(total / dist.get_world_size(), norm, gradients, state, after)
+
+
+def _forget(laid: Parallelized) -> None:
+    for parameter in laid.module.parameters():
+        held = parameter.detach()
+        getattr(held, "to_local", lambda held=held: held)().fill_(7.0)
+
+
+def _step(loss: Tensor, norm: Tensor, gradients: dict[str, Tensor], state: dict[str, Tensor], after: Tensor) -> Step:
+    arrays = {
+        "gradients": {name: x.numpy() for name, x in gradients.items()},
+        "parameters": {name: x.detach().numpy() for name, x in state.items()},
+    }
+    return {"loss": float(loss.detach()), "norm": float(norm), "after": float(after), **arrays}
+
+
+class Dropping(nn.Module):
+    """What is dropped inside and outside of divided features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = nn.Sequential(
+            nn.Linear(WIDTH, 32), nn.Dropout(0.5), nn.ReLU(), nn.Linear(32, WIDTH), nn.Dropout(0.5)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.steps(x)
+
+
+def dropped() -> float:
+    torch.manual_seed(dist.get_rank())
+    laid = parallelize(Dropping(), plan_of_degrees(tensor=2, precision="fp32"), example=(torch.zeros(2, WIDTH),))
+    return float(laid.module(torch.ones(64, WIDTH)).sum())
+
+
+def without_memory() -> tuple[bool, float]:
+    """A module on the meta device, in bf16, given weights later."""
+    torch.manual_seed(3)
+    weights = Gpt2().state_dict()
+    with torch.device("meta"):
+        module = Gpt2()
+        module.lm_head.weight = module.wte.weight
+    tokens = torch.arange(8)[None] % VOCAB
+    plan = plan_of_degrees(tensor=2, precision="bf16", recompute="full")
+    laid = parallelize(module, plan, example=(tokens,), device="cpu")
+    laid.load_state_dict(weights)
+    logits = laid.module(tokens)
+    laid.backward(logits.float().logsumexp(-1).mean())
+    held = all(x.dtype is torch.float32 and x.grad is not None for x in laid.module.parameters())
+    whole = Gpt2()
+    whole.load_state_dict(weights)
+    return held and logits.dtype is torch.bfloat16, float((logits.float() - whole(tokens)).abs().max())

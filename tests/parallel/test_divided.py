@@ -1,0 +1,119 @@
+"""Functions of a divided tensor give each rank its part of what they give of the whole, or refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from meshwright.parallel.divided import Divided, Division, ImaginedAxis, Indivisible, divided, order, own
+from meshwright.parallel.divided_functions import Ruled
+from meshwright.parallel.torch_compat import plain
+
+RANKS = 2
+HEADS = Division(dim=2, pieces=(8,))  # 4 heads of 2, of tensors (2, 3, 8)
+PACKED = Division(dim=2, pieces=(8, 8, 8))
+GROUPED = Division(dim=2, pieces=(8, 4, 4))
+MASK = torch.tensor([[0.0, 1.0, 2.0]]).expand(3, 3)
+OTHER = torch.arange(48.0).view(2, 3, 8)
+
+Function = Callable[[Any], Any]
+SAME: tuple[tuple[str, Division, Function], ...] = (
+    ("heads", HEADS, lambda x: x.view(2, 3, 4, 2).transpose(1, 2)),
+    ("heads by what is left", HEADS, lambda x: x.view(2, 3, -1, 2).permute(0, 2, 1, 3).contiguous()),
+    ("heads and back", HEADS, lambda x: x.view(2, 3, 4, 2).transpose(1, 2).transpose(1, 2).reshape(2, 3, -1)),
+    ("heads into the batch", HEADS, lambda x: x.view(2, 3, 4, 2).transpose(1, 2).reshape(8, 3, 2)),
+    ("the batch into heads", HEADS, lambda x: x.view(2, 3, 4, 2).transpose(1, 2).reshape(8, 3, 2).view(2, 4, 3, 2)),
+    ("flattened", HEADS, lambda x: x.unflatten(-1, (4, 2)).flatten(2)),
+    ("another dim flattened", HEADS, lambda x: x.flatten(0, 1)),
+    (
+        "repeated heads",
+        HEADS,
+        lambda x: x.view(2, 3, 4, 2)[:, :, :, None, :].expand(2, 3, 4, 3, 2).reshape(2, 3, 12, 2),
+    ),
+    ("interleaved heads", HEADS, lambda x: x.view(2, 3, 4, 2).repeat_interleave(3, dim=2)),
+    ("thirds split", PACKED, lambda x: x.split(8, dim=2)[1]),
+    ("thirds cut", PACKED, lambda x: x.chunk(3, dim=-1)[2].view(2, 3, 4, 2)),
+    ("thirds of heads", PACKED, lambda x: x.view(2, 3, 3, 4, 2).permute(2, 0, 3, 1, 4)[1]),
+    ("thirds unbound", PACKED, lambda x: x.view(2, 3, 3, 4, 2).unbind(2)[0]),
+    ("unlike pieces", GROUPED, lambda x: x[..., 8:12].view(2, 3, 2, 2)),
+    ("unlike pieces split", GROUPED, lambda x: x.split([8, 4, 4], dim=-1)[0].view(2, 3, 4, 2)),
+    ("every second", HEADS, lambda x: x[..., ::2] * x[..., 1::2]),
+    ("one position", HEADS, lambda x: x[:, -1]),
+    ("new dims", HEADS, lambda x: x[:, None, ..., None].squeeze(1).unsqueeze(0)),
+    ("by tokens", HEADS, lambda x: x[:, torch.tensor([2, 0])]),
+    ("half turned", HEADS, lambda x: torch.cat((-x.view(2, 3, 4, 2)[..., 1:], x.view(2, 3, 4, 2)[..., :1]), dim=-1)),
+    ("stacked", HEADS, lambda x: torch.stack((x, x * 2), dim=1)),
+    ("beside a whole", HEADS, lambda x: x * 2 + OTHER - x.shape[-1]),
+    ("a whole before it", HEADS, lambda x: torch.arange(8.0) / (1 + x)),
+    ("broadcast", HEADS, lambda x: x.view(2, 3, 4, 2).transpose(1, 2) + torch.ones(1, 1, 3, 1)),
+    ("masked", HEADS, lambda x: x.masked_fill(OTHER > 20, 0.0)),
+    ("softmax", HEADS, lambda x: functional.softmax(x, dim=1)),
+    ("a mean", HEADS, lambda x: x.view(2, 3, 4, 2).pow(2).mean(-1, keepdim=True)),
+    ("a sum away", HEADS, lambda x: x.sum(1)),
+    ("a norm of a head", HEADS, lambda x: functional.layer_norm(x.view(2, 3, 4, 2), (2,))),
+    ("scores", HEADS, lambda x: _heads(x) @ _heads(x + 1).transpose(-2, -1) + MASK),
+    ("attention", HEADS, lambda x: functional.scaled_dot_product_attention(_heads(x), _heads(x), _heads(OTHER), MASK)),
+    ("cast", HEADS, lambda x: x.to(torch.float64).type_as(x).float()),
+)
+
+
+def _heads(x: Any) -> Any:
+    return x.view(2, 3, 4, 2).transpose(1, 2)
+
+
+def _whole(division: Division) -> Tensor:
+    return torch.randn(2, 3, division.total, generator=torch.Generator().manual_seed(1))
+
+
+def _part(division: Division, rank: int) -> Divided:
+    axis = ImaginedAxis(size=RANKS, rank=rank)
+    return divided(own(_whole(division), division, axis), division, kind=Ruled, axis=axis)
+
+
+@pytest.mark.parametrize(("division", "function"), [entry[1:] for entry in SAME], ids=[entry[0] for entry in SAME])
+def test_a_part_of_the_result_is_the_result_of_a_part(division: Division, function: Function) -> None:
+    expected = function(_whole(division))
+    for rank in range(RANKS):
+        found = function(_part(division, rank))
+        assert isinstance(found, Divided)
+        assert found.shape == expected.shape
+        torch.testing.assert_close(plain(found), own(expected, found.division, found.axis))
+
+
+REFUSED: tuple[tuple[str, Division, Function, str], ...] = (
+    ("softmax", HEADS, lambda x: functional.softmax(x, dim=-1), "softmax along divided features"),
+    ("norm", HEADS, lambda x: functional.layer_norm(x, (8,)), "layer_norm over divided features"),
+    ("sum", HEADS, lambda x: x.sum(), "sum over divided features"),
+    ("half", HEADS, lambda x: x[..., :4], "columns 0 to 4 of 8"),
+    ("one", HEADS, lambda x: x[..., 0], "one of a divided dim is taken"),
+    ("three heads", PACKED, lambda x: x.view(2, 3, 24).split(12, dim=2)[0], "columns 0 to 12 of 24"),
+    ("odd heads", HEADS, lambda x: x.view(2, 3, 1, 8).view(2, 3, 8).view(6, 1, 8)[:, :, :4], "columns 0 to 4 of 8"),
+    ("one head", Division(dim=2, pieces=(6,)), lambda x: x.view(2, 3, 3, 2), "does not divide by 2"),
+    ("two ways", HEADS, lambda x: x + x.view(2, 3, 4, 2).transpose(2, 3).reshape(2, 3, 8), "divided in two ways meet"),
+    ("joined", HEADS, lambda x: torch.cat((x, x), dim=-1), "joined along a divided dim"),
+    ("topk", HEADS, lambda x: x.topk(2), "topk has no rule"),
+    ("into a whole", HEADS, lambda x: torch.zeros(2, 3, 8).add_(x), "a whole tensor is changed"),
+    ("written", HEADS, lambda x: x.__setitem__(0, 0.0), "__setitem__ has no rule"),
+    ("spelt oddly", HEADS, lambda x: x.squeeze(), "squeeze called so has no rule"),
+)
+
+
+@pytest.mark.parametrize(
+    ("division", "function", "words"), [entry[1:] for entry in REFUSED], ids=[entry[0] for entry in REFUSED]
+)
+def test_what_no_rank_can_do_alone_is_refused(division: Division, function: Function, words: str) -> None:
+    with pytest.raises(Indivisible, match=words):
+        function(_part(division, 1))
+
+
+def test_the_order_of_ranks_and_back() -> None:
+    whole = torch.arange(GROUPED.total)
+    parts = [own(whole, Division(dim=0, pieces=GROUPED.pieces), ImaginedAxis(size=2, rank=rank)) for rank in range(2)]
+    places = order(Division(dim=0, pieces=GROUPED.pieces), ranks=2)
+    assert torch.equal(torch.cat(parts), whole[places])
+    assert torch.equal(torch.cat(parts)[torch.tensor(places).argsort()], whole)
