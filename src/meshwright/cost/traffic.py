@@ -6,10 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from meshwright.cost.grid import Operation, grid_passes, grid_portions
 from meshwright.cost.portions import Portions, portions
 from meshwright.spec.blocks import Attention, Block, Layer, QueryKeyNorm
 from meshwright.spec.cluster import DeviceKind, Precision
-from meshwright.spec.plan import AxisName, BlockGroup, Design, Recompute, Sharding
+from meshwright.spec.plan import AxisName, BlockGroup, Design, Recompute, Sharding, TensorGrid
 from meshwright.spec.report import LineName
 
 _SCALAR_BYTES = 8.0  # a loss or the square of a norm, in fp64
@@ -53,6 +54,9 @@ class _Rank:
         for index in self.plan.stages_of(self.rank):
             self._transfers(index)
             for block, group in self._blocks(index):
+                if self.plan.tensor_grid is not TensorGrid.LINE and self.tensor > 1:
+                    self._on_grid(block, group, copied=self._copied(block, index))
+                    continue
                 part = portions(block, tensor=self.tensor)
                 self._data(part.local + self._copied(block, index))
                 if self.tensor > 1:
@@ -71,7 +75,8 @@ class _Rank:
     def _transfers(self, index: int) -> None:
         """A stage sends features on and gradients back, and receives as many."""
         stages, count = self.plan.stages, self.plan.schedule.microbatches
-        each = self.hidden / (self.tensor if self.split else 1)
+        divided = self.split or self.plan.tensor_grid is not TensorGrid.LINE
+        each = self.hidden / (self.tensor if divided else 1)
         for other in (index - 1, index + 1):
             if 0 <= other < len(stages) and stages[other].rank != self.rank:
                 for operation in ("send", "recv"):
@@ -141,10 +146,26 @@ class _Rank:
 
     def _partial(self, part: Portions) -> None:
         """Gradients of which each tensor rank has a summand are summed once a step, as far as they are its own."""
-        held = part.inside + (part.outside if self.split else 0.0)
+        self._summed(part.inside + (part.outside if self.split else 0.0))
+
+    def _summed(self, held: float) -> None:
         shards = self.plan.shard if self.sharding is not Sharding.NONE else 1
         each = held * self.master / shards
         self.traffic.add(LineName.TENSOR, "all_reduce", AxisName.TENSOR, each=each, calls=1)
+
+    def _on_grid(self, block: Block, group: BlockGroup, *, copied: float) -> None:
+        """A square or cube of tensor ranks moves the operands of every product."""
+        grid, side = self.plan.tensor_grid, self.plan.tensor_grid.side(self.tensor)
+        part = grid_portions(block, grid=grid, side=side)
+        self._data(part.local + copied)
+        passes = grid_passes(block, grid=grid, side=side, tokens=self.tokens, itemsize=self.compute)
+        again = passes.again if isinstance(block, Layer) and group.recompute is Recompute.FULL else ()
+        for call in (*passes.forward, *again, *passes.backward):
+            exchanged = call.operation is Operation.SCATTER and self.on_processor
+            operation = "all_to_all" if exchanged else call.operation.value
+            calls = call.calls * self.plan.schedule.microbatches
+            self.traffic.add(LineName.TENSOR, operation, AxisName.TENSOR, each=call.each, calls=calls)
+        self._summed(part.summed)
 
     def _tied(self) -> None:
         """The two copies of a tied table exchange their gradients."""
