@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshwright.cost.kept import Kept
+from meshwright.cost.kept import Kept, hidden_copies
 from meshwright.cost.work import FloatArray, Sizes
 from meshwright.spec.blocks import Attention, Block, Embedding, FeedForward, Head, Layer, Norm
 
@@ -60,7 +60,8 @@ def _on_grid(part: Norm | Attention | FeedForward | Embedding | Head, held: Kept
     if isinstance(part, Attention):
         saved = saved + np.where(cube, _gathered_output(part, sizes), 0.0)
     if isinstance(part, FeedForward):
-        saved = saved + np.where(cube, e * m * part.hidden * (1.0 - 1.0 / side), 0.0)
+        own = 1.0 if hidden_copies(gated=part.gated, activation=part.activation) > 1.0 else 0.0
+        saved = saved + np.where(cube, e * m * part.hidden * (1.0 - own / side), 0.0)
     saved = saved + np.where(cube, e * matrices, 0.0)
     return replace(held, saved=saved, working=working, copied=vectors + np.where(cube, 0.0, matrices))
 
