@@ -135,7 +135,7 @@ _MESHES: dict[object, Mesh] = {}
 
 def mesh_over(plan: Plan) -> Mesh:
     """One mesh for all plans of the same ranks: a worker forms each process group once."""
-    ranks = (plan.axes, plan.exchange.inner, plan.experts)
+    ranks = (plan.axes, plan.exchange.inner, plan.experts, plan.tensor_grid)
     if ranks not in _MESHES:
         _MESHES[ranks] = build_mesh(plan, device_type="cpu")
     return _MESHES[ranks]

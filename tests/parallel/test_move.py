@@ -8,7 +8,7 @@ import pytest
 
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.model import ModelSpec
-from meshwright.spec.plan import Design, Exchange, ScheduleKind, Sharding
+from meshwright.spec.plan import Design, Exchange, ScheduleKind, Sharding, TensorGrid
 from tests.parallel.move_cases import go_on, moved, names_and_round_trip, runner, train
 from tests.support.designs import Layout, design
 from tests.support.models import all_models, gpt
@@ -21,6 +21,7 @@ TENSOR = Layout(tensor=2, shard=2, sharding=Sharding.GRADIENTS, sequence_paralle
 SHARDS = Layout(shard=4, sharding=Sharding.OPTIMIZER, batch=8)
 CONTEXT = Layout(context=2, shard=2, sharding=Sharding.PARAMETERS, exchange=Exchange(inner=2), batch=8)
 TOKENS = Layout(context=2, pipeline=2, batch=8)
+SQUARE = Layout(tensor=4, microbatch=2, batch=8, tensor_grid=TensorGrid.SQUARE)
 WIDE = Layout(shard=2, tensor=2, pipeline=2, sharding=Sharding.PARAMETERS, batch=8)
 
 
@@ -42,12 +43,13 @@ def check_resume(pool: Pool, tmp_path: Path, model: ModelSpec, source: Layout, t
     [
         (PIPELINE, (CHUNKS, SHARDS)),
         (CHUNKS, (TENSOR, ONE)),
-        (TENSOR, (SHARDS, PIPELINE)),
+        (TENSOR, (SHARDS, SQUARE)),
         (SHARDS, (PIPELINE, TENSOR)),
+        (SQUARE, (PIPELINE,)),
         (CONTEXT, (PIPELINE, TOKENS)),
         (TOKENS, (CONTEXT, ONE)),
     ],
-    ids=["pipeline", "chunks", "tensor", "shards", "context", "tokens"],
+    ids=["pipeline", "chunks", "tensor", "shards", "square", "context", "tokens"],
 )
 def test_any_plan_goes_on_from_any_other(
     pool: Pool, tmp_path: Path, source: Layout, targets: tuple[Layout, ...]

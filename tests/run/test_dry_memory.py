@@ -13,7 +13,7 @@ from meshwright.cost.software import software
 from meshwright.run.children import in_child
 from meshwright.spec.cluster import Precision
 from meshwright.spec.model import Attention, Embedding, FeedForward, Head, Layer, Mixture, ModelSpec, Norm, Rotary
-from meshwright.spec.plan import Design, Recompute, ScheduleKind, Sharding
+from meshwright.spec.plan import Design, Recompute, ScheduleKind, Sharding, TensorGrid
 from tests.run import dry_cases
 from tests.support import designs
 from tests.support.designs import Layout
@@ -36,6 +36,8 @@ MORE = {
     "selective": (DENSE, Layout(recompute=Recompute.SELECTIVE, batch=3)),
     "replicas": (DENSE, Layout(replicate=4, batch=12)),
     "zero1": (DENSE, Layout(shard=4, sharding=Sharding.OPTIMIZER, batch=12)),
+    "square": (DENSE, Layout(tensor=4, microbatch=2, batch=6, tensor_grid=TensorGrid.SQUARE)),
+    "cube": (DENSE, Layout(tensor=8, recompute=Recompute.FULL, microbatch=4, batch=12, tensor_grid=TensorGrid.CUBE)),
     "all at once": (DENSE, Layout(pipeline=2, kind=ScheduleKind.GPIPE, batch=4)),
 }
 # Of a first stage under gpipe the embedding's part is predicted too low: its last stage alone is held to the figure.

@@ -6,7 +6,7 @@ import pytest
 
 from meshwright import cost
 from meshwright.run.children import in_child
-from meshwright.spec.plan import Design, Recompute, ScheduleKind, Sharding
+from meshwright.spec.plan import Design, Recompute, ScheduleKind, Sharding, TensorGrid
 from tests.run import dry_cases
 from tests.run.dry_cases import case
 from tests.support.designs import Layout
@@ -19,9 +19,12 @@ LAYOUTS = {
     "zero1": Layout(replicate=2, shard=2, tensor=2, sharding=ZERO1, sequence_parallel=True, recompute=FULL, batch=8),
     "zero2": Layout(pipeline=2, shard=2, sharding=ZERO2, recompute=SELECTIVE, batch=4),
     "zero3": Layout(shard=2, tensor=2, sharding=ZERO3, sequence_parallel=True, batch=4),
+    "square": Layout(pipeline=2, tensor=4, microbatch=2, batch=4, tensor_grid=TensorGrid.SQUARE),
+    "cube": Layout(replicate=2, tensor=8, recompute=FULL, microbatch=4, batch=8, tensor_grid=TensorGrid.CUBE),
     "loops": Layout(pipeline=2, tensor=2, kind=ScheduleKind.INTERLEAVED, chunks=2, recompute=FULL, batch=2),
 }
 QUICK = (("mixture", "zero3"), ("tiny", "zero1"), ("gpt", "loops"), ("mixture_full", "plain"), ("latent", "zero2"))
+GRIDS = (("tied", "square"), ("gpt", "cube"))
 
 
 def check(pairs: tuple[tuple[str, str], ...], *, accelerator: bool) -> None:
@@ -41,3 +44,7 @@ def test_every_byte_that_is_sent_is_predicted() -> None:
 
 def test_on_processors_too() -> None:
     check(QUICK[:2], accelerator=False)
+
+
+def test_on_squares_and_cubes_of_tensor_ranks_too() -> None:
+    check(GRIDS, accelerator=True)

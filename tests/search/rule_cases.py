@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from meshwright.search import Scope
 from meshwright.spec.cluster import Link, Precision
@@ -22,6 +23,7 @@ from meshwright.spec.plan import (
     Schedule,
     ScheduleKind,
     Sharding,
+    TensorGrid,
     Training,
 )
 from meshwright.spec.routing import Routing
@@ -105,6 +107,13 @@ def rounded() -> Design:
     return D(precision=Precision.FP8, schedule=schedule, on=samples.cluster(samples.nodes(of=eight)))
 
 
+def gridded(grid: TensorGrid = TensorGrid.SQUARE, *, microbatch: int = 2, **fields: Any) -> Design:
+    """Four tensor ranks, or eight on a cube, and sequences for each of their rows."""
+    ranks = {"tensor": 4, "pipeline": 1, "shard": 2, "sequence_parallel": False, **fields}
+    layout = D(schedule=Schedule(microbatches=32 // (ranks["shard"] * microbatch)), microbatch=microbatch, **ranks)
+    return planned(layout, tensor_grid=grid)
+
+
 @dataclass(frozen=True)
 class Case:
     legal: Callable[[], Design]
@@ -169,6 +178,24 @@ CASES = {
         lambda: regrouped(D(), 1, recompute=Recompute.FULL),
         lambda: regrouped(D(), 1, precision=Precision.FP32),
         "plan.stages[*].groups[*].precision: groups differ",
+    ),
+    "tensor-grid-closes": Case(
+        gridded,
+        lambda: gridded(TensorGrid.CUBE),
+        "4 tensor ranks are no cube (rule tensor-grid-closes)",
+    ),
+    "tensor-grid-alone": Case(
+        gridded, lambda: gridded(sequence_parallel=True), "a square of tensor ranks and sequence parallel"
+    ),
+    "tensor-grid-divides": Case(
+        lambda: gridded(TensorGrid.CUBE, tensor=8, shard=1, sharding=Sharding.NONE, microbatch=4),
+        lambda: gridded(microbatch=1),
+        "a square of 4 divides sequences of a microbatch in 2, and not 1",
+    ),
+    "runtime-tensor-grid": Case(
+        gridded,
+        lambda: replace(gridded(), job=replace(gridded().job, compile=Switch.ON)),
+        "compiled layers beside a square of tensor ranks can be predicted and not trained yet",
     ),
     "tensor-is-axis": Case(D, lambda: regrouped(D(), 0, tensor=1), "1 is not the size of the tensor axis, 2"),
     "tensor-divides-heads": Case(

@@ -22,6 +22,7 @@ from meshwright.spec.plan import (
     ScheduleKind,
     Sharding,
     Stage,
+    TensorGrid,
     Training,
     exchange_words,
 )
@@ -51,6 +52,7 @@ class Layout:
     precision: Precision = Precision.FP64
     exchange: Exchange = RING
     experts: ExpertGrid | None = None
+    tensor_grid: TensorGrid = TensorGrid.LINE
 
     @property
     def ranks(self) -> int:
@@ -67,6 +69,7 @@ class Layout:
     def name(self) -> str:
         parts = [f"pp{self.pipeline}dp{self.replicate}sh{self.shard}tp{self.tensor}", self.sharding.value]
         parts += [f"cp{self.context}", exchange_words(self.exchange, self.context)] if self.context > 1 else []
+        parts += [self.tensor_grid.value] if self.tensor_grid is not TensorGrid.LINE else []
         parts += ["sp"] if self.sequence_parallel else []
         parts += [self.recompute.value] if self.recompute is not Recompute.NONE else []
         parts += [f"{self.kind.value}x{self.chunks}"] if self.pipeline > 1 else []
@@ -114,6 +117,7 @@ def plan(model: ModelSpec, layout: Layout) -> Plan:
         microbatch=layout.microbatch,
         exchange=layout.exchange,
         experts=layout.experts,
+        tensor_grid=layout.tensor_grid,
     )
 
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from meshwright.cost.kept import Kept, kept_eager, operator_outputs
 from meshwright.cost.kept_fused import kept_fused
+from meshwright.cost.kept_grid import kept_on_grids
 from meshwright.cost.layouts import Backward, Kind
 from meshwright.cost.software import Software
 from meshwright.cost.states import state_bytes
@@ -67,6 +68,8 @@ def block_bytes(
     """What a block like `kind` leaves on every row of `table`, whose settings `inverse` finds in `sizes`."""
     block, sizes = kind.block, sizes.times(kind.block.tokens)
     parts = kept_eager(block, sizes, software) if software.eager else kept_fused(block, sizes, software)
+    if np.any(np.asarray(sizes.grid_dims) > 1.0):
+        parts = kept_on_grids(parts, block, sizes)
 
     def row(values: Iterable[FloatArray | float]) -> FloatArray:
         total = sizes.zeros

@@ -8,13 +8,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from meshwright.cost.block_bytes import width_of
 from meshwright.cost.compute import PassSeconds
+from meshwright.cost.grid_rows import on_grids
 from meshwright.cost.network import Linear
 from meshwright.cost.overlap import Contention, Traffic, Way, late_beside
 from meshwright.cost.shared_features import TensorLinks, tensor_seconds
 from meshwright.cost.software import Software
 from meshwright.cost.table import DISPATCHES, EXCHANGES, BoolArray, PlanTable
 from meshwright.cost.work import FloatArray, PartWork, Sizes
+from meshwright.spec.blocks import Block
 from meshwright.spec.plan import Dispatch, ExchangeKind
 
 IndexArray = npt.NDArray[np.intp]
@@ -62,9 +65,11 @@ class ExpertLinks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerLinks:
-    """Collectives inside a layer; `contention` between them and work, and to the device's other traffic."""
+    """Collectives inside a layer; `grid` those along each direction of a square or cube of tensor ranks, () where no
+    row has one; `contention` between them and work, and to the device's other traffic."""
 
     tensor: TensorLinks
+    grid: tuple[TensorLinks, ...]
     context: ContextLinks
     experts: ExpertLinks
     contention: Contention
@@ -127,11 +132,11 @@ class Exchanges:
 
 
 def exchange_seconds(
+    block: Block,
     works: tuple[PartWork, ...],
     passes: list[PassSeconds],
     table: PlanTable,
     *,
-    hidden: FloatArray,
     sizes: Sizes,
     inverse: IndexArray,
     links: LayerLinks,
@@ -140,21 +145,21 @@ def exchange_seconds(
     comes_back: bool = True,
 ) -> Exchanges:
     """What the exchanges of all parts of a block take together; those of forward alone unless backward `comes_back`.
-
-    `hidden` is bytes of the whole hidden features, one entry a combination; `hides` scales seconds of work to those of
-    the row.
-    """
+    `hides` scales seconds of work to those of the row."""
     tensor = tensor_seconds(
         works,
         passes,
         table,
-        hidden=hidden[inverse],
+        hidden=(sizes.tokens * width_of(block) * sizes.itemsize)[inverse],
         statistics=(4.0 * sizes.tokens)[inverse],
         inverse=inverse,
         links=links.tensor,
         contention=links.contention,
         software=software,
         hides=hides,
+    )
+    tensor = on_grids(
+        tensor, block, table, links=links.grid, tokens=sizes.tokens[inverse], size=sizes.itemsize[inverse]
     )
     context = _context_seconds(
         works,

@@ -9,9 +9,10 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from meshwright.cost.block_bytes import FULL, SELECTIVE, BlockBytes, block_bytes, cast_bytes, recomputes, width_of
+from meshwright.cost.block_bytes import FULL, SELECTIVE, BlockBytes, block_bytes, cast_bytes, recomputes
 from meshwright.cost.compute import PassSeconds, Rates, part_seconds, rates
 from meshwright.cost.exchanges import Exchanges, LayerLinks, exchange_seconds
+from meshwright.cost.grid_rows import grid_dims, held_on_grids
 from meshwright.cost.layouts import Backward, Kind
 from meshwright.cost.offload import carried, keeps_away
 from meshwright.cost.operators import MIXTURE, block_work
@@ -92,18 +93,19 @@ class Combination:
 def combine(table: PlanTable, *, device: DeviceSpec, job: JobSpec, software: Software) -> Combination:
     """The distinct combinations of `table` on `device`; raises ConfigError where it has no peak for a precision."""
     first, inverse = _distinct(table)
-    tensor = table.tensor[first].astype(np.float64)
     figures = rates(device, precision=table.precision[first], length=job.sequence_length, software=software)
+    dims, side = grid_dims(table)[first], table.side[first].astype(np.float64)
     sizes = operator_sizes(
-        batch=table.microbatch[first].astype(np.float64),
-        tensor=tensor,
-        split=np.where(table.sequence_parallel[first], tensor, 1.0),
+        batch=table.microbatch[first] / side ** (dims - 1.0),
+        tensor=side,
+        split=np.where(table.sequence_parallel[first] | (dims > 1.0), side, 1.0),
         context=table.context[first].astype(np.float64),
         inner=table.inner[first].astype(np.float64),
         token_layout=table.token_layout[first],
         expert=table.expert[first].astype(np.float64),
         expert_tensor=table.expert_tensor[first].astype(np.float64),
         slices=table.slices[first].astype(np.float64),
+        grid_dims=dims,
         itemsize=figures.itemsize,
         product_itemsize=_product_itemsize(table, first, figures.itemsize, software=software),
         device=device,
@@ -127,6 +129,7 @@ def _distinct(table: PlanTable) -> tuple[IndexArray, IndexArray]:
         table.expert,
         table.expert_tensor,
         table.slices,
+        table.tensor_grid,
     )
     for column in columns:
         known, codes = np.unique(column, return_inverse=True)
@@ -152,6 +155,7 @@ def operator_sizes(
     expert: FloatArray | float = 0.0,
     expert_tensor: FloatArray | float = 0.0,
     slices: FloatArray | float = 1.0,
+    grid_dims: FloatArray | float = 1.0,
     itemsize: FloatArray,
     product_itemsize: FloatArray | None = None,
     device: DeviceSpec,
@@ -171,6 +175,7 @@ def operator_sizes(
         expert=expert,
         expert_tensor=expert_tensor,
         slices=slices,
+        grid_dims=grid_dims,
         itemsize=itemsize,
         masked=job.data.document_mask and software.masks_documents(device.kind),
         dense_masks=software.dense_masks,
@@ -206,10 +211,10 @@ def price_block(
     works = block_work(kind.block, combination.sizes)
     passes = [part_seconds(p, device=group.device, rates=figures, software=software) for p in works]
     exchange = exchange_seconds(
+        kind.block,
         works,
         passes,
         table,
-        hidden=sizes.tokens * width_of(kind.block) * sizes.itemsize,
         sizes=sizes,
         inverse=combination.inverse,
         links=links,
@@ -217,18 +222,18 @@ def price_block(
         hides=slow / speed,
         comes_back=kind.backward is not Backward.NONE,
     )
-    row, timing = combination.rows, partial(_pass_seconds, device=group.device, software=software, speed=speed)
-    forward, whole, backward, late = timing(kind, works, passes, table, combination, exchange=exchange)
+    row = combination.rows
+    parameters = held_on_grids(kind.block, table, row(part.parameters for part in works))
+    priced = _Priced(works=works, passes=passes, exchange=exchange, parameters=parameters)
+    forward, whole, backward, late = _pass_seconds(
+        kind, priced, table, combination, device=group.device, software=software, speed=speed
+    )
     full, selective = (recomputes(kind, table, policy) for policy in (FULL, SELECTIVE))
     held = block_bytes(kind, table, combination.sizes, combination.inverse, software=software)
     away, exchange = keeps_away(kind, table), exchange.repeated(full=full, scores=selective)
     again = _again(whole, row(p.core for p in passes) / speed, full=full, selective=selective)
-    waits = partial(
-        waited,
-        copies=carried(held.kept, away, group=group),
-        contention=links.contention,
-        hides_experts=software.hides_experts,
-    )
+    copies, hides = carried(held.kept, away, group=group), software.hides_experts
+    waits = partial(waited, copies=copies, contention=links.contention, hides_experts=hides)
     return BlockSeconds(
         forward=forward.whole * slow,
         backward=(backward + late).whole * slow,
@@ -239,7 +244,7 @@ def price_block(
         late=Slack.beside(late.work * slow, late.stall * slow, links.contention),
         tensor_bytes=exchange.tensor_bytes,
         flops=row([*_flops(works, kind.backward)]),
-        parameters=row(part.parameters for part in works),
+        parameters=parameters,
         expert_parameters=row(part.expert_parameters for part in works),
         bytes=held.without(away),
         parts=_parts(works, passes),
@@ -258,14 +263,22 @@ def _flops(works: tuple[PartWork, ...], backward: Backward) -> Iterator[FloatArr
         yield part.score_flops * (1.0 if backward is Backward.NONE else 3.0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Priced:
+    """The parts of a block with their seconds, what they exchange, and their parameters on every row."""
+
+    works: tuple[PartWork, ...]
+    passes: list[PassSeconds]
+    exchange: Exchanges
+    parameters: FloatArray
+
+
 def _pass_seconds(
     kind: Kind,
-    works: tuple[PartWork, ...],
-    passes: list[PassSeconds],
+    priced: _Priced,
     table: PlanTable,
     combination: Combination,
     *,
-    exchange: Exchanges,
     device: DeviceSpec,
     software: Software,
     speed: FloatArray,
@@ -276,7 +289,8 @@ def _pass_seconds(
     trained has no gradients of weights, and backward need not come to it at all.
     """
     row, block, trains = combination.rows, kind.block, kind.backward is Backward.WHOLE
-    parameters = row(part.parameters for part in works)
+    works, passes, exchange = priced.works, priced.passes, priced.exchange
+    parameters = priced.parameters
     casts = parameters * cast_bytes(table, software=software)
     extra = _host_extra(block, table, device=device, software=software)
     cast = 3.0 * casts / (device.memory_bandwidth * device.memory_fraction)

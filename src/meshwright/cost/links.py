@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.cost.exchanges import ContextLinks, ExpertLinks, LayerLinks
+from meshwright.cost.grid_rows import grid_dims
 from meshwright.cost.network import Linear, collective, occupied, send
 from meshwright.cost.overlap import Contention, Mutual, Way
 from meshwright.cost.placement import Ring, axis_sizes, distinct, lay, strides
@@ -136,6 +137,7 @@ def lay_links(table: PlanTable, *, group: NodeGroup, cluster: ClusterSpec, softw
     everyone = floor.around(*axes.values())
     layer = LayerLinks(
         tensor=floor.tensor(axes[AxisName.TENSOR]),
+        grid=tuple(floor.tensor(dim) for dim in _directions(table, steps[AxisName.TENSOR])),
         context=floor.context(*_runs(table, steps[AxisName.CONTEXT])),
         experts=floor.experts(slices, experts),
         contention=_contention(everyone, group=group),
@@ -177,6 +179,18 @@ def _contention(ring: Ring, *, group: NodeGroup) -> Contention:
 def _runs(table: PlanTable, step: IntArray) -> tuple[Dim, Dim]:
     """The context axis in two levels: neighbours that trade heads, and runs of them."""
     return (table.inner, step), (table.context // table.inner, step * table.inner)
+
+
+def _directions(table: PlanTable, step: IntArray) -> list[Dim]:
+    """The tensor axis along each direction of a square or cube, the last one between neighbours; none on lines."""
+    if not np.any(table.tensor_grid > 0):
+        return []
+    dims, side = grid_dims(table).astype(np.int64), table.side
+    found = []
+    for direction in range(int(dims.max())):
+        inside = np.maximum(dims - 1 - direction, 0)
+        found.append((np.where(direction < dims, side, 1), step * side**inside))
+    return found
 
 
 def _grid(table: PlanTable) -> tuple[Dim, Dim, Dim, Dim]:

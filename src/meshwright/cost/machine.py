@@ -112,7 +112,7 @@ def hops(
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Seconds to send a microbatch's hidden features to the next stage: in a node or rack, beyond, to another site."""
     size = state_bytes(table).compute * table.microbatch * job.sequence_length / table.context * model.width
-    split = np.where(table.sequence_parallel | software.scatters_transfers, table.tensor, 1)
+    split = np.where(software.scatters_transfers, table.tensor, table.residual_parts)
     apart = strides(table)[AxisName.PIPELINE]
     senders = np.minimum(float(group.devices_per_node), apart)
     near = send(group.rack or group.inside, senders=senders, adapters=float(group.devices_per_node))

@@ -222,5 +222,5 @@ def _fullest_between(counts: Mapping[str, FloatArray], *, shape: Shape) -> IntAr
 
 def _hidden_bytes(table: PlanTable, *, model: ModelSpec, job: JobSpec) -> FloatArray:
     """Bytes of one microbatch's hidden features in the precision that multiplies, as one tensor rank holds them."""
-    split = np.where(table.sequence_parallel, table.tensor, 1)
-    return table.microbatch * job.sequence_length / table.context * model.width * state_bytes(table).compute / split
+    hidden = table.microbatch * job.sequence_length / table.context * model.width * state_bytes(table).compute
+    return np.asarray(hidden / table.residual_parts)

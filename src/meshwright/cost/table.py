@@ -28,6 +28,7 @@ from meshwright.spec.plan import (
     ScheduleKind,
     Sharding,
     Stage,
+    TensorGrid,
     TokenLayout,
     Training,
 )
@@ -43,6 +44,7 @@ OFFLOADS = tuple(Offload)
 EXCHANGES = tuple(ExchangeKind)
 TOKEN_LAYOUTS = tuple(TokenLayout)
 DISPATCHES = tuple(Dispatch)
+TENSOR_GRIDS = tuple(TensorGrid)
 DEFAULT_ORDER = (AxisName.PIPELINE, AxisName.REPLICATE, AxisName.SHARD, AxisName.CONTEXT, AxisName.TENSOR)
 
 
@@ -76,9 +78,10 @@ class PlanTable:
     `sharding`, `recompute`, `schedule`, `precision` and `gradient_precision` are indexes into SHARDINGS (0 none,
     1 zero1, 2 zero2, 3 zero3), RECOMPUTES (0 none, 1 selective, 2 full), SCHEDULES and PRECISIONS; `offload` and
     `exchange` into OFFLOADS and EXCHANGES, `token_layout` into TOKEN_LAYOUTS, `dispatch` of an expert grid into
-    DISPATCHES. `layout` indexes `layouts` and `order` indexes `orders`, the mesh axes from the outermost to the
-    innermost. `microbatch` is in sequences; `microbatches` counts them per data rank and step. `expert` 0 is a plan
-    without an expert grid, whose experts lie as the tensor axis divides them; `expert_tensor` is then 0 too.
+    DISPATCHES, `tensor_grid` into TENSOR_GRIDS. `layout` indexes `layouts` and `order` indexes `orders`, the mesh axes
+    from the outermost to the innermost. `microbatch` is in sequences; `microbatches` counts them per data rank and
+    step. `expert` 0 is a plan without an expert grid, whose experts lie as the tensor axis divides them;
+    `expert_tensor` is then 0 too.
     """
 
     tensor: IntArray
@@ -94,6 +97,7 @@ class PlanTable:
     expert: IntArray
     expert_tensor: IntArray
     dispatch: IntArray
+    tensor_grid: IntArray
     sharding: IntArray
     microbatch: IntArray
     microbatches: IntArray
@@ -115,6 +119,17 @@ class PlanTable:
     def data(self) -> IntArray:
         """Ranks that read different sequences."""
         return self.replicate * self.shard
+
+    @property
+    def side(self) -> IntArray:
+        """Tensor ranks that divide the features of one token: all of a line, those along a side of a square or cube."""
+        dims = np.array([grid.dims for grid in TENSOR_GRIDS])[self.tensor_grid]
+        return np.where(dims == 1, self.tensor, np.rint(self.tensor ** (1.0 / dims)).astype(np.int64))
+
+    @property
+    def residual_parts(self) -> IntArray:
+        """Tensor ranks that divide the residual stream between layers, by tokens or features."""
+        return np.where(self.sequence_parallel | (self.tensor_grid > 0), self.tensor, 1)
 
     @property
     def divided(self) -> IntArray:
@@ -166,6 +181,7 @@ class PlanTable:
             "expert": 0,
             "expert_tensor": 0,
             "dispatch": 0,
+            "tensor_grid": 0,
             "sharding": 0,
             "recompute": 0,
             "offload": 0,
@@ -223,6 +239,7 @@ class PlanTable:
             "expert": plan.experts.expert if plan.experts else 0,
             "expert_tensor": plan.experts.tensor if plan.experts else 0,
             "dispatch": DISPATCHES.index(plan.experts.dispatch) if plan.experts else 0,
+            "tensor_grid": TENSOR_GRIDS.index(plan.tensor_grid),
             "sharding": SHARDINGS.index(group.sharding),
             "microbatch": plan.microbatch,
             "microbatches": plan.schedule.microbatches,
@@ -279,6 +296,7 @@ class PlanTable:
                 layout=TOKEN_LAYOUTS[int(self.token_layout[row])],
             ),
             experts=grid if grid.expert else None,
+            tensor_grid=TENSOR_GRIDS[int(self.tensor_grid[row])],
         )
 
     def _groups(self, row: int, layout: Layout, start: int, stop: int) -> tuple[BlockGroup, ...]:

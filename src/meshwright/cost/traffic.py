@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from meshwright.cost.traffic_blocks import BlockTraffic, Widths
 from meshwright.cost.traffic_groups import Group, along, grid_groups
 from meshwright.cost.traffic_muon import exchanges
-from meshwright.cost.traffic_parameters import Held, Part, Unit, bucket_sizes, held, is_partial
+from meshwright.cost.traffic_parameters import Held, Part, Unit, bucket_sizes, held, summands
 from meshwright.cost.traffic_turns import gathers, scatters
 from meshwright.spec.blocks import Mixture
 from meshwright.spec.cluster import DeviceKind, Precision
-from meshwright.spec.plan import AxisName, Design, Stage
+from meshwright.spec.plan import AxisName, Design, Stage, TensorGrid
 from meshwright.spec.report import LineName
 
 _NUMBER_BYTES = 8.0  # a loss or the square of a norm, in fp64, or a count
@@ -79,7 +79,8 @@ class _Rank:
         """A stage sends features on, and gradients back as far as a trained block comes before."""
         plan, stages = self.plan, self.plan.stages
         tokens = plan.microbatch * plan.sequence_length / (plan.context * plan.schedule.slices)
-        each = tokens * self.design.model.width * self.compute / (plan.tensor if self.split else 1)
+        divided = self.split or plan.tensor_grid is not TensorGrid.LINE
+        each = tokens * self.design.model.width * self.compute / (plan.tensor if divided else 1)
         for other, there, back in ((index - 1, "recv", "send"), (index + 1, "send", "recv")):
             if 0 <= other < len(stages) and stages[other].rank != self.rank:
                 goes_back = plan.first_trained_block < stages[max(index, other)].start
@@ -123,7 +124,7 @@ class _Rank:
     def _partial(self, parts: Sequence[Part]) -> None:
         """Gradients of which each tensor rank has a summand are summed once a step, as far as they are its own."""
         if self.plan.tensor > 1:
-            each = self.master * sum(part.size for part in parts if is_partial(part, sequence=self.split))
+            each = self.master * sum(part.size * summands(part, sequence=self.split) for part in parts)
             self.traffic.add(LineName.TENSOR, "all_reduce", AxisName.TENSOR, each=each, calls=1)
 
     def _tied(self, parts: Sequence[Part]) -> None:

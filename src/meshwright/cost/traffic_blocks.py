@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from meshwright.cost.grid import Operation, grid_passes
 from meshwright.cost.traffic_experts import Dispatching
 from meshwright.cost.traffic_groups import GridGroups, along
 from meshwright.spec.blocks import Attention, Block, Embedding, Layer, Mixture, QueryKeyNorm
 from meshwright.spec.model import LatentAttention
-from meshwright.spec.plan import AxisName, Design, ExchangeKind, Recompute
+from meshwright.spec.plan import AxisName, Design, ExchangeKind, Recompute, TensorGrid
 from meshwright.spec.report import LineName
 
 Sent = tuple[LineName, str, tuple[AxisName, ...], float]
@@ -43,7 +44,9 @@ class BlockTraffic:
 
     def of(self, block: Block, recompute: Recompute, *, comes_back: bool) -> Iterator[Sent]:
         """Line, operation, axes and bytes of each collective; those of forward alone unless backward `comes_back`."""
-        if isinstance(block, Layer):
+        if self._plan.tensor_grid is not TensorGrid.LINE and self._tensor.size > 1:
+            yield from self._on_square_or_cube(block, recompute)
+        elif isinstance(block, Layer):
             yield from self._layer(block, recompute if comes_back else Recompute.NONE, comes_back)
         elif self._tensor.size == 1:
             return
@@ -56,6 +59,16 @@ class BlockTraffic:
             yield self._leave()  # entering's backward
             for numbers in (1.0, 2.0):  # the largest logit of every token, then two sums
                 yield self._sum(numbers * self._tokens * self._widths.wide)
+
+    def _on_square_or_cube(self, block: Block, recompute: Recompute) -> Iterator[Sent]:
+        """The operands of every product."""
+        grid = self._plan.tensor_grid
+        side, itemsize = grid.side(self._plan.tensor), self._widths.compute
+        passes = grid_passes(block, grid=grid, side=side, tokens=float(self._tokens), itemsize=itemsize)
+        again = passes.again if isinstance(block, Layer) and recompute is Recompute.FULL else ()
+        for call in (*passes.forward, *again, *passes.backward):
+            operation = self._widths.scatter if call.operation is Operation.SCATTER else call.operation.value
+            yield LineName.TENSOR, operation, self._tensor.axes, call.each * call.calls
 
     def _layer(self, layer: Layer, recompute: Recompute, comes_back: bool) -> Iterator[Sent]:
         again = recompute is Recompute.FULL

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 
 from meshwright.cost.traffic_groups import GridGroups, Group, along
 from meshwright.spec.blocks import Embedding, Layer
-from meshwright.spec.plan import AxisName, Design, Sharding
+from meshwright.spec.plan import AxisName, Design, Plan, Sharding, TensorGrid
 from meshwright.spec.tensors import ParameterTensor, prefix, tensors
 
+_OF_HEADS = ("query_norm.weight", "key_norm.weight")
+_POSITIONS = "embedding.positions.weight"
 _SLICED = {"gate": 1, "up": 1, "down": 2, "gate_bias": 1, "up_bias": 1}
 
 
@@ -33,7 +35,8 @@ class Cut:
 class Part:
     """One parameter on this rank. `name` is the whole model's. `cuts`, the last one first, made `shape` of the whole;
     `shard` is the one of them that sharding made. `early` where its gradient comes with the input's, `trained` where it
-    has one."""
+    has one. `repeats`, on a square or cube of tensor ranks, counts the directions along which its gradient is summed.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -43,6 +46,7 @@ class Part:
     whole: bool = True
     early: bool = False
     trained: bool = True
+    repeats: int | None = None
 
     @property
     def size(self) -> int:
@@ -158,9 +162,25 @@ def _divided(found: tuple[Part, ParameterTensor], design: Design, *, grid: GridG
         part = replace(part, grid=True, whole=False)
         sliced = part if dim is None else part.cut(dim, grid.slices)
         return sliced.cut(0, grid.experts)
+    if design.plan.tensor_grid is not TensorGrid.LINE and design.plan.tensor > 1:
+        return _on_square_or_cube(part, design.plan)
     if tensor.divided is None or design.plan.tensor == 1:
         return part
     return replace(part.cut(tensor.divided, along(design.plan, AxisName.TENSOR)), whole=False)
+
+
+def _on_square_or_cube(part: Part, plan: Plan) -> Part:
+    """Matrices are divided along both dims, rows twice on a cube; what lies along features in one direction; norms of
+    heads are whole."""
+    dims = plan.tensor_grid.dims
+    side = Group(axes=(AxisName.TENSOR,), size=plan.tensor_grid.side(plan.tensor))
+    if part.name.endswith(_OF_HEADS):
+        return replace(part, repeats=dims)
+    if len(part.shape) == 1 or part.name == _POSITIONS:
+        return replace(part.cut(len(part.shape) - 1, side), repeats=dims - 1)
+    for dim in (0, 1, 0)[:dims]:
+        part = part.cut(dim, side)
+    return replace(part, repeats=0)
 
 
 def _dim_of_shards(part: Part, shards: int) -> int:
@@ -168,11 +188,14 @@ def _dim_of_shards(part: Part, shards: int) -> int:
     return next((dim for dim, size in enumerate(part.shape) if size % shards == 0), 0)
 
 
-def is_partial(part: Part, *, sequence: bool) -> bool:
-    """Whether each tensor rank has a summand of its gradient: it is whole where activations are divided."""
-    if not part.whole or not part.trained:
-        return False
-    return sequence or ".mixer." in part.name or ".transform." in part.name
+def summands(part: Part, *, sequence: bool) -> int:
+    """How often tensor ranks sum its gradient, of which each has a summand: it is whole where activations are
+    divided."""
+    if not part.trained:
+        return 0
+    if part.repeats is not None:
+        return part.repeats
+    return part.whole and (sequence or ".mixer." in part.name or ".transform." in part.name)
 
 
 def bucket_sizes(parts: Sequence[Part], *, each: float, most: float) -> list[float]:

@@ -19,6 +19,8 @@ class Sizes:
     `context` ranks divide the tokens of every sequence, of which runs of `inner` trade them for heads; `token_layout`
     (an index into TOKEN_LAYOUTS; None is the zigzag one) says which tokens each holds. `expert` ranks
     hold different experts and `expert_tensor` divide each; `expert` is 0 where experts lie as the tensor axis says.
+    `grid_dims` is 1 where tensor ranks lie on a line, 2 on a square and 3 on a cube: there `batch` is the sequences
+    whose heads a rank works on, and `tensor` and `split` the ranks along a side.
     Work is done in `slices` of the tokens, one after the other.
     `masked`: attention is given a mask of documents. `dense_masks`: a masked attention reads every score.
     `composite_norms`: root-mean-square norms are written out in fp32. `eager`: element-wise work is
@@ -40,6 +42,7 @@ class Sizes:
     expert: FloatArray | float = 0.0
     expert_tensor: FloatArray | float = 0.0
     slices: FloatArray | float = 1.0
+    grid_dims: FloatArray | float = 1.0
     masked: bool = False
     dense_masks: bool = False
     composite_norms: bool = False
@@ -87,6 +90,11 @@ class Sizes:
         """Bytes of a score that backward keeps where attention is not fused: softmax, and what is left of it with the
         mask of what was dropped (2205.05198)."""
         return self.itemsize * (2.0 if self.dropout else 1.0) + (1.0 if self.dropout else 0.0)
+
+    @property
+    def ranks(self) -> FloatArray:
+        """Tensor ranks in all."""
+        return np.asarray(self.tensor**self.grid_dims, dtype=np.float64)
 
     @property
     def zeros(self) -> FloatArray:

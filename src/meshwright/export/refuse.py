@@ -14,7 +14,7 @@ from meshwright.spec.errors import ExitCode, MeshwrightError, Problem
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import Mixture
 from meshwright.spec.optimizer import OptimizerSpec
-from meshwright.spec.plan import Design, Dispatch, TokenLayout
+from meshwright.spec.plan import Design, Dispatch, TensorGrid, TokenLayout
 from meshwright.spec.routing import TOP_K_SOFTMAX, Choice, Routing, Score
 
 Mask = npt.NDArray[np.bool_]
@@ -64,6 +64,8 @@ def refuse_all(design: Design, refuse: Callable[[Columns], Refusals], *, peer: s
     found.when(not plan.has_usual_order, "plan.axes", "axes in this order", fix=usual)
     gathered = plan.experts is not None and plan.experts.dispatch is not Dispatch.ALL_TO_ALL
     found.when(gathered, "plan.experts.dispatch", "tokens gathered by experts", fix="choose all_to_all")
+    grid = plan.tensor_grid
+    found.when(grid is not TensorGrid.LINE, "plan.tensor_grid", f"a {grid.value} of tensor ranks", fix="choose line")
     late = plan.gradients.kind != "every_step"
     found.when(late, "plan.gradients.kind", f"gradients that meet {plan.gradients.kind}", fix="choose every_step")
     if found.problems:

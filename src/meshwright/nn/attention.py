@@ -139,10 +139,11 @@ class GroupedAttention(Weighted):
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         """(b, s, width) from normed (b, s, width)."""
-        q = self._heads(self.query(x), self.query_norm)
-        raw = self.key(x)
+        projected = self.project(x, [part for part in (self.query, self.key, self.value) if part is not None])
+        q = self._heads(next(projected), self.query_norm)
+        raw = next(projected)
         k = self._heads(raw, self.key_norm)
-        v = (raw if self.value is None else self.value(x)).unflatten(-1, (-1, self.spec.head_dim))
+        v = (raw if self.value is None else next(projected)).unflatten(-1, (-1, self.spec.head_dim))
         if self.spec.rotary is not None:
             turn = context.angles(self.spec.rotary, q)
             q, k = rotate(q, turn), rotate(k, turn)

@@ -87,4 +87,5 @@ class DenseFeedForward(Weighted):
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         """(b, s, width) from normed (b, s, width)."""
-        return self.down(self.hidden(None if self.gate is None else self.gate(x), self.up(x)))
+        made = self.project(x, [part for part in (self.gate, self.up) if part is not None])
+        return self.down(self.hidden(None if self.gate is None else next(made), next(made)))

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from meshwright.nn import Decoder, fill
 from meshwright.nn.decoder import DecoderLayer
 from meshwright.nn.experts import Experts
-from meshwright.nn.loss import Vocabulary, WholeVocabulary
+from meshwright.nn.loss import WholeVocabulary
 from meshwright.nn.weights import Reader, Weighted
 from meshwright.parallel.compile import compile_layers
 from meshwright.parallel.context import divide_sequences, share_of
@@ -25,6 +26,7 @@ from meshwright.parallel.data import (
 )
 from meshwright.parallel.expert_mesh import ExpertMesh
 from meshwright.parallel.experts import expert_reader, is_expert, lay_mixture, misfit, mixture_of
+from meshwright.parallel.grid import RankGrid, TensorRanks, misplaced
 from meshwright.parallel.layout import Laid, Parted
 from meshwright.parallel.mesh import Mesh
 from meshwright.parallel.offload import Copies, keep_activations_away
@@ -33,21 +35,13 @@ from meshwright.parallel.quantized import quantize_products
 from meshwright.parallel.recompute import apply_recompute
 from meshwright.parallel.split import WeightGradients
 from meshwright.parallel.synchronize import ShardedGradients, SharedGradients
-from meshwright.parallel.tensor import (
-    SplitVocabulary,
-    TensorAxis,
-    divide_parameters,
-    divide_regions,
-    has_partial_gradient,
-    indivisible,
-    local_reader,
-)
+from meshwright.parallel.tensor import TensorAxis, indivisible
 from meshwright.parallel.torch_compat import without_memory
 from meshwright.schedule.build import SPLIT
 from meshwright.spec.blocks import Block
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.job import Switch
-from meshwright.spec.plan import AxisName, BlockGroup, Design, Offload, Plan, Recompute, Stage
+from meshwright.spec.plan import AxisName, BlockGroup, Design, Offload, Plan, Recompute, Stage, TensorGrid
 from meshwright.spec.span import Recorder, Silent
 
 
@@ -79,7 +73,7 @@ def lay(design: Design, mesh: Mesh, *, device: torch.device | str, seed: int, re
         dtypes=kinds,
         parts=tuple(parts),
         axis=axis,
-        vocabulary=vocabulary(design, axis),
+        vocabulary=WholeVocabulary() if axis is None else axis.vocabulary(design.model.vocab),
         recorder=recorder or Silent(),
         share=share,
     )
@@ -90,7 +84,7 @@ def lay_stage(
     stage: Stage,
     *,
     mesh: Mesh,
-    axis: TensorAxis | None,
+    axis: TensorRanks | None,
     kinds: Dtypes,
     device: torch.device,
     seed: int,
@@ -101,6 +95,8 @@ def lay_stage(
     with without_memory():
         part = Decoder(design.model, start=stage.start, stop=stage.stop).to(kinds.master)
     names = tuple(name for name, _ in part.named_parameters())
+    if axis is not None:
+        axis.lay_part(part)
     for prefix, unit, block in units(part):
         unit.to_empty(device=device)
         fill(unit, prefix=prefix, model=design.model, seed=seed)
@@ -108,12 +104,11 @@ def lay_stage(
         if mixture is not None:
             lay_mixture(mixture, design.plan, grid=grid, tensor=axis.mesh if axis else None)
         if axis is not None:
-            apart = is_expert if grid is not None else _none
-            divide_parameters(unit, axis, prefix=prefix, block=design.model.blocks[block], apart=apart)
-            divide_regions(unit, axis, has_grid=grid is not None)
+            apart, holder = is_expert if grid is not None else _none, design.model.blocks[block]
+            axis.divide(unit, prefix=prefix, block=holder, apart=apart, has_grid=grid is not None)
         set_readers(unit, prefix=prefix, axis=axis, kinds=kinds, grid=grid)
         if isinstance(unit, DecoderLayer) and kinds.recipe is not None:
-            quantize_products(unit, kinds.recipe, group=None if axis is None else axis.group)
+            quantize_products(unit, kinds.recipe, group=axis.group if isinstance(axis, TensorAxis) else None)
         if block in design.plan.frozen_blocks:
             unit.requires_grad_(False)
         if isinstance(unit, DecoderLayer):
@@ -151,13 +146,13 @@ def units(part: Decoder) -> list[tuple[str, nn.Module, int]]:
 
 
 def set_readers(
-    unit: nn.Module, *, prefix: str, axis: TensorAxis | None, kinds: Dtypes, grid: ExpertMesh | None = None
+    unit: nn.Module, *, prefix: str, axis: TensorRanks | None, kinds: Dtypes, grid: ExpertMesh | None = None
 ) -> None:
     """Modules read the local part of a distributed parameter, in the precision that multiplies."""
     for name, module in unit.named_modules(prefix=prefix):
         if not isinstance(module, Weighted):
             continue
-        local = None if axis is None else local_reader(name, axis)
+        local = None if axis is None else axis.reader(name)
         if grid is not None and isinstance(module, Experts):
             local = expert_reader(grid)
         module.reader = _cast_after(local, kinds.compute) if kinds.casts else local
@@ -169,15 +164,14 @@ def _cast_after(local: Reader | None, dtype: torch.dtype) -> Reader:
     return lambda weight: local(weight).to(dtype)
 
 
-def tensor_axis(plan: Plan, mesh: Mesh) -> TensorAxis | None:
-    """The tensor axis of this rank; None when it has one rank."""
+def tensor_axis(plan: Plan, mesh: Mesh) -> TensorRanks | None:
+    """The ranks that this one shares every layer with; None when there are none."""
     submesh = mesh.along(AxisName.TENSOR)
-    return None if submesh is None else TensorAxis(mesh=submesh, sequence=plan.first_group.sequence_parallel)
-
-
-def vocabulary(design: Design, axis: TensorAxis | None) -> Vocabulary:
-    """Which columns of the logits this rank holds."""
-    return WholeVocabulary() if axis is None else SplitVocabulary(axis, vocab=design.model.vocab)
+    if submesh is None:
+        return None
+    if plan.tensor_grid is not TensorGrid.LINE:
+        return RankGrid(kind=plan.tensor_grid, mesh=submesh)
+    return TensorAxis(mesh=submesh, sequence=plan.first_group.sequence_parallel)
 
 
 def unfit(design: Design) -> tuple[Problem, ...]:
@@ -198,8 +192,9 @@ def unfit(design: Design) -> tuple[Problem, ...]:
         what = f"sequence length {plan.sequence_length} does not divide by context x tensor"
         what += f" {plan.context * plan.tensor}"
         problems.append(Problem(what=what, where="plan.sequence_length", fix="use a multiple"))
-    if plan.tensor > 1:
+    if plan.tensor > 1 and plan.tensor_grid is TensorGrid.LINE:
         problems += indivisible(design.model, tensor=plan.tensor)
+    problems += misplaced(design)
     problems += misfit(design)
     return tuple(problems)
 
@@ -221,13 +216,14 @@ def _recompute(stage: Stage, block: int) -> Recompute:
     return group.recompute
 
 
-def _partial(design: Design, part: Decoder, axis: TensorAxis | None, names: Sequence[str]) -> tuple[str, ...]:
+def _partial(
+    design: Design, part: Decoder, axis: TensorRanks | None, names: Sequence[str]
+) -> dict[str, tuple[dist.ProcessGroup, ...]]:
     if axis is None:
-        return ()
+        return {}
     blocks = {prefix: design.model.blocks[block] for prefix, _, block in units(part)}
-    return tuple(
-        name for name in names if has_partial_gradient(name, block=_block_of(name, blocks), sequence=axis.sequence)
-    )
+    found = {name: axis.partial_over(name, block=_block_of(name, blocks)) for name in names}
+    return {name: groups for name, groups in found.items() if groups}
 
 
 def _block_of(name: str, blocks: dict[str, Block]) -> Block:

@@ -55,8 +55,8 @@ def _is_first_copy(name: str, parameter: Tensor, mesh: Mesh) -> bool:
         divided = {name for name, place in zip(names, parameter.placements, strict=True) if not place.is_replicate()}
     if AxisName.SHARD.value in divided:
         divided.add(AxisName.CONTEXT.value)  # one dim of the mesh
-    axes = (AxisName.REPLICATE, AxisName.SHARD, AxisName.CONTEXT, AxisName.TENSOR)
-    places = {axis.value: mesh.coordinate(axis) for axis in axes}
+    axes = (AxisName.REPLICATE, AxisName.SHARD, AxisName.CONTEXT)
+    places = {axis.value: mesh.coordinate(axis) for axis in axes} | mesh.tensor_places
     if mesh.experts is not None and is_expert(name):
         places = mesh.experts.places
     return all(axis in divided or place == 0 for axis, place in places.items())

@@ -10,7 +10,7 @@ from torch import nn
 from meshwright.parallel.torch_compat import forget_compiled
 from meshwright.schedule.build import SPLIT
 from meshwright.spec.errors import EnvironmentUnfit, Problem
-from meshwright.spec.plan import Plan
+from meshwright.spec.plan import Plan, TensorGrid
 
 _COMPILERS = ("c++", "g++", "clang++")
 
@@ -19,6 +19,8 @@ def uncompiled(plan: Plan) -> str:
     """Why layers under `plan` run as they are written; nothing where they may compile (rule runtime-compile)."""
     if plan.pipeline > 1 and plan.schedule.kind in SPLIT:
         return f"{plan.schedule.kind.value} splits backwards"
+    if plan.tensor_grid is not TensorGrid.LINE:
+        return f"products over a {plan.tensor_grid.value} of tensor ranks are no graph"
     return f"{plan.schedule.kind.value} passes keys and values between slices" if plan.schedule.slices > 1 else ""
 
 

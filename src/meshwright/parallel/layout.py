@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -14,13 +15,14 @@ from meshwright.nn.loss import Vocabulary
 from meshwright.parallel.balance import Balance
 from meshwright.parallel.clip import gradient_norm, local_part, scale_gradients
 from meshwright.parallel.context import ContextShare
+from meshwright.parallel.grid import TensorRanks
 from meshwright.parallel.layered import LayeredExecutor
 from meshwright.parallel.mesh import Mesh
 from meshwright.parallel.pipeline import PipelineExecutor
 from meshwright.parallel.precision import Dtypes
+from meshwright.parallel.shards import sum_over
 from meshwright.parallel.split import WeightGradients
 from meshwright.parallel.synchronize import Synchronizer
-from meshwright.parallel.tensor import TensorAxis
 from meshwright.spec.plan import AxisName, Design
 from meshwright.spec.report import LineName
 from meshwright.spec.span import Recorder
@@ -28,13 +30,13 @@ from meshwright.spec.span import Recorder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parted:
-    """One local stage, how its gradients meet, which of them are summands over the tensor axis, where split backwards
-    put off those of its matrices, and what rounding leaves of gradients that travel in eight bits.
+    """One local stage, how its gradients meet, which of them are summands over groups of tensor ranks, where split
+    backwards put off those of its matrices, and what rounding leaves of gradients that travel in eight bits.
     """
 
     module: Decoder
     synchronizer: Synchronizer
-    partial: tuple[str, ...]
+    partial: Mapping[str, tuple[dist.ProcessGroup, ...]]
     weights: WeightGradients | None = None
     residuals: tuple[Tensor, ...] = ()
 
@@ -50,7 +52,7 @@ class Laid:
         device: torch.device,
         dtypes: Dtypes,
         parts: tuple[Parted, ...],
-        axis: TensorAxis | None,
+        axis: TensorRanks | None,
         vocabulary: Vocabulary,
         recorder: Recorder,
         share: ContextShare | None = None,
@@ -61,10 +63,10 @@ class Laid:
         self.recorder = recorder
         self._parted, self._axis, self._vocabulary = parts, axis, vocabulary
         self._partial = [
-            parameter
+            (parameter, part.partial[name])
             for part in parts
             for name, parameter in part.module.named_parameters()
-            if name in set(part.partial)
+            if name in part.partial
         ]
         self._pipeline = self._executor() if len(design.plan.stages) > 1 else None
         self._balance = Balance(self.parts, model=design.model, group=mesh.everyone, device=device)
@@ -134,6 +136,8 @@ class Laid:
     def loss_share(self, logits: Tensor, targets: Tensor) -> Tensor:
         """What these tokens add to the mean loss of the whole batch; z-loss only where gradients are made."""
         z_loss = self.design.job.z_loss if torch.is_grad_enabled() else 0.0
+        if self._axis is not None:
+            targets = self._axis.own_tokens(targets)
         losses = token_losses(logits, targets, z_loss=z_loss, vocabulary=self._vocabulary)
         return losses.sum() / self._batch_tokens
 
@@ -186,26 +190,18 @@ class Laid:
         return total
 
     def _everywhere(self, share: Tensor) -> Tensor:
-        """The sum of the data and context ranks' shares, each counted on one tensor rank of the last stage."""
+        """The sum of the data and context ranks' shares, each counted on one tensor rank of the last stage; on a grid
+        of tensor ranks, on one of those that know the losses of the same tokens."""
         if self.mesh.everyone is None:
             return share
-        counts = self.parts[-1].has_head and self.mesh.coordinate(AxisName.TENSOR) == 0
+        counts = self.parts[-1].has_head and (self._axis is None or self._axis.counts_losses)
         total = share.detach().to(torch.float64) * (1.0 if counts else 0.0)
         dist.all_reduce(total, group=self.mesh.everyone)
         return total
 
     def _sum_partial(self) -> None:
-        """Gradients that are summands over the tensor axis are whole."""
-        if self._axis is None or not self._partial:
-            return
-        gradients = [local_part(p.grad) for p in self._partial if p.grad is not None]
-        if not gradients:
-            return
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        dist.all_reduce(flat, group=self._axis.group)
-        pieces = flat.split([gradient.numel() for gradient in gradients])
-        for gradient, piece in zip(gradients, pieces, strict=True):
-            gradient.copy_(piece.view_as(gradient))
+        """Gradients that are summands over tensor ranks are whole."""
+        sum_over([(local_part(p.grad), groups) for p, groups in self._partial if p.grad is not None])
 
     @property
     def _is_tied_end(self) -> bool:
@@ -253,9 +249,13 @@ class Laid:
                 loss_function=self.loss_share,
                 recorder=self.recorder,
             )
-        split = self._axis.size if self._axis is not None and self._axis.sequence else 1
-        length = plan.sequence_length // (plan.context * plan.schedule.slices * split)
-        shape = (plan.microbatch, length, self.design.model.width)
+        shape = (
+            plan.microbatch,
+            plan.sequence_length // (plan.context * plan.schedule.slices),
+            self.design.model.width,
+        )
+        if self._axis is not None:
+            shape = self._axis.hidden(*shape)
         return PipelineExecutor(
             parts=self.parts,
             synchronizers=synchronizers,

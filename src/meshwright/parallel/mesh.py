@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from meshwright.parallel.expert_mesh import ExpertMesh, build_expert_mesh
 from meshwright.spec.errors import EnvironmentUnfit, Problem
-from meshwright.spec.plan import AxisName, Plan
+from meshwright.spec.plan import AxisName, Plan, TensorGrid
 
 CONTEXT_GROUP = "context"  # the description of groups that only keys, values and heads cross
 
@@ -43,7 +43,9 @@ class ContextRanks:
 class Mesh:
     """Axes larger than one in the plan's order; `root` is None where the plan has one device.
 
-    Submeshes are made with the mesh, so that no collective hides in a later look-up.
+    Ranks of the tensor axis that lie on a square or cube are two or three dims of `root`, the last varying fastest;
+    `tensor_places` is where this rank stands on the tensor axis, by the names of its dims. Submeshes are made with the
+    mesh, so that no collective hides in a later look-up.
     """
 
     root: DeviceMesh | None
@@ -54,6 +56,7 @@ class Mesh:
     submeshes: dict[tuple[AxisName, ...], DeviceMesh] = field(default_factory=dict)
     context: ContextRanks | None = None
     experts: ExpertMesh | None = None
+    tensor_places: dict[str, int] = field(default_factory=dict)
 
     def size(self, axis: AxisName) -> int:
         return self.sizes.get(axis, 1)
@@ -114,17 +117,33 @@ def build_mesh(plan: Plan, *, device_type: str) -> Mesh:
     grid = torch.arange(plan.world_size).view([axis.size for axis in axes])
     place = (grid == dist.get_rank()).nonzero()[0].tolist()
     dims, dim_names = _joined(grid, names)
-    root = DeviceMesh(device_type, dims, mesh_dim_names=tuple(name.value for name in dim_names))
+    held = {name: _dims_of(name, plan) for name in dim_names}
+    shape = [size for name in dim_names for size in _sizes_of(name, plan, ranks=dims.shape[dim_names.index(name)])]
+    root = DeviceMesh(device_type, dims.reshape(shape), mesh_dim_names=tuple(d for each in held.values() for d in each))
     return Mesh(
         root=root,
         rank=dist.get_rank(),
         world_size=plan.world_size,
         sizes={axis.name: axis.size for axis in axes},
         coordinates=dict(zip(names, place, strict=True)),
-        submeshes=_submeshes(root, dim_names),
+        submeshes=_submeshes(root, held),
         context=_context_ranks(plan, grid, names) if AxisName.CONTEXT in names else None,
         experts=build_expert_mesh(plan, device_type=device_type),
+        tensor_places={name: root.get_local_rank(name) for name in held.get(AxisName.TENSOR, ())},
     )
+
+
+def _dims_of(name: AxisName, plan: Plan) -> tuple[str, ...]:
+    """Names of the dims of the device mesh that an axis is."""
+    if name is not AxisName.TENSOR or plan.tensor_grid is TensorGrid.LINE:
+        return (name.value,)
+    return tuple(f"{name.value}_{index}" for index in range(plan.tensor_grid.dims))
+
+
+def _sizes_of(name: AxisName, plan: Plan, *, ranks: int) -> tuple[int, ...]:
+    """Their sizes, of an axis of so many ranks."""
+    count = len(_dims_of(name, plan))
+    return (ranks,) if count == 1 else (plan.tensor_grid.side(ranks),) * count
 
 
 def _joined(grid: torch.Tensor, names: list[AxisName]) -> tuple[torch.Tensor, list[AxisName]]:
@@ -160,10 +179,10 @@ def _group(ranks: list[int]) -> dist.ProcessGroup | None:
     return dist.new_group(ranks, use_local_synchronization=True, group_desc=CONTEXT_GROUP)
 
 
-def _submeshes(root: DeviceMesh, names: list[AxisName]) -> dict[tuple[AxisName, ...], DeviceMesh]:
+def _submeshes(root: DeviceMesh, held: dict[AxisName, tuple[str, ...]]) -> dict[tuple[AxisName, ...], DeviceMesh]:
     """Every single axis, and replicate with shard as one two-axis mesh."""
-    found: dict[tuple[AxisName, ...], DeviceMesh] = {(name,): root[name.value] for name in names}
+    found: dict[tuple[AxisName, ...], DeviceMesh] = {(name,): root[dims] for name, dims in held.items()}
     both = (AxisName.REPLICATE, AxisName.SHARD)
-    if all(name in names for name in both):
+    if all(name in held for name in both):
         found[both] = root[AxisName.REPLICATE.value, AxisName.SHARD.value]
     return found

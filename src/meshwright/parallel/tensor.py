@@ -23,6 +23,7 @@ from torch.nn import functional
 from meshwright.nn.attention import GroupedAttention
 from meshwright.nn.decoder import DecoderLayer, OutputHead, TokenEmbedding
 from meshwright.nn.linear import Table
+from meshwright.nn.loss import Vocabulary
 from meshwright.nn.mixture import MixtureOfExperts
 from meshwright.nn.norm import RootMeanSquareNorm
 from meshwright.nn.weights import Reader, Weighted
@@ -87,6 +88,41 @@ class TensorAxis:
         """The residual stream from partial sums."""
         result: Tensor = (LeaveSequence if self.sequence else LeaveReplicated).apply(x, self.group)
         return result
+
+    @property
+    def counts_losses(self) -> bool:
+        """Losses, which all ranks know alike, are counted here."""
+        return self.rank == 0
+
+    def hidden(self, batch: int, length: int, width: int) -> tuple[int, int, int]:
+        """The shape of what this rank keeps of features (batch, length, width) between regions."""
+        return batch, length // (self.size if self.sequence else 1), width
+
+    def own_tokens(self, x: Tensor) -> Tensor:
+        """Of (sequences, ...) those whose losses this rank works on: all."""
+        return x
+
+    def partial_over(self, name: str, *, block: Block) -> tuple[dist.ProcessGroup, ...]:
+        """The groups over which each rank's gradient of `name` is one summand."""
+        return (self.group,) if has_partial_gradient(name, block=block, sequence=self.sequence) else ()
+
+    def divide(
+        self, unit: nn.Module, *, prefix: str, block: Block, apart: Callable[[str], bool], has_grid: bool
+    ) -> None:
+        """Parameters of `unit` are distributed over the axis, and its modules compute with their local parts."""
+        divide_parameters(unit, self, prefix=prefix, block=block, apart=apart)
+        divide_regions(unit, self, has_grid=has_grid)
+
+    def reader(self, owner: str) -> Reader:
+        """How the module called `owner` reads its distributed parameters."""
+        return local_reader(owner, self)
+
+    def vocabulary(self, vocab: int) -> Vocabulary:
+        """Which columns of the logits this rank holds."""
+        return SplitVocabulary(self.group, offset=self.rank * (vocab // self.size))
+
+    def lay_part(self, part: nn.Module) -> None:
+        """A stage works on all sequences of a microbatch, as it is."""
 
 
 def divided_dim(name: str, *, block: Block) -> int | None:
@@ -226,11 +262,10 @@ class SplitNorm(RootMeanSquareNorm):
 
 
 class SplitVocabulary:
-    """The columns of the vocabulary that this rank holds (a Vocabulary of nn.loss)."""
+    """The columns from `offset` of the vocabulary that this rank of `group` holds (a Vocabulary of nn.loss)."""
 
-    def __init__(self, axis: TensorAxis, *, vocab: int) -> None:
-        self._group = axis.group
-        self.offset = axis.rank * (vocab // axis.size)
+    def __init__(self, group: dist.ProcessGroup, *, offset: int) -> None:
+        self._group, self.offset = group, offset
 
     def maximum(self, x: Tensor) -> None:
         dist.all_reduce(x, op=dist.ReduceOp.MAX, group=self._group)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from meshwright.spec.placement_words import placement_words
-from meshwright.spec.plan import BlockGroup, Design, Dispatch, Plan, Sharding
+from meshwright.spec.plan import BlockGroup, Design, Dispatch, Plan, Sharding, TensorGrid
 
 Setting = tuple[str, str]
 _NONE = "none"
@@ -23,7 +23,10 @@ def plan_settings(plan: Plan, *, has_experts: bool) -> tuple[Setting, ...]:
     experts = (("experts", _experts(plan)),) if has_experts else ()
     return (
         ("devices", f"{plan.world_size:,}"),
-        ("tensor", str(plan.tensor)),
+        (
+            "tensor",
+            str(plan.tensor) if plan.tensor_grid is TensorGrid.LINE else f"{plan.tensor}, {plan.tensor_grid.value}",
+        ),
         ("sequence parallel", "yes" if group.sequence_parallel else "no"),
         ("context", _context(plan)),
         *experts,

@@ -8,6 +8,7 @@ from meshwright.search.constraints import CONSTRAINT_RULES
 from meshwright.search.context_rules import CONTEXT_RULES
 from meshwright.search.degree_rules import DEGREE_RULES, groups_of
 from meshwright.search.form_rules import FORM_RULES
+from meshwright.search.grid_rules import GRID_RULES
 from meshwright.search.job_rules import JOB_RULES, allowed_precisions, check_job
 from meshwright.search.layout_rules import LAYOUT_RULES
 from meshwright.search.memory_rule import MEMORY_RULES
@@ -27,9 +28,11 @@ RULES: tuple[Rule, ...] = (
     *ORDER_RULES,
     *DEGREE_RULES,
     *CONTEXT_RULES,
+    *GRID_RULES[:-1],
     *CONSTRAINT_RULES,
     *MEMORY_RULES,
     *RUNTIME_RULES,
+    *GRID_RULES[-1:],
 )
 
 

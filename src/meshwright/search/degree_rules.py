@@ -59,7 +59,7 @@ def _divides(noun: str, sizes: Callable[[ModelSpec], tuple[int, ...]]) -> Callab
     def check(design: Design) -> Problem | None:
         for where, group in groups_of(design.plan):
             for size in sizes(design.model):
-                if group.tensor >= 1 and size % group.tensor:
+                if group.tensor >= 1 and size % design.plan.tensor_grid.side(group.tensor):
                     legal = [number for number in divisors(size) if number <= design.cluster.num_devices]
                     what = f"{group.tensor} does not divide {size:,} {noun}"
                     return Problem(where=f"{where}.tensor", what=what, fix=choices(legal))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -183,6 +184,28 @@ class ExpertGrid:
     dispatch: Dispatch = Dispatch.ALL_TO_ALL
 
 
+class TensorGrid(StrEnum):
+    """How the ranks of the tensor axis lie: on a line, where each holds its features of every token (1909.08053); on a
+    square that divides tokens and features alike (SUMMA, 2104.05343); on a cube (2105.14450)."""
+
+    LINE = "line"
+    SQUARE = "square"
+    CUBE = "cube"
+
+    def side(self, tensor: int) -> int:
+        """Ranks along one side of a grid of `tensor` ranks, rounded where they are no square or cube; a line's are all
+        of them."""
+        return tensor if self is TensorGrid.LINE else round(math.exp(math.log(max(tensor, 1)) / self.dims))
+
+    def token_parts(self, tensor: int) -> int:
+        """Parts that the sequences of a microbatch are divided in."""
+        return math.prod([self.side(tensor)] * (self.dims - 1))
+
+    @property
+    def dims(self) -> int:
+        return {TensorGrid.LINE: 1, TensorGrid.SQUARE: 2, TensorGrid.CUBE: 3}[self]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientSync:
     """How gradients meet across data parallel ranks: every step, reduced in `precision`."""
@@ -198,6 +221,7 @@ class Plan:
     `placement[r]` is the device that holds rank r; None is the identity. `microbatch` and the batch are in
     sequences; the batch is replicate * shard * microbatch * schedule.microbatches sequences. `experts` None divides
     every expert over the tensor axis, as the rest of a layer is. What `shard` divides is divided over `context` too.
+    `tensor_grid` is how the ranks of the tensor axis lie.
     """
 
     model: str
@@ -210,6 +234,7 @@ class Plan:
     gradients: GradientSync = GradientSync()
     exchange: Exchange = Exchange()
     experts: ExpertGrid | None = None
+    tensor_grid: TensorGrid = TensorGrid.LINE
     placement: tuple[int, ...] | None = None
     schema: int = 1
 
@@ -315,6 +340,7 @@ class Plan:
         group = self.first_group
         parts = [f"{axis.name.value} {axis.size}" for axis in self.axes if axis.size > 1]
         extra = [group.sharding.value] if group.sharding is not Sharding.NONE else []
+        extra += [f"tensor {self.tensor_grid.value}"] if self.tensor_grid is not TensorGrid.LINE else []
         extra += ["sequence parallel"] if group.sequence_parallel else []
         extra += self._recompute_words()
         extra += [f"{group.offload.value} offloaded"] if group.offload is not Offload.NONE else []

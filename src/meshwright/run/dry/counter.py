@@ -45,7 +45,7 @@ class StepCounter(MemoryTracker):
         super().__init__(
             parts=parts,
             optimizer=optimizer,
-            vocab=design.model.vocab // plan.tensor,
+            vocab=design.model.vocab // plan.tensor_grid.side(plan.tensor),
             gathered=MemoryPart.BUFFERS if freed else MemoryPart.PARAMETERS,
         )
         self.forms_gradients = False

@@ -168,7 +168,7 @@ class Profiler:
             timer = CollectiveTimer(self._design.plan, synchronize=synchronize)
             return stack.enter_context(timer.watching()), clock
         plan = self._design.plan
-        vocab = self._design.model.vocab // max(plan.stages[-1].groups[-1].tensor, 1)
+        vocab = self._design.model.vocab // max(plan.tensor_grid.side(plan.stages[-1].groups[-1].tensor), 1)
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
         freed = plan.first_group.sharding is Sharding.PARAMETERS
