@@ -6,6 +6,7 @@ dim of the device mesh, called shard. The context axis alone has process groups 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -43,7 +44,8 @@ class ContextRanks:
 class Mesh:
     """Axes larger than one in the plan's order; `root` is None where the plan has one device.
 
-    Submeshes are made with the mesh, so that no collective hides in a later look-up.
+    Submeshes are made with the mesh, so that no collective hides in a later look-up. `everyone` is the group of all
+    ranks of the plan; None when there is one.
     """
 
     root: DeviceMesh | None
@@ -54,6 +56,7 @@ class Mesh:
     submeshes: dict[tuple[AxisName, ...], DeviceMesh] = field(default_factory=dict)
     context: ContextRanks | None = None
     experts: ExpertMesh | None = None
+    everyone: dist.ProcessGroup | None = None
 
     def size(self, axis: AxisName) -> int:
         return self.sizes.get(axis, 1)
@@ -74,11 +77,6 @@ class Mesh:
         """The process group of this rank along `axis`; None when it is alone there."""
         submesh = self.along(axis)
         return None if submesh is None else submesh.get_group()
-
-    @property
-    def everyone(self) -> dist.ProcessGroup | None:
-        """The group of all ranks of the plan; None when there is one."""
-        return None if self.root is None else dist.group.WORLD
 
     @property
     def data_coordinate(self) -> int:
@@ -107,24 +105,50 @@ def build_mesh(plan: Plan, *, device_type: str) -> Mesh:
     if processes != plan.world_size:
         what = f"the plan lays the model over {plan.world_size} devices and {processes} processes run"
         raise EnvironmentUnfit(Problem(what=what, where="plan.axes", fix="start one process for each device"))
+    mesh = build_mesh_over(plan, device_type=device_type, processes=range(processes))
+    assert mesh is not None, "every process has a rank"
+    return mesh
+
+
+def build_mesh_over(plan: Plan, *, device_type: str, processes: Sequence[int]) -> Mesh | None:
+    """The mesh of `plan`, whose rank r is process `processes[r]` of the default group; None where this is none of them.
+
+    `processes` are in ascending order. Collective: every process of the default group calls it alike.
+    """
+    assert list(processes) == sorted(set(processes)), "torch numbers the ranks of a group in ascending order"
+    assert len(processes) == plan.world_size, "one process for each rank of the plan"
+    here = dist.get_rank() if dist.is_initialized() else 0
     axes = [axis for axis in plan.axes if axis.size > 1]
     if not axes:
-        return Mesh(root=None, rank=0, world_size=1, sizes={}, coordinates={})
+        return Mesh(root=None, rank=0, world_size=1, sizes={}, coordinates={}) if here == processes[0] else None
     names = [axis.name for axis in axes]
-    grid = torch.arange(plan.world_size).view([axis.size for axis in axes])
-    place = (grid == dist.get_rank()).nonzero()[0].tolist()
+    grid = torch.tensor(processes).view([axis.size for axis in axes])
     dims, dim_names = _joined(grid, names)
     root = DeviceMesh(device_type, dims, mesh_dim_names=tuple(name.value for name in dim_names))
+    everyone = _everyone(processes)
+    experts = build_expert_mesh(plan, device_type=device_type, processes=processes)
+    if here not in processes:
+        return None
+    place = (grid == here).nonzero()[0].tolist()
     return Mesh(
         root=root,
-        rank=dist.get_rank(),
+        rank=list(processes).index(here),
         world_size=plan.world_size,
         sizes={axis.name: axis.size for axis in axes},
         coordinates=dict(zip(names, place, strict=True)),
         submeshes=_submeshes(root, dim_names),
         context=_context_ranks(plan, grid, names) if AxisName.CONTEXT in names else None,
-        experts=build_expert_mesh(plan, device_type=device_type),
+        experts=experts,
+        everyone=everyone,
     )
+
+
+def _everyone(processes: Sequence[int]) -> dist.ProcessGroup | None:
+    """The group of `processes`. Collective over all processes."""
+    if len(processes) == dist.get_world_size():
+        return dist.group.WORLD
+    made: dist.ProcessGroup | None = dist.new_group(list(processes))
+    return made
 
 
 def _joined(grid: torch.Tensor, names: list[AxisName]) -> tuple[torch.Tensor, list[AxisName]]:
