@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -78,22 +78,15 @@ def whole(shape: Sequence[int]) -> Box:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """One tensor: the part that each process has, where it has any. Those that are `idle` have it without keeping it up
-    to date, as an optimizer's step count beside an empty part of its parameter.
-    """
+    """One tensor: the part that each process has, where it has any."""
 
     shape: tuple[int, ...]
     dtype: str
     parts: Mapping[int, Box]
-    idle: frozenset[int] = field(default_factory=frozenset)
 
     @property
     def item_bytes(self) -> int:
         return ITEM_BYTES[self.dtype]
-
-    def kept(self, process: int) -> Box | None:
-        """What `process` can give of it."""
-        return None if process in self.idle else self.parts.get(process)
 
 
 def holdings(
@@ -117,9 +110,11 @@ def holdings(
 
 
 def state_of(parameter: Holding, *, rule: Optimizer, places: Mapping[int, Box]) -> dict[str, Holding]:
-    """What `rule` keeps of one parameter, by field; `places` are its parts with the empty ones."""
-    once, idle = dict.fromkeys(places, Box((), ())), frozenset(places.keys() - parameter.parts.keys())
-    step = Holding(shape=(), dtype="float32", parts=once, idle=idle)
+    """What `rule` keeps of one parameter, by field; `places` are its parts with the empty ones.
+
+    AdamW does not count the steps of an empty part, so that what stands there is of no use; Adafactor does.
+    """
+    step = Holding(shape=(), dtype="float32", parts=dict.fromkeys(parameter.parts, Box((), ())))
     if isinstance(rule, OptimizerSpec):
         return {"step": step, "exp_avg": parameter, "exp_avg_sq": parameter}
     if isinstance(rule, Muon):
@@ -127,11 +122,12 @@ def state_of(parameter: Holding, *, rule: Optimizer, places: Mapping[int, Box]) 
     if isinstance(rule, Sgd):
         return {"momentum": parameter} if rule.momentum else {}
     assert isinstance(rule, Adafactor)
+    counted = replace(step, parts=dict.fromkeys(places, Box((), ())))
     if len(parameter.shape) < 2:
-        return {"step": step, "square": parameter}
+        return {"step": counted, "square": parameter}
     last = len(parameter.shape) - 1
     return {
-        "step": step,
+        "step": counted,
         "row": _without(parameter, last, places=places),
         "column": _without(parameter, last - 1, places=places),
     }
@@ -152,7 +148,7 @@ def digest(held: Mapping[str, Holding]) -> str:
     made = hashlib.sha256()
     for name, one in sorted(held.items()):
         parts = [(process, box.starts, box.sizes) for process, box in sorted(one.parts.items())]
-        made.update(repr((name, one.shape, one.dtype, parts, sorted(one.idle))).encode())
+        made.update(repr((name, one.shape, one.dtype, parts)).encode())
     return made.hexdigest()[:12]
 
 

@@ -21,7 +21,7 @@ def least_bytes(source: Mapping[str, Holding], target: Mapping[str, Holding]) ->
     for name, wanted in target.items():
         held = source[name]
         for process, box in wanted.parts.items():
-            missing = box.elements - _common(box, held.kept(process))
+            missing = box.elements - _common(box, held.parts.get(process))
             if missing:
                 found[process] = found.get(process, 0) + missing * held.item_bytes
     return found
@@ -37,8 +37,7 @@ def least_crossing_bytes(source: Mapping[str, Holding], target: Mapping[str, Hol
         held = source[name]
         here: dict[int, list[Box]] = {}
         for process, box in held.parts.items():
-            if held.kept(process) is not None:
-                here.setdefault(nodes[process], []).append(box)
+            here.setdefault(nodes[process], []).append(box)
         needed: dict[int, list[Box]] = {}
         for process, box in wanted.parts.items():
             needed.setdefault(nodes[process], []).append(box)
@@ -92,14 +91,14 @@ def _fields(held: Mapping[str, Holding], parameter: str) -> list[str]:
 
 def _lost(source: Mapping[str, Holding], target: Mapping[str, Holding]) -> Iterator[Problem]:
     """What is needed and nobody holds."""
-    known: dict[tuple[int, int, frozenset[int]], bool] = {}
+    known: dict[tuple[int, int], bool] = {}
     for name, wanted in target.items():
         held = source.get(name)
         if held is None or held.shape != wanted.shape:
             continue
-        key = id(held.parts), id(wanted.parts), held.idle
+        key = id(held.parts), id(wanted.parts)
         if key not in known:
-            kept = [box for process, box in held.parts.items() if process not in held.idle]
+            kept = list(held.parts.values())
             known[key] = _union([*kept, *wanted.parts.values()]) > _union(kept)
         if known[key]:
             fix = "load a checkpoint"

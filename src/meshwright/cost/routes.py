@@ -66,7 +66,7 @@ def routes(
     for name, want in target.items():
         held = source[name]
         key = id(held.parts), id(want.parts), held.shape
-        if key not in known or held.idle:
+        if key not in known:
             known[key] = _atoms(held, want)
         wanted += [(atom.box.elements * held.item_bytes, name, atom) for atom in known[key]]
     wanted.sort(key=lambda entry: -entry[0])
@@ -122,8 +122,7 @@ def _atoms(held: Holding, want: Holding) -> list[_Atom]:
     ours: dict[Box, list[int]] = {}
     theirs: dict[Box, list[int]] = {}
     for process, box in held.parts.items():
-        if process not in held.idle:
-            ours.setdefault(box, []).append(process)
+        ours.setdefault(box, []).append(process)
     for process, box in want.parts.items():
         theirs.setdefault(box, []).append(process)
     found = []

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from meshwright.cost.holdings import Contents, Holding, digest, holdings
 from meshwright.cost.moved import least_bytes, unfit
@@ -145,7 +146,7 @@ def move_through(
     """As `move`, through files in `folder`, which every process sees; returns the progress that the source told."""
     progress = _agreed(source, target, progress=progress, group=group)
     process = 0 if group is None else dist.get_rank(group)
-    kept = {name: x for name, x in source.tensors.items() if process not in source.held[name].idle}
+    kept = {n: x for n, x in source.tensors.items() if isinstance(x, DTensor) or process in source.held[n].parts}
     write(kept, folder, group=group)
     read(dict(target.tensors), folder, group=group)
     _finish(source, target)

@@ -69,7 +69,7 @@ def _keep(source: Side, target: Side) -> int:
     """What this process holds already is where it is needed."""
     copied = 0
     for name, wanted in target.held.items():
-        mine, kept = wanted.parts.get(target.process), source.held[name].kept(source.process)
+        mine, kept = wanted.parts.get(target.process), source.held[name].parts.get(source.process)
         met = mine.meet(kept) if mine is not None and kept is not None else None
         if met is not None:
             target.part(name, met).copy_(source.part(name, met))
