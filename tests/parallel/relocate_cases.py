@@ -20,7 +20,6 @@ from meshwright.spec.optimizer import Adafactor, Optimizer
 from meshwright.spec.plan import BlockGroup, Design, Offload
 from tests.parallel.move_cases import SEED, Runner, local
 from tests.parallel.offload_cases import copying
-from tests.parallel.parity_cases import mesh_over
 from tests.support.designs import Layout, plan
 
 Processes = tuple[int, ...]
@@ -33,7 +32,9 @@ def disagreements(design: Design) -> list[str]:
 
     By its own optimizer, and by one that keeps means by row and by column.
     """
-    laid = lay(design, mesh_over(design.plan), device="cpu", seed=SEED)
+    mesh = _mesh(design, tuple(range(design.plan.world_size)))
+    assert mesh is not None
+    laid = lay(design, mesh, device="cpu", seed=SEED)
     specs = (design.job.optimizer, Adafactor())
     return [words for spec in specs for words in _disagreements(laid, spec)]
 
@@ -122,11 +123,16 @@ def _groups(design: Design) -> list[BlockGroup]:
 _MESHES: dict[object, Mesh | None] = {}
 
 
-def _runner(design: Design, processes: Processes, *, seed: int) -> Runner | None:
+def _mesh(design: Design, processes: Processes) -> Mesh | None:
+    """Each is made once in a worker. Collective, but for one process alone."""
     key = design.plan.axes, design.plan.exchange.inner, design.plan.experts, processes
     if key not in _MESHES:
         _MESHES[key] = build_mesh_over(design.plan, device_type="cpu", processes=processes)
-    mesh = _MESHES[key]
+    return _MESHES[key]
+
+
+def _runner(design: Design, processes: Processes, *, seed: int) -> Runner | None:
+    mesh = _mesh(design, processes)
     if mesh is None:
         return None
     laid = lay(design, mesh, device="cpu", seed=seed)

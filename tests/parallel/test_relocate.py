@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -23,6 +24,15 @@ from tests.parallel.relocate_cases import PROGRESS, Processes, Seen
 from tests.support import models
 from tests.support.designs import Layout, design
 from tests.support.pool import Pool
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    """Workers of its own: after a mesh on some of them they are in unlike numbers of groups."""
+    workers = Pool()
+    yield workers
+    workers.close()
+
 
 Pair = tuple[Draw, Draw, Processes, Processes]
 ZERO3 = Sharding.PARAMETERS
