@@ -120,6 +120,22 @@ def _groups(design: Design) -> list[BlockGroup]:
     return [group for stage in design.plan.stages for group in stage.groups]
 
 
+def left_over(first: Design, second: Design) -> tuple[bool, float]:
+    """After a move between plans that had both stepped: whether what rounding left is the source's, and the most."""
+    everyone = tuple(range(first.plan.world_size))
+    here, there = _runner(first, everyone, seed=SEED), _runner(second, everyone, seed=SEED + 1)
+    assert here is not None
+    assert there is not None
+    here.step(0)
+    there.step(1)
+    source, target = _state(first, here, everyone), _state(second, there, everyone)
+    assert all(x.abs().max() > 0 for side in (source, target) for x in side.residuals.values())
+    move_over(source, target, group=_group())
+    ours, theirs = source.residuals.values(), target.residuals.values()
+    alike = len(ours) == len(theirs) and all(torch.equal(x, y) for x, y in zip(ours, theirs, strict=True))
+    return alike, max(float(x.abs().max()) for x in theirs)
+
+
 _MESHES: dict[object, Mesh | None] = {}
 
 

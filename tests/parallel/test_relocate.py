@@ -12,10 +12,11 @@ import torch
 
 from meshwright.cost.holdings import Contents
 from meshwright.parallel import relocate
+from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.optimizer import Adafactor, Optimizer, Sgd
-from meshwright.spec.plan import Design, ExpertGrid, Offload, ScheduleKind, Sharding
+from meshwright.spec.plan import Design, ExpertGrid, GradientSync, Offload, ScheduleKind, Sharding
 from meshwright.spec.routing import Routing
 from tests.parallel import draws, offload_cases, relocate_cases
 from tests.parallel.draws import Draw
@@ -152,6 +153,20 @@ def test_through_a_folder_it_is_the_same(pool: Pool, tmp_path: Path) -> None:
 def test_what_a_plan_says_of_its_state_is_what_is_laid(pool: Pool, draw: Draw) -> None:
     for found in pool.run(relocate_cases.disagreements, draws.build(draw), ranks=draw.ranks):
         assert found == []
+
+
+def test_what_rounding_left_of_gradients_stays_with_its_plan(pool: Pool) -> None:
+    sides = [narrow(design(models.model(), Layout(shard=2, sharding=kind, batch=8))) for kind in (ZERO3, Sharding.NONE)]
+    for alike, most in pool.run(relocate_cases.left_over, sides[0], sides[0], ranks=2):
+        assert alike
+        assert most > 0
+    for alike, most in pool.run(relocate_cases.left_over, *sides, ranks=2):
+        assert not alike
+        assert most == 0
+
+
+def narrow(entry: Design) -> Design:
+    return replace(entry, plan=replace(entry.plan, gradients=GradientSync(precision=Precision.FP8)))
 
 
 def test_low_rank_factors_move_by_what_processes_tell(pool: Pool) -> None:
