@@ -81,7 +81,8 @@ def moved(first: Design, second: Design, ours: Processes, theirs: Processes, fol
         for number in range(2 if here else 0):
             here.step(number)
         source, target = _state(first, here, ours), _state(second, there, theirs)
-        whole, progress = _whole(source), PROGRESS if here else None
+        zeros = {name: torch.zeros(held.shape, dtype=getattr(torch, held.dtype)) for name, held in target.held.items()}
+        whole, progress = {**zeros, **_whole(source)}, PROGRESS if here else None
         sent = received = least = 0
         if folder is None:
             found = move_over(source, target, group=_group(), progress=progress, staging_bytes=STAGING)
@@ -192,7 +193,12 @@ def _unlike(state: State, whole: dict[str, Tensor]) -> list[str]:
 
 def _alone(design: Design, whole: dict[str, Tensor]) -> list[float]:
     """Losses of the steps that one device would take from `whole`."""
-    single = replace(design, plan=plan(design.model, Layout(batch=design.plan.batch)))
+    single = plan(design.model, Layout(batch=design.plan.batch))
+    groups = tuple(
+        replace(single.first_group, start=group.start, stop=group.stop, training=group.training)
+        for group in design.plan.groups
+    )
+    single = replace(design, plan=replace(single, stages=(replace(single.stages[0], groups=groups),)))
     run = _runner(single, (_rank(),), seed=SEED)
     assert run is not None
     move.load_state_dict(run.laid, run.optimizer, whole)

@@ -16,7 +16,7 @@ from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.optimizer import Adafactor, Optimizer, Sgd
-from meshwright.spec.plan import Design, ExpertGrid, GradientSync, Offload, ScheduleKind, Sharding
+from meshwright.spec.plan import Design, ExpertGrid, GradientSync, Offload, ScheduleKind, Sharding, Training
 from meshwright.spec.routing import Routing
 from tests.parallel import draws, offload_cases, relocate_cases
 from tests.parallel.draws import Draw
@@ -131,6 +131,16 @@ def test_experts_on_a_grid_their_biases_and_other_optimizers(pool: Pool, spec: O
         ranks=4,
     )
     check(found)
+
+
+def test_blocks_that_were_frozen_begin_afresh_and_frozen_ones_leave_their_state(pool: Pool) -> None:
+    frozen = design(models.model(), STAGES)
+    first = frozen.plan.stages[0]
+    stages = (replace(first, groups=(replace(first.groups[0], training=Training.FROZEN),)), *frozen.plan.stages[1:])
+    frozen = replace(frozen, plan=replace(frozen.plan, stages=stages))
+    trained = design(models.model(), SHARDS)
+    for one, other in ((frozen, trained), (trained, frozen)):
+        check(pool.run(relocate_cases.moved, one, other, (0, 1, 2, 3), (0, 1, 2, 3), None, ranks=4))
 
 
 def test_state_in_the_hosts_memory_moves_too(pool: Pool) -> None:

@@ -103,7 +103,7 @@ def holdings(
     found = {f"{PARAMETERS}{name}": holding for name, holding in made.found.items()}
     if contents is Contents.TRAINING:
         for name, holding in made.found.items():
-            if name not in made.buffers:
+            if name not in made.untrained:
                 kept = state_of(holding, rule=treatment(design.job.optimizer, name).rule, places=made.places[name])
                 found |= {f"{OPTIMIZER}{name}.{key}": value for key, value in kept.items()}
     return found
@@ -165,16 +165,18 @@ class _Maker:
         self._known: dict[tuple[object, ...], _Parts] = {}
         self.found: dict[str, Holding] = {}
         self.places: dict[str, Mapping[int, Box]] = {}
-        self.buffers: set[str] = set()
+        self.untrained: set[str] = set()
 
     def add_stage(self, stage: Stage) -> None:
         for index in range(stage.start, stage.stop):
             block = self._model.blocks[index]
             before = prefix(block, index)
+            if index in self._plan.frozen_blocks:
+                self.untrained.update(before + entry.name for entry in tensors(block))
             for entry in tensors(block):
                 self._add(before + entry.name, entry, stage)
             if biased := _balanced(block):
-                self.buffers.add(f"{before}transform.balance")
+                self.untrained.add(f"{before}transform.balance")
                 self._add(f"{before}transform.balance", _Entry(shape=(biased.experts,)), stage)
         if self._model.head.tied and stage.stop == len(self._model.blocks) and stage.start > 0:
             self._add(_TABLE, tensors(self._model.embedding)[0], stage)

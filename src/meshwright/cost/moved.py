@@ -50,9 +50,23 @@ def least_crossing_bytes(source: Mapping[str, Holding], target: Mapping[str, Hol
 def unfit(source: Mapping[str, Holding], target: Mapping[str, Holding]) -> tuple[Problem, ...]:
     """Why what `target` has cannot be made of what `source` has; () when it can.
 
-    An optimizer's state that the target has no place for is left behind; any other tensor is not.
+    An optimizer's state that the target has no place for is left behind, and what it keeps of parameters that the
+    source does not train is new (`afresh`).
     """
     return (*_other_model(source, target), *_other_optimizer(source, target), *_lost(source, target))
+
+
+def afresh(source: Mapping[str, Holding], target: Mapping[str, Holding]) -> frozenset[str]:
+    """The state of `target` that is zero, as before a first step: that of parameters of which an optimizer of `source`
+    keeps nothing while it keeps some of others, since they were frozen."""
+    trained = {_parameter(name) for name in source if name.startswith(OPTIMIZER)}
+    new = (name for name in target if name.startswith(OPTIMIZER) and _parameter(name) not in trained)
+    return frozenset(new if trained else ())
+
+
+def _parameter(name: str) -> str:
+    """Whose state `name` is of."""
+    return name.removeprefix(OPTIMIZER).rpartition(".")[0]
 
 
 def _other_model(source: Mapping[str, Holding], target: Mapping[str, Holding]) -> Iterator[Problem]:
@@ -70,14 +84,15 @@ def _other_model(source: Mapping[str, Holding], target: Mapping[str, Holding]) -
 
 
 def _other_optimizer(source: Mapping[str, Holding], target: Mapping[str, Holding]) -> Iterator[Problem]:
-    absent = [name for name in target if name.startswith(OPTIMIZER) and name not in source]
+    new = afresh(source, target)
+    absent = [name for name in target if name.startswith(OPTIMIZER) and name not in source and name not in new]
     if not absent:
         return
     if not any(name.startswith(OPTIMIZER) for name in source):
         fix = "give the source's optimizer state, or move parameters alone"
         yield Problem(what="the source has no optimizer state", where="state", fix=fix)
         return
-    parameter = absent[0].removeprefix(OPTIMIZER).rpartition(".")[0]
+    parameter = _parameter(absent[0])
     if f"{PARAMETERS}{parameter}" in source:
         ours, theirs = (", ".join(_fields(side, parameter)) or "nothing" for side in (source, target))
         what = f"the source's optimizer keeps {ours} of {parameter}, the target's {theirs}"

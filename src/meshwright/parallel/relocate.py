@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from meshwright.cost.holdings import Contents, Holding, digest, holdings
-from meshwright.cost.moved import least_bytes, unfit
+from meshwright.cost.moved import afresh, least_bytes, unfit
 from meshwright.cost.routes import rounds, routes
+from meshwright.parallel.clip import local_part
 from meshwright.parallel.move import RESIDUAL, HasParts, named_tensors, read, write
 from meshwright.parallel.optimizer import LocalOptimizer
 from meshwright.parallel.transfer import Counted, Side, box_of, transfer
@@ -122,11 +123,13 @@ def move(
     """
     progress = _agreed(source, target, progress=progress, group=group)
     process = 0 if group is None else dist.get_rank(group)
-    least = least_bytes(source.held, target.held)
-    hops = rounds(routes(source.held, target.held, nodes=nodes), staging_bytes=staging_bytes)
+    new = afresh(source.held, target.held)
+    wanted = {name: holding for name, holding in target.held.items() if name not in new}
+    least = least_bytes(source.held, wanted)
+    hops = rounds(routes(source.held, wanted, nodes=nodes), staging_bytes=staging_bytes)
     counted = transfer(
         Side(held=source.held, tensors=source.tensors, process=process),
-        Side(held=target.held, tensors=target.tensors, process=process),
+        Side(held=wanted, tensors=target.tensors, process=process),
         hops,
         group=group,
     )
@@ -148,7 +151,8 @@ def move_through(
     process = 0 if group is None else dist.get_rank(group)
     kept = {n: x for n, x in source.tensors.items() if isinstance(x, DTensor) or process in source.held[n].parts}
     write(kept, folder, group=group)
-    read(dict(target.tensors), folder, group=group)
+    new = afresh(source.held, target.held)
+    read({name: x for name, x in target.tensors.items() if name not in new}, folder, group=group)
     _finish(source, target)
     return progress
 
@@ -202,8 +206,11 @@ def _misheld(state: State, *, process: int, side: str) -> list[Problem]:
 
 
 def _finish(source: State, target: State) -> None:
-    """Second copies on this process equal the first; what another plan's rounding left is of no use."""
+    """Second copies on this process equal the first; what another plan's rounding left is of no use, and state of
+    parameters that were frozen begins."""
     with torch.no_grad():
+        for name in afresh(source.held, target.held) & target.tensors.keys():
+            local_part(target.tensors[name]).zero_()
         for name, copy in target.copies:
             copy.copy_(target.tensors[name])
         for name, left in target.residuals.items():
