@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from meshwright.parallel import Laid, build_mesh, build_optimizer, lay, move
+from meshwright.parallel import Laid, build_mesh, build_optimizer, lay, move, relocate
 from meshwright.spec.plan import Design
 
 SEED = 3
@@ -84,12 +84,10 @@ def moved(first: Design, second: Design, folder: str) -> tuple[list[float], list
     """Losses of the next two steps by the plan that trained, and by the one its state was moved to."""
     here, there = runner(first), runner(second, seed=SEED + 1)
     here.step(0)
-    move.move(
-        here.laid,
-        there.laid,
-        source_optimizer=here.optimizer,
-        target_optimizer=there.optimizer,
-        folder=Path(folder),
+    relocate.move_through(
+        Path(folder),
+        relocate.state_of(first, laid=here.laid, optimizer=here.optimizer),
+        relocate.state_of(second, laid=there.laid, optimizer=there.optimizer),
         group=dist.group.WORLD,
     )
     return [here.step(number) for number in (1, 2)], [there.step(number) for number in (1, 2)]

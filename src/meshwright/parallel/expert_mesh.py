@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,19 +44,22 @@ def grid_sizes(plan: Plan) -> dict[str, int]:
     return {REPLICATE: replicas, SHARD: shards, EXPERT: plan.experts.expert, TENSOR: plan.experts.tensor}
 
 
-def build_expert_mesh(plan: Plan, *, device_type: str) -> ExpertMesh | None:
-    """The grid of `plan` over the processes of the default group; None where it has none. Collective."""
+def build_expert_mesh(plan: Plan, *, device_type: str, processes: Sequence[int]) -> ExpertMesh | None:
+    """The grid of `plan` over `processes`, which hold its ranks in order; None where it has none, or where this is none
+    of them. Collective over the default group.
+    """
     if plan.experts is None:
         return None
     inside = grid_sizes(plan)
     names = [axis.name for axis in plan.axes]
-    grid = torch.arange(plan.world_size).view([axis.size for axis in plan.axes])
+    grid = torch.tensor(processes).view([axis.size for axis in plan.axes])
     if AxisName.PIPELINE in names:
         grid = grid.movedim(names.index(AxisName.PIPELINE), 0)
     sizes = {name: size for name, size in {"stage": plan.pipeline, **inside}.items() if size > 1}
     root = DeviceMesh(device_type, grid.reshape(list(sizes.values())), mesh_dim_names=tuple(sizes))
     coordinate = root.get_coordinate()
-    assert coordinate is not None, "every process is in the mesh"
+    if coordinate is None:
+        return None
     holders, data = _part(root, (EXPERT, TENSOR)), _part(root, (REPLICATE, SHARD))
     same = tuple(root[name].get_group() for name in (REPLICATE, SHARD) if name in sizes)
     return ExpertMesh(

@@ -6,6 +6,7 @@ dim of the device mesh, called shard. The context axis alone has process groups 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,6 +17,7 @@ from meshwright.parallel.expert_mesh import ExpertMesh, build_expert_mesh
 from meshwright.spec.errors import EnvironmentUnfit, Problem
 from meshwright.spec.plan import AxisName, Plan, TensorGrid
 
+OwnGroup = Callable[[Sequence[list[int]]], dist.ProcessGroup | None]
 CONTEXT_GROUP = "context"  # the description of groups that only keys, values and heads cross
 
 
@@ -45,7 +47,8 @@ class Mesh:
 
     Ranks of the tensor axis that lie on a square or cube are two or three dims of `root`, the last varying fastest;
     `tensor_places` is where this rank stands on the tensor axis, by the names of its dims. Submeshes are made with the
-    mesh, so that no collective hides in a later look-up.
+    mesh, so that no collective hides in a later look-up. `everyone` is the group of all ranks of the plan; None when
+    there is one.
     """
 
     root: DeviceMesh | None
@@ -57,6 +60,7 @@ class Mesh:
     context: ContextRanks | None = None
     experts: ExpertMesh | None = None
     tensor_places: dict[str, int] = field(default_factory=dict)
+    everyone: dist.ProcessGroup | None = None
 
     def size(self, axis: AxisName) -> int:
         return self.sizes.get(axis, 1)
@@ -77,11 +81,6 @@ class Mesh:
         """The process group of this rank along `axis`; None when it is alone there."""
         submesh = self.along(axis)
         return None if submesh is None else submesh.get_group()
-
-    @property
-    def everyone(self) -> dist.ProcessGroup | None:
-        """The group of all ranks of the plan; None when there is one."""
-        return None if self.root is None else dist.group.WORLD
 
     @property
     def data_coordinate(self) -> int:
@@ -110,26 +109,51 @@ def build_mesh(plan: Plan, *, device_type: str) -> Mesh:
     if processes != plan.world_size:
         what = f"the plan lays the model over {plan.world_size} devices and {processes} processes run"
         raise EnvironmentUnfit(Problem(what=what, where="plan.axes", fix="start one process for each device"))
+    mesh = _build(plan, device_type=device_type, processes=range(processes), own_group=_by_its_members)
+    assert mesh is not None, "every process has a rank"
+    return mesh
+
+
+def build_mesh_over(plan: Plan, *, device_type: str, processes: Sequence[int]) -> Mesh | None:
+    """The mesh of `plan`, whose rank r is process `processes[r]` of the default group; None where this is none of them.
+
+    `processes` are in ascending order. Collective: every process of the default group calls it alike. What its members
+    alone make is named by how many groups each of them is in, which differs after this, so that where it was called
+    every later mesh is made by it too.
+    """
+    assert list(processes) == sorted(set(processes)), "torch numbers the ranks of a group in ascending order"
+    assert len(processes) == plan.world_size, "one process for each rank of the plan"
+    return _build(plan, device_type=device_type, processes=processes, own_group=_by_all)
+
+
+def _build(plan: Plan, *, device_type: str, processes: Sequence[int], own_group: OwnGroup) -> Mesh | None:
+    here = dist.get_rank() if dist.is_initialized() else 0
     axes = [axis for axis in plan.axes if axis.size > 1]
     if not axes:
-        return Mesh(root=None, rank=0, world_size=1, sizes={}, coordinates={})
+        return Mesh(root=None, rank=0, world_size=1, sizes={}, coordinates={}) if here == processes[0] else None
     names = [axis.name for axis in axes]
-    grid = torch.arange(plan.world_size).view([axis.size for axis in axes])
-    place = (grid == dist.get_rank()).nonzero()[0].tolist()
+    grid = torch.tensor(processes).view([axis.size for axis in axes])
     dims, dim_names = _joined(grid, names)
     held = {name: _dims_of(name, plan) for name in dim_names}
     shape = [size for name in dim_names for size in _sizes_of(name, plan, ranks=dims.shape[dim_names.index(name)])]
     root = DeviceMesh(device_type, dims.reshape(shape), mesh_dim_names=tuple(d for each in held.values() for d in each))
+    everyone = _everyone(processes)
+    experts = build_expert_mesh(plan, device_type=device_type, processes=processes)
+    context = _context_ranks(plan, grid, names, own_group=own_group) if AxisName.CONTEXT in names else None
+    if here not in processes:
+        return None
+    place = (grid == here).nonzero()[0].tolist()
     return Mesh(
         root=root,
-        rank=dist.get_rank(),
+        rank=list(processes).index(here),
         world_size=plan.world_size,
         sizes={axis.name: axis.size for axis in axes},
         coordinates=dict(zip(names, place, strict=True)),
         submeshes=_submeshes(root, held),
-        context=_context_ranks(plan, grid, names) if AxisName.CONTEXT in names else None,
-        experts=build_expert_mesh(plan, device_type=device_type),
+        context=context,
+        experts=experts,
         tensor_places={name: root.get_local_rank(name) for name in held.get(AxisName.TENSOR, ())},
+        everyone=everyone,
     )
 
 
@@ -146,6 +170,14 @@ def _sizes_of(name: AxisName, plan: Plan, *, ranks: int) -> tuple[int, ...]:
     return (ranks,) if count == 1 else (plan.tensor_grid.side(ranks),) * count
 
 
+def _everyone(processes: Sequence[int]) -> dist.ProcessGroup | None:
+    """The group of `processes`. Collective over all processes."""
+    if len(processes) == dist.get_world_size():
+        return dist.group.WORLD
+    made: dist.ProcessGroup | None = dist.new_group(list(processes))
+    return made
+
+
 def _joined(grid: torch.Tensor, names: list[AxisName]) -> tuple[torch.Tensor, list[AxisName]]:
     """The grid of ranks with shard and context as one dim, shard: context varies fastest in it."""
     if AxisName.CONTEXT not in names:
@@ -158,25 +190,35 @@ def _joined(grid: torch.Tensor, names: list[AxisName]) -> tuple[torch.Tensor, li
     return grid.permute([names.index(name) for name in order]).flatten(place, place + 1), rest
 
 
-def _context_ranks(plan: Plan, grid: torch.Tensor, names: list[AxisName]) -> ContextRanks:
-    """Groups that only their members make, so that no rank makes those of a whole cluster."""
-    runs = grid.movedim(names.index(AxisName.CONTEXT), -1).reshape(-1, plan.context)
-    own = next(run for run in runs.tolist() if dist.get_rank() in run)
-    rank, traders = own.index(dist.get_rank()), plan.exchange.inner
-    run = rank // traders
-    return ContextRanks(
-        rank=rank,
-        size=plan.context,
-        traders=traders,
-        inner=_group(own[run * traders : (run + 1) * traders]),
-        outer=_group(own[rank % traders :: traders]),
-    )
-
-
-def _group(ranks: list[int]) -> dist.ProcessGroup | None:
-    if len(ranks) == 1:
+def _context_ranks(
+    plan: Plan, grid: torch.Tensor, names: list[AxisName], *, own_group: OwnGroup
+) -> ContextRanks | None:
+    """None where this process has no rank of the plan."""
+    runs = grid.movedim(names.index(AxisName.CONTEXT), -1).reshape(-1, plan.context).tolist()
+    traders = plan.exchange.inner
+    inner = own_group([run[first : first + traders] for run in runs for first in range(0, plan.context, traders)])
+    outer = own_group([run[first::traders] for run in runs for first in range(traders)])
+    own = next((run for run in runs if dist.get_rank() in run), None)
+    if own is None:
         return None
-    return dist.new_group(ranks, use_local_synchronization=True, group_desc=CONTEXT_GROUP)
+    rank = own.index(dist.get_rank())
+    return ContextRanks(rank=rank, size=plan.context, traders=traders, inner=inner, outer=outer)
+
+
+def _by_its_members(sets: Sequence[list[int]]) -> dist.ProcessGroup | None:
+    """The group of that of `sets` that this process is in, which its members alone make: no rank makes those of a whole
+    cluster."""
+    own = next(ranks for ranks in sets if dist.get_rank() in ranks)
+    if len(own) == 1:
+        return None
+    return dist.new_group(own, use_local_synchronization=True, group_desc=CONTEXT_GROUP)
+
+
+def _by_all(sets: Sequence[list[int]]) -> dist.ProcessGroup | None:
+    """As `_by_its_members`, made by every process; None where this one is in none of them."""
+    made = [dist.new_group(ranks, group_desc=CONTEXT_GROUP) if len(ranks) > 1 else None for ranks in sets]
+    found = zip(sets, made, strict=True)
+    return next((group for ranks, group in found if dist.get_rank() in ranks), None)
 
 
 def _submeshes(root: DeviceMesh, held: dict[AxisName, tuple[str, ...]]) -> dict[tuple[AxisName, ...], DeviceMesh]:

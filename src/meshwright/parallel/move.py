@@ -42,7 +42,7 @@ class HasResiduals(Protocol):
     def residuals(self) -> dict[str, Tensor]: ...
 
 
-_RESIDUAL = "optimizer.residual."
+RESIDUAL = "optimizer.residual."
 
 
 def state_dict(laid: HasParts, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Tensor]:
@@ -52,7 +52,7 @@ def state_dict(laid: HasParts, optimizer: torch.optim.Optimizer | None = None) -
     optimizer that has made no step yet has no state and no keys.
     """
     found: dict[str, Tensor] = {}
-    for name, tensor in _tensors(laid, optimizer):
+    for name, tensor in named_tensors(laid, optimizer):
         found.setdefault(name, tensor)
     return found
 
@@ -82,7 +82,7 @@ def loaded(laid: HasParts, optimizer: torch.optim.Optimizer | None = None) -> No
     """Call after writing into `to_load`: second copies on this rank equal the first."""
     state = state_dict(laid, optimizer)
     with torch.no_grad():
-        for name, tensor in _tensors(laid, optimizer):
+        for name, tensor in named_tensors(laid, optimizer):
             if tensor is not state[name]:
                 tensor.copy_(state[name])
 
@@ -130,9 +130,9 @@ def read(targets: dict[str, Tensor], folder: Path, *, group: dist.ProcessGroup |
     What another plan's rounding left is of no use: residuals that are not there are zero.
     """
     reader = FileSystemReader(folder)
-    if any(name.startswith(_RESIDUAL) for name in targets):
+    if any(name.startswith(RESIDUAL) for name in targets):
         there = reader.read_metadata().state_dict_metadata
-        for name in [name for name in targets if name.startswith(_RESIDUAL) and name not in there]:
+        for name in [name for name in targets if name.startswith(RESIDUAL) and name not in there]:
             targets.pop(name).zero_()
     read_from(targets, reader, group=group)
 
@@ -141,25 +141,6 @@ def read_from(targets: dict[str, Tensor], reader: StorageReader, *, group: dist.
     """As `read`, of any storage that torch's checkpoints can read."""
     with _alone(group):
         load(targets, storage_reader=reader, process_group=group, no_dist=group is None)
-
-
-def move(
-    source: HasParts,
-    target: HasParts,
-    *,
-    source_optimizer: torch.optim.Optimizer,
-    target_optimizer: torch.optim.Optimizer,
-    folder: Path,
-    group: dist.ProcessGroup | None,
-) -> None:
-    """`target` and its optimizer hold what `source` and its optimizer hold, whatever the two plans.
-
-    Collective over `group`, the ranks of both plans; None is one process alone. Goes through files in `folder`,
-    which every rank sees.
-    """
-    write(to_save(source, source_optimizer), folder, group=group)
-    read(to_load(target, target_optimizer), folder, group=group)
-    loaded(target, target_optimizer)
 
 
 @contextmanager
@@ -171,7 +152,7 @@ def _alone(group: dist.ProcessGroup | None) -> Iterator[None]:
         yield
 
 
-def _tensors(laid: HasParts, optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[str, Tensor]]:
+def named_tensors(laid: HasParts, optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[str, Tensor]]:
     """Every tensor with its key, in model order; a key twice where this rank holds two copies."""
     for part in laid.parts:
         for module in part.modules():
@@ -187,7 +168,7 @@ def _tensors(laid: HasParts, optimizer: torch.optim.Optimizer | None) -> Iterato
             yield f"model.{name}", buffer
     if optimizer is not None and isinstance(laid, HasResiduals):
         for name, left in laid.residuals().items():
-            yield f"{_RESIDUAL}{name}", left
+            yield f"{RESIDUAL}{name}", left
 
 
 def _told(value: Tensor | None) -> str:

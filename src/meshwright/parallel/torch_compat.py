@@ -344,6 +344,12 @@ def held_part(whole: Tensor, like: DTensor) -> Tensor:
     return whole
 
 
+def held_start(x: DTensor) -> tuple[int, ...]:
+    """Where the part that this rank keeps of x begins in the whole."""
+    _, start = compute_local_shape_and_global_offset(x.shape, x.device_mesh, x.placements)
+    return tuple(int(first) for first in start)
+
+
 def forget_compiled(module: nn.Module) -> None:
     """`module.compile()` never happened; there is no public way back."""
     module._compiled_call_impl = None

@@ -1,0 +1,279 @@
+"""Holdings: which part of every tensor of a run's state each process holds under a plan, without torch.
+
+`parallel` lays parameters and `parallel.optimizer` their state by the same rules; a test holds the two against each
+other on every rank.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from types import MappingProxyType
+
+from meshwright.spec.blocks import Mixture
+from meshwright.spec.cluster import Precision
+from meshwright.spec.model import Layer
+from meshwright.spec.optimizer import Adafactor, Muon, Optimizer, OptimizerSpec, Sgd, treatment
+from meshwright.spec.plan import AxisName, Design, Plan, Sharding, Stage
+from meshwright.spec.tensors import ParameterTensor, prefix, tensors
+
+PARAMETERS, OPTIMIZER = "model.", "optimizer."
+ITEM_BYTES: Mapping[str, int] = MappingProxyType(
+    {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "uint8": 1, "bool": 1}
+)
+_TABLE = "embedding.tokens.weight"
+
+
+class Contents(StrEnum):
+    """What of a run's state is meant: parameters and buffers, or the optimizer's state too."""
+
+    PARAMETERS = "parameters"
+    TRAINING = "training"
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Elements [start, start + size) of every dim of a tensor; of a scalar the one there is."""
+
+    starts: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.sizes)
+
+    def meet(self, other: Box) -> Box | None:
+        """What both have; None where that is nothing."""
+        starts = tuple(map(max, self.starts, other.starts))
+        stops = map(min, self.stops, other.stops)
+        sizes = tuple(stop - start for start, stop in zip(starts, stops, strict=True))
+        return Box(starts, sizes) if all(size > 0 for size in sizes) else None
+
+    @property
+    def stops(self) -> tuple[int, ...]:
+        return tuple(start + size for start, size in zip(self.starts, self.sizes, strict=True))
+
+    def cut(self, dim: int, *, index: int, ways: int) -> Box:
+        """Share `index` of `ways` equal ones along `dim`; the last have less or nothing where it does not divide."""
+        size = self.sizes[dim]
+        each = -(-size // ways)
+        first = min(index * each, size)
+        return self.along(dim, first=first, size=min(each, size - first))
+
+    def along(self, dim: int, *, first: int, size: int) -> Box:
+        """Its elements [first, first + size) along `dim`, counted from its own start."""
+        starts = (*self.starts[:dim], self.starts[dim] + first, *self.starts[dim + 1 :])
+        return Box(starts, (*self.sizes[:dim], size, *self.sizes[dim + 1 :]))
+
+    def without(self, dim: int) -> Box:
+        return Box((*self.starts[:dim], *self.starts[dim + 1 :]), (*self.sizes[:dim], *self.sizes[dim + 1 :]))
+
+
+def whole(shape: Sequence[int]) -> Box:
+    return Box((0,) * len(shape), tuple(shape))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """One tensor: the part that each process has, where it has any."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    parts: Mapping[int, Box]
+
+    @property
+    def item_bytes(self) -> int:
+        return ITEM_BYTES[self.dtype]
+
+
+def holdings(
+    design: Design, *, contents: Contents = Contents.TRAINING, processes: Sequence[int] | None = None
+) -> dict[str, Holding]:
+    """Every tensor of the state by its name in the whole model, as `parallel.move.state_dict` names it.
+
+    Rank r of the plan is process `processes[r]`; None numbers processes as the plan numbers ranks. What rounding leaves
+    of gradients in eight bits is of one plan and one rank, and is left out.
+    """
+    made = _Maker(design, tuple(range(design.plan.world_size)) if processes is None else tuple(processes))
+    for stage in design.plan.stages:
+        made.add_stage(stage)
+    found = {f"{PARAMETERS}{name}": holding for name, holding in made.found.items()}
+    if contents is Contents.TRAINING:
+        for name, holding in made.found.items():
+            if name not in made.untrained:
+                kept = state_of(holding, rule=treatment(design.job.optimizer, name).rule, places=made.places[name])
+                found |= {f"{OPTIMIZER}{name}.{key}": value for key, value in kept.items()}
+    return found
+
+
+def state_of(parameter: Holding, *, rule: Optimizer, places: Mapping[int, Box]) -> dict[str, Holding]:
+    """What `rule` keeps of one parameter, by field; `places` are its parts with the empty ones.
+
+    AdamW does not count the steps of an empty part, so that what stands there is of no use; Adafactor does.
+    """
+    step = Holding(shape=(), dtype="float32", parts=dict.fromkeys(parameter.parts, Box((), ())))
+    if isinstance(rule, OptimizerSpec):
+        return {"step": step, "exp_avg": parameter, "exp_avg_sq": parameter}
+    if isinstance(rule, Muon):
+        return {"momentum": parameter}
+    if isinstance(rule, Sgd):
+        return {"momentum": parameter} if rule.momentum else {}
+    assert isinstance(rule, Adafactor)
+    counted = replace(step, parts=dict.fromkeys(places, Box((), ())))
+    if len(parameter.shape) < 2:
+        return {"step": counted, "square": parameter}
+    last = len(parameter.shape) - 1
+    return {
+        "step": counted,
+        "row": _without(parameter, last, places=places),
+        "column": _without(parameter, last - 1, places=places),
+    }
+
+
+def _without(parameter: Holding, dim: int, *, places: Mapping[int, Box]) -> Holding:
+    """Means over `dim`: those who have nothing of the parameter may have all of its means."""
+    shape = (*parameter.shape[:dim], *parameter.shape[dim + 1 :])
+    return replace(parameter, shape=shape, parts=_filled({p: box.without(dim) for p, box in places.items()}))
+
+
+def _filled(places: Mapping[int, Box]) -> dict[int, Box]:
+    return {process: box for process, box in places.items() if box.elements}
+
+
+def digest(held: Mapping[str, Holding]) -> str:
+    """Twelve hex digits that name what is held by whom."""
+    made = hashlib.sha256()
+    for name, one in sorted(held.items()):
+        parts = [(process, box.starts, box.sizes) for process, box in sorted(one.parts.items())]
+        made.update(repr((name, one.shape, one.dtype, parts)).encode())
+    return made.hexdigest()[:12]
+
+
+_Parts = tuple[Mapping[int, Box], Mapping[int, Box]]  # with the empty ones, and without
+
+
+class _Maker:
+    """Parameters and buffers of one design as they are found; tensors that lie alike share their parts."""
+
+    def __init__(self, design: Design, processes: tuple[int, ...]) -> None:
+        self._model, self._plan, self._processes = design.model, design.plan, processes
+        self._dtype = "float64" if design.plan.first_group.precision is Precision.FP64 else "float32"
+        self._places = _places(design.plan)
+        self._known: dict[tuple[object, ...], _Parts] = {}
+        self.found: dict[str, Holding] = {}
+        self.places: dict[str, Mapping[int, Box]] = {}
+        self.untrained: set[str] = set()
+
+    def add_stage(self, stage: Stage) -> None:
+        for index in range(stage.start, stage.stop):
+            block = self._model.blocks[index]
+            before = prefix(block, index)
+            if index in self._plan.frozen_blocks:
+                self.untrained.update(before + entry.name for entry in tensors(block))
+            for entry in tensors(block):
+                self._add(before + entry.name, entry, stage)
+            if biased := _balanced(block):
+                self.untrained.add(f"{before}transform.balance")
+                self._add(f"{before}transform.balance", _Entry(shape=(biased.experts,)), stage)
+        if self._model.head.tied and stage.stop == len(self._model.blocks) and stage.start > 0:
+            self._add(_TABLE, tensors(self._model.embedding)[0], stage)
+
+    def _add(self, name: str, entry: _Entry | ParameterTensor, stage: Stage) -> None:
+        ranks = [rank for rank, place in enumerate(self._places) if place.stage == stage.rank]
+        places, parts = self._parts(entry, stage, ranks)
+        before = self.found.get(name)
+        if before is not None:
+            places, parts = {**self.places[name], **places}, {**before.parts, **parts}
+        self.found[name] = Holding(shape=entry.shape, dtype=self._dtype, parts=parts)
+        self.places[name] = places
+
+    def _parts(self, entry: _Entry | ParameterTensor, stage: Stage, ranks: list[int]) -> _Parts:
+        shards = stage.groups[0].sharding is not Sharding.NONE and not isinstance(entry, _Entry)
+        divided = None if isinstance(entry, _Entry) else entry.divided
+        gridded = self._plan.experts is not None and isinstance(entry, ParameterTensor) and entry.grid
+        key = (entry.shape, divided, gridded, shards, stage.rank)
+        if key not in self._known:
+            boxes = {}
+            for rank in ranks:
+                place = self._places[rank]
+                lay = _on_grid if gridded else _dense
+                boxes[self._processes[rank]] = lay(entry.shape, divided, place=place, plan=self._plan, shards=shards)
+            self._known[key] = boxes, _filled(boxes)
+        return self._known[key]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    """What no axis divides."""
+
+    shape: tuple[int, ...]
+
+
+def _balanced(block: object) -> Mixture | None:
+    """The mixture of a block that keeps a bias for each of its experts; None where it has none."""
+    part = block.transform if isinstance(block, Layer) else None
+    return part if isinstance(part, Mixture) and part.routing.bias_rate else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Where a rank stands: its pipeline rank, its shard of the dense parts, its tensor rank, and on the grid of experts
+    its shard, expert and tensor rank."""
+
+    stage: int
+    shard: int
+    tensor: int
+    grid: tuple[int, int, int]
+
+
+def _places(plan: Plan) -> list[_Place]:
+    held, found, count = grid_of(plan), [], dict[int, int]()
+    for rank in range(plan.world_size):
+        place, left = dict[AxisName, int](), rank
+        for axis in reversed(plan.axes):
+            left, place[axis.name] = divmod(left, axis.size)
+        stage = place.get(AxisName.PIPELINE, 0)
+        # Ranks of one stage stand on the grid of experts in ascending order.
+        inside = count.get(stage, 0)
+        count[stage] = inside + 1
+        inside, slice_ = divmod(inside, held[2])
+        inside, expert = divmod(inside, held[1])
+        found.append(
+            _Place(
+                stage=stage,
+                shard=place.get(AxisName.SHARD, 0) * plan.context + place.get(AxisName.CONTEXT, 0),
+                tensor=place.get(AxisName.TENSOR, 0),
+                grid=(inside % held[0], expert, slice_),
+            )
+        )
+    return found
+
+
+def grid_of(plan: Plan) -> tuple[int, int, int]:
+    """Shards, experts and tensor ranks on the grid of experts of a stage; ones where there is no grid."""
+    if plan.experts is None:
+        return 1, 1, 1
+    expert, tensor = plan.experts.expert, plan.experts.tensor
+    return max(plan.shard * plan.context * plan.tensor // (expert * tensor), 1), expert, tensor
+
+
+def _dense(shape: tuple[int, ...], divided: int | None, *, place: _Place, plan: Plan, shards: bool) -> Box:
+    box = whole(shape)
+    if divided is not None and plan.tensor > 1:
+        box = box.cut(divided, index=place.tensor, ways=plan.tensor)
+    return box.cut(0, index=place.shard, ways=plan.shard * plan.context) if shards else box
+
+
+def _on_grid(shape: tuple[int, ...], divided: int | None, *, place: _Place, plan: Plan, shards: bool) -> Box:
+    ways, experts, slices = grid_of(plan)
+    shard, expert, slice_ = place.grid
+    box = whole(shape).cut(0, index=expert, ways=experts)
+    if divided is not None:
+        box = box.cut(divided, index=slice_, ways=slices)
+    if not shards or ways == 1:
+        return box
+    dim = next((dim for dim, size in enumerate(box.sizes) if size % ways == 0), 0)
+    return box.cut(dim, index=shard, ways=ways)
