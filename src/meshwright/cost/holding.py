@@ -25,6 +25,7 @@ _ONES = (
     "largest",
     "largest_made",
     "head",
+    "head_made",
     "embedding",
     "closing",
     "tied",
@@ -37,8 +38,8 @@ class Held:
 
     Bytes of all microbatches in flight: `kept` and `logits`. Of one microbatch: `one_kept` on all blocks of the rank,
     `head_kept`, `one_logits`, `largest_kept` of a layer. `working` beside a layer's backward and `head_working`
-    beside the head's. Parameters: `largest` layer and of those with gradients `largest_made`, `head`,
-    `embedding`, `closing` of a layer's last product,
+    beside the head's. Parameters: `largest` layer, `head`, and what of both
+    has gradients (`largest_made`, `head_made`), `embedding`, `closing` of a layer's last product,
     and `tied` of a head that multiplies with the table. `sends` bytes between stages, `fixed` those
     that stay. `after_first` activations of all microbatches in flight when one has left the rank's first stage;
     `follows` where all microbatches are in flight when the first backward begins, and others come behind it.
@@ -55,6 +56,7 @@ class Held:
     largest: FloatArray
     largest_made: FloatArray
     head: FloatArray
+    head_made: FloatArray
     embedding: FloatArray
     closing: FloatArray
     tied: FloatArray
@@ -128,8 +130,10 @@ def _of_one(kind: Kind, priced: Holds, table: PlanTable, *, model: ModelSpec) ->
     if isinstance(block, Embedding):
         return {"working": priced.bytes.working, "embedding": priced.parameters * trains}
     tied = np.asarray((model.head.matrix_parameters if model.head.tied else 0.0) / table.tensor)
+    head = np.maximum(priced.parameters, tied)
     return {
-        "head": np.maximum(priced.parameters, tied),
+        "head": head,
+        "head_made": head * trains,
         "tied": tied * trains,
         "head_kept": priced.bytes.kept,
         "head_working": priced.bytes.working,

@@ -75,7 +75,7 @@ class EagerMoments:
         entry, made = self.entry, ~self.sharded & ~at.sums
         kept, logits = at.kept - entry.head_kept, at.logits - entry.one_logits
         between = np.maximum(kept - entry.largest_kept, 0.0)
-        head = np.where(made, self.master * entry.head, 0.0)
+        head = np.where(made, self.master * entry.head_made, 0.0)
         layer = self.buffers + 2.0 * self.gathered * entry.largest + self.found.wire + entry.working
         formed = np.where(self.sharded, self.compute, self.master) * entry.closing
         flies = np.where(self.sharded & ~self.zero1, self.reduced, 0.0)
@@ -88,12 +88,17 @@ class EagerMoments:
                 gradients=at.gradients + head,
                 activations=at.kept,
                 logits=at.logits,
-                buffers=self.buffers + entry.head_working + entry.head * (self.gathered + self._forming(at)),
+                buffers=self.buffers
+                + entry.head_working
+                + entry.head * self.gathered
+                + entry.head_made * self._forming(at),
             ),
-            moment(kept, self.buffers + self.gathered * entry.largest + self._reducing(entry.head, last=False)),
-            moment(kept, layer + formed + flies * entry.head, gradients=head),
-            moment(between, layer + formed + flies * entry.largest, gradients=head),
-            moment(between, self.buffers + self.gathered * entry.largest + self._reducing(entry.largest, last=False)),
+            moment(kept, self.buffers + self.gathered * entry.largest + self._reducing(entry.head_made, last=False)),
+            moment(kept, layer + formed + flies * entry.head_made, gradients=head),
+            moment(between, layer + formed + flies * entry.largest_made, gradients=head),
+            moment(
+                between, self.buffers + self.gathered * entry.largest + self._reducing(entry.largest_made, last=False)
+            ),
         ]
 
     def _end(self, at: _Beside) -> Moment:
@@ -115,7 +120,7 @@ class EagerMoments:
         sums = found.before > 0.0
         made = ~self.sharded & ~sums
         late = np.where(made, self.master * (entry.largest_made + entry.embedding - entry.closing), 0.0)
-        given = np.where(self.zero1 & sums, self.master * entry.head * (1.0 - 1.0 / self.divided), 0.0)
+        given = np.where(self.zero1 & sums, self.master * entry.head_made * (1.0 - 1.0 / self.divided), 0.0)
         at = _Beside(gradients=found.before, kept=entry.kept, logits=nothing, sums=sums)
 
         def moment(gradients: FloatArray, activations: FloatArray, buffers: FloatArray) -> Moment:
@@ -124,11 +129,11 @@ class EagerMoments:
         table = np.where(self.sharded, self._reducing(entry.embedding, last=True), self._table(at))
         layer = 2.0 * self.gathered * entry.largest + found.wire + entry.working
         return [
-            moment(found.before, one, self._reducing(entry.head, last=True)),
+            moment(found.before, one, self._reducing(entry.head_made, last=True)),
             moment(
                 found.before - given,
                 np.maximum(one - entry.largest_kept, 0.0),
-                self._reducing(entry.largest, last=True),
+                self._reducing(entry.largest_made, last=True),
             ),
             moment(found.after - late, np.minimum(entry.largest_kept, entry.kept), layer),
             moment(found.after, nothing, np.maximum(table, found.step)),
