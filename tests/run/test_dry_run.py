@@ -29,6 +29,8 @@ PROBED = {
 }
 MORE = {
     "plain": case(Layout(pipeline=2, tensor=2, batch=8), layers=12),
+    # More ranks than the microbatches of a probe: those would tell of a pipeline that never fills.
+    "split": case(Layout(pipeline=6, kind=ScheduleKind.ZERO_BUBBLE_H1, batch=14), layers=6),
     "zero3": case(Layout(pipeline=2, shard=2, sharding=Sharding.PARAMETERS, recompute=FULL, batch=14), layers=14),
 }
 REAL = (

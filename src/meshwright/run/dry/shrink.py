@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from meshwright import schedule
+from meshwright.schedule.build import SPLIT
 from meshwright.spec.model import Layer
 from meshwright.spec.plan import BlockGroup, Design, Plan, Schedule, ScheduleKind, Stage
 
@@ -57,10 +58,13 @@ def shrunk(design: Design, *, rank: int, whole: bool) -> Probe:
 def fewer_microbatches(design: Design) -> Design:
     """The design with so many microbatches as tell all of them apart; as it is where it has no more than those.
 
-    Stages in loops are run one after another, which any number of microbatches may be.
+    Stages in loops are run one after another, which any number of microbatches may be. As it is, too, where passes of
+    one kind differ by more than being early: the halves of split backwards, and slices of microbatches.
     """
     plan = design.plan
     if plan.schedule.microbatches <= FEWEST_MICROBATCHES:
+        return design
+    if plan.pipeline > 1 and (plan.schedule.kind in SPLIT or plan.schedule.slices > 1):
         return design
     kind = ScheduleKind.BREADTH_FIRST if plan.schedule.kind is ScheduleKind.INTERLEAVED else plan.schedule.kind
     few = Schedule(kind=kind, microbatches=FEWEST_MICROBATCHES, chunks=plan.schedule.chunks)
