@@ -53,6 +53,13 @@ def count_ranks(designs: list[Design], ranks: list[int]) -> list[RankCount]:
     return [_told(tally(traced(entry, rank=global_rank(entry.plan, rank))), rank) for entry, rank in pairs]
 
 
+def count_probed(designs: list[Design], rank: int) -> list[RankCount]:
+    """Pipeline rank `rank` of each design, from probes where they tell it."""
+    from meshwright.run.dry.rank import Counter
+
+    return [Counter(design=entry).count(rank) for entry in designs]
+
+
 def count_real(entry: Design) -> RankCount:
     """This rank of the default process group, whose peers are real."""
     import torch.distributed as dist

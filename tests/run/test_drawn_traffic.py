@@ -14,7 +14,7 @@ from tests.parallel.test_drawn_plans import ALL, FIXED
 from tests.run import dry_cases
 
 RUNS = 20
-FEW = FIXED[:12]
+FEW = FIXED[:8]
 REST = [ALL[start : start + RUNS] for start in range(0, len(ALL), RUNS)]
 
 
@@ -22,7 +22,7 @@ def check(chosen: Sequence[Draw]) -> None:
     """Lines, operations, axes and bytes of one pipeline rank of each draw: another one from draw to draw."""
     designs = [draws.build(draw) for draw in chosen]
     ranks = [place % entry.plan.pipeline for place, entry in enumerate(designs)]
-    found = in_child(dry_cases.count_ranks, {"designs": designs, "ranks": ranks}, seconds=580)
+    found = in_child(dry_cases.count_ranks, {"designs": designs, "ranks": ranks}, seconds=280)
     for draw, entry, rank, counted in zip(chosen, designs, ranks, found, strict=True):
         assert dict(cost.traffic(entry, rank=rank).bytes) == dict(counted.bytes), (str(draw), rank)
 
