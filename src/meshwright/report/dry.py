@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshwright.report.figure import Table
@@ -70,6 +70,25 @@ def _memory_words(gaps: Sequence[Gap]) -> Iterator[str]:
         yield f"memory: every peak is predicted within {format_percent(SMALL)} of what is counted"
     else:
         yield f"memory: the peak of {worst.name.removesuffix(' peak')} differs most, {_relative(worst)} than predicted"
+    yield from _part_words(gaps, {gap.name.removesuffix("peak"): gap.measured for gap in peaks})
+
+
+def _part_words(gaps: Sequence[Gap], peaks: Mapping[str, float]) -> Iterator[str]:
+    """The part that differs most against the peak of its rank: parts that are told wrong may cancel in their sum."""
+    found = []
+    for gap in gaps:
+        rank = next((rank for rank in peaks if gap.name.startswith(rank)), None)
+        if rank is not None and not gap.name.endswith(" peak"):
+            found.append((abs(gap.measured - gap.predicted) / peaks[rank], gap))
+    share, worst = max(found, key=lambda entry: entry[0], default=(0.0, None))
+    if worst is None or share <= SMALL:
+        return
+    size = _amount(abs(worst.measured - worst.predicted), worst.unit)
+    word = "more" if worst.measured > worst.predicted else "less"
+    yield (
+        f"parts of memory: {worst.name} differs most, {size} {word} counted than predicted, {format_percent(share)} of "
+        "the rank's peak"
+    )
 
 
 def _relative(gap: Gap) -> str:
