@@ -35,8 +35,8 @@ class Traffic:
 def traffic(design: Design, *, rank: int) -> Traffic:
     """What the first data, context and tensor rank of pipeline rank `rank` sends in one step.
 
-    Every expert is taken to be chosen as often as the others. Gradients in eight bits and Adafactor's sums are not
-    told.
+    Every expert is taken to be chosen as often as the others, and every block to be trained. Gradients in eight bits
+    and Adafactor's sums are not told.
     """
     return _Rank(design, rank).found()
 
