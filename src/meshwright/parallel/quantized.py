@@ -46,10 +46,13 @@ class Scale(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operand:
-    """How an operand (rows, contracted) is rounded: one scale for every `block` of it, or for the tensor (None)."""
+    """How an operand (rows, contracted) is rounded: one scale for every `block` of it, or for the tensor (None).
+
+    A block without a width is as wide as the operand.
+    """
 
     form: Format
-    block: tuple[int, int] | None
+    block: tuple[int, int | None] | None
     scale: Scale
 
 
@@ -57,7 +60,8 @@ class Operand:
 class Recipe:
     """How the operands of a linear's products are rounded, each with the dim that a product sums over last.
 
-    fp8 is a scale a tensor, gradients in e5m2; fp8-block DeepSeek-V3's tiles (2412.19437); mxfp8 blocks of 32 with
+    fp8 is a scale a tensor, gradients in e5m2; fp8-row a power of two for each row, all in e4m3, as torchao's row-wise
+    recipe; fp8-block DeepSeek-V3's tiles (2412.19437); mxfp8 blocks of 32 with
     scales of OCP MX, all in e4m3; nvfp4 blocks of 16 (2509.25149), rounded to nearest and not turned by Hadamard.
     """
 
@@ -69,13 +73,15 @@ class Recipe:
 def recipe(precision: Precision) -> Recipe | None:
     """The recipe of `precision`; None where operands are multiplied as they are."""
 
-    def one(block: tuple[int, int] | None, scale: Scale, form: Format = Format.E4M3) -> Operand:
+    def one(block: tuple[int, int | None] | None, scale: Scale, form: Format = Format.E4M3) -> Operand:
         return Operand(form=form, block=block, scale=scale)
 
     whole, tile, micro = one(None, Scale.FP32), one((1, 128), Scale.FP32), one((1, 32), Scale.POWER)
+    row = one((1, None), Scale.POWER)
     small = one((1, 16), Scale.TWO_LEVEL, Format.E2M1)
     return {
         Precision.FP8: Recipe(activation=whole, weight=whole, gradient=one(None, Scale.FP32, Format.E5M2)),
+        Precision.FP8_ROW: Recipe(activation=row, weight=row, gradient=row),
         Precision.FP8_BLOCK: Recipe(activation=tile, weight=one((128, 128), Scale.FP32), gradient=tile),
         Precision.MXFP8: Recipe(activation=micro, weight=micro, gradient=micro),
         Precision.NVFP4: Recipe(activation=small, weight=one((16, 16), Scale.TWO_LEVEL, Format.E2M1), gradient=small),
@@ -86,7 +92,8 @@ def quantize_products(layer: nn.Module, how: Recipe, *, group: dist.ProcessGroup
     """The linears and experts of `layer` multiply as `how` says.
 
     Where `group` divides their matrices, a scale of a tensor is that of the whole one: magnitudes are compared over
-    it. Blocks are those of what a rank has; they are the blocks of the whole where the parts are whole blocks.
+    it. Blocks and rows are those of what a rank has, as its kernels would scale them; they are those of the whole where
+    the parts are whole ones.
     """
 
     def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -144,7 +151,7 @@ def rounded(x: Tensor, how: Operand, *, largest: Tensor | None) -> Tensor:
         assert largest is not None
         return _to_format(x, largest.clamp(min=_LEAST) / how.form.largest, how.form)
     rows, columns = x.shape
-    high, wide = how.block
+    high, wide = how.block[0], how.block[1] or max(columns, 1)
     padded = functional.pad(x, (0, -columns % wide, 0, -rows % high))
     blocks = padded.view(padded.shape[0] // high, high, padded.shape[1] // wide, wide)
     scale = _block_scale(blocks.abs().amax(dim=(1, 3), keepdim=True), how, largest)
