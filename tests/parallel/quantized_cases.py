@@ -21,6 +21,7 @@ from meshwright.parallel.precision import Dtypes, dtypes
 from meshwright.parallel.quantized import recipe
 from meshwright.spec.cluster import Precision
 from meshwright.spec.model import ModelSpec
+from meshwright.spec.optimizer import Master
 from meshwright.spec.plan import Design, Plan
 from tests.parallel import parity_cases
 from tests.parallel.parity_cases import SEED, Outcome, batch
@@ -150,8 +151,8 @@ def one_device(
 def one_rank(design: Design, precision: Precision) -> Outcome:
     """A step laid out in float64 with the rounding of `precision`."""
 
-    def wide(plan: Plan) -> Dtypes:
-        return replace(dtypes(plan), recipe=recipe(precision))
+    def wide(plan: Plan, *, master: Master) -> Dtypes:
+        return replace(dtypes(plan, master=master), recipe=recipe(precision))
 
     with mock.patch.object(apply, "dtypes", wide):
         return parity_cases.one_rank(design, parity_cases.Documents.ONE)

@@ -36,6 +36,8 @@ COMMENTS: Mapping[str, str] = MappingProxyType(
         "optimizer": "Norms, biases and embeddings do not decay.",
         "optimizer.kind": "adamw, muon, sgd or adafactor, each with fields of its own: see the page on training.",
         "optimizer.groups": "What is different for some parameters by name: tables of names and of what differs.",
+        "optimizer.state": "What moments are kept in: fp32, bf16, dynamic8 or fp8.",
+        "optimizer.master": "What parameters are kept in: fp32, or bf16_stochastic: bf16, rounded by chance.",
         "optimizer.clip_norm": 'Largest norm of the whole gradient; "none" is no limit.',
         "learning_rate": "Warm-up, then cosine, wsd (stable, then decay) or constant. Fractions are of all steps.",
         "learning_rate.warmup_steps": "Above 0 it replaces warmup_fraction.",

@@ -13,7 +13,7 @@ from meshwright.cost.fixed_buffers import fixed_bytes
 from meshwright.cost.layouts import Backward, Kind, LayoutArrays
 from meshwright.cost.moments import collect, moments
 from meshwright.cost.offload import optimizes_away, overflow
-from meshwright.cost.optimizers import Optimized, state_elements, step_elements
+from meshwright.cost.optimizers import Optimized, kept_bytes, step_bytes
 from meshwright.cost.pipeline import Shape, held
 from meshwright.cost.software import software
 from meshwright.cost.states import Local, state_bytes, states
@@ -77,8 +77,8 @@ def _at(
         trained=trained,
         trained_owned=trained_owned,
         layers=_in_layers(blocks, arrays=arrays, counts=counts),
-        moments=state_elements(optimized, trained_owned),
-        step=step_elements(optimized),
+        moments=kept_bytes(optimized, trained_owned),
+        step=step_bytes(optimized),
     )
     summed, away = _goes_on(counts, shape=shape), optimizes_away(table)
     state = states(table, local, summed=summed, away=away, software=features)
@@ -98,7 +98,7 @@ def _at(
     best = np.argmax(totals, axis=0)
     peak = {name: np.choose(best, [getattr(moment, name) for moment in found]) for name in names}
     there = _away(blocks, counts=counts, shape=shape)
-    left = overflow(table, there, local.trained_owned + local.moments, sizes=state_bytes(table), group=group)
+    left = overflow(table, there, local.trained_owned * state_bytes(table).master[:, None] + local.moments, group=group)
     return {
         MemoryPart.PARAMETERS: state.parameters,
         MemoryPart.GRADIENTS: peak["gradients"],

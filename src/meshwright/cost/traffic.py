@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from meshwright.cost.portions import Portions, portions
 from meshwright.spec.blocks import Attention, Block, Layer, QueryKeyNorm
 from meshwright.spec.cluster import DeviceKind, Precision
+from meshwright.spec.optimizer import Master
 from meshwright.spec.plan import AxisName, BlockGroup, Design, Recompute, Sharding
 from meshwright.spec.report import LineName
 
@@ -42,7 +43,8 @@ class _Rank:
         self.sharding = group.sharding if plan.shard > 1 else Sharding.NONE
         master = 8.0 if group.precision is Precision.FP64 else 4.0
         narrow = plan.gradients.precision is Precision.BF16 and master == 4.0
-        self.master, self.reduced = master, 2.0 if narrow else master
+        self.master = master if design.job.master is Master.FP32 else 2.0
+        self.reduced = 2.0 if narrow else master
         self.compute = 2.0 if group.precision is Precision.BF16 else master
         self.tokens = float(plan.microbatch * plan.sequence_length)
         self.hidden = self.tokens * design.model.width * self.compute

@@ -60,7 +60,7 @@ def lay(design: Design, mesh: Mesh, *, device: torch.device | str, seed: int, re
     problems = unfit(design)
     if problems:
         raise ConfigError(problems)
-    kinds = dtypes(plan)
+    kinds = dtypes(plan, master=design.job.master)
     if kinds.tf32:
         # torch keeps this for the whole process, and a process lays one precision.
         torch.set_float32_matmul_precision("high")

@@ -9,6 +9,7 @@ import torch
 from meshwright.parallel.quantized import Recipe, recipe
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.optimizer import Master
 from meshwright.spec.plan import Plan
 
 
@@ -33,8 +34,11 @@ class Dtypes:
         return self.master is not self.compute
 
 
-def dtypes(plan: Plan) -> Dtypes:
-    """What `plan` asks. Raises ConfigError for a precision that has no runtime or groups that disagree."""
+def dtypes(plan: Plan, *, master: Master = Master.FP32) -> Dtypes:
+    """What `plan` asks, of a job that keeps parameters so.
+
+    Raises ConfigError for a precision that has no runtime or groups that disagree.
+    """
     asked = {group.precision for stage in plan.stages for group in stage.groups}
     known = {
         Precision.FP64: (torch.float64, torch.float64),
@@ -52,11 +56,11 @@ def dtypes(plan: Plan) -> Dtypes:
     if problems:
         raise ConfigError(problems)
     chosen = asked.pop()
-    master, compute = known[chosen]
-    narrow = plan.gradients.precision is Precision.BF16 and master is torch.float32
-    reduce = torch.bfloat16 if narrow else master
+    wide, compute = known[chosen]
+    narrow = plan.gradients.precision is Precision.BF16 and wide is torch.float32
+    reduce = torch.bfloat16 if narrow else wide
     return Dtypes(
-        master=master,
+        master=wide if master is Master.FP32 else torch.bfloat16,
         compute=compute,
         reduce=reduce,
         tf32=chosen is Precision.TF32,

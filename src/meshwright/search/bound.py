@@ -12,8 +12,8 @@ from meshwright.cost.block_bytes import BlockBytes
 from meshwright.cost.layouts import LayoutArrays, count
 from meshwright.cost.memory import memory, owned_parameters
 from meshwright.cost.offload import away_seconds, optimizes_away
-from meshwright.cost.optimizers import least_moments, passed_bytes
 from meshwright.cost.optimizers import least_seconds as least_update_seconds
+from meshwright.cost.optimizers import least_state, passed_bytes
 from meshwright.cost.pipeline import Shape
 from meshwright.cost.software import software
 from meshwright.cost.states import state_bytes
@@ -291,7 +291,7 @@ def least_bytes(space: Space, *, model: ModelSpec, job: JobSpec) -> Floats:
     """
     sizes = state_bytes(PlanTable.build({"precision": space.frames["precision"]}, layouts=(Layout((0, 1), (0,)),)))
     may_leave = any((entry.columns["offload"] == _AWAY).any() for entry in space.inner.values())
-    each = sizes.compute + (0.0 if may_leave else least_moments(job.optimizer) * sizes.master)
+    each = sizes.compute + (0.0 if may_leave else least_state(job.optimizer, wide=sizes.wide))
     frames = space.frames
     ranks = frames["tensor"] * frames["context"] * frames["data"] * frames["pipeline"]
     return np.asarray(model.parameters / ranks * each, dtype=np.float64)

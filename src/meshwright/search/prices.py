@@ -11,7 +11,7 @@ import numpy.typing as npt
 from meshwright import cost
 from meshwright.cost import PlanTable
 from meshwright.cost.fitting import probability
-from meshwright.cost.optimizers import least_moments
+from meshwright.cost.optimizers import least_state
 from meshwright.cost.states import state_bytes
 from meshwright.cost.table import OFFLOADS, SHARDINGS
 from meshwright.cost.uncertainty import upper
@@ -93,6 +93,6 @@ def may_fit(table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: Jo
     parameters = sizes.compute / np.where(table.sharding >= ZERO3, over, 1.0)
     here = table.offload != AWAY
     moments = np.where(
-        here, least_moments(job.optimizer) * sizes.master / np.where(table.sharding >= ZERO1, over, 1.0), 0.0
+        here, least_state(job.optimizer, wide=sizes.wide) / np.where(table.sharding >= ZERO1, over, 1.0), 0.0
     )
     return np.asarray(share * (parameters + moments) <= room, dtype=np.bool_)

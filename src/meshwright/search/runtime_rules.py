@@ -10,11 +10,12 @@ from meshwright.spec.cluster import ClusterSpec, DeviceKind, Precision
 from meshwright.spec.errors import Problem
 from meshwright.spec.job import JobSpec, Switch
 from meshwright.spec.model import Attention, LatentAttention, Mixture, ModelSpec, Recurrence
-from meshwright.spec.optimizer import OptimizerKind
+from meshwright.spec.optimizer import Master, OptimizerKind
 from meshwright.spec.plan import Design, Offload, ScheduleKind
 
 TRAINED_PRECISIONS = (Precision.BF16, Precision.FP32, Precision.TF32, Precision.FP64)
 GRADIENT_PRECISIONS = (Precision.FP64, Precision.FP32, Precision.BF16, Precision.FP8)
+EIGHT_BIT_GRADIENTS = (Precision.FP8,)
 EMULATED_PRECISIONS = tuple(precision for precision in Precision if precision.quantized)
 
 
@@ -178,6 +179,28 @@ def offload_built(design: Design) -> Problem | None:
     return None
 
 
+def master_kept(design: Design) -> Problem | None:
+    """Parameters that are kept in bf16 alone are AdamW's, on the device, and what multiplies is bf16 too."""
+    job, plan = design.job, design.plan
+    if job.master is Master.FP32:
+        return None
+    groups = [group for _, group in groups_of(plan)]
+    narrow = (Precision.BF16, *EMULATED_PRECISIONS)
+    against = {
+        "of another optimizer than adamw": any(
+            group.kind not in (None, job.optimizer.kind) for group in job.optimizer.groups
+        ),
+        "that are not multiplied in bf16": any(group.precision not in narrow for group in groups),
+        "whose optimizer is in the host's memory": any(group.offload is Offload.OPTIMIZER for group in groups),
+        "whose gradients travel in eight bits": plan.gradients.precision in EIGHT_BIT_GRADIENTS,
+    }
+    for how, refused in against.items():
+        if refused:
+            what = f"parameters kept in bf16 {how} can be predicted and not trained yet"
+            return Problem(where="job.optimizer.master", what=what, fix='choose master = "fp32"')
+    return None
+
+
 def updated_by_hosts(job: JobSpec) -> bool:
     """Every parameter's step looks at that parameter alone."""
     kinds = {job.optimizer.kind, *(group.kind for group in job.optimizer.groups)}
@@ -187,7 +210,7 @@ def updated_by_hosts(job: JobSpec) -> bool:
 def untrained(model: ModelSpec, job: JobSpec) -> tuple[tuple[str, int | str | None], ...]:
     """Constraint columns, None being every use of one: what plans of `job` that are refused here have in common."""
     found: list[tuple[str, int | str | None]] = []
-    if not updated_by_hosts(job):
+    if not updated_by_hosts(job) or job.master is not Master.FP32:
         found.append(("offload", Offload.OPTIMIZER.value))
     if job.compile is not Switch.OFF:
         found.append(("offload", Offload.ACTIVATIONS.value))
@@ -207,6 +230,7 @@ RUNTIME_RULES = (
     Rule(name="runtime-compile", scope=Scope.RUNTIME, check=compile_fits),
     Rule(name="runtime-offload", scope=Scope.RUNTIME, check=offload_built),
     Rule(name="runtime-precision", scope=Scope.RUNTIME, check=precision_trained),
+    Rule(name="runtime-master", scope=Scope.RUNTIME, check=master_kept),
     Rule(name="runtime-gradients", scope=Scope.RUNTIME, check=gradients_reduced),
     Rule(name="runtime-products", scope=Scope.RUNTIME, check=products_whole),
     Rule(name="runtime-layers", scope=Scope.RUNTIME, check=layers_built),
