@@ -10,13 +10,14 @@ from meshwright.catalog.writer import dump_toml
 from meshwright.spec.cluster import Precision
 from meshwright.spec.job import JobSpec, Source
 
+_PRODUCTS = ", ".join(kind for kind in Precision if kind.multiplies)
 COMMENTS: Mapping[str, str] = MappingProxyType(
     {
         "name": "A name for the run.",
         "sequence_length": "Tokens of one sequence.",
         "batch_tokens": 'Tokens of one optimizer step over all devices; may be written "4Mi".',
         "total_tokens": 'Tokens of the whole run; may be written "300G".',
-        "precision": f"Arithmetic of matrix products: {', '.join(Precision)}. Master weights stay in fp32.",
+        "precision": f"Arithmetic of matrix products: {_PRODUCTS}. Master weights stay in fp32.",
         "other_precisions": "Others that the search may take instead where that is better; they change the numerics.",
         "z_loss": "Weight of the z-loss, which keeps logits small; 0 is none.",
         "objective": "What the best plan has least of: time, cost or memory.",

@@ -21,6 +21,7 @@ _NARROW = (Precision.FP8, Precision.MXFP8, Precision.NVFP4)  # recipes whose par
 _SENT_ALONE = (Precision.FP8, Precision.NVFP4)  # and of these, whose quantised form travels
 _MASTER = np.asarray([8.0 if entry is Precision.FP64 else 4.0 for entry in PRECISIONS])
 _ROUNDED = np.asarray([2.0 if entry is Precision.BF16 or entry.quantized else 4.0 for entry in PRECISIONS])
+_COMPRESSED = np.asarray([entry in (Precision.FP8, Precision.INT8) for entry in PRECISIONS])
 _REDUCED = np.asarray([float(entry.bytes) for entry in PRECISIONS])
 _COPY = np.asarray([2.0 if entry.quantized else float(entry.bytes) for entry in PRECISIONS])
 _SENT_NARROW = np.where([entry in _SENT_ALONE for entry in PRECISIONS], [e.stored_bytes for e in PRECISIONS], _COPY)
@@ -128,7 +129,7 @@ def left_bytes(table: PlanTable, local: Local) -> FloatArray:
 
     Of all that a rank sends; where every rank is sent the sum back, of its own part of it too.
     """
-    narrow = (table.gradient_precision == PRECISIONS.index(Precision.FP8)) & (table.data > 1)
+    narrow = _COMPRESSED[table.gradient_precision] & (table.data > 1)
     own = np.where(table.sharding > 0, 0.0, 1.0 / table.data)
     master = _MASTER[table.precision]
     return np.where(narrow[:, None], local.trained * ((1.0 + own) * master)[:, None], 0.0)

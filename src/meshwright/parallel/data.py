@@ -83,10 +83,10 @@ def _shard(
     )
     assert isinstance(module, FSDPModule)
     scatter: ExchangeReduceScatter | None = None
-    if dtypes.compresses and fresh:
+    if dtypes.wire is not None and fresh:
         ranks, like = submesh.size(), fresh[0]
         size = sent_elements(fresh, ranks=ranks)
-        rounding = Rounding(size, parts=ranks, dtype=dtypes.reduce, device=like.device)
+        rounding = Rounding(size, parts=ranks, dtype=dtypes.reduce, device=like.device, wire=dtypes.wire)
         scatter = CompressedReduceScatter(rounding)
         module.reduction_left = rounding.left
     elif submesh.device_type == "cpu":
@@ -129,7 +129,7 @@ def _dense_synchronizer(
     dtype = dtypes.reduce if dtypes.reduce is not dtypes.master else None
     apart = set(expert_parameters(part)) if mesh.experts is not None else set()
     held = [parameter for parameter in part.parameters() if parameter not in apart]
-    return BucketedGradients(held, groups=present, dtype=dtype, compresses=dtypes.compresses and bool(present))
+    return BucketedGradients(held, groups=present, dtype=dtype, wire=dtypes.wire if present else None)
 
 
 def residuals(part: nn.Module, synchronizer: Synchronizer) -> tuple[Tensor, ...]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from meshwright.parallel.compress import Wire
 from meshwright.parallel.quantized import Recipe, recipe
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError, Problem
@@ -19,7 +20,7 @@ class Dtypes:
 
     Where they differ, parameters are cast when they are read, and norms, softmax and losses work in fp32 inside.
     `reduce` carries gradients between data parallel ranks. `tf32` lets products of fp32 round their inputs, and
-    `recipe` rounds those of layers' products to eight or four bits. Where `compresses`, gradients travel in eight bits.
+    `recipe` rounds those of layers' products to eight or four bits. Gradients travel in the eight bits of `wire`.
     """
 
     master: torch.dtype
@@ -27,7 +28,7 @@ class Dtypes:
     reduce: torch.dtype
     tf32: bool = False
     recipe: Recipe | None = None
-    compresses: bool = False
+    wire: Wire | None = None
 
     @property
     def casts(self) -> bool:
@@ -65,5 +66,5 @@ def dtypes(plan: Plan, *, master: Master = Master.FP32) -> Dtypes:
         reduce=reduce,
         tf32=chosen is Precision.TF32,
         recipe=recipe(chosen),
-        compresses=plan.gradients.precision is Precision.FP8,
+        wire={Precision.FP8: Wire.E4M3, Precision.INT8: Wire.INT8}.get(plan.gradients.precision),
     )

@@ -14,8 +14,8 @@ from meshwright.spec.optimizer import Master, OptimizerKind
 from meshwright.spec.plan import Design, Offload, ScheduleKind
 
 TRAINED_PRECISIONS = (Precision.BF16, Precision.FP32, Precision.TF32, Precision.FP64)
-GRADIENT_PRECISIONS = (Precision.FP64, Precision.FP32, Precision.BF16, Precision.FP8)
-EIGHT_BIT_GRADIENTS = (Precision.FP8,)
+EIGHT_BIT_GRADIENTS = (Precision.FP8, Precision.INT8)
+GRADIENT_PRECISIONS = (Precision.FP64, Precision.FP32, Precision.BF16, *EIGHT_BIT_GRADIENTS)
 EMULATED_PRECISIONS = tuple(precision for precision in Precision if precision.quantized)
 
 
@@ -63,7 +63,7 @@ def gradients_reduced(design: Design) -> Problem | None:
     if precision not in GRADIENT_PRECISIONS:
         what = f"gradients that meet in {precision.value} can be predicted and not trained yet"
         return Problem(where=where, what=what, fix=f"choose {', '.join(kind.value for kind in GRADIENT_PRECISIONS)}")
-    if precision is not Precision.FP8:
+    if precision not in EIGHT_BIT_GRADIENTS:
         return None
     against = {
         "over two axes": sum(size > 1 for size in (plan.replicate, plan.shard, plan.context)) > 1,
@@ -72,7 +72,7 @@ def gradients_reduced(design: Design) -> Problem | None:
     }
     for how, refused in against.items():
         if refused:
-            what = f"gradients that meet in fp8 {how} can be predicted and not trained yet"
+            what = f"gradients that meet in {precision.value} {how} can be predicted and not trained yet"
             return Problem(where=where, what=what, fix="choose bf16 or fp32")
     return None
 

@@ -10,7 +10,7 @@ from meshwright.spec.report import Origin
 
 
 class Precision(StrEnum):
-    """Arithmetic of matrix products.
+    """Arithmetic of matrix products; int8 is of gradients on their way alone.
 
     fp8 has one scale a tensor, fp8-row one for each row of an operand along what a product sums over, fp8-block one for
     128 by 128 elements, mxfp8 one for 32 and nvfp4 one for 16.
@@ -26,6 +26,7 @@ class Precision(StrEnum):
     FP8_BLOCK = "fp8-block"
     MXFP8 = "mxfp8"
     NVFP4 = "nvfp4"
+    INT8 = "int8"
 
     @property
     def bytes(self) -> int:
@@ -43,6 +44,11 @@ class Precision(StrEnum):
         (mxfp8) or 16 (nvfp4) one of 1 byte. Those of whole rows are too few to count."""
         scales = {Precision.FP8_BLOCK: 4.0 / 128, Precision.MXFP8: 1.0 / 32, Precision.NVFP4: 1.0 / 16}
         return self.operand_bytes + scales.get(self, 0.0)
+
+    @property
+    def multiplies(self) -> bool:
+        """Products are made in it."""
+        return self is not Precision.INT8
 
     @property
     def quantized(self) -> bool:
