@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from meshwright.search import Scope
 from meshwright.spec.cluster import Link, Precision
-from meshwright.spec.job import Constraints, Switch
+from meshwright.spec.job import Constraints, JobSpec, Switch
 from meshwright.spec.model import ModelSpec, Tower
-from meshwright.spec.optimizer import Muon, ParameterGroup
+from meshwright.spec.optimizer import Master, Muon, OptimizerSpec, ParameterGroup
 from meshwright.spec.plan import (
     Axis,
     AxisName,
@@ -81,6 +81,10 @@ def reranked(design: Design, *ranks: int) -> Design:
 def small_memory() -> Design:
     device = samples.device(memory_bytes=2**16)
     return D(on=samples.cluster(samples.nodes(of=device)))
+
+
+def rounding() -> JobSpec:
+    return replace(samples.job(), optimizer=OptimizerSpec(master=Master.BF16_STOCHASTIC))
 
 
 def odd_length() -> Design:
@@ -280,6 +284,11 @@ CASES = {
         hosted,
         lambda: replace(hosted(), job=replace(hosted().job, optimizer=Muon())),
         "the state of muon in the host's memory can be predicted and not trained yet",
+    ),
+    "runtime-master": Case(
+        lambda: D(asked=rounding()),
+        lambda: D(asked=rounding(), precision=Precision.FP32),
+        "parameters kept in bf16 that are not multiplied in bf16 can be predicted and not trained yet",
     ),
     "runtime-precision": Case(D, lambda: D(precision=Precision.FP16), "fp16 can be predicted and not trained yet"),
     "groups-name-parameters": Case(

@@ -31,6 +31,7 @@ from meshwright.parallel.offload import Copies, keep_activations_away
 from meshwright.parallel.precision import Dtypes, dtypes
 from meshwright.parallel.quantized import quantize_products
 from meshwright.parallel.recompute import apply_recompute
+from meshwright.parallel.scaled import multiplier
 from meshwright.parallel.split import WeightGradients
 from meshwright.parallel.synchronize import ShardedGradients, SharedGradients
 from meshwright.parallel.tensor import (
@@ -113,7 +114,8 @@ def lay_stage(
             divide_regions(unit, axis, has_grid=grid is not None)
         set_readers(unit, prefix=prefix, axis=axis, kinds=kinds, grid=grid)
         if isinstance(unit, DecoderLayer) and kinds.recipe is not None:
-            quantize_products(unit, kinds.recipe, group=None if axis is None else axis.group)
+            group, multiply = None if axis is None else axis.group, multiplier(device)
+            quantize_products(unit, kinds.recipe, group=group, multiply=multiply)
         if block in design.plan.frozen_blocks:
             unit.requires_grad_(False)
         if isinstance(unit, DecoderLayer):

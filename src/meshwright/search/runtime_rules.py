@@ -16,29 +16,37 @@ from meshwright.spec.plan import Design, Offload, ScheduleKind
 TRAINED_PRECISIONS = (Precision.BF16, Precision.FP32, Precision.TF32, Precision.FP64)
 EIGHT_BIT_GRADIENTS = (Precision.FP8, Precision.INT8)
 GRADIENT_PRECISIONS = (Precision.FP64, Precision.FP32, Precision.BF16, *EIGHT_BIT_GRADIENTS)
+SCALED_PRECISIONS = (Precision.FP8, Precision.FP8_ROW)
 EMULATED_PRECISIONS = tuple(precision for precision in Precision if precision.quantized)
 
 
 def precision_trained(design: Design) -> Problem | None:
     """The runtime multiplies in the plan's precision."""
-    trained = trained_precisions(design.cluster)
+    trained = trained_precisions(design.cluster, design.model)
     for where, group in groups_of(design.plan):
         if group.precision not in trained:
             emulated = group.precision in EMULATED_PRECISIONS
+            why = "it is emulated, which is slower than bf16: on processors alone" if emulated else ""
+            if group.precision in SCALED_PRECISIONS:
+                why = "devices without units for it, and experts on accelerators, would emulate it"
             return Problem(
                 where=f"{where}.precision",
                 what=f"{group.precision.value} can be predicted and not trained yet",
-                why="it is emulated, which is slower than bf16: on processors alone" if emulated else "",
+                why=why,
                 fix=f"choose {', '.join(precision.value for precision in trained)}",
             )
     return None
 
 
-def trained_precisions(cluster: ClusterSpec) -> tuple[Precision, ...]:
-    """Precisions that the runtime multiplies in: on processors, where figures of speed mislead nobody, also emulated
-    ones."""
-    emulates = all(group.device.kind is DeviceKind.CPU for group in cluster.groups)
-    return TRAINED_PRECISIONS + (EMULATED_PRECISIONS if emulates else ())
+def trained_precisions(cluster: ClusterSpec, model: ModelSpec) -> tuple[Precision, ...]:
+    """Precisions that the runtime multiplies `model` in: on processors, where figures of speed mislead nobody, also
+    emulated ones, and on accelerators those that their units know, where all products are of linears."""
+    devices = [group.device for group in cluster.groups]
+    if all(device.kind is DeviceKind.CPU for device in devices):
+        return TRAINED_PRECISIONS + EMULATED_PRECISIONS
+    dense = not any(isinstance(layer.transform, Mixture) for layer in model.layers)
+    own = dense and all(device.kind is DeviceKind.CUDA and device.peak_flops.get(Precision.FP8) for device in devices)
+    return TRAINED_PRECISIONS + (SCALED_PRECISIONS if own else ())
 
 
 def products_whole(design: Design) -> Problem | None:

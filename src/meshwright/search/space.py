@@ -198,7 +198,8 @@ def enumerate_plans(
     _context(product, model, cluster, job)
     _pipeline_and_data(product, model, cluster, job)
     _experts(product, model)
-    _precisions(product, precisions, cluster=cluster, trainable=trainable)
+    trained = trained_precisions(cluster, model) if trainable else precisions
+    _precisions(product, precisions, trained=trained)
     keys = (product["pipeline"] * _BASE + product["data"]) * 2 + (product["context"] > 1)
     distinct, frames = np.unique(keys, return_counts=True)
     inner = {
@@ -321,12 +322,12 @@ def _experts(product: Product, model: ModelSpec) -> None:
     product.constrain("expert_tensor", held)
 
 
-def _precisions(product: Product, precisions: Sequence[Precision], *, cluster: ClusterSpec, trainable: bool) -> None:
-    """The precisions of the job; where the runtime trains one of them, not those that it does not."""
+def _precisions(product: Product, precisions: Sequence[Precision], *, trained: Sequence[Precision]) -> None:
+    """The precisions of the job; where one of them is among `trained`, not those that are not."""
     product.times(["precision"], [[PRECISIONS.index(kind)] for kind in precisions])
-    trained = np.isin(product["precision"], [PRECISIONS.index(kind) for kind in trained_precisions(cluster)])
-    if trainable and trained.any():
-        product.keep(trained, "runtime-precision")
+    known = np.isin(product["precision"], [PRECISIONS.index(kind) for kind in trained])
+    if known.any():
+        product.keep(known, "runtime-precision")
 
 
 def _inner(key: int, *, asked: Limits, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> Inner:
