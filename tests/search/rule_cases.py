@@ -30,6 +30,7 @@ from tests.search import search_samples as samples
 D = samples.design
 ANYWHERE = frozenset({Scope.PLAN, Scope.MEMORY})
 DROPPING = Routing(capacity=1.0)
+SHARDS_AWAY = {"offload": Offload.PARAMETERS, "sharding": Sharding.PARAMETERS}
 HALF = samples.job(sequences=16)
 FEWER = samples.job(constraints=Constraints(devices="any"))
 INTERLEAVED = Schedule(kind=ScheduleKind.INTERLEAVED, microbatches=8, chunks=2)
@@ -249,6 +250,11 @@ CASES = {
     ),
     "offload-has-host": Case(
         hosted, lambda: D(offload=Offload.OPTIMIZER), "nothing is known of the link from a nodes to its host's memory"
+    ),
+    "offload-has-shards": Case(
+        lambda: regrouped(regrouped(hosted(), 0, **SHARDS_AWAY), 1, **SHARDS_AWAY),
+        lambda: regrouped(hosted(), 0, **SHARDS_AWAY),
+        "parameters in the host's memory that are not shards of zero3, in every block",
     ),
     "slices-divide": Case(
         lambda: D(schedule=Schedule(kind=ScheduleKind.SEQUENCE_1F1B, microbatches=8, slices=4)),

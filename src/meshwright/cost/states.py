@@ -102,6 +102,17 @@ def states(table: PlanTable, local: Local, *, summed: BoolArray, away: BoolArray
     return replace(kept, optimizer=np.where(here, kept.optimizer, 0.0), step=np.where(here, kept.step, 0.0))
 
 
+def without_parameters(found: States, away: BoolArray) -> States:
+    """`found` but for rows whose shards of parameters and of gradients are `away` in the host's memory."""
+    here = ~away[:, None]
+    return replace(
+        found,
+        parameters=np.where(here, found.parameters, 0.0),
+        before=np.where(here, found.before, 0.0),
+        after=np.where(here, found.after, 0.0),
+    )
+
+
 def _masters(table: PlanTable, local: Local, *, summed: BoolArray) -> States:
     """Parameters are the optimizer's masters; zero1 sums whole gradients until it scatters them once."""
     sizes = state_bytes(table)

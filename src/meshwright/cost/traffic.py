@@ -45,7 +45,7 @@ class _Rank:
         narrow = plan.gradients.precision is Precision.BF16 and master == 4.0
         self.master = master if design.job.master is Master.FP32 else 2.0
         self.reduced = 2.0 if narrow else master
-        self.compute = 2.0 if group.precision is Precision.BF16 else master
+        self.compute = 2.0 if group.precision is Precision.BF16 or group.precision.quantized else master
         self.tokens = float(plan.microbatch * plan.sequence_length)
         self.hidden = self.tokens * design.model.width * self.compute
         self.on_processor = design.cluster.groups[0].device.kind is DeviceKind.CPU

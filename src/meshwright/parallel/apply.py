@@ -97,7 +97,7 @@ def lay_stage(
     seed: int,
 ) -> Parted:
     """One stage. Each unit (embedding, layer, head) is filled, divided and sharded before the next one has memory."""
-    sharding, grid = stage.groups[0].sharding, mesh.experts
+    sharding, grid, offload = stage.groups[0].sharding, mesh.experts, stage.groups[0].offload
     sharded = is_sharded(sharding, mesh)
     with without_memory():
         part = Decoder(design.model, start=stage.start, stop=stage.stop).to(kinds.master)
@@ -123,9 +123,9 @@ def lay_stage(
         if mixture is not None and experts_are_sharded(sharding, mesh):
             shard_experts(mixture.experts, mesh=mesh, sharding=sharding, dtypes=kinds)
         if sharded and not (part.tied and not isinstance(unit, DecoderLayer)):
-            shard_module(unit, mesh=mesh, sharding=sharding, dtypes=kinds)
+            shard_module(unit, mesh=mesh, sharding=sharding, dtypes=kinds, offload=offload)
     if sharded:
-        shard_module(part, mesh=mesh, sharding=sharding, dtypes=kinds)
+        shard_module(part, mesh=mesh, sharding=sharding, dtypes=kinds, offload=offload)
     keep_activations_away(_kept_away(stage, part), copies=Copies(device))
     splits = design.plan.schedule.kind in SPLIT and design.plan.pipeline > 1
     manner = SharedGradients if shares_gathers(design.plan) else ShardedGradients

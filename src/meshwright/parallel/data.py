@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from meshwright.nn.experts import Experts
@@ -21,7 +21,7 @@ from meshwright.parallel.precision import Dtypes
 from meshwright.parallel.reduce_scatter import CompressedReduceScatter, ExchangeReduceScatter
 from meshwright.parallel.synchronize import ShardedGradients, Synchronizer
 from meshwright.parallel.torch_compat import gather_ahead
-from meshwright.spec.plan import AxisName, Plan, ScheduleKind, Sharding
+from meshwright.spec.plan import AxisName, Offload, Plan, ScheduleKind, Sharding
 
 
 def is_sharded(sharding: Sharding, mesh: Mesh) -> bool:
@@ -34,15 +34,17 @@ def experts_are_sharded(sharding: Sharding, mesh: Mesh) -> bool:
     return mesh.experts is not None and is_sharded(sharding, mesh) and mesh.experts.size(SHARD) > 1
 
 
-def shard_module(module: nn.Module, *, mesh: Mesh, sharding: Sharding, dtypes: Dtypes) -> None:
+def shard_module(
+    module: nn.Module, *, mesh: Mesh, sharding: Sharding, dtypes: Dtypes, offload: Offload = Offload.NONE
+) -> None:
     """The parameters under `module` that no shard holds yet are one FSDP2 group over the data parallel ranks.
 
-    Experts on a grid of their own are left as they are.
+    Experts on a grid of their own are left as they are. Where `offload` says so, shards lie in the host's memory.
     """
     submesh = mesh.along(AxisName.REPLICATE, AxisName.SHARD)
     assert submesh is not None
     apart = expert_parameters(module) if mesh.experts is not None else ()
-    _shard(module, submesh, sharding=sharding, dtypes=dtypes, apart=apart)
+    _shard(module, submesh, sharding=sharding, dtypes=dtypes, apart=apart, offload=offload)
 
 
 def shard_experts(module: Experts, *, mesh: Mesh, sharding: Sharding, dtypes: Dtypes) -> None:
@@ -65,6 +67,7 @@ def _shard(
     dtypes: Dtypes,
     apart: Collection[nn.Parameter] = (),
     placement: Callable[[nn.Parameter], Any] | None = None,
+    offload: Offload = Offload.NONE,
 ) -> None:
     policy = MixedPrecisionPolicy(
         param_dtype=dtypes.compute if dtypes.casts else None,
@@ -80,6 +83,7 @@ def _shard(
         reshard_after_forward=reshard,
         shard_placement_fn=placement,
         ignored_params=set(apart),
+        offload_policy=_host_policy(submesh) if offload is Offload.PARAMETERS else OffloadPolicy(),
     )
     assert isinstance(module, FSDPModule)
     scatter: ExchangeReduceScatter | None = None
@@ -93,6 +97,14 @@ def _shard(
         scatter = ExchangeReduceScatter()
     if scatter is not None:
         module.set_custom_reduce_scatter(scatter)  # type: ignore[arg-type]  # the protocol, untyped
+
+
+def _host_policy(submesh: DeviceMesh) -> OffloadPolicy:
+    """Shards come from the host's memory for every gather, their gradients go there, and the optimizer runs there.
+
+    On a processor that memory is the device's own, and nothing is pinned.
+    """
+    return CPUOffloadPolicy(pin_memory=submesh.device_type != "cpu")
 
 
 def shares_gathers(plan: Plan) -> bool:

@@ -30,6 +30,7 @@ from meshwright.spec.plan import Offload, ScheduleKind
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 _AWAY = OFFLOADS.index(Offload.OPTIMIZER)
+_ALL_AWAY = OFFLOADS.index(Offload.PARAMETERS)
 _WHOLE_BACKWARD = [
     SCHEDULES.index(kind)
     for kind in (
@@ -194,7 +195,7 @@ class Bounds:
                 here = np.where(
                     away[:, None],
                     away_seconds(
-                        owned, sizes=state_bytes(table), group=group, passed=passed_bytes(self._job.optimizer)
+                        owned, table, sizes=state_bytes(table), group=group, passed=passed_bytes(self._job.optimizer)
                     ),
                     here,
                 )
@@ -290,6 +291,8 @@ def least_bytes(space: Space, *, model: ModelSpec, job: JobSpec) -> Floats:
     host's memory, divided over all ranks of a stage.
     """
     sizes = state_bytes(PlanTable.build({"precision": space.frames["precision"]}, layouts=(Layout((0, 1), (0,)),)))
+    if _ALL_AWAY in space.values("offload"):
+        return np.zeros(len(space.frames["precision"]))
     may_leave = any((entry.columns["offload"] == _AWAY).any() for entry in space.inner.values())
     each = sizes.compute + (0.0 if may_leave else least_state(job.optimizer, wide=sizes.wide))
     frames = space.frames

@@ -17,6 +17,7 @@ TRAINED_PRECISIONS = (Precision.BF16, Precision.FP32, Precision.TF32, Precision.
 EIGHT_BIT_GRADIENTS = (Precision.FP8, Precision.INT8)
 GRADIENT_PRECISIONS = (Precision.FP64, Precision.FP32, Precision.BF16, *EIGHT_BIT_GRADIENTS)
 SCALED_PRECISIONS = (Precision.FP8, Precision.FP8_ROW)
+_UPDATED_BY_HOSTS = (Offload.OPTIMIZER, Offload.PARAMETERS)
 EMULATED_PRECISIONS = tuple(precision for precision in Precision if precision.quantized)
 
 
@@ -177,7 +178,12 @@ def offload_built(design: Design) -> Problem | None:
     """What the plan keeps in the host's memory, the runtime keeps there."""
     job = design.job
     for where, group in groups_of(design.plan):
-        if group.offload is Offload.OPTIMIZER and not updated_by_hosts(job):
+        if group.offload is Offload.PARAMETERS and design.plan.experts is not None:
+            what = (
+                "parameters in the host's memory, experts on a grid of their own, can be predicted and not trained yet"
+            )
+            return Problem(where=f"{where}.offload", what=what, fix="choose none or optimizer, or leave the grid out")
+        if group.offload in _UPDATED_BY_HOSTS and not updated_by_hosts(job):
             what = f"the state of {job.optimizer.kind} in the host's memory can be predicted and not trained yet"
             why = "its step needs whole matrices, and hosts exchange none"
             return Problem(where=f"{where}.offload", what=what, why=why, fix="choose none, or adamw or sgd")
@@ -220,6 +226,10 @@ def untrained(model: ModelSpec, job: JobSpec) -> tuple[tuple[str, int | str | No
     found: list[tuple[str, int | str | None]] = []
     if not updated_by_hosts(job) or job.master is not Master.FP32:
         found.append(("offload", Offload.OPTIMIZER.value))
+    if not updated_by_hosts(job):
+        found.append(("offload", Offload.PARAMETERS.value))
+    if job.constraints.fix.get("offload") == Offload.PARAMETERS.value:
+        found.append(("expert", None))
     if job.compile is not Switch.OFF:
         found.append(("offload", Offload.ACTIVATIONS.value))
     if job.compile is Switch.ON:

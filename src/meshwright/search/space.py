@@ -339,8 +339,8 @@ def _inner(key: int, *, asked: Limits, model: ModelSpec, cluster: ClusterSpec, j
     product.columns["microbatches"] = local // product["microbatch"]
     product.constrain("microbatch", product["microbatch"])
     _schedules(product, len(model.blocks), length=job.sequence_length)
-    kinds = range(1, len(SHARDINGS))
-    sharded = [[shard, kind] for shard in divisors(data) for kind in kinds if shard > 1 or context]
+    degrees = range(1, len(SHARDINGS))
+    sharded = [[shard, kind] for shard in divisors(data) for kind in degrees if shard > 1 or context]
     product.times(["shard", "sharding"], [[1, UNSHARDED], *sharded])
     product.columns["replicate"] = product["data"] // product["shard"]
     product.constrain("shard", product["shard"])
@@ -349,8 +349,13 @@ def _inner(key: int, *, asked: Limits, model: ModelSpec, cluster: ClusterSpec, j
     product.times(["recompute"], [[index] for index in range(len(RECOMPUTES))])
     product.constrain("recompute", product["recompute"], [kind.value for kind in RECOMPUTES])
     hosted = all(group.host is not None for group in cluster.groups)
-    product.times(["offload"], [[index] for index, kind in enumerate(OFFLOADS) if hosted or kind is Offload.NONE])
+    # Slower than whatever else fits, parameters leave the device only where that is asked for.
+    asks = asked.fixed.get("offload") == Offload.PARAMETERS.value
+    kinds = [kind for kind in Offload if hosted and (asks or kind is not Offload.PARAMETERS)]
+    product.times(["offload"], [[OFFLOADS.index(kind)] for kind in kinds or [Offload.NONE]])
     product.constrain("offload", product["offload"], [kind.value for kind in OFFLOADS])
+    whole = product["sharding"] != SHARDINGS.index(Sharding.PARAMETERS)
+    product.keep(~(whole & (product["offload"] == OFFLOADS.index(Offload.PARAMETERS))), "offload-has-shards")
     columns = {name: values for name, values in product.columns.items() if name not in ("pipeline", "data")}
     return Inner(columns=columns, rejections=product.rejections)
 
