@@ -102,9 +102,9 @@ def _shard(
 def _host_policy(submesh: DeviceMesh) -> OffloadPolicy:
     """Shards come from the host's memory for every gather, their gradients go there, and the optimizer runs there.
 
-    On a processor that memory is the device's own, and nothing is pinned.
+    Only CUDA devices need it pinned; on a processor it is the device's own.
     """
-    return CPUOffloadPolicy(pin_memory=submesh.device_type != "cpu")
+    return CPUOffloadPolicy(pin_memory=submesh.device_type == "cuda")
 
 
 def shares_gathers(plan: Plan) -> bool:
