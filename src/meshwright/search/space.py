@@ -198,8 +198,7 @@ def enumerate_plans(
     _context(product, model, cluster, job)
     _pipeline_and_data(product, model, cluster, job)
     _experts(product, model)
-    trained = trained_precisions(cluster, model) if trainable else precisions
-    _precisions(product, precisions, trained=trained)
+    _precisions(product, precisions, trained=trained_precisions(cluster, model) if trainable else precisions)
     keys = (product["pipeline"] * _BASE + product["data"]) * 2 + (product["context"] > 1)
     distinct, frames = np.unique(keys, return_counts=True)
     inner = {
@@ -354,8 +353,7 @@ def _inner(key: int, *, asked: Limits, model: ModelSpec, cluster: ClusterSpec, j
     kinds = [kind for kind in Offload if hosted and (asks or kind is not Offload.PARAMETERS)]
     product.times(["offload"], [[OFFLOADS.index(kind)] for kind in kinds or [Offload.NONE]])
     product.constrain("offload", product["offload"], [kind.value for kind in OFFLOADS])
-    whole = product["sharding"] != SHARDINGS.index(Sharding.PARAMETERS)
-    product.keep(~(whole & (product["offload"] == OFFLOADS.index(Offload.PARAMETERS))), "offload-has-shards")
+    product.keep((product["sharding"] == SHARDINGS.index(Sharding.PARAMETERS)) | (not asks), "offload-has-shards")
     columns = {name: values for name, values in product.columns.items() if name not in ("pipeline", "data")}
     return Inner(columns=columns, rejections=product.rejections)
 
