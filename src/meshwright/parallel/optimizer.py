@@ -73,7 +73,7 @@ class LocalOptimizer(torch.optim.Optimizer):
     def open(self) -> None:
         """Until `close`, what `portable` gives of packed state may be written into."""
         self._opened = {}
-        self._opened = {parameter: self.portable(parameter) for parameter in self._packing if self.state[parameter]}
+        self._opened = {parameter: self.portable(parameter) for parameter in self._packing if self.state.get(parameter)}
 
     def close(self) -> None:
         """The state is what was written since `open`."""
