@@ -6,13 +6,17 @@ import numpy as np
 import pytest
 
 from meshwright import catalog
-from meshwright.cost import PlanTable
+from meshwright.cost import PlanTable, evaluate
 from meshwright.cost.links import lay_links
 from meshwright.cost.offload import carried, host_rate
 from meshwright.cost.software import software
+from meshwright.cost.table import OFFLOADS, SHARDINGS
 from meshwright.spec.cluster import Link
 from meshwright.spec.errors import ConfigError
-from tests.cost.cost_examples import even_layout, selene
+from meshwright.spec.job import DataSpec, JobSpec
+from meshwright.spec.plan import Offload, Sharding
+from meshwright.spec.report import LineName, MemoryPart
+from tests.cost.cost_examples import even_layout, llama, selene
 
 LINK = Link(bandwidth=30e9, latency_seconds=1e-5, efficiency=0.8)
 
@@ -49,6 +53,34 @@ def test_a_node_never_copies_more_than_its_memory_streams(name):
 def test_two_devices_of_a_pair_copy_no_more_than_one_link_carries():
     (entry,) = catalog.load_cluster("2x8xA100-80GB").groups
     assert 2.0 * host_rate(entry) == pytest.approx(entry.host.bandwidth * entry.host.efficiency)
+
+
+def test_parameters_there_leave_nothing_but_what_a_layer_gathers_and_cross_in_every_microbatch():
+    model, pair = llama(width=512, hidden=1408, layers=3, vocab=2048, heads=8), group(host_bytes=1e12)
+    cluster = replace(selene(nodes=1), groups=(pair,))
+    kinds = [Offload.NONE, Offload.OPTIMIZER, Offload.PARAMETERS, Offload.PARAMETERS]
+    columns = {
+        "shard": 8,
+        "sharding": SHARDINGS.index(Sharding.PARAMETERS),
+        "offload": [OFFLOADS.index(kind) for kind in kinds],
+        "microbatches": [2, 2, 2, 4],
+    }
+    table = PlanTable.build(columns, layouts=[even_layout(layers=3, pipeline=1)])
+    job = JobSpec(sequence_length=512, data=DataSpec(document_mask=False))
+    found = evaluate(table, model=model, cluster=cluster, job=job)
+    for part in (MemoryPart.PARAMETERS, MemoryPart.GRADIENTS, MemoryPart.OPTIMIZER):
+        held = found.memory[part][:, 0]
+        assert held[0] > 0.0
+        assert held[2] == held[3] == 0.0
+    assert found.memory[MemoryPart.ACTIVATIONS][2, 0] == found.memory[MemoryPart.ACTIVATIONS][0, 0]
+    step = found.parts[LineName.OPTIMIZER]
+    owned = model.parameters / 8
+    assert step[3] - step[2] == pytest.approx(2 * 3 * 4.0 * owned / host_rate(pair))
+    assert step[0] < step[1] < step[2]
+    full = replace(cluster, groups=(replace(pair, host_bytes=8 * 15.0 * owned),))
+    over = evaluate(table, model=model, cluster=full, job=job).memory_bytes - found.memory_bytes
+    # Of each parameter there a master, a gradient and two moments: a byte of sixteen has no room.
+    assert over == pytest.approx([0.0, 0.0, owned, owned])
 
 
 def test_what_leaves_a_node_takes_the_lanes_of_its_devices():

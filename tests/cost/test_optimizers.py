@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from meshwright.cost import PlanTable, evaluate
-from meshwright.cost.optimizers import least_moments, mean_moments
+from meshwright.cost.optimizers import least_state, mean_moments
 from meshwright.spec.job import DataSpec, JobSpec
 from meshwright.spec.optimizer import (
     Adafactor,
@@ -64,7 +64,7 @@ def test_state_is_divided_by_shards_and_means_across_them_are_not(spec: Optimize
     else:
         assert shared == whole / 8
     assert mean_moments(MODEL, spec) * 4.0 * MODEL.parameters == pytest.approx(whole)
-    assert least_moments(spec) * 4.0 * MODEL.parameters <= whole
+    assert least_state(spec, wide=np.array([4.0]))[0] * MODEL.parameters <= whole
 
 
 def test_a_group_of_another_kind_is_priced_so() -> None:

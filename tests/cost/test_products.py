@@ -193,6 +193,15 @@ def test_finer_scales_move_more():
     assert moved[0] == 0.0
 
 
+def test_scales_of_rows_cost_another_read_of_every_operand_than_those_of_blocks():
+    """Forward sums over columns and the weights' gradient over rows, and each needs a largest magnitude of its own."""
+    block, row = quantize_bytes(Precision.FP8_BLOCK), quantize_bytes(Precision.FP8_ROW)
+    scales = Precision.FP8_BLOCK.stored_bytes - Precision.FP8_ROW.stored_bytes
+    assert row == pytest.approx(tuple(entry - 2.0 * scales + 4.0 for entry in block))
+    for device in devices().values():
+        assert device.peak_flops.get(Precision.FP8_ROW) == device.peak_flops.get(Precision.FP8)
+
+
 def test_every_device_has_a_node():
     assert set(nodes()) == set(devices())
 

@@ -131,10 +131,11 @@ def test_memory_falls_where_the_host_holds_it(name, seed):
     """
     at, table = case(name), sample(name, count=ROWS, seed=seed)
     table = table.take(table.offload == 0)
-    before, optimizer, activations = (
+    before, optimizer, activations, parameters = (
         priced(at, replace(table, offload=np.full(len(table), OFFLOADS.index(kind)))) for kind in OFFLOADS
     )
     assert (optimizer.memory_bytes < before.memory_bytes).all()
+    assert (parameters.memory_bytes < optimizer.memory_bytes).all()
     assert (activations.memory[MemoryPart.ACTIVATIONS] <= before.memory[MemoryPart.ACTIVATIONS]).all()
 
 

@@ -151,7 +151,9 @@ def anything(draw: st.DrawFn) -> dict[str, Any]:
         "sharding": draw(st.sampled_from(Sharding)),
         "recompute": draw(st.sampled_from(Recompute)),
         "offload": Offload.NONE if plain else draw(st.sampled_from(Offload)),
-        "precision": Precision.BF16 if plain else draw(st.sampled_from(Precision)),
+        "precision": Precision.BF16
+        if plain
+        else draw(st.sampled_from([kind for kind in Precision if kind.multiplies])),
         "kind": kind,
         "chunks": 2 if v_shaped else draw(st.sampled_from((2, 3))) if looped else 1,
         "slices": 2 if kind is ScheduleKind.SEQUENCE_1F1B else 1,

@@ -10,6 +10,7 @@ from unittest import mock
 
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 
 from meshwright.parallel import apply, move, offload, optimizer
 from meshwright.parallel.offload import Copies
@@ -31,6 +32,20 @@ def losses(design: Design, copies: bool) -> list[float]:
             copying(stack)
         run = runner(design)
         return [run.step(number) for number in range(3)]
+
+
+def shards_away(design: Design) -> set[bool]:
+    """Whether FSDP2 keeps shards in the host's memory, of every group of parameters."""
+    laid = runner(design).laid
+    modules = [module for part in laid.parts for module in part.modules() if isinstance(module, FSDPModule)]
+    states = [module._get_fsdp_state() for module in modules]
+    return {group.fsdp_params[0].offload_to_cpu for state in states for group in _groups(state) if group.fsdp_params}
+
+
+def _groups(state: Any) -> list[Any]:
+    found = getattr(state, "_fsdp_param_groups", None)
+    found = [state._fsdp_param_group] if found is None else found
+    return [group for group in found if group is not None]
 
 
 def go_on(design: Design, folder: str, steps: int, more: int) -> list[float]:

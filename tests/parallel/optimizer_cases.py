@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy
@@ -23,9 +24,18 @@ STEPS = 3
 
 
 def one_device(
-    model: ModelSpec, *, count: int, length: int, spec: Optimizer, steps: int = STEPS
+    model: ModelSpec,
+    *,
+    count: int,
+    length: int,
+    spec: Optimizer,
+    steps: int = STEPS,
+    after: Callable[[dict[str, Tensor]], None] | None = None,
 ) -> tuple[list[float], dict[str, numpy.ndarray]]:
-    """Losses of `steps` steps and the parameters after them, by plain autograd and the updates below."""
+    """Losses of `steps` steps and the parameters after them, by plain autograd and the updates below.
+
+    A parameter's state goes through `after` when it has stepped.
+    """
     decoder = Decoder(model).double()
     initialize(decoder, seed=SEED)
     tokens, targets, _ = batch(count, length, model.vocab, packed=Documents.ONE)
@@ -42,7 +52,10 @@ def one_device(
         with torch.no_grad():
             for name, parameter in named.items():
                 assert parameter.grad is not None
-                update(name, parameter, parameter.grad * scale, spec, states.setdefault(name, {}), step)
+                state = states.setdefault(name, {})
+                update(name, parameter, parameter.grad * scale, spec, state, step)
+                if after is not None:
+                    after(state)
     return losses, {name: parameter.detach().numpy() for name, parameter in decoder.named_parameters()}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -20,6 +21,7 @@ from meshwright.parallel.precision import Dtypes, dtypes
 from meshwright.parallel.quantized import recipe
 from meshwright.spec.cluster import Precision
 from meshwright.spec.model import ModelSpec
+from meshwright.spec.optimizer import Master
 from meshwright.spec.plan import Design, Plan
 from tests.parallel import parity_cases
 from tests.parallel.parity_cases import SEED, Outcome, batch
@@ -53,6 +55,8 @@ def rounded(x: Tensor, precision: Precision, operand: int) -> Tensor:
         form = "e5m2" if operand == 2 else "e4m3"
         scale = torch.tensor(whole, dtype=x.dtype) / LARGEST[form]
         return nearest(x / scale, form) * scale
+    if precision is Precision.FP8_ROW:
+        return torch.stack([of_row(row) for row in x])
     high, wide = BLOCKS[precision][operand]
     form = "e2m1" if precision is Precision.NVFP4 else "e4m3"
     result = torch.empty_like(x)
@@ -69,38 +73,58 @@ def rounded(x: Tensor, precision: Precision, operand: int) -> Tensor:
     return result
 
 
+def of_row(row: Tensor) -> Tensor:
+    """A row by fp8-row: its scale is the least power of two under which its largest element is a number of e4m3."""
+    scale = 2.0 ** math.ceil(math.log2(max(float(row.abs().max()), 1e-12) / 448.0))
+    return nearest(row / scale, "e4m3") * scale
+
+
 class Product(torch.autograd.Function):
-    """A linear whose three products have rounded operands."""
+    """A linear whose three products have rounded operands, summed over in `parts` that are rounded apart: forward, and
+    for the gradient of x."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, precision: Precision) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, precision: Precision, parts: tuple[int, int]) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.precision = precision
-        rows = rounded(x.reshape(-1, x.shape[-1]), precision, 0)
-        return (rows @ rounded(weight, precision, 1).T).view(*x.shape[:-1], -1)
+        ctx.precision, ctx.parts = precision, parts
+        rows = in_parts(x.reshape(-1, x.shape[-1]), precision, 0, parts[0])
+        return (rows @ in_parts(weight, precision, 1, parts[0]).T).view(*x.shape[:-1], -1)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
         x, weight = ctx.saved_tensors
         gradient, rows = grads[0].reshape(-1, weight.shape[0]), x.reshape(-1, x.shape[-1])
-        into = rounded(gradient, ctx.precision, 2) @ rounded(weight.T.contiguous(), ctx.precision, 1).T
+        left = in_parts(gradient, ctx.precision, 2, ctx.parts[1])
+        into = left @ in_parts(weight.T.contiguous(), ctx.precision, 1, ctx.parts[1]).T
         turned = rounded(gradient.T.contiguous(), ctx.precision, 2)
-        return into.view(x.shape), turned @ rounded(rows.T.contiguous(), ctx.precision, 0).T, None
+        return into.view(x.shape), turned @ rounded(rows.T.contiguous(), ctx.precision, 0).T, None, None
 
 
-def one_device(model: ModelSpec, precision: Precision, *, count: int, length: int, rate: float) -> Outcome:
-    """One sequence at a time, then one plain step down the gradient."""
+def in_parts(x: Tensor, precision: Precision, operand: int, parts: int) -> Tensor:
+    return torch.cat([rounded(part.contiguous(), precision, operand) for part in x.chunk(parts, dim=1)], dim=1)
+
+
+def one_device(
+    model: ModelSpec, precision: Precision, *, count: int, length: int, rate: float, parts: int = 1
+) -> Outcome:
+    """One sequence at a time, then one plain step down the gradient.
+
+    Sums over features that `parts` tensor ranks would share are of as many parts, in linears alone.
+    """
     decoder = Decoder(model).double()
     initialize(decoder, seed=SEED)
 
-    def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        result: Tensor = Product.apply(x, weight, precision)
-        return result if bias is None else result + bias
+    def product_in(split: tuple[int, int]) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+        def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            result: Tensor = Product.apply(x, weight, precision, split)
+            return result if bias is None else result + bias
+
+        return product
 
     for layer in decoder.modules():
         for name, module in layer.named_modules() if isinstance(layer, DecoderLayer) else ():
             if isinstance(module, (Linear, Experts)) and "router" not in name and "shared_gate" not in name:
-                module.product = product
+                module.product = product_in((parts, 1) if name.endswith((".output", ".down")) else (1, parts))
     tokens, targets, _ = batch(count, length, model.vocab)
 
     def loss(row: int) -> Tensor:
@@ -127,8 +151,8 @@ def one_device(model: ModelSpec, precision: Precision, *, count: int, length: in
 def one_rank(design: Design, precision: Precision) -> Outcome:
     """A step laid out in float64 with the rounding of `precision`."""
 
-    def wide(plan: Plan) -> Dtypes:
-        return replace(dtypes(plan), recipe=recipe(precision))
+    def wide(plan: Plan, *, master: Master) -> Dtypes:
+        return replace(dtypes(plan, master=master), recipe=recipe(precision))
 
     with mock.patch.object(apply, "dtypes", wide):
         return parity_cases.one_rank(design, parity_cases.Documents.ONE)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from meshwright.cost import predict
-from meshwright.parallel.compress import Rounding, unpack
+from meshwright.parallel.compress import Rounding, Wire
 from meshwright.spec.cluster import Precision
 from meshwright.spec.plan import Design, GradientSync, Sharding
 from meshwright.spec.report import MemoryPart
@@ -30,40 +30,49 @@ LAYOUTS = (
 )
 
 
-def narrow(layout: Layout) -> Design:
+EIGHT = (Precision.FP8, Precision.INT8)
+
+
+def narrow(layout: Layout, precision: Precision = Precision.FP8) -> Design:
     entry = design(TINY, layout)
-    return replace(entry, plan=replace(entry.plan, gradients=GradientSync(precision=Precision.FP8)))
+    return replace(entry, plan=replace(entry.plan, gradients=GradientSync(precision=precision)))
 
 
-def test_what_was_sent_and_what_is_left_is_all_there_was() -> None:
+@pytest.mark.parametrize("wire", Wire)
+def test_what_was_sent_and_what_is_left_is_all_there_was(wire: Wire) -> None:
     generator = torch.Generator().manual_seed(0)
-    rounding = Rounding(1001, parts=4, dtype=torch.float64, device=torch.device("cpu"))
+    rounding = Rounding(1001, parts=4, dtype=torch.float64, device=torch.device("cpu"), wire=wire)
     sent, exact = torch.zeros(1004, dtype=torch.float64), torch.zeros(1001, dtype=torch.float64)
     for _ in range(50):
         x = torch.randn(1001, dtype=torch.float64, generator=generator) * torch.logspace(-8, 2, 1001)
         packed = rounding.pack(x)
         assert packed.shape == (4, 251 + 4)
-        sent += unpack(packed, torch.float64).view(-1)
+        sent += rounding.unpack(packed, torch.float64).view(-1)
         exact += x
-        # e4m3 is within a sixteenth of a number, or half the least step of the part's scale.
-        owed = unpack(packed, torch.float64) + rounding.left
+        # e4m3 is within a sixteenth of a number, or half the least step of the part's scale; int8 half a step.
+        owed = rounding.unpack(packed, torch.float64) + rounding.left
         scale = packed[:, :4].contiguous().view(torch.float32).double()
-        assert bool((rounding.left.abs() <= torch.maximum(owed.abs() / 16, scale * 2.0**-10)).all())
+        most = torch.maximum(owed.abs() / 16, scale * 2.0**-10) if wire is Wire.E4M3 else scale / 2
+        assert bool((rounding.left.abs() <= most).all())
     torch.testing.assert_close(sent + rounding.left.view(-1), torch.nn.functional.pad(exact, (0, 3)), rtol=0, atol=1e-9)
     assert float((sent[:1001] - exact).abs().max()) < 0.1 * float(exact.abs().max())
 
 
 def test_no_number_is_too_small_or_nothing_at_all() -> None:
-    rounding = Rounding(8, parts=2, dtype=torch.float32, device=torch.device("cpu"))
+    rounding = Rounding(8, parts=2, dtype=torch.float32, device=torch.device("cpu"), wire=Wire.E4M3)
     x = torch.tensor([0.0, 0.0, 0.0, 0.0, 1e-30, -3e-30, 0.0, 2e-30])
-    found = unpack(rounding.pack(x), torch.float32)
+    found = rounding.unpack(rounding.pack(x), torch.float32)
     torch.testing.assert_close(found.view(-1), x, rtol=1 / 16, atol=0)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_sums_over_steps_are_one_rounding_from_exact_ones(pool: Pool, layout: Layout) -> None:
+@pytest.mark.parametrize(
+    ("layout", "precision"),
+    [*((layout, Precision.FP8) for layout in LAYOUTS), *((layout, Precision.INT8) for layout in LAYOUTS[:3])],
+    ids=str,
+)
+def test_sums_over_steps_are_one_rounding_from_exact_ones(pool: Pool, layout: Layout, precision: Precision) -> None:
     exact = pool.run(compress_cases.steps_without_update, design(TINY, layout), STEPS, ranks=layout.ranks)
-    found = pool.run(compress_cases.steps_without_update, narrow(layout), STEPS, ranks=layout.ranks)
+    found = pool.run(compress_cases.steps_without_update, narrow(layout, precision), STEPS, ranks=layout.ranks)
     most = max(left for _, _, left in found)
     changed = 0
     # What two ranks still owe, and the owner of a sum; a tied table and partial sums come after.
@@ -100,12 +109,13 @@ def test_bytes_are_one_an_element_and_four_a_part(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS[:3], ids=str)
-def test_what_is_left_is_what_the_cost_model_counts(pool: Pool, layout: Layout) -> None:
+@pytest.mark.parametrize("precision", EIGHT)
+def test_what_is_left_is_what_the_cost_model_counts(pool: Pool, layout: Layout, precision: Precision) -> None:
     plain, compressed = (
         predict(with_speed(entry)).memory[0].parts[MemoryPart.GRADIENTS]
-        for entry in (design(TINY, layout), narrow(layout))
+        for entry in (design(TINY, layout), narrow(layout, precision))
     )
-    for left in pool.run(compress_cases.bytes_left, narrow(layout), ranks=layout.ranks):
+    for left in pool.run(compress_cases.bytes_left, narrow(layout, precision), ranks=layout.ranks):
         assert left == compressed - plain
 
 
@@ -123,8 +133,9 @@ def test_another_plan_starts_with_nothing_left(pool: Pool, tmp_path: Path) -> No
         assert losses == pytest.approx(expected[2:], abs=0.05)
 
 
-def test_training_stays_near(pool: Pool) -> None:
+@pytest.mark.parametrize("precision", EIGHT)
+def test_training_stays_near(pool: Pool, precision: Precision) -> None:
     exact = pool.run(layout_cases.losses, design(TINY, LAYOUTS[0]), 6, ranks=2)[0]
-    found = pool.run(layout_cases.losses, narrow(LAYOUTS[0]), 6, ranks=2)[0]
+    found = pool.run(layout_cases.losses, narrow(LAYOUTS[0], precision), 6, ranks=2)[0]
     assert found == pytest.approx(exact, abs=0.05)
     assert found != exact

@@ -17,7 +17,7 @@ from meshwright.parallel import apply, build_mesh, build_optimizer, lay, offload
 from meshwright.parallel.offload import AwayRule, Copies
 from meshwright.search.runtime_rules import RUNTIME_RULES, untrained
 from meshwright.spec.job import JobSpec, Switch
-from meshwright.spec.optimizer import Adafactor, Muon, OptimizerSpec, Sgd
+from meshwright.spec.optimizer import Adafactor, Moments, Muon, OptimizerSpec, Sgd
 from meshwright.spec.plan import Design, Offload, Recompute, Sharding
 from tests.parallel import move_cases, offload_cases
 from tests.support import models
@@ -33,6 +33,14 @@ LAYOUTS = (
 )
 
 
+SHARDED = (
+    Layout(shard=2, sharding=Sharding.PARAMETERS, batch=4),
+    Layout(shard=2, tensor=2, sharding=Sharding.PARAMETERS, sequence_parallel=True, batch=4),
+    Layout(replicate=2, shard=2, sharding=Sharding.PARAMETERS, batch=4, recompute=Recompute.FULL),
+    Layout(pipeline=2, shard=2, sharding=Sharding.PARAMETERS, batch=4),
+)
+
+
 def away(entry: Design, kind: Offload) -> Design:
     return offload_cases.with_groups(entry, offload=kind)
 
@@ -44,6 +52,33 @@ def test_what_lies_in_the_hosts_memory_changes_no_bit(pool: Pool, kind: Offload,
     entry = design(TINY, layout)
     plain = pool.run(offload_cases.losses, entry, False, ranks=layout.ranks)
     assert pool.run(offload_cases.losses, away(entry, kind), True, ranks=layout.ranks) == plain
+
+
+@pytest.mark.parametrize("layout", SHARDED, ids=str)
+def test_parameters_come_from_the_hosts_memory_and_change_no_number(pool: Pool, layout: Layout) -> None:
+    entry = design(TINY, layout)
+    plain = pool.run(offload_cases.losses, entry, False, ranks=layout.ranks)
+    found = pool.run(offload_cases.losses, away(entry, Offload.PARAMETERS), False, ranks=layout.ranks)
+    for mine, wanted in zip(found, plain, strict=True):
+        assert mine == pytest.approx(wanted, abs=1e-12)
+
+
+def test_every_shard_and_nothing_else_is_fsdps_to_bring(pool: Pool) -> None:
+    entry = design(TINY, SHARDED[0])
+    for offloads, wanted in ((Offload.NONE, {False}), (Offload.PARAMETERS, {True})):
+        for found in pool.run(offload_cases.shards_away, away(entry, offloads), ranks=2):
+            assert found == wanted
+
+
+@pytest.mark.parametrize("spec", [OptimizerSpec(learning_rate=1e-2), OptimizerSpec(state=Moments.DYNAMIC8)])
+def test_a_run_goes_on_with_its_parameters_away(pool: Pool, tmp_path: Path, spec: OptimizerSpec) -> None:
+    source = design(TINY, Layout(replicate=2, batch=8), optimizer=spec)
+    target = away(
+        design(TINY, Layout(shard=2, sharding=Sharding.PARAMETERS, batch=8), optimizer=spec), Offload.PARAMETERS
+    )
+    losses = pool.run(move_cases.train, source, str(tmp_path), 2, 2, ranks=2)[0]
+    for rank, _ in pool.run(move_cases.go_on, target, str(tmp_path), 2, 2, ranks=2):
+        assert rank == pytest.approx(losses[2:], abs=1e-9 if spec.state is Moments.FP32 else 1e-2)
 
 
 def test_a_run_is_loaded_into_masters_too(pool: Pool, tmp_path: Path) -> None:
@@ -136,6 +171,7 @@ def test_what_hosts_cannot_do_is_refused_by_name() -> None:
     for spec in (OptimizerSpec(), Sgd(), Muon(), Adafactor()):
         asked = replace(entry, job=replace(entry.job, optimizer=spec))
         broken = rule(away(asked, Offload.OPTIMIZER))
+        assert (rule(away(asked, Offload.PARAMETERS)) is None) == (broken is None)
         assert (broken is None) == isinstance(spec, (OptimizerSpec, Sgd))
         assert (("offload", "optimizer") in untrained(asked.model, asked.job)) == (broken is not None)
         assert rule(away(asked, Offload.ACTIVATIONS)) is None

@@ -53,14 +53,14 @@ DIVIDED = Layout(tensor=2, sequence_parallel=True, batch=BATCH)
 
 
 @cache
-def reference(model: ModelSpec, precision: Precision) -> Outcome:
-    return quantized_cases.one_device(model, precision, count=BATCH, length=SEQUENCE, rate=RATE)
+def reference(model: ModelSpec, precision: Precision, parts: int = 1) -> Outcome:
+    return quantized_cases.one_device(model, precision, count=BATCH, length=SEQUENCE, rate=RATE, parts=parts)
 
 
-def check(pool: Pool, model: ModelSpec, precision: Precision, layout: Layout) -> None:
+def check(pool: Pool, model: ModelSpec, precision: Precision, layout: Layout, *, parts: int = 1) -> None:
     spec = Sgd(learning_rate=RATE, momentum=0.0, clip_norm=None)
     entry = design(model, layout, optimizer=spec)
-    wanted, seen = reference(model, precision), set()
+    wanted, seen = reference(model, precision, parts), set()
     for found in pool.run(quantized_cases.one_rank, entry, precision, ranks=layout.ranks):
         assert found.loss == pytest.approx(wanted.loss, rel=0, abs=1e-9)
         assert found.norm == pytest.approx(wanted.norm, rel=0, abs=1e-9)
@@ -105,6 +105,13 @@ def test_every_recipe_does_so_in_every_layout(pool: Pool, precision: Precision, 
 def test_tensor_ranks_that_share_whole_blocks_do_so_too(pool: Pool, model: ModelSpec, precision: Precision) -> None:
     """The scale of a tensor is that of its largest element on any rank."""
     check(pool, model, precision, DIVIDED)
+
+
+def test_a_row_that_tensor_ranks_share_has_a_scale_of_each_part(pool: Pool) -> None:
+    check(pool, WHOLE, Precision.FP8_ROW, DIVIDED, parts=2)
+    whole, parted = reference(WHOLE, Precision.FP8_ROW), reference(WHOLE, Precision.FP8_ROW, 2)
+    assert whole.loss != parted.loss
+    assert parted.loss == pytest.approx(whole.loss, abs=0.01)
 
 
 @pytest.mark.parametrize("precision", RECIPES)

@@ -13,7 +13,10 @@ from meshwright.cost.software import software
 from meshwright.run.children import in_child
 from meshwright.spec.cluster import Precision
 from meshwright.spec.model import Attention, Embedding, FeedForward, Head, Layer, Mixture, ModelSpec, Norm, Rotary
-from meshwright.spec.plan import Design, Recompute, ScheduleKind, Sharding, TensorGrid
+from meshwright.spec.optimizer import Master, Moments
+from meshwright.spec.plan import Design, Offload, Recompute, ScheduleKind, Sharding, TensorGrid
+from meshwright.spec.report import MemoryPart
+from tests.parallel.offload_cases import with_groups
 from tests.run import dry_cases
 from tests.support import designs
 from tests.support.designs import Layout
@@ -92,6 +95,24 @@ def check(cases: dict) -> None:
 
 def test_peaks_are_predicted() -> None:
     check(CASES)
+
+
+def test_what_parameters_and_narrow_state_take_is_predicted() -> None:
+    """To the byte: nothing of what the host holds, and of what stays moments and masters as they are packed."""
+    layout = Layout(shard=4, sharding=Sharding.PARAMETERS, batch=4)
+    plain = asked(DENSE, layout)
+    spec = replace(plain.job.optimizer, state=Moments.DYNAMIC8, master=Master.BF16_STOCHASTIC)
+    narrow = replace(plain, job=replace(plain.job, optimizer=spec))
+    entries = [with_groups(plain, offload=Offload.PARAMETERS), narrow]
+    for entry, (count,) in zip(
+        entries, in_child(dry_cases.count_whole, {"designs": entries}, seconds=280), strict=True
+    ):
+        told = cost.predict(entry).memory[0].parts
+        for part in (MemoryPart.PARAMETERS, MemoryPart.OPTIMIZER):
+            assert count.memory.get(part.value, 0.0) == pytest.approx(told[part], abs=64 * 8)
+        away = entry is entries[0]
+        assert (told[MemoryPart.PARAMETERS] == 0.0) == away
+        assert (count.memory.get(MemoryPart.GRADIENTS.value, 0.0) == 0.0) or not away
 
 
 @pytest.mark.slow

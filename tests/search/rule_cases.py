@@ -8,9 +8,9 @@ from typing import Any
 
 from meshwright.search import Scope
 from meshwright.spec.cluster import Link, Precision
-from meshwright.spec.job import Constraints, Switch
+from meshwright.spec.job import Constraints, JobSpec, Switch
 from meshwright.spec.model import ModelSpec, Tower
-from meshwright.spec.optimizer import Muon, ParameterGroup
+from meshwright.spec.optimizer import Master, Muon, OptimizerSpec, ParameterGroup
 from meshwright.spec.plan import (
     Axis,
     AxisName,
@@ -32,6 +32,7 @@ from tests.search import search_samples as samples
 D = samples.design
 ANYWHERE = frozenset({Scope.PLAN, Scope.MEMORY})
 DROPPING = Routing(capacity=1.0)
+SHARDS_AWAY = {"offload": Offload.PARAMETERS, "sharding": Sharding.PARAMETERS}
 HALF = samples.job(sequences=16)
 FEWER = samples.job(constraints=Constraints(devices="any"))
 INTERLEAVED = Schedule(kind=ScheduleKind.INTERLEAVED, microbatches=8, chunks=2)
@@ -83,6 +84,10 @@ def reranked(design: Design, *ranks: int) -> Design:
 def small_memory() -> Design:
     device = samples.device(memory_bytes=2**16)
     return D(on=samples.cluster(samples.nodes(of=device)))
+
+
+def rounding() -> JobSpec:
+    return replace(samples.job(), optimizer=OptimizerSpec(master=Master.BF16_STOCHASTIC))
 
 
 def odd_length() -> Design:
@@ -273,6 +278,11 @@ CASES = {
     "offload-has-host": Case(
         hosted, lambda: D(offload=Offload.OPTIMIZER), "nothing is known of the link from a nodes to its host's memory"
     ),
+    "offload-has-shards": Case(
+        lambda: regrouped(regrouped(hosted(), 0, **SHARDS_AWAY), 1, **SHARDS_AWAY),
+        lambda: regrouped(hosted(), 0, **SHARDS_AWAY),
+        "parameters in the host's memory that are not shards of zero3, in every block",
+    ),
     "slices-divide": Case(
         lambda: D(schedule=Schedule(kind=ScheduleKind.SEQUENCE_1F1B, microbatches=8, slices=4)),
         lambda: D(schedule=Schedule(microbatches=8, slices=4)),
@@ -307,6 +317,11 @@ CASES = {
         hosted,
         lambda: replace(hosted(), job=replace(hosted().job, optimizer=Muon())),
         "the state of muon in the host's memory can be predicted and not trained yet",
+    ),
+    "runtime-master": Case(
+        lambda: D(asked=rounding()),
+        lambda: D(asked=rounding(), precision=Precision.FP32),
+        "parameters kept in bf16 that are not multiplied in bf16 can be predicted and not trained yet",
     ),
     "runtime-precision": Case(D, lambda: D(precision=Precision.FP16), "fp16 can be predicted and not trained yet"),
     "groups-name-parameters": Case(

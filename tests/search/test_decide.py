@@ -371,10 +371,10 @@ def test_precisions_that_cannot_be_are_refused_by_name() -> None:
     with pytest.raises(ConfigError) as caught:
         search.design(small, BOXES, precise(other_precisions=(Precision.FP8,), constraints=every))
     assert [each.where for each in caught.value.problems] == ["job.precision", "job.other_precisions[0]"]
-    job = precise(other_precisions=(Precision.FP8,))
+    job = precise(other_precisions=(Precision.FP16,))
     trained = search.design(small, BOXES, job, trainable=True)
     assert trained.design.plan.first_group.precision is Precision.BF16
     (refused,) = (entry for entry in trained.rejected if entry.rule == "runtime-precision")
-    assert "precision fp8" in refused.example
-    (problem,) = search.design(small, BOXES, precise(precision=Precision.FP8), trainable=True).predicts_only
+    assert "precision fp16" in refused.example
+    (problem,) = search.design(small, BOXES, precise(precision=Precision.FP16), trainable=True).predicts_only
     assert "rule runtime-precision" in problem.why

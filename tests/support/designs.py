@@ -156,9 +156,9 @@ def cluster(ranks: int) -> ClusterSpec:
     return ClusterSpec(name="here", groups=(group,))
 
 
-def with_speed(entry: Design) -> Design:
+def with_speed(entry: Design, precision: Precision = Precision.FP64) -> Design:
     """The same on processors that have a speed, so that it can be priced."""
     group = entry.cluster.groups[0]
     curve = MatrixCurve(fraction=0.5, half_m=8.0, half_n=8.0, half_k=8.0)
-    device = replace(group.device, peak_flops={Precision.FP64: 1e9}, matrix={Precision.FP64: curve})
+    device = replace(group.device, peak_flops={precision: 1e9}, matrix={precision: curve})
     return replace(entry, cluster=replace(entry.cluster, groups=(replace(group, device=device),)))

@@ -48,10 +48,14 @@ class Sheet:
 
     @property
     def peaks(self) -> dict[Precision, float]:
-        """By precision; scales for blocks of elements take nothing from the peak of eight bits."""
+        """By precision; scales for rows and blocks of elements take nothing from the peak of eight bits."""
         scaled = self.fp8 if self.generation is BLACKWELL else None
         own = {precision: getattr(self, precision.value, None) for precision in Precision}
-        peaks = own | {Precision.FP8_BLOCK: self.fp8, Precision.MXFP8: self.mxfp8 or scaled}
+        peaks = own | {
+            Precision.FP8_ROW: self.fp8,
+            Precision.FP8_BLOCK: self.fp8,
+            Precision.MXFP8: self.mxfp8 or scaled,
+        }
         return {precision: peak * 1e12 for precision, peak in peaks.items() if peak}
 
     def _sustained(self) -> float:

@@ -10,13 +10,14 @@ from meshwright.catalog.writer import dump_toml
 from meshwright.spec.cluster import Precision
 from meshwright.spec.job import JobSpec, Source
 
+_PRODUCTS = ", ".join(kind for kind in Precision if kind.multiplies)
 COMMENTS: Mapping[str, str] = MappingProxyType(
     {
         "name": "A name for the run.",
         "sequence_length": "Tokens of one sequence.",
         "batch_tokens": 'Tokens of one optimizer step over all devices; may be written "4Mi".',
         "total_tokens": 'Tokens of the whole run; may be written "300G".',
-        "precision": f"Arithmetic of matrix products: {', '.join(Precision)}. Master weights stay in fp32.",
+        "precision": f"Arithmetic of matrix products: {_PRODUCTS}. Master weights stay in fp32.",
         "other_precisions": "Others that the search may take instead where that is better; they change the numerics.",
         "z_loss": "Weight of the z-loss, which keeps logits small; 0 is none.",
         "objective": "What the best plan has least of: time, cost or memory.",
@@ -36,6 +37,8 @@ COMMENTS: Mapping[str, str] = MappingProxyType(
         "optimizer": "Norms, biases and embeddings do not decay.",
         "optimizer.kind": "adamw, muon, sgd or adafactor, each with fields of its own: see the page on training.",
         "optimizer.groups": "What is different for some parameters by name: tables of names and of what differs.",
+        "optimizer.state": "What moments are kept in: fp32, bf16, dynamic8 or fp8.",
+        "optimizer.master": "What parameters are kept in: fp32, or bf16_stochastic: bf16, rounded by chance.",
         "optimizer.clip_norm": 'Largest norm of the whole gradient; "none" is no limit.',
         "learning_rate": "Warm-up, then cosine, wsd (stable, then decay) or constant. Fractions are of all steps.",
         "learning_rate.warmup_steps": "Above 0 it replaces warmup_fraction.",

@@ -238,7 +238,7 @@ def _once(
         if away.any():
             step = np.where(
                 away[:, None],
-                away_seconds(owned, sizes=entry.sizes, group=entry.group, passed=passed_bytes(job.optimizer)),
+                away_seconds(owned, table, sizes=entry.sizes, group=entry.group, passed=passed_bytes(job.optimizer)),
                 step,
             )
         total = counts["total"]

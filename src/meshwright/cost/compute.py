@@ -174,9 +174,10 @@ def quantize_bytes(precision: Precision) -> tuple[float, float]:
     is read first. Scales for blocks: read, and written along both dims with one scale for 128 elements (fp8-block, 4
     bytes) or 32 (mxfp8, 1 byte). nvfp4 (2509.25149) reads a tensor for its largest magnitude, again as it lies, and
     again for the transposed copy that a Hadamard transform turns, and writes half a byte and a scale for 16 each.
+    Scales for rows (fp8-row): a row is read once and written, and columns are read for their largest magnitudes first.
     """
-    if precision in (Precision.FP8_BLOCK, Precision.MXFP8, Precision.NVFP4):
-        reads = 6.0 if precision is Precision.NVFP4 else 2.0
+    if precision in (Precision.FP8_ROW, Precision.FP8_BLOCK, Precision.MXFP8, Precision.NVFP4):
+        reads = 6.0 if precision in (Precision.FP8_ROW, Precision.NVFP4) else 2.0
         both = reads + 2.0 * precision.stored_bytes
         return both, both
     return (2.0, 4.0) if precision.quantized else (0.0, 0.0)

@@ -42,7 +42,7 @@ def evaluate(
     Raises ConfigError where a device lacks a figure that the rows need.
     """
     assert len(table), "an empty plan table has no costs"
-    table, cluster = _effective(table).with_used_layouts(), cluster.joined
+    table, cluster = _effective(table.of_job(job)).with_used_layouts(), cluster.joined
     mixed = len(cluster.groups) > 1
     arrays = count(table.layouts, model=model, every_rank=every_rank or mixed)
     width = arrays.valid.shape[1]

@@ -71,8 +71,9 @@ def outlook(table: PlanTable, *, step_seconds: float, model: ModelSpec, cluster:
         None if math.isnan(values[0]) else float(values[0])
         for values in (found.dollars_per_hour, found.watts, found.failures_per_hour)
     )
-    sizes = state_bytes(table)
-    size = model.parameters * float(sizes.master[0]) * (1.0 + mean_moments(model, job.optimizer))
+    sizes = state_bytes(table.of_job(job))
+    each = float(sizes.master[0]) + mean_moments(model, job.optimizer) * float(sizes.wide[0])
+    size = model.parameters * each
     write = size / (world * STORAGE_BYTES_PER_SECOND)
     copied = max(_copy_seconds(size / world, group) for group in cluster.groups)
     stall = min(write, copied) if job.checkpoint.asynchronous else write

@@ -13,11 +13,11 @@ from meshwright.cost.fixed_buffers import fixed_bytes
 from meshwright.cost.holding import collect
 from meshwright.cost.layouts import Backward, Kind, LayoutArrays
 from meshwright.cost.moments import moments
-from meshwright.cost.offload import optimizes_away, overflow
-from meshwright.cost.optimizers import Optimized, state_elements, step_elements
+from meshwright.cost.offload import keeps_parameters_away, optimizes_away, overflow
+from meshwright.cost.optimizers import Optimized, kept_bytes, step_bytes
 from meshwright.cost.pipeline import Shape, held
 from meshwright.cost.software import software
-from meshwright.cost.states import Local, state_bytes, states
+from meshwright.cost.states import Local, state_bytes, states, without_parameters
 from meshwright.cost.table import BoolArray, IntArray, PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import NodeGroup
@@ -78,11 +78,12 @@ def _at(
         trained=trained,
         trained_owned=trained_owned,
         layers=_in_layers(blocks, arrays=arrays, counts=counts),
-        moments=state_elements(optimized, trained_owned),
-        step=step_elements(optimized),
+        moments=kept_bytes(optimized, trained_owned),
+        step=step_bytes(optimized),
     )
     summed, away = _goes_on(counts, shape=shape), optimizes_away(table)
     state = states(table, local, summed=summed, away=away, software=features)
+    state = without_parameters(state, keeps_parameters_away(table))
     entry = collect(
         table,
         blocks,
@@ -99,7 +100,9 @@ def _at(
     best = np.argmax(totals, axis=0)
     peak = {name: np.choose(best, [getattr(moment, name) for moment in found]) for name in names}
     there = _away(blocks, counts=counts, shape=shape)
-    left = overflow(table, there, local.trained_owned + local.moments, sizes=state_bytes(table), group=group)
+    # Of an optimizer there the masters, and of parameters there all of them and gradients of those that are trained.
+    copies = local.trained_owned + np.where(keeps_parameters_away(table)[:, None], local.owned, 0.0)
+    left = overflow(table, there, copies * state_bytes(table).master[:, None] + local.moments, group=group)
     return {
         MemoryPart.PARAMETERS: state.parameters,
         MemoryPart.GRADIENTS: peak["gradients"],

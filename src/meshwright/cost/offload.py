@@ -17,6 +17,8 @@ from meshwright.spec.plan import Offload
 
 _OPTIMIZER = OFFLOADS.index(Offload.OPTIMIZER)
 _ACTIVATIONS = OFFLOADS.index(Offload.ACTIVATIONS)
+_PARAMETERS = OFFLOADS.index(Offload.PARAMETERS)
+_GATHERS = 2.0  # of a shard in a microbatch: for its forward and for its backward
 
 
 def keeps_away(kind: Kind, table: PlanTable) -> BoolArray:
@@ -62,21 +64,35 @@ def host_rate(group: NodeGroup) -> float:
     return own if group.host_bandwidth is None else min(own, group.host_bandwidth / group.devices_per_node)
 
 
-def away_seconds(owned: FloatArray, *, sizes: StateBytes, group: NodeGroup, passed: float) -> FloatArray:
+def away_seconds(
+    owned: FloatArray, table: PlanTable, *, sizes: StateBytes, group: NodeGroup, passed: float
+) -> FloatArray:
     """Seconds of an optimizer in the host's memory, shape (rows, ranks): gradients there, its step, parameters back.
 
-    ZeRO-Offload (2101.06840). The processors stream the `passed` bytes a parameter of a step at the share of the
-    host's memory bandwidth that each device of the node has, or at that of the link where it is not known.
+    ZeRO-Offload (2101.06840). Where parameters are there too, shards come for forward and for backward of every
+    microbatch and their gradients go, as masters are kept, and none of it hides behind work. The processors stream the
+    `passed` bytes a parameter of a step at the share of the host's memory bandwidth that each device of the node has,
+    or at that of the link where it is not known.
     """
     wire = host_rate(group)
     share = wire if group.host_bandwidth is None else group.host_bandwidth / group.devices_per_node
-    moved = (sizes.reduced + sizes.compute)[:, None] / wire
+    each = np.where(
+        keeps_parameters_away(table),
+        table.microbatches * (_GATHERS + 1.0) * sizes.master,
+        sizes.reduced + sizes.compute,
+    )
+    moved = each[:, None] / wire
     return owned * (moved + passed / share)
 
 
 def optimizes_away(table: PlanTable) -> BoolArray:
     """Rows whose plan keeps the optimizer's state in the host's memory."""
-    return np.asarray(table.offload == _OPTIMIZER, dtype=np.bool_)
+    return np.asarray((table.offload == _OPTIMIZER) | keeps_parameters_away(table), dtype=np.bool_)
+
+
+def keeps_parameters_away(table: PlanTable) -> BoolArray:
+    """Rows whose plan keeps shards of parameters, and all that is made of them, in the host's memory."""
+    return np.asarray(table.offload == _PARAMETERS, dtype=np.bool_)
 
 
 def host_link(group: NodeGroup) -> Link:
@@ -92,16 +108,14 @@ def host_link(group: NodeGroup) -> Link:
     return group.host
 
 
-def overflow(
-    table: PlanTable, away: FloatArray, kept: FloatArray, *, sizes: StateBytes, group: NodeGroup
-) -> FloatArray:
+def overflow(table: PlanTable, away: FloatArray, kept: FloatArray, *, group: NodeGroup) -> FloatArray:
     """Bytes that stay on the device because its share of the host's memory is full, shape (rows, ranks).
 
-    `away` are activations of every rank there; an optimizer there keeps `kept` elements, its state and the masters of
-    the parameters that a rank owns. A host whose memory is not known has no end.
+    `away` are activations of every rank there; an optimizer there keeps `kept` bytes, its state and the masters of the
+    parameters that a rank owns. A host whose memory is not known has no end.
     """
     if not (table.offload > 0).any() and not away.any():
         return np.zeros_like(kept)
-    state = np.where(optimizes_away(table), sizes.master, 0.0)[:, None] * kept
+    state = np.where(optimizes_away(table)[:, None], kept, 0.0)
     room = np.inf if group.host_bytes is None else group.host_bytes / group.devices_per_node
     return np.maximum(away + state - room, 0.0)

@@ -20,12 +20,29 @@ from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import ClusterSpec, Collective, DeviceSpec, NodeGroup
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec
-from meshwright.spec.optimizer import Adafactor, Muon, Optimizer, OptimizerSpec, Sgd, as_kind, treatment
+from meshwright.spec.optimizer import (
+    MOMENT_BLOCK,
+    STEP_ELEMENTS,
+    Adafactor,
+    Master,
+    Moments,
+    Muon,
+    Optimizer,
+    OptimizerSpec,
+    Sgd,
+    as_kind,
+    treatment,
+)
 from meshwright.spec.plan import AxisName
 from meshwright.spec.tensors import ParameterTensor, prefix, tensors
 
 # Bytes of a parameter that one step reads and writes in fp32, as parallel/ does it: torch's fused kernels pass once.
 _ADAMW, _SGD, _PLAIN_SGD = 28.0, 20.0, 12.0
+# Moments unpacked for a step and packed after it, both of them: bf16 is cast twice; bytes are looked up and scaled,
+# measured for their largest, divided, and looked up again (dynamic8) or cast (fp8).
+_PACKED = {Moments.FP32: 0.0, Moments.BF16: 24.0, Moments.DYNAMIC8: 92.0, Moments.FP8: 60.0}
+# A parameter and its gradient cast to fp32, its place counted and hashed in eight bytes, and the sum with its hash.
+_ROUNDED = 240.0
 # Squares, their means by row and by column, two scalings, the update's square, and it, decayed, onto the parameter.
 _ADAFACTOR = 80.0
 # Momentum, what looks ahead of it, its cast and that of the update, and it onto the parameter.
@@ -33,13 +50,15 @@ _MUON, _MUON_CASTS = 60.0, 2.0
 
 
 def is_plain(spec: Optimizer) -> bool:
-    """AdamW everywhere: two moments of every parameter."""
-    return isinstance(spec, OptimizerSpec) and all(group.kind in (None, spec.kind) for group in spec.groups)
+    """AdamW in full precision everywhere: two moments of every parameter."""
+    full = isinstance(spec, OptimizerSpec) and not spec.is_narrow
+    return full and all(group.kind in (None, spec.kind) for group in spec.groups)
 
 
-def least_moments(spec: Optimizer) -> float:
-    """Elements of state that every parameter has at the least, whatever its name."""
-    return min((_moments(rule) for rule in _rules(spec)), default=0.0)
+def least_state(spec: Optimizer, *, wide: FloatArray) -> FloatArray:
+    """Bytes of state that every parameter has at the least, whatever its name, of elements of `wide` bytes."""
+    each = [_packed_bytes(rule, np.asarray(1.0)) if _packs(rule) else _moments(rule) * wide for rule in _rules(spec)]
+    return np.asarray(np.min(np.stack([value + 0.0 * wide for value in each]), axis=0))
 
 
 def least_seconds(owned: FloatArray, *, spec: Optimizer, device: DeviceSpec) -> FloatArray:
@@ -112,22 +131,27 @@ class Optimized:
         return _Treated(tensor=entry, rule=rule, share=1.0, cuts=_cuts(entry, self.table))
 
 
-def state_elements(found: Optimized, owned: FloatArray) -> FloatArray:
-    """Elements of optimizer state on every rank, which has `owned` parameters after sharding; shape (rows, ranks)."""
+def kept_bytes(found: Optimized, owned: FloatArray) -> FloatArray:
+    """Bytes of optimizer state on every rank, which has `owned` parameters after sharding; shape (rows, ranks)."""
+    wide = state_bytes(found.table).wide
     if is_plain(found.spec):
-        return 2.0 * owned
+        return 2.0 * owned * wide[:, None]
+
+    def kept(entry: _Treated) -> FloatArray:
+        if _packs(entry.rule):
+            return _packed_bytes(entry.rule, entry.local)
+        return _elements(entry.rule, entry.tensor, entry.cuts) * wide
+
     copied = found.of_table
-    each = _elements(copied.rule, copied.tensor, copied.cuts) / copied.local
-    return found.everywhere(lambda entry: _elements(entry.rule, entry.tensor, entry.cuts)) + (
-        found.rest(owned) * each[:, None]
-    )
+    return found.everywhere(kept) + found.rest(owned) * (kept(copied) / copied.local)[:, None]
 
 
-def step_elements(found: Optimized) -> FloatArray:
-    """Elements that one step needs for a moment on every rank, shape (rows, ranks): of its largest tensor.
+def step_bytes(found: Optimized) -> FloatArray:
+    """Bytes that one step needs for a moment on every rank, shape (rows, ranks): of its largest tensor.
 
-    Fused kernels need none. Adafactor squares what a rank owns of it. Muon has a matrix whole, in the precision that
-    multiplies: its parts as they leave and come back, itself before and after a product, and two squares of its rows.
+    Fused kernels need none, and narrow AdamW some elements at a time in full. Adafactor squares what a rank owns of it.
+    Muon has a matrix whole, in the precision that multiplies: its parts as they leave and come back, itself before and
+    after a product, and two squares of its rows.
     """
     total = found.counts["total"]
     most = np.zeros(total.shape[:2])
@@ -138,11 +162,13 @@ def step_elements(found: Optimized) -> FloatArray:
         for entry in found.held(kind):
             needed = np.zeros(len(found.table))
             if isinstance(entry.rule, Adafactor):
-                needed = entry.local
+                needed = entry.local * sizes.master
+            elif _is_narrow(entry.rule):
+                needed = np.minimum(entry.local, STEP_ELEMENTS) * _narrow_step(entry.rule)
             elif isinstance(entry.rule, Muon):
                 rows, columns = entry.tensor.shape[-2:]
                 whole = entry.stack * (4.0 * rows * columns + 2.0 * min(rows, columns) ** 2)
-                needed = whole * sizes.compute / sizes.master
+                needed = whole * sizes.compute
             most = np.where(total[..., index] > 0.0, np.maximum(most, needed[:, None]), most)
     return most
 
@@ -188,7 +214,8 @@ def update_seconds(
     compute = state_bytes(found.table).compute
 
     def seconds(rule: Optimizer) -> FloatArray:
-        slow = plain if isinstance(rule, OptimizerSpec) else _passes(rule, compute) / bandwidth
+        by_adamw = isinstance(rule, OptimizerSpec)
+        slow = plain * _passes(rule, 0.0) / _ADAMW if by_adamw else _passes(rule, compute) / bandwidth
         return slow + np.zeros(len(found.table))
 
     total = whole - plain * owned + found.everywhere(lambda entry: entry.local * seconds(entry.rule))
@@ -247,6 +274,29 @@ def _elements(rule: Optimizer, tensor: ParameterTensor, cuts: Mapping[int, Float
     return np.asarray(_product(lengths[:-1]) + _product([*lengths[:-2], lengths[-1]]))
 
 
+def _packs(rule: Optimizer) -> bool:
+    return isinstance(rule, OptimizerSpec) and rule.state is not Moments.FP32
+
+
+def _is_narrow(rule: Optimizer) -> bool:
+    return isinstance(rule, OptimizerSpec) and rule.is_narrow
+
+
+def _packed_bytes(rule: Optimizer, elements: FloatArray) -> FloatArray:
+    """Of both moments of `elements` that lie together, a scale in fp32 for each block of them."""
+    assert isinstance(rule, OptimizerSpec)
+    if not rule.state.in_blocks:
+        return 4.0 * elements
+    return 2.0 * (elements + 4.0 * np.ceil(elements / MOMENT_BLOCK))
+
+
+def _narrow_step(rule: Optimizer) -> float:
+    """Bytes an element that a step of narrow AdamW needs: two moments and what packs one, or places and their hash."""
+    assert isinstance(rule, OptimizerSpec)
+    packed = 24.0 if rule.state.in_blocks else 8.0 if rule.state is Moments.BF16 else 0.0
+    return packed + (48.0 if rule.master is Master.BF16_STOCHASTIC else 0.0)
+
+
 def _product(lengths: Sequence[FloatArray]) -> FloatArray:
     total: FloatArray = np.asarray(1.0)
     for length in lengths:
@@ -266,7 +316,8 @@ def _moments(rule: Optimizer) -> float:
 def _passes(rule: Optimizer, compute: FloatArray | float) -> FloatArray | float:
     """Bytes of a parameter that a step moves, beside products."""
     if isinstance(rule, OptimizerSpec):
-        return _ADAMW
+        rounded = _ROUNDED if rule.master is Master.BF16_STOCHASTIC else 0.0
+        return _ADAMW + _PACKED[rule.state] + rounded
     if isinstance(rule, Sgd):
         return _SGD if rule.momentum else _PLAIN_SGD
     return _MUON + _MUON_CASTS * compute if isinstance(rule, Muon) else _ADAFACTOR

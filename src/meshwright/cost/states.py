@@ -10,6 +10,7 @@ from meshwright.cost.software import Software
 from meshwright.cost.table import PRECISIONS, SHARDINGS, BoolArray, PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import Precision
+from meshwright.spec.optimizer import Master
 from meshwright.spec.plan import Sharding
 
 _ZERO1 = SHARDINGS.index(Sharding.OPTIMIZER)
@@ -19,6 +20,8 @@ _COPIES = 2.0  # a quantised weight lies by rows and by columns, over the microb
 _NARROW = (Precision.FP8, Precision.MXFP8, Precision.NVFP4)  # recipes whose parameters may be quantised themselves
 _SENT_ALONE = (Precision.FP8, Precision.NVFP4)  # and of these, whose quantised form travels
 _MASTER = np.asarray([8.0 if entry is Precision.FP64 else 4.0 for entry in PRECISIONS])
+_ROUNDED = np.asarray([2.0 if entry is Precision.BF16 or entry.quantized else 4.0 for entry in PRECISIONS])
+_COMPRESSED = np.asarray([entry in (Precision.FP8, Precision.INT8) for entry in PRECISIONS])
 _REDUCED = np.asarray([float(entry.bytes) for entry in PRECISIONS])
 _COPY = np.asarray([2.0 if entry.quantized else float(entry.bytes) for entry in PRECISIONS])
 _SENT_NARROW = np.where([entry in _SENT_ALONE for entry in PRECISIONS], [e.stored_bytes for e in PRECISIONS], _COPY)
@@ -28,6 +31,7 @@ _SENT_NARROW = np.where([entry in _SENT_ALONE for entry in PRECISIONS], [e.store
 class StateBytes:
     """Bytes per parameter of one row: the master copy, the copy that multiplies, gradients; shape (rows,).
 
+    `wide` are those of an element that an optimizer keeps in full.
     Sharded parameters are `gathered` as the optimizer wrote them: in eight or four bits where those are what the
     software keeps, but under mxfp8, whose two copies are made of bf16 after it travelled.
     """
@@ -36,14 +40,17 @@ class StateBytes:
     compute: FloatArray
     reduced: FloatArray
     gathered: FloatArray
+    wide: FloatArray
 
 
 def state_bytes(table: PlanTable, *, narrow: bool = False) -> StateBytes:
-    """Masters and gradients are fp32 (fp64 under fp64); the copy that multiplies has the row's precision."""
+    """Masters and gradients are fp32 (fp64 under fp64), bf16 where the job keeps them so; the copy that multiplies has
+    the row's precision."""
 
     return StateBytes(
         gathered=(_SENT_NARROW if narrow else _COPY)[table.precision],
-        master=_MASTER[table.precision],
+        wide=_MASTER[table.precision],
+        master=(_MASTER if table.master is Master.FP32 else _ROUNDED)[table.precision],
         compute=_COPY[table.precision],
         reduced=_REDUCED[table.gradient_precision],
     )
@@ -52,7 +59,7 @@ def state_bytes(table: PlanTable, *, narrow: bool = False) -> StateBytes:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Local:
     """Parameters of every rank, shape (rows, ranks): `whole` before sharding and `owned` after it; `layers` of the
-    former are in layers. `trained` and `trained_owned` are what of both has gradients. `moments` are elements of the
+    former are in layers. `trained` and `trained_owned` are what of both has gradients. `moments` are bytes of the
     optimizer's state, and `step` those that one step of it needs for a moment."""
 
     whole: FloatArray
@@ -97,6 +104,17 @@ def states(table: PlanTable, local: Local, *, summed: BoolArray, away: BoolArray
     return replace(kept, optimizer=np.where(here, kept.optimizer, 0.0), step=np.where(here, kept.step, 0.0))
 
 
+def without_parameters(found: States, away: BoolArray) -> States:
+    """`found` but for rows whose shards of parameters and of gradients are `away` in the host's memory."""
+    here = ~away[:, None]
+    return replace(
+        found,
+        parameters=np.where(here, found.parameters, 0.0),
+        before=np.where(here, found.before, 0.0),
+        after=np.where(here, found.after, 0.0),
+    )
+
+
 def _masters(table: PlanTable, local: Local, *, summed: BoolArray) -> States:
     """Parameters are the optimizer's masters; zero1 sums whole gradients until it scatters them once."""
     sizes = state_bytes(table)
@@ -106,15 +124,17 @@ def _masters(table: PlanTable, local: Local, *, summed: BoolArray) -> States:
     whole = np.where(sharded & (sharding < _ZERO3), compute, 0.0)
     bucketed = ~sharded & (table.data[:, None] > 1)
     left = left_bytes(table, local)
+    # Gradients of bf16 travel in fp32 unless the plan says less.
+    rounds = (table.master is Master.BF16_STOCHASTIC) & (reduced > master)
     share = np.where(sharding == _ZERO1, local.trained, local.trained_owned) * master
     return States(
         parameters=local.owned * master + local.whole * whole,
-        optimizer=local.moments * master,
-        step=local.step * master,
+        optimizer=local.moments,
+        step=local.step,
         before=np.where(bucketed | summed, share, 0.0) + left,
         summed=share + left,
         after=np.where(sharded, local.trained_owned, local.trained) * master + left,
-        wire=np.where(bucketed & (reduced < master), local.trained * reduced, 0.0),
+        wire=np.where(bucketed & ((reduced < master) | rounds), local.trained * reduced, 0.0),
     )
 
 
@@ -123,7 +143,7 @@ def left_bytes(table: PlanTable, local: Local) -> FloatArray:
 
     Of all that a rank sends; where every rank is sent the sum back, of its own part of it too.
     """
-    narrow = (table.gradient_precision == PRECISIONS.index(Precision.FP8)) & (table.data > 1)
+    narrow = _COMPRESSED[table.gradient_precision] & (table.data > 1)
     own = np.where(table.sharding > 0, 0.0, 1.0 / table.data)
     master = _MASTER[table.precision]
     return np.where(narrow[:, None], local.trained * ((1.0 + own) * master)[:, None], 0.0)
@@ -142,8 +162,8 @@ def _with_copies(table: PlanTable, local: Local, *, software: Software) -> State
     gradients = np.where(sharding < _ZERO2, local.trained, local.trained_owned) * added
     return States(
         parameters=_parameters(table, local, compute=compute, software=software),
-        optimizer=local.moments * master + local.trained_owned * np.where(wide, master, 0.0),
-        step=local.step * master,
+        optimizer=local.moments + local.trained_owned * np.where(wide, master, 0.0),
+        step=local.step,
         before=gradients,
         summed=gradients,
         after=gradients + np.where(added < master, local.trained_owned * master, 0.0),

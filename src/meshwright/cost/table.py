@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.job import JobSpec
+from meshwright.spec.optimizer import Master
 from meshwright.spec.plan import (
     Axis,
     AxisName,
@@ -39,6 +41,7 @@ BoolArray = npt.NDArray[np.bool_]
 SHARDINGS = tuple(Sharding)
 RECOMPUTES = tuple(Recompute)
 SCHEDULES = tuple(ScheduleKind)
+_APART = ("layouts", "orders", "master")  # fields that hold for all rows
 PRECISIONS = tuple(Precision)
 OFFLOADS = tuple(Offload)
 EXCHANGES = tuple(ExchangeKind)
@@ -81,7 +84,7 @@ class PlanTable:
     DISPATCHES, `tensor_grid` into TENSOR_GRIDS. `layout` indexes `layouts` and `order` indexes `orders`, the mesh axes
     from the outermost to the innermost. `microbatch` is in sequences; `microbatches` counts them per data rank and
     step. `expert` 0 is a plan without an expert grid, whose experts lie as the tensor axis divides them;
-    `expert_tensor` is then 0 too.
+    `expert_tensor` is then 0 too. `master` is what the job keeps parameters in, and no choice of a plan.
     """
 
     tensor: IntArray
@@ -111,6 +114,7 @@ class PlanTable:
     order: IntArray
     layouts: tuple[Layout, ...]
     orders: tuple[tuple[AxisName, ...], ...] = (DEFAULT_ORDER,)
+    master: Master = Master.FP32
 
     def __len__(self) -> int:
         return int(self.tensor.shape[0])
@@ -336,7 +340,7 @@ class PlanTable:
             name: np.concatenate([getattr(table, name) for table in tables]) for name in column_names()
         }
         orders = max((table.orders for table in tables), key=len)
-        return cls(**columns, layouts=tables[-1].layouts, orders=orders)
+        return cls(**columns, layouts=tables[-1].layouts, orders=orders, master=tables[-1].master)
 
     @classmethod
     def stacked(cls, tables: Sequence[PlanTable]) -> PlanTable:
@@ -348,7 +352,7 @@ class PlanTable:
             starts = np.cumsum([0, *(len(getattr(table, held)) for table in tables)])
             columns[name] = columns[name] + np.repeat(starts[:-1], [len(table) for table in tables])
             columns[held] = tuple(entry for table in tables for entry in getattr(table, held))
-        return cls(**columns)
+        return cls(**columns, master=tables[-1].master)
 
     def with_used_layouts(self) -> PlanTable:
         """The same rows, their layouts without those that no row has."""
@@ -361,7 +365,11 @@ class PlanTable:
         """The table of the chosen rows: indexes, a mask or a slice."""
         chosen = rows if isinstance(rows, slice) else np.asarray(rows)
         columns: dict[str, Any] = {name: getattr(self, name)[chosen] for name in column_names()}
-        return PlanTable(**columns, layouts=self.layouts, orders=self.orders)
+        return PlanTable(**columns, layouts=self.layouts, orders=self.orders, master=self.master)
+
+    def of_job(self, job: JobSpec) -> PlanTable:
+        """The same rows, their parameters kept as `job` says."""
+        return self if job.master is self.master else replace(self, master=job.master)
 
 
 def _policies(groups: Sequence[BlockGroup]) -> tuple[tuple[int, int], ...]:
@@ -376,4 +384,4 @@ def _policies(groups: Sequence[BlockGroup]) -> tuple[tuple[int, int], ...]:
 
 def column_names() -> tuple[str, ...]:
     """The fields of a PlanTable that have an entry for every row."""
-    return tuple(field.name for field in fields(PlanTable) if field.name not in ("layouts", "orders"))
+    return tuple(field.name for field in fields(PlanTable) if field.name not in _APART)

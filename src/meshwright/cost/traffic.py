@@ -13,6 +13,7 @@ from meshwright.cost.traffic_parameters import Held, Part, Unit, bucket_sizes, h
 from meshwright.cost.traffic_turns import gathers, scatters
 from meshwright.spec.blocks import Mixture
 from meshwright.spec.cluster import DeviceKind, Precision
+from meshwright.spec.optimizer import Master
 from meshwright.spec.plan import AxisName, Design, Stage, TensorGrid
 from meshwright.spec.report import LineName
 
@@ -47,11 +48,12 @@ class _Rank:
         self.design, self.plan = design, plan
         group = plan.first_group
         self.split = group.sequence_parallel and plan.tensor > 1
-        self.master = 8.0 if group.precision is Precision.FP64 else 4.0
-        narrow = plan.gradients.precision is Precision.BF16 and self.master == 4.0
-        self.reduced = 2.0 if narrow else self.master
+        wide = 8.0 if group.precision is Precision.FP64 else 4.0
+        narrow = plan.gradients.precision is Precision.BF16 and wide == 4.0
+        self.master = wide if design.job.master is Master.FP32 else 2.0
+        self.reduced = 2.0 if narrow else wide
         whole = (Precision.FP64, Precision.FP32, Precision.TF32)
-        self.compute = self.master if group.precision in whole else 2.0
+        self.compute = wide if group.precision in whole else 2.0
         on_processor = design.cluster.groups[0].device.kind is DeviceKind.CPU
         self.scatter = "all_to_all" if on_processor else "reduce_scatter"
         self.grid = grid_groups(design)

@@ -112,8 +112,11 @@ def refuse_odd_model(said: Columns, refusals: Refusals) -> None:
 
 
 def refuse_optimizer(job: JobSpec, refusals: Refusals) -> None:
-    """Every optimizer but AdamW whose groups are the usual ones."""
+    """Every optimizer but AdamW in full precision whose groups are the usual ones."""
     spec = job.optimizer
     plain = isinstance(spec, OptimizerSpec) and not spec.groups
     what = "groups of parameters by name" if spec.groups else f"the optimizer {spec.kind} as it is here"
     refusals.when(not plain, "job.optimizer", what, fix="choose adamw without groups")
+    narrow = isinstance(spec, OptimizerSpec) and spec.is_narrow
+    what = "moments or parameters that take less than fp32"
+    refusals.when(narrow, "job.optimizer", what, fix='choose state = "fp32" and master = "fp32"')

@@ -132,6 +132,8 @@ def _refuse_states(said: Columns, found: Refusals) -> None:
     found.when(said.mixes(0), where, "recompute that differs between layers", fix="choose one for all")
     where = f"{groups}.offload"
     found.when(said.mixes(1), where, "offload that differs between layers", fix="choose one for all")
+    whole = said.uses("offload", Offload.PARAMETERS)
+    found.when(whole, where, "parameters in the host's memory", fix="choose none or optimizer")
     bare = said.uses("offload", Offload.OPTIMIZER) & none
     found.when(bare, where, "offload of optimizer state that is not sharded", fix="choose zero1, zero2 or zero3")
     again = said.uses("recompute", Recompute.FULL) & ~said.uses("recompute", Recompute.NONE, Recompute.SELECTIVE)

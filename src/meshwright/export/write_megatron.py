@@ -111,6 +111,8 @@ def _refuse_states(said: Columns, found: Refusals) -> None:
     kept = said.uses("offload", Offload.ACTIVATIONS)
     why = "--cpu-offloading-num-layers must leave a layer out, and fine-grained offload names modules"
     found.when(kept, where, "every activation in the host's memory", why=why, fix="choose none")
+    whole = said.uses("offload", Offload.PARAMETERS)
+    found.when(whole, where, "parameters in the host's memory", fix="choose none or optimizer")
     what = "optimizer state of some blocks in the host's memory"
     found.when(said.mixes(1) & ~kept, where, what, fix="choose one for all")
     alone = said.uses("offload", Offload.OPTIMIZER) & said.among("sharding", Sharding.NONE)

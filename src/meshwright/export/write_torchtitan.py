@@ -150,7 +150,7 @@ def _refuse_layers(said: Columns, found: Refusals) -> None:
     chosen = said.uses("recompute", Recompute.SELECTIVE)
     found.when(chosen, f"{groups}.recompute", "recompute of attention alone", why=why, fix="choose none or full")
     why = "enable_cpu_offload moves parameters, gradients and optimizer state together"
-    moved = said.uses("offload", Offload.OPTIMIZER, Offload.ACTIVATIONS)
+    moved = said.uses("offload", Offload.OPTIMIZER, Offload.ACTIVATIONS, Offload.PARAMETERS)
     what = f"{said.word('offload')} alone in the host's memory"
     found.when(moved, f"{groups}.offload", what, why=why, fix="choose none")
     apart = (table.tensor > 1) & (table.sequence_parallel == 0)

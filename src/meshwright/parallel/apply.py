@@ -33,6 +33,7 @@ from meshwright.parallel.offload import Copies, keep_activations_away
 from meshwright.parallel.precision import Dtypes, dtypes
 from meshwright.parallel.quantized import quantize_products
 from meshwright.parallel.recompute import apply_recompute
+from meshwright.parallel.scaled import multiplier
 from meshwright.parallel.split import WeightGradients
 from meshwright.parallel.synchronize import ShardedGradients, SharedGradients
 from meshwright.parallel.tensor import TensorAxis, indivisible
@@ -54,7 +55,7 @@ def lay(design: Design, mesh: Mesh, *, device: torch.device | str, seed: int, re
     problems = unfit(design)
     if problems:
         raise ConfigError(problems)
-    kinds = dtypes(plan)
+    kinds = dtypes(plan, master=design.job.master)
     if kinds.tf32:
         # torch keeps this for the whole process, and a process lays one precision.
         torch.set_float32_matmul_precision("high")
@@ -90,7 +91,7 @@ def lay_stage(
     seed: int,
 ) -> Parted:
     """One stage. Each unit (embedding, layer, head) is filled, divided and sharded before the next one has memory."""
-    sharding, grid = stage.groups[0].sharding, mesh.experts
+    sharding, grid, offload = stage.groups[0].sharding, mesh.experts, stage.groups[0].offload
     sharded = is_sharded(sharding, mesh)
     with without_memory():
         part = Decoder(design.model, start=stage.start, stop=stage.stop).to(kinds.master)
@@ -108,7 +109,8 @@ def lay_stage(
             axis.divide(unit, prefix=prefix, block=holder, apart=apart, has_grid=grid is not None)
         set_readers(unit, prefix=prefix, axis=axis, kinds=kinds, grid=grid)
         if isinstance(unit, DecoderLayer) and kinds.recipe is not None:
-            quantize_products(unit, kinds.recipe, group=axis.group if isinstance(axis, TensorAxis) else None)
+            group = axis.group if isinstance(axis, TensorAxis) else None
+            quantize_products(unit, kinds.recipe, group=group, multiply=multiplier(device))
         if block in design.plan.frozen_blocks:
             unit.requires_grad_(False)
         if isinstance(unit, DecoderLayer):
@@ -116,9 +118,9 @@ def lay_stage(
         if mixture is not None and experts_are_sharded(sharding, mesh):
             shard_experts(mixture.experts, mesh=mesh, sharding=sharding, dtypes=kinds)
         if sharded and not (part.tied and not isinstance(unit, DecoderLayer)):
-            shard_module(unit, mesh=mesh, sharding=sharding, dtypes=kinds)
+            shard_module(unit, mesh=mesh, sharding=sharding, dtypes=kinds, offload=offload)
     if sharded:
-        shard_module(part, mesh=mesh, sharding=sharding, dtypes=kinds)
+        shard_module(part, mesh=mesh, sharding=sharding, dtypes=kinds, offload=offload)
     keep_activations_away(_kept_away(stage, part), copies=Copies(device))
     splits = design.plan.schedule.kind in SPLIT and design.plan.pipeline > 1
     manner = SharedGradients if shares_gathers(design.plan) else ShardedGradients

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from meshwright.parallel.compress import CompressedReduction
+from meshwright.parallel.compress import CompressedReduction, Wire
 
 BUCKET_BYTES = 25 * 2**20
 
@@ -34,8 +34,8 @@ class BucketedGradients:
 
     Gradients add up in place over microbatches. In the last backward a bucket is sent as soon as all before it are
     sent and all its gradients are ready, so that every rank sends in one order. Distributed tensors are summed by
-    their local parts. Where it `compresses` they travel in eight bits instead. No group means that there is no other
-    rank, and then nothing is touched.
+    their local parts. With a `wire` they travel in its eight bits instead. No group means that there is no other rank,
+    and then nothing is touched.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class BucketedGradients:
         *,
         groups: Sequence[dist.ProcessGroup],
         dtype: torch.dtype | None = None,
-        compresses: bool = False,
+        wire: Wire | None = None,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         self._groups, self._dtype = tuple(groups), dtype
-        assert not compresses or len(self._groups) < 2, "gradients in eight bits meet over one axis"
+        assert wire is None or len(self._groups) < 2, "gradients in eight bits meet over one axis"
         self._buckets: list[Bucket] = []
         self._armed, self._sent, self._fresh = False, 0, True
         self._early: set[nn.Parameter] = set()
@@ -58,8 +58,8 @@ class BucketedGradients:
         parameters = [parameter for parameter in held if parameter.requires_grad]
         for chosen in _runs(list(reversed(parameters)), bucket_bytes):
             bucket = _bucket(chosen)
-            if compresses:
-                bucket.reduction = CompressedReduction(bucket.flat, group=self._groups[0])
+            if wire is not None:
+                bucket.reduction = CompressedReduction(bucket.flat, group=self._groups[0], wire=wire)
             self._buckets.append(bucket)
             for parameter in chosen:
                 parameter.register_post_accumulate_grad_hook(lambda p, bucket=bucket: self._ready(p, bucket))

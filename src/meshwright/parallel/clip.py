@@ -26,7 +26,7 @@ def gradient_norm(parameters: dict[str, nn.Parameter], *, mesh: Mesh, device: to
     ]
     total = torch.zeros((), dtype=torch.float64, device=device)
     if counted:
-        total += torch.nn.utils.get_total_norm(counted).double().square()
+        total += _norm(counted).double().square()
     if mesh.everyone is not None:
         dist.all_reduce(total, group=mesh.everyone)
     return total.sqrt()
@@ -40,6 +40,14 @@ def scale_gradients(parameters: dict[str, nn.Parameter], *, norm: Tensor, max_no
     gradients = [local_part(parameter.grad) for parameter in parameters.values() if parameter.grad is not None]
     if gradients:
         multiply_all(gradients, factor)
+
+
+def _norm(gradients: list[Tensor]) -> Tensor:
+    """The norm of all of them, summed in no less than fp32."""
+    if gradients[0].dtype is not torch.bfloat16:
+        return torch.nn.utils.get_total_norm(gradients)
+    norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
+    return torch.linalg.vector_norm(torch.stack(norms))
 
 
 def local_part(x: Tensor) -> Tensor:

@@ -3,13 +3,14 @@
 A reduction is an all-to-all of rounded parts and a sum in full precision on the rank that owns each part; where every
 rank needs all of it, a gather of the rounded sums follows. What rounding leaves out of what a rank sends is added to
 what it sends next (error feedback, 1901.09847), so that sums over steps are never further from the exact ones than one
-rounding. A part of n elements travels as n + 4 bytes: numbers in e4m3 and their scale, a power of two in fp32. Any
-backend carries them: they travel as bytes.
+rounding. A part of n elements travels as n + 4 bytes: numbers in e4m3 or whole ones, and their scale, a power of two in
+fp32. Any backend carries them: they travel as bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 
 import torch
 import torch.distributed as dist
@@ -17,9 +18,23 @@ from torch import Tensor
 
 from meshwright.parallel.torch_compat import all_gather_single
 
-LARGEST = 448.0
 SCALE_BYTES = 4
 _LEAST = 2.0**-100  # the least largest magnitude that a scale is made of
+
+
+class Wire(StrEnum):
+    """Eight bits of a number: e4m3, whose steps grow with it, or whole numbers, whose steps are all alike."""
+
+    E4M3 = "e4m3"
+    INT8 = "int8"
+
+    @property
+    def largest(self) -> float:
+        return 448.0 if self is Wire.E4M3 else 127.0
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float8_e4m3fn if self is Wire.E4M3 else torch.int8
 
 
 class Rounding:
@@ -28,34 +43,36 @@ class Rounding:
     `left` (parts, n) is what is still owed to the others; elements that fill the last part up are zero.
     """
 
-    def __init__(self, size: int, *, parts: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, size: int, *, parts: int, dtype: torch.dtype, device: torch.device, wire: Wire) -> None:
+        self._wire = wire
         self.left = torch.zeros(parts, -(-size // parts), dtype=dtype, device=device)
 
     def pack(self, flat: Tensor) -> Tensor:
         """Bytes (parts, n + 4) of flat (size,) with what was left before; the rest is left."""
         self.left.view(-1)[: flat.numel()].add_(flat)
         largest = self.left.abs().amax(dim=1, keepdim=True).clamp(min=_LEAST)
-        scale = torch.exp2(torch.ceil(torch.log2(largest / LARGEST))).to(torch.float32)
-        numbers = (self.left / scale.to(flat.dtype)).to(torch.float8_e4m3fn)
+        scale = torch.exp2(torch.ceil(torch.log2(largest / self._wire.largest))).to(torch.float32)
+        shares = self.left / scale.to(flat.dtype)
+        numbers = (shares if self._wire is Wire.E4M3 else shares.round()).to(self._wire.dtype)
         packed = torch.cat((scale.view(torch.uint8), numbers.view(torch.uint8)), dim=1)
-        self.left.sub_(unpack(packed, flat.dtype))
+        self.left.sub_(self.unpack(packed, flat.dtype))
         return packed
 
-
-def unpack(packed: Tensor, dtype: torch.dtype) -> Tensor:
-    """(parts, n) from bytes (parts, n + 4)."""
-    scale = packed[:, :SCALE_BYTES].contiguous().view(torch.float32)
-    return packed[:, SCALE_BYTES:].contiguous().view(torch.float8_e4m3fn).to(dtype) * scale.to(dtype)
+    def unpack(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
+        """(parts, n) from bytes (parts, n + 4)."""
+        scale = packed[:, :SCALE_BYTES].contiguous().view(torch.float32)
+        return packed[:, SCALE_BYTES:].contiguous().view(self._wire.dtype).to(dtype) * scale.to(dtype)
 
 
 class CompressedReduction:
     """All-reduce of a flat tensor in eight bits: `start` sends its parts, `finish` gives every rank the sum."""
 
-    def __init__(self, like: Tensor, *, group: dist.ProcessGroup) -> None:
+    def __init__(self, like: Tensor, *, group: dist.ProcessGroup, wire: Wire) -> None:
         ranks = group.size()
         self._group = group
-        self.sent = Rounding(like.numel(), parts=ranks, dtype=like.dtype, device=like.device)
-        self.summed = Rounding(self.sent.left.shape[1], parts=1, dtype=like.dtype, device=like.device)
+        self.sent = Rounding(like.numel(), parts=ranks, dtype=like.dtype, device=like.device, wire=wire)
+        part = self.sent.left.shape[1]
+        self.summed = Rounding(part, parts=1, dtype=like.dtype, device=like.device, wire=wire)
         self._received: Tensor | None = None
         self._work: dist.Work | None = None
 
@@ -70,10 +87,10 @@ class CompressedReduction:
         assert self._work is not None
         assert self._received is not None
         self._work.wait()
-        packed = self.summed.pack(unpack(self._received, flat.dtype).sum(dim=0))
+        packed = self.summed.pack(self.sent.unpack(self._received, flat.dtype).sum(dim=0))
         everyone = packed.new_empty(self._group.size(), packed.shape[1])
         all_gather_single(everyone, packed, group=self._group)
-        flat.copy_(unpack(everyone, flat.dtype).view(-1)[: flat.numel()])
+        flat.copy_(self.summed.unpack(everyone, flat.dtype).view(-1)[: flat.numel()])
         self._received = self._work = None
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from meshwright.nn.experts import Experts
@@ -21,7 +21,7 @@ from meshwright.parallel.precision import Dtypes
 from meshwright.parallel.reduce_scatter import CompressedReduceScatter, ExchangeReduceScatter
 from meshwright.parallel.synchronize import ShardedGradients, Synchronizer
 from meshwright.parallel.torch_compat import gather_ahead, gather_back
-from meshwright.spec.plan import AxisName, Plan, ScheduleKind, Sharding
+from meshwright.spec.plan import AxisName, Offload, Plan, ScheduleKind, Sharding
 
 
 def is_sharded(sharding: Sharding, mesh: Mesh) -> bool:
@@ -34,15 +34,17 @@ def experts_are_sharded(sharding: Sharding, mesh: Mesh) -> bool:
     return mesh.experts is not None and is_sharded(sharding, mesh) and mesh.experts.size(SHARD) > 1
 
 
-def shard_module(module: nn.Module, *, mesh: Mesh, sharding: Sharding, dtypes: Dtypes) -> None:
+def shard_module(
+    module: nn.Module, *, mesh: Mesh, sharding: Sharding, dtypes: Dtypes, offload: Offload = Offload.NONE
+) -> None:
     """The parameters under `module` that no shard holds yet are one FSDP2 group over the data parallel ranks.
 
-    Experts on a grid of their own are left as they are.
+    Experts on a grid of their own are left as they are. Where `offload` says so, shards lie in the host's memory.
     """
     submesh = mesh.along(AxisName.REPLICATE, AxisName.SHARD)
     assert submesh is not None
     apart = expert_parameters(module) if mesh.experts is not None else ()
-    _shard(module, submesh, sharding=sharding, dtypes=dtypes, apart=apart)
+    _shard(module, submesh, sharding=sharding, dtypes=dtypes, apart=apart, offload=offload)
 
 
 def shard_experts(module: Experts, *, mesh: Mesh, sharding: Sharding, dtypes: Dtypes) -> None:
@@ -65,6 +67,7 @@ def _shard(
     dtypes: Dtypes,
     apart: Collection[nn.Parameter] = (),
     placement: Callable[[nn.Parameter], Any] | None = None,
+    offload: Offload = Offload.NONE,
 ) -> None:
     policy = MixedPrecisionPolicy(
         param_dtype=dtypes.compute if dtypes.casts else None,
@@ -80,19 +83,28 @@ def _shard(
         reshard_after_forward=reshard,
         shard_placement_fn=placement,
         ignored_params=set(apart),
+        offload_policy=_host_policy(submesh) if offload is Offload.PARAMETERS else OffloadPolicy(),
     )
     assert isinstance(module, FSDPModule)
     scatter: ExchangeReduceScatter | None = None
-    if dtypes.compresses and fresh:
+    if dtypes.wire is not None and fresh:
         ranks, like = submesh.size(), fresh[0]
         size = sent_elements(fresh, ranks=ranks)
-        rounding = Rounding(size, parts=ranks, dtype=dtypes.reduce, device=like.device)
+        rounding = Rounding(size, parts=ranks, dtype=dtypes.reduce, device=like.device, wire=dtypes.wire)
         scatter = CompressedReduceScatter(rounding)
         module.reduction_left = rounding.left
     elif submesh.device_type == "cpu":
         scatter = ExchangeReduceScatter()
     if scatter is not None:
         module.set_custom_reduce_scatter(scatter)  # type: ignore[arg-type]  # the protocol, untyped
+
+
+def _host_policy(submesh: DeviceMesh) -> OffloadPolicy:
+    """Shards come from the host's memory for every gather, their gradients go there, and the optimizer runs there.
+
+    Only CUDA devices need it pinned; on a processor it is the device's own.
+    """
+    return CPUOffloadPolicy(pin_memory=submesh.device_type == "cuda")
 
 
 def shares_gathers(plan: Plan) -> bool:
@@ -143,7 +155,7 @@ def _dense_synchronizer(
     dtype = dtypes.reduce if dtypes.reduce is not dtypes.master else None
     apart = set(expert_parameters(part)) if mesh.experts is not None else set()
     held = [parameter for parameter in part.parameters() if parameter not in apart]
-    return BucketedGradients(held, groups=present, dtype=dtype, compresses=dtypes.compresses and bool(present))
+    return BucketedGradients(held, groups=present, dtype=dtype, wire=dtypes.wire if present else None)
 
 
 def residuals(part: nn.Module, synchronizer: Synchronizer) -> tuple[Tensor, ...]:

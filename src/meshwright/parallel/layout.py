@@ -201,7 +201,9 @@ class Laid:
 
     def _sum_partial(self) -> None:
         """Gradients that are summands over tensor ranks are whole."""
-        sum_over([(local_part(p.grad), groups) for p, groups in self._partial if p.grad is not None])
+        sum_over(
+            [(local_part(p.grad), groups) for p, groups in self._partial if p.grad is not None], device=self.device
+        )
 
     @property
     def _is_tied_end(self) -> bool:
@@ -224,14 +226,15 @@ class Laid:
         assert group is not None
         last = self.design.plan.stages[-1].rank
         peer = last if self._parted[0].module.embeds else 0
-        other = torch.empty_like(gradients[0])
+        own = gradients[0].contiguous().to(self.device)
+        other = torch.empty_like(own)
         operations = [
-            dist.P2POp(dist.isend, gradients[0].contiguous(), group=group, group_peer=peer),
+            dist.P2POp(dist.isend, own, group=group, group_peer=peer),
             dist.P2POp(dist.irecv, other, group=group, group_peer=peer),
         ]
         for work in dist.batch_isend_irecv(operations):
             work.wait()
-        gradients[0].add_(other)
+        gradients[0].add_(other.to(gradients[0].device))
 
     def _counted(self, part: Parted) -> list[tuple[str, nn.Parameter]]:
         """Parameters of a stage without the second copy of a tied table."""

@@ -46,7 +46,8 @@ RESIDUAL = "optimizer.residual."
 
 
 def state_dict(laid: HasParts, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Tensor]:
-    """The live tensors by name: writing into them changes the model and the optimizer.
+    """The live tensors by name: writing into them changes the model and the optimizer, packed moments excepted, of
+    which these are what they stand for (see `to_load`).
 
     A table held twice by this rank (a tied one, at both ends) is under its one name, the first stage's copy. An
     optimizer that has made no step yet has no state and no keys.
@@ -72,19 +73,25 @@ def to_save(laid: HasParts, optimizer: torch.optim.Optimizer | None = None) -> d
 
 
 def to_load(laid: HasParts, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Tensor]:
-    """As `state_dict` of an optimizer that has stepped: every field exists and waits to be overwritten."""
+    """As `state_dict` of an optimizer that has stepped: every field exists and waits to be overwritten.
+
+    Packed moments are what is written when `loaded` is called.
+    """
     if isinstance(optimizer, LocalOptimizer):
         optimizer.prepare()
+        optimizer.open()
     return state_dict(laid, optimizer)
 
 
 def loaded(laid: HasParts, optimizer: torch.optim.Optimizer | None = None) -> None:
-    """Call after writing into `to_load`: second copies on this rank equal the first."""
+    """Call after writing into `to_load`: second copies on this rank equal the first, and moments are packed."""
     state = state_dict(laid, optimizer)
     with torch.no_grad():
         for name, tensor in named_tensors(laid, optimizer):
             if tensor is not state[name]:
                 tensor.copy_(state[name])
+    if isinstance(optimizer, LocalOptimizer):
+        optimizer.close()
 
 
 def load_state_dict(laid: HasParts, optimizer: torch.optim.Optimizer | None, values: Mapping[str, Tensor]) -> None:
@@ -160,8 +167,7 @@ def named_tensors(laid: HasParts, optimizer: torch.optim.Optimizer | None) -> It
                 module.reshard()
         for name, parameter in part.named_parameters():
             yield f"model.{name}", parameter.detach()
-            state = optimizer.state.get(parameter, {}) if optimizer is not None else {}
-            for field, value in state.items():
+            for field, value in _state(optimizer, parameter).items():
                 if isinstance(value, Tensor):
                     yield f"optimizer.{name}.{field}", value.detach()
         for name, buffer in part.named_buffers():
@@ -169,6 +175,12 @@ def named_tensors(laid: HasParts, optimizer: torch.optim.Optimizer | None) -> It
     if optimizer is not None and isinstance(laid, HasResiduals):
         for name, left in laid.residuals().items():
             yield f"{RESIDUAL}{name}", left
+
+
+def _state(optimizer: torch.optim.Optimizer | None, parameter: nn.Parameter) -> Mapping[str, Tensor]:
+    if isinstance(optimizer, LocalOptimizer):
+        return optimizer.portable(parameter)
+    return {} if optimizer is None else optimizer.state.get(parameter, {})
 
 
 def _told(value: Tensor | None) -> str:

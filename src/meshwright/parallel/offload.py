@@ -172,12 +172,12 @@ class AwayRule:
     """
 
     def __init__(self, rule: Any, *, copies: Copies) -> None:
-        self._rule, self._copies = rule, copies
+        self.rule, self._copies = rule, copies
         self._masters: dict[Tensor, tuple[nn.Parameter, int]] = {}
 
     def state(self, parameter: Tensor) -> dict[str, Tensor]:
         """As the rule's own, laid out as the parameter is, with local parts in the host's memory."""
-        return {name: _at_home(x, self._copies) for name, x in self._rule.state(parameter).items()}
+        return {name: _at_home(x, self._copies) for name, x in self.rule.state(parameter).items()}
 
     def step(
         self, held: Sequence[Tensor], states: Sequence[dict[str, Tensor]], *, rate: float, weight_decay: float
@@ -188,7 +188,7 @@ class AwayRule:
         for master, gradient in zip(masters, gradients, strict=True):
             master.grad = gradient
         local = [{name: local_part(x) for name, x in state.items()} for state in states]
-        self._rule.step(masters, local, rate=rate, weight_decay=weight_decay)
+        self.rule.step(masters, local, rate=rate, weight_decay=weight_decay)
         for parameter, master in zip(held, masters, strict=True):
             master.grad = None
             kept = local_part(parameter.detach())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,9 @@ from meshwright.parallel.adafactor import AdafactorRule
 from meshwright.parallel.clip import local_part
 from meshwright.parallel.layout import Laid
 from meshwright.parallel.muon import MuonRule
+from meshwright.parallel.narrow_adamw import NarrowAdamWRule
 from meshwright.parallel.offload import AwayRule, Copies
+from meshwright.parallel.stochastic import key_of
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.optimizer import Adafactor, Muon, Optimizer, OptimizerSpec, Sgd, Treatment, treatment
 from meshwright.spec.plan import Offload, Plan
@@ -30,6 +32,15 @@ class Rule(Protocol):
     ) -> None: ...
 
 
+@runtime_checkable
+class Packs(Protocol):
+    """A rule whose state only it can read: `portable` is what it stands for, laid out as the parameter is."""
+
+    def portable(self, parameter: Tensor, state: dict[str, Tensor]) -> dict[str, Tensor]: ...
+
+    def absorb(self, parameter: Tensor, state: dict[str, Tensor], values: Mapping[str, Tensor]) -> None: ...
+
+
 class LocalOptimizer(torch.optim.Optimizer):
     """Groups of parameters, each stepped by its `rule` on local parts, so that parameters may live on any meshes.
 
@@ -38,6 +49,12 @@ class LocalOptimizer(torch.optim.Optimizer):
 
     def __init__(self, groups: Iterable[dict[str, Any]], *, learning_rate: float) -> None:
         super().__init__(groups, {"lr": learning_rate, "factor": 1.0, "weight_decay": 0.0})
+        self._packing: dict[Tensor, Packs] = {}
+        self._opened: dict[Tensor, dict[str, Tensor]] = {}
+        for group in self.param_groups:
+            rule = group["rule"].rule if isinstance(group["rule"], AwayRule) else group["rule"]
+            if isinstance(rule, Packs):
+                self._packing |= dict.fromkeys(group["params"], rule)
 
     def prepare(self) -> None:
         """Every parameter that trains has its state, as it is before the first step."""
@@ -45,6 +62,24 @@ class LocalOptimizer(torch.optim.Optimizer):
             for parameter in group["params"]:
                 if parameter.requires_grad and not self.state[parameter]:
                     self.state[parameter] = group["rule"].state(parameter)
+
+    def portable(self, parameter: Tensor) -> dict[str, Tensor]:
+        """The state of `parameter` that other plans can read: live, but copies of what is packed unless it is open."""
+        state, rule = self.state.get(parameter, {}), self._packing.get(parameter)
+        if rule is None or not state:
+            return state
+        return self._opened[parameter] if parameter in self._opened else rule.portable(parameter, state)
+
+    def open(self) -> None:
+        """Until `close`, what `portable` gives of packed state may be written into."""
+        self._opened = {}
+        self._opened = {parameter: self.portable(parameter) for parameter in self._packing if self.state.get(parameter)}
+
+    def close(self) -> None:
+        """The state is what was written since `open`."""
+        for parameter, values in self._opened.items():
+            self._packing[parameter].absorb(parameter, self.state[parameter], values)
+        self._opened = {}
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # closures re-evaluate; nothing here does
@@ -132,14 +167,16 @@ class SgdRule:
 def build_optimizer(laid: Laid, spec: Optimizer) -> LocalOptimizer:
     """The optimizer of `spec` over the local parameters of `laid`; those that are treated alike are one group."""
     chosen: dict[tuple[Treatment, bool], list[nn.Parameter]] = {}
+    keys: dict[Tensor, int] = {}
     copies, away = Copies(laid.device), blocks_away(laid.design.plan)
     for part in laid.parts:
         for name, parameter in part.named_parameters():
             leaves = copies.needed and block_of(name, laid.design.model) in away
             chosen.setdefault((treatment(spec, name), leaves), []).append(parameter)
+            keys[parameter] = key_of(name, seed=laid.design.job.seed)
     groups = []
     for (how, leaves), parameters in chosen.items():
-        rule = _rule(how.rule, compute=laid.dtypes.compute)
+        rule = _rule(how.rule, compute=laid.dtypes.compute, keys=keys)
         groups.append(
             {
                 "params": parameters,
@@ -165,9 +202,11 @@ def block_of(name: str, model: ModelSpec) -> int:
     return 0 if place[0] == "embedding" else len(model.layers) + 1
 
 
-def _rule(spec: Optimizer, *, compute: torch.dtype) -> Rule:
+def _rule(spec: Optimizer, *, compute: torch.dtype, keys: Mapping[Tensor, int]) -> Rule:
     if isinstance(spec, Muon):
         return MuonRule(spec, compute=compute)
     if isinstance(spec, Adafactor):
         return AdafactorRule(spec)
-    return SgdRule(spec) if isinstance(spec, Sgd) else AdamWRule(spec)
+    if isinstance(spec, Sgd):
+        return SgdRule(spec)
+    return NarrowAdamWRule(spec, keys=keys) if spec.is_narrow else AdamWRule(spec)

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
+from meshwright.parallel.compress import Wire
 from meshwright.parallel.quantized import Recipe, recipe
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.optimizer import Master
 from meshwright.spec.plan import Plan
 
 
@@ -18,7 +20,7 @@ class Dtypes:
 
     Where they differ, parameters are cast when they are read, and norms, softmax and losses work in fp32 inside.
     `reduce` carries gradients between data parallel ranks. `tf32` lets products of fp32 round their inputs, and
-    `recipe` rounds those of layers' products to eight or four bits. Where `compresses`, gradients travel in eight bits.
+    `recipe` rounds those of layers' products to eight or four bits. Gradients travel in the eight bits of `wire`.
     """
 
     master: torch.dtype
@@ -26,15 +28,18 @@ class Dtypes:
     reduce: torch.dtype
     tf32: bool = False
     recipe: Recipe | None = None
-    compresses: bool = False
+    wire: Wire | None = None
 
     @property
     def casts(self) -> bool:
         return self.master is not self.compute
 
 
-def dtypes(plan: Plan) -> Dtypes:
-    """What `plan` asks. Raises ConfigError for a precision that has no runtime or groups that disagree."""
+def dtypes(plan: Plan, *, master: Master = Master.FP32) -> Dtypes:
+    """What `plan` asks, of a job that keeps parameters so.
+
+    Raises ConfigError for a precision that has no runtime or groups that disagree.
+    """
     asked = {group.precision for stage in plan.stages for group in stage.groups}
     known = {
         Precision.FP64: (torch.float64, torch.float64),
@@ -52,14 +57,14 @@ def dtypes(plan: Plan) -> Dtypes:
     if problems:
         raise ConfigError(problems)
     chosen = asked.pop()
-    master, compute = known[chosen]
-    narrow = plan.gradients.precision is Precision.BF16 and master is torch.float32
-    reduce = torch.bfloat16 if narrow else master
+    wide, compute = known[chosen]
+    narrow = plan.gradients.precision is Precision.BF16 and wide is torch.float32
+    reduce = torch.bfloat16 if narrow else wide
     return Dtypes(
-        master=master,
+        master=wide if master is Master.FP32 else torch.bfloat16,
         compute=compute,
         reduce=reduce,
         tf32=chosen is Precision.TF32,
         recipe=recipe(chosen),
-        compresses=plan.gradients.precision is Precision.FP8,
+        wire={Precision.FP8: Wire.E4M3, Precision.INT8: Wire.INT8}.get(plan.gradients.precision),
     )

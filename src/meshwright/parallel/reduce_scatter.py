@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.parallel.compress import Rounding, unpack
+from meshwright.parallel.compress import Rounding
 
 
 class ExchangeReduceScatter:
@@ -49,4 +49,4 @@ class CompressedReduceScatter(ExchangeReduceScatter):
         packed = self.rounding.pack(input_tensor.view(-1))
         received = torch.empty_like(packed)
         dist.all_to_all_single(received, packed, group=group)
-        torch.sum(unpack(received, output_tensor.dtype), dim=0, out=output_tensor.view(-1))
+        torch.sum(self.rounding.unpack(received, output_tensor.dtype), dim=0, out=output_tensor.view(-1))

@@ -80,14 +80,14 @@ def _moved(placement: Placement, dim: int) -> Placement:
     return moved_shard(placement, divided - (divided > dim))
 
 
-def sum_over(values: Sequence[tuple[Tensor, Sequence[dist.ProcessGroup]]]) -> None:
-    """Every tensor is summed in place over each of its groups, in one collective a group. Collective."""
+def sum_over(values: Sequence[tuple[Tensor, Sequence[dist.ProcessGroup]]], *, device: torch.device) -> None:
+    """Every tensor is summed in place over each of its groups, in one collective a group on `device`. Collective."""
     groups: dict[str, tuple[dist.ProcessGroup, list[Tensor]]] = {}
     for tensor, over in values:
         for group in over:
             groups.setdefault(group.group_name, (group, []))[1].append(tensor)
     for group, tensors in groups.values():
-        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors]).to(device)
         dist.all_reduce(flat, group=group)
         pieces = flat.split([tensor.numel() for tensor in tensors])
         for tensor, piece in zip(tensors, pieces, strict=True):

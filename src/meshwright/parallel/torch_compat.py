@@ -336,6 +336,19 @@ def _the_loss(output: Tensor, _target: Tensor) -> Tensor:
     return output
 
 
+def multiply_scaled(
+    left: Tensor, right: Tensor, *, left_scale: Tensor, right_scale: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """left right^T (m, n) of numbers in eight bits (m, k) and (n, k), times scales () or of rows, (m, 1) and (n, 1).
+
+    k and n are multiples of 16. Sums are in fp32. torch's public name for it is newer than 2.11.
+    """
+    found: Tensor = torch._scaled_mm(
+        left, right.t(), scale_a=left_scale, scale_b=right_scale.t().contiguous(), out_dtype=dtype
+    )
+    return found
+
+
 def held_part(whole: Tensor, like: DTensor) -> Tensor:
     """The part of `whole` that this rank keeps in the layout of `like`: a view."""
     shape, start = compute_local_shape_and_global_offset(like.shape, like.device_mesh, like.placements)

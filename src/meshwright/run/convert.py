@@ -105,7 +105,7 @@ def to_run(
     from meshwright.train.huggingface import Weights
     from meshwright.train.huggingface.begin import write_weights
 
-    kind = dtypes(design.plan).master
+    kind = dtypes(design.plan, master=design.job.master).master
     weights = Weights(folder)
     run_dir.mkdir(parents=True, exist_ok=True)
     store = Store(run_dir / "checkpoints", design=design)

@@ -103,7 +103,7 @@ def load_model(run_dir: Path) -> Loaded:
     if checkpoint is None:
         fix = "let it train until it saves; " + "; ".join(str(problem) for problem in store.skipped)
         raise ConfigError(Problem(what="the run has no complete checkpoint", where=str(run_dir), fix=fix.rstrip("; ")))
-    decoder = Decoder(design.model).to(dtypes(design.plan).master)
+    decoder = Decoder(design.model).to(dtypes(design.plan, master=design.job.master).master)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         store.load(checkpoint, laid=Whole(parts=(decoder,)))

@@ -12,8 +12,8 @@ from meshwright.cost.block_bytes import BlockBytes
 from meshwright.cost.layouts import LayoutArrays, count
 from meshwright.cost.memory import memory, owned_parameters
 from meshwright.cost.offload import away_seconds, optimizes_away
-from meshwright.cost.optimizers import least_moments, passed_bytes
 from meshwright.cost.optimizers import least_seconds as least_update_seconds
+from meshwright.cost.optimizers import least_state, passed_bytes
 from meshwright.cost.pipeline import Shape
 from meshwright.cost.software import software
 from meshwright.cost.states import state_bytes
@@ -30,6 +30,7 @@ from meshwright.spec.plan import Offload, ScheduleKind
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 _AWAY = OFFLOADS.index(Offload.OPTIMIZER)
+_ALL_AWAY = OFFLOADS.index(Offload.PARAMETERS)
 _WHOLE_BACKWARD = [
     SCHEDULES.index(kind)
     for kind in (
@@ -194,7 +195,7 @@ class Bounds:
                 here = np.where(
                     away[:, None],
                     away_seconds(
-                        owned, sizes=state_bytes(table), group=group, passed=passed_bytes(self._job.optimizer)
+                        owned, table, sizes=state_bytes(table), group=group, passed=passed_bytes(self._job.optimizer)
                     ),
                     here,
                 )
@@ -290,8 +291,10 @@ def least_bytes(space: Space, *, model: ModelSpec, job: JobSpec) -> Floats:
     host's memory, divided over all ranks of a stage.
     """
     sizes = state_bytes(PlanTable.build({"precision": space.frames["precision"]}, layouts=(Layout((0, 1), (0,)),)))
+    if _ALL_AWAY in space.values("offload"):
+        return np.zeros(len(space.frames["precision"]))
     may_leave = any((entry.columns["offload"] == _AWAY).any() for entry in space.inner.values())
-    each = sizes.compute + (0.0 if may_leave else least_moments(job.optimizer) * sizes.master)
+    each = sizes.compute + (0.0 if may_leave else least_state(job.optimizer, wide=sizes.wide))
     frames = space.frames
     ranks = frames["tensor"] * frames["context"] * frames["data"] * frames["pipeline"]
     return np.asarray(model.parameters / ranks * each, dtype=np.float64)

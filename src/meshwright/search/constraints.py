@@ -33,7 +33,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "zero": tuple(kind.value for kind in Sharding),
     "recompute": tuple(kind.value for kind in Recompute),
     "schedule": tuple(kind.value for kind in ScheduleKind),
-    "precision": tuple(kind.value for kind in Precision),
+    "precision": tuple(kind.value for kind in Precision if kind.multiplies),
     "offload": tuple(kind.value for kind in Offload),
     "exchange": tuple(kind.value for kind in ExchangeKind),
     "token_layout": tuple(layout.value for layout in TokenLayout),

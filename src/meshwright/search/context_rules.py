@@ -9,7 +9,7 @@ from meshwright.search.degree_rules import groups_of, tensor_heads
 from meshwright.search.rules import Rule, Scope, choices, divisors
 from meshwright.spec.errors import Problem
 from meshwright.spec.model import Mixture, ModelSpec, Recurrence
-from meshwright.spec.plan import Design, Offload
+from meshwright.spec.plan import Design, Offload, Sharding
 
 
 def mixtures(model: ModelSpec) -> Iterator[Mixture]:
@@ -90,6 +90,22 @@ def offload_has_host(design: Design) -> Problem | None:
     return None
 
 
+def offload_has_shards(design: Design) -> Problem | None:
+    """Parameters lie in the host's memory as the shards of zero3, all of them or none."""
+    found = list(groups_of(design.plan))
+    away = [group.offload is Offload.PARAMETERS for _, group in found]
+    if not any(away):
+        return None
+    shared = design.plan.shard * design.plan.context > 1
+    for where, group in found:
+        if group.sharding is not Sharding.PARAMETERS or not shared or not all(away):
+            what = "parameters in the host's memory that are not shards of zero3, in every block"
+            return Problem(
+                where=f"{where}.offload", what=what, fix="choose zero3 over more than one rank, or optimizer"
+            )
+    return None
+
+
 def slices_divide(design: Design) -> Problem | None:
     """Slices of a microbatch are whole runs of tokens, and belong to the schedules that know them."""
     plan, schedule = design.plan, design.plan.schedule
@@ -108,5 +124,6 @@ CONTEXT_RULES = (
     Rule(name="exchange-divides", scope=Scope.PLAN, check=exchange_divides),
     Rule(name="experts-divide", scope=Scope.PLAN, check=experts_divide),
     Rule(name="offload-has-host", scope=Scope.PLAN, check=offload_has_host),
+    Rule(name="offload-has-shards", scope=Scope.PLAN, check=offload_has_shards),
     Rule(name="slices-divide", scope=Scope.PLAN, check=slices_divide),
 )

@@ -130,7 +130,7 @@ def _precision_problems(cluster: ClusterSpec, job: JobSpec, precision: Precision
             fix=_other(cluster, job, precision, tuple(Precision)),
         )
         for name, device in devices.items()
-        if not device.peak_flops.get(precision)
+        if not (precision.multiplies and device.peak_flops.get(precision))
     ]
 
 

@@ -139,7 +139,7 @@ class Least:
             "replicate": np.lcm(stage, inside) // stage,
             "sharding": sharded * SHARDINGS.index(Sharding.PARAMETERS),
         }
-        table = PlanTable.build(columns, layouts=(Layout((0, len(self._model.blocks)), (0,)),))
+        table = PlanTable.build(columns, layouts=(Layout((0, len(self._model.blocks)), (0,)),)).of_job(self._job)
         features, found = software(self._job.software), []
         for group in self._cluster.groups:
             priced = machine(group, table, self._kinds, cluster=self._cluster, job=self._job, software=features)

@@ -11,19 +11,19 @@ import numpy.typing as npt
 from meshwright import cost
 from meshwright.cost import PlanTable
 from meshwright.cost.fitting import probability
-from meshwright.cost.optimizers import least_moments
+from meshwright.cost.offload import keeps_parameters_away, optimizes_away
+from meshwright.cost.optimizers import least_state
 from meshwright.cost.states import state_bytes
-from meshwright.cost.table import OFFLOADS, SHARDINGS
+from meshwright.cost.table import SHARDINGS
 from meshwright.cost.uncertainty import upper
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec
-from meshwright.spec.plan import Offload, Sharding
+from meshwright.spec.plan import Sharding
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 SLICE_ROWS = 65_536
-AWAY = OFFLOADS.index(Offload.OPTIMIZER)
 ZERO1 = SHARDINGS.index(Sharding.OPTIMIZER)
 ZERO3 = SHARDINGS.index(Sharding.PARAMETERS)
 
@@ -90,9 +90,10 @@ def may_fit(table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: Jo
     inside = np.maximum(table.tensor, table.expert * table.expert_tensor)
     share = model.parameters / (inside * table.pipeline)
     over = table.world / (inside * table.pipeline)
-    parameters = sizes.compute / np.where(table.sharding >= ZERO3, over, 1.0)
-    here = table.offload != AWAY
+    kept = np.where(keeps_parameters_away(table), 0.0, sizes.compute)
+    parameters = kept / np.where(table.sharding >= ZERO3, over, 1.0)
+    here = ~optimizes_away(table)
     moments = np.where(
-        here, least_moments(job.optimizer) * sizes.master / np.where(table.sharding >= ZERO1, over, 1.0), 0.0
+        here, least_state(job.optimizer, wide=sizes.wide) / np.where(table.sharding >= ZERO1, over, 1.0), 0.0
     )
     return np.asarray(share * (parameters + moments) <= room, dtype=np.bool_)

@@ -10,34 +10,44 @@ from meshwright.spec.cluster import ClusterSpec, DeviceKind, Precision
 from meshwright.spec.errors import Problem
 from meshwright.spec.job import JobSpec, Switch
 from meshwright.spec.model import Attention, LatentAttention, Mixture, ModelSpec, Recurrence
-from meshwright.spec.optimizer import OptimizerKind
+from meshwright.spec.optimizer import Master, OptimizerKind
 from meshwright.spec.plan import Design, Offload, ScheduleKind
 
 TRAINED_PRECISIONS = (Precision.BF16, Precision.FP32, Precision.TF32, Precision.FP64)
-GRADIENT_PRECISIONS = (Precision.FP64, Precision.FP32, Precision.BF16, Precision.FP8)
+EIGHT_BIT_GRADIENTS = (Precision.FP8, Precision.INT8)
+GRADIENT_PRECISIONS = (Precision.FP64, Precision.FP32, Precision.BF16, *EIGHT_BIT_GRADIENTS)
+SCALED_PRECISIONS = (Precision.FP8, Precision.FP8_ROW)
+_UPDATED_BY_HOSTS = (Offload.OPTIMIZER, Offload.PARAMETERS)
 EMULATED_PRECISIONS = tuple(precision for precision in Precision if precision.quantized)
 
 
 def precision_trained(design: Design) -> Problem | None:
     """The runtime multiplies in the plan's precision."""
-    trained = trained_precisions(design.cluster)
+    trained = trained_precisions(design.cluster, design.model)
     for where, group in groups_of(design.plan):
         if group.precision not in trained:
             emulated = group.precision in EMULATED_PRECISIONS
+            why = "it is emulated, which is slower than bf16: on processors alone" if emulated else ""
+            if group.precision in SCALED_PRECISIONS:
+                why = "devices without units for it, and experts on accelerators, would emulate it"
             return Problem(
                 where=f"{where}.precision",
                 what=f"{group.precision.value} can be predicted and not trained yet",
-                why="it is emulated, which is slower than bf16: on processors alone" if emulated else "",
+                why=why,
                 fix=f"choose {', '.join(precision.value for precision in trained)}",
             )
     return None
 
 
-def trained_precisions(cluster: ClusterSpec) -> tuple[Precision, ...]:
-    """Precisions that the runtime multiplies in: on processors, where figures of speed mislead nobody, also emulated
-    ones."""
-    emulates = all(group.device.kind is DeviceKind.CPU for group in cluster.groups)
-    return TRAINED_PRECISIONS + (EMULATED_PRECISIONS if emulates else ())
+def trained_precisions(cluster: ClusterSpec, model: ModelSpec) -> tuple[Precision, ...]:
+    """Precisions that the runtime multiplies `model` in: on processors, where figures of speed mislead nobody, also
+    emulated ones, and on accelerators those that their units know, where all products are of linears."""
+    devices = [group.device for group in cluster.groups]
+    if all(device.kind is DeviceKind.CPU for device in devices):
+        return TRAINED_PRECISIONS + EMULATED_PRECISIONS
+    dense = not any(isinstance(layer.transform, Mixture) for layer in model.layers)
+    own = dense and all(device.kind is DeviceKind.CUDA and device.peak_flops.get(Precision.FP8) for device in devices)
+    return TRAINED_PRECISIONS + (SCALED_PRECISIONS if own else ())
 
 
 def products_whole(design: Design) -> Problem | None:
@@ -62,7 +72,7 @@ def gradients_reduced(design: Design) -> Problem | None:
     if precision not in GRADIENT_PRECISIONS:
         what = f"gradients that meet in {precision.value} can be predicted and not trained yet"
         return Problem(where=where, what=what, fix=f"choose {', '.join(kind.value for kind in GRADIENT_PRECISIONS)}")
-    if precision is not Precision.FP8:
+    if precision not in EIGHT_BIT_GRADIENTS:
         return None
     against = {
         "over two axes": sum(size > 1 for size in (plan.replicate, plan.shard, plan.context)) > 1,
@@ -71,7 +81,7 @@ def gradients_reduced(design: Design) -> Problem | None:
     }
     for how, refused in against.items():
         if refused:
-            what = f"gradients that meet in fp8 {how} can be predicted and not trained yet"
+            what = f"gradients that meet in {precision.value} {how} can be predicted and not trained yet"
             return Problem(where=where, what=what, fix="choose bf16 or fp32")
     return None
 
@@ -168,13 +178,40 @@ def offload_built(design: Design) -> Problem | None:
     """What the plan keeps in the host's memory, the runtime keeps there."""
     job = design.job
     for where, group in groups_of(design.plan):
-        if group.offload is Offload.OPTIMIZER and not updated_by_hosts(job):
+        if group.offload is Offload.PARAMETERS and design.plan.experts is not None:
+            what = (
+                "parameters in the host's memory, experts on a grid of their own, can be predicted and not trained yet"
+            )
+            return Problem(where=f"{where}.offload", what=what, fix="choose none or optimizer, or leave the grid out")
+        if group.offload in _UPDATED_BY_HOSTS and not updated_by_hosts(job):
             what = f"the state of {job.optimizer.kind} in the host's memory can be predicted and not trained yet"
             why = "its step needs whole matrices, and hosts exchange none"
             return Problem(where=f"{where}.offload", what=what, why=why, fix="choose none, or adamw or sgd")
         if group.offload is Offload.ACTIVATIONS and job.compile is not Switch.OFF:
             what = "activations of compiled layers in the host's memory can be predicted and not trained yet"
             return Problem(where=f"{where}.offload", what=what, fix='choose none, or set job.compile = "off"')
+    return None
+
+
+def master_kept(design: Design) -> Problem | None:
+    """Parameters that are kept in bf16 alone are AdamW's, on the device, and what multiplies is bf16 too."""
+    job, plan = design.job, design.plan
+    if job.master is Master.FP32:
+        return None
+    groups = [group for _, group in groups_of(plan)]
+    narrow = (Precision.BF16, *EMULATED_PRECISIONS)
+    against = {
+        "of another optimizer than adamw": any(
+            group.kind not in (None, job.optimizer.kind) for group in job.optimizer.groups
+        ),
+        "that are not multiplied in bf16": any(group.precision not in narrow for group in groups),
+        "whose optimizer is in the host's memory": any(group.offload is Offload.OPTIMIZER for group in groups),
+        "whose gradients travel in eight bits": plan.gradients.precision in EIGHT_BIT_GRADIENTS,
+    }
+    for how, refused in against.items():
+        if refused:
+            what = f"parameters kept in bf16 {how} can be predicted and not trained yet"
+            return Problem(where="job.optimizer.master", what=what, fix='choose master = "fp32"')
     return None
 
 
@@ -187,8 +224,12 @@ def updated_by_hosts(job: JobSpec) -> bool:
 def untrained(model: ModelSpec, job: JobSpec) -> tuple[tuple[str, int | str | None], ...]:
     """Constraint columns, None being every use of one: what plans of `job` that are refused here have in common."""
     found: list[tuple[str, int | str | None]] = []
-    if not updated_by_hosts(job):
+    if not updated_by_hosts(job) or job.master is not Master.FP32:
         found.append(("offload", Offload.OPTIMIZER.value))
+    if not updated_by_hosts(job):
+        found.append(("offload", Offload.PARAMETERS.value))
+    if job.constraints.fix.get("offload") == Offload.PARAMETERS.value:
+        found.append(("expert", None))
     if job.compile is not Switch.OFF:
         found.append(("offload", Offload.ACTIVATIONS.value))
     if job.compile is Switch.ON:
@@ -207,6 +248,7 @@ RUNTIME_RULES = (
     Rule(name="runtime-compile", scope=Scope.RUNTIME, check=compile_fits),
     Rule(name="runtime-offload", scope=Scope.RUNTIME, check=offload_built),
     Rule(name="runtime-precision", scope=Scope.RUNTIME, check=precision_trained),
+    Rule(name="runtime-master", scope=Scope.RUNTIME, check=master_kept),
     Rule(name="runtime-gradients", scope=Scope.RUNTIME, check=gradients_reduced),
     Rule(name="runtime-products", scope=Scope.RUNTIME, check=products_whole),
     Rule(name="runtime-layers", scope=Scope.RUNTIME, check=layers_built),

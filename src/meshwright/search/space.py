@@ -198,7 +198,7 @@ def enumerate_plans(
     _context(product, model, cluster, job)
     _pipeline_and_data(product, model, cluster, job)
     _experts(product, model)
-    _precisions(product, precisions, cluster=cluster, trainable=trainable)
+    _precisions(product, precisions, trained=trained_precisions(cluster, model) if trainable else precisions)
     keys = (product["pipeline"] * _BASE + product["data"]) * 2 + (product["context"] > 1)
     distinct, frames = np.unique(keys, return_counts=True)
     inner = {
@@ -321,12 +321,12 @@ def _experts(product: Product, model: ModelSpec) -> None:
     product.constrain("expert_tensor", held)
 
 
-def _precisions(product: Product, precisions: Sequence[Precision], *, cluster: ClusterSpec, trainable: bool) -> None:
-    """The precisions of the job; where the runtime trains one of them, not those that it does not."""
+def _precisions(product: Product, precisions: Sequence[Precision], *, trained: Sequence[Precision]) -> None:
+    """The precisions of the job; where one of them is among `trained`, not those that are not."""
     product.times(["precision"], [[PRECISIONS.index(kind)] for kind in precisions])
-    trained = np.isin(product["precision"], [PRECISIONS.index(kind) for kind in trained_precisions(cluster)])
-    if trainable and trained.any():
-        product.keep(trained, "runtime-precision")
+    known = np.isin(product["precision"], [PRECISIONS.index(kind) for kind in trained])
+    if known.any():
+        product.keep(known, "runtime-precision")
 
 
 def _inner(key: int, *, asked: Limits, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> Inner:
@@ -338,8 +338,8 @@ def _inner(key: int, *, asked: Limits, model: ModelSpec, cluster: ClusterSpec, j
     product.columns["microbatches"] = local // product["microbatch"]
     product.constrain("microbatch", product["microbatch"])
     _schedules(product, len(model.blocks), length=job.sequence_length)
-    kinds = range(1, len(SHARDINGS))
-    sharded = [[shard, kind] for shard in divisors(data) for kind in kinds if shard > 1 or context]
+    degrees = range(1, len(SHARDINGS))
+    sharded = [[shard, kind] for shard in divisors(data) for kind in degrees if shard > 1 or context]
     product.times(["shard", "sharding"], [[1, UNSHARDED], *sharded])
     product.columns["replicate"] = product["data"] // product["shard"]
     product.constrain("shard", product["shard"])
@@ -348,8 +348,12 @@ def _inner(key: int, *, asked: Limits, model: ModelSpec, cluster: ClusterSpec, j
     product.times(["recompute"], [[index] for index in range(len(RECOMPUTES))])
     product.constrain("recompute", product["recompute"], [kind.value for kind in RECOMPUTES])
     hosted = all(group.host is not None for group in cluster.groups)
-    product.times(["offload"], [[index] for index, kind in enumerate(OFFLOADS) if hosted or kind is Offload.NONE])
+    # Slower than whatever else fits, parameters leave the device only where that is asked for.
+    asks = asked.fixed.get("offload") == Offload.PARAMETERS.value
+    kinds = [kind for kind in Offload if hosted and (asks or kind is not Offload.PARAMETERS)]
+    product.times(["offload"], [[OFFLOADS.index(kind)] for kind in kinds or [Offload.NONE]])
     product.constrain("offload", product["offload"], [kind.value for kind in OFFLOADS])
+    product.keep((product["sharding"] == SHARDINGS.index(Sharding.PARAMETERS)) | (not asks), "offload-has-shards")
     columns = {name: values for name, values in product.columns.items() if name not in ("pipeline", "data")}
     return Inner(columns=columns, rejections=product.rejections)
 

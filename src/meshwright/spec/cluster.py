@@ -10,9 +10,10 @@ from meshwright.spec.report import Origin
 
 
 class Precision(StrEnum):
-    """Arithmetic of matrix products.
+    """Arithmetic of matrix products; int8 is of gradients on their way alone.
 
-    fp8 has one scale a tensor, fp8-block one for 128 by 128 elements, mxfp8 one for 32 and nvfp4 one for 16.
+    fp8 has one scale a tensor, fp8-row one for each row of an operand along what a product sums over, fp8-block one for
+    128 by 128 elements, mxfp8 one for 32 and nvfp4 one for 16.
     """
 
     FP64 = "fp64"
@@ -21,9 +22,11 @@ class Precision(StrEnum):
     FP16 = "fp16"
     BF16 = "bf16"
     FP8 = "fp8"
+    FP8_ROW = "fp8-row"
     FP8_BLOCK = "fp8-block"
     MXFP8 = "mxfp8"
     NVFP4 = "nvfp4"
+    INT8 = "int8"
 
     @property
     def bytes(self) -> int:
@@ -38,14 +41,19 @@ class Precision(StrEnum):
     @property
     def stored_bytes(self) -> float:
         """Bytes of an element laid by, the scales of blocks with it: of 128 elements one of 4 bytes (fp8-block), of 32
-        (mxfp8) or 16 (nvfp4) one of 1 byte."""
+        (mxfp8) or 16 (nvfp4) one of 1 byte. Those of whole rows are too few to count."""
         scales = {Precision.FP8_BLOCK: 4.0 / 128, Precision.MXFP8: 1.0 / 32, Precision.NVFP4: 1.0 / 16}
         return self.operand_bytes + scales.get(self, 0.0)
 
     @property
+    def multiplies(self) -> bool:
+        """Products are made in it."""
+        return self is not Precision.INT8
+
+    @property
     def quantized(self) -> bool:
         """Operands are quantised before each product, and everything between products stays in bf16."""
-        return self in (Precision.FP8, Precision.FP8_BLOCK, Precision.MXFP8, Precision.NVFP4)
+        return self in (Precision.FP8, Precision.FP8_ROW, Precision.FP8_BLOCK, Precision.MXFP8, Precision.NVFP4)
 
 
 class DeviceKind(StrEnum):

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError, Problem
-from meshwright.spec.optimizer import Optimizer, OptimizerSpec
+from meshwright.spec.optimizer import Master, Optimizer, OptimizerSpec
 
 
 class Objective(StrEnum):
@@ -175,6 +175,11 @@ class JobSpec:
     @property
     def batch_sequences(self) -> int:
         return self.batch_tokens // self.sequence_length
+
+    @property
+    def master(self) -> Master:
+        """What parameters that bf16 multiplies are kept in."""
+        return self.optimizer.master if isinstance(self.optimizer, OptimizerSpec) else Master.FP32
 
     @property
     def total_steps(self) -> int:

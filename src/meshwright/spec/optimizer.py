@@ -16,6 +16,33 @@ class OptimizerKind(StrEnum):
     ADAFACTOR = "adafactor"
 
 
+MOMENT_BLOCK = 256  # neighbours that share a scale in moments of one byte
+STEP_ELEMENTS = 2**22  # that a step holds in full precision at a time where moments or parameters take less
+
+
+class Moments(StrEnum):
+    """What AdamW keeps its moments in: fp32, bf16, or one byte with a scale for MOMENT_BLOCK of them.
+
+    Bytes are the dynamic map of 8-bit optimizers (2110.02861) or e4m3.
+    """
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    DYNAMIC8 = "dynamic8"
+    FP8 = "fp8"
+
+    @property
+    def in_blocks(self) -> bool:
+        return self in (Moments.DYNAMIC8, Moments.FP8)
+
+
+class Master(StrEnum):
+    """What parameters that bf16 multiplies are kept in: fp32, or bf16 alone, rounded stochastically (1502.02551)."""
+
+    FP32 = "fp32"
+    BF16_STOCHASTIC = "bf16_stochastic"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterGroup:
     """What is different for the parameters whose whole-model names match one of `names` (`layers.*.mixer.*`).
@@ -33,7 +60,10 @@ class ParameterGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSpec:
-    """AdamW (1711.05101). Matrices decay by `weight_decay`; norms, biases and embeddings do not, unless groups say."""
+    """AdamW (1711.05101). Matrices decay by `weight_decay`; norms, biases and embeddings do not, unless groups say.
+
+    `state` is what moments are kept in, and `master` what parameters are. Under fp64 both fp32 are fp64.
+    """
 
     kind: str = "adamw"
     learning_rate: float = 3e-4
@@ -43,6 +73,13 @@ class OptimizerSpec:
     weight_decay: float = 0.1
     clip_norm: float | None = 1.0
     groups: tuple[ParameterGroup, ...] = ()
+    state: Moments = Moments.FP32
+    master: Master = Master.FP32
+
+    @property
+    def is_narrow(self) -> bool:
+        """Moments or parameters take less than usual."""
+        return self.state is not Moments.FP32 or self.master is not Master.FP32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,12 +43,14 @@ class Recompute(StrEnum):
 
 
 class Offload(StrEnum):
-    """What lies in the host's memory instead of the device's: nothing, optimizer state (ZeRO-Offload, 2101.06840), or
-    what backward keeps."""
+    """What lies in the host's memory instead of the device's: nothing, optimizer state (ZeRO-Offload, 2101.06840),
+    what backward keeps, or shards of parameters with their gradients and optimizer state (ZeRO-Infinity, 2104.07857).
+    """
 
     NONE = "none"
     OPTIMIZER = "optimizer"
     ACTIVATIONS = "activations"
+    PARAMETERS = "parameters"
 
 
 class ScheduleKind(StrEnum):

@@ -35,11 +35,13 @@ class StepCounter(MemoryTracker):
     or communicates.
 
     Tensors that a collective works on live as long as its handle does, as they do under gloo and NCCL. Where the step
-    runs on fake tensors, those alone are followed. `forms_gradients` is set while a split backward forms gradients of
-    matrices, which no backward pass of torch does.
+    runs on fake tensors, those alone are followed, on an accelerator without what lies in the host's memory.
+    `forms_gradients` is set while a split backward forms gradients of matrices, which no backward pass of torch does.
     """
 
-    def __init__(self, design: Design, *, parts: Sequence[nn.Module], optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self, design: Design, *, parts: Sequence[nn.Module], optimizer: torch.optim.Optimizer, device: str
+    ) -> None:
         plan = design.plan
         freed = plan.first_group.sharding is Sharding.PARAMETERS
         super().__init__(
@@ -51,6 +53,7 @@ class StepCounter(MemoryTracker):
         self.forms_gradients = False
         self._plan = plan
         self._mode = fake_mode()
+        self._has_host = device != "cpu"
         self._raw: list[tuple[Followed | None, Event]] = []
         self._received: set[int] = set()
         self._work: object = None
@@ -84,7 +87,9 @@ class StepCounter(MemoryTracker):
     def _is_plain(self, value: object) -> bool:
         if self._mode is None:
             return super()._is_plain(value)
-        return type(value) is FakeTensor and value.fake_mode is self._mode
+        if not (type(value) is FakeTensor and value.fake_mode is self._mode):
+            return False
+        return not (self._has_host and value.device.type == "cpu")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(is_distributed(kind) for kind in types):
