@@ -30,6 +30,7 @@ COMMENTS: Mapping[str, str] = MappingProxyType(
         "schema": "Version of this form.",
         "data": "What to train on.",
         "data.sources": "One table a corpus: a JSONL, text or xz file, or a folder of them, and its weight.",
+        "data.sources.prompt_field": "A field of JSONL whose text comes before and is no target; empty: there is none.",
         "data.tokenizer": "A .json or .tiktoken file, bytes, or train:8192 to train one of that size.",
         "data.document_mask": "Attention stays inside each document of a packed sequence.",
         "data.validation_fraction": "Share of the tokens held out.",
@@ -49,6 +50,9 @@ COMMENTS: Mapping[str, str] = MappingProxyType(
         "checkpoint": "When the state is saved.",
         "checkpoint.every_steps": "0 saves at the end and on a signal only.",
         "checkpoint.keep": "How many of the newest stay.",
+        "non_finite": "What follows a loss or a gradient norm that is not a finite number.",
+        "non_finite.policy": "stop, skip (the batch), or roll_back (to the last checkpoint, and past the batch).",
+        "non_finite.most_in_a_row": "After so many with no new step between them the run stops.",
         "evaluation": "Validation loss over so many held-out tokens.",
         "evaluation.every_steps": "0 evaluates at the end only.",
     }

@@ -13,7 +13,7 @@ from meshwright.catalog.model_ranges import model_problems
 from meshwright.catalog.shorthand import checked
 from meshwright.spec.codec import nearest
 from meshwright.spec.errors import ConfigError, Problem
-from meshwright.spec.job import JobSpec
+from meshwright.spec.job import JobSpec, NonFinite
 from meshwright.spec.plan import Design
 
 AT_LEAST_ONE = (
@@ -21,6 +21,7 @@ AT_LEAST_ONE = (
     "batch_tokens",
     "total_tokens",
     "checkpoint.keep",
+    "non_finite.most_in_a_row",
     "evaluation.tokens",
     "optimizer.steps",
 )
@@ -74,6 +75,10 @@ def checked_job(job: JobSpec) -> JobSpec:
         if not source.weight > 0:
             where = f"data.sources[{index}].weight"
             problems.append(Problem(what=f"{source.weight} is not above 0", where=where, fix="leave the source out"))
+    if job.non_finite.policy is NonFinite.ROLL_BACK and not job.checkpoint.every_steps:
+        what = "there is no checkpoint on the way to roll back to"
+        fix = "set checkpoint.every_steps, or choose stop or skip"
+        problems.append(Problem(what=what, where="non_finite.policy", fix=fix))
     if 1 <= job.total_tokens < job.batch_tokens:
         what = f"{job.total_tokens:,} is less than the {job.batch_tokens:,} tokens of one step"
         fix = f"choose {job.batch_tokens} tokens or more, or a smaller batch_tokens"

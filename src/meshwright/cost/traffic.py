@@ -158,8 +158,10 @@ class _Rank:
             self.traffic.add(LineName.TRANSFER, operation, AxisName.PIPELINE, each=each, calls=1)
 
     def _scalars(self) -> None:
-        """The loss and the norm of the gradients, among all ranks."""
+        """The loss and the norm of the gradients, among all ranks; the count of targets, where some are masked."""
         axes = tuple(sorted(axis.name for axis in self.plan.axes if axis.size > 1))
         if axes:
             line = LineName.TENSOR if axes == (AxisName.TENSOR,) else LineName.OTHER
             self.traffic.add(line, "all_reduce", *axes, each=_SCALAR_BYTES, calls=2)
+        if axes and self.design.job.data.masks:
+            self.traffic.add(LineName.OTHER, "all_reduce", *axes, each=_SCALAR_BYTES, calls=1)
