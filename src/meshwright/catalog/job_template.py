@@ -22,6 +22,7 @@ COMMENTS: Mapping[str, str] = MappingProxyType(
         "objective": "What the best plan has least of: time, cost or memory.",
         "compile": "torch.compile: on, off, or auto, which measures both and keeps the faster.",
         "deterministic": "The same bits every time, where that is slower too.",
+        "peer_timeout_seconds": "A rank that waits longer than this for another one ends the run, which says for whom.",
         "seed": "Seed of weights and of the order of data.",
         "trackers": "Trackers beside metrics.jsonl: tensorboard, wandb.",
         "techniques": "Techniques by name.",

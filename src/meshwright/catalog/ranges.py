@@ -26,6 +26,7 @@ AT_LEAST_ONE = (
     "optimizer.steps",
 )
 ABOVE_ZERO = (
+    "peer_timeout_seconds",
     "optimizer.learning_rate",
     "optimizer.epsilon",
     "optimizer.clip_norm",

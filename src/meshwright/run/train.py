@@ -127,6 +127,7 @@ def _outcome(design: Design, run_dir: Path, *, predicted: Report, launched: Laun
         raise _interrupted(run_dir)
     if launched.failures:
         from meshwright.run import failure
+        from meshwright.train.observe.whereabouts import last_seen
 
         failures = failure.read(launched.failures)
         raise failure.told(
@@ -134,6 +135,7 @@ def _outcome(design: Design, run_dir: Path, *, predicted: Report, launched: Laun
             predicted_bytes=predicted.peak_bytes,
             machine_bytes=this_machine().memory_bytes,
             num_ranks=design.plan.world_size,
+            last_seen={rank: seen for rank in launched.failures if (seen := last_seen(run_dir, rank)) is not None},
         )
     _remove_empty_logs(run_dir)
     ended = read_ended(run_dir)

@@ -174,7 +174,8 @@ class JobSpec:
 
     `other_precisions` may be taken in place of `precision` where the plan is better for it; numerics change with them.
     `trackers` and `techniques` are names of the registries of train/observe and techniques. `start` is a Hugging Face
-    folder whose weights a new run begins with; "" draws them from `seed`.
+    folder whose weights a new run begins with; "" draws them from `seed`. A rank that waits longer than
+    `peer_timeout_seconds` for another one ends the run.
     """
 
     name: str = "job"
@@ -194,6 +195,7 @@ class JobSpec:
     evaluation: EvaluationSpec = EvaluationSpec()
     compile: Switch = Switch.OFF
     deterministic: bool = False
+    peer_timeout_seconds: float = 300.0
     seed: int = 0
     trackers: tuple[str, ...] = ()
     techniques: tuple[str, ...] = ()

@@ -29,6 +29,7 @@ from meshwright.train.observe.metrics import Yardstick
 from meshwright.train.observe.observer import Observer
 from meshwright.train.observe.profile import Profiler, Sampling
 from meshwright.train.observe.spans import SpanFile
+from meshwright.train.observe.whereabouts import Marker
 from meshwright.train.policies import EndAt, EvaluateEvery, SaveEvery
 from meshwright.train.run import Run, loader_of
 from meshwright.train.state import TrainState
@@ -37,13 +38,15 @@ from meshwright.train.technique import Technique
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where one worker runs: its rank, its device, the run directory, the cache of tokenised text, its screen."""
+    """Where one worker runs: its rank, its device, the run directory, the cache of tokenised text, its screen, and what
+    tells others where it is."""
 
     rank: int
     device: torch.device
     run_dir: Path
     cache: Path
     screen: TextIO
+    marker: Marker | None = None
 
 
 def build(
@@ -87,6 +90,7 @@ def build(
         store=store,
         profiler=profiler,
         spans=spans,
+        marker=place.marker or Marker(place.run_dir, rank=place.rank),
         stop_asked=stop_asked,
         memory_bytes=memory_of(place.device),
         techniques=techniques,

@@ -40,6 +40,7 @@ from meshwright.train.learning_rate import learning_rate
 from meshwright.train.observe.observer import Observer
 from meshwright.train.observe.profile import Profiler
 from meshwright.train.observe.spans import SpanFile
+from meshwright.train.observe.whereabouts import Marker, Section
 from meshwright.train.state import TrainState
 from meshwright.train.technique import Technique
 
@@ -58,6 +59,7 @@ class Run:
     store: Store
     profiler: Profiler
     spans: SpanFile
+    marker: Marker
     stop_asked: Callable[[], bool]
     memory_bytes: Callable[[], float]
     reactors: tuple[Reactor, ...] = ()
@@ -84,15 +86,20 @@ class Run:
         )
         with self._observed(number):
             with self.profiler.section(LineName.INPUT):
+                self.marker.mark(step=number, section=Section.INPUT)
                 batch = self.feed.tensors(next(self.loader))
+            self.marker.mark(step=number, section=Section.MODEL)
             loss = self.laid.step(*batch)
             with self.profiler.section(LineName.OPTIMIZER):
+                self.marker.mark(step=number, section=Section.NORM)
                 norm = self.laid.clip(job.optimizer.clip_norm)
                 known = _known(loss, norm, self.laid.num_targets)
+                self.marker.mark(step=number, section=Section.OPTIMIZER)
                 if known.finite:
                     for group in self.optimizer.param_groups:
                         group["lr"] = rate
                     self.optimizer.step()
+        self.marker.mark(step=number, section=Section.AGREE)
         if not known.finite:
             return self._spoilt(number, known)
         agreed = self._agree(self.laid.expert_load())
@@ -158,6 +165,7 @@ class Run:
         self.loader.close()
 
     def _roll_back(self) -> None:
+        self.marker.mark(step=self.state.step, section=Section.RESTORE)
         newest = self.store.newest()
         if newest is None:
             raise ConfigError(self.store.skipped or (Problem(what="there is no checkpoint to roll back to"),))
@@ -180,6 +188,7 @@ class Run:
     def _evaluate(self) -> Evaluated | None:
         if self.corpus.validation is None:
             return None
+        self.marker.mark(step=self.state.step, section=Section.EVALUATE)
         tokens = self.design.job.evaluation.tokens
         found = validate(self.laid, held_out=self.corpus.validation, feed=self.feed, tokens=tokens)
         return Evaluated(
@@ -192,6 +201,7 @@ class Run:
         )
 
     def _save(self) -> Saved:
+        self.marker.mark(step=self.state.step, section=Section.SAVE)
         start = time.perf_counter()
         self.store.save(
             step=self.state.step,
