@@ -141,6 +141,12 @@ def test_the_template_loads_as_the_default_and_explains_itself(tmp_path: Path) -
             table = table[key]
 
 
+def test_a_seed_is_below_the_one_that_begins_again() -> None:
+    assert catalog.load_job(None, sets=[f"seed={2**63 - 1}"]).seed == 2**63 - 1
+    (told,) = refused(None, f"seed={2**63}")
+    assert told.startswith(f"--set seed: {2**63} is not below 2^63")
+
+
 def test_a_roll_back_needs_checkpoints_on_the_way() -> None:
     asked = ("non_finite.policy=roll_back", "non_finite.most_in_a_row=0")
     assert [line.partition(";")[0] for line in refused(None, *asked)] == [

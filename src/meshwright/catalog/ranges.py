@@ -42,6 +42,7 @@ AT_LEAST_ZERO = (
     "evaluation.every_steps",
     "learning_rate.warmup_steps",
 )
+MOST_SEEDS = 2**63
 FRACTIONS = (
     "learning_rate.warmup_fraction",
     "learning_rate.decay_fraction",
@@ -69,6 +70,9 @@ def checked_job(job: JobSpec) -> JobSpec:
         ),
         *_group_problems(job),
     ]
+    if job.seed >= MOST_SEEDS:
+        what = f"{job.seed} is not below 2^63, from where two seeds would draw the same"
+        problems.append(Problem(what=what, where="seed"))
     for path, known in CHOICES.items():
         if _at(job, path) not in known:
             problems.append(Problem(what=f"{_at(job, path)!r} is not a choice", where=path, fix=nearest("", known)))

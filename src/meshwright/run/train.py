@@ -18,7 +18,7 @@ from meshwright.run.environment import environment
 from meshwright.run.files import load_design, write_json
 from meshwright.run.machine import cache_root, this_machine
 from meshwright.run.outcome import Outcome, ended_path, read_ended, read_report
-from meshwright.run.resume import check_resumable
+from meshwright.run.resume import changes, check_resumable
 from meshwright.run.screen import Screen
 from meshwright.spec.errors import ConfigError, ExitCode, Problem, WorkerFailed
 from meshwright.spec.plan import Design
@@ -56,8 +56,10 @@ def train(
     design = with_absolute_paths(design)
     preflight.check_design(design)
     preflight.check_run_dir(design, run_dir=folder, resume=resume)
-    if resume and (line := check_resumable(folder)):
-        say(line)
+    if resume:
+        line = check_resumable(folder)
+        for told in ([line] if line else []) + changes(load_design(folder / "design.json"), design):
+            say(told)
     predicted = cost.predict(design)
     preflight.check_machine(design, predicted=predicted, run_dir=folder)
     if steps is not None and steps < 1:
