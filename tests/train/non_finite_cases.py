@@ -14,7 +14,7 @@ from meshwright import cost
 from meshwright.spec.errors import WorkerFailed
 from meshwright.spec.plan import Design
 from meshwright.train.build import Place, build
-from meshwright.train.events import Skip
+from meshwright.train.events import Evaluate, Evaluated, Skip, StepDone
 from meshwright.train.loop import fit
 from meshwright.train.run import Run
 from tests.parallel.parity_cases import by_name, whole
@@ -74,3 +74,12 @@ def _held(run: Run) -> dict[str, Any]:
     step, consumed = run.state.step, run.state.consumed
     run.close()
     return {"step": step, "consumed": consumed, "parameters": {**parameters, **buffers}, "moments": moments}
+
+
+def trained(design: Design, folder: str) -> dict[str, Any]:
+    """A run to its end, with the validation after it."""
+    run = _run(design, folder)
+    losses = [done.loss for _ in range(design.job.total_steps) if isinstance(done := run.step(), StepDone)]
+    told = run.perform(Evaluate())
+    assert isinstance(told, Evaluated)
+    return {**_held(run), "losses": losses, "validation": told.loss, "bits": told.bits_per_byte}

@@ -10,6 +10,7 @@ from typing import Any
 import numpy
 import pytest
 
+from meshwright.spec.cluster import Precision
 from meshwright.spec.job import CheckpointSpec, NonFinite, NonFiniteSpec
 from meshwright.spec.model import Mixture
 from meshwright.spec.plan import Design, Sharding
@@ -93,3 +94,11 @@ def test_too_many_skips_stop(pool: Pool, tmp_path: Path) -> None:
     for rank in pool.run(non_finite_cases.spoilt, design, str(tmp_path / "a"), (1, 2, 3), ranks=2):
         assert (rank["step"], rank["consumed"]) == (1, 3 * runs.BATCH)
         assert "3 steps in a row were like it" in rank["told"]
+
+
+def test_what_rounding_left_of_a_spoilt_gradient_spoils_no_other(pool: Pool, tmp_path: Path) -> None:
+    design = of(tmp_path, Layout(batch=runs.BATCH, replicate=2), NonFinite.SKIP)
+    travel = replace(design.plan.gradients, precision=Precision.FP8)
+    design = replace(design, plan=replace(design.plan, gradients=travel))
+    for rank in pool.run(non_finite_cases.spoilt, design, str(tmp_path / "a"), (1, 3), ranks=2):
+        assert (rank["step"], rank["consumed"], rank["told"]) == (4, 6 * runs.BATCH, "")
