@@ -68,7 +68,7 @@ def batch(
     """Tokens, targets and documents (count, length) of every test; no documents where each sequence is one."""
     generator = torch.Generator().manual_seed(11)
     tokens = torch.randint(0, vocab, (count, length + 1), generator=generator)
-    inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    inputs, targets = tokens[:, :-1].clone(), tokens[:, 1:].clone()
     if masks is Masks.SOME:
         targets[torch.rand(targets.shape, generator=torch.Generator().manual_seed(3)) < 0.4] = MASKED
     if masks is Masks.HALVES:
