@@ -136,8 +136,23 @@ def test_the_template_loads_as_the_default_and_explains_itself(tmp_path: Path) -
     for path in COMMENTS:
         table = written
         for key in path.split("."):
+            table = table[0] if isinstance(table, list) else table
             assert key in table, f"the template has no {path}"
             table = table[key]
+
+
+def test_a_seed_is_below_the_one_that_begins_again() -> None:
+    assert catalog.load_job(None, sets=[f"seed={2**63 - 1}"]).seed == 2**63 - 1
+    (told,) = refused(None, f"seed={2**63}")
+    assert told.startswith(f"--set seed: {2**63} is not below 2^63")
+
+
+def test_a_roll_back_needs_checkpoints_on_the_way() -> None:
+    asked = ("non_finite.policy=roll_back", "non_finite.most_in_a_row=0")
+    assert [line.partition(";")[0] for line in refused(None, *asked)] == [
+        "--set non_finite.most_in_a_row: 0 is not at least 1",
+        "--set non_finite.policy: there is no checkpoint on the way to roll back to",
+    ]
 
 
 def test_numbers_that_are_none_and_other_optimizers_are_refused() -> None:

@@ -14,6 +14,7 @@ from meshwright.data import Corpus, prepare
 from meshwright.data.pack import Packed
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.job import DataSpec, Source
+from meshwright.spec.targets import MASKED
 from tests.data.stories import story
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -111,6 +112,39 @@ def test_bytes_per_token_of_the_validation_text_is_exact(stories: Path, tmp_path
     batch = corpus.validation.sequences(0, corpus.validation.num_sequences)
     shown = sum(len(corpus.tokenizer.decode(row.tolist()).encode()) for row in batch.targets)
     assert batch.bytes_per_token == pytest.approx(shown / batch.targets.size)
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", str(EXAMPLES / "tokenizer" / "novels-bpe-4096.json")])
+def test_prompts_are_read_and_are_no_targets(tokenizer: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = [{"ask": f"What is {n} and {n}?" if n % 5 else "", "text": f" It is {2 * n}."} for n in range(40)]
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    source = Source(path=str(path), prompt_field="ask")
+    spec = DataSpec(sources=(source,), tokenizer=tokenizer, validation_fraction=0.0)
+    assert spec.masks
+    for _ in range(2):  # made, then read from the cache
+        corpus = prepare(spec, sequence_length=16, seed=0, cache=tmp_path / "cache")
+    (stream,) = corpus.train.streams
+    tokens, targets = stream.read(0, len(stream)), stream.targets(0, len(stream))
+    end, decode = corpus.tokenizer.end, corpus.tokenizer.decode
+    starts = [*np.flatnonzero(tokens == end).tolist(), len(tokens)]
+    for row, start, stop in zip(rows, starts, starts[1:], strict=False):
+        shown, learned = tokens[start + 1 : stop], targets[start + 1 : stop]
+        assert targets[start] == end  # where a document ends is learned
+        assert decode(shown.tolist()) == row["ask"] + row["text"]
+        assert decode(shown[learned != MASKED].tolist()) == row["text"]
+    batch = corpus.train.sequences(0, 4)
+    assert batch.num_targets == int((batch.targets != MASKED).sum()) < batch.targets.size
+    shown = [decode([token]) for token in batch.targets[batch.targets != MASKED].tolist() if token != end]
+    assert batch.bytes_per_token == pytest.approx(sum(map(len, shown)) / batch.num_targets)
+
+
+def test_prompts_are_of_json_lines_and_of_the_field_that_is_named(stories: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("plain")
+    for path, said in ((tmp_path / "a.txt", "plain text has no prompts"), (stories, "set prompt_field of the source")):
+        spec = DataSpec(sources=(Source(path=str(path), prompt_field="ask"),))
+        with pytest.raises(ConfigError, match=said):
+            prepare(spec, sequence_length=16, seed=0, cache=tmp_path / "cache")
 
 
 def test_a_trained_tokenizer_is_kept_and_used_again(stories: Path, tmp_path: Path) -> None:

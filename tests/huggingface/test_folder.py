@@ -154,6 +154,26 @@ def test_shards_are_one_model_and_a_missing_one_is_named(tmp_path: Path) -> None
         open_folder(tmp_path)
 
 
+def test_a_shard_that_was_cut_short_is_one_line(tmp_path: Path) -> None:
+    sharded(tmp_path)
+    shard = tmp_path / "model-00002-of-00002.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-100])
+    with pytest.raises(ConfigError, match="it ends at byte") as caught:
+        open_folder(tmp_path)
+    assert [problem.where for problem in caught.value.problems] == [str(shard)]
+
+
+def test_a_single_file_that_was_cut_short_is_one_line(tmp_path: Path) -> None:
+    sharded(tmp_path)
+    for path in tmp_path.glob("*.safetensors*"):
+        path.rename(path.with_name("model.safetensors")) if "00001" in path.name else path.unlink()
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ConfigError) as caught:
+        open_folder(tmp_path)
+    assert [problem.where for problem in caught.value.problems] == [str(file)]
+
+
 def test_an_index_that_leaves_the_folder_is_refused(tmp_path: Path) -> None:
     owners = sharded(tmp_path)
     index = tmp_path / "model.safetensors.index.json"

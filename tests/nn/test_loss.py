@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional
 
 from meshwright.nn import token_losses
+from meshwright.spec.targets import MASKED
 
 
 def case(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
@@ -27,6 +28,21 @@ def test_loss_and_gradient_are_exact(z_loss: float) -> None:
     torch.testing.assert_close(found, expected.detach(), rtol=1e-12, atol=1e-12)
     (found * weights).sum().backward()
     torch.testing.assert_close(logits.grad, plain.grad, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("z_loss", [0.0, 1e-2])
+def test_masked_targets_have_no_loss_and_no_gradient(z_loss: float) -> None:
+    logits, targets = case()
+    targets[torch.rand(targets.shape, generator=torch.Generator().manual_seed(2)) < 0.5] = MASKED
+    plain = logits.detach().clone().requires_grad_()
+    expected = functional.cross_entropy(plain.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
+    expected = expected + torch.where(targets == MASKED, 0.0, z_loss * plain.logsumexp(-1).square())
+    expected.sum().backward()
+    found = token_losses(logits * 1.0, targets, z_loss=z_loss)
+    torch.testing.assert_close(found, expected.detach(), rtol=1e-12, atol=1e-12)
+    found.sum().backward()
+    torch.testing.assert_close(logits.grad, plain.grad, rtol=1e-12, atol=1e-14)
+    assert not logits.grad[targets == MASKED].any()
 
 
 def test_half_precision_logits_give_full_precision_losses() -> None:

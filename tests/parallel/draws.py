@@ -35,7 +35,7 @@ from meshwright.spec.plan import (
     TokenLayout,
     Training,
 )
-from tests.parallel.parity_cases import Documents
+from tests.parallel.parity_cases import Documents, Masks, data_of
 from tests.support import models
 from tests.support.designs import SEQUENCE, cluster
 
@@ -73,6 +73,7 @@ class Draw:
     experts: tuple[int, int, str] | None = None
     precision: str = "fp64"
     documents: str = "one"
+    masks: str = "none"
     optimizer: str = "adamw"
     z_loss: float = 0.0
     clip_norm: float | None = None
@@ -126,6 +127,7 @@ def build(draw: Draw) -> Design:
         batch_tokens=plan.batch_tokens,
         total_tokens=100 * plan.batch_tokens,
         precision=Precision(draw.precision),
+        data=data_of(Masks(draw.masks)),
         optimizer=OPTIMIZERS[draw.optimizer](learning_rate=1e-2, clip_norm=draw.clip_norm),
         z_loss=draw.z_loss,
     )
@@ -207,8 +209,13 @@ def legal(count: int, *, seed: int) -> list[Draw]:
         tries = (_any(random, axes, kind, chunks) for _ in range(TRIES))
         one = next((one for one in tries if one is not None and not refused(one)), None)
         if one is not None:
-            found[one] = None
+            found[replace(one, masks=_masks(one))] = None
     return sorted(found, key=lambda draw: draw.ranks)
+
+
+def _masks(draw: Draw) -> str:
+    """Of half of the draws; by the draw alone, so that the others stay what they were before there were masks."""
+    return Random(str(draw)).choice((Masks.NONE, Masks.NONE, Masks.SOME, Masks.HALVES)).value
 
 
 def _any(random: Random, axes: tuple[tuple[str, int], ...], kind: ScheduleKind, chunks: int) -> Draw | None:
@@ -378,6 +385,7 @@ def _plainer(draw: Draw) -> Iterator[Draw]:
         "sharding",
         "sequence_parallel",
         "documents",
+        "masks",
         "optimizer",
         "z_loss",
         "clip_norm",

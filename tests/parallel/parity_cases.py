@@ -16,9 +16,11 @@ from meshwright.nn import Decoder, initialize
 from meshwright.nn.mixture import MixtureOfExperts
 from meshwright.parallel import Mesh, build_mesh, build_optimizer, lay
 from meshwright.parallel.optimizer import block_of
+from meshwright.spec.job import DataSpec, Source
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.optimizer import Optimizer, OptimizerSpec
 from meshwright.spec.plan import AxisName, Design, Plan
+from meshwright.spec.targets import MASKED
 from tests.parallel.reference_optimizers import is_small, update
 
 SEED = 5
@@ -45,13 +47,33 @@ class Documents(StrEnum):
     MANY = "many"
 
 
+class Masks(StrEnum):
+    """Which targets are masked: none, two of five, or all of the first half of the sequences (so all of some data
+    ranks and microbatches) and of the first half of the others (so whole slices and parts of a context axis).
+    """
+
+    NONE = "none"
+    SOME = "some"
+    HALVES = "halves"
+
+
+def data_of(masks: Masks) -> DataSpec:
+    """What a job says of its data where targets are masked."""
+    return DataSpec() if masks is Masks.NONE else DataSpec(sources=(Source(path="rows.jsonl", prompt_field="prompt"),))
+
+
 def batch(
-    count: int, length: int, vocab: int, *, packed: Documents = Documents.ONE
+    count: int, length: int, vocab: int, *, packed: Documents = Documents.ONE, masks: Masks = Masks.NONE
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Tokens, targets and documents (count, length) of every test; no documents where each sequence is one."""
     generator = torch.Generator().manual_seed(11)
     tokens = torch.randint(0, vocab, (count, length + 1), generator=generator)
-    inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    inputs, targets = tokens[:, :-1].clone(), tokens[:, 1:].clone()
+    if masks is Masks.SOME:
+        targets[torch.rand(targets.shape, generator=torch.Generator().manual_seed(3)) < 0.4] = MASKED
+    if masks is Masks.HALVES:
+        targets[: count // 2] = MASKED
+        targets[:, : length // 2] = MASKED
     if packed is Documents.ONE:
         return inputs, targets, None
     if packed is Documents.TWO:
@@ -70,13 +92,14 @@ def one_device(
     optimizer: Optimizer,
     packed: Documents,
     frozen: frozenset[int] = frozenset(),
+    masks: Masks = Masks.NONE,
 ) -> Outcome:
     """The reference: a whole decoder, torch's own cross entropy and norm. Nothing of the parallel room."""
     decoder = Decoder(model).double()
     initialize(decoder, seed=SEED)
     for name, parameter in decoder.named_parameters():
         parameter.requires_grad_(block_of(name, model) not in frozen)
-    tokens, targets, parts = batch(count, length, model.vocab, packed=packed)
+    tokens, targets, parts = batch(count, length, model.vocab, packed=packed, masks=masks)
     mixtures = [module for module in decoder.modules() if isinstance(module, MixtureOfExperts)]
     for mixture in mixtures:
         mixture.each = 1.0 / count
@@ -84,7 +107,7 @@ def one_device(
     def forward() -> tuple[Tensor, Tensor]:
         logits = decoder(tokens, documents=parts)
         plain = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-        return plain, plain + z_loss * logits.logsumexp(-1).square().mean()
+        return plain, plain + z_loss * logits.logsumexp(-1)[targets != MASKED].square().mean()
 
     loss = forward()[1]
     loss.backward()
@@ -141,13 +164,13 @@ def mesh_over(plan: Plan) -> Mesh:
     return _MESHES[ranks]
 
 
-def one_rank(design: Design, packed: Documents) -> Outcome:
+def one_rank(design: Design, packed: Documents, masks: Masks = Masks.NONE) -> Outcome:
     """The same step laid out. Gradients and parameters are those of this rank's stages, gathered whole."""
     plan = design.plan
     mesh = mesh_over(plan)
     laid = lay(design, mesh, device="cpu", seed=SEED)
     optimizer = build_optimizer(laid, design.job.optimizer)
-    tokens, targets, parts = batch(plan.batch, plan.sequence_length, design.model.vocab, packed=packed)
+    tokens, targets, parts = batch(plan.batch, plan.sequence_length, design.model.vocab, packed=packed, masks=masks)
     own = plan.batch // plan.data
     rows = slice(mesh.data_coordinate * own, (mesh.data_coordinate + 1) * own)
     mine = (tokens[rows], targets[rows], None if parts is None else parts[rows])

@@ -6,7 +6,7 @@ import sys
 
 from tests.parallel import parity_cases
 from tests.parallel.draws import Draw, build, read, refused, simpler
-from tests.parallel.parity_cases import Documents, Outcome
+from tests.parallel.parity_cases import Documents, Masks, Outcome
 from tests.support.designs import SEQUENCE
 from tests.support.pool import Pool
 
@@ -17,7 +17,8 @@ NEAR = {"fp32": 1e-4, "bf16": 0.1}
 
 def beside_one_device(pool: Pool, draw: Draw) -> None:
     """Every rank's losses, norm, gradients and parameters are those of one device; AssertionError where not."""
-    found = pool.run(parity_cases.one_rank, build(draw), Documents(draw.documents), ranks=draw.ranks)
+    given = (build(draw), Documents(draw.documents), Masks(draw.masks))
+    found = pool.run(parity_cases.one_rank, *given, ranks=draw.ranks)
     expected, bound = _reference(draw), NEAR.get(draw.precision)
     if bound is None:
         parity_cases.compare(expected, found)
@@ -35,6 +36,7 @@ def _reference(draw: Draw) -> Outcome:
         optimizer=design.job.optimizer,
         packed=Documents(draw.documents),
         frozen=design.plan.frozen_blocks,
+        masks=Masks(draw.masks),
     )
 
 

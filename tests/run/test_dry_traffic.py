@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from meshwright import cost
 from meshwright.run.children import in_child
+from meshwright.spec.job import DataSpec, Source
 from meshwright.spec.plan import Design, Recompute, ScheduleKind, Sharding, TensorGrid
 from tests.run import dry_cases
 from tests.run.dry_cases import case
 from tests.support.designs import Layout
 
 FULL, SELECTIVE = Recompute.FULL, Recompute.SELECTIVE
+PLAIN, PROMPTED = DataSpec(), DataSpec(sources=(Source(path="rows.jsonl", prompt_field="ask"),))
 ZERO1, ZERO2, ZERO3 = Sharding.OPTIMIZER, Sharding.GRADIENTS, Sharding.PARAMETERS
 # Pairs of a kind of block and a layout in which no shard is padded.
 LAYOUTS = {
@@ -27,8 +31,9 @@ QUICK = (("mixture", "zero3"), ("tiny", "zero1"), ("gpt", "loops"), ("mixture_fu
 GRIDS = (("tied", "square"), ("gpt", "cube"))
 
 
-def check(pairs: tuple[tuple[str, str], ...], *, accelerator: bool) -> None:
+def check(pairs: tuple[tuple[str, str], ...], *, accelerator: bool, data: DataSpec = PLAIN) -> None:
     designs = [case(LAYOUTS[layout], kind=kind, layers=2, accelerator=accelerator) for kind, layout in pairs]
+    designs = [replace(entry, job=replace(entry.job, data=data)) for entry in designs]
     found = in_child(dry_cases.count_fake, {"designs": designs, "rank": 0}, seconds=280)
     for pair, entry, counted in zip(pairs, designs, found, strict=True):
         assert told(entry) == pytest.approx(dict(counted.bytes), rel=1e-12), pair
@@ -48,3 +53,7 @@ def test_on_processors_too() -> None:
 
 def test_on_squares_and_cubes_of_tensor_ranks_too() -> None:
     check(GRIDS, accelerator=True)
+
+
+def test_the_count_of_targets_that_are_not_masked_is_predicted() -> None:
+    check(QUICK[1:3], accelerator=False, data=PROMPTED)

@@ -9,7 +9,9 @@ from types import SimpleNamespace
 
 from meshwright.run import failure
 from meshwright.run.failure import Nearness
+from meshwright.run.waiting import Waiting
 from meshwright.spec.errors import ConfigError, ExitCode, MeshwrightError, Problem, WorkerFailed
+from meshwright.train.observe.whereabouts import Marker, Section, Whereabouts, last_seen, path_of
 
 LOST = RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:5")
 
@@ -96,6 +98,44 @@ def test_memory_and_files_are_told_in_words() -> None:
     assert "/somewhere/file" in str(failure.translate(full))
     assert "No space left on device" in str(failure.translate(full))
     assert failure.translate(ValueError("x")) is None
+
+
+def waited(folder: Path, rank: int, *, timed_out: bool) -> SimpleNamespace:
+    waiting = Waiting(where="step 4, optimizer", collective="all_reduce 12 of ranks 0, 1 and 2", timed_out=timed_out)
+    return SimpleNamespace(
+        exitcode=failure.record(LOST, path=folder / str(rank), waiting=waiting),
+        error_file_data=json.loads((folder / str(rank)).read_text()),
+        timestamp=0,
+    )
+
+
+def test_a_rank_that_was_ended_after_others_had_waited_too_long_had_hung(tmp_path: Path) -> None:
+    failures = {0: waited(tmp_path, 0, timed_out=True), 2: waited(tmp_path, 2, timed_out=False), 1: ended(-9)}
+    seen = {1: Whereabouts(step=4, section=Section.INPUT)}
+    found = failure.told(failure.read(failures), predicted_bytes=1.0, machine_bytes=2.0, num_ranks=3, last_seen=seen)
+    assert str(found).startswith(
+        "rank 1 did not come to where the others waited: hung or stopped (ranks 0 and 2 waited "
+    )
+    assert "in all_reduce 12 of ranks 0, 1 and 2 (step 4, optimizer); rank 1 was last seen in step 4, reading" in str(
+        found
+    )
+    assert found.exit_code is ExitCode.WORKER
+    del failures[1]
+    assert str(first(failures)).startswith("ranks waited in vain for each other (ranks 0 and 2 waited in all_reduce 12")
+
+
+def test_a_killed_rank_is_told_with_what_the_others_were_in(tmp_path: Path) -> None:
+    told = str(first({0: waited(tmp_path, 0, timed_out=False), 1: ended(-signal.SIGKILL)}))
+    assert "rank 1 was killed (signal 9)" in told
+    assert "rank 0 waited in all_reduce 12 of ranks 0, 1 and 2 (step 4, optimizer)" in told
+
+
+def test_marks_outlive_the_process_that_made_them(tmp_path: Path) -> None:
+    Marker(tmp_path, rank=3).mark(step=17, section=Section.SAVE)
+    assert last_seen(tmp_path, 3) == Whereabouts(step=17, section=Section.SAVE)
+    assert last_seen(tmp_path, 4) is None
+    path_of(tmp_path, 3).write_text("{half")
+    assert last_seen(tmp_path, 3) is None
 
 
 def test_nearness_orders_causes() -> None:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from meshwright.run.files import write_json
 from meshwright.run.outcome import Ended, ended_path
-from meshwright.run.resume import check_resumable, steps_of
+from meshwright.run.resume import changes, check_resumable, steps_of
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.job import CheckpointSpec
+from meshwright.spec.plan import Sharding
 from meshwright.train.checkpoint import Manifest
 from meshwright.train.checkpoint.find import path_of
 from meshwright.train.checkpoint.manifest import record_of, seal, write_manifest
 from meshwright.train.events import Ending
 from tests.run.runs import design
+from tests.support.designs import Layout
 
 
 @pytest.fixture
@@ -73,3 +76,17 @@ def test_a_first_save_that_never_ended_is_no_loss(run: Path) -> None:
 def test_a_run_that_never_stepped_begins(run: Path) -> None:
     (run / "metrics.jsonl").unlink()
     assert check_resumable(run) == "nothing to go on from: it never saved a checkpoint; the run begins at step 0"
+
+
+def test_what_is_another_from_here_on_is_a_line_each(tmp_path: Path) -> None:
+    before = design(tmp_path, steps=20)
+    optimizer = replace(before.job.optimizer, learning_rate=0.5, weight_decay=0.25)
+    after = design(tmp_path, Layout(batch=8, shard=2, sharding=Sharding.GRADIENTS), steps=40, optimizer=optimizer)
+    assert changes(before, before) == []
+    assert [line.split(" is ")[0] for line in changes(before, after)] == [
+        "the plan",
+        "job.total_tokens",
+        "job.optimizer.learning_rate",
+        "job.optimizer.weight_decay",
+    ]
+    assert "job.optimizer.learning_rate is 0.5 from here on; it was 0.01" in changes(before, after)

@@ -11,8 +11,10 @@ from meshwright.schedule import problems as schedule_problems
 from meshwright.schedule.build import LOOPS, V_SHAPES
 from meshwright.search import RULES, Rule, Scope, check
 from meshwright.search.degree_rules import least_microbatches
+from meshwright.search.job_rules import check_job
 from meshwright.search.rules import choices, divisors
 from meshwright.spec.cluster import Precision
+from meshwright.spec.errors import ConfigError
 from meshwright.spec.model import Layer
 from meshwright.spec.plan import (
     Design,
@@ -156,3 +158,44 @@ def test_what_fills_a_pipeline_and_rounds_is_what_build_gives(kind: ScheduleKind
         sizes = {"pipeline": pipeline, "chunks": chunks, "microbatches": microbatches, "slices": slices}
         if not heard:
             assert schedule_problems(kind, **sizes) == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "sequences", "fix"),
+    [
+        (ScheduleKind.ZERO_BUBBLE_V, 8, "choose 8 microbatches of 1 sequence"),
+        (ScheduleKind.ONE_F_ONE_B, 24, "choose 4 microbatches of 6 sequences, or gpipe"),
+        (ScheduleKind.INTERLEAVED, 24, "choose 4 microbatches of 6 sequences, or breadth-first"),
+        (
+            ScheduleKind.INTERLEAVED,
+            6,
+            "choose breadth-first, or a smaller pipeline, or a larger batch: the 6 sequences",
+        ),
+        (ScheduleKind.DUAL_PIPE_V, 6, "choose a smaller pipeline, or a larger batch: the 6 sequences of a data rank"),
+    ],
+)
+def test_microbatches_that_are_suggested_can_be_taken(kind: ScheduleKind, sequences: int, fix: str) -> None:
+    """Seven microbatches or more fill a V of four ranks, and eight sequences cannot be cut into seven."""
+    chunks, job = 2 if kind in LOOPS | V_SHAPES else 1, samples.job(sequences=sequences)
+    places = placement(kind, pipeline=4, chunks=chunks)
+
+    def heard(microbatches: int) -> dict[str, str]:
+        shape = Schedule(kind=kind, chunks=chunks, microbatches=microbatches)
+        size = sequences // microbatches
+        return told(reranked(D(pipeline=4, shard=1, schedule=shape, microbatch=size, asked=job), *places))
+
+    (said,) = heard(6 if kind is ScheduleKind.INTERLEAVED else 2).values()
+    assert f"; {fix}" in said
+    if "microbatches of" in fix:
+        assert heard(int(fix.split()[1])) == {}
+
+
+def test_an_offload_that_is_fixed_needs_a_host_that_is_known() -> None:
+    job = samples.job()
+    fixed = replace(job, constraints=replace(job.constraints, fix={"offload": "optimizer"}))
+    with pytest.raises(
+        ConfigError, match=r"fix.offload: nothing is known of the link .*rule offload-has-host"
+    ) as caught:
+        check_job(samples.model(), samples.cluster(), fixed)
+    assert len(caught.value.problems) == 1
+    check_job(samples.model(), samples.cluster(), job)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from meshwright.parallel import move
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit
 from meshwright.spec.job import CheckpointSpec
 from meshwright.spec.plan import Design, Sharding
@@ -202,6 +203,41 @@ def test_a_checkpoint_of_another_model_is_refused_before_anything_changes(saved:
     with pytest.raises(ConfigError, match="it is of another model, tiny"):
         store.load(found, laid=run.laid, optimizer=run.optimizer)
     assert all(torch.equal(x, before[name]) for name, x in weights(run).items())
+
+
+def changed(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Seven parameters and one moment left out, two tensors of nobody, and one cut."""
+    moment = next(name for name in tensors if name.endswith("exp_avg_sq"))
+    gone = [*(name for name in tensors if "norm" in name and name.startswith("model."))][:7]
+    assert len(gone) == 7
+    kept = {name: x for name, x in tensors.items() if name not in (*gone, moment)}
+    head = "model.head.output.weight"
+    return {**kept, head: kept[head][:-1], "model.ghost": torch.ones(2), "model.layers.99.ghost": torch.ones(2)}
+
+
+def test_tensors_too_few_and_too_many_are_named_and_nothing_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, state = of(ONE), TrainState(seed=SEED)
+    run, store = runner(made), Store(tmp_path, design=made)
+    train(run, state, 1)
+    whole = move.to_save
+    monkeypatch.setattr(move, "to_save", lambda *parts: changed(whole(*parts)))
+    store.save(step=1, laid=run.laid, optimizer=run.optimizer, state={})
+    store.wait()
+    other = runner(made, seed=SEED + 1)
+    before, found = weights(other), store.newest()
+    assert found is not None
+    with pytest.raises(ConfigError) as caught:
+        store.load(found, laid=other.laid, optimizer=other.optimizer)
+    told = {problem.what: problem.why for problem in caught.value.problems}
+    missing, shapes, extra = told
+    assert missing == "8 tensors are missing"
+    assert told[missing].endswith(" and 3 more")
+    assert shapes == "1 tensor is of another shape"
+    assert told[shapes].startswith("model.head.output.weight is (")
+    assert (extra, told[extra]) == ("2 tensors are not of the model", "model.ghost, model.layers.99.ghost")
+    assert all(torch.equal(x, before[name]) for name, x in weights(other).items())
 
 
 def test_a_model_by_another_name_is_the_same_model(saved: Saved) -> None:

@@ -13,7 +13,7 @@ from meshwright.catalog.model_ranges import model_problems
 from meshwright.catalog.shorthand import checked
 from meshwright.spec.codec import nearest
 from meshwright.spec.errors import ConfigError, Problem
-from meshwright.spec.job import JobSpec
+from meshwright.spec.job import JobSpec, NonFinite
 from meshwright.spec.plan import Design
 
 AT_LEAST_ONE = (
@@ -21,10 +21,12 @@ AT_LEAST_ONE = (
     "batch_tokens",
     "total_tokens",
     "checkpoint.keep",
+    "non_finite.most_in_a_row",
     "evaluation.tokens",
     "optimizer.steps",
 )
 ABOVE_ZERO = (
+    "peer_timeout_seconds",
     "optimizer.learning_rate",
     "optimizer.epsilon",
     "optimizer.clip_norm",
@@ -40,6 +42,7 @@ AT_LEAST_ZERO = (
     "evaluation.every_steps",
     "learning_rate.warmup_steps",
 )
+MOST_SEEDS = 2**63
 FRACTIONS = (
     "learning_rate.warmup_fraction",
     "learning_rate.decay_fraction",
@@ -67,6 +70,9 @@ def checked_job(job: JobSpec) -> JobSpec:
         ),
         *_group_problems(job),
     ]
+    if job.seed >= MOST_SEEDS:
+        what = f"{job.seed} is not below 2^63, from where two seeds would draw the same"
+        problems.append(Problem(what=what, where="seed"))
     for path, known in CHOICES.items():
         if _at(job, path) not in known:
             problems.append(Problem(what=f"{_at(job, path)!r} is not a choice", where=path, fix=nearest("", known)))
@@ -74,6 +80,10 @@ def checked_job(job: JobSpec) -> JobSpec:
         if not source.weight > 0:
             where = f"data.sources[{index}].weight"
             problems.append(Problem(what=f"{source.weight} is not above 0", where=where, fix="leave the source out"))
+    if job.non_finite.policy is NonFinite.ROLL_BACK and not job.checkpoint.every_steps:
+        what = "there is no checkpoint on the way to roll back to"
+        fix = "set checkpoint.every_steps, or choose stop or skip"
+        problems.append(Problem(what=what, where="non_finite.policy", fix=fix))
     if 1 <= job.total_tokens < job.batch_tokens:
         what = f"{job.total_tokens:,} is less than the {job.batch_tokens:,} tokens of one step"
         fix = f"choose {job.batch_tokens} tokens or more, or a smaller batch_tokens"

@@ -140,13 +140,15 @@ class _Rank:
             self.traffic.add(LineName.TRANSFER, operation, AxisName.PIPELINE, each=each, calls=1)
 
     def _numbers(self) -> None:
-        """The loss and the norm of the gradients, among all ranks; and where a bias balances them, how often experts
-        of every mixture were chosen."""
+        """The loss and the norm of the gradients, among all ranks; the count of targets, where some are masked; and
+        where a bias balances them, how often experts of every mixture were chosen."""
         everyone = along(self.plan, *(axis.name for axis in self.plan.axes))
         if everyone.size == 1:
             return
         line = everyone.line("all_reduce", num_bytes=_NUMBER_BYTES)
         self.traffic.add(line, "all_reduce", *everyone.axes, each=_NUMBER_BYTES, calls=2)
+        if self.design.job.data.masks:
+            self.traffic.add(LineName.OTHER, "all_reduce", *everyone.axes, each=_NUMBER_BYTES, calls=1)
         mixtures = [layer.transform for layer in self.design.model.layers if isinstance(layer.transform, Mixture)]
         if any(part.routing.bias_rate for part in mixtures):
             each = _NUMBER_BYTES * len(mixtures) * max(part.experts for part in mixtures)

@@ -62,8 +62,8 @@ def prepare(
     training, held_out = [], []
     for source, shard in zip(spec.sources, shards, strict=True):
         ours, theirs = _split(shard, fraction=spec.validation_fraction, sequence_length=sequence_length)
-        training.append(Stream(shard.tokens, stretches=ours, weight=source.weight))
-        held_out.append(Stream(shard.tokens, stretches=theirs, weight=source.weight))
+        training.append(Stream(shard.tokens, stretches=ours, weight=source.weight, masked=shard.masked))
+        held_out.append(Stream(shard.tokens, stretches=theirs, weight=source.weight, masked=shard.masked))
         _check_lengths(training[-1], held_out[-1], spec, source.path, sequence_length)
     text_bytes, tokens = sum(shard.text_bytes for shard in shards), sum(len(shard.tokens) for shard in shards)
 

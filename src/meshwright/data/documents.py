@@ -18,6 +18,7 @@ PIECE_CHARACTERS = 32768
 _MOST_NAMED = 5
 _JSON_SUFFIXES = (".jsonl", ".ndjson")
 _TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst")
+_FIELDS = ("prompt_field", "text_field")
 _CUT = re.compile(r"(?<=\S)(?= \S)")
 
 
@@ -33,10 +34,14 @@ def silent(what: str, done: float, total: float) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Part of a document; `opens` on its first part. A document's parts joined are its text."""
+    """Part of a document; `opens` on its first part. A document's parts joined are its text.
+
+    `masked` where it is part of a prompt, whose tokens are no targets.
+    """
 
     text: str
     opens: bool
+    masked: bool = False
 
 
 def files_of(source: Source) -> tuple[Path, ...]:
@@ -76,8 +81,10 @@ def read_pieces(source: Source, *, progress: Progress = silent) -> Iterator[Piec
             lines = _watched(stream, raw, before=before, total=total, progress=progress, what=f"reading {file.name}")
             is_json = (_form(file) or ".txt") in _JSON_SUFFIXES
             try:
-                if is_json:
-                    yield from _json_pieces(lines, file, source.text_field, problems)
+                if source.prompt_field and not is_json:
+                    problems.add(str(file), "plain text has no prompts", fix="leave out prompt_field of the source")
+                elif is_json:
+                    yield from _json_pieces(lines, file, source, problems)
                 else:
                     yield from _text_pieces(lines, file, problems)
             except (lzma.LZMAError, EOFError) as error:
@@ -131,7 +138,7 @@ def _watched(
     progress(what, before + raw.tell(), total)
 
 
-def _json_pieces(lines: Iterator[bytes], file: Path, field: str, problems: _Problems) -> Iterator[Piece]:
+def _json_pieces(lines: Iterator[bytes], file: Path, source: Source, problems: _Problems) -> Iterator[Piece]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -146,18 +153,29 @@ def _json_pieces(lines: Iterator[bytes], file: Path, field: str, problems: _Prob
         except ValueError as error:
             problems.add(where, "not JSON", why=str(error))
             continue
-        text = row.get(field) if isinstance(row, dict) else None
-        if not isinstance(text, str):
-            what = f"no text in field {field!r}"
-            have = f"it has {', '.join(row)}" if isinstance(row, dict) and row else "the line is not an object"
-            if isinstance(row, dict) and field in row:
-                have = "its value is not a string"
-            problems.add(where, what, why=have, fix="set text_field of the source")
-        elif "\0" in text:
-            problems.add(where, "not text", why="the text holds a NUL character")
-        elif text.strip():
-            for index, part in enumerate(cut(text)):
-                yield Piece(text=part, opens=index == 0)
+        fields = {"prompt_field": source.prompt_field} if source.prompt_field else {}
+        fields |= {"text_field": source.text_field}
+        prompt, text = (_text_in(row, fields[key], key, where, problems) if key in fields else "" for key in _FIELDS)
+        if prompt is None or text is None or not text.strip():
+            continue
+        parts = [(part, True) for part in cut(prompt) if part] + [(part, False) for part in cut(text)]
+        for index, (part, masked) in enumerate(parts):
+            yield Piece(text=part, opens=index == 0, masked=masked)
+
+
+def _text_in(row: object, field: str, key: str, where: str, problems: _Problems) -> str | None:
+    """The text of one field of a line; None where it has none, which `problems` knows then."""
+    text = row.get(field) if isinstance(row, dict) else None
+    if isinstance(text, str) and "\0" not in text:
+        return text
+    if isinstance(text, str):
+        problems.add(where, "not text", why="the text holds a NUL character")
+        return None
+    have = f"it has {', '.join(row)}" if isinstance(row, dict) and row else "the line is not an object"
+    if isinstance(row, dict) and field in row:
+        have = "its value is not a string"
+    problems.add(where, f"no text in field {field!r}", why=have, fix=f"set {key} of the source")
+    return None
 
 
 def _text_pieces(lines: Iterator[bytes], file: Path, problems: _Problems) -> Iterator[Piece]:

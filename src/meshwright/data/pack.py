@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.data.permute import mix, permute
+from meshwright.spec.targets import MASKED
 
 _PERIOD = 1024
 
@@ -25,10 +26,11 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Batch:
-    """`tokens` and `targets` (n, s) int64, targets one token ahead; `documents` (n, s) int32 count documents from 0.
+    """`tokens` and `targets` (n, s) int64, targets one token ahead and MASKED where they are of a prompt; `documents`
+    (n, s) int32 count documents from 0.
 
-    `bytes_per_token` is the UTF-8 bytes that the targets stand for, over their number: bits per byte is the mean
-    loss in nats / ln 2 / bytes_per_token.
+    `num_targets` are those not masked. `bytes_per_token` is the UTF-8 bytes that they stand for, over their number:
+    bits per byte is the mean loss in nats / ln 2 / bytes_per_token.
     """
 
     tokens: npt.NDArray[np.int64]
@@ -36,15 +38,27 @@ class Batch:
     documents: npt.NDArray[np.int32]
     bytes_per_token: float
 
+    @property
+    def num_targets(self) -> int:
+        return int((self.targets != MASKED).sum())
+
 
 class Stream:
-    """Stretches [start, stop) of a token array read as one; `weight` is its share of the sequences of a mixture."""
+    """Stretches [start, stop) of a token array read as one; `weight` is its share of the sequences of a mixture.
+
+    `masked`, as long as `tokens`, is 1 for those that are no targets; None where all are.
+    """
 
     def __init__(
-        self, tokens: npt.NDArray[np.unsignedinteger], *, stretches: Sequence[tuple[int, int]], weight: float
+        self,
+        tokens: npt.NDArray[np.unsignedinteger],
+        *,
+        stretches: Sequence[tuple[int, int]],
+        weight: float,
+        masked: npt.NDArray[np.uint8] | None = None,
     ) -> None:
         self.weight = weight
-        self._tokens = tokens
+        self._tokens, self._masked = tokens, masked
         self._starts = np.array([start for start, _ in stretches], dtype=np.int64)
         self._ends = np.cumsum([stop - start for start, stop in stretches], dtype=np.int64)
 
@@ -57,13 +71,23 @@ class Stream:
 
     def read(self, start: int, count: int) -> npt.NDArray[np.int64]:
         """Tokens [start, start + count) of the stream."""
+        return self._read(self._tokens, start, count)
+
+    def targets(self, start: int, count: int) -> npt.NDArray[np.int64]:
+        """As `read`, MASKED where a token is no target."""
+        tokens = self.read(start, count)
+        if self._masked is None:
+            return tokens
+        return np.where(self._read(self._masked, start, count) > 0, MASKED, tokens)
+
+    def _read(self, values: npt.NDArray[np.unsignedinteger], start: int, count: int) -> npt.NDArray[np.int64]:
         parts = []
         stretch = int(np.searchsorted(self._ends, start, side="right"))
         while count:
             begin = start - (int(self._ends[stretch - 1]) if stretch else 0)
             take = min(count, int(self._ends[stretch]) - start)
             at = int(self._starts[stretch]) + begin
-            parts.append(np.asarray(self._tokens[at : at + take], dtype=np.int64))
+            parts.append(np.asarray(values[at : at + take], dtype=np.int64))
             start, count, stretch = start + take, count - take, stretch + 1
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
@@ -108,10 +132,10 @@ class Packed:
     def at(self, index: npt.NDArray[np.int64]) -> Batch:
         """The sequences with these numbers, one a row."""
         length = self.sequence_length
-        rows = np.empty((len(index), length + 1), dtype=np.int64)
+        tokens, targets = (np.empty((len(index), length), dtype=np.int64) for _ in range(2))
         for row, (stream, window) in enumerate(zip(*self.places(index), strict=True)):
-            rows[row] = self.streams[stream].read(int(window) * length, length + 1)
-        tokens, targets = rows[:, :-1].copy(), rows[:, 1:].copy()
+            tokens[row] = self.streams[stream].read(int(window) * length, length)
+            targets[row] = self.streams[stream].targets(int(window) * length + 1, length)
         opened = np.cumsum(tokens == self._end, axis=1, dtype=np.int32)
         return Batch(
             tokens=tokens,
@@ -136,6 +160,7 @@ class Packed:
         return stream, window
 
     def _bytes_per_token(self, targets: npt.NDArray[np.int64]) -> float:
+        targets = targets[targets != MASKED]
         if self._byte_lengths is None or not targets.size:
             return self._mean_bytes
         return float(self._byte_lengths[targets].sum() / targets.size)

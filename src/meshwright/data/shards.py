@@ -10,8 +10,9 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import numpy.typing as npt
@@ -24,18 +25,20 @@ from meshwright.spec.job import Source
 FORMAT = 1
 _WHOLE_BYTES = 64 << 20
 _BATCH_PIECES = 64
-_TOKENS, _OFFSETS, _INDEX = "tokens.bin", "offsets.bin", "index.json"
+_TOKENS, _MASKED, _OFFSETS, _INDEX = "tokens.bin", "masked.bin", "offsets.bin", "index.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Shard:
     """One tokenised source. Document d is tokens[offsets[d]:offsets[d + 1]]; its first token is the end token.
 
-    `text_bytes` counts the UTF-8 bytes of all documents.
+    `masked` is 1 for every token of a prompt, None where the source has none. `text_bytes` counts the UTF-8 bytes of
+    all documents.
     """
 
     digest: str
     tokens: npt.NDArray[np.unsignedinteger]
+    masked: npt.NDArray[np.uint8] | None
     offsets: npt.NDArray[np.int64]
     text_bytes: int
 
@@ -49,7 +52,8 @@ def source_digest(source: Source) -> str:
 
     Files over 64 MiB count by size, time of change and their first and last megabyte.
     """
-    state = hashlib.sha256(source.text_field.encode())
+    fields = f"{source.text_field}\0{source.prompt_field}" if source.prompt_field else source.text_field
+    state = hashlib.sha256(fields.encode())
     for file in files_of(source):
         size = file.stat().st_size
         state.update(f"\0{file.suffixes}\0{size}\0".encode())
@@ -74,10 +78,11 @@ def open_shard(source: Source, *, tokenizer: Tokenizer, cache: Path, progress: P
     digest = hashlib.sha256(name.encode()).hexdigest()[:16]
     folder = cache / f"shard-{digest}"
     with exclusive(cache / f"shard-{digest}.lock"):
-        found = _load(folder, digest)
+        masks = bool(source.prompt_field)
+        found = _load(folder, digest, masks=masks)
         if found is None:
             _make(source, tokenizer, folder, digest, progress)
-            found = _load(folder, digest)
+            found = _load(folder, digest, masks=masks)
     if found is None:
         raise EnvironmentUnfit(Problem(what="a shard written now cannot be read back", where=str(folder)))
     return found
@@ -104,18 +109,19 @@ def unwritable(folder: Path, error: OSError) -> EnvironmentUnfit:
     return EnvironmentUnfit(Problem(what="the cache cannot be written", where=str(folder), why=str(error), fix=fix))
 
 
-def _load(folder: Path, digest: str) -> Shard | None:
+def _load(folder: Path, digest: str, *, masks: bool) -> Shard | None:
     """None unless every file is there, of the size the index says."""
     try:
         index = json.loads((folder / _INDEX).read_text())
         tokens = np.memmap(folder / _TOKENS, dtype=np.dtype(index["dtype"]), mode="r")
+        masked = np.memmap(folder / _MASKED, dtype=np.uint8, mode="r") if masks else None
         offsets = np.fromfile(folder / _OFFSETS, dtype=np.int64)
         whole = index["digest"] == digest and len(tokens) == index["tokens"] == int(offsets[-1])
     except (OSError, ValueError, KeyError, IndexError, TypeError):
         return None
-    if not whole or len(offsets) != index["documents"] + 1:
+    if not whole or len(offsets) != index["documents"] + 1 or (masked is not None and len(masked) != len(tokens)):
         return None
-    return Shard(digest=digest, tokens=tokens, offsets=offsets, text_bytes=index["text_bytes"])
+    return Shard(digest=digest, tokens=tokens, masked=masked, offsets=offsets, text_bytes=index["text_bytes"])
 
 
 def _make(source: Source, tokenizer: Tokenizer, folder: Path, digest: str, progress: Progress) -> None:
@@ -138,7 +144,7 @@ def _write(source: Source, tokenizer: Tokenizer, building: Path, digest: str, pr
     dtype = np.dtype(np.uint16 if tokenizer.vocab <= 1 << 16 else np.uint32)
     offsets, written, text_bytes = [0], 0, 0
     end = np.array([tokenizer.end], dtype=dtype)
-    with (building / _TOKENS).open("wb") as stream:
+    with (building / _TOKENS).open("wb") as stream, _marks(source, building / _MASKED) as marks:
         for batch in _batches(read_pieces(source, progress=progress), piecewise=tokenizer.piecewise):
             encoded = tokenizer.encode_batch([piece.text for piece in batch])
             for piece, tokens in zip(batch, encoded, strict=True):
@@ -146,8 +152,10 @@ def _write(source: Source, tokenizer: Tokenizer, building: Path, digest: str, pr
                     if written:
                         offsets.append(written)
                     stream.write(end.tobytes())
+                    marks.write(bytes(1))
                     written += 1
                 stream.write(tokens.astype(dtype).tobytes())
+                marks.write(bytes([piece.masked]) * len(tokens))
                 written += len(tokens)
                 text_bytes += len(piece.text.encode())
     if not text_bytes:
@@ -167,6 +175,11 @@ def _write(source: Source, tokenizer: Tokenizer, building: Path, digest: str, pr
     (building / _INDEX).write_text(json.dumps(index, indent=1))
 
 
+def _marks(source: Source, path: Path) -> IO[bytes]:
+    """Where the marks of masked tokens are written; nowhere for a source without prompts."""
+    return path.open("wb") if source.prompt_field else Path(os.devnull).open("wb")
+
+
 def _batches(pieces: Iterator[Piece], *, piecewise: bool) -> Iterator[Sequence[Piece]]:
     """Pieces by the batch; whole documents where the tokenizer must see them whole."""
     batch: list[Piece] = []
@@ -180,11 +193,16 @@ def _batches(pieces: Iterator[Piece], *, piecewise: bool) -> Iterator[Sequence[P
 
 
 def _whole(pieces: Iterator[Piece]) -> Iterator[Piece]:
-    parts: list[str] = []
+    """Documents in one piece, or two where they have a prompt."""
+    parts: list[Piece] = []
     for piece in pieces:
-        if piece.opens and parts:
-            yield Piece(text="".join(parts), opens=True)
+        if parts and (piece.opens or piece.masked != parts[0].masked):
+            yield _joined(parts)
             parts = []
-        parts.append(piece.text)
+        parts.append(piece)
     if parts:
-        yield Piece(text="".join(parts), opens=True)
+        yield _joined(parts)
+
+
+def _joined(parts: Sequence[Piece]) -> Piece:
+    return replace(parts[0], text="".join(part.text for part in parts))

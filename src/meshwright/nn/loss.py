@@ -7,6 +7,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from meshwright.spec.targets import MASKED
+
 _CHUNK_ELEMENTS = 2**20
 
 
@@ -40,9 +42,9 @@ def token_losses(
 ) -> Tensor:
     """Cross entropy of each token plus `z_loss` times its squared log-partition (PaLM, 2204.02311), shape of targets.
 
-    logits (..., columns) in any precision, targets (...) int64 numbered over the whole vocabulary. The result is
-    fp32 (fp64 for fp64 logits), formed without an fp32 copy of the logits. Backward writes the gradient over the
-    logits, which nothing else may read; a second backward raises.
+    logits (..., columns) in any precision, targets (...) int64 numbered over the whole vocabulary. Where a target is
+    MASKED the loss and its gradient are 0. The result is fp32 (fp64 for fp64 logits), formed without an fp32 copy of
+    the logits. Backward writes the gradient over the logits, which nothing else may read; a second backward raises.
     """
     result: Tensor = _TokenLosses.apply(logits, targets, z_loss, vocabulary or WholeVocabulary())
     return result
@@ -52,11 +54,12 @@ class _TokenLosses(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, z_loss: float, vocabulary: Vocabulary) -> Tensor:
         rows, wanted = logits.flatten(0, -2), targets.flatten() - vocabulary.offset
+        counts = targets.flatten() != MASKED
         work = torch.promote_types(logits.dtype, torch.float32)
         top = rows.amax(dim=-1).to(work)
         vocabulary.maximum(top)
         sums = torch.empty((2, len(rows)), dtype=work, device=logits.device)
-        here = (wanted >= 0) & (wanted < rows.shape[1])
+        here = (wanted >= 0) & (wanted < rows.shape[1]) & counts
         column = wanted.clamp(0, rows.shape[1] - 1)
         for part in _chunks(rows):
             shifted = rows[part].to(work) - top[part, None]
@@ -66,15 +69,17 @@ class _TokenLosses(torch.autograd.Function):
         vocabulary.total(sums)
         log_sum = sums[0].log()
         partition = log_sum + top
-        ctx.save_for_backward(logits, column, here, partition)
+        ctx.save_for_backward(logits, torch.where(counts, column, MASKED), here, partition)
         ctx.z_loss = z_loss
         losses = log_sum - sums[1]
-        return (losses + z_loss * partition.square() if z_loss else losses).view(targets.shape)
+        losses = losses + z_loss * partition.square() if z_loss else losses
+        return torch.where(counts, losses, 0.0).view(targets.shape)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         logits, column, here, partition = ctx.saved_tensors
-        grad = grads[0].flatten().to(partition.dtype)
+        grad = torch.where(column == MASKED, 0.0, grads[0].flatten().to(partition.dtype))
+        column = column.clamp(min=0)
         weight = grad * (1.0 + 2.0 * ctx.z_loss * partition) if ctx.z_loss else grad
         rows = logits.detach().flatten(0, -2)
         for part in _chunks(rows):

@@ -32,6 +32,7 @@ class Balance:
         }
         self._group, self._device = group, device
         self._counts: Tensor | None = None
+        self._before: dict[int, Tensor] = {}
 
     def begin(self) -> None:
         """Nothing of the step is counted yet."""
@@ -47,9 +48,18 @@ class Balance:
         if not any(spec.routing.bias_rate for spec in self._specs.values()):
             return
         counts = dict(zip(self._specs, self.counts(), strict=True))
+        self._before = {i: x.balance.clone() for i, x in self._here.items() if x.balance is not None}
         with torch.no_grad():
             for index, mixture in self._here.items():
                 _move_bias(mixture, counts[index])
+
+    def undo(self) -> None:
+        """Every bias is what it was before the last step."""
+        with torch.no_grad():
+            for index, before in self._before.items():
+                balance = self._here[index].balance
+                assert balance is not None, "what moved is there"
+                balance.copy_(before)
 
     def counts(self) -> Tensor:
         """(mixtures of the model, most experts of one), int64: how often each was chosen in the step. Collective."""

@@ -26,6 +26,7 @@ from meshwright.parallel.synchronize import Synchronizer
 from meshwright.spec.plan import AxisName, Design
 from meshwright.spec.report import LineName
 from meshwright.spec.span import Recorder
+from meshwright.spec.targets import MASKED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,11 @@ class Parted:
 
 
 class Laid:
-    """A model laid over the mesh, as this rank sees it. `parts` are its stages in model order."""
+    """A model laid over the mesh, as this rank sees it. `parts` are its stages in model order.
+
+    `num_targets` is how many targets the last batch had over all ranks, masked ones left out: an integer where the job
+    masks none, else a tensor of one.
+    """
 
     def __init__(
         self,
@@ -68,6 +73,7 @@ class Laid:
             for name, parameter in part.module.named_parameters()
             if name in part.partial
         ]
+        self.num_targets: Tensor | int = design.plan.batch_tokens
         self._pipeline = self._executor() if len(design.plan.stages) > 1 else None
         self._balance = Balance(self.parts, model=design.model, group=mesh.everyone, device=device)
 
@@ -75,10 +81,12 @@ class Laid:
         """Every microbatch went forward and backward; gradients of the whole batch's mean loss are in place.
 
         All three are (sequences, length) of this data rank, the same on each of its tensor, context and pipeline ranks.
-        Gradients of the step before are dropped. Returns that mean, the same on every rank.
+        Gradients of the step before are dropped. Returns that mean, the same on every rank: of the targets that are
+        not MASKED; where every one is, it and the gradients are 0.
         """
         for _, parameter in self.named_parameters():
             parameter.grad = None
+        self.num_targets = self._targets_everywhere(targets)
         tokens, targets = self._own(tokens, targets, documents)
         self._balance.begin()
         if self._pipeline is not None:
@@ -94,18 +102,18 @@ class Laid:
         return self._everywhere(share)
 
     def evaluate(self, tokens: Tensor, targets: Tensor, documents: Tensor | None = None) -> Tensor:
-        """Mean cross entropy of these tokens over all data ranks, without z-loss, the same on every rank.
+        """Mean cross entropy of these targets over all data ranks, without z-loss, the same on every rank.
 
         No gradient is made. Every data rank gives as many sequences.
         """
-        count = tokens.numel()
+        self.num_targets = self._targets_everywhere(targets)
         tokens, targets = self._own(tokens, targets, documents)
         with torch.no_grad():
             if self._pipeline is not None:
                 share = self._pipeline.evaluate(tokens, targets, documents)
             else:
                 share = self._forward_only(tokens, targets, documents)
-        return self._everywhere(share) * (self._batch_tokens / (count * self.mesh.data_size))
+        return self._everywhere(share)
 
     def expert_load(self) -> Tensor | None:
         """In the last step, the most that an expert was chosen over the mean of its layer's, in the worst layer.
@@ -123,6 +131,23 @@ class Laid:
             scale_gradients(copies, norm=norm, max_norm=max_norm)
         return norm
 
+    def undo(self) -> None:
+        """What the last step left besides gradients is as before it: biases of routers.
+
+        What rounding had left of gradients that travel in eight bits is dropped, for the step has spoilt it.
+        """
+        self._balance.undo()
+        for left in (x for part in self._parted for x in part.residuals):
+            left.zero_()
+
+    def is_finite(self) -> bool:
+        """Every parameter of the model is a finite number. The same on every rank, and collective."""
+        values = [local_part(parameter.detach()) for _, parameter in self.named_parameters()]
+        finite = torch.tensor(all(bool(torch.isfinite(x).all()) for x in values), device=self.device).int()
+        if self.mesh.everyone is not None:
+            dist.all_reduce(finite, op=dist.ReduceOp.MIN, group=self.mesh.everyone)
+        return bool(finite)
+
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Names as the whole model has them; a tied table held at both ends of one rank appears twice."""
         return [pair for part in self.parts for pair in part.named_parameters()]
@@ -139,7 +164,18 @@ class Laid:
         if self._axis is not None:
             targets = self._axis.own_tokens(targets)
         losses = token_losses(logits, targets, z_loss=z_loss, vocabulary=self._vocabulary)
-        return losses.sum() / self._batch_tokens
+        count = self.num_targets
+        return losses.sum() / (count if isinstance(count, int) else count.clamp(min=1))
+
+    def _targets_everywhere(self, targets: Tensor) -> Tensor | int:
+        """Targets of all data ranks that are not MASKED, on every rank; collective where the job masks any."""
+        if not self.design.job.data.masks:
+            return targets.numel() * self.mesh.data_size
+        count = (targets != MASKED).sum()
+        if self.mesh.everyone is None:
+            return count
+        dist.all_reduce(count, group=self.mesh.everyone)
+        return count // (self.design.plan.world_size // self.mesh.data_size)
 
     def _own(self, tokens: Tensor, targets: Tensor, documents: Tensor | None) -> tuple[Tensor, Tensor]:
         """What the context axis leaves this rank of every sequence."""
@@ -151,10 +187,6 @@ class Laid:
     def synchronizers(self) -> tuple[Synchronizer, ...]:
         """How the gradients of each of `parts` meet."""
         return tuple(part.synchronizer for part in self._parted)
-
-    @property
-    def _batch_tokens(self) -> int:
-        return self.design.plan.batch_tokens
 
     def _accumulate(self, tokens: Tensor, targets: Tensor, documents: Tensor | None) -> Tensor:
         part, synchronizer = self._parted[0].module, self._parted[0].synchronizer

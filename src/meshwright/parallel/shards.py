@@ -80,8 +80,11 @@ def _moved(placement: Placement, dim: int) -> Placement:
     return moved_shard(placement, divided - (divided > dim))
 
 
-def sum_over(values: Sequence[tuple[Tensor, Sequence[dist.ProcessGroup]]], *, device: torch.device) -> None:
-    """Every tensor is summed in place over each of its groups, in one collective a group on `device`. Collective."""
+def sum_over(
+    values: Sequence[tuple[Tensor, Sequence[dist.ProcessGroup]]], *, device: torch.device | None = None
+) -> None:
+    """Every tensor is summed in place over each of its groups, in one collective a group; on `device` where they lie
+    elsewhere. Collective."""
     groups: dict[str, tuple[dist.ProcessGroup, list[Tensor]]] = {}
     for tensor, over in values:
         for group in over:

@@ -6,15 +6,20 @@ import json
 import signal
 import time
 import traceback
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from meshwright.run.waiting import Waiting, never_came, told_waits
 from meshwright.spec import codec
 from meshwright.spec.errors import ExitCode, MeshwrightError, Problem, WorkerFailed
 from meshwright.spec.units import format_bytes
+from meshwright.train.observe.whereabouts import Whereabouts
+
+_NOBODY: Mapping[int, Whereabouts] = MappingProxyType({})
 
 _LOST_PEER = (
     "connection closed by peer",
@@ -28,6 +33,8 @@ _LOST_PEER = (
     "connection refused",
     "socket timeout",
     "failed to recv, got 0 bytes",
+    "application timeout caused pair closure",
+    "collective operation timeout",
 )
 NEAR_FULL = 0.6  # of the machine's memory: from there on a kill without a word is probably the system's for want of it
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
@@ -53,27 +60,30 @@ class Failure:
     trace: str = ""
     seconds: float = 0.0
     signal_number: int = 0
+    waiting: Waiting | None = None
 
 
-def record(error: BaseException, *, path: Path | None) -> int:
+def record(error: BaseException, *, path: Path | None, waiting: Waiting | None = None) -> int:
     """The exit code for `error`, which is now in the file that the elastic agent reads back.
 
-    The form is torchelastic's, with our own reading of the error beside it; a plain torchrun shows its `py_callstack`,
-    which is a traceback only where nobody foresaw the error.
+    `waiting` is what this rank was in when it lost another one. The form is torchelastic's, with our own reading of the
+    error beside it; a plain torchrun shows its `py_callstack`: a traceback only where nobody foresaw the error.
     """
     known = translate(error)
     lost = known is None and is_lost_peer(error)
     code = int(known.exit_code) if known else int(ExitCode.WORKER)
     trace = "".join(traceback.format_exception(error))
+    told = f"waited in {waiting.collective or 'a collective'} ({waiting.where})\n" if waiting else ""
     problems = known.problems if known else (Problem(what=f"{type(error).__name__}: {error}"),)
     if path is not None:
         extra = {
-            "py_callstack": "\n".join(map(str, known.problems)) if known else trace,
+            "py_callstack": "\n".join(map(str, known.problems)) if known else f"{told}{trace}",
             "timestamp": str(int(time.time())),
             "seconds": time.time(),
             "kind": "lost peer" if lost else "known" if known else "bug",
             "exit_code": code,
             "problems": codec.encode(problems),
+            "waiting": codec.encode(waiting),
         }
         document = {"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}}
         path.write_text(json.dumps(document))
@@ -106,17 +116,32 @@ def read(failures: Mapping[int, Any]) -> tuple[Failure, ...]:
     return tuple(sorted(found, key=lambda failure: (failure.nearness, failure.seconds, failure.rank)))
 
 
-def told(failures: Iterable[Failure], *, predicted_bytes: float, machine_bytes: float, num_ranks: int) -> WorkerFailed:
+def told(
+    failures: Sequence[Failure],
+    *,
+    predicted_bytes: float,
+    machine_bytes: float,
+    num_ranks: int,
+    last_seen: Mapping[int, Whereabouts] = _NOBODY,
+) -> WorkerFailed:
     """The error that says what the first failure was; it has that worker's exit code.
 
-    `predicted_bytes` is what the worker was predicted to need, `machine_bytes` what all of them share.
+    `predicted_bytes` is what the worker was predicted to need, `machine_bytes` what all of them share. `last_seen` is
+    where ranks were. Ranks that waited longer than they may were not left by one that died: those that were ended
+    after them had never come.
     """
-    first = next(iter(failures))
+    first = failures[0]
     problems = first.problems
-    if first.nearness is Nearness.KILLED:
-        problems = (_killed(first, predicted_bytes, machine_bytes, num_ranks),)
+    waited = [(failure.rank, failure.waiting) for failure in failures if failure.waiting is not None]
+    if first.nearness in (Nearness.KILLED, Nearness.LOST_PEER) and any(entry.timed_out for _, entry in waited):
+        ended = [failure.rank for failure in failures if failure.nearness in (Nearness.KILLED, Nearness.TERMINATED)]
+        problems = (never_came(ended, waited=waited, last_seen=last_seen),)
+    elif first.nearness is Nearness.KILLED:
+        problem = _killed(first, predicted_bytes, machine_bytes, num_ranks)
+        problems = (replace(problem, why="; ".join(part for part in (problem.why, told_waits(waited)) if part)),)
     elif first.nearness is Nearness.LOST_PEER:
-        problems = (Problem(what=f"rank {first.rank} lost contact with another rank", why=first.problems[0].what),)
+        why = told_waits(waited) or first.problems[0].what
+        problems = (Problem(what=f"rank {first.rank} lost contact with another rank", why=why),)
     elif first.trace:
         problems = (Problem(what=f"rank {first.rank} failed: {first.problems[0].what}\n\n{first.trace.rstrip()}"),)
     error = WorkerFailed(problems)
@@ -158,6 +183,7 @@ def _read_one(rank: int, failure: Any) -> Failure:
             problems=codec.decode(tuple[Problem, ...], extra["problems"], "error file"),
             trace=extra["py_callstack"] if bug else "",
             seconds=float(extra["seconds"]),
+            waiting=codec.decode(Waiting, extra["waiting"], "error file") if extra.get("waiting") else None,
         )
     number = -failure.exitcode
     name = signal.Signals(number).name if number in set(signal.Signals) else f"exit code {failure.exitcode}"

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from meshwright.run.files import load_design
 from meshwright.run.outcome import read_ended
+from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.plan import Design
 
 
 def check_resumable(run_dir: Path) -> str | None:
@@ -36,6 +40,32 @@ def check_resumable(run_dir: Path) -> str | None:
         )
     past = f"it reached step {reached:,} and" if reached else "it"
     return f"nothing to go on from: {past} never saved a checkpoint; the run begins at step 0"
+
+
+def changes(before: Design, after: Design) -> list[str]:
+    """A line for each thing of the plan and the job that is another from here on than it was until now."""
+    old, new = (dict(_fields(codec.encode(design.job), "job")) for design in (before, after))
+    lines = [
+        f"{path} is {_shown(new.get(path))} from here on; it was {_shown(old.get(path))}"
+        for path in dict.fromkeys([*old, *new])
+        if old.get(path) != new.get(path)
+    ]
+    if before.plan != after.plan:
+        lines.insert(0, f"the plan is {after.plan.describe()} from here on; it was {before.plan.describe()}")
+    return lines
+
+
+def _fields(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Every field of a document by its path; a list is one."""
+    if not isinstance(value, Mapping):
+        yield path, value
+        return
+    for name, entry in value.items():
+        yield from _fields(entry, f"{path}.{name}")
+
+
+def _shown(value: Any) -> str:
+    return "not there" if value is None else json.dumps(value)
 
 
 def steps_of(run_dir: Path) -> int:

@@ -18,7 +18,7 @@ from meshwright.run.environment import environment
 from meshwright.run.files import load_design, write_json
 from meshwright.run.machine import cache_root, this_machine
 from meshwright.run.outcome import Outcome, ended_path, read_ended, read_report
-from meshwright.run.resume import check_resumable
+from meshwright.run.resume import changes, check_resumable
 from meshwright.run.screen import Screen
 from meshwright.spec.errors import ConfigError, ExitCode, Problem, WorkerFailed
 from meshwright.spec.plan import Design
@@ -56,8 +56,10 @@ def train(
     design = with_absolute_paths(design)
     preflight.check_design(design)
     preflight.check_run_dir(design, run_dir=folder, resume=resume)
-    if resume and (line := check_resumable(folder)):
-        say(line)
+    if resume:
+        line = check_resumable(folder)
+        for told in ([line] if line else []) + changes(load_design(folder / "design.json"), design):
+            say(told)
     predicted = cost.predict(design)
     preflight.check_machine(design, predicted=predicted, run_dir=folder)
     if steps is not None and steps < 1:
@@ -127,6 +129,7 @@ def _outcome(design: Design, run_dir: Path, *, predicted: Report, launched: Laun
         raise _interrupted(run_dir)
     if launched.failures:
         from meshwright.run import failure
+        from meshwright.train.observe.whereabouts import last_seen
 
         failures = failure.read(launched.failures)
         raise failure.told(
@@ -134,6 +137,7 @@ def _outcome(design: Design, run_dir: Path, *, predicted: Report, launched: Laun
             predicted_bytes=predicted.peak_bytes,
             machine_bytes=this_machine().memory_bytes,
             num_ranks=design.plan.world_size,
+            last_seen={rank: seen for rank in launched.failures if (seen := last_seen(run_dir, rank)) is not None},
         )
     _remove_empty_logs(run_dir)
     ended = read_ended(run_dir)

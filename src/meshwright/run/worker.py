@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -30,16 +30,18 @@ from meshwright.run.environment import environment
 from meshwright.run.files import load_design, write_json
 from meshwright.run.machine import cache_root
 from meshwright.run.outcome import Ended, ended_path, read_report
+from meshwright.run.torch_compat import limit_waits, remember_collectives
+from meshwright.run.waiting import waiting_of
 from meshwright.spec.cluster import DeviceKind
 from meshwright.spec.errors import ConfigError, ExitCode, Problem, WorkerFailed
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
 from meshwright.train.build import Place, build
+from meshwright.train.checkpoint.peers import DESCRIBED as CHECKPOINTS
 from meshwright.train.events import Ending
 from meshwright.train.loop import fit
+from meshwright.train.observe.whereabouts import Marker
 from meshwright.train.run import Run
-
-COLLECTIVE_TIMEOUT = timedelta(minutes=5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,18 +77,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     faulthandler.enable()
     options = _options(arguments)
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    marker: list[Marker] = []
     try:
-        work(options.run, max_steps=options.steps)
+        work(options.run, max_steps=options.steps, begun=marker.append)
     except Exception as error:
-        code = failure.record(error, path=Path(error_file) if error_file else None)
+        waiting = waiting_of(error, now=marker[0].now) if marker and failure.is_lost_peer(error) else None
+        code = failure.record(error, path=Path(error_file) if error_file else None, waiting=waiting)
         if error_file is None:
             print(f"meshwright: {error}", file=sys.stderr)
         return code
     return int(ExitCode.OK)
 
 
-def work(run_dir: Path, *, max_steps: int | None) -> None:
-    """This rank's part of the run in `run_dir` is done, and rank 0 has written how it ended."""
+def work(run_dir: Path, *, max_steps: int | None, begun: Callable[[Marker], None]) -> None:
+    """This rank's part of the run in `run_dir` is done, and rank 0 has written how it ended.
+
+    `begun` is told what knows where this rank is, before it meets any other.
+    """
     stop = StopRequest()
     stop.listen()
     world = _world()
@@ -95,10 +102,16 @@ def work(run_dir: Path, *, max_steps: int | None) -> None:
     predicted = read_report(run_dir / "predicted.json") or cost.predict(design)
     if rank == 0:
         _fill(run_dir, design, predicted)
-    device = _join(design, world, rank=rank)
+    marker = Marker(run_dir, rank=rank)
+    begun(marker)
+    timeout = timedelta(seconds=design.job.peer_timeout_seconds)
+    device = _join(design, world, rank=rank, timeout=timeout)
     techniques = importlib.import_module("meshwright.techniques").build(design.job.techniques, design=design)
-    place = Place(rank=rank, device=device, run_dir=run_dir, cache=cache_root() / "data", screen=sys.stderr)
+    place = Place(
+        rank=rank, device=device, run_dir=run_dir, cache=cache_root() / "data", screen=sys.stderr, marker=marker
+    )
     run = build(design, place=place, predicted=predicted, max_steps=max_steps, stop_asked=stop, techniques=techniques)
+    limit_waits(timeout, but=CHECKPOINTS)
     start = time.perf_counter()
     try:
         ending = fit(run)
@@ -178,18 +191,16 @@ def _settle(design: Design, world: World) -> int:
     return rank
 
 
-def _join(design: Design, world: World, *, rank: int) -> torch.device:
+def _join(design: Design, world: World, *, rank: int, timeout: timedelta) -> torch.device:
     """The device of this rank, with the process group of all ranks made, numbered as the plan numbers them."""
     cuda = design.cluster.groups[0].device.kind.value in ("cuda", "rocm")
     device = torch.device("cuda", world.local_device) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
-    if "MASTER_ADDR" in os.environ:
-        store = next(dist.rendezvous("env://", timeout=COLLECTIVE_TIMEOUT))[0]
-    else:
-        store = dist.HashStore()
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world.size, timeout=COLLECTIVE_TIMEOUT)
+    store = next(dist.rendezvous("env://", timeout=timeout))[0] if "MASTER_ADDR" in os.environ else dist.HashStore()
+    remember_collectives()
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world.size, timeout=timeout)
     return device
 
 

@@ -218,7 +218,7 @@ def microbatches_fill(design: Design) -> Problem | None:
     if schedule.microbatches >= least:
         return None
     what = f"{schedule.microbatches} microbatches do not fill a pipeline of {plan.pipeline} under {schedule.kind.value}"
-    return Problem(where="plan.schedule.microbatches", what=what, fix=f"choose {least} or more, or gpipe")
+    return Problem(where="plan.schedule.microbatches", what=what, fix=_fill_fix(design, least=least))
 
 
 def microbatches_round(design: Design) -> Problem | None:
@@ -226,9 +226,27 @@ def microbatches_round(design: Design) -> Problem | None:
     plan, schedule = design.plan, design.plan.schedule
     if schedule.kind is not ScheduleKind.INTERLEAVED or schedule.microbatches % plan.pipeline == 0:
         return None
-    rounds = max(1, schedule.microbatches // plan.pipeline)
     what = f"{schedule.microbatches} microbatches are not whole rounds of pipeline {plan.pipeline} under interleaved"
-    return Problem(where="plan.schedule.microbatches", what=what, fix=f"choose {rounds * plan.pipeline}, or 1f1b")
+    return Problem(where="plan.schedule.microbatches", what=what, fix=_fill_fix(design, least=plan.pipeline))
+
+
+def _fill_fix(design: Design, *, least: int) -> str:
+    """Microbatches, `least` or more, that the batch can be cut into under the schedule, and what they are; else what
+    else would do. Another schedule is named where it keeps the plan's stages and slices.
+    """
+    plan, schedule = design.plan, design.plan.schedule
+    local, rounds = design.job.batch_sequences // plan.data, schedule.kind is ScheduleKind.INTERLEAVED
+    counts = [n for n in divisors(max(local, 1)) if n >= least and not (rounds and n % plan.pipeline)]
+    others = ["breadth-first"] if rounds else ["gpipe"] if schedule.chunks == schedule.slices == 1 else []
+    if counts:
+        cut = f"{counts[0]} microbatches of {_number(local // counts[0], 'sequence')}"
+        return f"choose {', or '.join([cut, *others])}"
+    why = f"the {_number(local, 'sequence')} of a data rank cannot be cut so"
+    return f"choose {', or '.join([*others, 'a smaller pipeline, or a larger batch'])}: {why}"
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 DEGREE_RULES = (

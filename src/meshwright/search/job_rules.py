@@ -13,7 +13,7 @@ from meshwright.spec.codec import nearest
 from meshwright.spec.errors import ConfigError, Gathering, Problem
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec
-from meshwright.spec.plan import Design
+from meshwright.spec.plan import Design, Offload
 from meshwright.spec.tensors import prefix, tensors
 
 GROUPS = "groups-name-parameters"
@@ -37,6 +37,13 @@ def check_job(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, trainer: 
         fix = f"choose {positions} or less"
         problems.append(Problem(where="job.sequence_length", what=what, why="rule sequence-fits-positions", fix=fix))
     problems += [name_rule(problem, GROUPS) for problem in group_problems(model, job)]
+    asked = gathered.attempt(lambda: limits(job.constraints))
+    hostless = [group.name for group in cluster.groups if group.host is None]
+    if asked is not None and hostless and asked.fixed.get("offload", Offload.NONE.value) != Offload.NONE.value:
+        what = f"nothing is known of the link from {hostless[0]} to its host's memory"
+        fix = "drop it, or give cluster.groups.host"
+        where = "job.constraints.fix.offload"
+        problems.append(Problem(where=where, what=what, why="rule offload-has-host", fix=fix))
     allowed = gathered.attempt(lambda: allowed_precisions(job)) or ()
     if trainer is not None and not set(allowed) & set(trainer.precisions):
         problems += [_unspoken(cluster, job, precision, trainer) for precision in allowed]

@@ -34,11 +34,16 @@ class Decay(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """One corpus: a JSONL, text or xz file (or a folder of them) and its weight in the mixture."""
+    """One corpus: a JSONL, text or xz file (or a folder of them) and its weight in the mixture.
+
+    In JSONL a document is the text of `text_field`, after that of `prompt_field` where it names one: a prompt is read
+    and nothing is learned from it.
+    """
 
     path: str
     weight: float = 1.0
     text_field: str = "text"
+    prompt_field: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +59,11 @@ class DataSpec:
     document_mask: bool = True
     validation_fraction: float = 0.02
     cache: str | None = None
+
+    @property
+    def masks(self) -> bool:
+        """Some targets may be masked, so that those of a batch have to be counted."""
+        return any(source.prompt_field for source in self.sources)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +92,24 @@ class EvaluationSpec:
 
     every_steps: int = 0
     tokens: int = 65536
+
+
+class NonFinite(StrEnum):
+    """What follows a loss or a gradient norm that is not a number: `stop` ends the run with its last good state saved,
+    `skip` goes on without that batch, `roll_back` goes on from the last checkpoint, past that batch.
+    """
+
+    STOP = "stop"
+    SKIP = "skip"
+    ROLL_BACK = "roll_back"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonFiniteSpec:
+    """What is done about a non-finite step; after `most_in_a_row` of them, with no new step between, the run stops."""
+
+    policy: NonFinite = NonFinite.STOP
+    most_in_a_row: int = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +174,8 @@ class JobSpec:
 
     `other_precisions` may be taken in place of `precision` where the plan is better for it; numerics change with them.
     `trackers` and `techniques` are names of the registries of train/observe and techniques. `start` is a Hugging Face
-    folder whose weights a new run begins with; "" draws them from `seed`.
+    folder whose weights a new run begins with; "" draws them from `seed`. A rank that waits longer than
+    `peer_timeout_seconds` for another one ends the run.
     """
 
     name: str = "job"
@@ -162,9 +191,11 @@ class JobSpec:
     objective: Objective = Objective.TIME
     constraints: Constraints = Constraints()
     checkpoint: CheckpointSpec = CheckpointSpec()
+    non_finite: NonFiniteSpec = NonFiniteSpec()
     evaluation: EvaluationSpec = EvaluationSpec()
     compile: Switch = Switch.OFF
     deterministic: bool = False
+    peer_timeout_seconds: float = 300.0
     seed: int = 0
     trackers: tuple[str, ...] = ()
     techniques: tuple[str, ...] = ()

@@ -11,38 +11,42 @@ import psutil
 import torch
 
 from meshwright import parallel
-from meshwright.data import Corpus, Loader, Position, prepare
+from meshwright.data import Corpus, prepare
 from meshwright.parallel.compile import uncompiled
 from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.job import Switch
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
-from meshwright.train.checkpoint import Checkpoint, Store, is_corrupt
+from meshwright.train.checkpoint import Store, is_corrupt
 from meshwright.train.compile_trial import CompileTrial, LayerCompiler
 from meshwright.train.events import Reactor
 from meshwright.train.feed import Feed
+from meshwright.train.non_finite import OnNonFinite
 from meshwright.train.observe import trackers
 from meshwright.train.observe.console import Console
 from meshwright.train.observe.metrics import Yardstick
 from meshwright.train.observe.observer import Observer
 from meshwright.train.observe.profile import Profiler, Sampling
 from meshwright.train.observe.spans import SpanFile
-from meshwright.train.policies import EndAt, EvaluateEvery, FiniteLoss, SaveEvery
-from meshwright.train.run import Run
+from meshwright.train.observe.whereabouts import Marker
+from meshwright.train.policies import EndAt, EvaluateEvery, SaveEvery
+from meshwright.train.run import Run, loader_of
 from meshwright.train.state import TrainState
 from meshwright.train.technique import Technique
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where one worker runs: its rank, its device, the run directory, the cache of tokenised text, its screen."""
+    """Where one worker runs: its rank, its device, the run directory, the cache of tokenised text, its screen, and what
+    tells others where it is."""
 
     rank: int
     device: torch.device
     run_dir: Path
     cache: Path
     screen: TextIO
+    marker: Marker | None = None
 
 
 def build(
@@ -82,10 +86,11 @@ def build(
         optimizer=optimizer,
         corpus=corpus,
         feed=feed,
-        loader=_loader(corpus, feed=feed, consumed=0),
+        loader=loader_of(corpus, feed=feed, consumed=0),
         store=store,
         profiler=profiler,
         spans=spans,
+        marker=place.marker or Marker(place.run_dir, rank=place.rank),
         stop_asked=stop_asked,
         memory_bytes=memory_of(place.device),
         techniques=techniques,
@@ -93,7 +98,7 @@ def build(
     for technique in techniques:
         technique.attach(run)
     if newest is not None:
-        _load(run, newest)
+        run.restore(newest)
     elif job.start:
         store.start(Path(job.start), laid=laid)
     run.reactors = _reactors(run, saved=newest.step if newest else None, max_steps=max_steps)
@@ -120,26 +125,12 @@ def memory_of(device: torch.device) -> Callable[[], float]:
     return lambda: float(process.memory_info().rss)
 
 
-def _load(run: Run, newest: Checkpoint) -> None:
-    saved = run.store.load(newest, laid=run.laid, optimizer=run.optimizer)
-    run.state.load(saved)
-    for technique in run.techniques:
-        technique.load_state_dict(saved["techniques"].get(technique.name, {}))
-    run.loader.close()
-    run.loader = _loader(run.corpus, feed=run.feed, consumed=run.state.consumed)
-
-
-def _loader(corpus: Corpus, *, feed: Feed, consumed: int) -> Loader:
-    position = Position(consumed=consumed)
-    return Loader(corpus.train, position=position, batch=feed.batch, replica=feed.replica, replicas=feed.replicas)
-
-
 def _reactors(run: Run, *, saved: int | None, max_steps: int | None) -> tuple[Reactor, ...]:
     job = run.design.job
     compiler = LayerCompiler(parts=run.laid.parts, refusal=uncompiled(run.design.plan))
     trial = CompileTrial(compiler=compiler, total_steps=job.total_steps)
     return (
-        FiniteLoss(last_saved=saved),
+        OnNonFinite(spec=job.non_finite, last_saved=saved, furthest=saved or 0),
         *((trial,) if job.compile is Switch.AUTO else ()),
         EvaluateEvery(steps=job.evaluation.every_steps),
         SaveEvery(steps=job.checkpoint.every_steps, saved=saved),

@@ -9,7 +9,8 @@ from typing import Protocol
 
 import torch
 
-from meshwright.data import Batch, Packed
+from meshwright.data import Packed
+from meshwright.spec.errors import ConfigError, Problem
 from meshwright.train.feed import Feed
 
 
@@ -36,21 +37,33 @@ def num_batches(*, tokens: int, batch: int, sequence_length: int, available: int
 
 
 def validate(laid: Evaluates, *, held_out: Packed, feed: Feed, tokens: int) -> Validation:
-    """The mean over the first batches of `held_out`; every rank must call it and every rank is given the same."""
+    """The mean over targets of the first batches of `held_out`; every rank must call it and is given the same.
+
+    Raises ConfigError where all of them are masked.
+    """
     start = time.perf_counter()
     batch, length = feed.batch, held_out.sequence_length
     count = num_batches(tokens=tokens, batch=batch, sequence_length=length, available=held_out.num_sequences)
-    losses, lengths = [], []
+    losses, sizes, targets = [], [], []
     for index in range(count):
         first = index * batch
         losses.append(laid.evaluate(*feed.tensors(held_out.sequences(first + feed.first, feed.rows))))
-        lengths.append(bytes_per_token(held_out, first=first, count=batch))
-    loss = float(torch.stack([value.detach().to(torch.float64).reshape(()) for value in losses]).mean())
-    bits = loss / math.log(2.0) / (sum(lengths) / len(lengths))
+        whole = held_out.sequences(first, batch)
+        targets.append(whole.num_targets)
+        sizes.append(whole.num_targets * whole.bytes_per_token)
+    if not any(targets):
+        raise ConfigError(_nothing_held_out(count * batch))
+    found = torch.stack([value.detach().to(torch.float64).reshape(()) for value in losses]).cpu()
+    weights = torch.tensor(targets, dtype=torch.float64)
+    loss = float((found * weights).sum() / weights.sum())
+    bits = loss / math.log(2.0) / (sum(sizes) / sum(targets))
     return Validation(loss=loss, bits_per_byte=bits, num_sequences=count * batch, seconds=time.perf_counter() - start)
 
 
-def bytes_per_token(packed: Packed, *, first: int, count: int) -> float:
-    """UTF-8 bytes that a target of sequences [first, first + count) stands for, in the mean."""
-    whole: Batch = packed.sequences(first, count)
-    return whole.bytes_per_token
+def _nothing_held_out(num_sequences: int) -> Problem:
+    return Problem(
+        what=f"none of the {num_sequences:,} held-out sequences has a target",
+        where="data.validation_fraction",
+        why="all of their tokens are of prompts",
+        fix="hold out more, or evaluate over more tokens",
+    )

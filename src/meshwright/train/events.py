@@ -45,6 +45,22 @@ class StepDone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepSpoilt:
+    """Step `step` was tried and gave a loss or a gradient norm that is not a finite number, or had no target to learn.
+
+    The same on every rank. Parameters, optimizer and position are those of the step before. `state_finite` says whether
+    its parameters are numbers all of them: where they are not, no other batch helps.
+    """
+
+    step: int
+    loss: float
+    grad_norm: float
+    num_targets: int
+    state_finite: bool
+    stop_asked: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
     """Mean loss in nats a token over the held-out sequences, and the same as bits for each byte of text."""
 
@@ -72,7 +88,7 @@ class Stopping:
     ending: Ending
 
 
-Event = Started | StepDone | Evaluated | Saved | Stopping
+Event = Started | StepDone | StepSpoilt | Evaluated | Saved | Stopping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,13 +110,23 @@ class Save:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Skip:
+    """Go on past the batch of the step that was spoilt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollBack:
+    """Go on from the newest checkpoint, past the batch of the step that was spoilt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
     """End the run after this event."""
 
     ending: Ending
 
 
-Action = Log | Evaluate | Save | Stop
+Action = Log | Evaluate | Save | Skip | RollBack | Stop
 
 
 class Reactor(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from meshwright.train.events import Action, Ending, Event, Started, StepDone, Stop, Stopping
+from meshwright.train.events import Action, Ending, Event, Started, StepDone, StepSpoilt, Stop, Stopping
 
 
 class Runnable(Protocol):
@@ -13,7 +13,7 @@ class Runnable(Protocol):
 
     def start(self) -> Started: ...
 
-    def step(self) -> StepDone: ...
+    def step(self) -> StepDone | StepSpoilt: ...
 
     def react(self, event: Event) -> Iterable[Action]: ...
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from meshwright.spec.errors import Problem, WorkerFailed
 from meshwright.train.events import (
     Action,
     Ending,
@@ -17,41 +15,10 @@ from meshwright.train.events import (
     Saved,
     Started,
     StepDone,
+    StepSpoilt,
     Stop,
     Stopping,
 )
-
-
-@dataclass(slots=True, kw_only=True)
-class FiniteLoss:
-    """The run fails at the first loss or gradient norm that is not a finite number."""
-
-    last_saved: int | None = None
-
-    def react(self, event: Event) -> Iterable[Action]:
-        if isinstance(event, Saved):
-            self.last_saved = event.step
-        if isinstance(event, StepDone) and not (math.isfinite(event.loss) and math.isfinite(event.grad_norm)):
-            raise WorkerFailed(self._problem(event))
-        return ()
-
-    def _problem(self, event: StepDone) -> Problem:
-        what = "loss" if not math.isfinite(event.loss) else "gradient norm"
-        value = event.loss if what == "loss" else event.grad_norm
-        remedy = "a lower learning rate, or clip the gradient norm"
-        if self.last_saved is None:
-            good, fix = "no checkpoint was saved before it", f"begin again with {remedy}"
-        else:
-            good, fix = (
-                f"step {self.last_saved} is saved",
-                f"--resume goes on from step {self.last_saved}: try {remedy}",
-            )
-        return Problem(
-            what=f"the {what} of step {event.step} is {value}",
-            where=f"step {event.step}",
-            why=f"the run diverged or its data or precision is unfit; {good}",
-            fix=fix,
-        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,10 +60,12 @@ class EndAt:
     pause_at: int | None = None
 
     def react(self, event: Event) -> Iterable[Action]:
-        ending = self._ending(event) if isinstance(event, Started | StepDone) else None
+        ending = self._ending(event) if isinstance(event, Started | StepDone | StepSpoilt) else None
         return (Stop(ending=ending),) if ending else ()
 
-    def _ending(self, event: Started | StepDone) -> Ending | None:
+    def _ending(self, event: Started | StepDone | StepSpoilt) -> Ending | None:
+        if isinstance(event, StepSpoilt):
+            return Ending.SIGNALLED if event.stop_asked else None
         if event.step >= self.total_steps:
             return Ending.FINISHED
         if isinstance(event, StepDone) and event.stop_asked:

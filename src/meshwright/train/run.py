@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -10,11 +11,12 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
-from meshwright.data import Corpus, Loader
+from meshwright.data import Corpus, Loader, Position
 from meshwright.parallel import Laid
+from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.plan import Design
 from meshwright.spec.report import LineName
-from meshwright.train.checkpoint import Store
+from meshwright.train.checkpoint import Checkpoint, Store
 from meshwright.train.evaluate import validate
 from meshwright.train.events import (
     Action,
@@ -24,10 +26,13 @@ from meshwright.train.events import (
     Event,
     Log,
     Reactor,
+    RollBack,
     Save,
     Saved,
+    Skip,
     Started,
     StepDone,
+    StepSpoilt,
     Stopping,
 )
 from meshwright.train.feed import Feed
@@ -35,6 +40,7 @@ from meshwright.train.learning_rate import learning_rate
 from meshwright.train.observe.observer import Observer
 from meshwright.train.observe.profile import Profiler
 from meshwright.train.observe.spans import SpanFile
+from meshwright.train.observe.whereabouts import Marker, Section
 from meshwright.train.state import TrainState
 from meshwright.train.technique import Technique
 
@@ -53,6 +59,7 @@ class Run:
     store: Store
     profiler: Profiler
     spans: SpanFile
+    marker: Marker
     stop_asked: Callable[[], bool]
     memory_bytes: Callable[[], float]
     reactors: tuple[Reactor, ...] = ()
@@ -65,10 +72,12 @@ class Run:
         self.clock = time.perf_counter()
         return Started(step=self.state.step, total_steps=self.design.job.total_steps)
 
-    def step(self) -> StepDone:
+    def step(self) -> StepDone | StepSpoilt:
         """One optimizer step on the next global batch; the loss is of the parameters before it.
 
         Its seconds run from the end of the step before, evaluations and checkpoints left out, on the slowest rank.
+        Where the loss or the norm is not finite, or the batch has no target, the step is not done and all that lasts is
+        as it was.
         """
         number, job = self.state.step + 1, self.design.job
         torch.manual_seed(self.state.random_seed)
@@ -77,21 +86,30 @@ class Run:
         )
         with self._observed(number):
             with self.profiler.section(LineName.INPUT):
+                self.marker.mark(step=number, section=Section.INPUT)
                 batch = self.feed.tensors(next(self.loader))
+            self.marker.mark(step=number, section=Section.MODEL)
             loss = self.laid.step(*batch)
             with self.profiler.section(LineName.OPTIMIZER):
+                self.marker.mark(step=number, section=Section.NORM)
                 norm = self.laid.clip(job.optimizer.clip_norm)
-                for group in self.optimizer.param_groups:
-                    group["lr"] = rate
-                self.optimizer.step()
-        agreed = self._agree(loss, norm, self.laid.expert_load())
+                known = _known(loss, norm, self.laid.num_targets)
+                self.marker.mark(step=number, section=Section.OPTIMIZER)
+                if known.finite:
+                    for group in self.optimizer.param_groups:
+                        group["lr"] = rate
+                    self.optimizer.step()
+        self.marker.mark(step=number, section=Section.AGREE)
+        if not known.finite:
+            return self._spoilt(number, known)
+        agreed = self._agree(self.laid.expert_load())
         plan = self.design.plan
         self.state.advance(sequences=plan.batch, tokens=plan.batch_tokens)
         return StepDone(
             step=self.state.step,
             tokens=self.state.tokens,
-            loss=agreed.loss,
-            grad_norm=agreed.norm,
+            loss=known.loss,
+            grad_norm=known.norm,
             learning_rate=rate,
             seconds=agreed.seconds,
             memory_bytes=agreed.memory_bytes,
@@ -114,6 +132,10 @@ class Run:
             followed = self._evaluate()
         elif isinstance(action, Save):
             followed = self._save()
+        elif isinstance(action, Skip):
+            self.state.consumed += self.design.plan.batch
+        elif isinstance(action, RollBack):
+            self._roll_back()
         else:
             assert isinstance(action, Log), f"no run performs {action!r}"
             self.pending.update(action.values)
@@ -123,6 +145,17 @@ class Run:
             self.clock = time.perf_counter()
         return followed
 
+    def restore(self, checkpoint: Checkpoint, *, past: int | None = None) -> None:
+        """The run stands where `checkpoint` stands; its data goes on from sequence `past` where that is given."""
+        saved = self.store.load(checkpoint, laid=self.laid, optimizer=self.optimizer)
+        self.state.load(saved)
+        for technique in self.techniques:
+            technique.load_state_dict(saved["techniques"].get(technique.name, {}))
+        if past is not None:
+            self.state.consumed = past
+        self.loader.close()
+        self.loader = loader_of(self.corpus, feed=self.feed, consumed=self.state.consumed)
+
     def stop(self, ending: Ending) -> Stopping:
         return Stopping(step=self.state.step, ending=ending)
 
@@ -131,9 +164,31 @@ class Run:
         self.store.close()
         self.loader.close()
 
+    def _roll_back(self) -> None:
+        self.marker.mark(step=self.state.step, section=Section.RESTORE)
+        newest = self.store.newest()
+        if newest is None:
+            raise ConfigError(self.store.skipped or (Problem(what="there is no checkpoint to roll back to"),))
+        self.restore(newest, past=self.state.consumed + self.design.plan.batch)
+        self.clock = time.perf_counter()
+
+    def _spoilt(self, number: int, known: _Known) -> StepSpoilt:
+        self.laid.undo()
+        state_finite = self.laid.is_finite()
+        agreed = self._agree(None)
+        return StepSpoilt(
+            step=number,
+            loss=known.loss,
+            grad_norm=known.norm,
+            num_targets=known.num_targets,
+            state_finite=state_finite,
+            stop_asked=agreed.stop,
+        )
+
     def _evaluate(self) -> Evaluated | None:
         if self.corpus.validation is None:
             return None
+        self.marker.mark(step=self.state.step, section=Section.EVALUATE)
         tokens = self.design.job.evaluation.tokens
         found = validate(self.laid, held_out=self.corpus.validation, feed=self.feed, tokens=tokens)
         return Evaluated(
@@ -146,6 +201,7 @@ class Run:
         )
 
     def _save(self) -> Saved:
+        self.marker.mark(step=self.state.step, section=Section.SAVE)
         start = time.perf_counter()
         self.store.save(
             step=self.state.step,
@@ -165,7 +221,7 @@ class Run:
             yield
         self.spans.end()
 
-    def _agree(self, loss: torch.Tensor, norm: torch.Tensor, load: torch.Tensor | None) -> _Agreed:
+    def _agree(self, load: torch.Tensor | None) -> _Agreed:
         """What all ranks know after a step, read from the device in one transfer."""
         now = time.perf_counter()
         seconds, self.clock = now - self.clock, now
@@ -173,12 +229,9 @@ class Run:
         shared = torch.tensor(flags, dtype=torch.float64, device=self.feed.device)
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(shared, op=dist.ReduceOp.MAX)
-        known = (loss, norm) if load is None else (loss, norm, load)
-        numbers = [value.detach().to(torch.float64).reshape(1) for value in known]
-        stop, memory_bytes, seconds, found, norm_found, *loads = torch.cat([shared, *numbers]).tolist()
+        numbers = [] if load is None else [load.detach().to(torch.float64).reshape(1)]
+        stop, memory_bytes, seconds, *loads = torch.cat([shared, *numbers]).tolist()
         return _Agreed(
-            loss=found,
-            norm=norm_found,
             stop=stop > 0.0,
             memory_bytes=memory_bytes,
             seconds=seconds,
@@ -188,9 +241,33 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Agreed:
-    loss: float
-    norm: float
     stop: bool
     memory_bytes: float
     seconds: float
     load: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """What a step gave before the optimizer steps, the same on every rank."""
+
+    loss: float
+    norm: float
+    num_targets: int
+
+    @property
+    def finite(self) -> bool:
+        return self.num_targets > 0 and math.isfinite(self.loss) and math.isfinite(self.norm)
+
+
+def _known(loss: torch.Tensor, norm: torch.Tensor, num_targets: torch.Tensor | int) -> _Known:
+    """Read from the device in one transfer."""
+    values = (loss, norm, torch.as_tensor(num_targets, device=loss.device))
+    found = torch.stack([value.detach().to(torch.float64).reshape(()) for value in values]).tolist()
+    return _Known(loss=found[0], norm=found[1], num_targets=int(found[2]))
+
+
+def loader_of(corpus: Corpus, *, feed: Feed, consumed: int) -> Loader:
+    """The rows of `feed` in one batch after another, from sequence `consumed` of the order on."""
+    position = Position(consumed=consumed)
+    return Loader(corpus.train, position=position, batch=feed.batch, replica=feed.replica, replicas=feed.replicas)

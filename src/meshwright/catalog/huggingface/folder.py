@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -59,9 +59,13 @@ def open_folder(path: Path) -> Folder:
     model = model_from_config(config, name=title, source=CONFIG)
     table = tensors(config, model)
     problems: list[Problem] = []
-    found = dict(_stored(path, problems))
+    owners = _owners(path)
+    found = dict(_stored(path, owners, problems))
     named = {_full_name(name, table): stored for name, stored in found.items()}
-    problems += _mismatches(path, named, table)
+    # What a file held that cannot be read is not missing: the file is told, and would be told for each tensor.
+    unread = {_full_name(name, table) for name, file in owners.items() if str(path / file) in _places(problems)}
+    if owners or not problems:
+        problems += _mismatches(path, named, table, unread=unread)
     if problems:
         raise ConfigError(_few(problems))
     kept = {name: named[name] for name in table.theirs}
@@ -85,9 +89,12 @@ def read_config(path: Path) -> Mapping[str, Any]:
     return config
 
 
-def _stored(path: Path, problems: list[Problem]) -> Iterator[tuple[str, Stored]]:
+def _places(problems: Iterable[Problem]) -> set[str]:
+    return {problem.where for problem in problems}
+
+
+def _stored(path: Path, owners: Mapping[str, str], problems: list[Problem]) -> Iterator[tuple[str, Stored]]:
     """Every tensor of every file; what is wrong with files is added to `problems`."""
-    owners = _owners(path)
     files = sorted(set(owners.values())) if owners else [SINGLE]
     for name in files:
         try:
@@ -126,10 +133,14 @@ def _full_name(name: str, table: Table) -> str:
     return full if name not in table.theirs and full in table.theirs else name
 
 
-def _mismatches(path: Path, found: Mapping[str, Stored], table: Table) -> Iterator[Problem]:
-    """Tensors that the model has and the folder lacks, the other way round, and those of other shapes or types."""
+def _mismatches(path: Path, found: Mapping[str, Stored], table: Table, *, unread: Collection[str]) -> Iterator[Problem]:
+    """Tensors that the model has and the folder lacks, but for `unread`, the other way round, and those of other shapes
+    or types.
+    """
     unknown = [name for name in found if name not in table.theirs and not table.leaves_out(name)]
     for name, shape in table.theirs.items():
+        if name in unread:
+            continue
         if name not in found:
             near = nearest(name, unknown) if unknown else ""
             yield Problem(what=f"{name} is missing", where=str(path), fix=near if near.startswith("did you") else "")

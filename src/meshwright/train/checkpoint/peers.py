@@ -14,6 +14,7 @@ from meshwright.spec.errors import EnvironmentUnfit, Problem
 T = TypeVar("T")
 
 PATIENCE = timedelta(minutes=30)
+DESCRIBED = "checkpoints"  # how torch knows the group, which waits for a disk and not for a step
 
 
 class Peers:
@@ -21,7 +22,7 @@ class Peers:
 
     def __init__(self) -> None:
         grouped = dist.is_initialized()
-        self.group = dist.new_group(backend="gloo", timeout=PATIENCE) if grouped else None
+        self.group = dist.new_group(backend="gloo", timeout=PATIENCE, group_desc=DESCRIBED) if grouped else None
         self.rank = dist.get_rank(self.group) if grouped else 0
         self.size = dist.get_world_size(self.group) if grouped else 1
 

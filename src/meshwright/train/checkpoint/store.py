@@ -22,6 +22,7 @@ from meshwright.spec.errors import ConfigError, EnvironmentUnfit, Problem
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design
 from meshwright.train.checkpoint.find import Checkpoint, corrupt, is_other_model, newest, open_checkpoint, other_model
+from meshwright.train.checkpoint.fit import misfits, wanted
 from meshwright.train.checkpoint.manifest import Manifest, model_digest
 from meshwright.train.checkpoint.peers import Peers, told
 from meshwright.train.checkpoint.write import failed, write
@@ -79,19 +80,17 @@ class Store:
     ) -> dict[str, Any]:
         """Model and optimizer hold the checkpoint, whatever plan saved it; returns the state given to `save`.
 
-        Raises ConfigError before anything is changed when it is of another model or lacks a tensor.
+        Raises ConfigError before anything is changed when it is of another model, lacks a tensor or has one too many.
         """
         if checkpoint.manifest.model != self._model:
             raise ConfigError(other_model(checkpoint))
         self.wait()
         targets = move.to_load(laid, optimizer)
         saved = FileSystemReader(checkpoint.path).read_metadata().state_dict_metadata
-        # An optimizer that never stepped a parameter saved nothing for it, and starts it afresh.
-        targets = {name: x for name, x in targets.items() if name in saved or not name.startswith("optimizer.")}
-        problems = _unfit(targets, saved, where=str(checkpoint.path))
-        every = [problem for found in self._peers.gather(problems) for problem in found]
-        if every:
-            raise ConfigError(dict.fromkeys(every))
+        targets = wanted(targets, saved)
+        problems = misfits(targets, saved, where=str(checkpoint.path), peers=self._peers)
+        if problems:
+            raise ConfigError(problems)
         move.read(targets, checkpoint.path, group=self._peers.group)
         move.loaded(laid, optimizer)
         return dict(checkpoint.manifest.state)
@@ -190,16 +189,3 @@ def other_weights(model: ModelSpec, path: Path) -> Problem:
     """The folder `path` holds weights of another model than `model`."""
     fix = f"design the plan with --model {path}, or name a folder of {model.name}"
     return Problem(what=f"its config.json is not of {model.name}", where=f"job.start: {path}", fix=fix)
-
-
-def _unfit(targets: Mapping[str, Tensor], saved: Mapping[str, Any], *, where: str) -> list[Problem]:
-    """Tensors of the model that the checkpoint lacks or has in another shape."""
-    problems = []
-    for name, tensor in targets.items():
-        if name not in saved:
-            problems.append(Problem(what=f"{name} is missing", where=where))
-        elif tuple(saved[name].size) != tuple(tensor.shape):
-            problems.append(
-                Problem(what=f"{name} is {tuple(saved[name].size)}, the model has {tuple(tensor.shape)}", where=where)
-            )
-    return problems

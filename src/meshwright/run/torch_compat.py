@@ -1,0 +1,54 @@
+"""Private torch that the worker needs: how long groups wait, and which collective a rank entered last."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+from torch._C import _distributed_c10d
+from torch.distributed.distributed_c10d import _set_pg_timeout, _world
+
+_KEPT = "256"  # collectives that torch's flight recorder remembers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entered:
+    """A collective: what it does, which one of its group it is, and the ranks of the group."""
+
+    operation: str
+    number: int
+    ranks: tuple[int, ...]
+
+
+def remember_collectives() -> None:
+    """Torch keeps the last collectives of this process, unless the person who runs it has said how many."""
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", _KEPT)
+
+
+def limit_waits(timeout: timedelta, *, but: str) -> None:
+    """A collective of any group that is made by now fails after `timeout`, except in those described as `but`.
+
+    Torch gives groups that are made without one its own, of half an hour.
+    """
+    for group in list(_world.pg_map):
+        if group.group_desc != but:
+            _set_pg_timeout(timeout, group)
+
+
+def last_entered() -> Entered | None:
+    """The collective that this process entered last; None where torch remembers none."""
+    try:
+        dump = getattr(_distributed_c10d, "_dump_fr_trace_json")  # noqa: B009 - it is in no stub
+        entries = json.loads(dump(True, False)).get("entries", [])
+    except (AttributeError, RuntimeError, ValueError):
+        return None
+    if not entries:
+        return None
+    entry = max(entries, key=lambda entry: int(entry["record_id"]))
+    name = entry["process_group"][0]
+    number = entry["p2p_seq_id"] if entry.get("is_p2p") else entry["collective_seq_id"]
+    members = next((ranks for group, ranks in _world.pg_group_ranks.items() if group.group_name == name), {})
+    operation = str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"])
+    return Entered(operation=operation, number=int(number), ranks=tuple(sorted(members)))

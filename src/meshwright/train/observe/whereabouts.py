@@ -1,0 +1,73 @@
+"""Where every rank is: the step and the section it is in, in a file of its own that is there when the rank is not."""
+
+from __future__ import annotations
+
+import json
+import mmap
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+_SIZE = 96
+
+
+class Section(StrEnum):
+    """What a rank is at."""
+
+    BUILD = "building the run"
+    INPUT = "reading data"
+    MODEL = "forward and backward"
+    NORM = "norm of the gradients"
+    OPTIMIZER = "optimizer"
+    AGREE = "end of the step"
+    EVALUATE = "evaluation"
+    SAVE = "checkpoint"
+    RESTORE = "roll back"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whereabouts:
+    """A rank is, or was last seen, in this section of this step."""
+
+    step: int
+    section: Section
+
+    def __str__(self) -> str:
+        return f"step {self.step}, {self.section.value}"
+
+
+class Marker:
+    """Keeps `RUN/whereabouts/rank-00000.json` true. A mark is a write to memory that the system brings to the file,
+    whatever becomes of this process.
+    """
+
+    def __init__(self, run_dir: Path, *, rank: int) -> None:
+        self.now = Whereabouts(step=0, section=Section.BUILD)
+        self._memory: mmap.mmap | None = None
+        path = path_of(run_dir, rank)
+        with suppress(OSError):  # a file system that maps no files takes this help away and nothing else
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b" " * _SIZE)
+            with path.open("r+b") as file:
+                self._memory = mmap.mmap(file.fileno(), _SIZE)
+        self.mark(step=0, section=Section.BUILD)
+
+    def mark(self, *, step: int, section: Section) -> None:
+        """From here on this rank is in `section` of `step`."""
+        self.now = Whereabouts(step=step, section=section)
+        if self._memory is not None:
+            self._memory[:] = json.dumps({"step": step, "section": section.value}).encode().ljust(_SIZE)
+
+
+def path_of(run_dir: Path, rank: int) -> Path:
+    return run_dir / "whereabouts" / f"rank-{rank:05d}.json"
+
+
+def last_seen(run_dir: Path, rank: int) -> Whereabouts | None:
+    """Where `rank` was when it marked last; None when it never did, or half a mark is there."""
+    try:
+        value = json.loads(path_of(run_dir, rank).read_bytes())
+        return Whereabouts(step=int(value["step"]), section=Section(value["section"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

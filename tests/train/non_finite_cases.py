@@ -1,0 +1,85 @@
+"""What workers do in the tests of spoilt steps: a run in which rank 1 gives no number, and one without that batch."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+import torch.distributed as dist
+
+from meshwright import cost
+from meshwright.spec.errors import WorkerFailed
+from meshwright.spec.plan import Design
+from meshwright.train.build import Place, build
+from meshwright.train.events import Evaluate, Evaluated, Skip, StepDone
+from meshwright.train.loop import fit
+from meshwright.train.run import Run
+from tests.parallel.parity_cases import by_name, whole
+
+
+def _run(design: Design, folder: str) -> Run:
+    place = Place(
+        rank=dist.get_rank(),
+        device=torch.device("cpu"),
+        run_dir=Path(folder),
+        cache=Path(folder) / "cache",
+        screen=sys.stderr,
+    )
+    return build(design, place=place, predicted=cost.predict(design), max_steps=None, stop_asked=bool)
+
+
+def spoilt(design: Design, folder: str, batches: tuple[int, ...]) -> dict[str, Any]:
+    """A run in which the last stage of rank 1 gives no number for these batches, to its end; what it holds then."""
+    run = _run(design, folder)
+
+    def spoil(_module: torch.nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        bad = torch.is_grad_enabled() and run.state.consumed in [batch * design.plan.batch for batch in batches]
+        return output * float("nan") if bad and dist.get_rank() == 1 else output
+
+    run.laid.parts[-1].register_forward_hook(spoil)
+    told = ""
+    try:
+        fit(run)
+    except WorkerFailed as failure:
+        told = str(failure)
+    return {**_held(run), "told": told}
+
+
+def without(design: Design, folder: str, batches: tuple[int, ...]) -> dict[str, Any]:
+    """A run that passes these batches by, to its end; what it holds then."""
+    run = _run(design, folder)
+    while run.state.step < design.job.total_steps:
+        if run.state.consumed // design.plan.batch in batches:
+            next(run.loader)
+            run.perform(Skip())
+            continue
+        run.step()
+    return _held(run)
+
+
+def _held(run: Run) -> dict[str, Any]:
+    parameters = by_name([(name, p.detach()) for name, p in run.laid.named_parameters()])
+    buffers = {name: whole(x) for part in run.laid.parts for name, x in part.named_buffers()}
+    moments = [
+        whole(x)
+        for group in run.optimizer.param_groups
+        for p in group["params"]
+        for x in run.optimizer.state[p].values()
+        if isinstance(x, torch.Tensor)
+    ]
+    assert all(numpy.isfinite(value).all() for value in (*parameters.values(), *moments))
+    step, consumed = run.state.step, run.state.consumed
+    run.close()
+    return {"step": step, "consumed": consumed, "parameters": {**parameters, **buffers}, "moments": moments}
+
+
+def trained(design: Design, folder: str) -> dict[str, Any]:
+    """A run to its end, with the validation after it."""
+    run = _run(design, folder)
+    losses = [done.loss for _ in range(design.job.total_steps) if isinstance(done := run.step(), StepDone)]
+    told = run.perform(Evaluate())
+    assert isinstance(told, Evaluated)
+    return {**_held(run), "losses": losses, "validation": told.loss, "bits": told.bits_per_byte}
