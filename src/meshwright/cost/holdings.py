@@ -15,15 +15,17 @@ from types import MappingProxyType
 
 from meshwright.spec.blocks import Mixture
 from meshwright.spec.cluster import Precision
+from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.model import Layer
-from meshwright.spec.optimizer import Adafactor, Muon, Optimizer, OptimizerSpec, Sgd, treatment
-from meshwright.spec.plan import AxisName, Design, Plan, Sharding, Stage
+from meshwright.spec.optimizer import Adafactor, Master, Moments, Muon, Optimizer, OptimizerSpec, Sgd, treatment
+from meshwright.spec.plan import AxisName, Design, Plan, Sharding, Stage, TensorGrid
 from meshwright.spec.tensors import ParameterTensor, prefix, tensors
 
 PARAMETERS, OPTIMIZER = "model.", "optimizer."
 ITEM_BYTES: Mapping[str, int] = MappingProxyType(
     {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "uint8": 1, "bool": 1}
 )
+_RESUME = "save a checkpoint, which any plan goes on from"
 _TABLE = "embedding.tokens.weight"
 
 
@@ -95,8 +97,12 @@ def holdings(
     """Every tensor of the state by its name in the whole model, as `parallel.move.state_dict` names it.
 
     Rank r of the plan is process `processes[r]`; None numbers processes as the plan numbers ranks. What rounding leaves
-    of gradients in eight bits is of one plan and one rank, and is left out.
+    of gradients in eight bits is of one plan and one rank, and is left out. Raises ConfigError where what the design
+    keeps is not told yet.
     """
+    untold = _untold(design)
+    if untold:
+        raise ConfigError([Problem(what=what, where=where, fix=_RESUME) for where, what in untold])
     made = _Maker(design, tuple(range(design.plan.world_size)) if processes is None else tuple(processes))
     for stage in design.plan.stages:
         made.add_stage(stage)
@@ -106,6 +112,20 @@ def holdings(
             if name not in made.untrained:
                 kept = state_of(holding, rule=treatment(design.job.optimizer, name).rule, places=made.places[name])
                 found |= {f"{OPTIMIZER}{name}.{key}": value for key, value in kept.items()}
+    return found
+
+
+def _untold(design: Design) -> list[tuple[str, str]]:
+    """Where and what of a design lies in a way that is not told here."""
+    found, state = [], getattr(design.job.optimizer, "state", Moments.FP32)
+    if design.plan.tensor_grid is not TensorGrid.LINE:
+        what = f"parts of tensors on a {design.plan.tensor_grid.value} of tensor ranks are not moved in memory yet"
+        found.append(("plan.tensor_grid", what))
+    if design.job.master is not Master.FP32:
+        what = f"parameters kept as {design.job.master.value} are not moved in memory yet"
+        found.append(("job.optimizer.master", what))
+    if state is not Moments.FP32:
+        found.append(("job.optimizer.state", f"moments kept as {state.value} are not moved in memory yet"))
     return found
 
 
