@@ -27,7 +27,7 @@ check: setup
 	@$(BIN)/python -m pytest tests/test_architecture.py
 
 test: check
-	@$(BIN)/python -m pytest -m "not slow and not gpu" --ignore tests/test_architecture.py
+	@$(BIN)/python -m pytest -m "not slow and not gpu" --durations=30 --ignore tests/test_architecture.py
 
 test-full: check
 	@$(BIN)/python -m pytest -m "not gpu" --ignore tests/test_architecture.py

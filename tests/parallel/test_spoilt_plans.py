@@ -46,6 +46,7 @@ def run(pool: Pool, told: str, design: Design) -> None:
         z_loss=job.z_loss,
         optimizer=job.optimizer,
         packed=Documents.TWO,
+        frozen=plan.frozen_blocks,
     )
     found = pool.run(parity_cases.one_rank, design, Documents.TWO, ranks=plan.world_size)
     try:

@@ -17,13 +17,13 @@ def trains_something(design: Design) -> Problem | None:
 
 def tied_ends_train_alike(design: Design) -> Problem | None:
     """A table that the embedding and the head share is trained at both or at neither."""
-    last = len(design.model.blocks) - 1
-    frozen = design.plan.frozen_blocks & {0, last}
+    ends = {"embedding": 0, "head": len(design.model.blocks) - 1}
+    frozen = [name for name, block in ends.items() if design.plan.is_frozen(block)]
     if not design.model.head.tied or len(frozen) != 1:
         return None
-    one, other = ("embedding", "head") if 0 in frozen else ("head", "embedding")
+    one, other = (*frozen, *(name for name in ends if name not in frozen))
     return Problem(
-        where=f"plan.stages[*].groups[*].training of block {min(frozen)}",
+        where=f"plan.stages[*].groups[*].training of block {ends[one]}",
         what=f"the {one} is frozen and the {other}, which has the same table, is trained",
         fix="freeze both or neither",
     )

@@ -309,6 +309,11 @@ class Plan:
         """The block groups of all stages, in model order."""
         return tuple(group for stage in self.stages for group in stage.groups)
 
+    def is_frozen(self, block: int) -> bool:
+        """Whether training leaves `block` as it is."""
+        frozen = (group for group in self.groups if group.training is Training.FROZEN)
+        return any(group.start <= block < group.stop for group in frozen)
+
     @property
     def frozen_blocks(self) -> frozenset[int]:
         """Blocks of the model that training does not change."""
@@ -347,7 +352,8 @@ class Plan:
         extra += self._recompute_words()
         extra += [f"{group.offload.value} offloaded"] if group.offload is not Offload.NONE else []
         extra += [group.precision.value]
-        extra += [f"{len(self.frozen_blocks)} blocks frozen"] if self.frozen_blocks else []
+        frozen = sum(group.stop - group.start for group in self.groups if group.training is Training.FROZEN)
+        extra += [f"{frozen} blocks frozen"] if frozen else []
         if self.context > 1:
             extra.append(exchange_words(self.exchange, self.context))
         if self.experts is not None:
