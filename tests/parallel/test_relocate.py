@@ -64,7 +64,7 @@ def pairs(draws_: list[Draw], *, seed: int) -> list[Pair]:
 
 DRAWN = draws.legal(300, seed=8)
 PAIRS = pairs(sorted(DRAWN, key=lambda draw: draw.layers), seed=8)
-FEW = PAIRS[:: len(PAIRS) // 10]
+FEW = PAIRS[:: len(PAIRS) // 5]
 
 
 def ids(pair: Pair) -> str:
@@ -158,7 +158,7 @@ def test_through_a_folder_it_is_the_same(pool: Pool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "draw", sorted(draws.covering(DRAWN, count=10), key=lambda draw: draw.ranks, reverse=True), ids=str
+    "draw", sorted(draws.covering(DRAWN, count=6), key=lambda draw: draw.ranks, reverse=True), ids=str
 )
 def test_what_a_plan_says_of_its_state_is_what_is_laid(pool: Pool, draw: Draw) -> None:
     for found in pool.run(relocate_cases.disagreements, draws.build(draw), ranks=draw.ranks):
