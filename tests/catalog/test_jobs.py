@@ -93,7 +93,10 @@ def test_a_newer_schema_has_its_line(tmp_path: Path) -> None:
         *(f"{path}=1.0" for path in ranges.BELOW_ONE),
         *(f"{path}=nan" for path in (*ranges.ABOVE_ZERO, *ranges.FRACTIONS)),
         *(f"{path}=odd" for path in ranges.CHOICES),
+        "peer_timeout_seconds=0.5",
+        "peer_timeout_seconds=1e308",
         'data.sources=[{path="a", weight=0}]',
+        'data.sources=[{path="a", weight=inf}]',
     ],
 )
 def test_a_number_that_no_job_has_is_refused(entry: str) -> None:

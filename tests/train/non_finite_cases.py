@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright import cost
+from meshwright.parallel.clip import local_part
 from meshwright.spec.errors import WorkerFailed
 from meshwright.spec.plan import Design
 from meshwright.train.build import Place, build
@@ -46,6 +47,25 @@ def spoilt(design: Design, folder: str, batches: tuple[int, ...]) -> dict[str, A
     except WorkerFailed as failure:
         told = str(failure)
     return {**_held(run), "told": told}
+
+
+def overshot(design: Design, folder: str) -> str:
+    """What a run tells whose first update leaves a parameter of rank 1 infinite, though its loss was a number."""
+    run = _run(design, folder)
+    step = run.optimizer.step
+
+    def too_far(*arguments: Any) -> None:
+        step(*arguments)
+        _, parameter = run.laid.named_parameters()[0]
+        if dist.get_rank() == 1:
+            local_part(parameter.detach()).fill_(float("inf"))
+
+    run.optimizer.step = too_far  # type: ignore[method-assign]  # an update that overshoots
+    try:
+        fit(run)
+    except WorkerFailed as failure:
+        return str(failure)
+    return ""
 
 
 def without(design: Design, folder: str, batches: tuple[int, ...]) -> dict[str, Any]:

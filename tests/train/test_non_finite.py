@@ -89,6 +89,15 @@ def test_a_stop_saves_the_last_good_state(pool: Pool, tmp_path: Path) -> None:
     assert (kept.manifest.state["step"], kept.manifest.state["consumed"]) == (2, 2 * runs.BATCH)
 
 
+def test_parameters_that_are_not_finite_are_not_saved(pool: Pool, tmp_path: Path) -> None:
+    design = of(tmp_path, SHARDED, NonFinite.STOP)
+    design = replace(design, job=replace(design.job, checkpoint=CheckpointSpec(every_steps=1)))
+    for told in pool.run(non_finite_cases.overshot, design, str(tmp_path / "a"), ranks=2):
+        assert "parameters are not finite after step 1, and are not saved" in told
+        assert "no checkpoint was saved before" in told
+    assert newest(tmp_path / "a").checkpoint is None
+
+
 def test_too_many_skips_stop(pool: Pool, tmp_path: Path) -> None:
     design = of(tmp_path, SHARDED, NonFinite.SKIP)
     for rank in pool.run(non_finite_cases.spoilt, design, str(tmp_path / "a"), (1, 2, 3), ranks=2):

@@ -43,6 +43,7 @@ AT_LEAST_ZERO = (
     "learning_rate.warmup_steps",
 )
 MOST_SEEDS = 2**63
+MOST_SECONDS = 30 * 24 * 3600
 FRACTIONS = (
     "learning_rate.warmup_fraction",
     "learning_rate.decay_fraction",
@@ -70,6 +71,9 @@ def checked_job(job: JobSpec) -> JobSpec:
         ),
         *_group_problems(job),
     ]
+    if _above_zero(job.peer_timeout_seconds) and not 1 <= job.peer_timeout_seconds <= MOST_SECONDS:
+        what = f"{job.peer_timeout_seconds} is not from 1 second to {MOST_SECONDS:,}, a month"
+        problems.append(Problem(what=what, where="peer_timeout_seconds"))
     if job.seed >= MOST_SEEDS:
         what = f"{job.seed} is not below 2^63, from where two seeds would draw the same"
         problems.append(Problem(what=what, where="seed"))
@@ -77,9 +81,10 @@ def checked_job(job: JobSpec) -> JobSpec:
         if _at(job, path) not in known:
             problems.append(Problem(what=f"{_at(job, path)!r} is not a choice", where=path, fix=nearest("", known)))
     for index, source in enumerate(job.data.sources):
-        if not source.weight > 0:
+        if not _above_zero(source.weight):
             where = f"data.sources[{index}].weight"
-            problems.append(Problem(what=f"{source.weight} is not above 0", where=where, fix="leave the source out"))
+            what = f"{source.weight} is not finite and above 0"
+            problems.append(Problem(what=what, where=where, fix="leave the source out"))
     if job.non_finite.policy is NonFinite.ROLL_BACK and not job.checkpoint.every_steps:
         what = "there is no checkpoint on the way to roll back to"
         fix = "set checkpoint.every_steps, or choose stop or skip"

@@ -257,8 +257,9 @@ def _bottleneck(report: Report) -> str:
     waste = next((line for line in lines if line.name not in work and line.seconds > 0.0), None)
     text = f"compute takes {format_percent(compute)} of the step"
     if waste is not None:
-        share = waste.seconds / report.step_seconds
-        text += f"; next is {_CAUSES[LineName(waste.name)]} at {format_percent(share)}"
+        share, cause = waste.seconds / report.step_seconds, _CAUSES[LineName(waste.name)]
+        said = f"next is {cause} at {format_percent(share)}"
+        text = f"{text}; {said}" if share <= compute else f"{cause} is {format_percent(share)} of the step; {text}"
     heaviest = max(report.memory, key=lambda stage: stage.total / stage.capacity)
     part = max(heaviest.parts, key=lambda name: heaviest.parts[name])
     text += f"; memory is {format_bytes(heaviest.total)} of {format_bytes(heaviest.capacity)} on rank {heaviest.rank}"

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from meshwright.cost.grid import undivided
 from meshwright.schedule.build import SPLIT
 from meshwright.search.rules import Rule, Scope
-from meshwright.search.runtime_rules import EMULATED_PRECISIONS
-from meshwright.spec.cluster import Precision
+from meshwright.search.runtime_rules import EIGHT_BIT_GRADIENTS, EMULATED_PRECISIONS
 from meshwright.spec.errors import Problem
 from meshwright.spec.job import Switch
 from meshwright.spec.model import Attention, FeedForward, Mixer, Transform
@@ -83,7 +82,11 @@ def grid_runs(design: Design) -> Problem | None:
     against = (
         (plan.first_group.precision in EMULATED_PRECISIONS, f"{plan.first_group.precision.value} products", "bf16"),
         (plan.schedule.kind in SPLIT and plan.pipeline > 1, f"split backwards of {plan.schedule.kind.value}", "1f1b"),
-        (plan.gradients.precision is Precision.FP8, "gradients that meet in fp8", "bf16 or fp32"),
+        (
+            plan.gradients.precision in EIGHT_BIT_GRADIENTS,
+            f"gradients that meet in {plan.gradients.precision.value}",
+            "bf16 or fp32",
+        ),
         (
             grid is TensorGrid.CUBE and sharding is not Sharding.NONE,
             sharding.value,

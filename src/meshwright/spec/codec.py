@@ -116,7 +116,11 @@ def _decode_scalar(kind: Any, value: Any, where: str, problems: list[Problem]) -
     if kind is int and isinstance(value, float) and value.is_integer():
         value = int(value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+        try:
+            value = float(value)
+        except OverflowError:
+            problems.append(Problem(what="a number too large for any computer", where=where))
+            return None
     if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
         expected = (
             "nothing"

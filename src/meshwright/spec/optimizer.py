@@ -141,7 +141,8 @@ _MADE: Mapping[str, type[Optimizer]] = MappingProxyType(
         OptimizerKind.ADAFACTOR: Adafactor,
     }
 )
-_SMALL = ("embedding.*", "*norm.*", "*bias", "*.sinks")
+_VECTORS = ("*norm.*", "*bias", "*.sinks")
+_SMALL = ("embedding.*", *_VECTORS)
 _OUTSIDE_LAYERS = ("head.*",)
 
 
@@ -162,11 +163,13 @@ def default_groups(spec: Optimizer) -> tuple[ParameterGroup, ...]:
 
 
 def treatment(spec: Optimizer, name: str) -> Treatment:
-    """How `spec` optimizes the parameter that the whole model calls `name`."""
+    """How `spec` optimizes the parameter called `name` in the whole model: Muon takes matrices alone, AdamW the rest."""
     matching = [g for g in (*spec.groups, *default_groups(spec)) if any(fnmatchcase(name, p) for p in g.names)]
     factor = next((g.learning_rate_factor for g in matching if g.learning_rate_factor is not None), 1.0)
     decay = next((g.weight_decay for g in matching if g.weight_decay is not None), spec.weight_decay)
     kind = next((g.kind for g in matching if g.kind is not None), spec.kind)
+    if kind == OptimizerKind.MUON and any(fnmatchcase(name, pattern) for pattern in _VECTORS):
+        kind = OptimizerKind.ADAMW
     return Treatment(rule=as_kind(spec, kind), learning_rate_factor=factor, weight_decay=decay)
 
 

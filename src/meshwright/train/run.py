@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from meshwright.data import Corpus, Loader, Position
 from meshwright.parallel import Laid
-from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.errors import ConfigError, Problem, WorkerFailed
 from meshwright.spec.plan import Design
 from meshwright.spec.report import LineName
 from meshwright.train.checkpoint import Checkpoint, Store
@@ -200,9 +200,21 @@ class Run:
             seconds=found.seconds,
         )
 
+    def _unsaved(self) -> Problem:
+        newest = self.store.newest()
+        kept = "no checkpoint was saved before" if newest is None else f"step {newest.step} is saved"
+        return Problem(
+            what=f"parameters are not finite after step {self.state.step}, and are not saved",
+            where=f"step {self.state.step}",
+            why=f"the step's update was too large, though its loss and gradients are numbers; {kept}",
+            fix="a lower learning rate, or clip the gradient norm",
+        )
+
     def _save(self) -> Saved:
         self.marker.mark(step=self.state.step, section=Section.SAVE)
         start = time.perf_counter()
+        if not self.laid.is_finite():
+            raise WorkerFailed(self._unsaved())
         self.store.save(
             step=self.state.step,
             laid=self.laid,
