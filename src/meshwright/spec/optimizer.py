@@ -163,7 +163,7 @@ def default_groups(spec: Optimizer) -> tuple[ParameterGroup, ...]:
 
 
 def treatment(spec: Optimizer, name: str) -> Treatment:
-    """How `spec` optimizes the parameter called `name` in the whole model: Muon takes matrices alone, AdamW the rest."""
+    """How `spec` optimizes the parameter that the whole model calls `name`; Muon takes matrices alone."""
     matching = [g for g in (*spec.groups, *default_groups(spec)) if any(fnmatchcase(name, p) for p in g.names)]
     factor = next((g.learning_rate_factor for g in matching if g.learning_rate_factor is not None), 1.0)
     decay = next((g.weight_decay for g in matching if g.weight_decay is not None), spec.weight_decay)
