@@ -15,9 +15,9 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
+from meshwright.cost.traffic_turns import shares_turns
 from meshwright.nn.linear import Linear
 from meshwright.parallel.buckets import BucketedGradients
-from meshwright.parallel.data import shares_gathers
 from meshwright.parallel.pipeline import PipelineExecutor
 from meshwright.parallel.split import WeightGradients
 from meshwright.parallel.synchronize import ShardedGradients, SharedGradients, Synchronizer
@@ -129,7 +129,7 @@ def lay(plan: Plan) -> Laid:
     sharding = plan.first_group.sharding
     parts: list[Part] = []
     synchronizers: list[Synchronizer] = []
-    manner = SharedGradients if shares_gathers(plan) else ShardedGradients
+    manner = SharedGradients if shares_turns(plan) else ShardedGradients
     for index in plan.stages_of(rank):
         part = build(plan.stages[index].start, plan.stages[index].stop)
         if sharding is Sharding.NONE:

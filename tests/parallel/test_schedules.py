@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.cost import PlanTable
 from meshwright.cost.synchronize import turns
-from meshwright.parallel.data import shares_gathers
+from meshwright.cost.traffic_turns import shares_turns
 from meshwright.schedule.build import SPLIT, V_SHAPES
 from meshwright.spec.plan import Recompute, ScheduleKind, Sharding, Stage
 from tests.parallel.parity_cases import Documents
@@ -71,8 +71,8 @@ def test_replicas_of_shards_reduce_what_halves_of_backwards_leave(pool: Pool, la
 def test_microbatches_share_gathers_where_the_price_says_so(kind: ScheduleKind, count: int) -> None:
     plan = design(models.model(layers=8), Layout(pipeline=2, kind=kind, chunks=count, batch=4)).plan
     priced = turns(PlanTable.from_plan(plan))
-    assert bool(np.all(priced > 1)) == shares_gathers(plan)
-    assert shares_gathers(plan) == (kind is ScheduleKind.BREADTH_FIRST and count != 2)
+    assert bool(np.all(priced > 1)) == shares_turns(plan)
+    assert shares_turns(plan) == (kind is ScheduleKind.BREADTH_FIRST and count != 2)
 
 
 @pytest.mark.slow

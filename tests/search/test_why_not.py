@@ -260,8 +260,6 @@ def test_a_reason_and_the_question_behind_it_say_the_same(model: str, cluster: s
             assert (said["way"] == "more") == (change > 0), line
         else:
             assert abs(change) < TIE, line
-        # One that ranks as well may be faster by a little too: the line says what holds it back.
-        assert answer.verdict is not Verdict.UNSURE or "; but " in line, line
-        assert "; but " not in line or answer.verdict in (Verdict.UNSURE, Verdict.ALIKE), line
+        assert ("; but " in line) == (answer.verdict is Verdict.UNSURE), line
         told += 1
     assert told >= 4

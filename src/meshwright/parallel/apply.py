@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from meshwright.cost.traffic_turns import shares_turns
 from meshwright.nn import Decoder, fill
 from meshwright.nn.decoder import DecoderLayer
 from meshwright.nn.experts import Experts
@@ -22,7 +23,6 @@ from meshwright.parallel.data import (
     residuals,
     shard_experts,
     shard_module,
-    shares_gathers,
 )
 from meshwright.parallel.expert_mesh import ExpertMesh
 from meshwright.parallel.experts import expert_reader, is_expert, lay_mixture, misfit, mixture_of
@@ -123,7 +123,7 @@ def lay_stage(
         shard_module(part, mesh=mesh, sharding=sharding, dtypes=kinds, offload=offload)
     keep_activations_away(_kept_away(stage, part), copies=Copies(device))
     splits = design.plan.schedule.kind in SPLIT and design.plan.pipeline > 1
-    manner = SharedGradients if shares_gathers(design.plan) else ShardedGradients
+    manner = SharedGradients if shares_turns(design.plan) else ShardedGradients
     still = [unit for _, unit, block in units(part) if block < design.plan.first_trained_block]
     synchronizer = build_synchronizer(part, mesh=mesh, sharding=sharding, dtypes=kinds, sharded=manner, still=still)
     return Parted(

@@ -21,7 +21,7 @@ from meshwright.parallel.precision import Dtypes
 from meshwright.parallel.reduce_scatter import CompressedReduceScatter, ExchangeReduceScatter
 from meshwright.parallel.synchronize import ShardedGradients, Synchronizer
 from meshwright.parallel.torch_compat import gather_ahead, gather_back
-from meshwright.spec.plan import AxisName, Offload, Plan, ScheduleKind, Sharding
+from meshwright.spec.plan import AxisName, Offload, Sharding
 
 
 def is_sharded(sharding: Sharding, mesh: Mesh) -> bool:
@@ -105,15 +105,6 @@ def _host_policy(submesh: DeviceMesh) -> OffloadPolicy:
     Only CUDA devices need it pinned; on a processor it is the device's own.
     """
     return CPUOffloadPolicy(pin_memory=submesh.device_type == "cuda")
-
-
-def shares_gathers(plan: Plan) -> bool:
-    """Whether microbatches share the gathers of their stage, as `cost.synchronize.turns` prices it: they pass it in a
-    row, and it is one layer, so that memory holds no more than the layer at work and the next one.
-    """
-    last = len(plan.stages) - 1
-    layers = (s.stop - s.start - (index == 0) - (index == last) for index, s in enumerate(plan.stages))
-    return plan.schedule.kind is ScheduleKind.BREADTH_FIRST and max(layers) <= 1
 
 
 def build_synchronizer(

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
-from torch.optim.adamw import adamw
 
+from meshwright.parallel.adamw import fused_step
 from meshwright.parallel.clip import local_part
 from meshwright.parallel.packed import Packed, Packing, empty
 from meshwright.parallel.stochastic import places, random_bits, rounded
@@ -78,21 +78,15 @@ class NarrowAdamWRule:
         values, step = kept.to(wide), state["step"].clone()
         packed = {name: _packed(state, name).part(start, stop) for name in packings}
         moments = {name: packing.unpack(packed[name], wide) for name, packing in packings.items()}
-        adamw(
+        fused_step(
             [values],
             [local_part(parameter.grad).reshape(-1)[start:stop].to(wide)],
-            [moments["exp_avg"]],
-            [moments["exp_avg_sq"]],
-            [],
-            [step],
-            fused=True,
-            amsgrad=False,
-            beta1=self._spec.beta1,
-            beta2=self._spec.beta2,
-            lr=rate,
+            first=[moments["exp_avg"]],
+            second=[moments["exp_avg_sq"]],
+            steps=[step],
+            spec=self._spec,
+            rate=rate,
             weight_decay=weight_decay,
-            eps=self._spec.epsilon,
-            maximize=False,
         )
         for name, packing in packings.items():
             packing.pack(moments[name], packed[name])

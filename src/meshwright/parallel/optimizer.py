@@ -7,10 +7,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from meshwright.parallel.adafactor import AdafactorRule
+from meshwright.parallel.adamw import fused_step
 from meshwright.parallel.clip import local_part
 from meshwright.parallel.layout import Laid
 from meshwright.parallel.muon import MuonRule
@@ -115,21 +115,15 @@ class AdamWRule:
         pairs = [(x, state) for x, state in zip(held, states, strict=True) if local_part(x).numel()]
         if not pairs:
             return
-        adamw(
+        fused_step(
             [local_part(parameter) for parameter, _ in pairs],
             [local_part(parameter.grad) for parameter, _ in pairs if parameter.grad is not None],
-            [local_part(state["exp_avg"]) for _, state in pairs],
-            [local_part(state["exp_avg_sq"]) for _, state in pairs],
-            [],
-            [local_part(state["step"]) for _, state in pairs],
-            fused=True,
-            amsgrad=False,
-            beta1=self._spec.beta1,
-            beta2=self._spec.beta2,
-            lr=rate,
+            first=[local_part(state["exp_avg"]) for _, state in pairs],
+            second=[local_part(state["exp_avg_sq"]) for _, state in pairs],
+            steps=[local_part(state["step"]) for _, state in pairs],
+            spec=self._spec,
+            rate=rate,
             weight_decay=weight_decay,
-            eps=self._spec.epsilon,
-            maximize=False,
         )
 
 

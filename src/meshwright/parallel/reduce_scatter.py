@@ -24,10 +24,11 @@ class ExchangeReduceScatter:
         async_op: bool = False,
     ) -> None:
         assert op == dist.ReduceOp.SUM, "gradients are summed, never averaged"
-        parts = input_tensor.view(group.size(), -1)
-        received = torch.empty_like(parts)
-        dist.all_to_all_single(received, parts, group=group)
-        torch.sum(received, dim=0, out=output_tensor.view(-1))
+        torch.sum(self._received(input_tensor, group, output_tensor.dtype), dim=0, out=output_tensor.view(-1))
+
+    def _received(self, given: Tensor, group: dist.ProcessGroup, _dtype: torch.dtype) -> Tensor:
+        """This rank's part of what every rank gave, (ranks, elements)."""
+        return _exchanged(given.view(group.size(), -1), group)
 
 
 class CompressedReduceScatter(ExchangeReduceScatter):
@@ -36,17 +37,12 @@ class CompressedReduceScatter(ExchangeReduceScatter):
     def __init__(self, rounding: Rounding) -> None:
         self.rounding = rounding
 
-    def __call__(
-        self,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
-        group: dist.ProcessGroup,
-        op: object,
-        async_op: bool = False,
-    ) -> None:
-        assert op == dist.ReduceOp.SUM, "gradients are summed, never averaged"
-        assert input_tensor.numel() == self.rounding.left.numel(), "one object reduces one group of parameters"
-        packed = self.rounding.pack(input_tensor.view(-1))
-        received = torch.empty_like(packed)
-        dist.all_to_all_single(received, packed, group=group)
-        torch.sum(self.rounding.unpack(received, output_tensor.dtype), dim=0, out=output_tensor.view(-1))
+    def _received(self, given: Tensor, group: dist.ProcessGroup, dtype: torch.dtype) -> Tensor:
+        assert given.numel() == self.rounding.left.numel(), "one object reduces one group of parameters"
+        return self.rounding.unpack(_exchanged(self.rounding.pack(given.view(-1)), group), dtype)
+
+
+def _exchanged(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
+    received = torch.empty_like(parts)
+    dist.all_to_all_single(received, parts, group=group)
+    return received

@@ -29,8 +29,8 @@ BOUNDLESS = 1e6
 class Verdict(StrEnum):
     """What becomes of the settings: the best plan has them; how one with them stands to it; none fits; none is legal.
 
-    A plan is UNSURE that is faster and yet ranked behind: it is likelier not to fit, or its interval is wider. It is
-    BETTER where the search, free to choose, had left it out.
+    A plan is UNSURE that is faster and yet ranked behind, or no better: it is likelier not to fit, or its interval is
+    wider. It is BETTER where the search, free to choose, had left it out.
     """
 
     CHOSEN = "chosen"
@@ -143,13 +143,14 @@ def _verdict(answer: WhyNot, found: Best, *, change: float) -> Verdict:
     least = found.design.job.objective
     ours = minimised(answer.chosen, answer.chosen_report, least)
     theirs = minimised(found.design.plan, found.report, least)
+    faster = least is Objective.TIME and change <= -TIE
     if abs(theirs / ours - 1.0) < TIE:
-        return Verdict.ALIKE
+        return Verdict.UNSURE if faster else Verdict.ALIKE
     if theirs < ours:
         return Verdict.BETTER
     if least is not Objective.TIME:
         return Verdict.DEARER if least is Objective.COST else Verdict.LARGER
-    return Verdict.UNSURE if change <= -TIE else Verdict.WORSE
+    return Verdict.UNSURE if faster else Verdict.WORSE
 
 
 def _ranked(answer: WhyNot, found: Best, verdict: Verdict) -> str:
