@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli import main
-from meshwright.run import Ended, Outcome
+from meshwright.run.outcome import Ended, Outcome
 from meshwright.run.screen import Screen
 from meshwright.spec.errors import ExitCode
 from meshwright.spec.report import Line, Report

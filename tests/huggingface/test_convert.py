@@ -16,6 +16,7 @@ from meshwright import catalog
 from meshwright.catalog.huggingface.folder import open_folder
 from meshwright.catalog.huggingface.write import config_of
 from meshwright.cli import app
+from meshwright.data import prepare
 from meshwright.nn import Decoder, initialize
 from meshwright.run import convert, verify
 from meshwright.run.generate import load_model
@@ -101,7 +102,6 @@ def test_every_rank_of_any_plan_reads_its_part(pool: Pool, tmp_path: Path, case:
 
 def test_a_run_begins_with_the_weights_it_is_told_to_and_no_others(tmp_path: Path) -> None:
     """Through `train`: the first loss is that of the folder's weights."""
-    from meshwright import run as runs
     from meshwright.run.preflight import check_start
 
     text = tmp_path / "text.txt"
@@ -117,9 +117,7 @@ def test_a_run_begins_with_the_weights_it_is_told_to_and_no_others(tmp_path: Pat
     first = next(row for row in map(json.loads, lines) if "loss" in row)
     kept = catalog.load_design(tmp_path / "run")
     assert kept.job.start == str(source)
-    corpus = runs.train.__globals__["data"].prepare(
-        kept.job.data, sequence_length=16, seed=kept.job.seed, cache=tmp_path / "again"
-    )
+    corpus = prepare(kept.job.data, sequence_length=16, seed=kept.job.seed, cache=tmp_path / "again")
     batch = corpus.train.sequences(0, 4)
     opened = open_folder(source)
     decoder = Decoder(opened.model)

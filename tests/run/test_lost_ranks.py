@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.run import train
+from meshwright.run.train import train
 from meshwright.spec.errors import WorkerFailed
 from meshwright.spec.plan import Sharding
 from tests.run.runs import BATCH, after_steps, design, worker_of

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.run import train
 from meshwright.run.files import write_json
+from meshwright.run.train import train
 from meshwright.spec.plan import Sharding
 from tests.run.runs import BATCH, design, losses
 from tests.support.designs import Layout

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli import main
-from meshwright.run import Outcome, generate, train
 from meshwright.run.files import load_design
+from meshwright.run.generate import generate
+from meshwright.run.outcome import Outcome
+from meshwright.run.train import train
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit, ExitCode, WorkerFailed
 from meshwright.spec.job import DataSpec, Source
 from meshwright.spec.optimizer import OptimizerSpec

@@ -18,10 +18,10 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Write text with the model of a run; the run keeps it for its page."""
-    from meshwright import run as runs
     from meshwright.cli.output import print_json, tell
+    from meshwright.run.generate import generate as write
 
-    found = runs.generate(run, prompt, tokens=tokens, temperature=temperature, top_k=top_k or None, seed=seed)
+    found = write(run, prompt, tokens=tokens, temperature=temperature, top_k=top_k or None, seed=seed)
     for line in found.lines():
         tell(line)
     if as_json:

@@ -30,8 +30,8 @@ def train(
 ) -> int:
     """Train on this machine: a plan, or one designed now. Ctrl-C saves and ends with exit code 75."""
     from meshwright.cli.output import note, print_json
-    from meshwright.run import train as run_training
     from meshwright.run.choose import default_run_dir
+    from meshwright.run.train import train as run_training
 
     chosen = _chosen(
         plan=plan, model=model, cluster=cluster, job=job, data=data, sets=sets, run=run, resume=resume, steps=steps,
