@@ -39,7 +39,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
         ended = Ended(ending=Ending.SIGNALLED, step=3, total_steps=4, tokens=9, seconds=1.0)
         return Outcome(run_dir=str(options["run_dir"]), plan="p", ended=ended, predicted=REPORT, measured=None)
 
-    monkeypatch.setattr("meshwright.run.train", train)
+    monkeypatch.setattr("meshwright.run.train.train", train)
     return calls
 
 
