@@ -63,7 +63,7 @@ def test_what_a_design_was_chosen_from_is_found_beside_it(
         given.append(options["decision"])
         raise ConfigError("it stops here")
 
-    monkeypatch.setattr("meshwright.run.train", train)
+    monkeypatch.setattr("meshwright.run.train.train", train)
     assert main(["train", str(out), "--run", str(tmp_path / "run")]) == 2
     assert given == [kept]
 
