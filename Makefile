@@ -26,8 +26,14 @@ check: setup
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest tests/test_architecture.py
 
+# Rooms whose tests start many processes of their own; the tests of the others share two.
+CROWDED := tests/cli tests/docs tests/huggingface tests/parallel tests/run tests/train
+QUICK := -m "not slow and not gpu" --durations=30
+
 test: check
-	@$(BIN)/python -m pytest -m "not slow and not gpu" --durations=30 --ignore tests/test_architecture.py
+	@$(BIN)/python -m pytest $(QUICK) -n 2 --dist loadfile --ignore tests/test_architecture.py \
+		$(addprefix --ignore ,$(CROWDED))
+	@$(BIN)/python -m pytest $(QUICK) $(CROWDED)
 
 test-full: check
 	@$(BIN)/python -m pytest -m "not gpu" --ignore tests/test_architecture.py
