@@ -13,16 +13,18 @@ import pytest
 import torch
 
 from meshwright import catalog
+from meshwright.catalog.decoders.load import load_model
 from meshwright.catalog.huggingface.folder import open_folder
 from meshwright.catalog.huggingface.write import config_of
 from meshwright.cli import app
 from meshwright.data import prepare
 from meshwright.nn import Decoder, initialize
 from meshwright.run import convert, verify
-from meshwright.run.generate import load_model
-from meshwright.spec.errors import ConfigError, EnvironmentUnfit
+from meshwright.run.generate import load_model as load_decoder
+from meshwright.spec.errors import ConfigError, EnvironmentUnfit, ExitCode
 from meshwright.spec.plan import Sharding
 from meshwright.train.huggingface import load_weights
+from meshwright.train.huggingface.files import MappedFiles
 from tests.huggingface import oracle
 from tests.huggingface.cases import configs
 from tests.huggingface.folders import write_model
@@ -49,7 +51,7 @@ def parameters_of(folder: Path) -> dict[str, torch.Tensor]:
     return {f"model.{name}": x.detach() for name, x in [*decoder.named_parameters(), *decoder.named_buffers()]}
 
 
-@pytest.mark.parametrize("case", ["llama", "phi3", "gpt2", "mixtral", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize("case", ["llama", "phi3", "gpt2", "mixtral", "gpt_oss", "llama4", "deepseek_v3"])
 @pytest.mark.parametrize("dtype", ["BF16", "F32"])
 def test_what_goes_in_comes_out_bit_for_bit(tmp_path: Path, case: str, dtype: str) -> None:
     source = folder_of(tmp_path, case, dtype=dtype)
@@ -69,6 +71,39 @@ def test_what_goes_in_comes_out_bit_for_bit(tmp_path: Path, case: str, dtype: st
     assert {key: told[key] for key in CASES[case]} == CASES[case]
     assert told["torch_dtype"] == found.dtype
     assert (tmp_path / "back" / "generation_config.json").read_text() == '{"temperature": 0.5}'
+
+
+def test_what_is_not_trained_here_comes_back_when_it_is_asked_for(tmp_path: Path) -> None:
+    """An indexer beside dense attention, and a vision tower beside a language model."""
+    text, tower = CASES["llama4"], {"vision_model.norm.weight": [5], "multi_modal_projector.linear_1.weight": [16, 5]}
+    config = {"model_type": "llama4", "text_config": text, "tie_word_embeddings": False}
+    shapes = {f"language_model.{name}": shape for name, shape in TOLD["llama4"]["tensors"].items()} | tower
+    beside = write_model(tmp_path / "llama4", config, shapes)
+    for source, left_out in ((folder_of(tmp_path, "glm_moe_dsa"), 10), (beside, 2)):
+        run, back = tmp_path / f"{source.name}-run", tmp_path / f"{source.name}-back"
+        found = convert.to_run(source, run)
+        assert found.left_out == left_out
+        assert "--rest" in "".join(found.lines())
+        assert convert.to_huggingface(run, back, rest=source, dtype="fp32").tensors == found.tensors + left_out
+        before, after = (open_folder(path) for path in (source, back))
+        for told in ("tensors", "rest"):
+            ours, theirs = (MappedFiles(getattr(folder, told)) for folder in (after, before))
+            assert all(torch.equal(ours.tensor(name), theirs.tensor(name)) for name in getattr(before, told))
+    convert.to_huggingface(tmp_path / "llama4-run", tmp_path / "alone", dtype="fp32")
+    alone = open_folder(tmp_path / "alone")
+    assert alone.config["model_type"] == "llama4_text"
+    assert set(alone.tensors) == set(TOLD["llama4"]["tensors"])
+    assert not alone.rest
+
+
+def test_sparse_attention_is_trained_no_further_than_it_is_dense(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = folder_of(tmp_path, "glm_moe_dsa")
+    assert load_model(f"{source}:language").layers == open_folder(source).model.layers
+    asked = [word for entry in ("sequence_length=32", "batch_tokens=64") for word in ("--set", entry)]
+    assert app.run(["plan", "--model", f"{source}:language", "--cluster", "local:1", *asked]) == ExitCode.USAGE
+    assert "dense up to so many positions" in capsys.readouterr().err
 
 
 def _files(folder: Any) -> Any:
@@ -156,7 +191,7 @@ def test_a_model_that_no_family_says_is_refused(name: str) -> None:
 
 def test_the_model_of_a_converted_folder_generates(tmp_path: Path) -> None:
     convert.to_run(folder_of(tmp_path, "qwen3"), tmp_path / "run")
-    loaded = load_model(tmp_path / "run")
+    loaded = load_decoder(tmp_path / "run")
     assert loaded.step == 0
     expected = parameters_of(tmp_path / "qwen3")
     assert all(torch.equal(x.double(), expected[f"model.{name}"]) for name, x in loaded.decoder.named_parameters())

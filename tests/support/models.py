@@ -19,6 +19,10 @@ from meshwright.spec.model import (
     QueryKeyNorm,
     Rotary,
     RotaryScaling,
+    Routing,
+    Score,
+    Temperature,
+    Weighing,
 )
 
 WIDTH, HEADS, VOCAB = 32, 4, 64
@@ -115,6 +119,16 @@ def all_models() -> dict[str, ModelSpec]:
             layer=Layer(
                 mixer=attention(),
                 transform=mixture(expert_bias=True, router_bias=True, shared=shared, shared_gate=True),
+            ),
+        ),
+        "mixture_weighed_inputs": model(
+            "mixture_weighed_inputs",
+            layer=Layer(
+                mixer=attention(rotary=None, temperature=Temperature(positions=4, gain=0.3)),
+                transform=mixture(
+                    shared=shared,
+                    routing=Routing(score=Score.SIGMOID, weighing=Weighing.SCORE, weigh_inputs=True),
+                ),
             ),
         ),
         "mixture_plain": model("mixture_plain", layer=Layer(mixer=attention(), transform=mixture(gated=False))),

@@ -17,6 +17,10 @@ def convert(
     config: Annotated[
         Path | None, typer.Option("--config", help="Out of a run: a config.json of its model to write beside it.")
     ] = None,
+    rest: Annotated[
+        Path | None,
+        typer.Option("--rest", help="Out of a run: a folder of its model, for towers, indexers and further layers."),
+    ] = None,
     dtype: Annotated[
         str | None, typer.Option("--dtype", help="Out of a run: bf16, fp16 or fp32; that of the config, else bf16.")
     ] = None,
@@ -34,7 +38,7 @@ def convert(
 
     progress = progress_lines(note)
     if work.is_huggingface(source):
-        odd = [("--config", config), ("--dtype", dtype)]
+        odd = [("--config", config), ("--rest", rest), ("--dtype", dtype)]
         problems = [
             Problem(what="is for weights out of a run", where=name, fix="leave it out") for name, value in odd if value
         ]
@@ -45,8 +49,8 @@ def convert(
         if plan is not None:
             raise ConfigError(Problem(what="is for weights into a run", where="--plan", fix="leave it out"))
         found = work.to_huggingface(
-            source, target, config=config, dtype=dtype, shard_bytes=work.shard_bytes_of(shard_size), check=verify,
-            progress=progress,
+            source, target, config=config, rest=rest, dtype=dtype, shard_bytes=work.shard_bytes_of(shard_size),
+            check=verify, progress=progress,
         )  # fmt: skip
     if as_json:
         print_json(found)

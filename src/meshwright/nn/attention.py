@@ -147,6 +147,8 @@ class GroupedAttention(Weighted):
         if self.spec.rotary is not None:
             turn = context.angles(self.spec.rotary, q)
             q, k = rotate(q, turn), rotate(k, turn)
+        if self.spec.temperature is not None:
+            q = (q * context.temperatures(self.spec.temperature, q)).to(q.dtype)
         sinks = None if self.sinks is None else self.read(self.sinks)
         return self.output(self.core(q, k, v, sinks, context).flatten(-2))
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from meshwright.nn.rotary import Angles, angles
-from meshwright.spec.model import Rotary
+from meshwright.spec.model import Rotary, Temperature
 
 # On average in a sequence: beyond, one masked product is faster than one product a document.
 MOST_DOCUMENTS = 16
@@ -77,6 +77,22 @@ class Context:
         if key not in self._own_angles:
             self._own_angles[key] = Angles(cos=whole.cos[self.positions], sin=whole.sin[self.positions])
         return self._own_angles[key]
+
+    def temperatures(self, temperature: Temperature, x: Tensor) -> Tensor:
+        """How much longer each query of x (b, s, heads, d) is made: (s, 1, 1), or (b, s, 1, 1) where positions differ.
+
+        In fp32, and in fp64 with it.
+        """
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        key = (temperature, self.start, x.shape[1], dtype)
+        if key not in self.known:
+            stop = self.start + x.shape[1]
+            at = torch.arange(self.start, stop, device=x.device) if self.positions is None else self.positions
+            steps = torch.floor((at.to(dtype) + 1.0) / temperature.positions)
+            self.known[key] = (1.0 + temperature.gain * torch.log1p(steps))[..., None, None]
+        found = self.known[key]
+        assert isinstance(found, Tensor)
+        return found
 
     def lengths(self, *, window: int | None, chunk: int | None) -> tuple[tuple[int, ...], ...] | None:
         """Lengths of the documents of every sequence, where attention is causal inside each and they are few.

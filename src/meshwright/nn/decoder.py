@@ -166,9 +166,9 @@ class Decoder(nn.Module):
 
 def unsupported(model: ModelSpec, *, start: int, stop: int) -> tuple[Problem, ...]:
     """What of blocks [start, stop) can be priced but not built."""
-    problems = []
+    problems, language = [], f"{model.name}:language is the model without"
     if start == 0 and model.towers:
-        problems.append(Problem(what="encoder towers have no module", where=f"{model.name}.towers"))
+        problems.append(Problem(what="encoder towers have no module", where=f"{model.name}.towers", fix=language))
     for index, layer in enumerate(model.layers):
         if not start <= index + 1 < stop:
             continue
@@ -182,7 +182,8 @@ def unsupported(model: ModelSpec, *, start: int, stop: int) -> tuple[Problem, ..
         if isinstance(layer.mixer, Attention) and not layer.mixer.causal:
             problems.append(Problem(what="attention that sees later tokens has no module", where=f"{where}.mixer"))
         if isinstance(layer.mixer, LatentAttention) and layer.mixer.indexer:
-            problems.append(Problem(what="the indexer of sparse attention has no module", where=f"{where}.mixer"))
+            what = "the indexer of sparse attention has no module"
+            problems.append(Problem(what=what, where=f"{where}.mixer", fix=language))
         if layer.transform and layer.transform.activation in GATED_ALONE and not layer.transform.gated:
             what = f"{layer.transform.activation.value} without a gate has no module"
             problems.append(Problem(what=what, where=f"{where}.transform"))

@@ -20,7 +20,7 @@ class LatentAttentionMixer(Weighted):
     def __init__(self, spec: LatentAttention) -> None:
         super().__init__()
         self.spec = spec
-        eps = spec.norm.eps if spec.norm else 1e-6
+        eps = spec.latent_eps
         query_dims = spec.heads * (spec.nope_dim + spec.rope_dim)
         if spec.query_rank is None:
             self.query = Linear(spec.width, query_dims, bias=False)

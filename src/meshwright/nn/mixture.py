@@ -76,9 +76,7 @@ class MixtureOfExperts(Weighted):
 def mix(experts: Experts, tokens: Tensor, routed: Routed) -> Tensor:
     """All experts are here."""
     order, counts = by_expert(routed, experts=experts.num_experts)
-    source = order // routed.chosen.shape[-1]
-    mixed = experts(tokens[source], counts) * routed.weights.flatten()[order, None]
-    return torch.zeros_like(tokens).index_add(0, source, mixed.to(tokens.dtype))
+    return routed.given(experts(routed.taken(tokens, order), counts), order, tokens)
 
 
 def by_expert(routed: Routed, *, experts: int) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ class Routed:
 
     `counts` (experts,) is how many choices each expert has, dropped ones among them. `kept` (T, k) is False where a
     choice is dropped; None where none is. `scores` (T, experts) in fp32 at the least, parts of one, are there where a
-    loss balances them.
+    loss balances them. `weigh_inputs` as Routing says.
     """
 
     chosen: Tensor
@@ -28,6 +28,21 @@ class Routed:
     counts: Tensor
     kept: Tensor | None = None
     scores: Tensor | None = None
+    weigh_inputs: bool = False
+
+    def taken(self, tokens: Tensor, order: Tensor) -> Tensor:
+        """(n, width): what the experts of the choices `order` (n,), places in the flat (T, k), read of (T, width)."""
+        rows = tokens[order // self.chosen.shape[-1]]
+        return (rows * self._weights(order)).to(rows.dtype) if self.weigh_inputs else rows
+
+    def given(self, results: Tensor, order: Tensor, tokens: Tensor) -> Tensor:
+        """(T, width) as `tokens`: of every token the sum of what the experts of those choices gave, (n, width)."""
+        mixed = results if self.weigh_inputs else results * self._weights(order)
+        source = order // self.chosen.shape[-1]
+        return torch.zeros_like(tokens).index_add(0, source, mixed.to(tokens.dtype))
+
+    def _weights(self, order: Tensor) -> Tensor:
+        return self.weights.flatten()[order, None]
 
 
 class Neighbours(Protocol):
@@ -83,9 +98,10 @@ def _routed(
     weights = weights if spec.routing.scale == 1.0 else weights * spec.routing.scale
     counts = torch.bincount(chosen.flatten(), minlength=spec.experts)
     if scores is None or not spec.routing.balance_loss:
-        return Routed(chosen=chosen, weights=weights.to(dtype), counts=counts)
-    parts = scores / scores.sum(dim=-1, keepdim=True)
-    return Routed(chosen=chosen, weights=weights.to(dtype), counts=counts, scores=parts)
+        scores = None
+    parts = None if scores is None else scores / scores.sum(dim=-1, keepdim=True)
+    inputs = spec.routing.weigh_inputs
+    return Routed(chosen=chosen, weights=weights.to(dtype), counts=counts, scores=parts, weigh_inputs=inputs)
 
 
 def _within_groups(ranked: Tensor, *, groups: int, chosen: int) -> Tensor:

@@ -6,7 +6,7 @@ those are given the same tokens, and what they make of them is summed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -134,7 +134,7 @@ def read(own: Tensor, chunks: Tensor, every: Tensor) -> Arrivals:
 
 
 class SentToExperts:
-    """Each choice travels alone: a row to the rank of its expert, what it makes of it back, weighed where it began."""
+    """Each choice travels alone: a row to the rank of its expert, what it makes of it back; weighed where it begins."""
 
     def __init__(self, *, experts: dist.ProcessGroup | None, slices: dist.ProcessGroup | None) -> None:
         self._experts, self._slices = experts, slices
@@ -143,10 +143,8 @@ class SentToExperts:
     def __call__(self, experts: Experts, tokens: Tensor, routed: Routed) -> Tensor:
         """(T, width) from this rank's tokens (T, width); every rank of the grid calls it alike."""
         order, counts = by_expert(routed, experts=experts.num_experts)
-        source = order // routed.chosen.shape[-1]
-        results = self._there_and_back(experts, tokens[source], counts)
-        mixed = results * routed.weights.flatten()[order, None]
-        return torch.zeros_like(tokens).index_add(0, source, mixed.to(tokens.dtype))
+        results = self._there_and_back(experts, routed.taken(tokens, order), counts)
+        return routed.given(results, order, tokens)
 
     def _there_and_back(self, experts: Experts, rows: Tensor, counts: Tensor) -> Tensor:
         plan = arrivals(counts, experts=self._experts, slices=self._slices)
@@ -202,9 +200,8 @@ class GatheredByExperts:
         local = torch.where((local >= 0) & (local < self._here), local, self._here)
         counts = torch.bincount(chosen.flatten(), minlength=bins)[self._first : self._first + self._here]
         order = local.argsort(stable=True)[: int(counts.sum())]
-        source = order // chosen.shape[-1]
-        mixed = experts(every[source], counts) * weights.flatten()[order, None]
-        out = torch.zeros_like(every).index_add(0, source, mixed.to(every.dtype))
+        routed = replace(routed, chosen=chosen, weights=weights)
+        out = routed.given(experts(routed.taken(every, order), counts), order, every)
         for group in reversed(self._groups):
             out = LeaveSequence.apply(out[None], group)[0]
         return out

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright import catalog, data
-from meshwright.catalog.huggingface.folder import CONFIG, Folder, open_folder, read_config
+from meshwright.catalog.huggingface.families import text_of
+from meshwright.catalog.huggingface.folder import CONFIG, READ_TYPES, Folder, Stored, open_folder, read_config
 from meshwright.run.files import load_design, write_json
 from meshwright.run.verify import Verified, check_verifiable, verify
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit, Problem
 from meshwright.spec.job import DataSpec, JobSpec
-from meshwright.spec.model import ModelSpec
+from meshwright.spec.model import ModelSpec, language_model
 from meshwright.spec.plan import Axis, AxisName, BlockGroup, Design, Plan, Schedule, ScheduleKind, Stage
 from meshwright.spec.units import format_bytes, parse_quantity
 
@@ -45,7 +46,10 @@ SHARD_BYTES = 5 * 10**9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Converted:
-    """What a conversion wrote: parameters and stored tensors, the bytes of these, and what verifying it found."""
+    """What a conversion wrote: parameters and stored tensors, the bytes of these, and what verifying it found.
+
+    `left_out` tensors of the folder hold what is not trained here: towers, indexers, layers for further tokens.
+    """
 
     path: str
     direction: str
@@ -53,13 +57,17 @@ class Converted:
     tensors: int
     bytes: float
     dtype: str
+    left_out: int = 0
     verified: Verified | None = None
 
     def lines(self) -> tuple[str, ...]:
         """What a person should know."""
         told = f"{self.parameters:,} parameters in {self.tensors:,} tensors, {format_bytes(self.bytes)} of {self.dtype}"
-        head = (f"{self.path}: {told}",)
-        return head if self.verified is None else (*head, *self.verified.lines())
+        head = [f"{self.path}: {told}"]
+        if self.left_out:
+            back = "--rest brings them back when the run is converted"
+            head.append(f"{self.left_out:,} tensors of towers, indexers or further layers are left out; {back}")
+        return tuple(head) if self.verified is None else (*head, *self.verified.lines())
 
 
 def shard_bytes_of(text: str) -> int:
@@ -122,6 +130,7 @@ def to_run(
         tensors=len(folder.tensors),
         bytes=float(design.model.parameters * kind.itemsize),
         dtype=str(kind).removeprefix("torch."),
+        left_out=len(folder.rest),
         verified=found,
     )
 
@@ -131,6 +140,7 @@ def to_huggingface(
     target: Path | str,
     *,
     config: Path | str | None = None,
+    rest: Path | str | None = None,
     dtype: str | None = None,
     shard_bytes: int = SHARD_BYTES,
     check: bool = False,
@@ -139,31 +149,31 @@ def to_huggingface(
     """`target` is a Hugging Face folder with the weights of the newest complete checkpoint of the run `source`.
 
     `config` is a config.json of the same model; without one, the one that the run's weights came with, else one
-    that says the model. `dtype` is bf16, fp16 or fp32; that of the config, else bf16. The tensors of one stored
-    tensor are in memory at a time. Raises ConfigError before anything is written.
+    that says the model. `rest` is a folder of the same model, from which what is not trained here is copied as it is
+    stored; without it a model with towers is written as its language model. `dtype` is bf16, fp16 or fp32; that of the
+    config, else bf16. The tensors of one stored tensor are in memory at a time. Raises ConfigError before anything is
+    written.
     """
     run_dir, path = Path(source).expanduser(), Path(target).expanduser()
     if check:
         check_verifiable()
     design = _run_design(run_dir)
-    origin = _origin(run_dir, config, start=design.job.start)
-    values = dict(read_config(origin)) if origin else _written(design.model)
+    others = open_folder(Path(rest).expanduser()) if rest is not None else None
+    origin = others.path if others else _origin(run_dir, config, start=design.job.start)
+    values = _config(design.model, origin, whole=others is not None)
     table = _table(values, design.model, where=str(origin / CONFIG) if origin else "model")
+    copied = _copied(others) if others else {}
     kind = _kind(dtype, values)
     _check_free(path)
 
-    from meshwright.train.checkpoint import Store
     from meshwright.train.huggingface.write import CheckpointParameters, write_folder
 
-    store = Store(run_dir / "checkpoints", design=design)
-    checkpoint = store.newest()
-    if checkpoint is None:
-        told = "; ".join(str(problem) for problem in store.skipped)
-        raise ConfigError(Problem(what="the run has no complete checkpoint", where=str(run_dir), why=told))
+    parameters = CheckpointParameters(_checkpoint(run_dir, design), table.ours)
     path.mkdir(parents=True, exist_ok=True)
-    parameters = CheckpointParameters(checkpoint.path, table.ours)
     try:
-        files = write_folder(parameters, table, path, dtype=TYPES[kind][0], shard_bytes=shard_bytes, progress=progress)
+        files = write_folder(
+            parameters, table, path, rest=copied, dtype=TYPES[kind][0], shard_bytes=shard_bytes, progress=progress
+        )
     except OSError as error:
         raise EnvironmentUnfit(Problem(what=str(error), where=str(path), fix="free space there")) from error
     values["dtype" if "dtype" in values else "torch_dtype"] = TYPES[kind][1]
@@ -176,11 +186,23 @@ def to_huggingface(
         path=str(path),
         direction="to_huggingface",
         parameters=design.model.parameters,
-        tensors=len(table.theirs),
+        tensors=len(table.theirs) + len(copied),
         bytes=float(sum(file.stat().st_size for file in files)),
         dtype=TYPES[kind][1],
         verified=found,
     )
+
+
+def _checkpoint(run_dir: Path, design: Design) -> Path:
+    """The newest complete one. Raises ConfigError."""
+    from meshwright.train.checkpoint import Store
+
+    store = Store(run_dir / "checkpoints", design=design)
+    checkpoint = store.newest()
+    if checkpoint is None:
+        told = "; ".join(str(problem) for problem in store.skipped)
+        raise ConfigError(Problem(what="the run has no complete checkpoint", where=str(run_dir), why=told))
+    return checkpoint.path
 
 
 def _check_built(model: ModelSpec) -> None:
@@ -248,10 +270,14 @@ def _origin(run_dir: Path, config: Path | str | None, *, start: str) -> Path | N
     return next((folder for folder in begun if (folder / CONFIG).is_file()), None)
 
 
-def _written(model: ModelSpec) -> dict[str, Any]:
-    from meshwright.catalog.huggingface.write import config_of
+def _config(model: ModelSpec, origin: Path | None, *, whole: bool) -> dict[str, Any]:
+    """That of `origin`, of its language model alone unless `whole`; where there is none, one that says the model."""
+    if origin is None:
+        from meshwright.catalog.huggingface.write import config_of
 
-    return config_of(model)
+        return config_of(model)
+    values = read_config(origin)
+    return dict(values if whole else text_of(values))
 
 
 def _table(values: Mapping[str, Any], model: ModelSpec, *, where: str) -> Table:
@@ -259,11 +285,21 @@ def _table(values: Mapping[str, Any], model: ModelSpec, *, where: str) -> Table:
     from meshwright.catalog.huggingface.tensors import tensors
     from meshwright.train.checkpoint import model_digest
 
-    told = model_from_config(values, name=model.name)
+    told = language_model(model_from_config(values, name=model.name))
     if model_digest(told) != model_digest(model):
         what = f"says another model than the run's {model.name}"
         raise ConfigError(Problem(what=what, where=where, fix="--config names the config.json of the run's model"))
     return tensors(values, model)
+
+
+def _copied(others: Folder) -> Mapping[str, Stored]:
+    """What a folder stores of parts that are not trained here. Raises ConfigError where it cannot be read."""
+    odd = [name for name, stored in others.rest.items() if stored.entry.dtype not in READ_TYPES]
+    if odd:
+        what = f"{odd[0]} and {len(odd) - 1:,} more" if odd[1:] else odd[0]
+        fix = f"name a folder of {', '.join(READ_TYPES)}"
+        raise ConfigError(Problem(what=f"{what}: of a type that is not read", where=str(others.path), fix=fix))
+    return others.rest
 
 
 def _kind(asked: str | None, values: Mapping[str, Any]) -> str:

@@ -169,12 +169,22 @@ def _batch_fix(plan: Plan, sequences: int) -> str:
 
 
 def sequence_fits_positions(design: Design) -> Problem | None:
-    """Learned positions reach to the end of the sequence."""
-    positions, length = design.model.embedding.positions, design.plan.sequence_length
-    if not positions or length <= positions:
+    """Learned positions reach to the end of the sequence, and dense attention that stands for a sparse one does."""
+    return beyond_positions(design.model, design.plan.sequence_length, where="plan.sequence_length")
+
+
+def beyond_positions(model: ModelSpec, length: int, *, where: str) -> Problem | None:
+    """Why `model` cannot read a sequence of `length` tokens; None when it can."""
+    positions = model.embedding.positions
+    if positions and length > positions:
+        what = f"{length:,} is more than the {positions:,} positions the model has learned"
+        return Problem(where=where, what=what, fix=f"choose {positions} or less")
+    mixers = [layer.mixer for layer, _ in model.layer_kinds if isinstance(layer.mixer, LatentAttention)]
+    dense = min((mixer.dense_within for mixer in mixers if mixer.dense_within), default=length)
+    if length <= dense:
         return None
-    what = f"{length:,} is more than the {positions:,} positions the model has learned"
-    return Problem(where="plan.sequence_length", what=what, fix=f"choose {positions} or less")
+    what = f"attention that reads {dense:,} keys is dense up to so many positions, and sparse on {length:,}"
+    return Problem(where=where, what=what, fix=f"choose {dense} or less")
 
 
 def chunks_are_interleaved(design: Design) -> Problem | None:

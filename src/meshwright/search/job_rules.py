@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from meshwright.search.constraints import limits
+from meshwright.search.degree_rules import beyond_positions
 from meshwright.search.rules import Rule, Scope, name_rule
 from meshwright.search.trainer import Trainer
 from meshwright.spec.cluster import ClusterSpec, Precision
@@ -31,11 +33,9 @@ def check_job(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, trainer: 
         words = f"choose {whole} tokens ({count:,} sequence{'' if count == 1 else 's'})"
         fix = words if job.sequence_length >= 1 else "choose a sequence length of 1 or more"
         problems.append(Problem(where="job.batch_tokens", what=what, why="rule batch-is-asked", fix=fix))
-    positions = model.embedding.positions
-    if positions and job.sequence_length > positions:
-        what = f"{job.sequence_length:,} is more than the {positions:,} positions the model has learned"
-        fix = f"choose {positions} or less"
-        problems.append(Problem(where="job.sequence_length", what=what, why="rule sequence-fits-positions", fix=fix))
+    too_long = beyond_positions(model, job.sequence_length, where="job.sequence_length")
+    if too_long is not None:
+        problems.append(replace(too_long, why="rule sequence-fits-positions"))
     problems += [name_rule(problem, GROUPS) for problem in group_problems(model, job)]
     asked = gathered.attempt(lambda: limits(job.constraints))
     hostless = [group.name for group in cluster.groups if group.host is None]

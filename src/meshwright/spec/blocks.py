@@ -73,6 +73,15 @@ class Rotary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Temperature:
+    """The query at position p is 1 + `gain` log(1 + floor((p + 1) / `positions`)) times as long, so that long contexts
+    do not flatten its scores (scalable softmax, 2501.19399; in steps, as llama4 has it)."""
+
+    positions: int
+    gain: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
     """Multi-head attention; `kv_heads < heads` is grouped-query; `window` limits how far back it looks.
 
@@ -97,6 +106,7 @@ class Attention:
     sinks: bool = False
     softcap: float | None = None
     scale: float | None = None
+    temperature: Temperature | None = None
     shared_key_value: bool = False
     causal: bool = True
     keys: float = 1.0
@@ -143,7 +153,8 @@ class LatentAttention:
     """Multi-head latent attention: queries and key-values pass through low-rank latents (DeepSeek-V2, 2405.04434).
 
     `query_rank` None means queries are projected directly. `scale` multiplies the scores, one over the root of their
-    dims when None.
+    dims when None. `latent_eps` is that of the norms of latents. With `dense_within` this stands for a sparse attention
+    that reads so many keys: for longer sequences it is another one.
     """
 
     width: int
@@ -157,8 +168,10 @@ class LatentAttention:
     post_norm: Norm | None = None
     rotary: Rotary | None = None
     indexer: Indexer | None = None
+    dense_within: int | None = None
     window: int | None = None
     scale: float | None = None
+    latent_eps: float = 1e-6
     kind: str = "latent_attention"
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TypeVar
 
@@ -26,6 +26,7 @@ from meshwright.spec.blocks import (
     Recurrence,
     Rotary,
     RotaryScaling,
+    Temperature,
     Transform,
 )
 from meshwright.spec.routing import Choice, Routing, Score, Weighing
@@ -53,9 +54,11 @@ __all__ = [
     "RotaryScaling",
     "Routing",
     "Score",
+    "Temperature",
     "Tower",
     "Transform",
     "Weighing",
+    "language_model",
     "score_flops_per_token",
     "visible_keys",
 ]
@@ -137,6 +140,17 @@ class ModelSpec:
 
     def _scores(self, layer: Layer, sequence_length: int) -> float:
         return layer.tokens * score_flops_per_token(layer, max(1, round(layer.tokens * sequence_length)))
+
+
+def language_model(model: ModelSpec) -> ModelSpec:
+    """What of a model is trained here: its decoder without towers, and dense attention in place of a sparse one that
+    reads so few keys that it is the same up to `dense_within` positions."""
+    made: dict[Layer, Layer] = {}
+    for layer in model.layers:
+        mixer = layer.mixer
+        if isinstance(mixer, LatentAttention) and mixer.indexer:
+            made[layer] = replace(layer, mixer=replace(mixer, indexer=None, dense_within=mixer.indexer.top_k))
+    return replace(model, towers=(), layers=tuple(made.get(layer, layer) for layer in model.layers))
 
 
 def _runs(blocks: Sequence[B]) -> Iterator[tuple[B, int]]:

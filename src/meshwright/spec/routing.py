@@ -32,7 +32,8 @@ class Weighing(StrEnum):
 class Routing:
     """How a token finds its experts. As it stands: the `top_k` best, a softmax over their outputs, none dropped.
 
-    `scale` multiplies every weight. Experts lie in `groups` equal runs, of which a token may choose in the
+    `scale` multiplies every weight. With `weigh_inputs` a weight multiplies what its expert reads in place of what it
+    gives, as llama4 has it. Experts lie in `groups` equal runs, of which a token may choose in the
     `chosen_groups` whose two best experts score most (2412.19437). Prototypes weigh by their own softmax.
 
     `capacity` c drops choices: of a sequence of s tokens an expert takes the first ceil(c s top_k / experts) that
@@ -49,6 +50,7 @@ class Routing:
     choice: Choice = Choice.TOP_K
     weighing: Weighing = Weighing.NORMALIZED
     scale: float = 1.0
+    weigh_inputs: bool = False
     groups: int = 1
     chosen_groups: int = 1
     capacity: float | None = None

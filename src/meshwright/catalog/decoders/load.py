@@ -14,8 +14,10 @@ from meshwright.catalog.model_ranges import checked_model
 from meshwright.catalog.names import find, normal, suggest
 from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError, Problem
-from meshwright.spec.model import ModelSpec
+from meshwright.spec.model import ModelSpec, language_model
 from meshwright.spec.units import format_count
+
+LANGUAGE = ":language"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +31,14 @@ class Entry:
 def load_model(name_or_path: str | Path, *, vocab: int | None = None) -> ModelSpec:
     """The model of this name or in this file; `vocab` replaces the size of its vocabulary.
 
-    Names match whatever their case and punctuation, with or without their owner (`meta-llama/Llama-3.1-405B`). A file
-    is a Hugging Face config.json (or the folder that holds it), a ModelSpec, or a few numbers of a `llama` or `gpt`
-    shape. Raises ConfigError.
+    `NAME:language` is what of it can be trained here, without encoder towers and with dense attention where it is as
+    good as its sparse one. Names match whatever their case and punctuation, with or without their owner
+    (`meta-llama/Llama-3.1-405B`). A file is a Hugging Face config.json (or the folder that holds it), a ModelSpec, or a
+    few numbers of a `llama` or `gpt` shape. Raises ConfigError.
     """
-    model = _load(str(name_or_path))
+    name = str(name_or_path)
+    model = _load(name.removesuffix(LANGUAGE))
+    model = language_model(model) if name.endswith(LANGUAGE) else model
     return model if vocab is None else with_vocab(model, vocab=vocab)
 
 

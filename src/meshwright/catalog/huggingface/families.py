@@ -34,10 +34,7 @@ class Family:
     needs: tuple[str, ...] = ()
 
 
-_LATENT = "layers that predict further tokens"
-_SPARSE = f"the indexer of sparse attention; {_LATENT}"
-
-_LLAMA4 = "temperature of layers without positions; sigmoid router scores"
+_FURTHER = "layers that predict further tokens"
 _GEMMA4 = "norm of values; the router's own norm and scales"
 _KV, _HEADS = ("num_key_value_heads",), ("num_key_value_heads", "head_dim")
 
@@ -55,12 +52,12 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "mixtral": Family(build=mixture.mixtral, needs=_KV),
         "qwen3_moe": Family(build=mixture.qwen3_moe, needs=_KV),
         "gpt_oss": Family(build=mixture.gpt_oss, needs=_HEADS),
-        "llama4": Family(build=mixture.llama4, lacks=_LLAMA4, needs=_HEADS),
-        "llama4_text": Family(build=mixture.llama4, lacks=_LLAMA4, needs=_HEADS),
-        "deepseek_v3": Family(build=latent.deepseek, lacks=_LATENT, same_logits=True),
-        "deepseek_v32": Family(build=latent.deepseek, lacks=_SPARSE),
-        "kimi_k2": Family(build=latent.deepseek, lacks=_LATENT, same_logits=True),
-        "glm_moe_dsa": Family(build=latent.deepseek, lacks=_SPARSE),
+        "llama4": Family(build=mixture.llama4, needs=_HEADS),
+        "llama4_text": Family(build=mixture.llama4, needs=_HEADS),
+        "deepseek_v3": Family(build=latent.deepseek, lacks=_FURTHER, same_logits=True),
+        "deepseek_v32": Family(build=latent.deepseek, lacks=_FURTHER, same_logits=True),
+        "kimi_k2": Family(build=latent.deepseek, lacks=_FURTHER, same_logits=True),
+        "glm_moe_dsa": Family(build=latent.deepseek, lacks=_FURTHER, same_logits=True),
         "gemma4": Family(build=gemma.gemma4, lacks=_GEMMA4, needs=_HEADS),
         "gemma4_text": Family(build=gemma.gemma4, lacks=_GEMMA4, needs=_HEADS),
     }
@@ -81,13 +78,19 @@ def model_from_config(config: Mapping[str, Any], *, name: str, source: str = "co
     family = FAMILIES[kind]
     reader = Reader(config)
     told = f"{source}; not carried: {family.lacks}" if family.lacks else source
-    text = reader.table("text_config") if reader.has("text_config") else reader
+    text = Reader(text_of(config), where="text_config" if "text_config" in config else "", problems=reader.problems)
     for key in family.needs:
         if not text.has(key):
             text.note(key, "is missing")
     model = family.build(reader, name=name, source=told)
     reader.finish()
     return model
+
+
+def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a config says of the language model: the part of its own that a model with towers gives it, or all."""
+    text = config.get("text_config")
+    return text if isinstance(text, Mapping) else config
 
 
 def _fix(kind: str) -> str:

@@ -14,7 +14,7 @@ from meshwright.catalog.huggingface.header import Entry, read_header
 from meshwright.catalog.huggingface.tensors import Table, tensors
 from meshwright.spec.codec import nearest
 from meshwright.spec.errors import ConfigError, MeshwrightError, Problem
-from meshwright.spec.model import ModelSpec
+from meshwright.spec.model import ModelSpec, language_model
 
 INDEX, SINGLE, CONFIG = "model.safetensors.index.json", "model.safetensors", "config.json"
 READ_TYPES = ("F64", "F32", "F16", "BF16")
@@ -31,13 +31,17 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folder:
-    """A folder whose files were found sound. `tensors` are by the names of `table`, those left out not among them."""
+    """A folder whose files were found sound. `tensors` are by the names of `table`, those left out not among them.
+
+    `model` is what of it is trained here, `rest` what is stored of the others.
+    """
 
     path: Path
     config: Mapping[str, Any]
     model: ModelSpec
     table: Table
     tensors: Mapping[str, Stored]
+    rest: Mapping[str, Stored]
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -56,7 +60,7 @@ def open_folder(path: Path) -> Folder:
     """
     config = read_config(path)
     title = path.resolve().name.lower()
-    model = model_from_config(config, name=title, source=CONFIG)
+    model = language_model(model_from_config(config, name=title, source=CONFIG))
     table = tensors(config, model)
     problems: list[Problem] = []
     owners = _owners(path)
@@ -69,7 +73,8 @@ def open_folder(path: Path) -> Folder:
     if problems:
         raise ConfigError(_few(problems))
     kept = {name: named[name] for name in table.theirs}
-    return Folder(path=path, config=config, model=model, table=table, tensors=MappingProxyType(kept))
+    rest = {name: stored for name, stored in named.items() if table.is_rest(name)}
+    return Folder(path=path, config=config, model=model, table=table, tensors=MappingProxyType(kept), rest=rest)
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
@@ -137,7 +142,7 @@ def _mismatches(path: Path, found: Mapping[str, Stored], table: Table, *, unread
     """Tensors that the model has and the folder lacks, but for `unread`, the other way round, and those of other shapes
     or types.
     """
-    unknown = [name for name in found if name not in table.theirs and not table.leaves_out(name)]
+    unknown = [name for name in found if not (name in table.theirs or table.leaves_out(name) or table.is_rest(name))]
     for name, shape in table.theirs.items():
         if name in unread:
             continue

@@ -15,8 +15,9 @@ from meshwright.catalog.huggingface.dense import (
 )
 from meshwright.catalog.huggingface.reader import Reader
 from meshwright.catalog.huggingface.towers import llama4_vision
-from meshwright.spec.blocks import Activation, Layer, Mixture, QueryKeyNorm
+from meshwright.spec.blocks import Activation, Layer, Mixture, QueryKeyNorm, Temperature
 from meshwright.spec.model import ModelSpec
+from meshwright.spec.routing import Routing, Score, Weighing
 
 CHUNKED = "chunked_attention"
 
@@ -73,7 +74,8 @@ def gpt_oss(reader: Reader, *, name: str, source: str) -> ModelSpec:
 
 
 def llama4(reader: Reader, *, name: str, source: str) -> ModelSpec:
-    """Chunked attention with rotary positions but in every fourth layer; one shared expert beside the chosen ones.
+    """Chunked attention with rotary positions but in every fourth layer, whose queries grow with their position; one
+    shared expert beside the chosen ones, whose inputs are weighed by the sigmoid of their scores.
 
     The vision tower is counted when the config has a `vision_config`.
     """
@@ -87,10 +89,14 @@ def llama4(reader: Reader, *, name: str, source: str) -> ModelSpec:
     attention, experts, dense = attention_of(text), _shared(text), feed_forward_of(text, key="intermediate_size_mlp")
     unscaled = QueryKeyNorm.UNSCALED if text.flag("use_qk_norm", True) else QueryKeyNorm.NONE
     chunk = text.integer("attention_chunk_size", 8192)
+    grows = text.flag("attn_temperature_tuning", True)
+    positions, gain = text.integer("floor_scale", 8192), text.number("attn_scale", 0.1)
+    temperature = Temperature(positions=positions, gain=gain) if grows else None
     layers = []
     for index, (uses, kind) in enumerate(zip(rotary, kinds, strict=True)):
         mixer = replace(attention, chunk=chunk if kind == CHUNKED else None)
-        mixer = replace(mixer, qk_norm=unscaled) if uses else replace(mixer, rotary=None)
+        without = replace(mixer, rotary=None, temperature=temperature)
+        mixer = replace(mixer, qk_norm=unscaled) if uses else without
         layers.append(Layer(mixer=mixer, transform=experts if index in sparse else dense))
     model = decoder_of(text, tuple(layers), name=name, source=source)
     if text is reader or not reader.has("vision_config"):
@@ -100,4 +106,5 @@ def llama4(reader: Reader, *, name: str, source: str) -> ModelSpec:
 
 def _shared(reader: Reader) -> Mixture:
     experts = mixture_of(reader, hidden="intermediate_size", experts="num_local_experts", top_k=1)
-    return replace(experts, shared=replace(feed_forward_of(reader), norm=None))
+    routing = Routing(score=Score.SIGMOID, weighing=Weighing.SCORE, weigh_inputs=True)
+    return replace(experts, routing=routing, shared=replace(feed_forward_of(reader), norm=None))

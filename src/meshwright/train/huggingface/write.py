@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from meshwright.catalog.huggingface.folder import INDEX, SINGLE
+from meshwright.catalog.huggingface.folder import INDEX, SINGLE, Stored
 from meshwright.catalog.huggingface.header import ITEM_BYTES
 from meshwright.catalog.huggingface.tensors import Table
 from meshwright.parallel import move
-from meshwright.train.huggingface.files import DTYPES, write_file
+from meshwright.train.huggingface.files import DTYPES, MappedFiles, write_file
 from meshwright.train.huggingface.pieces import make_stored
 from meshwright.train.huggingface.read import MODEL
 
@@ -48,22 +48,29 @@ def write_folder(
     table: Table,
     path: Path,
     *,
+    rest: Mapping[str, Stored],
     dtype: str,
     shard_bytes: int,
     progress: Progress | None = None,
 ) -> tuple[Path, ...]:
     """`path` holds the tensors of `table` in files of at most `shard_bytes` each (more where one tensor has more).
 
-    A single file is model.safetensors; several have an index beside them. Returns the files.
+    Those of `rest` are copied beside them as they are stored. A single file is model.safetensors; several
+    have an index beside them. Returns the files.
     """
     announced = {name: (_dtype(name, table, dtype), shape) for name, shape in table.theirs.items()}
+    announced |= {name: (stored.entry.dtype, stored.entry.shape) for name, stored in rest.items()}
+    copied = MappedFiles(rest)
     total = float(sum(map(_size, announced.values())))
     done = 0.0
 
     def make(name: str) -> Tensor:
         nonlocal done
-        parameters.keep_only({piece.ours for piece in table.of_theirs[name]})
-        made = make_stored(name, dtype=DTYPES[announced[name][0]], table=table, parameter=parameters.get)
+        if name in rest:
+            made = copied.tensor(name)
+        else:
+            parameters.keep_only({piece.ours for piece in table.of_theirs[name]})
+            made = make_stored(name, dtype=DTYPES[announced[name][0]], table=table, parameter=parameters.get)
         done += made.nbytes
         if progress is not None:
             progress("weights", done, total)

@@ -28,7 +28,7 @@ class Style:
     fused: bool = False
     planes: bool = False
     norm_offset: float = 0.0
-    left_out: tuple[str, ...] = ()
+    rest: tuple[str, ...] = ()
 
 
 def decoder_table(model: ModelSpec, style: Style) -> Table:
@@ -42,8 +42,7 @@ def decoder_table(model: ModelSpec, style: Style) -> Table:
     if not model.head.tied:
         pieces.add("head.output.weight", "lm_head.weight", (vocab, width))
     tied = (r"lm_head\.weight",) if model.head.tied else ()
-    left_out = (*BUFFERS, *tied, *style.left_out)
-    return Table(pieces=tuple(pieces.found), left_out=left_out, prefix="model.")
+    return Table(pieces=tuple(pieces.found), left_out=(*BUFFERS, *tied), rest=style.rest, prefix="model.")
 
 
 def _add_layer(pieces: Pieces, layer: Layer, style: Style) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from meshwright.catalog.huggingface.families import FAMILIES
+from meshwright.catalog.huggingface.families import FAMILIES, text_of
 from meshwright.catalog.huggingface.tensors.decoder import Style, decoder_table
 from meshwright.catalog.huggingface.tensors.feed_forward import ExpertNames, Stored
 from meshwright.catalog.huggingface.tensors.gpt2 import gpt2_table
@@ -41,7 +41,12 @@ class Storage:
 
 def _deepseek(model: ModelSpec) -> Table:
     further = rf"model\.layers\.{len(model.layers)}\..*"
-    return decoder_table(model, Style(planes=True, left_out=(further,)))
+    return decoder_table(model, Style(planes=True, rest=(further, r".*\.self_attn\.indexer\..*")))
+
+
+def _llama4(model: ModelSpec) -> Table:
+    towers = (r"vision_model\..*", r"multi_modal_projector\..*")
+    return decoder_table(model, _LLAMA4).within("language_model.", rest=towers)
 
 
 def _as_llama(**fixed: Any) -> Storage:
@@ -56,7 +61,6 @@ _LATENT = Storage(
     table=_deepseek,
     fixed=(
         ("rope_interleave", True),
-        ("rms_norm_eps", 1e-6),
         ("scoring_func", "sigmoid"),
         ("topk_method", "noaux_tc"),
     ),
@@ -84,9 +88,12 @@ STORED: Mapping[str, Storage] = MappingProxyType(
         "mixtral": _in(_MIXTRAL),
         "qwen3_moe": _as_llama(norm_topk_prob=True),
         "gpt_oss": _in(_GPT_OSS, swiglu_limit=7.0, swiglu_alpha=1.702),
+        "llama4": Storage(table=_llama4),
         "llama4_text": _in(_LLAMA4),
         "deepseek_v3": _LATENT,
+        "deepseek_v32": _LATENT,
         "kimi_k2": _LATENT,
+        "glm_moe_dsa": _LATENT,
     }
 )
 REQUIRED = MappingProxyType({"qwen3_moe": ("norm_topk_prob",)})  # keys whose default is not the value that is ours
@@ -126,7 +133,7 @@ def unconvertible(config: Mapping[str, Any], model: ModelSpec) -> tuple[Problem,
         problems.append(Problem(what=what, where="config.json: quantization_config", fix=fix))
     storage = STORED.get(kind)
     if storage is not None:
-        problems += _odd_values(config, kind, storage)
+        problems += _odd_values(text_of(config), kind, storage)
     problems += _odd_stretches(model)
     return tuple(problems)
 

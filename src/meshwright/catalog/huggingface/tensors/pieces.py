@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 
@@ -80,12 +80,14 @@ class Piece:
 class Table:
     """All pieces of a model, in the order of its parameters.
 
-    `left_out` are patterns of stored tensors that hold nothing of the model: buffers, layers that predict further
-    tokens. `prefix` begins every stored name but in folders that leave it out.
+    `left_out` are patterns of stored tensors that hold nothing, such as buffers, and `rest` of those that hold what is
+    not trained here: encoder towers, indexers of sparse attention, layers that predict further tokens. `prefix` begins
+    every stored name but in folders that leave it out.
     """
 
     pieces: tuple[Piece, ...]
     left_out: tuple[str, ...] = ()
+    rest: tuple[str, ...] = ()
     prefix: str = ""
 
     @cached_property
@@ -108,7 +110,18 @@ class Table:
         return {name: _theirs(pieces) for name, pieces in self.of_theirs.items()}
 
     def leaves_out(self, name: str) -> bool:
-        return any(re.fullmatch(pattern, name) for pattern in self.left_out)
+        return _matches(name, self.left_out)
+
+    def is_rest(self, name: str) -> bool:
+        return _matches(name, self.rest)
+
+    def within(self, prefix: str, *, rest: tuple[str, ...]) -> Table:
+        """The same where every stored name begins with `prefix`, beside more that is not trained here."""
+        return Table(
+            pieces=tuple(replace(piece, theirs=f"{prefix}{piece.theirs}") for piece in self.pieces),
+            left_out=tuple(re.escape(prefix) + pattern for pattern in self.left_out),
+            rest=(*(re.escape(prefix) + pattern for pattern in self.rest), *rest),
+        )
 
 
 @dataclass(slots=True)
@@ -170,6 +183,10 @@ class Pieces:
 
 def elements(shape: Shape) -> int:
     return math.prod(shape)
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(re.fullmatch(pattern, name) for pattern in patterns)
 
 
 def _grouped(entries: Iterable[tuple[str, Piece]]) -> Mapping[str, tuple[Piece, ...]]:
