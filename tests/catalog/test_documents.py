@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from meshwright import catalog
 from meshwright.catalog.documents import read
 from meshwright.catalog.migrations import migrate
-from meshwright.catalog.overrides import override, parse_value
+from meshwright.catalog.overrides import override, parse_value, set_path
 from meshwright.catalog.positions import json_lines, locate, toml_lines
 from meshwright.spec.errors import ConfigError
 
@@ -122,6 +122,20 @@ def test_what_the_writer_writes_is_toml_of_the_same_values_and_all_its_paths_are
 )
 def test_a_set_is_a_toml_value_or_text(text: str, value: object) -> None:
     assert parse_value(text) == value
+
+
+def test_a_set_reaches_into_lists_and_adds_to_them() -> None:
+    values = {"data": {"sources": [{"path": "a"}], "names": ["x", "y"]}}
+    sets = ["data.sources.0.path=b", "data.sources.1.path=c", "data.names.1=z", "new.0.path=d", "new.0.weight=2"]
+    edited = override(values, sets, section="job")
+    assert edited.problems == ()
+    assert edited.values["data"] == {"sources": [{"path": "b"}, {"path": "c"}], "names": ["x", "z"]}
+    assert edited.values["new"] == [{"path": "d", "weight": 2}]
+    assert values == {"data": {"sources": [{"path": "a"}], "names": ["x", "y"]}}
+    assert set_path("job.data.sources.1.path=c", section="job") == "data.sources[1].path"
+    for entry in ("data.sources.2.path=x", "data.sources.path=x", "data.sources.-1.path=x"):
+        (problem,) = override(values, [entry], section="job").problems
+        assert "'data.sources' is a list of 1: " in problem.what
 
 
 def test_sets_make_a_new_document_and_the_last_one_wins() -> None:

@@ -9,7 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from meshwright.parallel import build_mesh, lay, move
+from meshwright.cost.holdings import Contents
+from meshwright.parallel import build_mesh, lay, relocate
 from meshwright.spec.plan import Design
 from meshwright.train.checkpoint import Store
 
@@ -18,15 +19,16 @@ def begun(design: Design, run_dir: str, start: str | None) -> dict[str, Tensor]:
     """The whole parameters after this rank's part was read: from the folder `start`, or the run's checkpoint."""
     mesh = build_mesh(design.plan, device_type="cpu")
     laid = lay(design, mesh, device="cpu", seed=7)
+    target = relocate.state_of(design, laid=laid, contents=Contents.PARAMETERS)
     store = Store(Path(run_dir) / "checkpoints", design=design)
     if start is not None:
-        store.start(Path(start), laid=laid)
+        store.start(Path(start), target)
     else:
         found = store.newest()
         assert found is not None
-        store.load(found, laid=laid)
+        store.load(found, target)
     store.close()
-    state = {name: x.full_tensor() if isinstance(x, DTensor) else x.clone() for name, x in move.to_load(laid).items()}
+    state = {name: x.full_tensor() if isinstance(x, DTensor) else x.clone() for name, x in target.tensors.items()}
     gathered: list[dict[str, Tensor]] = [{}] * dist.get_world_size()
     dist.all_gather_object(gathered, state)
     return {name: value.to(torch.float64) for part in gathered for name, value in part.items()}

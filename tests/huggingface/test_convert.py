@@ -19,6 +19,7 @@ from meshwright.catalog.huggingface.write import config_of
 from meshwright.cli import app
 from meshwright.data import prepare
 from meshwright.nn import Decoder, initialize
+from meshwright.parallel.relocate import whole_of
 from meshwright.run import convert, verify
 from meshwright.run.generate import load_model as load_decoder
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit, ExitCode
@@ -47,7 +48,7 @@ def folder_of(path: Path, case: str, *, dtype: str = "F32") -> Path:
 def parameters_of(folder: Path) -> dict[str, torch.Tensor]:
     opened = open_folder(folder)
     decoder = Decoder(opened.model).to(torch.float64)
-    load_weights(Whole(parts=(decoder,)), opened, group=None)
+    load_weights(whole_of(Whole(parts=(decoder,))), opened, group=None)
     return {f"model.{name}": x.detach() for name, x in [*decoder.named_parameters(), *decoder.named_buffers()]}
 
 
@@ -156,7 +157,7 @@ def test_a_run_begins_with_the_weights_it_is_told_to_and_no_others(tmp_path: Pat
     batch = corpus.train.sequences(0, 4)
     opened = open_folder(source)
     decoder = Decoder(opened.model)
-    load_weights(Whole(parts=(decoder,)), opened, group=None)
+    load_weights(whole_of(Whole(parts=(decoder,))), opened, group=None)
     logits = decoder(torch.from_numpy(batch.tokens), documents=torch.from_numpy(batch.documents))
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.from_numpy(batch.targets).flatten())
     assert first["loss"] == pytest.approx(loss.item(), rel=2e-2)  # bf16 products
@@ -334,9 +335,8 @@ def test_a_model_of_our_own_goes_out_and_comes_in(tmp_path: Path) -> None:
     initialize(decoder, seed=1)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "design.json").write_text(laid.to_json())
-    optimizer = torch.optim.AdamW(decoder.parameters())
     store = Store(tmp_path / "run" / "checkpoints", design=laid)
-    store.save(step=4, laid=Whole(parts=(decoder,)), optimizer=optimizer, state={"techniques": {}})
+    store.save(whole_of(Whole(parts=(decoder,))), step=4, progress={"techniques": {}})
     store.close()
     convert.to_huggingface(tmp_path / "run", tmp_path / "out", dtype="fp32")
     found = parameters_of(tmp_path / "out")

@@ -14,6 +14,7 @@ from meshwright.catalog.huggingface import model_from_config
 from meshwright.catalog.huggingface.folder import open_folder
 from meshwright.catalog.huggingface.tensors import tensors
 from meshwright.nn import Decoder
+from meshwright.parallel.relocate import whole_of
 from meshwright.spec.model import language_model
 from meshwright.train.huggingface import load_weights
 from tests.huggingface import oracle
@@ -30,7 +31,7 @@ TOLERANCE = 5e-6
 def loaded(folder: Path) -> Decoder:
     opened = open_folder(folder)
     decoder = Decoder(opened.model).to(torch.float64)
-    load_weights(Whole(parts=(decoder,)), opened, group=None)
+    load_weights(whole_of(Whole(parts=(decoder,))), opened, group=None)
     return decoder.eval()
 
 

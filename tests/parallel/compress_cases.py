@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.parallel import move
+from meshwright.parallel import relocate, stored
 from meshwright.parallel.clip import local_part
 from meshwright.spec.plan import Design
 from tests.parallel.move_cases import Runner, runner, sequences
@@ -79,11 +79,10 @@ def resumed(design: Design, folder: str) -> tuple[list[float], list[float], list
     run = runner(design)
     for number in (0, 1):
         run.step(number)
-    state = move.to_save(run.laid, run.optimizer)
-    move.write(state, Path(folder), group=dist.group.WORLD)
+    state = relocate.kept(run.state(), group=dist.group.WORLD)
+    stored.write(state, Path(folder), group=dist.group.WORLD)
     on = [run.step(number) for number in (2, 3)]
     other = runner(design, seed=99)
-    move.read(move.to_load(other.laid, other.optimizer), Path(folder), group=dist.group.WORLD)
-    move.loaded(other.laid, other.optimizer)
+    relocate.load(Path(folder), other.state(), group=dist.group.WORLD)
     keys = [name for name in state if name.startswith("optimizer.residual.")]
     return on, [other.step(number) for number in (2, 3)], keys

@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from meshwright.parallel import Laid, build_mesh, build_optimizer, lay, move, relocate
+from meshwright.cost.holdings import Contents
+from meshwright.parallel import Laid, build_mesh, build_optimizer, lay, portable, relocate, stored
 from meshwright.spec.plan import Design
 
 SEED = 3
@@ -22,6 +23,10 @@ class Runner:
 
     laid: Laid
     optimizer: torch.optim.Optimizer
+
+    def state(self, contents: Contents = Contents.TRAINING) -> relocate.State:
+        """What is saved, loaded and moved of it."""
+        return relocate.state_of(self.laid.design, laid=self.laid, optimizer=self.optimizer, contents=contents)
 
     def step(self, number: int) -> float:
         """One optimizer step on the global batch of that number; its loss."""
@@ -53,15 +58,14 @@ def train(design: Design, folder: str, steps: int, more: int) -> list[float]:
     """Losses of `steps` steps and of `more` after the state was written to `folder`."""
     run = runner(design)
     losses = [run.step(number) for number in range(steps)]
-    move.write(move.to_save(run.laid, run.optimizer), Path(folder), group=dist.group.WORLD)
+    stored.write(relocate.kept(run.state(), group=dist.group.WORLD), Path(folder), group=dist.group.WORLD)
     return losses + [run.step(number) for number in range(steps, steps + more)]
 
 
 def go_on(design: Design, folder: str, steps: int, more: int) -> tuple[list[float], set[float]]:
     """Losses of `more` steps from the state in `folder`, and every step count the optimizer was given."""
     run = runner(design, seed=SEED + 1)
-    move.read(move.to_load(run.laid, run.optimizer), Path(folder), group=dist.group.WORLD)
-    move.loaded(run.laid, run.optimizer)
+    relocate.load(Path(folder), run.state(), group=dist.group.WORLD)
     counts = {float(state["step"]) for state in run.optimizer.state.values()}
     return [run.step(number) for number in range(steps, steps + more)], counts
 
@@ -70,12 +74,12 @@ def names_and_round_trip(design: Design) -> tuple[set[str], float]:
     """The keys of this rank after a step, and the largest change that whole values make when loaded again."""
     run = runner(design)
     run.step(0)
-    state = move.state_dict(run.laid, run.optimizer)
+    state = run.state().tensors
     whole = {name: x.full_tensor() if isinstance(x, DTensor) else x.clone() for name, x in state.items()}
     before = {name: local(x).clone() for name, x in state.items()}
     run.step(1)
     assert any(not torch.equal(local(x), before[name]) for name, x in state.items())
-    move.load_state_dict(run.laid, run.optimizer, whole)
+    portable.load_state_dict(run.laid, run.optimizer, whole)
     changes = [float((local(x) - before[name]).abs().max()) for name, x in state.items() if local(x).numel()]
     return set(state), max(changes)
 
@@ -86,8 +90,8 @@ def moved(first: Design, second: Design, folder: str) -> tuple[list[float], list
     here.step(0)
     relocate.move_through(
         Path(folder),
-        relocate.state_of(first, laid=here.laid, optimizer=here.optimizer),
-        relocate.state_of(second, laid=there.laid, optimizer=there.optimizer),
+        here.state(),
+        there.state(),
         group=dist.group.WORLD,
     )
     return [here.step(number) for number in (1, 2)], [there.step(number) for number in (1, 2)]

@@ -12,11 +12,12 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from meshwright.parallel import Laid, Mesh, build_optimizer, lay, move
+from meshwright.parallel import Laid, Mesh, build_optimizer, lay, portable
 from meshwright.parallel.mesh import build_mesh_over
+from meshwright.parallel.packed import Packing, empty
 from meshwright.parallel.relocate import State, described, move_through, state_of
 from meshwright.parallel.relocate import move as move_over
-from meshwright.spec.optimizer import Adafactor, Optimizer
+from meshwright.spec.optimizer import Adafactor, Moments, Optimizer, OptimizerSpec
 from meshwright.spec.plan import BlockGroup, Design, Offload
 from tests.parallel.move_cases import SEED, Runner, local
 from tests.parallel.offload_cases import copying
@@ -60,10 +61,12 @@ def _disagreements(laid: Laid, spec: Optimizer) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What one process saw of a move: `unlike` names tensors that are not the source's to the bit; losses of two steps
-    after it, here and on one device; bytes sent and received, the least of all, and what it learnt of progress."""
+    """What one process saw of a move: `unlike` names tensors that are not the source's to the bit, or, of moments in a
+    byte, not what its own blocks make of the source's numbers, of which `rounded` changed; losses of two steps after
+    it, here and on one device; bytes sent and received, the least of all, and what it learnt of progress."""
 
     unlike: list[str]
+    rounded: int
     losses: list[float]
     alone: list[float]
     sent: int
@@ -90,10 +93,19 @@ def moved(first: Design, second: Design, ours: Processes, theirs: Processes, fol
             progress = dict(found.progress or {})
         else:
             progress = dict(move_through(Path(folder), source, target, group=_group(), progress=progress) or {})
-        unlike = _unlike(target, whole)
+        unlike, rounded = _unlike(_state(second, there, theirs), whole, form=_form(second))
         losses = [there.step(number) for number in (2, 3)] if there else []
         alone = _alone(second, whole) if _rank() == 0 else []
-    return Seen(unlike=unlike, losses=losses, alone=alone, sent=sent, received=received, least=least, progress=progress)
+    return Seen(
+        unlike=unlike,
+        rounded=rounded,
+        losses=losses,
+        alone=alone,
+        sent=sent,
+        received=received,
+        least=least,
+        progress=progress,
+    )
 
 
 def factors() -> tuple[bool, int, int, int]:
@@ -130,9 +142,9 @@ def left_over(first: Design, second: Design) -> tuple[bool, float]:
     here.step(0)
     there.step(1)
     source, target = _state(first, here, everyone), _state(second, there, everyone)
-    assert all(x.abs().max() > 0 for side in (source, target) for x in side.residuals.values())
+    assert all(x.abs().max() > 0 for side in (source, target) for x in side.own.residuals.values())
     move_over(source, target, group=_group())
-    ours, theirs = source.residuals.values(), target.residuals.values()
+    ours, theirs = source.own.residuals.values(), target.own.residuals.values()
     alike = len(ours) == len(theirs) and all(torch.equal(x, y) for x, y in zip(ours, theirs, strict=True))
     return alike, max(float(x.abs().max()) for x in theirs)
 
@@ -179,16 +191,34 @@ def _whole(state: State) -> dict[str, Tensor]:
     return found
 
 
-def _unlike(state: State, whole: dict[str, Tensor]) -> list[str]:
-    found = []
+def _unlike(state: State, whole: dict[str, Tensor], *, form: Moments) -> tuple[list[str], int]:
+    found, rounded = [], 0
     for name, held in state.held.items():
         box = held.parts.get(_rank())
         if box is not None:
             slices = tuple(slice(a, b) for a, b in zip(box.starts, box.stops, strict=True))
-            if not torch.equal(local(state.tensors[name]), whole[name][slices]):
+            expected = _packed(name, whole[name][slices], form)
+            rounded += int((expected != whole[name][slices]).sum())
+            if not torch.equal(local(state.tensors[name]), expected):
                 found.append(name)
-    found += [f"copy of {name}" for name, x in state.copies if not torch.equal(local(x), local(state.tensors[name]))]
-    return found
+    copies = state.own.copies
+    found += [f"copy of {name}" for name, x in copies if not torch.equal(local(x), local(state.tensors[name]))]
+    return found, rounded
+
+
+def _form(design: Design) -> Moments:
+    spec = design.job.optimizer
+    return spec.state if isinstance(spec, OptimizerSpec) else Moments.FP32
+
+
+def _packed(name: str, x: Tensor, form: Moments) -> Tensor:
+    """What moments in one byte stand for once x, a part of one, is in the blocks of that part."""
+    if not form.in_blocks or not name.endswith((".exp_avg", ".exp_avg_sq")):
+        return x
+    packing = Packing(form, signed=name.endswith(".exp_avg"), device=x.device)
+    into = empty(x.numel(), form=form, device=x.device, wide=x.dtype)
+    packing.pack(x.reshape(-1), into)
+    return packing.unpack(into, x.dtype).view(x.shape)
 
 
 def _alone(design: Design, whole: dict[str, Tensor]) -> list[float]:
@@ -201,7 +231,7 @@ def _alone(design: Design, whole: dict[str, Tensor]) -> list[float]:
     single = replace(design, plan=replace(single, stages=(replace(single.stages[0], groups=groups),)))
     run = _runner(single, (_rank(),), seed=SEED)
     assert run is not None
-    move.load_state_dict(run.laid, run.optimizer, whole)
+    portable.load_state_dict(run.laid, run.optimizer, whole)
     return [run.step(number) for number in (2, 3)]
 
 

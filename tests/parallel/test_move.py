@@ -82,14 +82,14 @@ def test_move_between_two_plans_of_the_same_ranks(pool: Pool, tmp_path: Path) ->
 
 
 def test_state_of_another_shape_is_refused_by_name() -> None:
-    from meshwright.parallel import move
+    from meshwright.parallel import portable
 
     run = runner(of(ONE))
-    values = dict(move.to_load(run.laid, run.optimizer))
+    values = dict(run.state().tensors)
     values["model.head.norm.weight"] = values["model.head.norm.weight"][:-1]
     del values["optimizer.head.norm.weight.step"]
     with pytest.raises(ConfigError) as error:
-        move.load_state_dict(run.laid, run.optimizer, values)
+        portable.load_state_dict(run.laid, run.optimizer, values)
     assert [str(problem).split(" is ")[0] for problem in error.value.problems] == [
         "state: model.head.norm.weight",
         "state: optimizer.head.norm.weight.step",

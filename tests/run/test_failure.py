@@ -17,7 +17,7 @@ LOST = RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connec
 
 
 def recorded(error: BaseException, path: Path) -> SimpleNamespace:
-    code = failure.record(error, path=path)
+    code = failure.record(error, path=path, run_dir=path.parent)
     return SimpleNamespace(exitcode=code, error_file_data=json.loads(path.read_text()), timestamp=0)
 
 
@@ -90,20 +90,35 @@ def test_a_known_error_keeps_every_problem_and_its_exit_code(tmp_path: Path) -> 
     assert told.exit_code is ExitCode.USAGE
 
 
-def test_memory_and_files_are_told_in_words() -> None:
+def test_memory_and_files_are_told_in_words(tmp_path: Path) -> None:
     allocation = RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you ...")
-    assert "out of memory" in str(failure.translate(allocation))
-    assert "out of memory" in str(failure.translate(MemoryError()))
+    assert "out of memory" in str(failure.translate(allocation, run_dir=tmp_path))
+    assert "out of memory" in str(failure.translate(MemoryError(), run_dir=tmp_path))
     full = OSError(28, "No space left on device", "/somewhere/file")
-    assert "/somewhere/file" in str(failure.translate(full))
-    assert "No space left on device" in str(failure.translate(full))
-    assert failure.translate(ValueError("x")) is None
+    told = failure.translate(full, run_dir=tmp_path)
+    assert told is not None
+    assert told.exit_code == ExitCode.ENVIRONMENT
+    assert "/somewhere/file: nothing more can be written: No space left on device (the file system at /" in str(told)
+    assert failure.translate(ValueError("x"), run_dir=tmp_path) is None
+
+
+def test_where_the_disk_takes_no_word_the_exit_code_still_says_it(tmp_path: Path) -> None:
+    """Half a file would be read by the agent, which fails of it."""
+    path = tmp_path / "error.json"
+    failure.keep_room(path)
+    assert (tmp_path / "error.json.room").stat().st_size > 2**15
+    path.symlink_to("/dev/full")
+    code = failure.record(OSError(28, "No space left on device"), path=path, run_dir=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    told = first({0: ended(code)})
+    assert told.exit_code is ExitCode.ENVIRONMENT
+    assert "rank 0 ended with exit code 4 (it could not write why: is the disk of the run full?)" in str(told)
 
 
 def waited(folder: Path, rank: int, *, timed_out: bool) -> SimpleNamespace:
     waiting = Waiting(where="step 4, optimizer", collective="all_reduce 12 of ranks 0, 1 and 2", timed_out=timed_out)
     return SimpleNamespace(
-        exitcode=failure.record(LOST, path=folder / str(rank), waiting=waiting),
+        exitcode=failure.record(LOST, path=folder / str(rank), run_dir=folder, waiting=waiting),
         error_file_data=json.loads((folder / str(rank)).read_text()),
         timestamp=0,
     )

@@ -30,7 +30,7 @@ if act == "fail" and rank == 1:
     from meshwright.run import failure
     from meshwright.spec.errors import ConfigError, Problem
     sys.exit(failure.record(ConfigError(Problem(what="a bad thing", where="here")),
-        path=pathlib.Path(os.environ["TORCHELASTIC_ERROR_FILE"])))
+        path=pathlib.Path(os.environ["TORCHELASTIC_ERROR_FILE"]), run_dir=run))
 if act == "fine":
     sys.exit(0)
 (run / f"ready-{rank}").touch()

@@ -33,7 +33,7 @@ def save_then_train(design: Design, directory: str) -> tuple[list[float], dict[s
     store = Store(Path(directory), design=design)
     train(run, state, 2)
     saved = state.to_dict()
-    store.save(step=state.step, laid=run.laid, optimizer=run.optimizer, state=saved)
+    store.save(run.state(), step=state.step, progress=saved)
     losses = train(run, state, 2)
     store.close()
     return losses, saved
@@ -45,7 +45,7 @@ def resume(design: Design, directory: str) -> tuple[list[float], dict[str, Any]]
     store = Store(Path(directory), design=design)
     newest = store.newest()
     assert newest is not None
-    state.load(store.load(newest, laid=run.laid, optimizer=run.optimizer))
+    state.load(store.load(newest, run.state()))
     loaded = state.to_dict()
     losses = train(run, state, 2)
     store.close()
@@ -57,7 +57,7 @@ def fill_the_disk_of_the_last_rank(design: Design, directory: str) -> tuple[str,
     run, state = runner(design), TrainState(seed=SEED)
     store = Store(Path(directory), design=design)
     train(run, state, 1)
-    store.save(step=1, laid=run.laid, optimizer=run.optimizer, state=state.to_dict())
+    store.save(run.state(), step=1, progress=state.to_dict())
     train(run, state, 1)
     store.wait()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -66,7 +66,7 @@ def fill_the_disk_of_the_last_rank(design: Design, directory: str) -> tuple[str,
         resource.setrlimit(resource.RLIMIT_FSIZE, (512, before[1]))
     told = ""
     try:
-        store.save(step=2, laid=run.laid, optimizer=run.optimizer, state=state.to_dict())
+        store.save(run.state(), step=2, progress=state.to_dict())
         store.wait()
     except EnvironmentUnfit as error:
         told = str(error)
@@ -81,10 +81,10 @@ def die_while_saving(design: Design, directory: str, at: str) -> None:
     run, state = runner(design), TrainState(seed=SEED)
     store = Store(Path(directory), design=design)
     train(run, state, 1)
-    store.save(step=1, laid=run.laid, optimizer=run.optimizer, state=state.to_dict())
+    store.save(run.state(), step=1, progress=state.to_dict())
     store.wait()
     setattr(write, at, lambda *_, **__: os._exit(9))
-    store.save(step=2, laid=run.laid, optimizer=run.optimizer, state=state.to_dict())
+    store.save(run.state(), step=2, progress=state.to_dict())
     store.wait()
 
 

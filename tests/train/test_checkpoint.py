@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from meshwright.parallel import move
+from meshwright.cost.holdings import Contents
+from meshwright.parallel import relocate
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit
 from meshwright.spec.job import CheckpointSpec
 from meshwright.spec.plan import Design, Sharding
@@ -65,7 +66,7 @@ def saved(tmp_path: Path) -> Saved:
     run, store = runner(made), Store(tmp_path, design=made)
     for _ in range(2):
         train(run, state, 1)
-        store.save(step=state.step, laid=run.laid, optimizer=run.optimizer, state=state.to_dict())
+        store.save(run.state(), step=state.step, progress=state.to_dict())
     store.wait()
     return Saved(directory=tmp_path, run=run, store=store)
 
@@ -98,8 +99,8 @@ def test_a_process_killed_while_saving_leaves_the_checkpoint_before(pool: Pool, 
     assert found.step == 1
     assert [problem.what for problem in store.skipped] == ["half-written"]
     run = runner(of(ONE))
-    store.load(found, laid=run.laid, optimizer=run.optimizer)
-    store.save(step=2, laid=run.laid, optimizer=run.optimizer, state={})
+    store.load(found, run.state())
+    store.save(run.state(), step=2, progress={})
     store.wait()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000002"]
 
@@ -109,14 +110,14 @@ def test_what_is_saved_is_what_was_there_when_save_was_called(tmp_path: Path) ->
     run, store = runner(made), Store(tmp_path, design=made)
     train(run, state, 1)
     before = weights(run)
-    store.save(step=1, laid=run.laid, optimizer=run.optimizer, state={})
+    store.save(run.state(), step=1, progress={})
     with torch.no_grad():
         for _, parameter in run.laid.named_parameters():
             parameter.fill_(7.0)
     store.wait()
     found = store.newest()
     assert found is not None
-    store.load(found, laid=run.laid, optimizer=run.optimizer)
+    store.load(found, run.state())
     assert all(torch.equal(x, before[name]) for name, x in weights(run).items())
 
 
@@ -130,12 +131,12 @@ def test_only_the_newest_stay(tmp_path: Path) -> None:
         directory, made = tmp_path / str(keep), of(ONE, keep=keep, asynchronous=False)
         run, store = runner(made), Store(directory, design=made)
         for step in (1, 2, 3, 4):
-            store.save(step=step, laid=run.laid, optimizer=run.optimizer, state={})
+            store.save(run.state(), step=step, progress={})
         assert sorted(int(path.name[-8:]) for path in directory.iterdir()) == left
 
 
 def test_a_step_saved_again_replaces_the_first(saved: Saved) -> None:
-    saved.store.save(step=2, laid=saved.run.laid, optimizer=saved.run.optimizer, state={"again": 1})
+    saved.store.save(saved.run.state(), step=2, progress={"again": 1})
     saved.store.wait()
     found = saved.store.newest()
     assert found is not None
@@ -201,7 +202,7 @@ def test_a_checkpoint_of_another_model_is_refused_before_anything_changes(saved:
     found = saved.store.newest()
     assert found is not None
     with pytest.raises(ConfigError, match="it is of another model, tiny"):
-        store.load(found, laid=run.laid, optimizer=run.optimizer)
+        store.load(found, run.state())
     assert all(torch.equal(x, before[name]) for name, x in weights(run).items())
 
 
@@ -221,22 +222,25 @@ def test_tensors_too_few_and_too_many_are_named_and_nothing_is_loaded(
     made, state = of(ONE), TrainState(seed=SEED)
     run, store = runner(made), Store(tmp_path, design=made)
     train(run, state, 1)
-    whole = move.to_save
-    monkeypatch.setattr(move, "to_save", lambda *parts: changed(whole(*parts)))
-    store.save(step=1, laid=run.laid, optimizer=run.optimizer, state={})
+    whole = relocate.kept
+    monkeypatch.setattr(relocate, "kept", lambda source, *, group: changed(whole(source, group=group)))
+    store.save(run.state(), step=1, progress={})
     store.wait()
     other = runner(made, seed=SEED + 1)
     before, found = weights(other), store.newest()
     assert found is not None
     with pytest.raises(ConfigError) as caught:
-        store.load(found, laid=other.laid, optimizer=other.optimizer)
-    told = {problem.what: problem.why for problem in caught.value.problems}
-    missing, shapes, extra = told
-    assert missing == "8 tensors are missing"
-    assert told[missing].endswith(" and 3 more")
-    assert shapes == "1 tensor is of another shape"
-    assert told[shapes].startswith("model.head.output.weight is (")
-    assert (extra, told[extra]) == ("2 tensors are not of the model", "model.ghost, model.layers.99.ghost")
+        store.load(found, other.state())
+    told = [problem.what for problem in caught.value.problems]
+    missing, extra, shapes, moment = told
+    assert missing.startswith("the checkpoint has no ")
+    assert missing.endswith("norm.weight and 6 more")
+    assert extra == "the run has no ghost and 1 more"
+    assert shapes.startswith("head.output.weight is (")
+    assert moment == (
+        "the checkpoint's optimizer keeps step, exp_avg of embedding.tokens.weight, the run's step, exp_avg, exp_avg_sq"
+    )
+    assert {problem.where for problem in caught.value.problems} == {str(found.path)}
     assert all(torch.equal(x, before[name]) for name, x in weights(other).items())
 
 
@@ -252,7 +256,7 @@ def test_a_directory_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file")
     made = of(ONE)
     run, store = runner(made), Store(tmp_path / "checkpoints", design=made)
-    store.save(step=1, laid=run.laid, optimizer=run.optimizer, state={})
+    store.save(run.state(), step=1, progress={})
     with pytest.raises(EnvironmentUnfit, match="the checkpoint of step 1 was not saved"):
         store.wait()
     store.close()
@@ -262,7 +266,7 @@ def test_a_model_alone_loads_without_an_optimizer(saved: Saved) -> None:
     run = runner(of(ONE), seed=SEED + 1)
     found = saved.store.newest()
     assert found is not None
-    saved.store.load(found, laid=run.laid)
+    saved.store.load(found, run.state(Contents.PARAMETERS))
     assert all(torch.equal(x, weights(saved.run)[name]) for name, x in weights(run).items())
 
 

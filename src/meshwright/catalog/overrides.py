@@ -36,8 +36,9 @@ def parse_value(text: str) -> Any:
 def override(values: Mapping[str, Any], sets: Sequence[str], *, section: str) -> Edited:
     """A copy of `values` with every `key.path=value` of `sets` in force, later ones last; `values` never changes.
 
-    A leading `section.` is dropped, so `job.seed=1` and `seed=1` are the same. A set that is not of this form, or
-    goes through something that is not a table, is a problem and changes nothing.
+    A leading `section.` is dropped, so `job.seed=1` and `seed=1` are the same. A number is a place in a list, from 0;
+    the one after the last adds to it. A set that is not of this form, or goes through something that is neither a table
+    nor a list, is a problem and changes nothing.
     """
     result = _copy(values)
     problems = []
@@ -50,28 +51,66 @@ def override(values: Mapping[str, Any], sets: Sequence[str], *, section: str) ->
 
 
 def set_path(entry: str, *, section: str) -> str:
-    """The path that a set names, without its section: `seed` of `job.seed=1`."""
-    path = entry.partition("=")[0].strip()
-    return path.removeprefix(f"{section}.")
+    """The path that a set names, without its section, as problems name it: `seed` of `job.seed=1`, and
+    `data.sources[0].path` of `job.data.sources.0.path=text`."""
+    first, *rest = _keys(entry, section=section)
+    return first + "".join(f"[{key}]" if key.isdecimal() else f".{key}" for key in rest)
+
+
+def _keys(entry: str, *, section: str) -> list[str]:
+    return entry.partition("=")[0].strip().removeprefix(f"{section}.").split(".")
 
 
 def _set(result: dict[str, Any], entry: str, section: str) -> None:
     _, equals, text = entry.partition("=")
-    keys = set_path(entry, section=section).split(".")
+    keys = _keys(entry, section=section)
     if not equals:
         raise ValueError("expected key=value")
     if not all(key.strip() for key in keys):
         raise ValueError("the key before = is empty or has an empty part")
-    table: Any = result
+    _walk(_copy(result), keys)
+    _walk(result, keys)[keys[-1]] = parse_value(text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _List:
+    """Places of a list by the words for them."""
+
+    values: list[Any]
+    path: str
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.values[self._place(key) :] = [value, *self.values[self._place(key) + 1 :]]
+
+    def setdefault(self, key: str, value: Any) -> Any:
+        place = self._place(key)
+        if place == len(self.values):
+            self.values.append(value)
+        return self.values[place]
+
+    def _place(self, key: str) -> int:
+        count = len(self.values)
+        if not key.isdecimal() or int(key) > count:
+            raise ValueError(f"{self.path!r} is a list of {count}: {key!r} is no place from 0 to {count}")
+        return int(key)
+
+
+def _walk(result: dict[str, Any], keys: Sequence[str]) -> dict[str, Any] | _List:
+    """What holds the last of `keys`, made where it is not there. Raises ValueError where the way there ends."""
+    table: dict[str, Any] | _List = result
     for depth, key in enumerate(keys[:-1]):
-        table = table.get(key, {})
-        if not isinstance(table, dict):
-            raise ValueError(f"{'.'.join(keys[: depth + 1])!r} is {table!r}, not a table")
-    table = result
-    for key in keys[:-1]:
-        table = table.setdefault(key, {})
-    table[keys[-1]] = parse_value(text)
+        path, after = ".".join(keys[: depth + 1]), keys[depth + 1]
+        inner = table.setdefault(key, [] if after.isdecimal() else {})
+        if isinstance(inner, list):
+            inner = _List(values=inner, path=path)
+            inner.setdefault(after, {})
+        elif not isinstance(inner, dict):
+            raise ValueError(f"{path!r} is {inner!r}, not a table")
+        table = inner
+    return table
 
 
-def _copy(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _copy(value) if isinstance(value, Mapping) else value for key, value in values.items()}
+def _copy(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _copy(entry) for key, entry in value.items()}
+    return [_copy(entry) for entry in value] if isinstance(value, list) else value

@@ -31,8 +31,8 @@ from meshwright.cli import (
     version,
 )
 from meshwright.cli.manner import NoColor, Quiet, Verbose, ask, manner, speaking
-from meshwright.cli.output import fill_standard_error, is_output_failure, one_document, quiet_output, tell
-from meshwright.spec.errors import ExitCode, MeshwrightError, Problem
+from meshwright.cli.output import fill_standard_error, is_output_failure, of_file, one_document, quiet_output, tell
+from meshwright.spec.errors import FULL, ExitCode, MeshwrightError, Problem
 
 SUMMARY = "Designs the fastest distributed training of a model on your machines, shows why, runs it and compares."
 INTERRUPTED = Problem(what="interrupted")
@@ -146,6 +146,9 @@ def _run(words: list[str], *, as_json: bool) -> int:
             return _tell_usage(error, as_json=as_json)
         if is_output_failure(error):
             raise
+        if isinstance(error, OSError) and error.filename is not None:
+            code = ExitCode.ENVIRONMENT if error.errno in FULL else ExitCode.USAGE
+            return _tell((of_file(error),), code, as_json=as_json)
         tell(traceback.format_exc().rstrip())
         problem = Problem(
             what=f"{type(error).__name__}: {error}",

@@ -17,7 +17,10 @@ from meshwright.cli.manner import manner
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from meshwright.spec.errors import Problem
+
 PIPE_COLUMNS = 140
+_LONGEST_NAME = 120
 
 
 def print_json(document: Any) -> None:
@@ -83,6 +86,15 @@ def is_output_failure(error: Exception) -> bool:
     except OSError:
         return True
     return False
+
+
+def of_file(error: OSError) -> Problem:
+    """What the system says of a file that a command names, in words."""
+    from meshwright.spec.errors import Problem
+
+    name = str(error.filename)
+    where = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}... ({len(name):,} characters)"
+    return Problem(what=f"cannot be read or written: {error.strerror}", where=where)
 
 
 def note(text: str) -> None:

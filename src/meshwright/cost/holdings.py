@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 
-from meshwright.spec.blocks import Mixture
+from meshwright.cost.grid_places import Dims, divided_dims
+from meshwright.spec.blocks import Block, Mixture
 from meshwright.spec.cluster import Precision
-from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.model import Layer
 from meshwright.spec.optimizer import Adafactor, Master, Moments, Muon, Optimizer, OptimizerSpec, Sgd, treatment
 from meshwright.spec.plan import AxisName, Design, Plan, Sharding, Stage, TensorGrid
@@ -25,7 +25,6 @@ PARAMETERS, OPTIMIZER = "model.", "optimizer."
 ITEM_BYTES: Mapping[str, int] = MappingProxyType(
     {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "uint8": 1, "bool": 1}
 )
-_RESUME = "save a checkpoint, which any plan goes on from"
 _TABLE = "embedding.tokens.weight"
 
 
@@ -94,15 +93,12 @@ class Holding:
 def holdings(
     design: Design, *, contents: Contents = Contents.TRAINING, processes: Sequence[int] | None = None
 ) -> dict[str, Holding]:
-    """Every tensor of the state by its name in the whole model, as `parallel.move.state_dict` names it.
+    """Every tensor of the state by its name in the whole model, as `parallel.portable` names it.
 
     Rank r of the plan is process `processes[r]`; None numbers processes as the plan numbers ranks. What rounding leaves
-    of gradients in eight bits is of one plan and one rank, and is left out. Raises ConfigError where what the design
-    keeps is not told yet.
+    of gradients in eight bits is of one plan and one rank, and is left out; moments of one byte are told as what they
+    stand for.
     """
-    untold = _untold(design)
-    if untold:
-        raise ConfigError([Problem(what=what, where=where, fix=_RESUME) for where, what in untold])
     made = _Maker(design, tuple(range(design.plan.world_size)) if processes is None else tuple(processes))
     for stage in design.plan.stages:
         made.add_stage(stage)
@@ -115,20 +111,6 @@ def holdings(
     return found
 
 
-def _untold(design: Design) -> list[tuple[str, str]]:
-    """Where and what of a design lies in a way that is not told here."""
-    found, state = [], getattr(design.job.optimizer, "state", Moments.FP32)
-    if design.plan.tensor_grid is not TensorGrid.LINE:
-        what = f"parts of tensors on a {design.plan.tensor_grid.value} of tensor ranks are not moved in memory yet"
-        found.append(("plan.tensor_grid", what))
-    if design.job.master is not Master.FP32:
-        what = f"parameters kept as {design.job.master.value} are not moved in memory yet"
-        found.append(("job.optimizer.master", what))
-    if state is not Moments.FP32:
-        found.append(("job.optimizer.state", f"moments kept as {state.value} are not moved in memory yet"))
-    return found
-
-
 def state_of(parameter: Holding, *, rule: Optimizer, places: Mapping[int, Box]) -> dict[str, Holding]:
     """What `rule` keeps of one parameter, by field; `places` are its parts with the empty ones.
 
@@ -136,7 +118,8 @@ def state_of(parameter: Holding, *, rule: Optimizer, places: Mapping[int, Box]) 
     """
     step = Holding(shape=(), dtype="float32", parts=dict.fromkeys(parameter.parts, Box((), ())))
     if isinstance(rule, OptimizerSpec):
-        return {"step": step, "exp_avg": parameter, "exp_avg_sq": parameter}
+        moment = replace(parameter, dtype=_moment_dtype(rule, parameter.dtype))
+        return {"step": step, "exp_avg": moment, "exp_avg_sq": moment}
     if isinstance(rule, Muon):
         return {"momentum": parameter}
     if isinstance(rule, Sgd):
@@ -151,6 +134,12 @@ def state_of(parameter: Holding, *, rule: Optimizer, places: Mapping[int, Box]) 
         "row": _without(parameter, last, places=places),
         "column": _without(parameter, last - 1, places=places),
     }
+
+
+def _moment_dtype(rule: OptimizerSpec, dtype: str) -> str:
+    if rule.state is Moments.BF16:
+        return "bfloat16"
+    return "float32" if dtype == "bfloat16" else dtype
 
 
 def _without(parameter: Holding, dim: int, *, places: Mapping[int, Box]) -> Holding:
@@ -180,7 +169,8 @@ class _Maker:
 
     def __init__(self, design: Design, processes: tuple[int, ...]) -> None:
         self._model, self._plan, self._processes = design.model, design.plan, processes
-        self._dtype = "float64" if design.plan.first_group.precision is Precision.FP64 else "float32"
+        wide = "float64" if design.plan.first_group.precision is Precision.FP64 else "float32"
+        self._dtype = wide if design.job.master is Master.FP32 else "bfloat16"
         self._places = _places(design.plan)
         self._known: dict[tuple[object, ...], _Parts] = {}
         self.found: dict[str, Holding] = {}
@@ -194,33 +184,40 @@ class _Maker:
             if index in self._plan.frozen_blocks:
                 self.untrained.update(before + entry.name for entry in tensors(block))
             for entry in tensors(block):
-                self._add(before + entry.name, entry, stage)
+                self._add(before + entry.name, entry, stage, block=block)
             if biased := _balanced(block):
                 self.untrained.add(f"{before}transform.balance")
-                self._add(f"{before}transform.balance", _Entry(shape=(biased.experts,)), stage)
+                self._add(f"{before}transform.balance", _Entry(shape=(biased.experts,)), stage, block=block)
         if self._model.head.tied and stage.stop == len(self._model.blocks) and stage.start > 0:
-            self._add(_TABLE, tensors(self._model.embedding)[0], stage)
+            self._add(_TABLE, tensors(self._model.embedding)[0], stage, block=self._model.embedding)
 
-    def _add(self, name: str, entry: _Entry | ParameterTensor, stage: Stage) -> None:
+    def _add(self, name: str, entry: _Entry | ParameterTensor, stage: Stage, *, block: Block) -> None:
         ranks = [rank for rank, place in enumerate(self._places) if place.stage == stage.rank]
-        places, parts = self._parts(entry, stage, ranks)
+        places, parts = self._parts(entry, stage, ranks, dims=self._dims(name, entry, block))
         before = self.found.get(name)
         if before is not None:
             places, parts = {**self.places[name], **places}, {**before.parts, **parts}
         self.found[name] = Holding(shape=entry.shape, dtype=self._dtype, parts=parts)
         self.places[name] = places
 
-    def _parts(self, entry: _Entry | ParameterTensor, stage: Stage, ranks: list[int]) -> _Parts:
+    def _dims(self, name: str, entry: _Entry | ParameterTensor, block: Block) -> Dims:
+        """Of each direction along which tensor ranks stand the dim of the parameter that it divides."""
+        if isinstance(entry, _Entry):
+            return ()
+        if self._plan.tensor_grid is TensorGrid.LINE:
+            return (entry.divided,)
+        return divided_dims(name, block=block, grid=self._plan.tensor_grid)
+
+    def _parts(self, entry: _Entry | ParameterTensor, stage: Stage, ranks: list[int], *, dims: Dims) -> _Parts:
         shards = stage.groups[0].sharding is not Sharding.NONE and not isinstance(entry, _Entry)
-        divided = None if isinstance(entry, _Entry) else entry.divided
         gridded = self._plan.experts is not None and isinstance(entry, ParameterTensor) and entry.grid
-        key = (entry.shape, divided, gridded, shards, stage.rank)
+        key = (entry.shape, dims, gridded, shards, stage.rank)
         if key not in self._known:
             boxes = {}
             for rank in ranks:
                 place = self._places[rank]
                 lay = _on_grid if gridded else _dense
-                boxes[self._processes[rank]] = lay(entry.shape, divided, place=place, plan=self._plan, shards=shards)
+                boxes[self._processes[rank]] = lay(entry.shape, dims, place=place, plan=self._plan, shards=shards)
             self._known[key] = boxes, _filled(boxes)
         return self._known[key]
 
@@ -240,12 +237,12 @@ def _balanced(block: object) -> Mixture | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Where a rank stands: its pipeline rank, its shard of the dense parts, its tensor rank, and on the grid of experts
-    its shard, expert and tensor rank."""
+    """Where a rank stands: its pipeline rank, its shard of the dense parts, along each direction of the tensor ranks,
+    and on the grid of experts its shard, expert and tensor rank."""
 
     stage: int
     shard: int
-    tensor: int
+    tensor: tuple[int, ...]
     grid: tuple[int, int, int]
 
 
@@ -265,7 +262,7 @@ def _places(plan: Plan) -> list[_Place]:
             _Place(
                 stage=stage,
                 shard=place.get(AxisName.SHARD, 0) * plan.context + place.get(AxisName.CONTEXT, 0),
-                tensor=place.get(AxisName.TENSOR, 0),
+                tensor=_directions(place.get(AxisName.TENSOR, 0), plan),
                 grid=(inside % held[0], expert, slice_),
             )
         )
@@ -280,19 +277,29 @@ def grid_of(plan: Plan) -> tuple[int, int, int]:
     return max(plan.shard * plan.context * plan.tensor // (expert * tensor), 1), expert, tensor
 
 
-def _dense(shape: tuple[int, ...], divided: int | None, *, place: _Place, plan: Plan, shards: bool) -> Box:
-    box = whole(shape)
-    if divided is not None and plan.tensor > 1:
-        box = box.cut(divided, index=place.tensor, ways=plan.tensor)
+def _directions(tensor: int, plan: Plan) -> tuple[int, ...]:
+    """A tensor rank's place along each direction of its line, square or cube, the last varying fastest."""
+    side, found = plan.tensor_grid.side(plan.tensor), []
+    for _ in range(plan.tensor_grid.dims):
+        tensor, place = divmod(tensor, side)
+        found.append(place)
+    return tuple(reversed(found))
+
+
+def _dense(shape: tuple[int, ...], dims: Dims, *, place: _Place, plan: Plan, shards: bool) -> Box:
+    box, side = whole(shape), plan.tensor_grid.side(plan.tensor)
+    for dim, index in zip(dims, place.tensor, strict=False):
+        if dim is not None:
+            box = box.cut(dim, index=index, ways=side)
     return box.cut(0, index=place.shard, ways=plan.shard * plan.context) if shards else box
 
 
-def _on_grid(shape: tuple[int, ...], divided: int | None, *, place: _Place, plan: Plan, shards: bool) -> Box:
+def _on_grid(shape: tuple[int, ...], dims: Dims, *, place: _Place, plan: Plan, shards: bool) -> Box:
     ways, experts, slices = grid_of(plan)
     shard, expert, slice_ = place.grid
     box = whole(shape).cut(0, index=expert, ways=experts)
-    if divided is not None:
-        box = box.cut(divided, index=slice_, ways=slices)
+    if dims[0] is not None:
+        box = box.cut(dims[0], index=slice_, ways=slices)
     if not shards or ways == 1:
         return box
     dim = next((dim for dim, size in enumerate(box.sizes) if size % ways == 0), 0)

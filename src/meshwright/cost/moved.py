@@ -47,13 +47,19 @@ def least_crossing_bytes(source: Mapping[str, Holding], target: Mapping[str, Hol
     return total
 
 
-def unfit(source: Mapping[str, Holding], target: Mapping[str, Holding]) -> tuple[Problem, ...]:
-    """Why what `target` has cannot be made of what `source` has; () when it can.
+def unfit(
+    source: Mapping[str, Holding], target: Mapping[str, Holding], *, names: tuple[str, str] = ("source", "target")
+) -> tuple[Problem, ...]:
+    """Why what `target` has cannot be made of what `source` has, called by their `names`; () when it can.
 
     An optimizer's state that the target has no place for is left behind, and what it keeps of parameters that the
     source does not train is new (`afresh`).
     """
-    return (*_other_model(source, target), *_other_optimizer(source, target), *_lost(source, target))
+    return (
+        *_other_model(source, target, names=names),
+        *_other_optimizer(source, target, names=names),
+        *_lost(source, target, side=names[0]),
+    )
 
 
 def afresh(source: Mapping[str, Holding], target: Mapping[str, Holding]) -> frozenset[str]:
@@ -69,33 +75,37 @@ def _parameter(name: str) -> str:
     return name.removeprefix(OPTIMIZER).rpartition(".")[0]
 
 
-def _other_model(source: Mapping[str, Holding], target: Mapping[str, Holding]) -> Iterator[Problem]:
+def _other_model(
+    source: Mapping[str, Holding], target: Mapping[str, Holding], *, names: tuple[str, str]
+) -> Iterator[Problem]:
     fix = "move between plans of one model"
     ours, theirs = ([name for name in side if name.startswith(PARAMETERS)] for side in (source, target))
-    for side, names, other in (("source", theirs, source), ("target", ours, target)):
-        absent = [name.removeprefix(PARAMETERS) for name in names if name not in other]
+    for side, wanted, other in ((names[0], theirs, source), (names[1], ours, target)):
+        absent = [name.removeprefix(PARAMETERS) for name in wanted if name not in other]
         if absent:
             more = f" and {len(absent) - 1:,} more" if len(absent) > 1 else ""
             yield Problem(what=f"the {side} has no {absent[0]}{more}", where="state", fix=fix)
     for name in theirs:
         if name in source and source[name].shape != target[name].shape:
-            what = f"{name.removeprefix(PARAMETERS)} is {source[name].shape}, the target has {target[name].shape}"
+            what = f"{name.removeprefix(PARAMETERS)} is {source[name].shape}, the {names[1]} has {target[name].shape}"
             yield Problem(what=what, where="state", fix=fix)
 
 
-def _other_optimizer(source: Mapping[str, Holding], target: Mapping[str, Holding]) -> Iterator[Problem]:
+def _other_optimizer(
+    source: Mapping[str, Holding], target: Mapping[str, Holding], *, names: tuple[str, str]
+) -> Iterator[Problem]:
     new = afresh(source, target)
     absent = [name for name in target if name.startswith(OPTIMIZER) and name not in source and name not in new]
     if not absent:
         return
     if not any(name.startswith(OPTIMIZER) for name in source):
-        fix = "give the source's optimizer state, or move parameters alone"
-        yield Problem(what="the source has no optimizer state", where="state", fix=fix)
+        fix = f"give the {names[0]}'s optimizer state, or move parameters alone"
+        yield Problem(what=f"the {names[0]} has no optimizer state", where="state", fix=fix)
         return
     parameter = _parameter(absent[0])
     if f"{PARAMETERS}{parameter}" in source:
         ours, theirs = (", ".join(_fields(side, parameter)) or "nothing" for side in (source, target))
-        what = f"the source's optimizer keeps {ours} of {parameter}, the target's {theirs}"
+        what = f"the {names[0]}'s optimizer keeps {ours} of {parameter}, the {names[1]}'s {theirs}"
         yield Problem(what=what, where="state", fix="move between plans of one optimizer")
 
 
@@ -104,7 +114,7 @@ def _fields(held: Mapping[str, Holding], parameter: str) -> list[str]:
     return [name.removeprefix(before) for name in held if name.startswith(before)]
 
 
-def _lost(source: Mapping[str, Holding], target: Mapping[str, Holding]) -> Iterator[Problem]:
+def _lost(source: Mapping[str, Holding], target: Mapping[str, Holding], *, side: str) -> Iterator[Problem]:
     """What is needed and nobody holds."""
     known: dict[tuple[int, int], bool] = {}
     for name, wanted in target.items():
@@ -116,8 +126,8 @@ def _lost(source: Mapping[str, Holding], target: Mapping[str, Holding]) -> Itera
             kept = list(held.parts.values())
             known[key] = _union([*kept, *wanted.parts.values()]) > _union(kept)
         if known[key]:
-            fix = "load a checkpoint"
-            yield Problem(what=f"no process of the source holds all of {name}", where="state", fix=fix)
+            what = f"the {side} does not hold all of {name}"
+            yield Problem(what=what, where="state", fix="load a whole checkpoint")
 
 
 def _common(box: Box, other: Box | None) -> int:

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from fnmatch import fnmatchcase
 from typing import Any, cast
 
 import torch
@@ -22,6 +20,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.nn import functional
 
 from meshwright.cost.grid import undivided
+from meshwright.cost.grid_places import Role, divided_dims
 from meshwright.nn.attention import GroupedAttention
 from meshwright.nn.decoder import Decoder, DecoderLayer, OutputHead, Projection, TokenEmbedding
 from meshwright.nn.linear import Linear, Table
@@ -31,57 +30,9 @@ from meshwright.nn.weights import Reader, Weighted
 from meshwright.parallel.collectives import SumShared
 from meshwright.parallel.grid_products import GatherRows, ScatterRows, SquareProducts, SquareRows, SquareTurned
 from meshwright.parallel.tensor import SplitVocabulary, TensorAxis
-from meshwright.spec.blocks import Attention, Block, FeedForward, Layer, QueryKeyNorm
+from meshwright.spec.blocks import Attention, Block, FeedForward, QueryKeyNorm
 from meshwright.spec.errors import Problem
 from meshwright.spec.plan import Design, TensorGrid
-
-
-class Role(StrEnum):
-    """What a parameter is to a product: a matrix into or out of a region, the table of the vocabulary, or a vector of
-    features inside regions, of the residual stream, or of one head."""
-
-    INTO = "into"
-    OUT_OF = "out_of"
-    TABLE = "table"
-    INSIDE = "inside"
-    RESIDUAL = "residual"
-    HEAD = "head"
-
-
-_MATRICES: tuple[tuple[str, Role], ...] = (
-    ("embedding.tokens.weight", Role.TABLE),
-    ("*.mixer.output.weight", Role.OUT_OF),
-    ("*.transform.down.weight", Role.OUT_OF),
-    ("*.mixer.output.bias", Role.RESIDUAL),
-    ("*.transform.down.bias", Role.RESIDUAL),
-    ("*.mixer.sinks", Role.INSIDE),
-    ("head.output.weight", Role.INTO),
-    ("head.output.bias", Role.INSIDE),
-    ("*.mixer.*_norm.weight", Role.HEAD),
-    ("layers.*.mixer.*.weight", Role.INTO),
-    ("layers.*.mixer.*.bias", Role.INSIDE),
-    ("layers.*.transform.*.weight", Role.INTO),
-    ("layers.*.transform.*.bias", Role.INSIDE),
-)
-_WHOLE = Replicate()
-# What each direction of the grid divides of (outputs, inputs), (rows, width), or a vector's features.
-_SQUARE: dict[Role, tuple[Placement, ...]] = {
-    Role.INTO: (Shard(1), Shard(0)),
-    Role.OUT_OF: (Shard(1), Shard(0)),
-    Role.TABLE: (Shard(0), Shard(1)),
-    Role.INSIDE: (_WHOLE, Shard(0)),
-    Role.RESIDUAL: (_WHOLE, Shard(0)),
-    Role.HEAD: (_WHOLE, _WHOLE),
-}
-_CUBE: dict[Role, tuple[Placement, ...]] = {
-    Role.INTO: (Shard(0), Shard(1), Shard(0)),
-    Role.OUT_OF: (Shard(1), Shard(0), Shard(0)),
-    Role.TABLE: (Shard(0), Shard(1), Shard(0)),
-    Role.INSIDE: (Shard(0), _WHOLE, _WHOLE),
-    Role.RESIDUAL: (_WHOLE, Shard(0), _WHOLE),
-    Role.HEAD: (_WHOLE, _WHOLE, _WHOLE),
-}
-_PLACEMENTS = {TensorGrid.SQUARE: _SQUARE, TensorGrid.CUBE: _CUBE}
 
 
 def misplaced(design: Design) -> tuple[Problem, ...]:
@@ -104,14 +55,6 @@ def misplaced(design: Design) -> tuple[Problem, ...]:
     if not all(isinstance(part, (Attention, FeedForward)) for part in parts):
         found.append(f"only attention and feed-forwards lie on a {grid.value}")
     return tuple(Problem(what=what, where=where, fix="choose line") for what in dict.fromkeys(found))
-
-
-def role_of(name: str, *, block: Block) -> Role:
-    """What parameter `name` of `block` is."""
-    found = next((role for pattern, role in _MATRICES if fnmatchcase(name, pattern)), Role.RESIDUAL)
-    mixer = block.mixer if isinstance(block, Layer) else None
-    whole = isinstance(mixer, Attention) and mixer.qk_norm is QueryKeyNorm.FULL
-    return Role.INSIDE if found is Role.HEAD and whole else found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,11 +114,8 @@ class RankGrid:
 
     def placements(self, name: str, *, block: Block) -> tuple[Placement, ...]:
         """How parameter `name` of `block` lies on the grid's directions."""
-        role = role_of(name, block=block)
-        found = _PLACEMENTS[self.kind][role]
-        if name == "embedding.positions.weight":
-            return tuple(place if place.is_replicate() else Shard(1) for place in found)
-        return found
+        dims = divided_dims(name, block=block, grid=self.kind)
+        return tuple(Replicate() if dim is None else Shard(dim) for dim in dims)
 
     def partial_over(self, name: str, *, block: Block) -> tuple[dist.ProcessGroup, ...]:
         """The groups over which each rank's gradient of `name` is one summand: where it is repeated, tokens differ."""

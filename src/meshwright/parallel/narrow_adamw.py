@@ -34,18 +34,22 @@ class NarrowAdamWRule:
             found |= {name: packed.codes, f"{name}_scale": packed.scale}
         return found
 
-    def portable(self, parameter: Tensor, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What the state stands for, in the host's memory and laid out as the parameter is: what any form can read."""
-        like = torch.empty_like(parameter.detach(), dtype=self._wide(parameter))
-        shape = local_part(parameter).shape
-        found = {"step": state["step"]}
+    def portable(self, parameter: Tensor, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The state laid out as the parameter is, which any form can read: moments of one byte as copies, in the host's
+        memory, of what they stand for; others as they lie."""
+        shape, found = local_part(parameter).shape, {"step": state["step"]}
         for name, packing in self._packings(parameter.device).items():
-            flat = packing.unpack(_packed(state, name), like.dtype)
-            found[name] = with_local(like, flat.view(shape).to("cpu", copy=True))
+            local = state[name]
+            if self._spec.state.in_blocks:
+                local = packing.unpack(_packed(state, name), self._wide(parameter)).to("cpu", copy=True)
+            like = torch.empty_like(parameter.detach(), dtype=local.dtype)
+            found[name] = with_local(like, local.view(shape))
         return found
 
-    def absorb(self, parameter: Tensor, state: dict[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    def absorb(self, parameter: Tensor, state: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
         """The state stands for `values`, as `portable` gives them."""
+        if not self._spec.state.in_blocks:
+            return
         for name, packing in self._packings(parameter.device).items():
             packing.pack(local_part(values[name]).reshape(-1).to(parameter.device), _packed(state, name))
 
@@ -102,7 +106,7 @@ class NarrowAdamWRule:
         return {name: Packing(self._spec.state, signed=signed[name], device=device) for name in _MOMENTS}
 
 
-def _packed(state: dict[str, Tensor], name: str) -> Packed:
+def _packed(state: Mapping[str, Tensor], name: str) -> Packed:
     return Packed(codes=state[name], scale=state[f"{name}_scale"])
 
 

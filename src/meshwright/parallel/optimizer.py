@@ -36,9 +36,9 @@ class Rule(Protocol):
 class Packs(Protocol):
     """A rule whose state only it can read: `portable` is what it stands for, laid out as the parameter is."""
 
-    def portable(self, parameter: Tensor, state: dict[str, Tensor]) -> dict[str, Tensor]: ...
+    def portable(self, parameter: Tensor, state: Mapping[str, Tensor]) -> dict[str, Tensor]: ...
 
-    def absorb(self, parameter: Tensor, state: dict[str, Tensor], values: Mapping[str, Tensor]) -> None: ...
+    def absorb(self, parameter: Tensor, state: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None: ...
 
 
 class LocalOptimizer(torch.optim.Optimizer):
@@ -50,7 +50,6 @@ class LocalOptimizer(torch.optim.Optimizer):
     def __init__(self, groups: Iterable[dict[str, Any]], *, learning_rate: float) -> None:
         super().__init__(groups, {"lr": learning_rate, "factor": 1.0, "weight_decay": 0.0})
         self._packing: dict[Tensor, Packs] = {}
-        self._opened: dict[Tensor, dict[str, Tensor]] = {}
         for group in self.param_groups:
             rule = group["rule"].rule if isinstance(group["rule"], AwayRule) else group["rule"]
             if isinstance(rule, Packs):
@@ -63,23 +62,14 @@ class LocalOptimizer(torch.optim.Optimizer):
                 if parameter.requires_grad and not self.state[parameter]:
                     self.state[parameter] = group["rule"].state(parameter)
 
-    def portable(self, parameter: Tensor) -> dict[str, Tensor]:
-        """The state of `parameter` that other plans can read: live, but copies of what is packed unless it is open."""
-        state, rule = self.state.get(parameter, {}), self._packing.get(parameter)
-        if rule is None or not state:
-            return state
-        return self._opened[parameter] if parameter in self._opened else rule.portable(parameter, state)
+    def unpacked(self) -> dict[Tensor, dict[str, Tensor]]:
+        """What the state stands for that only its rule can read, by parameter; `pack` takes it back."""
+        return {x: rule.portable(x, self.state[x]) for x, rule in self._packing.items() if self.state.get(x)}
 
-    def open(self) -> None:
-        """Until `close`, what `portable` gives of packed state may be written into."""
-        self._opened = {}
-        self._opened = {parameter: self.portable(parameter) for parameter in self._packing if self.state.get(parameter)}
-
-    def close(self) -> None:
-        """The state is what was written since `open`."""
-        for parameter, values in self._opened.items():
-            self._packing[parameter].absorb(parameter, self.state[parameter], values)
-        self._opened = {}
+    def pack(self, values: Mapping[Tensor, Mapping[str, Tensor]]) -> None:
+        """The state stands for `values`, as `unpacked` gives them."""
+        for parameter, found in values.items():
+            self._packing[parameter].absorb(parameter, self.state[parameter], found)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # closures re-evaluate; nothing here does

@@ -1,28 +1,30 @@
-"""Move: parameters, buffers, optimizer state and progress of a run from any plan to any other, over one process group.
+"""Move: parameters, buffers, optimizer state and progress of a run from any plan to any other, over one process group
+or through files.
 
-Resuming on other machines, growing and shrinking, and giving weights to another role are all this: a source, a target,
-and what every process holds of each. What is sent is the least there is (`cost.moved`), the way it goes is a function
-of the two plans (`cost.routes`), and only refusals and progress are asked of the others first.
+Resuming on other machines, growing and shrinking, and giving weights to another role are all this: a source or a
+checkpoint of it, a target, and what is held of each. What is sent is the least there is (`cost.moved`), the way it goes
+is a function of the two plans (`cost.routes`), and only refusals and progress are asked of the others first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.tensor import DTensor
 
-from meshwright.cost.holdings import Contents, Holding, digest, holdings
+from meshwright.cost.holdings import OPTIMIZER, Contents, Holding, digest, holdings
 from meshwright.cost.moved import afresh, least_bytes, unfit
 from meshwright.cost.routes import rounds, routes
+from meshwright.parallel import stored
 from meshwright.parallel.clip import local_part
-from meshwright.parallel.move import RESIDUAL, HasParts, named_tensors, read, write
-from meshwright.parallel.optimizer import LocalOptimizer
+from meshwright.parallel.portable import HasParts, Portable, portable
 from meshwright.parallel.transfer import Counted, Side, box_of, transfer
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.plan import Design
@@ -35,15 +37,14 @@ MOST_TOLD = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """One side of a move: what every process of the group holds of it, and the `tensors` of this one by name.
-
-    `copies` are further tensors of a name that is among them, and `residuals` what rounding left of gradients.
-    """
+    """One side of a move: what every process of the group holds of it, and what this one has of it."""
 
     held: Mapping[str, Holding]
-    tensors: Mapping[str, Tensor]
-    copies: tuple[tuple[str, Tensor], ...] = ()
-    residuals: Mapping[str, Tensor] = field(default_factory=dict)
+    own: Portable
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        return self.own.tensors
 
 
 def state_of(
@@ -57,16 +58,13 @@ def state_of(
     """The state of `design`, whose rank r is process `processes[r]` of the group, and what of it this process has.
 
     A process that holds no rank of the plan gives None for `laid`. An optimizer that has made no step yet has its
-    state afterwards, as it is before the first one.
+    state afterwards, as it is before the first one. What moments of one byte stand for is copied into the host's
+    memory, so that this tells of the state as it is now.
     """
     held = holdings(design, contents=contents, processes=processes)
     if laid is None:
-        return State(held=held, tensors={})
-    if contents is Contents.PARAMETERS:
-        optimizer = None
-    elif isinstance(optimizer, LocalOptimizer):
-        optimizer.prepare()
-    return _state(held, list(named_tensors(laid, optimizer)))
+        return State(held=held, own=Portable(tensors={}))
+    return State(held=held, own=portable(laid, optimizer if contents is Contents.TRAINING else None))
 
 
 def described(tensors: Mapping[str, Tensor], *, group: dist.ProcessGroup | None) -> State:
@@ -87,7 +85,12 @@ def described(tensors: Mapping[str, Tensor], *, group: dist.ProcessGroup | None)
                 held[name] = replace(one, parts={**one.parts, process: box})
     if problems:
         raise ConfigError(problems)
-    return State(held=held, tensors=dict(tensors))
+    return State(held=held, own=Portable(tensors=dict(tensors)))
+
+
+def whole_of(laid: HasParts) -> State:
+    """Of a model that is all in this process, without an optimizer."""
+    return described(portable(laid).tensors, group=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +124,13 @@ def move(
     Processes of the source tell their `progress` (step, data position, seed), alike; the others learn it. Raises
     ConfigError on every process, before anything is changed, with all that keeps target from being made of source.
     """
-    progress = _agreed(source, target, progress=progress, group=group)
-    process = 0 if group is None else dist.get_rank(group)
+    problems = [
+        *unfit(source.held, target.held),
+        *_misheld(source, "source", group),
+        *_misheld(target, "target", group),
+    ]
+    progress = _agreed(problems, source.held, target.held, progress=progress, group=group)
+    process = _process(group)
     new = afresh(source.held, target.held)
     wanted = {name: holding for name, holding in target.held.items() if name not in new}
     least = least_bytes(source.held, wanted)
@@ -134,7 +142,7 @@ def move(
         group=group,
     )
     assert counted.received_bytes == least.get(process, 0), "a process is sent what it needs and does not hold, once"
-    _finish(source, target)
+    _finish(target, new=new, residuals=source.own.residuals)
     return Moved(counted=counted, least_bytes=sum(least.values()), rounds=len(hops), progress=progress)
 
 
@@ -147,37 +155,68 @@ def move_through(
     progress: Mapping[str, Any] | None = None,
 ) -> Mapping[str, Any] | None:
     """As `move`, through files in `folder`, which every process sees; returns the progress that the source told."""
-    progress = _agreed(source, target, progress=progress, group=group)
-    process = 0 if group is None else dist.get_rank(group)
-    kept = {n: x for n, x in source.tensors.items() if isinstance(x, DTensor) or process in source.held[n].parts}
-    write(kept, folder, group=group)
-    new = afresh(source.held, target.held)
-    read({name: x for name, x in target.tensors.items() if name not in new}, folder, group=group)
-    _finish(source, target)
+    problems = [
+        *unfit(source.held, target.held),
+        *_misheld(source, "source", group),
+        *_misheld(target, "target", group),
+    ]
+    progress = _agreed(problems, source.held, target.held, progress=progress, group=group)
+    stored.write(kept(source, group=group), folder, group=group)
+    load(folder, target, group=group)
     return progress
 
 
-def _state(held: Mapping[str, Holding], found: Sequence[tuple[str, Tensor]]) -> State:
-    tensors: dict[str, Tensor] = {}
-    for name, x in found:
-        tensors.setdefault(name, x)
-    return State(
-        held=held,
-        tensors={name: x for name, x in tensors.items() if not name.startswith(RESIDUAL)},
-        copies=tuple((name, x) for name, x in found if x is not tensors[name]),
-        residuals={name: x for name, x in tensors.items() if name.startswith(RESIDUAL)},
-    )
+def kept(source: State, *, group: dist.ProcessGroup | None) -> dict[str, Tensor]:
+    """What this process gives to a checkpoint of `source`, for `stored.write`: what it holds and keeps up to date.
+
+    A rank whose part of a parameter is empty never steps it: its step count stands still and is not the run's.
+    """
+    process = _process(group)
+    mine = {n: x for n, x in source.tensors.items() if isinstance(x, DTensor) or process in source.held[n].parts}
+    return {**mine, **source.own.residuals}
+
+
+def load(source: Path | StorageReader, target: State, *, group: dist.ProcessGroup | None) -> None:
+    """Every tensor of `target` holds what the checkpoint `source` holds, whatever plan saved it: a move whose source
+    is files. Collective over `group`, the processes of the target.
+
+    An optimizer of which the checkpoint has nothing begins. Raises ConfigError on every process, before anything is
+    changed, with all that keeps target from being made of the checkpoint.
+    """
+    held = stored.held_in(source)
+    new = afresh(held, target.held)
+    if not any(name.startswith(OPTIMIZER) for name in held):
+        new = frozenset(name for name in target.held if name.startswith(OPTIMIZER))
+    wanted = {name: holding for name, holding in target.held.items() if name not in new}
+    where = str(source) if isinstance(source, Path) else "state"
+    fix = "resume from another checkpoint; nothing of this one was loaded"
+    problems = [replace(one, where=where, fix=fix) for one in unfit(held, wanted, names=("checkpoint", "run"))]
+    _agreed([*problems, *_misheld(target, "run", group)], held, target.held, progress=None, group=group)
+    left = {name: x for name, x in target.own.residuals.items() if name in held}
+    stored.read({**{n: x for n, x in target.tensors.items() if n in wanted}, **left}, source, group=group)
+    _finish(target, new=new, residuals=left)
+
+
+def _met(
+    source: State, target: State, *, progress: Mapping[str, Any] | None, group: dist.ProcessGroup | None
+) -> Mapping[str, Any] | None:
+    """As `_agreed`, of all that keeps two sides in memory from each other."""
+    problems = [*unfit(source.held, target.held)]
+    for name, side in (("source", source), ("target", target)):
+        problems += _misheld(side, name, group)
+    return _agreed(problems, source.held, target.held, progress=progress, group=group)
 
 
 def _agreed(
-    source: State, target: State, *, progress: Mapping[str, Any] | None, group: dist.ProcessGroup | None
+    problems: Sequence[Problem],
+    source: Mapping[str, Holding],
+    target: Mapping[str, Holding],
+    *,
+    progress: Mapping[str, Any] | None,
+    group: dist.ProcessGroup | None,
 ) -> Mapping[str, Any] | None:
     """What the source's processes tell of their progress. Raises ConfigError on all where any finds a problem."""
-    process = 0 if group is None else dist.get_rank(group)
-    problems = [*unfit(source.held, target.held)]
-    for side, state in (("source", source), ("target", target)):
-        problems += _misheld(state, process=process, side=side)
-    told = _gathered((digest(source.held), digest(target.held), problems, progress), group)
+    told = _gathered((digest(source), digest(target), list(problems), progress), group)
     every = list(dict.fromkeys(problem for _, _, found, _ in told for problem in found))
     if len({(ours, theirs) for ours, theirs, _, _ in told}) > 1:
         every.append(Problem(what="processes see unlike plans", where="state", fix="give all of them the same two"))
@@ -189,9 +228,9 @@ def _agreed(
     return known[0] if known else None
 
 
-def _misheld(state: State, *, process: int, side: str) -> list[Problem]:
+def _misheld(state: State, side: str, group: dist.ProcessGroup | None) -> list[Problem]:
     """Where the tensors of this process are not what `state` says of it."""
-    problems = []
+    problems, process = [], _process(group)
     for name, holding in state.held.items():
         box = holding.parts.get(process)
         if box is None:
@@ -205,19 +244,22 @@ def _misheld(state: State, *, process: int, side: str) -> list[Problem]:
     return problems[:MOST_TOLD]
 
 
-def _finish(source: State, target: State) -> None:
-    """Second copies on this process equal the first; what another plan's rounding left is of no use, and state of
-    parameters that were frozen begins."""
+def _finish(target: State, *, new: frozenset[str], residuals: Mapping[str, Tensor]) -> None:
+    """State that is `new` begins, second copies on this process equal the first, moments are packed, and what another
+    plan's rounding left is of no use."""
     with torch.no_grad():
-        for name in afresh(source.held, target.held) & target.tensors.keys():
+        for name in new & target.tensors.keys():
             local_part(target.tensors[name]).zero_()
-        for name, copy in target.copies:
-            copy.copy_(target.tensors[name])
-        for name, left in target.residuals.items():
-            if name in source.residuals:
-                left.copy_(source.residuals[name])
+        for name, left in target.own.residuals.items():
+            if name in residuals:
+                left.copy_(residuals[name])
             else:
                 left.zero_()
+    target.own.settle()
+
+
+def _process(group: dist.ProcessGroup | None) -> int:
+    return 0 if group is None else dist.get_rank(group)
 
 
 def _gathered(value: T, group: dist.ProcessGroup | None) -> list[T]:

@@ -7,6 +7,7 @@ import signal
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
@@ -17,6 +18,7 @@ from meshwright.run.waiting import Waiting, never_came, told_waits
 from meshwright.spec import codec
 from meshwright.spec.errors import ExitCode, MeshwrightError, Problem, WorkerFailed
 from meshwright.spec.units import format_bytes
+from meshwright.train.disk import is_full, no_room
 from meshwright.train.observe.whereabouts import Whereabouts
 
 _NOBODY: Mapping[int, Whereabouts] = MappingProxyType({})
@@ -37,6 +39,8 @@ _LOST_PEER = (
     "collective operation timeout",
 )
 NEAR_FULL = 0.6  # of the machine's memory: from there on a kill without a word is probably the system's for want of it
+_UNTOLD = "it could not write why: is the disk of the run full?"
+_ROOM_BYTES = 2**16
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
 
 
@@ -63,13 +67,32 @@ class Failure:
     waiting: Waiting | None = None
 
 
-def record(error: BaseException, *, path: Path | None, waiting: Waiting | None = None) -> int:
-    """The exit code for `error`, which is now in the file that the elastic agent reads back.
+def keep_room(path: Path | None) -> None:
+    """A full disk still has room for what `record` writes to `path`."""
+    if path is not None:
+        with suppress(OSError):
+            _room(path).write_bytes(bytes(_ROOM_BYTES))
+
+
+def give_room(path: Path | None) -> None:
+    """What `keep_room` kept is free."""
+    if path is not None:
+        with suppress(OSError):
+            _room(path).unlink(missing_ok=True)
+
+
+def _room(path: Path) -> Path:
+    return path.with_name(f"{path.name}.room")
+
+
+def record(error: BaseException, *, path: Path | None, run_dir: Path, waiting: Waiting | None = None) -> int:
+    """The exit code for `error`, which is now in the file that the elastic agent reads back, if it can be.
 
     `waiting` is what this rank was in when it lost another one. The form is torchelastic's, with our own reading of the
     error beside it; a plain torchrun shows its `py_callstack`: a traceback only where nobody foresaw the error.
     """
-    known = translate(error)
+    known = translate(error, run_dir=run_dir)
+    give_room(path)
     lost = known is None and is_lost_peer(error)
     code = int(known.exit_code) if known else int(ExitCode.WORKER)
     trace = "".join(traceback.format_exception(error))
@@ -86,14 +109,19 @@ def record(error: BaseException, *, path: Path | None, waiting: Waiting | None =
             "waiting": codec.encode(waiting),
         }
         document = {"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}}
-        path.write_text(json.dumps(document))
+        try:
+            path.write_text(json.dumps(document))
+        except OSError:
+            path.unlink(missing_ok=True)  # the agent cannot read half of it
     return code
 
 
-def translate(error: BaseException) -> MeshwrightError | None:
+def translate(error: BaseException, *, run_dir: Path) -> MeshwrightError | None:
     """The error as one that is told in words; None when nobody foresaw it."""
     if isinstance(error, MeshwrightError):
         return error
+    if isinstance(error, OSError) and is_full(error):
+        return no_room(error, folder=run_dir)
     if isinstance(error, MemoryError) or any(words in str(error).lower() for words in _OUT_OF_MEMORY):
         reason = str(error).strip().splitlines()[0][:300] if str(error).strip() else "the system gave no memory"
         fix = "take a smaller microbatch, recompute activations or shard more"
@@ -185,14 +213,14 @@ def _read_one(rank: int, failure: Any) -> Failure:
             seconds=float(extra["seconds"]),
             waiting=codec.decode(Waiting, extra["waiting"], "error file") if extra.get("waiting") else None,
         )
-    number = -failure.exitcode
+    number, codes = -failure.exitcode, set(ExitCode)
     name = signal.Signals(number).name if number in set(signal.Signals) else f"exit code {failure.exitcode}"
     nearness = Nearness.TERMINATED if number == signal.SIGTERM else Nearness.KILLED if number > 0 else Nearness.OWN
     return Failure(
         rank=rank,
         nearness=nearness,
-        exit_code=int(ExitCode.WORKER),
-        problems=(Problem(what=f"rank {rank} ended with {name}"),),
+        exit_code=failure.exitcode if failure.exitcode in codes else int(ExitCode.WORKER),
+        problems=(Problem(what=f"rank {rank} ended with {name}", why="" if number > 0 else _UNTOLD),),
         seconds=float(failure.timestamp),
         signal_number=max(number, 0),
     )

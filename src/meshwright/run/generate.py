@@ -96,6 +96,7 @@ def load_model(run_dir: Path) -> Loaded:
 
     from meshwright.nn import Decoder
     from meshwright.parallel.precision import dtypes
+    from meshwright.parallel.relocate import whole_of
     from meshwright.train.checkpoint import Store
 
     store = Store(run_dir / "checkpoints", design=design)
@@ -106,7 +107,7 @@ def load_model(run_dir: Path) -> Loaded:
     decoder = Decoder(design.model).to(dtypes(design.plan, master=design.job.master).master)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        store.load(checkpoint, laid=Whole(parts=(decoder,)))
+        store.load(checkpoint, whole_of(Whole(parts=(decoder,))))
     return Loaded(decoder=decoder.eval(), step=checkpoint.step, passed_over=store.skipped)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -22,6 +23,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from meshwright.run.machine import this_machine
 from meshwright.run.screen import Screen
+from meshwright.spec.errors import Problem, WorkerFailed
+from meshwright.train.disk import file_system
 
 WORKER_MODULE = "meshwright.run.worker"
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -74,6 +77,9 @@ def launch(
         agent.start()
         while agent.is_alive():
             agent.join(0.2)
+    if isinstance(agent.error, json.JSONDecodeError):
+        why = f"what it left in {run_dir / 'logs'} is cut off: {agent.error}"
+        raise WorkerFailed(Problem(what="a worker failed and could not write why", why=why, fix=file_system(run_dir)))
     if agent.error is not None and not isinstance(agent.error, ChildFailedError):
         raise agent.error
     failures = agent.error.failures if isinstance(agent.error, ChildFailedError) else {}

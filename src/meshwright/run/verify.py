@@ -121,13 +121,14 @@ def _of_run(run_dir: Path) -> Decoder:
 
 def _of_folder(folder: Folder) -> Decoder:
     from meshwright.nn import Decoder
+    from meshwright.parallel.relocate import whole_of
     from meshwright.run.generate import Whole
     from meshwright.train.huggingface import load_weights
 
     decoder = Decoder(folder.model)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        load_weights(Whole(parts=(decoder,)), folder, group=None)
+        load_weights(whole_of(Whole(parts=(decoder,))), folder, group=None)
     return decoder.eval()
 
 

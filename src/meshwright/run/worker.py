@@ -76,16 +76,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Trains as one rank; the exit code. What went wrong is in the file that the launcher reads."""
     faulthandler.enable()
     options = _options(arguments)
-    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    error_file = Path(os.environ["TORCHELASTIC_ERROR_FILE"]) if "TORCHELASTIC_ERROR_FILE" in os.environ else None
+    failure.keep_room(error_file)
     marker: list[Marker] = []
     try:
         work(options.run, max_steps=options.steps, begun=marker.append)
     except Exception as error:
         waiting = waiting_of(error, now=marker[0].now) if marker and failure.is_lost_peer(error) else None
-        code = failure.record(error, path=Path(error_file) if error_file else None, waiting=waiting)
+        code = failure.record(error, path=error_file, run_dir=options.run, waiting=waiting)
         if error_file is None:
             print(f"meshwright: {error}", file=sys.stderr)
         return code
+    failure.give_room(error_file)
     return int(ExitCode.OK)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeVar
 
 T = TypeVar("T")
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what the system says of a disk or a person's share that is full
 
 
 class ExitCode(IntEnum):

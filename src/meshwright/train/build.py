@@ -11,7 +11,9 @@ import psutil
 import torch
 
 from meshwright import parallel
+from meshwright.cost.holdings import Contents
 from meshwright.data import Corpus, prepare
+from meshwright.parallel import relocate
 from meshwright.parallel.compile import uncompiled
 from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError
@@ -100,7 +102,7 @@ def build(
     if newest is not None:
         run.restore(newest)
     elif job.start:
-        store.start(Path(job.start), laid=laid)
+        store.start(Path(job.start), relocate.state_of(design, laid=laid, contents=Contents.PARAMETERS))
     run.reactors = _reactors(run, saved=newest.step if newest else None, max_steps=max_steps)
     if place.rank == 0:
         run.observer = _observer(run, place=place, predicted=predicted, max_steps=max_steps)

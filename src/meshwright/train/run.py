@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.data import Corpus, Loader, Position
-from meshwright.parallel import Laid
+from meshwright.parallel import Laid, relocate
 from meshwright.spec.errors import ConfigError, Problem, WorkerFailed
 from meshwright.spec.plan import Design
 from meshwright.spec.report import LineName
@@ -147,7 +147,7 @@ class Run:
 
     def restore(self, checkpoint: Checkpoint, *, past: int | None = None) -> None:
         """The run stands where `checkpoint` stands; its data goes on from sequence `past` where that is given."""
-        saved = self.store.load(checkpoint, laid=self.laid, optimizer=self.optimizer)
+        saved = self.store.load(checkpoint, self._state())
         self.state.load(saved)
         for technique in self.techniques:
             technique.load_state_dict(saved["techniques"].get(technique.name, {}))
@@ -163,6 +163,10 @@ class Run:
         """Every checkpoint that was begun is committed, and no thread of the run is left."""
         self.store.close()
         self.loader.close()
+
+    def _state(self) -> relocate.State:
+        """All that a plan lays: what is saved, loaded and moved."""
+        return relocate.state_of(self.design, laid=self.laid, optimizer=self.optimizer)
 
     def _roll_back(self) -> None:
         self.marker.mark(step=self.state.step, section=Section.RESTORE)
@@ -215,15 +219,9 @@ class Run:
         start = time.perf_counter()
         if not self.laid.is_finite():
             raise WorkerFailed(self._unsaved())
-        self.store.save(
-            step=self.state.step,
-            laid=self.laid,
-            optimizer=self.optimizer,
-            state={
-                **self.state.to_dict(),
-                "techniques": {technique.name: technique.state_dict() for technique in self.techniques},
-            },
-        )
+        techniques = {technique.name: technique.state_dict() for technique in self.techniques}
+        progress = {**self.state.to_dict(), "techniques": techniques}
+        self.store.save(self._state(), step=self.state.step, progress=progress)
         return Saved(step=self.state.step, seconds=time.perf_counter() - start)
 
     @contextmanager

@@ -13,16 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 import meshwright
 from meshwright.catalog.huggingface.folder import open_folder
-from meshwright.parallel import move
+from meshwright.parallel import relocate
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit, Problem
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design
 from meshwright.train.checkpoint.find import Checkpoint, corrupt, is_other_model, newest, open_checkpoint, other_model
-from meshwright.train.checkpoint.fit import misfits, wanted
 from meshwright.train.checkpoint.manifest import Manifest, model_digest
 from meshwright.train.checkpoint.peers import Peers, told
 from meshwright.train.checkpoint.write import failed, write
@@ -75,36 +73,26 @@ class Store:
             raise ConfigError(problem)
         return opened
 
-    def load(
-        self, checkpoint: Checkpoint, *, laid: move.HasParts, optimizer: torch.optim.Optimizer | None = None
-    ) -> dict[str, Any]:
-        """Model and optimizer hold the checkpoint, whatever plan saved it; returns the state given to `save`.
+    def load(self, checkpoint: Checkpoint, target: relocate.State) -> dict[str, Any]:
+        """`target` holds the checkpoint, whatever plan saved it; returns the progress given to `save`.
 
         Raises ConfigError before anything is changed when it is of another model, lacks a tensor or has one too many.
         """
         if checkpoint.manifest.model != self._model:
             raise ConfigError(other_model(checkpoint))
         self.wait()
-        targets = move.to_load(laid, optimizer)
-        saved = FileSystemReader(checkpoint.path).read_metadata().state_dict_metadata
-        targets = wanted(targets, saved)
-        problems = misfits(targets, saved, where=str(checkpoint.path), peers=self._peers)
-        if problems:
-            raise ConfigError(problems)
-        move.read(targets, checkpoint.path, group=self._peers.group)
-        move.loaded(laid, optimizer)
+        relocate.load(checkpoint.path, target, group=self._peers.group)
         return dict(checkpoint.manifest.state)
 
-    def save(
-        self, *, step: int, laid: move.HasParts, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
-    ) -> None:
+    def save(self, source: relocate.State, *, step: int, progress: Mapping[str, Any]) -> None:
         """The tensors are copied now and a checkpoint of `step` is begun; `wait` says when it counts.
 
-        `state` is JSON values. Waits for the save before it. Raises EnvironmentUnfit when that one failed.
+        `progress` is JSON values. Waits for the save before it. Raises EnvironmentUnfit when that one failed.
         """
         self.wait()
-        tensors = {name: x.to("cpu", copy=True) for name, x in move.to_save(laid, optimizer).items()}
-        work = partial(self._write, tensors, self._manifest(step, state))
+        kept = relocate.kept(source, group=self._peers.group)
+        tensors = {name: x.to("cpu", copy=True) for name, x in kept.items()}
+        work = partial(self._write, tensors, self._manifest(step, progress))
         if self._design.job.checkpoint.asynchronous:
             self._thread = threading.Thread(target=work, name=f"checkpoint-{step}", daemon=True)
             self._thread.start()
@@ -122,8 +110,8 @@ class Store:
         if failure is not None:
             raise EnvironmentUnfit(failure)
 
-    def start(self, path: Path, *, laid: move.HasParts) -> None:
-        """The model holds the weights of the Hugging Face folder `path`, each rank reading its part. Collective.
+    def start(self, path: Path, target: relocate.State) -> None:
+        """The model of `target` holds the weights of the Hugging Face folder `path`, each rank its part. Collective.
 
         Raises ConfigError, before anything is changed, with all that is wrong with the folder or when it is of
         another model.
@@ -133,7 +121,7 @@ class Store:
             raise ConfigError(folder)
         if model_digest(folder.model) != self._model:
             raise ConfigError(other_weights(self._design.model, path))
-        failure = self._peers.agree(lambda: load_weights(laid, folder, group=self._peers.group))
+        failure = self._peers.agree(lambda: load_weights(target, folder, group=self._peers.group))
         if isinstance(failure, Problem):
             raise ConfigError(failure)
 

@@ -11,11 +11,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from meshwright.parallel import move
+from meshwright.parallel import stored
 from meshwright.spec.errors import Problem
 from meshwright.train.checkpoint.find import PARTIAL, Checkpoint, folders, newest, open_checkpoint, path_of
 from meshwright.train.checkpoint.manifest import COMMITTED, FileRecord, Manifest, record_of, seal, write_manifest
 from meshwright.train.checkpoint.peers import Peers
+from meshwright.train.disk import file_system
 
 
 def write(
@@ -44,7 +45,7 @@ def write(
 
     works: tuple[Callable[[], object], ...] = (
         partial(_on_first, peers, partial(_begin, begun)),
-        partial(tensors, begun) if callable(tensors) else partial(move.write, tensors, begun, group=peers.group),
+        partial(tensors, begun) if callable(tensors) else partial(stored.write, tensors, begun, group=peers.group),
         read_back,
     )
     for work in works:
@@ -69,7 +70,7 @@ def failed(step: int, why: str, *, directory: Path) -> Problem:
         what=f"the checkpoint of step {step} was not saved",
         where=str(directory),
         why=why,
-        fix=f"free space there or make it writable, then resume; {left}",
+        fix=f"free space there or make it writable, then resume; {left}; {file_system(directory)}",
     )
 
 

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
-from meshwright.parallel import move
+from meshwright.parallel import stored
 from meshwright.train.huggingface.read import MODEL, Weights
 
 Progress = Callable[[str, float, float], None]
@@ -61,7 +61,7 @@ class Streamed(DefaultSavePlanner):
 
 def write_weights(weights: Weights, folder: Path, *, dtype: torch.dtype, progress: Progress | None = None) -> None:
     """`folder` holds the parameters as a checkpoint does. By one process alone."""
-    move.write({}, folder, group=None, planner=Streamed(weights, dtype=dtype, progress=progress))
+    stored.write({}, folder, group=None, planner=Streamed(weights, dtype=dtype, progress=progress))
 
 
 def _rows(shape: tuple[int, ...], *, itemsize: int) -> Iterator[tuple[int, int]]:

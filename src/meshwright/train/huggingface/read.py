@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from meshwright.catalog.huggingface.folder import Folder
-from meshwright.parallel import move
+from meshwright.parallel import relocate
 from meshwright.train.huggingface.files import DTYPES, MappedFiles
 from meshwright.train.huggingface.pieces import read_box
 
@@ -93,7 +93,7 @@ class FolderReader(StorageReader):
         return Path(checkpoint_id).is_dir()
 
 
-def load_weights(laid: move.HasParts, folder: Folder, *, group: dist.ProcessGroup | None) -> None:
-    """The model holds the weights of `folder`, each rank its part. Collective over `group`; None is a process alone."""
-    move.read_from(move.to_load(laid), FolderReader(Weights(folder)), group=group)
-    move.loaded(laid)
+def load_weights(target: relocate.State, folder: Folder, *, group: dist.ProcessGroup | None) -> None:
+    """The model of `target` holds the weights of `folder`, each rank its part. Collective over `group`; None is a
+    process alone."""
+    relocate.load(FolderReader(Weights(folder)), target, group=group)

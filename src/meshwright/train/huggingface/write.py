@@ -14,7 +14,7 @@ from torch import Tensor
 from meshwright.catalog.huggingface.folder import INDEX, SINGLE, Stored
 from meshwright.catalog.huggingface.header import ITEM_BYTES
 from meshwright.catalog.huggingface.tensors import Table
-from meshwright.parallel import move
+from meshwright.parallel import stored
 from meshwright.train.huggingface.files import DTYPES, MappedFiles, write_file
 from meshwright.train.huggingface.pieces import make_stored
 from meshwright.train.huggingface.read import MODEL
@@ -34,7 +34,7 @@ class CheckpointParameters:
     def get(self, name: str) -> Tensor:
         if name not in self._kept:
             made = torch.empty(self.shapes[name], dtype=torch.float32)
-            move.read({f"{MODEL}{name}": made}, self.folder, group=None)
+            stored.read({f"{MODEL}{name}": made}, self.folder, group=None)
             self._kept[name] = made
         return self._kept[name]
 
