@@ -53,6 +53,27 @@ def test_a_file_and_sets_together(tmp_path: Path) -> None:
     assert (job.seed, job.precision, job.constraints.fix) == (4, Precision.FP32, {"tensor": 2, "recompute": "none"})
 
 
+def test_files_that_a_job_names_lie_beside_it_and_those_of_sets_where_one_works(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text(
+        'start = "weights"\n[data]\ntokenizer = "bpe.json"\n'
+        '[[data.sources]]\npath = "text/a.jsonl"\n[[data.sources]]\npath = "/b.txt"\n'
+    )
+    job = catalog.load_job(file)
+    assert (job.start, job.data.tokenizer) == (str(tmp_path / "weights"), str(tmp_path / "bpe.json"))
+    assert [source.path for source in job.data.sources] == [str(tmp_path / "text" / "a.jsonl"), "/b.txt"]
+    job = catalog.load_job(file, sets=["data.sources.1.path=c.txt", "data.tokenizer=bytes"])
+    assert (job.data.sources[1].path, job.data.tokenizer) == ("c.txt", "bytes")
+    assert job.data.sources[0].path == str(tmp_path / "text" / "a.jsonl")
+
+
+def test_what_the_optimizer_keeps_is_told_where_it_is_asked_for() -> None:
+    sets = ["optimizer.state=fp8", "optimizer.master=bf16_stochastic"]
+    asked = job_origins(catalog.load_job(None, sets=sets), None, sets=sets).asked
+    assert (asked["optimizer.state"], asked["optimizer.master"]) == ("fp8", "bf16_stochastic")
+    assert not any(name.startswith("optimizer") for name in job_origins(JobSpec(), None).asked)
+
+
 def test_all_errors_of_a_file_at_once_each_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "job.toml"
     file.write_text(BAD)
@@ -118,7 +139,7 @@ def test_a_saved_job_is_read_back_equal(tmp_path: Path) -> None:
     job = JobSpec(
         name='quote " and \\ and \x7f',
         optimizer=OptimizerSpec(clip_norm=None, epsilon=1e-20),
-        data=DataSpec(sources=(Source(path="a"), Source(path="b", weight=0.5)), cache="c"),
+        data=DataSpec(sources=(Source(path="/a"), Source(path="/b", weight=0.5)), cache="c"),
         trackers=("tensorboard",),
     )
     for name in ("job.toml", "job.json"):

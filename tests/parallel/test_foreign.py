@@ -155,7 +155,12 @@ def test_a_state_that_is_not_the_modules_is_refused() -> None:
 
 
 def test_degrees_are_checked() -> None:
-    with pytest.raises(ConfigError, match=r"tensor: 0 is less than one; use 1"):
+    with pytest.raises(ConfigError, match=r"tensor: 0 is no whole number from 1 on; use 1"):
         plan_of_degrees(tensor=0)
+    with pytest.raises(ConfigError) as caught:
+        plan_of_degrees(tensor="2", shard=2.0, replicate=True, microbatches=None, precision=16)  # type: ignore[arg-type]
+    assert [problem.where for problem in caught.value.problems] == [
+        "replicate", "shard", "tensor", "microbatches", "precision",
+    ]  # fmt: skip
     with pytest.raises(ConfigError, match=r"sharding: 'zero4' is not a choice; use none, zero1, zero2, zero3"):
         plan_of_degrees(sharding="zero4")

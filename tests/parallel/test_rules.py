@@ -125,6 +125,9 @@ def test_what_nothing_pairs_with_is_whole_and_says_why() -> None:
     found = derive(Three(), (torch.zeros(2, 8),), tensor=2)
     assert [found.layout(f"steps.{place}.weight").value for place in (0, 2, 4)] == ["column", "row", "whole"]
     assert "returns it" in found.parts["steps.4.weight"].why
+    first, second, third = (line for line in found.describe().splitlines() if "weight" in line)
+    assert (first, second) == ("steps.0.weight: column", "steps.2.weight: row")
+    assert third.startswith("steps.4.weight: whole (")
 
 
 class Normed(nn.Module):
@@ -151,6 +154,23 @@ def test_heads_that_do_not_divide_are_whole() -> None:
     assert found.layout("encoder.layers.0.self_attn.in_proj_weight") is Layout.WHOLE
     assert f"{HEADS} heads do not divide by 3" in found.parts["encoder.layers.0.self_attn.in_proj_weight"].why
     assert found.layout("encoder.layers.0.linear1.weight") is Layout.COLUMN
+
+
+class Packed(nn.Module):
+    """Queries, keys and values in one matrix of 96 columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.packed, self.out = nn.Linear(8, 96), nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.packed(x).chunk(3, dim=-1)
+        return self.out(query * key + value)
+
+
+def test_parts_that_do_not_divide_are_told_and_not_their_sum() -> None:
+    found = derive(Packed(), (torch.zeros(2, 8),), tensor=3)
+    assert found.parts["packed.weight"].why == "its parts of 32 do not divide by 3"
 
 
 def test_a_forward_that_does_not_run_is_told_with_its_place() -> None:

@@ -89,6 +89,7 @@ def test_a_plan_is_explained_by_its_prediction(tmp_path: Path) -> None:
     assert all(row.predicted for row in found.rows)
     seconds = [row.predicted or 0.0 for row in found.rows[1:]]
     assert seconds == sorted(seconds, reverse=True)
+    assert not any("N/A" in line or "measured" in line for line in found.lines()[len(found.sentences) + 2 :])
 
 
 def test_the_text_is_aligned_and_the_value_is_json(run_dir: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ import pytest
 from meshwright.run.files import write_json
 from meshwright.run.outcome import Ended, ended_path
 from meshwright.run.resume import changes, check_resumable, steps_of
+from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.job import CheckpointSpec
-from meshwright.spec.plan import Sharding
+from meshwright.spec.plan import GradientSync, Sharding, Training
 from meshwright.train.checkpoint import Manifest
 from meshwright.train.checkpoint.find import path_of
 from meshwright.train.checkpoint.manifest import record_of, seal, write_manifest
@@ -90,3 +92,22 @@ def test_what_is_another_from_here_on_is_a_line_each(tmp_path: Path) -> None:
         "job.optimizer.weight_decay",
     ]
     assert "job.optimizer.learning_rate is 0.5 from here on; it was 0.01" in changes(before, after)
+
+
+def test_frozen_blocks_and_the_precision_of_gradients_are_told(tmp_path: Path) -> None:
+    """Neither is in a plan's own words: as many blocks as before may be others."""
+    made = design(tmp_path, steps=20)
+    (group,) = made.plan.groups
+    plans = []
+    for first, stop in ((0, 1), (2, 3)):
+        edges = sorted({group.start, first, stop, group.stop})
+        groups = tuple(
+            replace(group, start=a, stop=b, training=Training.FROZEN if a == first else Training.ALL)
+            for a, b in pairwise(edges)
+        )
+        plans.append(replace(made.plan, stages=(replace(made.plan.stages[0], groups=groups),)))
+    before, after = (replace(made, plan=plan) for plan in plans)
+    after = replace(after, plan=replace(after.plan, gradients=GradientSync(precision=Precision.FP8)))
+    lines = changes(before, after)
+    assert "frozen blocks are 2 from here on; they were 0" in lines
+    assert 'plan.gradients.precision is "fp8" from here on; it was "fp32"' in lines

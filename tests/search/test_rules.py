@@ -22,7 +22,7 @@ from meshwright.spec.plan import (
     ScheduleKind,
 )
 from tests.search import search_samples as samples
-from tests.search.rule_cases import ANYWHERE, CASES, INTERLEAVED, D, reranked
+from tests.search.rule_cases import ANYWHERE, CASES, INTERLEAVED, D, regrouped, reranked
 
 
 def test_every_rule_has_a_case_in_both_directions() -> None:
@@ -76,6 +76,13 @@ def test_all_violations_come_at_once() -> None:
     design = D(of=samples.model(layer=samples.dense_layer(kv_heads=1, hidden=191)), precision=Precision.FP8)
     text = " ".join(map(str, check(design)))
     assert all(name in text for name in ("tensor-divides-kv-heads", "tensor-divides-hidden", "precision-known"))
+
+
+def test_of_one_wrong_number_of_a_group_the_first_cause_is_told() -> None:
+    for value in (1, 3):
+        (problem,) = check(regrouped(D(), 1, tensor=value))
+        assert problem.where == "plan.stages[1].groups[0].tensor"
+        assert "is not the size of the tensor axis" in problem.what
 
 
 def test_a_runtime_rule_does_not_forbid_the_prediction() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from meshwright.catalog import documents
 from meshwright.catalog.overrides import set_path
@@ -12,20 +13,23 @@ from meshwright.catalog.ranges import checked_design, checked_job
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError, Gathering, Problem
 from meshwright.spec.job import Constraints, JobSpec
+from meshwright.spec.optimizer import OptimizerSpec
 from meshwright.spec.plan import Design
 from meshwright.spec.units import format_tokens
 
 AGAIN = "write the plan again with meshwright plan --out"
+_TOKENIZERS = (".json", ".tiktoken")  # endings of files; any other word is a tokenizer's name
 PLANNED = ("sequence_length", "batch_tokens", "total_tokens", "precision", "objective")
 
 
 def load_job(path: str | Path | None, *, sets: Sequence[str] = ()) -> JobSpec:
     """The job in the file `path` (all defaults when None), with every `key=value` of `sets` in force.
 
-    Raises ConfigError with every problem at once, each with its file and line or the set it comes from; a precision
-    that is said and another one that is fixed are one.
+    Paths that the file says are relative to its folder, those of `sets` to the working directory. Raises ConfigError
+    with every problem at once, each with its file and line or the set it comes from; a precision that is said and
+    another one that is fixed are one.
     """
-    document = documents.EMPTY if path is None else documents.read(path)
+    document = documents.EMPTY if path is None else _rooted(documents.read(path), Path(path).parent)
     paths = tuple(set_path(entry, section="job") for entry in sets)
 
     def check(job: JobSpec) -> JobSpec:
@@ -38,6 +42,21 @@ def load_job(path: str | Path | None, *, sets: Sequence[str] = ()) -> JobSpec:
         return job
 
     return documents.decode(JobSpec, document, section="job", sets=sets, check=check)
+
+
+def _rooted(document: documents.Document, folder: Path) -> documents.Document:
+    """The job of `document` with its files named from where it lies."""
+
+    def named(entry: Any, key: str) -> Any:
+        said = entry.get(key) if isinstance(entry, Mapping) else None
+        is_file = isinstance(said, str) and said and (key != "tokenizer" or said.endswith(_TOKENIZERS))
+        return {**entry, key: str(folder / Path(said).expanduser())} if is_file else entry
+
+    values = dict(named(document.values, "start"))
+    data = named(values.get("data"), "tokenizer")
+    if isinstance(data, Mapping) and isinstance(data.get("sources"), list):
+        data = {**data, "sources": [named(source, "path") for source in data["sources"]]}
+    return replace(document, values={**values, "data": data} if "data" in values else values)
 
 
 def _check_precision(job: JobSpec, *, said: str) -> None:
@@ -74,6 +93,12 @@ def job_origins(job: JobSpec, path: str | Path | None, *, sets: Sequence[str] = 
     asked |= {"other_precisions": others} if others else {}
     asked |= {f"constraints.{name}": value for name, value in limits.items() if value != getattr(usual, name)}
     asked |= {"constraints.forbid": ", ".join(job.constraints.forbid)} if job.constraints.forbid else {}
+    kept = {name: getattr(job.optimizer, name, None) for name in ("kind", "state", "master")}
+    asked |= {
+        f"optimizer.{name}": str(value)
+        for name, value in kept.items()
+        if value != getattr(OptimizerSpec(), name) and value is not None
+    }
     return Origins(asked=asked, defaults={name: text for name, text in words.items() if name not in said})
 
 

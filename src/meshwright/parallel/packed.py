@@ -40,11 +40,7 @@ class Packing:
 
     def __init__(self, form: Moments, *, signed: bool, device: torch.device) -> None:
         self._form, self._signed = form, signed
-        self._numbers: Tensor | None = None
-        self._between: Tensor | None = None
-        if form is Moments.DYNAMIC8:
-            self._numbers = torch.tensor(dynamic_map(signed), dtype=torch.float64, device=device)
-            self._between = (self._numbers[1:] + self._numbers[:-1]) / 2.0
+        self._map = _map(signed, device) if form is Moments.DYNAMIC8 else None
 
     def pack(self, x: Tensor, into: Packed) -> None:
         """`into` stands for x (size,)."""
@@ -69,15 +65,54 @@ class Packing:
         return (shares * packed.scale.to(dtype)[:, None]).view(-1)[:size]
 
     def _nearest(self, shares: Tensor) -> Tensor:
-        if self._between is None:
+        if self._map is None:
             inside = (shares * _E4M3_LARGEST).clamp(-_E4M3_LARGEST, _E4M3_LARGEST)
             return inside.to(torch.float8_e4m3fn).view(torch.uint8)
-        return torch.bucketize(shares, self._between.to(shares.dtype), out_int32=True).to(torch.uint8)
+        return self._map.nearest(shares)
 
     def _shares(self, codes: Tensor, dtype: torch.dtype) -> Tensor:
-        if self._numbers is None:
+        if self._map is None:
             return codes.view(torch.float8_e4m3fn).to(dtype) / _E4M3_LARGEST
-        return self._numbers.to(dtype)[codes.to(torch.int32)]
+        return self._map.numbers.to(dtype).index_select(0, codes.to(torch.int32))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Map:
+    """The numbers of a dynamic map and what is halfway between neighbours, in fp64.
+
+    Numbers of fp32 that share their upper sixteen bits lie between two halves: `first` is the code of the least of
+    them, and of those above `half`, one of the sixteen bits' own, the next one is nearer.
+    """
+
+    numbers: Tensor
+    between: Tensor
+    first: Tensor
+    half: Tensor
+
+    def nearest(self, x: Tensor) -> Tensor:
+        """Codes of the numbers nearest to x, halfway between two the smaller one's; what is no number has the last."""
+        if x.dtype is not torch.float32:
+            return torch.bucketize(x, self.between.to(x.dtype), out_int32=True).to(torch.uint8)
+        upper = (x.contiguous().view(torch.int32) >> 16).bitwise_and_(0xFFFF)
+        return self.first.index_select(0, upper) + (x > self.half.index_select(0, upper))
+
+
+@cache
+def _map(signed: bool, device: torch.device) -> _Map:
+    numbers = torch.tensor(dynamic_map(signed), dtype=torch.float64)
+    between = (numbers[1:] + numbers[:-1]) / 2.0
+    halves = between.to(torch.float32)
+    upper = torch.arange(2**16, dtype=torch.int64)
+    ends = torch.stack([upper << 16, (upper << 16) + 0xFFFF]).to(torch.int32).view(torch.float32)
+    least = torch.where(ends.isnan(), torch.inf, ends).amin(dim=0)
+    first = torch.bucketize(least, halves)
+    half = torch.cat([halves, torch.tensor([torch.inf])])[first]
+    return _Map(
+        numbers=numbers.to(device),
+        between=between.to(device),
+        first=first.to(device, torch.uint8),
+        half=half.to(device),
+    )
 
 
 def empty(size: int, *, form: Moments, device: torch.device, wide: torch.dtype) -> Packed:

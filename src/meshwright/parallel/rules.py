@@ -40,9 +40,13 @@ class Layout(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parted:
-    """How one parameter lies: `division` is None where it is whole, and `why` then says why it was not divided."""
+    """How one parameter lies: `division` is None where it is whole, and `why` then says why it was not divided.
+
+    `kind` is its name with a star for each number of a run of alike blocks.
+    """
 
     layout: Layout
+    kind: str
     division: Division | None = None
     why: str = ""
 
@@ -63,11 +67,8 @@ class Rules:
 
     def describe(self) -> str:
         """One line for each kind of parameter: its layout, and why it is whole where one asks why."""
-        lines = {}
-        for name, part in self.parts.items():
-            key = ".".join("*" if word.isdigit() else word for word in name.split("."))
-            lines[key, part.layout] = f"{key}: {part.layout.value}" + (f" ({part.why})" if part.why else "")
-        return "\n".join(lines.values())
+        lines = (f"{p.kind}: {p.layout.value}" + (f" ({p.why})" if p.why else "") for p in self.parts.values())
+        return "\n".join(dict.fromkeys(lines))
 
 
 def derive(module: nn.Module, example: Example, *, tensor: int) -> Rules:
@@ -155,10 +156,11 @@ class _Trial:
                 self.chosen[name] = found
 
     def part(self, name: str) -> Parted:
+        kind = _kind(name, self.module)
         if name in self.chosen:
             layout, division = self.chosen[name]
-            return Parted(layout=layout, division=division)
-        return Parted(layout=Layout.WHOLE, why=self.why(_kind(name, self.module)))
+            return Parted(layout=layout, kind=kind, division=division)
+        return Parted(layout=Layout.WHOLE, kind=kind, why=self.why(kind))
 
     def why(self, kind: str) -> str:
         return self.given_up.get(kind, self.taken_back.get(kind, ""))
@@ -178,7 +180,8 @@ class _Trial:
         use = Use.VOCABULARY if layout is Layout.VOCABULARY else Use.FEATURES
         division = Division(dim=dim, pieces=pieces, use=use)
         if not division.shared(self.ranks):
-            self.given_up.setdefault(kind, f"{width} do not divide by {self.ranks}")
+            parts = f"its parts of {' and '.join(map(str, dict.fromkeys(pieces)))}" if len(pieces) > 1 else str(width)
+            self.given_up.setdefault(kind, f"{parts} do not divide by {self.ranks}")
             return None
         if layout is Layout.VOCABULARY:
             self.rows.add(width)

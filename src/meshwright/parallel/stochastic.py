@@ -16,7 +16,6 @@ from torch import Tensor
 
 from meshwright.parallel.shards import cuts
 
-_LOW = 0xFFFFFFFF
 _KEPT = -0x10000  # the bits of an fp32 number that bf16 has
 
 
@@ -31,19 +30,27 @@ def places(x: Tensor, *, start: int, stop: int) -> Tensor:
     first = [0] * x.dim()
     for cut in cuts(x):
         first[cut.dim] += cut.group.rank() * -(-cut.extent // cut.group.size())
-    rest = torch.arange(start, stop, dtype=torch.int64, device=local.device)
-    found = torch.zeros_like(rest)
+    # Dims that no cut parts from those inside them are one run of neighbours in the whole, as they are here.
+    runs: list[tuple[int, int]] = []
+    moved = 0
     for dim in reversed(range(x.dim())):
-        whole_stride = math.prod(x.shape[dim + 1 :])
-        length = max(local.shape[dim], 1)
-        found += (rest % length + first[dim]) * whole_stride
+        length, stride = max(local.shape[dim], 1), math.prod(x.shape[dim + 1 :])
+        moved += first[dim] * stride
+        joins = bool(runs) and runs[-1][0] * runs[-1][1] == stride
+        inside, step = runs.pop() if joins else (1, stride)
+        runs.append((inside * length, step))
+    rest = torch.arange(start, stop, dtype=torch.int64, device=local.device)
+    found = torch.full_like(rest, moved)
+    for length, step in runs[:-1]:
+        found += (rest % length) * step
         rest = rest // length
-    return found
+    return found.add_(rest, alpha=runs[-1][1] if runs else 1)
 
 
 def random_bits(where: Tensor, *, step: Tensor, key: int) -> Tensor:
     """Sixteen bits of each place in int32; `step` is a scalar on its device."""
-    return (_mixed((where & _LOW) ^ _mixed(step.to(torch.int64) ^ key)) & 0xFFFF).to(torch.int32)
+    of_step = _mixed((step.to(torch.int64) ^ key).to(torch.int32))
+    return _mixed(where.to(torch.int32) ^ of_step).bitwise_and_(0xFFFF)
 
 
 def rounded(x: Tensor, bits: Tensor) -> Tensor:
@@ -53,9 +60,9 @@ def rounded(x: Tensor, bits: Tensor) -> Tensor:
 
 
 def _mixed(x: Tensor) -> Tensor:
-    """A hash of 32 bits, each of which depends on all of x (C. Wellons, hash-prospector, lowbias32)."""
-    x = x ^ (x >> 16)
-    x = (x * 0x7FEB352D) & _LOW
-    x = x ^ (x >> 15)
-    x = (x * 0x846CA68B) & _LOW
-    return x ^ (x >> 16)
+    """A hash of 32 bits, each of which depends on all of x (C. Wellons, hash-prospector, lowbias32); in int32, whose
+    products wrap, and whose shifts fill with the sign, which is masked."""
+    x = x ^ (x >> 16).bitwise_and_(0xFFFF)
+    x.mul_(0x7FEB352D).bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF))
+    x.mul_(0x846CA68B - 2**32).bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))
+    return x

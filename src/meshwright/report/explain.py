@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,7 +55,10 @@ class Explanation:
     memory: tuple[MemoryRow, ...]
 
     def lines(self) -> tuple[str, ...]:
-        """The explanation as lines of text: headline, sentences, then the table of the step and of memory."""
+        """The explanation as lines of text: headline, sentences, then the table of the step and of memory.
+
+        Where nothing was measured, or nothing predicted, the other is the only column.
+        """
         table = [("", "predicted", "measured", "gap")]
         table += [
             (row.name, _seconds(row.predicted), _seconds(row.measured), signed_seconds(row.gap)) for row in self.rows
@@ -63,8 +67,10 @@ class Explanation:
             gap = None if entry.predicted is None or entry.measured is None else entry.measured - entry.predicted
             name = f"memory allocated, pipeline rank {entry.rank}"
             table.append((name, _bytes(entry.predicted), _bytes(entry.measured), signed_bytes(gap)))
-        widths = [max(len(cells[column]) for cells in table) for column in range(4)]
-        text = ["  ".join((cells[0].ljust(widths[0]), *_right(cells[1:], widths[1:]))).rstrip() for cells in table]
+        known = [column == 0 or any(cells[column] != UNKNOWN for cells in table[1:]) for column in range(4)]
+        kept = [[cell for cell, shown in zip(cells, known, strict=True) if shown] for cells in table]
+        widths = [max(map(len, column)) for column in zip(*kept, strict=True)]
+        text = ["  ".join((cells[0].ljust(widths[0]), *_right(cells[1:], widths[1:]))).rstrip() for cells in kept]
         return (f"{self.name}: {self.plan}", self.headline, *self.sentences, "", *text)
 
 
@@ -288,5 +294,5 @@ def _bytes(count: float | None) -> str:
     return UNKNOWN if count is None else format_bytes(count)
 
 
-def _right(cells: tuple[str, ...], widths: list[int]) -> list[str]:
+def _right(cells: Sequence[str], widths: list[int]) -> list[str]:
     return [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)]

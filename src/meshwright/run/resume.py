@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,9 @@ from meshwright.run.files import load_design
 from meshwright.run.outcome import read_ended
 from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError, Problem
-from meshwright.spec.plan import Design
+from meshwright.spec.plan import Design, Plan
+
+_UNSAID = ("plan.gradients", "plan.sequence_length", "plan.model", "plan.cluster")  # by Plan.describe
 
 
 def check_resumable(run_dir: Path) -> str | None:
@@ -50,9 +52,44 @@ def changes(before: Design, after: Design) -> list[str]:
         for path in dict.fromkeys([*old, *new])
         if old.get(path) != new.get(path)
     ]
-    if before.plan != after.plan:
-        lines.insert(0, f"the plan is {after.plan.describe()} from here on; it was {before.plan.describe()}")
-    return lines
+    return [*_plan_changes(before.plan, after.plan), *lines]
+
+
+def _plan_changes(before: Plan, after: Plan) -> list[str]:
+    """The two plans in words, and the fields that differ and that those words do not tell."""
+    lines, alike = [], before.describe() == after.describe()
+    if not alike:
+        lines.append(f"the plan is {after.describe()} from here on; it was {before.describe()}")
+    frozen, was = (_blocks(plan.frozen_blocks) for plan in (after, before))
+    if frozen != was:
+        lines.append(f"frozen blocks are {frozen} from here on; they were {was}")
+    old, new = (dict(_leaves(codec.encode(plan), "plan")) for plan in (before, after))
+    differ = [path for path in dict.fromkeys([*old, *new]) if old.get(path) != new.get(path)]
+    differ = [path for path in differ if not path.endswith(".training") and (alike or path.startswith(_UNSAID))]
+    lines += [f"{path} is {_shown(new.get(path))} from here on; it was {_shown(old.get(path))}" for path in differ[:8]]
+    return lines + ([f"{len(differ) - 8} more fields of the plan differ"] if len(differ) > 8 else [])
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """As `_fields`, and of every entry of a list by its place."""
+    if not isinstance(value, list):
+        for inside, entry in _fields(value, path):
+            yield from _leaves(entry, inside) if isinstance(entry, list) else ((inside, entry),)
+        return
+    for place, entry in enumerate(value):
+        yield from _leaves(entry, f"{path}[{place}]")
+
+
+def _blocks(numbers: Collection[int]) -> str:
+    """`1 to 3 and 7`; `none`."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    words = [str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words) or "none"
 
 
 def _fields(value: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -37,6 +37,7 @@ class Rule:
         return None if problem is None else name_rule(problem, self.name)
 
 
+_AXIS, _EACH = "tensor-is-axis", "groups[*]"
 ALL_SCOPES = frozenset(Scope)
 
 
@@ -48,12 +49,32 @@ def apply(rules: Iterable[Rule], design: Design, *, scopes: frozenset[Scope]) ->
     """
     rules = tuple(rules)
     for first in (Scope.FORM, Scope.PLAN):
-        found = [rule(design) for rule in rules if rule.scope is first]
-        broken = tuple(problem for problem in found if problem is not None)
+        found = {rule.name: rule(design) for rule in rules if rule.scope is first}
+        broken = {name: problem for name, problem in found.items() if problem is not None}
         if broken:
-            return broken if Scope.PLAN in scopes else ()
+            return _causes(broken) if Scope.PLAN in scopes else ()
     rest = (rule(design) for rule in rules if rule.scope in scopes - {Scope.FORM, Scope.PLAN})
     return tuple(problem for problem in rest if problem is not None)
+
+
+def _causes(broken: Mapping[str, Problem]) -> tuple[Problem, ...]:
+    """The problems, by the rule that each breaks, without those that follow from another.
+
+    That groups differ follows where one of them is wrong; and what a tensor degree divides does not matter while it is
+    not the axis's.
+    """
+    axis = broken.get(_AXIS)
+    group = axis.where.rpartition(".")[0] if axis is not None else None
+    places = {problem.where.rpartition(".")[2] for problem in broken.values() if _EACH not in problem.where}
+    return tuple(
+        problem
+        for name, problem in broken.items()
+        if name == _AXIS
+        or not (
+            (_EACH in problem.where and problem.where.rpartition(".")[2] in places)
+            or (group is not None and problem.where in (f"{group}.tensor", f"{group}.sequence_parallel"))
+        )
+    )
 
 
 def name_rule(problem: Problem, name: str) -> Problem:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import partial
 from typing import TypeVar
 
 from meshwright.spec.cluster import Precision
-from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.errors import ConfigError, Gathering, Problem
 from meshwright.spec.plan import Axis, AxisName, BlockGroup, GradientSync, Plan, Recompute, Schedule, Sharding, Stage
 
 E = TypeVar("E", bound=StrEnum)
@@ -25,16 +26,22 @@ def plan_of_degrees(
 ) -> Plan:
     """replicate x shard x tensor ranks, tensor varying fastest; all blocks alike, whatever their number.
 
-    `sharding` is zero3 where `shard` is more than 1 unless another is named. Raises ConfigError for a degree below 1
-    or a word that is none of the choices.
+    `sharding` is zero3 where `shard` is more than 1 unless another is named. Raises ConfigError, with all that is wrong
+    at once, for a degree that is no whole number from 1 on or a word that is none of the choices.
     """
     sizes = {AxisName.REPLICATE: replicate, AxisName.SHARD: shard, AxisName.TENSOR: tensor}
-    wrong = {name.value: size for name, size in sizes.items() if size < 1}
-    wrong |= {"microbatches": microbatches} if microbatches < 1 else {}
-    if wrong:
-        raise ConfigError(
-            Problem(what=f"{size} is less than one", where=name, fix="use 1") for name, size in wrong.items()
-        )
+    counts = {**{name.value: size for name, size in sizes.items()}, "microbatches": microbatches}
+    gathered = Gathering()
+    gathered.problems += [
+        Problem(what=f"{size!r} is no whole number from 1 on", where=name, fix="use 1")
+        for name, size in counts.items()
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1
+    ]
+    words = {"recompute": (Recompute, recompute), "precision": (Precision, precision)}
+    words |= {"gradients": (Precision, gradients)} | ({} if sharding is None else {"sharding": (Sharding, sharding)})
+    for where, (kind, word) in words.items():
+        gathered.attempt(partial(_choice, kind, word, where=where))
+    gathered.tell()
     usual = Sharding.PARAMETERS if shard > 1 else Sharding.NONE
     group = BlockGroup(
         start=0,
