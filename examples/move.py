@@ -85,8 +85,10 @@ def main() -> None:
         group=dist.group.WORLD,
         progress=state.to_dict() if one is not None else None,
     )
+    sent = torch.tensor(moved.counted.sent_bytes)
+    dist.all_reduce(sent)
     if dist.get_rank() == 0:
-        print(f"moved: {moved.least_bytes:,} bytes on the wire, the least there is", flush=True)
+        print(f"moved: {sent:,} bytes were sent, and {moved.least_bytes:,} is the least there is", flush=True)
     if other is not None:
         state.load(moved.progress or {})
         loss = other.train(corpus, state, steps=STEPS)

@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from meshwright.cost import predict
+from meshwright.cost.optimizers import step_kernels
+from meshwright.parallel.narrow_adamw import NarrowAdamWRule
 from meshwright.parallel.packed import Packing, dynamic_map, empty
 from meshwright.parallel.stochastic import key_of, places, random_bits, rounded
 from meshwright.search.runtime_rules import RUNTIME_RULES, untrained
@@ -159,6 +163,48 @@ def test_any_plan_and_any_form_goes_on_from_any_other(pool: Pool, tmp_path: Path
         for losses, counts in pool.run(move_cases.go_on, target, str(tmp_path), 2, 2, ranks=ranks):
             assert losses == pytest.approx(expected, abs=bound)
             assert counts == {2.0}
+
+
+class Kernels(TorchDispatchMode):
+    """Counts what is computed; what only looks at a tensor in another way starts nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.number += not str(func).startswith(
+            ("aten.view", "aten.slice", "aten.detach", "aten.alias", "aten.unsqueeze")
+        )
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("form", list(Moments))
+@pytest.mark.parametrize("master", list(Master))
+def test_a_step_starts_as_many_kernels_as_are_priced(form: Moments, master: Master) -> None:
+    spec = OptimizerSpec(state=form, master=master)
+    kind = torch.float32 if master is Master.FP32 else torch.bfloat16
+    parameter = torch.nn.Parameter(torch.ones(1024, dtype=kind))
+    parameter.grad = torch.ones_like(parameter)
+    rule = NarrowAdamWRule(spec, keys={parameter: 1})
+    state = rule.state(parameter)
+    with Kernels() as counted:
+        rule.step([parameter], [state], rate=1e-3, weight_decay=0.1)
+    assert counted.number == (step_kernels(spec) or 5)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_the_nearest_number_of_the_map_is_found_as_by_halving(signed: bool) -> None:
+    numbers = torch.tensor(dynamic_map(signed), dtype=torch.float64)
+    between = ((numbers[1:] + numbers[:-1]) / 2.0).float()
+    near = [torch.nextafter(between, torch.full_like(between, side)) for side in (-2.0, 2.0)]
+    drawn = torch.randn(20_000) * torch.exp(-20.0 * torch.rand(20_000))
+    x = torch.cat([drawn, between, *near]).clamp(-1.0 if signed else 0.0, 1.0)
+    x[0::MOMENT_BLOCK] = 1.0  # the largest of its block, so that every other is its own share of it
+    held = empty(len(x), form=Moments.DYNAMIC8, device=CPU, wide=x.dtype)
+    Packing(Moments.DYNAMIC8, signed=signed, device=CPU).pack(x, held)
+    expected = torch.bucketize(x, between)
+    assert torch.equal(held.codes.long(), expected if signed else torch.maximum(expected, (x > 0).long()))
 
 
 def test_packed_state_may_lie_in_the_hosts_memory(pool: Pool) -> None:

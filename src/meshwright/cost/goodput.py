@@ -14,6 +14,7 @@ from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import ClusterSpec, DeviceSpec, NodeGroup
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec
+from meshwright.spec.optimizer import Moments
 from meshwright.spec.outlook import Outlook
 
 # 2407.21783, section 3.3.1: storage of 2 TB/s sustained behind 16,384 devices.
@@ -72,7 +73,9 @@ def outlook(table: PlanTable, *, step_seconds: float, model: ModelSpec, cluster:
         for values in (found.dollars_per_hour, found.watts, found.failures_per_hour)
     )
     sizes = state_bytes(table.of_job(job))
-    each = float(sizes.master[0]) + mean_moments(model, job.optimizer) * float(sizes.wide[0])
+    # Moments of one byte are saved as what they stand for, which any plan can read.
+    moment = 2.0 if getattr(job.optimizer, "state", Moments.FP32) is Moments.BF16 else float(sizes.wide[0])
+    each = float(sizes.master[0]) + mean_moments(model, job.optimizer) * moment
     size = model.parameters * each
     write = size / (world * STORAGE_BYTES_PER_SECOND)
     copied = max(_copy_seconds(size / world, group) for group in cluster.groups)

@@ -17,7 +17,7 @@ from meshwright.cost.software import Software
 from meshwright.cost.states import state_bytes
 from meshwright.cost.table import PlanTable
 from meshwright.cost.work import FloatArray
-from meshwright.spec.cluster import ClusterSpec, Collective, DeviceSpec, NodeGroup
+from meshwright.spec.cluster import ClusterSpec, Collective, DeviceKind, DeviceSpec, NodeGroup
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.optimizer import (
@@ -43,6 +43,14 @@ _ADAMW, _SGD, _PLAIN_SGD = 28.0, 20.0, 12.0
 _PACKED = {Moments.FP32: 0.0, Moments.BF16: 24.0, Moments.DYNAMIC8: 92.0, Moments.FP8: 60.0}
 # A parameter and its gradient cast to fp32, its place counted and hashed in eight bytes, and the sum with its hash.
 _ROUNDED = 240.0
+# On a processor, whose table look-ups, casts to e4m3 and hashes are slower than its memory, these many bytes take as
+# long as they do (docs/lab.md).
+_PROCESSOR_PACKED = {**_PACKED, Moments.DYNAMIC8: 300.0, Moments.FP8: 400.0}
+_PROCESSOR_ROUNDED = 330.0
+# Kernels that a step of narrow AdamW starts for some elements of one parameter: those of the step itself, more where
+# its moments are packed, and more where the parameter is rounded.
+_STEP_KERNELS, _ROUND_KERNELS = 5, 42
+_PACK_KERNELS = {Moments.FP32: 0, Moments.BF16: 4, Moments.DYNAMIC8: 39, Moments.FP8: 31}
 # Squares, their means by row and by column, two scalings, the update's square, and it, decayed, onto the parameter.
 _ADAFACTOR = 80.0
 # Momentum, what looks ahead of it, its cast and that of the update, and it onto the parameter.
@@ -71,8 +79,8 @@ def least_seconds(owned: FloatArray, *, spec: Optimizer, device: DeviceSpec) -> 
 
 
 def passed_bytes(spec: Optimizer) -> float:
-    """Bytes of a parameter that a step in fp32 reads and writes, of the rule of most: 28 by AdamW."""
-    return float(max(_passes(rule, 4.0) for rule in _rules(spec)))
+    """Bytes of a parameter that a step of a host reads and writes in fp32, of the rule of most: 28 by AdamW."""
+    return float(max(_passes(rule, 4.0, processor=True) for rule in _rules(spec)))
 
 
 def mean_moments(model: ModelSpec, spec: Optimizer) -> float:
@@ -213,12 +221,18 @@ def update_seconds(
     plain = _ADAMW / (device.optimizer_bandwidth or bandwidth)
     compute = state_bytes(found.table).compute
 
+    processor = device.kind is DeviceKind.CPU
+
     def seconds(rule: Optimizer) -> FloatArray:
         by_adamw = isinstance(rule, OptimizerSpec)
-        slow = plain * _passes(rule, 0.0) / _ADAMW if by_adamw else _passes(rule, compute) / bandwidth
-        return slow + np.zeros(len(found.table))
+        passes = _passes(rule, 0.0 if by_adamw else compute, processor=processor)
+        return (plain * passes / _ADAMW if by_adamw else passes / bandwidth) + np.zeros(len(found.table))
 
-    total = whole - plain * owned + found.everywhere(lambda entry: entry.local * seconds(entry.rule))
+    def taken(entry: _Treated) -> FloatArray:
+        runs = np.ceil(entry.local / STEP_ELEMENTS)
+        return entry.local * seconds(entry.rule) + runs * step_kernels(entry.rule) * device.launch_seconds
+
+    total = whole - plain * owned + found.everywhere(taken)
     total = total + found.rest(owned) * seconds(found.of_table.rule)[:, None]
     return total if figures is None else total + _muon_seconds(found, figures)
 
@@ -313,11 +327,21 @@ def _moments(rule: Optimizer) -> float:
     return 1.0 if isinstance(rule, Muon) else 0.0
 
 
-def _passes(rule: Optimizer, compute: FloatArray | float) -> FloatArray | float:
-    """Bytes of a parameter that a step moves, beside products."""
+def step_kernels(rule: Optimizer) -> int:
+    """Kernels that a step starts for each parameter, or STEP_ELEMENTS of it; rules that start them for all at once have
+    none here."""
+    if not _is_narrow(rule):
+        return 0
+    assert isinstance(rule, OptimizerSpec)
+    rounds = _ROUND_KERNELS if rule.master is Master.BF16_STOCHASTIC else 0
+    return _STEP_KERNELS + _PACK_KERNELS[rule.state] + rounds
+
+
+def _passes(rule: Optimizer, compute: FloatArray | float, *, processor: bool = False) -> FloatArray | float:
+    """Bytes of a parameter that a step moves, beside products, or that take a processor as long."""
     if isinstance(rule, OptimizerSpec):
-        rounded = _ROUNDED if rule.master is Master.BF16_STOCHASTIC else 0.0
-        return _ADAMW + _PACKED[rule.state] + rounded
+        packed, each = (_PROCESSOR_PACKED, _PROCESSOR_ROUNDED) if processor else (_PACKED, _ROUNDED)
+        return _ADAMW + packed[rule.state] + (each if rule.master is Master.BF16_STOCHASTIC else 0.0)
     if isinstance(rule, Sgd):
         return _SGD if rule.momentum else _PLAIN_SGD
     return _MUON + _MUON_CASTS * compute if isinstance(rule, Muon) else _ADAFACTOR
