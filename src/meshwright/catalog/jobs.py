@@ -49,8 +49,9 @@ def _rooted(document: documents.Document, folder: Path) -> documents.Document:
 
     def named(entry: Any, key: str) -> Any:
         said = entry.get(key) if isinstance(entry, Mapping) else None
-        is_file = isinstance(said, str) and said and (key != "tokenizer" or said.endswith(_TOKENIZERS))
-        return {**entry, key: str(folder / Path(said).expanduser())} if is_file else entry
+        if not isinstance(said, str) or not said or (key == "tokenizer" and not said.endswith(_TOKENIZERS)):
+            return entry
+        return {**entry, key: str(folder / Path(said).expanduser())}
 
     values = dict(named(document.values, "start"))
     data = named(values.get("data"), "tokenizer")
