@@ -14,6 +14,7 @@ from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError, Gathering, Problem
 from meshwright.spec.job import Constraints, JobSpec
 from meshwright.spec.optimizer import OptimizerSpec
+from meshwright.spec.paths import expanded
 from meshwright.spec.plan import Design
 from meshwright.spec.units import format_tokens
 
@@ -51,7 +52,7 @@ def _rooted(document: documents.Document, folder: Path) -> documents.Document:
         said = entry.get(key) if isinstance(entry, Mapping) else None
         if not isinstance(said, str) or not said or (key == "tokenizer" and not said.endswith(_TOKENIZERS)):
             return entry
-        return {**entry, key: str(folder / Path(said).expanduser())}
+        return {**entry, key: str(folder / expanded(said))}
 
     values = dict(named(document.values, "start"))
     data = named(values.get("data"), "tokenizer")

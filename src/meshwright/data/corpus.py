@@ -18,6 +18,7 @@ from meshwright.data.tokenizer import Tokenizer, load_tokenizer
 from meshwright.data.train_tokenizer import parse_vocab, train_tokenizer
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.job import DataSpec
+from meshwright.spec.paths import expanded
 
 NEAR = 0.1  # of the tokens to hold out: how far from them whole documents may end
 Stretch = tuple[int, int]
@@ -55,7 +56,7 @@ def prepare(
     problems = _problems(spec, sequence_length=sequence_length, cache=folder)
     if problems:
         raise ConfigError(problems)
-    place = Path(str(folder)).expanduser()
+    place = expanded(folder)
     tell = progress or silent
     tokenizer = _tokenizer(spec, cache=place, progress=tell)
     shards = [open_shard(source, tokenizer=tokenizer, cache=place, progress=tell) for source in spec.sources]

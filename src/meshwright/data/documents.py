@@ -13,6 +13,7 @@ from typing import BinaryIO, Protocol
 
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.job import Source
+from meshwright.spec.paths import expanded
 
 PIECE_CHARACTERS = 32768
 _MOST_NAMED = 5
@@ -49,7 +50,7 @@ def files_of(source: Source) -> tuple[Path, ...]:
 
     Raises ConfigError when the path does not exist (with near names) or a folder holds no text file.
     """
-    path = Path(source.path).expanduser()
+    path = expanded(source.path)
     if path.is_file():
         return (path,)
     if not path.is_dir():

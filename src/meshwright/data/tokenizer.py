@@ -16,6 +16,7 @@ import numpy.typing as npt
 from meshwright.data.documents import cut
 from meshwright.data.ranks import GPT2_PATTERN, byte_pair_ranks, pattern_for
 from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.paths import expanded
 
 _END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<end_of_text>", "[EOS]")
 
@@ -131,7 +132,7 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
     """The tokenizer that `name` says: `bytes`, or a `.json` or `.tiktoken` file. Raises ConfigError."""
     if str(name) == "bytes":
         return ByteTokenizer()
-    path = Path(name).expanduser()
+    path = expanded(name)
     if not path.is_file():
         fix = "write bytes, train:8192, or a .json or .tiktoken file"
         raise ConfigError(Problem(what="no such tokenizer file", where=str(name), fix=fix))

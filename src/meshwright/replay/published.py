@@ -21,6 +21,7 @@ from meshwright.replay.regimes import launch_share, regime
 from meshwright.replay.runs import Run, read_runs
 from meshwright.replay.scores import Point, RegimeScores, Scores, by_regime, leave_one_group_out, overall, score
 from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.paths import expanded
 from meshwright.spec.report import Report, StageMemory
 
 _CHUNK = 16  # rows sent to a process at once
@@ -150,8 +151,8 @@ def _seen(stage: StageMemory, kind: str) -> float:
 
 def check_writable(path: Path, *, beside: Path) -> None:
     """Raises ConfigError where predictions would replace the table itself, or cannot be written."""
-    place = path.expanduser()
-    if place.exists() and beside.expanduser().exists() and place.samefile(beside.expanduser()):
+    place = expanded(path)
+    if place.exists() and expanded(beside).exists() and place.samefile(expanded(beside)):
         raise ConfigError(
             Problem(what="predictions would replace the table", where=str(place), fix="name another file")
         )
@@ -164,7 +165,7 @@ def write_predictions(found: Validation, path: Path | str) -> None:
 
     Raises ConfigError where the file cannot be written.
     """
-    place = Path(path).expanduser()
+    place = expanded(path)
     try:
         with place.open("w", newline="", encoding="utf-8") as file:
             table = csv.writer(file)

@@ -12,6 +12,7 @@ from pathlib import Path
 from meshwright.replay.columns import faults, values
 from meshwright.replay.flops import step_flops
 from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.paths import expanded
 
 NEEDED = ("id", "source_id", "gpu", "n_gpus", "framework", "gbs", "seq", "status")
 
@@ -149,7 +150,7 @@ class Run:
 
 def read_runs(path: Path | str) -> tuple[Run, ...]:
     """Every row of `path`. Raises ConfigError when it is no such table."""
-    place = Path(path).expanduser()
+    place = expanded(path)
     try:
         with place.open(newline="", encoding="utf-8-sig") as file:
             table = csv.DictReader(file, restkey=_TOO_MANY, restval=None)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.catalog import load_design
 from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.paths import expanded
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
 from meshwright.spec.span import Span
@@ -50,7 +51,7 @@ def read_run(path: Path | str) -> RunFiles:
     The last line of a growing file may be half-written and is then left out; anything else that cannot be read is a
     ConfigError with file and line. A path that does not exist is one too, with the nearest names.
     """
-    place = Path(path).expanduser()
+    place = expanded(path)
     if place.is_file():
         return _read_plan(place)
     if not place.is_dir():
@@ -78,7 +79,7 @@ def read_run(path: Path | str) -> RunFiles:
 
 def write_file(path: Path | str, text: str) -> Path:
     """Writes `text` to `path`, making its folder. Raises ConfigError where it cannot be written."""
-    place = Path(path).expanduser()
+    place = expanded(path)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text, encoding="utf-8")

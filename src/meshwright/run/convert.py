@@ -18,6 +18,7 @@ from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit, Problem
 from meshwright.spec.job import DataSpec, JobSpec
 from meshwright.spec.model import ModelSpec, language_model
+from meshwright.spec.paths import expanded
 from meshwright.spec.plan import Axis, AxisName, BlockGroup, Design, Plan, Schedule, ScheduleKind, Stage
 from meshwright.spec.units import format_bytes, parse_quantity
 
@@ -100,7 +101,7 @@ def to_run(
     it can be read. No more than a box of one parameter is in memory at a time. Raises ConfigError with everything
     that is wrong with either, before anything is written, and EnvironmentUnfit when the disk fails.
     """
-    path, run_dir = Path(source).expanduser(), Path(target).expanduser()
+    path, run_dir = expanded(source), expanded(target)
     if check:
         check_verifiable()
     folder = open_folder(path)
@@ -154,7 +155,7 @@ def to_huggingface(
     config, else bf16. The tensors of one stored tensor are in memory at a time. Raises ConfigError before anything is
     written.
     """
-    run_dir, path = Path(source).expanduser(), Path(target).expanduser()
+    run_dir, path = expanded(source), expanded(target)
     if check:
         check_verifiable()
     design = _run_design(run_dir)
@@ -264,7 +265,7 @@ def _run_design(run_dir: Path) -> Design:
 def _origin(run_dir: Path, config: Path | str | None, *, start: str) -> Path | None:
     """The folder whose config.json and tokenizer go with the weights."""
     if config is not None:
-        named = Path(config).expanduser()
+        named = expanded(config)
         return named.parent if named.name == CONFIG else named
     begun = [run_dir / KEPT, *([Path(start)] if start else [])]
     return next((folder for folder in begun if (folder / CONFIG).is_file()), None)

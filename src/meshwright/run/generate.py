@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from meshwright.data import tokenizer_from_json
 from meshwright.run.files import load_design
 from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.paths import expanded
 
 if TYPE_CHECKING:
     from meshwright.nn import Decoder
@@ -47,7 +48,7 @@ def generate(
     `temperature` 0 takes the likeliest token, `top_k` None chooses among all. Raises ConfigError when the run has
     no complete checkpoint or an option is out of range.
     """
-    folder = Path(run_dir).expanduser()
+    folder = expanded(run_dir)
     _check(prompt, tokens=tokens, temperature=temperature, top_k=top_k)
     loaded = load_model(folder)
     path = folder / "tokenizer.json"

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from meshwright.catalog.machine import Machine, installed, this_machine
+from meshwright.spec.paths import expanded
 
 __all__ = ["Machine", "cache_root", "installed", "this_machine"]
 
@@ -14,6 +15,6 @@ def cache_root() -> Path:
     """Where calibrations and prepared data are kept: MESHWRIGHT_CACHE, else XDG_CACHE_HOME, else ~/.cache."""
     own = os.environ.get("MESHWRIGHT_CACHE")
     if own:
-        return Path(own).expanduser()
+        return expanded(own)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "meshwright"

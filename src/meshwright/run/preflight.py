@@ -23,6 +23,7 @@ from meshwright.spec.cluster import DeviceKind
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit, MeshwrightError, NoPlanFits, Problem
 from meshwright.spec.job import JobSpec
 from meshwright.spec.optimizer import Optimizer
+from meshwright.spec.paths import expanded
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
 from meshwright.spec.units import format_bytes
@@ -101,7 +102,7 @@ def check_start(design: Design) -> None:
     """
     if not design.job.start:
         return
-    folder = open_folder(Path(design.job.start).expanduser())
+    folder = open_folder(expanded(design.job.start))
     if replace(folder.model, name="", source="") != replace(design.model, name="", source=""):
         what = f"its config.json is not of {design.model.name}, which the design trains"
         fix = f"design the plan with --model {design.job.start}"

@@ -21,6 +21,7 @@ from meshwright.run.outcome import Outcome, ended_path, read_ended, read_report
 from meshwright.run.resume import changes, check_resumable
 from meshwright.run.screen import Screen
 from meshwright.spec.errors import ConfigError, ExitCode, Problem, WorkerFailed
+from meshwright.spec.paths import expanded
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
 from meshwright.spec.units import format_bytes
@@ -52,7 +53,7 @@ def train(
     WorkerFailed with the first failing rank's own error when workers fail; checkpoints that were complete stay.
     """
     say = say or _to_stderr
-    folder = Path(run_dir).expanduser()
+    folder = expanded(run_dir)
     design = with_absolute_paths(design)
     preflight.check_design(design)
     preflight.check_run_dir(design, run_dir=folder, resume=resume)
@@ -86,11 +87,11 @@ def train(
 def with_absolute_paths(design: Design) -> Design:
     """The design with its data named from the root, so that it means the same wherever it is resumed."""
     spec = design.job.data
-    sources = tuple(replace(source, path=str(Path(source.path).expanduser().absolute())) for source in spec.sources)
-    tokenizer = Path(spec.tokenizer).expanduser()
+    sources = tuple(replace(source, path=str(expanded(source.path).absolute())) for source in spec.sources)
+    tokenizer = expanded(spec.tokenizer)
     name = str(tokenizer.absolute()) if tokenizer.is_file() else spec.tokenizer
     start = design.job.start
-    job = replace(design.job, start=str(Path(start).expanduser().absolute()) if start else "")
+    job = replace(design.job, start=str(expanded(start).absolute()) if start else "")
     return replace(design, job=replace(job, data=replace(spec, sources=sources, tokenizer=name)))
 
 
