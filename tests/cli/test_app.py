@@ -243,3 +243,34 @@ def test_colours_are_for_terminals_that_want_them(words: tuple[str, ...], settin
     os.close(ours)
     assert b"legal plans" in shown
     assert bool(re.search(rb"\x1b\[[0-9;]*3[0-7]m", shown)) == coloured
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["explain", "{}"],
+        ["train", "{}"],
+        ["compare", "{}", "{}"],
+        ["convert", "{}", "out"],
+        ["generate", "{}", "--prompt", "a"],
+        ["train", "--resume", "--run", "{}"],
+        ["plan", "--model", "tiny", "--cluster", "local:1", "--job", "{}"],
+    ],
+    ids=lambda words: " ".join(words),
+)
+@pytest.mark.parametrize("name", ["x" * 5000, "~nobody/of/that/name"], ids=["long", "home of nobody"])
+def test_a_path_that_no_system_takes_is_told(words: list[str], name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run([word.format(name) for word in words], capsys)
+    assert code == 2
+    assert err.startswith("error: ")
+    assert "Traceback" not in err
+    assert len(err.splitlines()[0]) < 6000
+
+
+def test_a_disk_that_is_full_is_no_fault(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "/full/plan.json")
+
+    monkeypatch.setattr(version, "version", full)
+    code, _, err = run(["version"], capsys)
+    assert (code, err) == (4, "error: /full/plan.json: cannot be read or written: No space left on device\n")
