@@ -268,7 +268,7 @@ def test_a_path_that_no_system_takes_is_told(words: list[str], name: str, capsys
 
 
 def test_a_disk_that_is_full_is_no_fault(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def full(*_: object, **__: object) -> None:
+    def full() -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "/full/plan.json")
 
     monkeypatch.setattr(version, "version", full)

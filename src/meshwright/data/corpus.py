@@ -56,7 +56,7 @@ def prepare(
     problems = _problems(spec, sequence_length=sequence_length, cache=folder)
     if problems:
         raise ConfigError(problems)
-    place = expanded(folder)
+    place = expanded(str(folder))
     tell = progress or silent
     tokenizer = _tokenizer(spec, cache=place, progress=tell)
     shards = [open_shard(source, tokenizer=tokenizer, cache=place, progress=tell) for source in spec.sources]
