@@ -21,7 +21,7 @@ from tests.support.pool import Pool
 
 import record
 from meshwright.cost.simulate import StageSeconds, makespan, simulate
-from meshwright.schedule import placement, program
+from meshwright.schedule import NAMED, placement, program
 from meshwright.schedule.build import LOOPS, V_SHAPES
 from meshwright.spec.plan import Axis, AxisName, BlockGroup, Plan, Schedule, ScheduleKind, Stage
 
@@ -92,7 +92,7 @@ def bubble(plan: Plan, seconds: Seconds, step: float) -> float:
 def main() -> None:
     pool, rows, raw = Pool(), [], {}
     for ranks in RANKS:
-        for kind in ScheduleKind:
+        for kind in NAMED:
             plan = planned(kind, pipeline=ranks)
             seconds = seconds_of(plan, seed=ranks)
             expected, found = simulated(plan, seconds), measured(pool, plan, seconds)

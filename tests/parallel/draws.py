@@ -10,7 +10,7 @@ from itertools import combinations, pairwise
 from random import Random
 from typing import Any
 
-from meshwright.schedule.build import LOOPS, SLICED, V_SHAPES, placement
+from meshwright.schedule.build import LOOPS, NAMED, SLICED, V_SHAPES, placement
 from meshwright.search import Scope, check
 from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.errors import Problem
@@ -272,7 +272,7 @@ def _slices(random: Random, kind: ScheduleKind) -> int:
 
 
 def _schedule(random: Random, pipeline: int) -> tuple[ScheduleKind, int]:
-    kinds = list(ScheduleKind) if pipeline > 1 else [ScheduleKind.ONE_F_ONE_B, ScheduleKind.BREADTH_FIRST]
+    kinds = NAMED if pipeline > 1 else [ScheduleKind.ONE_F_ONE_B, ScheduleKind.BREADTH_FIRST]
     kind = random.choice(kinds)
     if kind in V_SHAPES:
         return kind, 2

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from time import monotonic
 
-from meshwright.schedule.build import placement, problems, program
+from meshwright.schedule.build import NAMED, placement, problems, program
 from meshwright.schedule.list_schedule import ListSchedule, Manner
 from meshwright.schedule.local_search import Budget, improve
 from meshwright.schedule.lower_bound import lower_bound
@@ -85,8 +85,8 @@ def synthesize(work: Workload, *, tries: int = 5000, limit_seconds: float = 10.0
 def _classics(work: Workload) -> list[tuple[Kind, Program]]:
     """Every classic schedule of these stages on these ranks."""
     chunks, rest = divmod(work.stages, work.ranks)
-    found = []
-    for kind in Kind:
+    found: list[tuple[Kind, Program]] = []
+    for kind in NAMED:
         sizes = {"pipeline": work.ranks, "chunks": chunks, "microbatches": work.microbatches}
         known = not rest and not problems(kind, **sizes)
         if known and placement(kind, pipeline=work.ranks, chunks=chunks) == work.placement:
