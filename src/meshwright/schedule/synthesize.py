@@ -45,12 +45,16 @@ class Synthesis:
         return self.seconds / self.bound - 1.0
 
 
-def synthesize(work: Workload, *, tries: int = 5000, limit_seconds: float = 10.0, seed: int = 0) -> Synthesis:
-    """The best schedule found by timing at most `tries` of them, or in `limit_seconds`.
+def synthesize(
+    work: Workload, *, tries: int = 5000, limit_seconds: float = 10.0, close: float = 1e-9, seed: int = 0
+) -> Synthesis:
+    """The best schedule found by timing at most `tries` of them, or in `limit_seconds`, or the first that is longer
+    than the bound by no more than a share of `close`.
 
     The same for the same arguments wherever the seconds suffice.
     """
     timing, bound = Timing.of(work), lower_bound(work)
+    enough = bound * (1.0 + close)
     budget = Budget(tries=tries, until=monotonic() + limit_seconds)
     found: list[tuple[float, int, Rows]] = []
 
@@ -64,14 +68,14 @@ def synthesize(work: Workload, *, tries: int = 5000, limit_seconds: float = 10.0
     classics = [(consider(work.rows(made)), kind) for kind, made in _classics(work)]
     classic, named = min(classics, default=(float("inf"), None))
     for manner in _manners(work, number=tries // 5, seed=seed):
-        if (found and min(found)[0] <= bound * (1.0 + 1e-9)) or not budget.spend():
+        if (found and min(found)[0] <= enough) or not budget.spend():
             break
         consider(ListSchedule(work, timing, manner).run())
     starts = sorted(found)[: len(_HEATS)]
     each = max(budget.tries, 0) // max(len(starts), 1)
     for heat, (_, _, rows) in zip(_HEATS, starts, strict=False):
         share = Budget(tries=each, until=budget.until)
-        consider(improve(rows, work=work, timing=timing, bound=bound, heat=heat, budget=share, seed=seed))
+        consider(improve(rows, work=work, timing=timing, bound=enough, heat=heat, budget=share, seed=seed))
     seconds, _, best = min(found)
     return Synthesis(
         program=work.program(best, whole=_whole(work, best)),
