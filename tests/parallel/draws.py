@@ -110,7 +110,7 @@ def read(text: str) -> Draw:
 
 def build(draw: Draw) -> Design:
     """The design of a draw, legal or not."""
-    model, schedule = _model(draw.model, draw.layers), _scheduled(draw)
+    model, schedule = _model(draw.model, draw.layers), scheduled(draw)
     edges = (0, *draw.bounds, len(model.blocks))
     places = planned.placement(schedule, pipeline=draw.size(AxisName.PIPELINE))
     plan = Plan(
@@ -139,7 +139,7 @@ def build(draw: Draw) -> Design:
     return Design(model=model, cluster=_processors(draw.ranks), job=job, plan=plan)
 
 
-def _scheduled(draw: Draw) -> Schedule:
+def scheduled(draw: Draw) -> Schedule:
     return Schedule(
         kind=ScheduleKind(draw.schedule),
         microbatches=draw.microbatches,
@@ -244,7 +244,7 @@ def _tabled(draw: Draw) -> Draw:
         input=passes[1],
         weight=passes[2],
         transfer=(0.1,) * stages,
-        placement=planned.placement(_scheduled(draw), pipeline=draw.size(AxisName.PIPELINE)),
+        placement=planned.placement(scheduled(draw), pipeline=draw.size(AxisName.PIPELINE)),
         microbatches=draw.microbatches,
         activation_bytes=(1.0,) * stages,
         limit_bytes=(random.choice((float(draw.chunks), 2.0 * draw.chunks, math.inf)),) * draw.size(AxisName.PIPELINE),
@@ -373,65 +373,3 @@ def covering(draws: list[Draw], *, count: int) -> list[Draw]:
             pairs -= met
         found.append(best)
     return found
-
-
-def simpler(draw: Draw) -> Iterator[Draw]:
-    """Legal draws that are simpler in one thing, the largest steps first."""
-    tries = (*_fewer_ranks(draw), *_fewer_layers(draw), *_plainer(draw))
-    for one in tries:
-        if one != draw and not refused(one):
-            yield one
-
-
-def _fewer_ranks(draw: Draw) -> Iterator[Draw]:
-    for index, (name, size) in enumerate(draw.axes):
-        for smaller in (1, *((size // 2,) if size > 2 else ())):
-            kept = ((name, smaller),) if smaller > 1 else ()
-            axes = (*draw.axes[:index], *kept, *draw.axes[index + 1 :])
-            one = replace(draw, axes=axes)
-            if one.size(AxisName.SHARD) * one.size(AxisName.CONTEXT) == 1:
-                one = replace(one, sharding="none")
-            if one.size(AxisName.TENSOR) == 1:
-                one = replace(one, sequence_parallel=False)
-            yield _restaged(one) if name == AxisName.PIPELINE.value else one
-
-
-def _fewer_layers(draw: Draw) -> Iterator[Draw]:
-    for layers in range(1, draw.layers):
-        frozen = tuple(block for block in draw.frozen if block <= layers)
-        yield _restaged(replace(draw, layers=layers, recompute=draw.recompute[:layers], frozen=frozen))
-
-
-def _restaged(draw: Draw) -> Draw:
-    """With stages as even as the blocks allow, under a schedule that the pipeline has."""
-    pipeline = draw.size(AxisName.PIPELINE)
-    if pipeline == 1:
-        draw = replace(draw, schedule="1f1b", chunks=1, slices=1, table=())
-    stages, blocks = pipeline * draw.chunks, draw.layers + 2
-    bounds = tuple(round(index * blocks / stages) for index in range(1, stages))
-    return replace(draw, bounds=bounds)
-
-
-def _plainer(draw: Draw) -> Iterator[Draw]:
-    plain = Draw()
-    for name in (
-        "model",
-        "exchange",
-        "experts",
-        "sharding",
-        "sequence_parallel",
-        "documents",
-        "masks",
-        "optimizer",
-        "z_loss",
-        "clip_norm",
-        "microbatch",
-        "frozen",
-    ):
-        yield replace(draw, **{name: getattr(plain, name)})
-    yield replace(draw, recompute=("none",) * draw.layers)
-    yield _restaged(draw)
-    yield _restaged(replace(draw, schedule="1f1b", chunks=1, slices=1, table=()))
-    for microbatches in range(1, draw.microbatches):
-        shorter = planned.of_first(_scheduled(draw), microbatches)
-        yield replace(draw, microbatches=microbatches, table=shorter.table)
