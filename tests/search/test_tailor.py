@@ -7,8 +7,10 @@ import re
 import pytest
 
 from meshwright import catalog, cost, search
+from meshwright.export import holder
 from meshwright.search.refine import entry_value
 from meshwright.search.tailor import WORTH, tailor
+from meshwright.spec.errors import ConfigError
 from meshwright.spec.plan import Schedule, ScheduleKind
 from meshwright.spec.report import LineName
 from tests.search import search_samples as samples
@@ -46,11 +48,25 @@ def test_a_schedule_that_no_table_beats_stays() -> None:
     assert re.fullmatch(r"no table made for these stages instead of \S+ pays: the best is .*%", found.why[-1])
 
 
-@pytest.mark.parametrize("fields", [{"pipeline": 1, "shard": 4, "microbatch": 4}, {"microbatch": 16}])
-def test_plans_without_a_pipeline_or_of_one_microbatch_have_no_table(fields: dict[str, int]) -> None:
-    microbatches = 2 if "pipeline" in fields else 1
+@pytest.mark.parametrize(
+    ("microbatches", "fields", "why"),
+    [
+        (2, {"pipeline": 1, "shard": 4, "microbatch": 4}, "the best plan has no pipeline"),
+        (1, {"microbatch": 16}, "rules refuse what could be made, or it does not fit"),
+        (2048, {"microbatch": 1}, "12,288 passes in halves are too many to try orders of"),
+    ],
+)
+def test_plans_that_have_no_table_say_why(microbatches: int, fields: dict[str, int], why: str) -> None:
     made = samples.design(schedule=Schedule(kind=ScheduleKind.GPIPE, microbatches=microbatches), **fields)
-    assert tailor((made, cost.predict(made)), made.job.objective) is None
+    found = tailor((made, cost.predict(made)), made.job.objective)
+    assert found.entry is None
+    assert found.words == f"no table was made: {why}"
+
+
+def test_other_trainers_have_no_words_for_tables() -> None:
+    asked = catalog.load_model("tiny"), catalog.load_cluster("2xH100"), catalog.load_job(None)
+    with pytest.raises(ConfigError, match="synthesize: torchtitan has no words for tables"):
+        search.design(*asked, trainer=holder("torchtitan", where="--for"), synthesize=True)
 
 
 def test_a_schedule_that_the_job_fixes_stays() -> None:

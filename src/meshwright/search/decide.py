@@ -29,7 +29,7 @@ from meshwright.search.tailor import tailor
 from meshwright.search.trainer import Trainer
 from meshwright.search.wanted import Wanted
 from meshwright.spec.cluster import ClusterSpec
-from meshwright.spec.errors import NoPlanFits
+from meshwright.spec.errors import ConfigError, NoPlanFits, Problem
 from meshwright.spec.job import JobSpec, Objective
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design
@@ -73,13 +73,15 @@ def design(
     NoPlanFits with the closest miss when no legal plan fits or none is legal.
     """
     started = time.perf_counter()
+    if synthesize and trainer is not None:
+        what = f"{trainer.name} has no words for tables of our own"
+        raise ConfigError(Problem(what=what, where="synthesize", fix="leave it out, or the trainer"))
     tried = _tried(model, cluster, job, top=top, trainable=trainable, trainer=trainer)
     kept = _worthwhile(tried.fitting, job.objective)
     best = min(kept, key=lambda entry: entry_order(entry.refined[0], job.objective))
     refined = _placed(kept, cluster, job.objective)
-    tailored = tailor(refined[0], job.objective) if synthesize and trainer is None else None
-    if tailored is not None and tailored.entry is not None:
-        refined = [tailored.entry, *refined]
+    tailored = [tailor(refined[0], job.objective)] if synthesize else []
+    refined = [*(each.entry for each in tailored if each.entry is not None), *refined]
     chosen, report = refined[0]
     reasons = why(*best.refined[0], best.found, laid_out=partial(best_of, best.found))
     return Decision(
@@ -87,7 +89,7 @@ def design(
         report=report,
         ranked=tuple(candidate(entry.plan, figures) for entry, figures in refined[:top]),
         rejected=best.rejected,
-        why=(*reasons, *_why_placed(best, tried.fitting[0]), *([tailored.words] if tailored else [])),
+        why=(*reasons, *_why_placed(best, tried.fitting[0]), *(each.words for each in tailored)),
         front=_joint([each.placed(front(each.found), cluster) for each in kept]),
         considered=sum(one.space.count for one in tried.found),
         priced=sum(one.priced for one in tried.found),

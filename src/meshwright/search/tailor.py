@@ -39,8 +39,8 @@ class Tailored:
     words: str
 
 
-def tailor(best: Entry, objective: Objective) -> Tailored | None:
-    """What a table of its own gains the best plan; None for a plan without a pipeline, or one too large to try.
+def tailor(best: Entry, objective: Objective) -> Tailored:
+    """What a table of its own gains the best plan, or why it has none.
 
     The same wherever it runs: schedules are counted, not seconds. Backwards stay whole, or are split where the runtime
     splits those of the plan.
@@ -48,18 +48,24 @@ def tailor(best: Entry, objective: Objective) -> Tailored | None:
     made, report = best
     operations = 3 * len(made.plan.stages) * made.plan.schedule.microbatches
     tries = min(MOST_TRIES, OPERATIONS // (operations * made.plan.schedule.chunks))
-    if made.plan.pipeline == 1 or tries < FEWEST_TRIES:
-        return None
+    if made.plan.pipeline == 1:
+        return _none("the best plan has no pipeline")
+    if tries < FEWEST_TRIES:
+        return _none(f"{operations:,} passes in halves are too many to try orders of")
     refused = set(check(made, scopes=_SCOPES))
     limits = [max(held.total, ROOM * held.capacity) for held in report.memory]
     found = [_fitting(made, limits, splits=splits, tries=tries, refused=refused) for splits in (False, True)]
     kept = [each for each in found if each is not None]
     if not kept:
-        return None
+        return _none("rules refuse what could be made, or it does not fit")
     table, gap = min(kept, key=lambda each: entry_order(each[0], objective))
     saved = 1.0 - entry_value(table, objective) / entry_value(best, objective)
     words = _words(report, table[1], kind=made.plan.schedule.kind.value, gap=gap, pays=saved > WORTH)
     return Tailored(entry=table if saved > WORTH else None, words=words)
+
+
+def _none(why: str) -> Tailored:
+    return Tailored(entry=None, words=f"no table was made: {why}")
 
 
 def _fitting(
