@@ -52,8 +52,8 @@ def test_a_schedule_that_no_table_beats_stays() -> None:
     ("microbatches", "fields", "why"),
     [
         (2, {"pipeline": 1, "shard": 4, "microbatch": 4}, "the best plan has no pipeline"),
-        (1, {"microbatch": 16}, "rules refuse what could be made, or it does not fit"),
-        (2048, {"microbatch": 1}, "12,288 passes in halves are too many to try orders of"),
+        (1, {"microbatch": 16}, "what could be made is refused by rules, or does not fit"),
+        (20_000, {"microbatch": 1}, "120,000 passes in halves are too many to try orders of"),
     ],
 )
 def test_plans_that_have_no_table_say_why(microbatches: int, fields: dict[str, int], why: str) -> None:

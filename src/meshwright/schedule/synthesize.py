@@ -18,6 +18,7 @@ from meshwright.schedule.lower_bound import lower_bound
 from meshwright.schedule.program import Program
 from meshwright.schedule.timing import Timing
 from meshwright.schedule.workload import Rows, Workload
+from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.plan import ScheduleKind as Kind
 
 _DEPTHS = (0.5, 1.0, 1.5, 2.0)  # forwards ahead, in microbatches for each rank behind
@@ -51,7 +52,8 @@ def synthesize(
     """The best schedule found by timing at most `tries` of them, or in `limit_seconds`, or the first that is longer
     than the bound by no more than a share of `close`.
 
-    The same for the same arguments wherever the seconds suffice.
+    The same for the same arguments wherever the seconds suffice. Raises ConfigError where none of so many keeps the
+    limits.
     """
     timing, bound = Timing.of(work), lower_bound(work)
     enough = bound * (1.0 + close)
@@ -71,6 +73,9 @@ def synthesize(
         if (found and min(found)[0] <= enough) or not budget.spend():
             break
         consider(ListSchedule(work, timing, manner).run())
+    if not found:
+        what = f"no schedule of {tries} tries keeps the limits"
+        raise ConfigError(Problem(what=what, where="workload.limit_bytes", fix="allow more bytes, or more tries"))
     starts = sorted(found)[: len(_HEATS)]
     each = max(budget.tries, 0) // max(len(starts), 1)
     for heat, (_, _, rows) in zip(_HEATS, starts, strict=False):

@@ -21,9 +21,10 @@ from meshwright.spec.units import format_percent
 
 WORTH = 0.01  # of what the objective minimises, that a table must save
 CLOSE = 0.005  # to the bound, where a search ends
-OPERATIONS = 300_000  # that are timed for whole backwards, and for split ones: some seconds
+OPERATIONS = 600_000  # that are timed for whole backwards, and for split ones: some seconds
+MOST_OPERATIONS = 100_000  # of a step, whose bound is told
 MOST_TRIES = 300
-FEWEST_TRIES = 40
+FEWEST_TRIES = 20  # below which classic schedules alone are tried
 ROOM = 0.85  # of a device, that a table may fill where the plan does not fill more: what is fuller fits less surely
 _ROUNDS = 3  # of less memory, where a table holds more than was counted on
 _SCOPES = frozenset({Scope.PLAN, Scope.RUNTIME})
@@ -50,14 +51,15 @@ def tailor(best: Entry, objective: Objective) -> Tailored:
     tries = min(MOST_TRIES, OPERATIONS // (operations * made.plan.schedule.chunks))
     if made.plan.pipeline == 1:
         return _none("the best plan has no pipeline")
-    if tries < FEWEST_TRIES:
+    if operations > MOST_OPERATIONS:
         return _none(f"{operations:,} passes in halves are too many to try orders of")
+    tries = tries if tries >= FEWEST_TRIES else 0
     refused = set(check(made, scopes=_SCOPES))
     limits = [max(held.total, ROOM * held.capacity) for held in report.memory]
     found = [_fitting(made, limits, splits=splits, tries=tries, refused=refused) for splits in (False, True)]
     kept = [each for each in found if each is not None]
     if not kept:
-        return _none("rules refuse what could be made, or it does not fit")
+        return _none("what could be made is refused by rules, or does not fit")
     table, gap = min(kept, key=lambda each: entry_order(each[0], objective))
     saved = 1.0 - entry_value(table, objective) / entry_value(best, objective)
     words = _words(report, table[1], kind=made.plan.schedule.kind.value, gap=gap, pays=saved > WORTH)
