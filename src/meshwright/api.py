@@ -30,11 +30,13 @@ def design(
     *,
     top: int = 10,
     trainer: str | None = None,
+    synthesize: bool = False,
 ) -> Decision:
     """The fastest plan of `model` on `cluster` for `job`, with the `top` best and why.
 
     Strings are what the command line takes: names, shorthand or files. None is the default job. With a `trainer`
-    (torchtitan, megatron-lm or deepspeed) all plans are such as can be exported to it. Raises ConfigError for what is
+    (torchtitan, megatron-lm or deepspeed) all plans are such as can be exported to it. `synthesize` has a schedule made
+    for the best plan's own stages, which takes its place where that pays. Raises ConfigError for what is
     wrong and NoPlanFits, with the closest miss, when nothing fits.
     """
     from meshwright import search
@@ -46,7 +48,7 @@ def design(
 
         held = holder(trainer, where="trainer")
         check_job(asked.model, asked.cluster, asked.job, trainer=held)
-    return search.design(asked.model, asked.cluster, asked.job, top=top, trainer=held)
+    return search.design(asked.model, asked.cluster, asked.job, top=top, trainer=held, synthesize=synthesize)
 
 
 def why_not(

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from meshwright.cost.longest_path import Path, longest_path, played_microbatches
 from meshwright.cost.simulate import makespan as played_seconds
 from meshwright.cost.simulate import simulate
-from meshwright.schedule import build, needs
+from meshwright.schedule import NAMED, build, needs, planned
 from meshwright.schedule.table import Work
-from meshwright.spec.plan import ScheduleKind
+from meshwright.spec.plan import Schedule, ScheduleKind
 from tests.cost.pipeline_cases import chunks_of, closed, played, stage_rows, stages_of
 
 INTERLEAVED = ScheduleKind.INTERLEAVED
@@ -19,7 +19,8 @@ INTERLEAVED = ScheduleKind.INTERLEAVED
 def followed(kind, *, pipeline, chunks, microbatches, slices=1, **seconds):
     """The path of one plan."""
     stages = stage_rows(stages_of(kind, pipeline=pipeline, chunks=chunks, **seconds))
-    return longest_path(kind, stages=stages, pipeline=pipeline, chunks=chunks, microbatches=microbatches, slices=slices)
+    entry = Schedule(kind=kind, chunks=chunks, microbatches=microbatches, slices=slices)
+    return longest_path(entry, stages=stages, pipeline=pipeline)
 
 
 @given(
@@ -60,23 +61,19 @@ def test_a_path_that_was_not_followed_to_its_end_counts_where_it_is_longer():
     assert path.take(slice(1, 3)).moving.tolist() == [7.0, 9.0]
 
 
-@pytest.mark.parametrize("kind", list(ScheduleKind))
+@pytest.mark.parametrize("kind", NAMED)
 def test_plans_followed_together_are_those_followed_alone(kind):
     chunks, rng = chunks_of(kind), np.random.default_rng(5)
-    sizes = {
-        "pipeline": 4,
-        "chunks": chunks,
-        "microbatches": 12,
-        "slices": 3 if kind is ScheduleKind.SEQUENCE_1F1B else 1,
-    }
+    slices = 3 if kind is ScheduleKind.SEQUENCE_1F1B else 1
+    entry = Schedule(kind=kind, chunks=chunks, microbatches=12, slices=slices)
     plans = []
     for transfer in (0.0, 0.1, 20.0):
         forward = rng.uniform(0.5, 1.5, 4 * chunks)
         seconds = {"forward": forward.tolist(), "backward": (2.5 * forward).tolist(), "transfer": transfer}
         plans.append(stages_of(kind, pipeline=4, chunks=chunks, weight_share=0.3, **seconds))
-    together = longest_path(kind, stages=stage_rows(*plans), **sizes)
+    together = longest_path(entry, stages=stage_rows(*plans), pipeline=4)
     for row, plan in enumerate(plans):
-        alone = longest_path(kind, stages=stage_rows(plan), **sizes)
+        alone = longest_path(entry, stages=stage_rows(plan), pipeline=4)
         assert together.still[row] == alone.still[0]
         assert together.moving[row] == alone.moving[0]
     assert together.still[0] == together.moving[0]
@@ -86,7 +83,7 @@ def test_plans_followed_together_are_those_followed_alone(kind):
 @pytest.mark.parametrize("slow", [0.05, 20.0])
 @pytest.mark.parametrize("microbatches", [91, 96])
 @pytest.mark.parametrize("pipeline", [2, 3, 4, 5])
-@pytest.mark.parametrize("kind", list(ScheduleKind))
+@pytest.mark.parametrize("kind", NAMED)
 def test_a_schedule_too_long_to_play_is_followed_for_some_rounds(kind, pipeline, microbatches, slow, monkeypatch):
     """Whole cycles are added, so that a link twenty times as slow as the work changes nothing, but for breadth-first:
     its microbatches hide the way around the ranks only when they are many, as its closed form knows.
@@ -132,7 +129,8 @@ def test_a_path_of_more_than_half_a_million_actions(kind, pipeline, microbatches
 )
 @settings(max_examples=100, deadline=None)
 def test_what_is_left_out_of_a_long_path_is_whole_cycles(pipeline, chunks, microbatches, slices):
-    fewer, more = played_microbatches(pipeline=pipeline, chunks=chunks, microbatches=microbatches, slices=slices)
+    entry = Schedule(chunks=chunks, microbatches=microbatches, slices=slices)
+    fewer, more = played_microbatches(entry, pipeline=pipeline)
     assert 1 <= fewer <= more <= microbatches
     if fewer == more:
         assert more == microbatches
@@ -164,7 +162,7 @@ def one_by_one(table, *, stages, slices):
     return max(clocks)
 
 
-@pytest.mark.parametrize("kind", list(ScheduleKind))
+@pytest.mark.parametrize("kind", NAMED)
 @pytest.mark.parametrize("microbatches", [8, 12])
 def test_the_longest_path_of_every_schedule_is_its_simulation_one_action_at_a_time(kind, microbatches):
     chunks, slices = chunks_of(kind), 3 if kind is ScheduleKind.SEQUENCE_1F1B else 1
@@ -172,6 +170,10 @@ def test_the_longest_path_of_every_schedule_is_its_simulation_one_action_at_a_ti
     forward = np.random.default_rng(microbatches).uniform(0.5, 1.5, 4 * chunks)
     seconds = {"forward": forward.tolist(), "backward": (2.5 * forward).tolist(), "transfer": 0.1}
     stages = stages_of(kind, pipeline=4, chunks=chunks, weight_share=0.3, **seconds)
-    path, table = longest_path(kind, stages=stage_rows(stages), **sizes), build(kind, **sizes)
+    table, entry = build(kind, **sizes), Schedule(kind=kind, chunks=chunks, microbatches=microbatches, slices=slices)
+    path = longest_path(entry, stages=stage_rows(stages), pipeline=4)
     assert path.moving[0] == pytest.approx(one_by_one(table, stages=stages, slices=slices), rel=1e-12)
     assert path.moving[0] == pytest.approx(played_seconds(simulate(table, stages=stages)), rel=1e-12)
+    if slices == 1:
+        told = longest_path(planned.of(table, chunks=chunks), stages=stage_rows(stages), pipeline=4)
+        assert told.moving[0] == path.moving[0]

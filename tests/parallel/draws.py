@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -10,7 +11,10 @@ from itertools import combinations, pairwise
 from random import Random
 from typing import Any
 
-from meshwright.schedule.build import LOOPS, SLICED, V_SHAPES, placement
+from meshwright.schedule import planned
+from meshwright.schedule.build import LOOPS, NAMED, SLICED, V_SHAPES
+from meshwright.schedule.synthesize import synthesize
+from meshwright.schedule.workload import Workload
 from meshwright.search import Scope, check
 from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.errors import Problem
@@ -53,7 +57,7 @@ class Draw:
 
     `axes` are sizes of more than one from the outermost inwards, `bounds` the first block of every stage but the
     first, `recompute` the kind of each layer, `frozen` the blocks that are, `exchange` and `experts` the fields of
-    Exchange and ExpertGrid in order.
+    Exchange and ExpertGrid in order, `table` the rows of a schedule that is one.
     """
 
     model: str = "tiny"
@@ -77,6 +81,7 @@ class Draw:
     optimizer: str = "adamw"
     z_loss: float = 0.0
     clip_norm: float | None = None
+    table: tuple[str, ...] = ()
 
     def size(self, axis: AxisName) -> int:
         return dict(self.axes).get(axis.value, 1)
@@ -97,7 +102,7 @@ class Draw:
 def read(text: str) -> Draw:
     """The draw that `str` wrote."""
     told: dict[str, Any] = json.loads(text)
-    for key in {"bounds", "recompute", "frozen", "exchange", "experts"} & told.keys():
+    for key in {"bounds", "recompute", "frozen", "exchange", "experts", "table"} & told.keys():
         told[key] = tuple(told[key])
     told["axes"] = tuple((name, size) for name, size in told.get("axes", ()))
     return Draw(**told)
@@ -105,9 +110,9 @@ def read(text: str) -> Draw:
 
 def build(draw: Draw) -> Design:
     """The design of a draw, legal or not."""
-    model, kind = _model(draw.model, draw.layers), ScheduleKind(draw.schedule)
+    model, schedule = _model(draw.model, draw.layers), scheduled(draw)
     edges = (0, *draw.bounds, len(model.blocks))
-    places = placement(kind, pipeline=draw.size(AxisName.PIPELINE), chunks=draw.chunks)
+    places = planned.placement(schedule, pipeline=draw.size(AxisName.PIPELINE))
     plan = Plan(
         model=model.name,
         cluster="here",
@@ -116,7 +121,7 @@ def build(draw: Draw) -> Design:
             Stage(rank=rank, groups=tuple(_groups(draw, start, stop)))
             for rank, (start, stop) in zip(places, pairwise(edges), strict=True)
         ),
-        schedule=Schedule(kind=kind, microbatches=draw.microbatches, chunks=draw.chunks, slices=draw.slices),
+        schedule=schedule,
         sequence_length=SEQUENCE,
         microbatch=draw.microbatch,
         exchange=_exchange(draw),
@@ -132,6 +137,16 @@ def build(draw: Draw) -> Design:
         z_loss=draw.z_loss,
     )
     return Design(model=model, cluster=_processors(draw.ranks), job=job, plan=plan)
+
+
+def scheduled(draw: Draw) -> Schedule:
+    return Schedule(
+        kind=ScheduleKind(draw.schedule),
+        microbatches=draw.microbatches,
+        chunks=draw.chunks,
+        slices=draw.slices,
+        table=draw.table,
+    )
 
 
 def _exchange(draw: Draw) -> Exchange:
@@ -209,13 +224,34 @@ def legal(count: int, *, seed: int) -> list[Draw]:
         tries = (_any(random, axes, kind, chunks) for _ in range(TRIES))
         one = next((one for one in tries if one is not None and not refused(one)), None)
         if one is not None:
-            found[replace(one, masks=_masks(one))] = None
+            found[_tabled(replace(one, masks=_masks(one)))] = None
     return sorted(found, key=lambda draw: draw.ranks)
 
 
 def _masks(draw: Draw) -> str:
     """Of half of the draws; by the draw alone, so that the others stay what they were before there were masks."""
     return Random(str(draw)).choice((Masks.NONE, Masks.NONE, Masks.SOME, Masks.HALVES)).value
+
+
+def _tabled(draw: Draw) -> Draw:
+    """Of one in four pipelines a schedule made for uneven stages, some with whole backwards; by the draw alone."""
+    random, stages = Random(f"table {draw}"), len(draw.bounds) + 1
+    if draw.size(AxisName.PIPELINE) == 1 or draw.slices > 1 or random.random() > 1 / 4:
+        return draw
+    passes = [tuple(random.choice((0.5, 1.0, 2.0)) for _ in range(stages)) for _ in range(3)]
+    work = Workload(
+        forward=passes[0],
+        input=passes[1],
+        weight=passes[2],
+        transfer=(0.1,) * stages,
+        placement=planned.placement(scheduled(draw), pipeline=draw.size(AxisName.PIPELINE)),
+        microbatches=draw.microbatches,
+        activation_bytes=(1.0,) * stages,
+        limit_bytes=(random.choice((float(draw.chunks), 2.0 * draw.chunks, math.inf)),) * draw.size(AxisName.PIPELINE),
+    )
+    made = synthesize(work, tries=40, seed=random.randrange(100)).program
+    entry = planned.of(random.choice((made, made.whole())), chunks=draw.chunks)
+    return replace(draw, schedule=entry.kind.value, table=entry.table)
 
 
 def _any(random: Random, axes: tuple[tuple[str, int], ...], kind: ScheduleKind, chunks: int) -> Draw | None:
@@ -272,7 +308,7 @@ def _slices(random: Random, kind: ScheduleKind) -> int:
 
 
 def _schedule(random: Random, pipeline: int) -> tuple[ScheduleKind, int]:
-    kinds = list(ScheduleKind) if pipeline > 1 else [ScheduleKind.ONE_F_ONE_B, ScheduleKind.BREADTH_FIRST]
+    kinds = NAMED if pipeline > 1 else [ScheduleKind.ONE_F_ONE_B, ScheduleKind.BREADTH_FIRST]
     kind = random.choice(kinds)
     if kind in V_SHAPES:
         return kind, 2
@@ -314,7 +350,7 @@ def _frozen(random: Random, blocks: int) -> tuple[int, ...]:
 def choices(draw: Draw) -> dict[str, object]:
     """What a draw chose, by dimension."""
     plain = asdict(draw)
-    for name in ("axes", "bounds", "recompute", "frozen", "layers", "exchange"):
+    for name in ("axes", "bounds", "recompute", "frozen", "layers", "exchange", "table"):
         del plain[name]
     kind, inner, layout = draw.exchange
     names = [name for name, _ in draw.axes]
@@ -337,64 +373,3 @@ def covering(draws: list[Draw], *, count: int) -> list[Draw]:
             pairs -= met
         found.append(best)
     return found
-
-
-def simpler(draw: Draw) -> Iterator[Draw]:
-    """Legal draws that are simpler in one thing, the largest steps first."""
-    tries = (*_fewer_ranks(draw), *_fewer_layers(draw), *_plainer(draw))
-    for one in tries:
-        if one != draw and not refused(one):
-            yield one
-
-
-def _fewer_ranks(draw: Draw) -> Iterator[Draw]:
-    for index, (name, size) in enumerate(draw.axes):
-        for smaller in (1, *((size // 2,) if size > 2 else ())):
-            kept = ((name, smaller),) if smaller > 1 else ()
-            axes = (*draw.axes[:index], *kept, *draw.axes[index + 1 :])
-            one = replace(draw, axes=axes)
-            if one.size(AxisName.SHARD) * one.size(AxisName.CONTEXT) == 1:
-                one = replace(one, sharding="none")
-            if one.size(AxisName.TENSOR) == 1:
-                one = replace(one, sequence_parallel=False)
-            yield _restaged(one) if name == AxisName.PIPELINE.value else one
-
-
-def _fewer_layers(draw: Draw) -> Iterator[Draw]:
-    for layers in range(1, draw.layers):
-        frozen = tuple(block for block in draw.frozen if block <= layers)
-        yield _restaged(replace(draw, layers=layers, recompute=draw.recompute[:layers], frozen=frozen))
-
-
-def _restaged(draw: Draw) -> Draw:
-    """With stages as even as the blocks allow, under a schedule that the pipeline has."""
-    pipeline = draw.size(AxisName.PIPELINE)
-    if pipeline == 1:
-        draw = replace(draw, schedule="1f1b", chunks=1, slices=1)
-    stages, blocks = pipeline * draw.chunks, draw.layers + 2
-    bounds = tuple(round(index * blocks / stages) for index in range(1, stages))
-    return replace(draw, bounds=bounds)
-
-
-def _plainer(draw: Draw) -> Iterator[Draw]:
-    plain = Draw()
-    for name in (
-        "model",
-        "exchange",
-        "experts",
-        "sharding",
-        "sequence_parallel",
-        "documents",
-        "masks",
-        "optimizer",
-        "z_loss",
-        "clip_norm",
-        "microbatch",
-        "frozen",
-    ):
-        yield replace(draw, **{name: getattr(plain, name)})
-    yield replace(draw, recompute=("none",) * draw.layers)
-    yield _restaged(draw)
-    yield _restaged(replace(draw, schedule="1f1b", chunks=1, slices=1))
-    for microbatches in range(1, draw.microbatches):
-        yield replace(draw, microbatches=microbatches)

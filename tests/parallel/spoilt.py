@@ -88,11 +88,24 @@ def _changed(document: Any, path: Path, random: Random) -> Any:
     return document
 
 
+def _respelt(words: list[str], random: Random) -> str:
+    """A row of a table with a word less, a word more, another word or two words the other way round."""
+    place, other = random.randrange(len(words)), random.randrange(len(words))
+    letter = random.choice("FBIW)*")
+    changed = words[place].translate(dict.fromkeys(map(ord, "FBIW"), letter))
+    swapped = list(words)
+    swapped[place], swapped[other] = swapped[other], swapped[place]
+    turns = ([*words[:place], *rest] for rest in (words[place + 1 :], [*words[place:], words[place]], [changed]))
+    return " ".join(random.choice([*turns, swapped]))
+
+
 def _other(value: Any, random: Random) -> Any:
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
         return random.choice([0, -1, value + 1, max(value - 1, 0), 2 * value, 3, 10**9])
+    if isinstance(value, str) and " " in value:
+        return _respelt(value.split(), random)
     if isinstance(value, str):
         words = next((list(kind) for kind in WORDS if value in set(kind)), [])
         return random.choice([word.value for word in words] or ["none", "every_other"])

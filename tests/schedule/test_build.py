@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.schedule import (
+    NAMED,
     Table,
     Work,
     bubble_fraction,
@@ -74,7 +75,7 @@ def tokens_of(table: Table) -> list[str]:
 
 @settings(deadline=None, max_examples=120)
 @given(
-    kind=st.sampled_from(sorted(ScheduleKind)),
+    kind=st.sampled_from(sorted(NAMED)),
     pipeline=SIZES,
     chunks=st.integers(1, 3),
     microbatches=st.integers(1, 20),

@@ -126,3 +126,17 @@ def test_a_microbatch_that_never_fits_is_refused() -> None:
             activation_bytes=(1.0, 1.0),
             limit_bytes=(2.0, 2.0),
         )
+
+
+def test_limits_that_no_try_keeps_are_told() -> None:
+    """Without tries only classic schedules are looked at, and none of two chunks a rank holds so little."""
+    work = workload(2, 2, LOOP, 3, 1.0, seed=1)
+    with pytest.raises(ConfigError, match="no schedule of 0 tries keeps the limits"):
+        synthesize(work, tries=0)
+
+
+def test_a_search_ends_as_near_to_the_bound_as_is_asked() -> None:
+    work = workload(4, 1, LOOP, 8, 6.0, seed=3)
+    loose, tight = (synthesize(work, tries=300, close=close) for close in (0.5, 1e-9))
+    assert loose.gap <= 0.5
+    assert tight.seconds < loose.seconds == loose.classic

@@ -42,6 +42,11 @@ def planned(design: Design, **fields: object) -> Design:
     return replace(design, plan=replace(design.plan, **fields))
 
 
+def tabled(*rows: str, **sizes: int) -> Schedule:
+    """A schedule of eight microbatches by its table."""
+    return Schedule(kind=ScheduleKind.TABLE, table=rows, **{"microbatches": 8, **sizes})
+
+
 def compiled(kind: ScheduleKind) -> Design:
     asked = D(schedule=Schedule(kind=kind, microbatches=8))
     return replace(asked, job=replace(asked.job, compile=Switch.ON))
@@ -238,6 +243,11 @@ CASES = {
         lambda: D(schedule=INTERLEAVED),
         lambda: D(schedule=Schedule(kind=ScheduleKind.GPIPE, microbatches=8, chunks=2)),
         "2 chunks under gpipe",
+    ),
+    "table-is-legal": Case(
+        lambda: D(schedule=tabled("0F*2 (0B 0F)*6 0B*2", "(1F 1I)*7 1W*6 1F 1B 1W")),
+        lambda: D(schedule=tabled("(0F 0B)*8", "1F*2 (1B 1F)*6 1B*2")),
+        "plan.schedule.table[0][1]: rank 0 waits for ever at 0B0, and 1 more (the ranks wait for each other",
     ),
     "microbatches-fill": Case(
         lambda: D(microbatch=16, schedule=Schedule(kind=ScheduleKind.GPIPE, microbatches=1)),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.schedule import placement
+from meshwright.schedule import NAMED, placement
 from meshwright.schedule import problems as schedule_problems
 from meshwright.schedule.build import LOOPS, V_SHAPES
 from meshwright.search import RULES, Rule, Scope, check
@@ -22,7 +22,7 @@ from meshwright.spec.plan import (
     ScheduleKind,
 )
 from tests.search import search_samples as samples
-from tests.search.rule_cases import ANYWHERE, CASES, INTERLEAVED, D, regrouped, reranked
+from tests.search.rule_cases import ANYWHERE, CASES, INTERLEAVED, D, planned, regrouped, reranked, tabled
 
 
 def test_every_rule_has_a_case_in_both_directions() -> None:
@@ -149,7 +149,39 @@ def test_schedules_have_the_chunks_they_know(kind: ScheduleKind, chunks: int, pi
     assert ("chunks-are-interleaved" in heard) == bool(says)
 
 
-@pytest.mark.parametrize("kind", list(ScheduleKind))
+@pytest.mark.parametrize(
+    ("schedule", "says"),
+    [
+        (tabled("0F*8 0B*8"), "plan.schedule.table: 1 row for 2 pipeline ranks (rule table-is-legal); write one row"),
+        (tabled("0F*8 0B*8", "1F*8 1G*8"), "plan.schedule.table[1]: '1G*8' is no pass (rule"),
+        (tabled("0F*8 0B*8", "1F*8 1B*8)"), "brackets of '1F*8 1B*8)' do not match"),
+        (tabled("0F*8 0B*8", "(1F 1B*8"), "a bracket of '(1F 1B*8' is not closed"),
+        (tabled("0F*8 0B*8", ""), "plan.schedule.table[1]: nothing is done"),
+        (tabled("0F*9999999 0B*8", "1F*8 1B*8"), "plan.schedule.table[0]: more than 1,000,000 passes"),
+        (tabled("0F*8 0B*8", "0F*8 0B*8"), "plan.schedule.table[1]: passes of stage 0 on rank 1 of 2, with 1 stage a"),
+        (tabled("1F*8 1B*8", "0F*8 0B*8"), "on rank 0 of 2, with 1 stage a rank, and 1 more (rule table-is-legal)"),
+        (tabled("0F*8 0B*7", "1F*8 1B*8"), "stage 0: 8 F and 7 B for 8 microbatches"),
+        (tabled("0F*9 0B*9", "1F*9 1B*9"), "stage 0: 9 F and 9 B for 8 microbatches, and 1 more"),
+        (tabled("0F*8 0B*8", "1F*8 1I*7 1B 1W*8"), "stage 1: 8 F, 1 B, 7 I and 8 W for 8 microbatches"),
+        (tabled("0F*8 0B*8", "1F*8 1I 1W*8 1I*7"), "plan.schedule.table[1][10]: 1W1 comes before 1I1"),
+        (tabled("0F*8 0B*8", "(1B 1F)*8"), "plan.schedule.table[1][0]: 1B0 comes before 1F0"),
+        (tabled("0F*8 0B*8", "1F*8 1B*8", chunks=2), "passes of stage 0 on rank 0 of 2, with 2 stages a rank"),
+        (replace(tabled("0F*8 0B*8", "1F*8 1B*8"), kind=ScheduleKind.GPIPE), "a table beside kind gpipe"),
+        (tabled("0F*8 0B*8", "1F*8 1B*8", slices=2), "plan.schedule.slices: 2 slices under table"),
+    ],
+)
+def test_a_table_that_is_not_legal_is_refused_in_words(schedule: Schedule, says: str) -> None:
+    problems = check(planned(D(), schedule=schedule))
+    assert problems
+    assert any(says in str(problem) and problem.fix for problem in problems)
+
+
+def test_a_table_is_of_a_pipeline() -> None:
+    (problem,) = check(D(pipeline=1, shard=4, microbatch=1, schedule=tabled("0F*8 0B*8")))
+    assert "a table of one pipeline rank (rule table-is-legal); choose 1f1b" in str(problem)
+
+
+@pytest.mark.parametrize("kind", NAMED)
 @pytest.mark.parametrize("pipeline", [2, 4])
 @pytest.mark.parametrize("slices", [1, 2])
 def test_what_fills_a_pipeline_and_rounds_is_what_build_gives(kind: ScheduleKind, pipeline: int, slices: int) -> None:

@@ -26,6 +26,11 @@ Sweep = Annotated[
     list[str] | None, typer.Option("--sweep", help="What if: cluster.nodes=1,2,4. Given twice, the two are crossed.")
 ]
 
+Synthesize = Annotated[
+    bool,
+    typer.Option("--synthesize", help="Make a schedule for the best pipeline's own stages, and take it if it pays."),
+]
+
 For = Annotated[
     str | None,
     typer.Option("--for", help="Only plans that torchtitan, megatron-lm (or megatron) or deepspeed has words for."),
@@ -51,6 +56,7 @@ def plan(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the design here, for train.")] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write a page that shows the decision.")] = None,
     trainer: For = None,
+    synthesize: Synthesize = False,
     why: Why = None,
     headroom: Headroom = False,
     sensitivity: Sensitivity = False,
@@ -66,7 +72,9 @@ def plan(
     question, origins = _question(
         model, cluster, str(job) if job else None, sets=sets or (), trainer=trainer, wanted=wanted
     )
-    found = search.design(question.model, question.cluster, question.job, top=top, trainer=question.trainer)
+    found = search.design(
+        question.model, question.cluster, question.job, top=top, trainer=question.trainer, synthesize=synthesize
+    )
     decision = replace(found, asked=origins.asked, defaults=origins.defaults)
     _keep(decision, out=out, html=html)
     told = explanations.answers(wanted, question, decision) if wanted.anything else None

@@ -20,9 +20,11 @@ from meshwright.cost.pipeline import Shape
 from meshwright.cost.placement import covers, crossings
 from meshwright.cost.simulate import StageRows, StageSeconds
 from meshwright.cost.software import Software, software
-from meshwright.cost.table import SCHEDULES, IntArray, PlanTable
+from meshwright.cost.table import IntArray, PlanTable
 from meshwright.cost.transfers import between_ranks
 from meshwright.cost.work import FloatArray
+from meshwright.schedule import planned
+from meshwright.schedule.program import Program
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec
@@ -39,11 +41,13 @@ def evaluate(
     Sequence length and batch follow `job` and the table; `every_rank` shows each pipeline rank instead of one of
     those that are alike. The step is the same, but that of plans shown so is the longest path through their schedules,
     of which closed forms may miss some percent where stages are uneven; plans of one schedule are followed together.
+    Tables, of which there are no closed forms, are followed whatever is asked.
     Raises ConfigError where a device lacks a figure that the rows need.
     """
     assert len(table), "an empty plan table has no costs"
     table, cluster = _effective(table.of_job(job)).with_used_layouts(), cluster.joined
     mixed = len(cluster.groups) > 1
+    every_rank = every_rank or any(layout.table for layout in table.layouts)
     arrays = count(table.layouts, model=model, every_rank=every_rank or mixed)
     width = arrays.valid.shape[1]
     rows = max(1, _BLOCK_ELEMENTS // (width * width + 40))
@@ -78,6 +82,13 @@ def _machines(table: PlanTable, arrays: LayoutArrays, *, cluster: ClusterSpec, j
     }
 
 
+def _tables(table: PlanTable) -> dict[int, Program]:
+    """What rows do whose schedule is a table."""
+    told = np.array([bool(layout.table) for layout in table.layouts])[table.layout]
+    rows = np.flatnonzero(told).tolist()
+    return {row: planned.program(table.entry(row), pipeline=int(table.pipeline[row])) for row in rows}
+
+
 def _effective(table: PlanTable) -> PlanTable:
     """The table as the runtime sees it: sharding over one rank is none."""
     return replace(table, sharding=np.where(table.divided > 1, table.sharding, 0))
@@ -99,13 +110,14 @@ def _paths(
     """
     path = Path.unknown(len(table))
     stages = np.array([layout.num_stages for layout in table.layouts])[table.layout]
-    columns = (stages, table.schedule, table.pipeline, table.chunks, table.microbatches, table.slices)
-    keys, inverse = np.unique(np.stack(columns), axis=1, return_inverse=True)
+    told = np.array([index if layout.table else -1 for index, layout in enumerate(table.layouts)])[table.layout]
+    columns = (stages, table.schedule, table.pipeline, table.chunks, table.microbatches, table.slices, told)
+    _, first, inverse = np.unique(np.stack(columns), axis=1, return_index=True, return_inverse=True)
     passes = {index: pass_seconds(entry) for index, entry in known.items()}
-    for number, (_, schedule, pipeline, chunks, microbatches, slices) in enumerate(keys.T.tolist()):
-        sizes = {"pipeline": pipeline, "chunks": chunks, "microbatches": microbatches, "slices": slices}
-        actions = 3 * chunks * slices * played_microbatches(**sizes)[1] * pipeline
-        if pipeline == 1 or actions > _MOST_ACTIONS:
+    for number, row in enumerate(first.tolist()):
+        entry, pipeline = table.entry(row), int(table.pipeline[row])
+        actions = 3 * entry.chunks * entry.slices * played_microbatches(entry, pipeline=pipeline)[1] * pipeline
+        if pipeline == 1 or (actions > _MOST_ACTIONS and not entry.table):
             continue
         rows = np.flatnonzero(inverse.reshape(-1) == number)
         seconds = stage_rows(
@@ -116,7 +128,7 @@ def _paths(
             known={index: tuple(each[rows] for each in found) for index, found in passes.items()},
             kinds=kinds,
         )
-        path.set(rows, longest_path(SCHEDULES[schedule], stages=seconds, **sizes))
+        path.set(rows, longest_path(entry, stages=seconds, pipeline=pipeline))
     return path
 
 
@@ -143,6 +155,7 @@ def _evaluate(
         rank=rank,
         valid=valid,
         slices=table.slices.astype(np.float64),
+        tables=_tables(table),
     )
     place = covers(table, rank, cluster=cluster) & valid[..., None]
     used = [index for index in range(len(cluster.groups)) if place[..., index].any()]

@@ -22,6 +22,7 @@ from meshwright.cost.states import state_bytes
 from meshwright.cost.table import PRECISIONS, SCHEDULES, SHARDINGS, BoolArray, IntArray, PlanTable
 from meshwright.cost.waits import Timed, Waited, waited
 from meshwright.cost.work import FloatArray, PartWork, Sizes
+from meshwright.schedule import written
 from meshwright.schedule.build import SPLIT
 from meshwright.spec.cluster import DeviceKind, DeviceSpec, NodeGroup
 from meshwright.spec.job import JobSpec
@@ -323,7 +324,9 @@ def _pass_seconds(
 
 def _splits(table: PlanTable) -> BoolArray:
     """Rows whose schedule runs products that give gradients of weights as a pass of their own."""
-    return np.array([kind in SPLIT for kind in SCHEDULES])[table.schedule]
+    named = np.array([kind in SPLIT for kind in SCHEDULES])
+    told = np.array([written.splits(layout.table) for layout in table.layouts])
+    return np.asarray(named[table.schedule] | told[table.layout], dtype=np.bool_)
 
 
 def _again(whole: Timed, scores: FloatArray, *, full: BoolArray, selective: BoolArray) -> Timed:

@@ -16,9 +16,9 @@ import numpy as np
 from meshwright.cost.simulate import StageRows, makespans
 from meshwright.cost.table import BoolArray, IntArray
 from meshwright.cost.work import FloatArray
-from meshwright.schedule.build import program
+from meshwright.schedule import planned
 from meshwright.schedule.graph import Graph, graph
-from meshwright.spec.plan import ScheduleKind
+from meshwright.spec.plan import Schedule
 
 ROUNDS = 6  # of one microbatch a rank, after which the next ones are nearly alike
 MOST_ACTIONS = 500_000  # that are played one by one; a tenth of a second
@@ -59,15 +59,12 @@ class Path:
 
 
 def longest_path(
-    kind: ScheduleKind,
+    entry: Schedule,
     *,
     stages: StageRows,
     pipeline: int,
-    chunks: int,
-    microbatches: int,
-    slices: int = 1,
 ) -> Path:
-    """The path of the schedule of `stages`, row by row: exact up to half a million actions.
+    """The path of the schedule of `stages`, row by row: exact up to half a million actions, and of a table.
 
     For more the growth over some whole cycles, which end a multiple of them before the last microbatch, is added for
     the cycles that are left out.
@@ -76,28 +73,29 @@ def longest_path(
     both = stages.still().beside(stages)
 
     def played(count: int) -> FloatArray:
-        waves = _graph(kind, pipeline=pipeline, chunks=chunks, microbatches=count, slices=slices)
-        return makespans(waves, stages=both)
+        return makespans(_graph(planned.of_first(entry, count), pipeline=pipeline), stages=both)
 
-    fewer, more = played_microbatches(pipeline=pipeline, chunks=chunks, microbatches=microbatches, slices=slices)
+    fewer, more = played_microbatches(entry, pipeline=pipeline)
     seconds = played(more)
     if fewer < more:
-        seconds = seconds + (microbatches - more) / (more - fewer) * (seconds - played(fewer))
+        seconds = seconds + (entry.microbatches - more) / (more - fewer) * (seconds - played(fewer))
     exact = np.full(rows, fewer == more)
     return Path(still=seconds[:rows], moving=seconds[rows:], exact=exact)
 
 
-def played_microbatches(*, pipeline: int, chunks: int, microbatches: int, slices: int) -> tuple[int, int]:
-    """How many of `microbatches` are played, fewer and more: all of them twice where they are few enough."""
-    each = 3 * chunks * pipeline * slices
+def played_microbatches(entry: Schedule, *, pipeline: int) -> tuple[int, int]:
+    """How many microbatches of a schedule are played, fewer and more: all of them twice where they are few enough, and
+    of a table, which need not grow by any cycle.
+    """
+    each, microbatches = 3 * entry.chunks * pipeline * entry.slices, entry.microbatches
     cycle = lcm(pipeline, _CYCLE)
     first = ROUNDS * pipeline
     fewer = first + (microbatches - first) % cycle
-    if each * microbatches <= MOST_ACTIONS or microbatches <= fewer + cycle:
+    if entry.table or each * microbatches <= MOST_ACTIONS or microbatches <= fewer + cycle:
         return microbatches, microbatches
     return fewer, fewer + cycle
 
 
 @lru_cache(maxsize=32)
-def _graph(kind: ScheduleKind, *, pipeline: int, chunks: int, microbatches: int, slices: int) -> Graph:
-    return graph(program(kind, pipeline=pipeline, chunks=chunks, microbatches=microbatches, slices=slices))
+def _graph(entry: Schedule, *, pipeline: int) -> Graph:
+    return graph(planned.program(entry, pipeline=pipeline))

@@ -42,7 +42,7 @@ def makespan(
     reach: FloatArray,
     weight: RankSeconds | None = None,
 ) -> FloatArray:
-    """Seconds from the first forward to the last backward, shape (rows,).
+    """Seconds from the first forward to the last backward, shape (rows,); 0 of tables, whose path is followed.
 
     `reach` is the transfer seconds one way from rank 0 to each rank shown, shape (rows, ranks). `weight` is the part
     of `backward` that gives weights' gradients, half of it when None; schedules that do not split backwards do not

@@ -7,7 +7,10 @@ import numpy as np
 from meshwright.cost.pipeline_ranks import Shape
 from meshwright.cost.table import SCHEDULES, BoolArray, IntArray
 from meshwright.cost.work import FloatArray
+from meshwright.schedule.program import Program
 from meshwright.spec.plan import ScheduleKind as Kind
+
+_CHANGES = (1.0, -1.0, 0.0, -1.0)  # of what is held, by the index of a pass in WORKS
 
 
 def held(shape: Shape, *, first: FloatArray, last: FloatArray, total: FloatArray) -> FloatArray:
@@ -16,7 +19,7 @@ def held(shape: Shape, *, first: FloatArray, last: FloatArray, total: FloatArray
     gpipe and breadth-first hold every microbatch, 1f1b p - rank of them, seq1f1b of k slices (p - rank - 1 + k) / k,
     interleaved what Megatron's warm-up starts, H1 p and H2 2p - 1 of them as what weight gradients need waits for
     them, V shapes as many of the first stage as are on their way down and up, and of the last as are on their way up.
-    Exact where a rank's stages between the first and the last are alike.
+    Of tables they are counted. Exact where a rank's stages between the first and the last are alike.
     """
     microbatches, pipeline = shape.microbatches[:, None], shape.pipeline[:, None]
     slices = np.ones_like(microbatches) if shape.slices is None else shape.slices[:, None]
@@ -30,6 +33,8 @@ def held(shape: Shape, *, first: FloatArray, last: FloatArray, total: FloatArray
     looped = np.flatnonzero(_mask(shape, Kind.INTERLEAVED))
     if looped.size:
         found[looped] = _interleaved(shape, looped, first=first, last=last, total=total)
+    for row, program in shape.tables.items():
+        found[row] = _counted(program, shape.rank[row], first=first[row], last=last[row], total=total[row])
     if not (_mask(shape, Kind.ZERO_BUBBLE_V) | _mask(shape, Kind.DUAL_PIPE_V)).any():
         return found
     down, up = pipeline + behind, shape.rank + 1.0
@@ -37,6 +42,21 @@ def held(shape: Shape, *, first: FloatArray, last: FloatArray, total: FloatArray
     going = np.minimum(down, microbatches) * first + np.minimum(up - 1.0, microbatches) * last
     found = np.where(_mask(shape, Kind.ZERO_BUBBLE_V), np.maximum(rising, going), found)
     return np.where(_mask(shape, Kind.DUAL_PIPE_V), down * first + up * last, found)
+
+
+def _counted(
+    program: Program, ranks: IntArray, *, first: FloatArray, last: FloatArray, total: FloatArray
+) -> FloatArray:
+    """The most that `ranks` hold at once: of each stage from a forward to the backward, or its later half."""
+    most = np.zeros(total.shape)
+    for place, rank in enumerate(ranks.tolist()):
+        row = slice(*program.starts[rank : rank + 2].tolist())
+        own, chunk = np.unique(program.stage[row], return_inverse=True)
+        sizes = np.full(len(own), (total[place] - first[place] - last[place]) / max(len(own) - 2, 1))
+        sizes[0], sizes[-1] = first[place], last[place]
+        change = np.array(_CHANGES)[program.work[row]] * sizes[chunk]
+        most[place] = np.cumsum(change).max(initial=0.0)
+    return most
 
 
 def _mask(shape: Shape, kind: Kind) -> BoolArray:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
 from meshwright.cost.table import BoolArray, IntArray
 from meshwright.cost.work import FloatArray
+from meshwright.schedule.program import Program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,7 @@ class RankSeconds:
 class Shape:
     """Schedule and position of every row: `rank` and `valid` have shape (rows, ranks), the rest (rows,).
 
-    `slices` None: no microbatch is cut.
+    `slices` None: no microbatch is cut. `tables` are what rows do whose schedule is a table.
     """
 
     schedule: IntArray
@@ -61,6 +63,7 @@ class Shape:
     rank: IntArray
     valid: BoolArray
     slices: FloatArray | None = None
+    tables: Mapping[int, Program] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,13 +57,14 @@ class Layout:
 
     Stage s is blocks [bounds[s], bounds[s + 1]); `ranks[s]` is its pipeline rank. `policies` holds indexes into
     RECOMPUTES and OFFLOADS for every block, in place of the row's; () where the row's hold for all. `frozen` blocks
-    are not trained.
+    are not trained. `table` is what ranks do where the schedule is a table, as in Schedule.
     """
 
     bounds: tuple[int, ...]
     ranks: tuple[int, ...]
     policies: tuple[tuple[int, int], ...] = ()
     frozen: frozenset[int] = frozenset()
+    table: tuple[str, ...] = ()
 
     @property
     def num_stages(self) -> int:
@@ -225,6 +226,7 @@ class PlanTable:
             ranks=tuple(stage.rank for stage in plan.stages),
             policies=_policies(groups),
             frozen=plan.frozen_blocks,
+            table=plan.schedule.table,
         )
         named = tuple(axis.name for axis in plan.axes)
         usual = named == tuple(name for name in DEFAULT_ORDER if name in named)
@@ -270,12 +272,6 @@ class PlanTable:
             Stage(rank=rank, groups=self._groups(row, layout, layout.bounds[index], layout.bounds[index + 1]))
             for index, rank in enumerate(layout.ranks)
         )
-        schedule = Schedule(
-            kind=SCHEDULES[int(self.schedule[row])],
-            microbatches=int(self.microbatches[row]),
-            chunks=int(self.chunks[row]),
-            slices=int(self.slices[row]),
-        )
         grid = ExpertGrid(
             expert=int(self.expert[row]),
             tensor=int(self.expert_tensor[row]),
@@ -290,7 +286,7 @@ class PlanTable:
                 if name is not AxisName.CONTEXT or sizes[name] > 1
             ),
             stages=stages,
-            schedule=schedule,
+            schedule=self.entry(row),
             sequence_length=sequence_length,
             microbatch=int(self.microbatch[row]),
             gradients=GradientSync(precision=PRECISIONS[int(self.gradient_precision[row])]),
@@ -301,6 +297,16 @@ class PlanTable:
             ),
             experts=grid if grid.expert else None,
             tensor_grid=TENSOR_GRIDS[int(self.tensor_grid[row])],
+        )
+
+    def entry(self, row: int) -> Schedule:
+        """The schedule of row `row`."""
+        return Schedule(
+            kind=SCHEDULES[int(self.schedule[row])],
+            microbatches=int(self.microbatches[row]),
+            chunks=int(self.chunks[row]),
+            slices=int(self.slices[row]),
+            table=self.layouts[int(self.layout[row])].table,
         )
 
     def _groups(self, row: int, layout: Layout, start: int, stop: int) -> tuple[BlockGroup, ...]:

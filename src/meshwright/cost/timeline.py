@@ -9,7 +9,7 @@ from meshwright.cost.evaluate import evaluate, stage_seconds
 from meshwright.cost.placed import as_placed
 from meshwright.cost.simulate import Event, simulate
 from meshwright.cost.table import PlanTable
-from meshwright.schedule.build import program
+from meshwright.schedule import planned
 from meshwright.schedule.table import Work
 from meshwright.spec.plan import Design
 from meshwright.spec.report import LineName
@@ -29,14 +29,7 @@ def timeline(design: Design) -> tuple[Span, ...]:
     job = replace(design.job, sequence_length=plan.sequence_length, batch_tokens=plan.batch_tokens)
     table = PlanTable.from_plan(plan)
     stages = stage_seconds(table, model=design.model, cluster=cluster, job=job)
-    actions = program(
-        plan.schedule.kind,
-        pipeline=plan.pipeline,
-        chunks=plan.schedule.chunks,
-        microbatches=plan.schedule.microbatches,
-        slices=plan.schedule.slices,
-    )
-    events = simulate(actions, stages=stages)
+    events = simulate(planned.program(plan.schedule, pipeline=plan.pipeline), stages=stages)
     costs = evaluate(table, model=design.model, cluster=cluster, job=job, every_rank=True)
     start = float(costs.figures["first_gather_seconds"][0])
     makespan = float(costs.figures["makespan_seconds"][0])

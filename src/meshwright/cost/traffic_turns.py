@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from meshwright import schedule
 from meshwright.cost.traffic_parameters import Part, Unit
-from meshwright.schedule import Work
-from meshwright.schedule.build import SPLIT
+from meshwright.schedule import Work, planned
 from meshwright.spec.plan import Plan, ScheduleKind, Sharding
 
 Parts = tuple[Part, ...]
@@ -40,7 +38,7 @@ def scatters(plan: Plan, index: int, unit: Unit, *, replicas: int) -> Counter[Pa
     if plan.first_group.sharding is Sharding.OPTIMIZER or shares_turns(plan):
         found[unit.parts] = 1
         return found
-    if plan.pipeline == 1 or plan.schedule.kind not in SPLIT:
+    if plan.pipeline == 1 or not planned.splits(plan.schedule):
         found[unit.parts] = plan.schedule.microbatches * plan.schedule.slices
         return found
     late = tuple(part for part in unit.parts if not part.early)
@@ -54,10 +52,7 @@ def scatters(plan: Plan, index: int, unit: Unit, *, replicas: int) -> Counter[Pa
 
 def _early_waits(plan: Plan, index: int) -> Iterator[bool]:
     """For every backward of a stage that forms gradients of matrices, whether others are there too."""
-    entry = plan.schedule
-    row = schedule.program(
-        entry.kind, pipeline=plan.pipeline, chunks=entry.chunks, microbatches=entry.microbatches
-    ).table()[plan.stages[index].rank]
+    row = planned.table(plan.schedule, pipeline=plan.pipeline)[plan.stages[index].rank]
     early = False
     for action in row:
         if action.stage != index or action.work is Work.FORWARD:

@@ -73,12 +73,13 @@ SPREADS: Mapping[Cause, float] = MappingProxyType(
     }
 )
 REACH = 1.72
-EVIDENCE_SCHEDULES = (  # gpipe's path is exact whatever the stages, and its passes are those of 1f1b
+EVIDENCE_SCHEDULES = (  # paths of gpipe and tables are exact whatever the stages, and their passes those of the others
     ScheduleKind.GPIPE,
     ScheduleKind.ONE_F_ONE_B,
     ScheduleKind.INTERLEAVED,
     ScheduleKind.ZERO_BUBBLE_H1,
     ScheduleKind.ZERO_BUBBLE_H2,
+    ScheduleKind.TABLE,
 )
 EVIDENCE_DEVICES = 3072
 EVIDENCE_LENGTH = 65536

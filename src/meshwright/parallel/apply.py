@@ -38,7 +38,7 @@ from meshwright.parallel.split import WeightGradients
 from meshwright.parallel.synchronize import ShardedGradients, SharedGradients
 from meshwright.parallel.tensor import TensorAxis, indivisible
 from meshwright.parallel.torch_compat import without_memory
-from meshwright.schedule.build import SPLIT
+from meshwright.schedule import planned
 from meshwright.spec.blocks import Block
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.job import Switch
@@ -122,7 +122,7 @@ def lay_stage(
     if sharded:
         shard_module(part, mesh=mesh, sharding=sharding, dtypes=kinds, offload=offload)
     keep_activations_away(_kept_away(stage, part), copies=Copies(device))
-    splits = design.plan.schedule.kind in SPLIT and design.plan.pipeline > 1
+    splits = planned.splits(design.plan.schedule) and design.plan.pipeline > 1
     manner = SharedGradients if shares_turns(design.plan) else ShardedGradients
     still = [unit for _, unit, block in units(part) if block < design.plan.first_trained_block]
     synchronizer = build_synchronizer(part, mesh=mesh, sharding=sharding, dtypes=kinds, sharded=manner, still=still)

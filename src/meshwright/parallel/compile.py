@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from meshwright.parallel.torch_compat import forget_compiled
-from meshwright.schedule.build import SPLIT
+from meshwright.schedule import planned
 from meshwright.spec.errors import EnvironmentUnfit, Problem
 from meshwright.spec.plan import Plan, TensorGrid
 
@@ -17,7 +17,7 @@ _COMPILERS = ("c++", "g++", "clang++")
 
 def uncompiled(plan: Plan) -> str:
     """Why layers under `plan` run as they are written; nothing where they may compile (rule runtime-compile)."""
-    if plan.pipeline > 1 and plan.schedule.kind in SPLIT:
+    if plan.pipeline > 1 and planned.splits(plan.schedule):
         return f"{plan.schedule.kind.value} splits backwards"
     if plan.tensor_grid is not TensorGrid.LINE:
         return f"products over a {plan.tensor_grid.value} of tensor ranks are no graph"

@@ -14,6 +14,7 @@ from meshwright.parallel.passes import LossFunction, Passes
 from meshwright.parallel.pipeline import reach
 from meshwright.parallel.synchronize import Synchronizer
 from meshwright.parallel.torch_compat import Reach
+from meshwright.schedule import planned
 from meshwright.spec.plan import Plan
 from meshwright.spec.span import Recorder
 
@@ -107,5 +108,4 @@ class LayeredExecutor:
         ]
 
     def _table(self, microbatches: int) -> tuple[schedule.Action, ...]:
-        kind, chunks = self._plan.schedule.kind, self._plan.schedule.chunks
-        return schedule.build(kind, pipeline=1, chunks=chunks, microbatches=microbatches)[0]
+        return planned.table(planned.of_first(self._plan.schedule, microbatches), pipeline=1)[0]

@@ -17,6 +17,7 @@ from meshwright.parallel.slices import SliceStore, cut, repeat
 from meshwright.parallel.split import WeightGradients
 from meshwright.parallel.synchronize import Synchronizer
 from meshwright.parallel.torch_compat import Reach, TableStage, table_runtime
+from meshwright.schedule import planned
 from meshwright.spec.plan import Plan
 from meshwright.spec.span import Recorder
 
@@ -127,9 +128,8 @@ class PipelineExecutor:
 
     def _table(self, microbatches: int) -> schedule.Table:
         """The plan's table with passes for microbatches: slice j of k of microbatch i is pass i * k + j."""
-        plan, number = self._plan, self._plan.schedule.slices
-        sizes = {"pipeline": plan.pipeline, "chunks": plan.schedule.chunks, "microbatches": microbatches}
-        table = schedule.build(plan.schedule.kind, **sizes, slices=number)
+        entry, number = self._plan.schedule, self._plan.schedule.slices
+        table = planned.table(planned.of_first(entry, microbatches), pipeline=self._plan.pipeline)
         return tuple(
             tuple(replace(action, microbatch=action.microbatch * number + action.slice, slice=0) for action in row)
             for row in table

@@ -46,7 +46,7 @@ _SCHEDULES = {
     "zbv": ScheduleKind.ZERO_BUBBLE_V,
     "dualpipev": ScheduleKind.DUAL_PIPE_V,
     "dualpipe": ScheduleKind.DUAL_PIPE_V,
-    **{kind.value: kind for kind in ScheduleKind},
+    **{kind.value: kind for kind in schedule.NAMED},
 }
 
 

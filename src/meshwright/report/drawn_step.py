@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from meshwright import cost
+from meshwright.schedule import planned
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.plan import Design, Plan
 from meshwright.spec.report import LineName
@@ -48,8 +49,8 @@ def drawn_step(design: Design) -> DrawnStep | None:
     count = shown_microbatches(plan)
     if count == 0:
         return None
-    shorter = replace(plan, schedule=replace(plan.schedule, microbatches=count))
     try:
+        shorter = replace(plan, schedule=planned.of_first(plan.schedule, count))
         spans = cost.timeline(replace(design, plan=shorter))
     except ConfigError:
         return None

@@ -1,13 +1,14 @@
 """Pipeline schedules as data: pure values, no torch."""
 
 from meshwright.schedule.bubble import bubble_fraction
-from meshwright.schedule.build import build, placement, problems, program, stage_rank
+from meshwright.schedule.build import NAMED, build, placement, problems, program, stage_rank
 from meshwright.schedule.check import check
 from meshwright.schedule.graph import Graph, graph
 from meshwright.schedule.program import Program
 from meshwright.schedule.table import Action, Table, Work, in_flight, needs, to_csv
 
 __all__ = [
+    "NAMED",
     "Action",
     "Graph",
     "Program",

@@ -18,8 +18,10 @@ from meshwright.schedule.zero_bubble_v import zero_bubble_v
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.plan import ScheduleKind as Kind
 
+NAMED = tuple(kind for kind in Kind if kind is not Kind.TABLE)  # those whose name says what ranks do
 LOOPS = frozenset({Kind.INTERLEAVED, Kind.BREADTH_FIRST})
 V_SHAPES = frozenset({Kind.ZERO_BUBBLE_V, Kind.DUAL_PIPE_V})
+CHUNKED = LOOPS | V_SHAPES | {Kind.TABLE}
 SLICED = frozenset({Kind.GPIPE, Kind.SEQUENCE_1F1B})
 SPLIT = frozenset({Kind.ZERO_BUBBLE_H1, Kind.ZERO_BUBBLE_H2, *V_SHAPES})
 

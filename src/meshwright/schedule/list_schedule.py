@@ -59,10 +59,17 @@ class ListSchedule:
             self._do(rank, chosen, end)
             left -= 1
             heappush(free, (end, rank))
-            for other in sorted(asleep):
+            other = self._next_rank(chosen)
+            if other in asleep:
+                asleep.remove(other)
                 heappush(free, (clock, other))
-            asleep.clear()
         return self._rows if left == 0 else None
+
+    def _next_rank(self, operation: int) -> int:
+        """The rank that waits for an operation; -1 where none does."""
+        kind, stage, _ = self._work.parts(operation)
+        following = (stage + 1, stage - 1, -1)[kind]
+        return self._work.placement[following] if 0 <= following < self._work.stages else -1
 
     def _do(self, rank: int, chosen: int, end: float) -> None:
         kind, stage, _ = self._work.parts(chosen)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -44,6 +44,29 @@ class Program:
     @property
     def rank(self) -> Ids:
         return np.repeat(np.arange(self.ranks), np.diff(self.starts))
+
+    def whole(self) -> Program:
+        """The schedule with every backward whole, where its first half was."""
+        kept = np.flatnonzero(self.work != WEIGHT)
+        return replace(
+            self,
+            work=np.where(self.work == INPUT, BACKWARD, self.work)[kept],
+            **{name: getattr(self, name)[kept] for name in ("stage", "microbatch", "slice")},
+            starts=np.searchsorted(kept, self.starts),
+        )
+
+    def halved(self) -> Program:
+        """The schedule with every backward in two halves, one after the other."""
+        times = np.where(self.work == BACKWARD, 2, 1)
+        place = np.repeat(np.arange(len(self)), times)
+        later = np.append(False, place[1:] == place[:-1])
+        whole = self.work[place] == BACKWARD
+        return replace(
+            self,
+            work=np.where(whole, np.where(later, WEIGHT, INPUT), self.work[place]),
+            **{name: getattr(self, name)[place] for name in ("stage", "microbatch", "slice")},
+            starts=np.searchsorted(place, self.starts),
+        )
 
     @classmethod
     def of(cls, rows: Sequence[Ids], *, stages: int, microbatches: int, slices: int = 1) -> Program:

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from time import monotonic
 
-from meshwright.schedule.build import placement, problems, program
+from meshwright.schedule.build import NAMED, placement, problems, program
 from meshwright.schedule.list_schedule import ListSchedule, Manner
 from meshwright.schedule.local_search import Budget, improve
 from meshwright.schedule.lower_bound import lower_bound
 from meshwright.schedule.program import Program
 from meshwright.schedule.timing import Timing
 from meshwright.schedule.workload import Rows, Workload
+from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.plan import ScheduleKind as Kind
 
 _DEPTHS = (0.5, 1.0, 1.5, 2.0)  # forwards ahead, in microbatches for each rank behind
@@ -45,12 +46,17 @@ class Synthesis:
         return self.seconds / self.bound - 1.0
 
 
-def synthesize(work: Workload, *, tries: int = 5000, limit_seconds: float = 10.0, seed: int = 0) -> Synthesis:
-    """The best schedule found by timing at most `tries` of them, or in `limit_seconds`.
+def synthesize(
+    work: Workload, *, tries: int = 5000, limit_seconds: float = 10.0, close: float = 1e-9, seed: int = 0
+) -> Synthesis:
+    """The best schedule found by timing at most `tries` of them, or in `limit_seconds`, or the first that is longer
+    than the bound by no more than a share of `close`.
 
-    The same for the same arguments wherever the seconds suffice.
+    The same for the same arguments wherever the seconds suffice. Raises ConfigError where none of so many keeps the
+    limits.
     """
     timing, bound = Timing.of(work), lower_bound(work)
+    enough = bound * (1.0 + close)
     budget = Budget(tries=tries, until=monotonic() + limit_seconds)
     found: list[tuple[float, int, Rows]] = []
 
@@ -64,14 +70,17 @@ def synthesize(work: Workload, *, tries: int = 5000, limit_seconds: float = 10.0
     classics = [(consider(work.rows(made)), kind) for kind, made in _classics(work)]
     classic, named = min(classics, default=(float("inf"), None))
     for manner in _manners(work, number=tries // 5, seed=seed):
-        if (found and min(found)[0] <= bound * (1.0 + 1e-9)) or not budget.spend():
+        if (found and min(found)[0] <= enough) or not budget.spend():
             break
         consider(ListSchedule(work, timing, manner).run())
+    if not found:
+        what = f"no schedule of {tries} tries keeps the limits"
+        raise ConfigError(Problem(what=what, where="workload.limit_bytes", fix="allow more bytes, or more tries"))
     starts = sorted(found)[: len(_HEATS)]
     each = max(budget.tries, 0) // max(len(starts), 1)
     for heat, (_, _, rows) in zip(_HEATS, starts, strict=False):
         share = Budget(tries=each, until=budget.until)
-        consider(improve(rows, work=work, timing=timing, bound=bound, heat=heat, budget=share, seed=seed))
+        consider(improve(rows, work=work, timing=timing, bound=enough, heat=heat, budget=share, seed=seed))
     seconds, _, best = min(found)
     return Synthesis(
         program=work.program(best, whole=_whole(work, best)),
@@ -85,8 +94,8 @@ def synthesize(work: Workload, *, tries: int = 5000, limit_seconds: float = 10.0
 def _classics(work: Workload) -> list[tuple[Kind, Program]]:
     """Every classic schedule of these stages on these ranks."""
     chunks, rest = divmod(work.stages, work.ranks)
-    found = []
-    for kind in Kind:
+    found: list[tuple[Kind, Program]] = []
+    for kind in NAMED:
         sizes = {"pipeline": work.ranks, "chunks": chunks, "microbatches": work.microbatches}
         known = not rest and not problems(kind, **sizes)
         if known and placement(kind, pipeline=work.ranks, chunks=chunks) == work.placement:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from meshwright.schedule import NAMED
 from meshwright.search.rules import Rule, Scope
 from meshwright.spec.cluster import Precision
 from meshwright.spec.codec import nearest
@@ -32,7 +33,7 @@ NUMBERS = (
 WORDS: Mapping[str, tuple[str, ...]] = {
     "zero": tuple(kind.value for kind in Sharding),
     "recompute": tuple(kind.value for kind in Recompute),
-    "schedule": tuple(kind.value for kind in ScheduleKind),
+    "schedule": tuple(kind.value for kind in NAMED),
     "precision": tuple(kind.value for kind in Precision if kind.multiplies),
     "offload": tuple(kind.value for kind in Offload),
     "exchange": tuple(kind.value for kind in ExchangeKind),

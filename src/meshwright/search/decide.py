@@ -25,10 +25,11 @@ from meshwright.search.refine import Entry, entry_order, entry_value, priced, re
 from meshwright.search.rules import Scope
 from meshwright.search.space import Boundaries, Space, enumerate_plans
 from meshwright.search.stages import balanced_stages
+from meshwright.search.tailor import tailor
 from meshwright.search.trainer import Trainer
 from meshwright.search.wanted import Wanted
 from meshwright.spec.cluster import ClusterSpec
-from meshwright.spec.errors import NoPlanFits
+from meshwright.spec.errors import ConfigError, NoPlanFits, Problem
 from meshwright.spec.job import JobSpec, Objective
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design
@@ -61,19 +62,26 @@ def design(
     top: int = 10,
     trainable: bool = False,
     trainer: Trainer | None = None,
+    synthesize: bool = False,
 ) -> Decision:
     """The best plan for `job.objective` among all legal ones that fit, with the `top` best in order.
 
     Plans are priced in the order of what they can reach at best until no other can be better; the best are laid out
     again with block times of their own and priced one by one. `trainable` leaves out what this runtime cannot train,
-    `trainer` what another one has no words for. Raises ConfigError when the job or its constraints are wrong,
+    `trainer` what another one has no words for. `synthesize` has a schedule made to measure for the best plan, which
+    takes its place where that pays. Raises ConfigError when the job or its constraints are wrong,
     NoPlanFits with the closest miss when no legal plan fits or none is legal.
     """
     started = time.perf_counter()
+    if synthesize and trainer is not None:
+        what = f"{trainer.name} has no words for tables of our own"
+        raise ConfigError(Problem(what=what, where="synthesize", fix="leave it out, or the trainer"))
     tried = _tried(model, cluster, job, top=top, trainable=trainable, trainer=trainer)
     kept = _worthwhile(tried.fitting, job.objective)
     best = min(kept, key=lambda entry: entry_order(entry.refined[0], job.objective))
     refined = _placed(kept, cluster, job.objective)
+    tailored = [tailor(refined[0], job.objective)] if synthesize else []
+    refined = [*(each.entry for each in tailored if each.entry is not None), *refined]
     chosen, report = refined[0]
     reasons = why(*best.refined[0], best.found, laid_out=partial(best_of, best.found))
     return Decision(
@@ -81,7 +89,7 @@ def design(
         report=report,
         ranked=tuple(candidate(entry.plan, figures) for entry, figures in refined[:top]),
         rejected=best.rejected,
-        why=(*reasons, *_why_placed(best, tried.fitting[0])),
+        why=(*reasons, *_why_placed(best, tried.fitting[0]), *(each.words for each in tailored)),
         front=_joint([each.placed(front(each.found), cluster) for each in kept]),
         considered=sum(one.space.count for one in tried.found),
         priced=sum(one.priced for one in tried.found),

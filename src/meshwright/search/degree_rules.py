@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
-from meshwright.schedule.build import LOOPS, V_SHAPES
+from meshwright.schedule import planned
+from meshwright.schedule.build import CHUNKED, LOOPS, V_SHAPES
 from meshwright.search.rules import Rule, Scope, choices, divisors
 from meshwright.spec.errors import Problem
 from meshwright.spec.model import Attention, FeedForward, LatentAttention, Mixture, ModelSpec, Recurrence
@@ -188,13 +190,14 @@ def beyond_positions(model: ModelSpec, length: int, *, where: str) -> Problem | 
 
 
 def chunks_are_interleaved(design: Design) -> Problem | None:
-    """Several stages on a rank belong to schedules that run several: loops any number, V shapes two, on a pipeline.
+    """Several stages on a rank belong to schedules that run several: loops and tables any number, V shapes two, on a
+    pipeline.
 
     Breadth-first on one rank is layered accumulation.
     """
     plan, schedule = design.plan, design.plan.schedule
     kind, chunks = schedule.kind, schedule.chunks
-    if chunks < 1 or (chunks > 1 and kind not in LOOPS | V_SHAPES):
+    if chunks < 1 or (chunks > 1 and kind not in CHUNKED):
         what = f"{chunks} chunks under {kind.value}"
         return Problem(where="plan.schedule.chunks", what=what, fix="choose 1, or the interleaved schedule")
     if kind in V_SHAPES and chunks != 2:
@@ -209,12 +212,28 @@ def chunks_are_interleaved(design: Design) -> Problem | None:
     return None
 
 
+def table_is_legal(design: Design) -> Problem | None:
+    """A schedule's table does every pass of every microbatch once, on the rank that holds the stage, after what it
+    needs, and all ranks reach its end; other kinds have tables of their own.
+    """
+    plan, entry = design.plan, design.plan.schedule
+    if entry.kind is ScheduleKind.TABLE and plan.pipeline == 1:
+        return Problem(where="plan.schedule.kind", what="a table of one pipeline rank", fix="choose 1f1b")
+    found = planned.table_problems(entry, pipeline=plan.pipeline)
+    if not found:
+        return None
+    first, rest = found[0], len(found) - 1
+    what = f"{first.what}, and {rest:,} more" if rest else first.what
+    return replace(first, what=what, where=f"plan.{first.where}", fix=first.fix or "put before it what it waits for")
+
+
 def least_microbatches(kind: ScheduleKind, *, pipeline: int, slices: int = 1) -> int:
     """How many microbatches fill a pipeline: one a rank, or slice of one, and two where they come up the ranks again.
 
-    Schedules that wait for every forward before the first backward gain nothing from a full pipeline.
+    Schedules that wait for every forward before the first backward gain nothing from a full pipeline, and a table is
+    made for as many as there are.
     """
-    if kind in (ScheduleKind.GPIPE, ScheduleKind.BREADTH_FIRST):
+    if kind in (ScheduleKind.GPIPE, ScheduleKind.BREADTH_FIRST, ScheduleKind.TABLE):
         return 1
     if kind in V_SHAPES:
         return 2 * pipeline - (kind is ScheduleKind.ZERO_BUBBLE_V)
@@ -269,6 +288,7 @@ DEGREE_RULES = (
     Rule(name="batch-is-asked", scope=Scope.PLAN, check=batch_is_asked),
     Rule(name="sequence-fits-positions", scope=Scope.PLAN, check=sequence_fits_positions),
     Rule(name="chunks-are-interleaved", scope=Scope.PLAN, check=chunks_are_interleaved),
+    Rule(name="table-is-legal", scope=Scope.PLAN, check=table_is_legal),
     Rule(name="microbatches-fill", scope=Scope.PLAN, check=microbatches_fill),
     Rule(name="microbatches-round", scope=Scope.PLAN, check=microbatches_round),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meshwright.cost.grid import undivided
-from meshwright.schedule.build import SPLIT
+from meshwright.schedule import planned
 from meshwright.search.rules import Rule, Scope
 from meshwright.search.runtime_rules import EIGHT_BIT_GRADIENTS, EMULATED_PRECISIONS
 from meshwright.spec.errors import Problem
@@ -81,7 +81,7 @@ def grid_runs(design: Design) -> Problem | None:
     sharding = plan.first_group.sharding
     against = (
         (plan.first_group.precision in EMULATED_PRECISIONS, f"{plan.first_group.precision.value} products", "bf16"),
-        (plan.schedule.kind in SPLIT and plan.pipeline > 1, f"split backwards of {plan.schedule.kind.value}", "1f1b"),
+        (planned.splits(plan.schedule) and plan.pipeline > 1, f"split backwards of {plan.schedule.kind.value}", "1f1b"),
         (
             plan.gradients.precision in EIGHT_BIT_GRADIENTS,
             f"gradients that meet in {plan.gradients.precision.value}",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from meshwright.schedule.build import V_SHAPES, stage_rank
+from meshwright.schedule import planned
+from meshwright.schedule.build import V_SHAPES
 from meshwright.search.rules import Rule, Scope
 from meshwright.spec.errors import Problem
 from meshwright.spec.plan import Design
@@ -136,8 +137,9 @@ def embedding_first(design: Design) -> Problem | None:
 def head_last(design: Design) -> Problem | None:
     """The head is on the rank of the last stage: the last pipeline rank, or the first under V shapes."""
     plan = design.plan
-    stages = plan.pipeline * plan.schedule.chunks
-    last = _place(design, stages - 1) if _has_places(design) else plan.pipeline - 1
+    last = plan.pipeline - 1
+    if _has_places(design):
+        last = planned.placement(plan.schedule, pipeline=plan.pipeline)[-1]
     if plan.stages[-1].rank == last:
         return None
     name = "first" if last == 0 and plan.pipeline > 1 else "last"
@@ -153,11 +155,11 @@ def stages_loop(design: Design) -> Problem | None:
     and up again under V shapes.
     """
     plan = design.plan
-    shape = "V" if plan.schedule.kind in V_SHAPES else "turn"
     if not _has_places(design):
         return None
-    for index, stage in enumerate(plan.stages):
-        rank = _place(design, index)
+    places = planned.placement(plan.schedule, pipeline=plan.pipeline)
+    shape = "V" if places[-1] < plan.pipeline - 1 else "turn"
+    for index, (stage, rank) in enumerate(zip(plan.stages, places, strict=True)):
         if stage.rank != rank:
             return Problem(
                 where=f"plan.stages[{index}].rank",
@@ -172,13 +174,9 @@ def _has_places(design: Design) -> bool:
     plan, schedule = design.plan, design.plan.schedule
     if len(plan.stages) != plan.pipeline * schedule.chunks:
         return False
+    if planned.table_problems(schedule, pipeline=plan.pipeline):
+        return False
     return not (schedule.kind in V_SHAPES and schedule.chunks != 2)
-
-
-def _place(design: Design, stage: int) -> int:
-    """The rank of a stage."""
-    plan, schedule = design.plan, design.plan.schedule
-    return stage_rank(schedule.kind, stage, pipeline=plan.pipeline, chunks=schedule.chunks)
 
 
 def groups_uniform(design: Design) -> Problem | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from meshwright.schedule import planned
 from meshwright.schedule.build import SPLIT
 from meshwright.search.degree_rules import groups_of
 from meshwright.search.rules import Rule, Scope
@@ -58,7 +59,7 @@ def products_whole(design: Design) -> Problem | None:
     if plan.experts is not None:
         what = f"{precision.value} products of experts on a grid of their own can be predicted and not trained yet"
         return Problem(where="plan.experts", what=what, fix="leave it out, or choose bf16")
-    if plan.schedule.kind not in SPLIT or plan.pipeline == 1:
+    if not planned.splits(plan.schedule) or plan.pipeline == 1:
         return None
     what = f"{precision.value} products whose backward {plan.schedule.kind.value} splits"
     fix = "choose 1f1b, or bf16"
@@ -77,7 +78,8 @@ def gradients_reduced(design: Design) -> Problem | None:
     against = {
         "over two axes": sum(size > 1 for size in (plan.replicate, plan.shard, plan.context)) > 1,
         "with experts on a grid of their own": plan.experts is not None,
-        f"under {plan.schedule.kind.value}": plan.schedule.kind in SPLIT | {ScheduleKind.BREADTH_FIRST},
+        f"under {plan.schedule.kind.value}": planned.splits(plan.schedule)
+        or plan.schedule.kind is ScheduleKind.BREADTH_FIRST,
     }
     for how, refused in against.items():
         if refused:
@@ -165,7 +167,7 @@ def compile_fits(design: Design) -> Problem | None:
     if design.job.compile is not Switch.ON or plan.pipeline == 1:
         return None
     fix = 'choose "off", or a schedule of whole passes such as 1f1b'
-    if schedule.kind in SPLIT:
+    if planned.splits(schedule):
         what = f"{schedule.kind.value} splits backwards, and compiled ones are one piece"
         return Problem(where="job.compile", what=what, fix=fix)
     if schedule.slices > 1:

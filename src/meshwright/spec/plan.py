@@ -55,7 +55,8 @@ class Offload(StrEnum):
 
 class ScheduleKind(StrEnum):
     """gpipe 1811.06965; 1f1b 1806.03377; interleaved 2104.04473; breadth-first 2211.05953 (on one rank it is layered
-    accumulation, 2106.02679); zero bubble H1 and H2 2401.10241, V 2405.15362; DualPipeV 2412.19437; seq1f1b 2406.03488.
+    accumulation, 2106.02679); zero bubble H1 and H2 2401.10241, V 2405.15362; DualPipeV 2412.19437; seq1f1b 2406.03488;
+    table: the one that the plan carries.
     """
 
     GPIPE = "gpipe"
@@ -67,6 +68,7 @@ class ScheduleKind(StrEnum):
     ZERO_BUBBLE_V = "zb-v"
     DUAL_PIPE_V = "dualpipe-v"
     SEQUENCE_1F1B = "seq1f1b"
+    TABLE = "table"
 
 
 class ExchangeKind(StrEnum):
@@ -143,13 +145,15 @@ class Stage:
 class Schedule:
     """The order of forward and backward passes; `chunks` stages live on each pipeline rank.
 
-    `slices` are runs of tokens that a microbatch is cut into (Seq1F1B; TeraPipe under gpipe).
+    `slices` are runs of tokens that a microbatch is cut into (Seq1F1B; TeraPipe under gpipe). `table` is what each
+    pipeline rank does in order where the kind is table: `0F*3 (0F 0B)*5 0B*3`, as schedule/written.py reads it.
     """
 
     kind: ScheduleKind = ScheduleKind.ONE_F_ONE_B
     microbatches: int = 1
     chunks: int = 1
     slices: int = 1
+    table: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from meshwright import schedule
-from meshwright.schedule.build import SPLIT
+from meshwright.schedule import planned
 from meshwright.spec.model import Layer
-from meshwright.spec.plan import BlockGroup, Design, Plan, Schedule, ScheduleKind, Stage
+from meshwright.spec.plan import BlockGroup, Design, Plan, ScheduleKind, Stage
 
 SHORTEST = 3  # repetitions of a run of layers that the shortest probe keeps: a first, a last and one between
 LONGEST_UNIT = 8
@@ -64,13 +63,11 @@ def fewer_microbatches(design: Design) -> Design:
     plan = design.plan
     if plan.schedule.microbatches <= FEWEST_MICROBATCHES:
         return design
-    if plan.pipeline > 1 and (plan.schedule.kind in SPLIT or plan.schedule.slices > 1):
+    if plan.pipeline > 1 and (planned.splits(plan.schedule) or plan.schedule.slices > 1):
         return design
     kind = ScheduleKind.BREADTH_FIRST if plan.schedule.kind is ScheduleKind.INTERLEAVED else plan.schedule.kind
-    few = Schedule(kind=kind, microbatches=FEWEST_MICROBATCHES, chunks=plan.schedule.chunks)
-    refused = plan.pipeline > 1 and schedule.problems(
-        kind, pipeline=plan.pipeline, chunks=few.chunks, microbatches=few.microbatches
-    )
+    few = planned.of_first(replace(plan.schedule, kind=kind), FEWEST_MICROBATCHES)
+    refused = plan.pipeline > 1 and planned.problems(few, pipeline=plan.pipeline)
     return design if refused else replace(design, plan=replace(plan, schedule=few))
 
 

@@ -7,12 +7,13 @@ from functools import partial
 
 import torch
 
-from meshwright import parallel, schedule
+from meshwright import parallel
 from meshwright.parallel import Laid
 from meshwright.run.dry.counter import StepCounter
 from meshwright.run.dry.events import Event
 from meshwright.run.dry.kernels import accelerator_kernels
 from meshwright.run.dry.torch_compat import ACCELERATOR, fake_world, real
+from meshwright.schedule import planned
 from meshwright.spec.cluster import DeviceKind
 from meshwright.spec.plan import Design
 
@@ -114,8 +115,7 @@ def _step(
 def _first_step(design: Design, batch: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...]:
     """As much of the batch as the step before the counted one needs: a microbatch, where the schedule plays one."""
     plan = design.plan
-    kind, chunks = plan.schedule.kind, plan.schedule.chunks
-    if plan.pipeline > 1 and schedule.problems(kind, pipeline=plan.pipeline, chunks=chunks, microbatches=1):
+    if plan.pipeline > 1 and planned.problems(planned.of_first(plan.schedule, 1), pipeline=plan.pipeline):
         return batch
     return tuple(None if tensor is None else tensor[: plan.microbatch] for tensor in batch)
 

@@ -1,0 +1,81 @@
+"""What a plan's schedule has its ranks do: by the name of its kind, or by the table that it carries."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from meshwright.schedule import written
+from meshwright.schedule.build import SPLIT
+from meshwright.schedule.build import placement as placement_of
+from meshwright.schedule.build import problems as problems_of
+from meshwright.schedule.build import program as program_of
+from meshwright.schedule.program import Program
+from meshwright.schedule.table import Table
+from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.plan import Schedule, ScheduleKind
+
+
+def problems(entry: Schedule, *, pipeline: int) -> tuple[Problem, ...]:
+    """Every reason why there is no such schedule; () when `program` gives one."""
+    if entry.kind is not ScheduleKind.TABLE:
+        found = problems_of(entry.kind, pipeline=pipeline, slices=entry.slices, **_sizes(entry))
+        return found + table_problems(entry, pipeline=pipeline)
+    if entry.slices == 1:
+        return table_problems(entry, pipeline=pipeline)
+    what = f"a table does not cut microbatches into {entry.slices} slices"
+    return (Problem(what=what, where="schedule.slices", fix="1 slice"), *table_problems(entry, pipeline=pipeline))
+
+
+def table_problems(entry: Schedule, *, pipeline: int) -> tuple[Problem, ...]:
+    """What is wrong with the table of a schedule: one that nobody would read, or that is not legal."""
+    if entry.kind is not ScheduleKind.TABLE:
+        what = f"a table beside kind {entry.kind.value}, which has its own"
+        fix = f"kind {ScheduleKind.TABLE.value}, or no table"
+        return (Problem(what=what, where="schedule.table", fix=fix),) if entry.table else ()
+    try:
+        written.legal(entry.table, pipeline=pipeline, **_sizes(entry))
+    except ConfigError as error:
+        return error.problems
+    return ()
+
+
+def program(entry: Schedule, *, pipeline: int) -> Program:
+    """The schedule as arrays, one row a pipeline rank. Raises ConfigError with every problem."""
+    if entry.kind is ScheduleKind.TABLE:
+        told = written.legal(entry.table, pipeline=pipeline, **_sizes(entry))
+        return Program.from_table(told, stages=pipeline * entry.chunks)
+    return program_of(entry.kind, pipeline=pipeline, slices=entry.slices, **_sizes(entry))
+
+
+def table(entry: Schedule, *, pipeline: int) -> Table:
+    """The schedule as a table. Raises ConfigError with every problem."""
+    return program(entry, pipeline=pipeline).table()
+
+
+def placement(entry: Schedule, *, pipeline: int) -> tuple[int, ...]:
+    """The rank of every stage. Raises ConfigError where the table cannot be read."""
+    if entry.kind is ScheduleKind.TABLE:
+        return written.placement(entry.table)
+    return placement_of(entry.kind, pipeline=pipeline, chunks=entry.chunks)
+
+
+def splits(entry: Schedule) -> bool:
+    """Whether some backwards have two halves."""
+    return entry.kind in SPLIT or written.splits(entry.table)
+
+
+def of(made: Program | Table, *, chunks: int) -> Schedule:
+    """The schedule of a plan that does what `made` tells, which takes the microbatches of every stage in order."""
+    rows = made.table() if isinstance(made, Program) else made
+    count = 1 + max(action.microbatch for row in rows for action in row)
+    return Schedule(kind=ScheduleKind.TABLE, microbatches=count, chunks=chunks, table=written.write(rows))
+
+
+def of_first(entry: Schedule, microbatches: int) -> Schedule:
+    """The schedule of the first ones of its microbatches, or of more where it knows how."""
+    lines = written.first_microbatches(entry.table, microbatches) if entry.table else ()
+    return replace(entry, microbatches=microbatches, table=lines)
+
+
+def _sizes(entry: Schedule) -> dict[str, int]:
+    return {"chunks": entry.chunks, "microbatches": entry.microbatches}
