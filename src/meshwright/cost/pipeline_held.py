@@ -10,12 +10,14 @@ from meshwright.cost.work import FloatArray
 from meshwright.spec.plan import ScheduleKind as Kind
 
 
-def held(shape: Shape, *, first: FloatArray, last: FloatArray, total: FloatArray) -> FloatArray:
+def held(
+    shape: Shape, *, first: FloatArray, last: FloatArray, total: FloatArray, waits: FloatArray | None = None
+) -> FloatArray:
     """The most that a rank holds at once of what each microbatch leaves on its stages; all of shape (rows, ranks).
 
     gpipe and breadth-first hold every microbatch, 1f1b p - rank of them, seq1f1b of k slices (p - rank - 1 + k) / k,
-    interleaved what Megatron's warm-up starts, H1 p and H2 2p - 1 of them as what weight gradients need waits for
-    them, V shapes as many of the first stage as are on their way down and up, and of the last as are on their way up.
+    interleaved what Megatron's warm-up starts, H1 p and H2 2p - 1 of them, of which as many as
+    are not on their way down and up are between the halves of their backwards, where `waits` is left of each; V shapes as many of the first stage as are on their way down and up, and of the last as are on their way up.
     Exact where a rank's stages between the first and the last are alike.
     """
     microbatches, pipeline = shape.microbatches[:, None], shape.pipeline[:, None]
@@ -25,8 +27,10 @@ def held(shape: Shape, *, first: FloatArray, last: FloatArray, total: FloatArray
     one = np.minimum((behind + slices - 1.0) / slices, microbatches) * total
     found = np.where(_mask(shape, Kind.ONE_F_ONE_B) | _mask(shape, Kind.SEQUENCE_1F1B), one, found)
     for kind, depth in ((Kind.ZERO_BUBBLE_H1, 1.0), (Kind.ZERO_BUBBLE_H2, 2.0)):
-        deep = np.minimum(depth * (pipeline - 1.0) + 1.0, microbatches) * total
-        found = np.where(_mask(shape, kind), deep, found)
+        deep = np.minimum(depth * (pipeline - 1.0) + 1.0, microbatches)
+        whole = np.minimum(depth * (behind - 1.0) + 1.0, deep)
+        left = total if waits is None else waits
+        found = np.where(_mask(shape, kind), whole * total + (deep - whole) * left, found)
     looped = np.flatnonzero(_mask(shape, Kind.INTERLEAVED))
     if looped.size:
         found[looped] = _interleaved(shape, looped, first=first, last=last, total=total)
