@@ -29,7 +29,8 @@ class BlockBytes:
     """Arrays of shape (rows,), bytes of one block of a kind for one microbatch.
 
     `kept` for backward under the row's recompute, `away` in the host's memory instead; `working` the most that its
-    backward has beside that, with what it computes again, and `ending` what it has at its last product; `waits` is what
+    backward has beside that, with what it computes again, `ending` what it has at its last product, and `mixing`
+    where it comes to the mixer of a layer that has more; `waits` is what
     is left of `kept` between the halves of a split backward; `logits` of the loss.
     """
 
@@ -37,6 +38,7 @@ class BlockBytes:
     working: FloatArray
     logits: FloatArray
     ending: FloatArray | float = 0.0
+    mixing: FloatArray | float = 0.0
     waits: FloatArray | float = 0.0
     away: FloatArray | float = 0.0
 
@@ -44,8 +46,8 @@ class BlockBytes:
         """Where kept bytes are `away` in the host's memory, those of two blocks on their way are left."""
         transit = np.where(away, 2.0 * self.kept, 0.0)
         there = np.where(away, self.kept, 0.0)
-        working, ending = self.working + transit, self.ending + transit
-        return replace(self, kept=self.kept - there, away=there, working=working, ending=ending)
+        moments = {name: getattr(self, name) + transit for name in ("working", "ending", "mixing")}
+        return replace(self, kept=self.kept - there, away=there, **moments)
 
 
 class Holds(Protocol):
@@ -99,6 +101,7 @@ def block_bytes(
         kept=np.where(full, entering, np.where(selective, kept - core, kept)),
         working=np.where(selective, repeated, once + np.where(full, again, 0.0)),
         ending=row([parts[-1].ending]) + np.where(full, again, 0.0),
+        mixing=_mixing(block, parts, sizes)[inverse] + np.where(full, again, 0.0),
         logits=row(part.logits for part in parts),
         waits=row(part.waits for part in parts) if trains else 0.0 * kept,
     )
@@ -113,6 +116,17 @@ def _working(parts: tuple[Kept, ...], sizes: Sizes, *, again: bool = False) -> F
         most = np.maximum(most, part.working + core - gone)
         gone = gone + part.saved - core
     return most
+
+
+def _mixing(block: Block, parts: tuple[Kept, ...], sizes: Sizes) -> FloatArray:
+    """What the mixer's backward has when nothing is left of the transform; nothing where either is missing."""
+    if not isinstance(block, Layer) or block.mixer is None or block.transform is None:
+        return sizes.zeros
+    place = 0 if block.mixer.norm is None else 1
+    found = sizes.zeros + parts[place].working
+    for part in parts[place + 1 :]:
+        found = found - part.saved
+    return found
 
 
 def recomputes(kind: Kind, table: PlanTable, policy: int) -> BoolArray:

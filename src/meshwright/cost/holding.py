@@ -27,6 +27,7 @@ _ONES = (
     "head_kept",
     "working",
     "ending",
+    "mixing",
     "head_working",
     "largest",
     "largest_made",
@@ -45,14 +46,15 @@ class Held:
     """What a rank holds whatever the moment, shape (rows, ranks).
 
     Bytes of all microbatches in flight: `kept` and `logits` when they are most, and `alone` where a stage without a
-    head keeps more at another time. Of one microbatch: `one_kept` on all blocks of the rank,
-    `head_kept`, `one_logits`, `largest_kept` of a layer. `working` beside a layer's backward, `ending` beside the one of
-    its last product, and `head_working` beside the head's; `loss_logits` of the copy that the loss reads. Parameters: `largest` layer, `head`, and what of both
-    has gradients (`largest_made`, `head_made`), `embedding`, `closing` of a layer's last product, `formed` of them
-    when its backward has most,
-    `tied` of a head that multiplies with the table, and `head_own` beside it. `sends` bytes of gradients on their way to other stages and
-    of room for what comes, `fixed` those that stay. `after_first` activations of all microbatches in flight when one has left the rank's first stage;
-    `follows` where all microbatches are in flight when the first backward begins, and others come behind it.
+    head keeps more at another time. Of one microbatch: `one_kept` on all blocks of the rank, `head_kept`, `one_logits`,
+    `largest_kept` of a layer, `loss_logits` of the copy that the loss reads. Beside a layer's backward `working`, when
+    its last product has both gradients `ending`, when it comes to the mixer `mixing`; beside the head's `head_working`.
+    Parameters: `largest` layer, `head`, and what of both has gradients (`largest_made`, `head_made`), `embedding`,
+    `closing` of a layer's last product, `formed` of them when its backward has most, `tied` of a head that multiplies
+    with the table, and `head_own` beside it. `sends` bytes of gradients on their way to other stages and of room for
+    what comes, `fixed` those that stay. `after_first` activations of all microbatches in flight when one has left the
+    rank's first stage; `follows` where all microbatches are in flight when the first backward begins, and others come
+    behind it.
     """
 
     kept: FloatArray
@@ -65,6 +67,7 @@ class Held:
     largest_kept: FloatArray
     working: FloatArray
     ending: FloatArray
+    mixing: FloatArray
     head_working: FloatArray
     largest: FloatArray
     largest_made: FloatArray
@@ -148,7 +151,8 @@ def _outputs(counts: FloatArray, *, arrays: LayoutArrays, model: ModelSpec) -> F
 
 
 def _on_the_way(counts: FloatArray, table: PlanTable, *, arrays: LayoutArrays, model: ModelSpec) -> FloatArray:
-    """Hidden features on their way at once: gradients that a stage has sent, and what it makes room for, (rows, ranks)."""
+    """Hidden features on their way at once, (rows, ranks): gradients that a stage has sent, and what it makes room
+    for."""
     receives = counts[..., -1] - (arrays.of(model.embedding, counts) > 0)
     sent = np.minimum(_PATIENT_SENDS, table.microbatches - 1.0)[:, None]
     return np.asarray(np.where(receives > 0, receives * sent + 1.0, 0.0))
@@ -160,9 +164,13 @@ def _of_one(kind: Kind, priced: Holds, table: PlanTable, *, model: ModelSpec) ->
     if isinstance(block, Layer):
         closing, sparse = _closing(block), isinstance(block.transform, Mixture)
         slices = np.where(sparse & table.on_grid, table.expert * table.expert_tensor, table.tensor)
+        compute = state_bytes(table).compute
         return {
             "working": priced.bytes.working,
-            "ending": priced.bytes.ending + state_bytes(table).compute * (_experts(block) / slices * trains),
+            "ending": priced.bytes.ending + compute * (_experts(block) / slices * trains),
+            "mixing": np.where(
+                table.sharding > 0, priced.bytes.mixing + compute * _changed(block) / slices * trains, 0.0
+            ),
             "largest": priced.parameters,
             "largest_made": priced.parameters * trains,
             "largest_kept": priced.bytes.kept,
@@ -183,6 +191,11 @@ def _of_one(kind: Kind, priced: Holds, table: PlanTable, *, model: ModelSpec) ->
         "one_logits": priced.bytes.logits,
         "loss_logits": priced.bytes.logits / (1.0 if block.softcap is None else 2.0),
     }
+
+
+def _changed(block: Layer) -> float:
+    """Parameters of a layer's transform, whose gradients are there when backward comes to its mixer."""
+    return 0.0 if block.transform is None else float(block.transform.matrix_parameters)
 
 
 def _experts(block: Layer) -> float:

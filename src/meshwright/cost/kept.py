@@ -290,7 +290,8 @@ def _mixture(part: Mixture, sizes: Sizes) -> Kept:
     """Router, rows sorted by expert, experts, and rows before and after their weights.
 
     Backward has most when rows are given their weights' gradients, of which forward kept one set that is gone by then,
-    and when the experts' are all there. Of every choice the index of its expert, its place in the order twice, its weight before and after sorting.
+    and when the experts' are all there. Of every choice the index of its expert, its place in the order twice, its
+    weight before and after sorting.
     """
     m, e = sizes.tokens, sizes.itemsize
     grid = np.asarray(sizes.expert + sizes.zeros) > 0.0

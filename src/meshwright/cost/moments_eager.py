@@ -101,11 +101,19 @@ class EagerMoments:
                 + np.where(self.tied, 0.0, entry.head * self.gathered)
                 + entry.head_made * self._forming(at),
             ),
-            moment(kept, self.buffers + self.gathered * entry.largest + self._reducing(alone, last=False)),
+            moment(
+                kept,
+                self.buffers
+                + self.gathered * entry.largest
+                + self._reducing(alone, last=False, alone=True, sums=at.sums),
+            ),
             moment(kept, layer + flies * alone, gradients=head),
             moment(between, layer + flies * entry.largest_made, gradients=head),
             moment(
-                between, self.buffers + self.gathered * entry.largest + self._reducing(entry.largest_made, last=False)
+                between,
+                self.buffers
+                + self.gathered * entry.largest
+                + self._reducing(entry.largest_made, last=False, sums=at.sums),
             ),
         ]
 
@@ -123,7 +131,10 @@ class EagerMoments:
             gradients=np.where(at.sums, found.before, found.summed),
             activations=np.maximum(entry.after_first, 0.0),
             logits=np.maximum(entry.logits - entry.one_logits, 0.0),
-            buffers=self.buffers + np.where(self.sharded, self._reducing(self.last_unit, last=False), self._table(at)),
+            buffers=self.buffers
+            + np.where(
+                self.sharded, self._reducing(self.last_unit, last=False, alone=~self.tied, sums=True), self._table(at)
+            ),
         )
 
     def _last(self) -> list[Moment]:
@@ -141,10 +152,10 @@ class EagerMoments:
         def moment(gradients: FloatArray, activations: FloatArray, buffers: FloatArray) -> Moment:
             return Moment(gradients=gradients, activations=activations, logits=nothing, buffers=self.buffers + buffers)
 
-        table = np.where(self.sharded, self._reducing(self.last_unit, last=True), self._table(at))
+        table = np.where(self.sharded, self._reducing(self.last_unit, last=True, alone=~self.tied), self._table(at))
         layer = 2.0 * self.gathered * entry.largest + found.wire + entry.working
         return [
-            moment(found.before, one, self._reducing(entry.head_made, last=True)),
+            moment(found.before, one, self._reducing(entry.head_made, last=True, alone=True)),
             moment(
                 found.before - given,
                 np.maximum(one - entry.largest_kept, 0.0),
@@ -166,22 +177,30 @@ class EagerMoments:
 
     def _layer(self, at: _Beside) -> FloatArray:
         """Bytes of a layer's backward: when its last product has given both gradients, of which the matrix's is added
-        or stays, or its experts have given all of theirs; and when it has most of its own."""
+        or stays, or its experts have given all of theirs; when it has most of its own; and, of a unit that is reduced whole, when
+        it comes to the mixer."""
         entry = self.entry
         both = np.where(self.sharded, self.compute, self.master + self._narrow)
         stays = np.where(self.sharded, self.compute, np.where(at.sums, 0.0, self.master))
         return np.asarray(
-            np.maximum(entry.ending + both * entry.closing, entry.working + stays * entry.formed), dtype=np.float64
+            np.maximum(
+                entry.ending + both * entry.closing, np.maximum(entry.working + stays * entry.formed, entry.mixing)
+            ),
+            dtype=np.float64,
         )
 
-    def _reducing(self, parameters: FloatArray, *, last: bool) -> FloatArray:
+    def _reducing(
+        self, parameters: FloatArray, *, last: bool, alone: BoolArray | bool = False, sums: BoolArray | bool = False
+    ) -> FloatArray:
         """Bytes of a unit whose gradients are reduced: as backward gave them beside the copy that is sent, then that
-        copy beside this rank's part and, on processors, what is received; zero1 adds them to whole sums until the
-        `last` backward."""
+        copy beside this rank's part and, on processors, what is received. A parameter that is `alone` in its unit has
+        its gradient until then (FSDP2 lets go of all but the last). Until the `last` backward zero1 adds them to
+        whole `sums`, or where there are none keeps them, in the precision of sums."""
         received = 1.0 if self.kind is DeviceKind.CPU else 0.0
-        sent = self.reduced * (1.0 + received + 1.0 / self.divided)
+        sent = self.reduced * (1.0 + received + 1.0 / self.divided) + np.where(alone, self.compute, 0.0)
         most = np.maximum(self.compute + self.reduced, sent)
-        most = most if last else np.where(self.zero1, self.compute + self.reduced, most)
+        kept = self.compute + np.where(sums | (self.compute == self.reduced), 0.0, self.reduced)
+        most = most if last else np.where(self.zero1, kept, most)
         return np.asarray(np.where(self.sharded, parameters * most, 0.0))
 
     def _table(self, at: _Beside) -> FloatArray:
