@@ -104,8 +104,12 @@ def collect(
     model: ModelSpec,
     hidden: FloatArray,
     fixed: FloatArray,
+    eager: bool,
 ) -> Held:
-    """What every rank holds of its `blocks`; `hidden` bytes of the residual stream of one microbatch, shape (rows,)."""
+    """What every rank holds of its `blocks`; `hidden` bytes of the residual stream of one microbatch, shape (rows,).
+
+    Where operators do not run one by one, stages let go of what they sent, and halves of backwards keep what they read.
+    """
     total = counts["total"]
     zeros = np.zeros(total.shape[:2])
     most = dict.fromkeys(_ONES, zeros)
@@ -119,8 +123,9 @@ def collect(
             kept[name] = kept[name] + number * block.bytes.kept[:, None]
             logits[name] = logits[name] + number * block.bytes.logits[:, None]
         waits = waits + total[..., index] * np.asarray(block.bytes.waits)[..., None]
-    for name in kept:
+    for name in kept if eager else ():
         kept[name] = kept[name] + hidden[:, None] * _outputs(counts[name], arrays=arrays, model=model)
+    waits = waits if eager else kept["total"]
     whole = held(shape, first=kept["first"], last=kept["last"], total=kept["total"], waits=waits)
     scored = held(shape, **logits)
     both = held(shape, **{name: kept[name] + logits[name] for name in kept}, waits=waits + logits["total"])

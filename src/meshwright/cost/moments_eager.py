@@ -66,7 +66,8 @@ class EagerMoments:
         return [self._loss(), *self._backward(first), *self._backward(second), apart, self._end(first), *self._last()]
 
     def _loss(self) -> Moment:
-        """A cap gives the gradient of its input beside what it kept. A loss of torch's own has beside the log-softmax the gradients of it and of the logits, in fp32 too."""
+        """A cap gives the gradient of its input beside what it kept. A loss of torch's own has beside the log-softmax
+        the gradients of it and of the logits, in fp32 too."""
         entry = self.entry
         chunk = _chunk_bytes(entry.loss_logits / self.compute, self.compute, kind=self.kind)
         chunk = np.maximum(chunk, np.where(entry.one_logits > entry.loss_logits, entry.loss_logits, 0.0))
@@ -177,8 +178,8 @@ class EagerMoments:
 
     def _layer(self, at: _Beside) -> FloatArray:
         """Bytes of a layer's backward: when its last product has given both gradients, of which the matrix's is added
-        or stays, or its experts have given all of theirs; when it has most of its own; and, of a unit that is reduced whole, when
-        it comes to the mixer."""
+        or stays, or its experts have given all of theirs; when it has most of its own; and, of a unit that is reduced
+        whole, when it comes to the mixer."""
         entry = self.entry
         both = np.where(self.sharded, self.compute, self.master + self._narrow)
         stays = np.where(self.sharded, self.compute, np.where(at.sums, 0.0, self.master))

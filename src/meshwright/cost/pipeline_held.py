@@ -16,8 +16,9 @@ def held(
     """The most that a rank holds at once of what each microbatch leaves on its stages; all of shape (rows, ranks).
 
     gpipe and breadth-first hold every microbatch, 1f1b p - rank of them, seq1f1b of k slices (p - rank - 1 + k) / k,
-    interleaved what Megatron's warm-up starts, H1 p and H2 2p - 1 of them, of which as many as
-    are not on their way down and up are between the halves of their backwards, where `waits` is left of each; V shapes as many of the first stage as are on their way down and up, and of the last as are on their way up.
+    interleaved what Megatron's warm-up starts, H1 p and H2 2p - 1 of them, of which as many as are not on their way
+    down and up are between the halves of their backwards, where `waits` is left of each; V shapes as many of the first
+    stage as are on their way down and up, and of the last as are on their way up.
     Exact where a rank's stages between the first and the last are alike.
     """
     microbatches, pipeline = shape.microbatches[:, None], shape.pipeline[:, None]

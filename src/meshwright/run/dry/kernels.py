@@ -85,8 +85,9 @@ class _FusedSilu(torch.autograd.Function):
         return torch.empty_like(x)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        return torch.empty_like(grads[0])
+    def backward(ctx: Any, *_grads: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return torch.empty_like(x)
 
 
 def fused_silu(x: Tensor) -> Tensor:
