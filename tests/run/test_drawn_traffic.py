@@ -3,35 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from meshwright import cost
 from meshwright.run.children import in_child
+from meshwright.search import Scope
+from meshwright.search import check as refusals
+from meshwright.spec.cluster import Precision
+from meshwright.spec.optimizer import Adafactor
+from meshwright.spec.plan import Design, GradientSync
 from tests.parallel import draws
 from tests.parallel.draws import Draw
 from tests.parallel.test_drawn_plans import ALL, FIXED
 from tests.run import dry_cases
 
 RUNS = 20
+EIGHT_BITS = (Precision.FP8, Precision.INT8)
 FEW = FIXED[:8]
 REST = [ALL[start : start + RUNS] for start in range(0, len(ALL), RUNS)]
 
 
 def check(chosen: Sequence[Draw]) -> None:
-    """Lines, operations, axes and bytes of one pipeline rank of each draw: another one from draw to draw."""
-    designs = [draws.build(draw) for draw in chosen]
+    compare([(str(draw), draws.build(draw)) for draw in chosen])
+
+
+def compare(named: Sequence[tuple[str, Design]]) -> None:
+    """Lines, operations, axes and bytes of one pipeline rank of each design: another one from one to the next."""
+    designs = [entry for _, entry in named]
     ranks = [place % entry.plan.pipeline for place, entry in enumerate(designs)]
     found = in_child(dry_cases.count_ranks, {"designs": designs, "ranks": ranks}, seconds=280)
-    for draw, entry, rank, counted in zip(chosen, designs, ranks, found, strict=True):
-        assert dict(cost.traffic(entry, rank=rank).bytes) == dict(counted.bytes), (str(draw), rank)
+    for (name, entry), rank, counted in zip(named, ranks, found, strict=True):
+        assert dict(cost.traffic(entry, rank=rank).bytes) == dict(counted.bytes), (name, rank)
+
+
+def changed(chosen: Sequence[Draw]) -> list[tuple[str, Design]]:
+    """The same plans under Adafactor, and with gradients in eight bits where those are legal."""
+    found = []
+    for place, draw in enumerate(chosen):
+        entry = draws.build(draw)
+        adafactor = Adafactor(learning_rate=1e-2, clip_norm=draw.clip_norm)
+        narrow = GradientSync(precision=EIGHT_BITS[place % 2])
+        others = {
+            "adafactor": replace(entry, job=replace(entry.job, optimizer=adafactor)),
+            "eight bits": replace(entry, plan=replace(entry.plan, gradients=narrow)),
+        }
+        scopes = frozenset({Scope.PLAN, Scope.RUNTIME})
+        found += [(f"{how} {draw}", other) for how, other in others.items() if not refusals(other, scopes=scopes)]
+    return found
 
 
 def test_every_byte_of_a_few_drawn_plans_is_predicted() -> None:
-    check(FEW)
+    others = changed([draw for draw in FIXED if 1 < draw.ranks <= 4][:12])
+    few = [[pair for pair in others if pair[0].startswith(how)][:2] for how in ("adafactor", "eight bits")]
+    assert all(few)
+    compare([*((str(draw), draws.build(draw)) for draw in FEW), *few[0], *few[1]])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", range(len(REST)))
 def test_every_byte_of_every_drawn_plan_is_predicted(place: int) -> None:
     check(REST[place])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", range(len(REST)))
+def test_every_byte_of_every_plan_so_changed_is(place: int) -> None:
+    compare(changed(REST[place]))

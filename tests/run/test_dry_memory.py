@@ -52,6 +52,13 @@ MORE = {
         DENSE,
         Layout(shard=2, tensor=2, sequence_parallel=True, sharding=Sharding.PARAMETERS, batch=6),
     ),
+    "interleaved": (DENSE, Layout(pipeline=2, chunks=2, kind=ScheduleKind.INTERLEAVED, batch=4)),
+    "halves of backwards": (DENSE, Layout(pipeline=2, kind=ScheduleKind.ZERO_BUBBLE_H1, batch=4)),
+    "pipeline and zero1": (DENSE, Layout(pipeline=2, shard=2, sharding=Sharding.OPTIMIZER, batch=8)),
+    "square of a pipeline": (
+        DENSE,
+        Layout(pipeline=2, tensor=4, microbatch=2, batch=8, tensor_grid=TensorGrid.SQUARE),
+    ),
     "all at once": (DENSE, Layout(pipeline=2, kind=ScheduleKind.GPIPE, batch=4)),
     "pipeline": (DENSE, Layout(pipeline=2, batch=4)),
     "pipeline and zero3": (DENSE, Layout(pipeline=2, shard=2, sharding=Sharding.PARAMETERS, batch=8)),

@@ -29,19 +29,25 @@ class BlockBytes:
     """Arrays of shape (rows,), bytes of one block of a kind for one microbatch.
 
     `kept` for backward under the row's recompute, `away` in the host's memory instead; `working` the most that its
-    backward has beside that, with what it computes again; `logits` of the loss.
+    backward has beside that, with what it computes again, `ending` what it has at its last product, and `mixing`
+    where it comes to the mixer of a layer that has more; `waits` is what
+    is left of `kept` between the halves of a split backward; `logits` of the loss.
     """
 
     kept: FloatArray
     working: FloatArray
     logits: FloatArray
+    ending: FloatArray | float = 0.0
+    mixing: FloatArray | float = 0.0
+    waits: FloatArray | float = 0.0
     away: FloatArray | float = 0.0
 
     def without(self, away: BoolArray) -> BlockBytes:
         """Where kept bytes are `away` in the host's memory, those of two blocks on their way are left."""
         transit = np.where(away, 2.0 * self.kept, 0.0)
         there = np.where(away, self.kept, 0.0)
-        return replace(self, kept=self.kept - there, away=there, working=self.working + transit)
+        moments = {name: getattr(self, name) + transit for name in ("working", "ending", "mixing")}
+        return replace(self, kept=self.kept - there, away=there, **moments)
 
 
 class Holds(Protocol):
@@ -84,6 +90,8 @@ def block_bytes(
     chosen = operator_outputs(block, sizes) if software.selects_operators else None
     core = row(part.core for part in parts) if chosen is None else np.maximum(kept - chosen[inverse], 0.0)
     full, selective = recomputes(kind, table, FULL), recomputes(kind, table, SELECTIVE)
+    once = _working(parts, sizes)[inverse]
+    repeated = _working(parts, sizes, again=True)[inverse] if chosen is None else once + core
     entering = (sizes.tokens * width_of(block) * sizes.itemsize / sizes.split)[inverse]
     # A first norm that is not written out in another precision keeps the very tensor that entered.
     again = kept - (0.0 if sizes.composite_norms and bool((sizes.itemsize < sizes.wide).all()) else entering)
@@ -91,18 +99,34 @@ def block_bytes(
         return BlockBytes(kept=0.0 * kept, working=0.0 * kept, logits=0.0 * kept)
     return BlockBytes(
         kept=np.where(full, entering, np.where(selective, kept - core, kept)),
-        working=_working(parts, sizes)[inverse] + np.where(full, again, np.where(selective, core, 0.0)),
+        working=np.where(selective, repeated, once + np.where(full, again, 0.0)),
+        ending=row([parts[-1].ending]) + np.where(full, again, 0.0),
+        mixing=_mixing(block, parts, sizes)[inverse] + np.where(full, again, 0.0),
         logits=row(part.logits for part in parts),
+        waits=row(part.waits for part in parts) if trains else 0.0 * kept,
     )
 
 
-def _working(parts: tuple[Kept, ...], sizes: Sizes) -> FloatArray:
-    """The most over the parts: backward comes to one when what those after it kept is gone."""
+def _working(parts: tuple[Kept, ...], sizes: Sizes, *, again: bool = False) -> FloatArray:
+    """The most over the parts, their cores computed `again`: backward comes to one when what those after it kept is
+    gone."""
     most, gone = sizes.zeros, sizes.zeros
     for part in reversed(parts):
-        most = np.maximum(most, part.working - gone)
-        gone = gone + part.saved
+        core = part.core if again else 0.0
+        most = np.maximum(most, part.working + core - gone)
+        gone = gone + part.saved - core
     return most
+
+
+def _mixing(block: Block, parts: tuple[Kept, ...], sizes: Sizes) -> FloatArray:
+    """What the mixer's backward has when nothing is left of the transform; nothing where either is missing."""
+    if not isinstance(block, Layer) or block.mixer is None or block.transform is None:
+        return sizes.zeros
+    place = 0 if block.mixer.norm is None else 1
+    found = sizes.zeros + parts[place].working
+    for part in parts[place + 1 :]:
+        found = found - part.saved
+    return found
 
 
 def recomputes(kind: Kind, table: PlanTable, policy: int) -> BoolArray:

@@ -46,7 +46,8 @@ def fixed_bytes(
     """Bytes on every rank, shape (rows, ranks)."""
     found = np.zeros(counts["total"].shape[:2]) + workspace_bytes(device, software=software)
     if software.eager:
-        found = found + _shared_tensors(table, model=model, job=job)[:, None]
+        masked = job.data.document_mask and software.masks_documents(device.kind)
+        found = found + _shared_tensors(table, model=model, job=job, masked=masked)[:, None]
     return found + _placeholders(table, arrays=arrays, counts=counts) if software.placeholders else found
 
 
@@ -107,8 +108,9 @@ def _two_products(where: str, hidden: int, width: float, *, gated: bool) -> set[
     return {(where, float(hidden) * (2.0 if gated else 1.0), width), (where, width, float(hidden))}
 
 
-def _shared_tensors(table: PlanTable, *, model: ModelSpec, job: JobSpec) -> FloatArray:
-    """Angles of rotary positions in fp32 at the least, and masks of bytes, each once for all layers of a pass."""
+def _shared_tensors(table: PlanTable, *, model: ModelSpec, job: JobSpec, masked: bool) -> FloatArray:
+    """Angles of rotary positions in fp32 at the least, and masks of bytes, each once for all layers of a pass; of every
+    sequence where attention is `masked` by documents."""
     length = float(job.sequence_length)
     mixers = [layer.mixer for layer in model.layers]
     rotaries = {getattr(mixer, "rotary", None) for mixer in mixers} - {None}
@@ -118,8 +120,7 @@ def _shared_tensors(table: PlanTable, *, model: ModelSpec, job: JobSpec) -> Floa
         for mixer in mixers
         if isinstance(mixer, (Attention, LatentAttention))
     }
-    documents = job.data.document_mask
-    cut = [pair for pair in limits if documents or any(limit is not None and limit < length for limit in pair)]
-    sequences = table.microbatch if documents else np.ones(len(table))
+    cut = [pair for pair in limits if masked or any(limit is not None and limit < length for limit in pair)]
+    sequences = table.microbatch if masked else np.ones(len(table))
     wide = np.maximum(state_bytes(table).compute, 4.0)
     return np.asarray(length / table.context * (dims * wide + len(cut) * length * sequences), dtype=np.float64)

@@ -41,16 +41,20 @@ class Kept:
     """Bytes of one part on one device for one microbatch, arrays of shape (combinations,).
 
     `saved` for backward, of which `core` lies between the inputs of the scores and their output; `working` the most
-    that its backward has beside what is saved; `logits` that the loss reads. `fed`, of `saved`, are inputs of products
-    that the gradients of their weights alone read. `copied` elements of weights are kept
+    that its backward has beside what is saved, and `ending` what it has when both gradients of the last product are
+    there, but for the matrix's; `logits` that the loss reads. `fed`, of `saved`, are inputs of products
+    that the gradients of their weights alone read. `waits` are inputs of all products and the gradients of what they
+    gave, which a split backward keeps for those of their weights. `copied` elements of weights are kept
     beside the parameters where every pass casts them.
     """
 
     saved: FloatArray
     core: FloatArray | float = 0.0
     working: FloatArray | float = 0.0
+    ending: FloatArray | float = 0.0
     logits: FloatArray | float = 0.0
     fed: FloatArray | float = 0.0
+    waits: FloatArray | float = 0.0
     copied: FloatArray | float = 0.0
 
 
@@ -131,7 +135,9 @@ def _attention(mixer: Attention, sizes: Sizes) -> Kept:
         saved=e * m * (width + query) + inside + _head_norms(mixer, query, key, sizes),
         core=core,
         working=e * (m * (2.0 * query + 2.0 * held + width) + 2.0 * scores),
+        ending=e * m * (query + width),
         fed=e * m * width,
+        waits=e * m * (2.0 * width + 2.0 * query + (1.0 if mixer.shared_key_value else 2.0) * key),
         copied=matrices + _head_norm_parameters(mixer, query, key),
     )
 
@@ -198,7 +204,8 @@ def _latent_attention(mixer: LatentAttention, sizes: Sizes) -> Kept:
     """Latents with their norms on every tensor rank, and the queries, keys and values of its heads.
 
     Values are a slice of what the up-projection gives, and keep it whole. Processors have no fused kernel for values
-    of another width than the keys', and write the scores out in fp32.
+    of another width than the keys', and write the scores out in fp32, with a copy of the values unless one sequence of
+    that precision needs none.
     """
     m, e, wide = sizes.tokens, sizes.itemsize, sizes.wide
     heads = mixer.heads / sizes.tensor
@@ -206,7 +213,9 @@ def _latent_attention(mixer: LatentAttention, sizes: Sizes) -> Kept:
     inputs = 2.0 * query + heads * (mixer.nope_dim + mixer.value_dim)
     even = mixer.nope_dim + mixer.rope_dim == mixer.value_dim
     if sizes.processor and not even:
-        inside = wide * (m * (2.0 * query + value) + sizes.scores * heads)
+        slices = (np.asarray(sizes.batch + sizes.zeros) > 1.0) | (e < wide)
+        values = np.where(slices, value, heads * (mixer.nope_dim + mixer.value_dim))
+        inside = wide * (m * (2.0 * query + values) + sizes.scores * heads)
     else:
         mask = _mask_copy(mixer, sizes)
         inside = _fused_core(
@@ -225,17 +234,20 @@ def _latent_attention(mixer: LatentAttention, sizes: Sizes) -> Kept:
     around = around + np.where(whole | (e >= wide), e * m * mixer.rope_dim, 0.0)
     copied = width * (latent + value) + mixer.kv_rank * (heads * (mixer.nope_dim + mixer.value_dim) + 1.0)
     fed = e * m * (width + mixer.kv_rank)
+    above = query + latent + heads * (mixer.nope_dim + mixer.value_dim) + width + value
     if rank is None:
         copied = copied + width * query
     else:
-        fed = fed + e * m * rank
+        fed, above = fed + e * m * rank, above + rank
         around = around + _root_mean_square(m * rank, m, sizes) + e * m * rank
         copied = copied + rank * (width + query + 1.0)
     return Kept(
         saved=e * m * (width + value) + inside + around,
         core=core,
         working=e * m * (2.0 * query + value + width),
+        ending=e * m * (value + width),
         fed=fed,
+        waits=fed + e * m * above,
         copied=copied,
     )
 
@@ -267,7 +279,9 @@ def _feed_forward(part: FeedForward, sizes: Sizes) -> Kept:
     return Kept(
         saved=e * m * (part.width + inside),
         working=e * m * (beside * h + part.width),
+        ending=e * m * (h + part.width),
         fed=e * m * (part.width + (0.0 if part.activation is Activation.RELU and not part.gated else h)),
+        waits=e * m * (2.0 * part.width + (3.0 if part.gated else 2.0) * h),
         copied=part.matrix_parameters / sizes.tensor,
     )
 
@@ -275,7 +289,9 @@ def _feed_forward(part: FeedForward, sizes: Sizes) -> Kept:
 def _mixture(part: Mixture, sizes: Sizes) -> Kept:
     """Router, rows sorted by expert, experts, and rows before and after their weights.
 
-    Of every choice the index of its expert, its place in the order twice, its weight before and after sorting.
+    Backward has most when rows are given their weights' gradients, of which forward kept one set that is gone by then,
+    and when the experts' are all there. Of every choice the index of its expert, its place in the order twice, its
+    weight before and after sorting.
     """
     m, e = sizes.tokens, sizes.itemsize
     grid = np.asarray(sizes.expert + sizes.zeros) > 0.0
@@ -293,7 +309,13 @@ def _mixture(part: Mixture, sizes: Sizes) -> Kept:
         copied = copied + part.shared.matrix_parameters / sizes.tensor
     if part.shared_gate:
         saved, copied = saved + e * m * (part.width + 1.0), copied + part.width
-    return Kept(saved=saved, working=e * routed * (2.0 * part.width + 2.0 * h), copied=copied)
+    return Kept(
+        saved=saved,
+        working=e * (m * part.width + 2.0 * routed * part.width),
+        ending=e * (m * part.width - routed * inside),
+        waits=e * (m * (part.width + part.experts) + routed * (2.0 * part.width + (3.0 if part.gated else 2.0) * h)),
+        copied=copied,
+    )
 
 
 def _embedding(block: Embedding, sizes: Sizes) -> Kept:
@@ -335,6 +357,7 @@ def _head(block: Head, sizes: Sizes, software: Software) -> tuple[Kept, ...]:
         saved=m * (e * block.width + _LOSS_BYTES + sizes.wide),
         working=e * m * block.width,
         fed=e * m * block.width,
+        waits=e * m * block.width,
         logits=capped + logits * (e if software.fused_loss else sizes.wide),
         copied=block.matrix_parameters / sizes.tensor,
     )

@@ -14,6 +14,7 @@ from meshwright.cost.kept import Kept, hidden_copies
 from meshwright.cost.work import FloatArray, Sizes
 from meshwright.spec.blocks import Attention, Block, Embedding, FeedForward, Head, Layer, Norm
 
+_TOLD = ("saved", "working", "ending", "copied")
 _INDEX_BYTES, _HERE_BYTES = 8.0, 1.0  # of a token that is looked up: its row, and whether this rank has it
 
 
@@ -23,7 +24,7 @@ def kept_on_grids(parts: tuple[Kept, ...], block: Block, sizes: Sizes) -> tuple[
     found = []
     for part, held in zip(_parts(block), parts, strict=True):
         there = _on_grid(part, held, sizes)
-        pairs = {name: (getattr(held, name), getattr(there, name)) for name in ("saved", "working", "copied")}
+        pairs = {name: (getattr(held, name), getattr(there, name)) for name in _TOLD}
         found.append(replace(held, **{name: np.where(grid, b, a) for name, (a, b) in pairs.items()}))
     return tuple(found)
 
@@ -52,8 +53,9 @@ def _on_grid(part: Norm | Attention | FeedForward | Embedding | Head, held: Kept
         working = m * part.width / side * e * np.where(cube, side, 1.0)
         return replace(held, saved=looked_up, working=working)
     # What enters a region: a block on a square, gathered over the tokens of a side on a cube.
-    saved = held.saved - np.where(cube, 0.0, e * m * part.width * (1.0 - 1.0 / side))
-    working = np.asarray(held.working) - np.where(cube, 0.0, e * m * part.width * (1.0 - 1.0 / side))
+    block = np.where(cube, 0.0, e * m * part.width * (1.0 - 1.0 / side))
+    saved = held.saved - block
+    working, ending = np.asarray(held.working) - block, np.asarray(held.ending) - block
     matrices = part.matrix_parameters / np.where(cube, side**2, sizes.ranks)
     vectors = held.copied - part.matrix_parameters / side
     vectors = vectors if isinstance(part, Attention) else sizes.zeros
@@ -63,7 +65,7 @@ def _on_grid(part: Norm | Attention | FeedForward | Embedding | Head, held: Kept
         own = 1.0 if hidden_copies(gated=part.gated, activation=part.activation) > 1.0 else 0.0
         saved = saved + np.where(cube, e * m * part.hidden * (1.0 - own / side), 0.0)
     saved = saved + np.where(cube, e * matrices, 0.0)
-    return replace(held, saved=saved, working=working, copied=vectors + np.where(cube, 0.0, matrices))
+    return replace(held, saved=saved, working=working, ending=ending, copied=vectors + np.where(cube, 0.0, matrices))
 
 
 def _gathered_output(part: Attention, sizes: Sizes) -> FloatArray:

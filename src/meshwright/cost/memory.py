@@ -92,6 +92,7 @@ def _at(
         shape=shape,
         model=model,
         hidden=_hidden_bytes(table, model=model, job=job),
+        eager=features.eager,
         fixed=fixed_bytes(table, arrays=arrays, counts=counts, model=model, device=device, job=job, software=features),
     )
     found = moments(table, state, entry, kind=device.kind, software=features)

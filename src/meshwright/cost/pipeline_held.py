@@ -10,31 +10,34 @@ from meshwright.cost.work import FloatArray
 from meshwright.schedule.program import Program
 from meshwright.spec.plan import ScheduleKind as Kind
 
-_CHANGES = (1.0, -1.0, 0.0, -1.0)  # of what is held, by the index of a pass in WORKS
 
-
-def held(shape: Shape, *, first: FloatArray, last: FloatArray, total: FloatArray) -> FloatArray:
+def held(
+    shape: Shape, *, first: FloatArray, last: FloatArray, total: FloatArray, waits: FloatArray | None = None
+) -> FloatArray:
     """The most that a rank holds at once of what each microbatch leaves on its stages; all of shape (rows, ranks).
 
     gpipe and breadth-first hold every microbatch, 1f1b p - rank of them, seq1f1b of k slices (p - rank - 1 + k) / k,
-    interleaved what Megatron's warm-up starts, H1 p and H2 2p - 1 of them as what weight gradients need waits for
-    them, V shapes as many of the first stage as are on their way down and up, and of the last as are on their way up.
-    Of tables they are counted. Exact where a rank's stages between the first and the last are alike.
+    interleaved what Megatron's warm-up starts, H1 p and H2 2p - 1 of them, of which as many as are not on their way
+    down and up are between the halves of their backwards, where `waits` is left of each; V shapes as many of the first
+    stage as are on their way down and up, and of the last as are on their way up. Of tables they are counted. Exact
+    where a rank's stages between the first and the last are alike.
     """
     microbatches, pipeline = shape.microbatches[:, None], shape.pipeline[:, None]
     slices = np.ones_like(microbatches) if shape.slices is None else shape.slices[:, None]
     behind = pipeline - shape.rank
-    found = microbatches * total
+    found, left = microbatches * total, total if waits is None else waits
     one = np.minimum((behind + slices - 1.0) / slices, microbatches) * total
     found = np.where(_mask(shape, Kind.ONE_F_ONE_B) | _mask(shape, Kind.SEQUENCE_1F1B), one, found)
     for kind, depth in ((Kind.ZERO_BUBBLE_H1, 1.0), (Kind.ZERO_BUBBLE_H2, 2.0)):
-        deep = np.minimum(depth * (pipeline - 1.0) + 1.0, microbatches) * total
-        found = np.where(_mask(shape, kind), deep, found)
+        deep = np.minimum(depth * (pipeline - 1.0) + 1.0, microbatches)
+        whole = np.minimum(depth * (behind - 1.0) + 1.0, deep)
+        found = np.where(_mask(shape, kind), whole * total + (deep - whole) * left, found)
     looped = np.flatnonzero(_mask(shape, Kind.INTERLEAVED))
     if looped.size:
         found[looped] = _interleaved(shape, looped, first=first, last=last, total=total)
     for row, program in shape.tables.items():
-        found[row] = _counted(program, shape.rank[row], first=first[row], last=last[row], total=total[row])
+        part = np.divide(left[row], total[row], out=np.ones_like(total[row]), where=total[row] > 0.0)
+        found[row] = _counted(program, shape.rank[row], first=first[row], last=last[row], total=total[row], left=part)
     if not (_mask(shape, Kind.ZERO_BUBBLE_V) | _mask(shape, Kind.DUAL_PIPE_V)).any():
         return found
     down, up = pipeline + behind, shape.rank + 1.0
@@ -45,16 +48,18 @@ def held(shape: Shape, *, first: FloatArray, last: FloatArray, total: FloatArray
 
 
 def _counted(
-    program: Program, ranks: IntArray, *, first: FloatArray, last: FloatArray, total: FloatArray
+    program: Program, ranks: IntArray, *, first: FloatArray, last: FloatArray, total: FloatArray, left: FloatArray
 ) -> FloatArray:
-    """The most that `ranks` hold at once: of each stage from a forward to the backward, or its later half."""
+    """The most that `ranks` hold at once: of each stage from a forward to the backward, the part `left` of it from
+    the backward's earlier half to its later one."""
     most = np.zeros(total.shape)
     for place, rank in enumerate(ranks.tolist()):
         row = slice(*program.starts[rank : rank + 2].tolist())
         own, chunk = np.unique(program.stage[row], return_inverse=True)
         sizes = np.full(len(own), (total[place] - first[place] - last[place]) / max(len(own) - 2, 1))
         sizes[0], sizes[-1] = first[place], last[place]
-        change = np.array(_CHANGES)[program.work[row]] * sizes[chunk]
+        by_work = np.array([1.0, -1.0, left[place] - 1.0, -left[place]])  # in the order of WORKS
+        change = by_work[program.work[row]] * sizes[chunk]
         most[place] = np.cumsum(change).max(initial=0.0)
     return most
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from meshwright.cost.traffic_adafactor import sums
 from meshwright.cost.traffic_blocks import BlockTraffic, Widths
 from meshwright.cost.traffic_groups import Group, along, grid_groups
 from meshwright.cost.traffic_muon import exchanges
@@ -19,6 +21,8 @@ from meshwright.spec.report import LineName
 
 _NUMBER_BYTES = 8.0  # a loss or the square of a norm, in fp64, or a count
 _BUCKET_BYTES = 25.0 * 2**20
+_SCALE_BYTES = 4.0  # of the part that a rank owns, where gradients travel in eight bits
+_EIGHT_BITS = (Precision.FP8, Precision.INT8)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,8 +40,7 @@ class Traffic:
 def traffic(design: Design, *, rank: int) -> Traffic:
     """What the first data, context and tensor rank of pipeline rank `rank` sends in one step.
 
-    Every expert is taken to be chosen as often as the others, and every block to be trained. Gradients in eight bits
-    and Adafactor's sums are not told.
+    Every expert is taken to be chosen as often as the others.
     """
     return _Rank(design, rank).found()
 
@@ -56,6 +59,7 @@ class _Rank:
         self.compute = wide if group.precision in whole else 2.0
         on_processor = design.cluster.groups[0].device.kind is DeviceKind.CPU
         self.scatter = "all_to_all" if on_processor else "reduce_scatter"
+        self.packed = plan.gradients.precision in _EIGHT_BITS
         self.grid = grid_groups(design)
         self.passes = plan.schedule.microbatches * plan.schedule.slices
         self.traffic = Traffic()
@@ -74,6 +78,8 @@ class _Rank:
         for group, elements in exchanges(trained, self.design.job.optimizer):
             each = elements * self.compute
             self.traffic.add(group.line("all_to_all", num_bytes=each), "all_to_all", *group.axes, each=each, calls=1)
+        for group, elements in sums(trained, self.design.job.optimizer):
+            self._add(group, "all_reduce", elements * self.master, calls=1)
         self._numbers()
         return self.traffic
 
@@ -110,7 +116,11 @@ class _Rank:
             return
         replicas = self.grid.replicas if unit.experts and self.grid else along(self.plan, AxisName.REPLICATE)
         for parts, calls in scatters(self.plan, index, unit, replicas=replicas.size).items():
-            self._add(group, self.scatter, sum(part.padded for part in parts) * self.reduced, calls=calls)
+            elements = sum(part.padded for part in parts)
+            if self.packed:
+                self._add(group, "all_to_all", _eight_bits(elements, group), calls=calls)
+            else:
+                self._add(group, self.scatter, elements * self.reduced, calls=calls)
         self._add(replicas, "all_reduce", padded * self.reduced / group.size, calls=1)
 
     def _whole(self, own: Held) -> None:
@@ -121,7 +131,12 @@ class _Rank:
             trained = [part for part in parts if part.trained]
             for size in bucket_sizes(trained, each=self.master, most=_BUCKET_BYTES):
                 for group in groups:
-                    self._add(group, "all_reduce", size * self.reduced / self.master, calls=1)
+                    elements = size / self.master
+                    if self.packed:
+                        for operation in ("all_to_all", "all_gather"):
+                            self._add(group, operation, _eight_bits(elements, group), calls=1)
+                    else:
+                        self._add(group, "all_reduce", elements * self.reduced, calls=1)
 
     def _partial(self, parts: Sequence[Part]) -> None:
         """Gradients of which each tensor rank has a summand are summed once a step, as far as they are its own."""
@@ -158,3 +173,8 @@ class _Rank:
         if group.size > 1:
             line = group.line(operation, num_bytes=each)
             self.traffic.add(line, operation, *group.axes, each=each, calls=calls)
+
+
+def _eight_bits(elements: float, group: Group) -> float:
+    """Bytes of all parts, as many as ranks, of which the last is filled up to the others, and their scales."""
+    return group.size * (math.ceil(elements / group.size) + _SCALE_BYTES)

@@ -1,8 +1,9 @@
 """The kernels that torch chooses on an accelerator, as far as memory and FLOPs go.
 
 Fake tensors on a device without kernels would fall back on the composite forms of norms and attention, which keep
-more. These keep what torch's derivatives.yaml says of the fused ones: attention its inputs, its output and the
-log-sum-exp, a norm its input, its weights and one or two fp32 numbers a token.
+more, and of the backward of silu, which makes more. These keep what torch's derivatives.yaml says of the fused ones:
+attention its inputs, its output and the log-sum-exp, a norm its input, its weights and one or two fp32 numbers a token,
+silu its input.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ _BACKWARD = frozenset(f"{name}_backward" for name in _FORWARD)
 
 @contextmanager
 def accelerator_kernels() -> Iterator[None]:
-    """Norms and attention are the fused kernels of accelerators inside."""
+    """Norms, attention and silu are the fused kernels of accelerators inside."""
     with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(functional, "silu", fused_silu))
         stack.enter_context(mock.patch.object(functional, "rms_norm", fused_root_mean_square))
         stack.enter_context(mock.patch.object(functional, "layer_norm", fused_layer_norm))
         stack.enter_context(mock.patch.object(functional, "scaled_dot_product_attention", fused_attention))
@@ -72,6 +74,26 @@ class _FusedNorm(torch.autograd.Function):
         x, *others = ctx.saved_tensors
         weights = [None if weight is None else torch.empty_like(weight) for weight in others[: ctx.number]]
         return torch.empty_like(x), None, *weights
+
+
+class _FusedSilu(torch.autograd.Function):
+    """An activation that keeps its input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, *_grads: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return torch.empty_like(x)
+
+
+def fused_silu(x: Tensor) -> Tensor:
+    """aten::silu."""
+    result: Tensor = _FusedSilu.apply(x)
+    return result
 
 
 def fused_root_mean_square(x: Tensor, _shape: tuple[int, ...], weight: Tensor | None, _eps: float) -> Tensor:
