@@ -27,8 +27,8 @@ def test_many_short_documents_and_remembered_keys_take_a_mask() -> None:
 
 
 def test_the_mask_shows_what_is_causal_near_and_of_the_same_document() -> None:
-    mask = Context(documents=DOCUMENTS).mask(6, window=2, chunk=None, device=torch.device("cpu"))
+    mask = Context(documents=DOCUMENTS).mask(6, window=2, chunk=None, prefix=False, device=torch.device("cpu"))
     assert mask is not None
     assert mask[0, 0, 4].tolist() == [False, False, False, True, True, False]
     assert mask[1, 0, 2].tolist() == [False, True, True, False, False, False]
-    assert Context().mask(6, window=6, chunk=None, device=torch.device("cpu")) is None
+    assert Context().mask(6, window=6, chunk=None, prefix=False, device=torch.device("cpu")) is None

@@ -74,6 +74,7 @@ class Draw:
     precision: str = "fp64"
     documents: str = "one"
     masks: str = "none"
+    prefix: bool = False
     optimizer: str = "adamw"
     z_loss: float = 0.0
     clip_norm: float | None = None
@@ -106,6 +107,7 @@ def read(text: str) -> Draw:
 def build(draw: Draw) -> Design:
     """The design of a draw, legal or not."""
     model, kind = _model(draw.model, draw.layers), ScheduleKind(draw.schedule)
+    model = models.with_prefix(model) if draw.prefix else model
     edges = (0, *draw.bounds, len(model.blocks))
     places = placement(kind, pipeline=draw.size(AxisName.PIPELINE), chunks=draw.chunks)
     plan = Plan(
@@ -209,13 +211,18 @@ def legal(count: int, *, seed: int) -> list[Draw]:
         tries = (_any(random, axes, kind, chunks) for _ in range(TRIES))
         one = next((one for one in tries if one is not None and not refused(one)), None)
         if one is not None:
-            found[replace(one, masks=_masks(one))] = None
+            found[replace(one, masks=_masks(one), prefix=_prefix(one))] = None
     return sorted(found, key=lambda draw: draw.ranks)
 
 
 def _masks(draw: Draw) -> str:
     """Of half of the draws; by the draw alone, so that the others stay what they were before there were masks."""
     return Random(str(draw)).choice((Masks.NONE, Masks.NONE, Masks.SOME, Masks.HALVES)).value
+
+
+def _prefix(draw: Draw) -> bool:
+    """Of a third of those whose sequences are whole, by the draw alone as well."""
+    return draw.slices == 1 and Random(f"prefix {draw}").random() < 1 / 3
 
 
 def _any(random: Random, axes: tuple[tuple[str, int], ...], kind: ScheduleKind, chunks: int) -> Draw | None:
@@ -314,7 +321,7 @@ def _frozen(random: Random, blocks: int) -> tuple[int, ...]:
 def choices(draw: Draw) -> dict[str, object]:
     """What a draw chose, by dimension."""
     plain = asdict(draw)
-    for name in ("axes", "bounds", "recompute", "frozen", "layers", "exchange"):
+    for name in ("axes", "bounds", "recompute", "frozen", "layers", "exchange", "prefix"):
         del plain[name]
     kind, inner, layout = draw.exchange
     names = [name for name, _ in draw.axes]
@@ -337,64 +344,3 @@ def covering(draws: list[Draw], *, count: int) -> list[Draw]:
             pairs -= met
         found.append(best)
     return found
-
-
-def simpler(draw: Draw) -> Iterator[Draw]:
-    """Legal draws that are simpler in one thing, the largest steps first."""
-    tries = (*_fewer_ranks(draw), *_fewer_layers(draw), *_plainer(draw))
-    for one in tries:
-        if one != draw and not refused(one):
-            yield one
-
-
-def _fewer_ranks(draw: Draw) -> Iterator[Draw]:
-    for index, (name, size) in enumerate(draw.axes):
-        for smaller in (1, *((size // 2,) if size > 2 else ())):
-            kept = ((name, smaller),) if smaller > 1 else ()
-            axes = (*draw.axes[:index], *kept, *draw.axes[index + 1 :])
-            one = replace(draw, axes=axes)
-            if one.size(AxisName.SHARD) * one.size(AxisName.CONTEXT) == 1:
-                one = replace(one, sharding="none")
-            if one.size(AxisName.TENSOR) == 1:
-                one = replace(one, sequence_parallel=False)
-            yield _restaged(one) if name == AxisName.PIPELINE.value else one
-
-
-def _fewer_layers(draw: Draw) -> Iterator[Draw]:
-    for layers in range(1, draw.layers):
-        frozen = tuple(block for block in draw.frozen if block <= layers)
-        yield _restaged(replace(draw, layers=layers, recompute=draw.recompute[:layers], frozen=frozen))
-
-
-def _restaged(draw: Draw) -> Draw:
-    """With stages as even as the blocks allow, under a schedule that the pipeline has."""
-    pipeline = draw.size(AxisName.PIPELINE)
-    if pipeline == 1:
-        draw = replace(draw, schedule="1f1b", chunks=1, slices=1)
-    stages, blocks = pipeline * draw.chunks, draw.layers + 2
-    bounds = tuple(round(index * blocks / stages) for index in range(1, stages))
-    return replace(draw, bounds=bounds)
-
-
-def _plainer(draw: Draw) -> Iterator[Draw]:
-    plain = Draw()
-    for name in (
-        "model",
-        "exchange",
-        "experts",
-        "sharding",
-        "sequence_parallel",
-        "documents",
-        "masks",
-        "optimizer",
-        "z_loss",
-        "clip_norm",
-        "microbatch",
-        "frozen",
-    ):
-        yield replace(draw, **{name: getattr(plain, name)})
-    yield replace(draw, recompute=("none",) * draw.layers)
-    yield _restaged(draw)
-    yield _restaged(replace(draw, schedule="1f1b", chunks=1, slices=1))
-    for microbatches in range(1, draw.microbatches):
-        yield replace(draw, microbatches=microbatches)

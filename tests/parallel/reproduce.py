@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 
 from tests.parallel import parity_cases
-from tests.parallel.draws import Draw, build, read, refused, simpler
+from tests.parallel.draws import Draw, build, read, refused
 from tests.parallel.parity_cases import Documents, Masks, Outcome
+from tests.parallel.simpler import simpler
 from tests.support.designs import SEQUENCE
 from tests.support.pool import Pool
 

@@ -73,7 +73,7 @@ def test_documents_are_left_out_where_they_are_not_masked() -> None:
     made = feed(replica=1, replicas=2)
     rows = held_out(40, bytes_of_token=1).sequences(made.first, made.rows)
     assert (made.first, made.rows) == (4, 4)
-    tokens, targets, documents = made.tensors(rows)
+    tokens, targets, documents, _ = made.tensors(rows)
     assert tokens.dtype == targets.dtype == torch.int64
     assert documents is not None
     plain = Feed(batch=8, replica=1, replicas=2, device=torch.device("cpu"), document_mask=False)

@@ -9,7 +9,7 @@ import numpy as np
 from meshwright.cost.table import TOKEN_LAYOUTS
 from meshwright.cost.token_layouts import layout_imbalance
 from meshwright.cost.work import FloatArray, Sizes
-from meshwright.spec.model import LatentAttention, Mixer, Recurrence
+from meshwright.spec.model import LatentAttention, Mixer, Recurrence, prefix_tokens
 from meshwright.spec.plan import TokenLayout
 
 _share = cache(layout_imbalance)
@@ -20,7 +20,7 @@ def heaviest_rank(mixer: Mixer, sizes: Sizes) -> FloatArray | float:
     """The scores of the context rank that has most of them over the mean, by combination.
 
     Ranks that trade tokens for heads do the work of all their tokens. Documents are not known before they are read:
-    each sequence counts as one.
+    each sequence counts as one, and of a prefix mask as many of its first tokens as the model says are the prompt.
     """
     context = np.asarray(sizes.context)
     if not (context > 1.0).any() or isinstance(mixer, Recurrence) or not getattr(mixer, "causal", True):
@@ -37,6 +37,7 @@ def heaviest_rank(mixer: Mixer, sizes: Sizes) -> FloatArray | float:
             traders=int(traders),
             window=window,
             chunk=getattr(mixer, "chunk", None),
+            prefix=prefix_tokens(int(sizes.sequence), mixer.prefix),
         )
         if ranks > 1.0 and sizes.sequence % (2.0 * ranks) == 0.0
         else 1.0

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from meshwright.cost.token_layouts import IntArray, dealt, document_starts, first_keys
+from meshwright.cost.token_layouts import IntArray, dealt, document_starts, first_keys, last_keys
 from meshwright.nn import Decoder
 from meshwright.nn.attention import AttentionCore, Scoring
 from meshwright.nn.context import Context
@@ -29,10 +30,12 @@ from meshwright.spec.plan import ExchangeKind, Plan, TokenLayout
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
     """Who holds what in one pass: `positions` (ranks, s) ascending in each rank, one for each sequence of the batch
-    or one for all, and `starts`, where documents start, (length,) each, or None."""
+    or one for all; `starts`, where documents start, and `ahead`, how many later tokens prefixes see, (length,) each, or
+    None."""
 
     positions: tuple[IntArray, ...]
-    starts: tuple[IntArray, ...] | None
+    starts: tuple[IntArray, ...] | None = None
+    ahead: tuple[IntArray, ...] | None = None
 
 
 class ContextShare:
@@ -42,7 +45,7 @@ class ContextShare:
         self._length, self._layout = plan.sequence_length, plan.exchange.layout
         self.ranks, self.device = ranks, device
         self._follows = self._layout is TokenLayout.BALANCED
-        self._fixed = (self._dealt(None),)
+        self._fixed = (self._dealt(None, None),)
         self._at = torch.from_numpy(self._fixed[0][ranks.rank].copy()).to(device)
 
     @property
@@ -52,35 +55,40 @@ class ContextShare:
     def held(self, context: Context) -> Held:
         """Who holds what in the pass of `context`, worked out once: documents of an accelerator are waited for."""
         if "held" not in context.known:
-            context.known["held"] = self._held(context.documents)
+            context.known["held"] = self._held(context.documents, context.ahead)
         found = context.known["held"]
         assert isinstance(found, Held)
         return found
 
     def positions(self, context: Context) -> Tensor:
-        if not self._follows or context.documents is None:
+        if not self._follows or (context.documents is None and context.ahead is None):
             return self._at
         return self._stacked(self.held(context))
 
-    def cut(self, x: Tensor, documents: Tensor | None) -> Tensor:
-        """The tokens of this rank, (b, s) of (b, length)."""
-        if not self._follows or documents is None:
-            return x.index_select(1, self._at)
-        return x.gather(1, self._stacked(self._held(documents)))
+    def cut(self, batch: Sequence[Tensor], documents: Tensor | None, ahead: Tensor | None) -> tuple[Tensor, ...]:
+        """The tokens of this rank, (b, s) of (b, length) each."""
+        if not self._follows or (documents is None and ahead is None):
+            return tuple(x.index_select(1, self._at) for x in batch)
+        places = self._stacked(self._held(documents, ahead))
+        return tuple(x.gather(1, places) for x in batch)
 
-    def _held(self, documents: Tensor | None) -> Held:
-        if documents is None:
-            return Held(positions=self._fixed, starts=None)
-        starts = tuple(document_starts(documents.cpu().numpy()))
-        positions = tuple(self._dealt(row) for row in starts) if self._follows else self._fixed
-        return Held(positions=positions, starts=starts)
+    def _held(self, documents: Tensor | None, ahead: Tensor | None) -> Held:
+        if documents is None and ahead is None:
+            return Held(positions=self._fixed)
+        starts = None if documents is None else tuple(document_starts(documents.cpu().numpy()))
+        further = None if ahead is None else tuple(ahead.cpu().numpy())
+        rows = zip(starts or repeat(None), further or repeat(None), strict=False)
+        positions = tuple(self._dealt(*row) for row in rows) if self._follows else self._fixed
+        return Held(positions=positions, starts=starts, ahead=further)
 
     def _stacked(self, held: Held) -> Tensor:
         return torch.from_numpy(np.stack([rows[self.ranks.rank] for rows in held.positions])).to(self.device)
 
-    def _dealt(self, starts: IntArray | None) -> IntArray:
+    def _dealt(self, starts: IntArray | None, ahead: IntArray | None) -> IntArray:
         ranks = self.ranks
-        return dealt(self._layout, length=self._length, ranks=ranks.size, starts=starts, traders=ranks.traders)
+        return dealt(
+            self._layout, length=self._length, ranks=ranks.size, starts=starts, ahead=ahead, traders=ranks.traders
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,7 +100,7 @@ class ContextAttention:
 
     share: ContextShare
     kind: ExchangeKind
-    _tilings: dict[tuple[int | None, int | None], Tilings] = field(default_factory=dict)
+    _tilings: dict[tuple[int | None, int | None, bool], Tilings] = field(default_factory=dict)
 
     @torch.compiler.disable
     def __call__(
@@ -137,8 +145,8 @@ class ContextAttention:
 
     def _known(self, scoring: Scoring, context: Context) -> Tilings:
         """Tiles of every pair of ranks: of the run if documents do not differ, else of the pass."""
-        key = (scoring.window, scoring.chunk)
-        if context.documents is None:
+        key = (scoring.window, scoring.chunk, scoring.prefix)
+        if context.documents is None and context.ahead is None:
             if key not in self._tilings:
                 self._tilings[key] = self._tiled(self.share.held(context), scoring)
             return self._tilings[key]
@@ -148,16 +156,18 @@ class ContextAttention:
 
     def _tiled(self, held: Held, scoring: Scoring) -> Tilings:
         runs, own = self.share.ranks.runs, self.share.ranks.run
-        count = 1 if held.starts is None else len(held.starts)
+        count = len(held.starts or held.ahead or (None,))
         found: list[list[tuple[slice, Sequence[Piece]]]] = [[] for _ in range(runs)]
         for row in range(count):
             positions = np.sort(held.positions[row % len(held.positions)].reshape(runs, -1), axis=1)
             queries = positions[own]
             starts = None if held.starts is None else held.starts[row]
+            ahead = held.ahead[row] if held.ahead is not None and scoring.prefix else None
             first = first_keys(queries, window=scoring.window, chunk=scoring.chunk, starts=starts)
+            last = last_keys(queries, window=scoring.window, chunk=scoring.chunk, ahead=ahead)
             rows = slice(None) if count == 1 else slice(row, row + 1)
             for owner in range(runs):
-                seen = tiles(*seen_runs(queries, positions[owner], first=first))
+                seen = tiles(*seen_runs(positions[owner], first=first, last=last))
                 if seen:
                     found[owner].append((rows, pieces(seen, device=self.share.device)))
         return found

@@ -1,0 +1,71 @@
+"""Draws that are simpler than one that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from meshwright.spec.plan import AxisName
+from tests.parallel.draws import Draw, refused
+
+
+def simpler(draw: Draw) -> Iterator[Draw]:
+    """Legal draws that are simpler in one thing, the largest steps first."""
+    tries = (*_fewer_ranks(draw), *_fewer_layers(draw), *_plainer(draw))
+    for one in tries:
+        if one != draw and not refused(one):
+            yield one
+
+
+def _fewer_ranks(draw: Draw) -> Iterator[Draw]:
+    for index, (name, size) in enumerate(draw.axes):
+        for smaller in (1, *((size // 2,) if size > 2 else ())):
+            kept = ((name, smaller),) if smaller > 1 else ()
+            axes = (*draw.axes[:index], *kept, *draw.axes[index + 1 :])
+            one = replace(draw, axes=axes)
+            if one.size(AxisName.SHARD) * one.size(AxisName.CONTEXT) == 1:
+                one = replace(one, sharding="none")
+            if one.size(AxisName.TENSOR) == 1:
+                one = replace(one, sequence_parallel=False)
+            yield _restaged(one) if name == AxisName.PIPELINE.value else one
+
+
+def _fewer_layers(draw: Draw) -> Iterator[Draw]:
+    for layers in range(1, draw.layers):
+        frozen = tuple(block for block in draw.frozen if block <= layers)
+        yield _restaged(replace(draw, layers=layers, recompute=draw.recompute[:layers], frozen=frozen))
+
+
+def _restaged(draw: Draw) -> Draw:
+    """With stages as even as the blocks allow, under a schedule that the pipeline has."""
+    pipeline = draw.size(AxisName.PIPELINE)
+    if pipeline == 1:
+        draw = replace(draw, schedule="1f1b", chunks=1, slices=1)
+    stages, blocks = pipeline * draw.chunks, draw.layers + 2
+    bounds = tuple(round(index * blocks / stages) for index in range(1, stages))
+    return replace(draw, bounds=bounds)
+
+
+def _plainer(draw: Draw) -> Iterator[Draw]:
+    plain = Draw()
+    for name in (
+        "model",
+        "exchange",
+        "experts",
+        "sharding",
+        "sequence_parallel",
+        "documents",
+        "masks",
+        "prefix",
+        "optimizer",
+        "z_loss",
+        "clip_norm",
+        "microbatch",
+        "frozen",
+    ):
+        yield replace(draw, **{name: getattr(plain, name)})
+    yield replace(draw, recompute=("none",) * draw.layers)
+    yield _restaged(draw)
+    yield _restaged(replace(draw, schedule="1f1b", chunks=1, slices=1))
+    for microbatches in range(1, draw.microbatches):
+        yield replace(draw, microbatches=microbatches)
