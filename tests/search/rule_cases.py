@@ -8,7 +8,7 @@ from typing import Any
 
 from meshwright.search import Scope
 from meshwright.spec.cluster import Link, Precision
-from meshwright.spec.job import Constraints, JobSpec, Switch
+from meshwright.spec.job import Constraints, DataSpec, JobSpec, Source, Switch
 from meshwright.spec.model import ModelSpec, Tower
 from meshwright.spec.optimizer import Master, Muon, OptimizerSpec, ParameterGroup
 from meshwright.spec.plan import (
@@ -28,6 +28,7 @@ from meshwright.spec.plan import (
 )
 from meshwright.spec.routing import Routing
 from tests.search import search_samples as samples
+from tests.support.models import with_prefix
 
 D = samples.design
 ANYWHERE = frozenset({Scope.PLAN, Scope.MEMORY})
@@ -124,6 +125,11 @@ class Case:
     legal: Callable[[], Design]
     illegal: Callable[[], Design]
     says: str
+
+
+def of_text(**fields: str) -> JobSpec:
+    """A job whose data are one source."""
+    return replace(samples.job(), data=DataSpec(sources=(Source(path="rows.jsonl", **fields),)))
 
 
 def constrained(**fields: object) -> Design:
@@ -287,6 +293,19 @@ CASES = {
         lambda: D(schedule=Schedule(kind=ScheduleKind.SEQUENCE_1F1B, microbatches=8, slices=4)),
         lambda: D(schedule=Schedule(microbatches=8, slices=4)),
         "4 slices under 1f1b",
+    ),
+    "prefix-has-prompts": Case(
+        lambda: D(of=with_prefix(samples.model()), asked=of_text(prompt_field="ask")),
+        lambda: D(of=with_prefix(samples.model()), asked=of_text()),
+        "has a prefix mask, and no source has prompts",
+    ),
+    "prefix-in-one-slice": Case(
+        lambda: D(of=with_prefix(samples.model())),
+        lambda: D(
+            of=with_prefix(samples.model()),
+            schedule=Schedule(kind=ScheduleKind.SEQUENCE_1F1B, microbatches=8, slices=4),
+        ),
+        "a prompt may reach beyond its slice, one of 4",
     ),
     "trains-something": Case(lambda: frozen(0), lambda: frozen(0, 1), "every block is frozen"),
     "tied-ends-train-alike": Case(

@@ -121,6 +121,10 @@ class ModelSpec:
         """The share of a sequence that prefix masks are taken to cover; 0 where no layer has one."""
         return max((mixer.prefix for layer, _ in _runs(self.layers) if (mixer := attends(layer))), default=0.0)
 
+    def causal(self) -> ModelSpec:
+        """The model of the same tensors without prefix masks."""
+        return replace(self, layers=tuple(_causal(layer) for layer in self.layers)) if self.prefix else self
+
     def flops_per_token(self, sequence_length: int, *, frozen: frozenset[int] = frozenset()) -> float:
         """Model FLOPs to train on one token: the one formula behind every MFU this system prints.
 
@@ -192,6 +196,11 @@ def score_flops_per_token(layer: Layer, sequence_length: int) -> float:
 def attends(layer: Layer) -> Attention | LatentAttention | None:
     """The layer's attention; None where it has none."""
     return layer.mixer if isinstance(layer.mixer, Attention | LatentAttention) else None
+
+
+def _causal(layer: Layer) -> Layer:
+    mixer = attends(layer)
+    return layer if mixer is None else replace(layer, mixer=replace(mixer, prefix=0.0))
 
 
 def prefix_tokens(sequence_length: int, share: float) -> int:
