@@ -15,14 +15,22 @@ from meshwright.run.children import in_child
 from meshwright.run.dry.count import RankCount, content
 from meshwright.run.dry_run import dry_run, shares_of
 from meshwright.spec.errors import ConfigError, ExitCode
-from meshwright.spec.plan import Recompute, ScheduleKind, Sharding
+from meshwright.spec.plan import Design, Exchange, Recompute, ScheduleKind, Sharding, TokenLayout
 from meshwright.spec.report import LineName, MemoryPart, Origin
 from tests.run import dry_cases
 from tests.run.dry_cases import case
 from tests.support.designs import Layout
+from tests.support.models import with_prefix
 from tests.support.pool import Pool
 
 FULL = Recompute.FULL
+
+
+def prefixed(layout: Layout) -> Design:
+    found = case(layout, layers=2, accelerator=False)
+    return replace(found, model=with_prefix(found.model))
+
+
 PROBED = {
     "dense": case(Layout(shard=2, tensor=2, sequence_parallel=True, sharding=Sharding.PARAMETERS, batch=12), layers=6),
     "mixture": case(Layout(batch=6), kind="mixture", layers=6),
@@ -34,6 +42,7 @@ MORE = {
 REAL = (
     case(Layout(shard=2, tensor=2, sequence_parallel=True, sharding=Sharding.PARAMETERS, batch=4), accelerator=False),
     case(Layout(pipeline=2, replicate=2, batch=8, recompute=FULL), accelerator=False),
+    prefixed(Layout(pipeline=2, context=2, batch=2, exchange=Exchange(layout=TokenLayout.BALANCED))),
 )
 
 

@@ -190,13 +190,11 @@ def oddities(model: ModelSpec) -> tuple[str, ...]:
     for layer in model.layers:
         mixer = layer.mixer
         if isinstance(mixer, LatentAttention):
-            named = {"indexer": "sparse attention", "prefix": "prefix masks"}
-            found |= dict.fromkeys(words for field, words in named.items() if getattr(mixer, field))
+            found |= dict.fromkeys(["sparse attention"] if mixer.indexer else [])
         elif isinstance(mixer, Attention):
             named = {
                 "window": "attention windows",
                 "chunk": "chunked attention",
-                "prefix": "prefix masks",
                 "sinks": "attention sinks",
                 "softcap": "soft caps",
                 "scale": "its own scale of scores",

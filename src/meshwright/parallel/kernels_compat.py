@@ -50,7 +50,7 @@ def kernel(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Kernel:
     return next(entry for entry in KERNELS if entry.fits(q, k, v, scores))
 
 
-def _fits_processor(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> bool:
+def _fits_processor(q: Tensor, _k: Tensor, v: Tensor, scores: Scores) -> bool:
     return q.device.type == "cpu" and q.shape[-1] == v.shape[-1] and scores.softcap is None
 
 
@@ -78,7 +78,7 @@ def _processor_backward(
     return result
 
 
-def _fits_accelerator(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> bool:
+def _fits_accelerator(q: Tensor, _k: Tensor, v: Tensor, scores: Scores) -> bool:
     """FlashAttention-2 (2307.08691) as torch ships it: half precision, no mask but the causal one."""
     dims = q.shape[-1]
     plain = scores.softcap is None and scores.mask is None and dims == v.shape[-1]
