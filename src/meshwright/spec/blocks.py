@@ -159,8 +159,7 @@ class LatentAttention:
 
     `query_rank` None means queries are projected directly. `scale` multiplies the scores, one over the root of their
     dims when None. `latent_eps` is that of the norms of latents. With `dense_within` this stands for a sparse attention
-    that reads so many keys: for longer sequences it is another one. `window` and
-    `prefix` are those of Attention.
+    that reads so many keys: for longer sequences it is another one. `window` and `prefix` are those of Attention.
     """
 
     width: int
