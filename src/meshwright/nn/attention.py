@@ -37,9 +37,10 @@ class KeyExchange(Protocol):
     """Attention of this rank's queries to the keys of every rank that holds a part of their sequences."""
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, *, scoring: Scoring, context: Context
+        self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, *, core: int, scoring: Scoring, context: Context
     ) -> Tensor:
-        """Shapes of AttentionCore.forward. Collective over those ranks."""
+        """Shapes of AttentionCore.forward; `core` says which one to the memory of the context. Collective over those
+        ranks."""
 
 
 class AttentionCore(nn.Module):
@@ -62,7 +63,7 @@ class AttentionCore(nn.Module):
             scoring = Scoring(
                 scale=self.scale, softcap=self.softcap, window=self.window, chunk=self.chunk, prefix=self.prefix
             )
-            return self.exchange(q, k, v, sinks, scoring=scoring, context=context)
+            return self.exchange(q, k, v, sinks, core=id(self), scoring=scoring, context=context)
         written_out = sinks is not None or self.softcap is not None
         lengths = None if written_out else context.lengths(window=self.window, chunk=self.chunk)
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))

@@ -70,10 +70,10 @@ class Context:
     def angles(self, rotary: Rotary, x: Tensor) -> Angles:
         """The angles of the positions of x (b, s, ...)."""
         dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
-        stop = self.length if self.positions is not None else self.start + x.shape[1]
-        key = (rotary, self.start, stop, dtype, x.device)
+        start, stop = (0, self.length) if self.positions is not None else (self.start, self.start + x.shape[1])
+        key = (rotary, start, stop, dtype, x.device)
         if key not in self.known_angles:
-            self.known_angles[key] = angles(rotary, start=self.start, stop=stop, device=x.device, dtype=dtype)
+            self.known_angles[key] = angles(rotary, start=start, stop=stop, device=x.device, dtype=dtype)
         whole = self.known_angles[key]
         if self.positions is None:
             return whole

@@ -161,8 +161,8 @@ class Decoder(nn.Module):
         """
         if context is None:
             context = Context(documents=documents, ahead=ahead, known_angles=self.known_angles)
-            if self.share is not None:
-                context.positions, context.length = self.share.positions(context), self.share.length
+        if self.share is not None:
+            context.positions, context.length = self.share.positions(context), self.share.length
         if self.embedding is not None and self.embeds:
             x = self.embedding(x, context)
         for layer in self.layers.values():
