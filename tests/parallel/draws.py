@@ -209,10 +209,23 @@ def legal(count: int, *, seed: int) -> list[Draw]:
         axes = _axes(random)
         kind, chunks = _schedule(random, dict(axes).get("pipeline", 1))
         tries = (_any(random, axes, kind, chunks) for _ in range(TRIES))
-        one = next((one for one in tries if one is not None and not refused(one)), None)
+        one = next((one for one in tries if one is not None and _is_whole(one) and not refused(one)), None)
         if one is not None:
+            one = _sliced(one)
             found[replace(one, masks=_masks(one), prefix=_prefix(one))] = None
     return sorted(found, key=lambda draw: draw.ranks)
+
+
+def _is_whole(draw: Draw) -> bool:
+    """Not in slices that context ranks share: those are of `_sliced`."""
+    return draw.slices == 1 or draw.size(AxisName.CONTEXT) == 1
+
+
+def _sliced(draw: Draw) -> Draw:
+    """In slices where its context ranks may share them, by the draw alone."""
+    one = replace(draw, slices=2)
+    shares = draw.size(AxisName.CONTEXT) > 1 and draw.slices == 1 and ScheduleKind(draw.schedule) in SLICED
+    return one if shares and not refused(one) else draw
 
 
 def _masks(draw: Draw) -> str:

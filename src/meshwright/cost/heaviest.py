@@ -28,7 +28,7 @@ def heaviest_rank(mixer: Mixer, sizes: Sizes) -> FloatArray | float:
     sparse = mixer.indexer if isinstance(mixer, LatentAttention) else None
     window = sparse.top_k if sparse else mixer.window
     layouts = np.asarray(_USUAL if sizes.token_layout is None else sizes.token_layout)
-    rows = (row.ravel().tolist() for row in np.broadcast_arrays(layouts, context, sizes.inner))
+    rows = (row.ravel().tolist() for row in np.broadcast_arrays(layouts, context, sizes.inner, sizes.slices))
     found = [
         _share(
             TOKEN_LAYOUTS[layout],
@@ -38,9 +38,10 @@ def heaviest_rank(mixer: Mixer, sizes: Sizes) -> FloatArray | float:
             window=window,
             chunk=getattr(mixer, "chunk", None),
             prefix=prefix_tokens(int(sizes.sequence), mixer.prefix),
+            slices=int(slices),
         )
-        if ranks > 1.0 and sizes.sequence % (2.0 * ranks) == 0.0
+        if ranks > 1.0 and sizes.sequence % (2.0 * ranks * slices) == 0.0
         else 1.0
-        for layout, ranks, traders in zip(*rows, strict=True)
+        for layout, ranks, traders, slices in zip(*rows, strict=True)
     ]
     return np.array(found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwright.schedule.build import SPLIT
 from meshwright.search.degree_rules import groups_of
-from meshwright.search.rules import Rule, Scope
+from meshwright.search.rules import Rule, Scope, divisors
 from meshwright.spec.blocks import Layer
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, Precision
 from meshwright.spec.errors import Problem
@@ -240,7 +240,9 @@ def untrained(model: ModelSpec, job: JobSpec) -> tuple[tuple[str, int | str | No
     return tuple(found)
 
 
-UNTRAINED_WITH_CONTEXT: tuple[tuple[str, int | str | None], ...] = (("slices", None),)
+def untrained_with_context(length: int, *, context: int) -> tuple[tuple[str, int | str | None], ...]:
+    """As `untrained`, of plans with a context axis of up to so many ranks: slices that it does not divide."""
+    return tuple(("slices", count) for count in divisors(length) if length % (2 * context * count))
 
 
 RUNTIME_RULES = (

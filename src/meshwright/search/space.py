@@ -22,7 +22,7 @@ from meshwright.search.degree_rules import DIVIDED, tensor_heads
 from meshwright.search.job_rules import allowed_precisions, check_job
 from meshwright.search.product import Columns, Product, Rejection, merged
 from meshwright.search.rules import divisors
-from meshwright.search.runtime_rules import UNTRAINED_WITH_CONTEXT, trained_precisions, untrained
+from meshwright.search.runtime_rules import trained_precisions, untrained, untrained_with_context
 from meshwright.search.schedules import add_schedules
 from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.job import JobSpec
@@ -181,7 +181,6 @@ def enumerate_plans(
     asked = limits(job.constraints)
     if trainable:
         asked = asked.without(untrained(model, job))
-    beside = asked.without(UNTRAINED_WITH_CONTEXT) if trainable else asked
     check_job(model, cluster, job)
     precisions = allowed_precisions(job)
     product = Product(asked)
@@ -190,6 +189,8 @@ def enumerate_plans(
     _pipeline_and_data(product, model, cluster, job)
     _experts(product, model)
     _precisions(product, precisions, trained=trained_precisions(cluster, model) if trainable else precisions)
+    most = int(product["context"].max(initial=1))
+    beside = asked.without(untrained_with_context(job.sequence_length, context=most)) if trainable else asked
     keys = (product["pipeline"] * _BASE + product["data"]) * 2 + (product["context"] > 1)
     distinct, frames = np.unique(keys, return_counts=True)
     inner = {
