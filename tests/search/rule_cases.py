@@ -35,6 +35,7 @@ ANYWHERE = frozenset({Scope.PLAN, Scope.MEMORY})
 DROPPING = Routing(capacity=1.0)
 SHARDS_AWAY = {"offload": Offload.PARAMETERS, "sharding": Sharding.PARAMETERS}
 HALF = samples.job(sequences=16)
+SLICED = Schedule(kind=ScheduleKind.SEQUENCE_1F1B, microbatches=8, slices=4)
 FEWER = samples.job(constraints=Constraints(devices="any"))
 INTERLEAVED = Schedule(kind=ScheduleKind.INTERLEAVED, microbatches=8, chunks=2)
 
@@ -323,7 +324,7 @@ CASES = {
         "experts counted over a sequence that ranks or slices divide can be predicted and not trained yet",
     ),
     "runtime-schedule": Case(
-        D,
+        lambda: D(context=2, shard=1, asked=HALF, schedule=SLICED),
         lambda: D(pipeline=1, shard=4, schedule=Schedule(kind=ScheduleKind.SEQUENCE_1F1B, microbatches=4, slices=2)),
         "2 slices on one pipeline rank",
     ),
