@@ -211,8 +211,7 @@ def legal(count: int, *, seed: int) -> list[Draw]:
         tries = (_any(random, axes, kind, chunks) for _ in range(TRIES))
         one = next((one for one in tries if one is not None and _is_whole(one) and not refused(one)), None)
         if one is not None:
-            one = _sliced(one)
-            found[replace(one, masks=_masks(one), prefix=_prefix(one))] = None
+            found[replace(one, masks=_masks(one), prefix=_prefix(one), slices=_slices_shared(one))] = None
     return sorted(found, key=lambda draw: draw.ranks)
 
 
@@ -221,11 +220,10 @@ def _is_whole(draw: Draw) -> bool:
     return draw.slices == 1 or draw.size(AxisName.CONTEXT) == 1
 
 
-def _sliced(draw: Draw) -> Draw:
-    """In slices where its context ranks may share them, by the draw alone."""
-    one = replace(draw, slices=2)
-    shares = draw.size(AxisName.CONTEXT) > 1 and draw.slices == 1 and ScheduleKind(draw.schedule) in SLICED
-    return one if shares and not refused(one) else draw
+def _slices_shared(draw: Draw) -> int:
+    """Two where the context ranks of a causal draw may share them."""
+    shares = draw.size(AxisName.CONTEXT) > 1 and ScheduleKind(draw.schedule) in SLICED and not _prefix(draw)
+    return 2 if shares and not refused(replace(draw, slices=2)) else draw.slices
 
 
 def _masks(draw: Draw) -> str:
@@ -332,8 +330,8 @@ def _frozen(random: Random, blocks: int) -> tuple[int, ...]:
 
 
 def choices(draw: Draw) -> dict[str, object]:
-    """What a draw chose, by dimension."""
-    plain = asdict(draw)
+    """What a draw chose, by dimension; what `_slices_shared` and `_prefix` add beside it is no choice."""
+    plain = asdict(draw if _is_whole(draw) else replace(draw, slices=1))
     for name in ("axes", "bounds", "recompute", "frozen", "layers", "exchange", "prefix"):
         del plain[name]
     kind, inner, layout = draw.exchange
