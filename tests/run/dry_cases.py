@@ -61,15 +61,12 @@ def count_probed(designs: list[Design], rank: int) -> list[RankCount]:
 
 
 def count_real(entry: Design) -> RankCount:
-    """This rank of the default process group, whose peers are real; what an earlier count left is not counted."""
-    import gc
-
+    """This rank of the default process group, whose peers are real."""
     import torch.distributed as dist
 
     from meshwright.run.dry.tally import tally
     from meshwright.run.dry.trace import counted_step
 
-    gc.collect()
     return _told(tally(counted_step(entry, device="cpu")), dist.get_rank())
 
 

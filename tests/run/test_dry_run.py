@@ -15,7 +15,7 @@ from meshwright.run.children import in_child
 from meshwright.run.dry.count import RankCount, content
 from meshwright.run.dry_run import dry_run, shares_of
 from meshwright.spec.errors import ConfigError, ExitCode
-from meshwright.spec.plan import Design, Exchange, Recompute, ScheduleKind, Sharding, TokenLayout
+from meshwright.spec.plan import Exchange, Recompute, ScheduleKind, Sharding, TokenLayout
 from meshwright.spec.report import LineName, MemoryPart, Origin
 from tests.run import dry_cases
 from tests.run.dry_cases import case
@@ -24,13 +24,6 @@ from tests.support.models import with_prefix
 from tests.support.pool import Pool
 
 FULL = Recompute.FULL
-
-
-def prefixed(layout: Layout) -> Design:
-    found = case(layout, layers=2, accelerator=False)
-    return replace(found, model=with_prefix(found.model))
-
-
 PROBED = {
     "dense": case(Layout(shard=2, tensor=2, sequence_parallel=True, sharding=Sharding.PARAMETERS, batch=12), layers=6),
     "mixture": case(Layout(batch=6), kind="mixture", layers=6),
@@ -42,7 +35,6 @@ MORE = {
 REAL = (
     case(Layout(shard=2, tensor=2, sequence_parallel=True, sharding=Sharding.PARAMETERS, batch=4), accelerator=False),
     case(Layout(pipeline=2, replicate=2, batch=8, recompute=FULL), accelerator=False),
-    prefixed(Layout(pipeline=2, context=2, batch=2, exchange=Exchange(layout=TokenLayout.BALANCED))),
 )
 
 
@@ -93,6 +85,16 @@ def test_a_fake_rank_counts_what_a_real_one_does(pool: Pool) -> None:
         assert told.bytes == real.bytes
         ours, theirs = sum(told.memory.values()), sum(real.memory.values())
         assert ours == pytest.approx(theirs, rel=0.02)
+
+
+def test_what_prompts_see_is_counted_as_a_real_rank_counts_it(pool: Pool) -> None:
+    """Between context ranks, where the tiles of a prefix mask are known numbers."""
+    exchange = Exchange(layout=TokenLayout.BALANCED)
+    entry = case(Layout(pipeline=2, context=2, batch=2, exchange=exchange), layers=2, accelerator=False)
+    entry = replace(entry, model=with_prefix(entry.model))
+    (told,) = in_child(dry_cases.count_fake, {"designs": [entry], "rank": 0}, seconds=200)
+    real = pool.run(dry_cases.count_real, entry, ranks=4)[0]
+    assert (told.flops, told.calls, told.bytes) == (real.flops, real.calls, real.bytes)
 
 
 def test_a_dry_run_is_a_report_beside_the_prediction() -> None:
