@@ -55,7 +55,7 @@ def trainer(design: Design, *, processes: range, seed: int) -> Trainer | None:
     device = torch.device("cpu")
     laid = parallel.lay(design, mesh, device=device, seed=seed)
     optimizer = parallel.build_optimizer(laid, design.job.optimizer)
-    feed = Feed.of(design.plan, mesh, device=device, document_mask=design.job.data.document_mask)
+    feed = Feed.of(design, mesh, device=device)
     return Trainer(design=design, laid=laid, optimizer=optimizer, feed=feed)
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from meshwright import catalog
 from meshwright.catalog.decoders.presets import by_spelling, presets
 from meshwright.catalog.decoders.shapes import GptStyle, LlamaStyle, nearest_divisor
+from meshwright.catalog.model_ranges import model_problems
 from meshwright.catalog.names import find, normal
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.model import Attention, FeedForward, NormKind
@@ -117,6 +119,24 @@ def test_the_vocabulary_may_be_replaced() -> None:
     assert large.parameters - small.parameters == 4096 * small.width
     with pytest.raises(ConfigError, match="vocabulary of 0"):
         catalog.load_model("tiny", vocab=0)
+
+
+def test_a_prefix_mask_is_set_by_its_share(tmp_path: Path) -> None:
+    """In the short forms; layers of one model agree on it."""
+    whole = 'kind = "llama"\nlayers = 2\nwidth = 64\nheads = 4\nhidden = 96\nvocab = 101\n'
+    (tmp_path / "model.toml").write_text(whole + "prefix = 0.25\n")
+    model = catalog.load_model(str(tmp_path / "model.toml"))
+    (tmp_path / "model.toml").write_text(whole)
+    assert model.prefix == 0.25
+    assert replace(model.causal(), source="") == replace(catalog.load_model(str(tmp_path / "model.toml")), source="")
+    layer = model.layers[0]
+    assert isinstance(layer.mixer, Attention)
+    other = replace(layer, mixer=replace(layer.mixer, prefix=0.5))
+    told = [str(problem) for problem in model_problems(replace(model, layers=(layer, other)))]
+    assert told == [
+        "layers: prompts that fill 0.25 of a sequence in one layer and 0.5 in another; "
+        "give every layer one prefix, or 0 where it is causal"
+    ]
 
 
 def test_a_config_is_read_from_a_file_or_its_folder(tmp_path: Path) -> None:

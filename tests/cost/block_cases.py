@@ -75,6 +75,7 @@ MIXERS: dict[str, Layer] = {
     "normed keys, values before": attention(shared_key_value=True, qk_norm=QueryKeyNorm.HEAD),
     "window": attention(kv_heads=4, rotary=TURN, window=100),
     "chunk": attention(kv_heads=4, chunk=256),
+    "prefix": attention(kv_heads=4, rotary=TURN, prefix=0.5),
     "sinks": attention(rotary=TURN, sinks=True),
     "sinks, all heads": attention(kv_heads=4, sinks=True),
     "soft cap": attention(softcap=30.0),
@@ -82,6 +83,7 @@ MIXERS: dict[str, Layer] = {
     "latent": latent(),
     "latent, straight queries": latent(query_rank=None),
     "latent, equal widths": latent(nope_dim=8),
+    "latent, prefix": latent(nope_dim=8, prefix=0.25),
 }
 TRANSFORMS: dict[str, Layer] = {
     "gated": feed(),

@@ -28,7 +28,7 @@ from meshwright.nn.linear import Table
 from meshwright.nn.weights import Weighted
 from meshwright.parallel.recompute import apply_recompute
 from meshwright.run.dry.kernels import accelerator_kernels
-from meshwright.spec.model import Block, Embedding, Layer
+from meshwright.spec.model import Block, Embedding, Layer, attends
 from meshwright.spec.plan import Recompute
 
 
@@ -151,8 +151,11 @@ def _run(block: Block, setting: Setting) -> Iterator[tuple[nn.Module, Call, Cont
             stack.enter_context(accelerator_kernels())
         with default_dtype(setting.master):
             module, call = _build(block, setting)
-        documents = torch.zeros((setting.batch, setting.sequence), dtype=torch.int32) if setting.documents else None
-        yield module, call, Context(documents=documents)
+        shape = (setting.batch, setting.sequence)
+        documents = torch.zeros(shape, dtype=torch.int32) if setting.documents else None
+        mixer = attends(block) if isinstance(block, Layer) else None
+        ahead = torch.zeros(shape, dtype=torch.int32) if mixer and mixer.prefix else None
+        yield module, call, Context(documents=documents, ahead=ahead)
 
 
 @contextmanager

@@ -67,7 +67,8 @@ def test_traced_and_described_operators_agree_in_flops(name):
     parts = works(block, setting)
     mixer = block.mixer if isinstance(block, Layer) else None
     seen = setting.sequence
-    if mixer is not None and mixer.window is None and getattr(mixer, "chunk", None) is None:
+    narrow = mixer is not None and (mixer.window or getattr(mixer, "chunk", None) or mixer.prefix)
+    if mixer is not None and not narrow:
         seen = visible_keys(setting.sequence, None, None)
     products = sum(product.flops[0] for part in parts for product in part.products)
     scores = sum(float(np.sum(part.score_flops)) for part in parts) * setting.sequence / seen

@@ -11,6 +11,7 @@ from meshwright.cost import predict
 from meshwright.cost.heaviest import heaviest_rank
 from meshwright.cost.table import TOKEN_LAYOUTS
 from meshwright.cost.token_layouts import (
+    ahead_of,
     dealt,
     document_starts,
     imbalance,
@@ -52,6 +53,11 @@ def test_what_queries_see_is_counted_by_hand() -> None:
     assert visible_keys(6, window=2).tolist() == [1, 2, 2, 2, 2, 2]
     assert visible_keys(6, chunk=4).tolist() == [1, 2, 3, 4, 1, 2]
     assert visible_keys(6, chunk=4, window=3, starts=starts).tolist() == [1, 2, 3, 1, 1, 1]
+    ahead = ahead_of(6, prefix=4)
+    assert ahead.tolist() == [3, 2, 1, 0, 0, 0]
+    assert visible_keys(6, ahead=ahead).tolist() == [4, 4, 4, 4, 5, 6]
+    assert visible_keys(6, window=2, ahead=ahead).tolist() == [2, 3, 3, 2, 2, 2]
+    assert visible_keys(6, chunk=3, ahead=ahead).tolist() == [3, 3, 3, 1, 2, 3]
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8, 16])
@@ -65,6 +71,30 @@ def test_the_imbalance_of_a_causal_mask_is_the_papers(ranks: int) -> None:
     assert found[TokenLayout.ZIGZAG] == 1.0
     assert found[TokenLayout.STRIPED] == pytest.approx(1 + (ranks - 1) / (LENGTH + 1), rel=1e-12)
     assert found[TokenLayout.BALANCED] == pytest.approx(1.0, abs=1e-4)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8, 16])
+def test_prompts_that_see_all_of_themselves_are_uneven_in_a_zigzag(ranks: int) -> None:
+    """Where the first half of a sequence is a prompt: contiguous 8/5 - 4/5n, zigzag 6/5 - 1/5n, others even."""
+    half = LENGTH // 2
+    found = {layout: layout_imbalance(layout, length=LENGTH, ranks=ranks, prefix=half) for layout in TokenLayout}
+    assert found[TokenLayout.CONTIGUOUS] == pytest.approx(1.6 - 0.8 / ranks, rel=1e-3)
+    assert found[TokenLayout.ZIGZAG] == pytest.approx(1.2 - 0.2 / ranks, rel=1e-3)
+    assert found[TokenLayout.STRIPED] == pytest.approx(1.0, abs=4e-3)
+    assert found[TokenLayout.BALANCED] == pytest.approx(1.0, abs=4e-3)
+
+
+def test_the_balanced_layout_counts_what_prompts_see() -> None:
+    """Two documents of unlike prompts: dealt as if they were causal, ranks are further from even."""
+    starts = np.where(np.arange(LENGTH) < LENGTH // 4, 0, LENGTH // 4)
+    ahead = np.concatenate([ahead_of(LENGTH // 4, prefix=10), ahead_of(3 * LENGTH // 4, prefix=LENGTH // 2)])
+    work = visible_keys(LENGTH, starts=starts, ahead=ahead)
+    knows, causal = (
+        imbalance(dealt(TokenLayout.BALANCED, length=LENGTH, ranks=4, starts=starts, ahead=given), work)
+        for given in (ahead, None)
+    )
+    assert knows < 1.005
+    assert causal > 1.05
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -100,6 +130,9 @@ def test_scores_are_priced_by_the_rank_that_has_most() -> None:
     found = heaviest_rank(models.attention(), sizes)
     assert np.array(found).tolist() == [layout_imbalance(layout, length=LENGTH, ranks=4) for layout in TOKEN_LAYOUTS]
     assert heaviest_rank(models.attention(), replace(sizes, context=1.0)) == 1.0
+    prompts = heaviest_rank(models.attention(prefix=0.5), sizes)
+    half = [layout_imbalance(layout, length=LENGTH, ranks=4, prefix=LENGTH // 2) for layout in TOKEN_LAYOUTS]
+    assert np.array(prompts).tolist() == half
     far = heaviest_rank(models.attention(window=64), sizes)
     assert np.array(far)[0] == layout_imbalance(TokenLayout.CONTIGUOUS, length=LENGTH, ranks=4, window=64) < 1.05
 

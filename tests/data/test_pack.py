@@ -105,6 +105,19 @@ def test_documents_count_from_each_end_token() -> None:
     assert alone.bytes_per_token == (1 + 2 + 0 + 1 + 5 + 1 + 0 + 3) / 8
 
 
+def test_prompts_are_told_by_how_many_of_their_tokens_come_later() -> None:
+    """The end token that opens a document is of its prompt; what lies outside the sequence is not counted."""
+    tokens = np.array([0, 5, 6, 7, 8, 0, 9, 0, 4, 4, 4, 4, 4, 4, 3, 3, 3], dtype=np.uint16)
+    masked = np.array([0, 1, 1, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 0, 0, 0], dtype=np.uint8)
+    stream = Stream(tokens, stretches=[(0, len(tokens))], weight=1.0, masked=masked)
+    source = Packed([stream], sequence_length=8, seed=0, end=0, byte_lengths=None, mean_bytes=1.0)
+    batch = source.sequences(0, 2)
+    row = int(np.flatnonzero(batch.tokens[:, 1] == 5)[0])
+    assert batch.ahead[row].tolist() == [2, 1, 0, 0, 0, 0, 0, 0]
+    assert batch.ahead[1 - row].tolist() == [5, 4, 3, 2, 1, 0, 0, 0]
+    assert batch.ahead.dtype == np.int32
+
+
 def test_a_window_joins_stretches() -> None:
     stream = Stream(np.arange(100, dtype=np.uint16), stretches=[(0, 5), (20, 22), (50, 60)], weight=1.0)
     assert len(stream) == 17

@@ -25,6 +25,7 @@ from meshwright.spec.plan import (
     TokenLayout,
 )
 from tests.export.plans import design
+from tests.support.models import with_prefix
 
 MEGATRON, TITAN, DEEPSPEED = Peer.MEGATRON_LM, Peer.TORCHTITAN, Peer.DEEPSPEED
 ZERO3, ZERO2, ZERO1 = Sharding.PARAMETERS, Sharding.GRADIENTS, Sharding.OPTIMIZER
@@ -161,6 +162,14 @@ def test_a_routing_of_its_own_is_not_lost(peer: Peer) -> None:
     routed = replace(layer, transform=replace(layer.transform, routing=Routing(capacity=1.25)))
     odd = replace(entry, model=replace(entry.model, layers=(routed,) * len(entry.model.layers)))
     with pytest.raises(NotExpressible, match="cannot say a routing of its own"):
+        export(odd, to=peer)
+
+
+@pytest.mark.parametrize("peer", Peer)
+def test_a_prefix_mask_is_not_lost(peer: Peer) -> None:
+    entry = design("llama-3.1-8b")
+    odd = replace(entry, model=with_prefix(entry.model))
+    with pytest.raises(NotExpressible, match="cannot say prefix masks"):
         export(odd, to=peer)
 
 

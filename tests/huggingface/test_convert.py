@@ -21,6 +21,7 @@ from meshwright.data import prepare
 from meshwright.nn import Decoder, initialize
 from meshwright.parallel.relocate import whole_of
 from meshwright.run import convert, verify
+from meshwright.run.files import write_json
 from meshwright.run.generate import load_model as load_decoder
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit, ExitCode
 from meshwright.spec.plan import Sharding
@@ -32,7 +33,7 @@ from tests.huggingface.folders import write_model
 from tests.huggingface.rank_cases import begun
 from tests.huggingface.whole import Whole
 from tests.support.designs import Layout, design
-from tests.support.models import all_models
+from tests.support.models import all_models, with_prefix
 from tests.support.pool import Pool
 
 CASES = configs()
@@ -165,6 +166,12 @@ def test_a_run_begins_with_the_weights_it_is_told_to_and_no_others(tmp_path: Pat
     other = replace(kept, model=replace(kept.model, layers=kept.model.layers[:1]))
     with pytest.raises(ConfigError, match=r"job\.start"):
         check_start(other)
+    prompted = replace(kept, model=with_prefix(kept.model))
+    check_start(prompted)
+    (tmp_path / "prompted").mkdir()
+    write_json(tmp_path / "prompted" / "design.json", prompted)
+    with pytest.raises(ConfigError, match="no family there says a prefix mask"):
+        convert.to_huggingface(tmp_path / "prompted", tmp_path / "none")
     with pytest.raises(ConfigError, match="not a Hugging Face folder"):
         check_start(replace(kept, job=replace(kept.job, start=str(tmp_path / "nowhere"))))
 

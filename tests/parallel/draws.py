@@ -78,6 +78,7 @@ class Draw:
     precision: str = "fp64"
     documents: str = "one"
     masks: str = "none"
+    prefix: bool = False
     optimizer: str = "adamw"
     z_loss: float = 0.0
     clip_norm: float | None = None
@@ -111,6 +112,7 @@ def read(text: str) -> Draw:
 def build(draw: Draw) -> Design:
     """The design of a draw, legal or not."""
     model, schedule = _model(draw.model, draw.layers), scheduled(draw)
+    model = models.with_prefix(model) if draw.prefix else model
     edges = (0, *draw.bounds, len(model.blocks))
     places = planned.placement(schedule, pipeline=draw.size(AxisName.PIPELINE))
     plan = Plan(
@@ -222,10 +224,21 @@ def legal(count: int, *, seed: int) -> list[Draw]:
         axes = _axes(random)
         kind, chunks = _schedule(random, dict(axes).get("pipeline", 1))
         tries = (_any(random, axes, kind, chunks) for _ in range(TRIES))
-        one = next((one for one in tries if one is not None and not refused(one)), None)
+        one = next((one for one in tries if one is not None and _is_whole(one) and not refused(one)), None)
         if one is not None:
-            found[_tabled(replace(one, masks=_masks(one)))] = None
+            found[_tabled(replace(one, masks=_masks(one), prefix=_prefix(one), slices=_slices_shared(one)))] = None
     return sorted(found, key=lambda draw: draw.ranks)
+
+
+def _is_whole(draw: Draw) -> bool:
+    """Not in slices that context ranks share: those are of `_sliced`."""
+    return draw.slices == 1 or draw.size(AxisName.CONTEXT) == 1
+
+
+def _slices_shared(draw: Draw) -> int:
+    """Two where the context ranks of a causal draw may share them."""
+    shares = draw.size(AxisName.CONTEXT) > 1 and ScheduleKind(draw.schedule) in SLICED and not _prefix(draw)
+    return 2 if shares and not refused(replace(draw, slices=2)) else draw.slices
 
 
 def _masks(draw: Draw) -> str:
@@ -252,6 +265,11 @@ def _tabled(draw: Draw) -> Draw:
     made = synthesize(work, tries=40, seed=random.randrange(100)).program
     entry = planned.of(random.choice((made, made.whole())), chunks=draw.chunks)
     return replace(draw, schedule=entry.kind.value, table=entry.table)
+
+
+def _prefix(draw: Draw) -> bool:
+    """Of a third of those whose sequences are whole, by the draw alone as well."""
+    return draw.slices == 1 and Random(f"prefix {draw}").random() < 1 / 3
 
 
 def _any(random: Random, axes: tuple[tuple[str, int], ...], kind: ScheduleKind, chunks: int) -> Draw | None:
@@ -348,9 +366,9 @@ def _frozen(random: Random, blocks: int) -> tuple[int, ...]:
 
 
 def choices(draw: Draw) -> dict[str, object]:
-    """What a draw chose, by dimension."""
-    plain = asdict(draw)
-    for name in ("axes", "bounds", "recompute", "frozen", "layers", "exchange", "table"):
+    """What a draw chose, by dimension; what `_slices_shared` and `_prefix` add beside it is no choice."""
+    plain = asdict(draw if _is_whole(draw) else replace(draw, slices=1))
+    for name in ("axes", "bounds", "recompute", "frozen", "layers", "exchange", "table", "prefix"):
         del plain[name]
     kind, inner, layout = draw.exchange
     names = [name for name, _ in draw.axes]

@@ -83,6 +83,20 @@ def batch(
     return inputs, targets, begins.cumsum(dim=1).int()
 
 
+def prompts(documents: Tensor | None, *, count: int, length: int) -> Tensor:
+    """How many later tokens of its prompt each position has, (count, length), where the first 0 to 7 tokens of every
+    document are its prompt."""
+    generator = torch.Generator().manual_seed(7)
+    ahead = torch.zeros(count, length, dtype=torch.int32)
+    rows = torch.zeros(count, length) if documents is None else documents
+    for row, numbers in zip(ahead, rows, strict=True):
+        for number in numbers.unique():
+            places = (numbers == number).nonzero().flatten()
+            prompt = min(int(torch.randint(0, 8, (), generator=generator)), len(places))
+            row[places[:prompt]] = torch.arange(prompt - 1, -1, -1, dtype=torch.int32)
+    return ahead
+
+
 def one_device(
     model: ModelSpec,
     *,
@@ -100,12 +114,13 @@ def one_device(
     for name, parameter in decoder.named_parameters():
         parameter.requires_grad_(block_of(name, model) not in frozen)
     tokens, targets, parts = batch(count, length, model.vocab, packed=packed, masks=masks)
+    ahead = prompts(parts, count=count, length=length) if model.prefix else None
     mixtures = [module for module in decoder.modules() if isinstance(module, MixtureOfExperts)]
     for mixture in mixtures:
         mixture.each = 1.0 / count
 
     def forward() -> tuple[Tensor, Tensor]:
-        logits = decoder(tokens, documents=parts)
+        logits = decoder(tokens, documents=parts, ahead=ahead)
         plain = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
         return plain, plain + z_loss * logits.logsumexp(-1)[targets != MASKED].square().mean()
 
@@ -173,7 +188,8 @@ def one_rank(design: Design, packed: Documents, masks: Masks = Masks.NONE) -> Ou
     tokens, targets, parts = batch(plan.batch, plan.sequence_length, design.model.vocab, packed=packed, masks=masks)
     own = plan.batch // plan.data
     rows = slice(mesh.data_coordinate * own, (mesh.data_coordinate + 1) * own)
-    mine = (tokens[rows], targets[rows], None if parts is None else parts[rows])
+    ahead = prompts(parts, count=plan.batch, length=plan.sequence_length) if design.model.prefix else None
+    mine = (tokens[rows], targets[rows], *(None if x is None else x[rows] for x in (parts, ahead)))
     loss = laid.step(*mine)
     gradients = by_name([(name, p.grad) for name, p in laid.named_parameters() if p.grad is not None])
     norm = laid.clip(design.job.optimizer.clip_norm)

@@ -49,7 +49,7 @@ class Part(nn.Module):
         self.layers = nn.ModuleDict({str(i): Block() for i in range(max(start, 1), min(stop, BLOCKS + 1))})
         self.head = Linear(WIDTH, VOCAB, bias=True) if stop == BLOCKS + 2 else None
 
-    def forward(self, x: Tensor, *, documents: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, *, documents: Tensor | None = None, ahead: Tensor | None = None) -> Tensor:
         x = x if self.embedding is None else self.embedding(x)
         for layer in self.layers.values():
             x = layer(x, documents)

@@ -62,6 +62,7 @@ def _plainer(draw: Draw) -> Iterator[Draw]:
         "clip_norm",
         "microbatch",
         "frozen",
+        "prefix",
     ):
         yield replace(draw, **{name: getattr(plain, name)})
     yield replace(draw, recompute=("none",) * draw.layers)

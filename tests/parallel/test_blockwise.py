@@ -27,7 +27,7 @@ def meeting(*, window: int | None, cut: int | None) -> tuple[Meeting, Tensor]:
     positions = np.arange(LENGTH)
     starts = None if cut is None else document_starts((positions >= cut).astype(int))
     first = first_keys(positions, window=window, starts=starts)
-    found = pieces(tiles(*seen_runs(positions, positions, first=first)), device=torch.device("cpu"))
+    found = pieces(tiles(*seen_runs(positions, first=first, last=positions)), device=torch.device("cpu"))
     mask = (positions[None] <= positions[:, None]) & (positions[None] >= first[:, None])
     travel = Ring(group=None, rank=0, size=1)
     return Meeting(travel=travel, tilings=[[(slice(None), found)]], scale=0.3), torch.from_numpy(mask)

@@ -28,6 +28,7 @@ TWO = Documents.TWO
 RING, GATHER = ExchangeKind.RING, ExchangeKind.GATHER
 STRIPED, BALANCED, CONTIGUOUS = TokenLayout.STRIPED, TokenLayout.BALANCED, TokenLayout.CONTIGUOUS
 KINDS = tuple(models.all_models())
+PREFIXED = models.prefixed()
 
 # Every way to meet under every layout of tokens; with documents half of them, which a layout may follow.
 EXCHANGES = [
@@ -84,6 +85,13 @@ def test_every_layout_of_tokens_and_every_exchange(pool: Pool, exchange: Exchang
     check(pool, entry, packed=Documents.TWO)
 
 
+@pytest.mark.parametrize("exchange", EXCHANGES, ids=str)
+def test_prompts_that_see_all_of_themselves(pool: Pool, exchange: Exchange) -> None:
+    """Prefix masks, with windows and chunks and without, meet keys of later ranks."""
+    entry = design(PREFIXED, Layout(context=2, exchange=exchange, batch=4))
+    check(pool, entry, packed=Documents.ONE if exchange.kind is GATHER else Documents.TWO)
+
+
 @pytest.mark.parametrize(("kind", "exchange"), TURNS, ids=str)
 def test_every_kind_of_block(pool: Pool, kind: str, exchange: Exchange) -> None:
     check(pool, design(models.all_models()[kind], Layout(context=2, exchange=exchange, batch=4)), packed=Documents.TWO)
@@ -98,7 +106,7 @@ def test_a_plan_of_the_search(pool: Pool, entry: Design) -> None:
 def test_trading_heads_inside_and_meeting_outside(pool: Pool, exchange: Exchange) -> None:
     check(
         pool,
-        design(MODEL, Layout(context=4, exchange=exchange, batch=4)),
+        design(PREFIXED if exchange.layout is BALANCED else MODEL, Layout(context=4, exchange=exchange, batch=4)),
         packed=TWO if exchange.kind is RING else Documents.ONE,
     )
 
@@ -109,8 +117,8 @@ def test_more_traders_than_heads_of_keys_share_copies(pool: Pool) -> None:
 
 def test_more_hops_than_neighbours(pool: Pool) -> None:
     """Of four ranks, blocks come by that no neighbour holds, and sums of gradients that travel on."""
-    for kind in ("tiny", "window", "chunk"):
-        check(pool, design(models.all_models()[kind], Layout(context=4, batch=4)))
+    for model in (*(models.all_models()[kind] for kind in ("tiny", "window", "chunk")), PREFIXED):
+        check(pool, design(model, Layout(context=4, batch=4)))
 
 
 @pytest.mark.parametrize(("kind", "layout"), COMBINED, ids=str)

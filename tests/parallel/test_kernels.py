@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
 from meshwright.parallel.kernels_compat import KERNELS, Scores, kernel
 from tests.cost.saved_tensors import FakeTensorMode
 
-PROCESSOR, FLASH, WRITTEN = KERNELS
+PROCESSOR, CUDNN, FLASH, WRITTEN = KERNELS
 MASK = torch.tensor([[1, 0, 0, 1, 1], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1], [0, 1, 0, 0, 0], [0, 0, 0, 0, 1]]).bool()
 CASES = {
     "whole": Scores(scale=0.3),
@@ -33,7 +34,7 @@ def tensors(*, dims: int = 8, value_dims: int = 8) -> tuple[Tensor, Tensor, Tens
 def test_the_fused_kernel_of_processors_is_what_is_written_out(case: str) -> None:
     """Forward; and backward of a row that other tiles are part of, whose log-sum-exp is larger than this tile's."""
     (q, k, v), scores = tensors(), CASES[case]
-    assert kernel(q, v, scores) is PROCESSOR
+    assert kernel(q, k, v, scores) is PROCESSOR
     out, lse = PROCESSOR.forward(q, k, v, scores)
     same, also = WRITTEN.forward(q, k, v, scores)
     torch.testing.assert_close(out, same, rtol=0, atol=1e-12)
@@ -51,7 +52,7 @@ def test_the_fused_kernel_of_processors_is_what_is_written_out(case: str) -> Non
 def test_what_is_written_out_is_a_softmax_and_its_gradient(case: str, softcap: float | None) -> None:
     q, k, v = (x.requires_grad_() for x in tensors(value_dims=6))
     scores = replace(CASES[case], softcap=softcap)
-    assert kernel(q, v, scores) is WRITTEN
+    assert kernel(q, k, v, scores) is WRITTEN
     raw = q @ k.repeat_interleave(2, dim=1).transpose(-1, -2) * scores.scale
     raw = raw if softcap is None else softcap * torch.tanh(raw / softcap)
     mask = torch.ones(5, 5).tril().bool() if scores.causal else scores.mask
@@ -77,13 +78,43 @@ def test_accelerators_take_half_precision_to_the_flash_kernel_and_nothing_it_can
         half = {"dtype": torch.bfloat16, "device": "cuda"}
         q, k, v = (torch.empty(2, heads, 64, 64, **half) for heads in (8, 2, 2))  # type: ignore[arg-type]  # both fit
         plain = Scores(scale=0.1, causal=True)
-        assert kernel(q, v, plain) is FLASH
+        assert kernel(q, k, v, plain) is FLASH
         out, lse = FLASH.forward(q, k, v, plain)
         assert (out.shape, lse.shape, lse.dtype) == (q.shape, (2, 8, 64), torch.float32)
         assert [x.shape for x in FLASH.backward(out, q, k, v, out, lse, plain)] == [q.shape, k.shape, v.shape]
         whole = torch.empty(2, 8, 64, 64, device="cuda")
-        assert kernel(whole, whole, plain) is WRITTEN
+        assert kernel(whole, whole, whole, plain) is WRITTEN
         odd = torch.empty(2, 8, 64, 20, **half)  # type: ignore[arg-type]  # as above
-        assert kernel(odd, odd, plain) is WRITTEN
-        assert kernel(q, v, Scores(scale=0.1, softcap=5.0)) is WRITTEN
-        assert kernel(q, v, Scores(scale=0.1, mask=torch.ones(64, 64, dtype=torch.bool, device="cuda"))) is WRITTEN
+        assert kernel(odd, odd, odd, plain) is WRITTEN
+        assert kernel(q, k, v, Scores(scale=0.1, softcap=5.0)) is WRITTEN
+        assert kernel(q, k, v, Scores(scale=0.1, mask=torch.ones(64, 64, dtype=torch.bool, device="cuda"))) is WRITTEN
+
+
+FORWARD = "query key value attn_bias compute_log_sumexp dropout_p is_causal return_debug_mask scale"
+BACKWARD = (
+    "grad_out query key value out logsumexp philox_seed philox_offset attn_bias cum_seq_q cum_seq_k max_q max_k "
+    "dropout_p is_causal scale"
+)
+
+
+def test_torch_prefers_cudnn_and_its_operators_take_what_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    aten = torch.ops.aten
+    for operator, names in (
+        (aten._scaled_dot_product_cudnn_attention, FORWARD),
+        (aten._scaled_dot_product_cudnn_attention_backward, BACKWARD),
+    ):
+        assert [entry.name for entry in operator.default._schema.arguments] == names.split()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with FakeTensorMode():
+        half = {"dtype": torch.bfloat16, "device": "cuda"}
+        q, k, v = (torch.empty(2, heads, 64, 64, **half) for heads in (8, 2, 2))  # type: ignore[arg-type]  # both fit
+        plain = Scores(scale=0.1, causal=True)
+        for backend, expected in ((SDPBackend.FLASH_ATTENTION, FLASH), (SDPBackend.CUDNN_ATTENTION, CUDNN)):
+            monkeypatch.setattr(torch, "_fused_sdp_choice", lambda *_, chosen=backend.value, **__: chosen)
+            assert kernel(q, k, v, plain) is expected
+        out, lse = CUDNN.forward(q, k, v, plain)
+        assert (out.shape, lse.shape, lse.dtype) == (q.shape, (2, 8, 64), torch.float32)
+        assert [x.shape for x in CUDNN.backward(out, q, k, v, out, lse, plain)] == [q.shape, k.shape, v.shape]
+        assert kernel(q, k, v, Scores(scale=0.1, softcap=5.0)) is WRITTEN
+        wide = torch.empty(2, 8, 64, 256, **half)  # type: ignore[arg-type]  # as above
+        assert kernel(wide, wide, wide, plain) is FLASH

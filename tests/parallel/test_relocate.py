@@ -66,8 +66,8 @@ def pairs(draws_: list[Draw], *, seed: int) -> list[Pair]:
     random, found = Random(seed), []
     for one, other in zip(draws_[::2], draws_[1::2], strict=False):
         for model in (one.model, other.model):
-            first = replace(one, model=model)
-            second = replace(other, model=model, optimizer=one.optimizer)
+            first = replace(one, model=model, prefix=False)
+            second = replace(other, model=model, prefix=False, optimizer=one.optimizer)
             if first.layers == second.layers and not draws.refused(first) and not draws.refused(second):
                 wide = max(first.ranks, second.ranks)
                 sides = [tuple(sorted(random.sample(range(wide), side.ranks))) for side in (first, second)]

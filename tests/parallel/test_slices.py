@@ -8,7 +8,7 @@ import torch
 from meshwright.nn import Decoder, initialize
 from meshwright.parallel.recompute import apply_recompute
 from meshwright.parallel.slices import SliceStore, cut, repeat
-from meshwright.spec.plan import Recompute, ScheduleKind, Sharding
+from meshwright.spec.plan import Exchange, ExchangeKind, Recompute, ScheduleKind, Sharding, TokenLayout
 from tests.parallel.parity_cases import Documents
 from tests.parallel.test_parity import check
 from tests.support import models
@@ -88,11 +88,65 @@ LAYOUTS = (
     ("latent", Layout(pipeline=2, shard=2, sharding=Sharding.GRADIENTS, kind=SLICED, slices=2, batch=4)),
     ("sinks", Layout(pipeline=2, replicate=2, kind=SLICED, slices=2, batch=4)),
 )
+# Every slice is dealt over the context ranks on its own, and meets the keys that each kept of those before.
+GATHER = ExchangeKind.GATHER
+DIVIDED = (
+    ("tiny", Layout(pipeline=2, context=2, kind=SLICED, slices=4, batch=2, microbatch=2)),
+    (
+        "latent",
+        Layout(
+            pipeline=2,
+            context=2,
+            kind=SLICED,
+            slices=2,
+            batch=2,
+            recompute=Recompute.SELECTIVE,
+            exchange=Exchange(kind=GATHER, layout=TokenLayout.BALANCED),
+        ),
+    ),
+    (
+        "sinks",
+        Layout(
+            pipeline=2,
+            context=2,
+            kind=SLICED,
+            slices=4,
+            batch=2,
+            recompute=Recompute.FULL,
+            exchange=Exchange(inner=2, layout=TokenLayout.BALANCED),
+        ),
+    ),
+    (
+        "gpt",
+        Layout(pipeline=2, context=2, kind=SLICED, slices=2, batch=1, exchange=Exchange(layout=TokenLayout.STRIPED)),
+    ),
+)
+TWO_LEVEL = Layout(
+    pipeline=2,
+    context=4,
+    kind=SLICED,
+    slices=2,
+    batch=2,
+    sharding=Sharding.PARAMETERS,
+    exchange=Exchange(kind=GATHER, inner=2, layout=TokenLayout.BALANCED),
+)
 
 
 @pytest.mark.parametrize(("kind", "layout"), LAYOUTS, ids=str)
 def test_a_pipeline_of_slices_gives_what_one_device_gives(pool: Pool, kind: str, layout: Layout) -> None:
     check(pool, design(models.all_models()[kind], layout, z_loss=1e-3), packed=Documents.TWO)
+
+
+@pytest.mark.parametrize(("kind", "layout"), DIVIDED, ids=str)
+def test_slices_that_context_ranks_share_do_too(pool: Pool, kind: str, layout: Layout) -> None:
+    packed = Documents.ONE if layout.slices == 2 and kind == "gpt" else Documents.TWO
+    check(pool, design(models.all_models()[kind], layout, z_loss=1e-3), packed=packed)
+
+
+@pytest.mark.slow
+def test_slices_that_trade_heads_inside_and_meet_outside_do_too(pool: Pool) -> None:
+    for kind in ("tiny", "window", "chunk", "latent"):
+        check(pool, design(models.all_models()[kind], TWO_LEVEL), packed=Documents.TWO)
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meshwright.cost.token_layouts import dealt, document_starts, first_keys, visible_keys
+from meshwright.cost.token_layouts import ahead_of, dealt, document_starts, first_keys, last_keys, visible_keys
 from meshwright.parallel.tiles import MASKED_QUERIES, MOST_TILES, Cover, Tile, seen_runs, tiles
 from meshwright.spec.plan import TokenLayout
 
@@ -43,7 +43,7 @@ def test_tiles_are_the_mask(layout: TokenLayout, window: int | None, chunk: int 
     for queries in held:
         first = first_keys(queries, window=window, chunk=chunk, starts=starts)
         for keys in held:
-            found = tiles(*seen_runs(queries, keys, first=first))
+            found = tiles(*seen_runs(keys, first=first, last=queries))
             assert len(found) <= max(2 * MOST_TILES, -(-len(queries) // MASKED_QUERIES))
             np.testing.assert_array_equal(shown(found, len(queries), len(keys)), seen(queries, keys, first))
 
@@ -51,7 +51,7 @@ def test_tiles_are_the_mask(layout: TokenLayout, window: int | None, chunk: int 
 def covers(layout: TokenLayout, owner: int) -> list[tuple[Cover, int, int]]:
     """What rank 1 of 4 computes of the keys of `owner`: cover, queries, keys; a rank holds 24 tokens."""
     held = dealt(layout, length=LENGTH, ranks=RANKS)
-    found = tiles(*seen_runs(held[1], held[owner], first=first_keys(held[1])))
+    found = tiles(*seen_runs(held[owner], first=first_keys(held[1]), last=held[1]))
     return [(t.cover, t.queries.stop - t.queries.start, t.keys.stop - t.keys.start) for t in found]
 
 
@@ -71,7 +71,7 @@ def test_a_window_skips_what_it_hides() -> None:
     """Scores computed of 4096 contiguous tokens behind a window of 64: near those that are seen, not all."""
     positions = np.arange(4096)
     first = first_keys(positions, window=64)
-    found = tiles(*seen_runs(positions, positions, first=first))
+    found = tiles(*seen_runs(positions, first=first, last=positions))
     computed = sum((tile.queries.stop - tile.queries.start) * (tile.keys.stop - tile.keys.start) for tile in found)
     assert computed <= 4096 * (MASKED_QUERIES + 64)
 
@@ -80,7 +80,7 @@ def test_a_wide_window_is_whole_but_at_its_ends() -> None:
     """Behind a window of 700 most scores are in products that need no mask."""
     positions = np.arange(2048)
     first = first_keys(positions, window=700)
-    found = tiles(*seen_runs(positions, positions, first=first))
+    found = tiles(*seen_runs(positions, first=first, last=positions))
     np.testing.assert_array_equal(shown(found, 2048, 2048), seen(positions, positions, first))
     area = dict.fromkeys(Cover, 0)
     for tile in found:
@@ -90,11 +90,18 @@ def test_a_wide_window_is_whole_but_at_its_ends() -> None:
 
 
 @pytest.mark.parametrize("layout", TokenLayout)
-def test_a_prefix_that_all_of_its_queries_see(layout: TokenLayout) -> None:
-    """Prefix language models (1910.10683): queries before position 37 see all keys before it."""
-    held = dealt(layout, length=LENGTH, ranks=RANKS)
+@pytest.mark.parametrize(("window", "chunk"), [(None, None), (7, None), (None, 10)])
+def test_prefixes_that_all_of_their_tokens_see(layout: TokenLayout, window: int | None, chunk: int | None) -> None:
+    """Two documents, of which the first 37 and the first 20 tokens are prompts (1910.10683)."""
+    starts = np.where(np.arange(LENGTH) < 60, 0, 60)
+    ahead = np.concatenate([ahead_of(60, prefix=37), ahead_of(LENGTH - 60, prefix=20)])
+    held = dealt(layout, length=LENGTH, ranks=RANKS, starts=starts, ahead=ahead)
     for queries in held:
-        last = np.maximum(queries, 36)
+        first = first_keys(queries, window=window, chunk=chunk, starts=starts)
+        last = last_keys(queries, window=window, chunk=chunk, ahead=ahead)
         for keys in held:
-            found = tiles(*seen_runs(queries, keys, first=np.zeros_like(queries), last=last))
-            np.testing.assert_array_equal(shown(found, len(queries), len(keys)), keys[None] <= last[:, None])
+            at, of = queries[:, None], keys[None]
+            prompt = (starts[at] == starts[of]) & (of <= at + ahead[at])
+            near = (np.abs(at - of) < (window or LENGTH)) & (at // (chunk or LENGTH) == of // (chunk or LENGTH))
+            found = tiles(*seen_runs(keys, first=first, last=last))
+            np.testing.assert_array_equal(shown(found, len(queries), len(keys)), prompt & near)

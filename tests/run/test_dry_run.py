@@ -15,11 +15,12 @@ from meshwright.run.children import in_child
 from meshwright.run.dry.count import RankCount, content
 from meshwright.run.dry_run import dry_run, shares_of
 from meshwright.spec.errors import ConfigError, ExitCode
-from meshwright.spec.plan import Recompute, ScheduleKind, Sharding
+from meshwright.spec.plan import Exchange, Recompute, ScheduleKind, Sharding, TokenLayout
 from meshwright.spec.report import LineName, MemoryPart, Origin
 from tests.run import dry_cases
 from tests.run.dry_cases import case
 from tests.support.designs import Layout
+from tests.support.models import with_prefix
 from tests.support.pool import Pool
 
 FULL = Recompute.FULL
@@ -84,6 +85,16 @@ def test_a_fake_rank_counts_what_a_real_one_does(pool: Pool) -> None:
         assert told.bytes == real.bytes
         ours, theirs = sum(told.memory.values()), sum(real.memory.values())
         assert ours == pytest.approx(theirs, rel=0.02)
+
+
+def test_what_prompts_see_is_counted_as_a_real_rank_counts_it(pool: Pool) -> None:
+    """Between context ranks, where the tiles of a prefix mask are known numbers."""
+    exchange = Exchange(layout=TokenLayout.BALANCED)
+    entry = case(Layout(pipeline=2, context=2, batch=2, exchange=exchange), layers=2, accelerator=False)
+    entry = replace(entry, model=with_prefix(entry.model))
+    (told,) = in_child(dry_cases.count_fake, {"designs": [entry], "rank": 0}, seconds=200)
+    real = pool.run(dry_cases.count_real, entry, ranks=4)[0]
+    assert (told.flops, told.calls, told.bytes) == (real.flops, real.calls, real.bytes)
 
 
 def test_a_dry_run_is_a_report_beside_the_prediction() -> None:

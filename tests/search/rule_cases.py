@@ -8,7 +8,7 @@ from typing import Any
 
 from meshwright.search import Scope
 from meshwright.spec.cluster import Link, Precision
-from meshwright.spec.job import Constraints, JobSpec, Switch
+from meshwright.spec.job import Constraints, DataSpec, JobSpec, Source, Switch
 from meshwright.spec.model import ModelSpec, Tower
 from meshwright.spec.optimizer import Master, Muon, OptimizerSpec, ParameterGroup
 from meshwright.spec.plan import (
@@ -28,12 +28,14 @@ from meshwright.spec.plan import (
 )
 from meshwright.spec.routing import Routing
 from tests.search import search_samples as samples
+from tests.support.models import with_prefix
 
 D = samples.design
 ANYWHERE = frozenset({Scope.PLAN, Scope.MEMORY})
 DROPPING = Routing(capacity=1.0)
 SHARDS_AWAY = {"offload": Offload.PARAMETERS, "sharding": Sharding.PARAMETERS}
 HALF = samples.job(sequences=16)
+SLICED = Schedule(kind=ScheduleKind.SEQUENCE_1F1B, microbatches=8, slices=4)
 FEWER = samples.job(constraints=Constraints(devices="any"))
 INTERLEAVED = Schedule(kind=ScheduleKind.INTERLEAVED, microbatches=8, chunks=2)
 
@@ -129,6 +131,11 @@ class Case:
     legal: Callable[[], Design]
     illegal: Callable[[], Design]
     says: str
+
+
+def of_text(**fields: str) -> JobSpec:
+    """A job whose data are one source."""
+    return replace(samples.job(), data=DataSpec(sources=(Source(path="rows.jsonl", **fields),)))
 
 
 def constrained(**fields: object) -> Design:
@@ -298,6 +305,19 @@ CASES = {
         lambda: D(schedule=Schedule(microbatches=8, slices=4)),
         "4 slices under 1f1b",
     ),
+    "prefix-has-prompts": Case(
+        lambda: D(of=with_prefix(samples.model()), asked=of_text(prompt_field="ask")),
+        lambda: D(of=with_prefix(samples.model()), asked=of_text()),
+        "has a prefix mask, and no source has prompts",
+    ),
+    "prefix-in-one-slice": Case(
+        lambda: D(of=with_prefix(samples.model())),
+        lambda: D(
+            of=with_prefix(samples.model()),
+            schedule=Schedule(kind=ScheduleKind.SEQUENCE_1F1B, microbatches=8, slices=4),
+        ),
+        "a prompt may reach beyond its slice, one of 4",
+    ),
     "trains-something": Case(lambda: frozen(0), lambda: frozen(0, 1), "every block is frozen"),
     "tied-ends-train-alike": Case(
         lambda: frozen(0), lambda: frozen(0, of=tied()), "the head, which has the same table, is trained"
@@ -314,7 +334,7 @@ CASES = {
         "experts counted over a sequence that ranks or slices divide can be predicted and not trained yet",
     ),
     "runtime-schedule": Case(
-        D,
+        lambda: D(context=2, shard=1, asked=HALF, schedule=SLICED),
         lambda: D(pipeline=1, shard=4, schedule=Schedule(kind=ScheduleKind.SEQUENCE_1F1B, microbatches=4, slices=2)),
         "2 slices on one pipeline rank",
     ),

@@ -18,8 +18,9 @@ from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.job import Constraints, JobSpec
 from meshwright.spec.model import ModelSpec
-from meshwright.spec.plan import Design, ScheduleKind
+from meshwright.spec.plan import Design, ScheduleKind, TokenLayout
 from tests.search import search_samples as samples
+from tests.support.models import with_prefix
 
 PLAN = frozenset({Scope.PLAN})
 
@@ -112,6 +113,18 @@ def test_chunk_counts_with_the_same_largest_stage_are_one() -> None:
     assert set(table.chunks.tolist()) == {2, 3, 6}, "largest stages of 3, 2 and 1 blocks"
     job = samples.job(constraints=Constraints(fix={"pipeline": 2, "chunks": 5}))
     assert set(space(model, samples.cluster(), job).table.chunks.tolist()) == {5}
+
+
+def test_prompts_that_see_all_of_themselves_are_neither_sliced_nor_in_a_zigzag() -> None:
+    model, cluster = with_prefix(samples.model(layers=3)), samples.cluster(samples.nodes(devices_per_node=4))
+    job = samples.job(sequences=12, constraints=Constraints(forbid=("recompute=full", "zero=zero2")))
+    found = designs(space(model, cluster, job), model, cluster, job)
+    assert found
+    assert all(not check(design, scopes=PLAN) for design in found)
+    divided = [design.plan.exchange.layout for design in found if design.plan.context > 1]
+    assert set(divided) == {TokenLayout.BALANCED}
+    refused = {rejection.rule for rejection in space(model, cluster, job).rejected}
+    assert "prefix-in-one-slice" in refused
 
 
 def test_every_degree_is_tried_not_only_powers_of_two() -> None:

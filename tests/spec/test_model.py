@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,8 @@ from meshwright.spec.model import (
     Mixture,
     ModelSpec,
     Norm,
+    prefix_tokens,
+    score_flops_per_token,
     visible_keys,
 )
 
@@ -65,6 +68,25 @@ def test_a_mixture_is_active_only_where_it_routes() -> None:
     )
     assert mixtral.parameters == 46_702_792_704
     assert mixtral.active_parameters == pytest.approx(12.88e9, rel=2e-3)
+
+
+@given(st.integers(1, 120), st.integers(1, 140), st.integers(1, 140), st.floats(0.0, 1.0))
+def test_prefixes_see_later_keys(length: int, window: int, chunk: int, share: float) -> None:
+    """Of whole chunks, as the mean counts them; keys nearer than the window either way, to the end of the prefix."""
+    length = -(-length // chunk) * chunk if chunk < length else length
+    prefix = prefix_tokens(length, share)
+    at = np.arange(length)
+    last = np.maximum(at, np.minimum(prefix - 1, np.minimum(at + window - 1, at // chunk * chunk + chunk - 1)))
+    first = np.maximum(at - window + 1, at // chunk * chunk).clip(min=0)
+    found = visible_keys(length, window, chunk, prefix=prefix)
+    assert found == pytest.approx((last - first + 1).mean())
+
+
+def test_half_a_prompt_adds_a_quarter_to_the_scores() -> None:
+    layer = Layer(mixer=replace(LLAMA_8B.layers[0].mixer, prefix=0.5), transform=None)
+    causal = replace(layer, mixer=LLAMA_8B.layers[0].mixer)
+    ratio = score_flops_per_token(layer, 8192) / score_flops_per_token(causal, 8192)
+    assert ratio == pytest.approx(1.25, rel=1e-3)
 
 
 @given(st.integers(1, 300), st.integers(1, 400), st.integers(1, 400))

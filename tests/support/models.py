@@ -87,6 +87,28 @@ def gpt(*, layers: int = 4) -> ModelSpec:
     )
 
 
+def with_prefix(spec: ModelSpec, share: float = 0.5) -> ModelSpec:
+    """The same, every second layer with a prefix mask."""
+    layers = [
+        replace(layer, mixer=replace(layer.mixer, prefix=share)) if index % 2 == 0 and layer.mixer else layer
+        for index, layer in enumerate(spec.layers)
+    ]
+    return replace(spec, layers=tuple(layers))
+
+
+def prefixed() -> ModelSpec:
+    """Prefix masks of every kind, and a causal one between them."""
+    mixers = (
+        attention(prefix=0.5),
+        attention(),
+        attention(prefix=0.5, window=5),
+        attention(prefix=0.5, chunk=6, sinks=True),
+        latent(prefix=0.5),
+    )
+    layers = tuple(Layer(mixer=mixer, transform=feed_forward()) for mixer in mixers)
+    return replace(model("prefixed"), layers=layers)
+
+
 def all_models() -> dict[str, ModelSpec]:
     """One model per feature of the decoder."""
     scaling = RotaryScaling(kind="llama3", factor=8.0, trained_positions=32)

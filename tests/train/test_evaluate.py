@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -42,9 +43,14 @@ class Means:
         self.seen: list[torch.Tensor] = []
 
     def evaluate(
-        self, tokens: torch.Tensor, targets: torch.Tensor, documents: torch.Tensor | None = None
+        self,
+        tokens: torch.Tensor,
+        targets: torch.Tensor,
+        documents: torch.Tensor | None = None,
+        ahead: torch.Tensor | None = None,
     ) -> torch.Tensor:
         assert documents is not None
+        assert ahead is None
         assert torch.equal(tokens[:, 1:], targets[:, :-1])
         self.seen.append(tokens)
         return tokens[:, 0].double().mean()
@@ -73,8 +79,11 @@ def test_documents_are_left_out_where_they_are_not_masked() -> None:
     made = feed(replica=1, replicas=2)
     rows = held_out(40, bytes_of_token=1).sequences(made.first, made.rows)
     assert (made.first, made.rows) == (4, 4)
-    tokens, targets, documents = made.tensors(rows)
+    tokens, targets, documents, _ = made.tensors(rows)
     assert tokens.dtype == targets.dtype == torch.int64
     assert documents is not None
     plain = Feed(batch=8, replica=1, replicas=2, device=torch.device("cpu"), document_mask=False)
-    assert plain.tensors(rows)[2] is None
+    assert plain.tensors(rows)[2:] == (None, None)
+    ahead = replace(plain, prefix_mask=True).tensors(rows)[3]
+    assert ahead is not None
+    assert ahead.tolist() == rows.ahead.tolist()

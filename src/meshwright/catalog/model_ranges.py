@@ -6,13 +6,23 @@ from collections.abc import Iterator
 
 from meshwright.catalog.figures import figure_problems, numbers
 from meshwright.spec.errors import ConfigError, Problem
-from meshwright.spec.model import Attention, Choice, Layer, Mixture, ModelSpec, Score, Weighing
+from meshwright.spec.model import (
+    Attention,
+    Choice,
+    LatentAttention,
+    Layer,
+    Mixture,
+    ModelSpec,
+    Score,
+    Weighing,
+    attends,
+)
 
 MOST = 10**12  # of anything that a model counts
 MOST_LAYERS = 4096  # four times those of the deepest published (2203.00555); stages are balanced in its square
 _MAY_BE_ZERO = frozenset(
     {"extra_parameters", "positions", "parameters", "initializer_range", "scale", "low_frequency", "high_frequency"}
-    | {"bias_rate", "balance_loss"}
+    | {"bias_rate", "balance_loss", "prefix"}
 )
 _WHERE = "layers"
 
@@ -55,6 +65,10 @@ def _shapes(model: ModelSpec, dot: str) -> Iterator[Problem]:
         yield Problem(what=f"{model.head.width} is not the width of the model, {width}", where=f"{dot}head.width")
     if model.head.vocab != vocab:
         yield Problem(what=f"{model.head.vocab} is not the vocabulary, {vocab}", where=f"{dot}head.vocab")
+    shares = sorted({mixer.prefix for layer in model.layers if (mixer := attends(layer)) and mixer.prefix})
+    if len(shares) > 1:
+        what = f"prompts that fill {shares[0]:g} of a sequence in one layer and {shares[-1]:g} in another"
+        yield Problem(what=what, where=f"{dot}{_WHERE}", fix="give every layer one prefix, or 0 where it is causal")
     told: set[Layer] = set()
     for index, layer in enumerate(model.layers):
         if layer not in told:
@@ -69,6 +83,8 @@ def _layer_shapes(layer: Layer, where: str, *, width: int) -> Iterator[Problem]:
             what = f"{part.width} is not the width of the model, {width}"
             yield Problem(what=what, where=f"{where}.{name}.width")
     mixer, transform = layer.mixer, layer.transform
+    if (attention := attends(layer)) is not None and attention.prefix:
+        yield from _prefix(attention, f"{where}.mixer.prefix")
     if isinstance(mixer, Attention):
         if mixer.heads % mixer.kv_heads:
             what = f"{mixer.kv_heads} does not divide {mixer.heads} heads"
@@ -82,6 +98,16 @@ def _layer_shapes(layer: Layer, where: str, *, width: int) -> Iterator[Problem]:
         yield Problem(what=what, where=f"{where}.transform.top_k")
     elif isinstance(transform, Mixture):
         yield from _routing(transform, f"{where}.transform.routing")
+
+
+def _prefix(mixer: Attention | LatentAttention, where: str) -> Iterator[Problem]:
+    """A prefix mask is a causal one but for a part of each sequence."""
+    if mixer.prefix > 1.0:
+        yield Problem(what=f"{mixer.prefix:g} is not a share of a sequence", where=where, fix="choose 0 to 1")
+    if isinstance(mixer, Attention) and not mixer.causal:
+        yield Problem(what="attention that is not causal sees all of the prompt already", where=where, fix="choose 0")
+    if isinstance(mixer, LatentAttention) and mixer.indexer is not None:
+        yield Problem(what="the indexer of sparse attention looks back alone", where=where, fix="choose 0")
 
 
 def _routing(part: Mixture, where: str) -> Iterator[Problem]:

@@ -217,26 +217,33 @@ def _context_seconds(
 
     Around a ring (2310.01889) every step's scores hide the next step's transfer as far as they last; backward passes
     keys and values on again with their gradients. Gathered (2407.21783) they come before the scores, and gradients
-    are scattered after them. Ranks that trade tokens for heads (2309.14509) do so before and after.
+    are scattered after them. Ranks that trade tokens for heads (2309.14509) do so before and after. Every slice of a
+    microbatch does all this, and brings the keys and values of those before it too.
     """
     if not (table.context > 1).any():
         nothing = Traffic.none(np.zeros(len(table)))
         none = _Keys(waits=nothing, ring=nothing, late=np.zeros(len(table)))
         return none, none
     passed, heads = (_rows((getattr(p, name) for p in works), inverse) for name in ("circulated", "traded"))
+    slices = table.slices.astype(np.float64)
+    passed = passed * (slices + 1.0) / 2.0
     attends = (links.outer > 1.0) & (passed > 0.0)
     rings = attends & (table.exchange == _RING)
     steps = np.maximum(links.outer - 1.0, 0.0)
     whole = passed * links.outer
-    gather, scatter = links.gather.seconds(whole), links.scatter.seconds(gradients * whole)
-    trades = np.where(heads > 0.0, links.trade.seconds(heads, calls=_TRADES), 0.0)
+    gather, scatter = (
+        slices * link.seconds(size / slices)
+        for link, size in ((links.gather, whole), (links.scatter, gradients * whole))
+    )
+    trades = np.where(heads > 0.0, slices * links.trade.seconds(heads / slices, calls=_TRADES), 0.0)
 
     traded = Traffic.over(trades, links.traders, num_bytes=heads)
 
     def keys(name: str, *, copies: FloatArray | float, gathered: FloatArray) -> _Keys:
         """`copies` times the bytes of keys and values travel."""
         scores = _rows((getattr(p, name) for p in passes), inverse) * hides * steps / np.maximum(links.outer, 1.0)
-        seconds = np.where(rings, steps * links.hop.seconds(copies * passed), np.where(attends, gathered, 0.0))
+        hops = steps * slices * links.hop.seconds(copies * passed / slices)
+        seconds = np.where(rings, hops, np.where(attends, gathered, 0.0))
         travel = Traffic.over(seconds, links.runs, num_bytes=copies * whole)
         ring = travel.where(rings)
         return _Keys(waits=traded + travel.where(~rings), ring=ring, late=late_beside(ring, scores, contention))

@@ -9,7 +9,7 @@ import numpy as np
 from meshwright.cost.table import TOKEN_LAYOUTS
 from meshwright.cost.token_layouts import layout_imbalance
 from meshwright.cost.work import FloatArray, Sizes
-from meshwright.spec.model import LatentAttention, Mixer, Recurrence
+from meshwright.spec.model import LatentAttention, Mixer, Recurrence, prefix_tokens
 from meshwright.spec.plan import TokenLayout
 
 _share = cache(layout_imbalance)
@@ -20,7 +20,7 @@ def heaviest_rank(mixer: Mixer, sizes: Sizes) -> FloatArray | float:
     """The scores of the context rank that has most of them over the mean, by combination.
 
     Ranks that trade tokens for heads do the work of all their tokens. Documents are not known before they are read:
-    each sequence counts as one.
+    each sequence counts as one, and of a prefix mask as many of its first tokens as the model says are the prompt.
     """
     context = np.asarray(sizes.context)
     if not (context > 1.0).any() or isinstance(mixer, Recurrence) or not getattr(mixer, "causal", True):
@@ -28,7 +28,7 @@ def heaviest_rank(mixer: Mixer, sizes: Sizes) -> FloatArray | float:
     sparse = mixer.indexer if isinstance(mixer, LatentAttention) else None
     window = sparse.top_k if sparse else mixer.window
     layouts = np.asarray(_USUAL if sizes.token_layout is None else sizes.token_layout)
-    rows = (row.ravel().tolist() for row in np.broadcast_arrays(layouts, context, sizes.inner))
+    rows = (row.ravel().tolist() for row in np.broadcast_arrays(layouts, context, sizes.inner, sizes.slices))
     found = [
         _share(
             TOKEN_LAYOUTS[layout],
@@ -37,9 +37,11 @@ def heaviest_rank(mixer: Mixer, sizes: Sizes) -> FloatArray | float:
             traders=int(traders),
             window=window,
             chunk=getattr(mixer, "chunk", None),
+            prefix=prefix_tokens(int(sizes.sequence), mixer.prefix),
+            slices=int(slices),
         )
-        if ranks > 1.0 and sizes.sequence % (2.0 * ranks) == 0.0
+        if ranks > 1.0 and sizes.sequence % (2.0 * ranks * slices) == 0.0
         else 1.0
-        for layout, ranks, traders in zip(*rows, strict=True)
+        for layout, ranks, traders, slices in zip(*rows, strict=True)
     ]
     return np.array(found)

@@ -163,20 +163,20 @@ def _written_out(mixer: Attention, heads: FloatArray, query: FloatArray, sizes: 
     column = m * heads * wide if mixer.sinks else sizes.zeros
     capped = e * scores if mixer.softcap is not None else sizes.zeros
     narrow = np.where(e < wide, e * scores, 0.0)
-    return 3.0 * e * m * query + capped + wide * scores + column + narrow + _mask_elements(sizes)
+    return 3.0 * e * m * query + capped + wide * scores + column + narrow + _mask_elements(mixer, sizes)
 
 
-def _mask_elements(sizes: Sizes) -> FloatArray:
-    """Of the mask that a kernel is given: one for all sequences, or one each where documents differ."""
-    return sizes.scores / (1.0 if sizes.masked else sizes.batch)
+def _mask_elements(mixer: Attention | LatentAttention, sizes: Sizes) -> FloatArray:
+    """Of the mask that a kernel is given: one for all sequences, or one each where documents or prompts differ."""
+    return sizes.scores / (1.0 if sizes.masked or mixer.prefix else sizes.batch)
 
 
 def _mask_copy(mixer: Attention | LatentAttention, sizes: Sizes) -> FloatArray | None:
     """The kernel's own copy of the mask, a number for every score of one head; None without a mask."""
     chunk = getattr(mixer, "chunk", None)
     narrow = any(limit is not None and limit < sizes.sequence for limit in (mixer.window, chunk))
-    dense = sizes.dense_masks and (sizes.masked or narrow)
-    return _mask_elements(sizes) * sizes.attended if dense else None
+    dense = sizes.dense_masks and (sizes.masked or narrow or mixer.prefix > 0.0)
+    return _mask_elements(mixer, sizes) * sizes.attended if dense else None
 
 
 def _head_norms(mixer: Attention, query: FloatArray, key: FloatArray, sizes: Sizes) -> FloatArray:

@@ -23,6 +23,7 @@ from meshwright.spec.model import (
     QueryKeyNorm,
     Recurrence,
     Transform,
+    prefix_tokens,
     score_flops_per_token,
     visible_keys,
 )
@@ -71,7 +72,9 @@ def _mixer(layer: Layer, mixer: Mixer, sizes: Sizes) -> PartWork:
     length = int(sizes.sequence)
     flops = score_flops_per_token(layer, length) * sizes.tokens / sizes.tensor
     if not isinstance(mixer, Recurrence) and _is_dense(mixer, sizes):
-        seen = visible_keys(length, mixer.window, getattr(mixer, "chunk", None), causal=getattr(mixer, "causal", True))
+        chunk, causal = getattr(mixer, "chunk", None), getattr(mixer, "causal", True)
+        prefix = prefix_tokens(length, mixer.prefix)
+        seen = visible_keys(length, mixer.window, chunk, causal=causal, prefix=prefix)
         flops = flops * (sizes.sequence / seen)
     if isinstance(mixer, Attention):
         return _attention(mixer, flops, sizes)
@@ -86,7 +89,7 @@ def _is_dense(mixer: Attention | LatentAttention, sizes: Sizes) -> bool:
         return False
     narrow = (mixer.window or sizes.sequence) < sizes.sequence
     narrow = narrow or (getattr(mixer, "chunk", None) or sizes.sequence) < sizes.sequence
-    return sizes.dense_masks and (sizes.masked or narrow)
+    return sizes.dense_masks and (sizes.masked or narrow or mixer.prefix > 0.0)
 
 
 def _mask_bytes(mixer: Attention | LatentAttention, sizes: Sizes) -> FloatArray:

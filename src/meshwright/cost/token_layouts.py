@@ -30,7 +30,7 @@ def document_starts(documents: npt.NDArray[np.integer]) -> IntArray:
 def first_keys(
     positions: IntArray, *, window: int | None = None, chunk: int | None = None, starts: IntArray | None = None
 ) -> IntArray:
-    """The first position that the query at each of `positions` sees; the last is its own.
+    """The first position that the query at each of `positions` sees.
 
     `window` counts the query itself, a `chunk` hides what lies before it, `starts` (length,) is where the document of
     each position of the sequence starts.
@@ -43,23 +43,69 @@ def first_keys(
     return first
 
 
-def visible_keys(
-    length: int, *, window: int | None = None, chunk: int | None = None, starts: IntArray | None = None
+def last_keys(
+    positions: IntArray, *, window: int | None = None, chunk: int | None = None, ahead: IntArray | None = None
 ) -> IntArray:
-    """How many keys each query of a sequence sees, (length,); see `first_keys`."""
+    """The last position that the query at each of `positions` sees: its own, or as many further as `ahead` (length,)
+    says of each position of the sequence, within `window` and `chunk`."""
+    if ahead is None:
+        return positions
+    last = positions + ahead[positions]
+    if window is not None:
+        last = np.minimum(last, positions + window - 1)
+    if chunk is not None:
+        last = np.minimum(last, positions // chunk * chunk + chunk - 1)
+    return last
+
+
+def ahead_of(length: int, *, prefix: int) -> IntArray:
+    """How many later keys each position of a sequence sees whose first `prefix` tokens see each other, (length,)."""
+    return np.maximum(prefix - 1 - np.arange(length), 0)
+
+
+def visible_keys(
+    length: int,
+    *,
+    window: int | None = None,
+    chunk: int | None = None,
+    starts: IntArray | None = None,
+    ahead: IntArray | None = None,
+) -> IntArray:
+    """How many keys each query of a sequence sees, (length,); see `first_keys` and `last_keys`."""
     positions = np.arange(length)
-    return positions - first_keys(positions, window=window, chunk=chunk, starts=starts) + 1
+    last = last_keys(positions, window=window, chunk=chunk, ahead=ahead)
+    return last - first_keys(positions, window=window, chunk=chunk, starts=starts) + 1
 
 
 def dealt(
-    layout: TokenLayout, *, length: int, ranks: int, starts: IntArray | None = None, traders: int = 1
+    layout: TokenLayout,
+    *,
+    length: int,
+    ranks: int,
+    starts: IntArray | None = None,
+    ahead: IntArray | None = None,
+    traders: int = 1,
+    slices: int = 1,
 ) -> IntArray:
-    """The positions that each rank holds in ascending order, (ranks, length / ranks).
+    """The positions that each rank holds in ascending order, (ranks, length / ranks); each of `slices` of the sequence
+    is dealt on its own.
 
-    The balanced layout follows the documents that begin at `starts`; the others do not ask for them. Runs of
+    The balanced layout follows the documents that begin at `starts` and the later keys that prefixes see; the others
+    do not ask for them. Runs of
     `traders` neighbouring ranks trade tokens for heads and do the work of all their tokens: those are balanced.
-    The length is a multiple of twice the ranks.
+    The length of a slice is a multiple of twice the ranks.
     """
+    work = visible_keys(length, starts=starts, ahead=ahead).reshape(slices, -1)
+    firsts = np.arange(slices) * work.shape[1]
+    parts = [
+        first + _dealt(layout, part, ranks=ranks, traders=traders) for first, part in zip(firsts, work, strict=True)
+    ]
+    return np.concatenate(parts, axis=1)
+
+
+def _dealt(layout: TokenLayout, work: IntArray, *, ranks: int, traders: int) -> IntArray:
+    """One slice, whose queries see so many keys each."""
+    length = len(work)
     assert length % (2 * ranks) == 0, "two runs for every rank make up the sequence"
     positions = np.arange(length)
     if layout is TokenLayout.CONTIGUOUS:
@@ -71,8 +117,7 @@ def dealt(
         return np.concatenate([runs[:ranks], runs[: ranks - 1 : -1]], axis=1)
     groups = ranks // traders
     each = max(count for count in range(1, MOST_RUNS * traders + 1) if length // groups % count == 0)
-    work = visible_keys(length, starts=starts).reshape(groups * each, -1).sum(axis=1)
-    held = positions.reshape(groups * each, -1)[_balanced(work, groups=groups)]
+    held = positions.reshape(groups * each, -1)[_balanced(work.reshape(groups * each, -1).sum(axis=1), groups=groups)]
     return held.reshape(ranks, -1)
 
 
@@ -91,10 +136,16 @@ def layout_imbalance(
     window: int | None = None,
     chunk: int | None = None,
     starts: IntArray | None = None,
+    prefix: int = 0,
+    slices: int = 1,
 ) -> float:
-    """`imbalance` of the runs of `traders` ranks that share their work by trading tokens for heads."""
-    held = dealt(layout, length=length, ranks=ranks, starts=starts, traders=traders).reshape(ranks // traders, -1)
-    return imbalance(held, visible_keys(length, window=window, chunk=chunk, starts=starts))
+    """`imbalance` of the runs of `traders` ranks that share their work by trading tokens for heads; the first `prefix`
+    tokens see each other. Of several slices each waits for the rank that has most of it."""
+    ahead = ahead_of(length, prefix=prefix) if prefix else None
+    held = dealt(layout, length=length, ranks=ranks, starts=starts, ahead=ahead, traders=traders, slices=slices)
+    seen = visible_keys(length, window=window, chunk=chunk, starts=starts, ahead=ahead)
+    work = seen[held].reshape(ranks // traders, traders, slices, -1).sum(axis=(1, 3)).astype(np.float64)
+    return float(work.max(axis=0).sum() / work.mean(axis=0).sum())
 
 
 def _balanced(work: IntArray, *, groups: int) -> IntArray:

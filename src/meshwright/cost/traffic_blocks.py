@@ -141,7 +141,8 @@ class BlockTraffic:
         runs = plan.context // traders
         if runs == 1:
             return
-        elements = self._tokens * keys * (key + value)  # as many as before the trade: more tokens of fewer heads
+        # As many as before the trade: more tokens of fewer heads. A slice brings the keys of those before it too.
+        elements = self._tokens * keys * (key + value) * (plan.schedule.slices + 1) / 2
         block, wide = elements * self._widths.compute, elements * self._widths.wide
         passings, sums = 1 + comes_back + again, wide * comes_back
         if plan.exchange.kind is ExchangeKind.RING:

@@ -42,6 +42,14 @@ class Batch:
     def num_targets(self) -> int:
         return int((self.targets != MASKED).sum())
 
+    @property
+    def ahead(self) -> npt.NDArray[np.int32]:
+        """How many later tokens of its prompt are in the sequence with each token, (n, s): what it sees beyond itself
+        under a prefix mask. The token that opens a document is of its prompt."""
+        places = np.arange(self.targets.shape[1], dtype=np.int32)
+        ends = np.where(self.targets == MASKED, places[-1], places)
+        return np.minimum.accumulate(ends[:, ::-1], axis=1)[:, ::-1] - places
+
 
 class Stream:
     """Stretches [start, stop) of a token array read as one; `weight` is its share of the sequences of a mixture.

@@ -80,10 +80,13 @@ def refuse_layout(said: Columns, refusals: Refusals, *known: TokenLayout) -> Non
 
 
 def refuse_everywhere(said: Columns, refusals: Refusals) -> None:
-    """What none of the peers can say: uneven machines, nodes in part, processors, routing of the model's own."""
+    """What none of the peers can say: uneven machines, nodes in part, processors, routing of the model's own and prefix
+    masks."""
     routed = [layer.transform.routing for layer in said.model.layers if isinstance(layer.transform, Mixture)]
     odd = any(routing != TOP_K_SOFTMAX and not _of_a_family(routing) for routing in routed)
     refusals.when(odd, "model.layers[*].transform.routing", "a routing of its own", fix="leave routing out")
+    prefix, causal = said.model.prefix > 0.0, "choose prefix = 0 in the model, which is causal"
+    refusals.when(prefix, "model.layers[*].mixer.prefix", "prefix masks", fix=causal)
     groups = said.cluster.groups
     shapes = {(group.devices_per_node, group.device.name) for group in groups}
     refusals.when(len(shapes) > 1, "cluster.groups", "nodes that differ", fix="plan on the nodes of one group")

@@ -24,21 +24,23 @@ WIDE_LENGTH = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scoring:
-    """What turns products of queries and keys into scores, and which keys are too far away; see Attention."""
+    """What turns products of queries and keys into scores, and which keys are seen; see Attention."""
 
     scale: float
     softcap: float | None = None
     window: int | None = None
     chunk: int | None = None
+    prefix: bool = False
 
 
 class KeyExchange(Protocol):
     """Attention of this rank's queries to the keys of every rank that holds a part of their sequences."""
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, *, scoring: Scoring, context: Context
+        self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, *, core: int, scoring: Scoring, context: Context
     ) -> Tensor:
-        """Shapes of AttentionCore.forward. Collective over those ranks."""
+        """Shapes of AttentionCore.forward; `core` says which one to the memory of the context. Collective over those
+        ranks."""
 
 
 class AttentionCore(nn.Module):
@@ -50,6 +52,7 @@ class AttentionCore(nn.Module):
     def __init__(self, spec: Attention | LatentAttention, *, head_dim: int) -> None:
         super().__init__()
         self.window, self.chunk = spec.window, getattr(spec, "chunk", None)
+        self.prefix = spec.prefix > 0.0
         self.softcap: float | None = getattr(spec, "softcap", None)
         self.scale = getattr(spec, "scale", None) or 1.0 / math.sqrt(head_dim)
         self.exchange: KeyExchange | None = None
@@ -57,22 +60,25 @@ class AttentionCore(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, context: Context) -> Tensor:
         """(b, s, heads, value_dim) from q (b, s, heads, d), k (b, s, kv_heads, d), v (b, s, kv_heads, value_dim)."""
         if self.exchange is not None:
-            scoring = Scoring(scale=self.scale, softcap=self.softcap, window=self.window, chunk=self.chunk)
-            return self.exchange(q, k, v, sinks, scoring=scoring, context=context)
+            scoring = Scoring(
+                scale=self.scale, softcap=self.softcap, window=self.window, chunk=self.chunk, prefix=self.prefix
+            )
+            return self.exchange(q, k, v, sinks, core=id(self), scoring=scoring, context=context)
         written_out = sinks is not None or self.softcap is not None
         lengths = None if written_out else context.lengths(window=self.window, chunk=self.chunk)
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         if lengths is not None:
-            return self._by_document(q, k, v, lengths).transpose(1, 2)
-        mask = context.mask(q.shape[2], window=self.window, chunk=self.chunk, device=q.device)
+            prefixes = context.prefixes() if self.prefix and context.ahead is not None else None
+            return self._by_document(q, k, v, lengths, prefixes).transpose(1, 2)
+        mask = context.mask(q.shape[2], window=self.window, chunk=self.chunk, prefix=self.prefix, device=q.device)
         if context.memory is not None:
             k, v = context.memory.extend(id(self), k, v)
         if written_out:
             return self._explicit(q, k, v, sinks, mask).transpose(1, 2)
         return self._attend(q, k, v, mask).transpose(1, 2)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        causal, grouped = mask is None and q.shape[2] > 1, q.shape[1] != k.shape[1]
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool = True) -> Tensor:
+        causal, grouped = causal and mask is None and q.shape[2] > 1, q.shape[1] != k.shape[1]
         given = q.dtype
         if q.device.type == "cpu" and q.itemsize < 4 and k.shape[2] <= WIDE_LENGTH:
             q, k, v = q.float(), k.float(), v.float()
@@ -80,17 +86,34 @@ class AttentionCore(nn.Module):
             q, k, v, attn_mask=mask, is_causal=causal, scale=self.scale, enable_gqa=grouped
         ).to(given)
 
-    def _by_document(self, q: Tensor, k: Tensor, v: Tensor, lengths: tuple[tuple[int, ...], ...]) -> Tensor:
-        """Plain causal attention inside each document: no score between documents is ever formed."""
-        if all(len(row) == 1 for row in lengths):
+    def _by_document(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        lengths: tuple[tuple[int, ...], ...],
+        prefixes: tuple[tuple[int, ...], ...] | None,
+    ) -> Tensor:
+        """Attention inside each document: no score between documents is ever formed. Causal, but for `prefixes`."""
+        if prefixes is None and all(len(row) == 1 for row in lengths):
             return self._attend(q, k, v, None)
         rows = []
-        for sizes, *row in zip(lengths, q.split(1), k.split(1), v.split(1), strict=True):
-            parts = zip(*(x.split(sizes, dim=2) for x in row), strict=True)
-            rows.append(
-                torch.cat([self._attend(queries, keys, values, None) for queries, keys, values in parts], dim=2)
-            )
+        for index, (sizes, *row) in enumerate(zip(lengths, q.split(1), k.split(1), v.split(1), strict=True)):
+            first = [1] * len(sizes) if prefixes is None else prefixes[index]
+            parts = zip(*(x.split(sizes, dim=2) for x in row), first, strict=True)
+            rows.append(torch.cat([self._in_document(*part) for part in parts], dim=2))
         return torch.cat(rows)
+
+    def _in_document(self, q: Tensor, k: Tensor, v: Tensor, prefix: int) -> Tensor:
+        """One document, whose first `prefix` tokens see each other."""
+        if prefix == 1:
+            return self._attend(q, k, v, None)
+        first = self._attend(q[:, :, :prefix], k[:, :, :prefix], v[:, :, :prefix], None, causal=False)
+        rest = q[:, :, prefix:]
+        if not rest.shape[2]:
+            return first
+        mask = torch.ones(rest.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril(prefix)
+        return torch.cat((first, self._attend(rest, k, v, mask)), dim=2)
 
     def _explicit(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, mask: Tensor | None) -> Tensor:
         """The scores written out: for a soft cap (2408.00118) and for sinks, a score per head that takes no value."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Protocol
 
 import torch
@@ -45,15 +45,17 @@ class Context:
     """One forward pass.
 
     `documents` (b, s) numbers the document of each position, each document in one run; None means one document a
-    sequence. `memory` keeps keys and values by mixer when a sequence comes in runs of tokens (text that is generated,
-    slices of a microbatch), and `start` is then the first new position. Masks are made once and shared by all layers of
-    the pass; angles outlive it in `known_angles`.
+    sequence. `ahead` (b, s) is how many later tokens each new position sees under a prefix mask, which are the rest of
+    its document's prompt; None means none. `memory` keeps keys and values by mixer when a sequence comes in runs of
+    tokens (text that is generated, slices of a microbatch), and `start` is then the first new position. Masks are made
+    once and shared by all layers of the pass; angles outlive it in `known_angles`.
 
     Where a sequence of `length` tokens is divided over ranks, `positions`, (s,) or (b, s) where sequences differ, says
-    which of them x holds, and `documents` are still those of the whole sequence, (b, length).
+    which of them x holds, and `documents` and `ahead` are still those of the whole sequence, (b, length).
     """
 
     documents: Tensor | None = None
+    ahead: Tensor | None = None
     positions: Tensor | None = None
     length: int = 0
     start: int = 0
@@ -61,16 +63,17 @@ class Context:
     known_angles: KnownAngles = field(default_factory=dict)
     known: dict[object, object] = field(default_factory=dict)  # what an exchange of keys works out once a pass
     _lengths: tuple[tuple[int, ...], ...] | None = None
-    _masks: dict[tuple[int | None, int | None, int], Tensor] = field(default_factory=dict)
+    _prefixes: tuple[tuple[int, ...], ...] | None = None
+    _masks: dict[tuple[int | None, int | None, bool, int], Tensor] = field(default_factory=dict)
     _own_angles: KnownAngles = field(default_factory=dict)
 
     def angles(self, rotary: Rotary, x: Tensor) -> Angles:
         """The angles of the positions of x (b, s, ...)."""
         dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
-        stop = self.length if self.positions is not None else self.start + x.shape[1]
-        key = (rotary, self.start, stop, dtype, x.device)
+        start, stop = (0, self.length) if self.positions is not None else (self.start, self.start + x.shape[1])
+        key = (rotary, start, stop, dtype, x.device)
         if key not in self.known_angles:
-            self.known_angles[key] = angles(rotary, start=self.start, stop=stop, device=x.device, dtype=dtype)
+            self.known_angles[key] = angles(rotary, start=start, stop=stop, device=x.device, dtype=dtype)
         whole = self.known_angles[key]
         if self.positions is None:
             return whole
@@ -95,7 +98,7 @@ class Context:
         return found
 
     def lengths(self, *, window: int | None, chunk: int | None) -> tuple[tuple[int, ...], ...] | None:
-        """Lengths of the documents of every sequence, where attention is causal inside each and they are few.
+        """Lengths of the documents of every sequence, where attention stays inside each and they are few.
 
         None where a mask says more: a window or chunk cuts a document, or documents are too short to take one by
         one. Known on processors alone, where reading documents waits for nothing, and not while layers compile,
@@ -112,29 +115,47 @@ class Context:
         cut = (window is not None and window < longest) or (chunk is not None and chunk < total)
         return None if cut or count > MOST_DOCUMENTS * len(self._lengths) else self._lengths
 
-    def mask(self, length: int, *, window: int | None, chunk: int | None, device: torch.device) -> Tensor | None:
+    def prefixes(self) -> tuple[tuple[int, ...], ...]:
+        """Of the documents of every sequence that `lengths` counts, how many first tokens see each other; 1 is none."""
+        assert self._lengths is not None, "lengths are asked for first"
+        if self.ahead is None:
+            return tuple((1,) * len(row) for row in self._lengths)
+        if self._prefixes is None:
+            starts = ([0, *accumulate(row[:-1])] for row in self._lengths)
+            self._prefixes = tuple(
+                tuple((row[first] + 1).tolist()) for row, first in zip(self.ahead, starts, strict=True)
+            )
+        return self._prefixes
+
+    def mask(
+        self, length: int, *, window: int | None, chunk: int | None, prefix: bool, device: torch.device
+    ) -> Tensor | None:
         """Which keys each query sees, bool (1 or b, 1, new, all); None means plain causal."""
         total = self.start + length
         narrow = (window is not None and window < total) or (chunk is not None and chunk < total)
-        if self.documents is None and not narrow and (self.start == 0 or length == 1):
+        prefix = prefix and self.ahead is not None
+        if self.documents is None and not narrow and not prefix and (self.start == 0 or length == 1):
             return None
-        key = (window, chunk, length)
+        key = (window, chunk, prefix, length)
         if key not in self._masks:
-            self._masks[key] = self._build(length, window=window, chunk=chunk, device=device)
+            self._masks[key] = self._build(length, window=window, chunk=chunk, prefix=prefix, device=device)
         return self._masks[key]
 
-    def _build(self, length: int, *, window: int | None, chunk: int | None, device: torch.device) -> Tensor:
+    def _build(
+        self, length: int, *, window: int | None, chunk: int | None, prefix: bool, device: torch.device
+    ) -> Tensor:
         keys = torch.arange(self.start + length, device=device)
-        queries = keys[self.start :, None]
-        seen = keys <= queries
+        queries = keys[None, self.start :, None]
+        last = queries + self.ahead[:, :, None] if prefix and self.ahead is not None else queries
+        seen = keys <= last
         if window is not None:
-            seen &= keys > queries - window
+            seen &= (keys - queries).abs() < window
         if chunk is not None:
             seen &= keys // chunk == queries // chunk
         if self.documents is None:
-            return seen[None, None]
-        same = self.documents[:, None, :, None] == self.documents[:, None, None, :]
-        return seen & same[:, :, self.start :]
+            return seen[:, None]
+        same = self.documents[:, :, None] == self.documents[:, None, :]
+        return (seen & same[:, self.start :])[:, None]
 
 
 class SequenceShare(Protocol):

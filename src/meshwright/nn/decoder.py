@@ -144,17 +144,25 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleDict({str(block - 1): DecoderLayer(model.layers[block - 1]) for block in blocks})
         self.head = OutputHead(model.head) if self.has_head else None
 
-    def forward(self, x: Tensor, *, documents: Tensor | None = None, context: Context | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        documents: Tensor | None = None,
+        ahead: Tensor | None = None,
+        context: Context | None = None,
+    ) -> Tensor:
         """Hidden (b, s, width), or logits (b, s, vocab) when this holds the head.
 
         x is int64 tokens (b, s) when this embeds, else hidden (b, s, width). `documents` (b, s) keeps attention
-        inside each document; `context` replaces it when text is generated step by step. With a `share` x holds some
-        tokens of each sequence, and `documents` are those of all.
+        inside each document, and `ahead` (b, s) is how many later tokens each position sees where a mixer has a prefix
+        mask; `context` replaces both when text is generated step by step. With a `share` x holds some tokens of each
+        sequence, and `documents` and `ahead` are those of all.
         """
         if context is None:
-            context = Context(documents=documents, known_angles=self.known_angles)
-            if self.share is not None:
-                context.positions, context.length = self.share.positions(context), self.share.length
+            context = Context(documents=documents, ahead=ahead, known_angles=self.known_angles)
+        if self.share is not None:
+            context.positions, context.length = self.share.positions(context), self.share.length
         if self.embedding is not None and self.embeds:
             x = self.embedding(x, context)
         for layer in self.layers.values():

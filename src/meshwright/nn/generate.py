@@ -26,23 +26,31 @@ def generate(decoder: Decoder, prompt: list[int], *, count: int, sampling: Sampl
     """Yields `count` tokens after `prompt`, which holds at least one.
 
     Keys and values are remembered up to the model's `max_positions`; beyond, the second half of what was read is
-    read again and the sequence goes on from there.
+    read again and the sequence goes on from there. Under a prefix mask what is left of the prompt sees all of it.
     """
     device = next(decoder.parameters()).device
     generator = torch.Generator(device=device).manual_seed(sampling.seed)
     limit = max(decoder.model.max_positions, 2)
     read = prompt[-limit:]
-    context, fresh = Context(memory=GrowingMemory()), read
+    asked = len(read)
+    context, fresh = _reading(read, prompt=asked, device=device), read
     for _ in range(count):
         if context.start + len(fresh) > limit:
+            asked = max(0, asked + limit // 2 - len(read))
             read = read[-(limit // 2) :]
-            context, fresh = Context(memory=GrowingMemory()), read
+            context, fresh = _reading(read, prompt=asked, device=device), read
         logits = decoder(torch.tensor([fresh], device=device), context=context)[0, -1].float()
         token = _choose(logits, sampling, generator)
         context = Context(memory=context.memory, start=context.start + len(fresh))
         fresh = [token]
         read = [*read, token]
         yield token
+
+
+def _reading(read: list[int], *, prompt: int, device: torch.device) -> Context:
+    """The context of tokens that are read at once, the first `prompt` of them a prompt."""
+    ahead = (prompt - 1 - torch.arange(len(read), device=device)).clamp(min=0)
+    return Context(memory=GrowingMemory(), ahead=ahead[None])
 
 
 def _choose(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:

@@ -132,7 +132,7 @@ def _unpacked(block: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 def _tile_forward(q: Tensor, keys: Tensor, values: Tensor, tile: Piece, meeting: Meeting) -> tuple[Tensor, Tensor]:
     q, k, v = _widened(q, keys[:, :, tile.keys], values[:, :, tile.keys])
     scores = _scores(tile, meeting, q.device)
-    return kernel(q, v, scores).forward(q, k, v, scores)
+    return kernel(q, k, v, scores).forward(q, k, v, scores)
 
 
 def _tile_backward(
@@ -147,7 +147,7 @@ def _tile_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = _widened(q, keys[:, :, tile.keys], values[:, :, tile.keys])
     scores = _scores(tile, meeting, q.device)
-    return kernel(q, v, scores).backward(gradient.to(q.dtype), q, k, v, out.to(q.dtype), lse, scores)
+    return kernel(q, k, v, scores).backward(gradient.to(q.dtype), q, k, v, out.to(q.dtype), lse, scores)
 
 
 def _widened(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from meshwright.cost.token_layouts import IntArray, dealt, document_starts, first_keys
+from meshwright.cost.token_layouts import IntArray, dealt, document_starts, first_keys, last_keys
 from meshwright.nn import Decoder
 from meshwright.nn.attention import AttentionCore, Scoring
 from meshwright.nn.context import Context
@@ -28,11 +29,29 @@ from meshwright.spec.plan import ExchangeKind, Plan, TokenLayout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Who holds what in one pass: `positions` (ranks, s) ascending in each rank, one for each sequence of the batch
-    or one for all, and `starts`, where documents start, (length,) each, or None."""
+    """Who holds what in one pass: `positions` (ranks, slices * s) ascending in each rank, one for each sequence of the
+    batch or one for all; `starts`, where documents start, and `ahead`, how many later tokens prefixes see, (length,)
+    each, or None. Of several slices the last one is new, and keys of those before are kept."""
 
     positions: tuple[IntArray, ...]
-    starts: tuple[IntArray, ...] | None
+    starts: tuple[IntArray, ...] | None = None
+    ahead: tuple[IntArray, ...] | None = None
+    slices: int = 1
+
+    def by_run(self, row: int, *, runs: int) -> IntArray:
+        """The positions of sequence `row` that runs of ranks hold between them, (runs, slices, tokens), ascending."""
+        rows = self.positions[row % len(self.positions)].reshape(runs, -1, self.slices, self.tokens)
+        return np.sort(rows.transpose(0, 2, 1, 3).reshape(runs, self.slices, -1), axis=2)
+
+    @property
+    def tokens(self) -> int:
+        """Of a slice on one rank."""
+        return self.positions[0].shape[1] // self.slices
+
+    @property
+    def new(self) -> tuple[IntArray, ...]:
+        """`positions` of the last slice."""
+        return tuple(rows[:, -self.tokens :] for rows in self.positions)
 
 
 class ContextShare:
@@ -40,10 +59,11 @@ class ContextShare:
 
     def __init__(self, plan: Plan, ranks: ContextRanks, *, device: torch.device) -> None:
         self._length, self._layout = plan.sequence_length, plan.exchange.layout
+        self._slices = plan.schedule.slices
         self.ranks, self.device = ranks, device
         self._follows = self._layout is TokenLayout.BALANCED
-        self._fixed = (self._dealt(None),)
-        self._at = torch.from_numpy(self._fixed[0][ranks.rank].copy()).to(device)
+        self._fixed = self._dealt(None, None, slices=self._slices)
+        self._at = torch.from_numpy(self._fixed[ranks.rank].copy()).to(device)
 
     @property
     def length(self) -> int:
@@ -52,35 +72,48 @@ class ContextShare:
     def held(self, context: Context) -> Held:
         """Who holds what in the pass of `context`, worked out once: documents of an accelerator are waited for."""
         if "held" not in context.known:
-            context.known["held"] = self._held(context.documents)
+            slices = context.start * self._slices // self._length + 1
+            context.known["held"] = self._held(context.documents, context.ahead, slices=slices)
         found = context.known["held"]
         assert isinstance(found, Held)
         return found
 
     def positions(self, context: Context) -> Tensor:
-        if not self._follows or context.documents is None:
-            return self._at
-        return self._stacked(self.held(context))
+        if not self._follows or (context.documents is None and context.ahead is None):
+            return self._at.chunk(self._slices)[context.start * self._slices // self._length]
+        return self._stacked(self.held(context).new)
 
-    def cut(self, x: Tensor, documents: Tensor | None) -> Tensor:
-        """The tokens of this rank, (b, s) of (b, length)."""
-        if not self._follows or documents is None:
-            return x.index_select(1, self._at)
-        return x.gather(1, self._stacked(self._held(documents)))
+    def cut(self, batch: Sequence[Tensor], documents: Tensor | None, ahead: Tensor | None) -> tuple[Tensor, ...]:
+        """The tokens of this rank, (b, s) of (b, length) each."""
+        if not self._follows or (documents is None and ahead is None):
+            return tuple(x.index_select(1, self._at) for x in batch)
+        places = self._stacked(self._held(documents, ahead, slices=self._slices).positions)
+        return tuple(x.gather(1, places) for x in batch)
 
-    def _held(self, documents: Tensor | None) -> Held:
-        if documents is None:
-            return Held(positions=self._fixed, starts=None)
-        starts = tuple(document_starts(documents.cpu().numpy()))
-        positions = tuple(self._dealt(row) for row in starts) if self._follows else self._fixed
-        return Held(positions=positions, starts=starts)
+    def _held(self, documents: Tensor | None, ahead: Tensor | None, *, slices: int) -> Held:
+        fixed = (self._fixed[:, : self._fixed.shape[1] * slices // self._slices],)
+        if documents is None and ahead is None:
+            return Held(positions=fixed, slices=slices)
+        starts = None if documents is None else tuple(document_starts(documents.cpu().numpy()))
+        further = None if ahead is None else tuple(ahead.cpu().numpy())
+        rows = zip(starts or repeat(None), further or repeat(None), strict=False)
+        positions = tuple(self._dealt(*row, slices=slices) for row in rows) if self._follows else fixed
+        return Held(positions=positions, starts=starts, ahead=further, slices=slices)
 
-    def _stacked(self, held: Held) -> Tensor:
-        return torch.from_numpy(np.stack([rows[self.ranks.rank] for rows in held.positions])).to(self.device)
+    def _stacked(self, positions: Sequence[IntArray]) -> Tensor:
+        return torch.from_numpy(np.stack([rows[self.ranks.rank] for rows in positions])).to(self.device)
 
-    def _dealt(self, starts: IntArray | None) -> IntArray:
-        ranks = self.ranks
-        return dealt(self._layout, length=self._length, ranks=ranks.size, starts=starts, traders=ranks.traders)
+    def _dealt(self, starts: IntArray | None, ahead: IntArray | None, *, slices: int) -> IntArray:
+        ranks, length = self.ranks, self._length * slices // self._slices
+        return dealt(
+            self._layout,
+            length=length,
+            ranks=ranks.size,
+            starts=starts,
+            ahead=ahead,
+            traders=ranks.traders,
+            slices=slices,
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,11 +125,11 @@ class ContextAttention:
 
     share: ContextShare
     kind: ExchangeKind
-    _tilings: dict[tuple[int | None, int | None], Tilings] = field(default_factory=dict)
+    _tilings: dict[tuple[int | None, int | None, bool, int], Tilings] = field(default_factory=dict)
 
     @torch.compiler.disable
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, *, scoring: Scoring, context: Context
+        self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, *, core: int, scoring: Scoring, context: Context
     ) -> Tensor:
         traders = self._traders(context, q.device)
         if traders is not None:
@@ -106,6 +139,8 @@ class ContextAttention:
             travel=self._travel(), tilings=self._known(scoring, context), scale=scoring.scale, softcap=scoring.softcap
         )
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        if context.memory is not None:
+            k, v = context.memory.extend(core, k, v)
         out: Tensor = BlockwiseAttention.apply(q, k, v, sinks, meeting)
         out = out.transpose(1, 2)
         return out if traders is None else traders.tokens_for_heads(out)
@@ -116,7 +151,7 @@ class ContextAttention:
             return None
         if "traders" not in context.known:
             run = slice(ranks.run * ranks.traders, (ranks.run + 1) * ranks.traders)
-            orders = [np.argsort(rows[run].reshape(-1)) for rows in self.share.held(context).positions]
+            orders = [np.argsort(rows[run].reshape(-1)) for rows in self.share.held(context).new]
             order = np.stack(orders) if len(orders) > 1 else orders[0]
             context.known["traders"] = Traders(
                 group=ranks.inner,
@@ -137,8 +172,8 @@ class ContextAttention:
 
     def _known(self, scoring: Scoring, context: Context) -> Tilings:
         """Tiles of every pair of ranks: of the run if documents do not differ, else of the pass."""
-        key = (scoring.window, scoring.chunk)
-        if context.documents is None:
+        key = (scoring.window, scoring.chunk, scoring.prefix, context.start)
+        if context.documents is None and context.ahead is None:
             if key not in self._tilings:
                 self._tilings[key] = self._tiled(self.share.held(context), scoring)
             return self._tilings[key]
@@ -148,16 +183,18 @@ class ContextAttention:
 
     def _tiled(self, held: Held, scoring: Scoring) -> Tilings:
         runs, own = self.share.ranks.runs, self.share.ranks.run
-        count = 1 if held.starts is None else len(held.starts)
+        count = len(held.starts or held.ahead or (None,))
         found: list[list[tuple[slice, Sequence[Piece]]]] = [[] for _ in range(runs)]
         for row in range(count):
-            positions = np.sort(held.positions[row % len(held.positions)].reshape(runs, -1), axis=1)
-            queries = positions[own]
+            positions = held.by_run(row, runs=runs)
+            queries = positions[own, -1]
             starts = None if held.starts is None else held.starts[row]
+            ahead = held.ahead[row] if held.ahead is not None and scoring.prefix else None
             first = first_keys(queries, window=scoring.window, chunk=scoring.chunk, starts=starts)
+            last = last_keys(queries, window=scoring.window, chunk=scoring.chunk, ahead=ahead)
             rows = slice(None) if count == 1 else slice(row, row + 1)
             for owner in range(runs):
-                seen = tiles(*seen_runs(queries, positions[owner], first=first))
+                seen = tiles(*seen_runs(positions[owner].reshape(-1), first=first, last=last))
                 if seen:
                     found[owner].append((rows, pieces(seen, device=self.share.device)))
         return found

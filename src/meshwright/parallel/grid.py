@@ -307,9 +307,8 @@ def _gathering(grid: RankGrid) -> Callable[..., Any]:
 
 def _cutting(grid: RankGrid, *, embeds: bool) -> Callable[..., Any]:
     def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        documents = kwargs.get("documents")
-        if documents is not None:
-            kwargs = {**kwargs, "documents": grid.own_tokens(documents)}
+        beside = {name: kwargs[name] for name in ("documents", "ahead") if kwargs.get(name) is not None}
+        kwargs = {**kwargs, **{name: grid.own_tokens(x) for name, x in beside.items()}}
         return ((grid.looked_up(args[0]), *args[1:]) if embeds else args), kwargs
 
     return hook

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
 aten = torch.ops.aten
 
@@ -39,17 +40,17 @@ class Kernel:
     """
 
     name: str
-    fits: Callable[[Tensor, Tensor, Scores], bool]
+    fits: Callable[[Tensor, Tensor, Tensor, Scores], bool]
     forward: Callable[[Tensor, Tensor, Tensor, Scores], Pair]
     backward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Scores], Triple]
 
 
-def kernel(q: Tensor, v: Tensor, scores: Scores) -> Kernel:
+def kernel(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Kernel:
     """The first of KERNELS that can do it."""
-    return next(entry for entry in KERNELS if entry.fits(q, v, scores))
+    return next(entry for entry in KERNELS if entry.fits(q, k, v, scores))
 
 
-def _fits_processor(q: Tensor, v: Tensor, scores: Scores) -> bool:
+def _fits_processor(q: Tensor, _k: Tensor, v: Tensor, scores: Scores) -> bool:
     return q.device.type == "cpu" and q.shape[-1] == v.shape[-1] and scores.softcap is None
 
 
@@ -77,11 +78,50 @@ def _processor_backward(
     return result
 
 
-def _fits_accelerator(q: Tensor, v: Tensor, scores: Scores) -> bool:
+def _fits_accelerator(q: Tensor, _k: Tensor, v: Tensor, scores: Scores) -> bool:
     """FlashAttention-2 (2307.08691) as torch ships it: half precision, no mask but the causal one."""
     dims = q.shape[-1]
     plain = scores.softcap is None and scores.mask is None and dims == v.shape[-1]
     return plain and q.device.type == "cuda" and q.itemsize == 2 and dims % 8 == 0 and dims <= 256
+
+
+def _fits_cudnn(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> bool:
+    """Where torch itself prefers cuDNN: devices, versions and shapes that it is right and fastest for. Wider heads have
+    a forward and no backward there."""
+    if not (_fits_accelerator(q, k, v, scores) and q.shape[-1] <= 128 and torch.cuda.is_available()):
+        return False
+    chosen = torch._fused_sdp_choice(q, k, v, is_causal=scores.causal, scale=scores.scale, enable_gqa=True)
+    return chosen == SDPBackend.CUDNN_ATTENTION.value
+
+
+def _cudnn_forward(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Pair:
+    found = aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, scores.causal, False, scale=scores.scale)
+    return found[0], found[1].squeeze(-1)
+
+
+def _cudnn_backward(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores
+) -> Triple:
+    unread = torch.zeros((), dtype=torch.int64, device=q.device)
+    result: Triple = aten._scaled_dot_product_cudnn_attention_backward(
+        gradient.contiguous(),
+        q,
+        k,
+        v,
+        out.contiguous(),
+        lse.contiguous().unsqueeze(-1),
+        unread,
+        unread,
+        None,
+        None,
+        None,
+        q.shape[2],
+        k.shape[2],
+        0.0,
+        scores.causal,
+        scale=scores.scale,
+    )
+    return result
 
 
 def _accelerator_forward(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Pair:
@@ -157,6 +197,7 @@ def _written_scores(q: Tensor, k: Tensor, scores: Scores) -> tuple[Tensor, Tenso
 
 KERNELS = (
     Kernel(name="processor", fits=_fits_processor, forward=_processor_forward, backward=_processor_backward),
+    Kernel(name="cudnn", fits=_fits_cudnn, forward=_cudnn_forward, backward=_cudnn_backward),
     Kernel(name="flash", fits=_fits_accelerator, forward=_accelerator_forward, backward=_accelerator_backward),
     Kernel(name="written out", fits=lambda *_: True, forward=_written_forward, backward=_written_backward),
 )

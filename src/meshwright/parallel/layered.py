@@ -5,6 +5,8 @@ gradient accumulation, 2106.02679; breadth-first, 2211.05953, on one pipeline ra
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +20,14 @@ from meshwright.schedule import planned
 from meshwright.spec.plan import Plan
 from meshwright.spec.span import Recorder
 
-_Rows = tuple[Tensor, ...]
+
+class _Rows(NamedTuple):
+    """One microbatch."""
+
+    tokens: Tensor
+    targets: Tensor
+    documents: Tensor | None
+    ahead: Tensor | None
 
 
 class LayeredExecutor:
@@ -41,13 +50,15 @@ class LayeredExecutor:
         self._parts, self._synchronizers, self._plan = tuple(parts), tuple(synchronizers), plan
         self._loss_function, self._recorder = loss_function, recorder
 
-    def step(self, tokens: Tensor, targets: Tensor, documents: Tensor | None = None) -> Tensor:
+    def step(
+        self, tokens: Tensor, targets: Tensor, documents: Tensor | None = None, ahead: Tensor | None = None
+    ) -> Tensor:
         """Every microbatch went forward and backward through every stage; gradients are accumulated and synchronised.
 
-        All three are (sequences, length) of this data rank. Returns the sum of its loss shares.
+        All are (sequences, length) of this data rank. Returns the sum of its loss shares.
         """
-        rows = self._rows(tokens, targets, documents)
-        passes, outputs = self._passes(len(rows)), [row[0] for row in rows]
+        rows = self._rows(tokens, targets, documents, ahead)
+        passes, outputs = self._passes(len(rows)), [row.tokens for row in rows]
         inputs: dict[tuple[int, int], Tensor] = {}
         results: dict[tuple[int, int], Tensor] = {}
         shares: list[Tensor] = []
@@ -74,10 +85,12 @@ class LayeredExecutor:
                 passes[stage].reduce()
         return torch.stack(shares).sum()
 
-    def evaluate(self, tokens: Tensor, targets: Tensor, documents: Tensor | None = None) -> Tensor:
+    def evaluate(
+        self, tokens: Tensor, targets: Tensor, documents: Tensor | None = None, ahead: Tensor | None = None
+    ) -> Tensor:
         """As `step`, forward only: no gradient is made or touched."""
-        rows = self._rows(tokens, targets, documents)
-        outputs = [row[0] for row in rows]
+        rows = self._rows(tokens, targets, documents, ahead)
+        outputs = [row.tokens for row in rows]
         with torch.no_grad():
             for stage in range(len(self._parts)):
                 outputs = [self._forward(stage, x, row) for x, row in zip(outputs, rows, strict=True)]
@@ -86,13 +99,15 @@ class LayeredExecutor:
 
     def _forward(self, stage: int, x: Tensor, row: _Rows) -> Tensor:
         """Hidden features, or the loss share of the last stage."""
-        output: Tensor = self._parts[stage](x, documents=row[2] if len(row) > 2 else None)
-        return self._loss_function(output, row[1]) if stage + 1 == len(self._parts) else output
+        output: Tensor = self._parts[stage](x, documents=row.documents, ahead=row.ahead)
+        return self._loss_function(output, row.targets) if stage + 1 == len(self._parts) else output
 
     def _rows(self, *batch: Tensor | None) -> list[_Rows]:
-        """Tokens, targets and, where there are any, documents of each microbatch; the last one may be smaller."""
-        given = [entry.split(self._plan.microbatch) for entry in batch if entry is not None]
-        return list(zip(*given, strict=True))
+        """What there is of each microbatch; the last one may be smaller."""
+        assert batch[0] is not None
+        parts = -(-len(batch[0]) // self._plan.microbatch)
+        given = (repeat(None, parts) if x is None else x.split(self._plan.microbatch) for x in batch)
+        return [_Rows(*row) for row in zip(*given, strict=True)]
 
     def _passes(self, count: int) -> list[Passes]:
         return [

@@ -77,22 +77,25 @@ class Laid:
         self._pipeline = self._executor() if len(design.plan.stages) > 1 else None
         self._balance = Balance(self.parts, model=design.model, group=mesh.everyone, device=device)
 
-    def step(self, tokens: Tensor, targets: Tensor, documents: Tensor | None = None) -> Tensor:
+    def step(
+        self, tokens: Tensor, targets: Tensor, documents: Tensor | None = None, ahead: Tensor | None = None
+    ) -> Tensor:
         """Every microbatch went forward and backward; gradients of the whole batch's mean loss are in place.
 
-        All three are (sequences, length) of this data rank, the same on each of its tensor, context and pipeline ranks.
-        Gradients of the step before are dropped. Returns that mean, the same on every rank: of the targets that are
-        not MASKED; where every one is, it and the gradients are 0.
+        All are (sequences, length) of this data rank, the same on each of its tensor, context and pipeline ranks;
+        `ahead` is how many later tokens each sees under a prefix mask. Gradients of the step before are dropped.
+        Returns that mean, the same on every rank: of the targets that are not MASKED; where every one is, it and the
+        gradients are 0.
         """
         for _, parameter in self.named_parameters():
             parameter.grad = None
         self.num_targets = self._targets_everywhere(targets)
-        tokens, targets = self._own(tokens, targets, documents)
+        tokens, targets = self._own(tokens, targets, documents, ahead)
         self._balance.begin()
         if self._pipeline is not None:
-            share = self._pipeline.step(tokens, targets, documents)
+            share = self._pipeline.step(tokens, targets, documents, ahead)
         else:
-            share = self._accumulate(tokens, targets, documents)
+            share = self._accumulate(tokens, targets, documents, ahead)
         start = time.perf_counter()
         self._sum_partial()
         self._sum_tied()
@@ -101,18 +104,20 @@ class Laid:
             self.recorder.record(LineName.GRADIENTS, start, time.perf_counter() - start)
         return self._everywhere(share)
 
-    def evaluate(self, tokens: Tensor, targets: Tensor, documents: Tensor | None = None) -> Tensor:
+    def evaluate(
+        self, tokens: Tensor, targets: Tensor, documents: Tensor | None = None, ahead: Tensor | None = None
+    ) -> Tensor:
         """Mean cross entropy of these targets over all data ranks, without z-loss, the same on every rank.
 
         No gradient is made. Every data rank gives as many sequences.
         """
         self.num_targets = self._targets_everywhere(targets)
-        tokens, targets = self._own(tokens, targets, documents)
+        tokens, targets = self._own(tokens, targets, documents, ahead)
         with torch.no_grad():
             if self._pipeline is not None:
-                share = self._pipeline.evaluate(tokens, targets, documents)
+                share = self._pipeline.evaluate(tokens, targets, documents, ahead)
             else:
-                share = self._forward_only(tokens, targets, documents)
+                share = self._forward_only(tokens, targets, documents, ahead)
         return self._everywhere(share)
 
     def expert_load(self) -> Tensor | None:
@@ -177,18 +182,20 @@ class Laid:
         dist.all_reduce(count, group=self.mesh.everyone)
         return count // (self.design.plan.world_size // self.mesh.data_size)
 
-    def _own(self, tokens: Tensor, targets: Tensor, documents: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _own(
+        self, tokens: Tensor, targets: Tensor, documents: Tensor | None, ahead: Tensor | None
+    ) -> tuple[Tensor, ...]:
         """What the context axis leaves this rank of every sequence."""
         if self._share is None:
             return tokens, targets
-        return self._share.cut(tokens, documents), self._share.cut(targets, documents)
+        return self._share.cut((tokens, targets), documents, ahead)
 
     @property
     def synchronizers(self) -> tuple[Synchronizer, ...]:
         """How the gradients of each of `parts` meet."""
         return tuple(part.synchronizer for part in self._parted)
 
-    def _accumulate(self, tokens: Tensor, targets: Tensor, documents: Tensor | None) -> Tensor:
+    def _accumulate(self, tokens: Tensor, targets: Tensor, documents: Tensor | None, ahead: Tensor | None) -> Tensor:
         part, synchronizer = self._parted[0].module, self._parted[0].synchronizer
         size = self.design.plan.microbatch
         count = -(-len(tokens) // size)
@@ -196,7 +203,7 @@ class Laid:
         for index in range(count):
             rows = slice(index * size, (index + 1) * size)
             start = time.perf_counter()
-            logits = part(tokens[rows], documents=None if documents is None else documents[rows])
+            logits = part(tokens[rows], documents=_some(documents, rows), ahead=_some(ahead, rows))
             share = self.loss_share(logits, targets[rows])
             del logits
             middle = time.perf_counter()
@@ -211,12 +218,12 @@ class Laid:
         self.recorder.record(LineName.GRADIENTS, start, time.perf_counter() - start, stage=0)
         return total
 
-    def _forward_only(self, tokens: Tensor, targets: Tensor, documents: Tensor | None) -> Tensor:
+    def _forward_only(self, tokens: Tensor, targets: Tensor, documents: Tensor | None, ahead: Tensor | None) -> Tensor:
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         size = self.design.plan.microbatch
         for index in range(0, len(tokens), size):
             rows = slice(index, index + size)
-            logits = self.parts[0](tokens[rows], documents=None if documents is None else documents[rows])
+            logits = self.parts[0](tokens[rows], documents=_some(documents, rows), ahead=_some(ahead, rows))
             total += self.loss_share(logits, targets[rows])
         self._parted[0].synchronizer.after_evaluation()
         return total
@@ -302,3 +309,7 @@ class Laid:
             loss_function=self.loss_share,
             recorder=self.recorder,
         )
+
+
+def _some(x: Tensor | None, rows: slice) -> Tensor | None:
+    return None if x is None else x[rows]

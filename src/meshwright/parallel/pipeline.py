@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -25,11 +25,12 @@ from meshwright.spec.span import Recorder
 class PipelineExecutor:
     """The local stages of one pipeline rank and the table they follow.
 
-    `parts` are the stages of this rank in model order, laid out already; a part takes (x, documents=...) and returns
-    hidden features of `hidden`'s shape and dtype, or logits when it is the model's last stage. `loss_function` turns
-    (logits, targets) of one microbatch into its share of the loss, such that shares and their gradients add up. Where
-    the plan cuts microbatches, `hidden` is of one slice, and a part takes (x, context=...) and has `known_angles`.
-    `synchronizers` belong to `parts`, one each, and so do `weights` where the schedule splits backwards.
+    `parts` are the stages of this rank in model order, laid out already; a part takes (x, documents=..., ahead=...) and
+    returns hidden features of `hidden`'s shape and dtype, or logits when it is the model's last stage. `loss_function`
+    turns (logits, targets) of one microbatch into its share of the loss, such that shares and their gradients add up.
+    Where the plan cuts microbatches, `hidden` is of one slice, and a part takes (x, context=...) and has
+    `known_angles`. `synchronizers` belong to `parts`, one each, and so do `weights` where the schedule splits
+    backwards.
     """
 
     def __init__(
@@ -73,32 +74,35 @@ class PipelineExecutor:
         """This rank holds the last stage, with the head and the loss."""
         return len(self._plan.stages) - 1 in self._indexes
 
-    def step(self, tokens: Tensor, targets: Tensor, documents: Tensor | None = None) -> Tensor:
+    def step(
+        self, tokens: Tensor, targets: Tensor, documents: Tensor | None = None, ahead: Tensor | None = None
+    ) -> Tensor:
         """Every microbatch went forward and backward through every stage; gradients are accumulated and synchronised.
 
-        All three are (sequences, length) of this data rank, the same on each of its pipeline ranks; tokens and
-        targets hold what a context axis leaves this rank, documents the whole sequence. Returns the sum of the loss
+        All are (sequences, length) of this data rank, the same on each of its pipeline ranks; tokens and targets hold
+        what a context axis leaves this rank, documents and ahead the whole sequence. Returns the sum of the loss
         shares of this data rank, 0 on ranks without the head.
         """
-        return self._run(tokens, targets, documents, train=True)
+        return self._run(tokens, targets, {"documents": documents, "ahead": ahead}, train=True)
 
-    def evaluate(self, tokens: Tensor, targets: Tensor, documents: Tensor | None = None) -> Tensor:
+    def evaluate(
+        self, tokens: Tensor, targets: Tensor, documents: Tensor | None = None, ahead: Tensor | None = None
+    ) -> Tensor:
         """As `step`, forward only: no gradient is made or touched."""
         with torch.no_grad():
-            total = self._run(tokens, targets, documents, train=False)
+            total = self._run(tokens, targets, {"documents": documents, "ahead": ahead}, train=False)
         for synchronizer in self._synchronizers:
             synchronizer.after_evaluation()
         return total
 
-    def _run(self, tokens: Tensor, targets: Tensor, documents: Tensor | None, *, train: bool) -> Tensor:
+    def _run(self, tokens: Tensor, targets: Tensor, beside: Mapping[str, Tensor | None], *, train: bool) -> Tensor:
         microbatches = tokens.shape[0] // self._plan.microbatch
         assert microbatches * self._plan.microbatch == tokens.shape[0], "whole microbatches"
         number = self._plan.schedule.slices
         runtime = self._runtime(microbatches, train=train)
         tokens, targets = (cut(x, microbatch=self._plan.microbatch, number=number) for x in (tokens, targets))
-        extra: dict[str, Tensor] = {}
-        if documents is not None:
-            extra["documents"] = repeat(documents, microbatch=self._plan.microbatch, number=number)
+        given = {name: x for name, x in beside.items() if x is not None}
+        extra = {name: repeat(x, microbatch=self._plan.microbatch, number=number) for name, x in given.items()}
         if self.predicts:
             extra["targets"] = targets
         losses: list[Tensor] = []
@@ -184,18 +188,26 @@ class StagePart(nn.Module):
         self._loss_function = loss_function
         self._slices = slices
 
-    def forward(self, x: Tensor, *, documents: Tensor | None = None, targets: Tensor | None = None) -> Tensor:
-        output = self._features(x, documents)
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        documents: Tensor | None = None,
+        ahead: Tensor | None = None,
+        targets: Tensor | None = None,
+    ) -> Tensor:
+        output = self._features(x, documents, ahead)
         if self._loss_function is not None:
             assert targets is not None, "the last stage is given targets"
             return self._loss_function(output, targets)
         assert (output.shape, output.dtype) == self._sends, f"stage sends {output.dtype} {tuple(output.shape)}"
         return output
 
-    def _features(self, x: Tensor, documents: Tensor | None) -> Tensor:
+    def _features(self, x: Tensor, documents: Tensor | None, ahead: Tensor | None) -> Tensor:
         if self._slices is None:
-            result: Tensor = self.part(x, documents=documents)
+            result: Tensor = self.part(x, documents=documents, ahead=ahead)
         else:
+            assert ahead is None, "a prefix may reach beyond its slice"
             known = cast(KnownAngles, self.part.known_angles)
             context = self._slices.context(documents=documents, known_angles=known)
             result = self.part(x, context=context)

@@ -39,13 +39,10 @@ class Tile:
     high: IntArray | None = None
 
 
-def seen_runs(
-    queries: IntArray, keys: IntArray, *, first: IntArray, last: IntArray | None = None
-) -> tuple[IntArray, IntArray]:
-    """(low, high) of the keys at positions `keys`, ascending, that queries see; `first` is the first position that
-    each sees and `last` its last, its own where left out."""
+def seen_runs(keys: IntArray, *, first: IntArray, last: IntArray) -> tuple[IntArray, IntArray]:
+    """(low, high) of the keys at positions `keys`, ascending, that queries see from position `first` to `last`."""
     low = np.searchsorted(keys, first, side="left")
-    high = np.searchsorted(keys, queries if last is None else last, side="right")
+    high = np.searchsorted(keys, last, side="right")
     return low, np.maximum(low, high)
 
 

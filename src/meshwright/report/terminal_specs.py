@@ -50,12 +50,16 @@ def _mixer(layer: Layer) -> str:
     mixer = layer.mixer
     if isinstance(mixer, Attention):
         reach = f", window {mixer.window:,}" if mixer.window else f", chunks of {mixer.chunk:,}" if mixer.chunk else ""
-        return f"attention {mixer.heads} heads of {mixer.head_dim}, {mixer.kv_heads} key-value{reach}"
+        return f"attention {mixer.heads} heads of {mixer.head_dim}, {mixer.kv_heads} key-value{reach}{_prefix(mixer)}"
     if isinstance(mixer, LatentAttention):
-        return f"latent attention {mixer.heads} heads, key-value rank {mixer.kv_rank}"
+        return f"latent attention {mixer.heads} heads, key-value rank {mixer.kv_rank}{_prefix(mixer)}"
     if isinstance(mixer, Recurrence):
         return f"recurrence {mixer.heads} heads, state {mixer.state}"
     return "none"
+
+
+def _prefix(mixer: Attention | LatentAttention) -> str:
+    return f", prompts both ways ({mixer.prefix:.0%} of a sequence)" if mixer.prefix else ""
 
 
 def _transform(layer: Layer) -> str:

@@ -159,6 +159,7 @@ def to_huggingface(
     if check:
         check_verifiable()
     design = _run_design(run_dir)
+    _check_causal(design.model)
     others = open_folder(Path(rest).expanduser()) if rest is not None else None
     origin = others.path if others else _origin(run_dir, config, start=design.job.start)
     values = _config(design.model, origin, whole=others is not None)
@@ -212,6 +213,12 @@ def _check_built(model: ModelSpec) -> None:
     problems = unsupported(model, start=0, stop=len(model.layers) + 2)
     if problems:
         raise ConfigError(problems)
+
+
+def _check_causal(model: ModelSpec) -> None:
+    if model.prefix:
+        why = "no family there says a prefix mask, and the weights under a causal one are another model"
+        raise ConfigError(Problem(what="this model has no Hugging Face form", where=model.name, why=why))
 
 
 def _check_free(path: Path) -> None:

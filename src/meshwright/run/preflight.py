@@ -103,7 +103,7 @@ def check_start(design: Design) -> None:
     if not design.job.start:
         return
     folder = open_folder(expanded(design.job.start))
-    if replace(folder.model, name="", source="") != replace(design.model, name="", source=""):
+    if replace(folder.model, name="", source="") != replace(design.model.causal(), name="", source=""):
         what = f"its config.json is not of {design.model.name}, which the design trains"
         fix = f"design the plan with --model {design.job.start}"
         raise ConfigError(Problem(what=what, where=f"job.start: {design.job.start}", fix=fix))

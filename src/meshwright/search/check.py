@@ -13,6 +13,7 @@ from meshwright.search.job_rules import JOB_RULES, allowed_precisions, check_job
 from meshwright.search.layout_rules import LAYOUT_RULES
 from meshwright.search.memory_rule import MEMORY_RULES
 from meshwright.search.order_rules import ORDER_RULES
+from meshwright.search.prefix_rules import PREFIX_RULES
 from meshwright.search.rules import ALL_SCOPES, Rule, Scope, apply
 from meshwright.search.runtime_rules import RUNTIME_RULES
 from meshwright.search.training_rules import TRAINING_RULES
@@ -28,6 +29,7 @@ RULES: tuple[Rule, ...] = (
     *ORDER_RULES,
     *DEGREE_RULES,
     *CONTEXT_RULES,
+    *PREFIX_RULES,
     *GRID_RULES[:-1],
     *CONSTRAINT_RULES,
     *MEMORY_RULES,

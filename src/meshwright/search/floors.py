@@ -14,7 +14,8 @@ from meshwright.cost.fitting import most_likely
 from meshwright.cost.uncertainty import least_upper
 from meshwright.search.bound import Bounds, least_bytes
 from meshwright.search.prices import may_fit
-from meshwright.search.space import ONE_F_ONE_B, Space
+from meshwright.search.schedules import ONE_F_ONE_B
+from meshwright.search.space import Space
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.job import JobSpec, Objective
 from meshwright.spec.model import ModelSpec

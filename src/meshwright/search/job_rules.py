@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 
 from meshwright.search.constraints import limits
 from meshwright.search.degree_rules import beyond_positions
+from meshwright.search.prefix_rules import PROMPTS, prompt_problem
 from meshwright.search.rules import Rule, Scope, name_rule
 from meshwright.search.trainer import Trainer
 from meshwright.spec.cluster import ClusterSpec, Precision
@@ -37,6 +38,8 @@ def check_job(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, trainer: 
     if too_long is not None:
         problems.append(replace(too_long, why="rule sequence-fits-positions"))
     problems += [name_rule(problem, GROUPS) for problem in group_problems(model, job)]
+    if (problem := prompt_problem(model, job)) is not None:
+        problems.append(name_rule(problem, PROMPTS))
     asked = gathered.attempt(lambda: limits(job.constraints))
     hostless = [group.name for group in cluster.groups if group.host is None]
     if asked is not None and hostless and asked.fixed.get("offload", Offload.NONE.value) != Offload.NONE.value:

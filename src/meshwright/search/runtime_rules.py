@@ -5,7 +5,7 @@ from __future__ import annotations
 from meshwright.schedule import planned
 from meshwright.schedule.build import SPLIT
 from meshwright.search.degree_rules import groups_of
-from meshwright.search.rules import Rule, Scope
+from meshwright.search.rules import Rule, Scope, divisors
 from meshwright.spec.blocks import Layer
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, Precision
 from meshwright.spec.errors import Problem
@@ -145,18 +145,19 @@ def _counts_sequences(layer: Layer) -> bool:
 
 
 def schedule_played(design: Design) -> Problem | None:
-    """The runtime cuts sequences into slices where pipeline ranks take them in turn, and each is whole on a rank."""
+    """The runtime cuts sequences into slices where pipeline ranks take them in turn; context ranks share each."""
     plan, slices = design.plan, design.plan.schedule.slices
     if slices == 1:
         return None
     where, fix = "plan.schedule.slices", "choose 1"
     if plan.pipeline == 1:
         return Problem(where=where, what=f"{slices} slices on one pipeline rank fill no pipeline", fix=fix)
-    if plan.context > 1:
-        what = f"{slices} slices of sequences that a context axis of {plan.context} divides can be predicted and not "
-        return Problem(where=where, what=what + "trained yet", fix=fix)
-    if plan.first_group.sequence_parallel and (plan.sequence_length // slices) % plan.tensor:
-        what = f"slices of {plan.sequence_length // slices:,} tokens do not divide over {plan.tensor} tensor ranks"
+    tokens = plan.sequence_length // slices
+    if plan.context > 1 and tokens % (2 * plan.context):
+        what = f"slices of {tokens:,} tokens do not divide over 2 x context {plan.context}"
+        return Problem(where=where, what=what, fix="choose fewer slices")
+    if plan.first_group.sequence_parallel and (tokens // plan.context) % plan.tensor:
+        what = f"slices of {tokens // plan.context:,} tokens do not divide over {plan.tensor} tensor ranks"
         return Problem(where=where, what=what, fix="choose fewer slices, or no sequence parallel")
     return None
 
@@ -241,7 +242,9 @@ def untrained(model: ModelSpec, job: JobSpec) -> tuple[tuple[str, int | str | No
     return tuple(found)
 
 
-UNTRAINED_WITH_CONTEXT: tuple[tuple[str, int | str | None], ...] = (("slices", None),)
+def untrained_with_context(length: int, *, context: int) -> tuple[tuple[str, int | str | None], ...]:
+    """As `untrained`, of plans with a context axis of up to so many ranks: slices that it does not divide."""
+    return tuple(("slices", count) for count in divisors(length) if length % (2 * context * count))
 
 
 RUNTIME_RULES = (

@@ -16,30 +16,21 @@ import numpy.typing as npt
 from meshwright.cost import Layout, PlanTable
 from meshwright.cost.table import EXCHANGES, OFFLOADS, PRECISIONS, RECOMPUTES, SCHEDULES, SHARDINGS, TOKEN_LAYOUTS
 from meshwright.schedule import stage_rank
-from meshwright.schedule.build import V_SHAPES
 from meshwright.search.constraints import Limits, limits
 from meshwright.search.context_rules import mixtures
-from meshwright.search.degree_rules import DIVIDED, least_microbatches, tensor_heads
+from meshwright.search.degree_rules import DIVIDED, tensor_heads
 from meshwright.search.job_rules import allowed_precisions, check_job
 from meshwright.search.product import Columns, Product, Rejection, merged
 from meshwright.search.rules import divisors
-from meshwright.search.runtime_rules import UNTRAINED_WITH_CONTEXT, trained_precisions, untrained
+from meshwright.search.runtime_rules import trained_precisions, untrained, untrained_with_context
+from meshwright.search.schedules import add_schedules
 from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec, Recurrence
-from meshwright.spec.plan import ExchangeKind, Offload, ScheduleKind, Sharding, TokenLayout
+from meshwright.spec.plan import ExchangeKind, Offload, Sharding, TokenLayout
 
 Boundaries = Callable[[int, int], Sequence[int]]
 Ids = npt.NDArray[np.int64]
-ONE_F_ONE_B = SCHEDULES.index(ScheduleKind.ONE_F_ONE_B)
-INTERLEAVED = SCHEDULES.index(ScheduleKind.INTERLEAVED)
-BREADTH_FIRST = SCHEDULES.index(ScheduleKind.BREADTH_FIRST)
-GPIPE = SCHEDULES.index(ScheduleKind.GPIPE)
-SEQUENCE_1F1B = SCHEDULES.index(ScheduleKind.SEQUENCE_1F1B)
-WHOLE_STAGES = [
-    SCHEDULES.index(kind) for kind in (ScheduleKind.GPIPE, ScheduleKind.ZERO_BUBBLE_H1, ScheduleKind.ZERO_BUBBLE_H2)
-]
-SLICES = (2, 4)  # of a microbatch: finer ones leave products too small to fill a device
 UNSHARDED = SHARDINGS.index(Sharding.NONE)
 RING, GATHER = (EXCHANGES.index(kind) for kind in (ExchangeKind.RING, ExchangeKind.GATHER))
 _BASE = 1 << 32
@@ -190,7 +181,6 @@ def enumerate_plans(
     asked = limits(job.constraints)
     if trainable:
         asked = asked.without(untrained(model, job))
-    beside = asked.without(UNTRAINED_WITH_CONTEXT) if trainable else asked
     check_job(model, cluster, job)
     precisions = allowed_precisions(job)
     product = Product(asked)
@@ -199,6 +189,8 @@ def enumerate_plans(
     _pipeline_and_data(product, model, cluster, job)
     _experts(product, model)
     _precisions(product, precisions, trained=trained_precisions(cluster, model) if trainable else precisions)
+    most = int(product["context"].max(initial=1))
+    beside = asked.without(untrained_with_context(job.sequence_length, context=most)) if trainable else asked
     keys = (product["pipeline"] * _BASE + product["data"]) * 2 + (product["context"] > 1)
     distinct, frames = np.unique(keys, return_counts=True)
     inner = {
@@ -250,7 +242,7 @@ def _context(product: Product, model: ModelSpec, cluster: ClusterSpec, job: JobS
     product.join(["inner", "exchange"], product["context"], _exchanges)
     product.constrain("inner", product["inner"])
     product.constrain("exchange", product["exchange"], [kind.value for kind in EXCHANGES])
-    product.times(["token_layout"], [[TOKEN_LAYOUTS.index(_token_layout(product.asked))]])
+    product.times(["token_layout"], [[TOKEN_LAYOUTS.index(_token_layout(product.asked, model))]])
     product.constrain("token_layout", product["token_layout"], [layout.value for layout in TOKEN_LAYOUTS])
     for heads in tensor_heads(model):
         product.keep(heads // product["tensor"] % product["inner"] == 0, "exchange-divides")
@@ -261,10 +253,12 @@ def _context(product: Product, model: ModelSpec, cluster: ClusterSpec, job: JobS
     product.keep(divides | (product["sequence_parallel"] == 0), "sequence-parallel-divides")
 
 
-def _token_layout(asked: Limits) -> TokenLayout:
-    """Which tokens context ranks hold: the first of these that may be; none is better while documents are not known."""
-    order = (TokenLayout.ZIGZAG, TokenLayout.BALANCED, TokenLayout.STRIPED, TokenLayout.CONTIGUOUS)
-    allowed = (layout for layout in order if not asked.refusal("token_layout", layout.value))
+def _token_layout(asked: Limits, model: ModelSpec) -> TokenLayout:
+    """Which tokens context ranks hold: the first of these that may be. Of causal masks none is better while documents
+    are not known; under a prefix mask a zigzag leaves the rank of the last tokens most to do."""
+    even = (TokenLayout.BALANCED, TokenLayout.STRIPED)
+    order = (*even, TokenLayout.ZIGZAG) if model.prefix else (TokenLayout.ZIGZAG, *even)
+    allowed = (layout for layout in (*order, TokenLayout.CONTIGUOUS) if not asked.refusal("token_layout", layout.value))
     return next(allowed, TokenLayout.ZIGZAG)
 
 
@@ -337,7 +331,7 @@ def _inner(key: int, *, asked: Limits, model: ModelSpec, cluster: ClusterSpec, j
     product.times(["microbatch"], [[size] for size in divisors(local)])
     product.columns["microbatches"] = local // product["microbatch"]
     product.constrain("microbatch", product["microbatch"])
-    _schedules(product, len(model.blocks), length=job.sequence_length)
+    add_schedules(product, model, length=job.sequence_length)
     degrees = range(1, len(SHARDINGS))
     sharded = [[shard, kind] for shard in divisors(data) for kind in degrees if shard > 1 or context]
     product.times(["shard", "sharding"], [[1, UNSHARDED], *sharded])
@@ -356,45 +350,3 @@ def _inner(key: int, *, asked: Limits, model: ModelSpec, cluster: ClusterSpec, j
     product.keep((product["sharding"] == SHARDINGS.index(Sharding.PARAMETERS)) | (not asks), "offload-has-shards")
     columns = {name: values for name, values in product.columns.items() if name not in ("pipeline", "data")}
     return Inner(columns=columns, rejections=product.rejections)
-
-
-def _schedules(product: Product, blocks: int, *, length: int) -> None:
-    """Schedules of the one pipeline size of `product`."""
-    pipeline = int(product["pipeline"][0]) if product.rows else 1
-    product.times(["schedule", "chunks", "slices"], _kinds(pipeline, blocks, length, product.asked))
-    product.constrain("schedule", product["schedule"], [kind.value for kind in SCHEDULES])
-    product.constrain("chunks", product["chunks"])
-    product.constrain("slices", product["slices"])
-    distinct, index = np.unique(np.stack([product["schedule"], product["slices"]]), axis=1, return_inverse=True)
-    least = [least_microbatches(SCHEDULES[kind], pipeline=pipeline, slices=cut) for kind, cut in distinct.T]
-    product.keep(product["microbatches"] >= np.array(least, dtype=np.int64)[index.reshape(-1)], "microbatches-fill")
-    rounds = product["microbatches"] % pipeline == 0
-    product.keep(rounds | (product["schedule"] != INTERLEAVED), "microbatches-round")
-
-
-def _kinds(pipeline: int, blocks: int, length: int, asked: Limits) -> list[list[int]]:
-    """(schedule, chunks, slices) of one pipeline size. Breadth-first has the smallest stages, which gather least."""
-    chunks = _chunks(pipeline, blocks, asked)
-    found = [[ONE_F_ONE_B, 1, 1]]
-    found += [[BREADTH_FIRST, count, 1] for count in (chunks if "chunks" in asked.fixed else chunks[-1:])]
-    if pipeline == 1:
-        return found
-    found += [[kind, 1, 1] for kind in WHOLE_STAGES]
-    found += [[INTERLEAVED, count, 1] for count in chunks]
-    found += [[SCHEDULES.index(kind), 2, 1] for kind in sorted(V_SHAPES) if blocks >= 2 * pipeline]
-    asked_cut = asked.fixed.get("slices")
-    if not isinstance(asked_cut, int):
-        return found + [[SEQUENCE_1F1B, 1, cut] for cut in SLICES if length % cut == 0]
-    # gpipe in slices is no faster than seq1f1b and holds more: it is there for who asks.
-    return found + [
-        [kind, 1, asked_cut] for kind in (SEQUENCE_1F1B, GPIPE) if asked_cut > 1 and length % asked_cut == 0
-    ]
-
-
-def _chunks(pipeline: int, blocks: int, asked: Limits) -> list[int]:
-    """Counts of chunks that differ in their largest stage, the smallest of each; any where one is asked for."""
-    most = blocks // pipeline
-    if "chunks" in asked.fixed:
-        return list(range(2, most + 1))
-    largest = [-(-blocks // (pipeline * chunks)) for chunks in range(1, most + 1)]
-    return [chunks for chunks in range(2, most + 1) if largest[chunks - 1] < largest[chunks - 2]]

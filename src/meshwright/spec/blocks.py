@@ -89,6 +89,10 @@ class Attention:
     one: a decoder's attention to what an encoder gave.
 
     `chunk` is chunked attention (positions see only their own chunk). `shared_key_value` uses the keys as values.
+
+    Above 0 `prefix` is a prefix mask (1910.10683, section 3.2.1; 2205.05131): the tokens of a document's prompt, its
+    prefix, see all of it, within `window` and `chunk` both ways. The data tell how long prompts are; costs count one
+    document a sequence, and `prefix` is the share of it that is prompt.
     """
 
     width: int
@@ -100,6 +104,7 @@ class Attention:
     rotary: Rotary | None = None
     window: int | None = None
     chunk: int | None = None
+    prefix: float = 0.0
     qk_norm: QueryKeyNorm = QueryKeyNorm.NONE
     qkv_bias: bool = False
     output_bias: bool = False
@@ -154,7 +159,7 @@ class LatentAttention:
 
     `query_rank` None means queries are projected directly. `scale` multiplies the scores, one over the root of their
     dims when None. `latent_eps` is that of the norms of latents. With `dense_within` this stands for a sparse attention
-    that reads so many keys: for longer sequences it is another one.
+    that reads so many keys: for longer sequences it is another one. `window` and `prefix` are those of Attention.
     """
 
     width: int
@@ -170,6 +175,7 @@ class LatentAttention:
     indexer: Indexer | None = None
     dense_within: int | None = None
     window: int | None = None
+    prefix: float = 0.0
     scale: float | None = None
     latent_eps: float = 1e-6
     kind: str = "latent_attention"

@@ -58,7 +58,9 @@ __all__ = [
     "Tower",
     "Transform",
     "Weighing",
+    "attends",
     "language_model",
+    "prefix_tokens",
     "score_flops_per_token",
     "visible_keys",
 ]
@@ -114,6 +116,15 @@ class ModelSpec:
         """Distinct layers and how many there are of each, in order of first appearance."""
         return tuple(Counter(self.layers).items())
 
+    @property
+    def prefix(self) -> float:
+        """The share of a sequence that prefix masks are taken to cover; 0 where no layer has one."""
+        return max((mixer.prefix for layer, _ in _runs(self.layers) if (mixer := attends(layer))), default=0.0)
+
+    def causal(self) -> ModelSpec:
+        """The model of the same tensors without prefix masks."""
+        return replace(self, layers=tuple(_causal(layer) for layer in self.layers)) if self.prefix else self
+
     def flops_per_token(self, sequence_length: int, *, frozen: frozenset[int] = frozenset()) -> float:
         """Model FLOPs to train on one token: the one formula behind every MFU this system prints.
 
@@ -167,11 +178,12 @@ def score_flops_per_token(layer: Layer, sequence_length: int) -> float:
     """
     mixer = layer.mixer
     if isinstance(mixer, Attention):
-        span = visible_keys(sequence_length, mixer.window, mixer.chunk, causal=mixer.causal)
+        prefix = prefix_tokens(sequence_length, mixer.prefix)
+        span = visible_keys(sequence_length, mixer.window, mixer.chunk, causal=mixer.causal, prefix=prefix)
         return 4.0 * mixer.heads * mixer.head_dim * span * mixer.keys
     if isinstance(mixer, LatentAttention):
         limit = mixer.indexer.top_k if mixer.indexer else mixer.window
-        span = visible_keys(sequence_length, limit, None)
+        span = visible_keys(sequence_length, limit, None, prefix=prefix_tokens(sequence_length, mixer.prefix))
         scores = 2.0 * mixer.heads * (mixer.nope_dim + mixer.rope_dim + mixer.value_dim) * span
         indexer = mixer.indexer
         full = visible_keys(sequence_length, None, None)
@@ -181,10 +193,36 @@ def score_flops_per_token(layer: Layer, sequence_length: int) -> float:
     return 0.0
 
 
-def visible_keys(sequence_length: int, window: int | None, chunk: int | None, *, causal: bool = True) -> float:
-    """Mean number of keys a query sees in a sequence, its own included; a window looks back alone."""
+def attends(layer: Layer) -> Attention | LatentAttention | None:
+    """The layer's attention; None where it has none."""
+    return layer.mixer if isinstance(layer.mixer, Attention | LatentAttention) else None
+
+
+def _causal(layer: Layer) -> Layer:
+    mixer = attends(layer)
+    return layer if mixer is None else replace(layer, mixer=replace(mixer, prefix=0.0))
+
+
+def prefix_tokens(sequence_length: int, share: float) -> int:
+    """How many of the first tokens of a sequence are its prefix, where that is `share` of it."""
+    return min(sequence_length, round(share * sequence_length))
+
+
+def visible_keys(
+    sequence_length: int, window: int | None, chunk: int | None, *, causal: bool = True, prefix: int = 0
+) -> float:
+    """Mean number of keys a query sees in a sequence, its own included; a window looks back alone, but in the first
+    `prefix` tokens, which see each other."""
     span = min(sequence_length, chunk or sequence_length)
     if not causal and window is None:
         return float(span)
     reach = min(span, window or span)
-    return (reach * (reach + 1) / 2 + (span - reach) * reach) / span
+    back = (reach * (reach + 1) / 2 + (span - reach) * reach) / span
+    pieces, rest = divmod(prefix, span)
+    return back + (pieces * _later_keys(span, reach) + _later_keys(rest, reach)) / sequence_length
+
+
+def _later_keys(prefix: int, reach: int) -> float:
+    """Keys behind their own that the tokens of a prefix see, `reach` keys at most with their own; summed over them."""
+    reach = min(reach, prefix)
+    return reach * (reach - 1) / 2 + (prefix - reach) * (reach - 1)

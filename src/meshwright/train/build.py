@@ -77,7 +77,7 @@ def build(
     sampling = Sampling.after(state.step + 1)
     profiler = Profiler(design, rank=place.rank, device=place.device, sampling=sampling, onward=spans)
     mesh = parallel.build_mesh(plan, device_type=place.device.type)
-    feed = Feed.of(plan, mesh, device=place.device, document_mask=job.data.document_mask)
+    feed = Feed.of(design, mesh, device=place.device)
     laid = parallel.lay(design, mesh, device=place.device, seed=job.seed, recorder=profiler)
     optimizer = parallel.build_optimizer(laid, job.optimizer)
     profiler.watch(parts=laid.parts, optimizer=optimizer)

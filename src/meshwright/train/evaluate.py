@@ -16,7 +16,11 @@ from meshwright.train.feed import Feed
 
 class Evaluates(Protocol):
     def evaluate(
-        self, tokens: torch.Tensor, targets: torch.Tensor, documents: torch.Tensor | None = None
+        self,
+        tokens: torch.Tensor,
+        targets: torch.Tensor,
+        documents: torch.Tensor | None = None,
+        ahead: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
 
 

@@ -8,7 +8,7 @@ import torch
 
 from meshwright.data import Batch
 from meshwright.parallel import Mesh
-from meshwright.spec.plan import Plan
+from meshwright.spec.plan import Design
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,16 +23,19 @@ class Feed:
     replicas: int
     device: torch.device
     document_mask: bool
+    prefix_mask: bool = False
 
     @classmethod
-    def of(cls, plan: Plan, mesh: Mesh, *, device: torch.device, document_mask: bool) -> Feed:
-        """What this rank of `mesh` reads of the batches of `plan`."""
+    def of(cls, design: Design, mesh: Mesh, *, device: torch.device) -> Feed:
+        """What this rank of `mesh` reads of the batches of `design`."""
+        plan = design.plan
         return cls(
             batch=plan.batch,
             replica=mesh.data_coordinate,
             replicas=mesh.data_size,
             device=device,
-            document_mask=document_mask,
+            document_mask=design.job.data.document_mask,
+            prefix_mask=design.model.prefix > 0.0,
         )
 
     @property
@@ -43,8 +46,10 @@ class Feed:
     def first(self) -> int:
         return self.replica * self.rows
 
-    def tensors(self, rows: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Tokens and targets (rows, s) int64 and documents (rows, s) int32, None where documents are not masked."""
+    def tensors(self, rows: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Tokens and targets (rows, s) int64; documents (rows, s) int32, None where documents are not masked; and how
+        many later tokens of its prompt each sees (rows, s) int32, None where the model has no prefix mask."""
         documents = torch.from_numpy(rows.documents).to(self.device) if self.document_mask else None
+        ahead = torch.from_numpy(rows.ahead).to(self.device) if self.prefix_mask else None
         tokens, targets = torch.from_numpy(rows.tokens), torch.from_numpy(rows.targets)
-        return tokens.to(self.device, non_blocking=True), targets.to(self.device, non_blocking=True), documents
+        return tokens.to(self.device, non_blocking=True), targets.to(self.device, non_blocking=True), documents, ahead

@@ -26,6 +26,7 @@ class LlamaStyle:
     """RMS norm, rotary positions, grouped-query attention, gated SiLU (2302.13971, 2307.09288).
 
     `hidden` is the width of the feed-forward; `head_dim` None is width / heads; `kv_heads` None is `heads`.
+    `prefix` is that of Attention.
     """
 
     name: str
@@ -41,6 +42,7 @@ class LlamaStyle:
     scaling: RotaryScaling | None = None
     tied: bool = False
     eps: float = 1e-5
+    prefix: float = 0.0
     source: str = ""
     kind: str = "llama"
     schema: int = 1
@@ -58,6 +60,7 @@ class LlamaStyle:
             head_dim=head_dim,
             norm=norm,
             rotary=Rotary(dims=head_dim, theta=self.theta, scaling=self.scaling),
+            prefix=self.prefix,
         )
         layer = Layer(mixer=mixer, transform=FeedForward(width=self.width, hidden=self.hidden, norm=norm))
         return ModelSpec(
@@ -74,7 +77,8 @@ class LlamaStyle:
 class GptStyle:
     """Layer norm, learned positions, biases, two feed-forward matrices, tied head (GPT-2, GPT-3, 2005.14165).
 
-    `hidden` None is four times the width; `rotary_fraction` > 0 replaces the learned positions.
+    `hidden` None is four times the width; `rotary_fraction` > 0 replaces the learned positions; `prefix` is that of
+    Attention.
     """
 
     name: str
@@ -89,6 +93,7 @@ class GptStyle:
     bias: bool = True
     tied: bool = True
     rotary_fraction: float = 0.0
+    prefix: float = 0.0
     source: str = ""
     kind: str = "gpt"
     schema: int = 1
@@ -107,6 +112,7 @@ class GptStyle:
             head_dim=head_dim,
             norm=norm,
             rotary=None if learned else Rotary(dims=int(head_dim * self.rotary_fraction)),
+            prefix=self.prefix,
             qkv_bias=self.bias,
             output_bias=self.bias,
         )

@@ -78,6 +78,6 @@ class _Nothing(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(()))
 
-    def forward(self, x: Tensor, *, documents: Tensor | None = None) -> Tensor:
-        del documents
+    def forward(self, x: Tensor, *, documents: Tensor | None = None, ahead: Tensor | None = None) -> Tensor:
+        del documents, ahead
         return x.reshape(1, 1, 1) * self.weight

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from meshwright import parallel
+from meshwright.cost.token_layouts import ahead_of
 from meshwright.parallel import Laid
 from meshwright.run.dry.counter import StepCounter
 from meshwright.run.dry.events import Event
@@ -15,6 +16,7 @@ from meshwright.run.dry.kernels import accelerator_kernels
 from meshwright.run.dry.torch_compat import ACCELERATOR, fake_world, real
 from meshwright.schedule import planned
 from meshwright.spec.cluster import DeviceKind
+from meshwright.spec.model import prefix_tokens
 from meshwright.spec.plan import Design
 
 
@@ -101,10 +103,10 @@ def _step(
     clip_norm: float | None,
     marks: _Marks,
 ) -> None:
-    tokens, targets, documents = batch
+    tokens, targets, *beside = batch
     assert tokens is not None
     assert targets is not None
-    laid.step(tokens, targets, documents)
+    laid.step(tokens, targets, *beside)
     marks.mark("gradients")
     laid.clip(clip_norm)
     marks.mark("clip")
@@ -124,12 +126,25 @@ def _batch(design: Design, *, device: str) -> tuple[torch.Tensor | None, ...]:
     plan = design.plan
     shape = (plan.batch // plan.data, plan.sequence_length)
     tokens, targets = (torch.zeros(shape, dtype=torch.int64, device=device) for _ in range(2))
-    return tokens, targets, torch.zeros(shape, dtype=torch.int32, device=device) if reads_documents(design) else None
+    documents = torch.zeros(shape, dtype=torch.int32, device=device) if reads_documents(design) else None
+    if not design.model.prefix:
+        return tokens, targets, documents, None
+    if plan.context == 1:
+        return tokens, targets, documents, torch.zeros(shape, dtype=torch.int32, device=device)
+    return tokens, targets, documents, real(_ahead)(design, rows=shape[0])
+
+
+def _ahead(design: Design, *, rows: int) -> torch.Tensor:
+    """What tokens see ahead of themselves where every sequence is one document with the prompt that costs count: known
+    numbers, for they decide what context ranks compute."""
+    length = design.plan.sequence_length
+    ahead = ahead_of(length, prefix=prefix_tokens(length, design.model.prefix))
+    return torch.from_numpy(ahead).expand(rows, -1)
 
 
 def microbatch_bytes(design: Design) -> int:
-    """Bytes of the tokens, targets and documents of one microbatch."""
-    of_token = 16 + (4 if reads_documents(design) else 0)
+    """Bytes of one microbatch: tokens, targets, documents, and what each token sees ahead of itself."""
+    of_token = 16 + (4 if reads_documents(design) else 0) + (4 if design.model.prefix else 0)
     return design.plan.microbatch * design.plan.sequence_length * of_token
 
 

@@ -42,7 +42,7 @@ class Manifest:
 
 def model_digest(model: ModelSpec) -> str:
     """Twelve hex digits that are equal for models with the same tensors, whatever they are called."""
-    bare = replace(model, name="", source="")
+    bare = replace(model.causal(), name="", source="")
     return hashlib.sha256(codec.canonical(bare).encode()).hexdigest()[:12]
 
 
