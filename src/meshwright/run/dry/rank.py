@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
+from meshwright import schedule
 from meshwright.run.dry.count import RankCount, content
 from meshwright.run.dry.events import Event, Stretch, is_receive, stretches
 from meshwright.run.dry.extend import NotSteady, extended, grown
 from meshwright.run.dry.passes import Passes
-from meshwright.run.dry.shrink import fewer_microbatches, shrunk
+from meshwright.run.dry.shrink import fewer_microbatches, is_split, lag, shrunk, split_table
 from meshwright.run.dry.tally import Tally, joined, tally
 from meshwright.run.dry.trace import microbatch_bytes, traced
 from meshwright.spec.plan import AxisName, Design, Plan
@@ -69,11 +71,13 @@ class Counter:
         """Of ranks whose stages have the same content, and run it in the same order, one is traced."""
         plan = design.plan
         ordered = plan.schedule == self.design.plan.schedule and plan.pipeline > 1
-        key = f"{content(design, rank)} {plan.schedule} {rank if ordered else ''}"
+        behind = lag(plan, rank) if is_split(plan) else 0
+        build = partial(split_table, behind=behind) if is_split(plan) and not ordered else schedule.build
+        key = f"{content(design, rank)} {plan.schedule} {rank if ordered else behind}"
         if key not in self._known:
             layers, microbatches = len(design.model.layers), plan.schedule.microbatches
             self.say(f"pipeline rank {rank}: tracing {layers} layers, {microbatches} microbatches")
-            self._known[key] = traced(design, rank=global_rank(plan, rank))
+            self._known[key] = traced(design, rank=global_rank(plan, rank), build=build)
         return self._known[key]
 
 

@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from meshwright import schedule
-from meshwright.schedule.build import SPLIT
+from meshwright.parallel.torch_compat import PATIENT_SENDS
+from meshwright.schedule.build import SPLIT, V_SHAPES
+from meshwright.schedule.program import FORWARD, INPUT
+from meshwright.schedule.rows import run, with_weights
 from meshwright.spec.model import Layer
 from meshwright.spec.plan import BlockGroup, Design, Plan, Schedule, ScheduleKind, Stage
 
 SHORTEST = 3  # repetitions of a run of layers that the shortest probe keeps: a first, a last and one between
 LONGEST_UNIT = 8
 FEWEST_MICROBATCHES = 5  # three to begin with, one that stands for those between, and the last
+FEWEST_SPLIT = 8  # with the longest lag, two or more of each half after each half
+_LONGEST_LAG = PATIENT_SENDS + 3  # of halves of weights: two wait for one another, and for no gradient that was sent
 _PROBES = 3
 
 Content = tuple[Layer, BlockGroup]
@@ -59,19 +66,42 @@ def fewer_microbatches(design: Design) -> Design:
     """The design with so many microbatches as tell all of them apart; as it is where it has no more than those.
 
     Stages in loops are run one after another, which any number of microbatches may be. As it is, too, where passes of
-    one kind differ by more than being early: the halves of split backwards, and slices of microbatches.
+    one kind differ by more than being early: where some backwards are whole and others split, and slices of microbatches.
     """
     plan = design.plan
-    if plan.schedule.microbatches <= FEWEST_MICROBATCHES:
+    number = FEWEST_SPLIT if is_split(plan) else FEWEST_MICROBATCHES
+    if plan.schedule.microbatches <= number:
         return design
-    if plan.pipeline > 1 and (plan.schedule.kind in SPLIT or plan.schedule.slices > 1):
+    if plan.pipeline > 1 and (plan.schedule.kind in V_SHAPES or plan.schedule.slices > 1):
         return design
     kind = ScheduleKind.BREADTH_FIRST if plan.schedule.kind is ScheduleKind.INTERLEAVED else plan.schedule.kind
-    few = Schedule(kind=kind, microbatches=FEWEST_MICROBATCHES, chunks=plan.schedule.chunks)
+    few = Schedule(kind=kind, microbatches=number, chunks=plan.schedule.chunks)
     refused = plan.pipeline > 1 and schedule.problems(
         kind, pipeline=plan.pipeline, chunks=few.chunks, microbatches=few.microbatches
     )
     return design if refused else replace(design, plan=replace(plan, schedule=few))
+
+
+def is_split(plan: Plan) -> bool:
+    """Whether the plan splits every backward."""
+    return plan.pipeline > 1 and plan.schedule.kind in SPLIT - V_SHAPES
+
+
+def lag(plan: Plan, rank: int) -> int:
+    """How many halves of weights wait on pipeline rank `rank` of a probe: as many as in the plan's schedule, or so
+    many that more make no difference."""
+    steps = rank * (2 if plan.schedule.kind is ScheduleKind.ZERO_BUBBLE_H2 else 1)
+    return steps if steps <= PATIENT_SENDS else _LONGEST_LAG
+
+
+def split_table(_kind: ScheduleKind, *, pipeline: int, microbatches: int, behind: int, **_sizes: int) -> schedule.Table:
+    """Every microbatch forward, then the halves of its backward, those of weights `behind` later on every rank."""
+    every = np.arange(microbatches)
+    rows = [
+        with_weights(np.concatenate([run(FORWARD, rank, every), run(INPUT, rank, every)]), lag=behind)
+        for rank in range(pipeline)
+    ]
+    return schedule.Program.of(rows, stages=pipeline, microbatches=microbatches).table()
 
 
 def _contents(design: Design, stage: Stage) -> tuple[Content, ...]:

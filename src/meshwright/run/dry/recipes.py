@@ -1,0 +1,210 @@
+"""Recipes: what an operator gives back on fake tensors, once it is known for such arguments.
+
+torch works the same out from scratch, or from a cache of its own that takes longer than the operator would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+
+_NEVER = frozenset(
+    {
+        torch.Tag.data_dependent_output,
+        torch.Tag.dynamic_output_shape,
+        torch.Tag.inplace_view,
+    }
+)
+_PLAIN = (
+    int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size,
+)  # fmt: skip
+
+
+class _Unknown(Exception):
+    """An argument that a recipe cannot be told by."""
+
+
+class Recipes:
+    """What operators of one fake mode give back, by their arguments: shapes, strides, types and devices of tensors."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self._mode = mode
+        self._known: dict[Hashable, Recipe | None] = {}
+
+    def run(self, func: Any, args: Any, options: Any, otherwise: Callable[[], Any]) -> Any:
+        """What `func` gives back; `otherwise` is asked the first time, and always of what no recipe can tell."""
+        key = self._key(func, args, options)
+        if key is None:
+            return otherwise()
+        if key not in self._known:
+            result = otherwise()
+            steady = _is_steady(func) and self._key(func, args, options) == key
+            self._known[key] = self._learnt(args, result) if steady else None
+            return result
+        recipe = self._known[key]
+        return otherwise() if recipe is None else recipe.make(args)
+
+    def _key(self, func: Any, args: Any, options: Any) -> Hashable | None:
+        try:
+            return func, self._described(args), *[(name, self._described(options[name])) for name in options]
+        except _Unknown:
+            return None
+
+    def _described(self, value: Any) -> Hashable:
+        kind = type(value)
+        if kind is FakeTensor:
+            if value.fake_mode is not self._mode or value.constant is not None:
+                raise _Unknown
+            return value.dtype, value.shape, value.stride(), value.storage_offset(), value.fake_device
+        if kind is tuple or kind is list:
+            return kind, *[self._described(entry) for entry in value]
+        if kind in _PLAIN:
+            return kind, value
+        raise _Unknown
+
+    def _learnt(self, args: Any, result: Any) -> Recipe | None:
+        """How to make such a result again, tried on these arguments; None where that gives anything else."""
+        several = isinstance(result, (tuple, list))
+        outputs: Sequence[Any] = result if several else (result,)
+        makers = [self._maker(output, args) for output in outputs]
+        if not all(makers):
+            return None
+        recipe = Recipe(makers=tuple(maker for maker in makers if maker), kind=type(result) if several else None)
+        again = recipe.make(args)
+        pairs = zip(outputs, again if several else (again,), recipe.makers, strict=True)
+        same = all(_is_same(one, other, new=isinstance(maker, _Fresh)) for one, other, maker in pairs)
+        return recipe if same else None
+
+    def _maker(self, output: Any, args: Any) -> Maker | None:
+        if output is None or isinstance(output, torch.dtype):
+            return _Constant(output)
+        if type(output) is not FakeTensor or output.is_complex() or output.requires_grad:
+            return None
+        for place, given in enumerate(args):
+            if given is output:
+                return _Given(place)
+        for place, given in enumerate(args):
+            if type(given) is FakeTensor and _memory(given) == _memory(output) and given.dtype == output.dtype:
+                return _View(self._mode, place, *_form(output), _Wrapper.of(output))
+        return _Fresh(*_form(output)[:2], output.dtype, _Wrapper.of(output))
+
+
+def _is_steady(func: Any) -> bool:
+    """Whether what the operator gives back is told by its arguments alone."""
+    return func.namespace == "aten" and "lift" not in func.name() and not _NEVER.intersection(func.tags)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wrapper:
+    """Makes a tensor of device meta one of `device`, with what else fake tensors have."""
+
+    device: torch.device
+    state: dict[str, Any]
+
+    @classmethod
+    def of(cls, tensor: FakeTensor) -> _Wrapper:
+        return cls(tensor.fake_device, dict(tensor.__dict__))
+
+    def wrap(self, meta: torch.Tensor) -> FakeTensor:
+        tensor = torch.Tensor._make_subclass(
+            FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=self.device
+        )
+        torch._C._set_throw_on_mutable_data_ptr(tensor)
+        tensor.__dict__.update(self.state)
+        return tensor
+
+
+class Maker(Protocol):
+    """Makes one output of an operator from its arguments."""
+
+    def make(self, args: Sequence[Any]) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Constant:
+    """What is no tensor."""
+
+    value: object
+
+    def make(self, args: Sequence[Any]) -> Any:
+        del args
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """The argument in this place, which the operator changed."""
+
+    place: int
+
+    def make(self, args: Sequence[Any]) -> Any:
+        return args[self.place]
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """Another look at the memory of the argument in this place."""
+
+    mode: FakeTensorMode
+    place: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    wrapper: _Wrapper
+
+    def make(self, args: Sequence[Any]) -> Any:
+        with in_kernel_invocation_manager(self.mode):
+            meta = torch.as_strided(args[self.place], self.shape, self.stride, self.offset)
+        return self.wrapper.wrap(meta)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fresh:
+    """A new tensor."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    wrapper: _Wrapper
+
+    def make(self, args: Sequence[Any]) -> Any:
+        del args
+        meta = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
+        return self.wrapper.wrap(meta)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """Makes all outputs of an operator, in a `kind` of sequence where it gives back several."""
+
+    makers: tuple[Maker, ...]
+    kind: type[tuple[Any, ...]] | type[list[Any]] | None
+
+    def make(self, args: Sequence[Any]) -> Any:
+        if self.kind is None:
+            return self.makers[0].make(args)
+        return self.kind([maker.make(args) for maker in self.makers])
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _form(tensor: torch.Tensor) -> tuple[torch.Size, tuple[int, ...], int]:
+    return tensor.shape, tensor.stride(), tensor.storage_offset()
+
+
+def _is_same(one: Any, other: Any, *, new: bool) -> bool:
+    """Whether two outputs are alike in all that a fake tensor has, memory of their own apart."""
+    if type(one) is not FakeTensor:
+        return bool(one == other)
+    return (new or _memory(one) == _memory(other)) and _facts(one) == _facts(other)
+
+
+def _facts(tensor: FakeTensor) -> tuple[object, ...]:
+    size = tensor.untyped_storage().nbytes()
+    return *_form(tensor), tensor.dtype, tensor.fake_device, size, torch._C._dispatch_key_set(tensor)
