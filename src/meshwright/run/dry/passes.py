@@ -7,6 +7,7 @@ from collections import defaultdict
 from meshwright.run.dry.extend import NotSteady
 from meshwright.run.dry.marks import SPLIT
 from meshwright.run.dry.order import RECEIVE, order_of
+from meshwright.run.dry.shrink import FEWEST_MICROBATCHES
 from meshwright.run.dry.tally import Tally, joined
 from meshwright.spec.plan import Plan
 from meshwright.spec.report import LineName
@@ -52,15 +53,15 @@ class Passes:
 
     def _of(self, place: str, index: int, number: int) -> Tally:
         several = self._found[place]
-        last = [] if SPLIT in place else several[-1:]  # the last half of a step has a name of its own
-        steady = several[: len(several) - len(last)]
-        if last and (index == number - 1 or not steady):
-            return last[0]
-        if index < len(steady):
-            return steady[index]
-        if len(steady) < _ALIKE or steady[-1] != steady[-_ALIKE]:
+        # The last half of a step has a name of its own; of other passes it is the one beyond these.
+        early = several if SPLIT in place else several[: FEWEST_MICROBATCHES - 1]
+        if len(several) == 1 or (index == number - 1 and SPLIT not in place):
+            return several[-1]
+        if index < len(early):
+            return early[index]
+        if len(early) < _ALIKE or early[-1] != early[-_ALIKE]:
             raise NotSteady(place)
-        return steady[-1]
+        return early[-1]
 
 
 def _order(plan: Plan, rank: int) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from meshwright.run.dry.count import RankCount, content
 from meshwright.run.dry.events import Event, Stretch, is_receive, stretches
 from meshwright.run.dry.extend import NotSteady, extended, grown
 from meshwright.run.dry.passes import Passes
+from meshwright.run.dry.recipes import Recipes
 from meshwright.run.dry.shrink import fewer_microbatches, is_split, lag, shrunk, split_table
 from meshwright.run.dry.tally import Tally, joined, tally
 from meshwright.run.dry.trace import microbatch_bytes, traced
@@ -26,6 +27,7 @@ class Counter:
     whole: bool = False
     say: Callable[[str], None] = lambda _line: None
     _known: dict[str, tuple[Event, ...]] = field(default_factory=dict)
+    _recipes: Recipes = field(default_factory=Recipes)
 
     def count(self, rank: int) -> RankCount:
         """Pipeline rank `rank`."""
@@ -77,7 +79,7 @@ class Counter:
         if key not in self._known:
             layers, microbatches = len(design.model.layers), plan.schedule.microbatches
             self.say(f"pipeline rank {rank}: tracing {layers} layers, {microbatches} microbatches")
-            self._known[key] = traced(design, rank=global_rank(plan, rank), build=build)
+            self._known[key] = traced(design, rank=global_rank(plan, rank), recipes=self._recipes, build=build)
         return self._known[key]
 
 

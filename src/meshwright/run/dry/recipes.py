@@ -29,68 +29,72 @@ class _Unknown(Exception):
 
 
 class Recipes:
-    """What operators of one fake mode give back, by their arguments: shapes, strides, types and devices of tensors."""
+    """What operators give back, by their arguments: shapes, strides, types and devices of tensors; for many modes."""
 
-    def __init__(self, mode: FakeTensorMode) -> None:
-        self._mode = mode
+    def __init__(self) -> None:
         self._known: dict[Hashable, Recipe | None] = {}
 
-    def run(self, func: Any, args: Any, options: Any, otherwise: Callable[[], Any]) -> Any:
-        """What `func` gives back; `otherwise` is asked the first time, and always of what no recipe can tell."""
-        key = self._key(func, args, options)
+    def run(self, mode: FakeTensorMode, func: Any, args: Any, options: Any, otherwise: Callable[[], Any]) -> Any:
+        """What `func` gives back under `mode`; `otherwise` is asked the first time, and always of what no recipe can
+        tell."""
+        key = _key(mode, func, args, options)
         if key is None:
             return otherwise()
         if key not in self._known:
             result = otherwise()
-            steady = _is_steady(func) and self._key(func, args, options) == key
-            self._known[key] = self._learnt(args, result) if steady else None
+            steady = _is_steady(func) and _key(mode, func, args, options) == key
+            self._known[key] = _learnt(mode, args, result) if steady else None
             return result
         recipe = self._known[key]
-        return otherwise() if recipe is None else recipe.make(args)
+        return otherwise() if recipe is None else recipe.make(mode, args)
 
-    def _key(self, func: Any, args: Any, options: Any) -> Hashable | None:
-        try:
-            return func, self._described(args), *[(name, self._described(options[name])) for name in options]
-        except _Unknown:
-            return None
 
-    def _described(self, value: Any) -> Hashable:
-        kind = type(value)
-        if kind is FakeTensor:
-            if value.fake_mode is not self._mode or value.constant is not None:
-                raise _Unknown
-            return value.dtype, value.shape, value.stride(), value.storage_offset(), value.fake_device
-        if kind is tuple or kind is list:
-            return kind, *[self._described(entry) for entry in value]
-        if kind in _PLAIN:
-            return kind, value
-        raise _Unknown
+def _key(mode: FakeTensorMode, func: Any, args: Any, options: Any) -> Hashable | None:
+    try:
+        return func, _described(mode, args), *[(name, _described(mode, options[name])) for name in options]
+    except _Unknown:
+        return None
 
-    def _learnt(self, args: Any, result: Any) -> Recipe | None:
-        """How to make such a result again, tried on these arguments; None where that gives anything else."""
-        several = isinstance(result, (tuple, list))
-        outputs: Sequence[Any] = result if several else (result,)
-        makers = [self._maker(output, args) for output in outputs]
-        if not all(makers):
-            return None
-        recipe = Recipe(makers=tuple(maker for maker in makers if maker), kind=type(result) if several else None)
-        again = recipe.make(args)
-        pairs = zip(outputs, again if several else (again,), recipe.makers, strict=True)
-        same = all(_is_same(one, other, new=isinstance(maker, _Fresh)) for one, other, maker in pairs)
-        return recipe if same else None
 
-    def _maker(self, output: Any, args: Any) -> Maker | None:
-        if output is None or isinstance(output, torch.dtype):
-            return _Constant(output)
-        if type(output) is not FakeTensor or output.is_complex() or output.requires_grad:
-            return None
-        for place, given in enumerate(args):
-            if given is output:
-                return _Given(place)
-        for place, given in enumerate(args):
-            if type(given) is FakeTensor and _memory(given) == _memory(output) and given.dtype == output.dtype:
-                return _View(self._mode, place, *_form(output), _Wrapper.of(output))
-        return _Fresh(*_form(output)[:2], output.dtype, _Wrapper.of(output))
+def _described(mode: FakeTensorMode, value: Any) -> Hashable:
+    kind = type(value)
+    if kind is FakeTensor:
+        if value.fake_mode is not mode or value.constant is not None:
+            raise _Unknown
+        return value.dtype, value.shape, value.stride(), value.storage_offset(), value.fake_device
+    if kind is tuple or kind is list:
+        return kind, *[_described(mode, entry) for entry in value]
+    if kind in _PLAIN:
+        return kind, value
+    raise _Unknown
+
+
+def _learnt(mode: FakeTensorMode, args: Any, result: Any) -> Recipe | None:
+    """How to make such a result again, tried on these arguments; None where that gives anything else."""
+    several = isinstance(result, (tuple, list))
+    outputs: Sequence[Any] = result if several else (result,)
+    makers = [_maker(output, args) for output in outputs]
+    if not all(makers):
+        return None
+    recipe = Recipe(makers=tuple(maker for maker in makers if maker), kind=type(result) if several else None)
+    again = recipe.make(mode, args)
+    pairs = zip(outputs, again if several else (again,), recipe.makers, strict=True)
+    same = all(_is_same(one, other, new=isinstance(maker, _Fresh)) for one, other, maker in pairs)
+    return recipe if same else None
+
+
+def _maker(output: Any, args: Any) -> Maker | None:
+    if output is None or isinstance(output, torch.dtype):
+        return _Constant(output)
+    if type(output) is not FakeTensor or output.is_complex() or output.requires_grad:
+        return None
+    for place, given in enumerate(args):
+        if given is output:
+            return _Given(place)
+    for place, given in enumerate(args):
+        if type(given) is FakeTensor and _memory(given) == _memory(output) and given.dtype == output.dtype:
+            return _View(place, *_form(output), _Wrapper.of(output))
+    return _Fresh(*_form(output)[:2], output.dtype, _Wrapper.of(output))
 
 
 def _is_steady(func: Any) -> bool:
@@ -109,19 +113,20 @@ class _Wrapper:
     def of(cls, tensor: FakeTensor) -> _Wrapper:
         return cls(tensor.fake_device, dict(tensor.__dict__))
 
-    def wrap(self, meta: torch.Tensor) -> FakeTensor:
+    def wrap(self, mode: FakeTensorMode, meta: torch.Tensor) -> FakeTensor:
         tensor = torch.Tensor._make_subclass(
             FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=self.device
         )
         torch._C._set_throw_on_mutable_data_ptr(tensor)
         tensor.__dict__.update(self.state)
+        tensor.fake_mode = mode
         return tensor
 
 
 class Maker(Protocol):
     """Makes one output of an operator from its arguments."""
 
-    def make(self, args: Sequence[Any]) -> Any: ...
+    def make(self, mode: FakeTensorMode, args: Sequence[Any]) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +135,8 @@ class _Constant:
 
     value: object
 
-    def make(self, args: Sequence[Any]) -> Any:
-        del args
+    def make(self, mode: FakeTensorMode, args: Sequence[Any]) -> Any:
+        del mode, args
         return self.value
 
 
@@ -141,7 +146,8 @@ class _Given:
 
     place: int
 
-    def make(self, args: Sequence[Any]) -> Any:
+    def make(self, mode: FakeTensorMode, args: Sequence[Any]) -> Any:
+        del mode
         return args[self.place]
 
 
@@ -149,17 +155,16 @@ class _Given:
 class _View:
     """Another look at the memory of the argument in this place."""
 
-    mode: FakeTensorMode
     place: int
     shape: torch.Size
     stride: tuple[int, ...]
     offset: int
     wrapper: _Wrapper
 
-    def make(self, args: Sequence[Any]) -> Any:
-        with in_kernel_invocation_manager(self.mode):
+    def make(self, mode: FakeTensorMode, args: Sequence[Any]) -> Any:
+        with in_kernel_invocation_manager(mode):
             meta = torch.as_strided(args[self.place], self.shape, self.stride, self.offset)
-        return self.wrapper.wrap(meta)
+        return self.wrapper.wrap(mode, meta)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +176,10 @@ class _Fresh:
     dtype: torch.dtype
     wrapper: _Wrapper
 
-    def make(self, args: Sequence[Any]) -> Any:
+    def make(self, mode: FakeTensorMode, args: Sequence[Any]) -> Any:
         del args
         meta = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
-        return self.wrapper.wrap(meta)
+        return self.wrapper.wrap(mode, meta)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,10 +189,10 @@ class Recipe:
     makers: tuple[Maker, ...]
     kind: type[tuple[Any, ...]] | type[list[Any]] | None
 
-    def make(self, args: Sequence[Any]) -> Any:
+    def make(self, mode: FakeTensorMode, args: Sequence[Any]) -> Any:
         if self.kind is None:
-            return self.makers[0].make(args)
-        return self.kind([maker.make(args) for maker in self.makers])
+            return self.makers[0].make(mode, args)
+        return self.kind([maker.make(mode, args) for maker in self.makers])
 
 
 def _memory(tensor: torch.Tensor) -> int:

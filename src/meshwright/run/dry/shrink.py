@@ -18,7 +18,7 @@ from meshwright.spec.plan import BlockGroup, Design, Plan, Schedule, ScheduleKin
 SHORTEST = 3  # repetitions of a run of layers that the shortest probe keeps: a first, a last and one between
 LONGEST_UNIT = 8
 FEWEST_MICROBATCHES = 5  # three to begin with, one that stands for those between, and the last
-FEWEST_SPLIT = 8  # with the longest lag, two or more of each half after each half
+FEWEST_SPLIT = 9  # with the longest lag, two or more of each half after each half beside the first
 _LONGEST_LAG = PATIENT_SENDS + 3  # of halves of weights: two wait for one another, and for no gradient that was sent
 _PROBES = 3
 
@@ -66,7 +66,8 @@ def fewer_microbatches(design: Design) -> Design:
     """The design with so many microbatches as tell all of them apart; as it is where it has no more than those.
 
     Stages in loops are run one after another, which any number of microbatches may be. As it is, too, where passes of
-    one kind differ by more than being early: where some backwards are whole and others split, and slices of microbatches.
+    one kind differ by more than being early: where some backwards are whole and others split, and where microbatches
+    are cut.
     """
     plan = design.plan
     number = FEWEST_SPLIT if is_split(plan) else FEWEST_MICROBATCHES

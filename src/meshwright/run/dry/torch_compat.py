@@ -11,7 +11,12 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch._guards import active_fake_mode
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import (
+    FakeTensor,
+    FakeTensorMode,
+    in_kernel_invocation_manager,
+    unset_fake_temporarily,
+)
 from torch.autograd.profiler import record_function
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import _fsdp_param
@@ -186,9 +191,9 @@ class _Decided(FakeTensorMode):
     scaled; and whole numbers, which pipeline stages ask each other whether shapes are known, are 1.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, recipes: Recipes) -> None:
         super().__init__(allow_non_fake_inputs=True)
-        self._recipes = Recipes(self)
+        self._recipes = recipes
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -199,12 +204,14 @@ class _Decided(FakeTensorMode):
         if func is ASKS_DEVICE:
             return device_of(args[0])
         options = kwargs or {}
-        return self._recipes.run(func, args, options, lambda: self._decided(func, types, args, options))
+        return self._recipes.run(self, func, args, options, lambda: self._decided(func, types, args, options))
 
     def _decided(self, func: Any, types: Any, args: Any, options: Any) -> Any:
         if _is_counting(args, options):
             with unset_fake_temporarily():
                 return func(*args, **options)
+        if func.namespace == "c10d" and (result := self._communicated(func, args, options)) is not None:
+            return result
         decided = _DECIDED.get(func)
         if decided is not None and isinstance(args[0], FakeTensor):
             return decided(*args, **options)
@@ -214,6 +221,12 @@ class _Decided(FakeTensorMode):
             x.constant = None
             args = (x, *args[1:])
         return super().__torch_dispatch__(func, types, args, options)
+
+    def _communicated(self, func: Any, args: Any, options: Any) -> Any | None:
+        """What a collective gives back; None where that is a new tensor, which has to be a fake one."""
+        with in_kernel_invocation_manager(self):
+            result = func(*args, **options)
+        return None if any(type(leaf) is torch.Tensor for leaf in tree_leaves(result)) else result
 
 
 def device_of(tensor: FakeTensor) -> torch.device:
@@ -243,9 +256,9 @@ def _nothing(*_arguments: Any) -> None: ...
 
 
 @contextmanager
-def fake_world(*, rank: int, world_size: int, accelerator: bool) -> Iterator[FakeTensorMode]:
+def fake_world(*, rank: int, world_size: int, accelerator: bool, recipes: Recipes) -> Iterator[FakeTensorMode]:
     """Inside, this process is `rank` of `world_size` with no peers, and every new tensor is fake: it has a shape, a
-    type and a device, and no memory.
+    type and a device, and no memory. `recipes` are asked what operators give back, and learn it.
 
     Raises RuntimeError where the process has a process group already.
     """
@@ -269,7 +282,7 @@ def fake_world(*, rank: int, world_size: int, accelerator: bool) -> Iterator[Fak
             torch._C._set_only_lift_cpu_tensors(True)
             # A device would have a thread of its own for backward, and there is nothing to overlap.
             stack.enter_context(torch.autograd.set_multithreading_enabled(False))
-            yield stack.enter_context(_Decided())
+            yield stack.enter_context(_Decided(recipes))
     finally:
         torch._C._set_only_lift_cpu_tensors(before)
         # Layouts that were worked out hold meshes, whose groups end here: another world's mesh may equal them.

@@ -13,20 +13,26 @@ from meshwright.run.dry.counter import StepCounter
 from meshwright.run.dry.events import Event
 from meshwright.run.dry.kernels import accelerator_kernels
 from meshwright.run.dry.marks import Marks
+from meshwright.run.dry.recipes import Recipes
 from meshwright.run.dry.torch_compat import ACCELERATOR, fake_world, real
 from meshwright.schedule import Table
 from meshwright.spec.cluster import DeviceKind
 from meshwright.spec.plan import Design
 
 
-def traced(design: Design, *, rank: int, build: Callable[..., Table] = schedule.build) -> tuple[Event, ...]:
+def traced(
+    design: Design, *, rank: int, recipes: Recipes | None = None, build: Callable[..., Table] = schedule.build
+) -> tuple[Event, ...]:
     """The second step of global rank `rank` under a fake process group: the optimizer's state is there by then.
 
     The process is left as it was. On a cluster of accelerators the device is one without kernels. `build` gives the
-    table of a pipeline.
+    table of a pipeline; `recipes` are those of traces before.
     """
     accelerator = is_accelerated(design)
-    with mock.patch.object(schedule, "build", build), fake_world(rank=rank, world_size=design.plan.world_size, accelerator=accelerator):
+    world = fake_world(
+        rank=rank, world_size=design.plan.world_size, accelerator=accelerator, recipes=recipes or Recipes()
+    )
+    with mock.patch.object(schedule, "build", build), world:
         if not accelerator:
             return counted_step(design, device="cpu")
         with accelerator_kernels():
