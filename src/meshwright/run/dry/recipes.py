@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+
+from meshwright.run.dry.torch_compat import (
+    FakeTensor,
+    FakeTensorMode,
+    as_fake,
+    in_kernel_invocation_manager,
+    kernels_of,
+)
+from meshwright.train.torch_compat import storage_key, tree_leaves
 
 _NEVER = frozenset(
     {
@@ -43,7 +51,7 @@ class Recipes:
         if key not in self._known:
             result = otherwise()
             steady = _is_steady(func) and _key(mode, func, args, options) == key
-            self._known[key] = _learnt(mode, args, result) if steady else None
+            self._known[key] = _learnt(mode, args, options, result) if steady else None
             return result
         recipe = self._known[key]
         return otherwise() if recipe is None else recipe.make(mode, args)
@@ -69,11 +77,12 @@ def _described(mode: FakeTensorMode, value: Any) -> Hashable:
     raise _Unknown
 
 
-def _learnt(mode: FakeTensorMode, args: Any, result: Any) -> Recipe | None:
+def _learnt(mode: FakeTensorMode, args: Any, options: Any, result: Any) -> Recipe | None:
     """How to make such a result again, tried on these arguments; None where that gives anything else."""
     several = isinstance(result, (tuple, list))
     outputs: Sequence[Any] = result if several else (result,)
-    makers = [_maker(output, args) for output in outputs]
+    given = {_memory(leaf) for leaf in tree_leaves((args, options)) if isinstance(leaf, torch.Tensor)}
+    makers = [_maker(output, args, given) for output in outputs]
     if not all(makers):
         return None
     recipe = Recipe(makers=tuple(maker for maker in makers if maker), kind=type(result) if several else None)
@@ -83,18 +92,18 @@ def _learnt(mode: FakeTensorMode, args: Any, result: Any) -> Recipe | None:
     return recipe if same else None
 
 
-def _maker(output: Any, args: Any) -> Maker | None:
+def _maker(output: Any, args: Any, given: set[int]) -> Maker | None:
     if output is None or isinstance(output, torch.dtype):
         return _Constant(output)
     if type(output) is not FakeTensor or output.is_complex() or output.requires_grad:
         return None
-    for place, given in enumerate(args):
-        if given is output:
+    for place, entry in enumerate(args):
+        if entry is output:
             return _Given(place)
-    for place, given in enumerate(args):
-        if type(given) is FakeTensor and _memory(given) == _memory(output) and given.dtype == output.dtype:
+    for place, entry in enumerate(args):
+        if type(entry) is FakeTensor and _memory(entry) == _memory(output) and entry.dtype == output.dtype:
             return _View(place, *_form(output), _Wrapper.of(output))
-    return _Fresh(*_form(output)[:2], output.dtype, _Wrapper.of(output))
+    return None if _memory(output) in given else _Fresh(*_form(output)[:2], output.dtype, _Wrapper.of(output))
 
 
 def _is_steady(func: Any) -> bool:
@@ -114,13 +123,7 @@ class _Wrapper:
         return cls(tensor.fake_device, dict(tensor.__dict__))
 
     def wrap(self, mode: FakeTensorMode, meta: torch.Tensor) -> FakeTensor:
-        tensor = torch.Tensor._make_subclass(
-            FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=self.device
-        )
-        torch._C._set_throw_on_mutable_data_ptr(tensor)
-        tensor.__dict__.update(self.state)
-        tensor.fake_mode = mode
-        return tensor
+        return as_fake(meta, mode=mode, device=self.device, state=self.state)
 
 
 class Maker(Protocol):
@@ -196,11 +199,11 @@ class Recipe:
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    return storage_key(tensor.untyped_storage())
 
 
 def _form(tensor: torch.Tensor) -> tuple[torch.Size, tuple[int, ...], int]:
-    return tensor.shape, tensor.stride(), tensor.storage_offset()
+    return tensor.shape, tensor.stride(), int(tensor.storage_offset())
 
 
 def _is_same(one: Any, other: Any, *, new: bool) -> bool:
@@ -212,4 +215,4 @@ def _is_same(one: Any, other: Any, *, new: bool) -> bool:
 
 def _facts(tensor: FakeTensor) -> tuple[object, ...]:
     size = tensor.untyped_storage().nbytes()
-    return *_form(tensor), tensor.dtype, tensor.fake_device, size, torch._C._dispatch_key_set(tensor)
+    return *_form(tensor), tensor.dtype, tensor.fake_device, size, kernels_of(tensor)

@@ -11,7 +11,7 @@ from meshwright import schedule
 from meshwright.parallel.torch_compat import PATIENT_SENDS
 from meshwright.schedule.build import SPLIT, V_SHAPES
 from meshwright.schedule.program import FORWARD, INPUT
-from meshwright.schedule.rows import run, with_weights
+from meshwright.schedule.rows import one_for_one, run, with_weights
 from meshwright.spec.model import Layer
 from meshwright.spec.plan import BlockGroup, Design, Plan, Schedule, ScheduleKind, Stage
 
@@ -91,18 +91,22 @@ def is_split(plan: Plan) -> bool:
 def lag(plan: Plan, rank: int) -> int:
     """How many halves of weights wait on pipeline rank `rank` of a probe: as many as in the plan's schedule, or so
     many that more make no difference."""
-    steps = rank * (2 if plan.schedule.kind is ScheduleKind.ZERO_BUBBLE_H2 else 1)
+    steps = rank * _depth(plan.schedule.kind)
     return steps if steps <= PATIENT_SENDS else _LONGEST_LAG
 
 
-def split_table(_kind: ScheduleKind, *, pipeline: int, microbatches: int, behind: int, **_sizes: int) -> schedule.Table:
-    """Every microbatch forward, then the halves of its backward, those of weights `behind` later on every rank."""
-    every = np.arange(microbatches)
-    rows = [
-        with_weights(np.concatenate([run(FORWARD, rank, every), run(INPUT, rank, every)]), lag=behind)
-        for rank in range(pipeline)
-    ]
+def split_table(kind: ScheduleKind, *, pipeline: int, microbatches: int, behind: int, **_sizes: int) -> schedule.Table:
+    """The table of `kind`, but that halves of weights come `behind` those of inputs on every rank."""
+    every, rows = np.arange(microbatches), []
+    for rank in range(pipeline):
+        warm_up = _depth(kind) * (pipeline - rank - 1)
+        row = one_for_one(run(FORWARD, rank, every), run(INPUT, rank, every), warm_up=warm_up)
+        rows.append(with_weights(row, lag=behind))
     return schedule.Program.of(rows, stages=pipeline, microbatches=microbatches).table()
+
+
+def _depth(kind: ScheduleKind) -> int:
+    return 2 if kind is ScheduleKind.ZERO_BUBBLE_H2 else 1
 
 
 def _contents(design: Design, stage: Stage) -> tuple[Content, ...]:

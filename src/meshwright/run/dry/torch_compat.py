@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import wraps
-from typing import Any
+from typing import Any, Protocol
 from unittest import mock
 
 import torch
@@ -28,11 +28,10 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from torch.utils.flop_counter import flop_registry
 
 from meshwright.parallel import dispatch
-from meshwright.run.dry.recipes import Recipes
 
 __all__ = [
-    "ACCELERATOR", "ASKS_DEVICE", "FakeTensor", "device_of", "fake_mode", "fake_world", "flops_of", "lonely_world",
-    "real",
+    "ACCELERATOR", "ASKS_DEVICE", "FakeTensor", "FakeTensorMode", "as_fake", "device_of", "fake_mode", "fake_world",
+    "flops_of", "in_kernel_invocation_manager", "kernels_of", "lonely_world", "real",
 ]  # fmt: skip
 
 # The name of a device that has no kernels: an accelerator to every piece of code that asks, whichever its vendor.
@@ -184,6 +183,13 @@ def _is_known(tensor: torch.Tensor) -> bool:
     return type(tensor) is torch.Tensor and tensor.dtype is torch.int64 and tensor.device.type == "cpu"
 
 
+class Known(Protocol):
+    """What tells what operators give back on fake tensors."""
+
+    def run(self, mode: FakeTensorMode, func: Any, args: Any, options: Any, otherwise: Callable[[], Any]) -> Any:
+        """What `func` gives back under `mode`, from `otherwise` where that is not known."""
+
+
 class _Decided(FakeTensorMode):
     """What a step reads of its data is decided, for fake tensors hold none.
 
@@ -191,7 +197,7 @@ class _Decided(FakeTensorMode):
     scaled; and whole numbers, which pipeline stages ask each other whether shapes are known, are 1.
     """
 
-    def __init__(self, recipes: Recipes) -> None:
+    def __init__(self, recipes: Known) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self._recipes = recipes
 
@@ -234,6 +240,20 @@ def device_of(tensor: FakeTensor) -> torch.device:
     return _META if tensor.fake_mode.in_kernel_invocation else tensor.fake_device
 
 
+def as_fake(meta: torch.Tensor, *, mode: FakeTensorMode, device: torch.device, state: dict[str, Any]) -> FakeTensor:
+    """A tensor of device meta as a fake one of `device`, with the attributes of another of this device, `state`."""
+    tensor = torch.Tensor._make_subclass(FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=device)
+    torch._C._set_throw_on_mutable_data_ptr(tensor)
+    tensor.__dict__.update(state)
+    tensor.fake_mode = mode
+    return tensor
+
+
+def kernels_of(tensor: torch.Tensor) -> object:
+    """Which of an operator's kernels torch would choose for a tensor; equal objects, equal choices."""
+    return torch._C._dispatch_key_set(tensor)
+
+
 class _Chunks:
     """The chunks of a tensor along a dim, each made when it is asked for: a shard needs one or two of thousands."""
 
@@ -256,7 +276,7 @@ def _nothing(*_arguments: Any) -> None: ...
 
 
 @contextmanager
-def fake_world(*, rank: int, world_size: int, accelerator: bool, recipes: Recipes) -> Iterator[FakeTensorMode]:
+def fake_world(*, rank: int, world_size: int, accelerator: bool, recipes: Known) -> Iterator[FakeTensorMode]:
     """Inside, this process is `rank` of `world_size` with no peers, and every new tensor is fake: it has a shape, a
     type and a device, and no memory. `recipes` are asked what operators give back, and learn it.
 
