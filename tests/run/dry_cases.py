@@ -64,7 +64,8 @@ def count_with_and_without_recipes(entry: Design) -> tuple[RankCount, RankCount]
             assert callable(otherwise)
             return otherwise()
 
-    return tuple(_told(tally(traced(entry, rank=0, recipes=recipes)), 0) for recipes in (Recipes(), Forgetful()))
+    one, other = (_told(tally(traced(entry, rank=0, recipes=recipes)), 0) for recipes in (Recipes(), Forgetful()))
+    return one, other
 
 
 def count_probed(designs: list[Design], rank: int) -> list[RankCount]:
