@@ -53,6 +53,21 @@ def count_ranks(designs: list[Design], ranks: list[int]) -> list[RankCount]:
     return [_told(tally(traced(entry, rank=global_rank(entry.plan, rank))), rank) for entry, rank in pairs]
 
 
+def count_with_and_without_recipes(entry: Design) -> tuple[RankCount, RankCount]:
+    """Global rank 0, where results of operators are remembered and where torch works each out."""
+    from meshwright.run.dry.recipes import Recipes
+    from meshwright.run.dry.tally import tally
+    from meshwright.run.dry.trace import traced
+
+    class Forgetful(Recipes):
+        def run(self, mode: object, func: object, args: object, options: object, otherwise: object) -> object:
+            assert callable(otherwise)
+            return otherwise()
+
+    one, other = (_told(tally(traced(entry, rank=0, recipes=recipes)), 0) for recipes in (Recipes(), Forgetful()))
+    return one, other
+
+
 def count_probed(designs: list[Design], rank: int) -> list[RankCount]:
     """Pipeline rank `rank` of each design, from probes where they tell it."""
     from meshwright.run.dry.rank import Counter

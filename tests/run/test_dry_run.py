@@ -15,7 +15,7 @@ from meshwright.run.children import in_child
 from meshwright.run.dry.count import RankCount, content
 from meshwright.run.dry_run import dry_run, shares_of
 from meshwright.spec.errors import ConfigError, ExitCode
-from meshwright.spec.plan import Exchange, Recompute, ScheduleKind, Sharding, TokenLayout
+from meshwright.spec.plan import Design, Exchange, Recompute, ScheduleKind, Sharding, TokenLayout
 from meshwright.spec.report import LineName, MemoryPart, Origin
 from tests.run import dry_cases
 from tests.run.dry_cases import case
@@ -63,11 +63,29 @@ def test_probes_tell_the_whole_to_the_byte() -> None:
     check_probes(PROBED)
 
 
-def test_a_pipeline_that_few_microbatches_never_fill_is_not_told_from_them() -> None:
-    entry = case(Layout(pipeline=6, kind=ScheduleKind.ZERO_BUBBLE_H1, batch=14), layers=6)
-    (counted,) = in_child(dry_cases.count_ranks, {"designs": [entry], "ranks": [5]}, seconds=200)
-    (probed,) = in_child(dry_cases.count_probed, {"designs": [entry], "rank": 5}, seconds=200)
+def check_split(entry: Design, rank: int) -> None:
+    """The step of a pipeline in which halves of weights wait, from probes of fewer microbatches."""
+    (counted,) = in_child(dry_cases.count_ranks, {"designs": [entry], "ranks": [rank]}, seconds=200)
+    (probed,) = in_child(dry_cases.count_probed, {"designs": [entry], "rank": rank}, seconds=200)
+    assert probed.probed
     same(counted, probed)
+
+
+def test_halves_of_backwards_are_told_from_few_microbatches() -> None:
+    check_split(case(Layout(pipeline=6, kind=ScheduleKind.ZERO_BUBBLE_H1, batch=14), layers=6), 5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", range(6))
+@pytest.mark.parametrize("kind", ["tiny", "mixture"])
+def test_halves_are_told_on_every_rank(kind: str, rank: int) -> None:
+    layout = Layout(pipeline=6, shard=2, sharding=Sharding.GRADIENTS, kind=ScheduleKind.ZERO_BUBBLE_H1, batch=28)
+    check_split(case(layout, kind=kind, layers=6), rank)
+
+
+def test_what_operators_give_back_is_remembered_as_torch_works_it_out() -> None:
+    with_them, without = in_child(dry_cases.count_with_and_without_recipes, {"entry": REAL[0]}, seconds=200)
+    same(without, with_them)
 
 
 @pytest.mark.slow

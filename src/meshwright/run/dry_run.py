@@ -94,14 +94,25 @@ def _counted(arguments: Sequence[Mapping[str, Any]]) -> tuple[tuple[RankCount, .
 
 
 def shares_of(design: Design, *, processes: int) -> list[list[int]]:
-    """Pipeline ranks for each process: those that hold the same stay together, for they are traced once."""
+    """Pipeline ranks for each process, by what it has to trace: those that hold the same stay together, for they are
+    traced once."""
     alike: dict[str, list[int]] = {}
     for rank in range(design.plan.pipeline):
         alike.setdefault(content(design, rank), []).append(rank)
+    works = {ranks[0]: _work(design, ranks) for ranks in alike.values()}
     shares: list[list[int]] = [[] for _ in range(min(processes, len(alike)))]
-    for ranks in sorted(alike.values(), key=len, reverse=True):
-        min(shares, key=len).extend(ranks)
+    done = [0.0] * len(shares)
+    for ranks in sorted(alike.values(), key=lambda ranks: works[ranks[0]], reverse=True):
+        least = done.index(min(done))
+        shares[least] += ranks
+        done[least] += works[ranks[0]]
     return shares
+
+
+def _work(design: Design, ranks: Sequence[int]) -> float:
+    """Layers that are traced for ranks that hold the same; to order the passes of one takes as long as a tenth."""
+    stages = [design.plan.stages[index] for index in design.plan.stages_of(ranks[0])]
+    return sum(1.0 + stage.stop - stage.start for stage in stages) + 0.1 * len(ranks)
 
 
 def with_traffic(design: Design, predicted: Report) -> Report:

@@ -13,7 +13,7 @@ from torch import nn
 
 from meshwright.run.dry.events import Event, Kind
 from meshwright.run.dry.kernels import attention_flops
-from meshwright.run.dry.torch_compat import FakeTensor, fake_mode, flops_of
+from meshwright.run.dry.torch_compat import ASKS_DEVICE, FakeTensor, device_of, fake_mode, flops_of
 from meshwright.spec.plan import Design, Sharding
 from meshwright.spec.report import LineName, MemoryPart
 from meshwright.train.observe.collectives import (
@@ -89,9 +89,16 @@ class StepCounter(MemoryTracker):
             return super()._is_plain(value)
         if not (type(value) is FakeTensor and value.fake_mode is self._mode):
             return False
-        return not (self._has_host and value.device.type == "cpu")
+        return not (self._has_host and device_of(value).type == "cpu")
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, and to say so at every operator takes long."""
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is ASKS_DEVICE:
+            return device_of(args[0])
         if any(is_distributed(kind) for kind in types):
             return NotImplemented
         kwargs = kwargs or {}
@@ -104,7 +111,7 @@ class StepCounter(MemoryTracker):
             flops = flops_of(func, args, kwargs, result) if flops is None else flops
             if flops:
                 self._raw.append((None, Event(Kind.FLOPS, self._compute_line().value, flops)))
-        for leaf in tree_leaves(result):
+        for leaf in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
             if self._is_plain(leaf):
                 self._follow(leaf, MemoryPart.LOGITS if self._is_logits(leaf) else MemoryPart.ACTIVATIONS)
         return result

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from meshwright.parallel.buckets import BucketedGradients
 from meshwright.parallel.pipeline import PipelineExecutor
 from meshwright.parallel.split import WeightGradients
+from meshwright.run.dry.marks import PassNames
 from meshwright.run.dry.torch_compat import lonely_world
 from meshwright.spec.plan import Plan
 from meshwright.train.observe.collectives import NAMESPACES, operation_of
@@ -30,9 +31,12 @@ def order_of(plan: Plan, *, rank: int) -> tuple[str, ...]:
         group = dist.group.WORLD
         assert group is not None
         parts = [_Nothing() for _ in plan.stages_of(rank)]
+        synchronizers = [BucketedGradients((), groups=()) for _ in parts]
+        for synchronizer in synchronizers:
+            log.names.watch(synchronizer)
         executor = PipelineExecutor(
             parts=parts,
-            synchronizers=[BucketedGradients((), groups=()) for _ in parts],
+            synchronizers=synchronizers,
             weights=[WeightGradients((part,)) for part in parts],
             plan=small,
             group=group,
@@ -52,10 +56,11 @@ class _Log:
 
     def __init__(self) -> None:
         self.order: list[str] = []
+        self.names = PassNames()
         self.receives = _Receives(self.order)
 
     def record(self, name: str, _start: float, _seconds: float, *, stage: int = -1, microbatch: int = -1) -> None:
-        self.order.append(f"{name}|{stage}|{microbatch}")
+        self.order.append(self.names.name(name, stage=stage, microbatch=microbatch))
 
 
 class _Receives(TorchDispatchMode):

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 
 from meshwright.run.dry.extend import NotSteady
+from meshwright.run.dry.marks import SPLIT
 from meshwright.run.dry.order import RECEIVE, order_of
+from meshwright.run.dry.shrink import FEWEST_MICROBATCHES
 from meshwright.run.dry.tally import Tally, joined
 from meshwright.spec.plan import Plan
 from meshwright.spec.report import LineName
 
-_EARLY = 3  # passes that may differ from those that follow: buffers fill and gradients are made
+_ALIKE = 2  # passes one after another that have to be the same for those that follow to be
 
 
 class Passes:
@@ -46,15 +48,20 @@ class Passes:
             before = place
         for place in {*order, *(f"after {name}" for name in order)}:
             left.pop(place, None)
-        return joined([*found, *(stretch for several in left.values() for stretch in several)])
+        ends = (stretch for place, several in left.items() if SPLIT not in place for stretch in several)
+        return joined([*found, *ends])
 
     def _of(self, place: str, index: int, number: int) -> Tally:
         several = self._found[place]
-        if len(several) == 1 or index < _EARLY:
-            return several[min(index, len(several) - 1)]
-        if several[_EARLY - 1] != several[_EARLY]:
+        # The last half of a step has a name of its own; of other passes it is the one beyond these.
+        early = several if SPLIT in place else several[: FEWEST_MICROBATCHES - 1]
+        if len(several) == 1 or (index == number - 1 and SPLIT not in place):
+            return several[-1]
+        if index < len(early):
+            return early[index]
+        if len(early) < _ALIKE or early[-1] != early[-_ALIKE]:
             raise NotSteady(place)
-        return several[-1] if index == number - 1 else several[_EARLY]
+        return early[-1]
 
 
 def _order(plan: Plan, rank: int) -> tuple[str, ...]:

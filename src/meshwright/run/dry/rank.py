@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from meshwright.run.dry.count import RankCount, content
 from meshwright.run.dry.events import Event, Stretch, is_receive, stretches
 from meshwright.run.dry.extend import NotSteady, extended, grown
 from meshwright.run.dry.passes import Passes
-from meshwright.run.dry.shrink import fewer_microbatches, shrunk
+from meshwright.run.dry.recipes import Recipes
+from meshwright.run.dry.shrink import fewer_microbatches, is_split, shrunk, split
 from meshwright.run.dry.tally import Tally, joined, tally
 from meshwright.run.dry.trace import microbatch_bytes, traced
 from meshwright.spec.plan import AxisName, Design, Plan
@@ -24,6 +25,7 @@ class Counter:
     whole: bool = False
     say: Callable[[str], None] = lambda _line: None
     _known: dict[str, tuple[Event, ...]] = field(default_factory=dict)
+    _recipes: Recipes = field(default_factory=Recipes)
 
     def count(self, rank: int) -> RankCount:
         """Pipeline rank `rank`."""
@@ -69,11 +71,13 @@ class Counter:
         """Of ranks whose stages have the same content, and run it in the same order, one is traced."""
         plan = design.plan
         ordered = plan.schedule == self.design.plan.schedule and plan.pipeline > 1
-        key = f"{content(design, rank)} {plan.schedule} {rank if ordered else ''}"
+        if is_split(plan) and not ordered:
+            design = replace(design, plan=replace(plan, schedule=split(plan, rank=rank)))
+        key = f"{content(design, rank)} {design.plan.schedule} {rank if ordered else 0}"
         if key not in self._known:
             layers, microbatches = len(design.model.layers), plan.schedule.microbatches
             self.say(f"pipeline rank {rank}: tracing {layers} layers, {microbatches} microbatches")
-            self._known[key] = traced(design, rank=global_rank(plan, rank))
+            self._known[key] = traced(design, rank=global_rank(plan, rank), recipes=self._recipes)
         return self._known[key]
 
 

@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from meshwright.parallel.torch_compat import PATIENT_SENDS
 from meshwright.schedule import planned
+from meshwright.schedule.build import SPLIT, V_SHAPES
+from meshwright.schedule.program import FORWARD, INPUT, Program
+from meshwright.schedule.rows import one_for_one, run, with_weights
 from meshwright.spec.model import Layer
-from meshwright.spec.plan import BlockGroup, Design, Plan, ScheduleKind, Stage
+from meshwright.spec.plan import BlockGroup, Design, Plan, Schedule, ScheduleKind, Stage
 
 SHORTEST = 3  # repetitions of a run of layers that the shortest probe keeps: a first, a last and one between
 LONGEST_UNIT = 8
 FEWEST_MICROBATCHES = 5  # three to begin with, one that stands for those between, and the last
+FEWEST_SPLIT = 9  # with the longest lag, two or more of each half after each half beside the first
+_LONGEST_LAG = PATIENT_SENDS + 3  # of halves of weights: two wait for one another, and for no gradient that was sent
 _PROBES = 3
 
 Content = tuple[Layer, BlockGroup]
@@ -58,17 +66,41 @@ def fewer_microbatches(design: Design) -> Design:
     """The design with so many microbatches as tell all of them apart; as it is where it has no more than those.
 
     Stages in loops are run one after another, which any number of microbatches may be. As it is, too, where passes of
-    one kind differ by more than being early: the halves of split backwards, and slices of microbatches.
+    one kind differ by more than being early: where some backwards are whole and others split, and where microbatches
+    are cut.
     """
     plan = design.plan
-    if plan.schedule.microbatches <= FEWEST_MICROBATCHES:
+    number = FEWEST_SPLIT if is_split(plan) else FEWEST_MICROBATCHES
+    if plan.schedule.microbatches <= number:
         return design
-    if plan.pipeline > 1 and (planned.splits(plan.schedule) or plan.schedule.slices > 1):
+    told = is_split(plan) or not planned.splits(plan.schedule)
+    if plan.pipeline > 1 and (not told or plan.schedule.slices > 1):
         return design
     kind = ScheduleKind.BREADTH_FIRST if plan.schedule.kind is ScheduleKind.INTERLEAVED else plan.schedule.kind
-    few = planned.of_first(replace(plan.schedule, kind=kind), FEWEST_MICROBATCHES)
+    few = planned.of_first(replace(plan.schedule, kind=kind), number)
     refused = plan.pipeline > 1 and planned.problems(few, pipeline=plan.pipeline)
     return design if refused else replace(design, plan=replace(plan, schedule=few))
+
+
+def is_split(plan: Plan) -> bool:
+    """Whether the plan splits every backward."""
+    return plan.pipeline > 1 and plan.schedule.kind in SPLIT - V_SHAPES
+
+
+def split(plan: Plan, *, rank: int) -> Schedule:
+    """That of a plan that splits every backward, but that on every rank as many halves of weights wait as on `rank`, or
+    so many that more make no difference."""
+    depth, pipeline, microbatches = _depth(plan.schedule.kind), plan.pipeline, plan.schedule.microbatches
+    lag = rank * depth if rank * depth <= PATIENT_SENDS else _LONGEST_LAG
+    every, rows = np.arange(microbatches), []
+    for place in range(pipeline):
+        forward, backward = run(FORWARD, place, every), run(INPUT, place, every)
+        rows.append(with_weights(one_for_one(forward, backward, warm_up=depth * (pipeline - place - 1)), lag=lag))
+    return planned.of(Program.of(rows, stages=pipeline, microbatches=microbatches), chunks=1)
+
+
+def _depth(kind: ScheduleKind) -> int:
+    return 2 if kind is ScheduleKind.ZERO_BUBBLE_H2 else 1
 
 
 def _contents(design: Design, stage: Stage) -> tuple[Content, ...]:

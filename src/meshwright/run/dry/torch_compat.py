@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import wraps
-from typing import Any
+from typing import Any, Protocol
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch._guards import active_fake_mode
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import (
+    FakeTensor,
+    FakeTensorMode,
+    in_kernel_invocation_manager,
+    unset_fake_temporarily,
+)
+from torch.autograd.profiler import record_function
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.tensor import _sharding_prop
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -22,12 +29,18 @@ from torch.utils.flop_counter import flop_registry
 
 from meshwright.parallel import dispatch
 
-__all__ = ["ACCELERATOR", "FakeTensor", "fake_mode", "fake_world", "flops_of", "lonely_world", "real"]
+__all__ = [
+    "ACCELERATOR", "ASKS_DEVICE", "FakeTensor", "FakeTensorMode", "as_fake", "device_of", "fake_mode", "fake_world",
+    "flops_of", "in_kernel_invocation_manager", "kernels_of", "lonely_world", "real",
+]  # fmt: skip
 
 # The name of a device that has no kernels: an accelerator to every piece of code that asks, whichever its vendor.
 ACCELERATOR = "meshdry"
 _LARGE = 1e30
 _ARRIVALS = dispatch.arrivals
+# Most of what is dispatched under fake tensors: every look at a tensor's device.
+ASKS_DEVICE = torch.ops.prim.device.default
+_META = torch.device("meta")
 
 
 class _Event:
@@ -170,6 +183,13 @@ def _is_known(tensor: torch.Tensor) -> bool:
     return type(tensor) is torch.Tensor and tensor.dtype is torch.int64 and tensor.device.type == "cpu"
 
 
+class Known(Protocol):
+    """What tells what operators give back on fake tensors."""
+
+    def run(self, mode: FakeTensorMode, func: Any, args: Any, options: Any, otherwise: Callable[[], Any]) -> Any:
+        """What `func` gives back under `mode`, from `otherwise` where that is not known."""
+
+
 class _Decided(FakeTensorMode):
     """What a step reads of its data is decided, for fake tensors hold none.
 
@@ -177,25 +197,88 @@ class _Decided(FakeTensorMode):
     scaled; and whole numbers, which pipeline stages ask each other whether shapes are known, are 1.
     """
 
+    def __init__(self, recipes: Known) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self._recipes = recipes
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, and to say so at every operator takes long."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if _is_counting(args, kwargs or {}):
+        if func is ASKS_DEVICE:
+            return device_of(args[0])
+        options = kwargs or {}
+        return self._recipes.run(self, func, args, options, lambda: self._decided(func, types, args, options))
+
+    def _decided(self, func: Any, types: Any, args: Any, options: Any) -> Any:
+        if _is_counting(args, options):
             with unset_fake_temporarily():
-                return func(*args, **(kwargs or {}))
+                return func(*args, **options)
+        if func.namespace == "c10d" and (result := self._communicated(func, args, options)) is not None:
+            return result
         decided = _DECIDED.get(func)
         if decided is not None and isinstance(args[0], FakeTensor):
-            return decided(*args, **(kwargs or {}))
+            return decided(*args, **options)
         if func is torch.ops.aten._to_copy.default:
             # A known small tensor would be copied for real, which a device without kernels cannot do.
             x = args[0] if isinstance(args[0], FakeTensor) else self.from_tensor(args[0])
             x.constant = None
             args = (x, *args[1:])
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        return super().__torch_dispatch__(func, types, args, options)
+
+    def _communicated(self, func: Any, args: Any, options: Any) -> Any | None:
+        """What a collective gives back; None where that is a new tensor, which has to be a fake one."""
+        with in_kernel_invocation_manager(self):
+            result = func(*args, **options)
+        return None if any(type(leaf) is torch.Tensor for leaf in tree_leaves(result)) else result
+
+
+def device_of(tensor: FakeTensor) -> torch.device:
+    """What ASKS_DEVICE gives of a fake tensor; torch's kernels are to take it for one of device meta."""
+    return _META if tensor.fake_mode.in_kernel_invocation else tensor.fake_device
+
+
+def as_fake(meta: torch.Tensor, *, mode: FakeTensorMode, device: torch.device, state: dict[str, Any]) -> FakeTensor:
+    """A tensor of device meta as a fake one of `device`, with the attributes of another of this device, `state`."""
+    tensor = torch.Tensor._make_subclass(FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=device)
+    torch._C._set_throw_on_mutable_data_ptr(tensor)
+    tensor.__dict__.update(state)
+    tensor.fake_mode = mode
+    return tensor
+
+
+def kernels_of(tensor: torch.Tensor) -> object:
+    """Which of an operator's kernels torch would choose for a tensor; equal objects, equal choices."""
+    return torch._C._dispatch_key_set(tensor)
+
+
+class _Chunks:
+    """The chunks of a tensor along a dim, each made when it is asked for: a shard needs one or two of thousands."""
+
+    def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
+        self._tensor, self._dim = tensor, dim
+        self._length = -(-tensor.size(dim) // num_chunks)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        start, end = index * self._length, self._tensor.size(self._dim)
+        if index and start >= end:
+            return self._tensor.new_empty(0)
+        return self._tensor.narrow(self._dim, start, min(self._length, end - start))
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _nothing(*_arguments: Any) -> None: ...
 
 
 @contextmanager
-def fake_world(*, rank: int, world_size: int, accelerator: bool) -> Iterator[FakeTensorMode]:
+def fake_world(*, rank: int, world_size: int, accelerator: bool, recipes: Known) -> Iterator[FakeTensorMode]:
     """Inside, this process is `rank` of `world_size` with no peers, and every new tensor is fake: it has a shape, a
-    type and a device, and no memory.
+    type and a device, and no memory. `recipes` are asked what operators give back, and learn it.
 
     Raises RuntimeError where the process has a process group already.
     """
@@ -210,12 +293,16 @@ def fake_world(*, rank: int, world_size: int, accelerator: bool) -> Iterator[Fak
             stack.enter_context(mock.patch.object(_sharding_prop, "detect_fake_mode", return_value=None))
             stack.enter_context(mock.patch.object(DeviceMesh, "__init__", real(DeviceMesh.__init__)))
             stack.enter_context(mock.patch.object(dispatch, "arrivals", _even_arrivals))
+            stack.enter_context(mock.patch.object(_fsdp_param, "_chunk_with_empty", _Chunks))
+            # Names for a profiler that nobody runs.
+            stack.enter_context(mock.patch.object(record_function, "__enter__", _itself))
+            stack.enter_context(mock.patch.object(record_function, "__exit__", _nothing))
             if accelerator:
                 stack.enter_context(mock.patch.object(torch.accelerator, "current_stream", _stream))
             torch._C._set_only_lift_cpu_tensors(True)
             # A device would have a thread of its own for backward, and there is nothing to overlap.
             stack.enter_context(torch.autograd.set_multithreading_enabled(False))
-            yield stack.enter_context(_Decided(allow_non_fake_inputs=True))
+            yield stack.enter_context(_Decided(recipes))
     finally:
         torch._C._set_only_lift_cpu_tensors(before)
         # Layouts that were worked out hold meshes, whose groups end here: another world's mesh may equal them.

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 import torch
 
 from meshwright import parallel
@@ -13,6 +10,8 @@ from meshwright.parallel import Laid
 from meshwright.run.dry.counter import StepCounter
 from meshwright.run.dry.events import Event
 from meshwright.run.dry.kernels import accelerator_kernels
+from meshwright.run.dry.marks import Marks
+from meshwright.run.dry.recipes import Recipes
 from meshwright.run.dry.torch_compat import ACCELERATOR, fake_world, real
 from meshwright.schedule import planned
 from meshwright.spec.cluster import DeviceKind
@@ -20,56 +19,17 @@ from meshwright.spec.model import prefix_tokens
 from meshwright.spec.plan import Design
 
 
-class _Marks:
-    """A recorder that marks the end of every pass in the counter, once there is one; and what follows until the next
-    pass begins, where passes of several stages or microbatches mix."""
-
-    def __init__(self) -> None:
-        self.counter: StepCounter | None = None
-        self._last = ""
-
-    def record(self, name: str, _start: float, _seconds: float, *, stage: int = -1, microbatch: int = -1) -> None:
-        self._last = f"{name}|{stage}|{microbatch}"
-        self.mark(self._last)
-
-    def start(self, counter: StepCounter) -> None:
-        """A step begins, and `counter` counts it."""
-        self.counter, self._last = counter, ""
-
-    def mark(self, name: str) -> None:
-        if self.counter is not None:
-            self.counter.mark(name)
-
-    def begin(self, *_arguments: object, **_options: object) -> None:
-        """A pass begins."""
-        self.mark(f"after {self._last}" if self._last else "begin")
-
-    def _form(self, forms: bool) -> None:
-        if self.counter is not None:
-            self.counter.forms_gradients = forms
-
-    def watch(self, laid: Laid) -> None:
-        """Passes of `laid` say when they begin."""
-        for part, synchronizer in zip(laid.parts, laid.synchronizers, strict=True):
-            part.register_forward_pre_hook(self.begin)
-            for name in ("before_backward", "before_input", "before_weights"):
-                setattr(synchronizer, name, partial(_after, self.begin, getattr(synchronizer, name)))
-            for name, forms in (("before_weights", True), ("after_weights", False)):
-                setattr(synchronizer, name, partial(_after, partial(self._form, forms), getattr(synchronizer, name)))
-
-
-def _after(first: Callable[[], None], then: Callable[..., None], **options: bool) -> None:
-    first()
-    then(**options)
-
-
-def traced(design: Design, *, rank: int) -> tuple[Event, ...]:
+def traced(design: Design, *, rank: int, recipes: Recipes | None = None) -> tuple[Event, ...]:
     """The second step of global rank `rank` under a fake process group: the optimizer's state is there by then.
 
-    The process is left as it was. On a cluster of accelerators the device is one without kernels.
+    The process is left as it was. On a cluster of accelerators the device is one without kernels. `recipes` are those
+    of traces before.
     """
     accelerator = is_accelerated(design)
-    with fake_world(rank=rank, world_size=design.plan.world_size, accelerator=accelerator):
+    world = fake_world(
+        rank=rank, world_size=design.plan.world_size, accelerator=accelerator, recipes=recipes or Recipes()
+    )
+    with world:
         if not accelerator:
             return counted_step(design, device="cpu")
         with accelerator_kernels():
@@ -78,7 +38,7 @@ def traced(design: Design, *, rank: int) -> tuple[Event, ...]:
 
 def counted_step(design: Design, *, device: str) -> tuple[Event, ...]:
     """The second step of this rank of the default process group, counted. Collective."""
-    marks, job = _Marks(), design.job
+    marks, job = Marks(), design.job
     mesh = real(parallel.build_mesh)(design.plan, device_type=device)
     laid = parallel.lay(design, mesh, device=device, seed=job.seed, recorder=marks)
     if design.plan.pipeline > 1:
@@ -101,7 +61,7 @@ def _step(
     batch: tuple[torch.Tensor | None, ...],
     *,
     clip_norm: float | None,
-    marks: _Marks,
+    marks: Marks,
 ) -> None:
     tokens, targets, *beside = batch
     assert tokens is not None

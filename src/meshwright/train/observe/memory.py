@@ -144,12 +144,14 @@ class MemoryTracker(TorchDispatchMode):
             entry.part = part
 
     def _follow(self, tensor: torch.Tensor, part: MemoryPart) -> None:
-        if not self._is_plain(tensor) or tensor.is_meta or tensor.layout is not torch.strided:
+        if not self._is_plain(tensor) or tensor.layout is not torch.strided:
             return
         storage = tensor.untyped_storage()
         key = storage_key(storage)
         if key in self._live:
             self._resized(storage)
+            return
+        if tensor.is_meta:
             return
         entry = Followed(part=part, num_bytes=storage.nbytes())
         entry.reference = weakref.ref(storage, partial(self._freed, key))

@@ -1,0 +1,220 @@
+"""Recipes: what an operator gives back on fake tensors, once it is known for such arguments.
+
+torch works the same out from scratch, or from a cache of its own that takes longer than the operator would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from meshwright.run.dry.torch_compat import (
+    FakeTensor,
+    FakeTensorMode,
+    as_fake,
+    in_kernel_invocation_manager,
+    kernels_of,
+)
+from meshwright.train.torch_compat import storage_key, tree_leaves
+
+_NEVER = frozenset(
+    {
+        torch.Tag.data_dependent_output,
+        torch.Tag.dynamic_output_shape,
+        torch.Tag.inplace_view,
+    }
+)
+_PLAIN = (
+    int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size,
+)  # fmt: skip
+
+
+class _Unknown(Exception):
+    """An argument that a recipe cannot be told by."""
+
+
+class Recipes:
+    """What operators give back, by their arguments: shapes, strides, types and devices of tensors; for many modes."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, Recipe | None] = {}
+
+    def run(self, mode: FakeTensorMode, func: Any, args: Any, options: Any, otherwise: Callable[[], Any]) -> Any:
+        """What `func` gives back under `mode`; `otherwise` is asked the first time, and always of what no recipe can
+        tell."""
+        key = _key(mode, func, args, options)
+        if key is None:
+            return otherwise()
+        if key not in self._known:
+            result = otherwise()
+            steady = _is_steady(func) and _key(mode, func, args, options) == key
+            self._known[key] = _learnt(mode, args, options, result) if steady else None
+            return result
+        recipe = self._known[key]
+        return otherwise() if recipe is None else recipe.make(mode, args)
+
+
+def _key(mode: FakeTensorMode, func: Any, args: Any, options: Any) -> Hashable | None:
+    try:
+        return func, _described(mode, args), *[(name, _described(mode, options[name])) for name in options]
+    except _Unknown:
+        return None
+
+
+def _described(mode: FakeTensorMode, value: Any) -> Hashable:
+    kind = type(value)
+    if kind is FakeTensor:
+        if value.fake_mode is not mode or value.constant is not None:
+            raise _Unknown
+        return value.dtype, value.shape, value.stride(), value.storage_offset(), value.fake_device
+    if kind is tuple or kind is list:
+        return kind, *[_described(mode, entry) for entry in value]
+    if kind in _PLAIN:
+        return kind, value
+    raise _Unknown
+
+
+def _learnt(mode: FakeTensorMode, args: Any, options: Any, result: Any) -> Recipe | None:
+    """How to make such a result again, tried on these arguments; None where that gives anything else."""
+    several = isinstance(result, (tuple, list))
+    outputs: Sequence[Any] = result if several else (result,)
+    given = {_memory(leaf) for leaf in tree_leaves((args, options)) if isinstance(leaf, torch.Tensor)}
+    makers = [_maker(output, args, given) for output in outputs]
+    if not all(makers):
+        return None
+    # A tuple with names takes its entries apart.
+    kind = getattr(type(result), "_make", type(result)) if several else None
+    recipe = Recipe(makers=tuple(maker for maker in makers if maker), kind=kind)
+    again = recipe.make(mode, args)
+    pairs = zip(outputs, again if several else (again,), recipe.makers, strict=True)
+    same = all(_is_same(one, other, new=isinstance(maker, _Fresh)) for one, other, maker in pairs)
+    return recipe if same else None
+
+
+def _maker(output: Any, args: Any, given: set[int]) -> Maker | None:
+    if output is None or isinstance(output, torch.dtype):
+        return _Constant(output)
+    if type(output) is not FakeTensor or output.is_complex() or output.requires_grad:
+        return None
+    for place, entry in enumerate(args):
+        if entry is output:
+            return _Given(place)
+    for place, entry in enumerate(args):
+        if type(entry) is FakeTensor and _memory(entry) == _memory(output) and entry.dtype == output.dtype:
+            return _View(place, *_form(output), _Wrapper.of(output))
+    return None if _memory(output) in given else _Fresh(*_form(output)[:2], output.dtype, _Wrapper.of(output))
+
+
+def _is_steady(func: Any) -> bool:
+    """Whether what the operator gives back is told by its arguments alone."""
+    return func.namespace == "aten" and "lift" not in func.name() and not _NEVER.intersection(func.tags)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wrapper:
+    """Makes a tensor of device meta one of `device`, with what else fake tensors have."""
+
+    device: torch.device
+    state: dict[str, Any]
+
+    @classmethod
+    def of(cls, tensor: FakeTensor) -> _Wrapper:
+        return cls(tensor.fake_device, dict(tensor.__dict__))
+
+    def wrap(self, mode: FakeTensorMode, meta: torch.Tensor) -> FakeTensor:
+        return as_fake(meta, mode=mode, device=self.device, state=self.state)
+
+
+class Maker(Protocol):
+    """Makes one output of an operator from its arguments."""
+
+    def make(self, mode: FakeTensorMode, args: Sequence[Any]) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Constant:
+    """What is no tensor."""
+
+    value: object
+
+    def make(self, mode: FakeTensorMode, args: Sequence[Any]) -> Any:
+        del mode, args
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """The argument in this place, which the operator changed."""
+
+    place: int
+
+    def make(self, mode: FakeTensorMode, args: Sequence[Any]) -> Any:
+        del mode
+        return args[self.place]
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """Another look at the memory of the argument in this place."""
+
+    place: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    wrapper: _Wrapper
+
+    def make(self, mode: FakeTensorMode, args: Sequence[Any]) -> Any:
+        with in_kernel_invocation_manager(mode):
+            meta = torch.as_strided(args[self.place], self.shape, self.stride, self.offset)
+        return self.wrapper.wrap(mode, meta)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fresh:
+    """A new tensor."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    wrapper: _Wrapper
+
+    def make(self, mode: FakeTensorMode, args: Sequence[Any]) -> Any:
+        del args
+        meta = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
+        return self.wrapper.wrap(mode, meta)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """Makes all outputs of an operator, of which `kind` makes a sequence where it gives back several."""
+
+    makers: tuple[Maker, ...]
+    kind: Callable[[list[Any]], Any] | None
+
+    def make(self, mode: FakeTensorMode, args: Sequence[Any]) -> Any:
+        if self.kind is None:
+            return self.makers[0].make(mode, args)
+        return self.kind([maker.make(mode, args) for maker in self.makers])
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return storage_key(tensor.untyped_storage())
+
+
+def _form(tensor: torch.Tensor) -> tuple[torch.Size, tuple[int, ...], int]:
+    return tensor.shape, tensor.stride(), int(tensor.storage_offset())
+
+
+def _is_same(one: Any, other: Any, *, new: bool) -> bool:
+    """Whether two outputs are alike in all that a fake tensor has, memory of their own apart."""
+    if type(one) is not FakeTensor:
+        return bool(one == other)
+    return (new or _memory(one) == _memory(other)) and _facts(one) == _facts(other)
+
+
+def _facts(tensor: FakeTensor) -> tuple[object, ...]:
+    size = tensor.untyped_storage().nbytes()
+    return *_form(tensor), tensor.dtype, tensor.fake_device, size, kernels_of(tensor)
