@@ -21,6 +21,7 @@ class Pair:
     right: float | None = None
 
 
+NORM = {"width": 8, "kind": "rms"}
 LAYER = Layer(
     mixer=Attention(width=8, heads=2, kv_heads=1, head_dim=4, norm=Norm(width=8)),
     transform=FeedForward(width=8, hidden=16, norm=None),
@@ -37,6 +38,16 @@ def test_what_is_written_is_read_back_equal(value: object) -> None:
 def test_round_trip_of_any_pair(left: int, right: float | None) -> None:
     pair = Pair(left=left, right=right)
     assert codec.decode(Pair, json.loads(codec.canonical(pair))) == pair
+
+
+def test_a_lasting_text_says_what_is_not_at_its_default_and_of_which_kind() -> None:
+    assert codec.lasting(Pair(left=1)) == '{"left":1}'
+    assert codec.lasting(Pair(left=1, right=2.0)) == '{"left":1,"right":2.0}'
+    assert json.loads(codec.lasting(LAYER)) == {
+        "mixer": {"width": 8, "heads": 2, "kv_heads": 1, "head_dim": 4, "norm": NORM, "kind": "attention"},
+        "transform": {"width": 8, "hidden": 16, "norm": None, "kind": "feed_forward"},
+        "kind": "layer",
+    }
 
 
 def test_every_error_is_found_at_once_with_its_place_and_the_nearest_name() -> None:

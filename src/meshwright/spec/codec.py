@@ -52,6 +52,37 @@ def canonical(value: Any) -> str:
     return json.dumps(encode(value), sort_keys=True, separators=(",", ":"))
 
 
+def lasting(value: Any) -> str:
+    """As `canonical`, without fields at their defaults: a later version that has more fields writes the same text."""
+    return json.dumps(_changed(value), sort_keys=True, separators=(",", ":"))
+
+
+def _changed(value: Any) -> Any:
+    kind: type = type(value)
+    names = _field_names(kind)
+    if names is None:
+        return [_changed(item) for item in value] if isinstance(value, (tuple, list)) else encode(value)
+    defaults = _defaults(kind)
+    held = {name: getattr(value, name) for name in names}
+    return {
+        name: _changed(item)
+        for name, item in held.items()
+        if name == "kind" or name not in defaults or defaults[name] != item
+    }
+
+
+@cache
+def _defaults(kind: type) -> Mapping[str, Any]:
+    """The default of every field of a dataclass that has one."""
+    found = {}
+    for field in dataclasses.fields(kind):
+        if field.default is not dataclasses.MISSING:
+            found[field.name] = field.default
+        elif field.default_factory is not dataclasses.MISSING:
+            found[field.name] = field.default_factory()
+    return found
+
+
 def decode(kind: type[T], value: Any, where: str = "") -> T:
     """The `kind` that `value` says. Raises ConfigError with every problem found, each at its path under `where`."""
     problems: list[Problem] = []

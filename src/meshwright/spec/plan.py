@@ -344,7 +344,7 @@ class Plan:
 
     def digest(self) -> str:
         """Twelve hex digits that name this plan: runs, checkpoints and caches use it."""
-        return hashlib.sha256(codec.canonical(self).encode()).hexdigest()[:12]
+        return hashlib.sha256(codec.lasting(self).encode()).hexdigest()[:12]
 
     def describe(self) -> str:
         """One line a person can read: `4 devices: pipeline 2 x shard 2 (zero3), 1f1b, 8 microbatches of 1`."""

@@ -43,7 +43,7 @@ class Manifest:
 def model_digest(model: ModelSpec) -> str:
     """Twelve hex digits that are equal for models with the same tensors, whatever they are called."""
     bare = replace(model.causal(), name="", source="")
-    return hashlib.sha256(codec.canonical(bare).encode()).hexdigest()[:12]
+    return hashlib.sha256(codec.lasting(bare).encode()).hexdigest()[:12]
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
