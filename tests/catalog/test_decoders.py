@@ -218,7 +218,7 @@ def test_gpt_shapes_have_layer_norms_biases_and_learned_positions() -> None:
     assert model.parameters == 11 * 8 + 5 * 8 + 6 * 8 + 12 * 64 + 9 * 8
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(number=st.integers(1, 4000), near=st.integers(1, 4000))
 def test_the_nearest_divisor_divides_and_none_is_nearer(number: int, near: int) -> None:
     found = nearest_divisor(number, near)

@@ -86,7 +86,7 @@ TREES = st.recursive(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.dictionaries(NAMES, TREES, max_size=4))
 def test_every_path_of_a_json_text_is_found_where_it_stands(values: dict[str, Any]) -> None:
     text = json.dumps(values, indent=1)
@@ -98,7 +98,7 @@ def test_every_path_of_a_json_text_is_found_where_it_stands(values: dict[str, An
             assert json.dumps(path.rpartition(".")[2].rpartition("]")[2]) in rows[line - 1]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.dictionaries(NAMES, TREES, max_size=4))
 def test_what_the_writer_writes_is_toml_of_the_same_values_and_all_its_paths_are_found(values: dict[str, Any]) -> None:
     text = catalog.dump_toml(values)

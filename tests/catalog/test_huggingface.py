@@ -167,7 +167,7 @@ VALUES = st.one_of(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(data=st.data())
 def test_any_config_is_read_or_refused_in_words(data: st.DataObject) -> None:
     config = dict(data.draw(st.sampled_from(VARIANTS))["config"])

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright import catalog
@@ -42,7 +42,6 @@ def racked(*, nodes, rack_nodes):
 SHAPES = st.sampled_from([(2, 1), (8, 1), (16, 1), (64, 1), (8, 8), (4, 16), (12, 1), (3, 2), (32, 2)])
 
 
-@settings(deadline=None)
 @given(operation=st.sampled_from(GROUPED), dims=SHAPES, num_bytes=st.sampled_from([0.0, 1e3, 1e6, 1e9]))
 def test_no_algorithm_is_quicker_than_the_price(operation, dims, num_bytes):
     cluster = selene(nodes=12)
@@ -58,7 +57,6 @@ def test_no_algorithm_is_quicker_than_the_price(operation, dims, num_bytes):
         assert price <= 1.1 * each["ring/simple"]
 
 
-@settings(deadline=None)
 @given(
     operation=st.sampled_from(GROUPED),
     dims=SHAPES,
@@ -147,7 +145,6 @@ def test_stages_carry_less_between_two_nodes_than_a_ring_does():
     assert stages / flat == pytest.approx(8 / 15, rel=0.01)
 
 
-@settings(deadline=None)
 @given(operation=st.sampled_from(GROUPED), dims=SHAPES, num_bytes=st.floats(1.0, 1e11))
 def test_leave_to_stage_is_never_slower(operation, dims, num_bytes):
     cluster = selene(nodes=12)

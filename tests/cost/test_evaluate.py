@@ -92,7 +92,7 @@ def test_showing_every_rank_changes_neither_the_step_nor_the_peak():
 
 
 @given(cuts=st.sets(st.integers(1, 5), max_size=3), model=st.sampled_from([llama(), mixed()]))
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 def test_parameters_of_all_stages_are_those_of_the_model(cuts, model):
     bounds = (0, *sorted(cuts), 6)
     layout = Layout(bounds=bounds, ranks=tuple(range(len(bounds) - 1)))
@@ -115,7 +115,7 @@ def test_a_tied_head_away_from_its_embedding_holds_a_copy():
 
 
 @given(scale=st.floats(1.05, 8.0), which=st.sampled_from(["peak", "memory", "inside", "nic"]))
-@settings(deadline=None, max_examples=6)
+@settings(max_examples=6)
 def test_a_faster_machine_is_never_slower(scale, which):
     model = llama(width=512, hidden=1024, heads=8)
     table = everything(model)
@@ -132,7 +132,7 @@ def test_a_faster_machine_is_never_slower(scale, which):
 
 
 @given(small=st.integers(1, 6), more=st.integers(1, 6))
-@settings(deadline=None, max_examples=4)
+@settings(max_examples=4)
 def test_a_larger_microbatch_never_takes_less_memory(small, more):
     model = mixed()
     table = everything(model)

@@ -31,7 +31,7 @@ def followed(kind, *, pipeline, chunks, microbatches, slices=1, **seconds):
     seed=st.integers(0, 2**16),
     transfer=st.sampled_from([0.0, 0.02, 0.1, 10.0]),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_the_longest_path_of_uneven_interleaved_stages(pipeline, chunks, rounds, spread, seed, transfer):
     forward = (1.0 + spread * np.random.default_rng(seed).uniform(-1.0, 1.0, pipeline * chunks)).tolist()
     case = {
@@ -127,7 +127,7 @@ def test_a_path_of_more_than_half_a_million_actions(kind, pipeline, microbatches
     microbatches=st.integers(1, 100_000),
     slices=st.integers(1, 4),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_what_is_left_out_of_a_long_path_is_whole_cycles(pipeline, chunks, microbatches, slices):
     entry = Schedule(chunks=chunks, microbatches=microbatches, slices=slices)
     fewer, more = played_microbatches(entry, pipeline=pipeline)

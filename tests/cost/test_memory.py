@@ -145,7 +145,7 @@ STACKS = st.sampled_from(["torch", "torch-2024", "megatron-core", "megatron-2021
     recompute=st.sampled_from(range(len(RECOMPUTES))),
     sharding=st.sampled_from(range(len(SHARDINGS))),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_memory_rises_with_the_microbatch_and_falls_with_tensor_ranks_and_sharding(
     software, tensor, recompute, sharding
 ):
@@ -159,7 +159,7 @@ def test_memory_rises_with_the_microbatch_and_falls_with_tensor_ranks_and_shardi
 
 
 @given(software=STACKS, tensor=st.sampled_from([1, 4]), batch=st.sampled_from([8, 32]))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_memory_falls_with_recompute_and_offload(software, tensor, batch):
     usual = {"tensor": tensor, "microbatch": batch, "microbatches": 2}
     by_name = {kind: RECOMPUTES.index(kind) for kind in Recompute}

@@ -25,7 +25,7 @@ GPIPE, ONE_F_ONE_B, INTERLEAVED = ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B, 
     ratio=st.sampled_from([1.0, 2.0, 3.0]),
     transfer=st.sampled_from([0.0, 0.02, 0.05]),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_even_stages(pipeline, microbatches, kind, ratio, transfer):
     case = {
         "pipeline": pipeline,
@@ -45,7 +45,7 @@ def test_even_stages(pipeline, microbatches, kind, ratio, transfer):
     ratio=st.sampled_from([1.0, 2.0, 3.0]),
     transfer=st.sampled_from([0.0, 0.02, 0.1]),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_even_stages_interleaved(pipeline, chunks, rounds, ratio, transfer):
     stages = pipeline * chunks
     case = {
@@ -67,7 +67,7 @@ def test_even_stages_interleaved(pipeline, chunks, rounds, ratio, transfer):
     head=st.floats(0.0, 1.0),
     ratio=st.sampled_from([1.0, 2.0, 3.0]),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_uneven_stages(pipeline, rounds, kind, costs, head, ratio):
     forward = costs[:pipeline]
     forward[-1] += head
@@ -89,7 +89,7 @@ def test_uneven_stages(pipeline, rounds, kind, costs, head, ratio):
     head=st.floats(0.0, 0.8),
     embedding=st.floats(0.0, 0.1),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_uneven_ends_interleaved(pipeline, chunks, rounds, head, embedding):
     forward = [1.0] * (pipeline * chunks)
     forward[0] += embedding
@@ -221,7 +221,7 @@ def test_closed_forms_over_a_slow_link(kind):
     head=st.floats(0.0, 0.8),
     transfer=st.sampled_from([0.0, 0.02]),
 )
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_closed_forms_of_layers_with_an_embedding_and_a_head(kind, pipeline, rounds, embedding, head, transfer):
     forward = [1.0] * (pipeline * chunks_of(kind))
     forward[0] += embedding
@@ -294,7 +294,7 @@ def test_equal_ranks_may_be_shown_by_the_ends_of_their_run(kind, chunks):
     slices=st.integers(1, 4),
     seed=st.integers(0, 2**16),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_activations_held_are_those_of_the_table(kind, pipeline, chunks, microbatches, slices, seed):
     chunks = 2 if kind in V_SHAPES else chunks if kind in LOOPS else 1
     slices = slices if kind is ScheduleKind.SEQUENCE_1F1B else 1

@@ -51,7 +51,7 @@ def laid(dims, *, cluster, world):
     return lay(table, given_dims, group=cluster.groups[0], cluster=cluster)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     per_node=st.sampled_from([1, 2, 4, 6, 8]),
     count=st.integers(1, 24),
@@ -73,7 +73,7 @@ def test_one_run_of_ranks_lies_where_counting_puts_it(per_node, count, step, blo
         assert 1 <= least[0] <= count
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     sizes=st.lists(st.sampled_from([1, 2, 4, 8]), min_size=4, max_size=4),
     chosen=st.lists(st.booleans(), min_size=4, max_size=4),

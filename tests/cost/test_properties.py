@@ -37,7 +37,7 @@ def unfitted(cluster):
 
 
 @given(**SAMPLES)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_lines_sum_to_the_step_and_none_is_negative(name, seed):
     costs = priced(case(name), sample(name, count=ROWS, seed=seed))
     assert np.isfinite(costs.step_seconds).all()
@@ -49,7 +49,7 @@ def test_lines_sum_to_the_step_and_none_is_negative(name, seed):
 
 
 @given(**SAMPLES)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 def test_what_is_exposed_is_at_most_what_software_without_overlap_waits_for(name, seed):
     at, table = case(name), sample(name, count=ROWS, seed=seed)
     costs = priced(at, table)
@@ -63,7 +63,7 @@ def test_what_is_exposed_is_at_most_what_software_without_overlap_waits_for(name
 
 
 @given(**SAMPLES)
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 def test_the_report_of_one_plan_keeps_the_same_laws(name, seed):
     at, table = case(name), sample(name, count=4, seed=seed, frames=12)
     for row in range(len(table)):
@@ -74,7 +74,7 @@ def test_the_report_of_one_plan_keeps_the_same_laws(name, seed):
 
 
 @given(which=st.sampled_from(["peak", "memory", "inside", "nic", "host"]), factor=st.floats(1.05, 8.0), **SAMPLES)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_nothing_is_slower_on_a_faster_machine(which, factor, name, seed):
     """On any schedule but V shapes, whose closed forms do not say when each rank starts."""
     at, table = case(name), sample(name, count=ROWS, seed=seed, schedules=NOT_V)
@@ -96,7 +96,7 @@ def test_nothing_is_slower_on_a_faster_machine(which, factor, name, seed):
 
 
 @given(**SAMPLES)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 def test_memory_rises_with_the_microbatch(name, seed):
     at, table = case(name), sample(name, count=ROWS, seed=seed)
     small = priced(at, table)
@@ -105,7 +105,7 @@ def test_memory_rises_with_the_microbatch(name, seed):
 
 
 @given(column=st.sampled_from(["shard", "tensor", "recompute"]), **SAMPLES)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 def test_memory_falls_with_what_divides_or_forgets_it(column, name, seed):
     at, table = case(name), sample(name, count=ROWS, seed=seed)
     if column == "shard":
@@ -123,7 +123,7 @@ def test_memory_falls_with_what_divides_or_forgets_it(column, name, seed):
 
 
 @given(**SAMPLES)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 def test_memory_falls_where_the_host_holds_it(name, seed):
     """The optimizer's state is gone; of activations none is kept.
 
@@ -140,7 +140,7 @@ def test_memory_falls_where_the_host_holds_it(name, seed):
 
 
 @given(**SAMPLES)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 def test_equal_machines_may_be_told_apart(name, seed):
     """A cluster told as two groups of equal nodes is the same cluster."""
     at, table = case(name), sample(name, count=ROWS, seed=seed)
@@ -165,7 +165,7 @@ def test_equal_devices_may_change_places():
 
 
 @given(**SAMPLES)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 def test_the_closed_form_is_the_simulation(name, seed):
     """Within 1 % for gpipe and 1f1b. That of interleaved never exceeds the simulation by more, and is up to 16 % short
     where ranks have their longer stages in unlike loops; a plan that is shown is followed, whatever its schedule.
@@ -206,7 +206,7 @@ POLICY_MODEL = llama(width=2048, hidden=8192, heads=16, layers=16, vocab=32000)
     share=st.floats(0.0, 1.0),
     sharding=st.sampled_from(range(len(SHARDINGS))),
 )
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_layers_of_two_policies_lie_between_those_of_one(kind, share, sharding):
     chunks = 2 if kind is ScheduleKind.INTERLEAVED else 1
     columns = {

@@ -23,7 +23,7 @@ def packed(*sizes: int, weights: tuple[float, ...] | None = None, seed: int = 0,
 
 
 @given(size=st.integers(1, 3000), seed=st.integers(0, 2**63 - 1))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_permutation_reaches_every_place_once(size: int, seed: int) -> None:
     key = np.full(size, seed, dtype=np.uint64)
     order = permute(np.arange(size, dtype=np.int64), size=size, key=key)
@@ -59,7 +59,7 @@ def test_every_pass_has_every_window_once_in_another_order() -> None:
 
 
 @given(start=st.integers(0, 5000), count=st.integers(1, 40), seed=st.integers(-3, 2**40))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_a_sequence_is_a_function_of_its_number_alone(start: int, count: int, seed: int) -> None:
     many = packed(700, 300, weights=(3.0, 1.0), seed=seed).sequences(start, count)
     again = packed(700, 300, weights=(3.0, 1.0), seed=seed)
@@ -68,7 +68,7 @@ def test_a_sequence_is_a_function_of_its_number_alone(start: int, count: int, se
 
 
 @given(weights=st.lists(st.floats(0.01, 10.0), min_size=1, max_size=5), start=st.integers(0, 3000))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_a_mixture_keeps_its_weights_over_any_stretch(weights: list[float], start: int) -> None:
     source = packed(*(500,) * len(weights), weights=tuple(weights))
     stream, _ = source.places(np.arange(start, start + 2048, dtype=np.int64))
@@ -127,7 +127,7 @@ def test_a_window_joins_stretches() -> None:
 
 
 @given(replicas=st.sampled_from([1, 2, 3, 4, 6, 12]), steps=st.integers(1, 4), consumed=st.integers(0, 500))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_ranks_part_the_global_batch_whatever_their_number(replicas: int, steps: int, consumed: int) -> None:
     source, start = packed(600, 400), Position(consumed=consumed)
     loaders = [

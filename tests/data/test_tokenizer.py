@@ -31,7 +31,7 @@ def novels() -> RankTokenizer:
 
 
 @given(text=st.text(alphabet=st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_bytes_come_back(text: str) -> None:
     tokenizer = ByteTokenizer()
     (ids,) = tokenizer.encode_batch([text])

@@ -323,7 +323,10 @@ def test_every_source_counts_alike_and_memory_is_a_table() -> None:
     assert both.pairwise_accuracy is None
 
 
-def test_the_example_is_replayed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_is_replayed_and_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     out = tmp_path / "predictions.csv"
     assert main(["validate", str(EXAMPLE), "--predictions", str(out), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

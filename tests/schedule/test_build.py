@@ -28,7 +28,7 @@ ONE_CHUNK = st.sampled_from([ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B])
 SIZES = st.integers(min_value=1, max_value=8)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(kind=ONE_CHUNK, pipeline=SIZES, microbatches=st.integers(1, 20))
 def test_one_stage_a_rank_is_legal_with_the_papers_bubble(kind: ScheduleKind, pipeline: int, microbatches: int) -> None:
     shape = {"pipeline": pipeline, "chunks": 1, "microbatches": microbatches}
@@ -41,7 +41,7 @@ def test_one_stage_a_rank_is_legal_with_the_papers_bubble(kind: ScheduleKind, pi
     assert list(in_flight(table)) == ([microbatches] * pipeline if kind is ScheduleKind.GPIPE else most)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(pipeline=SIZES, chunks=st.integers(1, 4), groups=st.integers(1, 4))
 def test_interleaved_is_legal_with_the_papers_bubble_and_warm_up(pipeline: int, chunks: int, groups: int) -> None:
     microbatches = pipeline * groups
@@ -73,7 +73,7 @@ def tokens_of(table: Table) -> list[str]:
     return [" ".join(map(str, row)) for row in table]
 
 
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 @given(
     kind=st.sampled_from(sorted(NAMED)),
     pipeline=SIZES,
@@ -102,7 +102,7 @@ def test_every_schedule_is_legal_with_the_bubble_it_tells_and_the_memory_its_ran
     assert any(action.work is Work.WEIGHT for row in table for action in row) == (kind in SPLIT)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(pipeline=SIZES, rounds=st.integers(2, 4), slices=st.integers(1, 4))
 def test_ranks_hold_what_the_papers_say(pipeline: int, rounds: int, slices: int) -> None:
     microbatches = 2 * pipeline * rounds

@@ -51,7 +51,7 @@ def workload(
     )
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     pipeline=st.integers(1, 4),
     chunks=st.integers(1, 2),

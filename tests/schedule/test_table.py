@@ -23,7 +23,7 @@ def told(table: Table, *, stages: int) -> str:
     return "\n".join(map(str, check(table, stages=stages)))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(rank=st.integers(0, 2), index=st.integers(0, 7))
 def test_any_action_left_out_is_missed(rank: int, index: int) -> None:
     row = TABLE[rank]

@@ -37,7 +37,7 @@ def test_a_long_regular_schedule_is_written_short() -> None:
     assert written.read(rows) == table
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(words=st.lists(st.sampled_from(["0F", "0B", "3I", "3W", "12F"]), min_size=1, max_size=40))
 def test_any_row_of_passes_is_read_as_it_is_written(words: list[str]) -> None:
     (row,) = written.read([" ".join(words)])

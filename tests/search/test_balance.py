@@ -27,7 +27,7 @@ def bottleneck(bounds: tuple[int, ...], seconds: tuple[float, ...], speeds: tupl
     return max(sum(seconds[bounds[s] : bounds[s + 1]]) / speed for s, speed in enumerate(speeds))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_the_slowest_stage_is_as_fast_as_any_partition_makes_it(data: st.DataObject) -> None:
     seconds = tuple(data.draw(st.lists(st.floats(0.0, 10.0), min_size=1, max_size=12)))

@@ -32,7 +32,7 @@ def test_as_by_hand(data: st.DataObject) -> None:
     assert pareto(*map(np.array, columns)).tolist() == by_hand(columns)
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(st.integers(0, 1000), st.integers(2, 5))
 def test_as_by_hand_where_blocks_and_pivots_matter(seed: int, criteria: int) -> None:
     random = np.random.default_rng(seed)

@@ -76,7 +76,8 @@ class MixtureOfExperts(Weighted):
 def mix(experts: Experts, tokens: Tensor, routed: Routed) -> Tensor:
     """All experts are here."""
     order, counts = by_expert(routed, experts=experts.num_experts)
-    return routed.given(experts(routed.taken(tokens, order), counts), order, tokens)
+    sending = routed.sending(order)
+    return sending.sums(experts(sending.rows(tokens), counts), tokens)
 
 
 def by_expert(routed: Routed, *, experts: int) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,29 @@ from meshwright.spec.model import Choice, Mixture, Score, Weighing
 _BEST_OF_GROUP = 2  # experts whose scores make the score of their group
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sending:
+    """Choices in the order of their experts: `order` among all choices, and `source`, the token of each."""
+
+    order: Tensor
+    source: Tensor
+    weights: Tensor
+    weigh_inputs: bool
+
+    def rows(self, tokens: Tensor) -> Tensor:
+        """(n, width): what experts read of tokens (T, width)."""
+        rows = tokens[self.source]
+        return (rows * self._weights()).to(rows.dtype) if self.weigh_inputs else rows
+
+    def sums(self, results: Tensor, tokens: Tensor) -> Tensor:
+        """(T, width) as `tokens`: for each of them the sum of what its experts gave, of (n, width)."""
+        mixed = results if self.weigh_inputs else results * self._weights()
+        return torch.zeros_like(tokens).index_add(0, self.source, mixed.to(tokens.dtype))
+
+    def _weights(self) -> Tensor:
+        return self.weights.flatten()[self.order, None]
+
+
 @dataclass(slots=True, kw_only=True)
 class Routed:
     """Where T tokens go: the experts of each, int64 (T, k), and their weights (T, k).
@@ -30,19 +53,10 @@ class Routed:
     scores: Tensor | None = None
     weigh_inputs: bool = False
 
-    def taken(self, tokens: Tensor, order: Tensor) -> Tensor:
-        """(n, width): what the experts of the choices `order` (n,), places in the flat (T, k), read of (T, width)."""
-        rows = tokens[order // self.chosen.shape[-1]]
-        return (rows * self._weights(order)).to(rows.dtype) if self.weigh_inputs else rows
-
-    def given(self, results: Tensor, order: Tensor, tokens: Tensor) -> Tensor:
-        """(T, width) as `tokens`: of every token the sum of what the experts of those choices gave, (n, width)."""
-        mixed = results if self.weigh_inputs else results * self._weights(order)
+    def sending(self, order: Tensor) -> Sending:
+        """What meets experts where `order` (n,) are places in the flat (T, k), sorted by expert."""
         source = order // self.chosen.shape[-1]
-        return torch.zeros_like(tokens).index_add(0, source, mixed.to(tokens.dtype))
-
-    def _weights(self, order: Tensor) -> Tensor:
-        return self.weights.flatten()[order, None]
+        return Sending(order=order, source=source, weights=self.weights, weigh_inputs=self.weigh_inputs)
 
 
 class Neighbours(Protocol):

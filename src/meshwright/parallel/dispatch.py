@@ -143,8 +143,8 @@ class SentToExperts:
     def __call__(self, experts: Experts, tokens: Tensor, routed: Routed) -> Tensor:
         """(T, width) from this rank's tokens (T, width); every rank of the grid calls it alike."""
         order, counts = by_expert(routed, experts=experts.num_experts)
-        results = self._there_and_back(experts, routed.taken(tokens, order), counts)
-        return routed.given(results, order, tokens)
+        sending = routed.sending(order)
+        return sending.sums(self._there_and_back(experts, sending.rows(tokens), counts), tokens)
 
     def _there_and_back(self, experts: Experts, rows: Tensor, counts: Tensor) -> Tensor:
         plan = arrivals(counts, experts=self._experts, slices=self._slices)
@@ -200,8 +200,8 @@ class GatheredByExperts:
         local = torch.where((local >= 0) & (local < self._here), local, self._here)
         counts = torch.bincount(chosen.flatten(), minlength=bins)[self._first : self._first + self._here]
         order = local.argsort(stable=True)[: int(counts.sum())]
-        routed = replace(routed, chosen=chosen, weights=weights)
-        out = routed.given(experts(routed.taken(every, order), counts), order, every)
+        sending = replace(routed, chosen=chosen, weights=weights).sending(order)
+        out = sending.sums(experts(sending.rows(every), counts), every)
         for group in reversed(self._groups):
             out = LeaveSequence.apply(out[None], group)[0]
         return out

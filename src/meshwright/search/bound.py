@@ -19,7 +19,7 @@ from meshwright.cost.software import software
 from meshwright.cost.states import state_bytes
 from meshwright.cost.table import OFFLOADS, SCHEDULES
 from meshwright.cost.transfers import between_ranks, times_crossed
-from meshwright.search.least import BlockLeast, Least
+from meshwright.search.least import BYTES, BlockLeast, Least
 from meshwright.search.space import Space
 from meshwright.search.travel import Lasts, Work, least_seconds
 from meshwright.spec.cluster import ClusterSpec, DeviceKind
@@ -273,12 +273,7 @@ def _as_blocks(found: BlockLeast) -> list[_Held]:
         _Held(
             parameters=found.parameters[:, kind],
             expert_parameters=found.apart[:, kind],
-            bytes=BlockBytes(
-                kept=found.kept[:, kind],
-                working=found.working[:, kind],
-                logits=found.logits[:, kind],
-                away=found.away[:, kind],
-            ),
+            bytes=BlockBytes(**{name: getattr(found, name)[:, kind] for name in BYTES}),
         )
         for kind in range(found.kept.shape[1])
     ]

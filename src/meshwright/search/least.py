@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.cost import Layout, PlanTable
+from meshwright.cost.block_bytes import BlockBytes
 from meshwright.cost.kinds import accumulation_seconds
 from meshwright.cost.layouts import Kind
 from meshwright.cost.machine import Machine, machine
@@ -31,6 +32,7 @@ SETTINGS = (
     "precision",
 )
 _KEPT_AWAY = OFFLOADS.index(Offload.ACTIVATIONS)
+BYTES = tuple(field.name for field in fields(BlockBytes))
 _WAYS = len(RECOMPUTES) * 4
 _MANY = 1 << 20  # sequences of a microbatch beside which no launch and no latency counts
 _ROUNDED = 1.0 - 1e-5  # of such a microbatch: its products end in tiles that are not full
@@ -53,6 +55,9 @@ class BlockLeast:
     kept: Floats
     away: Floats
     working: Floats
+    ending: Floats
+    mixing: Floats
+    waits: Floats
     logits: Floats
     parameters: Floats
     apart: Floats
@@ -174,10 +179,7 @@ def _least_of(priced: Machine, *, added: Sequence[Floats | float]) -> BlockLeast
         forward=forward,
         backward=whole - summing,
         **busy,
-        kept=every(block.bytes.kept for block in blocks),
-        away=every(block.bytes.away for block in blocks),
-        working=every(block.bytes.working for block in blocks),
-        logits=every(block.bytes.logits for block in blocks),
+        **{name: every(getattr(block.bytes, name) for block in blocks) for name in BYTES},
         parameters=every(block.parameters for block in blocks),
         apart=every(block.expert_parameters for block in blocks),
     )
