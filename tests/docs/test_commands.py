@@ -27,12 +27,18 @@ def commands(page: Path) -> list[str]:
     return [command for command in asked if not command.startswith(SET_UP)]
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all pages: this machine is measured once."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.stem)
-def test_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
+def test_commands_of_a_page_run(page: Path, tmp_path: Path, cache: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     tools = Path(sys.executable).parent
-    environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "MESHWRIGHT_CACHE": str(tmp_path / "cache")}
+    environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "MESHWRIGHT_CACHE": str(cache)}
     for command in commands(page):
         result = subprocess.run(
             shlex.split(command), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300

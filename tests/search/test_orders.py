@@ -45,6 +45,7 @@ def asked(*, sequences: int = 12, objective: Objective = Objective.TIME, **chang
     return replace(samples.job(sequences=sequences, constraints=constraints), objective=objective)
 
 
+QUICK = ("experts", "two sites")
 CASES = {
     "six devices a node": (samples.model(layers=4), slow(num_nodes=2, devices_per_node=6), asked()),
     "four devices a node": (samples.model(layers=2), slow(num_nodes=2, devices_per_node=4), asked(sequences=8)),
@@ -84,7 +85,9 @@ def meshes(table: PlanTable) -> list[tuple[int, ...]]:
     return list(zip(*(getattr(table, name).tolist() for name in names), strict=True))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in CASES if name not in QUICK)]
+)
 def test_for_every_mesh_the_best_order_is_that_of_brute_force(name: str) -> None:
     model, cluster, job = CASES[name]
     space = legal_space(model, cluster, job)

@@ -88,7 +88,13 @@ def by_the_rules(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> set[st
     return legal
 
 
-@pytest.mark.parametrize(("devices", "count"), [("all", 4), ("any", 4), ("all", 6)])
+@pytest.mark.parametrize(
+    ("devices", "count"),
+    [
+        ("all", 4),
+        *(pytest.param(devices, count, marks=pytest.mark.slow) for devices, count in (("any", 4), ("all", 6))),
+    ],
+)
 def test_the_space_is_every_plan_that_the_rules_allow(devices: str, count: int) -> None:
     model = samples.model(layers=3)
     cluster = samples.cluster(samples.nodes(devices_per_node=count))
