@@ -63,8 +63,9 @@ def line_of(
     Groups for keys, values and heads are described as context; other groups along that axis are data parallel, as
     what is sharded is divided over it too. Groups of the grid of experts say whether tokens travel in them or experts'
     parameters and gradients. What `counts` (int64) is none of the values that a line predicts. Along tensor alone it
-    is a tensor collective; a send or receive is pipeline transfer; along data axes a gather brings parameters and a
-    reduction takes gradients; a reduction along the pipeline joins gradients of tied matrices. Reductions of a loss or
+    is a tensor collective; a send or receive is pipeline transfer; along data axes, with
+    tensor among them where experts are held by all of a stage, a gather brings parameters and a reduction takes
+    gradients; a reduction along the pipeline joins gradients of tied matrices. Reductions of a loss or
     a norm and whatever runs along several kinds of axes are `other`.
     """
     if described == CONTEXT_GROUP:
@@ -81,7 +82,7 @@ def line_of(
         return LineName.TENSOR
     if num_bytes <= SCALAR_BYTES or operation == "barrier":
         return LineName.OTHER
-    if axes and axes <= _DATA_AXES:
+    if axes and axes <= _DATA_AXES | {AxisName.TENSOR}:
         return LineName.PARAMETERS if operation in ("all_gather", "broadcast") else LineName.GRADIENTS
     if axes == {AxisName.PIPELINE} and operation == "all_reduce":
         return LineName.GRADIENTS
