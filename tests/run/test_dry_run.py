@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,13 +35,6 @@ REAL = (
     case(Layout(shard=2, tensor=2, sequence_parallel=True, sharding=Sharding.PARAMETERS, batch=4), accelerator=False),
     case(Layout(pipeline=2, replicate=2, batch=8, recompute=FULL), accelerator=False),
 )
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    workers = Pool()
-    yield workers
-    workers.close()
 
 
 def same(whole: RankCount, probed: RankCount) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -48,13 +47,6 @@ QUICK = (
     ("mixture_full", "replicas"),
     ("head_softcap", "zero2"),
 )
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    workers = Pool()
-    yield workers
-    workers.close()
 
 
 def asked(kind: str, layout: Layout, precision: Precision = Precision.FP32) -> Design:

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 TIMEOUT_SECONDS = 120.0
+# What every worker has from its start, read once: whatever their functions import.
+PRELOADED = ["torch", "torch.distributed.tensor", "torch.distributed.fsdp", "tests.parallel.parity_cases"]
 
 
 class WorkerError(AssertionError):
@@ -31,7 +33,7 @@ class Pool:
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["torch", "torch.distributed.tensor", "torch.distributed.fsdp"])
+        self._context.set_forkserver_preload(PRELOADED)
         self._workers: list[tuple[Any, Connection]] = []
         self._folder = Path(tempfile.mkdtemp(prefix="meshwright-pool-"))
         self._group = 0

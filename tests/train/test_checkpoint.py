@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,13 +32,6 @@ from tests.train.checkpoint_cases import (
 ONE = Layout(batch=8)
 PIPELINE = Layout(pipeline=2, shard=2, sharding=Sharding.PARAMETERS, batch=8)
 TENSOR = Layout(tensor=2, sharding=Sharding.NONE, batch=8)
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    workers = Pool()
-    yield workers
-    workers.close()
 
 
 def of(layout: Layout, *, keep: int = 2, asynchronous: bool = True, model: str = "tiny") -> Design:

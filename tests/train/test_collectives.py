@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,13 +30,6 @@ def plan(*axes: tuple[AxisName, int]) -> Plan:
         sequence_length=8,
         microbatch=1,
     )
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    pool = Pool()
-    yield pool
-    pool.close()
 
 
 def data_collectives(axis: AxisName, meeting: str) -> tuple[CollectiveCall, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,6 @@ from tests.support.pool import Pool
 from tests.train import non_finite_cases
 
 TOLERANCE = 1e-9
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    workers = Pool()
-    yield workers
-    workers.close()
 
 
 def of(folder: Path, layout: Layout, *, prefix: bool) -> Design:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,13 +22,6 @@ from tests.train import non_finite_cases
 
 SHARDED = Layout(batch=runs.BATCH, shard=2, sharding=Sharding.GRADIENTS)
 PIPELINED = Layout(batch=runs.BATCH, pipeline=2)
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    workers = Pool()
-    yield workers
-    workers.close()
 
 
 def biased(made: Design) -> Design:

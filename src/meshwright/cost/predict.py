@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -35,16 +36,25 @@ def predict(design: Design) -> Report:
 
 
 def predict_all(designs: Sequence[Design]) -> list[Report]:
-    """As `predict` of each, priced together: designs of one model, cluster and job, none placed unlike the first."""
-    first = designs[0]
-    cluster = as_placed(first.plan, first.cluster)
-    job = replace(first.job, sequence_length=first.plan.sequence_length, batch_tokens=first.plan.batch_tokens)
-    table = PlanTable.stacked([PlanTable.from_plan(design.plan) for design in designs])
-    costs = evaluate(table, model=first.model, cluster=cluster, job=job, every_rank=True)
-    return [
-        _report(design, costs.row(row), table.take([row]), cluster=cluster, job=job)
-        for row, design in enumerate(designs)
-    ]
+    """As `predict` of each; those of one model, cluster and job that are placed alike are priced together."""
+    alike: list[tuple[tuple[Any, ...], list[int]]] = []
+    for place, design in enumerate(designs):
+        plan = design.plan
+        job = replace(design.job, sequence_length=plan.sequence_length, batch_tokens=plan.batch_tokens)
+        key = (design.model, design.cluster, job, plan.placement)
+        places = next((found for known, found in alike if known == key), None)
+        if places is None:
+            alike.append((key, [place]))
+        else:
+            places.append(place)
+    reports: dict[int, Report] = {}
+    for (model, unplaced, job, _), places in alike:
+        table = PlanTable.stacked([PlanTable.from_plan(designs[place].plan) for place in places])
+        cluster = as_placed(designs[places[0]].plan, unplaced)
+        costs = evaluate(table, model=model, cluster=cluster, job=job, every_rank=True)
+        for row, place in enumerate(places):
+            reports[place] = _report(designs[place], costs.row(row), table.take([row]), cluster=cluster, job=job)
+    return [reports[place] for place in range(len(designs))]
 
 
 def _report(design: Design, costs: Costs, table: PlanTable, *, cluster: ClusterSpec, job: JobSpec) -> Report:

@@ -92,8 +92,8 @@ def calibrate(cluster: ClusterSpec, observations: Sequence[Observation], *, stam
 
 
 def _predict(cluster: ClusterSpec, observations: Sequence[Observation]) -> Array:
-    designs = (replace(observation.design, cluster=cluster) for observation in observations)
-    return np.array([cost.predict(design).step_seconds for design in designs])
+    designs = [replace(observation.design, cluster=cluster) for observation in observations]
+    return np.array([report.step_seconds for report in cost.predict_all(designs)])
 
 
 def _mean_error(cluster: ClusterSpec, observations: Sequence[Observation]) -> float:

@@ -1,3 +1,0 @@
-from tests.parallel.conftest import pool
-
-__all__ = ["pool"]
