@@ -380,12 +380,22 @@ def choices(draw: Draw) -> dict[str, object]:
     return {**plain, **sizes, **meeting, "usual order": usual, "recompute": mixed, "frozen": frozen}
 
 
+def effort(draw: Draw) -> float:
+    """About how long a draw takes, in seconds of one processor: its ranks are made, and each runs its passes."""
+    layers = draw.layers / draw.size(AxisName.PIPELINE)
+    passes = draw.microbatches * max(1.0, 0.5 * draw.slices)
+    return draw.ranks * (0.3 + 0.05 * layers + 0.03 * layers * passes)
+
+
 def covering(draws: list[Draw], *, count: int) -> list[Draw]:
-    """`count` of the draws that between them make as many pairs of choices as a greedy choice finds."""
+    """`count` of the draws, each the one that meets the most pairs of choices not met yet for the root of its effort.
+
+    By effort itself nearly a third would be of one rank, by pairs alone more than half of eight.
+    """
     left = {draw: set(combinations(choices(draw).items(), 2)) for draw in draws}
     found = []
     for _ in range(count):
-        best = max(left, key=lambda draw: len(left[draw]))
+        best = max(left, key=lambda draw: len(left[draw]) / math.sqrt(effort(draw)))
         met = left.pop(best)
         for pairs in left.values():
             pairs -= met

@@ -15,13 +15,10 @@ FIXED = draws.covering(ALL, count=80)
 # Routers choose otherwise where scores are rounded.
 DENSE = [draw for draw in FIXED if draw.model not in draws.MIXTURES and 1 < draw.ranks <= 4]
 NARROW = [replace(draw, precision="bf16" if place % 3 else "fp32") for place, draw in enumerate(DENSE[::2])]
-# Eight processes on two cores take seconds each: every other one of these is of the slow tests.
-LATER = [draw for draw in FIXED if draw.ranks == 8][1::2]
-QUICK = [draw for draw in FIXED if draw not in LATER]
-REST = [draw for draw in ALL if draw not in QUICK]
+REST = [draw for draw in ALL if draw not in FIXED]
 
 
-@pytest.mark.parametrize("draw", sorted(QUICK, key=lambda draw: draw.ranks), ids=str)
+@pytest.mark.parametrize("draw", sorted(FIXED, key=lambda draw: draw.ranks), ids=str)
 def test_a_drawn_plan_gives_what_one_device_gives(pool: Pool, draw: Draw) -> None:
     reproduce.check(pool, draw)
 
