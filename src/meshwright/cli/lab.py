@@ -1,4 +1,4 @@
-"""`meshwright lab`: a cluster's nodes as hosts of this machine, or real ones; their links measured, or a command run."""
+"""`meshwright lab`: a cluster's nodes as hosts of this machine, or real ones, to measure or to run a command on."""
 
 from __future__ import annotations
 
@@ -20,9 +20,6 @@ def lab(
     command: Annotated[
         list[str] | None, typer.Argument(help="After --: run on every host; without one, links are measured.")
     ] = None,
-    sets: Annotated[
-        list[str] | None, typer.Option("--set", metavar="<cluster.key=value>", help="Change one number of the cluster.")
-    ] = None,
     loss: Annotated[
         float, typer.Option("--loss", min=0.0, max=0.5, help="Share of packets that wide-area links lose.")
     ] = 0.0,
@@ -41,7 +38,7 @@ def lab(
 
     found, asked = real_lab(where), None
     if found is None:
-        asked = topology(catalog.load_cluster(where, cache=cache_root(), sets=sets or ()), loss=loss)
+        asked = topology(catalog.load_cluster(where, cache=cache_root()), loss=loss)
         note(f"{len(asked.hosts)} hosts and {len(asked.uplinks)} links are made")
         found = Lab.of(asked, cores=cores)
     with found as made:
@@ -98,16 +95,16 @@ def _told(pair: Pair, asked: Topology | None) -> dict[str, object]:
 
 def _pairs(made: Lab, pairs: Sequence[Pair], asked: Topology | None) -> object:
     from meshwright.report.terminal_parts import table
-    from meshwright.spec.units import format_bits, format_seconds
+    from meshwright.spec.units import format_rate, format_seconds
 
     columns = [("between", "left"), ("rate", "right"), ("one way", "right")]
     shown = table(columns=columns + ([("rate asked", "right"), ("one way asked", "right")] if asked else []))
     for pair in pairs:
         row = [f"{made.hosts[pair.first].name} {made.hosts[pair.second].name}"]
-        row += [format_bits(pair.bandwidth), format_seconds(pair.latency_seconds)]
+        row += [format_rate(pair.bandwidth), format_seconds(pair.latency_seconds)]
         if asked:
             bandwidth, latency = asked.between(pair.first, pair.second)
-            row += [format_bits(bandwidth), format_seconds(latency) if latency else "the machine's own"]
+            row += [format_rate(bandwidth), format_seconds(latency) if latency else "the machine's own"]
         shown.add_row(*row)
     return shown
 

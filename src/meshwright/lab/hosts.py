@@ -50,9 +50,13 @@ class Host:
         """What its interface has sent and received so far; nothing where no interface is known."""
         if not self.interface:
             return Traffic()
-        folder = f"/sys/class/net/{self.interface}/statistics"
-        sent, received = self.read("cat", f"{folder}/tx_bytes", f"{folder}/rx_bytes").split()
-        return Traffic(sent_bytes=int(sent), received_bytes=int(received))
+        # /sys tells of the namespace that mounted it, /proc/net of the one that reads it.
+        for line in self.read("cat", "/proc/net/dev").splitlines():
+            name, _, counts = line.partition(":")
+            if name.strip() == self.interface:
+                sent, received = counts.split()[8], counts.split()[0]
+                return Traffic(sent_bytes=int(sent), received_bytes=int(received))
+        raise EnvironmentUnfit(Problem(what=f"there is no interface {self.interface}", where=self.name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

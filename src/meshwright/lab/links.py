@@ -45,7 +45,8 @@ def _measured(lab: Lab, first: int, second: int, *, seconds: float) -> Pair:
     one, other = lab.hosts[first], lab.hosts[second]
     probe = f"{sys.executable} -m meshwright.lab.probe"
     # The first of the two serves, the second asks.
-    script = f'if [ {{host}} = 0 ]; then exec {probe} serve {{first}} {PORT}; fi; exec {probe} ask {{first}} {PORT} {seconds}'
+    serve, ask = f"{probe} serve {{first}} {PORT}", f"{probe} ask {{first}} {PORT} {seconds}"
+    script = f"if [ {{host}} = 0 ]; then exec {serve}; fi; exec {ask}"
     served, asked = lab.run(["sh", "-c", script], hosts=[first, second], timeout_seconds=60.0 + 4 * seconds)
     if served.exit_code or asked.exit_code:
         why = (asked.output or served.output).strip().rpartition("\n")[2]
