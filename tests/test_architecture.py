@@ -26,6 +26,7 @@ LEVELS = {
     "nn": 3,
     "parallel": 3,
     "data": 3,
+    "lab": 3,
     "train": 4,
     "techniques": 5,
     "run": 6,
@@ -33,7 +34,7 @@ LEVELS = {
     "cli": 7,
 }
 ALLOWED_SIBLINGS = {("parallel", "nn")}
-WITHOUT_TORCH = {"spec", "schedule", "catalog", "cost", "search", "replay", "export", "report", "data"}
+WITHOUT_TORCH = {"spec", "schedule", "catalog", "cost", "search", "replay", "export", "report", "data", "lab"}
 MAY_READ_ENVIRONMENT = {"run", "cli"}
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60

@@ -65,6 +65,11 @@ def format_bytes(count: float) -> str:
     return _scaled(count, 1024.0, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
 
 
+def format_rate(bytes_per_second: float) -> str:
+    """`100 Mbit/s`: bits a second, as links are sold, three figures."""
+    return _scaled(8.0 * bytes_per_second, 1000.0, ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"))
+
+
 def format_count(count: float) -> str:
     """`8.03 B`: decimal units for counts of parameters or tokens, three figures."""
     return _scaled(count, 1000.0, ("", "K", "M", "B", "T", "Q")).rstrip()

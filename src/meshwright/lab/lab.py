@@ -1,0 +1,124 @@
+"""A lab: a cluster's nodes as hosts whose links have its rates, delays and losses, and on which commands run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from meshwright.lab.fabric import Fabric
+from meshwright.lab.hosts import Host, Outcome, Say, run_everywhere
+from meshwright.lab.quota import Quotas
+from meshwright.lab.topology import Topology
+from meshwright.spec.errors import EnvironmentUnfit, Problem
+
+PORT = 29_500
+
+
+def silent(_host: str, _line: str) -> None:
+    """Nothing is said."""
+
+
+class Lab:
+    """Hosts in order, the first of which others meet at; used with `with`, after which nothing of it is left."""
+
+    def __init__(self, hosts: Sequence[Host]) -> None:
+        self.hosts = tuple(hosts)
+        self.quotas: Quotas | None = None
+        self._fabric: Fabric | None = None
+
+    @classmethod
+    def of(cls, topology: Topology, *, cores: float | None = None) -> Self:
+        """Namespaces of this machine, joined as `topology` says; hosts share `cores`, all that this process may use by
+        default, as its shares say.
+
+        Raises EnvironmentUnfit where no namespaces can be made, or no shares of processors for uneven hosts.
+        """
+        fabric = Fabric(topology)
+        lab = cls(fabric.hosts)
+        lab._fabric = fabric
+        try:
+            lab._share(topology, cores or float(len(os.sched_getaffinity(0))))
+        except BaseException:
+            lab.down()
+            raise
+        return lab
+
+    def _share(self, topology: Topology, cores: float) -> None:
+        self.quotas = Quotas([share * cores for share in topology.shares])
+        if not self.quotas.available and not topology.even:
+            why = "control groups of processors cannot be made here"
+            raise EnvironmentUnfit(Problem(what="hosts cannot be of unequal speeds", why=why))
+        self.hosts = tuple(
+            replace(host, enter=(*self.quotas.enter(index), *host.enter)) for index, host in enumerate(self.hosts)
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.down()
+
+    def down(self) -> None:
+        """Nothing of it is left."""
+        if self._fabric is not None:
+            self._fabric.down()
+        if self.quotas is not None:
+            self.quotas.down()
+        self._fabric, self.quotas = None, None
+
+    def run(
+        self,
+        words: Sequence[str],
+        *,
+        hosts: Sequence[int] | None = None,
+        say: Say = silent,
+        timeout_seconds: float | None = None,
+    ) -> tuple[Outcome, ...]:
+        """`words` run on every host at once, or on those named, to their ends.
+
+        Each finds in its environment what torchrun and torch.distributed ask for: NNODES, NODE_RANK, MASTER_ADDR,
+        MASTER_PORT and the interface of its traffic; in `words`, {hosts}, {host}, {address}, {first} and {port} stand
+        for them.
+        """
+        chosen = list(range(len(self.hosts))) if hosts is None else list(hosts)
+        values = [self._values(place, chosen) for place in range(len(chosen))]
+        members = [self.hosts[index] for index in chosen]
+        return run_everywhere(
+            members,
+            [[_filled(word, told) for word in words] for told in values],
+            environments=[_environment(host, told) for host, told in zip(members, values, strict=True)],
+            say=say,
+            timeout_seconds=timeout_seconds,
+        )
+
+    def _values(self, place: int, chosen: Sequence[int]) -> dict[str, str]:
+        return {
+            "hosts": str(len(chosen)),
+            "host": str(place),
+            "address": self.hosts[chosen[place]].address,
+            "first": self.hosts[chosen[0]].address,
+            "port": str(PORT),
+        }
+
+
+def _filled(word: str, values: dict[str, str]) -> str:
+    for name, value in values.items():
+        word = word.replace(f"{{{name}}}", value)
+    return word
+
+
+def _environment(host: Host, values: dict[str, str]) -> dict[str, str]:
+    found = {
+        "NNODES": values["hosts"],
+        "NODE_RANK": values["host"],
+        "MASTER_ADDR": values["first"],
+        "MASTER_PORT": values["port"],
+    }
+    if host.interface:
+        found |= {"GLOO_SOCKET_IFNAME": host.interface, "NCCL_SOCKET_IFNAME": host.interface}
+    return found

@@ -1,0 +1,69 @@
+"""Real hosts as a lab: machines over ssh and containers, whose links are what they are."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from meshwright.lab.hosts import Host
+from meshwright.lab.lab import Lab
+from meshwright.spec.errors import ConfigError, EnvironmentUnfit, Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """How hosts of one sort are entered, and where one has its address."""
+
+    enter: tuple[str, ...]
+    address: Callable[[Host], str]
+    quotes: bool = False
+
+
+def _by_name(host: Host) -> str:
+    name = host.name.rpartition("@")[2]
+    try:
+        return socket.gethostbyname(name)
+    except OSError as error:
+        raise EnvironmentUnfit(Problem(what=f"no address of {name} is known", why=str(error))) from error
+
+
+def _by_itself(host: Host) -> str:
+    return host.read("hostname", "-i").split()[0]
+
+
+WAYS: Mapping[str, Way] = {
+    "ssh": Way(enter=("ssh", "-o", "BatchMode=yes"), address=_by_name, quotes=True),
+    "docker": Way(enter=("docker", "exec"), address=_by_itself),
+    "podman": Way(enter=("podman", "exec"), address=_by_itself),
+}
+
+
+def real_lab(where: str) -> Lab | None:
+    """The lab of `ssh:ONE,TWO,…`, `docker:ONE,TWO,…` or `podman:…`; None where `where` is none of these.
+
+    Raises ConfigError for fewer than one name, EnvironmentUnfit where a host cannot be entered.
+    """
+    sort, colon, names = where.partition(":")
+    way = WAYS.get(sort) if colon else None
+    if way is None:
+        return None
+    told = [name for name in names.split(",") if name]
+    if not told:
+        raise ConfigError(Problem(what="no host is named", where=where, fix=f"{sort}:ONE,TWO names two"))
+    return Lab([_found(name, way) for name in told])
+
+
+def _found(name: str, way: Way) -> Host:
+    unknown = Host(name=name, address="", interface="", enter=(*way.enter, name), quotes=way.quotes)
+    known = replace(unknown, address=way.address(unknown))
+    return replace(known, interface=_interface(known))
+
+
+def _interface(host: Host) -> str:
+    """The one that has the host's address; "" where none says so, as behind a translated address."""
+    for line in host.read("ip", "-o", "-4", "address").splitlines():
+        words = line.split()
+        if len(words) > 3 and words[3].partition("/")[0] == host.address:
+            return words[1]
+    return ""

@@ -1,0 +1,44 @@
+"""`meshwright lab` from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from meshwright.cli import main
+from meshwright.lab.fabric import unfit
+from meshwright.spec.errors import ExitCode
+
+EXAMPLE = str(Path(__file__).resolve().parent.parent.parent / "examples" / "clusters" / "lab-two-sites.toml")
+makes_labs = pytest.mark.skipif(bool(unfit()), reason=f"no lab can be made here: {unfit()}")
+
+
+@makes_labs
+def test_the_example_has_the_links_that_it_asks_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lab", EXAMPLE, "--seconds", "0.3", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["hosts"] == ["host0", "host1", "host2", "host3"]
+    assert told["islands"] == [[0, 1], [2, 3]]
+    far = [pair for pair in told["pairs"] if pair["asked_latency_seconds"]]
+    assert len(far) == 4
+    for pair in far:
+        assert pair["bandwidth"] < 1.1 * pair["asked_bandwidth"]
+        assert pair["latency_seconds"] >= pair["asked_latency_seconds"]
+
+
+@makes_labs
+def test_a_command_runs_on_every_host_and_one_that_fails_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lab", EXAMPLE, "--", "sh", "-c", "echo {host} of {hosts} at {first}; exit {host}"]) == ExitCode.WORKER
+    lines = capsys.readouterr().out.splitlines()
+    assert "host2 | 2 of 4 at 10.77.0.1" in lines
+    assert [line.split()[1] for line in lines if line.startswith("host3 ")][-1] == "3"
+
+
+@pytest.mark.parametrize(
+    ("where", "told"), [("ssh:", "ssh:ONE,TWO names two"), ("64xNothing", "Nothing"), ("ssh:no.such.host.", "no address")]
+)
+def test_what_is_no_lab_is_told(where: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lab", where, "--", "true"]) in (ExitCode.USAGE, ExitCode.ENVIRONMENT)
+    assert told in capsys.readouterr().err

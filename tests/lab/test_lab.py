@@ -1,0 +1,96 @@
+"""A lab made on this machine: links have the rates and delays asked for, bytes are counted, nothing is left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from meshwright.lab import Lab, Topology, Uplink
+from meshwright.lab.fabric import unfit
+from meshwright.lab.links import islands, measure_pairs
+
+pytestmark = pytest.mark.skipif(bool(unfit()), reason=f"no lab can be made here: {unfit()}")
+
+RATE = 12.5e6
+TWO_SITES = Topology(
+    hosts=("host0", "host1", "host2"),
+    shares=(1 / 3, 1 / 3, 1 / 3),
+    uplinks=(
+        Uplink(below="site-a", above="core", bandwidth=RATE, latency_seconds=10e-3),
+        Uplink(below="host0", above="site-a", bandwidth=10 * RATE),
+        Uplink(below="host1", above="site-a", bandwidth=10 * RATE),
+        Uplink(below="host2", above="core", bandwidth=10 * RATE, latency_seconds=5e-3),
+    ),
+)
+
+
+def test_links_are_as_asked_and_islands_are_found() -> None:
+    with Lab.of(TWO_SITES) as lab:
+        near, *far = measure_pairs(lab, seconds=0.5)
+    assert near.bandwidth > 3 * RATE
+    for pair in far:
+        assert pair.bandwidth < 1.1 * RATE
+        assert pair.latency_seconds >= 15e-3
+    assert islands([near, *far], hosts=3) == ((0, 1), (2,))
+
+
+def test_commands_know_their_place_and_what_they_send_is_counted() -> None:
+    send = (
+        "import os, socket; place = int(os.environ['NODE_RANK'])\n"
+        "if place: server = socket.create_server(('{address}', 29501)); peer = server.accept()[0]\n"
+        "if place: print(len(peer.makefile('rb').read()))\n"
+        "import time; time.sleep(0.5)\n"
+        "if not place: socket.create_connection(('10.77.0.3', 29501)).sendall(bytes(2_000_000))\n"
+    )
+    with Lab.of(TWO_SITES) as lab:
+        sender, receiver = lab.run([sys.executable, "-c", send], hosts=[0, 2], timeout_seconds=60)
+    assert (sender.exit_code, receiver.exit_code) == (0, 0), sender.output + receiver.output
+    assert receiver.output.strip() == "2000000"
+    assert 2_000_000 < sender.traffic.sent_bytes < 2_200_000
+    assert 2_000_000 < receiver.traffic.received_bytes < 2_200_000
+
+
+def test_a_command_that_never_ends_is_ended_and_nothing_is_left() -> None:
+    with Lab.of(TWO_SITES) as lab:
+        (found,) = lab.run(["sleep", "1000"], hosts=[1], timeout_seconds=0.2)
+        holder = lab.hosts[0].enter[-3]
+    assert found.exit_code == -15
+    assert not Path("/proc", holder).exists()
+
+
+def test_nothing_is_left_of_a_lab_that_is_killed() -> None:
+    script = (
+        "import time; from meshwright.lab import Lab; from tests.lab.test_lab import TWO_SITES\n"
+        "lab = Lab.of(TWO_SITES); print([host.enter[-3] for host in lab.hosts], flush=True); time.sleep(1000)"
+    )
+    lab = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=os.getcwd())
+    assert lab.stdout is not None
+    holders = [word.strip("[]' \n") for word in lab.stdout.readline().split(",")]
+    lab.kill()
+    lab.wait()
+    deadline = time.monotonic() + 30
+    while any(Path("/proc", holder).exists() for holder in holders):
+        assert time.monotonic() < deadline, holders
+        time.sleep(0.05)
+
+
+def test_a_processor_is_shared_as_asked() -> None:
+    uneven = Topology(
+        hosts=("host0", "host1"),
+        shares=(0.8, 0.2),
+        uplinks=tuple(Uplink(below=f"host{index}", above="core", bandwidth=RATE) for index in range(2)),
+    )
+    with Lab.of(uneven, cores=0.5) as lab:
+        assert lab.quotas is not None
+        limits = [(folder / "cpu.max", folder / "cpu.cfs_quota_us") for folder in lab.quotas.folders]
+        told = [int((first if first.exists() else second).read_text().split()[0]) for first, second in limits]
+        groups = [each.output for each in lab.run(["cat", "/proc/self/cgroup"])]
+        folders = tuple(lab.quotas.folders)
+    assert told == [4000, 1000]
+    assert all(folder.name in group for folder, group in zip(folders, groups, strict=True))
+    assert not any(folder.exists() for folder in folders)

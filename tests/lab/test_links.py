@@ -1,0 +1,49 @@
+"""Islands are found from rates between pairs, and make a cluster."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+
+from meshwright import catalog
+from meshwright.lab.links import Pair, cluster_of, islands
+from meshwright.spec.cluster import Link
+
+FAST, SLOW = 120e6, 11e6
+
+
+def pairs(sites: list[int], *, jitter: float = 0.0) -> list[Pair]:
+    found = []
+    for place, (first, second) in enumerate(combinations(range(len(sites)), 2)):
+        near = sites[first] == sites[second]
+        rate = (FAST if near else SLOW) * (1.0 - jitter * (place % 3) / 2)
+        latency = 1e-5 if near else 1e-2
+        found.append(Pair(first=first, second=second, bandwidth=rate, latency_seconds=latency))
+    return found
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.3])
+def test_islands_are_the_sites(jitter: float) -> None:
+    assert islands(pairs([0, 0, 1, 1], jitter=jitter), hosts=4) == ((0, 1), (2, 3))
+    assert islands(pairs([0, 1, 0, 1, 1], jitter=jitter), hosts=5) == ((0, 2), (1, 3, 4))
+
+
+def test_like_links_make_one_island() -> None:
+    assert islands(pairs([0, 0, 0], jitter=0.3), hosts=3) == ((0, 1, 2),)
+    assert islands([], hosts=1) == ((0,),)
+
+
+def test_the_cluster_has_a_site_for_each_island_and_the_slowest_link_of_each_tier() -> None:
+    local = catalog.local_cluster(cores=1, memory_bytes=2e9, devices=1).groups[0].device
+    inside = Link(bandwidth=1e9, latency_seconds=1e-5)
+    found = cluster_of(
+        pairs([0, 0, 1, 1], jitter=0.3), name="lab", devices=[local] * 4, devices_per_node=[1] * 4, inside=inside
+    )
+    assert [group.num_nodes for group in found.groups] == [2, 2]
+    assert found.sites == ("island0", "island1")
+    assert found.wide_area is not None
+    assert found.wide_area.bandwidth == pytest.approx(SLOW * 0.7)
+    assert found.wide_area.latency_seconds == 1e-2
+    assert found.groups[0].nic.bandwidth == FAST
+    assert found.groups[0].nic.efficiency == 1.0
