@@ -26,14 +26,8 @@ check: setup
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest tests/test_architecture.py
 
-# Rooms whose tests start many processes of their own; the tests of the others share two.
-CROWDED := tests/cli tests/docs tests/huggingface tests/parallel tests/run tests/train
-QUICK := -m "not slow and not gpu" --durations=30
-
 test: check
-	@$(BIN)/python -m pytest $(QUICK) -n 2 --dist loadfile --ignore tests/test_architecture.py \
-		$(addprefix --ignore ,$(CROWDED))
-	@$(BIN)/python -m pytest $(QUICK) $(CROWDED)
+	@$(BIN)/python -m pytest -m "not slow and not gpu" --durations=30 -n 2 --dist worksteal --ignore tests/test_architecture.py
 
 test-full: check
 	@$(BIN)/python -m pytest -m "not gpu" --ignore tests/test_architecture.py

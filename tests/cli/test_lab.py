@@ -11,7 +11,7 @@ from meshwright.cli import main
 from meshwright.lab.fabric import unfit
 from meshwright.spec.errors import ExitCode
 
-EXAMPLE = str(Path(__file__).resolve().parent.parent.parent / "examples" / "clusters" / "lab-two-sites.toml")
+EXAMPLE = str(Path(__file__).resolve().parent.parent.parent / "examples" / "lab" / "two-sites.toml")
 makes_labs = pytest.mark.skipif(bool(unfit()), reason=f"no lab can be made here: {unfit()}")
 
 
@@ -37,7 +37,8 @@ def test_a_command_runs_on_every_host_and_one_that_fails_is_told(capsys: pytest.
 
 
 @pytest.mark.parametrize(
-    ("where", "told"), [("ssh:", "ssh:ONE,TWO names two"), ("64xNothing", "Nothing"), ("ssh:no.such.host.", "no address")]
+    ("where", "told"),
+    [("ssh:", "ssh:ONE,TWO names two"), ("64xNothing", "Nothing"), ("ssh:no.such.host.", "no address")],
 )
 def test_what_is_no_lab_is_told(where: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lab", where, "--", "true"]) in (ExitCode.USAGE, ExitCode.ENVIRONMENT)

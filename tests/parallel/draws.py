@@ -381,17 +381,13 @@ def choices(draw: Draw) -> dict[str, object]:
 
 
 def effort(draw: Draw) -> float:
-    """About how long a draw takes, in seconds of one processor: its ranks are made, and each runs its passes."""
+    """About how long a draw takes, in seconds of one processor."""
     layers = draw.layers / draw.size(AxisName.PIPELINE)
-    passes = draw.microbatches * max(1.0, 0.5 * draw.slices)
-    return draw.ranks * (0.3 + 0.05 * layers + 0.03 * layers * passes)
+    return draw.ranks * (0.3 + layers * (0.05 + 0.03 * draw.microbatches * max(1.0, 0.5 * draw.slices)))
 
 
 def covering(draws: list[Draw], *, count: int) -> list[Draw]:
-    """`count` of the draws, each the one that meets the most pairs of choices not met yet for the root of its effort.
-
-    By effort itself nearly a third would be of one rank, by pairs alone more than half of eight.
-    """
+    """`count` of the draws, each the one that meets the most new pairs of choices for the root of its effort."""
     left = {draw: set(combinations(choices(draw).items(), 2)) for draw in draws}
     found = []
     for _ in range(count):
