@@ -8,8 +8,9 @@ from types import MappingProxyType
 from typing import Any
 
 from meshwright.catalog.decoders.shapes import nearest_divisor
-from meshwright.spec.blocks import Activation, Rotary, RotaryScaling
+from meshwright.spec.blocks import Activation
 from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.positions import Rotary, RotaryScaling
 
 ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
     {
