@@ -212,6 +212,12 @@ def unsupported(model: ModelSpec, *, start: int, stop: int) -> tuple[Problem, ..
         if layer.transform and layer.transform.activation in GATED_ALONE and not layer.transform.gated:
             what = f"{layer.transform.activation.value} without a gate has no module"
             problems.append(Problem(what=what, where=f"{where}.transform"))
+        shared = layer.transform.shared if isinstance(layer.transform, Mixture) else None
+        if shared is not None and (shared.norm or shared.post_norm):
+            what = "norms of a shared branch have no module"
+            problems.append(
+                Problem(what=what, where=f"{where}.transform.shared", fix="make it the layer's dense branch")
+            )
         if isinstance(layer.transform, Mixture) and layer.transform.extra_parameters:
             problems.append(Problem(what="extra parameters of a mixture have no module", where=f"{where}.transform"))
     return tuple(problems)
