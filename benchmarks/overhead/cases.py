@@ -19,9 +19,10 @@ from torch.nn import functional
 
 from meshwright.nn import Decoder, initialize
 from meshwright.parallel import build_optimizer, lay
-from meshwright.spec.blocks import Attention, FeedForward, Norm, Rotary
+from meshwright.spec.blocks import Attention, FeedForward, Norm
 from meshwright.spec.model import Embedding, Head, Layer, ModelSpec
 from meshwright.spec.plan import Design
+from meshwright.spec.positions import Rotary
 
 WIDTH, HEADS, HIDDEN, VOCAB, LAYERS, LENGTH = 256, 8, 704, 2048, 4, 256
 WARM_UP = 2

@@ -58,6 +58,13 @@ def edited(document: dict[str, Any], path: str, value: Any) -> str:
         (f"{LAYER}.mixer.heads", HUGE, "is more than any model has"),
         (f"{LAYER}.mixer.kv_heads", 3, "3 does not divide 32 heads"),
         (f"{LAYER}.mixer.rotary.dims", 3, "3 is not an even number up to the 128 of a head"),
+        (f"{LAYER}.mixer.rotary.planes", 65, "65 is more than the 64 planes of 128 features"),
+        (f"{LAYER}.sum_norm", {"width": 4096}, "needs a dense branch beside the transform"),
+        (
+            f"{LAYER}.dense",
+            {"kind": "feed_forward", "width": 4096, "hidden": 8, "norm": None},
+            "goes beside a mixture",
+        ),
         (f"{LAYER}.mixer.width", 7, "7 is not the width of the model, 4096"),
         (f"{LAYER}.mixer.prefix", 1.5, "1.5 is not a share of a sequence"),
         (f"{LAYER}.mixer.prefix", -0.5, "-0.5 is below 0"),

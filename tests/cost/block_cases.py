@@ -60,6 +60,14 @@ def mixture(**changes: object) -> Layer:
 
 
 SHARED = FeedForward(width=WIDTH, hidden=48, norm=None)
+ROUTED = {
+    "norm": None,
+    "router_norm": ROOT,
+    "router_scale": 0.125,
+    "expert_norm": ROOT,
+    "expert_scale": True,
+    "activation": Activation.GELU_TANH,
+}
 MIXERS: dict[str, Layer] = {
     "grouped": attention(rotary=TURN),
     "all heads, biases, layer norms": attention(
@@ -73,6 +81,12 @@ MIXERS: dict[str, Layer] = {
     "keys as values": attention(shared_key_value=True),
     "turned keys, values before": attention(shared_key_value=True, rotary=TURN),
     "normed keys, values before": attention(shared_key_value=True, qk_norm=QueryKeyNorm.HEAD),
+    "normed values": attention(rotary=TURN, qk_norm=QueryKeyNorm.HEAD, value_norm=True),
+    "normed values alone": attention(value_norm=True),
+    "keys as values, values normed": attention(shared_key_value=True, value_norm=True),
+    "keys as values, both normed": attention(
+        shared_key_value=True, qk_norm=QueryKeyNorm.HEAD, value_norm=True, rotary=Rotary(dims=16, planes=3)
+    ),
     "window": attention(kv_heads=4, rotary=TURN, window=100),
     "chunk": attention(kv_heads=4, chunk=256),
     "prefix": attention(kv_heads=4, rotary=TURN, prefix=0.5),
@@ -98,11 +112,21 @@ TRANSFORMS: dict[str, Layer] = {
     "mixture, plain experts, biases": mixture(gated=False, router_bias=True, expert_bias=True),
     "mixture, shared": mixture(shared=SHARED),
     "mixture, gated shared": mixture(shared=SHARED, shared_gate=True, top_k=3),
+    "mixture, norm of the router": mixture(router_norm=ROOT),
+    "mixture, norms inside, scales": mixture(**ROUTED),
 }
+BESIDE = FeedForward(width=WIDTH, hidden=48, norm=ROOT, post_norm=ROOT, activation=Activation.GELU_TANH)
 BOTH: dict[str, Layer] = {
     "llama": Layer(mixer=MIXERS["grouped"].mixer, transform=TRANSFORMS["gated"].transform),
     "gpt": Layer(
         mixer=MIXERS["all heads, biases, layer norms"].mixer, transform=feed(gated=False, bias=True).transform
+    ),
+    "gemma4": Layer(
+        mixer=MIXERS["keys as values, both normed"].mixer,
+        transform=mixture(**ROUTED, post_norm=ROOT).transform,
+        dense=BESIDE,
+        sum_norm=ROOT,
+        scaled=True,
     ),
     "deepseek": Layer(mixer=MIXERS["latent"].mixer, transform=TRANSFORMS["mixture, shared"].transform),
 }

@@ -120,7 +120,7 @@ def saved_once(block: Block, setting: Setting) -> int:
 
 def _apart(module: nn.Module, context: Context) -> list[Tensor]:
     angles = [tensor for turn in context.known_angles.values() for tensor in (turn.cos, turn.sin)]
-    return [*module.parameters(), *angles, *context._masks.values()]
+    return [*module.parameters(), *module.buffers(), *angles, *context._masks.values()]
 
 
 def count_flops(block: Block, setting: Setting) -> int:

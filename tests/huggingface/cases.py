@@ -28,6 +28,23 @@ _BASE = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+_GEMMA4 = {
+    **{key: value for key, value in _BASE.items() if key not in ("hidden_act", "rope_theta")},
+    "model_type": "gemma4_text",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    "global_head_dim": 16,
+    "sliding_window": 5,
+    "hidden_size_per_layer_input": 0,
+    "num_kv_shared_layers": 0,
+    "final_logit_softcapping": 3.0,
+    "tie_word_embeddings": True,
+    "rope_parameters": {
+        "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 100.0, "rope_type": "proportional"},
+        "sliding_attention": {"rope_theta": 50.0, "rope_type": "default"},
+    },
+}
 _EXPERTS = {"num_experts_per_tok": 2}
 _LATENT = {
     **{key: value for key, value in _BASE.items() if key != "head_dim"},
@@ -98,6 +115,16 @@ def configs() -> dict[str, dict[str, Any]]:
             "tie_word_embeddings": True,
             "layer_types": ["sliding_attention", "full_attention"],
         },
+        "gemma4": {
+            **_GEMMA4,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 12,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+        },
+        "gemma4_dense": {**_GEMMA4, "attention_bias": True, "final_logit_softcapping": None},
         "gpt2": {
             "model_type": "gpt2",
             "vocab_size": 48,

@@ -53,7 +53,7 @@ def parameters_of(folder: Path) -> dict[str, torch.Tensor]:
     return {f"model.{name}": x.detach() for name, x in [*decoder.named_parameters(), *decoder.named_buffers()]}
 
 
-@pytest.mark.parametrize("case", ["llama", "phi3", "gpt2", "mixtral", "gpt_oss", "llama4", "deepseek_v3"])
+@pytest.mark.parametrize("case", ["llama", "phi3", "gpt2", "mixtral", "gpt_oss", "llama4", "gemma4", "deepseek_v3"])
 @pytest.mark.parametrize("dtype", ["BF16", "F32"])
 def test_what_goes_in_comes_out_bit_for_bit(tmp_path: Path, case: str, dtype: str) -> None:
     source = folder_of(tmp_path, case, dtype=dtype)
@@ -81,7 +81,11 @@ def test_what_is_not_trained_here_comes_back_when_it_is_asked_for(tmp_path: Path
     config = {"model_type": "llama4", "text_config": text, "tie_word_embeddings": False}
     shapes = {f"language_model.{name}": shape for name, shape in TOLD["llama4"]["tensors"].items()} | tower
     beside = write_model(tmp_path / "llama4", config, shapes)
-    for source, left_out in ((folder_of(tmp_path, "glm_moe_dsa"), 10), (beside, 2)):
+    told = {name.replace("model.", "model.language_model.", 1): x for name, x in TOLD["gemma4"]["tensors"].items()}
+    seeing = {"model.vision_tower.std_bias": [5], "model.embed_vision.embedding_projection.weight": [16, 5]}
+    config = {"model_type": "gemma4", "text_config": CASES["gemma4"], "tie_word_embeddings": True}
+    gemma = write_model(tmp_path / "gemma4", config, told | seeing)
+    for source, left_out in ((folder_of(tmp_path, "glm_moe_dsa"), 10), (beside, 2), (gemma, 2)):
         run, back = tmp_path / f"{source.name}-run", tmp_path / f"{source.name}-back"
         found = convert.to_run(source, run)
         assert found.left_out == left_out

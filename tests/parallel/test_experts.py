@@ -101,6 +101,17 @@ def test_every_routing_is_that_of_one_device(pool: Pool, name: str, layout: Layo
     check(pool, design(model(name, routing=ROUTINGS[name]), layout), packed=Documents.TWO)
 
 
+@pytest.mark.parametrize("layout", [DIVIDED, GATHERED], ids=str)
+def test_experts_beside_a_dense_branch_lie_on_a_grid_too(pool: Pool, layout: Layout) -> None:
+    check(pool, design(models.beside(), layout, z_loss=1e-3), packed=Documents.TWO)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_they_lie_on_every_grid(pool: Pool, layout: Layout) -> None:
+    check(pool, design(models.beside(), layout))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("name", ROUTINGS)

@@ -59,6 +59,10 @@ def test_a_rule_refuses_in_words_with_a_fix(rule: Rule) -> None:
         replace(samples.dense_layer(), tokens=0.5),
         replace(samples.dense_layer(), mixer=replace(samples.dense_layer().mixer, causal=False)),
         replace(samples.latent_layer(), mixer=replace(samples.latent_layer().mixer, indexer=samples.INDEXER)),
+        replace(
+            samples.mixture_layer(),
+            transform=replace(samples.mixture_layer().transform, shared=samples.dense_layer().transform),
+        ),
     ],
 )
 def test_layers_without_a_module_are_predicted_only(layer: Layer) -> None:

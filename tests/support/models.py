@@ -109,6 +109,28 @@ def prefixed() -> ModelSpec:
     return replace(model("prefixed"), layers=layers)
 
 
+def beside() -> ModelSpec:
+    """Experts beside a dense branch, each with norms of its own, a scaled layer, normed values: gemma4's form."""
+    last = {"post_norm": NORM, "qk_norm": QueryKeyNorm.HEAD, "value_norm": True, "scale": 1.0}
+    turn = Rotary(dims=16, theta=100.0, planes=2)
+    full = attention(head_dim=16, rotary=turn, shared_key_value=True, **last)
+    routed = mixture(
+        norm=None,
+        post_norm=NORM,
+        activation=Activation.GELU_TANH,
+        router_norm=NORM,
+        router_scale=WIDTH**-0.5,
+        expert_norm=NORM,
+        expert_scale=True,
+    )
+    dense = feed_forward(hidden=48, post_norm=NORM, activation=Activation.GELU_TANH)
+    layers = tuple(
+        Layer(mixer=mixer, transform=routed, dense=dense, sum_norm=NORM, scaled=True)
+        for mixer in (full, attention(window=5, **last))
+    )
+    return replace(model("mixture_beside"), layers=layers * 2)
+
+
 def all_models() -> dict[str, ModelSpec]:
     """One model per feature of the decoder."""
     scaling = RotaryScaling(kind="llama3", factor=8.0, trained_positions=32)
@@ -158,4 +180,5 @@ def all_models() -> dict[str, ModelSpec]:
         "latent_direct": model("latent_direct", layer=Layer(mixer=latent(query_rank=None), transform=ff)),
         "attention_only": model("attention_only", layer=Layer(mixer=attention(), transform=None)),
         "head_softcap": model("head_softcap", head=Head(vocab=VOCAB, width=WIDTH, norm=NORM, softcap=5.0, bias=True)),
+        "mixture_beside": beside(),
     }

@@ -78,11 +78,19 @@ def _shapes(model: ModelSpec, dot: str) -> Iterator[Problem]:
 
 def _layer_shapes(layer: Layer, where: str, *, width: int) -> Iterator[Problem]:
     """Of one layer; of layers that are alike the first is told."""
-    for name, part in (("mixer", layer.mixer), ("transform", layer.transform)):
+    mixer, transform, mixes = layer.mixer, layer.transform, isinstance(layer.transform, Mixture)
+    parts = {"mixer": mixer, "dense": layer.dense, "transform": transform, "sum_norm": layer.sum_norm}
+    if isinstance(transform, Mixture):
+        parts |= {"transform.router_norm": transform.router_norm, "transform.expert_norm": transform.expert_norm}
+    for name, part in parts.items():
         if part is not None and part.width != width:
             what = f"{part.width} is not the width of the model, {width}"
             yield Problem(what=what, where=f"{where}.{name}.width")
-    mixer, transform = layer.mixer, layer.transform
+    if layer.dense is not None and not mixes:
+        yield Problem(what="a dense branch goes beside a mixture", where=f"{where}.dense", fix="leave it out")
+    if layer.sum_norm is not None and layer.dense is None:
+        what = "a norm of a sum needs a dense branch beside the transform"
+        yield Problem(what=what, where=f"{where}.sum_norm", fix="use the transform's post_norm")
     if (attention := attends(layer)) is not None and attention.prefix:
         yield from _prefix(attention, f"{where}.mixer.prefix")
     if isinstance(mixer, Attention):
@@ -93,6 +101,10 @@ def _layer_shapes(layer: Layer, where: str, *, width: int) -> Iterator[Problem]:
         if dims % 2 or dims > mixer.head_dim:
             what = f"{dims} is not an even number up to the {mixer.head_dim} of a head"
             yield Problem(what=what, where=f"{where}.mixer.rotary.dims")
+        planes = mixer.rotary.planes if mixer.rotary else None
+        if planes is not None and planes > dims // 2:
+            what = f"{planes} is more than the {dims // 2} planes of {dims} features"
+            yield Problem(what=what, where=f"{where}.mixer.rotary.planes")
     if isinstance(transform, Mixture) and transform.top_k > transform.experts:
         what = f"{transform.top_k} is more than {transform.experts} experts"
         yield Problem(what=what, where=f"{where}.transform.top_k")

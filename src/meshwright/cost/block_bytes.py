@@ -100,7 +100,7 @@ def block_bytes(
     return BlockBytes(
         kept=np.where(full, entering, np.where(selective, kept - core, kept)),
         working=np.where(selective, repeated, once + np.where(full, again, 0.0)),
-        ending=row([parts[-1].ending]) + np.where(full, again, 0.0),
+        ending=_ending(parts, sizes)[inverse] + np.where(full, again, 0.0),
         mixing=_mixing(block, parts, sizes)[inverse] + np.where(full, again, 0.0),
         logits=row(part.logits for part in parts),
         waits=row(part.waits for part in parts) if trains else 0.0 * kept,
@@ -116,6 +116,12 @@ def _working(parts: tuple[Kept, ...], sizes: Sizes, *, again: bool = False) -> F
         most = np.maximum(most, part.working + core - gone)
         gone = gone + part.saved - core
     return most
+
+
+def _ending(parts: tuple[Kept, ...], sizes: Sizes) -> FloatArray:
+    """What backward has beside what it keeps at the block's last product: what norms after it kept is not gone yet."""
+    at = (part.ending for part in reversed(parts) if np.any(part.ending))
+    return sizes.zeros + next(at, 0.0)
 
 
 def _mixing(block: Block, parts: tuple[Kept, ...], sizes: Sizes) -> FloatArray:

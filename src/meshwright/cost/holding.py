@@ -199,8 +199,8 @@ def _of_one(kind: Kind, priced: Holds, table: PlanTable, *, model: ModelSpec) ->
 
 
 def _changed(block: Layer) -> float:
-    """Parameters of a layer's transform, whose gradients are there when backward comes to its mixer."""
-    return 0.0 if block.transform is None else float(block.transform.matrix_parameters)
+    """Parameters of a layer's transforms, whose gradients are there when backward comes to its mixer."""
+    return sum((float(part.matrix_parameters) for part in (block.dense, block.transform) if part is not None), 0.0)
 
 
 def _experts(block: Layer) -> float:

@@ -14,12 +14,11 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from meshwright.cost.grid_places import Dims, divided_dims
-from meshwright.spec.blocks import Block, Mixture
+from meshwright.spec.blocks import Block
 from meshwright.spec.cluster import Precision
-from meshwright.spec.model import Layer
 from meshwright.spec.optimizer import Adafactor, Master, Moments, Muon, Optimizer, OptimizerSpec, Sgd, treatment
 from meshwright.spec.plan import AxisName, Design, Plan, Sharding, Stage, TensorGrid
-from meshwright.spec.tensors import ParameterTensor, prefix, tensors
+from meshwright.spec.tensors import ParameterTensor, prefix, states, tensors
 
 PARAMETERS, OPTIMIZER = "model.", "optimizer."
 ITEM_BYTES: Mapping[str, int] = MappingProxyType(
@@ -185,9 +184,9 @@ class _Maker:
                 self.untrained.update(before + entry.name for entry in tensors(block))
             for entry in tensors(block):
                 self._add(before + entry.name, entry, stage, block=block)
-            if biased := _balanced(block):
-                self.untrained.add(f"{before}transform.balance")
-                self._add(f"{before}transform.balance", _Entry(shape=(biased.experts,)), stage, block=block)
+            for state in states(block):
+                self.untrained.add(before + state.name)
+                self._add(before + state.name, _Entry(shape=state.shape), stage, block=block)
         if self._model.head.tied and stage.stop == len(self._model.blocks) and stage.start > 0:
             self._add(_TABLE, tensors(self._model.embedding)[0], stage, block=self._model.embedding)
 
@@ -227,12 +226,6 @@ class _Entry:
     """What no axis divides."""
 
     shape: tuple[int, ...]
-
-
-def _balanced(block: object) -> Mixture | None:
-    """The mixture of a block that keeps a bias for each of its experts; None where it has none."""
-    part = block.transform if isinstance(block, Layer) else None
-    return part if isinstance(part, Mixture) and part.routing.bias_rate else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

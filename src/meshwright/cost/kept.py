@@ -66,10 +66,14 @@ def kept_eager(block: Block, sizes: Sizes, software: Software) -> tuple[Kept, ..
         return _head(block, sizes, software)
     parts: list[Kept] = []
     for part in block.parts:
-        inside = _mixer(part, sizes) if isinstance(part, Mixer) else _transform(part, sizes)
+        inside = _mixer(part, sizes) if isinstance(part, Mixer) else _transform(part, sizes, beside=block.dense)
         before = () if part.norm is None else (_norm(part.norm, sizes),)
         after = () if part.post_norm is None else (_norm(part.post_norm, sizes),)
         parts += [*before, inside, *after]
+    if block.sum_norm is not None:
+        parts.append(_norm(block.sum_norm, sizes))
+    if block.scaled:
+        parts.append(Kept(saved=np.where(sizes.itemsize < sizes.wide, sizes.itemsize, 0.0)))
     return tuple(parts)
 
 
@@ -79,8 +83,8 @@ def _mixer(mixer: Mixer, sizes: Sizes) -> Kept:
     return _latent_attention(mixer, sizes) if isinstance(mixer, LatentAttention) else recurrence(mixer, sizes)
 
 
-def _transform(part: Transform, sizes: Sizes) -> Kept:
-    return _feed_forward(part, sizes) if isinstance(part, FeedForward) else _mixture(part, sizes)
+def _transform(part: Transform, sizes: Sizes, *, beside: FeedForward | None) -> Kept:
+    return _feed_forward(part, sizes) if isinstance(part, FeedForward) else _mixture(part, sizes, beside=beside)
 
 
 def _norm(norm: Norm, sizes: Sizes) -> Kept:
@@ -114,7 +118,7 @@ def _attention(mixer: Attention, sizes: Sizes) -> Kept:
     query, key = heads * mixer.head_dim, key_heads * mixer.head_dim
     held = key * mixer.keys
     normed = mixer.qk_norm is not QueryKeyNorm.NONE
-    same = mixer.shared_key_value and mixer.rotary is None and not normed
+    same = mixer.shared_key_value and mixer.rotary is None and not normed and not mixer.value_norm
     read = query + (1.0 if same else 2.0) * held
     scores = sizes.scores * mixer.keys * heads if sizes.unfused else sizes.zeros
     if sizes.unfused:
@@ -132,7 +136,7 @@ def _attention(mixer: Attention, sizes: Sizes) -> Kept:
     width = sizes.zeros + mixer.width
     matrices = width * (2.0 * query + (1.0 if mixer.shared_key_value else 2.0) * key)
     return Kept(
-        saved=e * m * (width + query) + inside + _head_norms(mixer, query, key, sizes),
+        saved=e * m * (width + query) + inside + _head_norms(mixer, query, key, sizes) + _value_norm(mixer, key, sizes),
         core=core,
         working=e * (m * (2.0 * query + 2.0 * held + width) + 2.0 * scores),
         ending=e * m * (query + width),
@@ -186,12 +190,22 @@ def _head_norms(mixer: Attention, query: FloatArray, key: FloatArray, sizes: Siz
     m, scaled = sizes.tokens, mixer.qk_norm is not QueryKeyNorm.UNSCALED
     whole = mixer.qk_norm is QueryKeyNorm.FULL
     found = sizes.zeros
-    for features, shared in ((query, False), (key, mixer.shared_key_value)):
+    for features, shared in ((query, False), (key, mixer.shared_key_value and not mixer.value_norm)):
         rows = m * (1.0 if whole else features / mixer.head_dim)
         one = _root_mean_square(m * features, rows, sizes, scaled=scaled, shared=shared)
         apart = m * (2.0 * features + 1.0) * sizes.wide
         found = found + (np.where(sizes.tensor > 1.0, apart, one) if whole else one)
     return found
+
+
+def _value_norm(mixer: Attention, key: FloatArray, sizes: Sizes) -> FloatArray:
+    """Of values, over each head and without a scale; keys that are values are kept by their own norm already, or as
+    they are by a fused core."""
+    if not mixer.value_norm:
+        return sizes.zeros
+    m, as_they_are = sizes.tokens, mixer.rotary is None and not mixer.sinks and mixer.softcap is None
+    shared = mixer.shared_key_value and (mixer.qk_norm is not QueryKeyNorm.NONE or as_they_are)
+    return _root_mean_square(m * key, m * key / mixer.head_dim, sizes, scaled=False, shared=shared)
 
 
 def _head_norm_parameters(mixer: Attention, query: FloatArray, key: FloatArray) -> FloatArray | float:
@@ -286,7 +300,7 @@ def _feed_forward(part: FeedForward, sizes: Sizes) -> Kept:
     )
 
 
-def _mixture(part: Mixture, sizes: Sizes) -> Kept:
+def _mixture(part: Mixture, sizes: Sizes, *, beside: FeedForward | None) -> Kept:
     """Router, rows sorted by expert, experts, and rows before and after their weights.
 
     Backward has most when rows are given their weights' gradients, of which forward kept one set that is gone by then,
@@ -302,7 +316,9 @@ def _mixture(part: Mixture, sizes: Sizes) -> Kept:
     choices = m * part.top_k * (_INDEX_BYTES + sizes.wide) + routed * (2.0 * _INDEX_BYTES + e)
     saved = e * (m * part.width + routed * (3.0 * part.width + inside)) + choices
     expert = float(part.width * part.hidden * (3 if part.gated else 2) * part.experts)
-    copied = part.width * part.experts + expert / (slices * holders)
+    saved = saved + _gate(part, sizes, tokens=m / np.where(grid, sizes.tensor, 1.0), beside=beside)
+    norms = sum(norm.parameters for norm in part.inner_norms)
+    copied = part.width * part.experts + norms + expert / (slices * holders)
     if part.shared is not None:
         shared = hidden_copies(gated=part.shared.gated, activation=part.shared.activation)
         saved = saved + e * m * shared * part.shared.hidden / sizes.tensor
@@ -316,6 +332,23 @@ def _mixture(part: Mixture, sizes: Sizes) -> Kept:
         waits=e * (m * (part.width + part.experts) + routed * (2.0 * part.width + (3.0 if part.gated else 2.0) * h)),
         copied=copied,
     )
+
+
+def _gate(part: Mixture, sizes: Sizes, *, tokens: FloatArray, beside: FeedForward | None) -> FloatArray:
+    """Norms of what the router and the experts read, and the weights of choices before the scales of experts, with
+    those scales.
+
+    Both norms keep what enters, as the norm of a branch `beside` does where its tokens are the same. The router keeps
+    what it multiplies whether it was normed or not.
+    """
+    found, e = sizes.zeros, sizes.itemsize
+    known = beside is not None and beside.norm is not None
+    for _ in part.inner_norms:
+        found = found + _root_mean_square(tokens * part.width, tokens, sizes, shared=known)
+        known = True
+    if part.expert_scale:
+        found = found + sizes.tokens * part.top_k * np.where(e < sizes.wide, 2.0 * e, e)
+    return found
 
 
 def _embedding(block: Embedding, sizes: Sizes) -> Kept:

@@ -47,6 +47,8 @@ def kept_fused(block: Block, sizes: Sizes, software: Software) -> tuple[Kept, ..
         parts += [*before, inside, *after]
         if software.dropout:
             parts.append(Kept(saved=sizes.tokens * part.width / sizes.split))
+    if block.sum_norm is not None:
+        parts.append(_norm(block.sum_norm, sizes))
     return tuple(parts)
 
 
@@ -98,6 +100,8 @@ def _attention(mixer: Attention, sizes: Sizes) -> Kept:
     normed = sizes.zeros
     if mixer.qk_norm is not QueryKeyNorm.NONE:
         normed = m * (e * (query + key) + _STATISTIC_BYTES * (heads + key_heads))
+    if mixer.value_norm:
+        normed = normed + m * (e * key + _STATISTIC_BYTES * key_heads)
     residual, gathered = _passing(mixer.width, sizes)
     entering = _entering(mixer.width, sizes)
     return Kept(
@@ -164,6 +168,8 @@ def _mixture(part: Mixture, sizes: Sizes) -> Kept:
     shares = m / sizes.split
     saved = shares * (e * part.width + _ROUTER_BYTES * part.experts)
     saved = saved + routed * (sizes.kept_itemsize * part.width + _STATISTIC_BYTES) + kept
+    for norm in part.inner_norms:
+        saved = saved + np.where(grid, 1.0 / sizes.tensor, 1.0) * m * (e * norm.width + _STATISTIC_BYTES)
     if part.shared is not None:
         saved = saved + _hidden(part.shared.hidden / sizes.tensor, m, sizes, gated=part.shared.gated)[0]
         saved = saved + np.where(sizes.kept_itemsize < e, _entering(part.width, sizes), 0.0)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from meshwright.cost.heaviest import heaviest_rank
+from meshwright.cost.norm_work import NORM, norm_parameters, norm_work, norms_work, scale_work
 from meshwright.cost.work import PAIR, FloatArray, PartWork, Product, Sizes, TensorExchanges
 from meshwright.spec.model import (
     Attention,
@@ -18,8 +19,6 @@ from meshwright.spec.model import (
     Layer,
     Mixer,
     Mixture,
-    Norm,
-    NormKind,
     QueryKeyNorm,
     Recurrence,
     Transform,
@@ -33,7 +32,6 @@ ATTENTION = "attention"
 RECURRENCE = "recurrence"
 FEED_FORWARD = "feed forward"
 MIXTURE = "mixture"
-NORM = "norm"
 HEAD = "head and loss"
 
 _CHUNK = 256.0  # tokens that Mamba-2 scans at once
@@ -60,9 +58,14 @@ def _parts(block: Block, sizes: Sizes) -> tuple[PartWork, ...]:
     parts: list[PartWork] = []
     if block.mixer is not None:
         mixer = _mixer(block, block.mixer, sizes)
-        parts += [*_norms(block.mixer, sizes), replace(mixer, heaviest=heaviest_rank(block.mixer, sizes))]
-    if block.transform is not None:
-        parts += [*_norms(block.transform, sizes), _transform(block.transform, sizes)]
+        parts += [*norms_work(block.mixer, sizes), replace(mixer, heaviest=heaviest_rank(block.mixer, sizes))]
+    for part in (block.dense, block.transform):
+        if part is not None:
+            parts += [*norms_work(part, sizes), _transform(part, sizes)]
+    if block.sum_norm is not None:
+        parts.append(norm_work(block.sum_norm, sizes))
+    if block.scaled:
+        parts.append(scale_work(block, sizes))
     if block.extra_parameters:
         parts.append(PartWork(name=NORM, parameters=sizes.zeros + block.extra_parameters))
     return tuple(parts)
@@ -102,34 +105,6 @@ def _transform(part: Transform, sizes: Sizes) -> PartWork:
     return _feed_forward(part, sizes) if isinstance(part, FeedForward) else _mixture(part, sizes)
 
 
-def _norms(part: Mixer | Transform, sizes: Sizes) -> list[PartWork]:
-    return [_norm(norm, sizes) for norm in (part.norm, part.post_norm) if norm is not None]
-
-
-def _norm(norm: Norm, sizes: Sizes) -> PartWork:
-    """Reads and writes its tokens once forward, reads two and writes one backward.
-
-    Written out in fp32 it makes 7 passes forward and 23 backward, and casts at both ends.
-    """
-    elements = sizes.tokens * norm.width / sizes.split
-    hidden = elements * sizes.itemsize
-    if sizes.composite_norms and norm.kind is NormKind.RMS:
-        return PartWork(
-            name=NORM,
-            parameters=sizes.zeros + norm.parameters,
-            traffic=elements * (7.0 * sizes.wide + 2.0 * sizes.casts),
-            backward_traffic=elements * (23.0 * sizes.wide + 2.0 * sizes.casts),
-            kernels=2.0,
-        )
-    return PartWork(
-        name=NORM,
-        parameters=sizes.zeros + norm.parameters,
-        traffic=2.0 * hidden,
-        backward_traffic=3.0 * hidden,
-        kernels=1.0 if norm.kind is NormKind.LAYER else 2.0,
-    )
-
-
 def _attention(mixer: Attention, score_flops: FloatArray, sizes: Sizes) -> PartWork:
     m, t, e = sizes.tokens, sizes.tensor, sizes.itemsize
     w = sizes.zeros + mixer.width
@@ -143,11 +118,13 @@ def _attention(mixer: Attention, score_flops: FloatArray, sizes: Sizes) -> PartW
     replicated = (2 * mixer.head_dim if mixer.qk_norm is QueryKeyNorm.HEAD else 0) + (
         mixer.width if mixer.output_bias else 0
     )
-    own = mixer.parameters - _norm_parameters(mixer) - replicated
+    own = mixer.parameters - norm_parameters(mixer) - replicated
     residual = 3.0 * e * w / sizes.split
     forward, backward = _turn_bytes(sizes) if mixer.rotary else (sizes.zeros, sizes.zeros)
     forward, backward = forward + (2.0 * e if normed else 0.0), backward + (3.0 * e if normed else 0.0)
-    forward, backward = forward * (query + held), backward * (query + held)
+    values = held if mixer.value_norm else 0.0
+    forward = forward * (query + held) + 2.0 * e * values
+    backward = backward * (query + held) + 3.0 * e * values
     widened = _widened(sizes, read=query + keys * held, written=query)
     masks = 2.0 * _mask_bytes(mixer, sizes)
     again = 3.0 if sizes.eager else 1.5
@@ -170,7 +147,7 @@ def _attention(mixer: Attention, score_flops: FloatArray, sizes: Sizes) -> PartW
         traffic=m * (forward + widened + residual + added + dropped + copied * query) + masks,
         backward_traffic=m * (backward + widened + again * residual + summed + dropped + copied * (query + entering))
         + 1.5 * masks,
-        kernels=8.0 + (8.0 if mixer.rotary else 0.0) + (4.0 if normed else 0.0),
+        kernels=8.0 + (8.0 if mixer.rotary else 0.0) + (4.0 if normed else 0.0) + (2.0 if mixer.value_norm else 0.0),
         exchanges=PAIR,
         closes=mixer.post_norm is None,
         circulated=e * m * 2.0 * sent,
@@ -227,7 +204,7 @@ def _latent_attention(mixer: LatentAttention, score_flops: FloatArray, sizes: Si
         ]
         whole += indexer.parameters(mixer.width, rank or mixer.width)
     products.append(Product(m=m, n=w, k=heads * mixer.value_dim))
-    own = mixer.parameters - _norm_parameters(mixer) - whole
+    own = mixer.parameters - norm_parameters(mixer) - whole
     inner = heads * (2.0 * query_dim + mixer.value_dim)
     widened = _widened(sizes, read=inner, written=heads * mixer.value_dim)
     traffic = e * m * (3.0 * w / sizes.split + 2.0 * inner + 4.0 * (latent + (rank or 0))) + m * widened
@@ -265,7 +242,7 @@ def _recurrence(mixer: Recurrence, sizes: Sizes) -> PartWork:
     traffic = e * m * (3.0 * w / sizes.split + 4.0 * mixed + 6.0 * inner) + states
     return PartWork(
         name=RECURRENCE,
-        parameters=(mixer.parameters - _norm_parameters(mixer)) / t,
+        parameters=(mixer.parameters - norm_parameters(mixer)) / t,
         products=(
             Product(m=m, n=mixed + inner + mixer.heads / t, k=w),
             Product(m=m, n=w, k=inner),
@@ -284,7 +261,7 @@ def _feed_forward(part: FeedForward, sizes: Sizes) -> PartWork:
     m, t, e = sizes.tokens, sizes.tensor, sizes.itemsize
     w, h = sizes.zeros + part.width, part.hidden / t
     replicated = part.width if part.bias else 0
-    own = part.parameters - _norm_parameters(part) - replicated
+    own = part.parameters - norm_parameters(part) - replicated
     residual = 3.0 * w / sizes.split
     back = (9.0 if sizes.eager else 8.0) if part.gated else 3.0
     again = 2.0 if sizes.eager and part.gated else 1.0
@@ -322,12 +299,14 @@ def _mixture(part: Mixture, sizes: Sizes) -> PartWork:
         Product(m=rows, n=h, k=w, count=active * (2.0 if part.gated else 1.0), together=active),
         Product(m=rows, n=w, k=h, count=active, together=active),
     ]
-    replicated = float(part.width * part.experts + (part.experts if part.router_bias else 0) + part.extra_parameters)
+    replicated = float(part.width * part.experts + part.gate_parameters + part.extra_parameters)
     replicated += part.width if part.shared_gate else 0
     biases = float(part.experts * part.width if part.expert_bias else 0)
     traffic = e * (routed * (8.0 * w + (5.0 if part.gated else 2.0) * h) + 3.0 * m * w / sizes.split)
+    normed = m / np.where(grid, t, 1.0) * len(part.inner_norms)
+    traffic, normed = traffic + 2.0 * e * normed * w, e * normed * w
     matrices = float(part.experts * part.expert_parameters) - biases
-    own = part.parameters - _norm_parameters(part) - replicated - biases - matrices
+    own = part.parameters - norm_parameters(part) - replicated - biases - matrices
     on_grid = matrices / (slices * holders) + biases / holders
     if part.shared is not None:
         shared = part.shared.hidden / t
@@ -344,8 +323,8 @@ def _mixture(part: Mixture, sizes: Sizes) -> PartWork:
         parameters=own / t + replicated + on_grid,
         products=tuple(products),
         traffic=traffic,
-        backward_traffic=2.0 * traffic,
-        kernels=24.0,
+        backward_traffic=2.0 * traffic - normed,
+        kernels=24.0 + 2.0 * len(part.inner_norms) + (2.0 if part.expert_scale else 0.0),
         exchanges=PAIR,
         closes=part.shared is not None and not part.shared_gate and part.post_norm is None,
         expert_parameters=on_grid,
@@ -373,7 +352,7 @@ def _head(block: Head, sizes: Sizes) -> tuple[PartWork, ...]:
     m = sizes.tokens
     w, v = sizes.zeros + block.width, block.vocab / sizes.tensor
     own = (0 if block.tied else block.matrix_parameters) + (block.vocab if block.bias else 0)
-    norms = () if block.norm is None else (_norm(block.norm, sizes),)
+    norms = () if block.norm is None else (norm_work(block.norm, sizes),)
     forward, backward = _loss_bytes(sizes)
     head = PartWork(
         name=HEAD,
@@ -393,7 +372,3 @@ def _loss_bytes(sizes: Sizes) -> tuple[FloatArray, FloatArray]:
     if not sizes.eager:
         return 2.0 * e + 16.0, 2.0 * e + 12.0
     return e + sizes.casts + 5.0 * sizes.wide, e + sizes.casts + 7.0 * sizes.wide
-
-
-def _norm_parameters(part: Mixer | Transform) -> int:
-    return sum(norm.parameters for norm in (part.norm, part.post_norm) if norm is not None)

@@ -82,18 +82,21 @@ class BlockTraffic:
             if isinstance(mixer, (Attention, LatentAttention)) and self._plan.context > 1:
                 yield from self._context(mixer, recompute, comes_back)
         part = layer.transform
+        if layer.dense is not None:
+            yield from self._region(again, ends=False, comes_back=comes_back)
         if part is None:
             return
+        closes = part.post_norm is None and layer.sum_norm is None and not layer.scaled
         if not isinstance(part, Mixture) or self._grid is None:
-            yield from self._region(again, ends=part.post_norm is None, comes_back=comes_back)
+            yield from self._region(again, ends=closes, comes_back=comes_back)
             return
         dispatching = Dispatching(
             part, self._grid, self._plan, tokens=self._own, itemsize=self._widths.compute, scatter=self._widths.scatter
         )
-        yield from dispatching.sent(again=again, comes_back=comes_back)
+        follows = part.shared is not None or not closes
+        yield from dispatching.sent(again=again, comes_back=comes_back, follows=follows)
         if part.shared is not None:
-            ends = not part.shared_gate and part.post_norm is None
-            yield from self._region(again, ends=ends, comes_back=comes_back)
+            yield from self._region(again, ends=closes and not part.shared_gate, comes_back=comes_back)
 
     def _region(self, again: bool, *, ends: bool, comes_back: bool) -> Iterator[Sent]:
         """Entered and left, and backward leaves and enters it; what is computed again ends once backward has all it

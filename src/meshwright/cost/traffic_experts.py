@@ -25,9 +25,9 @@ class Dispatching:
         self._row = part.width * itemsize
         self._weights = part.top_k * itemsize
 
-    def sent(self, *, again: bool, comes_back: bool) -> Iterator[Sent]:
+    def sent(self, *, again: bool, comes_back: bool, follows: bool) -> Iterator[Sent]:
         """Line, operation, axes and bytes of each, of forward alone unless backward `comes_back`; forward is computed
-        `again` for backward."""
+        `again` for backward, to its end where something `follows` that keeps what it needs."""
         yield from self._routing(again)
         if self._grid.experts.size == self._grid.slices.size == 1:
             return
@@ -35,7 +35,7 @@ class Dispatching:
         if self._plan.experts.dispatch is Dispatch.ALL_TO_ALL:
             yield from self._chosen(again, comes_back)
         else:
-            yield from self._gathered(again, comes_back)
+            yield from self._gathered(again, comes_back, follows)
 
     def _routing(self, again: bool) -> Iterator[Sent]:
         """Tensor ranks tell each other how often the parts of a sequence chose each expert."""
@@ -75,10 +75,9 @@ class Dispatching:
         holders = self._grid.experts.size
         return sum(counts), holders * sum(counts[: part.experts // holders])
 
-    def _gathered(self, again: bool, comes_back: bool) -> Iterator[Sent]:
+    def _gathered(self, again: bool, comes_back: bool, follows: bool) -> Iterator[Sent]:
         """Every rank is given the tokens of all, and sums go back: not again where nothing follows them."""
         part, rows = self._part, self._tokens
-        follows = part.shared is not None or part.post_norm is not None
         for group in (self._grid.experts, self._grid.slices):
             if group.size == 1:
                 continue

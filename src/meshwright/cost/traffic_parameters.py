@@ -12,6 +12,7 @@ from meshwright.spec.plan import AxisName, Design, Plan, Sharding, TensorGrid
 from meshwright.spec.tensors import ParameterTensor, prefix, tensors
 
 _OF_HEADS = ("query_norm.weight", "key_norm.weight")
+_REGIONS = (".mixer.", ".dense.", ".transform.")
 _POSITIONS = "embedding.positions.weight"
 _SLICED = {"gate": 1, "up": 1, "down": 2, "gate_bias": 1, "up_bias": 1}
 
@@ -195,7 +196,7 @@ def summands(part: Part, *, sequence: bool) -> int:
         return 0
     if part.repeats is not None:
         return part.repeats
-    return part.whole and (sequence or ".mixer." in part.name or ".transform." in part.name)
+    return part.whole and (sequence or any(region in part.name for region in _REGIONS))
 
 
 def bucket_sizes(parts: Sequence[Part], *, each: float, most: float) -> list[float]:

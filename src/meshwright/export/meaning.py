@@ -199,13 +199,21 @@ def oddities(model: ModelSpec) -> tuple[str, ...]:
                 "softcap": "soft caps",
                 "scale": "its own scale of scores",
                 "shared_key_value": "keys used as values",
+                "value_norm": "norms of values",
                 "post_norm": "norms after a part",
             }
             found |= dict.fromkeys(words for field, words in named.items() if getattr(mixer, field))
+            if mixer.rotary and mixer.rotary.planes is not None:
+                found["rotary positions on some planes alone"] = None
             if mixer.qk_norm in (QueryKeyNorm.FULL, QueryKeyNorm.UNSCALED):
                 found["norms over all heads at once"] = None
         else:
             found["layers without attention"] = None
+        part = layer.transform
+        if isinstance(part, Mixture) and (part.inner_norms or part.expert_scale or part.router_scale != 1.0):
+            found["norms and scales of a router"] = None
+        found |= dict.fromkeys(["dense branches beside experts"] if layer.dense else [])
+        found |= dict.fromkeys(["layers that are scaled"] if layer.scaled else [])
         if not isinstance(layer.transform, (FeedForward, Mixture)):
             found["layers without a feed-forward"] = None
     if len({layer.mixer for layer in model.layers}) > 1:

@@ -147,18 +147,22 @@ class GroupedAttention(Weighted):
         self.value = None if spec.shared_key_value else Linear(spec.width, keys, bias=spec.qkv_bias)
         self.query_norm = self._norm(queries)
         self.key_norm = self._norm(keys)
+        self.value_norm = RootMeanSquareNorm(spec.head_dim, eps=self._eps, scaled=False) if spec.value_norm else None
         self.sinks = nn.Parameter(torch.empty(spec.heads)) if spec.sinks else None
         self.core = AttentionCore(spec, head_dim=spec.head_dim)
         self.output = Linear(queries, spec.width, bias=spec.output_bias)
 
     def _norm(self, features: int) -> RootMeanSquareNorm | None:
-        beside = self.spec.norm or self.spec.post_norm
-        eps = beside.eps if beside else 1e-6
         if self.spec.qk_norm is QueryKeyNorm.FULL:
-            return RootMeanSquareNorm(features, eps=eps)
+            return RootMeanSquareNorm(features, eps=self._eps)
         if self.spec.qk_norm is QueryKeyNorm.NONE:
             return None
-        return RootMeanSquareNorm(self.spec.head_dim, eps=eps, scaled=self.spec.qk_norm is QueryKeyNorm.HEAD)
+        return RootMeanSquareNorm(self.spec.head_dim, eps=self._eps, scaled=self.spec.qk_norm is QueryKeyNorm.HEAD)
+
+    @property
+    def _eps(self) -> float:
+        beside = self.spec.norm or self.spec.post_norm
+        return beside.eps if beside else 1e-6
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         """(b, s, width) from normed (b, s, width)."""
@@ -167,6 +171,7 @@ class GroupedAttention(Weighted):
         raw = next(projected)
         k = self._heads(raw, self.key_norm)
         v = (raw if self.value is None else next(projected)).unflatten(-1, (-1, self.spec.head_dim))
+        v = v if self.value_norm is None else self.value_norm(v)
         if self.spec.rotary is not None:
             turn = context.angles(self.spec.rotary, q)
             q, k = rotate(q, turn), rotate(k, turn)

@@ -59,6 +59,8 @@ class TokenEmbedding(nn.Module):
 class DecoderLayer(nn.Module):
     """x + mixer(norm(x)), then x + transform(norm(x)); norms after the branches where the model has them.
 
+    A dense branch beside the transform is added to what that gives, before the norm of their sum. `scale` (1,), by
+    which what comes out is multiplied, is state of the run: no optimizer steps it.
     `around`, when set, runs the body: recompute puts a checkpoint there, inside whatever wraps the layer.
     """
 
@@ -68,9 +70,15 @@ class DecoderLayer(nn.Module):
         self.mixer = _build(spec.mixer)
         self.mixer_norm = build_norm(spec.mixer.norm) if spec.mixer else None
         self.mixer_post_norm = build_norm(spec.mixer.post_norm) if spec.mixer else None
+        self.dense = DenseFeedForward(spec.dense) if spec.dense else None
+        self.dense_norm = build_norm(spec.dense.norm) if spec.dense else None
+        self.dense_post_norm = build_norm(spec.dense.post_norm) if spec.dense else None
         self.transform = _build(spec.transform)
         self.transform_norm = build_norm(spec.transform.norm) if spec.transform else None
         self.transform_post_norm = build_norm(spec.transform.post_norm) if spec.transform else None
+        self.sum_norm = build_norm(spec.sum_norm)
+        self.scale: Tensor | None
+        self.register_buffer("scale", torch.ones(1) if spec.scaled else None)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         x = self.body(x, context) if self.around is None else self.around(self.body, x, context)
@@ -82,8 +90,17 @@ class DecoderLayer(nn.Module):
         if self.mixer is not None:
             x = x + _branch(x, context, self.mixer_norm, self.mixer, self.mixer_post_norm)
         if self.transform is not None:
-            x = x + _branch(x, context, self.transform_norm, self.transform, self.transform_post_norm)
-        return x
+            x = x + self._changes(x, context, self.transform)
+        return x if self.scale is None else x * self.scale.to(x.dtype)
+
+    def _changes(self, x: Tensor, context: Context, transform: nn.Module) -> Tensor:
+        """What the transform adds to x (b, s, width), with the branch beside it."""
+        beside = None
+        if self.dense is not None:
+            beside = _branch(x, context, self.dense_norm, self.dense, self.dense_post_norm)
+        made = _branch(x, context, self.transform_norm, transform, self.transform_post_norm)
+        made = made if beside is None else beside + made
+        return made if self.sum_norm is None else self.sum_norm(made)
 
 
 class Projection(Weighted):
@@ -195,6 +212,12 @@ def unsupported(model: ModelSpec, *, start: int, stop: int) -> tuple[Problem, ..
         if layer.transform and layer.transform.activation in GATED_ALONE and not layer.transform.gated:
             what = f"{layer.transform.activation.value} without a gate has no module"
             problems.append(Problem(what=what, where=f"{where}.transform"))
+        shared = layer.transform.shared if isinstance(layer.transform, Mixture) else None
+        if shared is not None and (shared.norm or shared.post_norm):
+            what = "norms of a shared branch have no module"
+            problems.append(
+                Problem(what=what, where=f"{where}.transform.shared", fix="make it the layer's dense branch")
+            )
         if isinstance(layer.transform, Mixture) and layer.transform.extra_parameters:
             problems.append(Problem(what="extra parameters of a mixture have no module", where=f"{where}.transform"))
     return tuple(problems)

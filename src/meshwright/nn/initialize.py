@@ -20,23 +20,24 @@ def initialize(module: Decoder, *, seed: int) -> None:
 def fill(module: nn.Module, *, prefix: str, model: ModelSpec, seed: int) -> None:
     """Every parameter under `module`, called `prefix` in the whole model, holds the value of its name.
 
-    What is state of the run and no parameter (the bias that balances experts) is zero.
+    What is state of the run and no parameter begins where it changes nothing: the bias that balances experts at zero,
+    the scale of a layer at one.
     """
     with torch.no_grad():
         for name, parameter in module.named_parameters(prefix=prefix):
             parameter.copy_(initial_value(name, tuple(parameter.shape), model=model, seed=seed))
-        for _, buffer in module.named_buffers():
-            buffer.zero_()
+        for name, buffer in module.named_buffers():
+            buffer.fill_(1.0 if name.rpartition(".")[2] == "scale" else 0.0)
 
 
 def initial_value(name: str, shape: tuple[int, ...], *, model: ModelSpec, seed: int) -> Tensor:
-    """Scales of norms one; biases and sinks zero; matrices normal with the model's deviation.
+    """Scales one; biases and sinks zero; matrices normal with the model's deviation.
 
     Projections that write to the residual stream are divided by sqrt(2 L) (GPT-2). fp32, drawn on the processor by
     a generator of the name's own.
     """
     parts = name.split(".")
-    if any(part.endswith("norm") for part in parts) and parts[-1] == "weight":
+    if parts[-1] == "expert_scale" or (any(part.endswith("norm") for part in parts) and parts[-1] == "weight"):
         return torch.ones(shape)
     if parts[-1].endswith("bias") or parts[-1] == "sinks":
         return torch.zeros(shape)

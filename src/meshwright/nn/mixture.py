@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from meshwright.nn.context import Context
 from meshwright.nn.experts import Experts
 from meshwright.nn.feed_forward import DenseFeedForward
 from meshwright.nn.linear import Linear
+from meshwright.nn.norm import build_norm
 from meshwright.nn.routing import Beside, Neighbours, Routed, balance_loss, route, within_capacity
 from meshwright.nn.weights import Weighted
 from meshwright.spec.model import Mixture
@@ -35,6 +36,8 @@ class MixtureOfExperts(Weighted):
         super().__init__()
         self.spec = spec
         self.router = Linear(spec.width, spec.experts, bias=spec.router_bias)
+        self.router_norm, self.expert_norm = build_norm(spec.router_norm), build_norm(spec.expert_norm)
+        self.expert_scale = nn.Parameter(torch.empty(spec.experts)) if spec.expert_scale else None
         self.experts = Experts(spec)
         self.shared = DenseFeedForward(spec.shared) if spec.shared else None
         self.shared_gate = Linear(spec.width, 1, bias=False) if spec.shared_gate else None
@@ -47,8 +50,9 @@ class MixtureOfExperts(Weighted):
         self._newest: Tensor | None = None
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        """(b, s, width) from normed (b, s, width)."""
-        out = self.mixing(self.experts, x.flatten(0, 1), self._route(x)).view_as(x)
+        """(b, s, width) from (b, s, width), normed where the layer has a norm before."""
+        read = x if self.expert_norm is None else self.expert_norm(x)
+        out = self.mixing(self.experts, read.flatten(0, 1), self._route(x)).view_as(x)
         if self.shared is None:
             return out
         extra = self.shared(x, context)
@@ -62,7 +66,11 @@ class MixtureOfExperts(Weighted):
 
     def _route(self, x: Tensor) -> Routed:
         how, sequences = self.spec.routing, x.shape[0]
-        routed = route(self.router(x.flatten(0, 1)), self.spec, bias=self.balance, dtype=x.dtype)
+        outputs = self.router((x if self.router_norm is None else self.router_norm(x)).flatten(0, 1))
+        outputs = outputs if self.spec.router_scale == 1.0 else outputs * self.spec.router_scale
+        routed = route(outputs, self.spec, bias=self.balance, dtype=x.dtype)
+        if self.expert_scale is not None:
+            routed.weights = routed.weights * self.read(self.expert_scale)[routed.chosen]
         if torch.is_grad_enabled():
             self._newest = routed.counts
         if how.capacity is not None:

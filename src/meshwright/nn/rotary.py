@@ -23,7 +23,10 @@ class Angles:
 def frequencies(spec: Rotary, *, dtype: torch.dtype = torch.float32) -> Tensor:
     """Angle per position of each of the dims / 2 planes."""
     steps = torch.arange(0, spec.dims, 2, dtype=torch.float64) / spec.dims
-    return _scale(spec.theta**-steps, spec).to(dtype)
+    found = _scale(spec.theta**-steps, spec).to(dtype)
+    if spec.planes is not None:
+        found[spec.planes :] = 0.0
+    return found
 
 
 def angles(spec: Rotary, *, start: int, stop: int, device: torch.device, dtype: torch.dtype) -> Angles:

@@ -52,12 +52,15 @@ _DIVIDED: tuple[tuple[str, int], ...] = (
     ("layers.*.transform.experts.gate*", 1),
     ("layers.*.transform.experts.up*", 1),
     ("layers.*.transform.experts.down", 2),
+    ("layers.*.dense.gate.*", 0),
+    ("layers.*.dense.up.*", 0),
+    ("layers.*.dense.down.weight", 1),
     ("layers.*.transform.*gate.*", 0),
     ("layers.*.transform.*up.*", 0),
     ("layers.*.transform.*down.weight", 1),
 )
 _WHOLE: tuple[str, ...] = ("layers.*.transform.shared_gate.weight",)
-_REGIONS: tuple[str, ...] = ("layers.*.mixer.*", "layers.*.transform.*")
+_REGIONS: tuple[str, ...] = ("layers.*.mixer.*", "layers.*.dense.*", "layers.*.transform.*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +162,8 @@ def _dimensions(model: ModelSpec) -> list[tuple[str, str, int]]:
             found.append((f"layers[{index}].mixer", "key-value heads", layer.mixer.kv_heads))
         if isinstance(layer.mixer, (Attention, LatentAttention)):
             found.append((f"layers[{index}].mixer", "heads", layer.mixer.heads))
+        if layer.dense is not None:
+            found.append((f"layers[{index}].dense", "hidden features", layer.dense.hidden))
         if layer.transform is not None:
             found.append((f"layers[{index}].transform", "hidden features", layer.transform.hidden))
         if isinstance(layer.transform, Mixture) and layer.transform.shared is not None:
@@ -200,7 +205,7 @@ def divide_regions(unit: nn.Module, axis: TensorAxis, *, has_grid: bool) -> None
         transform = unit.transform
         if has_grid and isinstance(transform, MixtureOfExperts):
             transform = transform.shared
-        for region in (unit.mixer, transform):
+        for region in (unit.mixer, unit.dense, transform):
             if region is not None:
                 region.register_forward_pre_hook(_entering(axis))
                 region.register_forward_hook(_leaving(axis))

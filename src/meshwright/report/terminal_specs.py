@@ -67,7 +67,8 @@ def _transform(layer: Layer) -> str:
     if isinstance(part, FeedForward):
         return f"{part.hidden:,}, {'gated ' if part.gated else ''}{part.activation.value}"
     if isinstance(part, Mixture):
-        shared = f", {part.shared.hidden:,} for all" if part.shared else ""
+        everywhere = [branch.hidden for branch in (part.shared, layer.dense) if branch]
+        shared = f", {', '.join(f'{hidden:,}' for hidden in everywhere)} for all" if everywhere else ""
         return f"{part.top_k} of {part.experts} experts of {part.hidden:,}{shared}"
     return "none"
 

@@ -38,8 +38,7 @@ def tensor_hidden(model: ModelSpec) -> tuple[int, ...]:
     """Distinct feed-forward widths, those of experts and of dense branches included."""
     sizes = set()
     for layer in model.layers:
-        if isinstance(layer.transform, (FeedForward, Mixture)):
-            sizes.add(layer.transform.hidden)
+        sizes |= {part.hidden for part in layer.parts if isinstance(part, (FeedForward, Mixture))}
         if isinstance(layer.transform, Mixture) and layer.transform.shared:
             sizes.add(layer.transform.shared.hidden)
     return tuple(sorted(sizes))

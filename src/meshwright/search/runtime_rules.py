@@ -103,6 +103,11 @@ def layers_built(design: Design) -> Problem | None:
         if isinstance(layer.mixer, LatentAttention) and layer.mixer.indexer:
             what = "sparse attention with an indexer can be predicted and not trained yet"
             return Problem(where=f"model.layers[{index}].mixer.indexer", what=what, fix="choose dense attention")
+        shared = layer.transform.shared if isinstance(layer.transform, Mixture) else None
+        if shared is not None and (shared.norm or shared.post_norm):
+            what = "a shared branch with norms of its own can be predicted and not trained yet"
+            fix = "make it the layer's dense branch"
+            return Problem(where=f"model.layers[{index}].transform.shared", what=what, fix=fix)
         extra = layer.extra_parameters + (
             layer.transform.extra_parameters if isinstance(layer.transform, Mixture) else 0
         )

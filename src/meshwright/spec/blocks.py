@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from meshwright.spec.positions import Rotary, Temperature
 from meshwright.spec.routing import TOP_K_SOFTMAX, Routing
 
 
@@ -47,48 +48,14 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RotaryScaling:
-    """How rotary frequencies are stretched beyond the trained length (`llama3`, `yarn`, `linear`).
-
-    Of `yarn` alone: `gain` multiplies cosines and sines, 0.1 ln(factor) + 1 when None (2309.00071), and `truncate`
-    says whether the ramp begins and ends at whole planes.
-    """
-
-    kind: str
-    factor: float
-    low_frequency: float = 1.0
-    high_frequency: float = 4.0
-    trained_positions: int = 8192
-    gain: float | None = None
-    truncate: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rotary:
-    """Rotary position embedding on the first `dims` features of every head (RoFormer, 2104.09864)."""
-
-    dims: int
-    theta: float = 10000.0
-    scaling: RotaryScaling | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Temperature:
-    """The query at position p is 1 + `gain` log(1 + floor((p + 1) / `positions`)) times as long, so that long contexts
-    do not flatten its scores (scalable softmax, 2501.19399; in steps, as llama4 has it)."""
-
-    positions: int
-    gain: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
     """Multi-head attention; `kv_heads < heads` is grouped-query; `window` limits how far back it looks.
 
     Without `causal` every token sees all of its sequence, as in an encoder, or `keys` times as many tokens of another
     one: a decoder's attention to what an encoder gave.
 
-    `chunk` is chunked attention (positions see only their own chunk). `shared_key_value` uses the keys as values.
+    `chunk` is chunked attention (positions see only their own chunk). `shared_key_value` uses the keys as values, as
+    they are projected. With `value_norm` the values of each head are normed, without a scale.
 
     Above 0 `prefix` is a prefix mask (1910.10683, section 3.2.1; 2205.05131): the tokens of a document's prompt, its
     prefix, see all of it, within `window` and `chunk` both ways. The data tell how long prompts are; costs count one
@@ -113,6 +80,7 @@ class Attention:
     scale: float | None = None
     temperature: Temperature | None = None
     shared_key_value: bool = False
+    value_norm: bool = False
     causal: bool = True
     keys: float = 1.0
     kind: str = "attention"
@@ -249,6 +217,10 @@ class FeedForward:
 class Mixture:
     """`top_k` of `experts` feed-forwards per token, with an optional dense branch that every token takes.
 
+    After `norm`, or in place of it, `router_norm` and `expert_norm` are of what the router and the experts read alone.
+    `router_scale` multiplies what the router gives. With `expert_scale` the weight of an expert is multiplied by a
+    learned number of its own.
+
     `extra_parameters` counts scales that no matrix product uses.
     """
 
@@ -265,8 +237,22 @@ class Mixture:
     shared: FeedForward | None = None
     shared_gate: bool = False
     routing: Routing = TOP_K_SOFTMAX
+    router_norm: Norm | None = None
+    router_scale: float = 1.0
+    expert_norm: Norm | None = None
+    expert_scale: bool = False
     extra_parameters: int = 0
     kind: str = "mixture"
+
+    @property
+    def inner_norms(self) -> tuple[Norm, ...]:
+        return tuple(norm for norm in (self.router_norm, self.expert_norm) if norm)
+
+    @property
+    def gate_parameters(self) -> int:
+        """Of what weighs experts beside the router's matrix: norms, biases and scales."""
+        vectors = self.experts * (self.router_bias + self.expert_scale)
+        return sum(norm.parameters for norm in self.inner_norms) + vectors
 
     @property
     def expert_parameters(self) -> int:
@@ -281,7 +267,7 @@ class Mixture:
 
     @property
     def parameters(self) -> int:
-        router = self.width * self.experts + (self.experts if self.router_bias else 0)
+        router = self.width * self.experts + self.gate_parameters
         shared = (self.shared.parameters if self.shared else 0) + (self.width if self.shared_gate else 0)
         return router + self.experts * self.expert_parameters + shared + self.extra_parameters + _norms(self)
 
@@ -322,18 +308,26 @@ class Embedding:
 class Layer:
     """One residual layer: a token mixer and a feed-forward, either of which may be absent.
 
+    `dense` is a branch beside a mixture of experts, with norms of its own (residual experts, 2201.05596): both read the
+    same features, `sum_norm` norms the sum of what they give. With `scaled` what the layer gives is multiplied by a
+    number that is stored beside the parameters and that no optimizer steps.
+
     It sees `tokens` times as many tokens as the job's sequences have: a decoder beside a longer encoder less than one.
     """
 
     mixer: Mixer | None
     transform: Transform | None
+    dense: FeedForward | None = None
+    sum_norm: Norm | None = None
+    scaled: bool = False
     extra_parameters: int = 0
     tokens: float = 1.0
     kind: str = "layer"
 
     @property
     def parameters(self) -> int:
-        return sum(part.parameters for part in self.parts) + self.extra_parameters
+        norm = self.sum_norm.parameters if self.sum_norm else 0
+        return sum(part.parameters for part in self.parts) + norm + self.extra_parameters
 
     @property
     def active_parameters(self) -> int:
@@ -354,7 +348,8 @@ class Layer:
 
     @property
     def parts(self) -> tuple[Mixer | Transform, ...]:
-        return tuple(part for part in (self.mixer, self.transform) if part is not None)
+        """In the order of their work."""
+        return tuple(part for part in (self.mixer, self.dense, self.transform) if part is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

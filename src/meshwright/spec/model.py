@@ -24,11 +24,9 @@ from meshwright.spec.blocks import (
     NormKind,
     QueryKeyNorm,
     Recurrence,
-    Rotary,
-    RotaryScaling,
-    Temperature,
     Transform,
 )
+from meshwright.spec.positions import Rotary, RotaryScaling, Temperature
 from meshwright.spec.routing import Choice, Routing, Score, Weighing
 
 B = TypeVar("B")

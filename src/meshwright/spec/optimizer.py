@@ -141,7 +141,7 @@ _MADE: Mapping[str, type[Optimizer]] = MappingProxyType(
         OptimizerKind.ADAFACTOR: Adafactor,
     }
 )
-_VECTORS = ("*norm.*", "*bias", "*.sinks")
+_VECTORS = ("*norm.*", "*bias", "*.sinks", "*.expert_scale")
 _SMALL = ("embedding.*", *_VECTORS)
 _OUTSIDE_LAYERS = ("head.*",)
 

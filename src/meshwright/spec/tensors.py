@@ -52,6 +52,18 @@ def tensors(block: Block) -> tuple[ParameterTensor, ...]:
     return tuple(_layer(block))
 
 
+def states(block: Block) -> tuple[ParameterTensor, ...]:
+    """What `block` keeps beside its parameters and no optimizer steps: the bias of choices, the scale of a layer."""
+    if not isinstance(block, Layer):
+        return ()
+    part, found = block.transform, []
+    if isinstance(part, Mixture) and part.routing.bias_rate:
+        found.append(ParameterTensor(name="transform.balance", shape=(part.experts,)))
+    if block.scaled:
+        found.append(ParameterTensor(name="scale", shape=(1,)))
+    return tuple(found)
+
+
 def prefix(block: Block, index: int) -> str:
     """What the whole model puts before the names of block `index`: `layers.7.` of block 8."""
     if isinstance(block, Embedding):
@@ -74,7 +86,7 @@ def _head(block: Head) -> Iterator[ParameterTensor]:
 
 
 def _layer(block: Layer) -> Iterator[ParameterTensor]:
-    for place, part in (("mixer", block.mixer), ("transform", block.transform)):
+    for place, part in (("mixer", block.mixer), ("dense", block.dense), ("transform", block.transform)):
         if part is None:
             continue
         yield from _norm(f"{place}_norm", part.norm)
@@ -85,10 +97,13 @@ def _layer(block: Layer) -> Iterator[ParameterTensor]:
         yield from _latent(block.mixer)
     elif isinstance(block.mixer, Recurrence):
         yield from _recurrence(block.mixer)
+    if block.dense is not None:
+        yield from _feed_forward("dense", block.dense)
     if isinstance(block.transform, FeedForward):
         yield from _feed_forward("transform", block.transform)
     elif isinstance(block.transform, Mixture):
         yield from _mixture(block.transform)
+    yield from _norm("sum_norm", block.sum_norm)
     if block.extra_parameters:
         yield ParameterTensor(name="extra", shape=(block.extra_parameters,))
 
@@ -165,6 +180,10 @@ def _feed_forward(name: str, part: FeedForward) -> Iterator[ParameterTensor]:
 
 def _mixture(part: Mixture) -> Iterator[ParameterTensor]:
     yield from _linear("transform.router", part.experts, part.width, divided=None, bias=part.router_bias)
+    yield from _norm("transform.router_norm", part.router_norm)
+    yield from _norm("transform.expert_norm", part.expert_norm)
+    if part.expert_scale:
+        yield ParameterTensor(name="transform.expert_scale", shape=(part.experts,))
     wide, narrow = (part.experts, part.hidden, part.width), (part.experts, part.width, part.hidden)
     names = (("gate",) if part.gated else ()) + ("up",)
     for name in names:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from meshwright.catalog.decoders.shapes import LlamaStyle
-from meshwright.spec.blocks import RotaryScaling
+from meshwright.spec.positions import RotaryScaling
 
 _LLAMA1 = "LLaMA, 2302.13971, table 2"
 _LLAMA2 = "Llama 2, 2307.09288, tables 1 and appendix A.2.1; vocabulary 32,000"

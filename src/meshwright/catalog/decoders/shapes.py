@@ -14,11 +14,10 @@ from meshwright.spec.blocks import (
     Layer,
     Norm,
     NormKind,
-    Rotary,
-    RotaryScaling,
 )
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.model import ModelSpec
+from meshwright.spec.positions import Rotary, RotaryScaling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,6 @@ class Family:
 
 
 _FURTHER = "layers that predict further tokens"
-_GEMMA4 = "norm of values; the router's own norm and scales"
 _KV, _HEADS = ("num_key_value_heads",), ("num_key_value_heads", "head_dim")
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
@@ -58,8 +57,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "deepseek_v32": Family(build=latent.deepseek, lacks=_FURTHER, same_logits=True),
         "kimi_k2": Family(build=latent.deepseek, lacks=_FURTHER, same_logits=True),
         "glm_moe_dsa": Family(build=latent.deepseek, lacks=_FURTHER, same_logits=True),
-        "gemma4": Family(build=gemma.gemma4, lacks=_GEMMA4, needs=_HEADS),
-        "gemma4_text": Family(build=gemma.gemma4, lacks=_GEMMA4, needs=_HEADS),
+        "gemma4": Family(build=gemma.gemma4, needs=_HEADS),
+        "gemma4_text": Family(build=gemma.gemma4, needs=_HEADS),
     }
 )
 

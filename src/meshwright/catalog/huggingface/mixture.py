@@ -15,8 +15,9 @@ from meshwright.catalog.huggingface.dense import (
 )
 from meshwright.catalog.huggingface.reader import Reader
 from meshwright.catalog.huggingface.towers import llama4_vision
-from meshwright.spec.blocks import Activation, Layer, Mixture, QueryKeyNorm, Temperature
+from meshwright.spec.blocks import Activation, Layer, Mixture, QueryKeyNorm
 from meshwright.spec.model import ModelSpec
+from meshwright.spec.positions import Temperature
 from meshwright.spec.routing import Routing, Score, Weighing
 
 CHUNKED = "chunked_attention"

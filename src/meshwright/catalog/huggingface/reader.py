@@ -8,8 +8,9 @@ from types import MappingProxyType
 from typing import Any
 
 from meshwright.catalog.decoders.shapes import nearest_divisor
-from meshwright.spec.blocks import Activation, Rotary, RotaryScaling
+from meshwright.spec.blocks import Activation
 from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.positions import Rotary, RotaryScaling
 
 ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
     {
@@ -23,6 +24,7 @@ ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
         "relu2": Activation.RELU_SQUARED,
     }
 )
+PROPORTIONAL = "proportional"  # a share of the planes turns, by the frequencies of all of them
 LARGEST_LAYERS = 10_000
 
 
@@ -166,6 +168,9 @@ class Reader:
         if fraction > 1:
             parameters.note("partial_rotary_factor", f"{fraction} is more than 1")
         scaling = self.table("rope_scaling") if self.has("rope_scaling") else parameters
+        if _kind(scaling) == PROPORTIONAL:
+            planes = int(head_dim * fraction // 2) if fraction < 1 else None
+            return Rotary(dims=head_dim, theta=theta, scaling=_scaling(scaling), planes=planes)
         return Rotary(dims=int(head_dim * fraction), theta=theta, scaling=_scaling(scaling))
 
 
@@ -178,10 +183,17 @@ class Heads:
         self.width, self.heads, self.kv_heads, self.head_dim = width, heads, kv_heads, head_dim
 
 
+def _kind(reader: Reader) -> object:
+    return reader.values.get("rope_type", reader.values.get("type", "default"))
+
+
 def _scaling(reader: Reader) -> RotaryScaling | None:
-    kind = reader.values.get("rope_type", reader.values.get("type", "default"))
-    if kind in ("default", "proportional", None):
+    kind = _kind(reader)
+    if kind in ("default", None):
         return None
+    if kind == PROPORTIONAL:
+        factor = reader.number("factor", 1.0)
+        return RotaryScaling(kind="linear", factor=factor) if factor != 1.0 else None
     low, high = ("beta_slow", "beta_fast") if kind == "yarn" else ("low_freq_factor", "high_freq_factor")
     return RotaryScaling(
         kind=str(kind),

@@ -9,9 +9,10 @@ from typing import Any
 from meshwright.catalog.huggingface.families import model_from_config
 from meshwright.catalog.huggingface.reader import ACTIVATIONS
 from meshwright.catalog.huggingface.tensors import unconvertible
-from meshwright.spec.blocks import Attention, FeedForward, Mixture, RotaryScaling
+from meshwright.spec.blocks import Attention, FeedForward, Mixture
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.model import ModelSpec
+from meshwright.spec.positions import RotaryScaling
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",

@@ -11,6 +11,7 @@ from typing import Any
 from meshwright.catalog.huggingface.families import FAMILIES, text_of
 from meshwright.catalog.huggingface.tensors.decoder import Style, decoder_table
 from meshwright.catalog.huggingface.tensors.feed_forward import ExpertNames, Stored
+from meshwright.catalog.huggingface.tensors.gemma4 import gemma4_table
 from meshwright.catalog.huggingface.tensors.gpt2 import gpt2_table
 from meshwright.catalog.huggingface.tensors.pieces import Table
 from meshwright.spec.blocks import Attention, LatentAttention
@@ -49,6 +50,11 @@ def _llama4(model: ModelSpec) -> Table:
     return decoder_table(model, _LLAMA4).within("language_model.", rest=towers)
 
 
+def _gemma4(model: ModelSpec) -> Table:
+    towers = (r"model\.vision_tower\..*", r"model\.embed_vision\..*")
+    return gemma4_table(model, root="model.language_model.", rest=towers)
+
+
 def _as_llama(**fixed: Any) -> Storage:
     return Storage(table=partial(decoder_table, style=Style()), fixed=tuple(fixed.items()))
 
@@ -66,6 +72,8 @@ _LATENT = Storage(
     ),
 )
 
+_CAUSAL_TEXT = (("use_bidirectional_attention", "vision"),)
+
 STORED: Mapping[str, Storage] = MappingProxyType(
     {
         "llama": _as_llama(),
@@ -76,6 +84,8 @@ STORED: Mapping[str, Storage] = MappingProxyType(
         "olmo2": _as_llama(),
         "olmo3": _as_llama(),
         "gemma2": _in(Style(norm_offset=1.0), use_bidirectional_attention=False),
+        "gemma4": Storage(table=_gemma4, fixed=_CAUSAL_TEXT),
+        "gemma4_text": Storage(table=gemma4_table, fixed=_CAUSAL_TEXT),
         "gpt2": Storage(
             table=gpt2_table,
             fixed=(
