@@ -100,3 +100,20 @@ def count_whole(designs: list[Design]) -> list[list[RankCount]]:
         [counter.count(rank) for rank in range(counter.design.plan.pipeline)]
         for counter in (Counter(design=entry, whole=True) for entry in designs)
     ]
+
+
+def told_and_performed(entry: Design, rank: int) -> tuple[list[str], list[str]]:
+    """What pipeline rank `rank` receives and runs in the order that is told, and in that of its real step."""
+    from meshwright.run.dry.events import Kind
+    from meshwright.run.dry.order import RECEIVE, Orders
+    from meshwright.run.dry.rank import global_rank
+    from meshwright.run.dry.trace import traced
+
+    performed = []
+    for event in traced(entry, rank=global_rank(entry.plan, rank)):
+        if event.kind is Kind.RECEIVE:
+            performed.append(RECEIVE)
+        elif event.kind is Kind.MARK and "|" in event.what and not event.what.startswith("after "):
+            performed.append(event.what)
+    told = list(Orders(plan=entry.plan).of(rank))
+    return told, [name for name in performed if name in {RECEIVE, *told}]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from meshwright import cost
 from meshwright.catalog import load_cluster
 from meshwright.cli.app import run as main
 from meshwright.run.children import in_child
@@ -64,7 +65,28 @@ def check_split(entry: Design, rank: int) -> None:
 
 
 def test_halves_of_backwards_are_told_from_few_microbatches() -> None:
-    check_split(case(Layout(pipeline=6, kind=ScheduleKind.ZERO_BUBBLE_H1, batch=14), layers=6), 5)
+    """And what context ranks cut of a batch before its passes, and losses that are kept until they are done."""
+    check_split(case(Layout(pipeline=6, context=2, kind=ScheduleKind.ZERO_BUBBLE_H1, batch=14), layers=6), 5)
+
+
+@pytest.mark.parametrize("kind", [ScheduleKind.ZERO_BUBBLE_H1, ScheduleKind.INTERLEAVED])
+def test_passes_come_in_the_order_in_which_they_are_performed(kind: ScheduleKind) -> None:
+    chunks = 2 if kind is ScheduleKind.INTERLEAVED else 1
+    entry = case(Layout(pipeline=2, chunks=chunks, kind=kind, batch=6), layers=2)
+    told, performed = in_child(dry_cases.told_and_performed, {"entry": entry, "rank": 1}, seconds=200)
+    assert told == performed
+
+
+def test_stages_in_loops_gather_as_often_as_all_of_the_plan_does() -> None:
+    """Interleaved ones for every pass, and breadth-first ones too where one of another rank has two layers."""
+    loops = Layout(pipeline=2, shard=2, chunks=2, sharding=Sharding.PARAMETERS, batch=16)
+    designs = [
+        case(replace(loops, kind=ScheduleKind.INTERLEAVED), layers=2),
+        case(replace(loops, kind=ScheduleKind.BREADTH_FIRST), layers=5),
+    ]
+    found = in_child(dry_cases.count_probed, {"designs": designs, "rank": 0}, seconds=200)
+    for entry, told in zip(designs, found, strict=True):
+        assert dict(told.bytes) == pytest.approx(dict(cost.traffic(entry, rank=0).bytes), rel=1e-12)
 
 
 @pytest.mark.slow

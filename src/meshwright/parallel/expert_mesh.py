@@ -56,7 +56,7 @@ def build_expert_mesh(plan: Plan, *, device_type: str, processes: Sequence[int])
     if AxisName.PIPELINE in names:
         grid = grid.movedim(names.index(AxisName.PIPELINE), 0)
     sizes = {name: size for name, size in {"stage": plan.pipeline, **inside}.items() if size > 1}
-    root = DeviceMesh(device_type, grid.reshape(list(sizes.values())), mesh_dim_names=tuple(sizes))
+    root = _own_groups(DeviceMesh(device_type, grid.reshape(list(sizes.values())), mesh_dim_names=tuple(sizes)))
     coordinate = root.get_coordinate()
     if coordinate is None:
         return None
@@ -79,15 +79,16 @@ def _part(root: DeviceMesh, names: tuple[str, ...]) -> DeviceMesh | None:
 
 
 def _named_group(root: DeviceMesh, name: str) -> dist.ProcessGroup | None:
-    """The group along `name`, described as `mesh_<name>`: by that its traffic is known for what it is.
+    return root[name].get_group() if name in (root.mesh_dim_names or ()) else None
+
+
+def _own_groups(mesh: DeviceMesh) -> DeviceMesh:
+    """The mesh with groups described as `mesh_<name>`: by that their traffic is known for what it is.
 
     A mesh of one axis over all processes has the default group, which others share.
     """
-    if name not in (root.mesh_dim_names or ()):
-        return None
-    group: dist.ProcessGroup = root[name].get_group()
-    if group is not dist.group.WORLD:
-        return group
-    ranks = list(range(dist.get_world_size()))
-    own: dist.ProcessGroup = dist.new_group(ranks, group_desc=f"mesh_{name}")
-    return own
+    names = mesh.mesh_dim_names or ()
+    if len(names) != 1 or mesh.get_group() is not dist.group.WORLD:
+        return mesh
+    group = dist.new_group(list(range(dist.get_world_size())), group_desc=f"mesh_{names[0]}")
+    return DeviceMesh.from_group(group, mesh.device_type, mesh_dim_names=names)

@@ -99,7 +99,7 @@ class PipelineExecutor:
         microbatches = tokens.shape[0] // self._plan.microbatch
         assert microbatches * self._plan.microbatch == tokens.shape[0], "whole microbatches"
         number = self._plan.schedule.slices
-        runtime = self._runtime(microbatches, train=train)
+        runtime = self.runtime(microbatches, train=train)
         tokens, targets = (cut(x, microbatch=self._plan.microbatch, number=number) for x in (tokens, targets))
         given = {name: x for name, x in beside.items() if x is not None}
         extra = {name: repeat(x, microbatch=self._plan.microbatch, number=number) for name, x in given.items()}
@@ -117,8 +117,9 @@ class PipelineExecutor:
             total += loss.detach()
         return total
 
-    def _runtime(self, microbatches: int, *, train: bool) -> Any:
-        """One runtime for each number of microbatches and mode: shapes are agreed on once, never in a later step."""
+    def runtime(self, microbatches: int, *, train: bool) -> Any:
+        """torch's runtime, one for each number of microbatches and mode: shapes are agreed on once, never in a later
+        step."""
         if (microbatches, train) not in self._runtimes:
             passes = microbatches * self._plan.schedule.slices
             table = self._table(microbatches) if train else _forward_table(self._plan, passes)

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import nn
 
 from meshwright.run.dry.events import Event, Kind
-from meshwright.run.dry.kernels import attention_flops
-from meshwright.run.dry.torch_compat import ASKS_DEVICE, FakeTensor, device_of, fake_mode, flops_of
+from meshwright.run.dry.kernels import flops_of
+from meshwright.run.dry.torch_compat import ASKS_DEVICE, FakeTensor, device_of, fake_mode
 from meshwright.spec.plan import Design, Sharding
 from meshwright.spec.report import LineName, MemoryPart
 from meshwright.train.observe.collectives import (
@@ -107,8 +107,7 @@ class StepCounter(MemoryTracker):
         if func.namespace in NAMESPACES:
             self._collective(func, args, kwargs, result)
         else:
-            flops = attention_flops(func, args, kwargs) if func.namespace == "aten" else None
-            flops = flops_of(func, args, kwargs, result) if flops is None else flops
+            flops = flops_of(func, args, kwargs, result)
             if flops:
                 self._raw.append((None, Event(Kind.FLOPS, self._compute_line().value, flops)))
         for leaf in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from meshwright.run.dry.torch_compat import torch_flops
 from meshwright.spec.model import visible_keys
 
 _FORWARD = frozenset(
@@ -40,14 +41,14 @@ def accelerator_kernels() -> Iterator[None]:
         yield
 
 
-def attention_flops(func: Any, arguments: Any, options: Any) -> float | None:
-    """FLOPs of an attention kernel: of the scores that are seen, twice as many in backward.
+def flops_of(func: Any, arguments: Any, options: Any, result: Any) -> float:
+    """FLOPs of an operator; of an attention kernel those of the scores that are seen, twice as many in backward.
 
-    What a kernel's backward computes again for itself is not counted. None for any other operator.
+    What a kernel's backward computes again for itself is not counted. 0 where nothing is multiplied.
     """
     name = func.overloadpacket.__name__
     if name not in _FORWARD and name not in _BACKWARD:
-        return None
+        return torch_flops(func, arguments, options, result)
     given = {entry.name: entry.default_value for entry in func._schema.arguments}
     given |= dict(zip(given, arguments, strict=False)) | options
     q, k, v = given["query"], given["key"], given["value"]

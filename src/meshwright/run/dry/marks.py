@@ -10,10 +10,11 @@ from meshwright.parallel import Laid
 from meshwright.parallel.synchronize import Synchronizer
 from meshwright.parallel.torch_compat import PATIENT_SENDS
 from meshwright.run.dry.counter import StepCounter
+from meshwright.schedule import Work
 from meshwright.spec.report import LineName
 
-_INPUTS = " of inputs"
-_BACKWARDS = {"before_backward": "", "before_input": _INPUTS, "before_weights": " of weights"}
+_HALVES = {Work.BACKWARD: "", Work.INPUT: " of inputs", Work.WEIGHT: " of weights"}
+_BACKWARDS = {"before_backward": Work.BACKWARD, "before_input": Work.INPUT, "before_weights": Work.WEIGHT}
 SPLIT = f"{LineName.BACKWARD} of "  # what names of the halves of a backward begin with
 
 
@@ -29,7 +30,7 @@ class PassNames:
     """
 
     def __init__(self) -> None:
-        self._half, self._last = "", False
+        self._half, self._last = Work.BACKWARD, False
         self._before: dict[int, str] = {}
         self._inputs: dict[int, list[int]] = defaultdict(list)
 
@@ -42,25 +43,27 @@ class PassNames:
         """Backwards of the stage of `synchronizer` say which half they are."""
         for name, half in _BACKWARDS.items():
             # The half that is last told of: what is told may tell itself that a whole backward begins.
-            setattr(synchronizer, name, _around(getattr(synchronizer, name), after=partial(self._tell, half)))
+            setattr(synchronizer, name, _around(getattr(synchronizer, name), after=partial(self.tell, half)))
+
+    def tell(self, half: Work, last: bool = False) -> None:
+        """The backward that runs is `half`, the `last` of its stage in this step."""
+        self._half, self._last = half, last
 
     def name(self, name: str, *, stage: int, microbatch: int) -> str:
         """The name of the pass that ended."""
-        half = self._half if name == LineName.BACKWARD else ""
-        return f"{name}{half and self._told(half, stage, microbatch)}|{stage}|{microbatch}"
+        whole = name != LineName.BACKWARD or self._half is Work.BACKWARD
+        return f"{name}{'' if whole else self._told(stage, microbatch)}|{stage}|{microbatch}"
 
-    def _told(self, half: str, stage: int, microbatch: int) -> str:
+    def _told(self, stage: int, microbatch: int) -> str:
+        half = _HALVES[self._half]
         before, self._before[stage] = self._before.get(stage, ""), half
         inputs, since = self._inputs[stage], ""
-        if half == _INPUTS:
+        if self._half is Work.INPUT:
             inputs.append(microbatch)
         else:
             behind = len(inputs) - 1 - inputs.index(microbatch)
             since = f" {min(behind, PATIENT_SENDS + 1)} behind"
         return f"{half}{since} after{before}{' at last' if self._last else ''}"
-
-    def _tell(self, half: str, last: bool = False) -> None:
-        self._half, self._last = half, last
 
 
 class Marks:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 
+from meshwright.run.dry.events import Event, Kind
 from meshwright.run.dry.extend import NotSteady
 from meshwright.run.dry.marks import SPLIT
-from meshwright.run.dry.order import RECEIVE, order_of
+from meshwright.run.dry.order import RECEIVE
 from meshwright.run.dry.shrink import FEWEST_MICROBATCHES
-from meshwright.run.dry.tally import Tally, joined
-from meshwright.spec.plan import Plan
-from meshwright.spec.report import LineName
+from meshwright.run.dry.tally import Tally, joined, tally
+from meshwright.run.dry.trace import GRADIENTS, OutsidePasses
+from meshwright.spec.report import LineName, MemoryPart
 
 _ALIKE = 2  # passes one after another that have to be the same for those that follow to be
 
@@ -24,16 +26,18 @@ class Passes:
     def add(self, place: str, stretch: Tally) -> None:
         self._found[place].append(stretch)
 
-    def in_order(self, plan: Plan, rank: int, *, receive: Tally) -> Tally:
-        """All of a step, `receive` where room is made for what is received.
+    def in_order(self, order: Sequence[str], *, receive: Tally, missing: OutsidePasses) -> Tally:
+        """All of a step whose passes come in the order of the places in `order`, `receive` where room is made for what
+        is received; `missing` is of microbatches that were left out.
 
-        Raises NotSteady where passes between the early and the last ones differ.
+        Raises NotSteady where passes between the early and the last ones differ, and where the step does not give back
+        what it took.
         """
         done: dict[str, int] = defaultdict(int)
         left = dict(self._found)
-        order = [name if name == RECEIVE else _placed(plan, name) for name in _order(plan, rank)]
-        number = {place: order.count(place) for place in set(order)}
-        found = [*left.pop("held", []), *left.pop("begin", [])]
+        number = Counter(order)
+        held = [*left.pop("held"), _taken(MemoryPart.BUFFERS, missing.held)]
+        found = [*left.pop("begin", []), _taken(MemoryPart.ACTIVATIONS, missing.cut)]
         before = ""
         for place in order:
             if place == RECEIVE:
@@ -46,10 +50,16 @@ class Passes:
             found.append(self._of(place, done[place], number[place]))
             done[place] += 1
             before = place
+        found.append(_taken(MemoryPart.ACTIVATIONS, -missing.losses))
         for place in {*order, *(f"after {name}" for name in order)}:
             left.pop(place, None)
-        ends = (stretch for place, several in left.items() if SPLIT not in place for stretch in several)
-        return joined([*found, *ends])
+        for place, several in left.items():
+            found += several if SPLIT not in place else []
+            found += [_taken(MemoryPart.ACTIVATIONS, -missing.cut)] if place == GRADIENTS else []
+        step = joined(found)
+        if any(step.net.values()):
+            raise NotSteady("the step does not give back what it took")
+        return joined([*held, step])
 
     def _of(self, place: str, index: int, number: int) -> Tally:
         several = self._found[place]
@@ -64,16 +74,5 @@ class Passes:
         return early[-1]
 
 
-def _order(plan: Plan, rank: int) -> tuple[str, ...]:
-    if plan.pipeline > 1:
-        return order_of(plan, rank=rank)
-    passes = (LineName.FORWARD, LineName.BACKWARD)
-    return tuple(f"{name}|0|{index}" for index in range(plan.schedule.microbatches) for name in passes)
-
-
-def _placed(plan: Plan, name: str) -> str:
-    """The name of a stretch with the place of its stage on its rank, and without the microbatch."""
-    what, stage, _ = name.split("|")
-    index = int(stage)
-    held = [entry.rank for entry in plan.stages[:index]]
-    return f"{what}|{held.count(plan.stages[index].rank)}"
+def _taken(part: MemoryPart, num_bytes: float) -> Tally:
+    return tally([Event(Kind.MEMORY, part.value, num_bytes)])

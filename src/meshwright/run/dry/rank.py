@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, replace
 from meshwright.run.dry.count import RankCount, content
 from meshwright.run.dry.events import Event, Stretch, is_receive, stretches
 from meshwright.run.dry.extend import NotSteady, extended, grown
+from meshwright.run.dry.order import RECEIVE, Orders
 from meshwright.run.dry.passes import Passes
 from meshwright.run.dry.recipes import Recipes
 from meshwright.run.dry.shrink import fewer_microbatches, is_split, shrunk, split
 from meshwright.run.dry.tally import Tally, joined, tally
-from meshwright.run.dry.trace import microbatch_bytes, traced
+from meshwright.run.dry.trace import outside_passes, traced
 from meshwright.spec.plan import AxisName, Design, Plan
-from meshwright.spec.report import MemoryPart
+from meshwright.spec.report import LineName
 
 
 @dataclass(slots=True, kw_only=True)
@@ -26,6 +27,10 @@ class Counter:
     say: Callable[[str], None] = lambda _line: None
     _known: dict[str, tuple[Event, ...]] = field(default_factory=dict)
     _recipes: Recipes = field(default_factory=Recipes)
+    _orders: Orders = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._orders = Orders(plan=self.design.plan)
 
     def count(self, rank: int) -> RankCount:
         """Pipeline rank `rank`."""
@@ -64,8 +69,18 @@ class Counter:
         received = {event for each in found for entry in each for event in entry.events if is_receive(event)}
         if len(received) > 2:
             raise NotSteady("what is received differs")
-        tallies.add("held", Tally(net=_missing_batch(few[0], self.design), top=_missing_batch(few[0], self.design)))
-        return self._found(rank, tallies.in_order(plan, rank, receive=tally(received)), probed=True)
+        missing = outside_passes(
+            self.design, rank=rank, microbatches=plan.schedule.microbatches - few[0].plan.schedule.microbatches
+        )
+        step = tallies.in_order(self._order(rank), receive=tally(received), missing=missing)
+        return self._found(rank, step, probed=True)
+
+    def _order(self, rank: int) -> list[str]:
+        """The places of all passes, and RECEIVE between them, in the order of the step."""
+        plan = self.design.plan
+        if plan.pipeline > 1:
+            return [name if name == RECEIVE else _place(plan, name) for name in self._orders.of(rank)]
+        return [f"{LineName.FORWARD}|0", f"{LineName.BACKWARD}|0"] * plan.schedule.microbatches
 
     def _traced(self, design: Design, rank: int) -> tuple[Event, ...]:
         """Of ranks whose stages have the same content, and run it in the same order, one is traced."""
@@ -91,19 +106,13 @@ def global_rank(plan: Plan, rank: int) -> int:
     return rank * step if plan.pipeline > 1 else 0
 
 
-def _missing_batch(probe: Design, design: Design) -> dict[str, float]:
-    """Bytes of tokens, targets and documents of the microbatches that a probe leaves out."""
-    missing = design.plan.schedule.microbatches - probe.plan.schedule.microbatches
-    return {MemoryPart.BUFFERS.value: float(missing * microbatch_bytes(design))}
-
-
 def _place(plan: Plan, name: str) -> str:
     """The name of a stretch with its stage's place on its rank instead of the stage, and without the microbatch."""
     parts = name.split("|")
     if len(parts) != 3:
         return name
     stage = int(parts[1])
-    chunk = [entry.rank for entry in plan.stages[:stage]].count(plan.stages[stage].rank) if stage >= 0 else -1
+    chunk = plan.stages_of(plan.stages[stage].rank).index(stage) if stage >= 0 else -1
     return f"{parts[0]}|{chunk}"
 
 

@@ -11,13 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from meshwright.run.dry.torch_compat import (
-    FakeTensor,
-    FakeTensorMode,
-    as_fake,
-    in_kernel_invocation_manager,
-    kernels_of,
-)
+from meshwright.run.dry.torch_compat import FakeTensor, FakeTensorMode, as_fake, fresh_meta, kernels_of, view_on_meta
 from meshwright.train.torch_compat import storage_key, tree_leaves
 
 _NEVER = frozenset(
@@ -59,7 +53,9 @@ class Recipes:
 
 def _key(mode: FakeTensorMode, func: Any, args: Any, options: Any) -> Hashable | None:
     try:
-        return func, _described(mode, args), *[(name, _described(mode, options[name])) for name in options]
+        # Operators are never freed; to hash one by its value takes as long as all of its arguments.
+        key = (id(func), *[_described(mode, value) for value in args])
+        return (*key, *[(name, _described(mode, options[name])) for name in options]) if options else key
     except _Unknown:
         return None
 
@@ -71,7 +67,7 @@ def _described(mode: FakeTensorMode, value: Any) -> Hashable:
             raise _Unknown
         return value.dtype, value.shape, value.stride(), value.storage_offset(), value.fake_device
     if kind is tuple or kind is list:
-        return kind, *[_described(mode, entry) for entry in value]
+        return kind, tuple([_described(mode, entry) for entry in value])
     if kind in _PLAIN:
         return kind, value
     raise _Unknown
@@ -87,7 +83,10 @@ def _learnt(mode: FakeTensorMode, args: Any, options: Any, result: Any) -> Recip
         return None
     # A tuple with names takes its entries apart.
     kind = getattr(type(result), "_make", type(result)) if several else None
-    recipe = Recipe(makers=tuple(maker for maker in makers if maker), kind=kind)
+    recipe = Recipe(
+        makers=tuple(maker for maker in makers if maker),
+        kind=kind,
+    )
     again = recipe.make(mode, args)
     pairs = zip(outputs, again if several else (again,), recipe.makers, strict=True)
     same = all(_is_same(one, other, new=isinstance(maker, _Fresh)) for one, other, maker in pairs)
@@ -104,28 +103,17 @@ def _maker(output: Any, args: Any, given: set[int]) -> Maker | None:
             return _Given(place)
     for place, entry in enumerate(args):
         if type(entry) is FakeTensor and _memory(entry) == _memory(output) and entry.dtype == output.dtype:
-            return _View(place, *_form(output), _Wrapper.of(output))
-    return None if _memory(output) in given else _Fresh(*_form(output)[:2], output.dtype, _Wrapper.of(output))
+            return _View(place, *_form(output), output.fake_device, dict(output.__dict__))
+    return (
+        None
+        if _memory(output) in given
+        else _Fresh(*_form(output)[:2], output.dtype, output.fake_device, dict(output.__dict__))
+    )
 
 
 def _is_steady(func: Any) -> bool:
     """Whether what the operator gives back is told by its arguments alone."""
     return func.namespace == "aten" and "lift" not in func.name() and not _NEVER.intersection(func.tags)
-
-
-@dataclass(frozen=True, slots=True)
-class _Wrapper:
-    """Makes a tensor of device meta one of `device`, with what else fake tensors have."""
-
-    device: torch.device
-    state: dict[str, Any]
-
-    @classmethod
-    def of(cls, tensor: FakeTensor) -> _Wrapper:
-        return cls(tensor.fake_device, dict(tensor.__dict__))
-
-    def wrap(self, mode: FakeTensorMode, meta: torch.Tensor) -> FakeTensor:
-        return as_fake(meta, mode=mode, device=self.device, state=self.state)
 
 
 class Maker(Protocol):
@@ -164,12 +152,12 @@ class _View:
     shape: torch.Size
     stride: tuple[int, ...]
     offset: int
-    wrapper: _Wrapper
+    device: torch.device
+    state: dict[str, Any]
 
     def make(self, mode: FakeTensorMode, args: Sequence[Any]) -> Any:
-        with in_kernel_invocation_manager(mode):
-            meta = torch.as_strided(args[self.place], self.shape, self.stride, self.offset)
-        return self.wrapper.wrap(mode, meta)
+        meta = view_on_meta(args[self.place], self.shape, self.stride, self.offset)
+        return as_fake(meta, mode=mode, device=self.device, state=self.state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,12 +167,12 @@ class _Fresh:
     shape: torch.Size
     stride: tuple[int, ...]
     dtype: torch.dtype
-    wrapper: _Wrapper
+    device: torch.device
+    state: dict[str, Any]
 
     def make(self, mode: FakeTensorMode, args: Sequence[Any]) -> Any:
         del args
-        meta = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
-        return self.wrapper.wrap(mode, meta)
+        return as_fake(fresh_meta(self.shape, self.stride, self.dtype), mode=mode, device=self.device, state=self.state)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from meshwright.cost.traffic_turns import shares_turns
 from meshwright.parallel.torch_compat import PATIENT_SENDS
 from meshwright.schedule import planned
 from meshwright.schedule.build import SPLIT, V_SHAPES
 from meshwright.schedule.program import FORWARD, INPUT, Program
 from meshwright.schedule.rows import one_for_one, run, with_weights
 from meshwright.spec.model import Layer
-from meshwright.spec.plan import BlockGroup, Design, Plan, Schedule, ScheduleKind, Stage
+from meshwright.spec.plan import BlockGroup, Design, Plan, Schedule, ScheduleKind, Sharding, Stage
 
 SHORTEST = 3  # repetitions of a run of layers that the shortest probe keeps: a first, a last and one between
 LONGEST_UNIT = 8
@@ -65,21 +66,27 @@ def shrunk(design: Design, *, rank: int, whole: bool) -> Probe:
 def fewer_microbatches(design: Design) -> Design:
     """The design with so many microbatches as tell all of them apart; as it is where it has no more than those.
 
-    Stages in loops are run one after another, which any number of microbatches may be. As it is, too, where passes of
-    one kind differ by more than being early: where some backwards are whole and others split, and where microbatches
-    are cut.
+    Stages in loops are run one after another, which any number of microbatches may be.
+    As it is, too, where passes of one kind differ by more than being early: where some backwards are whole and others
+    split, where microbatches are cut, and where stages that take turns gather or reduce what is sharded.
     """
     plan = design.plan
     number = FEWEST_SPLIT if is_split(plan) else FEWEST_MICROBATCHES
     if plan.schedule.microbatches <= number:
         return design
     told = is_split(plan) or not planned.splits(plan.schedule)
-    if plan.pipeline > 1 and (not told or plan.schedule.slices > 1):
+    if plan.pipeline > 1 and (not told or plan.schedule.slices > 1 or _turns_differ(plan)):
         return design
     kind = ScheduleKind.BREADTH_FIRST if plan.schedule.kind is ScheduleKind.INTERLEAVED else plan.schedule.kind
     few = planned.of_first(replace(plan.schedule, kind=kind), number)
     refused = plan.pipeline > 1 and planned.problems(few, pipeline=plan.pipeline)
     return design if refused else replace(design, plan=replace(plan, schedule=few))
+
+
+def _turns_differ(plan: Plan) -> bool:
+    """Whether what a pass gathers, frees and reduces depends on those of other stages between."""
+    sharded = plan.first_group.sharding is not Sharding.NONE
+    return plan.schedule.kind is ScheduleKind.INTERLEAVED and sharded
 
 
 def is_split(plan: Plan) -> bool:
@@ -151,4 +158,8 @@ def _alone(design: Design, rank: int, held: Sequence[tuple[Content, ...]]) -> De
         place = len(layers) + 1
         stages.append(replace(stage, groups=tuple(groups) or (replace(first, start=place, stop=place),)))
     laid: Plan = replace(plan, stages=tuple(stages))
+    if shares_turns(laid) and not shares_turns(plan):
+        # Layers that are left out kept microbatches from sharing: the same passes as a table, in which they never do.
+        program = planned.program(plan.schedule, pipeline=plan.pipeline)
+        laid = replace(laid, schedule=planned.of(program, chunks=plan.schedule.chunks))
     return replace(design, plan=laid, model=replace(model, layers=tuple(layers)))

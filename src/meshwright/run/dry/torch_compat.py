@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Protocol
 from unittest import mock
@@ -30,8 +31,9 @@ from torch.utils.flop_counter import flop_registry
 from meshwright.parallel import dispatch
 
 __all__ = [
-    "ACCELERATOR", "ASKS_DEVICE", "FakeTensor", "FakeTensorMode", "as_fake", "device_of", "fake_mode", "fake_world",
-    "flops_of", "in_kernel_invocation_manager", "kernels_of", "lonely_world", "real",
+    "ACCELERATOR", "ASKS_DEVICE", "Action", "FakeTensor", "FakeTensorMode", "actions_of", "as_fake",
+    "device_of", "fake_mode", "fake_world", "fresh_meta", "kernels_of", "lonely_world", "real", "torch_flops",
+    "view_on_meta",
 ]  # fmt: skip
 
 # The name of a device that has no kernels: an accelerator to every piece of code that asks, whichever its vendor.
@@ -244,9 +246,26 @@ def as_fake(meta: torch.Tensor, *, mode: FakeTensorMode, device: torch.device, s
     """A tensor of device meta as a fake one of `device`, with the attributes of another of this device, `state`."""
     tensor = torch.Tensor._make_subclass(FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=device)
     torch._C._set_throw_on_mutable_data_ptr(tensor)
-    tensor.__dict__.update(state)
-    tensor.fake_mode = mode
+    tensor.__dict__.update(state, fake_mode=mode)
     return tensor
+
+
+def fresh_meta(shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A new tensor of device meta, whatever modes there are."""
+    with torch._C._DisableTorchDispatch():
+        return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+
+
+def view_on_meta(tensor: FakeTensor, shape: torch.Size, stride: tuple[int, ...], offset: int) -> torch.Tensor:
+    """A view of a fake tensor that is of device meta: torch's in_kernel_invocation_manager without its generator."""
+    mode = tensor.fake_mode
+    with torch._C._DisableTorchDispatch(), torch._C._PreserveDispatchKeyGuard():
+        mode.in_kernel_invocation = True
+        torch._C._set_meta_in_tls_dispatch_include(True)
+        try:
+            return torch.as_strided(tensor, shape, stride, offset)
+        finally:
+            mode.in_kernel_invocation = False
 
 
 def kernels_of(tensor: torch.Tensor) -> object:
@@ -321,6 +340,32 @@ def lonely_world(*, rank: int, world_size: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What a pipeline rank does next: `work` is F, B, I, W, RECV_F, RECV_B, SEND_F, SEND_B, REDUCE_GRAD, UNSHARD or
+    RESHARD; `microbatch` -1 where it is for all."""
+
+    work: str
+    stage: int
+    microbatch: int
+
+
+def actions_of(runtime: Any) -> tuple[tuple[Action, ...], ...]:
+    """What each rank does in a step of torch's pipeline runtime, in that order."""
+    rows = runtime.pipeline_order_with_comms
+    return tuple(
+        tuple(
+            Action(
+                entry.computation_type.value,
+                entry.stage_index,
+                -1 if entry.microbatch_index is None else entry.microbatch_index,
+            )
+            for entry in rows[rank]
+        )
+        for rank in sorted(rows)
+    )
+
+
 def fake_mode() -> FakeTensorMode | None:
     """The mode under which new tensors are fake; None where they are real."""
     found = active_fake_mode()
@@ -328,7 +373,7 @@ def fake_mode() -> FakeTensorMode | None:
     return found
 
 
-def flops_of(func: Any, arguments: Any, options: Any, result: Any) -> float:
+def torch_flops(func: Any, arguments: Any, options: Any, result: Any) -> float:
     """FLOPs of a product or an attention kernel by torch's own formulas, every score counted; 0 of anything else."""
     formula = flop_registry.get(getattr(func, "overloadpacket", func))
     return 0.0 if formula is None else float(formula(*arguments, **options, out_val=result))

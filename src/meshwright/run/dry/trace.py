@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from meshwright import parallel
 from meshwright.cost.token_layouts import ahead_of
 from meshwright.parallel import Laid
+from meshwright.parallel.precision import dtypes
 from meshwright.run.dry.counter import StepCounter
 from meshwright.run.dry.events import Event
 from meshwright.run.dry.kernels import accelerator_kernels
@@ -17,6 +20,8 @@ from meshwright.schedule import planned
 from meshwright.spec.cluster import DeviceKind
 from meshwright.spec.model import prefix_tokens
 from meshwright.spec.plan import Design
+
+GRADIENTS = "gradients"  # the mark where gradients are whole
 
 
 def traced(design: Design, *, rank: int, recipes: Recipes | None = None) -> tuple[Event, ...]:
@@ -67,7 +72,7 @@ def _step(
     assert tokens is not None
     assert targets is not None
     laid.step(tokens, targets, *beside)
-    marks.mark("gradients")
+    marks.mark(GRADIENTS)
     laid.clip(clip_norm)
     marks.mark("clip")
     optimizer.step()
@@ -102,10 +107,28 @@ def _ahead(design: Design, *, rows: int) -> torch.Tensor:
     return torch.from_numpy(ahead).expand(rows, -1)
 
 
-def microbatch_bytes(design: Design) -> int:
-    """Bytes of one microbatch: tokens, targets, documents, and what each token sees ahead of itself."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutsidePasses:
+    """Bytes of microbatches that are not in their passes: `held` of the batch, `cut` of it by a context rank for the
+    step, and `losses`, which are kept from the passes until the last of them is done."""
+
+    held: float
+    cut: float
+    losses: float
+
+
+def outside_passes(design: Design, *, rank: int, microbatches: int) -> OutsidePasses:
+    """That of so many microbatches on pipeline rank `rank`."""
+    plan = design.plan
+    tokens = float(microbatches * plan.microbatch * plan.sequence_length)
     of_token = 16 + (4 if reads_documents(design) else 0) + (4 if design.model.prefix else 0)
-    return design.plan.microbatch * design.plan.sequence_length * of_token
+    loss = torch.promote_types(dtypes(plan, master=design.job.master).compute, torch.float32).itemsize
+    keeps = plan.pipeline > 1 and plan.stages[-1].rank == rank
+    return OutsidePasses(
+        held=tokens * of_token,
+        cut=tokens * 16 / plan.context if plan.context > 1 else 0.0,
+        losses=float(microbatches * loss) if keeps else 0.0,
+    )
 
 
 def reads_documents(design: Design) -> bool:
