@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,9 @@ from tests.support.pool import Pool
 # A machine that others use is slow, and no test is about time.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+# Lines are as wide as where no terminal is, whatever whoever runs this, or a worker of theirs, has.
+os.environ.pop("COLUMNS", None)
 
 
 @pytest.fixture(scope="session")

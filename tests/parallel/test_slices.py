@@ -21,7 +21,7 @@ ATTENTIONS = ("tiny", "window", "chunk", "sinks", "softcap", "latent", "gpt", "s
 
 def sliced(part: Decoder, tokens: torch.Tensor, documents: torch.Tensor | None, number: int) -> torch.Tensor:
     """The sum of squared logits, forward and backward by slices; gradients are in place."""
-    store = SliceStore(number=number, length=LENGTH // number)
+    store = SliceStore(number=number, length=LENGTH // number, returns=True)
     outputs = []
     for index, run in enumerate(tokens.chunk(number, dim=1)):
         store.begin(index)
@@ -54,12 +54,14 @@ def test_slices_attend_to_each_other_as_tokens_of_one_sequence(kind: str, docume
         torch.testing.assert_close(gradient, parameter.grad, rtol=1e-9, atol=1e-9, msg=name)
 
 
-def test_without_gradients_nothing_of_a_microbatch_is_left() -> None:
-    part, store = Decoder(models.model()).double(), SliceStore(number=3, length=4)
+@pytest.mark.parametrize("returns", [True, False], ids=["evaluated", "still"])
+def test_where_nothing_goes_backward_nothing_of_a_microbatch_is_left(returns: bool) -> None:
+    part, store = Decoder(models.model()).double(), SliceStore(number=3, length=4, returns=returns)
+    part.requires_grad_(returns)
     initialize(part, seed=2)
     tokens = torch.arange(LENGTH)[None] % models.VOCAB
     outputs = []
-    with torch.no_grad():
+    with torch.set_grad_enabled(not returns):
         for index, run in enumerate(tokens.chunk(3, dim=1)):
             store.begin(index)
             outputs.append(part(run, context=store.context(documents=None, known_angles=part.known_angles)))

@@ -55,9 +55,8 @@ class PipelineExecutor:
         self._hidden = torch.empty(hidden.shape, dtype=hidden.dtype, device="meta", requires_grad=True)
         self._synchronizers, self._weights = tuple(synchronizers), tuple(weights)
         self._recorder = recorder
-        last, number = len(plan.stages) - 1, plan.schedule.slices
-        length = plan.sequence_length // number
-        self._slices = [SliceStore(number=number, length=length) if number > 1 else None for _ in parts]
+        last = len(plan.stages) - 1
+        self._slices = [_slice_store(plan, stage) for stage in self._indexes]
         self._parts = [
             StagePart(part, hidden=self._hidden, loss_function=loss_function if index == last else None, slices=slices)
             for index, part, slices in zip(self._indexes, parts, self._slices, strict=True)
@@ -172,6 +171,14 @@ def reach(plan: Plan, stage: int) -> Reach:
     if first < here.start:
         return Reach.WHOLE
     return Reach.OWN if first < here.stop else Reach.STILL
+
+
+def _slice_store(plan: Plan, stage: int) -> SliceStore | None:
+    number = plan.schedule.slices
+    if number == 1:
+        return None
+    returns = reach(plan, stage) is not Reach.STILL
+    return SliceStore(number=number, length=plan.sequence_length // number, returns=returns)
 
 
 class StagePart(nn.Module):

@@ -94,10 +94,13 @@ def repeat(x: Tensor, *, microbatch: int, number: int) -> Tensor:
 
 
 class SliceStore:
-    """The microbatches of one stage that are on their way; pass i is slice i % number of microbatch i // number."""
+    """The microbatches of one stage that are on their way; pass i is slice i % number of microbatch i // number.
 
-    def __init__(self, *, number: int, length: int) -> None:
-        self.number, self._length = number, length
+    `returns`: they come back for backward where gradients are asked for, as they do not to a stage that is still.
+    """
+
+    def __init__(self, *, number: int, length: int, returns: bool) -> None:
+        self.number, self._length, self._returns = number, length, returns
         self._open: dict[int, Slices] = {}
         self._index = 0
 
@@ -109,7 +112,7 @@ class SliceStore:
         """What the pass that has begun sees; `documents` (b, s) are those of whole sequences."""
         microbatch, part = divmod(self._index, self.number)
         slices = self._open.setdefault(microbatch, Slices(number=self.number))
-        if part + 1 == self.number and not torch.is_grad_enabled():
+        if part + 1 == self.number and not (self._returns and torch.is_grad_enabled()):
             del self._open[microbatch]
         return slices.context(part, length=self._length, documents=documents, known_angles=known_angles)
 
