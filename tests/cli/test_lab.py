@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli import main
-from meshwright.lab.fabric import unfit
 from meshwright.spec.errors import ExitCode
+from tests.lab.test_lab import WHY_NOT
 
 EXAMPLE = str(Path(__file__).resolve().parent.parent.parent / "examples" / "lab" / "two-sites.toml")
-makes_labs = pytest.mark.skipif(bool(unfit()), reason=f"no lab can be made here: {unfit()}")
+makes_labs = pytest.mark.skipif(bool(WHY_NOT), reason=f"no lab can be made here: {WHY_NOT}")
 
 
 @makes_labs

@@ -20,6 +20,7 @@ from meshwright.spec.errors import EnvironmentUnfit, Problem
 _NEEDED = ("ip", "tc", "nsenter", "unshare")
 _CAP_NET_ADMIN, _CAP_SYS_ADMIN = 12, 21
 _INTERFACE = "eth0"
+_TRIAL = "ip link add try type bridge; tc qdisc add dev lo root tbf rate 1mbit burst 64kb latency 400ms"
 _LEAST_BURST_BYTES = 64 * 1024  # of one packet that the kernel has not yet cut
 _BURST_SECONDS = 2e-3
 _QUEUE = "400ms"
@@ -33,7 +34,10 @@ def unfit() -> str:
     if missing:
         return f"{', '.join(missing)} is missing; install iproute2 and util-linux"
     lacking = [name for name, bit in (("network", _CAP_NET_ADMIN), ("system", _CAP_SYS_ADMIN)) if not _has(bit)]
-    return f"this process may not administer the {' or the '.join(lacking)}; run it as root" if lacking else ""
+    if lacking:
+        return f"this process may not administer the {' or the '.join(lacking)}; run it as root"
+    tried = subprocess.run(["unshare", "-n", "sh", "-ec", _TRIAL], capture_output=True, text=True)
+    return tried.stderr.strip().partition("\n")[0] if tried.returncode else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
