@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from meshwright import catalog
 from meshwright.cli import main
 from meshwright.spec.errors import ExitCode
 from tests.lab.test_lab import WHY_NOT
@@ -16,8 +17,9 @@ makes_labs = pytest.mark.skipif(bool(WHY_NOT), reason=f"no lab can be made here:
 
 
 @makes_labs
-def test_the_example_has_the_links_that_it_asks_for(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["lab", EXAMPLE, "--seconds", "0.3", "--json"]) == 0
+def test_the_example_has_the_links_that_it_asks_for(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    written = tmp_path / "found.json"
+    assert main(["lab", EXAMPLE, "--seconds", "0.3", "--json", "--out", str(written)]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["hosts"] == ["host0", "host1", "host2", "host3"]
     assert told["islands"] == [[0, 1], [2, 3]]
@@ -27,6 +29,10 @@ def test_the_example_has_the_links_that_it_asks_for(capsys: pytest.CaptureFixtur
         assert pair["bandwidth"] < 1.1 * pair["asked_bandwidth"]
         assert pair["latency_seconds"] >= pair["asked_latency_seconds"]
 
+    found = catalog.load_cluster(str(written))
+    assert [(group.num_nodes, group.site) for group in found.groups] == [(2, "island0"), (2, "island1")]
+    assert found.groups[1].device.name == "far-core"
+
 
 @makes_labs
 def test_a_command_runs_on_every_host_and_one_that_fails_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -34,6 +40,11 @@ def test_a_command_runs_on_every_host_and_one_that_fails_is_told(capsys: pytest.
     lines = capsys.readouterr().out.splitlines()
     assert "host2 | 2 of 4 at 10.77.0.1" in lines
     assert [line.split()[1] for line in lines if line.startswith("host3 ")][-1] == "3"
+
+
+@pytest.mark.parametrize("words", [["ssh:localhost", "--loss", "0.1"], ["8xH100", "--out", "x.json", "--", "true"]])
+def test_an_option_that_would_do_nothing_is_refused(words: list[str]) -> None:
+    assert main(["lab", *words]) == ExitCode.USAGE
 
 
 @pytest.mark.parametrize(

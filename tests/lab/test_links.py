@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
 
 from meshwright import catalog
 from meshwright.lab.links import Pair, cluster_of, islands
-from meshwright.spec.cluster import Link
 
 FAST, SLOW = 120e6, 11e6
 
@@ -29,17 +29,21 @@ def test_islands_are_the_sites(jitter: float) -> None:
     assert islands(pairs([0, 1, 0, 1, 1], jitter=jitter), hosts=5) == ((0, 2), (1, 3, 4))
 
 
+def test_a_link_that_was_disturbed_is_still_of_its_island() -> None:
+    disturbed = [replace(pair, bandwidth=0.4 * FAST) if pair.second == 3 else pair for pair in pairs([0, 0, 1, 1])]
+    far = {(0, 3), (1, 3)}
+    found = [replace(pair, bandwidth=SLOW) if (pair.first, pair.second) in far else pair for pair in disturbed]
+    assert islands(found, hosts=4) == ((0, 1), (2, 3))
+
+
 def test_like_links_make_one_island() -> None:
     assert islands(pairs([0, 0, 0], jitter=0.3), hosts=3) == ((0, 1, 2),)
     assert islands([], hosts=1) == ((0,),)
 
 
 def test_the_cluster_has_a_site_for_each_island_and_the_slowest_link_of_each_tier() -> None:
-    local = catalog.local_cluster(cores=1, memory_bytes=2e9, devices=1).groups[0].device
-    inside = Link(bandwidth=1e9, latency_seconds=1e-5)
-    found = cluster_of(
-        pairs([0, 0, 1, 1], jitter=0.3), name="lab", devices=[local] * 4, devices_per_node=[1] * 4, inside=inside
-    )
+    local = catalog.local_cluster(cores=1, memory_bytes=2e9, devices=1).groups[0]
+    found = cluster_of(pairs([0, 0, 1, 1], jitter=0.3), name="lab", nodes=[local] * 4)
     assert [group.num_nodes for group in found.groups] == [2, 2]
     assert found.sites == ("island0", "island1")
     assert found.wide_area is not None
@@ -47,3 +51,13 @@ def test_the_cluster_has_a_site_for_each_island_and_the_slowest_link_of_each_tie
     assert found.wide_area.latency_seconds == 1e-2
     assert found.groups[0].nic.bandwidth == FAST
     assert found.groups[0].nic.efficiency == 1.0
+    assert [group.device for group in found.groups] == [local.device] * 2
+
+
+def test_unlike_hosts_of_an_island_are_groups_of_their_own() -> None:
+    local = catalog.local_cluster(cores=1, memory_bytes=2e9, devices=1).groups[0]
+    twice = replace(local, devices_per_node=2)
+    found = cluster_of(pairs([0, 0, 0]), name="lab", nodes=[local, twice, twice])
+    assert [(group.num_nodes, group.devices_per_node) for group in found.groups] == [(1, 1), (2, 2)]
+    assert found.sites == ("island0",)
+    assert found.wide_area is None

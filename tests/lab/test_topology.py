@@ -63,6 +63,11 @@ def test_loss_is_of_the_wide_area_alone() -> None:
     assert {uplink.below for uplink in found.uplinks if uplink.loss} == {"site-near", "site-far"}
 
 
+def test_a_loss_where_no_link_is_of_the_wide_area_is_refused() -> None:
+    with pytest.raises(ConfigError, match="of which it has none"):
+        topology(catalog.load_cluster("16xH100"), loss=0.01)
+
+
 def test_a_delay_no_longer_than_a_virtual_link_s_own_is_left_to_it() -> None:
     assert not any(uplink.is_delayed for uplink in topology(catalog.load_cluster("16xH100")).uplinks)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
 
     from meshwright.lab import Lab, Outcome, Topology
     from meshwright.lab.links import Pair
+    from meshwright.spec.cluster import NodeGroup
 
 
 def lab(
@@ -27,24 +29,40 @@ def lab(
         float | None, typer.Option("--cores", min=0.01, help="Cores that the hosts share. [default: all]")
     ] = None,
     seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="How long each link is measured.")] = 1.0,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Write the machines with their links as measured, for --cluster.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> int:
     """Lay a cluster's nodes out as hosts whose links have its rates, and measure them or run a command on all."""
     from meshwright import catalog
     from meshwright.cli.output import note
     from meshwright.lab import Lab, topology
-    from meshwright.lab.real import real_lab
+    from meshwright.lab.real import is_real, node_of, real_lab
     from meshwright.run.machine import cache_root
+    from meshwright.spec.errors import ConfigError, Problem
 
-    found, asked = real_lab(where), None
-    if found is None:
-        asked = topology(catalog.load_cluster(where, cache=cache_root()), loss=loss)
-        note(f"{len(asked.hosts)} hosts and {len(asked.uplinks)} links are made")
-        found = Lab.of(asked, cores=cores)
-    with found as made:
+    if command and out:
+        raise ConfigError(
+            Problem(what="--out is of measured links, which a command is not", fix="leave one of them out")
+        )
+    if is_real(where):
+        if loss or cores:
+            what = "--loss and --cores are of hosts that are made here"
+            raise ConfigError(Problem(what=what, where=where, fix="leave them out: real hosts are as they are"))
+        with real_lab(where) as made:
+            if command:
+                return _run(made, command, as_json=as_json)
+            nodes = [node_of(host) for host in made.hosts] if out else []
+            return _measure(made, None, nodes, seconds=seconds, out=out, as_json=as_json)
+    cluster = catalog.load_cluster(where, cache=cache_root())
+    asked = topology(cluster, loss=loss)
+    note(f"hosts and links that are made: {len(asked.hosts)} and {len(asked.uplinks)}")
+    with Lab.of(asked, cores=cores) as made:
         if command:
             return _run(made, command, as_json=as_json)
-        return _measure(made, asked, seconds=seconds, as_json=as_json)
+        nodes = [group for group in cluster.groups for _ in range(group.num_nodes)]
+        return _measure(made, asked, nodes, seconds=seconds, out=out, as_json=as_json)
 
 
 def _run(made: Lab, command: Sequence[str], *, as_json: bool) -> int:
@@ -65,12 +83,24 @@ def _run(made: Lab, command: Sequence[str], *, as_json: bool) -> int:
     return int(ExitCode.WORKER if any(outcome.exit_code for outcome in outcomes) else ExitCode.OK)
 
 
-def _measure(made: Lab, asked: Topology | None, *, seconds: float, as_json: bool) -> int:
-    from meshwright.cli.output import console, note, print_json
-    from meshwright.lab.links import islands, measure_pairs
+def _measure(
+    made: Lab,
+    asked: Topology | None,
+    nodes: Sequence[NodeGroup],
+    *,
+    seconds: float,
+    out: Path | None,
+    as_json: bool,
+) -> int:
+    from meshwright.cli.output import console, note, print_json, write
+    from meshwright.lab.links import cluster_of, islands, measure_pairs
+    from meshwright.spec.codec import canonical
 
     pairs = measure_pairs(made, seconds=seconds, done=lambda now, of: note(f"{now} of {of} links measured"))
     found = islands(pairs, hosts=len(made.hosts))
+    if out is not None:
+        write(out, canonical(cluster_of(pairs, name=out.stem, nodes=nodes)))
+        note(f"cluster written to {out}")
     if as_json:
         names = [host.name for host in made.hosts]
         print_json({"hosts": names, "pairs": [_told(pair, asked) for pair in pairs], "islands": found})

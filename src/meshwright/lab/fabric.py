@@ -96,7 +96,7 @@ class Fabric:
         holder = subprocess.Popen(["unshare", "-n", "cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
         found = Namespace(holder=holder)
         self._namespaces.append(found)
-        _await_namespace(holder.pid)
+        _await_namespace(holder)
         # Else hosts greet each other on every cable, and what they say is counted.
         found.run("sh", "-c", "echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6 || true")
         found.run("ip", "link", "set", "lo", "up")
@@ -167,11 +167,14 @@ def _rate(bandwidth: float) -> tuple[str, ...]:
     return ("tbf", "rate", f"{int(8 * bandwidth)}bit", "burst", str(burst), "latency", _QUEUE)
 
 
-def _await_namespace(process: int) -> None:
-    """The process has left the namespace of this one."""
+def _await_namespace(holder: subprocess.Popen[bytes]) -> None:
+    """The process has left the namespace of this one. Raises EnvironmentUnfit where it has ended instead."""
     own = os.readlink("/proc/self/ns/net")
-    while os.readlink(f"/proc/{process}/ns/net") == own:
+    while holder.poll() is None:
+        if os.readlink(f"/proc/{holder.pid}/ns/net") != own:
+            return
         os.sched_yield()
+    raise EnvironmentUnfit(Problem(what="a namespace of the lab could not be made", why="unshare -n failed"))
 
 
 def _has(capability: int) -> bool:

@@ -34,23 +34,25 @@ class Lab:
         """Namespaces of this machine, joined as `topology` says; hosts share `cores`, all that this process may use by
         default, as its shares say.
 
-        Raises EnvironmentUnfit where no namespaces can be made, or no shares of processors for uneven hosts.
+        Where no shares of processors can be made, even hosts of all cores do without. Raises EnvironmentUnfit where no
+        namespaces can be made, or no shares for others.
         """
         fabric = Fabric(topology)
         lab = cls(fabric.hosts)
         lab._fabric = fabric
         try:
-            lab._share(topology, cores or float(len(os.sched_getaffinity(0))))
+            lab._share(topology, cores)
         except BaseException:
             lab.down()
             raise
         return lab
 
-    def _share(self, topology: Topology, cores: float) -> None:
-        self.quotas = Quotas([share * cores for share in topology.shares])
-        if not self.quotas.available and not topology.even:
+    def _share(self, topology: Topology, cores: float | None) -> None:
+        every = float(len(os.sched_getaffinity(0)))
+        self.quotas = Quotas([share * (cores or every) for share in topology.shares])
+        if not self.quotas.available and (cores or not topology.even):
             why = "control groups of processors cannot be made here"
-            raise EnvironmentUnfit(Problem(what="hosts cannot be of unequal speeds", why=why))
+            raise EnvironmentUnfit(Problem(what="hosts cannot have shares of the cores", why=why))
         self.hosts = tuple(
             replace(host, enter=(*self.quotas.enter(index), *host.enter)) for index, host in enumerate(self.hosts)
         )
@@ -70,6 +72,10 @@ class Lab:
         if self.quotas is not None:
             self.quotas.down()
         self._fabric, self.quotas = None, None
+
+    def without_shares(self) -> Lab:
+        """The same hosts, whose commands may use all cores of the machine; it goes with this one."""
+        return self if self._fabric is None else Lab(self._fabric.hosts)
 
     def run(
         self,

@@ -6,14 +6,13 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, pairwise
 
 from meshwright.lab.lab import PORT, Lab
-from meshwright.spec.cluster import ClusterSpec, DeviceSpec, Link, NodeGroup
+from meshwright.spec.cluster import ClusterSpec, Link, NodeGroup
 from meshwright.spec.errors import EnvironmentUnfit, Problem
-from meshwright.spec.report import Origin
 
-_TOLD_APART = 2.0  # a link is another tier's when it is slower than this many times
+_TOLD_APART = 2.0  # rates of one tier differ by no more than this many times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +28,12 @@ class Pair:
 def measure_pairs(
     lab: Lab, *, seconds: float, done: Callable[[int, int], None] = lambda _done, _all: None
 ) -> tuple[Pair, ...]:
-    """Every pair of hosts, one after another, each for about twice `seconds`.
+    """Every pair of hosts, one after another, each for about twice `seconds`: links, whatever cores hosts have.
 
     Raises EnvironmentUnfit where one cannot reach another.
     """
     pairs = list(combinations(range(len(lab.hosts)), 2))
-    found = []
+    lab, found = lab.without_shares(), []
     for number, (first, second) in enumerate(pairs):
         found.append(_measured(lab, first, second, seconds=seconds))
         done(number + 1, len(pairs))
@@ -61,59 +60,47 @@ def _measured(lab: Lab, first: int, second: int, *, seconds: float) -> Pair:
 
 
 def islands(pairs: Sequence[Pair], *, hosts: int) -> tuple[tuple[int, ...], ...]:
-    """Hosts that reach each other at near the best rate of all, in order; one island where no link is much slower.
+    """Hosts that reach each other at the better rates, in order; one island where no rate is much below another.
 
-    Hosts are joined from the fastest pair down (single linkage) until the next pair is more than twice slower than the
-    slowest that joined any.
+    Rates part at the widest step from one to the next below it, if that is to less than half; hosts are of one island
+    where pairs above it lead from one to the other (single linkage).
     """
+    ranked = sorted(pairs, key=lambda pair: -pair.bandwidth)
+    steps = [above.bandwidth / below.bandwidth for above, below in pairwise(ranked)]
+    widest = max(range(len(steps)), key=steps.__getitem__, default=0)
+    near = ranked[: widest + 1] if steps and steps[widest] > _TOLD_APART else ranked
     joined = [{host} for host in range(hosts)]
-    slowest = 0.0
-    for pair in sorted(pairs, key=lambda pair: -pair.bandwidth):
+    for pair in near:
         one = next(island for island in joined if pair.first in island)
         other = next(island for island in joined if pair.second in island)
-        if slowest and pair.bandwidth * _TOLD_APART < slowest:
-            break
         if one is not other:
             joined.remove(other)
             one |= other
-        slowest = pair.bandwidth
     return tuple(tuple(sorted(island)) for island in sorted(joined, key=min))
 
 
-def cluster_of(
-    pairs: Sequence[Pair], *, name: str, devices: Sequence[DeviceSpec], devices_per_node: Sequence[int], inside: Link
-) -> ClusterSpec:
-    """The machines as a cluster: a group for each run of like hosts of an island, a site for each island.
+def cluster_of(pairs: Sequence[Pair], *, name: str, nodes: Sequence[NodeGroup]) -> ClusterSpec:
+    """The machines as a cluster, island by island: a site for each, and in it a group for each run of like hosts.
 
-    `devices[h]` and `devices_per_node[h]` are those of host h. The link of an island is the slowest in it, the
-    wide-area link the slowest between two.
+    `nodes[h]` is host h, with what is inside it. The adapter of an island's nodes is the slowest link in it, the
+    wide-area link the slowest between two; both as one flow alone has them.
     """
-    found = islands(pairs, hosts=len(devices))
+    found = islands(pairs, hosts=len(nodes))
     place = {host: number for number, island in enumerate(found) for host in island}
     across = [pair for pair in pairs if place[pair.first] != place[pair.second]]
     groups: list[NodeGroup] = []
     for number, island in enumerate(found):
         near = [pair for pair in pairs if place[pair.first] == number == place[pair.second]]
-        nic = _link(near or across)
         for host in island:
-            like = groups and groups[-1].site == f"island{number}" and groups[-1].device == devices[host]
-            if like and groups[-1].devices_per_node == devices_per_node[host]:
+            alone = replace(nodes[host], num_nodes=1, site=f"island{number}", rack=None, rack_nodes=None)
+            if pairs:
+                alone = replace(alone, nic=_link(near or across), nics=1)
+            if groups and replace(groups[-1], name=alone.name, num_nodes=1) == alone:
                 groups[-1] = replace(groups[-1], num_nodes=groups[-1].num_nodes + 1)
-                continue
-            groups.append(
-                NodeGroup(
-                    name=f"island{number}-{len(groups)}",
-                    device=devices[host],
-                    num_nodes=1,
-                    devices_per_node=devices_per_node[host],
-                    inside=inside,
-                    nic=nic,
-                    site=f"island{number}",
-                )
-            )
+            else:
+                groups.append(replace(alone, name=f"island{number}-{len(groups)}"))
     wide = _link(across) if len(found) > 1 else None
-    source = "links measured pair by pair"
-    return ClusterSpec(name=name, groups=tuple(groups), wide_area=wide, origin=Origin.CALIBRATED, source=source)
+    return ClusterSpec(name=name, groups=tuple(groups), wide_area=wide, source="links measured pair by pair")
 
 
 def _link(pairs: Sequence[Pair]) -> Link:

@@ -50,7 +50,7 @@ def ask(address: str, port: int, *, seconds: float) -> dict[str, float]:
         for _ in range(_ROUND_TRIPS):
             began = time.perf_counter()
             peer.sendall(bytes([_ECHO]))
-            peer.recv(1)
+            _received(peer, 1)
             trips.append(time.perf_counter() - began)
         peer.sendall(bytes([_DRAIN]))
         _flood(peer, seconds=seconds)
@@ -85,10 +85,10 @@ def _drained(peer: socket.socket) -> float:
     came = [(time.perf_counter(), 0)]
     total = 0
     while True:
-        chunk = peer.recv(1 << 20)
+        chunk = _received(peer, 1 << 20)
         total += len(chunk)
         came.append((time.perf_counter(), total))
-        if not chunk or chunk[-1]:
+        if chunk[-1]:
             break
     middle = 0.5 * (came[0][0] + came[-1][0])
     began, before = next(entry for entry in came if entry[0] >= middle)
@@ -105,7 +105,14 @@ def _told(rate: float) -> bytes:
 def _line(peer: socket.socket) -> bytes:
     found = b""
     while not found.endswith(b"\n"):
-        found += peer.recv(1)
+        found += _received(peer, 1)
+    return found
+
+
+def _received(peer: socket.socket, most: int) -> bytes:
+    found = peer.recv(most)
+    if not found:
+        raise ConnectionResetError("the other host left before the end")
     return found
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from meshwright.lab.hosts import Host
 from meshwright.lab.lab import Lab
+from meshwright.spec.cluster import ClusterSpec, NodeGroup
+from meshwright.spec.codec import decode
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit, Problem
 
 
@@ -39,19 +42,27 @@ WAYS: Mapping[str, Way] = {
 }
 
 
-def real_lab(where: str) -> Lab | None:
-    """The lab of `ssh:ONE,TWO,…`, `docker:ONE,TWO,…` or `podman:…`; None where `where` is none of these.
+def is_real(where: str) -> bool:
+    """`where` names hosts by one of WAYS, and no cluster."""
+    return ":" in where and where.partition(":")[0] in WAYS
 
-    Raises ConfigError for fewer than one name, EnvironmentUnfit where a host cannot be entered.
+
+def real_lab(where: str) -> Lab:
+    """The lab of `ssh:ONE,TWO,…`, `docker:ONE,TWO,…` or `podman:…`.
+
+    Raises ConfigError where no host is named, EnvironmentUnfit where one cannot be entered.
     """
-    sort, colon, names = where.partition(":")
-    way = WAYS.get(sort) if colon else None
-    if way is None:
-        return None
+    sort, _, names = where.partition(":")
     told = [name for name in names.split(",") if name]
     if not told:
         raise ConfigError(Problem(what="no host is named", where=where, fix=f"{sort}:ONE,TWO names two"))
-    return Lab([_found(name, way) for name in told])
+    return Lab([_found(name, WAYS[sort]) for name in told])
+
+
+def node_of(host: Host) -> NodeGroup:
+    """What the host says of itself by its own `meshwright cluster detect`; EnvironmentUnfit where it has none."""
+    told = host.read("meshwright", "cluster", "detect", "--json", "--quiet")
+    return decode(ClusterSpec, json.loads(told), host.name).groups[0]
 
 
 def _found(name: str, way: Way) -> Host:

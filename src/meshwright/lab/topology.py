@@ -74,12 +74,18 @@ def topology(cluster: ClusterSpec, *, loss: float = 0.0) -> Topology:
     racks are told, its group's where adapters are oversubscribed, its site's where there are several.
 
     A host's share of the machine follows the peak of its devices, all shares together 1. Links inside a node are this
-    machine's own. `loss` is that of the wide-area cables. Raises ConfigError for a cluster that no machine can hold.
+    machine's own. `loss` is that of the wide-area cables. Raises ConfigError for a cluster that no machine can hold,
+    and for a loss where no cable is of the wide area.
     """
     nodes = sum(group.num_nodes for group in cluster.groups)
     if nodes > _MOST_HOSTS:
         fix = f"name a cluster of at most {_MOST_HOSTS} nodes"
         raise ConfigError(Problem(what=f"a lab of {nodes} hosts", where=cluster.name, fix=fix))
+    if loss and (cluster.wide_area is None or len(cluster.sites) == 1):
+        fix = "give its groups a site each and a wide_area link, or ask for no loss"
+        raise ConfigError(
+            Problem(what="packets are lost on wide-area links, of which it has none", where=cluster.name, fix=fix)
+        )
     tree, speeds = _Tree(), list[float]()
     for number, group in enumerate(cluster.groups):
         place = CORE

@@ -83,10 +83,7 @@ def _learnt(mode: FakeTensorMode, args: Any, options: Any, result: Any) -> Recip
         return None
     # A tuple with names takes its entries apart.
     kind = getattr(type(result), "_make", type(result)) if several else None
-    recipe = Recipe(
-        makers=tuple(maker for maker in makers if maker),
-        kind=kind,
-    )
+    recipe = Recipe(makers=tuple(maker for maker in makers if maker), kind=kind)
     again = recipe.make(mode, args)
     pairs = zip(outputs, again if several else (again,), recipe.makers, strict=True)
     same = all(_is_same(one, other, new=isinstance(maker, _Fresh)) for one, other, maker in pairs)
@@ -104,11 +101,9 @@ def _maker(output: Any, args: Any, given: set[int]) -> Maker | None:
     for place, entry in enumerate(args):
         if type(entry) is FakeTensor and _memory(entry) == _memory(output) and entry.dtype == output.dtype:
             return _View(place, *_form(output), output.fake_device, dict(output.__dict__))
-    return (
-        None
-        if _memory(output) in given
-        else _Fresh(*_form(output)[:2], output.dtype, output.fake_device, dict(output.__dict__))
-    )
+    if _memory(output) in given:
+        return None
+    return _Fresh(*_form(output)[:2], output.dtype, output.fake_device, dict(output.__dict__))
 
 
 def _is_steady(func: Any) -> bool:

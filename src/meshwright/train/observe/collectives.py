@@ -63,10 +63,10 @@ def line_of(
     Groups for keys, values and heads are described as context; other groups along that axis are data parallel, as
     what is sharded is divided over it too. Groups of the grid of experts say whether tokens travel in them or experts'
     parameters and gradients. What `counts` (int64) is none of the values that a line predicts. Along tensor alone it
-    is a tensor collective; a send or receive is pipeline transfer; along data axes, with
-    tensor among them where experts are held by all of a stage, a gather brings parameters and a reduction takes
-    gradients; a reduction along the pipeline joins gradients of tied matrices. Reductions of a loss or
-    a norm and whatever runs along several kinds of axes are `other`.
+    is a tensor collective; a send or receive is pipeline transfer; along data axes, with tensor among them where
+    experts are held by all of a stage, a gather brings parameters and a reduction takes gradients; a reduction along
+    the pipeline joins gradients of tied matrices. Reductions of a loss or a norm and whatever runs along several kinds
+    of axes are `other`.
     """
     if described == CONTEXT_GROUP:
         return LineName.CONTEXT
