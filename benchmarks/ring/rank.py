@@ -25,7 +25,7 @@ from meshwright.nn.attention import AttentionCore
 from meshwright.nn.context import Context
 from meshwright.parallel import build_mesh
 from meshwright.parallel.context import ContextAttention, share_of
-from meshwright.spec.plan import ExchangeKind
+from meshwright.spec.exchange import ExchangeKind
 
 HEADS, HEAD_DIM = 4, 64
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 from meshwright.schedule.build import build
 from meshwright.schedule.table import Work as Pass
 from meshwright.spec.cluster import Collective
+from meshwright.spec.exchange import ExchangeKind
 from meshwright.spec.model import Embedding, Head, Layer
-from meshwright.spec.plan import Design, ExchangeKind, Offload, Recompute, Sharding
+from meshwright.spec.plan import Design, Offload, Recompute, Sharding
 from tests.cost.slow_device import Device, Step
 from tests.cost.slow_groups import Groups
 from tests.cost.slow_network import Network, rate

@@ -19,7 +19,7 @@ from meshwright.cost.token_layouts import (
     visible_keys,
 )
 from meshwright.cost.work import Sizes
-from meshwright.spec.plan import Exchange, TokenLayout
+from meshwright.spec.exchange import Exchange, TokenLayout
 from tests.search.search_samples import design, job
 from tests.support import models
 

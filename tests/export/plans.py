@@ -11,16 +11,14 @@ from hypothesis import strategies as st
 from meshwright import catalog
 from meshwright.search import enumerate_plans
 from meshwright.spec.cluster import ClusterSpec, Link, Precision
+from meshwright.spec.exchange import Exchange, ExchangeKind
 from meshwright.spec.job import Decay, JobSpec, LearningRate
 from meshwright.spec.plan import (
     Axis,
     AxisName,
     BlockGroup,
     Design,
-    Exchange,
-    ExchangeKind,
     ExpertGrid,
-    GradientSync,
     Offload,
     Plan,
     Recompute,
@@ -29,6 +27,7 @@ from meshwright.spec.plan import (
     Sharding,
     Stage,
 )
+from meshwright.spec.synchronize import GradientSync
 from tests.support.space import even
 
 MODELS = ("llama-3.1-8b", "qwen3-30b-a3b", "mixtral-8x7b", "deepseek-v3", "gpt-39b")

@@ -9,21 +9,11 @@ import pytest
 
 from meshwright.export import NotExpressible, Peer, Verdict, check, export, meaning, read
 from meshwright.spec.cluster import Precision
+from meshwright.spec.exchange import Exchange, ExchangeKind, TokenLayout
 from meshwright.spec.job import Decay
 from meshwright.spec.model import Mixture, Routing
 from meshwright.spec.optimizer import Adafactor, Muon, Optimizer, OptimizerSpec, ParameterGroup, Sgd
-from meshwright.spec.plan import (
-    Design,
-    Dispatch,
-    Exchange,
-    ExchangeKind,
-    ExpertGrid,
-    Offload,
-    Recompute,
-    ScheduleKind,
-    Sharding,
-    TokenLayout,
-)
+from meshwright.spec.plan import Design, Dispatch, ExpertGrid, Offload, Recompute, ScheduleKind, Sharding
 from tests.export.plans import design
 from tests.support.models import with_prefix
 

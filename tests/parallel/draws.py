@@ -18,6 +18,7 @@ from meshwright.schedule.workload import Workload
 from meshwright.search import Scope, check
 from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.errors import Problem
+from meshwright.spec.exchange import Exchange, ExchangeKind, TokenLayout
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import Layer, ModelSpec
 from meshwright.spec.optimizer import Muon, OptimizerSpec, Sgd
@@ -27,8 +28,6 @@ from meshwright.spec.plan import (
     BlockGroup,
     Design,
     Dispatch,
-    Exchange,
-    ExchangeKind,
     ExpertGrid,
     Plan,
     Recompute,
@@ -36,7 +35,6 @@ from meshwright.spec.plan import (
     ScheduleKind,
     Sharding,
     Stage,
-    TokenLayout,
     Training,
 )
 from tests.parallel.parity_cases import Documents, Masks, data_of

@@ -13,16 +13,8 @@ from meshwright.search import Scope, check
 from meshwright.spec import codec
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError, Problem
-from meshwright.spec.plan import (
-    AxisName,
-    Design,
-    ExchangeKind,
-    Offload,
-    Plan,
-    Recompute,
-    ScheduleKind,
-    Sharding,
-)
+from meshwright.spec.exchange import ExchangeKind
+from meshwright.spec.plan import AxisName, Design, Offload, Plan, Recompute, ScheduleKind, Sharding
 from tests.parallel import draws
 
 Path = tuple[str | int, ...]

@@ -14,8 +14,9 @@ from meshwright.cost.states import Local, left_bytes
 from meshwright.cost.table import PlanTable
 from meshwright.parallel.compress import Rounding, Wire
 from meshwright.spec.cluster import Precision
-from meshwright.spec.plan import Design, GradientSync, Sharding
+from meshwright.spec.plan import Design, Sharding
 from meshwright.spec.report import MemoryPart
+from meshwright.spec.synchronize import GradientSync
 from tests.parallel import compress_cases, layout_cases, move_cases
 from tests.support import models
 from tests.support.designs import Layout, design, with_speed

@@ -6,17 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.spec.plan import (
-    Axis,
-    AxisName,
-    Design,
-    Exchange,
-    ExchangeKind,
-    Recompute,
-    ScheduleKind,
-    Sharding,
-    TokenLayout,
-)
+from meshwright.spec.exchange import Exchange, ExchangeKind, TokenLayout
+from meshwright.spec.plan import Axis, AxisName, Design, Recompute, ScheduleKind, Sharding
 from tests.parallel.parity_cases import Documents
 from tests.parallel.test_parity import BATCH, MODEL, check, name
 from tests.support import models

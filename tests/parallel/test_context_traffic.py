@@ -13,8 +13,9 @@ from meshwright.cost.operators import block_work
 from meshwright.cost.work import Sizes
 from meshwright.parallel import build_mesh, lay
 from meshwright.spec.cluster import Precision
+from meshwright.spec.exchange import Exchange, ExchangeKind
 from meshwright.spec.model import ModelSpec
-from meshwright.spec.plan import Design, Exchange, ExchangeKind, Plan, Sharding
+from meshwright.spec.plan import Design, Plan, Sharding
 from meshwright.spec.report import LineName
 from meshwright.train.observe.collectives import CollectiveTimer
 from tests.parallel.parity_cases import batch

@@ -13,8 +13,9 @@ from meshwright.parallel import build_mesh, build_optimizer, lay, unfit
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit
 from meshwright.spec.optimizer import OptimizerSpec
-from meshwright.spec.plan import GradientSync, Recompute, ScheduleKind, Sharding
+from meshwright.spec.plan import Recompute, ScheduleKind, Sharding
 from meshwright.spec.report import LineName
+from meshwright.spec.synchronize import GradientSync
 from tests.parallel import layout_cases
 from tests.parallel.parity_cases import SEED
 from tests.support import models

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from meshwright.spec.errors import ConfigError
+from meshwright.spec.exchange import Exchange
 from meshwright.spec.model import ModelSpec
-from meshwright.spec.plan import Design, Exchange, ScheduleKind, Sharding, TensorGrid
+from meshwright.spec.plan import Design, ScheduleKind, Sharding, TensorGrid
 from tests.parallel.move_cases import go_on, moved, names_and_round_trip, runner, train
 from tests.support.designs import Layout, design
 from tests.support.models import all_models, gpt

@@ -20,8 +20,9 @@ from meshwright.parallel.stochastic import key_of, places, random_bits, rounded
 from meshwright.search.runtime_rules import RUNTIME_RULES, untrained
 from meshwright.spec.cluster import Precision
 from meshwright.spec.optimizer import MOMENT_BLOCK, Master, Moments, OptimizerKind, OptimizerSpec, ParameterGroup
-from meshwright.spec.plan import Design, GradientSync, Offload, Sharding
+from meshwright.spec.plan import Design, Offload, Sharding
 from meshwright.spec.report import MemoryPart
+from meshwright.spec.synchronize import GradientSync
 from tests.parallel import layout_cases, move_cases, narrow_cases, offload_cases, optimizer_cases
 from tests.support import models
 from tests.support.designs import SEQUENCE, Layout, design, with_speed

@@ -16,17 +16,9 @@ from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.optimizer import Adafactor, Master, Moments, Optimizer, OptimizerSpec, Sgd
-from meshwright.spec.plan import (
-    Design,
-    ExpertGrid,
-    GradientSync,
-    Offload,
-    ScheduleKind,
-    Sharding,
-    TensorGrid,
-    Training,
-)
+from meshwright.spec.plan import Design, ExpertGrid, Offload, ScheduleKind, Sharding, TensorGrid, Training
 from meshwright.spec.routing import Routing
+from meshwright.spec.synchronize import GradientSync
 from tests.parallel import draws, offload_cases, relocate_cases
 from tests.parallel.draws import Draw
 from tests.parallel.move_cases import runner

@@ -8,7 +8,8 @@ import torch
 from meshwright.nn import Decoder, initialize
 from meshwright.parallel.recompute import apply_recompute
 from meshwright.parallel.slices import SliceStore, cut, repeat
-from meshwright.spec.plan import Exchange, ExchangeKind, Recompute, ScheduleKind, Sharding, TokenLayout
+from meshwright.spec.exchange import Exchange, ExchangeKind, TokenLayout
+from meshwright.spec.plan import Recompute, ScheduleKind, Sharding
 from tests.parallel.parity_cases import Documents
 from tests.parallel.test_parity import check
 from tests.support import models

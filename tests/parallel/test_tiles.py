@@ -7,7 +7,7 @@ import pytest
 
 from meshwright.cost.token_layouts import ahead_of, dealt, document_starts, first_keys, last_keys, visible_keys
 from meshwright.parallel.tiles import MASKED_QUERIES, MOST_TILES, Cover, Tile, seen_runs, tiles
-from meshwright.spec.plan import TokenLayout
+from meshwright.spec.exchange import TokenLayout
 
 LENGTH, RANKS = 96, 4
 

@@ -16,7 +16,9 @@ from meshwright.report.rows import plan_names, row_words, setting_words
 from meshwright.report.scatter import scatter
 from meshwright.search import Decision
 from meshwright.spec.cluster import Precision
-from meshwright.spec.plan import AxisName, Exchange, ExchangeKind, GradientSync, Plan, Recompute
+from meshwright.spec.exchange import Exchange, ExchangeKind
+from meshwright.spec.plan import AxisName, Plan, Recompute
+from meshwright.spec.synchronize import GradientSync
 from meshwright.spec.units import format_seconds, format_tokens, parse_count
 
 

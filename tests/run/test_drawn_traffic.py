@@ -13,7 +13,8 @@ from meshwright.search import Scope
 from meshwright.search import check as refusals
 from meshwright.spec.cluster import Precision
 from meshwright.spec.optimizer import Adafactor
-from meshwright.spec.plan import Design, GradientSync
+from meshwright.spec.plan import Design
+from meshwright.spec.synchronize import GradientSync
 from tests.parallel import draws
 from tests.parallel.draws import Draw
 from tests.parallel.test_drawn_plans import ALL, FIXED

@@ -15,7 +15,8 @@ from meshwright.run.children import in_child
 from meshwright.run.dry.count import RankCount, content
 from meshwright.run.dry_run import dry_run, shares_of
 from meshwright.spec.errors import ConfigError, ExitCode
-from meshwright.spec.plan import Design, Exchange, Recompute, ScheduleKind, Sharding, TokenLayout
+from meshwright.spec.exchange import Exchange, TokenLayout
+from meshwright.spec.plan import Design, Recompute, ScheduleKind, Sharding
 from meshwright.spec.report import LineName, MemoryPart, Origin
 from tests.run import dry_cases
 from tests.run.dry_cases import case

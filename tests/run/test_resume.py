@@ -15,7 +15,8 @@ from meshwright.run.resume import changes, check_resumable, steps_of
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.job import CheckpointSpec
-from meshwright.spec.plan import GradientSync, Sharding, Training
+from meshwright.spec.plan import Sharding, Training
+from meshwright.spec.synchronize import GradientSync
 from meshwright.train.checkpoint import Manifest
 from meshwright.train.checkpoint.find import path_of
 from meshwright.train.checkpoint.manifest import record_of, seal, write_manifest

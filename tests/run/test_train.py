@@ -16,9 +16,10 @@ from meshwright.run.generate import generate
 from meshwright.run.outcome import Outcome
 from meshwright.run.train import train
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit, ExitCode, WorkerFailed
+from meshwright.spec.exchange import Exchange, TokenLayout
 from meshwright.spec.job import DataSpec, Source
 from meshwright.spec.optimizer import OptimizerSpec
-from meshwright.spec.plan import Exchange, Sharding, TokenLayout
+from meshwright.spec.plan import Sharding
 from meshwright.train.events import Ending
 from tests.run.runs import BATCH, after_steps, ask_to_stop, design, losses, rows, validation, worker_of
 from tests.support.designs import Layout

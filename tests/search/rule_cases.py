@@ -8,6 +8,7 @@ from typing import Any
 
 from meshwright.search import Scope
 from meshwright.spec.cluster import Link, Precision
+from meshwright.spec.exchange import Exchange
 from meshwright.spec.job import Constraints, DataSpec, JobSpec, Source, Switch
 from meshwright.spec.model import ModelSpec, Tower
 from meshwright.spec.optimizer import Master, Muon, OptimizerSpec, ParameterGroup
@@ -15,9 +16,7 @@ from meshwright.spec.plan import (
     Axis,
     AxisName,
     Design,
-    Exchange,
     ExpertGrid,
-    GradientSync,
     Offload,
     Recompute,
     Schedule,
@@ -27,6 +26,7 @@ from meshwright.spec.plan import (
     Training,
 )
 from meshwright.spec.routing import Routing
+from meshwright.spec.synchronize import GradientSync, Rounds, SyncKind
 from tests.search import search_samples as samples
 from tests.support.models import with_prefix
 
@@ -42,6 +42,11 @@ INTERLEAVED = Schedule(kind=ScheduleKind.INTERLEAVED, microbatches=8, chunks=2)
 
 def planned(design: Design, **fields: object) -> Design:
     return replace(design, plan=replace(design.plan, **fields))
+
+
+def met(kind: SyncKind = SyncKind.DILOCO, **fields: Any) -> Design:
+    """Two learners that meet every ten steps."""
+    return planned(D(replicate=2, shard=1), gradients=GradientSync(kind=kind, rounds=Rounds(every=10, **fields)))
 
 
 def tabled(*rows: str, **sizes: int) -> Schedule:
@@ -149,8 +154,21 @@ CASES = {
         lambda: planned(D(), stages=(replace(D().plan.stages[0], groups=()), D().plan.stages[1])),
         "plan.stages[0]: the stage holds no blocks",
     ),
-    "gradients-meet": Case(
-        D, lambda: planned(D(), gradients=GradientSync(kind="seldom")), "meet 'seldom' are not known"
+    "learners-are-replicas": Case(
+        met,
+        lambda: planned(D(), gradients=met().plan.gradients),
+        "learners meet as diloco and the replicate axis has one",
+    ),
+    "rounds-are-whole": Case(met, lambda: met(momentum=1.0), "1.0 is no momentum"),
+    "rounds-fit-kind": Case(
+        lambda: met(SyncKind.STREAMING, fragments=2, delay=5),
+        lambda: met(SyncKind.STREAMING, fragments=2, delay=6),
+        "2 fragments of 6 steps travel at once in rounds of 10 steps",
+    ),
+    "rounds-precision": Case(
+        lambda: met(precision=Precision.BF16),
+        lambda: met(precision=Precision.FP16),
+        "learners that meet in fp16 can be predicted and not trained yet",
     ),
     "answers-design": Case(D, lambda: planned(D(), model="other"), "'other' is not the design's model 'small'"),
     "axes-once": Case(

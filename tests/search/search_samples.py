@@ -18,6 +18,7 @@ from meshwright.spec.blocks import (
     Recurrence,
 )
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, DeviceSpec, Link, MatrixCurve, NodeGroup, Precision
+from meshwright.spec.exchange import Exchange
 from meshwright.spec.job import Constraints, JobSpec
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import (
@@ -25,7 +26,6 @@ from meshwright.spec.plan import (
     AxisName,
     BlockGroup,
     Design,
-    Exchange,
     ExpertGrid,
     Offload,
     Plan,

@@ -16,9 +16,10 @@ from meshwright.search.balance import Balancer
 from meshwright.search.rules import divisors
 from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.errors import ConfigError
+from meshwright.spec.exchange import TokenLayout
 from meshwright.spec.job import Constraints, JobSpec
 from meshwright.spec.model import ModelSpec
-from meshwright.spec.plan import Design, ScheduleKind, TokenLayout
+from meshwright.spec.plan import Design, ScheduleKind
 from tests.search import search_samples as samples
 from tests.support.models import with_prefix
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from meshwright.schedule import stage_rank
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, DeviceSpec, Link, MatrixCurve, NodeGroup, Precision
+from meshwright.spec.exchange import Exchange, exchange_words
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.optimizer import OptimizerSpec
@@ -14,7 +15,6 @@ from meshwright.spec.plan import (
     AxisName,
     BlockGroup,
     Design,
-    Exchange,
     ExpertGrid,
     Plan,
     Recompute,
@@ -24,7 +24,6 @@ from meshwright.spec.plan import (
     Stage,
     TensorGrid,
     Training,
-    exchange_words,
 )
 
 SEQUENCE = 16

@@ -10,8 +10,9 @@ from typing import Any
 import numpy
 import pytest
 
+from meshwright.spec.exchange import Exchange, TokenLayout
 from meshwright.spec.job import DataSpec, Source
-from meshwright.spec.plan import Design, Exchange, Sharding, TokenLayout
+from meshwright.spec.plan import Design, Sharding
 from tests.run import runs
 from tests.support import models
 from tests.support.designs import Layout

@@ -18,7 +18,8 @@ from meshwright.cost.software import Software
 from meshwright.cost.table import DISPATCHES, EXCHANGES, BoolArray, PlanTable
 from meshwright.cost.work import FloatArray, PartWork, Sizes
 from meshwright.spec.blocks import Block
-from meshwright.spec.plan import Dispatch, ExchangeKind
+from meshwright.spec.exchange import ExchangeKind
+from meshwright.spec.plan import Dispatch
 
 IndexArray = npt.NDArray[np.intp]
 _RING = EXCHANGES.index(ExchangeKind.RING)

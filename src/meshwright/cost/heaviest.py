@@ -9,8 +9,8 @@ import numpy as np
 from meshwright.cost.table import TOKEN_LAYOUTS
 from meshwright.cost.token_layouts import layout_imbalance
 from meshwright.cost.work import FloatArray, Sizes
+from meshwright.spec.exchange import TokenLayout
 from meshwright.spec.model import LatentAttention, Mixer, Recurrence, prefix_tokens
-from meshwright.spec.plan import TokenLayout
 
 _share = cache(layout_imbalance)
 _USUAL = TOKEN_LAYOUTS.index(TokenLayout.ZIGZAG)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.exchange import Exchange, ExchangeKind, TokenLayout
 from meshwright.spec.job import JobSpec
 from meshwright.spec.optimizer import Master
 from meshwright.spec.plan import (
@@ -19,10 +20,7 @@ from meshwright.spec.plan import (
     AxisName,
     BlockGroup,
     Dispatch,
-    Exchange,
-    ExchangeKind,
     ExpertGrid,
-    GradientSync,
     Offload,
     Plan,
     Recompute,
@@ -31,9 +29,9 @@ from meshwright.spec.plan import (
     Sharding,
     Stage,
     TensorGrid,
-    TokenLayout,
     Training,
 )
+from meshwright.spec.synchronize import GradientSync
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]

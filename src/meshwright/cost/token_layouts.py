@@ -11,7 +11,7 @@ import heapq
 import numpy as np
 import numpy.typing as npt
 
-from meshwright.spec.plan import TokenLayout
+from meshwright.spec.exchange import TokenLayout
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]

@@ -10,8 +10,9 @@ from meshwright.cost.grid import Operation, grid_passes
 from meshwright.cost.traffic_experts import Dispatching
 from meshwright.cost.traffic_groups import GridGroups, along
 from meshwright.spec.blocks import Attention, Block, Embedding, Layer, Mixture, QueryKeyNorm
+from meshwright.spec.exchange import ExchangeKind
 from meshwright.spec.model import LatentAttention
-from meshwright.spec.plan import AxisName, Design, ExchangeKind, Recompute, TensorGrid
+from meshwright.spec.plan import AxisName, Design, Recompute, TensorGrid
 from meshwright.spec.report import LineName
 
 Sent = tuple[LineName, str, tuple[AxisName, ...], float]

@@ -6,10 +6,11 @@ import math
 from dataclasses import dataclass
 
 from meshwright.spec.cluster import Precision
+from meshwright.spec.exchange import ExchangeKind
 from meshwright.spec.job import Decay
 from meshwright.spec.model import Attention, FeedForward, LatentAttention, Mixture, ModelSpec, QueryKeyNorm
 from meshwright.spec.optimizer import OptimizerKind, OptimizerSpec, as_kind
-from meshwright.spec.plan import BlockGroup, Design, ExchangeKind, Offload, Plan, Recompute, ScheduleKind, Sharding
+from meshwright.spec.plan import BlockGroup, Design, Offload, Plan, Recompute, ScheduleKind, Sharding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

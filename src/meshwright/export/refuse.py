@@ -11,10 +11,11 @@ from meshwright.export.columns import Columns
 from meshwright.export.meaning import oddities
 from meshwright.spec.cluster import DeviceKind
 from meshwright.spec.errors import ExitCode, MeshwrightError, Problem
+from meshwright.spec.exchange import TokenLayout
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import Mixture
 from meshwright.spec.optimizer import OptimizerSpec
-from meshwright.spec.plan import Design, Dispatch, TensorGrid, TokenLayout
+from meshwright.spec.plan import Design, Dispatch, TensorGrid
 from meshwright.spec.routing import TOP_K_SOFTMAX, Choice, Routing, Score
 
 Mask = npt.NDArray[np.bool_]
@@ -66,8 +67,8 @@ def refuse_all(design: Design, refuse: Callable[[Columns], Refusals], *, peer: s
     found.when(gathered, "plan.experts.dispatch", "tokens gathered by experts", fix="choose all_to_all")
     grid = plan.tensor_grid
     found.when(grid is not TensorGrid.LINE, "plan.tensor_grid", f"a {grid.value} of tensor ranks", fix="choose line")
-    late = plan.gradients.kind != "every_step"
-    found.when(late, "plan.gradients.kind", f"gradients that meet {plan.gradients.kind}", fix="choose every_step")
+    kind = plan.gradients.kind
+    found.when(kind.has_learners, "plan.gradients.kind", f"learners that meet as {kind.value}", fix="choose every_step")
     if found.problems:
         raise NotExpressible(found.problems)
 

@@ -12,8 +12,9 @@ from meshwright.export.megatron_flags import norm_epsilon, optimizer_flags, refu
 from meshwright.export.refuse import Refusals, refuse_all, refuse_everywhere, refuse_layout, refuse_odd_model
 from meshwright.export.script import Flag, launch_script
 from meshwright.spec.cluster import Precision
+from meshwright.spec.exchange import TokenLayout
 from meshwright.spec.job import Decay
-from meshwright.spec.plan import Design, Offload, Recompute, ScheduleKind, Sharding, TokenLayout
+from meshwright.spec.plan import Design, Offload, Recompute, ScheduleKind, Sharding
 
 PEER = "DeepSpeed"
 _STAGES = {Sharding.NONE: 0, Sharding.OPTIMIZER: 1, Sharding.GRADIENTS: 2, Sharding.PARAMETERS: 3}

@@ -12,7 +12,8 @@ from meshwright.export.megatron_flags import norm_epsilon, optimizer_flags, refu
 from meshwright.export.refuse import Refusals, refuse_all, refuse_everywhere, refuse_layout, refuse_odd_model
 from meshwright.export.script import Flag, launch_script
 from meshwright.spec.cluster import Precision
-from meshwright.spec.plan import Design, ExchangeKind, Offload, Recompute, ScheduleKind, Sharding, TokenLayout
+from meshwright.spec.exchange import ExchangeKind, TokenLayout
+from meshwright.spec.plan import Design, Offload, Recompute, ScheduleKind, Sharding
 
 PEER = "Megatron-LM"
 _SCHEDULES = (ScheduleKind.ONE_F_ONE_B, ScheduleKind.INTERLEAVED)

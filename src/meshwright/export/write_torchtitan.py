@@ -14,8 +14,9 @@ from meshwright.export.compare import Line, Verdict
 from meshwright.export.meaning import Meaning, meaning
 from meshwright.export.refuse import Refusals, refuse_all, refuse_everywhere, refuse_layout
 from meshwright.spec.cluster import Precision
+from meshwright.spec.exchange import ExchangeKind, TokenLayout
 from meshwright.spec.job import Switch
-from meshwright.spec.plan import Design, ExchangeKind, Offload, Recompute, ScheduleKind, Sharding, TokenLayout
+from meshwright.spec.plan import Design, Offload, Recompute, ScheduleKind, Sharding
 
 PEER = "torchtitan"
 _SCHEDULES = {

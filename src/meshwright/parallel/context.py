@@ -24,7 +24,8 @@ from meshwright.parallel.mesh import ContextRanks, Mesh
 from meshwright.parallel.tiles import seen_runs, tiles
 from meshwright.parallel.trade import Traders
 from meshwright.parallel.travel import Gather, Ring, Travel
-from meshwright.spec.plan import ExchangeKind, Plan, TokenLayout
+from meshwright.spec.exchange import ExchangeKind, TokenLayout
+from meshwright.spec.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

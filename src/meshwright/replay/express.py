@@ -25,7 +25,6 @@ from meshwright.spec.plan import (
     BlockGroup,
     Design,
     ExpertGrid,
-    GradientSync,
     Offload,
     Plan,
     Recompute,
@@ -34,6 +33,7 @@ from meshwright.spec.plan import (
     Sharding,
     Stage,
 )
+from meshwright.spec.synchronize import GradientSync
 
 T = TypeVar("T")
 _STAGE_LAYERS = re.compile(r"(?:stage_layers|pp_layers|layers per stage)\s*[=:]?\s*\[?\s*(\d+(?:\s*[+,]\s*\d+)+)")

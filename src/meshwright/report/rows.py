@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meshwright.report.settings import Setting, by_blocks, plan_settings
-from meshwright.spec.plan import AxisName, Plan, Sharding, exchange_words
+from meshwright.spec.exchange import exchange_words
+from meshwright.spec.plan import AxisName, Plan, Sharding
 
 
 def layout_words(plan: Plan) -> str:

@@ -11,6 +11,7 @@ from meshwright.search.form_rules import FORM_RULES
 from meshwright.search.grid_rules import GRID_RULES
 from meshwright.search.job_rules import JOB_RULES, allowed_precisions, check_job
 from meshwright.search.layout_rules import LAYOUT_RULES
+from meshwright.search.learner_rules import LEARNER_RULES
 from meshwright.search.memory_rule import MEMORY_RULES
 from meshwright.search.order_rules import ORDER_RULES
 from meshwright.search.prefix_rules import PREFIX_RULES
@@ -28,6 +29,7 @@ RULES: tuple[Rule, ...] = (
     *TRAINING_RULES,
     *ORDER_RULES,
     *DEGREE_RULES,
+    *LEARNER_RULES,
     *CONTEXT_RULES,
     *PREFIX_RULES,
     *GRID_RULES[:-1],

@@ -10,8 +10,9 @@ from meshwright.search.rules import Rule, Scope
 from meshwright.spec.cluster import Precision
 from meshwright.spec.codec import nearest
 from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.exchange import ExchangeKind, TokenLayout
 from meshwright.spec.job import SHORT_NAMES, Constraints
-from meshwright.spec.plan import Design, ExchangeKind, Offload, Plan, Recompute, ScheduleKind, Sharding, TokenLayout
+from meshwright.spec.plan import Design, Offload, Plan, Recompute, ScheduleKind, Sharding
 
 Value = int | str
 

@@ -12,8 +12,6 @@ from meshwright.spec.errors import Problem
 from meshwright.spec.model import Attention, FeedForward, LatentAttention, Mixture, ModelSpec, Recurrence
 from meshwright.spec.plan import BlockGroup, Design, Plan, ScheduleKind, Sharding
 
-GRADIENT_SYNCS = ("every_step",)
-
 
 def groups_of(plan: Plan) -> Iterator[tuple[str, BlockGroup]]:
     """Every group with the path a message names it by."""
@@ -123,15 +121,6 @@ def precision_known(design: Design) -> Problem | None:
                 what = f"{device.name} has no {group.precision.value} arithmetic"
                 return Problem(where=f"{where}.precision", what=what, fix=choices(known))
     return None
-
-
-def gradients_meet(design: Design) -> Problem | None:
-    """Gradients meet in a way that is known."""
-    kind = design.plan.gradients.kind
-    if kind in GRADIENT_SYNCS:
-        return None
-    what = f"gradients that meet {kind!r} are not known"
-    return Problem(where="plan.gradients.kind", what=what, fix=choices(GRADIENT_SYNCS))
 
 
 def batch_is_asked(design: Design) -> Problem | None:
@@ -283,7 +272,6 @@ DEGREE_RULES = (
     Rule(name="sequence-parallel-divides", scope=Scope.PLAN, check=sequence_parallel_divides),
     Rule(name="sharding-has-ranks", scope=Scope.PLAN, check=sharding_has_ranks),
     Rule(name="precision-known", scope=Scope.PLAN, check=precision_known),
-    Rule(name="gradients-meet", scope=Scope.PLAN, check=gradients_meet),
     Rule(name="batch-is-asked", scope=Scope.PLAN, check=batch_is_asked),
     Rule(name="sequence-fits-positions", scope=Scope.PLAN, check=sequence_fits_positions),
     Rule(name="chunks-are-interleaved", scope=Scope.PLAN, check=chunks_are_interleaved),

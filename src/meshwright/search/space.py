@@ -25,9 +25,10 @@ from meshwright.search.rules import divisors
 from meshwright.search.runtime_rules import trained_precisions, untrained, untrained_with_context
 from meshwright.search.schedules import add_schedules
 from meshwright.spec.cluster import ClusterSpec, Precision
+from meshwright.spec.exchange import ExchangeKind, TokenLayout
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec, Recurrence
-from meshwright.spec.plan import ExchangeKind, Offload, Sharding, TokenLayout
+from meshwright.spec.plan import Offload, Sharding
 
 Boundaries = Callable[[int, int], Sequence[int]]
 Ids = npt.NDArray[np.int64]

@@ -8,7 +8,8 @@ from typing import TypeVar
 
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError, Gathering, Problem
-from meshwright.spec.plan import Axis, AxisName, BlockGroup, GradientSync, Plan, Recompute, Schedule, Sharding, Stage
+from meshwright.spec.plan import Axis, AxisName, BlockGroup, Plan, Recompute, Schedule, Sharding, Stage
+from meshwright.spec.synchronize import GradientSync
 
 E = TypeVar("E", bound=StrEnum)
 

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.optimizer import Master, Optimizer, OptimizerSpec
+from meshwright.spec.synchronize import SynchronizeSpec
 
 
 class Objective(StrEnum):
@@ -172,10 +173,10 @@ def _full_text(text: str) -> str:
 class JobSpec:
     """One training job. `batch_tokens` is the global batch of one optimizer step; `total_tokens` the whole run.
 
-    `other_precisions` may be taken in place of `precision` where the plan is better for it; numerics change with them.
-    `trackers` and `techniques` are names of the registries of train/observe and techniques. `start` is a Hugging Face
-    folder whose weights a new run begins with; "" draws them from `seed`. A rank that waits longer than
-    `peer_timeout_seconds` for another one ends the run.
+    `other_precisions` may be taken in place of `precision` where the plan is better for it; numerics change with them,
+    as with other ways to `synchronize` replicas than in every step. `trackers` and `techniques` are names of the
+    registries of train/observe and techniques. `start` is a Hugging Face folder whose weights a new run begins with; ""
+    draws them from `seed`. A rank that waits longer than `peer_timeout_seconds` for another one ends the run.
     """
 
     name: str = "job"
@@ -188,6 +189,7 @@ class JobSpec:
     optimizer: Optimizer = OptimizerSpec()  # noqa: RUF009  # a frozen value
     learning_rate: LearningRate = LearningRate()
     z_loss: float = 0.0
+    synchronize: SynchronizeSpec = SynchronizeSpec()  # noqa: RUF009  # a frozen value
     objective: Objective = Objective.TIME
     constraints: Constraints = Constraints()
     checkpoint: CheckpointSpec = CheckpointSpec()

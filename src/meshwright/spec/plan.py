@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from meshwright.spec import codec
 from meshwright.spec.cluster import ClusterSpec, Precision
+from meshwright.spec.exchange import Exchange, exchange_words
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.placement_words import placement_words
+from meshwright.spec.synchronize import GradientSync
 
 
 class AxisName(StrEnum):
@@ -69,28 +71,6 @@ class ScheduleKind(StrEnum):
     DUAL_PIPE_V = "dualpipe-v"
     SEQUENCE_1F1B = "seq1f1b"
     TABLE = "table"
-
-
-class ExchangeKind(StrEnum):
-    """How ranks of the context axis meet each other's keys and values: passed around a ring while scores are computed
-    (2310.01889), or gathered first (2407.21783)."""
-
-    RING = "ring"
-    GATHER = "gather"
-
-
-class TokenLayout(StrEnum):
-    """Which tokens of a sequence each rank of the context axis holds; every rank holds as many.
-
-    contiguous: one run each, so that under a causal mask the last rank has the most work. zigzag: one run from either
-    end (2407.21783). striped: every token in turn (2311.09431). balanced: runs dealt by the work that the documents
-    of the sequence leave them.
-    """
-
-    CONTIGUOUS = "contiguous"
-    ZIGZAG = "zigzag"
-    STRIPED = "striped"
-    BALANCED = "balanced"
 
 
 class Training(StrEnum):
@@ -156,20 +136,6 @@ class Schedule:
     table: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
-    """How the context axis divides attention.
-
-    `inner` neighbouring ranks trade tokens for heads by all-to-all (DeepSpeed-Ulysses, 2309.14509); runs of such
-    groups meet as `kind` says. inner = the axis is Ulysses alone, 1 is `kind` alone, between is two-level (2405.07719).
-    `layout` says which tokens each rank holds.
-    """
-
-    kind: ExchangeKind = ExchangeKind.RING
-    inner: int = 1
-    layout: TokenLayout = TokenLayout.ZIGZAG
-
-
 class Dispatch(StrEnum):
     """How tokens reach experts of other ranks: sent to those chosen (2006.16668), or gathered by all of them."""
 
@@ -213,14 +179,6 @@ class TensorGrid(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GradientSync:
-    """How gradients meet across data parallel ranks: every step, reduced in `precision`."""
-
-    kind: str = "every_step"
-    precision: Precision = Precision.FP32
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Axes from the outermost to the innermost: the last one varies fastest over devices.
 
@@ -237,8 +195,8 @@ class Plan:
     schedule: Schedule
     sequence_length: int
     microbatch: int
-    gradients: GradientSync = GradientSync()
-    exchange: Exchange = Exchange()
+    gradients: GradientSync = GradientSync()  # noqa: RUF009  # a frozen value
+    exchange: Exchange = Exchange()  # noqa: RUF009  # a frozen value
     experts: ExpertGrid | None = None
     tensor_grid: TensorGrid = TensorGrid.LINE
     placement: tuple[int, ...] | None = None
@@ -271,6 +229,28 @@ class Plan:
     def data(self) -> int:
         """Ranks that read different sequences."""
         return self.replicate * self.shard
+
+    @property
+    def learners(self) -> int:
+        """Replicas that train apart and meet in rounds; 1 where all data parallel ranks meet in every step."""
+        return self.replicate if self.gradients.kind.has_learners else 1
+
+    def of_learner(self) -> Plan:
+        """The plan of one learner, which is all there is where they are one."""
+        if self.learners == 1:
+            return self
+        axes = tuple(replace(axis, size=1) if axis.name is AxisName.REPLICATE else axis for axis in self.axes)
+        return replace(self, axes=axes, gradients=GradientSync(precision=self.gradients.precision), placement=None)
+
+    def ranks_of_learner(self, learner: int) -> tuple[int, ...]:
+        """Ranks of this plan that are learner `learner`, in the order of the ranks of its own plan."""
+        if self.learners == 1:
+            return tuple(range(self.world_size))
+        inner = math.prod(axis.size for axis in self.axes[self._place(AxisName.REPLICATE) + 1 :])
+        return tuple(rank for rank in range(self.world_size) if rank // inner % self.replicate == learner)
+
+    def _place(self, name: AxisName) -> int:
+        return next(index for index, axis in enumerate(self.axes) if axis.name is name)
 
     @property
     def has_usual_order(self) -> bool:
@@ -358,6 +338,8 @@ class Plan:
         extra += [group.precision.value]
         frozen = sum(group.stop - group.start for group in self.groups if group.training is Training.FROZEN)
         extra += [f"{frozen} blocks frozen"] if frozen else []
+        if self.learners > 1:
+            extra.append(f"learners meet as {self.gradients.kind.value} every {self.gradients.rounds.every} steps")
         if self.context > 1:
             extra.append(exchange_words(self.exchange, self.context))
         if self.experts is not None:
@@ -373,14 +355,6 @@ class Plan:
         count = self.schedule.microbatches
         steps = f"{count} microbatch{'' if count == 1 else 'es'} of {self.microbatch}"
         return f"{devices}: {layout} ({', '.join(extra)}), {schedule}{chunks}{steps}"
-
-
-def exchange_words(exchange: Exchange, context: int) -> str:
-    """`ring`, `all-to-all`, or `all-to-all 4 in ring 2`; ` striped` after it where tokens are not dealt as usual."""
-    outer = context // max(exchange.inner, 1)
-    words = "all-to-all" if outer == 1 else f"all-to-all {exchange.inner} in {exchange.kind.value} {outer}"
-    words = exchange.kind.value if exchange.inner <= 1 else words
-    return words if exchange.layout is TokenLayout.ZIGZAG else f"{words} {exchange.layout.value}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,121 @@
+"""How data parallel ranks meet: in every step, or as learners that train apart and meet in rounds of many steps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from meshwright.spec.cluster import Precision
+
+
+class SyncKind(StrEnum):
+    """How ranks along the replicate axis meet.
+
+    every_step: their gradients, in every step. The others make each of them a learner, which takes steps of its own
+    and meets the rest in rounds (Rounds). local: parameters are averaged (1602.05629, 1805.09767). diloco: what a round
+    changed is averaged, and an outer optimizer of its own steps by it (2311.08105). eager: as diloco, one round late,
+    while the next one is trained, each learner keeping its own newest progress (2502.12996). co2: one round late too,
+    all going on from one point, with a penalty for what is stale and a clip (2401.16265). streaming: as diloco, in
+    parts that meet at different steps and travel beside training (2501.18512).
+    """
+
+    EVERY_STEP = "every_step"
+    LOCAL = "local"
+    DILOCO = "diloco"
+    EAGER = "eager"
+    CO2 = "co2"
+    STREAMING = "streaming"
+
+    @property
+    def has_learners(self) -> bool:
+        return self is not SyncKind.EVERY_STEP
+
+    @property
+    def is_late(self) -> bool:
+        """What a round changed is applied when the next one has ended."""
+        return self in (SyncKind.EAGER, SyncKind.CO2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounds:
+    """Rounds of `every` steps after which learners meet.
+
+    The model is cut into `fragments` parts of like size; part p meets p * every / fragments steps later than the first
+    one, and what met is applied `delay` steps after that: 0 waits for it, `every` is one round late. The outer
+    optimizer is SGD of `learning_rate` and Nesterov `momentum`; what learners send is in `precision`. Where a streamed
+    part comes back, `own_share` of the learner's own stays in it. `penalty` weighs what is stale, and an element of an
+    outer step is at most `clip` large (both co2's).
+    """
+
+    every: int = 1
+    delay: int = 0
+    fragments: int = 1
+    learning_rate: float = 1.0
+    momentum: float = 0.0
+    precision: Precision = Precision.FP32
+    own_share: float = 0.0
+    penalty: float = 1.0
+    clip: float = 1.0
+
+    def starts(self, fragment: int) -> int:
+        """Steps into a round at which `fragment` sets out, in 1 ... every."""
+        return self.every - (self.fragments - 1 - fragment) * self.every // self.fragments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientSync:
+    """How data parallel ranks meet: gradients in every step, reduced in `precision`; but along the replicate axis as
+    `kind` and `rounds` say."""
+
+    kind: SyncKind = SyncKind.EVERY_STEP
+    precision: Precision = Precision.FP32
+    rounds: Rounds = Rounds()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SynchronizeSpec:
+    """Ways of meeting that a plan may take in place of every step; numerics change with them, so none is the default.
+
+    `every` is how many steps a round has; 0 takes the fewest that hide the network, `most_every` at most. `precision`
+    is what learners send.
+    """
+
+    kinds: tuple[SyncKind, ...] = ()
+    every: int = 0
+    most_every: int = 128
+    precision: Precision = Precision.FP32
+
+
+def usual_rounds(kind: SyncKind, *, every: int, learners: int, precision: Precision = Precision.FP32) -> Rounds:
+    """The rounds that are recommended for `kind`, by so many learners of so many steps each."""
+    if kind is SyncKind.LOCAL:
+        return Rounds(every=every, precision=precision)
+    if kind is SyncKind.EAGER:
+        return Rounds(every=every, delay=every, precision=precision)
+    if kind is SyncKind.CO2:
+        return Rounds(every=every, delay=every, momentum=0.2, precision=precision)
+    rate = outer_learning_rate(learners=learners, every=every)
+    if kind is SyncKind.DILOCO:
+        return Rounds(every=every, learning_rate=rate, momentum=0.9, precision=precision)
+    fragments = max(1, min(4, every // 2))
+    return Rounds(
+        every=every,
+        delay=max(1, every // fragments),
+        fragments=fragments,
+        learning_rate=rate,
+        momentum=0.9,
+        precision=precision,
+        own_share=0.5,
+    )
+
+
+def outer_learning_rate(*, learners: int, every: int) -> float:
+    """DiLoCo's outer learning rate for Nesterov momentum 0.9: 0.7 for 8 learners of rounds of 500 steps (2311.08105).
+
+    The best one rises with both numbers, lies between 0.2 and 1, and does not depend on the model's size (2503.09799);
+    how fast it rises is not published as a formula, and is taken as a tenth for every doubling of the learners and a
+    twentieth for every ten times as many steps.
+    """
+    rate = 0.7 + 0.1 * math.log2(learners / 8) + 0.05 * math.log10(every / 500)
+    return round(min(max(rate, 0.2), 1.0), 2)
