@@ -65,7 +65,10 @@ class Rounding:
 
 
 class CompressedReduction:
-    """All-reduce of a flat tensor in eight bits: `start` sends its parts, `finish` gives every rank the sum."""
+    """All-reduce of a flat tensor in eight bits: `start` sends its parts, `finish` gives every rank the sum.
+
+    The second half, a gather of the rounded sums, sets out in `advance` once the first has arrived, or in `finish`.
+    """
 
     def __init__(self, like: Tensor, *, group: dist.ProcessGroup, wire: Wire) -> None:
         ranks = group.size()
@@ -74,24 +77,40 @@ class CompressedReduction:
         part = self.sent.left.shape[1]
         self.summed = Rounding(part, parts=1, dtype=like.dtype, device=like.device, wire=wire)
         self._received: Tensor | None = None
+        self._everyone: Tensor | None = None
+        self._packed: Tensor | None = None
         self._work: dist.Work | None = None
 
     def start(self, flat: Tensor) -> None:
         """Rounded parts of `flat` are on their way to their owners."""
-        packed = self.sent.pack(flat)
-        self._received = torch.empty_like(packed)
-        self._work = dist.all_to_all_single(self._received, packed, group=self._group, async_op=True)
+        self._packed = self.sent.pack(flat)
+        self._received = torch.empty_like(self._packed)
+        self._work = dist.all_to_all_single(self._received, self._packed, group=self._group, async_op=True)
+
+    def advance(self) -> None:
+        """What has arrived is summed and on its way to everyone; nothing happens while it has not."""
+        if self._received is not None and self._work is not None and self._work.is_completed():
+            self._turn()
 
     def finish(self, flat: Tensor) -> None:
         """`flat` holds the sum, the same bits on every rank."""
+        if self._received is not None:
+            self._turn()
+        assert self._work is not None
+        assert self._everyone is not None
+        self._work.wait()
+        flat.copy_(self.summed.unpack(self._everyone, flat.dtype).view(-1)[: flat.numel()])
+        self._everyone = self._packed = self._work = None
+
+    def _turn(self) -> None:
         assert self._work is not None
         assert self._received is not None
         self._work.wait()
-        packed = self.summed.pack(self.sent.unpack(self._received, flat.dtype).sum(dim=0))
-        everyone = packed.new_empty(self._group.size(), packed.shape[1])
-        all_gather_single(everyone, packed, group=self._group)
-        flat.copy_(self.summed.unpack(everyone, flat.dtype).view(-1)[: flat.numel()])
-        self._received = self._work = None
+        dtype = self.sent.left.dtype
+        self._packed = self.summed.pack(self.sent.unpack(self._received, dtype).sum(dim=0))
+        self._received = None
+        self._everyone = self._packed.new_empty(self._group.size(), self._packed.shape[1])
+        self._work = all_gather_single(self._everyone, self._packed, group=self._group, async_op=True)
 
 
 def sent_elements(parameters: Sequence[Tensor], *, ranks: int) -> int:

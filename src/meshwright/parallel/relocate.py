@@ -36,11 +36,21 @@ MOST_TOLD = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """Of a checkpoint, the `names` under which this process finds its own in place of those of every plan, and more
+    `tensors` to be loaded."""
+
+    names: Mapping[str, str]
+    tensors: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class State:
     """One side of a move: what every process of the group holds of it, and what this one has of it."""
 
     held: Mapping[str, Holding]
     own: Portable
+    beside: Beside = Beside(names={}, tensors={})
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
@@ -191,20 +201,15 @@ def load(source: Path | StorageReader, target: State, *, group: dist.ProcessGrou
     where = str(source) if isinstance(source, Path) else "state"
     fix = "resume from another checkpoint; nothing of this one was loaded"
     problems = [replace(one, where=where, fix=fix) for one in unfit(held, wanted, names=("checkpoint", "run"))]
+    own = {name: target.beside.names.get(name, name) for name in target.tensors if name in wanted}
+    absent = [name for name in (*own.values(), *target.beside.tensors) if name not in held]
+    if absent and not problems:
+        problems.append(Problem(what=f"the checkpoint has no {absent[0]}", where=where, fix=fix))
     _agreed([*problems, *_misheld(target, "run", group)], held, target.held, progress=None, group=group)
     left = {name: x for name, x in target.own.residuals.items() if name in held}
-    stored.read({**{n: x for n, x in target.tensors.items() if n in wanted}, **left}, source, group=group)
+    tensors = {own[name]: target.tensors[name] for name in own}
+    stored.read({**tensors, **target.beside.tensors, **left}, source, group=group)
     _finish(target, new=new, residuals=left)
-
-
-def _met(
-    source: State, target: State, *, progress: Mapping[str, Any] | None, group: dist.ProcessGroup | None
-) -> Mapping[str, Any] | None:
-    """As `_agreed`, of all that keeps two sides in memory from each other."""
-    problems = [*unfit(source.held, target.held)]
-    for name, side in (("source", source), ("target", target)):
-        problems += _misheld(side, name, group)
-    return _agreed(problems, source.held, target.held, progress=progress, group=group)
 
 
 def _agreed(

@@ -8,7 +8,7 @@ from meshwright.spec.errors import Problem
 from meshwright.spec.plan import Design
 from meshwright.spec.synchronize import Rounds, SyncKind
 
-ROUND_PRECISIONS = (Precision.FP32, Precision.BF16, Precision.INT8, Precision.FP8)
+ROUND_PRECISIONS = (Precision.FP64, Precision.FP32, Precision.BF16, Precision.INT8, Precision.FP8)
 _ROUNDS = "plan.gradients.rounds"
 
 

@@ -33,6 +33,7 @@ class LineName(StrEnum):
     BUBBLE = "pipeline bubble"
     GRADIENTS = "gradient collectives"
     PARAMETERS = "parameter collectives"
+    OUTER = "outer synchronisation"
     OPTIMIZER = "optimizer"
     INPUT = "input"
     OTHER = "other"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -85,6 +86,14 @@ class SynchronizeSpec:
     every: int = 0
     most_every: int = 128
     precision: Precision = Precision.FP32
+
+
+def dealt(sizes: Sequence[int], *, parts: int) -> tuple[tuple[int, ...], ...]:
+    """Indexes of `sizes` in so many parts that are as even as the largest first makes them; a part may be empty."""
+    found: list[list[int]] = [[] for _ in range(parts)]
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        min(found, key=lambda part: sum(sizes[held] for held in part)).append(index)
+    return tuple(tuple(sorted(part)) for part in found)
 
 
 def usual_rounds(kind: SyncKind, *, every: int, learners: int, precision: Precision = Precision.FP32) -> Rounds:

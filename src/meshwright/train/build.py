@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
@@ -11,9 +11,8 @@ import psutil
 import torch
 
 from meshwright import parallel
-from meshwright.cost.holdings import Contents
 from meshwright.data import Corpus, prepare
-from meshwright.parallel import relocate
+from meshwright.parallel import outer
 from meshwright.parallel.compile import uncompiled
 from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError
@@ -76,15 +75,18 @@ def build(
     state = TrainState(seed=job.seed, step=newest.step if newest else 0)
     sampling = Sampling.after(state.step + 1)
     profiler = Profiler(design, rank=place.rank, device=place.device, sampling=sampling, onward=spans)
-    mesh = parallel.build_mesh(plan, device_type=place.device.type)
-    feed = Feed.of(design, mesh, device=place.device)
-    laid = parallel.lay(design, mesh, device=place.device, seed=job.seed, recorder=profiler)
+    learners = outer.build_learners(plan, device_type=place.device.type)
+    feed = Feed.of(design, learners, device=place.device)
+    own = replace(design, plan=plan.of_learner())
+    laid = parallel.lay(own, learners.mesh, device=place.device, seed=job.seed, recorder=profiler)
     optimizer = parallel.build_optimizer(laid, job.optimizer)
     profiler.watch(parts=laid.parts, optimizer=optimizer)
     run = Run(
         design=design,
         state=state,
         laid=laid,
+        learners=learners,
+        outer=outer.build_outer_sync(design, laid=laid, learners=learners, recorder=profiler),
         optimizer=optimizer,
         corpus=corpus,
         feed=feed,
@@ -102,7 +104,7 @@ def build(
     if newest is not None:
         run.restore(newest)
     elif job.start:
-        store.start(Path(job.start), relocate.state_of(design, laid=laid, contents=Contents.PARAMETERS))
+        run.start_from(Path(job.start))
     run.reactors = _reactors(run, saved=newest.step if newest else None, max_steps=max_steps)
     if place.rank == 0:
         run.observer = _observer(run, place=place, predicted=predicted, max_steps=max_steps)

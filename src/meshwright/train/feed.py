@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from meshwright.data import Batch
-from meshwright.parallel import Mesh
+from meshwright.parallel.outer import Learners
 from meshwright.spec.plan import Design
 
 
@@ -26,13 +26,13 @@ class Feed:
     prefix_mask: bool = False
 
     @classmethod
-    def of(cls, design: Design, mesh: Mesh, *, device: torch.device) -> Feed:
-        """What this rank of `mesh` reads of the batches of `design`."""
-        plan = design.plan
+    def of(cls, design: Design, learners: Learners, *, device: torch.device) -> Feed:
+        """What this rank reads of the batches of `design`: each learner as many rows of each as the others."""
+        plan, mesh = design.plan, learners.mesh
         return cls(
             batch=plan.batch,
-            replica=mesh.data_coordinate,
-            replicas=mesh.data_size,
+            replica=learners.index * mesh.data_size + mesh.data_coordinate,
+            replicas=learners.count * mesh.data_size,
             device=device,
             document_mask=design.job.data.document_mask,
             prefix_mask=design.model.prefix > 0.0,

@@ -5,15 +5,22 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from meshwright.cost.holdings import Contents
 from meshwright.data import Corpus, Loader, Position
-from meshwright.parallel import Laid, relocate
+from meshwright.parallel import Laid
+from meshwright.parallel.outer import Learners, Met, OuterSync, loaded, saved, state_of
+from meshwright.parallel.relocate import State
+from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError, Problem, WorkerFailed
+from meshwright.spec.job import NonFinite
 from meshwright.spec.plan import Design
 from meshwright.spec.report import LineName
 from meshwright.train.checkpoint import Checkpoint, Store
@@ -52,6 +59,8 @@ class Run:
     design: Design
     state: TrainState
     laid: Laid
+    learners: Learners
+    outer: OuterSync | None
     optimizer: torch.optim.Optimizer
     corpus: Corpus
     feed: Feed
@@ -66,6 +75,8 @@ class Run:
     techniques: tuple[Technique, ...] = ()
     observer: Observer | None = None
     pending: dict[str, float] = field(default_factory=dict)
+    asked: bool = False
+    dropped_in_a_row: int = 0
     clock: float = field(default_factory=time.perf_counter)
 
     def start(self) -> Started:
@@ -77,7 +88,7 @@ class Run:
 
         Its seconds run from the end of the step before, evaluations and checkpoints left out, on the slowest rank.
         Where the loss or the norm is not finite, or the batch has no target, the step is not done and all that lasts is
-        as it was.
+        as it was; where there are learners, that of one drops its own update, and all hear of it when they meet.
         """
         number, job = self.state.step + 1, self.design.job
         torch.manual_seed(self.state.random_seed)
@@ -99,12 +110,15 @@ class Run:
                     for group in self.optimizer.param_groups:
                         group["lr"] = rate
                     self.optimizer.step()
+            met = self._meet(number, finite=known.finite)
         self.marker.mark(step=number, section=Section.AGREE)
-        if not known.finite:
+        if not known.finite and self.outer is None:
             return self._spoilt(number, known)
         agreed = self._agree(self.laid.expert_load())
         plan = self.design.plan
         self.state.advance(sequences=plan.batch, tokens=plan.batch_tokens)
+        if met is not None and met.spoilt:
+            return self._spoilt(number + 1, replace(known, loss=math.nan))
         return StepDone(
             step=self.state.step,
             tokens=self.state.tokens,
@@ -113,7 +127,7 @@ class Run:
             learning_rate=rate,
             seconds=agreed.seconds,
             memory_bytes=agreed.memory_bytes,
-            stop_asked=agreed.stop,
+            stop_asked=agreed.stop if self.outer is None else met is not None and met.stop,
             expert_load=agreed.load,
         )
 
@@ -147,7 +161,15 @@ class Run:
 
     def restore(self, checkpoint: Checkpoint, *, past: int | None = None) -> None:
         """The run stands where `checkpoint` stands; its data goes on from sequence `past` where that is given."""
-        saved = self.store.load(checkpoint, self._state())
+        outer, state = self.outer, self._state()
+        if outer is None:
+            saved = self.store.load(checkpoint, state)
+        elif checkpoint.manifest.state.get("learners") == self._learners_told():
+            saved = self.store.load(checkpoint, loaded(state, outer, step=checkpoint.step))
+            outer.settle()
+        else:
+            saved = self.store.load(checkpoint, state)
+            outer.begin()
         self.state.load(saved)
         for technique in self.techniques:
             technique.load_state_dict(saved["techniques"].get(technique.name, {}))
@@ -155,6 +177,14 @@ class Run:
             self.state.consumed = past
         self.loader.close()
         self.loader = loader_of(self.corpus, feed=self.feed, consumed=self.state.consumed)
+
+    def start_from(self, folder: Path) -> None:
+        """The run stands at step 0 with the weights of a Hugging Face folder."""
+        self.store.start(
+            folder, state_of(self.design, learners=self.learners, laid=self.laid, contents=Contents.PARAMETERS)
+        )
+        if self.outer is not None:
+            self.outer.begin()
 
     def stop(self, ending: Ending) -> Stopping:
         return Stopping(step=self.state.step, ending=ending)
@@ -164,9 +194,25 @@ class Run:
         self.store.close()
         self.loader.close()
 
-    def _state(self) -> relocate.State:
+    def _state(self) -> State:
         """All that a plan lays: what is saved, loaded and moved."""
-        return relocate.state_of(self.design, laid=self.laid, optimizer=self.optimizer)
+        return state_of(self.design, learners=self.learners, laid=self.laid, optimizer=self.optimizer)
+
+    def _learners_told(self) -> dict[str, Any]:
+        """What has to be the same for learners to go on as they were, as JSON has it; nothing where there are none."""
+        gradients = codec.encode(self.design.plan.gradients)
+        return {} if self.outer is None else {"count": self.learners.count, "gradients": gradients}
+
+    def _meet(self, number: int, *, finite: bool) -> Met | None:
+        """What learners told each other after step `number`, where they did."""
+        if self.outer is None:
+            return None
+        self.dropped_in_a_row = 0 if finite else self.dropped_in_a_row + 1
+        if not finite:
+            self.laid.undo()
+        spec = self.design.job.non_finite
+        borne = spec.policy is NonFinite.SKIP and self.dropped_in_a_row <= spec.most_in_a_row
+        return self.outer.after_step(number, stop=self.asked, spoilt=not finite and not borne)
 
     def _roll_back(self) -> None:
         self.marker.mark(step=self.state.step, section=Section.RESTORE)
@@ -177,8 +223,9 @@ class Run:
         self.clock = time.perf_counter()
 
     def _spoilt(self, number: int, known: _Known) -> StepSpoilt:
-        self.laid.undo()
-        state_finite = self.laid.is_finite()
+        if self.outer is None:
+            self.laid.undo()
+        state_finite = self._is_finite()
         agreed = self._agree(None)
         return StepSpoilt(
             step=number,
@@ -194,7 +241,9 @@ class Run:
             return None
         self.marker.mark(step=self.state.step, section=Section.EVALUATE)
         tokens = self.design.job.evaluation.tokens
-        found = validate(self.laid, held_out=self.corpus.validation, feed=self.feed, tokens=tokens)
+        with nullcontext() if self.outer is None else self.outer.as_one():
+            judge = self.laid if self.outer is None else self.outer
+            found = validate(judge, held_out=self.corpus.validation, feed=self.feed, tokens=tokens)
         return Evaluated(
             step=self.state.step,
             tokens=self.state.tokens,
@@ -203,6 +252,9 @@ class Run:
             num_sequences=found.num_sequences,
             seconds=found.seconds,
         )
+
+    def _is_finite(self) -> bool:
+        return self.laid.is_finite() if self.outer is None else self.outer.is_finite()
 
     def _unsaved(self) -> Problem:
         newest = self.store.newest()
@@ -217,11 +269,12 @@ class Run:
     def _save(self) -> Saved:
         self.marker.mark(step=self.state.step, section=Section.SAVE)
         start = time.perf_counter()
-        if not self.laid.is_finite():
+        if not self._is_finite():
             raise WorkerFailed(self._unsaved())
         techniques = {technique.name: technique.state_dict() for technique in self.techniques}
-        progress = {**self.state.to_dict(), "techniques": techniques}
-        self.store.save(self._state(), step=self.state.step, progress=progress)
+        progress = {**self.state.to_dict(), "techniques": techniques, "learners": self._learners_told()}
+        state = self._state() if self.outer is None else saved(self._state(), self.outer)
+        self.store.save(state, step=self.state.step, progress=progress)
         return Saved(step=self.state.step, seconds=time.perf_counter() - start)
 
     @contextmanager
@@ -232,17 +285,18 @@ class Run:
         self.spans.end()
 
     def _agree(self, load: torch.Tensor | None) -> _Agreed:
-        """What all ranks know after a step, read from the device in one transfer."""
+        """What all ranks of a learner know after a step, read from the device in one transfer."""
         now = time.perf_counter()
         seconds, self.clock = now - self.clock, now
         flags = [float(self.stop_asked()), self.memory_bytes(), seconds]
         shared = torch.tensor(flags, dtype=torch.float64, device=self.feed.device)
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+        if self.learners.mesh.everyone is not None:
+            dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=self.learners.mesh.everyone)
         numbers = [] if load is None else [load.detach().to(torch.float64).reshape(1)]
         stop, memory_bytes, seconds, *loads = torch.cat([shared, *numbers]).tolist()
+        self.asked = stop > 0.0
         return _Agreed(
-            stop=stop > 0.0,
+            stop=self.asked,
             memory_bytes=memory_bytes,
             seconds=seconds,
             load=loads[0] if loads else None,

@@ -1,0 +1,90 @@
+"""A mean over learners that travels while its ranks go on training: one collective, or two of rounded numbers."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from meshwright.parallel.compress import CompressedReduction, Wire
+from meshwright.spec.cluster import Precision
+
+_DTYPES = {Precision.FP64: torch.float64, Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}
+_WIRES = {Precision.INT8: Wire.INT8, Precision.FP8: Wire.E4M3}
+
+
+class Average(Protocol):
+    """One mean at a time: `start` copies what it is given, so that its owner may change at once."""
+
+    @property
+    def left(self) -> tuple[Tensor, ...]:
+        """What rounding has left to be sent with the next ones; live tensors."""
+
+    def start(self, flat: Tensor) -> None: ...
+
+    def advance(self) -> None:
+        """Called between steps: what can go on without waiting goes on."""
+
+    def finish(self) -> Tensor:
+        """The mean of what every learner gave, the same bits on all of them. Waits for it."""
+
+
+def build_average(like: Tensor, *, group: dist.ProcessGroup, precision: Precision) -> Average:
+    """A mean of tensors like `like`, which is flat, over `group`."""
+    if precision in _WIRES:
+        return RoundedAverage(like, group=group, wire=_WIRES[precision])
+    return PlainAverage(group=group, dtype=_DTYPES[precision])
+
+
+class PlainAverage:
+    """Summed in `dtype` by one all-reduce."""
+
+    left: tuple[Tensor, ...] = ()
+
+    def __init__(self, *, group: dist.ProcessGroup, dtype: torch.dtype) -> None:
+        self._group, self._dtype = group, dtype
+        self._sum: Tensor | None = None
+        self._like: torch.dtype = dtype
+        self._work: dist.Work | None = None
+
+    def start(self, flat: Tensor) -> None:
+        assert self._work is None, "one mean at a time"
+        self._like = flat.dtype
+        self._sum = flat.to(self._dtype, copy=True)
+        self._work = dist.all_reduce(self._sum, group=self._group, async_op=True)
+
+    def advance(self) -> None:
+        """Nothing: one collective goes by itself."""
+
+    def finish(self) -> Tensor:
+        assert self._work is not None
+        assert self._sum is not None
+        self._work.wait()
+        mean = self._sum.to(self._like) / self._group.size()
+        self._sum = self._work = None
+        return mean
+
+
+class RoundedAverage:
+    """Eight bits of each number, and what rounding left kept for the next time (1901.09847)."""
+
+    def __init__(self, like: Tensor, *, group: dist.ProcessGroup, wire: Wire) -> None:
+        self._reduction = CompressedReduction(like, group=group, wire=wire)
+        self._like, self._learners = like, group.size()
+
+    @property
+    def left(self) -> tuple[Tensor, ...]:
+        return self._reduction.sent.left, self._reduction.summed.left
+
+    def start(self, flat: Tensor) -> None:
+        self._reduction.start(flat)
+
+    def advance(self) -> None:
+        self._reduction.advance()
+
+    def finish(self) -> Tensor:
+        total = torch.empty_like(self._like)
+        self._reduction.finish(total)
+        return total / self._learners

@@ -1,0 +1,220 @@
+"""OuterSync: what learners do after each of their steps so that they stay one model. Read this file first.
+
+Nothing here runs beside training: collectives travel, and every change of a parameter is between two steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from meshwright.parallel.layout import Laid
+from meshwright.parallel.optimizer import block_of
+from meshwright.parallel.outer.average import build_average
+from meshwright.parallel.outer.flat import Flat
+from meshwright.parallel.outer.fragment import Fragment
+from meshwright.parallel.outer.learners import Learners
+from meshwright.parallel.outer.updates import Total, build_update
+from meshwright.spec.errors import Problem, WorkerFailed
+from meshwright.spec.plan import Design
+from meshwright.spec.report import LineName
+from meshwright.spec.span import Recorder
+from meshwright.spec.synchronize import GradientSync, dealt
+
+MOST_STEPS_APART = 16  # between two times that learners tell each other how they are
+_BITS = 2**62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Met:
+    """What some learner told when they met: that it was asked to stop, that it had a step that was spoilt."""
+
+    stop: bool
+    spoilt: bool
+
+
+class OuterSync:
+    """Learners of `design` that meet as its plan says; `laid` is what this rank's learner trains."""
+
+    def __init__(self, design: Design, *, laid: Laid, learners: Learners, recorder: Recorder) -> None:
+        assert learners.across is not None
+        assert learners.meeting is not None
+        self.learners = learners
+        self.gradients: GradientSync = design.plan.gradients
+        self._laid, self._recorder = laid, recorder
+        self._across, self._meeting = learners.across, learners.meeting
+        self._fragments = _fragments(design, laid=laid, across=self._across, total=self._over_learner)
+        self._whole = Flat(_everything(laid))
+        self._stop, self._spoilt = False, False
+        self._told: Tensor | None = None
+        self._telling: dist.Work | None = None
+
+    def begin(self) -> None:
+        """All learners have the same parameters, and nothing that they sent before counts. Collective."""
+        self.drain()
+        self._telling = None
+        for fragment in self._fragments:
+            fragment.begin()
+
+    def after_step(self, step: int, *, stop: bool, spoilt: bool) -> Met | None:
+        """Step `step` of this learner is done: what is due lands and sets out. What learners told where they met.
+
+        Every rank of a learner gives the same. Raises WorkerFailed where learners do not have one anchor.
+        """
+        self._stop, self._spoilt = self._stop or stop, self._spoilt or spoilt
+        start = time.perf_counter()
+        due = [(fragment, fragment.lands(step), fragment.departs(step)) for fragment in self._fragments]
+        for fragment, lands, departs in sorted(due, key=lambda entry: not entry[1]):
+            if lands or departs:
+                fragment.meet(lands=lands, departs=departs)
+            else:
+                fragment.average.advance()
+        met = self._meet(step) if step % min(self.gradients.rounds.every, MOST_STEPS_APART) == 0 else None
+        self._recorder.record(LineName.OUTER, start, time.perf_counter() - start)
+        return met
+
+    def drain(self) -> None:
+        """Nothing of this rank is on the network. Collective."""
+        for fragment in self._fragments:
+            fragment.drain()
+        if self._telling is not None:
+            self._telling.wait()
+
+    @contextmanager
+    def as_one(self) -> Iterator[None]:
+        """Inside, this learner holds the mean of all of them, which is what they have learnt together. Collective."""
+        own = self._whole.read()
+        self._whole.write(self._mean(own))
+        try:
+            yield
+        finally:
+            self._whole.write(own)
+
+    def evaluate(
+        self, tokens: Tensor, targets: Tensor, documents: Tensor | None = None, ahead: Tensor | None = None
+    ) -> Tensor:
+        """Mean cross entropy of these targets over all data ranks of all learners, the same on every rank."""
+        mean = self._laid.evaluate(tokens, targets, documents, ahead)
+        count = torch.as_tensor(self._laid.num_targets, device=mean.device).to(mean.dtype)
+        total, targets_everywhere = self.over_learners(torch.stack([mean * count, count]))
+        return total / targets_everywhere.clamp(min=1.0)
+
+    def is_finite(self) -> bool:
+        """Every parameter of every learner is a finite number. Collective."""
+        spoilt = torch.tensor(float(not self._laid.is_finite()), device=self._laid.device)
+        return float(self.over_learners(spoilt)) == 0.0
+
+    def mean(self) -> dict[str, Tensor]:
+        """The mean of all learners by the names of their parameters and buffers, laid out as they are. Collective."""
+        found: dict[str, Tensor] = {}
+        for name, view in self._whole.views(self._mean(self._whole.read())):
+            found.setdefault(name, view)
+        return found
+
+    def over_learners(self, values: Tensor) -> Tensor:
+        """The sum of `values` over all learners. Collective."""
+        self.drain()
+        total = values.clone()
+        dist.all_reduce(total, group=self._meeting)
+        return total
+
+    def tensors(self) -> Iterator[tuple[str, str, Tensor]]:
+        """(what it is, of which parameter, tensor) of all that this keeps between steps. Collective."""
+        self.drain()
+        for fragment in self._fragments:
+            yield from fragment.tensors()
+
+    def expected(self, step: int) -> Iterator[tuple[str, str, Tensor]]:
+        """As `tensors`, of a run that stands after `step`, to be loaded into."""
+        self.drain()
+        self._telling = None
+        for fragment in self._fragments:
+            yield from fragment.tensors(arriving=fragment.is_away(step))
+
+    def settle(self) -> None:
+        """Call after loading into `expected`."""
+        for fragment in self._fragments:
+            fragment.settle()
+
+    def left(self) -> list[Tensor]:
+        """What rounding has left to be sent by this rank; live tensors."""
+        return [left for fragment in self._fragments for left in fragment.average.left]
+
+    def _mean(self, own: Tensor) -> Tensor:
+        self.drain()
+        total = own.clone()
+        dist.all_reduce(total, group=self._across)
+        return total / self.learners.count
+
+    def _over_learner(self, values: Tensor) -> Tensor:
+        if self._laid.mesh.everyone is not None:
+            dist.all_reduce(values, group=self._laid.mesh.everyone)
+        return values
+
+    def _meet(self, step: int) -> Met | None:
+        """What was told the last time, and this learner's own on its way to the others."""
+        met = None
+        if self._telling is not None:
+            self._telling.wait()
+            assert self._told is not None
+            met = self._read(self._told.tolist(), step=step)
+        landings = sum(fragment.landings for fragment in self._fragments)
+        print_ = sum(fragment.fingerprint() for fragment in self._fragments) % _BITS
+        told = [int(self._stop), int(self._spoilt), print_, -print_, landings, -landings]
+        self._told = torch.tensor(told, dtype=torch.int64, device=self._laid.device)
+        self._telling = dist.all_reduce(self._told, op=dist.ReduceOp.MAX, group=self._meeting, async_op=True)
+        self._stop = self._spoilt = False
+        return met
+
+    def _read(self, told: list[int], *, step: int) -> Met:
+        stop, spoilt, largest, smallest, most, fewest = told
+        if (largest, most) != (-smallest, -fewest):
+            why = "they met unlike numbers of times" if most != -fewest else "a byte changed on its way or in memory"
+            what = f"learners went from unlike parameters when step {step} was done"
+            fix = "--resume goes on from the last checkpoint"
+            raise WorkerFailed(Problem(what=what, where=f"learner {self.learners.index}", why=why, fix=fix))
+        return Met(stop=stop > 0, spoilt=spoilt > 0)
+
+
+def build_outer_sync(design: Design, *, laid: Laid, learners: Learners, recorder: Recorder) -> OuterSync | None:
+    """None where there is one learner, whose ranks meet in every step."""
+    if learners.count == 1:
+        return None
+    return OuterSync(design, laid=laid, learners=learners, recorder=recorder)
+
+
+def _fragments(design: Design, *, laid: Laid, across: dist.ProcessGroup, total: Total) -> tuple[Fragment, ...]:
+    """The model's blocks dealt by their parameters, the same on every rank; those of which this rank has a part."""
+    gradients, model = design.plan.gradients, design.model
+    rounds = gradients.rounds
+    trained = [(name, x) for name, x in laid.named_parameters() if x.requires_grad]
+    parts = dealt([block.parameters for block in model.blocks], parts=rounds.fragments)
+    found = []
+    for index, blocks in enumerate(parts):
+        flat = Flat([(name, x) for name, x in trained if block_of(name, model) in blocks])
+        if not flat.numel:
+            continue
+        found.append(
+            Fragment(
+                flat,
+                rounds=rounds,
+                starts=rounds.starts(index),
+                update=build_update(gradients.kind, rounds, total=total),
+                average=partial(build_average, group=across, precision=rounds.precision),
+            )
+        )
+    return tuple(found)
+
+
+def _everything(laid: Laid) -> list[tuple[str, Tensor]]:
+    """All that a model is by name: what is trained, and buffers of numbers."""
+    named = [(name, x.detach()) for name, x in laid.named_parameters() if x.requires_grad]
+    buffers = [pair for part in laid.parts for pair in part.named_buffers() if pair[1].is_floating_point()]
+    return [*named, *buffers]

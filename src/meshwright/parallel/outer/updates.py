@@ -1,0 +1,93 @@
+"""What an outer step makes of a mean that came back: each way of meeting is one rule on flat tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from meshwright.spec.synchronize import Rounds, SyncKind
+
+Total = Callable[[Tensor], Tensor]  # a number summed over all that the ranks of one learner hold
+
+
+@dataclass(slots=True, kw_only=True)
+class Held:
+    """A fragment between meetings, flat: `anchor` is where all learners went from, the same on each of them.
+
+    `momentum` is the outer optimizer's, `sent` the learner's own when what travels set out; None where not kept.
+    """
+
+    anchor: Tensor
+    momentum: Tensor | None = None
+    sent: Tensor | None = None
+
+
+class Update(Protocol):
+    """`own` is what the learner has, `change` the mean of anchor less own of all learners.
+
+    What sets out next is anchor less own after the last one has landed, or before where it `sets_out_first`.
+    """
+
+    keeps_momentum: bool
+    keeps_sent: bool
+    sets_out_first: bool
+
+    def land(self, held: Held, own: Tensor, change: Tensor) -> Tensor:
+        """The anchor has made its outer step; what the learner goes on from."""
+
+
+class Nesterov:
+    """SGD with Nesterov momentum on the change (2311.08105); what a learner goes on from is the anchor, or where it
+    went on meanwhile, the anchor mixed with its own (2501.18512) or with its own newest progress (after 2502.12996)."""
+
+    def __init__(self, rounds: Rounds, *, own_progress: bool) -> None:
+        self._rounds = rounds
+        self.keeps_momentum = rounds.momentum > 0.0
+        self.keeps_sent = own_progress
+        self.sets_out_first = False
+
+    def land(self, held: Held, own: Tensor, change: Tensor) -> Tensor:
+        step = change
+        if held.momentum is not None:
+            held.momentum.mul_(self._rounds.momentum).add_(change)
+            step = change.add(held.momentum, alpha=self._rounds.momentum)
+        held.anchor.sub_(step, alpha=self._rounds.learning_rate)
+        if held.sent is not None:
+            return own.sub_(held.sent).add_(held.anchor)
+        share = self._rounds.own_share
+        return own.mul_(share).add_(held.anchor, alpha=1.0 - share) if share else held.anchor
+
+
+class StaleGap:
+    """CO2 (2401.16265): a change of the round before is divided by how stale it is, and an outer step is clipped.
+
+    The gap is one and `penalty` times how far the anchor has moved since that change was measured, over how far the
+    last outer step moved it; the norms are of the whole model.
+    """
+
+    keeps_momentum, keeps_sent, sets_out_first = True, False, True
+
+    def __init__(self, rounds: Rounds, *, total: Total) -> None:
+        self._rounds, self._total = rounds, total
+
+    def land(self, held: Held, own: Tensor, change: Tensor) -> Tensor:
+        rounds, momentum = self._rounds, held.momentum
+        assert momentum is not None
+        last = momentum.clamp(-rounds.clip, rounds.clip).mul_(rounds.learning_rate)
+        far = torch.stack([(change - last).square().sum(), last.square().sum()])
+        moved, step = self._total(far).sqrt().tolist()
+        gap = 1.0 + rounds.penalty * moved / step if step > 0.0 else 1.0
+        momentum.mul_(rounds.momentum).add_(change, alpha=1.0 / gap)
+        held.anchor.sub_(momentum.clamp(-rounds.clip, rounds.clip), alpha=rounds.learning_rate)
+        return held.anchor
+
+
+def build_update(kind: SyncKind, rounds: Rounds, *, total: Total) -> Update:
+    """The rule of `kind`; `total` sums over the ranks of one learner."""
+    if kind is SyncKind.CO2:
+        return StaleGap(rounds, total=total)
+    return Nesterov(rounds, own_progress=kind is SyncKind.EAGER)

@@ -1,0 +1,106 @@
+"""Learners that meet in rounds are those of the papers, in every layout, and go on as if they had not been stopped."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy
+import pytest
+
+from meshwright.spec.cluster import Precision
+from meshwright.spec.model import Head
+from meshwright.spec.optimizer import OptimizerSpec, Sgd
+from meshwright.spec.plan import Design, ScheduleKind, Sharding
+from meshwright.spec.synchronize import GradientSync, Rounds, SyncKind
+from tests.parallel import outer_cases
+from tests.parallel.parity_cases import TOLERANCE
+from tests.support import models
+from tests.support.designs import Layout, design
+from tests.support.pool import Pool
+
+CO2 = Rounds(every=3, delay=3, momentum=0.3, learning_rate=0.9, clip=0.004, precision=Precision.FP64)
+ROUNDS = {
+    SyncKind.LOCAL: Rounds(every=3, precision=Precision.FP64),
+    SyncKind.DILOCO: Rounds(every=3, learning_rate=0.7, momentum=0.9, precision=Precision.FP64),
+    SyncKind.EAGER: Rounds(every=3, delay=3, learning_rate=0.8, momentum=0.5, precision=Precision.FP64),
+    SyncKind.CO2: CO2,
+    SyncKind.STREAMING: Rounds(
+        every=5, delay=2, fragments=2, learning_rate=0.7, momentum=0.9, own_share=0.5, precision=Precision.FP64
+    ),
+}
+LAYOUTS = {
+    "replicas": Layout(replicate=2, batch=8),
+    "sharded": Layout(replicate=2, shard=2, sharding=Sharding.PARAMETERS, batch=8),
+    "pipeline": Layout(replicate=2, pipeline=2, batch=8, kind=ScheduleKind.ONE_F_ONE_B),
+    "tensor": Layout(replicate=2, tensor=2, batch=8, sequence_parallel=True),
+}
+STEPS = 8
+
+
+def met(layout: Layout, kind: SyncKind, rounds: Rounds | None = None, *, tied: bool = False) -> Design:
+    """A design whose replicas are learners."""
+    head = Head(vocab=models.VOCAB, width=models.WIDTH, norm=models.NORM, tied=tied)
+    entry = design(models.model(layers=2, head=head), layout)
+    gradients = GradientSync(kind=kind, precision=Precision.FP64, rounds=rounds or ROUNDS[kind])
+    optimizer = OptimizerSpec(learning_rate=1e-2, clip_norm=0.5)
+    return replace(entry, plan=replace(entry.plan, gradients=gradients), job=replace(entry.job, optimizer=optimizer))
+
+
+@pytest.mark.parametrize(
+    ("layout", "kind"),
+    [
+        *(("replicas", kind) for kind in ROUNDS),
+        *((layout, SyncKind.STREAMING) for layout in ("sharded", "pipeline", "tensor")),
+        ("sharded", SyncKind.CO2),
+        ("pipeline", SyncKind.EAGER),
+    ],
+)
+def test_learners_are_those_of_the_papers(pool: Pool, layout: str, kind: SyncKind) -> None:
+    entry = met(LAYOUTS[layout], kind, tied=layout == "pipeline")
+    wanted = outer_cases.reference(entry, STEPS)
+    mean = {name: numpy.mean([learner[name] for learner in wanted], axis=0) for name in wanted[0]}
+    seen: set[tuple[int, str]] = set()
+    for learner, own, together in pool.run(outer_cases.trained, entry, STEPS, ranks=LAYOUTS[layout].ranks):
+        for name, value in own.items():
+            numpy.testing.assert_allclose(value, wanted[learner][name], rtol=0, atol=TOLERANCE, err_msg=name)
+            numpy.testing.assert_allclose(together[name], mean[name], rtol=0, atol=TOLERANCE, err_msg=name)
+            seen.add((learner, name))
+    assert seen == {(learner, name) for learner in range(2) for name in mean}
+
+
+def test_averages_after_every_step_are_data_parallel_by_gradient_descent(pool: Pool) -> None:
+    """Plain steps are linear in the gradient, so that the mean of what learners make of theirs is one of the mean."""
+    layout = Layout(replicate=4, batch=8)
+    learners = met(layout, SyncKind.LOCAL, Rounds(precision=Precision.FP64))
+    plain = replace(learners.job, optimizer=Sgd(learning_rate=0.05, momentum=0.0, clip_norm=None))
+    learners = replace(learners, job=plain)
+    found = [own for _, own, _ in pool.run(outer_cases.trained, learners, 5, ranks=4)]
+    one = replace(learners, plan=replace(learners.plan, gradients=GradientSync(precision=Precision.FP64)))
+    for own, wanted in zip(found, pool.run(outer_cases.in_every_step, one, 5, ranks=4), strict=True):
+        for name, value in own.items():
+            numpy.testing.assert_allclose(value, wanted[name], rtol=0, atol=TOLERANCE, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("layout", "kind", "precision"),
+    [
+        ("replicas", SyncKind.EAGER, Precision.FP64),
+        ("sharded", SyncKind.STREAMING, Precision.INT8),
+        ("pipeline", SyncKind.CO2, Precision.FP8),
+        ("tensor", SyncKind.DILOCO, Precision.BF16),
+    ],
+)
+def test_a_run_goes_on_bit_by_bit_while_something_travels(
+    pool: Pool, tmp_path: Path, layout: str, kind: SyncKind, precision: Precision
+) -> None:
+    entry = met(LAYOUTS[layout], kind, replace(ROUNDS[kind], precision=precision), tied=layout == "pipeline")
+    for at in (4, 5):
+        folder = str(tmp_path / f"at-{at}")
+        assert all(pool.run(outer_cases.resumed, entry, folder, at, 9, ranks=LAYOUTS[layout].ranks))
+
+
+def test_learners_that_went_from_unlike_parameters_are_named(pool: Pool) -> None:
+    entry = met(LAYOUTS["replicas"], SyncKind.DILOCO)
+    for told in pool.run(outer_cases.spoilt_anchor, entry, ranks=2):
+        assert "learners went from unlike parameters" in told
