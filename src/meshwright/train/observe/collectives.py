@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.parallel.mesh import CONTEXT_GROUP
+from meshwright.parallel.outer.learners import ACROSS
 from meshwright.spec.plan import AxisName, Plan
 from meshwright.spec.report import LineName
 from meshwright.train.observe.samples import CollectiveCall, axes_spanned
@@ -60,16 +61,18 @@ def line_of(
 ) -> LineName:
     """The report line of one collective, by what it does, along which axes its group runs and how it is `described`.
 
-    Groups for keys, values and heads are described as context; other groups along that axis are data parallel, as
-    what is sharded is divided over it too. Groups of the grid of experts say whether tokens travel in them or experts'
-    parameters and gradients. What `counts` (int64) is none of the values that a line predicts. Along tensor alone it
-    is a tensor collective; a send or receive is pipeline transfer; along data axes, with tensor among them where
-    experts are held by all of a stage, a gather brings parameters and a reduction takes gradients; a reduction along
-    the pipeline joins gradients of tied matrices. Reductions of a loss or a norm and whatever runs along several kinds
-    of axes are `other`.
+    Groups for keys, values and heads are described as context, those in which learners meet as learners; other groups
+    along the context axis are data parallel, as what is sharded is divided over it too. Groups of the grid of experts
+    say whether tokens travel in them or experts' parameters and gradients. What `counts` (int64) is none of the values
+    that a line predicts. Along tensor alone it is a tensor collective; a send or receive is pipeline transfer; along
+    data axes, with tensor among them where experts are held by all of a stage, a gather brings parameters and a
+    reduction takes gradients; a reduction along the pipeline joins gradients of tied matrices. Reductions of a loss or
+    a norm and whatever runs along several kinds of axes are `other`.
     """
     if described == CONTEXT_GROUP:
         return LineName.CONTEXT
+    if described == ACROSS:
+        return LineName.OUTER
     if operation in ("send", "recv"):
         return LineName.TRANSFER
     if counts:

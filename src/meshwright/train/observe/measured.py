@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import mean, median
 
 from meshwright.spec.plan import AxisName, Plan
 from meshwright.spec.report import Line, LineName, Origin, Report, StageMemory, close
@@ -71,8 +71,10 @@ def measured_report(*, plan: Plan, predicted: Report, ranks: Sequence[RankSample
 
 def _rank_lines(sample: RankSample, *, idle: Mapping[str, float] | None) -> _RankLines:
     """Medians of one rank, with collectives taken out of the spans they ran in."""
-    step = median(timing.seconds for timing in sample.timings)
     spans = _median_by_name(sample)
+    met = spans.get(LineName.OUTER, 0.0)
+    outside = {span.step: span.seconds for span in sample.spans if span.name == LineName.OUTER}
+    step = median(timing.seconds - outside.get(timing.step, 0.0) for timing in sample.timings) + met
     waits, scale = _waits_by_place(sample, step)
     seconds: dict[str, float] = defaultdict(float)
     for name, total in spans.items():
@@ -100,7 +102,10 @@ def _rank_lines(sample: RankSample, *, idle: Mapping[str, float] | None) -> _Ran
 
 
 def _median_by_name(sample: RankSample) -> dict[str, float]:
-    """Median seconds a step of every kind of span, and of the input and optimizer sections."""
+    """Median seconds a step of every kind of span, and of the input and optimizer sections.
+
+    Of what learners do to meet the mean, for most of their steps have nothing of it.
+    """
     timed = {timing.step for timing in sample.timings}
     sums: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     seen: set[int] = set()
@@ -108,7 +113,10 @@ def _median_by_name(sample: RankSample) -> dict[str, float]:
         if span.step in timed:
             seen.add(span.step)
             sums[span.name][span.step] += span.seconds
-    found = {name: median(by_step.get(step, 0.0) for step in seen) for name, by_step in sums.items()}
+    found = {
+        name: (mean if name == LineName.OUTER else median)(by_step.get(step, 0.0) for step in seen)
+        for name, by_step in sums.items()
+    }
     found[LineName.INPUT] = median(timing.input_seconds for timing in sample.timings)
     found[LineName.OPTIMIZER] = median(timing.optimizer_seconds for timing in sample.timings)
     return found
