@@ -180,6 +180,9 @@ def unfit(design: Design) -> tuple[Problem, ...]:
     """Every reason why this room cannot run the plan; () when it can."""
     plan, problems = design.plan, []
     groups = plan.groups
+    if plan.learners > 1:
+        what = f"its {plan.learners} learners are laid each by itself"
+        problems.append(Problem(what=what, where="plan.gradients.kind", fix="lay plan.of_learner()"))
     if len({group.sharding for group in groups}) > 1:
         problems.append(Problem(what="groups shard differently", where="plan.stages", fix="use one sharding"))
     if len({group.sequence_parallel for group in groups}) > 1:

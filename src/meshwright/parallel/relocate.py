@@ -69,8 +69,12 @@ def state_of(
 
     A process that holds no rank of the plan gives None for `laid`. An optimizer that has made no step yet has its
     state afterwards, as it is before the first one. What moments of one byte stand for is copied into the host's
-    memory, so that this tells of the state as it is now.
+    memory, so that this tells of the state as it is now. Raises ConfigError where the plan has learners, who hold
+    unlike parameters: `outer.state_of` tells of them.
     """
+    if design.plan.learners > 1:
+        fix = "save them in a checkpoint, which any plan goes on from"
+        raise ConfigError(Problem(what="learners hold unlike parameters", where="plan.gradients.kind", fix=fix))
     held = holdings(design, contents=contents, processes=processes)
     if laid is None:
         return State(held=held, own=Portable(tensors={}))

@@ -16,7 +16,7 @@ _WIRES = {Precision.INT8: Wire.INT8, Precision.FP8: Wire.E4M3}
 
 
 class Average(Protocol):
-    """One mean at a time: `start` copies what it is given, so that its owner may change at once."""
+    """One mean at a time: what `start` is given is its own from then on."""
 
     @property
     def left(self) -> tuple[Tensor, ...]:
@@ -52,7 +52,7 @@ class PlainAverage:
     def start(self, flat: Tensor) -> None:
         assert self._work is None, "one mean at a time"
         self._like = flat.dtype
-        self._sum = flat.to(self._dtype, copy=True)
+        self._sum = flat.to(self._dtype)
         self._work = dist.all_reduce(self._sum, group=self._group, async_op=True)
 
     def advance(self) -> None:
@@ -62,7 +62,7 @@ class PlainAverage:
         assert self._work is not None
         assert self._sum is not None
         self._work.wait()
-        mean = self._sum.to(self._like) / self._group.size()
+        mean = self._sum.to(self._like).div_(self._group.size())
         self._sum = self._work = None
         return mean
 
@@ -87,4 +87,4 @@ class RoundedAverage:
     def finish(self) -> Tensor:
         total = torch.empty_like(self._like)
         self._reduction.finish(total)
-        return total / self._learners
+        return total.div_(self._learners)

@@ -52,19 +52,25 @@ class Fragment:
         """What is due lands, and what is due sets out; waits for what lands."""
         own, out = self.flat.read(), None
         if departs and self._update.sets_out_first:
-            out = self.held.anchor - own
+            out = torch.sub(self.held.anchor, own, out=own)
         if lands:
             own = self._land(own)
         if not departs:
             return
-        if out is None:
-            out = self.held.anchor - own
         if self.held.sent is not None:
             self.held.sent.copy_(own)
+        if out is None:
+            spare = not self._update.mixes and own is not self.held.anchor
+            out = torch.sub(self.held.anchor, own, out=own if spare else None)
         self.average.start(out)
         self._is_away = True
         if not self._rounds.delay:
             self._land(own)
+
+    def land(self) -> None:
+        """What is away lands at once."""
+        if self._is_away:
+            self.meet(lands=True, departs=False)
 
     def drain(self) -> None:
         """Nothing is on the network; what was lands when it is due."""

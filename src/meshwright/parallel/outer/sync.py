@@ -80,6 +80,12 @@ class OuterSync:
         self._recorder.record(LineName.OUTER, start, time.perf_counter() - start)
         return met
 
+    def meet_once(self) -> None:
+        """Every fragment sets out and lands, as once in every round. Collective."""
+        for fragment in self._fragments:
+            fragment.meet(lands=False, departs=True)
+            fragment.land()
+
     def drain(self) -> None:
         """Nothing of this rank is on the network. Collective."""
         for fragment in self._fragments:

@@ -27,17 +27,17 @@ class Held:
 
 
 class Update(Protocol):
-    """`own` is what the learner has, `change` the mean of anchor less own of all learners.
-
-    What sets out next is anchor less own after the last one has landed, or before where it `sets_out_first`.
-    """
+    """What sets out next is anchor less own after the last one has landed, or before where it `sets_out_first`; where
+    `mixes`, a learner goes on from something of its own."""
 
     keeps_momentum: bool
     keeps_sent: bool
     sets_out_first: bool
+    mixes: bool
 
     def land(self, held: Held, own: Tensor, change: Tensor) -> Tensor:
-        """The anchor has made its outer step; what the learner goes on from."""
+        """The anchor has made its outer step by `change`, the mean of anchor less own of all learners; what the learner
+        that has `own` goes on from. Both may be written over; `own` is not read where nothing is mixed."""
 
 
 class Nesterov:
@@ -49,17 +49,17 @@ class Nesterov:
         self.keeps_momentum = rounds.momentum > 0.0
         self.keeps_sent = own_progress
         self.sets_out_first = False
+        self.mixes = own_progress or rounds.own_share > 0.0
 
     def land(self, held: Held, own: Tensor, change: Tensor) -> Tensor:
-        step = change
         if held.momentum is not None:
             held.momentum.mul_(self._rounds.momentum).add_(change)
-            step = change.add(held.momentum, alpha=self._rounds.momentum)
-        held.anchor.sub_(step, alpha=self._rounds.learning_rate)
+            change.add_(held.momentum, alpha=self._rounds.momentum)
+        held.anchor.sub_(change, alpha=self._rounds.learning_rate)
         if held.sent is not None:
             return own.sub_(held.sent).add_(held.anchor)
         share = self._rounds.own_share
-        return own.mul_(share).add_(held.anchor, alpha=1.0 - share) if share else held.anchor
+        return own.mul_(share).add_(held.anchor, alpha=1.0 - share) if self.mixes else held.anchor
 
 
 class StaleGap:
@@ -69,7 +69,7 @@ class StaleGap:
     last outer step moved it; the norms are of the whole model.
     """
 
-    keeps_momentum, keeps_sent, sets_out_first = True, False, True
+    keeps_momentum, keeps_sent, sets_out_first, mixes = True, False, True, False
 
     def __init__(self, rounds: Rounds, *, total: Total) -> None:
         self._rounds, self._total = rounds, total
@@ -78,11 +78,12 @@ class StaleGap:
         rounds, momentum = self._rounds, held.momentum
         assert momentum is not None
         last = momentum.clamp(-rounds.clip, rounds.clip).mul_(rounds.learning_rate)
-        far = torch.stack([(change - last).square().sum(), last.square().sum()])
-        moved, step = self._total(far).sqrt().tolist()
-        gap = 1.0 + rounds.penalty * moved / step if step > 0.0 else 1.0
-        momentum.mul_(rounds.momentum).add_(change, alpha=1.0 / gap)
-        held.anchor.sub_(momentum.clamp(-rounds.clip, rounds.clip), alpha=rounds.learning_rate)
+        step = torch.linalg.vector_norm(last)
+        moved = torch.linalg.vector_norm(last.sub_(change))
+        moved, step = self._total(torch.stack([moved, step]).square()).sqrt()
+        gap = 1.0 + torch.where(step > 0.0, rounds.penalty * moved / step, 0.0)
+        momentum.mul_(rounds.momentum).add_(change.div_(gap))
+        held.anchor.sub_(torch.clamp(momentum, -rounds.clip, rounds.clip, out=last), alpha=rounds.learning_rate)
         return held.anchor
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from meshwright import parallel
 from meshwright.cost.token_layouts import ahead_of
 from meshwright.parallel import Laid
+from meshwright.parallel.outer import build_learners, build_outer_sync
 from meshwright.parallel.precision import dtypes
 from meshwright.run.dry.counter import StepCounter
 from meshwright.run.dry.events import Event
@@ -44,11 +45,13 @@ def traced(design: Design, *, rank: int, recipes: Recipes | None = None) -> tupl
 def counted_step(design: Design, *, device: str) -> tuple[Event, ...]:
     """The second step of this rank of the default process group, counted. Collective."""
     marks, job = Marks(), design.job
-    mesh = real(parallel.build_mesh)(design.plan, device_type=device)
-    laid = parallel.lay(design, mesh, device=device, seed=job.seed, recorder=marks)
+    learners = real(build_learners)(design.plan, device_type=device)
+    own = replace(design, plan=design.plan.of_learner())
+    laid = parallel.lay(own, learners.mesh, device=device, seed=job.seed, recorder=marks)
     if design.plan.pipeline > 1:
         marks.watch(laid)
     optimizer = parallel.build_optimizer(laid, job.optimizer)
+    outer = build_outer_sync(design, laid=laid, learners=learners, recorder=marks)
     batch = _batch(design, device=device)
     first = _first_step(design, batch)
     _step(laid, optimizer, first, clip_norm=job.optimizer.clip_norm, marks=marks)
@@ -57,6 +60,9 @@ def counted_step(design: Design, *, device: str) -> tuple[Event, ...]:
         marks.start(counter)
         counter.mark("held")
         _step(laid, optimizer, batch, clip_norm=job.optimizer.clip_norm, marks=marks)
+        if outer is not None:
+            outer.meet_once()
+            marks.mark("meeting")
     return counter.events()
 
 

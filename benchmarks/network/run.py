@@ -1,0 +1,191 @@
+"""Training over a slow link: steps a second, and validation loss at equal tokens and at equal time, of every way that
+replicas can meet. Hosts of a lab with one core each train a model of 5M parameters on real text; root is needed.
+
+How fast a method is does not depend on what it learns, and what it learns does not depend on the link: the loss of
+gradients that meet in every step is of a run over a fast link, and its time is that of a few steps over the slow one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import record
+from meshwright import catalog, search
+from meshwright.lab import Lab, Topology, Uplink
+from meshwright.run.files import write_json
+from meshwright.spec.cluster import Precision
+from meshwright.spec.job import CheckpointSpec, Constraints, Decay, EvaluationSpec, LearningRate
+from meshwright.spec.plan import Design
+from meshwright.spec.synchronize import GradientSync, Rounds, SyncKind, usual_rounds
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+FREE, SLOW = 5e9, 12.5e6  # bytes/s; 100 Mbit/s
+LENGTH, SEQUENCES = 128, 4  # of one learner and step
+TIMED, WARM = 10, 3
+NEVER = 10**6
+LATE = (SyncKind.EAGER, SyncKind.CO2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """What one run told: seconds of its steps, validation loss by step, bytes that a host sent."""
+
+    seconds: list[float]
+    validation: dict[int, float]
+    sent_bytes: int
+
+    @property
+    def step_seconds(self) -> float:
+        """Mean of a step after warming up: what learners do at some steps is spread over all."""
+        return statistics.mean(self.seconds[WARM:])
+
+    def loss_after(self, seconds: float) -> float:
+        """Validation loss once so much time was spent on steps, between the evaluations before and after."""
+        known = sorted((step * self.step_seconds, loss) for step, loss in self.validation.items())
+        before = [entry for entry in known if entry[0] <= seconds]
+        after = [entry for entry in known if entry[0] > seconds]
+        if not before or not after:
+            return (before[-1] if before else after[0])[1]
+        (t0, loss0), (t1, loss1) = before[-1], after[0]
+        return loss0 + (loss1 - loss0) * (seconds - t0) / (t1 - t0)
+
+
+def design(hosts: int, *, steps: int, seed: int, every: int) -> Design:
+    """Replicas over all hosts whose gradients meet in every step; evaluated every so many steps."""
+    cluster = catalog.local_cluster(cores=1, memory_bytes=4 * 2**30, devices=1, name="lab")
+    cluster = replace(cluster, groups=(replace(cluster.groups[0], num_nodes=hosts, nic=cluster.groups[0].inside),))
+    job = catalog.load_job(str(ROOT / "examples" / "demo.toml"))
+    tokens = hosts * SEQUENCES * LENGTH
+    job = replace(
+        job,
+        sequence_length=LENGTH,
+        batch_tokens=tokens,
+        total_tokens=steps * tokens,
+        precision=Precision.FP32,
+        seed=seed,
+        data=replace(job.data, tokenizer="bytes", document_mask=False),
+        learning_rate=LearningRate(decay=Decay.CONSTANT, warmup_steps=20),
+        evaluation=EvaluationSpec(every_steps=every, tokens=32768),
+        checkpoint=CheckpointSpec(keep=1),
+        constraints=Constraints(fix={"replicate": hosts}),
+    )
+    job = replace(job, optimizer=replace(job.optimizer, learning_rate=1e-3))
+    return search.design(catalog.load_model("llama-5m"), cluster, job).design
+
+
+def run(made: Design, *, rate: float, folder: Path) -> Curve:
+    """The design is trained to its end on hosts joined by links of `rate`."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    write_json(folder / "design.json", made)
+    hosts = made.plan.world_size
+    names = tuple(f"host{index}" for index in range(hosts))
+    uplinks = tuple(Uplink(below=name, above="core", bandwidth=rate) for name in names)
+    launch = ["-m", "torch.distributed.run", "--nnodes={hosts}", "--node-rank={host}", "--nproc-per-node=1"]
+    launch += ["--master-addr={first}", "--master-port={port}", "-m", "meshwright.run.worker", str(folder)]
+    with Lab.of(Topology(hosts=names, shares=(1.0 / hosts,) * hosts, uplinks=uplinks)) as lab:
+        found = lab.run([sys.executable, *launch], timeout_seconds=1200.0)
+    for each in found:
+        if each.exit_code:
+            raise SystemExit(f"{each.host} ended with {each.exit_code}:\n{each.output}")
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return Curve(
+        seconds=[row["seconds"] for row in rows if "loss" in row],
+        validation={row["step"]: row["validation_loss"] for row in rows if "validation_loss" in row},
+        sent_bytes=found[0].traffic.sent_bytes,
+    )
+
+
+def meeting(made: Design, kind: SyncKind, rounds: Rounds) -> Design:
+    return replace(made, plan=replace(made.plan, gradients=GradientSync(kind=kind, rounds=rounds)))
+
+
+def rounds_of(kind: SyncKind, *, exchange: float, step: float, learners: int) -> Rounds:
+    """The fewest steps that hide an exchange, or where it is waited for, that leave it a twentieth of the time."""
+    hidden = max(2, -(-int(1000 * 1.2 * exchange) // int(1000 * step)))
+    if kind in LATE:
+        return usual_rounds(kind, every=hidden, learners=learners)
+    if kind is SyncKind.STREAMING:
+        return usual_rounds(kind, every=max(4, 2 * hidden), learners=learners)
+    return usual_rounds(kind, every=max(2, round(20 * exchange / step)), learners=learners)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--hosts", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=240)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--kinds", nargs="*", default=[kind.value for kind in SyncKind if kind.has_learners])
+    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "bench-network")
+    options = parser.parse_args()
+    hosts, steps, folder = options.hosts, options.steps, options.folder
+    short = design(hosts, steps=TIMED, seed=0, every=0)
+    every = run(short, rate=SLOW, folder=folder / "slow")
+    apart = design(hosts, steps=4 * TIMED, seed=0, every=0)
+    alone = run(meeting(apart, SyncKind.LOCAL, Rounds(every=NEVER)), rate=SLOW, folder=folder / "alone")
+    bytes_ = 2 * (hosts - 1) / hosts * short.model.parameters * 4
+    exchange = bytes_ / SLOW
+    print(f"every step: {every.step_seconds:.3f} s, nobody meets: {alone.step_seconds:.3f} s a step", flush=True)
+    raw: dict[str, Any] = {"every_step": every.seconds, "alone": alone.seconds, "runs": {}}
+    rows: list[record.Row] = []
+    gaps: dict[str, list[tuple[float, float, float]]] = {name: [] for name in options.kinds}
+    for seed in range(options.seeds):
+        made = design(hosts, steps=steps, seed=seed, every=steps // 6)
+        free = run(made, rate=FREE, folder=folder / "free")
+        raw["runs"][f"every_step, seed {seed}"] = {"validation": free.validation, "seconds": free.seconds}
+        print(f"seed {seed} every step: loss {free.validation[steps]:.3f}", flush=True)
+        for name in options.kinds:
+            kind = SyncKind(name)
+            rounds = rounds_of(kind, exchange=exchange, step=alone.step_seconds, learners=hosts)
+            found = run(meeting(made, kind, rounds), rate=SLOW, folder=folder / name)
+            speed = alone.step_seconds / found.step_seconds
+            there = replace(free, seconds=every.seconds).loss_after(steps * found.step_seconds)
+            gap = found.validation[steps] - free.validation[steps]
+            gaps[name].append((speed, gap, there - found.validation[steps]))
+            raw["runs"][f"{name}, seed {seed}"] = {
+                "rounds": {"every": rounds.every, "delay": rounds.delay, "fragments": rounds.fragments},
+                "validation": found.validation,
+                "seconds": found.seconds,
+                "sent_bytes": found.sent_bytes,
+            }
+            told = (
+                f"{found.step_seconds:.3f} s a step, {speed:.2f} of nobody meeting, loss {found.validation[steps]:.3f}"
+            )
+            print(f"seed {seed} {name} (every {rounds.every}): {told}, at equal time {there:.3f}", flush=True)
+    for name, values in gaps.items():
+        speed, gap, gain = (statistics.mean(column) for column in zip(*values, strict=True))
+        late = SyncKind(name) in (*LATE, SyncKind.STREAMING)
+        rows += [
+            record.Row(
+                name=f"{name}: step rate beside nobody meeting (every step: {alone.step_seconds / every.step_seconds:.2f})",
+                target="0.95" if late else "told",
+                measured=f"{speed:.3f}",
+                holds=speed >= 0.95 or not late,
+            ),
+            record.Row(
+                name=f"{name}: loss above every step's at equal tokens ({steps} steps)",
+                target="0.03 nats" if name == "eager" else "told",
+                measured=f"{gap:+.3f} nats",
+                holds=gap <= 0.03 or name != "eager",
+            ),
+            record.Row(
+                name=f"{name}: loss below every step's at equal time",
+                target="0.15 nats" if late and name != "co2" else "told",
+                measured=f"{gain:+.3f} nats",
+                holds=gain >= 0.15 or not late or name == "co2",
+            ),
+        ]
+    record.finish(f"network-{hosts}", rows, raw)
+
+
+if __name__ == "__main__":
+    main()
