@@ -32,6 +32,7 @@ ROUNDS = {
 LAYOUTS = {
     "replicas": Layout(replicate=2, batch=8),
     "sharded": Layout(replicate=2, shard=2, sharding=Sharding.PARAMETERS, batch=8),
+    "zero1": Layout(replicate=2, shard=2, sharding=Sharding.OPTIMIZER, batch=8),
     "pipeline": Layout(replicate=2, pipeline=2, batch=8, kind=ScheduleKind.ONE_F_ONE_B),
     "tensor": Layout(replicate=2, tensor=2, batch=8, sequence_parallel=True),
 }
@@ -52,7 +53,7 @@ def met(layout: Layout, kind: SyncKind, rounds: Rounds | None = None, *, tied: b
     [
         *(("replicas", kind) for kind in ROUNDS),
         *((layout, SyncKind.STREAMING) for layout in ("sharded", "pipeline", "tensor")),
-        ("sharded", SyncKind.CO2),
+        ("zero1", SyncKind.CO2),
         ("pipeline", SyncKind.EAGER),
     ],
 )
