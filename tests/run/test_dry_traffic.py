@@ -9,7 +9,7 @@ import pytest
 from meshwright import cost
 from meshwright.run.children import in_child
 from meshwright.spec.job import DataSpec, Source
-from meshwright.spec.plan import Design, Recompute, ScheduleKind, Sharding, TensorGrid
+from meshwright.spec.plan import Design, ExpertGrid, Recompute, ScheduleKind, Sharding, TensorGrid
 from tests.run import dry_cases
 from tests.run.dry_cases import case
 from tests.support.designs import Layout
@@ -25,9 +25,11 @@ LAYOUTS = {
     "zero3": Layout(shard=2, tensor=2, sharding=ZERO3, sequence_parallel=True, batch=4),
     "square": Layout(pipeline=2, tensor=4, microbatch=2, batch=4, tensor_grid=TensorGrid.SQUARE),
     "cube": Layout(replicate=2, tensor=8, recompute=FULL, microbatch=4, batch=8, tensor_grid=TensorGrid.CUBE),
+    "experts again": Layout(shard=4, sharding=ZERO2, recompute=FULL, experts=ExpertGrid(expert=2), batch=4),
     "loops": Layout(pipeline=2, tensor=2, kind=ScheduleKind.INTERLEAVED, chunks=2, recompute=FULL, batch=2),
 }
 QUICK = (("mixture", "zero3"), ("tiny", "zero1"), ("gpt", "loops"), ("mixture_full", "plain"), ("latent", "zero2"))
+AGAIN = (("mixture", "experts again"),)
 GRIDS = (("tied", "square"), ("gpt", "cube"))
 
 
@@ -45,6 +47,10 @@ def told(entry: Design) -> dict[str, float]:
 
 def test_every_byte_that_is_sent_is_predicted() -> None:
     check(QUICK, accelerator=True)
+
+
+def test_experts_on_a_grid_that_backward_computes_again_are_given_as_many_tokens_as_forward() -> None:
+    check(AGAIN, accelerator=True)
 
 
 def test_on_processors_too() -> None:
