@@ -15,7 +15,7 @@ from torch.nn import functional
 from meshwright.nn import Decoder, initialize
 from meshwright.parallel import build_mesh, build_optimizer, lay, relocate
 from meshwright.parallel.optimizer import block_of
-from meshwright.parallel.outer import OuterSync, build_learners, build_outer_sync, loaded, saved, state_of
+from meshwright.parallel.outer import Met, OuterSync, build_learners, build_outer_sync, loaded, saved, state_of
 from meshwright.spec.errors import WorkerFailed
 from meshwright.spec.plan import Design
 from meshwright.spec.span import Silent
@@ -52,12 +52,12 @@ class Worker:
         first = (self.learners.index * mesh.data_size + mesh.data_coordinate) * each
         return slice(first, first + each)
 
-    def step(self, number: int) -> None:
+    def step(self, number: int) -> Met | None:
         tokens, targets = tokens_of(number, self.design)
         self.laid.step(tokens[self.rows()], targets[self.rows()])
         self.laid.clip(self.design.job.optimizer.clip_norm)
         self.optimizer.step()
-        self.outer.after_step(number, stop=False, spoilt=False)
+        return self.outer.after_step(number, stop=False, spoilt=False)
 
     def parameters(self) -> dict[str, numpy.ndarray]:
         return by_name([(name, p.detach()) for name, p in self.laid.named_parameters()])
@@ -236,3 +236,17 @@ def spoilt_anchor(design: Design) -> str:
     finally:
         worker.close()
     return ""
+
+
+def other_rounds(design: Design, needed: tuple[int, int], steps: int) -> list[tuple[int, int]]:
+    """(step, steps of the rounds after it) wherever they change, in a run whose learners need rounds of so many."""
+    worker, found = Worker(design), []
+    worker.outer.pace.needed = lambda **_measured: needed[worker.learners.index]  # type: ignore[method-assign]
+    for number in range(1, steps + 1):
+        met = worker.step(number)
+        if met is not None and met.changed is not None:
+            found.append((number, met.changed.every))
+    told = worker.outer.told()
+    assert worker.outer.goes_on_from(told)
+    worker.close()
+    return found

@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy
 import pytest
 
+from meshwright.parallel.outer.pace import Pace
 from meshwright.spec.cluster import Precision
 from meshwright.spec.model import Head
 from meshwright.spec.optimizer import OptimizerSpec, Sgd
 from meshwright.spec.plan import Design, ScheduleKind, Sharding
-from meshwright.spec.synchronize import GradientSync, Rounds, SyncKind
+from meshwright.spec.synchronize import GradientSync, Rounds, SynchronizeSpec, SyncKind
 from tests.parallel import outer_cases
 from tests.parallel.parity_cases import TOLERANCE
 from tests.support import models
@@ -105,3 +106,27 @@ def test_learners_that_went_from_unlike_parameters_are_named(pool: Pool) -> None
     entry = met(LAYOUTS["replicas"], SyncKind.DILOCO)
     for told in pool.run(outer_cases.spoilt_anchor, entry, ranks=2):
         assert "learners went from unlike parameters" in told
+
+
+@pytest.mark.parametrize("kind", [SyncKind.EAGER, SyncKind.STREAMING])
+def test_rounds_change_at_one_step_everywhere_where_one_learner_needs_longer_ones(pool: Pool, kind: SyncKind) -> None:
+    entry = met(LAYOUTS["replicas"], kind)
+    free = replace(entry, job=replace(entry.job, synchronize=SynchronizeSpec(kinds=(kind,), most_every=8)))
+    first, other = pool.run(outer_cases.other_rounds, free, (5, 11), 40, ranks=2)
+    assert first == other
+    assert [every for _, every in first] == [8]
+    assert pool.run(outer_cases.other_rounds, entry, (5, 11), 20, ranks=2) == [[], []]
+
+
+def test_pace_follows_what_travels() -> None:
+    pace = Pace(kind=SyncKind.EAGER, rounds=Rounds(every=6, delay=6), most_every=20)
+    assert pace.needed(travelled=4, waited=0.0, step_seconds=1.0) == 5
+    assert pace.needed(travelled=6, waited=1.5, step_seconds=1.0) == 10
+    assert Pace(kind=SyncKind.LOCAL, rounds=Rounds(every=6)).needed(travelled=0, waited=1.0, step_seconds=1.0) == 20
+    assert pace.changed(5, step=12) is None
+    assert pace.changed(10, step=18) == Rounds(every=10, delay=10)
+    assert [step for step in range(40) if pace.departs(0, step)] == [28, 38]
+    assert [pace.away_since(0, step) for step in (18, 27, 28, 37, 38)] == [18, 18, 28, 28, 38]
+    assert pace.changed(100, step=28) == Rounds(every=20, delay=20)
+    assert pace.changed(2, step=48) == Rounds(every=2, delay=2)
+    assert Pace(kind=SyncKind.EAGER, rounds=Rounds(every=6, delay=6)).changed(100, step=6) is None

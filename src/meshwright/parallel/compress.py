@@ -87,10 +87,15 @@ class CompressedReduction:
         self._received = torch.empty_like(self._packed)
         self._work = dist.all_to_all_single(self._received, self._packed, group=self._group, async_op=True)
 
-    def advance(self) -> None:
-        """What has arrived is summed and on its way to everyone; nothing happens while it has not."""
-        if self._received is not None and self._work is not None and self._work.is_completed():
-            self._turn()
+    def advance(self) -> bool:
+        """What has arrived is summed and on its way to everyone; nothing happens while it has not. Whether all of it
+        has."""
+        if self._work is None or not self._work.is_completed():
+            return self._work is None
+        if self._received is None:
+            return True
+        self._turn()
+        return False
 
     def finish(self, flat: Tensor) -> None:
         """`flat` holds the sum, the same bits on every rank."""

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,7 +17,6 @@ from meshwright.data import Corpus, Loader, Position
 from meshwright.parallel import Laid
 from meshwright.parallel.outer import Learners, Met, OuterSync, loaded, saved, state_of
 from meshwright.parallel.relocate import State
-from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError, Problem, WorkerFailed
 from meshwright.spec.job import NonFinite
 from meshwright.spec.plan import Design
@@ -164,7 +162,7 @@ class Run:
         outer, state = self.outer, self._state()
         if outer is None:
             saved = self.store.load(checkpoint, state)
-        elif checkpoint.manifest.state.get("learners") == self._learners_told():
+        elif outer.goes_on_from(checkpoint.manifest.state.get("learners")):
             saved = self.store.load(checkpoint, loaded(state, outer, step=checkpoint.step))
             outer.settle()
         else:
@@ -198,11 +196,6 @@ class Run:
         """All that a plan lays: what is saved, loaded and moved."""
         return state_of(self.design, learners=self.learners, laid=self.laid, optimizer=self.optimizer)
 
-    def _learners_told(self) -> dict[str, Any]:
-        """What has to be the same for learners to go on as they were, as JSON has it; nothing where there are none."""
-        gradients = codec.encode(self.design.plan.gradients)
-        return {} if self.outer is None else {"count": self.learners.count, "gradients": gradients}
-
     def _meet(self, number: int, *, finite: bool) -> Met | None:
         """What learners told each other after step `number`, where they did."""
         if self.outer is None:
@@ -212,7 +205,11 @@ class Run:
             self.laid.undo()
         spec = self.design.job.non_finite
         borne = spec.policy is NonFinite.SKIP and self.dropped_in_a_row <= spec.most_in_a_row
-        return self.outer.after_step(number, stop=self.asked, spoilt=not finite and not borne)
+        met = self.outer.after_step(number, stop=self.asked, spoilt=not finite and not borne)
+        if met is not None and met.changed is not None and self.observer is not None:
+            every = met.changed.every
+            self.observer.say(f"learners meet every {every} steps from here on, as what they send takes now")
+        return met
 
     def _roll_back(self) -> None:
         self.marker.mark(step=self.state.step, section=Section.RESTORE)
@@ -272,7 +269,11 @@ class Run:
         if not self._is_finite():
             raise WorkerFailed(self._unsaved())
         techniques = {technique.name: technique.state_dict() for technique in self.techniques}
-        progress = {**self.state.to_dict(), "techniques": techniques, "learners": self._learners_told()}
+        progress = {
+            **self.state.to_dict(),
+            "techniques": techniques,
+            "learners": {} if self.outer is None else self.outer.told(),
+        }
         state = self._state() if self.outer is None else saved(self._state(), self.outer)
         self.store.save(state, step=self.state.step, progress=progress)
         return Saved(step=self.state.step, seconds=time.perf_counter() - start)

@@ -24,8 +24,8 @@ class Average(Protocol):
 
     def start(self, flat: Tensor) -> None: ...
 
-    def advance(self) -> None:
-        """Called between steps: what can go on without waiting goes on."""
+    def advance(self) -> bool:
+        """Called between steps: what can go on without waiting goes on. Whether it is all there."""
 
     def finish(self) -> Tensor:
         """The mean of what every learner gave, the same bits on all of them. Waits for it."""
@@ -55,8 +55,9 @@ class PlainAverage:
         self._sum = flat.to(self._dtype)
         self._work = dist.all_reduce(self._sum, group=self._group, async_op=True)
 
-    def advance(self) -> None:
-        """Nothing: one collective goes by itself."""
+    def advance(self) -> bool:
+        """One collective goes by itself."""
+        return self._work is None or self._work.is_completed()
 
     def finish(self) -> Tensor:
         assert self._work is not None
@@ -81,8 +82,8 @@ class RoundedAverage:
     def start(self, flat: Tensor) -> None:
         self._reduction.start(flat)
 
-    def advance(self) -> None:
-        self._reduction.advance()
+    def advance(self) -> bool:
+        return self._reduction.advance()
 
     def finish(self) -> Tensor:
         total = torch.empty_like(self._like)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 
 import torch
@@ -9,28 +10,32 @@ from torch import Tensor
 
 from meshwright.parallel.outer.average import Average
 from meshwright.parallel.outer.flat import Flat
+from meshwright.parallel.outer.pace import Pace
 from meshwright.parallel.outer.updates import Held, Update
-from meshwright.spec.synchronize import Rounds
 
 _INTEGERS = {4: torch.int32, 8: torch.int64}
 
 
 class Fragment:
-    """Parameters `flat` that set out `starts` steps into every round and land `rounds.delay` steps later."""
+    """Parameters `flat`, fragment `number` of those that set out and land as `pace` says.
+
+    `travelled` steps went by until the last one was there, but for the `waited` seconds that it was waited for.
+    """
 
     def __init__(
-        self, flat: Flat, *, rounds: Rounds, starts: int, update: Update, average: Callable[[Tensor], Average]
+        self, flat: Flat, *, number: int, pace: Pace, update: Update, average: Callable[[Tensor], Average]
     ) -> None:
         self.flat = flat
-        self._rounds, self._starts, self._update = rounds, starts, update
+        self._number, self._pace, self._update = number, pace, update
         self.held = Held(
             anchor=flat.read(),
             momentum=flat.zeros() if update.keeps_momentum else None,
             sent=flat.zeros() if update.keeps_sent else None,
         )
         self.average = average(self.held.anchor)
-        self.landings = 0
-        self._is_away = False
+        self.landings = self.travelled = 0
+        self.waited = 0.0
+        self._lands_at: int | None = None
         self._arrived: Tensor | None = None
 
     def begin(self) -> None:
@@ -39,17 +44,22 @@ class Fragment:
         for kept in (self.held.momentum, self.held.sent, *self.average.left):
             if kept is not None:
                 kept.zero_()
-        self._is_away, self._arrived = False, None
+        self._lands_at = self._arrived = None
 
     def departs(self, step: int) -> bool:
-        return step % self._rounds.every == self._starts % self._rounds.every
+        return self._pace.departs(self._number, step)
 
     def lands(self, step: int) -> bool:
         """What set out `delay` steps before is due now."""
-        return self._is_away and self.departs(step - self._rounds.delay)
+        return self._lands_at is not None and step >= self._lands_at
 
-    def meet(self, *, lands: bool, departs: bool) -> None:
-        """What is due lands, and what is due sets out; waits for what lands."""
+    def watch(self) -> None:
+        """A step has gone by while it may have travelled."""
+        if self._lands_at is not None and self._arrived is None and not self.average.advance():
+            self.travelled += 1
+
+    def meet(self, step: int, *, lands: bool, departs: bool) -> None:
+        """What is due after step `step` lands, and what is due sets out; waits for what lands."""
         own, out = self.flat.read(), None
         if departs and self._update.sets_out_first:
             out = torch.sub(self.held.anchor, own, out=own)
@@ -63,18 +73,18 @@ class Fragment:
             spare = not self._update.mixes and own is not self.held.anchor
             out = torch.sub(self.held.anchor, own, out=own if spare else None)
         self.average.start(out)
-        self._is_away = True
-        if not self._rounds.delay:
+        self._lands_at, self.travelled = step + self._pace.rounds.delay, 0
+        if not self._pace.rounds.delay:
             self._land(own)
 
     def land(self) -> None:
         """What is away lands at once."""
-        if self._is_away:
-            self.meet(lands=True, departs=False)
+        if self._lands_at is not None:
+            self.meet(self._lands_at, lands=True, departs=False)
 
     def drain(self) -> None:
         """Nothing is on the network; what was lands when it is due."""
-        if self._is_away and self._arrived is None:
+        if self._lands_at is not None and self._arrived is None:
             self._arrived = self.average.finish()
 
     def fingerprint(self) -> int:
@@ -82,13 +92,15 @@ class Fragment:
         anchor = self.held.anchor
         return int(anchor.view(_INTEGERS[anchor.element_size()]).sum(dtype=torch.int64))
 
-    def tensors(self, *, arriving: bool | None = None) -> Iterator[tuple[str, str, Tensor]]:
-        """(what it is, of which parameter, tensor) of all that is kept between steps, in live tensors.
+    def expect(self, step: int) -> None:
+        """It stands as after step `step` of a run that kept its pace, but for what is in its tensors."""
+        left = self._pace.away_since(self._number, step)
+        self._lands_at = None if left is None else left + self._pace.rounds.delay
+        self._arrived = None if left is None else self.flat.zeros()
 
-        After `drain`. Of what is to be loaded, `arriving` says whether something is to land.
-        """
-        if arriving is not None:
-            self._is_away, self._arrived = arriving, self.flat.zeros() if arriving else None
+    def tensors(self) -> Iterator[tuple[str, str, Tensor]]:
+        """(what it is, of which parameter, tensor) of all that is kept between steps, in live tensors. After `drain`
+        or `expect`."""
         kept = {"anchor": self.held.anchor, "momentum": self.held.momentum, "sent": self.held.sent}
         for what, flat in {**kept, "arrived": self._arrived}.items():
             if flat is not None:
@@ -101,15 +113,12 @@ class Fragment:
             for name, view in () if flat is None else self.flat.views(flat):
                 view.copy_(first.setdefault(name, view))
 
-    def is_away(self, step: int) -> bool:
-        """Whether it travels after step `step` of a run that has kept its rounds."""
-        since = (step - self._starts) % self._rounds.every
-        return step - since >= self._starts and since < self._rounds.delay
-
     def _land(self, own: Tensor) -> Tensor:
+        start = time.perf_counter()
         change = self.average.finish() if self._arrived is None else self._arrived
+        self.waited = time.perf_counter() - start
         own = self._update.land(self.held, own, change)
         self.flat.write(own)
-        self._is_away, self._arrived = False, None
+        self._lands_at = self._arrived = None
         self.landings += 1
         return own

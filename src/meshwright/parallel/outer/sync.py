@@ -5,11 +5,13 @@ Nothing here runs beside training: collectives travel, and every change of a par
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,12 +23,14 @@ from meshwright.parallel.outer.average import build_average
 from meshwright.parallel.outer.flat import Flat
 from meshwright.parallel.outer.fragment import Fragment
 from meshwright.parallel.outer.learners import Learners
+from meshwright.parallel.outer.pace import Pace
 from meshwright.parallel.outer.updates import Total, build_update
+from meshwright.spec import codec
 from meshwright.spec.errors import Problem, WorkerFailed
 from meshwright.spec.plan import Design
 from meshwright.spec.report import LineName
 from meshwright.spec.span import Recorder
-from meshwright.spec.synchronize import GradientSync, dealt
+from meshwright.spec.synchronize import GradientSync, Rounds, dealt
 
 MOST_STEPS_APART = 16  # between two times that learners tell each other how they are
 _BITS = 2**62
@@ -34,10 +38,12 @@ _BITS = 2**62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Met:
-    """What some learner told when they met: that it was asked to stop, that it had a step that was spoilt."""
+    """What some learner told when they met: that it was asked to stop, that it had a step that was spoilt. `changed`
+    are the rounds from here on where they are others."""
 
-    stop: bool
-    spoilt: bool
+    stop: bool = False
+    spoilt: bool = False
+    changed: Rounds | None = None
 
 
 class OuterSync:
@@ -50,7 +56,10 @@ class OuterSync:
         self.gradients: GradientSync = design.plan.gradients
         self._laid, self._recorder = laid, recorder
         self._across, self._meeting = learners.across, learners.meeting
-        self._fragments = _fragments(design, laid=laid, across=self._across, total=self._over_learner)
+        self.pace = Pace(kind=self.gradients.kind, rounds=self.gradients.rounds, most_every=_most_every(design))
+        self._fragments = _fragments(design, laid=laid, pace=self.pace, across=self._across, total=self._over_learner)
+        self._needed = self._told_needed = self._told_at = 0
+        self._step_seconds, self._clock = math.inf, time.perf_counter()
         self._whole = Flat(_everything(laid))
         self._stop, self._spoilt = False, False
         self._told: Tensor | None = None
@@ -60,6 +69,7 @@ class OuterSync:
         """All learners have the same parameters, and nothing that they sent before counts. Collective."""
         self.drain()
         self._telling = None
+        self.pace.rounds, self.pace.origin = self.gradients.rounds, 0
         for fragment in self._fragments:
             fragment.begin()
 
@@ -70,20 +80,50 @@ class OuterSync:
         """
         self._stop, self._spoilt = self._stop or stop, self._spoilt or spoilt
         start = time.perf_counter()
+        self._step_seconds = min(self._step_seconds, start - self._clock)
         due = [(fragment, fragment.lands(step), fragment.departs(step)) for fragment in self._fragments]
+        changed = self._change(step) if self.pace.ends_round(step) else None
         for fragment, lands, departs in sorted(due, key=lambda entry: not entry[1]):
+            fragment.watch()
             if lands or departs:
-                fragment.meet(lands=lands, departs=departs)
-            else:
-                fragment.average.advance()
-        met = self._meet(step) if step % min(self.gradients.rounds.every, MOST_STEPS_APART) == 0 else None
-        self._recorder.record(LineName.OUTER, start, time.perf_counter() - start)
-        return met
+                fragment.meet(step, lands=lands, departs=departs)
+        apart = min(self.pace.rounds.every, MOST_STEPS_APART)
+        met = self._meet(step) if (step - self.pace.origin) % apart == 0 else None
+        self._clock = time.perf_counter()
+        self._recorder.record(LineName.OUTER, start, self._clock - start)
+        return met if changed is None else replace(met or Met(), changed=changed)
+
+    def _change(self, step: int) -> Rounds | None:
+        """The rounds that begin after `step` where they are others, by what all learners told of those before."""
+        needs = [
+            self.pace.needed(travelled=fragment.travelled, waited=fragment.waited, step_seconds=self._step_seconds)
+            for fragment in self._fragments
+            if fragment.landings
+        ]
+        self._needed, self._step_seconds = max(needs, default=0), math.inf
+        told, self._told_needed = self._told_needed, 0
+        changed = self.pace.changed(told, step=step)
+        if changed is not None:
+            self._needed = 0
+        return changed
+
+    def told(self) -> dict[str, Any]:
+        """What has to be known to go on as these learners, as JSON has it."""
+        asked = {"count": self.learners.count, "gradients": codec.encode(self.gradients)}
+        return {**asked, "rounds": codec.encode(self.pace.rounds), "origin": self.pace.origin}
+
+    def goes_on_from(self, told: Mapping[str, Any] | None) -> bool:
+        """Whether learners that `told` so were as many and met as these; these have their rounds then."""
+        mine = self.told()
+        if not told or any(told.get(name) != mine[name] for name in ("count", "gradients")):
+            return False
+        self.pace.rounds, self.pace.origin = codec.decode(Rounds, told["rounds"]), int(told["origin"])
+        return True
 
     def meet_once(self) -> None:
         """Every fragment sets out and lands, as once in every round. Collective."""
         for fragment in self._fragments:
-            fragment.meet(lands=False, departs=True)
+            fragment.meet(0, lands=False, departs=True)
             fragment.land()
 
     def drain(self) -> None:
@@ -142,7 +182,8 @@ class OuterSync:
         self.drain()
         self._telling = None
         for fragment in self._fragments:
-            yield from fragment.tensors(arriving=fragment.is_away(step))
+            fragment.expect(step)
+            yield from fragment.tensors()
 
     def settle(self) -> None:
         """Call after loading into `expected`."""
@@ -173,14 +214,16 @@ class OuterSync:
             met = self._read(self._told.tolist(), step=step)
         landings = sum(fragment.landings for fragment in self._fragments)
         print_ = sum(fragment.fingerprint() for fragment in self._fragments) % _BITS
-        told = [int(self._stop), int(self._spoilt), print_, -print_, landings, -landings]
+        told = [int(self._stop), int(self._spoilt), print_, -print_, landings, -landings, self._needed]
         self._told = torch.tensor(told, dtype=torch.int64, device=self._laid.device)
         self._telling = dist.all_reduce(self._told, op=dist.ReduceOp.MAX, group=self._meeting, async_op=True)
-        self._stop = self._spoilt = False
+        self._stop, self._spoilt, self._told_at = False, False, step
         return met
 
     def _read(self, told: list[int], *, step: int) -> Met:
-        stop, spoilt, largest, smallest, most, fewest = told
+        stop, spoilt, largest, smallest, most, fewest, needed = told
+        if self._told_at > self.pace.origin:
+            self._told_needed = needed
         if (largest, most) != (-smallest, -fewest):
             why = "they met unlike numbers of times" if most != -fewest else "a byte changed on its way or in memory"
             what = f"learners went from unlike parameters when step {step} was done"
@@ -196,7 +239,16 @@ def build_outer_sync(design: Design, *, laid: Laid, learners: Learners, recorder
     return OuterSync(design, laid=laid, learners=learners, recorder=recorder)
 
 
-def _fragments(design: Design, *, laid: Laid, across: dist.ProcessGroup, total: Total) -> tuple[Fragment, ...]:
+def _most_every(design: Design) -> int | None:
+    """The longest round that the run may take of itself; None where its rounds are the plan's."""
+    asked = design.job.synchronize
+    free = asked.kinds and not asked.every and not design.job.deterministic
+    return asked.most_every if free else None
+
+
+def _fragments(
+    design: Design, *, laid: Laid, pace: Pace, across: dist.ProcessGroup, total: Total
+) -> tuple[Fragment, ...]:
     """The model's blocks dealt by their parameters, the same on every rank; those of which this rank has a part."""
     gradients, model = design.plan.gradients, design.model
     rounds = gradients.rounds
@@ -210,8 +262,8 @@ def _fragments(design: Design, *, laid: Laid, across: dist.ProcessGroup, total: 
         found.append(
             Fragment(
                 flat,
-                rounds=rounds,
-                starts=rounds.starts(index),
+                number=index,
+                pace=pace,
                 update=build_update(gradients.kind, rounds, total=total),
                 average=partial(build_average, group=across, precision=rounds.precision),
             )

@@ -1,0 +1,60 @@
+"""Pace: at which steps fragments set out and land, and rounds of another length where the network is not as told."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from meshwright.spec.synchronize import Rounds, SyncKind
+
+RESERVE = 1.2  # of the steps that what travels takes
+EXPOSED = 0.05  # of all time, that learners wait for what they do not hide
+
+
+@dataclass(kw_only=True)
+class Pace:
+    """Rounds as they are since step `origin`; `most_every` None keeps them so."""
+
+    kind: SyncKind
+    rounds: Rounds
+    most_every: int | None = None
+    origin: int = 0
+
+    def departs(self, fragment: int, step: int) -> bool:
+        """Fragment `fragment` sets out after step `step`."""
+        every = self.rounds.every
+        return step > self.origin and (step - self.origin) % every == self.rounds.starts(fragment) % every
+
+    def away_since(self, fragment: int, step: int) -> int | None:
+        """After which step it set out that is on its way after step `step` of a run that has kept these rounds; None
+        where nothing is."""
+        rounds, first = self.rounds, self.origin + self.rounds.starts(fragment)
+        left = step - (step - first) % rounds.every
+        if left < first:
+            # The last fragment of the rounds before these set out where these begin.
+            follows = self.origin > 0 and fragment == rounds.fragments - 1
+            left = self.origin if follows else step - rounds.delay
+        return left if step - left < rounds.delay else None
+
+    def ends_round(self, step: int) -> bool:
+        return step > self.origin and (step - self.origin) % self.rounds.every == 0
+
+    def needed(self, *, travelled: int, waited: float, step_seconds: float) -> int:
+        """Steps that a round should have, in which something travelled for so many or was waited for so long."""
+        if self.rounds.delay == 0:
+            return max(1, math.ceil(waited / (EXPOSED * max(step_seconds, 1e-9))))
+        more = math.ceil(waited / max(step_seconds, 1e-9))
+        return max(2, math.ceil(RESERVE * (travelled + more))) * self.rounds.fragments
+
+    def changed(self, needed: int, *, step: int) -> Rounds | None:
+        """The rounds that begin after `step`, which ends one, where they need another length: longer than these are,
+        or less than half; None where they stay."""
+        rounds = self.rounds
+        if self.most_every is None or not needed:
+            return None
+        every = max(rounds.fragments, min(needed, self.most_every))
+        if rounds.every // 2 <= every <= rounds.every:
+            return None
+        delay = every if self.kind.is_late else every // rounds.fragments if rounds.delay else 0
+        self.rounds, self.origin = replace(rounds, every=every, delay=delay), step
+        return self.rounds
