@@ -232,7 +232,8 @@ def price_block(
     full, selective = (recomputes(kind, table, policy) for policy in (FULL, SELECTIVE))
     held = block_bytes(kind, table, combination.sizes, combination.inverse, software=software)
     away, exchange = keeps_away(kind, table), exchange.repeated(full=full, scores=selective)
-    again = _again(whole, row(p.core for p in passes) / speed, full=full, selective=selective)
+    met = row(p.host_core for p in passes) if group.device.kind is DeviceKind.CPU else 0.0
+    again = _again(whole, row(p.core for p in passes) / speed + met, full=full, selective=selective)
     copies, hides = carried(held.kept, away, group=group), software.hides_experts
     waits = partial(waited, copies=copies, contention=links.contention, hides_experts=hides)
     return BlockSeconds(
@@ -310,7 +311,7 @@ def _pass_seconds(
     split = _splits(table) & trains
     formed = row(p.weight for p in passes)
     weight = np.where(split, formed + added, 0.0) if trains else formed
-    weight_host = np.where(split, row(p.host_forward for p in passes) + apart * starts, 0.0)
+    weight_host = np.where(split, row(p.host_forward - p.host_core for p in passes) + apart * starts, 0.0)
     host = row(p.host_backward for p in passes) + extra + apart * starts + np.where(casts > 0.0, starts, 0.0)
     backward = _with_host(
         (row(p.backward for p in passes) + cast + added - weight) / speed,

@@ -64,11 +64,14 @@ class DeviceKind(StrEnum):
 
 
 class Collective(StrEnum):
+    """`send` is one message between two ranks; in a `pass` every rank of a ring sends one to the next at once."""
+
     ALL_REDUCE = "all_reduce"
     ALL_GATHER = "all_gather"
     REDUCE_SCATTER = "reduce_scatter"
     ALL_TO_ALL = "all_to_all"
     SEND = "send"
+    PASS = "pass"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +197,7 @@ class CollectiveFit:
     """Measured time of a collective among `ranks`: latency + bytes / bandwidth, bytes being the whole tensor.
 
     The whole tensor is the input of an all-reduce, reduce-scatter or all-to-all, the output of an all-gather and
-    the message of a send.
+    the message of a send or of one rank's pass.
     """
 
     operation: Collective
