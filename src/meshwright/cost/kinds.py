@@ -232,8 +232,7 @@ def price_block(
     full, selective = (recomputes(kind, table, policy) for policy in (FULL, SELECTIVE))
     held = block_bytes(kind, table, combination.sizes, combination.inverse, software=software)
     away, exchange = keeps_away(kind, table), exchange.repeated(full=full, scores=selective)
-    met = row(p.host_core for p in passes) if group.device.kind is DeviceKind.CPU else 0.0
-    again = _again(whole, row(p.core for p in passes) / speed + met, full=full, selective=selective)
+    again = _again(whole, _scores(passes, combination, speed=speed), full=full, selective=selective)
     copies, hides = carried(held.kept, away, group=group), software.hides_experts
     waits = partial(waited, copies=copies, contention=links.contention, hides_experts=hides)
     return BlockSeconds(
@@ -328,6 +327,12 @@ def _splits(table: PlanTable) -> BoolArray:
     named = np.array([kind in SPLIT for kind in SCHEDULES])
     told = np.array([written.splits(layout.table) for layout in table.layouts])
     return np.asarray(named[table.schedule] | told[table.layout], dtype=np.bool_)
+
+
+def _scores(passes: list[PassSeconds], combination: Combination, *, speed: FloatArray) -> FloatArray:
+    """Seconds of the scores forward; a processor starts their kernels itself."""
+    host = combination.rows(p.host_core for p in passes) * combination.sizes.processor
+    return combination.rows(p.core for p in passes) / speed + host
 
 
 def _again(whole: Timed, scores: FloatArray, *, full: BoolArray, selective: BoolArray) -> Timed:
