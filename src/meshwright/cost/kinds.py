@@ -394,7 +394,7 @@ def _host_extra(block: Block, table: PlanTable, *, device: DeviceSpec, software:
     """Host seconds per layer and pass that no kernel explains: measured on the device, else the software's."""
     if not isinstance(block, Layer):
         return np.zeros(len(table))
-    extra = (device.layer_seconds or software.host_seconds(device.kind)) + np.where(
-        table.tensor > 1, device.tensor_layer_seconds, 0.0
-    )
+    extra = np.full(len(table), device.layer_seconds or software.host_seconds(device.kind))
+    extra += np.where(table.tensor > 1, device.tensor_layer_seconds, 0.0)
+    extra += np.where(table.context > 1, device.context_layer_seconds, 0.0)
     return np.asarray(extra + np.where(table.sharding > 0, device.shard_layer_seconds, 0.0), dtype=np.float64)

@@ -159,8 +159,8 @@ class DeviceSpec:
     `attention_kernels` says the same of a kernel by name; `attention_rates`, where measured, come before both.
     `tiles` take the place of the halves of `matrix` where they are known.
     `optimizer_bandwidth` is bytes/s of the optimizer's step at 28 bytes a parameter (AdamW). Host time beside
-    `layer_seconds`: `tensor_layer_seconds` more per layer and pass when tensor parallel, `shard_layer_seconds` more
-    per layer and pass when sharded, `action_seconds` per forward or backward of a pipeline stage,
+    `layer_seconds`: `tensor_layer_seconds` more per layer and pass when tensor parallel, `context_layer_seconds` more
+    when sequences are divided, `shard_layer_seconds` more when sharded, `action_seconds` per forward or backward of a pipeline stage,
     `step_overhead_seconds` once a step.
     """
 
@@ -179,6 +179,7 @@ class DeviceSpec:
     launch_seconds: float = 4e-6
     layer_seconds: float = 0.0
     tensor_layer_seconds: float = 0.0
+    context_layer_seconds: float = 0.0
     shard_layer_seconds: float = 0.0
     action_seconds: float = 0.0
     step_overhead_seconds: float = 0.0
