@@ -22,7 +22,8 @@ from meshwright.parallel.context import ContextShare, divide_sequences
 from meshwright.parallel.mesh import ContextRanks
 from meshwright.parallel.tiles import seen_runs, tiles
 from meshwright.parallel.travel import Ring
-from meshwright.spec.plan import Axis, AxisName, ExchangeKind, Plan, Schedule, ScheduleKind, TokenLayout
+from meshwright.spec.exchange import ExchangeKind, TokenLayout
+from meshwright.spec.plan import Axis, AxisName, Plan, Schedule, ScheduleKind
 from tests.nn.test_traffic import ATTENTION, BATCH, LENGTH, LOOKS, MAKES, MODEL, MORE_LOOKS, Tally, moved
 
 FILLED = {"zeros_like", "new_zeros", "new_full"}  # written, whatever they are like

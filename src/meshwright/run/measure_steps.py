@@ -9,6 +9,7 @@ from datetime import timedelta
 from meshwright.run.allocator import keep_freed_memory
 from meshwright.run.measure_device import tiny_model
 from meshwright.spec.cluster import ClusterSpec, Precision
+from meshwright.spec.exchange import Exchange, ExchangeKind
 from meshwright.spec.job import Constraints, JobSpec
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import (
@@ -16,8 +17,6 @@ from meshwright.spec.plan import (
     AxisName,
     BlockGroup,
     Design,
-    Exchange,
-    ExchangeKind,
     Plan,
     Recompute,
     Schedule,

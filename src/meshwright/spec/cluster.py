@@ -160,8 +160,8 @@ class DeviceSpec:
     `tiles` take the place of the halves of `matrix` where they are known.
     `optimizer_bandwidth` is bytes/s of the optimizer's step at 28 bytes a parameter (AdamW). Host time beside
     `layer_seconds`: `tensor_layer_seconds` more per layer and pass when tensor parallel, `context_layer_seconds` more
-    when sequences are divided, `shard_layer_seconds` more when sharded, `action_seconds` per forward or backward of a pipeline stage,
-    `step_overhead_seconds` once a step.
+    when sequences are divided, `shard_layer_seconds` more when sharded, `action_seconds` per forward or backward of a
+    pipeline stage, `step_overhead_seconds` once a step.
     """
 
     name: str
