@@ -241,7 +241,12 @@ class SlowSimulator:
                 small = 4.0 * self.local.tokens * work.statistics
                 hidden += self.network.seconds(Collective.ALL_REDUCE, self.groups.tensor, small, work.statistics)
             busy = (work.forward if forward else work.backward) + casts
-            host = work.kernels * launch * (1 if forward else 2) + each + cast_starts + (0.0 if forward else starts)
+            host = (
+                (work.kernels * (1 if forward else 2) + work.met[0 if forward else 1]) * launch
+                + each
+                + cast_starts
+                + (0.0 if forward else starts)
+            )
             found[forward] = (busy, host, hidden)
         return found
 

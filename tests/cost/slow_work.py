@@ -50,6 +50,7 @@ class Work:
     core_forward: float = 0.0
     core_backward: float = 0.0
     kernels: float = 0.0
+    met: tuple[float, float] = (0.0, 0.0)
     matrices: int = 0
     flops: float = 0.0
     dense: float = 0.0
@@ -199,7 +200,32 @@ def _attention(part: Attention, at: Local, bench: Bench, work: Work) -> None:
     copies = max(at.inner / key_heads, 1.0)
     work.keys += HALF * m * 2 * key * copies
     work.heads_out += HALF * m * (2 * query + 2 * key * copies)
+    if at.context > 1:
+        _meet(part, at, bench, work, queries=m * query, keys=m * 2 * key * copies)
     _both_ways(at, work)
+
+
+def _meet(part: Attention, at: Local, bench: Bench, work: Work, *, queries: float, keys: float) -> None:
+    """Operators of blockwise attention, one after the other: what is whole first, then tile by tile."""
+    runs = at.context // at.inner
+    forward, backward = 4 * HALF * keys + (2 * HALF + SINGLE) * queries, 4 * HALF * keys + (HALF + SINGLE) * queries
+    starts, starts_back = 6, 4
+    for tile in range(runs):
+        seen = 1.0 if tile == 0 else 0.75  # of another rank's tokens a half is hidden from one end or the other
+        sums = 20 * queries / part.head_dim  # the log-sum-exp of a row and its weights
+        forward += SINGLE * seen * (7 * queries + sums)
+        backward += SINGLE * (keys + 3 * seen * (queries + keys))
+        starts += 11
+        starts_back += 5
+        if tile:
+            backward += SINGLE * 3 * keys
+            starts += 1
+            starts_back += 1
+    if at.inner > 1:
+        forward, backward = forward + 7 * work.heads_out, backward + 7 * work.heads_out
+        starts, starts_back = starts + 7, starts_back + 7
+    bench.touch(work, forward, backward)
+    work.met = (starts, starts_back)
 
 
 def _feed_forward(part: FeedForward, at: Local, bench: Bench, work: Work) -> None:

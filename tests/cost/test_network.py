@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.cost import PlanTable
-from meshwright.cost.network import collective, send
+from meshwright.cost.network import collective, hand_on, occupied, send
 from meshwright.cost.placement import ring, strides
-from meshwright.spec.cluster import Collective, Link
+from meshwright.spec.cluster import Collective, CollectiveFit, Link
 from meshwright.spec.plan import AxisName
 from tests.cost.cost_examples import even_layout, processor, selene, with_group
 
@@ -119,3 +119,32 @@ def test_senders_of_a_node_share_its_adapters():
     alone, together = (send(link, senders=np.array([count]), adapters=2.0).seconds(1e9)[0] for count in (1.0, 8.0))
     assert alone == pytest.approx(0.1 + 1e-5)
     assert together == pytest.approx(0.4 + 1e-5)
+
+
+def test_a_hop_takes_what_all_ranks_of_a_ring_took_at_once():
+    """Between measured numbers of ranks by their logarithm, beyond them as the nearest; else as one message alone."""
+    fits = [
+        CollectiveFit(operation=operation, ranks=ranks, latency_seconds=latency, bytes_per_second=2e9)
+        for operation, ranks, latency in (
+            (Collective.SEND, 2, 1e-4),
+            (Collective.PASS, 2, 2e-4),
+            (Collective.PASS, 8, 8e-4),
+        )
+    ]
+    link = Link(bandwidth=1e9, latency_seconds=1e-5, fits=tuple(fits))
+    ranks = np.array([2.0, 4.0, 8.0, 16.0])
+    hop, measured = hand_on(link, ranks=ranks, senders=np.ones(4), adapters=1.0)
+    assert measured
+    assert hop.seconds(0.0) == pytest.approx([2e-4, 4e-4, 8e-4, 8e-4])
+    alone, measured = hand_on(replace(link, fits=tuple(fits[:1])), ranks=ranks, senders=np.ones(4), adapters=1.0)
+    assert not measured
+    assert alone.seconds(2e9) == pytest.approx(1.0001)
+
+
+def test_hops_between_processes_of_a_node_hide_behind_nothing():
+    """Their cores carry them; between nodes they wait, and work goes on."""
+    cluster = processor(ranks=4, cores=2)
+    around = lay(cluster, AxisName.CONTEXT, context=2)
+    kind = cluster.groups[0].device.kind
+    assert occupied(around, kind=kind) == 1.0
+    assert occupied(replace(around, racks=np.full_like(around.racks, 2.0)), kind=kind) == 0.0

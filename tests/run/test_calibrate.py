@@ -28,6 +28,7 @@ def truth() -> ClusterSpec:
         layer_seconds=9e-5,
         step_overhead_seconds=2e-3,
         tensor_layer_seconds=1e-3,
+        context_layer_seconds=8e-4,
         shard_layer_seconds=3e-4,
         action_seconds=5e-4,
     )

@@ -84,7 +84,8 @@ class PassSeconds:
     scores, `weight` of the backward's products that give gradients of weights; `products` those that collectives may
     run beside.
 
-    `host_forward` and `host_backward` are what the host needs to start the work.
+    `host_forward` and `host_backward` are what the host needs to start the work, `host_core` of it what meets the keys
+    of other context ranks forward.
     """
 
     forward: FloatArray
@@ -95,6 +96,7 @@ class PassSeconds:
     products: Beside
     host_forward: FloatArray
     host_backward: FloatArray
+    host_core: FloatArray
 
 
 def rates(device: DeviceSpec, *, precision: IntArray, length: int, software: Software) -> Rates:
@@ -215,7 +217,7 @@ def part_seconds(part: PartWork, *, device: DeviceSpec, rates: Rates, software: 
     core, core_backward = (seconds * part.heaviest for seconds in _score_seconds(part, rates=rates, software=software))
     forward = forward + core + part.traffic / rates.bandwidth
     backward = backward + weights + core_backward + part.backward_traffic / rates.bandwidth
-    launch = part.kernels * device.launch_seconds
+    launch, met = part.kernels * device.launch_seconds, zeros + part.met * device.launch_seconds
     return PassSeconds(
         forward=forward,
         backward=backward,
@@ -223,8 +225,9 @@ def part_seconds(part: PartWork, *, device: DeviceSpec, rates: Rates, software: 
         core_backward=core_backward,
         weight=weights,
         products=_beside(each, zeros),
-        host_forward=zeros + launch,
-        host_backward=zeros + 2.0 * launch,
+        host_forward=launch + met,
+        host_backward=zeros + 2.0 * launch + part.met_backward * device.launch_seconds,
+        host_core=met,
     )
 
 

@@ -217,9 +217,9 @@ def _context_seconds(
     their bytes.
 
     Around a ring (2310.01889) every step's scores hide the next step's transfer as far as they last; backward passes
-    keys and values on again with their gradients. Gathered (2407.21783) they come before the scores, and gradients
-    are scattered after them. Ranks that trade tokens for heads (2309.14509) do so before and after. Every slice of a
-    microbatch does all this, and brings the keys and values of those before it too.
+    keys and values on again, and their gradients behind them in messages of their own. Gathered (2407.21783) they come
+    before the scores, and gradients are scattered after them. Ranks that trade tokens for heads (2309.14509) do so
+    before and after. Every slice of a microbatch does all this, and brings the keys and values of those before it too.
     """
     if not (table.context > 1).any():
         nothing = Traffic.none(np.zeros(len(table)))
@@ -240,18 +240,18 @@ def _context_seconds(
 
     traded = Traffic.over(trades, links.traders, num_bytes=heads)
 
-    def keys(name: str, *, copies: FloatArray | float, gathered: FloatArray) -> _Keys:
-        """`copies` times the bytes of keys and values travel."""
+    def keys(name: str, *, copies: FloatArray | float, messages: float, gathered: FloatArray) -> _Keys:
+        """`copies` times the bytes of keys and values travel, so many `messages` a hop."""
         scores = _rows((getattr(p, name) for p in passes), inverse) * hides * steps / np.maximum(links.outer, 1.0)
-        hops = steps * slices * links.hop.seconds(copies * passed / slices)
+        hops = steps * slices * links.hop.seconds(copies * passed / slices, calls=messages)
         seconds = np.where(rings, hops, np.where(attends, gathered, 0.0))
         travel = Traffic.over(seconds, links.runs, num_bytes=copies * whole)
         ring = travel.where(rings)
         return _Keys(waits=traded + travel.where(~rings), ring=ring, late=late_beside(ring, scores, contention))
 
     return (
-        keys("core", copies=1.0, gathered=gather),
-        keys("core_backward", copies=1.0 + gradients, gathered=gather + scatter),
+        keys("core", copies=1.0, messages=1.0, gathered=gather),
+        keys("core_backward", copies=1.0 + gradients, messages=2.0, gathered=gather + scatter),
     )
 
 

@@ -232,7 +232,7 @@ def price_block(
     full, selective = (recomputes(kind, table, policy) for policy in (FULL, SELECTIVE))
     held = block_bytes(kind, table, combination.sizes, combination.inverse, software=software)
     away, exchange = keeps_away(kind, table), exchange.repeated(full=full, scores=selective)
-    again = _again(whole, row(p.core for p in passes) / speed, full=full, selective=selective)
+    again = _again(whole, _scores(passes, combination, speed=speed), full=full, selective=selective)
     copies, hides = carried(held.kept, away, group=group), software.hides_experts
     waits = partial(waited, copies=copies, contention=links.contention, hides_experts=hides)
     return BlockSeconds(
@@ -310,7 +310,7 @@ def _pass_seconds(
     split = _splits(table) & trains
     formed = row(p.weight for p in passes)
     weight = np.where(split, formed + added, 0.0) if trains else formed
-    weight_host = np.where(split, row(p.host_forward for p in passes) + apart * starts, 0.0)
+    weight_host = np.where(split, row(p.host_forward - p.host_core for p in passes) + apart * starts, 0.0)
     host = row(p.host_backward for p in passes) + extra + apart * starts + np.where(casts > 0.0, starts, 0.0)
     backward = _with_host(
         (row(p.backward for p in passes) + cast + added - weight) / speed,
@@ -327,6 +327,12 @@ def _splits(table: PlanTable) -> BoolArray:
     named = np.array([kind in SPLIT for kind in SCHEDULES])
     told = np.array([written.splits(layout.table) for layout in table.layouts])
     return np.asarray(named[table.schedule] | told[table.layout], dtype=np.bool_)
+
+
+def _scores(passes: list[PassSeconds], combination: Combination, *, speed: FloatArray) -> FloatArray:
+    """Seconds of the scores forward; a processor starts their kernels itself."""
+    host = combination.rows(p.host_core for p in passes) * combination.sizes.processor
+    return combination.rows(p.core for p in passes) / speed + host
 
 
 def _again(whole: Timed, scores: FloatArray, *, full: BoolArray, selective: BoolArray) -> Timed:
@@ -388,7 +394,7 @@ def _host_extra(block: Block, table: PlanTable, *, device: DeviceSpec, software:
     """Host seconds per layer and pass that no kernel explains: measured on the device, else the software's."""
     if not isinstance(block, Layer):
         return np.zeros(len(table))
-    extra = (device.layer_seconds or software.host_seconds(device.kind)) + np.where(
-        table.tensor > 1, device.tensor_layer_seconds, 0.0
-    )
+    extra = np.full(len(table), device.layer_seconds or software.host_seconds(device.kind))
+    extra += np.where(table.tensor > 1, device.tensor_layer_seconds, 0.0)
+    extra += np.where(table.context > 1, device.context_layer_seconds, 0.0)
     return np.asarray(extra + np.where(table.sharding > 0, device.shard_layer_seconds, 0.0), dtype=np.float64)

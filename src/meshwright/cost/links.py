@@ -9,10 +9,10 @@ import numpy.typing as npt
 
 from meshwright.cost.exchanges import ContextLinks, ExpertLinks, LayerLinks
 from meshwright.cost.grid_rows import grid_dims
-from meshwright.cost.network import Linear, collective, occupied, send
+from meshwright.cost.network import Linear, collective, hand_on, occupied, send
 from meshwright.cost.overlap import Contention, Mutual, Way
 from meshwright.cost.placement import Ring, axis_sizes, distinct, lay, strides
-from meshwright.cost.processor import share
+from meshwright.cost.processor import Sharing, share
 from meshwright.cost.shared_features import TensorLinks
 from meshwright.cost.software import Software
 from meshwright.cost.synchronize import DataLinks
@@ -53,12 +53,37 @@ class _Floor:
         return lay(self.table, dims, group=self.group, cluster=self.cluster)
 
     def price(self, operation: Collective, ring: Ring) -> Linear:
-        """Groups beside this one contend for the cores; ranks of this one do so in its measured times already."""
-        world, pipeline = (values.astype(np.float64) for values in (self.table.world, self.table.pipeline))
-        sharing = share(self.group, world=world, pipeline=pipeline)
-        beside = np.maximum(sharing.lockstep / sharing.slowdown(ring.per_node), 1.0)
-        priced = collective(operation, ring, group=self.group, cluster=self.cluster).slowed(beside)
+        priced = collective(operation, ring, group=self.group, cluster=self.cluster).slowed(self._beside(ring))
         return priced.later(self._dated(operation, ring)).take(self.inverse)
+
+    def hop(self, around: Ring) -> Linear:
+        """One message to the next rank of a ring: the slowest of its links decides, rings of a node share its adapters.
+
+        In a rack no ring leaves its links. A link between two ranks that were alone is slower where all of a stage use
+        their cores.
+        """
+        group = self.group
+        near, met = hand_on(
+            group.rack or group.inside, ranks=around.size, senders=np.ones_like(around.size), adapters=1.0
+        )
+        far, _ = hand_on(
+            group.nic, ranks=around.size, senders=group.devices_per_node / around.per_node, adapters=float(group.nics)
+        )
+        near = near.slowed(self._beside(around) if met else self._sharing.lockstep)
+        apart = around.racks > 1.0
+        return Linear(
+            latency=np.where(apart, far.latency, near.latency), per_byte=np.where(apart, far.per_byte, near.per_byte)
+        )
+
+    @property
+    def _sharing(self) -> Sharing:
+        world, pipeline = (values.astype(np.float64) for values in (self.table.world, self.table.pipeline))
+        return share(self.group, world=world, pipeline=pipeline)
+
+    def _beside(self, ring: Ring) -> FloatArray:
+        """Groups beside this one contend for the cores; ranks of this one do so in its measured times already."""
+        sharing = self._sharing
+        return np.maximum(sharing.lockstep / sharing.slowdown(ring.per_node), 1.0)
 
     def _dated(self, operation: Collective, ring: Ring) -> FloatArray:
         """What a collective takes longer, by its steps in a node, with the library of the software's time."""
@@ -106,7 +131,7 @@ class _Floor:
             trade=self.price(Collective.ALL_TO_ALL, traders),
             gather=self.price(Collective.ALL_GATHER, runs),
             scatter=self.price(self.scatter, runs),
-            hop=_hop(runs, group=self.group).take(self.inverse),
+            hop=self.hop(runs).take(self.inverse),
             outer=runs.size[self.inverse],
             traders=self.way(traders, direct=True),
             runs=self.way(runs),
@@ -204,16 +229,3 @@ def _grid(table: PlanTable) -> tuple[Dim, Dim, Dim, Dim]:
     inside = np.where(table.on_grid, slices * experts, table.tensor)
     shards = table.expert_divided
     return (slices, ones), (experts, slices), (shards, inside), (table.expert_replicas, inside * shards)
-
-
-def _hop(around: Ring, *, group: NodeGroup) -> Linear:
-    """One message to the next rank of a ring: the slowest of its links decides, rings of a node share its adapters.
-
-    In a rack no ring leaves its links.
-    """
-    near = send(group.rack or group.inside, senders=np.ones_like(around.size), adapters=1.0)
-    far = send(group.nic, senders=group.devices_per_node / around.per_node, adapters=float(group.nics))
-    apart = around.racks > 1.0
-    return Linear(
-        latency=np.where(apart, far.latency, near.latency), per_byte=np.where(apart, far.per_byte, near.per_byte)
-    )

@@ -94,13 +94,33 @@ def send(link: Link, *, senders: FloatArray, adapters: float) -> Linear:
     return Linear.line(latency + np.zeros_like(senders), 1.0 / (bandwidth * share))
 
 
+def hand_on(link: Link, *, ranks: FloatArray, senders: FloatArray, adapters: float) -> tuple[Linear, bool]:
+    """One message of every rank of a ring to the next, and whether it was measured so; else `send` of `link`.
+
+    Between measured numbers of ranks latency and bandwidth are interpolated over their logarithm; beyond, the nearest
+    holds.
+    """
+    fits = sorted((fit for fit in link.fits if fit.operation is Collective.PASS), key=_ranks)
+    if not fits:
+        return send(link, senders=senders, adapters=adapters), False
+    known, at = np.log2([fit.ranks for fit in fits]), np.log2(np.maximum(ranks, 2.0))
+    latency, per_byte = (
+        np.exp(np.interp(at, known, np.log(values)))
+        for values in ([fit.latency_seconds for fit in fits], [1.0 / fit.bytes_per_second for fit in fits])
+    )
+    return Linear.line(latency, per_byte / np.minimum(1.0, adapters / senders)), True
+
+
 def occupied(ring: Ring, *, kind: DeviceKind) -> FloatArray:
     """The share of a device's compute that carries bytes while a collective of `ring` runs (rows,).
 
     Kernels of NCCL and RCCL hold processors of the device: 15 % at the rate of links in a node or a rack, 2 % at that
-    of adapters (Calculon's A100 systems, 10.1145/3581784.3607102; 20 of 132 in DeepSeek-V3, 2412.19437). Engines beside
-    the cores carry it elsewhere.
+    of adapters (Calculon's A100 systems, 10.1145/3581784.3607102; 20 of 132 in DeepSeek-V3, 2412.19437). Cores copy
+    what their own processes send each other in a node, and work for nothing else then. Engines beside the cores carry
+    it elsewhere.
     """
+    if kind is DeviceKind.CPU:
+        return np.where(ring.racks > 1.0, 0.0, 1.0)
     if kind not in (DeviceKind.CUDA, DeviceKind.ROCM):
         return np.zeros_like(ring.size)
     return np.where(ring.racks > 1.0, _FAR_PROCESSORS, _NEAR_PROCESSORS)

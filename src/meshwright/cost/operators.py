@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from meshwright.cost.blockwise_work import with_meetings
 from meshwright.cost.heaviest import heaviest_rank
 from meshwright.cost.norm_work import NORM, norm_parameters, norm_work, norms_work, scale_work
 from meshwright.cost.work import PAIR, FloatArray, PartWork, Product, Sizes, TensorExchanges
@@ -57,7 +58,7 @@ def _parts(block: Block, sizes: Sizes) -> tuple[PartWork, ...]:
         return _head(block, sizes)
     parts: list[PartWork] = []
     if block.mixer is not None:
-        mixer = _mixer(block, block.mixer, sizes)
+        mixer = with_meetings(_mixer(block, block.mixer, sizes), sizes)
         parts += [*norms_work(block.mixer, sizes), replace(mixer, heaviest=heaviest_rank(block.mixer, sizes))]
     for part in (block.dense, block.transform):
         if part is not None:

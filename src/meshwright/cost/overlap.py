@@ -87,7 +87,8 @@ class Mutual:
         """
         carried = 1.0 if kind is DeviceKind.CPU else _CARRIED
         taken = max(taken, 1.0 - 1.0 / carried) if taken else 0.0
-        return cls(added=taken * carried, idle=(1.0 - 1.0 / carried) / (1.0 - taken))
+        idle = (1.0 - 1.0 / carried) / (1.0 - taken) if carried > 1.0 else 0.0
+        return cls(added=taken * carried, idle=idle)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -157,12 +157,13 @@ class PartWork:
     `score_flops` forward FLOPs of queries by keys and scores by values over visible keys by heads of `score_dim`
     features, `scores` the elements of the whole score matrices, with `keys` keys for each query; of context ranks one
     has `heaviest` times the mean of them, for which the others wait; `traffic` and
-    `backward_traffic` bytes of element-wise work; `kernels` started forward (twice as many backward); `exchanges`
-    take place `exchanged` times (once or not at all); `parameters` on one device, of which `expert_parameters` lie
-    on the grid of experts. Of a part that `closes`, nothing after its last product keeps anything for backward. Bytes
-    of one rank that cross to others in a pass: `circulated` keys and values that context ranks pass on, `traded`
-    queries, keys, values and outputs that they trade for heads, `dispatched` tokens on their way to their experts (and
-    as many back), each `copies` times, `regathered` those that expert tensor ranks gather.
+    `backward_traffic` bytes of element-wise work; `kernels` started forward (twice as many backward), and `met` and
+    `met_backward` beside them to meet the keys of other context ranks; `exchanges` take place `exchanged` times (once
+    or not at all); `parameters` on one device, of which `expert_parameters` lie on the grid of experts. Of a part that
+    `closes`, nothing after its last product keeps anything for backward. Bytes of one rank that cross to others in a
+    pass: `circulated` keys and values that context ranks pass on, `traded` queries, keys, values and outputs that they
+    trade for heads, `dispatched` tokens on their way to their experts (and as many back), each `copies` times,
+    `regathered` those that expert tensor ranks gather.
     """
 
     name: str
@@ -176,6 +177,8 @@ class PartWork:
     traffic: FloatArray | float = 0.0
     backward_traffic: FloatArray | float = 0.0
     kernels: FloatArray | float = 0.0
+    met: FloatArray | float = 0.0
+    met_backward: FloatArray | float = 0.0
     exchanges: TensorExchanges = NO_EXCHANGE
     exchanged: FloatArray | float = 1.0
     closes: bool = False

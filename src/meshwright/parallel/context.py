@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import pairwise, repeat
 from typing import cast
 
 import numpy as np
@@ -48,6 +48,17 @@ class Held:
     def tokens(self) -> int:
         """Of a slice on one rank."""
         return self.positions[0].shape[1] // self.slices
+
+    @property
+    def alike(self) -> tuple[slice, ...]:
+        """Runs of neighbouring sequences whose documents and prefixes are the same, which one product attends."""
+        told = [rows for rows in (self.starts, self.ahead) if rows is not None]
+        if not told:
+            return (slice(None),)
+        count = len(told[0])
+        same = [all(np.array_equal(rows[row], rows[row - 1]) for rows in told) for row in range(1, count)]
+        edges = [0, *(row for row, equal in enumerate(same, start=1) if not equal), count]
+        return tuple(slice(*pair) for pair in pairwise(edges))
 
     @property
     def new(self) -> tuple[IntArray, ...]:
@@ -184,16 +195,15 @@ class ContextAttention:
 
     def _tiled(self, held: Held, scoring: Scoring) -> Tilings:
         runs, own = self.share.ranks.runs, self.share.ranks.run
-        count = len(held.starts or held.ahead or (None,))
         found: list[list[tuple[slice, Sequence[Piece]]]] = [[] for _ in range(runs)]
-        for row in range(count):
+        for rows in held.alike:
+            row = rows.start or 0
             positions = held.by_run(row, runs=runs)
             queries = positions[own, -1]
             starts = None if held.starts is None else held.starts[row]
             ahead = held.ahead[row] if held.ahead is not None and scoring.prefix else None
             first = first_keys(queries, window=scoring.window, chunk=scoring.chunk, starts=starts)
             last = last_keys(queries, window=scoring.window, chunk=scoring.chunk, ahead=ahead)
-            rows = slice(None) if count == 1 else slice(row, row + 1)
             for owner in range(runs):
                 seen = tiles(*seen_runs(positions[owner].reshape(-1), first=first, last=last))
                 if seen:

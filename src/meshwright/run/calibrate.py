@@ -240,6 +240,7 @@ FIGURES: tuple[Figure, ...] = (
     _field("step_overhead_seconds", spread=1.0, start=1e-3),
     _field("optimizer_bandwidth", spread=0.2),
     _field("tensor_layer_seconds", spread=1.0, start=4e-4),
+    _field("context_layer_seconds", spread=1.0, start=4e-4),
     _field("shard_layer_seconds", spread=1.0, start=2e-4),
     _field("action_seconds", spread=1.0, start=2e-4),
     Figure(

@@ -93,7 +93,10 @@ def _group_times(dist: Any, *, size: int, rank: int, share: float, cuda: bool) -
 def _call(
     dist: Any, operation: Collective, *, num_bytes: int, size: int, rank: int, group: Any, cuda: bool
 ) -> Callable[[], object]:
-    """One run of the collective; a send goes there and back between the first two workers of the group."""
+    """One run of the collective; a send goes there and back between the first two workers of the group.
+
+    What is passed on is sent and received as rings of context ranks do (parallel.travel).
+    """
     import torch
 
     count = max(size, num_bytes // 4 // size * size)
@@ -109,6 +112,14 @@ def _call(
             dist.recv(whole, 0, group=group)
             dist.send(whole, 0, group=group)
 
+    def to_the_next() -> None:
+        operations = [
+            dist.P2POp(dist.isend, whole, group=group, group_peer=(rank + 1) % size),
+            dist.P2POp(dist.irecv, other, group=group, group_peer=(rank - 1) % size),
+        ]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+
     # torch 2.13 renamed both and warns of the old names, which 2.11 alone has.
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -118,6 +129,7 @@ def _call(
         Collective.REDUCE_SCATTER: lambda: scatter(part, whole, group=group),
         Collective.ALL_TO_ALL: lambda: dist.all_to_all_single(other, whole, group=group),
         Collective.SEND: there_and_back,
+        Collective.PASS: to_the_next,
     }
     return calls[operation]
 

@@ -9,6 +9,7 @@ from datetime import timedelta
 from meshwright.run.allocator import keep_freed_memory
 from meshwright.run.measure_device import tiny_model
 from meshwright.spec.cluster import ClusterSpec, Precision
+from meshwright.spec.exchange import Exchange, ExchangeKind
 from meshwright.spec.job import Constraints, JobSpec
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import (
@@ -51,12 +52,15 @@ def probe_designs(cluster: ClusterSpec, *, ranks: int) -> tuple[Design, ...]:
             _design(middle, cluster, tensor=2),
             _design(middle, cluster, tensor=2, sequence_parallel=True),
             _design(middle, cluster, pipeline=2, microbatch=2),
+            _design(middle, cluster, context=2),
         )
     return (
         _design(middle, cluster, replicate=4),
         _design(middle, cluster, tensor=4),
         _design(middle, cluster, pipeline=4, microbatch=1),
         _design(middle, cluster, pipeline=2, shard=2, sharding=Sharding.OPTIMIZER, microbatch=2),
+        _design(middle, cluster, context=4),
+        _design(middle, cluster, context=4, exchange=ExchangeKind.GATHER),
     )
 
 
@@ -74,6 +78,8 @@ def _design(
     replicate: int = 1,
     shard: int = 1,
     tensor: int = 1,
+    context: int = 1,
+    exchange: ExchangeKind = ExchangeKind.RING,
     sharding: Sharding = Sharding.NONE,
     sequence_parallel: bool = False,
     recompute: Recompute = Recompute.NONE,
@@ -87,6 +93,7 @@ def _design(
         (AxisName.PIPELINE, pipeline),
         (AxisName.REPLICATE, replicate),
         (AxisName.SHARD, shard),
+        (AxisName.CONTEXT, context),
         (AxisName.TENSOR, tensor),
     )
     groups = [
@@ -110,6 +117,7 @@ def _design(
         schedule=Schedule(kind=ScheduleKind.ONE_F_ONE_B, microbatches=microbatches),
         sequence_length=sequence,
         microbatch=microbatch,
+        exchange=Exchange(kind=exchange),
     )
     job = JobSpec(
         sequence_length=sequence,

@@ -64,11 +64,14 @@ class DeviceKind(StrEnum):
 
 
 class Collective(StrEnum):
+    """`send` is one message between two ranks; in a `pass` every rank of a ring sends one to the next at once."""
+
     ALL_REDUCE = "all_reduce"
     ALL_GATHER = "all_gather"
     REDUCE_SCATTER = "reduce_scatter"
     ALL_TO_ALL = "all_to_all"
     SEND = "send"
+    PASS = "pass"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,9 +159,9 @@ class DeviceSpec:
     `attention_kernels` says the same of a kernel by name; `attention_rates`, where measured, come before both.
     `tiles` take the place of the halves of `matrix` where they are known.
     `optimizer_bandwidth` is bytes/s of the optimizer's step at 28 bytes a parameter (AdamW). Host time beside
-    `layer_seconds`: `tensor_layer_seconds` more per layer and pass when tensor parallel, `shard_layer_seconds` more
-    per layer and pass when sharded, `action_seconds` per forward or backward of a pipeline stage,
-    `step_overhead_seconds` once a step.
+    `layer_seconds`: `tensor_layer_seconds` more per layer and pass when tensor parallel, `context_layer_seconds` more
+    when sequences are divided, `shard_layer_seconds` more when sharded, `action_seconds` per forward or backward of a
+    pipeline stage, `step_overhead_seconds` once a step.
     """
 
     name: str
@@ -176,6 +179,7 @@ class DeviceSpec:
     launch_seconds: float = 4e-6
     layer_seconds: float = 0.0
     tensor_layer_seconds: float = 0.0
+    context_layer_seconds: float = 0.0
     shard_layer_seconds: float = 0.0
     action_seconds: float = 0.0
     step_overhead_seconds: float = 0.0
@@ -194,7 +198,7 @@ class CollectiveFit:
     """Measured time of a collective among `ranks`: latency + bytes / bandwidth, bytes being the whole tensor.
 
     The whole tensor is the input of an all-reduce, reduce-scatter or all-to-all, the output of an all-gather and
-    the message of a send.
+    the message of a send or of one rank's pass.
     """
 
     operation: Collective
