@@ -12,7 +12,7 @@ import json
 import shutil
 import statistics
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +119,33 @@ def rounds_of(kind: SyncKind, *, exchange: float, step: float, learners: int) ->
     return usual_rounds(kind, every=max(2, round(20 * exchange / step)), learners=learners)
 
 
+def rows_of(name: str, values: list[tuple[float, float, float]], *, every: float, steps: int) -> list[record.Row]:
+    """Promises of one way of meeting, held against means over the seeds of (step rate, gap, gain)."""
+    speed, gap, gain = (statistics.mean(column) for column in zip(*values, strict=True))
+    hides = SyncKind(name) in (*LATE, SyncKind.STREAMING)
+    gains = hides and name != "co2"
+    return [
+        record.Row(
+            name=f"{name}: step rate beside nobody meeting (every step: {every:.2f})",
+            target="0.95" if hides else "told",
+            measured=f"{speed:.3f}",
+            holds=speed >= 0.95 or not hides,
+        ),
+        record.Row(
+            name=f"{name}: loss above every step's at equal tokens ({steps} steps)",
+            target="0.03 nats" if name == "eager" else "told",
+            measured=f"{gap:+.3f} nats",
+            holds=gap <= 0.03 or name != "eager",
+        ),
+        record.Row(
+            name=f"{name}: loss below every step's at equal time",
+            target="0.15 nats" if gains else "told",
+            measured=f"{gain:+.3f} nats",
+            holds=gain >= 0.15 or not gains,
+        ),
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hosts", type=int, default=2)
@@ -128,62 +155,30 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "bench-network")
     options = parser.parse_args()
     hosts, steps, folder = options.hosts, options.steps, options.folder
-    short = design(hosts, steps=TIMED, seed=0, every=0)
-    every = run(short, rate=SLOW, folder=folder / "slow")
+    every = run(design(hosts, steps=TIMED, seed=0, every=0), rate=SLOW, folder=folder / "slow")
     apart = design(hosts, steps=4 * TIMED, seed=0, every=0)
     alone = run(meeting(apart, SyncKind.LOCAL, Rounds(every=NEVER)), rate=SLOW, folder=folder / "alone")
-    bytes_ = 2 * (hosts - 1) / hosts * short.model.parameters * 4
-    exchange = bytes_ / SLOW
+    exchange = 2 * (hosts - 1) / hosts * apart.model.parameters * 4 / SLOW
     print(f"every step: {every.step_seconds:.3f} s, nobody meets: {alone.step_seconds:.3f} s a step", flush=True)
     raw: dict[str, Any] = {"every_step": every.seconds, "alone": alone.seconds, "runs": {}}
-    rows: list[record.Row] = []
-    gaps: dict[str, list[tuple[float, float, float]]] = {name: [] for name in options.kinds}
+    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in options.kinds}
     for seed in range(options.seeds):
         made = design(hosts, steps=steps, seed=seed, every=steps // 6)
         free = run(made, rate=FREE, folder=folder / "free")
-        raw["runs"][f"every_step, seed {seed}"] = {"validation": free.validation, "seconds": free.seconds}
+        raw["runs"][f"every_step, seed {seed}"] = asdict(free)
         print(f"seed {seed} every step: loss {free.validation[steps]:.3f}", flush=True)
         for name in options.kinds:
             kind = SyncKind(name)
             rounds = rounds_of(kind, exchange=exchange, step=alone.step_seconds, learners=hosts)
-            found = run(meeting(made, kind, rounds), rate=SLOW, folder=folder / name)
-            speed = alone.step_seconds / found.step_seconds
-            there = replace(free, seconds=every.seconds).loss_after(steps * found.step_seconds)
-            gap = found.validation[steps] - free.validation[steps]
-            gaps[name].append((speed, gap, there - found.validation[steps]))
-            raw["runs"][f"{name}, seed {seed}"] = {
-                "rounds": {"every": rounds.every, "delay": rounds.delay, "fragments": rounds.fragments},
-                "validation": found.validation,
-                "seconds": found.seconds,
-                "sent_bytes": found.sent_bytes,
-            }
-            told = (
-                f"{found.step_seconds:.3f} s a step, {speed:.2f} of nobody meeting, loss {found.validation[steps]:.3f}"
-            )
+            curve = run(meeting(made, kind, rounds), rate=SLOW, folder=folder / name)
+            speed, last = alone.step_seconds / curve.step_seconds, curve.validation[steps]
+            there = replace(free, seconds=every.seconds).loss_after(steps * curve.step_seconds)
+            found[name].append((speed, last - free.validation[steps], there - last))
+            raw["runs"][f"{name}, seed {seed}"] = {"rounds": asdict(rounds), **asdict(curve)}
+            told = f"{curve.step_seconds:.3f} s a step, {speed:.2f} of nobody meeting, loss {last:.3f}"
             print(f"seed {seed} {name} (every {rounds.every}): {told}, at equal time {there:.3f}", flush=True)
-    for name, values in gaps.items():
-        speed, gap, gain = (statistics.mean(column) for column in zip(*values, strict=True))
-        late = SyncKind(name) in (*LATE, SyncKind.STREAMING)
-        rows += [
-            record.Row(
-                name=f"{name}: step rate beside nobody meeting (every step: {alone.step_seconds / every.step_seconds:.2f})",
-                target="0.95" if late else "told",
-                measured=f"{speed:.3f}",
-                holds=speed >= 0.95 or not late,
-            ),
-            record.Row(
-                name=f"{name}: loss above every step's at equal tokens ({steps} steps)",
-                target="0.03 nats" if name == "eager" else "told",
-                measured=f"{gap:+.3f} nats",
-                holds=gap <= 0.03 or name != "eager",
-            ),
-            record.Row(
-                name=f"{name}: loss below every step's at equal time",
-                target="0.15 nats" if late and name != "co2" else "told",
-                measured=f"{gain:+.3f} nats",
-                holds=gain >= 0.15 or not late or name == "co2",
-            ),
-        ]
+    share = alone.step_seconds / every.step_seconds
+    rows = [row for name, values in found.items() for row in rows_of(name, values, every=share, steps=steps)]
     record.finish(f"network-{hosts}", rows, raw)
 
 

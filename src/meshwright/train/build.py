@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
@@ -15,7 +15,7 @@ from meshwright.data import Corpus, prepare
 from meshwright.parallel import outer
 from meshwright.parallel.compile import uncompiled
 from meshwright.spec import codec
-from meshwright.spec.errors import ConfigError
+from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.job import Switch
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
@@ -108,11 +108,15 @@ def build(
     run.reactors = _reactors(run, saved=newest.step if newest else None, max_steps=max_steps)
     if place.rank == 0:
         run.observer = _observer(run, place=place, predicted=predicted, max_steps=max_steps)
-        for problem in store.skipped:
-            run.observer.say(f"a checkpoint is passed over: {problem}")
-        if newest is None and store.skipped:
-            run.observer.say("no checkpoint is complete; the run begins again at step 0")
+        _say_skipped(run.observer, store.skipped, begins=newest is None)
     return run
+
+
+def _say_skipped(observer: Observer, skipped: Sequence[Problem], *, begins: bool) -> None:
+    for problem in skipped:
+        observer.say(f"a checkpoint is passed over: {problem}")
+    if begins and skipped:
+        observer.say("no checkpoint is complete; the run begins again at step 0")
 
 
 def prepare_corpus(design: Design, *, cache: Path, progress: Callable[..., None] | None = None) -> Corpus:
