@@ -2,6 +2,7 @@
 
 from meshwright.cost.costs import Costs
 from meshwright.cost.evaluate import evaluate
+from meshwright.cost.layout import Layout
 from meshwright.cost.predict import predict, predict_all
 from meshwright.cost.table import (
     DEFAULT_ORDER,
@@ -9,7 +10,6 @@ from meshwright.cost.table import (
     RECOMPUTES,
     SCHEDULES,
     SHARDINGS,
-    Layout,
     PlanTable,
 )
 from meshwright.cost.timeline import timeline

@@ -66,7 +66,7 @@ class Step:
     """Seconds of every row's step and its lines; `busiest` is the column of the rank that the lines tell of.
 
     `total` are whole seconds of collectives and copies as if none ran beside work, under the names of their `parts`;
-    what is done once a step is told of the rank that has most of it.
+    what is done once a step is told of the rank that has most of it. Of learners it is a step of one, before they meet.
     """
 
     seconds: FloatArray
@@ -123,6 +123,7 @@ def assemble(
         LineName.BUBBLE: pipe.still - pipe.own,
         LineName.GRADIENTS: of(each.by_name["scatter"]) * passes + after,
         LineName.PARAMETERS: of(each.by_name["gather"]) * passes + before,
+        LineName.OUTER: np.zeros(len(table)),
         LineName.OPTIMIZER: _worst(once.optimizer, shape.valid),
         LineName.INPUT: _input_seconds(table, machines, job=job),
         LineName.OTHER: np.full(len(table), fixed),

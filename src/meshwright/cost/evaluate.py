@@ -18,6 +18,7 @@ from meshwright.cost.memory import memory
 from meshwright.cost.microbatch import pass_seconds
 from meshwright.cost.pipeline import Shape
 from meshwright.cost.placement import covers, crossings
+from meshwright.cost.rounds import outer, with_rounds
 from meshwright.cost.simulate import StageRows, StageSeconds
 from meshwright.cost.software import Software, software
 from meshwright.cost.table import IntArray, PlanTable
@@ -178,9 +179,10 @@ def _evaluate(
         job=job,
         detailed=path is not None,
     )
+    met = outer(table, machines, place[..., used], step=step, arrays=arrays, counts=chosen, model=model, job=job)
     return _costs(
-        step,
-        table,
+        step if met is None else with_rounds(step, met),
+        table if met is None else replace(table, every=met.every),
         machines,
         place=place[..., used],
         arrays=arrays,
@@ -266,6 +268,7 @@ def _costs(
         tokens_per_step=(table.data * table.microbatch * table.microbatches * context.job.sequence_length).astype(
             np.float64
         ),
+        every=table.every,
         busiest=np.take_along_axis(shape.rank, step.busiest[:, None], axis=1)[:, 0],
         detail=step.detail,
         figures=step.figures,

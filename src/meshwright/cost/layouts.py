@@ -8,7 +8,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from meshwright.cost.table import BoolArray, IntArray, Layout
+from meshwright.cost.layout import Layout
+from meshwright.cost.table import BoolArray, IntArray
 from meshwright.cost.work import FloatArray
 from meshwright.spec.model import Block, Layer, ModelSpec
 

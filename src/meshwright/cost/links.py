@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,22 +17,38 @@ from meshwright.cost.processor import Sharing, share
 from meshwright.cost.shared_features import TensorLinks
 from meshwright.cost.software import Software
 from meshwright.cost.synchronize import DataLinks
-from meshwright.cost.table import IntArray, PlanTable
+from meshwright.cost.table import BoolArray, IntArray, PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import ClusterSpec, Collective, DeviceKind, NodeGroup
 from meshwright.spec.plan import AxisName
+from meshwright.spec.report import LineName
 
 Dim = tuple[IntArray, IntArray]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """The collectives of a step, one entry a row; `everyone` is one all-reduce over all ranks."""
+    """The collectives of a step, one entry a row; `everyone` is one all-reduce over all ranks of a learner, `rounds`
+    what learners meet by, None where no row has some."""
 
     layer: LayerLinks
     data: DataLinks
     expert_data: DataLinks
     everyone: Linear
+    rounds: RoundLinks | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundLinks:
+    """Collectives among the ranks that hold the same in every learner, one entry a row: whole, and as far as a
+    device's own links carry them, between sites nothing waited for. They go their `way`; `held` of a device's compute
+    carries them. `far` are the lines of a step whose collectives go over adapters."""
+
+    whole: Mapping[Collective, Linear]
+    near: Mapping[Collective, Linear]
+    way: Way
+    held: FloatArray
+    far: Mapping[LineName, BoolArray]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +174,9 @@ def lay_links(table: PlanTable, *, group: NodeGroup, cluster: ClusterSpec, softw
     floor = _Floor(table=table, inverse=inverse, group=group, cluster=cluster, software=software)
     sizes, steps = axis_sizes(table), strides(table)
     axes = {name: (sizes[name], steps[name]) for name in AxisName}
+    learners = table.learners
+    apart = axes[AxisName.REPLICATE]
+    axes[AxisName.REPLICATE] = (sizes[AxisName.REPLICATE] // learners, steps[AxisName.REPLICATE])
     slices, experts, _, _ = _grid(table)
     data, expert_data = _data(floor, table)
     everyone = floor.around(*axes.values())
@@ -172,6 +192,29 @@ def lay_links(table: PlanTable, *, group: NodeGroup, cluster: ClusterSpec, softw
         data=data,
         expert_data=expert_data,
         everyone=floor.price(Collective.ALL_REDUCE, everyone),
+        rounds=_rounds(floor, apart, layer=layer, data=data) if (learners > 1).any() else None,
+    )
+
+
+_OF_ROUNDS = (Collective.ALL_REDUCE, Collective.ALL_TO_ALL, Collective.ALL_GATHER)
+
+
+def _rounds(floor: _Floor, replicas: Dim, *, layer: LayerLinks, data: DataLinks) -> RoundLinks:
+    around = floor.around(replicas)
+    alone = replace(floor, cluster=replace(floor.cluster, wide_area=None))
+    far = {
+        LineName.TENSOR: layer.tensor.way.far,
+        LineName.CONTEXT: layer.context.traders.far | layer.context.runs.far,
+        LineName.EXPERTS: layer.experts.way.far,
+        LineName.PARAMETERS: data.sharded.far,
+        LineName.GRADIENTS: data.sharded.far | data.everywhere.far,
+    }
+    return RoundLinks(
+        whole={operation: floor.price(operation, around) for operation in _OF_ROUNDS},
+        near={operation: alone.price(operation, around) for operation in _OF_ROUNDS},
+        way=floor.way(around, turns=2.0),
+        held=occupied(around, kind=floor.group.device.kind)[floor.inverse],
+        far=far,
     )
 
 
@@ -185,8 +228,8 @@ def data_links(
 
 def _data(floor: _Floor, table: PlanTable) -> tuple[DataLinks, DataLinks]:
     sizes, steps = axis_sizes(table), strides(table)
-    replicas, *shards = ((sizes[name], steps[name]) for name in (AxisName.REPLICATE, AxisName.SHARD, AxisName.CONTEXT))
-    data = floor.data(replicas, *shards)
+    shards = [(sizes[name], steps[name]) for name in (AxisName.SHARD, AxisName.CONTEXT)]
+    data = floor.data((sizes[AxisName.REPLICATE] // table.learners, steps[AxisName.REPLICATE]), *shards)
     _, _, shard_experts, same_experts = _grid(table)
     return data, floor.data(same_experts, shard_experts) if table.on_grid.any() else data
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from meshwright.cost.kinds import BlockSeconds, combine, price_block
 from meshwright.cost.layouts import Kind
-from meshwright.cost.links import lay_links
+from meshwright.cost.links import RoundLinks, lay_links
 from meshwright.cost.network import collective, send
 from meshwright.cost.optimizers import UpdateRates, update_rates
 from meshwright.cost.overlap import Contention
@@ -31,6 +31,7 @@ class Machine:
     """What a step costs on nodes like those of `group`, block kind by block kind.
 
     `contention` is between work and what travels between data parallel ranks; None where nothing runs beside work.
+    `rounds` is what learners meet by, None where no row has some.
     """
 
     group: NodeGroup
@@ -44,6 +45,7 @@ class Machine:
     agree: FloatArray
     action: FloatArray
     update: UpdateRates | None
+    rounds: RoundLinks | None
 
 
 def machine(
@@ -104,6 +106,7 @@ def machine(
         agree=links.everyone.seconds(4.0) if clip else np.zeros(len(table)),
         action=np.where(table.pipeline > 1, group.device.action_seconds, 0.0) * sharing.lockstep,
         update=update_rates(table, group=group, cluster=cluster, job=job, software=software),
+        rounds=links.rounds,
     )
 
 

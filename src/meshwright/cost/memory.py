@@ -16,6 +16,7 @@ from meshwright.cost.moments import moments
 from meshwright.cost.offload import keeps_parameters_away, optimizes_away, overflow
 from meshwright.cost.optimizers import Optimized, kept_bytes, step_bytes
 from meshwright.cost.pipeline import Shape, held
+from meshwright.cost.round_memory import round_bytes
 from meshwright.cost.software import software
 from meshwright.cost.states import Local, state_bytes, states, without_parameters
 from meshwright.cost.table import BoolArray, IntArray, PlanTable
@@ -96,6 +97,8 @@ def _at(
         fixed=fixed_bytes(table, arrays=arrays, counts=counts, model=model, device=device, job=job, software=features),
     )
     found = moments(table, state, entry, kind=device.kind, software=features)
+    met = round_bytes(table, trained_owned)
+    found += [] if met is None else [met.between(state.after, entry.fixed)]
     names = ("gradients", "activations", "logits", "buffers")
     totals = [sum((getattr(moment, name) for name in names), np.zeros_like(whole)) for moment in found]
     best = np.argmax(totals, axis=0)
@@ -104,13 +107,14 @@ def _at(
     # Of an optimizer there the masters, and of parameters there all of them and gradients of those that are trained.
     copies = local.trained_owned + np.where(keeps_parameters_away(table)[:, None], local.owned, 0.0)
     left = overflow(table, there, copies * state_bytes(table).master[:, None] + local.moments, group=group)
+    travelling, kept = (0.0, 0.0) if met is None else (met.travelling, met.kept)
     return {
         MemoryPart.PARAMETERS: state.parameters,
         MemoryPart.GRADIENTS: peak["gradients"],
-        MemoryPart.OPTIMIZER: state.optimizer,
+        MemoryPart.OPTIMIZER: state.optimizer + kept,
         MemoryPart.ACTIVATIONS: peak["activations"] + left,
         MemoryPart.LOGITS: peak["logits"],
-        MemoryPart.BUFFERS: np.where(shape.valid, peak["buffers"], 0.0),
+        MemoryPart.BUFFERS: np.where(shape.valid, peak["buffers"] + travelling, 0.0),
         MemoryPart.RESERVED: np.where(shape.valid, device.reserved_bytes, 0.0),
     }
 
@@ -180,6 +184,20 @@ def owned_parameters(table: PlanTable, parameters: FloatArray, apart: FloatArray
     dense = np.where(sharded, table.divided, 1)[:, None]
     experts = np.where(sharded, table.expert_divided, 1)[:, None]
     return np.asarray((parameters - apart) / dense + apart / experts)
+
+
+def sent_parameters(
+    table: PlanTable,
+    blocks: Sequence[Holds],
+    *,
+    arrays: LayoutArrays,
+    counts: Mapping[str, FloatArray],
+    model: ModelSpec,
+) -> FloatArray:
+    """What every rank owns of trained parameters, which it sends where it is a learner's; shape (rows, ranks)."""
+    changed = trained_of(blocks, kinds=arrays.kinds)
+    parameters = local_parameters(table, changed, arrays=arrays, counts=counts, model=model)
+    return owned_parameters(table, parameters, grid_parameters(table, changed, counts=counts))
 
 
 def _in_layers(blocks: Sequence[Holds], *, arrays: LayoutArrays, counts: Mapping[str, FloatArray]) -> FloatArray:

@@ -23,6 +23,10 @@ from meshwright.spec.plan import Design, Plan
 from meshwright.spec.report import Line, LineName, MemoryPart, Origin, Report, StageMemory
 from meshwright.spec.units import format_bytes, format_percent, format_seconds
 
+_BYTES: dict[str, str] = {
+    LineName.TENSOR: "tensor_bytes",
+    LineName.OUTER: "outer_bytes",
+}  # figures of what one device moves
 _LONG_CONTEXT = 0.25  # of the model's FLOPs: where scores are more, what the mask hides matters
 
 
@@ -97,7 +101,7 @@ def _step_line(costs: Costs, *, plan: Plan, model: ModelSpec, origin: Origin) ->
                 name=name,
                 seconds=seconds,
                 flops=flops.get(name, 0.0),
-                bytes=float(costs.figures["tensor_bytes"][0]) if name == LineName.TENSOR else 0.0,
+                bytes=float(costs.figures.get(_BYTES.get(name, ""), np.zeros(1))[0]),
                 origin=origin,
                 note=_note(costs, name, seconds, plan=plan),
                 lines=children,
@@ -131,7 +135,8 @@ def _pass_flops(costs: Costs, *, plan: Plan, model: ModelSpec) -> dict[str, floa
 def _note(costs: Costs, name: str, seconds: float, *, plan: Plan) -> str:
     if name in costs.total:
         hidden = float(costs.total[name][0]) - seconds
-        return f"{format_seconds(hidden)} more are hidden behind work" if hidden > 1e-9 else ""
+        told = [f"{format_seconds(hidden)} more are hidden behind work"] if hidden > 1e-9 else []
+        return "; ".join([plan.gradients.words, *told] if name == LineName.OUTER else told)
     if name == LineName.BUBBLE and plan.pipeline > 1:
         return f"pipeline rank {int(costs.busiest[0])} works most; the bubble is its idle time"
     return ""
@@ -253,6 +258,7 @@ _CAUSES = {
     LineName.BUBBLE: "pipeline ranks waiting for each other",
     LineName.GRADIENTS: "gradients on their way between data parallel ranks",
     LineName.PARAMETERS: "gathering sharded parameters",
+    LineName.OUTER: "learners that meet",
     LineName.OPTIMIZER: "the optimizer's pass over its state",
     LineName.INPUT: "copying the batch",
     LineName.OTHER: "fixed overhead of a step",

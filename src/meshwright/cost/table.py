@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from meshwright.cost.layout import Layout
+from meshwright.cost.meeting import USUAL_MEETINGS, Meeting
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.exchange import Exchange, ExchangeKind, TokenLayout
@@ -31,7 +33,6 @@ from meshwright.spec.plan import (
     TensorGrid,
     Training,
 )
-from meshwright.spec.synchronize import GradientSync
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -39,7 +40,7 @@ BoolArray = npt.NDArray[np.bool_]
 SHARDINGS = tuple(Sharding)
 RECOMPUTES = tuple(Recompute)
 SCHEDULES = tuple(ScheduleKind)
-_APART = ("layouts", "orders", "master")  # fields that hold for all rows
+_APART = ("layouts", "orders", "syncs", "master")  # fields that hold for all rows
 PRECISIONS = tuple(Precision)
 OFFLOADS = tuple(Offload)
 EXCHANGES = tuple(ExchangeKind)
@@ -49,41 +50,18 @@ TENSOR_GRIDS = tuple(TensorGrid)
 DEFAULT_ORDER = (AxisName.PIPELINE, AxisName.REPLICATE, AxisName.SHARD, AxisName.CONTEXT, AxisName.TENSOR)
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Which blocks each stage holds and which pipeline rank holds each stage.
-
-    Stage s is blocks [bounds[s], bounds[s + 1]); `ranks[s]` is its pipeline rank. `policies` holds indexes into
-    RECOMPUTES and OFFLOADS for every block, in place of the row's; () where the row's hold for all. `frozen` blocks
-    are not trained. `table` is what ranks do where the schedule is a table, as in Schedule.
-    """
-
-    bounds: tuple[int, ...]
-    ranks: tuple[int, ...]
-    policies: tuple[tuple[int, int], ...] = ()
-    frozen: frozenset[int] = frozenset()
-    table: tuple[str, ...] = ()
-
-    @property
-    def num_stages(self) -> int:
-        return len(self.ranks)
-
-    @property
-    def pipeline(self) -> int:
-        return max(self.ranks) + 1
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanTable:
     """Candidate plans, one a row; every column has shape (rows,).
 
-    `sharding`, `recompute`, `schedule`, `precision` and `gradient_precision` are indexes into SHARDINGS (0 none,
-    1 zero1, 2 zero2, 3 zero3), RECOMPUTES (0 none, 1 selective, 2 full), SCHEDULES and PRECISIONS; `offload` and
+    `sharding`, `recompute`, `schedule`, `precision` and `gradient_precision` are indexes into SHARDINGS (0 none, 1
+    zero1, 2 zero2, 3 zero3), RECOMPUTES (0 none, 1 selective, 2 full), SCHEDULES and PRECISIONS; `offload` and
     `exchange` into OFFLOADS and EXCHANGES, `token_layout` into TOKEN_LAYOUTS, `dispatch` of an expert grid into
     DISPATCHES, `tensor_grid` into TENSOR_GRIDS. `layout` indexes `layouts` and `order` indexes `orders`, the mesh axes
-    from the outermost to the innermost. `microbatch` is in sequences; `microbatches` counts them per data rank and
-    step. `expert` 0 is a plan without an expert grid, whose experts lie as the tensor axis divides them;
-    `expert_tensor` is then 0 too. `master` is what the job keeps parameters in, and no choice of a plan.
+    from the outermost to the innermost. `sync` indexes `syncs`, and `every` is how many steps a round of learners has:
+    0 the fewest that hide the network, which `evaluate` finds. `microbatch` is in sequences; `microbatches` counts them
+    per data rank and step. `expert` 0 is a plan without an expert grid, whose experts lie as the tensor axis divides
+    them; `expert_tensor` is then 0 too. `master` is what the job keeps parameters in, and no choice of a plan.
     """
 
     tensor: IntArray
@@ -109,10 +87,13 @@ class PlanTable:
     schedule: IntArray
     precision: IntArray
     gradient_precision: IntArray
+    sync: IntArray
+    every: IntArray
     layout: IntArray
     order: IntArray
     layouts: tuple[Layout, ...]
     orders: tuple[tuple[AxisName, ...], ...] = (DEFAULT_ORDER,)
+    syncs: tuple[Meeting, ...] = USUAL_MEETINGS
     master: Master = Master.FP32
 
     def __len__(self) -> int:
@@ -122,6 +103,17 @@ class PlanTable:
     def data(self) -> IntArray:
         """Ranks that read different sequences."""
         return self.replicate * self.shard
+
+    @property
+    def learners(self) -> IntArray:
+        """Replicas that train apart and meet in rounds, as Plan.learners."""
+        apart = np.array([meeting.kind.has_learners for meeting in self.syncs])[self.sync]
+        return np.where(apart, self.replicate, 1)
+
+    @property
+    def meeting(self) -> IntArray:
+        """Data parallel ranks that meet in every step: those of one learner."""
+        return self.data // self.learners
 
     @property
     def side(self) -> IntArray:
@@ -152,12 +144,12 @@ class PlanTable:
 
     @property
     def expert_replicas(self) -> IntArray:
-        """Ranks that hold the same part of the same experts."""
-        ranks = self.world // self.pipeline
+        """Ranks that hold the same part of the same experts and meet in every step."""
+        ranks = self.world // (self.pipeline * self.learners)
         return np.where(
             self.on_grid,
-            ranks // np.maximum(self.expert * self.expert_tensor * self.expert_divided, 1),
-            self.replicate,
+            np.maximum(ranks // np.maximum(self.expert * self.expert_tensor * self.expert_divided, 1), 1),
+            self.replicate // self.learners,
         )
 
     @property
@@ -171,11 +163,12 @@ class PlanTable:
         *,
         layouts: Sequence[Layout],
         orders: Sequence[tuple[AxisName, ...]] = (DEFAULT_ORDER,),
+        syncs: Sequence[Meeting] = USUAL_MEETINGS,
     ) -> PlanTable:
         """A table from columns by name, broadcast to one length.
 
         Columns left out take these values: no parallelism, no sharding, no recompute, 1f1b, one microbatch of one
-        sequence, bf16 with fp32 gradients, layout 0, order 0.
+        sequence, bf16 with fp32 gradients that meet in every step, layout 0, order 0.
         """
         defaults: dict[str, int] = {
             "sequence_parallel": 0,
@@ -191,6 +184,8 @@ class PlanTable:
             "schedule": SCHEDULES.index(ScheduleKind.ONE_F_ONE_B),
             "precision": PRECISIONS.index(Precision.BF16),
             "gradient_precision": PRECISIONS.index(Precision.FP32),
+            "sync": 0,
+            "every": 0,
             "layout": 0,
             "order": 0,
         }
@@ -202,7 +197,7 @@ class PlanTable:
             name: array.astype(np.bool_ if name == "sequence_parallel" else np.int64, copy=False)
             for name, array in zip(names, arrays, strict=True)
         }
-        return cls(**typed, layouts=tuple(layouts), orders=tuple(orders))
+        return cls(**typed, layouts=tuple(layouts), orders=tuple(orders), syncs=tuple(syncs))
 
     @classmethod
     def from_plan(cls, plan: Plan) -> PlanTable:
@@ -253,11 +248,13 @@ class PlanTable:
             "schedule": SCHEDULES.index(plan.schedule.kind),
             "precision": PRECISIONS.index(group.precision),
             "gradient_precision": PRECISIONS.index(plan.gradients.precision),
+            "every": plan.gradients.rounds.every if plan.gradients.kind.has_learners else 0,
         }
-        return cls.build(columns, layouts=(layout,), orders=(order,))
+        syncs = (Meeting(kind=plan.gradients.kind, rounds=plan.gradients.rounds),)
+        return cls.build(columns, layouts=(layout,), orders=(order,), syncs=syncs)
 
     def to_plan(self, row: int, *, model: str, cluster: str, sequence_length: int) -> Plan:
-        """The Plan that row `row` stands for; from_plan of it gives the row back."""
+        """The Plan that row `row` stands for; from_plan of it gives the row back. Rounds have a step at the least."""
         sizes = {
             AxisName.PIPELINE: int(self.pipeline[row]),
             AxisName.REPLICATE: int(self.replicate[row]),
@@ -287,7 +284,11 @@ class PlanTable:
             schedule=self.entry(row),
             sequence_length=sequence_length,
             microbatch=int(self.microbatch[row]),
-            gradients=GradientSync(precision=PRECISIONS[int(self.gradient_precision[row])]),
+            gradients=self.syncs[int(self.sync[row])].gradients(
+                every=int(self.every[row]),
+                learners=int(self.replicate[row]),
+                precision=PRECISIONS[int(self.gradient_precision[row])],
+            ),
             exchange=Exchange(
                 kind=EXCHANGES[int(self.exchange[row])],
                 inner=int(self.inner[row]),
@@ -338,21 +339,23 @@ class PlanTable:
     def joined(cls, tables: Sequence[PlanTable]) -> PlanTable:
         """The rows of all tables in order.
 
-        Every table's layouts are the first ones of the last table's, and its orders those of the longest list.
+        Every table's layouts are the first ones of the last table's, its orders those of the longest list, and ways of
+        meeting are one list.
         """
         columns: dict[str, Any] = {
             name: np.concatenate([getattr(table, name) for table in tables]) for name in column_names()
         }
         orders = max((table.orders for table in tables), key=len)
-        return cls(**columns, layouts=tables[-1].layouts, orders=orders, master=tables[-1].master)
+        last = tables[-1]
+        return cls(**columns, layouts=last.layouts, orders=orders, syncs=last.syncs, master=last.master)
 
     @classmethod
     def stacked(cls, tables: Sequence[PlanTable]) -> PlanTable:
-        """The rows of all tables in order, each with its own layouts and orders."""
+        """The rows of all tables in order, each with its own layouts, orders and ways of meeting."""
         columns: dict[str, Any] = {
             name: np.concatenate([getattr(table, name) for table in tables]) for name in column_names()
         }
-        for name, held in (("layout", "layouts"), ("order", "orders")):
+        for name, held in (("layout", "layouts"), ("order", "orders"), ("sync", "syncs")):
             starts = np.cumsum([0, *(len(getattr(table, held)) for table in tables)])
             columns[name] = columns[name] + np.repeat(starts[:-1], [len(table) for table in tables])
             columns[held] = tuple(entry for table in tables for entry in getattr(table, held))
@@ -369,7 +372,7 @@ class PlanTable:
         """The table of the chosen rows: indexes, a mask or a slice."""
         chosen = rows if isinstance(rows, slice) else np.asarray(rows)
         columns: dict[str, Any] = {name: getattr(self, name)[chosen] for name in column_names()}
-        return PlanTable(**columns, layouts=self.layouts, orders=self.orders, master=self.master)
+        return PlanTable(**columns, layouts=self.layouts, orders=self.orders, syncs=self.syncs, master=self.master)
 
     def of_job(self, job: JobSpec) -> PlanTable:
         """The same rows, their parameters kept as `job` says."""

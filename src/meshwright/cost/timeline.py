@@ -37,6 +37,7 @@ def timeline(design: Design) -> tuple[Span, ...]:
     last = {
         LineName.GRADIENTS: float(costs.figures["last_reduce_seconds"][0]),
         LineName.OPTIMIZER: float(costs.parts[LineName.OPTIMIZER][0]),
+        LineName.OUTER: float(costs.parts[LineName.OUTER][0]),
         LineName.INPUT: float(costs.parts[LineName.INPUT][0]),
         LineName.OTHER: float(costs.parts[LineName.OTHER][0]),
     }

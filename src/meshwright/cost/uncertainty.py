@@ -93,6 +93,7 @@ _LINES: Mapping[str, Cause] = MappingProxyType(
         LineName.BUBBLE: Cause.PIPELINE,
         LineName.GRADIENTS: Cause.DATA,
         LineName.PARAMETERS: Cause.DATA,
+        LineName.OUTER: Cause.DATA,
     }
 )
 _COMPUTE = (LineName.FORWARD, LineName.BACKWARD, LineName.RECOMPUTE)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.cost import PlanTable
+from meshwright.cost.layout import Layout
 from meshwright.cost.table import (
     EXCHANGES,
     OFFLOADS,
@@ -19,7 +20,6 @@ from meshwright.cost.table import (
     SCHEDULES,
     SHARDINGS,
     TOKEN_LAYOUTS,
-    Layout,
 )
 from meshwright.export.meaning import Sizes, exchange_words, sizes
 from meshwright.spec.cluster import ClusterSpec

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.cost.table import RECOMPUTES, Layout
+from meshwright.cost.layout import Layout
+from meshwright.cost.table import RECOMPUTES
 from meshwright.export.columns import Columns
 from meshwright.export.compare import Line, Verdict
 from meshwright.export.meaning import Meaning, meaning

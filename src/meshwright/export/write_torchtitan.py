@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.table import Layout
+from meshwright.cost.layout import Layout
 from meshwright.export.columns import Columns
 from meshwright.export.compare import Line, Verdict
 from meshwright.export.meaning import Meaning, meaning

@@ -25,7 +25,7 @@ _LINES: Mapping[Regime, tuple[LineName, ...]] = MappingProxyType(
         Regime.RECOMPUTE: (LineName.RECOMPUTE,),
         Regime.PIPELINE: (LineName.BUBBLE, LineName.TRANSFER),
         Regime.LAYERS: (LineName.TENSOR, LineName.CONTEXT, LineName.EXPERTS),
-        Regime.DATA: (LineName.GRADIENTS, LineName.PARAMETERS),
+        Regime.DATA: (LineName.GRADIENTS, LineName.PARAMETERS, LineName.OUTER),
     }
 )
 

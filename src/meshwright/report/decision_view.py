@@ -180,7 +180,7 @@ _HEADERS = ("step", "band", "ranked by", "tokens/s", "MFU", "memory", "free", "f
 def _row(plan: _Priced, name: str) -> RankedRow:
     entry = plan.entry
     low, high = (end * entry.step_seconds for end in entry.error_band)
-    expected = expected_seconds(plan.report)
+    expected = expected_seconds(entry.plan, plan.report)
     cells = (
         Cell(text=format_seconds(entry.step_seconds), value=entry.step_seconds),
         Cell(text=f"{format_seconds(low)} to {format_seconds(high)}", value=high),

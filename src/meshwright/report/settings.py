@@ -43,11 +43,21 @@ def plan_settings(plan: Plan, *, has_experts: bool) -> tuple[Setting, ...]:
         ("offload", _by_blocks(plan, lambda each: each.offload.value)),
         ("precision", group.precision.value),
         ("gradients meet in", plan.gradients.precision.value),
+        ("replicas meet", _meeting(plan)),
         ("batch", _sequences(plan.batch)),
         ("axes, outermost first", " ".join(axis.name.value for axis in plan.axes if axis.size > 1) or _NONE),
         ("devices of the ranks", _devices(plan)),
         ("blocks a stage", _blocks(plan)),
     )
+
+
+def _meeting(plan: Plan) -> str:
+    """`in every step`, or `as eager every 12 steps, in int8`."""
+    gradients = plan.gradients
+    if plan.learners == 1:
+        return "in every step"
+    steps = f"every {gradients.rounds.every} steps" if gradients.rounds.every > 1 else "every step"
+    return f"as {gradients.kind.value} {steps}, in {gradients.rounds.precision.value}"
 
 
 def _devices(plan: Plan) -> str:

@@ -9,7 +9,7 @@ from meshwright.search.context_rules import CONTEXT_RULES
 from meshwright.search.degree_rules import DEGREE_RULES, groups_of
 from meshwright.search.form_rules import FORM_RULES
 from meshwright.search.grid_rules import GRID_RULES
-from meshwright.search.job_rules import JOB_RULES, allowed_precisions, check_job
+from meshwright.search.job_rules import JOB_RULES, allowed_meetings, allowed_precisions, check_job
 from meshwright.search.layout_rules import LAYOUT_RULES
 from meshwright.search.learner_rules import LEARNER_RULES
 from meshwright.search.memory_rule import MEMORY_RULES
@@ -21,6 +21,7 @@ from meshwright.search.training_rules import TRAINING_RULES
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import Gathering, Problem
 from meshwright.spec.plan import Design
+from meshwright.spec.synchronize import SyncKind
 
 RULES: tuple[Rule, ...] = (
     *FORM_RULES,
@@ -52,13 +53,17 @@ def check(design: Design, *, scopes: frozenset[Scope] = ALL_SCOPES) -> tuple[Pro
 def check_answer(design: Design) -> tuple[Problem, ...]:
     """Why the search would never answer the design's own job with it; () where it could.
 
-    What no plan can mend of the job, a precision that the job does not allow, and every rule of plans that is broken.
+    What no plan can mend of the job, a precision or a way of meeting that the job does not allow, and every rule of
+    plans that is broken.
     """
     gathered = Gathering()
     gathered.attempt(lambda: check_job(design.model, design.cluster, design.job))
     allowed = gathered.attempt(lambda: allowed_precisions(design.job))
     if allowed is not None:
         gathered.problems += _other_precisions(design, allowed)
+    meetings = gathered.attempt(lambda: allowed_meetings(design.job))
+    if meetings is not None:
+        gathered.problems += _other_meetings(design, meetings)
     found = gathered.attempt(lambda: check(design, scopes=frozenset({Scope.PLAN}))) or ()
     told = {(problem.where, problem.what) for problem in gathered.problems}
     return (*gathered.problems, *(problem for problem in found if (problem.where, problem.what) not in told))
@@ -72,3 +77,14 @@ def _other_precisions(design: Design, allowed: Sequence[Precision]) -> list[Prob
             what, fix = f"{group.precision.value} is not the job's {names}", f"choose {names}"
             return [Problem(where=f"{where}.precision", what=what, why="rule precision-is-asked", fix=fix)]
     return []
+
+
+def _other_meetings(design: Design, allowed: Sequence[SyncKind]) -> list[Problem]:
+    """A way of meeting that the job does not allow."""
+    kind = design.plan.gradients.kind
+    if kind in allowed or not kind.has_learners:
+        return []
+    names = " or ".join(each.value for each in allowed)
+    what = f"the job allows {names or 'no way'} of meeting, not {kind.value}: numerics change with it"
+    fix = f"choose {names}, or allow it with --set 'job.synchronize.kinds=[\"{kind.value}\"]'"
+    return [Problem(where="plan.gradients.kind", what=what, why="rule learners-are-asked", fix=fix)]

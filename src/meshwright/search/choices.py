@@ -117,7 +117,7 @@ class Choices:
                 alike["precision"] = np.full(len(missing), kind)
                 self._layout[kind, missing] = self._space.layouts_of(alike)
         columns["layout"] = self._layout[precision, rows]
-        return PlanTable.build(columns, layouts=tuple(self._space.made))
+        return PlanTable.build(columns, layouts=tuple(self._space.made), syncs=self._space.syncs)
 
 
 def _by_key(values: Ids, key: Ids, count: int) -> Ids:

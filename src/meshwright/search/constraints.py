@@ -13,6 +13,7 @@ from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.exchange import ExchangeKind, TokenLayout
 from meshwright.spec.job import SHORT_NAMES, Constraints
 from meshwright.spec.plan import Design, Offload, Plan, Recompute, ScheduleKind, Sharding
+from meshwright.spec.synchronize import SyncKind
 
 Value = int | str
 
@@ -39,6 +40,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "offload": tuple(kind.value for kind in Offload),
     "exchange": tuple(kind.value for kind in ExchangeKind),
     "token_layout": tuple(layout.value for layout in TokenLayout),
+    "sync": tuple(kind.value for kind in SyncKind),
     "sequence_parallel": ("off", "on"),
 }
 COLUMNS = (*NUMBERS, *WORDS)
@@ -47,6 +49,7 @@ UNUSED: Mapping[str, Value] = {
     "zero": Sharding.NONE.value,
     "recompute": Recompute.NONE.value,
     "offload": Offload.NONE.value,
+    "sync": SyncKind.EVERY_STEP.value,
     "sequence_parallel": "off",
 }
 CHOICES: Mapping[str, tuple[str, ...]] = {"devices": ("all", "any"), "order": ("any", "usual")}
@@ -133,6 +136,7 @@ def columns_of(plan: Plan) -> dict[str, Value]:
         "token_layout": plan.exchange.layout.value,
         "schedule": plan.schedule.kind.value,
         "precision": group.precision.value,
+        "sync": plan.gradients.kind.value,
         "sequence_parallel": "on" if group.sequence_parallel else "off",
     }
 

@@ -15,6 +15,7 @@ from meshwright.search.alternatives import Alternatives, settle
 from meshwright.search.candidate import TIE
 from meshwright.search.constraints import Value
 from meshwright.search.explore import Explorer
+from meshwright.search.meetings import SYNC_KINDS
 from meshwright.search.prices import Prices
 from meshwright.search.product import Rejection
 from meshwright.spec.job import Objective
@@ -36,7 +37,9 @@ DIMENSIONS = (
     "offload",
     "schedule",
     "sequence_parallel",
+    "sync",
 )
+NUMERICS = ("precision", "sync")  # dimensions whose every other value has a line of its own
 SEEN = 0.0005  # of a probability: less is not seen where it is told
 
 
@@ -46,7 +49,7 @@ LaidOut = Callable[[Sequence[Alternatives]], Sequence[tuple[Design, Report]]]
 def why(chosen: Design, report: Report, found: Explorer, *, laid_out: LaidOut) -> tuple[str, ...]:
     """One line for every dimension: what the best plan with another value of it would cost, and where.
 
-    Of precisions, which change the numerics, there is one line for every other that the job allows. Alternatives are
+    Of what changes the numerics there is one line for every other value that the job allows. Alternatives are
     free in every other dimension, so that a line says what the dimension is worth and not what one careless change
     would do. What may hold better alternatives is priced first, of all lines together. `laid_out` gives the best of
     each line's rows as the ranked plans are laid out; so a line says what a question of `why_not` does.
@@ -63,7 +66,7 @@ def why(chosen: Design, report: Report, found: Explorer, *, laid_out: LaidOut) -
         if made.plan.digest() not in told:
             told.add(made.plan.digest())
             value = _value_of(made, one.name)
-            numerics = "; numerics differ between them" if one.name == "precision" else ""
+            numerics = "; numerics differ between them" if one.name in NUMERICS else ""
             unsure = "" if sure else f"; not every plan with {_word(one.name, value)} was weighed"
             line = _against(chosen, report, made, priced, name=one.name)
             lines.append(line + _missed(found, one.name, value) + numerics + unsure)
@@ -75,7 +78,7 @@ def _asked(found: Explorer, chosen: Design) -> Iterator[Alternatives]:
     for name in DIMENSIONS:
         own = _value_of(chosen, name)
         others = [value for value in _values(found, name) if value != own]
-        if name == "precision":
+        if name in NUMERICS:
             yield from (Alternatives(found, name=name, values=(value,)) for value in others)
         elif others and len(_values(found, name)) > 1 and not (name == "offload" and own == 0):
             yield Alternatives(found, name=name, values=tuple(others))
@@ -104,6 +107,7 @@ def held(name: str, value: int) -> dict[str, Value]:
         "offload": OFFLOADS[value].value if name == "offload" else "",
         "schedule": SCHEDULES[value].value if name == "schedule" else "",
         "sequence_parallel": "on" if value else "off",
+        "sync": SYNC_KINDS[value].value if name == "sync" else "",
     }
     return {"zero" if name == "sharding" else name: words.get(name, value)}
 
@@ -239,6 +243,7 @@ def _value_of(chosen: Design, name: str) -> int:
         "recompute": RECOMPUTES.index(group.recompute),
         "schedule": SCHEDULES.index(plan.schedule.kind),
         "sequence_parallel": int(group.sequence_parallel),
+        "sync": SYNC_KINDS.index(plan.gradients.kind),
     }[name]
 
 
@@ -271,4 +276,6 @@ def _word(name: str, value: int, *, bare: bool = False) -> str:
         return SCHEDULES[value].value
     if name == "sequence_parallel":
         return "sequence parallel" if value else "no sequence parallel"
+    if name == "sync":
+        return f"learners that meet as {SYNC_KINDS[value].value}" if value else "meeting in every step"
     return str(value) if bare else f"{name} {value}"

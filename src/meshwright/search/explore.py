@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 
 from meshwright.cost import PlanTable
 from meshwright.search.bound import least_bytes
-from meshwright.search.candidate import LEAST_LIKELY
+from meshwright.search.candidate import LEARNERS_WORTH, LEAST_LIKELY
 from meshwright.search.choices import Choices
 from meshwright.search.floors import Floors
 from meshwright.search.ladder import Ladder
@@ -108,12 +109,13 @@ class Explorer:
         """Seconds of a step or device-seconds at the cautious end of their interval, or bytes at the peak.
 
         Seconds are over the probability of fitting: a plan that fits half the time is tried, and given up, as often as
-        it runs. Ties of memory go to the faster plan.
+        it runs; those of learners count a hundredth more. Ties of memory go to the faster plan.
         """
         if self.job.objective is Objective.MEMORY:
             value = prices.memory_bytes + 0.5 * prices.step_seconds / (1.0 + prices.step_seconds)
         else:
             expected = prices.upper_seconds / np.maximum(prices.fit_probability, LEAST_LIKELY)
+            expected = np.where(table.learners > 1, LEARNERS_WORTH * expected, expected)
             value = expected * (table.world if self.job.objective is Objective.COST else 1.0)
         return np.where(prices.finite, value, np.inf)
 
@@ -230,7 +232,7 @@ class Explorer:
         if not len(table):
             return np.zeros(0, dtype=np.bool_)
         prices = price(table, model=self.model, cluster=self.cluster, job=self.job)
-        self.add(table, prices)
+        self.add(replace(table, every=prices.every), prices)
         return np.asarray(prices.fits & (prices.fit_probability >= SURE), dtype=np.bool_)
 
     def add(self, table: PlanTable, prices: Prices) -> None:

@@ -13,6 +13,7 @@ from meshwright.cost import PlanTable
 from meshwright.cost.fitting import most_likely
 from meshwright.cost.uncertainty import least_upper
 from meshwright.search.bound import Bounds, least_bytes
+from meshwright.search.meetings import EVERY_STEP
 from meshwright.search.prices import may_fit
 from meshwright.search.schedules import ONE_F_ONE_B
 from meshwright.search.space import Space
@@ -36,6 +37,7 @@ class Floors:
     def __init__(self, space: Space, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> None:
         self._space, self._model, self._cluster, self._job = space, model, cluster, job
         self._bounds = Bounds(space, model=model, cluster=cluster, job=job)
+        self._ways = space.values("sync")
         self._room = max(group.device.memory_bytes * group.device.usable_fraction for group in cluster.groups)
         self.of_bytes = job.objective is Objective.MEMORY
 
@@ -66,10 +68,15 @@ class Floors:
         return _sliced(table, frames, partial(self._bounds.bytes, ranks=ranks))
 
     def roughly(self, table: PlanTable, frames: Ids) -> Floats:
-        """As `bytes`, of one rank; infinite where its parameters and optimizer state alone do not fit."""
+        """As `bytes`, of one rank, however replicas meet; infinite where its parameters and optimizer state alone do
+        not fit."""
         rows = np.flatnonzero(may_fit(table, model=self._model, cluster=self._cluster, job=self._job))
         found = np.full(len(table), np.inf)
-        found[rows] = self.bytes(table.take(rows), frames[rows], ranks=1) if len(rows) else found[rows]
+        if len(rows):
+            some = table.take(rows)
+            ways = self._ways if (some.replicate > 1).any() else (EVERY_STEP,)
+            each = [self.bytes(replace(some, sync=np.full(len(some), way)), frames[rows], ranks=1) for way in ways]
+            found[rows] = np.min(each, axis=0)
         return found
 
     def held(self, total: Floats) -> Floats:

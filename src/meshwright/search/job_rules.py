@@ -17,6 +17,7 @@ from meshwright.spec.errors import ConfigError, Gathering, Problem
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design, Offload
+from meshwright.spec.synchronize import SyncKind
 from meshwright.spec.tensors import prefix, tensors
 
 GROUPS = "groups-name-parameters"
@@ -96,6 +97,15 @@ def allowed_precisions(job: JobSpec) -> tuple[Precision, ...]:
         Problem(where=_field(job, kind), what=f"{kind.value} is forbidden by {refusal}")
         for kind, refusal in refusals.items()
     )
+
+
+def allowed_meetings(job: JobSpec) -> tuple[SyncKind, ...]:
+    """How replicas may meet: in every step, and as the job allows besides, or as it fixes, without what it forbids."""
+    asked = limits(job.constraints)
+    named = dict.fromkeys((SyncKind.EVERY_STEP, *job.synchronize.kinds))
+    if "sync" in asked.fixed:
+        named = dict.fromkeys([SyncKind(str(asked.fixed["sync"]))])
+    return tuple(kind for kind in named if asked.allows("sync", kind.value))
 
 
 def _field(job: JobSpec, precision: Precision) -> str:

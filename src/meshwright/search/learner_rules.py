@@ -21,6 +21,18 @@ def learners_are_replicas(design: Design) -> Problem | None:
     return Problem(where="plan.gradients.kind", what=what, fix="choose every_step, or give the plan a replicate axis")
 
 
+def learners_hold_experts(design: Design) -> Problem | None:
+    """A learner has all ranks that a grid of experts needs, side by side."""
+    plan = design.plan
+    if plan.learners == 1 or plan.experts is None:
+        return None
+    holders, ranks = plan.experts.expert * plan.experts.tensor, plan.tensor * plan.context * plan.shard
+    if ranks % holders == 0:
+        return None
+    what = f"a grid of {holders} experts' ranks is not inside a learner, whose stages have {ranks} ranks each"
+    return Problem(where="plan.experts", what=what, fix="choose every_step, a smaller grid or a wider shard axis")
+
+
 def rounds_are_whole(design: Design) -> Problem | None:
     """Numbers of a round are in their ranges."""
     rounds = design.plan.gradients.rounds
@@ -81,6 +93,7 @@ def _unread(field: str, what: str, fix: str) -> Problem:
 
 LEARNER_RULES: tuple[Rule, ...] = (
     Rule(name="learners-are-replicas", scope=Scope.PLAN, check=learners_are_replicas),
+    Rule(name="learners-hold-experts", scope=Scope.PLAN, check=learners_hold_experts),
     Rule(name="rounds-are-whole", scope=Scope.PLAN, check=rounds_are_whole),
     Rule(name="rounds-fit-kind", scope=Scope.PLAN, check=rounds_fit_kind),
     Rule(name="rounds-precision", scope=Scope.RUNTIME, check=rounds_precision),

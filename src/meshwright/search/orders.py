@@ -43,7 +43,9 @@ def reorder(found: Explorer, count: int, *, trainable: bool = False) -> None:
     tried, at = other_orders(table, fits[free < limit * SLACK], cluster=found.cluster, trainable=trainable)
     if not len(tried):
         return
+    tried = replace(tried, every=np.where(tried.learners > 1, found.job.synchronize.every, 0))
     prices = price(tried, model=found.model, cluster=found.cluster, job=found.job)
+    tried = replace(tried, every=prices.every)
     reached = np.where(prices.fits, found.score(tried, prices), np.inf)
     first = np.lexsort((reached, at))
     first = first[np.append(True, np.diff(at[first]) != 0)]

@@ -23,6 +23,7 @@ from meshwright.spec.plan import Sharding
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
+Ids = npt.NDArray[np.int64]
 SLICE_ROWS = 65_536
 ZERO1 = SHARDINGS.index(Sharding.OPTIMIZER)
 ZERO3 = SHARDINGS.index(Sharding.PARAMETERS)
@@ -32,7 +33,8 @@ ZERO3 = SHARDINGS.index(Sharding.PARAMETERS)
 class Prices:
     """What the search keeps of the costs of every row: seconds of a step, bytes at the peak and what there is.
 
-    Nineteen of twenty measured steps stay under `upper_seconds`, which a cautious ranking minimises.
+    Nineteen of twenty measured steps stay under `upper_seconds`, which a cautious ranking minimises. `every` is how
+    many steps a round of learners has.
     """
 
     step_seconds: Floats
@@ -42,6 +44,7 @@ class Prices:
     fits: Mask
     fit_probability: Floats
     finite: Mask
+    every: Ids
 
     def __len__(self) -> int:
         return int(self.step_seconds.shape[0])
@@ -74,6 +77,7 @@ def price(table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobS
                 fits=costs.fits,
                 fit_probability=probability(costs.memory, capacity=room, valid=costs.valid),
                 finite=costs.finite,
+                every=costs.every,
             )
         )
     return Prices.joined(found)

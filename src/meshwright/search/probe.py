@@ -33,6 +33,7 @@ def _probes(settings: Mapping[str, Value], near: Design) -> Iterator[Design]:
     """Designs with `settings`, first those nearest to `near`: what is not named stays, or is left at 1."""
     own = PlanTable.from_plan(near.plan)
     start = {name: int(getattr(own, name)[0]) for name in column_names() if name not in ("layout", "order")}
+    start["sync"] = WORDS["sync"].index(near.plan.gradients.kind.value)
     asked = {
         _COLUMN_OF.get(column, column): WORDS[column].index(str(value)) if column in WORDS else int(value)
         for column, value in settings.items()

@@ -65,12 +65,25 @@ def _keeps(made: Design, fixed: Mapping[str, Value]) -> bool:
 
 
 def priced(tables: Sequence[PlanTable], *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> list[Entry]:
-    """The designs of tables of one row each, with their reports."""
+    """The designs of tables of one row each, with their reports; the steps of learners' rounds are found anew."""
+    tables = _with_rounds(tables, model=model, cluster=cluster, job=job)
     plans = [
         one.to_plan(0, model=model.name, cluster=cluster.name, sequence_length=job.sequence_length) for one in tables
     ]
     designs = [Design(model=model, cluster=cluster, job=job, plan=plan) for plan in plans]
     return list(zip(designs, cost.predict_all(designs), strict=True))
+
+
+def _with_rounds(
+    tables: Sequence[PlanTable], *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec
+) -> Sequence[PlanTable]:
+    """`tables` with rounds of as many steps as the job asks for, or as few as hide the network."""
+    if not any((one.learners > 1).any() for one in tables):
+        return tables
+    stacked = PlanTable.stacked(tables)
+    open_ = replace(stacked, every=np.where(stacked.learners > 1, job.synchronize.every, 0))
+    every = cost.evaluate(open_, model=model, cluster=cluster, job=job, every_rank=True).every
+    return [replace(one, every=every[row : row + 1]) for row, one in enumerate(tables)]
 
 
 def entry_order(entry: Entry, objective: Objective) -> tuple[bool, float, float]:
@@ -87,7 +100,7 @@ def entry_value(entry: Entry, objective: Objective) -> float:
 
 def minimised(plan: Plan, report: Report, objective: Objective) -> float:
     """What the best plan has least of: seconds of a step, device-seconds or bytes."""
-    expected = expected_seconds(report)
+    expected = expected_seconds(plan, report)
     return {
         Objective.TIME: expected,
         Objective.COST: expected * plan.world_size,

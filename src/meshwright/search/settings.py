@@ -11,6 +11,7 @@ from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.job import SHORT_NAMES, Constraints, full_name
 from meshwright.spec.placement_words import placement_words
 from meshwright.spec.plan import Plan, Recompute
+from meshwright.spec.synchronize import SyncKind
 
 WHERE = "--why"
 
@@ -74,6 +75,8 @@ def word(column: str, value: Value) -> str:
         return str(value)
     if column == "token_layout":
         return f"{value} tokens"
+    if column == "sync":
+        return "replicas that meet in every step" if value == SyncKind.EVERY_STEP else f"learners that meet as {value}"
     if column == "sequence_parallel":
         return "sequence parallel" if value == "on" else "no sequence parallel"
     return f"{column.replace('_', ' ')} {value}"

@@ -14,12 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.cost import Layout, PlanTable
+from meshwright.cost.meeting import USUAL_MEETINGS, Meeting
 from meshwright.cost.table import EXCHANGES, OFFLOADS, PRECISIONS, RECOMPUTES, SCHEDULES, SHARDINGS, TOKEN_LAYOUTS
 from meshwright.schedule import stage_rank
 from meshwright.search.constraints import Limits, limits
 from meshwright.search.context_rules import mixtures
 from meshwright.search.degree_rules import DIVIDED, tensor_heads
-from meshwright.search.job_rules import allowed_precisions, check_job
+from meshwright.search.job_rules import allowed_meetings, allowed_precisions, check_job
+from meshwright.search.meetings import EVERY_STEP, SYNC_KINDS, Key, choose_meetings, shards_of_grid
 from meshwright.search.product import Columns, Product, Rejection, merged
 from meshwright.search.rules import divisors
 from meshwright.search.runtime_rules import trained_precisions, untrained, untrained_with_context
@@ -74,8 +76,9 @@ class Space:
     """The legal plans of a job on a cluster, and what was refused on the way.
 
     `frames` are columns of tensor, context, expert, pipeline and data parallel sizes and of the precision; `inner[key]`
-    what each frame of that key (pipeline, data, whether there is a context axis) may choose. `boundaries` are of
-    stages by precision.
+    what each frame of that key (pipeline, data, whether there is a context axis) may choose; where learners may meet,
+    keys tell grids of experts apart that a learner does not hold either. `boundaries` are of stages by precision,
+    `syncs` the ways in which replicas may meet.
     """
 
     frames: Columns
@@ -83,6 +86,7 @@ class Space:
     inner: Mapping[int, Inner]
     boundaries: Mapping[int, Boundaries]
     rejected: tuple[Rejection, ...]
+    syncs: tuple[Meeting, ...] = USUAL_MEETINGS
     layouts: dict[tuple[int, int, int, int], int] = field(default_factory=dict)
     made: list[Layout] = field(default_factory=list)
 
@@ -112,7 +116,7 @@ class Space:
         for name in chosen[0]:
             columns[name] = np.concatenate([entry[name] for entry in chosen])
         columns["layout"] = self.layouts_of(columns)
-        return PlanTable.build(columns, layouts=tuple(self.made))
+        return PlanTable.build(columns, layouts=tuple(self.made), syncs=self.syncs)
 
     @cached_property
     def lightest(self) -> Space:
@@ -193,10 +197,19 @@ def enumerate_plans(
     most = int(product["context"].max(initial=1))
     beside = asked.without(untrained_with_context(job.sequence_length, context=most)) if trainable else asked
     keys = (product["pipeline"] * _BASE + product["data"]) * 2 + (product["context"] > 1)
-    distinct, frames = np.unique(keys, return_counts=True)
+    meetings = [SYNC_KINDS.index(kind) for kind in allowed_meetings(job)]
+    if meetings != [EVERY_STEP]:
+        keys = np.unique(np.stack([keys, shards_of_grid(product)]), axis=1, return_inverse=True)[1].reshape(-1)
+    distinct, first, frames = np.unique(keys, return_index=True, return_counts=True)
     inner = {
-        int(key): _inner(int(key), asked=beside if key % 2 else asked, model=model, cluster=cluster, job=job)
-        for key in distinct
+        int(key): _inner(
+            Key.of(product, row, meetings=meetings),
+            asked=beside if product["context"][row] > 1 else asked,
+            model=model,
+            cluster=cluster,
+            job=job,
+        )
+        for key, row in zip(distinct, first.tolist(), strict=True)
     }
     refused = merged(
         [product.rejections, *(entry.rejections for entry in inner.values())], [1, *(int(count) for count in frames)]
@@ -210,6 +223,7 @@ def enumerate_plans(
             for kind in precisions
         },
         rejected=tuple(sorted(refused.values(), key=lambda rejection: -rejection.count)),
+        syncs=tuple(replace(meeting, precision=job.synchronize.precision) for meeting in USUAL_MEETINGS),
     )
 
 
@@ -324,10 +338,10 @@ def _precisions(product: Product, precisions: Sequence[Precision], *, trained: S
         product.keep(known, "runtime-precision")
 
 
-def _inner(key: int, *, asked: Limits, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> Inner:
+def _inner(key: Key, *, asked: Limits, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> Inner:
     """What frames of one pipeline and data parallel size may choose, with or without a context axis."""
-    (pipeline, data), context = divmod(key // 2, _BASE), bool(key % 2)
-    product = Product(asked, {"pipeline": np.array([pipeline]), "data": np.array([data])})
+    data, context = key.data, key.context
+    product = Product(asked, {"pipeline": np.array([key.pipeline]), "data": np.array([data])})
     local = job.batch_sequences // data
     product.times(["microbatch"], [[size] for size in divisors(local)])
     product.columns["microbatches"] = local // product["microbatch"]
@@ -340,6 +354,7 @@ def _inner(key: int, *, asked: Limits, model: ModelSpec, cluster: ClusterSpec, j
     product.constrain("shard", product["shard"])
     product.constrain("replicate", product["replicate"])
     product.constrain("zero", product["sharding"], [kind.value for kind in SHARDINGS])
+    choose_meetings(product, key, job)
     product.times(["recompute"], [[index] for index in range(len(RECOMPUTES))])
     product.constrain("recompute", product["recompute"], [kind.value for kind in RECOMPUTES])
     hosted = all(group.host is not None for group in cluster.groups)

@@ -117,11 +117,11 @@ class NonFiniteSpec:
 class Constraints:
     """What the user fixes (`fix.tensor = 8`) and forbids (`forbid = ["pipeline", "recompute=full"]`).
 
-    Names are the columns of the plan table: tensor, pipeline, replicate, shard, zero, chunks, microbatch,
-    recompute, schedule, precision, devices. Those of SHORT_NAMES are kept as the columns they mean; ConfigError where
-    two of `fix` mean one. `devices` bounds how many devices a plan may use: `all` of them or `any` number up to all.
-    `order` is that of the mesh axes and of unlike machines under them: the `usual` one (pipeline, replicate, shard,
-    context, tensor; machines as the cluster lists them), or `any` that is better.
+    Names are the columns of the plan table: tensor, pipeline, replicate, shard, zero, chunks, microbatch, recompute,
+    schedule, precision, sync, devices. Those of SHORT_NAMES are kept as the columns they mean; ConfigError where two of
+    `fix` mean one. `devices` bounds how many devices a plan may use: `all` of them or `any` number up to all. `order`
+    is that of the mesh axes and of unlike machines under them: the `usual` one (pipeline, replicate, shard, context,
+    tensor; machines as the cluster lists them), or `any` that is better.
     """
 
     fix: Mapping[str, int | str] = field(default_factory=dict)

@@ -339,7 +339,7 @@ class Plan:
         frozen = sum(group.stop - group.start for group in self.groups if group.training is Training.FROZEN)
         extra += [f"{frozen} blocks frozen"] if frozen else []
         if self.learners > 1:
-            extra.append(f"learners meet as {self.gradients.kind.value} every {self.gradients.rounds.every} steps")
+            extra.append(self.gradients.words)
         if self.context > 1:
             extra.append(exchange_words(self.exchange, self.context))
         if self.experts is not None:

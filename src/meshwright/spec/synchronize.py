@@ -73,6 +73,13 @@ class GradientSync:
     precision: Precision = Precision.FP32
     rounds: Rounds = Rounds()
 
+    @property
+    def words(self) -> str:
+        """`learners meet as eager every 12 steps`."""
+        if not self.kind.has_learners:
+            return "replicas meet in every step"
+        return f"learners meet as {self.kind.value} every {self.rounds.every} step{'s' * (self.rounds.every != 1)}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SynchronizeSpec:

@@ -1,0 +1,89 @@
+"""How replicas of rows of a plan table meet: ways of meeting, and the figures of their rounds row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from meshwright.spec.cluster import Precision
+from meshwright.spec.synchronize import GradientSync, Rounds, SyncKind, usual_rounds
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+_UNKNOWN = 8  # steps of rounds that are still to be found: enough for as many fragments as there ever are
+_STRIDE = 1 << 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """One way of meeting. `rounds` None are the usual ones of as many steps as a row has, sent in `precision`."""
+
+    kind: SyncKind = SyncKind.EVERY_STEP
+    precision: Precision = Precision.FP32
+    rounds: Rounds | None = None
+
+    def of(self, *, every: int, learners: int) -> Rounds:
+        """Rounds of `every` steps, 1 at the least."""
+        if self.rounds is not None:
+            return self.rounds
+        if not self.kind.has_learners:
+            return Rounds()
+        return usual_rounds(self.kind, every=max(every, 1), learners=learners, precision=self.precision)
+
+    def gradients(self, *, every: int, learners: int, precision: Precision) -> GradientSync:
+        """Of a plan whose gradients meet in `precision` inside a learner."""
+        return GradientSync(kind=self.kind, precision=precision, rounds=self.of(every=every, learners=learners))
+
+
+USUAL_MEETINGS = tuple(Meeting(kind=kind) for kind in SyncKind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundFigures:
+    """Of rounds, shape (rows,): steps `every` and `delay`, `fragments`, bytes of an element as it is `sent`, in `eight`
+    bits or not; copies of parameters that are `kept` for good, and passes over them that an outer step makes."""
+
+    every: Ints
+    delay: Ints
+    fragments: Ints
+    sent: Floats
+    eight: Mask
+    kept: Floats
+    passes: Floats
+
+
+# Reads and writes of an element by an outer step: what is its own and its anchor are read, what sets out, comes back
+# and is gone on from written; momentum is read and written, and so is what an eager learner keeps of its own. Rounding
+# to eight bits and back, at both ends of both collectives, with what is left over.
+_PASSES, _MOMENTUM, _OWN, _ROUNDED = 5.0, 2.0, 2.0, 12.0
+
+
+def round_figures(syncs: Sequence[Meeting], sync: Ints, every: Ints) -> RoundFigures:
+    """The figures of rows with these ways of meeting; where `every` is 0, of rounds of many steps."""
+    codes, inverse = np.unique(sync * _STRIDE + np.where(every > 0, every, _UNKNOWN), return_inverse=True)
+    found = [_figures(syncs[code // _STRIDE], every=code % _STRIDE) for code in codes.tolist()]
+    columns = np.array(found, dtype=np.float64)[inverse.reshape(-1)].T
+    whole = columns[:3].astype(np.int64)
+    return RoundFigures(
+        every=whole[0],
+        delay=whole[1],
+        fragments=whole[2],
+        sent=columns[3],
+        eight=columns[4] > 0.0,
+        kept=columns[5],
+        passes=columns[6],
+    )
+
+
+def _figures(meeting: Meeting, *, every: int) -> tuple[float, ...]:
+    rounds, kind = meeting.of(every=every, learners=2), meeting.kind
+    eight = rounds.precision in (Precision.FP8, Precision.INT8)
+    momentum = rounds.momentum > 0.0 or kind is SyncKind.CO2
+    own = kind is SyncKind.EAGER
+    kept = 1.0 + momentum + own if kind.has_learners else 0.0
+    passes = _PASSES + _MOMENTUM * momentum + _OWN * own + _ROUNDED * eight
+    return rounds.every, rounds.delay, rounds.fragments, float(rounds.precision.bytes), eight, kept, passes

@@ -1,0 +1,228 @@
+"""What learners that meet in rounds wait for: how long a round travels, beside what, and what of it is exposed.
+
+All figures are of one round until `outer` divides them by its steps. Where one device sends a tensor in eight bits it
+does so twice: parts to their owners, and, at the end of the step in which those arrived, sums to everyone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from meshwright.cost.assemble import Step
+from meshwright.cost.layouts import LayoutArrays
+from meshwright.cost.links import RoundLinks
+from meshwright.cost.machine import Machine
+from meshwright.cost.meeting import RoundFigures, round_figures
+from meshwright.cost.memory import sent_parameters
+from meshwright.cost.network import Linear
+from meshwright.cost.overlap import Contention, Mutual, Slack, Traffic, exposed
+from meshwright.cost.states import state_bytes
+from meshwright.cost.table import BoolArray, IntArray, PlanTable
+from meshwright.cost.work import FloatArray
+from meshwright.spec.cluster import Collective, DeviceKind
+from meshwright.spec.job import JobSpec
+from meshwright.spec.model import ModelSpec
+from meshwright.spec.report import LineName
+
+SCALE_BYTES = 4.0  # of every part that travels in eight bits
+TOLD_BYTES = 64.0  # eight whole numbers that learners tell each other
+TOLD_EVERY = 16  # steps at the most between two times that they do
+_RESERVE = 1.2  # times the seconds of a round that its steps leave room for, where it is to be hidden
+_WAITED = 0.05  # of a step that may be waited for where nothing hides a round
+_TRIED = 9  # numbers of steps that are tried until a round of fragments is hidden
+_WORK = (LineName.FORWARD, LineName.BACKWARD, LineName.RECOMPUTE, LineName.OPTIMIZER)
+_NOTHING = Contention(near=Mutual(added=0.0, idle=0.0), far=Mutual(added=0.0, idle=0.0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outer:
+    """Of a step on average, shape (rows,): seconds that are waited for, and those that there would be if nothing hid
+    any, an outer step's own in both; bytes that a device sends; steps of a round, 0 of rows without learners."""
+
+    seconds: FloatArray
+    whole: FloatArray
+    sent_bytes: FloatArray
+    every: IntArray
+
+
+def outer(
+    table: PlanTable,
+    machines: Sequence[Machine],
+    place: BoolArray,
+    *,
+    step: Step,
+    arrays: LayoutArrays,
+    counts: Mapping[str, FloatArray],
+    model: ModelSpec,
+    job: JobSpec,
+) -> Outer | None:
+    """What learners add to `step`, which is that of one of them; None where no row has some.
+
+    Where the table leaves open how many steps a round has, the fewest that hide it with a reserve; of ways of meeting
+    that wait for it, the fewest that leave a twentieth of the step for it. The slowest machine decides.
+    """
+    learners = table.learners
+    apart = learners > 1
+    if not apart.any():
+        return None
+    sent = [sent_parameters(table, entry.blocks, arrays=arrays, counts=counts, model=model) for entry in machines]
+    window = _Window(step=step)
+    roads = [
+        _Road(entry.rounds, table, np.where(place[..., index], sent[index], 0.0), window=window, machine=entry)
+        for index, entry in enumerate(machines)
+        if entry.rounds is not None
+    ]
+    open_ = apart & (table.every == 0)
+    every = table.every
+    if open_.any():
+        most = max(job.synchronize.most_every, 1)
+        found = np.max([road.fewest(most=most) for road in roads], axis=0)
+        every = np.where(open_, found, every)
+    figures = round_figures(table.syncs, table.sync, every)
+    travel = np.max([road.exposed(figures) for road in roads], axis=0)
+    whole = np.max([road.whole(figures) for road in roads], axis=0)
+    update = np.max([road.update(figures) for road in roads], axis=0)
+    steps = figures.every.astype(np.float64)
+    largest = np.max(
+        [np.where(place[..., index], sent[index], 0.0).max(axis=1) for index in range(len(machines))], axis=0
+    )
+    told = TOLD_BYTES / np.minimum(steps, TOLD_EVERY)
+    bytes_ = _sent_bytes(largest, figures, learners=learners) / steps + 2.0 * (learners - 1.0) / learners * told
+    return Outer(
+        seconds=np.where(apart, (travel + update) / steps, 0.0),
+        whole=np.where(apart, (whole + update) / steps, 0.0),
+        sent_bytes=np.where(apart, bytes_, 0.0),
+        every=np.where(apart, figures.every, 0),
+    )
+
+
+def with_rounds(step: Step, found: Outer) -> Step:
+    """The step of learners with what they wait for on average, on a line of its own."""
+    return replace(
+        step,
+        seconds=step.seconds + found.seconds,
+        parts={**step.parts, LineName.OUTER: found.seconds},
+        total={**step.total, LineName.OUTER: found.whole},
+        figures={**step.figures, "outer_bytes": found.sent_bytes},
+    )
+
+
+def part_elements(elements: FloatArray, learners: IntArray) -> FloatArray:
+    """Elements of one of as many parts as there are learners, the last of which is filled up."""
+    return np.asarray(np.ceil(elements / learners))
+
+
+def _sent_bytes(elements: FloatArray, figures: RoundFigures, *, learners: IntArray) -> FloatArray:
+    """What a device sends in one round, of which it has so many `elements`."""
+    fragments = figures.fragments
+    eight = 2.0 * (learners - 1.0) * fragments * (part_elements(elements / fragments, learners) + SCALE_BYTES)
+    return np.where(figures.eight, eight, 2.0 * (learners - 1.0) / learners * elements * figures.sent)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Window:
+    """One step of a learner, in which a round may travel."""
+
+    step: Step
+
+    @property
+    def seconds(self) -> FloatArray:
+        return self.step.seconds
+
+    def slack(self, far: Mapping[LineName, BoolArray], contention: Contention) -> Slack:
+        """Seconds of it in which units and links are free; `far` are lines whose collectives go over adapters."""
+        parts, total, whole = self.step.parts, self.step.total, self.step.seconds
+        work = np.sum([parts[name] for name in _WORK], axis=0)
+        near_busy, far_busy = (
+            np.sum([np.where(rows == crosses, total[name], 0.0) for name, rows in far.items()], axis=0)
+            for crosses in (False, True)
+        )
+        return Slack(
+            work=np.maximum(whole - work, 0.0),
+            near=np.maximum(whole - contention.near.idle * work - near_busy, 0.0),
+            far=np.maximum(whole - contention.far.idle * work - far_busy, 0.0),
+            lanes=np.maximum(whole - total[LineName.HOST], 0.0),
+        )
+
+
+class _Road:
+    """The way of a round on machines like those of `machine`: `elements` (rows, ranks) are what ranks send."""
+
+    def __init__(
+        self, links: RoundLinks, table: PlanTable, elements: FloatArray, *, window: _Window, machine: Machine
+    ) -> None:
+        self._links, self._table = links, table
+        self._elements = elements.max(axis=1)
+        self._window, self._machine = window, machine
+        self._contention = machine.contention or _NOTHING
+        self._slack = window.slack(links.far, self._contention)
+        # A processor's own cores carry what crosses no adapter, and nothing hides it.
+        self._waits = np.asarray(~links.way.far & (machine.group.device.kind is DeviceKind.CPU))
+
+    def whole(self, figures: RoundFigures) -> FloatArray:
+        """Seconds of all collectives of a round."""
+        first, second = self._trip(figures, self._links.whole)
+        return figures.fragments * (first + second)
+
+    def exposed(self, figures: RoundFigures) -> FloatArray:
+        """Seconds of a round that work waits for, or that it lasts longer; 0 <= it <= the whole."""
+        first, second = self._trip(figures, self._links.whole)
+        near = sum(self._trip(figures, self._links.near))
+        whole, steps = first + second, figures.delay.astype(np.float64)
+        beside = Traffic.over(np.minimum(near, whole), self._links.way, num_bytes=self._elements / figures.fragments)
+        slack = self._slack.times(steps)
+        late = self._late(first, second, figures)
+        held = self._links.held * (whole - beside.whole)
+        slower = held + self._contention.added(beside) - slack.work
+        found = np.max([late, slower, exposed(beside, slack, self._contention)], axis=0)
+        hides = (steps > 0.0) & ~self._waits
+        return np.asarray(figures.fragments * np.where(hides, np.clip(found, 0.0, whole), whole))
+
+    def update(self, figures: RoundFigures) -> FloatArray:
+        """Seconds of the outer steps of one round, which read and write what a rank holds."""
+        device, sharing = self._machine.group.device, self._machine.sharing
+        moved = self._elements * figures.passes * state_bytes(self._table).wide
+        return np.asarray(moved / (device.memory_bandwidth * device.memory_fraction) * sharing.everyone / sharing.speed)
+
+    def fewest(self, *, most: int) -> IntArray:
+        """Steps of a round, from 1 to `most`: the fewest that hide it, or leave little to wait for."""
+        table, step = self._table, self._window.seconds
+        many = round_figures(table.syncs, table.sync, np.zeros_like(table.sync))
+        alone = replace(many, fragments=np.ones_like(many.fragments))
+        waits = (many.delay == 0) | self._waits
+        whole = self.whole(alone)
+        least = np.where(waits, (1.0 / _WAITED - 1.0) * whole, _RESERVE * whole) / step
+        found = np.clip(np.ceil(least - 1e-9), 1, most).astype(np.int64)
+        for _ in range(_TRIED):
+            late = ~waits & (found < most) & ~self._is_hidden(round_figures(table.syncs, table.sync, found))
+            if not late.any():
+                break
+            found = found + late
+        return found
+
+    def _is_hidden(self, figures: RoundFigures) -> BoolArray:
+        """Whether fragments arrive before they are waited for, with a reserve."""
+        first, second = self._trip(figures, self._links.whole)
+        near = _RESERVE * sum(self._trip(figures, self._links.near))
+        free = np.where(self._links.way.far, self._slack.far, self._slack.near) * figures.delay
+        late = self._late(_RESERVE * first, _RESERVE * second, figures)
+        return np.asarray((late <= 1e-9 * self._window.seconds) & (near <= free), dtype=np.bool_)
+
+    def _late(self, first: FloatArray, second: FloatArray, figures: RoundFigures) -> FloatArray:
+        """Seconds after `delay` steps at which a fragment arrives, whose second collective sets out between two."""
+        step = self._window.seconds
+        window = figures.delay * step
+        turned = np.where(first <= window, np.ceil(first / step - 1e-9) * step, first)
+        return np.asarray(np.where(figures.eight, turned, first) + second - window)
+
+    def _trip(self, figures: RoundFigures, links: Mapping[Collective, Linear]) -> tuple[FloatArray, FloatArray]:
+        """Seconds of the collectives of one fragment: one, or two in eight bits."""
+        elements, learners = self._elements / figures.fragments, self._table.learners
+        packed = learners * (part_elements(elements, learners) + SCALE_BYTES)
+        plain = links[Collective.ALL_REDUCE].seconds(elements * figures.sent)
+        traded = links[Collective.ALL_TO_ALL].seconds(packed)
+        gathered = links[Collective.ALL_GATHER].seconds(packed)
+        return np.where(figures.eight, traded, plain), np.where(figures.eight, gathered, 0.0)
