@@ -103,10 +103,7 @@ def _at(
     totals = [sum((getattr(moment, name) for name in names), np.zeros_like(whole)) for moment in found]
     best = np.argmax(totals, axis=0)
     peak = {name: np.choose(best, [getattr(moment, name) for moment in found]) for name in names}
-    there = _away(blocks, counts=counts, shape=shape)
-    # Of an optimizer there the masters, and of parameters there all of them and gradients of those that are trained.
-    copies = local.trained_owned + np.where(keeps_parameters_away(table)[:, None], local.owned, 0.0)
-    left = overflow(table, there, copies * state_bytes(table).master[:, None] + local.moments, group=group)
+    left = _overflowing(table, blocks, local, counts=counts, shape=shape, group=group)
     travelling, kept = (0.0, 0.0) if met is None else (met.travelling, met.kept)
     return {
         MemoryPart.PARAMETERS: state.parameters,
@@ -117,6 +114,22 @@ def _at(
         MemoryPart.BUFFERS: np.where(shape.valid, peak["buffers"] + travelling, 0.0),
         MemoryPart.RESERVED: np.where(shape.valid, device.reserved_bytes, 0.0),
     }
+
+
+def _overflowing(
+    table: PlanTable,
+    blocks: Sequence[Holds],
+    local: Local,
+    *,
+    counts: Mapping[str, FloatArray],
+    shape: Shape,
+    group: NodeGroup,
+) -> FloatArray:
+    """Bytes that were to lie in the host's memory and do not fit there, shape (rows, ranks)."""
+    there = _away(blocks, counts=counts, shape=shape)
+    # Of an optimizer there the masters, and of parameters there all of them and gradients of those that are trained.
+    copies = local.trained_owned + np.where(keeps_parameters_away(table)[:, None], local.owned, 0.0)
+    return overflow(table, there, copies * state_bytes(table).master[:, None] + local.moments, group=group)
 
 
 def _away(blocks: Sequence[Holds], *, counts: Mapping[str, FloatArray], shape: Shape) -> FloatArray:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshwright.report.meetings import meeting_sentences
 from meshwright.report.run_files import RunFiles, read_run
 from meshwright.spec.report import Gap, Line, LineName, Report, diff
 from meshwright.spec.units import format_bytes, format_percent, format_seconds
@@ -95,7 +96,7 @@ def explain_files(files: RunFiles) -> Explanation:
     else:
         headline, sentences, rows = "nothing is predicted or measured yet", (), ()
     if predicted is not None:
-        sentences = (*sentences, *_reserved(predicted))
+        sentences = (*sentences, *meeting_sentences(files.design, predicted), *_reserved(predicted))
     if predicted is not None and measured is None and not files.is_plan:
         sentences = (*sentences, "The run has not measured a step yet.")
     return Explanation(

@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from meshwright.search.advice import advise
 from meshwright.search.alternatives import Alternatives
 from meshwright.search.arrangements import Arrangement, arrangements, placed
 from meshwright.search.candidate import ORDERED_BY, Candidate, Decision, candidate
@@ -89,7 +90,12 @@ def design(
         report=report,
         ranked=tuple(candidate(entry.plan, figures) for entry, figures in refined[:top]),
         rejected=best.rejected,
-        why=(*reasons, *_why_placed(best, tried.fitting[0]), *(each.words for each in tailored)),
+        why=(
+            *reasons,
+            *_why_placed(best, tried.fitting[0]),
+            *advise(chosen, report),
+            *(each.words for each in tailored),
+        ),
         front=_joint([each.placed(front(each.found), cluster) for each in kept]),
         considered=sum(one.space.count for one in tried.found),
         priced=sum(one.priced for one in tried.found),

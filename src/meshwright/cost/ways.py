@@ -1,0 +1,167 @@
+"""What each way of meeting would cost the data parallel ranks of one plan, and over which links they meet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from meshwright.cost.evaluate import evaluate
+from meshwright.cost.meeting import USUAL_MEETINGS, Meeting
+from meshwright.cost.placed import as_placed
+from meshwright.cost.placement import ring
+from meshwright.cost.table import SHARDINGS, PlanTable
+from meshwright.cost.traffic import traffic
+from meshwright.spec.plan import AxisName, Design, Plan, Sharding
+from meshwright.spec.report import LineName
+from meshwright.spec.synchronize import SyncKind
+
+_NONE = SHARDINGS.index(Sharding.NONE)
+_TURNS = {"all_reduce": 2.0}  # of the others a device sends what it has once
+_LINES = (LineName.PARAMETERS, LineName.GRADIENTS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WayOfMeeting:
+    """One plan's ranks as `learners` that meet as `kind`: seconds of a step, and of meeting those exposed and hidden.
+
+    Of every_step, gradients and parameters are what ranks meet by; else rounds of `every` steps. `is_plan` is the plan
+    as it is.
+    """
+
+    kind: SyncKind
+    learners: int
+    every: int
+    step_seconds: float
+    exposed_seconds: float
+    hidden_seconds: float
+    peak_bytes: float
+    fits: bool
+    is_plan: bool = False
+
+    @property
+    def words(self) -> str:
+        """`eager every 12 steps`."""
+        return f"{self.kind.value} every {self.every} step{'s' * (self.every > 1)}" if self.every else self.kind.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Met:
+    """Bytes that a device sends in a step on average over links of one `tier`, on one line of the step."""
+
+    line: LineName
+    tier: str
+    bytes: float
+
+
+def ways_of_meeting(design: Design) -> tuple[WayOfMeeting, ...]:
+    """Every way of meeting for the layout of `design.plan`, the plan as it is first.
+
+    Rounds are the usual ones of as many steps as the job asks for, or as few as hide the network. Where the plan has no
+    replicas, the ranks that it shards over are taken as so many learners as suit each way best: of those that fit the
+    fastest. Without data parallel ranks there is nothing to meet.
+    """
+    plan, job = design.plan, design.job
+    table = PlanTable.from_plan(plan)
+    if plan.data == 1:
+        return ()
+    sizes = [plan.replicate] if plan.replicate > 1 else [n for n in range(2, plan.shard + 1) if plan.shard % n == 0]
+    kinds = [kind for kind in SyncKind if kind.has_learners]
+    held = plan.experts.expert * plan.experts.tensor if plan.experts else 1
+    pairs = [
+        (size, kind) for size in sizes for kind in kinds if plan.data // size * plan.context * plan.tensor % held == 0
+    ]
+    rows = PlanTable.stacked([table, *_as_learners(table, pairs, every=job.synchronize.every, plan=plan)])
+    rows = replace(rows, syncs=tuple(_sent_as_asked(meeting, design) for meeting in rows.syncs))
+    asked = replace(job, sequence_length=plan.sequence_length, batch_tokens=plan.batch_tokens)
+    cluster = as_placed(plan, design.cluster)
+    costs = evaluate(rows, model=design.model, cluster=cluster, job=asked, every_rank=True)
+    found = [
+        WayOfMeeting(
+            kind=kind,
+            learners=size,
+            every=int(costs.every[row]),
+            step_seconds=float(costs.step_seconds[row]),
+            exposed_seconds=sum(float(costs.parts[name][row]) for name in _meets_by(kind)),
+            hidden_seconds=sum(
+                float(costs.total[name][row] - costs.parts[name][row])
+                for name in _meets_by(kind)
+                if name in costs.total
+            ),
+            peak_bytes=float(costs.memory_bytes[row]),
+            fits=bool(costs.fits[row]),
+            is_plan=row == 0,
+        )
+        for row, (size, kind) in enumerate([(plan.learners, plan.gradients.kind), *_named(plan, pairs)])
+    ]
+    return (found[0], *_best(found[1:]))
+
+
+def _named(plan: Plan, pairs: list[tuple[int, SyncKind]]) -> list[tuple[int, SyncKind]]:
+    """What stands in the rows behind the plan: where it has learners its layout in every step too."""
+    return [*([(1, SyncKind.EVERY_STEP)] if plan.learners > 1 else []), *pairs]
+
+
+def _as_learners(table: PlanTable, pairs: list[tuple[int, SyncKind]], *, every: int, plan: Plan) -> Iterator[PlanTable]:
+    for size, kind in _named(plan, pairs):
+        replicate = plan.replicate if plan.replicate > 1 else size
+        shard = plan.data // replicate
+        yield replace(
+            table,
+            replicate=np.array([replicate]),
+            shard=np.array([shard]),
+            sharding=table.sharding if shard * plan.context > 1 else np.array([_NONE]),
+            sync=np.array([list(SyncKind).index(kind)]),
+            every=np.array([every if kind.has_learners else 0]),
+            syncs=USUAL_MEETINGS,
+        )
+
+
+def _sent_as_asked(meeting: Meeting, design: Design) -> Meeting:
+    return meeting if meeting.rounds is not None else replace(meeting, precision=design.job.synchronize.precision)
+
+
+def _meets_by(kind: SyncKind) -> tuple[LineName, ...]:
+    return (LineName.OUTER,) if kind.has_learners else _LINES
+
+
+def _best(found: list[WayOfMeeting]) -> Iterator[WayOfMeeting]:
+    """Of every kind the fastest that fits, or the fastest where none does."""
+    for kind in SyncKind:
+        mine = [way for way in found if way.kind is kind]
+        if mine:
+            yield min(mine, key=lambda way: (not way.fits, way.step_seconds))
+
+
+def met_over(design: Design, *, outer_bytes: float) -> tuple[Met, ...]:
+    """Over which links data parallel ranks meet, inside a learner and across: what a device of pipeline rank 0 sends.
+
+    `outer_bytes` are those of learners that meet, as the plan's report has them.
+    """
+    plan = design.plan
+    own = replace(design, plan=plan.of_learner())
+    sent: dict[tuple[LineName, str], float] = {}
+    for key, num_bytes in traffic(own, rank=0).bytes.items():
+        line, operation, axes = key.split("|")
+        if line in _LINES:
+            names = [AxisName(name) for name in axes.split("+")]
+            size = np.prod([own.plan.size(name) for name in names])
+            each = _TURNS.get(operation, 1.0) * (1.0 - 1.0 / float(size)) * num_bytes
+            place = (LineName(line), tier(design, *names))
+            sent[place] = sent.get(place, 0.0) + each
+    if plan.learners > 1:
+        sent[LineName.OUTER, tier(design, AxisName.REPLICATE)] = outer_bytes
+    return tuple(Met(line=line, tier=where, bytes=each) for (line, where), each in sent.items())
+
+
+def tier(design: Design, *axes: AxisName) -> str:
+    """The farthest links that ranks along `axes` of the plan meet over, in words."""
+    plan, cluster = design.plan, as_placed(design.plan, design.cluster).joined
+    table = PlanTable.from_plan(plan)
+    around = [ring(table, axes, group=group, cluster=cluster) for group in cluster.groups]
+    if any(each.sites[0] > 1.0 for each in around) and cluster.wide_area is not None:
+        return "between sites"
+    if any(each.racks[0] > 1.0 for each in around):
+        return "between racks" if cluster.groups[0].rack is not None else "between nodes"
+    return "in a rack" if any(each.nodes[0] > 1.0 for each in around) else "in a node"

@@ -1,0 +1,49 @@
+"""How the data parallel ranks of a plan meet, in words: over which links, at what cost, and what other ways would."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from meshwright.cost.ways import WayOfMeeting, met_over, ways_of_meeting
+from meshwright.search.advice import advice
+from meshwright.spec.plan import Design
+from meshwright.spec.report import LineName, Report
+from meshwright.spec.units import format_bytes, format_percent, format_seconds
+
+_LINES = (LineName.PARAMETERS, LineName.GRADIENTS, LineName.OUTER)
+
+
+def meeting_sentences(design: Design, predicted: Report) -> tuple[str, ...]:
+    """What is sent over which links and what of it is exposed and hidden; every way of meeting for this layout, and
+    one that the job might allow. () where there is one data parallel rank."""
+    ways = ways_of_meeting(design)
+    if not ways:
+        return ()
+    found = [*_links(design, predicted), _alternatives(ways)]
+    return (*found, *(f"{line[:1].upper()}{line[1:]}." for line in advice(design, ways)))
+
+
+def _links(design: Design, predicted: Report) -> Iterator[str]:
+    line = predicted.step.find(LineName.OUTER)
+    met = met_over(design, outer_bytes=line.bytes if line else 0.0)
+    for name in _LINES:
+        sent = [f"{format_bytes(each.bytes)} {each.tier}" for each in met if each.line is name]
+        found = predicted.step.find(name)
+        if sent and found is not None:
+            whole = predicted.detail.get(f"{name}, hidden included", found.seconds)
+            shown = f"{format_seconds(found.seconds)} exposed, {format_seconds(max(whole - found.seconds, 0.0))} hidden"
+            yield f"Of {name} a device sends {' and '.join(sent)} a step: {shown}."
+
+
+def _alternatives(ways: Sequence[WayOfMeeting]) -> str:
+    own, others = ways[0], ways[1:]
+    told = ", ".join(_told(way, own) for way in others)
+    return f"This plan's ranks meet as {own.words}; for its layout other ways would take: {told}."
+
+
+def _told(way: WayOfMeeting, own: WayOfMeeting) -> str:
+    change = way.step_seconds / own.step_seconds - 1.0
+    much = f"{format_percent(abs(change))} {'more' if change > 0 else 'less'}"
+    fits = "" if way.fits else ", and does not fit"
+    learners = f", {way.learners} learners" if way.every and not own.every else ""
+    return f"{way.words} {format_seconds(way.step_seconds)} ({much}{learners}{fits})"
