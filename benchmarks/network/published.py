@@ -1,8 +1,8 @@
 """Published speeds of learners that meet in rounds beside those of the same ranks in every step, predicted again.
 
-`python benchmarks/network/published.py` prints, for each pair, the published ratio of speeds and the predicted one. What
-a source leaves out (the batch of a device, what its network reaches) is assumed and said; nothing is fitted to the
-ratio.
+`python benchmarks/network/published.py` prints, for each pair, the published ratio of speeds and the predicted one.
+What a source leaves out (the batch of a device, what its network reaches) is assumed and said; nothing is fitted to
+the ratio.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def slow_link(kind: SyncKind, published: float, *, seconds: float) -> Pair:
         published=published,
         slow=design(model, cluster, **common),
         fast=design(model, cluster, gradients=meets(kind, every=20, learners=2), **common),
-        assumed=f"a step without the network takes {seconds:.3f} s, as those of the fast run did without what they waited",
+        assumed=f"a step without the network takes {seconds:.3f} s, as those of the fast run did but for waiting",
     )
 
 

@@ -31,6 +31,7 @@ from tests.search import search_samples as samples
 from tests.support.models import with_prefix
 
 D = samples.design
+HELD = {n: {"experts": ExpertGrid(expert=n), "of": samples.model(layer=samples.mixture_layer())} for n in (2, 4)}
 ANYWHERE = frozenset({Scope.PLAN, Scope.MEMORY})
 DROPPING = Routing(capacity=1.0)
 SHARDS_AWAY = {"offload": Offload.PARAMETERS, "sharding": Sharding.PARAMETERS}
@@ -44,9 +45,10 @@ def planned(design: Design, **fields: object) -> Design:
     return replace(design, plan=replace(design.plan, **fields))
 
 
-def met(kind: SyncKind = SyncKind.DILOCO, **fields: Any) -> Design:
+def met(kind: SyncKind = SyncKind.DILOCO, *, held: int = 0, **fields: Any) -> Design:
     """Two learners that meet every ten steps."""
-    return planned(D(replicate=2, shard=1), gradients=GradientSync(kind=kind, rounds=Rounds(every=10, **fields)))
+    made = D(replicate=2, shard=1, **HELD[held]) if held else D(replicate=2, shard=1)
+    return planned(made, gradients=GradientSync(kind=kind, rounds=Rounds(every=10, **fields)))
 
 
 def tabled(*rows: str, **sizes: int) -> Schedule:
@@ -159,6 +161,7 @@ CASES = {
         lambda: planned(D(), gradients=met().plan.gradients),
         "learners meet as diloco and the replicate axis has one",
     ),
+    "learners-hold-experts": Case(lambda: met(held=2), lambda: met(held=4), "a grid of 4 experts' ranks"),
     "rounds-are-whole": Case(met, lambda: met(momentum=1.0), "1.0 is no momentum"),
     "rounds-fit-kind": Case(
         lambda: met(SyncKind.STREAMING, fragments=2, delay=5),

@@ -67,7 +67,7 @@ def axis_sizes(table: PlanTable) -> dict[AxisName, IntArray]:
 def distinct(table: PlanTable) -> tuple[PlanTable, npt.NDArray[np.intp]]:
     """The rows whose groups lie apart from each other's, and which of them every row of `table` is like."""
     columns = (*axis_sizes(table).values(), table.inner, table.expert, table.expert_tensor, table.order)
-    columns = (*columns, table.tensor_grid, table.learners)
+    columns = (*columns, table.tensor_grid, *([table.learners] if table.has_learners else []))
     key = np.zeros(len(table), dtype=np.int64)
     for column in columns:
         _, codes = _codes(column)

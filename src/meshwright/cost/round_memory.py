@@ -40,7 +40,7 @@ def round_bytes(table: PlanTable, owned: FloatArray) -> RoundBytes | None:
     """
     learners = table.learners
     apart = learners > 1
-    if not apart.any():
+    if not table.has_learners or not apart.any():
         return None
     figures, wide = round_figures(table.syncs, table.sync, table.every), state_bytes(table).wide
     left = np.where(figures.eight, 1.0 + 1.0 / learners, 0.0)

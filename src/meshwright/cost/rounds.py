@@ -66,7 +66,7 @@ def outer(
     """
     learners = table.learners
     apart = learners > 1
-    if not apart.any():
+    if not table.has_learners or not apart.any():
         return None
     sent = [sent_parameters(table, entry.blocks, arrays=arrays, counts=counts, model=model) for entry in machines]
     window = _Window(step=step)

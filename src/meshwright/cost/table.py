@@ -33,6 +33,7 @@ from meshwright.spec.plan import (
     TensorGrid,
     Training,
 )
+from meshwright.spec.synchronize import GradientSync
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -107,13 +108,20 @@ class PlanTable:
     @property
     def learners(self) -> IntArray:
         """Replicas that train apart and meet in rounds, as Plan.learners."""
+        if not self.has_learners:
+            return np.ones_like(self.replicate)
         apart = np.array([meeting.kind.has_learners for meeting in self.syncs])[self.sync]
         return np.where(apart, self.replicate, 1)
 
     @property
     def meeting(self) -> IntArray:
         """Data parallel ranks that meet in every step: those of one learner."""
-        return self.data // self.learners
+        return self.data // self.learners if self.has_learners else self.data
+
+    @property
+    def has_learners(self) -> bool:
+        """Whether some row may have learners: of `syncs`, those at 0 meet in every step."""
+        return bool(self.sync.any())
 
     @property
     def side(self) -> IntArray:
@@ -146,11 +154,8 @@ class PlanTable:
     def expert_replicas(self) -> IntArray:
         """Ranks that hold the same part of the same experts and meet in every step."""
         ranks = self.world // (self.pipeline * self.learners)
-        return np.where(
-            self.on_grid,
-            np.maximum(ranks // np.maximum(self.expert * self.expert_tensor * self.expert_divided, 1), 1),
-            self.replicate // self.learners,
-        )
+        held = np.maximum(self.expert * self.expert_tensor * self.expert_divided, 1)
+        return np.where(self.on_grid, np.maximum(ranks // held, 1), self.replicate // self.learners)
 
     @property
     def world(self) -> IntArray:
@@ -248,9 +253,10 @@ class PlanTable:
             "schedule": SCHEDULES.index(plan.schedule.kind),
             "precision": PRECISIONS.index(group.precision),
             "gradient_precision": PRECISIONS.index(plan.gradients.precision),
+            "sync": int(plan.gradients != GradientSync(precision=plan.gradients.precision)),
             "every": plan.gradients.rounds.every if plan.gradients.kind.has_learners else 0,
         }
-        syncs = (Meeting(kind=plan.gradients.kind, rounds=plan.gradients.rounds),)
+        syncs = (Meeting(), Meeting(kind=plan.gradients.kind, rounds=plan.gradients.rounds))
         return cls.build(columns, layouts=(layout,), orders=(order,), syncs=syncs)
 
     def to_plan(self, row: int, *, model: str, cluster: str, sequence_length: int) -> Plan:
@@ -346,8 +352,7 @@ class PlanTable:
             name: np.concatenate([getattr(table, name) for table in tables]) for name in column_names()
         }
         orders = max((table.orders for table in tables), key=len)
-        last = tables[-1]
-        return cls(**columns, layouts=last.layouts, orders=orders, syncs=last.syncs, master=last.master)
+        return replace(tables[-1], **columns, orders=orders)
 
     @classmethod
     def stacked(cls, tables: Sequence[PlanTable]) -> PlanTable:

@@ -35,6 +35,6 @@ def advice(design: Design, ways: Sequence[WayOfMeeting]) -> tuple[str, ...]:
     allowed = f"--set 'job.synchronize.kinds=[\"{best.kind.value}\"]'"
     return (
         f"{best.learners} learners that meet as {best.words} would take {format_percent(saved)} less time ({took}); "
-        f"the job allows none, and would with {allowed}; numerics change with it, and what that costs in quality has to "
-        "be measured",
+        f"the job allows none, and would with {allowed}; numerics change, and what that costs in quality has to be "
+        "measured",
     )

@@ -115,7 +115,7 @@ class Explorer:
             value = prices.memory_bytes + 0.5 * prices.step_seconds / (1.0 + prices.step_seconds)
         else:
             expected = prices.upper_seconds / np.maximum(prices.fit_probability, LEAST_LIKELY)
-            expected = np.where(table.learners > 1, LEARNERS_WORTH * expected, expected)
+            expected = np.where(table.learners > 1, LEARNERS_WORTH, 1.0) * expected if table.has_learners else expected
             value = expected * (table.world if self.job.objective is Objective.COST else 1.0)
         return np.where(prices.finite, value, np.inf)
 
@@ -232,7 +232,7 @@ class Explorer:
         if not len(table):
             return np.zeros(0, dtype=np.bool_)
         prices = price(table, model=self.model, cluster=self.cluster, job=self.job)
-        self.add(replace(table, every=prices.every), prices)
+        self.add(replace(table, every=prices.every) if table.has_learners else table, prices)
         return np.asarray(prices.fits & (prices.fit_probability >= SURE), dtype=np.bool_)
 
     def add(self, table: PlanTable, prices: Prices) -> None:

@@ -74,8 +74,8 @@ class Floors:
         found = np.full(len(table), np.inf)
         if len(rows):
             some = table.take(rows)
-            ways = self._ways if (some.replicate > 1).any() else (EVERY_STEP,)
-            each = [self.bytes(replace(some, sync=np.full(len(some), way)), frames[rows], ranks=1) for way in ways]
+            others = [replace(some, sync=np.full(len(some), way)) for way in self._ways if way != EVERY_STEP]
+            each = [self.bytes(one, frames[rows], ranks=1) for one in (some, *others)]
             found[rows] = np.min(each, axis=0)
         return found
 
