@@ -46,9 +46,8 @@ def planned(design: Design, **fields: object) -> Design:
 
 
 def met(kind: SyncKind = SyncKind.DILOCO, *, held: int = 0, **fields: Any) -> Design:
-    """Two learners that meet every ten steps."""
-    made = D(replicate=2, shard=1, **HELD[held]) if held else D(replicate=2, shard=1)
-    return planned(made, gradients=GradientSync(kind=kind, rounds=Rounds(every=10, **fields)))
+    gradients = GradientSync(kind=kind, rounds=Rounds(every=10, **fields))
+    return planned(D(replicate=2, shard=1, **HELD.get(held, {})), gradients=gradients)
 
 
 def tabled(*rows: str, **sizes: int) -> Schedule:

@@ -47,6 +47,9 @@ class Key:
 
 def choose_meetings(product: Product, key: Key, job: JobSpec) -> None:
     """How replicas meet; those that meet in every step come last, for they hold least."""
+    if list(key.meetings) == [EVERY_STEP]:
+        product.times(["sync", "every"], [[EVERY_STEP, 0]])
+        return
     ways = sorted({EVERY_STEP, *key.meetings}, reverse=True)
     product.times(["sync"], [[way] for way in ways])
     product.columns["every"] = np.where(product["sync"] != EVERY_STEP, job.synchronize.every, 0)
