@@ -11,6 +11,7 @@ from meshwright.spec.errors import Problem
 from meshwright.spec.job import Objective
 from meshwright.spec.plan import Design, Plan
 from meshwright.spec.report import LineName, Report
+from meshwright.spec.synchronize import SyncKind
 
 ORDERED_BY: Mapping[Objective, str] = MappingProxyType(
     {
@@ -19,7 +20,16 @@ ORDERED_BY: Mapping[Objective, str] = MappingProxyType(
         Objective.MEMORY: "the memory at the peak, and of equals by the step that 19 of 20 stay under",
     }
 )
-LEARNERS_WORTH = 1.01  # times the step that learners count for: they cost quality, and are to save more than that
+# Times the step that each way of meeting counts for: learners cost quality, more of it from one to the next, and are to
+# save more than that. The order is that of losses after as many tokens.
+WORTH = {
+    SyncKind.EVERY_STEP: 1.0,
+    SyncKind.EAGER: 1.01,
+    SyncKind.STREAMING: 1.012,
+    SyncKind.DILOCO: 1.012,
+    SyncKind.LOCAL: 1.015,
+    SyncKind.CO2: 1.05,
+}
 LEAST_LIKELY = 1e-3  # to fit, that a step is divided by
 TIE = 0.0005  # of the step: two plans nearer than this are as good
 COMMUNICATION = (
@@ -102,8 +112,8 @@ class Decision:
 
 def expected_seconds(plan: Plan, report: Report) -> float:
     """The step at the cautious end of its interval, which 19 of 20 stay under, over the probability of fitting: a plan
-    that fits half the time is tried, and given up, as often as it runs. Learners' counts a hundredth more."""
-    upper = report.step_seconds * report.error_band[1] * (LEARNERS_WORTH if plan.learners > 1 else 1.0)
+    that fits half the time is tried, and given up, as often as it runs. Learners' counts for more (WORTH)."""
+    upper = report.step_seconds * report.error_band[1] * (WORTH[plan.gradients.kind] if plan.learners > 1 else 1.0)
     return upper / max(1.0 if report.fit_probability is None else report.fit_probability, LEAST_LIKELY)
 
 

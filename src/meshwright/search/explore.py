@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from meshwright.cost import PlanTable
 from meshwright.search.bound import least_bytes
-from meshwright.search.candidate import LEARNERS_WORTH, LEAST_LIKELY
+from meshwright.search.candidate import LEAST_LIKELY
 from meshwright.search.choices import Choices
 from meshwright.search.floors import Floors
 from meshwright.search.ladder import Ladder
@@ -115,7 +115,9 @@ class Explorer:
             value = prices.memory_bytes + 0.5 * prices.step_seconds / (1.0 + prices.step_seconds)
         else:
             expected = prices.upper_seconds / np.maximum(prices.fit_probability, LEAST_LIKELY)
-            expected = np.where(table.learners > 1, LEARNERS_WORTH, 1.0) * expected if table.has_learners else expected
+            expected = (
+                np.where(table.learners > 1, _WORTHS[table.sync], 1.0) * expected if table.has_learners else expected
+            )
             value = expected * (table.world if self.job.objective is Objective.COST else 1.0)
         return np.where(prices.finite, value, np.inf)
 
