@@ -115,9 +115,9 @@ class Explorer:
             value = prices.memory_bytes + 0.5 * prices.step_seconds / (1.0 + prices.step_seconds)
         else:
             expected = prices.upper_seconds / np.maximum(prices.fit_probability, LEAST_LIKELY)
-            expected = (
-                np.where(table.learners > 1, _WORTHS[table.sync], 1.0) * expected if table.has_learners else expected
-            )
+            if table.has_learners:
+                worth = np.array([WORTH[meeting.kind] for meeting in table.syncs])[table.sync]
+                expected = np.where(table.learners > 1, worth, 1.0) * expected
             value = expected * (table.world if self.job.objective is Objective.COST else 1.0)
         return np.where(prices.finite, value, np.inf)
 
