@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from meshwright.cost import PlanTable
 from meshwright.search.bound import least_bytes
-from meshwright.search.candidate import LEAST_LIKELY
+from meshwright.search.candidate import LEAST_LIKELY, WORTH
 from meshwright.search.choices import Choices
 from meshwright.search.floors import Floors
 from meshwright.search.ladder import Ladder
