@@ -21,6 +21,7 @@ from typing import Any
 
 TIMEOUT_SECONDS = 120.0
 MOST_WORKERS = 16  # that stay up, of all sizes of groups together
+PRELOADED = ["tests.support.preloaded"]
 
 
 class WorkerError(AssertionError):
@@ -36,7 +37,7 @@ class Pool:
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["tests.support.preloaded"])
+        self._context.set_forkserver_preload(PRELOADED)
         self._crews: dict[int, list[tuple[Any, Connection]]] = {}
         self._folder = Path(tempfile.mkdtemp(prefix="meshwright-pool-"))
         self._groups: dict[int, str] = {}
