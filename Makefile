@@ -2,6 +2,9 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 BIN := .venv/bin
 
+# Hundreds of interpreters start in the tests: what they read is compiled once.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup demo test test-full check docs
 .DEFAULT_GOAL := help
 

@@ -18,6 +18,7 @@ from meshwright import catalog, parallel
 from meshwright.data import Corpus
 from meshwright.parallel import relocate
 from meshwright.parallel.mesh import build_mesh_over
+from meshwright.parallel.outer.learners import Learners
 from meshwright.run.machine import cache_root
 from meshwright.spec.plan import Design
 from meshwright.train.build import prepare_corpus
@@ -55,7 +56,7 @@ def trainer(design: Design, *, processes: range, seed: int) -> Trainer | None:
     device = torch.device("cpu")
     laid = parallel.lay(design, mesh, device=device, seed=seed)
     optimizer = parallel.build_optimizer(laid, design.job.optimizer)
-    feed = Feed.of(design, mesh, device=device)
+    feed = Feed.of(design, Learners(index=0, count=1, mesh=mesh), device=device)
     return Trainer(design=design, laid=laid, optimizer=optimizer, feed=feed)
 
 

@@ -17,6 +17,9 @@ settings.load_profile("patient")
 # Lines are as wide as where no terminal is, whatever whoever runs this, or a worker of theirs, has.
 os.environ.pop("COLUMNS", None)
 
+# Tests run beside each other: two threads of an operator wait for a core more than they work.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:

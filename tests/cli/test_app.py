@@ -201,7 +201,7 @@ def test_an_error_that_nobody_can_read_keeps_its_exit_code_and_the_document_its_
 def test_quiet_silences_notes_and_neither_results_nor_what_is_wrong(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    plan = ["plan", "--model", "tiny", "--cluster", "8xH100", "--set", "batch_tokens=64Ki"]
+    plan = ["plan", "--model", "tiny", "--cluster", "1xH100", "--set", "batch_tokens=64Ki"]
     plan += ["--out", str(tmp_path / "plan.json")]
     loud = run(plan, capsys)
     assert "written to" in loud[2]
@@ -230,7 +230,7 @@ def test_colours_are_for_terminals_that_want_them(words: tuple[str, ...], settin
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "NO_COLOR": setting, "COLUMNS": "140"}
     entry = [sys.executable, "-c", "import sys; from meshwright.cli import main; sys.exit(main())"]
-    command = [*entry, "plan", "--model", "tiny", "--cluster", "8xH100", "--top", "1", *words]
+    command = [*entry, "plan", "--model", "tiny", "--cluster", "1xH100", "--top", "1", *words]
     child = subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE, env=environment)
     os.close(theirs)
     shown = b""

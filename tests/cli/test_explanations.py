@@ -19,7 +19,7 @@ PLAN = ["plan", "--model", "llama-3.1-8b", "--cluster", "16xH100", *(part for te
 EVERYTHING = ["--why", "tp=4", "--why", "tp=3", "--headroom", "--sensitivity", "--sweep", "cluster.nodes=1,2"]
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [80, pytest.param(120, marks=pytest.mark.slow)])
 def test_every_explanation_is_shown_within_the_terminal(
     columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,9 +104,9 @@ def test_progress_says_what_is_counted_of_how_many_and_what_comes_now(monkeypatc
     monkeypatch.setattr("meshwright.report.terminal_validation._SECONDS_BETWEEN_LINES", -1.0)
     monkeypatch.setattr("meshwright.cli.output.note", lines.append)
     question = search.Question(
-        model=catalog.load_model("llama-3.1-8b"),
-        cluster=catalog.load_cluster("8xH100"),
-        job=catalog.load_job(None, sets=["batch_tokens=64Ki"]),
+        model=catalog.load_model("tiny"),
+        cluster=catalog.load_cluster("2xH100"),
+        job=catalog.load_job(None, sets=["batch_tokens=16Ki"]),
     )
     decision = search.design(question.model, question.cluster, question.job, top=1)
     explanations.answers(explanations.Asked(headroom=True, sweep=["cluster.nodes=1,2"]), question, decision)

@@ -29,8 +29,11 @@ EXCHANGES = [
 ]
 TWO_LEVEL = [Exchange(kind=kind, inner=2, layout=layout) for layout in TokenLayout for kind in (RING, GATHER)]
 
-# Every kind of block: all need one exchange at least, and meet the others in turn.
-TURNS = [(kind, EXCHANGES[place % len(EXCHANGES)]) for place, kind in enumerate(KINDS)]
+# Every kind of block: all need one exchange at least, and meet the others in turn; two of three are slow.
+TURNS = [
+    pytest.param(kind, EXCHANGES[place % len(EXCHANGES)], marks=[pytest.mark.slow] if place % 3 else [])
+    for place, kind in enumerate(KINDS)
+]
 
 COMBINED = (
     ("gpt", Layout(context=2, tensor=2, sequence_parallel=True, exchange=Exchange(layout=BALANCED), batch=4)),
@@ -119,7 +122,7 @@ def test_with_every_other_axis(pool: Pool, kind: str, layout: Layout) -> None:
 
 ORDERS = (
     (AxisName.CONTEXT, AxisName.SHARD, AxisName.TENSOR),
-    (AxisName.SHARD, AxisName.TENSOR, AxisName.CONTEXT),
+    pytest.param((AxisName.SHARD, AxisName.TENSOR, AxisName.CONTEXT), marks=pytest.mark.slow),
     (AxisName.CONTEXT, AxisName.PIPELINE, AxisName.SHARD),
 )
 

@@ -155,15 +155,22 @@ def test_bytes_of_balanced_tokens_are_those_of_the_formula(pool: Pool) -> None:
                 assert moved == [("all_to_all", whole), *gathers, ("all_to_all", whole)]
 
 
-def test_state_goes_from_grid_to_grid_and_to_none(pool: Pool, tmp_path: Path) -> None:
-    mixed = model("balanced", routing=ROUTINGS["groups"])
-    two = Layout(shard=4, sharding=ZERO3, experts=grid(2), batch=8)
-    four = Layout(replicate=2, tensor=2, sequence_parallel=True, experts=grid(4), batch=8)
+MIXED = model("balanced", routing=ROUTINGS["groups"])
+TWO = Layout(shard=4, sharding=ZERO3, experts=grid(2), batch=8)
+FOUR = Layout(replicate=2, tensor=2, sequence_parallel=True, experts=grid(4), batch=8)
+SLICED = Layout(shard=4, sharding=ZERO2, experts=grid(2, 2), batch=8)
+
+
+def test_state_goes_from_a_grid_to_none_and_back(pool: Pool, tmp_path: Path) -> None:
     none = Layout(pipeline=2, shard=2, sharding=ZERO1, batch=8)
-    sliced = Layout(shard=4, sharding=ZERO2, experts=grid(2, 2), batch=8)
-    check_resume(pool, tmp_path / "two", mixed, two, (four, none, sliced))
-    check_resume(pool, tmp_path / "four", mixed, four, (two,))
-    check_resume(pool, tmp_path / "none", mixed, none, (sliced,))
+    check_resume(pool, tmp_path / "two", MIXED, TWO, (none,))
+    check_resume(pool, tmp_path / "none", MIXED, none, (SLICED,))
+
+
+@pytest.mark.slow
+def test_state_goes_between_more_grids(pool: Pool, tmp_path: Path) -> None:
+    check_resume(pool, tmp_path / "two", MIXED, TWO, (FOUR, SLICED))
+    check_resume(pool, tmp_path / "four", MIXED, FOUR, (TWO,))
 
 
 def test_what_no_grid_can_lay_is_said_by_name() -> None:

@@ -27,7 +27,7 @@ QUICK = (
     ("head_norm", replace(SQUARE, shard=2, sharding=Sharding.PARAMETERS), ADAMW),
     ("biases", replace(SQUARE, replicate=2, batch=8), ADAMW),
     ("tiny", CUBE, ADAMW),
-    ("gpt", replace(CUBE, recompute=Recompute.FULL), ADAMW),
+    pytest.param("gpt", replace(CUBE, recompute=Recompute.FULL), ADAMW, marks=pytest.mark.slow),
 )
 DENSE = tuple(kind for kind in models.all_models() if not kind.startswith(("mixture", "latent")))
 

@@ -154,7 +154,9 @@ def test_state_is_what_the_cost_model_counts(pool: Pool, form: Moments, layout: 
     assert told[0] < 0.35 * plain
 
 
-@pytest.mark.parametrize("form", NARROW)
+@pytest.mark.parametrize(
+    "form", [form if form is Moments.DYNAMIC8 else pytest.param(form, marks=pytest.mark.slow) for form in NARROW]
+)
 def test_any_plan_and_any_form_goes_on_from_any_other(pool: Pool, tmp_path: Path, form: Moments) -> None:
     """A checkpoint has what moments stand for; the same plan reads the same bytes from it."""
     source = of(SHARDS, state=form)

@@ -60,12 +60,13 @@ UNEVEN = Layout(shard=8, sharding=Sharding.PARAMETERS, batch=8)
 # Not the keys' biases of a model without positions: their gradients are rounding alone, and Adafactor divides by it.
 KINDS = {"muon": ("gpt", "mixture_full", "latent"), "sgd": ("gpt",), "adafactor": ("tied", "mixture_full", "latent")}
 LIGHT = [
-    *((kind, "tiny", layout) for kind in ("muon", "adafactor") for layout in LAYOUTS),
+    *((("muon", "adafactor")[place % 2], "tiny", layout) for place, layout in enumerate(LAYOUTS)),
+    ("adafactor", "tiny", LAYOUTS[6]),
+    ("muon", "tiny", LAYOUTS[7]),
     *(("sgd", "tiny", layout) for layout in (LAYOUTS[2], LAYOUTS[6], LAYOUTS[7])),
     *((kind, "mixture_full", CUTTING[0]) for kind in ("muon", "adafactor")),
     ("muon", "gpt", CUTTING[1]),
     ("adafactor", "tied", CUTTING[1]),
-    ("muon", "sinks", UNEVEN),
     ("adafactor", "mixture_full", UNEVEN),
 ]
 REST = [
@@ -75,6 +76,7 @@ REST = [
     for layout in (*LAYOUTS, *CUTTING, UNEVEN)
     if (kind, name, layout) not in LIGHT
 ]
+REST.append(("muon", "sinks", UNEVEN))
 
 
 @cache

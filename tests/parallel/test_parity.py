@@ -37,8 +37,8 @@ LAYOUTS = (
     Layout(pipeline=2, shard=2, sharding=Sharding.GRADIENTS, kind=ScheduleKind.INTERLEAVED, chunks=2, batch=4),
 )
 KINDS = tuple(models.all_models())
-# Every kind of block on one of the layouts in turn; the slow tests run the rest.
-TURNS = [(kind, LAYOUTS[place % len(LAYOUTS)]) for place, kind in enumerate(KINDS)]
+# Two of three kinds of block are met in the drawn plans alone; the slow tests run all on every layout.
+TURNS = [(kind, LAYOUTS[place // 3 % len(LAYOUTS)]) for place, kind in enumerate(KINDS) if place % 3 == 0]
 TURNS += [(kind, layout) for kind in ("tied", "mixture_full") for layout in LAYOUTS if (kind, layout) not in TURNS]
 
 
@@ -78,7 +78,7 @@ def test_every_other_plan_of_the_search_gives_it_too(pool: Pool, entry: Design) 
 
 
 @pytest.mark.parametrize(("kind", "layout"), TURNS, ids=str)
-def test_every_kind_of_block_gives_what_one_device_gives(pool: Pool, kind: str, layout: Layout) -> None:
+def test_kinds_of_blocks_give_what_one_device_gives(pool: Pool, kind: str, layout: Layout) -> None:
     check(pool, design(models.all_models()[kind], layout, z_loss=1e-3), packed=Documents.TWO)
 
 

@@ -112,9 +112,9 @@ def check_pair(pool: Pool, pair: Pair) -> None:
         (SHARDS, STAGES, (0, 1, 2, 3), (0, 1, 2, 3)),
         (STAGES, VIRTUAL, (0, 1, 2, 3), (0, 1, 2, 3)),
         (VIRTUAL, TWO, (0, 1, 2, 3), (1, 3)),
-        (TWO, SHARDS, (0, 2), (0, 1, 2, 3)),
+        pytest.param(TWO, SHARDS, (0, 2), (0, 1, 2, 3), marks=pytest.mark.slow),
         (ALONE, STAGES, (3,), (0, 1, 2, 3)),
-        (TWO, TWO, (0, 1), (2, 3)),
+        pytest.param(TWO, TWO, (0, 1), (2, 3), marks=pytest.mark.slow),
     ],
     ids=["stages", "virtual", "shrink", "grow", "from one", "elsewhere"],
 )
@@ -125,7 +125,9 @@ def test_tied_tables_in_stages_and_worlds_of_other_sizes(
     check(pool.run(relocate_cases.moved, design(gpt, one), design(gpt, other), ours, theirs, None, ranks=4))
 
 
-@pytest.mark.parametrize("spec", [Adafactor(), Sgd(momentum=0.0)], ids=["adafactor", "sgd"])
+@pytest.mark.parametrize(
+    "spec", [Adafactor(), pytest.param(Sgd(momentum=0.0), marks=pytest.mark.slow)], ids=["adafactor", "sgd"]
+)
 def test_experts_on_a_grid_their_biases_and_other_optimizers(pool: Pool, spec: Optimizer) -> None:
     found = pool.run(
         relocate_cases.moved,
@@ -164,7 +166,9 @@ def test_through_a_folder_it_is_the_same(pool: Pool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [(SQUARE, SHARDS), (STAGES, SQUARE)], ids=["square to shards", "stages to square"]
+    ("one", "other"),
+    [(SQUARE, SHARDS), pytest.param(STAGES, SQUARE, marks=pytest.mark.slow)],
+    ids=["square to shards", "stages to square"],
 )
 def test_tensor_ranks_on_a_square_give_and_take(pool: Pool, one: Layout, other: Layout) -> None:
     tiny = models.model()
@@ -185,7 +189,7 @@ def test_what_a_plan_says_of_tensor_ranks_on_a_grid_is_what_is_laid(pool: Pool, 
         assert found == []
 
 
-@pytest.mark.parametrize("form", [form for form in Moments if form is not Moments.FP32])
+@pytest.mark.parametrize("form", [Moments.BF16, Moments.DYNAMIC8, pytest.param(Moments.FP8, marks=pytest.mark.slow)])
 def test_narrow_moments_go_as_what_they_stand_for(pool: Pool, tmp_path: Path, form: Moments) -> None:
     """Where the target has the source's blocks not one number changes, in memory and through files."""
     spec = OptimizerSpec(state=form)

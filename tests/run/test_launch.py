@@ -60,7 +60,10 @@ def told(launched: Launched) -> WorkerFailed:
     return failure.told(failures, predicted_bytes=2.0**30, machine_bytes=2.0**31, num_ranks=2)
 
 
-def test_workers_share_the_cores_and_the_environment_is_put_back(tmp_path: Path, module: str) -> None:
+def test_workers_share_the_cores_and_the_environment_is_put_back(
+    tmp_path: Path, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
     before = dict(os.environ)
     assert start(tmp_path, module, "fine").failures == {}
     assert dict(os.environ) | {"TORCHELASTIC_SIGNALS_TO_HANDLE": ""} == before | {"TORCHELASTIC_SIGNALS_TO_HANDLE": ""}

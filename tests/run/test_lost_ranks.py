@@ -31,7 +31,7 @@ def outcome(folder: Path, layout: Layout, act: Callable[[], None]) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("layout", [SHARDED, PIPELINED], ids=str)
+@pytest.mark.parametrize("layout", [SHARDED, pytest.param(PIPELINED, marks=pytest.mark.slow)], ids=str)
 def test_a_rank_that_stops_is_named_by_those_that_waited_for_it(layout: Layout, tmp_path: Path) -> None:
     took: list[float] = []
 

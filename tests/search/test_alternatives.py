@@ -69,7 +69,7 @@ def searched(found: Explorer, line: Alternatives) -> float:
     ("name", "objective", "roomy"),
     [
         ("mixture", Objective.TIME, True),
-        ("dense", Objective.COST, False),
+        pytest.param("dense", Objective.COST, False, marks=pytest.mark.slow),
         pytest.param("dense", Objective.TIME, False, marks=pytest.mark.slow),
         pytest.param("dense", Objective.MEMORY, False, marks=pytest.mark.slow),
     ],

@@ -107,7 +107,9 @@ def test_plans_are_laid_out_again_until_none_promises_more(monkeypatch: pytest.M
     assert len(others) > 9
 
 
-@pytest.mark.parametrize("memory_bytes", [8e6, 2e7, 5e7, 2e8])
+@pytest.mark.parametrize(
+    "memory_bytes", [8e6, 5e7, *(pytest.param(most, marks=pytest.mark.slow) for most in (2e7, 2e8))]
+)
 def test_no_row_that_fits_is_left_unpriced(memory_bytes: float) -> None:
     cluster, job = box(memory_bytes=memory_bytes), samples.job()
     whole = legal_space(LARGE, cluster, job)

@@ -110,7 +110,7 @@ def test_for_every_mesh_the_best_order_is_that_of_brute_force(name: str) -> None
         assert score * (1 - 1e-9) <= best[mesh] <= score * (1 + 1.001e-3)
 
 
-@pytest.mark.parametrize("objective", [Objective.TIME, Objective.COST])
+@pytest.mark.parametrize("objective", [Objective.TIME, pytest.param(Objective.COST, marks=pytest.mark.slow)])
 def test_a_design_takes_the_order_that_is_best_of_all(objective: Objective) -> None:
     model, cluster, job = THREE
     job = replace(job, objective=objective)

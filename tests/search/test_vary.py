@@ -32,13 +32,20 @@ def decide(asked: Question) -> search.Decision:
 
 
 def test_every_effect_is_the_plan_priced_again_on_the_changed_machines() -> None:
+    seen: list[tuple[int, int, str]] = []
+
+    def progress(done: int, total: int, now: str = "") -> None:
+        seen.append((done, total, now))
+
     asked = Question(
         model=catalog.load_model("llama-3.1-8b"),
         cluster=catalog.load_cluster("16xH100"),
         job=catalog.load_job(None, sets=SETS),
     )
     decision = decide(asked)
-    found = sensitivity(asked, decision)
+    found = sensitivity(asked, decision, progress=progress)
+    named = [*(figure for figure, _, _ in FIGURES), ""]
+    assert seen == [(done, len(FIGURES), name) for done, name in enumerate(named)]
     assert {effect.figure for effect in found.effects} == {figure for figure, _, _ in FIGURES}
     alters = {figure: (alter, factor) for figure, alter, factor in FIGURES}
     for effect in found.effects:
@@ -57,6 +64,7 @@ def test_every_effect_is_the_plan_priced_again_on_the_changed_machines() -> None
     assert by_name["peak of the device"].change < 0
 
 
+@pytest.mark.slow
 def test_more_memory_flips_a_decision_that_memory_forced() -> None:
     roomy = question()
     free = decide(roomy)
@@ -84,17 +92,6 @@ def test_headroom_tells_the_limit_that_is_worth_most() -> None:
     named = next(limit for limit in found.limits if limit.name == "constraints")
     assert named.gain == pytest.approx(free)
     assert named.gain > 0
-
-
-def test_progress_goes_from_none_to_all() -> None:
-    seen: list[tuple[int, int, str]] = []
-
-    def progress(done: int, total: int, now: str = "") -> None:
-        seen.append((done, total, now))
-
-    sensitivity(question(), decide(question()), progress=progress)
-    named = [*(figure for figure, _, _ in FIGURES), ""]
-    assert seen == [(done, len(FIGURES), name) for done, name in enumerate(named)]
 
 
 def test_what_was_measured_moves_with_the_figure_beside_it() -> None:
