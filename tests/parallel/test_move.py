@@ -91,6 +91,11 @@ def test_ranks_that_hold_nothing_of_a_small_parameter_do_not_decide_its_step(poo
     check_resume(pool, tmp_path, tiny, wide, (wide,))
 
 
+@pytest.mark.slow
+def test_small_parameters_of_many_shards_go_to_one_device(pool: Pool, tmp_path: Path) -> None:
+    check_resume(pool, tmp_path, all_models()["sinks"], Layout(shard=8, sharding=Sharding.PARAMETERS, batch=8), (ONE,))
+
+
 def test_names_are_those_of_the_whole_model_and_whole_values_load(pool: Pool) -> None:
     alone, _ = names_and_round_trip(of(ONE))
     parts = pool.run(names_and_round_trip, of(WIDE), ranks=WIDE.ranks)
