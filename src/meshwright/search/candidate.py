@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -21,7 +22,7 @@ ORDERED_BY: Mapping[Objective, str] = MappingProxyType(
     }
 )
 # Times the step that each way of meeting counts for: learners cost quality, more of it from one to the next, and are to
-# save more than that. The order is that of losses after as many tokens.
+# save more than that. The order is that of losses after as many tokens, which rise with their number too (2503.09799).
 WORTH = {
     SyncKind.EVERY_STEP: 1.0,
     SyncKind.EAGER: 1.01,
@@ -30,6 +31,7 @@ WORTH = {
     SyncKind.LOCAL: 1.015,
     SyncKind.CO2: 1.05,
 }
+DOUBLED = 0.0025  # that every doubling of two learners adds
 LEAST_LIKELY = 1e-3  # to fit, that a step is divided by
 TIE = 0.0005  # of the step: two plans nearer than this are as good
 COMMUNICATION = (
@@ -113,7 +115,8 @@ class Decision:
 def expected_seconds(plan: Plan, report: Report) -> float:
     """The step at the cautious end of its interval, which 19 of 20 stay under, over the probability of fitting: a plan
     that fits half the time is tried, and given up, as often as it runs. Learners' counts for more (WORTH)."""
-    upper = report.step_seconds * report.error_band[1] * (WORTH[plan.gradients.kind] if plan.learners > 1 else 1.0)
+    worth = WORTH[plan.gradients.kind] + DOUBLED * math.log2(plan.learners / 2) if plan.learners > 1 else 1.0
+    upper = report.step_seconds * report.error_band[1] * worth
     return upper / max(1.0 if report.fit_probability is None else report.fit_probability, LEAST_LIKELY)
 
 

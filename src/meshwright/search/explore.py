@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from meshwright.cost import PlanTable
 from meshwright.search.bound import least_bytes
-from meshwright.search.candidate import LEAST_LIKELY, WORTH
+from meshwright.search.candidate import DOUBLED, LEAST_LIKELY, WORTH
 from meshwright.search.choices import Choices
 from meshwright.search.floors import Floors
 from meshwright.search.ladder import Ladder
@@ -117,6 +117,7 @@ class Explorer:
             expected = prices.upper_seconds / np.maximum(prices.fit_probability, LEAST_LIKELY)
             if table.has_learners:
                 worth = np.array([WORTH[meeting.kind] for meeting in table.syncs])[table.sync]
+                worth = worth + DOUBLED * np.log2(table.learners / 2.0)
                 expected = np.where(table.learners > 1, worth, 1.0) * expected
             value = expected * (table.world if self.job.objective is Objective.COST else 1.0)
         return np.where(prices.finite, value, np.inf)
