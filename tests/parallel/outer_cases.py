@@ -15,9 +15,18 @@ from torch.nn import functional
 from meshwright.nn import Decoder, initialize
 from meshwright.parallel import build_mesh, build_optimizer, lay, relocate
 from meshwright.parallel.optimizer import block_of
-from meshwright.parallel.outer import Met, OuterSync, build_learners, build_outer_sync, loaded, saved, state_of
+from meshwright.parallel.outer import (
+    Learners,
+    Met,
+    OuterSync,
+    build_learners,
+    build_outer_sync,
+    loaded,
+    saved,
+    state_of,
+)
 from meshwright.spec.errors import WorkerFailed
-from meshwright.spec.plan import Design
+from meshwright.spec.plan import Design, Plan
 from meshwright.spec.span import Silent
 from meshwright.spec.synchronize import Rounds, SyncKind, dealt
 from tests.parallel.parity_cases import SEED, by_name
@@ -33,12 +42,22 @@ def tokens_of(step: int, design: Design) -> tuple[Tensor, Tensor]:
     return drawn[:, :-1].clone(), drawn[:, 1:].clone()
 
 
+_LEARNERS: dict[object, Learners] = {}
+
+
+def learners_over(plan: Plan) -> Learners:
+    """The same groups for all plans of the same ranks: a worker forms each once."""
+    if plan.axes not in _LEARNERS:
+        _LEARNERS[plan.axes] = build_learners(plan, device_type="cpu")
+    return _LEARNERS[plan.axes]
+
+
 class Worker:
     """One rank of learners that train `design`."""
 
     def __init__(self, design: Design) -> None:
         self.design = design
-        self.learners = build_learners(design.plan, device_type="cpu")
+        self.learners = learners_over(design.plan)
         own = replace(design, plan=design.plan.of_learner())
         self.laid = lay(own, self.learners.mesh, device="cpu", seed=SEED)
         self.optimizer = build_optimizer(self.laid, design.job.optimizer)
@@ -93,6 +112,7 @@ def resumed(design: Design, folder: str, at: int, steps: int) -> bool:
     relocate.stored.write(relocate.kept(kept, group=dist.group.WORLD), path, group=dist.group.WORLD)
     for number in range(at + 1, steps + 1):
         unbroken.step(number)
+    unbroken.outer.drain()
     again = Worker(design)
     again.step(steps + 7)
     target = state_of(design, learners=again.learners, laid=again.laid, optimizer=again.optimizer)

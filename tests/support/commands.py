@@ -15,6 +15,8 @@ from pathlib import Path
 
 from tests.support.pool import PRELOADED
 
+# A process has one server, whichever of the two asks for it first.
+ROOMS = ["meshwright.api", "meshwright.cli.app", "meshwright.export", "meshwright.report", "meshwright.search"]
 TIMEOUT_SECONDS = 300.0
 
 
@@ -29,7 +31,7 @@ class Finished:
 def run(arguments: Sequence[str], *, cwd: Path, environment: Mapping[str, str]) -> Finished:
     """What `meshwright ARGUMENTS` does in that folder and environment."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    context.set_forkserver_preload([*PRELOADED, *ROOMS])
     with tempfile.NamedTemporaryFile(mode="r") as printed:
         process = context.Process(target=_run, args=(list(arguments), cwd, dict(environment), printed.name))
         process.start()

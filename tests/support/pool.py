@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 TIMEOUT_SECONDS = 120.0
-MOST_WORKERS = 16  # that stay up, of all sizes of groups together
-PRELOADED = ["tests.support.preloaded"]
+# What every worker has from its start, read once: whatever their functions import.
+PRELOADED = ["torch", "torch.distributed.tensor", "torch.distributed.fsdp", "tests.parallel.parity_cases"]
 
 
 class WorkerError(AssertionError):
@@ -29,72 +29,64 @@ class WorkerError(AssertionError):
 
 
 class Pool:
-    """A crew of workers for every size of group, started at the first call that needs it.
-
-    A crew is of one size for life: torch keeps layouts by mesh shape, with names of groups that a second group of
-    another size would reuse. Beyond `MOST_WORKERS` those end that were idle longest.
-    """
+    """Workers 0 ... size - 1, started at the first call that needs them."""
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(PRELOADED)
-        self._crews: dict[int, list[tuple[Any, Connection]]] = {}
+        self._workers: list[tuple[Any, Connection]] = []
         self._folder = Path(tempfile.mkdtemp(prefix="meshwright-pool-"))
-        self._groups: dict[int, str] = {}
-        self._formed = 0
+        self._group = 0
+        self._ranks = 0
 
     def run(
         self, function: Callable[..., Any], *arguments: Any, ranks: int, timeout: float = TIMEOUT_SECONDS
     ) -> list[Any]:
         """The results of `function(*arguments)` on ranks 0 ... ranks - 1, in order."""
-        crew = self._crews[ranks] = self._crews.pop(ranks, None) or self._start(ranks)
-        for rank, (_, pipe) in enumerate(crew):
-            pipe.send((function, arguments, rank, ranks, self._groups[ranks]))
-        return self._collect(crew, timeout)
+        if ranks != self._ranks:
+            # torch keeps layouts by mesh shape, with names of groups that a second group of another size would reuse.
+            self.close()
+            self._group, self._ranks = self._group + 1, ranks
+        self._grow(ranks)
+        self._folder.mkdir(exist_ok=True)
+        store = str(self._folder / f"group-{self._group}")
+        for rank, (_, pipe) in enumerate(self._workers[:ranks]):
+            pipe.send((function, arguments, rank, ranks, store))
+        return self._collect(ranks, timeout)
 
     def close(self) -> None:
         """Every worker has ended."""
-        for ranks in list(self._crews):
-            self._end(ranks)
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _end(self, ranks: int) -> None:
-        for process, pipe in self._crews.pop(ranks):
+        for process, pipe in self._workers:
             pipe.close()
             process.kill()
             process.join()
+        self._workers, self._ranks = [], 0
+        shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _start(self, ranks: int) -> list[tuple[Any, Connection]]:
-        while self._crews and ranks + sum(self._crews) > MOST_WORKERS:
-            self._end(next(iter(self._crews)))
-        self._folder.mkdir(exist_ok=True)
-        self._formed += 1
-        self._groups[ranks] = str(self._folder / f"group-{self._formed}")
-        return [self._worker() for _ in range(ranks)]
+    def _grow(self, ranks: int) -> None:
+        while len(self._workers) < ranks:
+            ours, theirs = self._context.Pipe()
+            process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
+            process.start()
+            theirs.close()
+            self._workers.append((process, ours))
 
-    def _worker(self) -> tuple[Any, Connection]:
-        ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
-        process.start()
-        theirs.close()
-        return process, ours
-
-    def _collect(self, crew: list[tuple[Any, Connection]], timeout: float) -> list[Any]:
-        waiting = {pipe: rank for rank, (_, pipe) in enumerate(crew)}
-        results: list[Any] = [None] * len(crew)
+    def _collect(self, ranks: int, timeout: float) -> list[Any]:
+        waiting = {pipe: rank for rank, (_, pipe) in enumerate(self._workers[:ranks])}
+        results: list[Any] = [None] * ranks
         deadline = time.monotonic() + timeout
         while waiting:
             ready = wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
             if not ready:
                 late = sorted(waiting.values())
-                self._end(len(crew))
+                self.close()
                 raise WorkerError(f"ranks {late} had not answered after {timeout:.0f} s")
             for pipe in ready:
                 rank = waiting.pop(pipe)  # type: ignore[call-overload]  # wait() returns what it was given
                 failure, results[rank] = _receive(pipe)
                 if failure:
-                    self._end(len(crew))
-                    raise WorkerError(f"rank {rank} of {len(crew)}:\n{failure}")
+                    self.close()
+                    raise WorkerError(f"rank {rank} of {ranks}:\n{failure}")
         return results
 
 
