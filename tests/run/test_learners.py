@@ -14,7 +14,7 @@ from meshwright.spec.errors import ExitCode, WorkerFailed
 from meshwright.spec.optimizer import OptimizerSpec
 from meshwright.spec.plan import Design, Sharding
 from meshwright.spec.report import LineName
-from meshwright.spec.synchronize import GradientSync, Rounds, SyncKind
+from meshwright.spec.synchronize import GradientSync, Rounds, SynchronizeSpec, SyncKind
 from meshwright.train.events import Ending
 from tests.run.runs import BATCH, after_steps, ask_to_stop, design, losses, validation
 from tests.support.designs import Layout
@@ -28,7 +28,9 @@ def quiet(line: str) -> None:
 
 
 def learners(folder: Path, gradients: GradientSync = EAGER, *, steps: int = STEPS, **changes: Any) -> Design:
-    made = design(folder, Layout(batch=BATCH, replicate=2), steps=steps, deterministic=True, **changes)
+    allowed = SynchronizeSpec(kinds=(gradients.kind,))
+    layout = Layout(batch=BATCH, replicate=2)
+    made = design(folder, layout, steps=steps, deterministic=True, synchronize=allowed, **changes)
     return replace(made, plan=replace(made.plan, gradients=gradients))
 
 
