@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from meshwright.run.audit import audit
 from meshwright.run.generate import generate
 from meshwright.run.train import train
 from meshwright.spec.errors import ExitCode, WorkerFailed
@@ -62,6 +63,8 @@ def test_learners_that_a_signal_ended_go_on_bit_by_bit(whole: Path) -> None:
     assert finished.ended.ending is Ending.FINISHED
     assert losses(run) == losses(whole / "run")
     assert validation(run) == validation(whole / "run")
+    found = audit(run, cache=whole / "cache")
+    assert (found.read, found.dropped, found.problems) == (STEPS * BATCH, 0, ())
 
 
 def test_a_plan_without_learners_goes_on_from_their_mean(whole: Path) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli import main
-from meshwright.run.files import load_design
+from meshwright.run.audit import audit
+from meshwright.run.files import load_design, write_json
 from meshwright.run.generate import generate
 from meshwright.run.outcome import Outcome
 from meshwright.run.train import train
@@ -150,6 +151,27 @@ def test_a_signal_saves_and_another_plan_goes_on_as_if_nothing_had_happened(whol
     expected = losses(whole / "run")
     assert losses(run) == pytest.approx(expected, rel=1e-9, abs=1e-9)
     assert validation(run) == pytest.approx(validation(whole / "run"), rel=1e-9, abs=1e-9)
+    found, once = (audit(folder, cache=whole / "cache") for folder in (run, whole / "run"))
+    assert (found.step, found.read, found.problems) == (STEPS, STEPS * BATCH, ())
+    assert found.sums == once.sums
+    assert found.checkpoints == (STEPS, stopped.ended.step)
+
+
+def test_what_a_run_did_not_read_as_it_says_is_told(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(whole / "run", tmp_path / "run")
+    made = design(whole, steps=STEPS)
+    assert main(["audit", str(tmp_path / "run"), "--json"]) == ExitCode.OK
+    (passes,) = json.loads(capsys.readouterr().out)["passes"]
+    assert passes["whole"] * passes["windows"] + passes["begun"] == STEPS * BATCH
+    write_json(tmp_path / "run" / "design.json", replace(made, job=replace(made.job, seed=7)))
+    assert main(["audit", str(tmp_path / "run")]) == ExitCode.NO_PLAN
+    assert "NOT PROVEN  " in capsys.readouterr().out
+    (weights,) = (tmp_path / "run" / "checkpoints").glob("*/*.distcp")
+    weights.write_bytes(bytes(weights.stat().st_size))
+    assert main(["audit", str(tmp_path / "run")]) == ExitCode.USAGE
+    assert f"the checksum of {weights.name} is not the one that was saved" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("stopped")

@@ -91,9 +91,11 @@ def _held(run: Run) -> dict[str, Any]:
         if isinstance(x, torch.Tensor)
     ]
     assert all(numpy.isfinite(value).all() for value in (*parameters.values(), *moments))
-    step, consumed = run.state.step, run.state.consumed
+    step, consumed, ledger = run.state.step, run.state.consumed, run.ledger
+    ledger.gather(run.learners, run.outer, device=run.feed.device)
     run.close()
-    return {"step": step, "consumed": consumed, "parameters": {**parameters, **buffers}, "moments": moments}
+    read = {"step": step, "consumed": consumed, "read": ledger.read, "skipped": ledger.skipped}
+    return {**read, "parameters": {**parameters, **buffers}, "moments": moments}
 
 
 def trained(design: Design, folder: str) -> dict[str, Any]:

@@ -44,7 +44,8 @@ def of(folder: Path, layout: Layout, policy: NonFinite, *, steps: int = 4) -> De
 
 
 def assert_same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    assert (found["step"], found["consumed"]) == (wanted["step"], wanted["consumed"])
+    for name in ("step", "consumed", "read", "skipped"):
+        assert found[name] == wanted[name], name
     for name, value in wanted["parameters"].items():
         numpy.testing.assert_array_equal(found["parameters"][name], value, err_msg=name)
     for one, other in zip(found["moments"], wanted["moments"], strict=True):
@@ -58,6 +59,8 @@ def test_a_skipped_batch_might_not_have_been_there(pool: Pool, layout: Layout, t
     found = pool.run(non_finite_cases.spoilt, design, str(tmp_path / "a"), (1, 2, 4), ranks=2)
     wanted = pool.run(non_finite_cases.without, design, str(tmp_path / "b"), (1, 2, 4), ranks=2)
     assert [rank["consumed"] for rank in found] == [7 * runs.BATCH] * 2
+    size = runs.BATCH
+    assert [rank["skipped"] for rank in found] == [[(size, 3 * size), (4 * size, 5 * size)]] * 2
     for one, other in zip(found, wanted, strict=True):
         assert_same(one, other)
 

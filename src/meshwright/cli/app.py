@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from meshwright.cli import (
+    audit,
     cluster,
     clusters,
     compare,
@@ -60,6 +61,7 @@ def build() -> typer.Typer:
         ("compare", compare.compare),
         ("report", report.report),
         ("export", export.export),
+        ("audit", audit.audit),
         ("convert", convert.convert),
         ("generate", generate.generate),
         ("validate", validate.validate),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from meshwright.data.fingerprint import fingerprint
 from meshwright.data.permute import mix, permute
 from meshwright.spec.targets import MASKED
 
@@ -30,13 +31,14 @@ class Batch:
     (n, s) int32 count documents from 0.
 
     `num_targets` are those not masked. `bytes_per_token` is the UTF-8 bytes that they stand for, over their number:
-    bits per byte is the mean loss in nats / ln 2 / bytes_per_token.
+    bits per byte is the mean loss in nats / ln 2 / bytes_per_token. `fingerprint` is that of these sequences.
     """
 
     tokens: npt.NDArray[np.int64]
     targets: npt.NDArray[np.int64]
     documents: npt.NDArray[np.int32]
     bytes_per_token: float
+    fingerprint: int
 
     @property
     def num_targets(self) -> int:
@@ -150,6 +152,7 @@ class Packed:
             targets=targets,
             documents=opened - opened[:, :1],
             bytes_per_token=self._bytes_per_token(targets),
+            fingerprint=fingerprint(index, tokens, targets),
         )
 
     def places(self, index: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

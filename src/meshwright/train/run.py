@@ -42,6 +42,7 @@ from meshwright.train.events import (
 )
 from meshwright.train.feed import Feed
 from meshwright.train.learning_rate import learning_rate
+from meshwright.train.ledger import Ledger
 from meshwright.train.observe.observer import Observer
 from meshwright.train.observe.profile import Profiler
 from meshwright.train.observe.spans import SpanFile
@@ -75,6 +76,7 @@ class Run:
     pending: dict[str, float] = field(default_factory=dict)
     asked: bool = False
     dropped_in_a_row: int = 0
+    ledger: Ledger = field(default_factory=Ledger)
     clock: float = field(default_factory=time.perf_counter)
 
     def start(self) -> Started:
@@ -96,7 +98,8 @@ class Run:
         with self._observed(number):
             with self.profiler.section(LineName.INPUT):
                 self.marker.mark(step=number, section=Section.INPUT)
-                batch = self.feed.tensors(next(self.loader))
+                rows = next(self.loader)
+                batch = self.feed.tensors(rows)
             self.marker.mark(step=number, section=Section.MODEL)
             loss = self.laid.step(*batch)
             with self.profiler.section(LineName.OPTIMIZER):
@@ -115,6 +118,7 @@ class Run:
         agreed = self._agree(self.laid.expert_load())
         plan = self.design.plan
         self.state.advance(sequences=plan.batch, tokens=plan.batch_tokens)
+        self.ledger.note(rows.fingerprint, dropped=0 if known.finite else self.feed.rows)
         if met is not None and met.spoilt:
             return self._spoilt(number + 1, replace(known, loss=math.nan))
         return StepDone(
@@ -145,7 +149,7 @@ class Run:
         elif isinstance(action, Save):
             followed = self._save()
         elif isinstance(action, Skip):
-            self.state.consumed += self.design.plan.batch
+            self._skip_to(self.state.consumed + self.design.plan.batch)
         elif isinstance(action, RollBack):
             self._roll_back()
         else:
@@ -171,8 +175,9 @@ class Run:
         self.state.load(saved)
         for technique in self.techniques:
             technique.load_state_dict(saved["techniques"].get(technique.name, {}))
+        self.ledger = Ledger.of(saved.get("ledger"), consumed=self.state.consumed)
         if past is not None:
-            self.state.consumed = past
+            self._skip_to(past)
         self.loader.close()
         self.loader = loader_of(self.corpus, feed=self.feed, consumed=self.state.consumed)
 
@@ -210,6 +215,10 @@ class Run:
             every = met.changed.every
             self.observer.say(f"learners meet every {every} steps from here on, as what they send takes now")
         return met
+
+    def _skip_to(self, past: int) -> None:
+        self.ledger.skip(self.state.consumed, past)
+        self.state.consumed = past
 
     def _roll_back(self) -> None:
         self.marker.mark(step=self.state.step, section=Section.RESTORE)
@@ -269,8 +278,10 @@ class Run:
         if not self._is_finite():
             raise WorkerFailed(self._unsaved())
         techniques = {technique.name: technique.state_dict() for technique in self.techniques}
+        self.ledger.gather(self.learners, self.outer, device=self.feed.device)
         progress = {
             **self.state.to_dict(),
+            "ledger": self.ledger.to_dict(),
             "techniques": techniques,
             "learners": {} if self.outer is None else self.outer.told(),
         }

@@ -1,7 +1,18 @@
 """Checkpoints that are whole or do not count: saved in the background, loaded on any plan and world size."""
 
-from meshwright.train.checkpoint.find import Checkpoint, Found, is_corrupt, newest
+from meshwright.train.checkpoint.find import Checkpoint, Found, corrupt, folders, is_corrupt, newest, open_checkpoint
 from meshwright.train.checkpoint.manifest import Manifest, model_digest
 from meshwright.train.checkpoint.store import Store
 
-__all__ = ["Checkpoint", "Found", "Manifest", "Store", "is_corrupt", "model_digest", "newest"]
+__all__ = [
+    "Checkpoint",
+    "Found",
+    "Manifest",
+    "Store",
+    "corrupt",
+    "folders",
+    "is_corrupt",
+    "model_digest",
+    "newest",
+    "open_checkpoint",
+]
