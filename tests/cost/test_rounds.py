@@ -165,14 +165,14 @@ def test_every_trained_element_of_a_rank_travels_once_a_round():
 def test_what_learners_keep_is_in_memory():
     owned = MODEL.parameters / 8 * 4.0
     plain = predict(met(SyncKind.EVERY_STEP)).memory[0].parts
-    copies = {SyncKind.LOCAL: 1, SyncKind.DILOCO: 2, SyncKind.EAGER: 2, SyncKind.CO2: 2, SyncKind.STREAMING: 2}
+    copies = {SyncKind.LOCAL: 1, SyncKind.DILOCO: 2, SyncKind.EAGER: 3, SyncKind.CO2: 3}
     for kind, count in copies.items():
         parts = predict(met(kind)).memory[0].parts
-        assert parts[MemoryPart.OPTIMIZER] - plain[MemoryPart.OPTIMIZER] == pytest.approx(count * owned)
+        assert parts[MemoryPart.BUFFERS] - plain[MemoryPart.BUFFERS] == pytest.approx(count * owned)
     late, wide = (predict(met(SyncKind.EAGER, precision=kind)).memory[0] for kind in (Precision.BF16, Precision.FP32))
     assert wide.total - late.total == pytest.approx(owned / 2)
     eight = predict(met(SyncKind.EAGER, precision=Precision.INT8)).memory[0].parts
-    assert eight[MemoryPart.OPTIMIZER] - plain[MemoryPart.OPTIMIZER] == pytest.approx(3.5 * owned)
+    assert eight[MemoryPart.BUFFERS] - plain[MemoryPart.BUFFERS] == pytest.approx(4.0 * owned)
 
 
 def test_ways_of_meeting_are_priced_as_plans_that_meet_so():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -53,19 +53,28 @@ class Tally(TorchDispatchMode):
         return sum(self.num_bytes.values())
 
 
+T = TypeVar("T", bound=Tally)
+
+
 def moved(x: Tensor) -> float:
     """Bytes of the elements that exist: a dim that is expanded counts once."""
     return float(x.element_size() * np.prod([size for size, step in zip(x.shape, x.stride(), strict=True) if step]))
 
 
-def counted(call: Callable[[], Tensor]) -> tuple[float, float]:
-    """Bytes of `call` forward and backward."""
-    forward, backward = Tally(), Tally()
+def tallied(call: Callable[[], Tensor], *, tally: type[T]) -> tuple[T, T]:
+    """What `call` did forward and backward."""
+    forward, backward = tally(), tally()
     with forward:
         result = call()
     gradient = torch.ones_like(result)
     with backward:
         result.backward(gradient)
+    return forward, backward
+
+
+def counted(call: Callable[[], Tensor]) -> tuple[float, float]:
+    """Bytes of `call` forward and backward."""
+    forward, backward = tallied(call, tally=Tally)
     return forward.total, backward.total
 
 

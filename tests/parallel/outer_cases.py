@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy
 import torch
@@ -261,9 +262,10 @@ def spoilt_anchor(design: Design) -> str:
 def other_rounds(design: Design, needed: tuple[int, int], steps: int) -> list[tuple[int, int]]:
     """(step, steps of the rounds after it) wherever they change, in a run whose learners need rounds of so many."""
     worker, found = Worker(design), []
-    worker.outer.pace.needed = lambda **_measured: needed[worker.learners.index]  # type: ignore[method-assign]
+    asked = mock.patch.object(worker.outer.pace, "needed", return_value=needed[worker.learners.index])
     for number in range(1, steps + 1):
-        met = worker.step(number)
+        with asked:
+            met = worker.step(number)
         if met is not None and met.changed is not None:
             found.append((number, met.changed.every))
     told = worker.outer.told()

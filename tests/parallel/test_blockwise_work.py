@@ -24,7 +24,7 @@ from meshwright.parallel.tiles import seen_runs, tiles
 from meshwright.parallel.travel import Ring
 from meshwright.spec.exchange import ExchangeKind, TokenLayout
 from meshwright.spec.plan import Axis, AxisName, Plan, Schedule, ScheduleKind
-from tests.nn.test_traffic import ATTENTION, BATCH, LENGTH, LOOKS, MAKES, MODEL, MORE_LOOKS, Tally, moved
+from tests.nn.test_traffic import ATTENTION, BATCH, LENGTH, LOOKS, MAKES, MODEL, MORE_LOOKS, Tally, moved, tallied
 
 FILLED = {"zeros_like", "new_zeros", "new_full"}  # written, whatever they are like
 LOOKS_TOO = {"alias", "split_with_sizes", "promote_types"}
@@ -90,13 +90,7 @@ def passes(rank: int, ranks: int, *, dtype: torch.dtype, documents: Tensor | Non
         context.positions = share.positions(context)
     x = torch.randn(BATCH, LENGTH // ranks, MODEL.width, dtype=dtype, requires_grad=True)
     layer(x, context)
-    forward, backward = Started(), Started()
-    with forward:
-        result = layer(x, context)
-    gradient = torch.ones_like(result)
-    with backward:
-        result.backward(gradient)
-    return forward, backward
+    return tallied(lambda: layer(x, context), tally=Started)
 
 
 def modelled(ranks: int, dtype: torch.dtype) -> dict[str, float]:

@@ -45,12 +45,11 @@ def count_fake(designs: list[Design], rank: int) -> list[RankCount]:
 
 def count_ranks(designs: list[Design], ranks: list[int]) -> list[RankCount]:
     """One pipeline rank of each design under a fake process group, at the first of its other ranks."""
-    from meshwright.run.dry.rank import global_rank
     from meshwright.run.dry.tally import tally
     from meshwright.run.dry.trace import traced
 
     pairs = zip(designs, ranks, strict=True)
-    return [_told(tally(traced(entry, rank=global_rank(entry.plan, rank))), rank) for entry, rank in pairs]
+    return [_told(tally(traced(entry, rank=entry.plan.first_rank_of(rank))), rank) for entry, rank in pairs]
 
 
 def count_with_and_without_recipes(entry: Design) -> tuple[RankCount, RankCount]:
@@ -106,11 +105,10 @@ def told_and_performed(entry: Design, rank: int) -> tuple[list[str], list[str]]:
     """What pipeline rank `rank` receives and runs in the order that is told, and in that of its real step."""
     from meshwright.run.dry.events import Kind
     from meshwright.run.dry.order import RECEIVE, Orders
-    from meshwright.run.dry.rank import global_rank
     from meshwright.run.dry.trace import traced
 
     performed = []
-    for event in traced(entry, rank=global_rank(entry.plan, rank)):
+    for event in traced(entry, rank=entry.plan.first_rank_of(rank)):
         if event.kind is Kind.RECEIVE:
             performed.append(RECEIVE)
         elif event.kind is Kind.MARK and "|" in event.what and not event.what.startswith("after "):

@@ -11,6 +11,7 @@ from meshwright.catalog import load_cluster
 from meshwright.cost.fixed_buffers import workspace_bytes
 from meshwright.cost.software import software
 from meshwright.run.children import in_child
+from meshwright.run.dry.count import RankCount
 from meshwright.spec.cluster import Precision
 from meshwright.spec.model import Attention, Embedding, FeedForward, Head, Layer, Mixture, ModelSpec, Norm, Rotary
 from meshwright.spec.optimizer import Master, Moments
@@ -65,7 +66,7 @@ MORE = {
 }
 
 
-def asked(layer: Layer, layout: Layout) -> Design:
+def asked(layer: Layer, layout: Layout, *, length: int = LENGTH) -> Design:
     head = Head(vocab=VOCAB, width=WIDTH, norm=NORM)
     model = ModelSpec(
         name="medium",
@@ -77,8 +78,8 @@ def asked(layer: Layer, layout: Layout) -> Design:
     )
     found = designs.design(model, replace(layout, precision=Precision.BF16))
     data = replace(found.job.data, document_mask=False)
-    job = replace(found.job, sequence_length=LENGTH, batch_tokens=layout.batch * LENGTH, data=data)
-    plan = replace(found.plan, sequence_length=LENGTH, cluster=MACHINES.name)
+    job = replace(found.job, sequence_length=length, batch_tokens=layout.batch * length, data=data)
+    plan = replace(found.plan, sequence_length=length, cluster=MACHINES.name)
     return replace(found, cluster=MACHINES, job=job, plan=plan)
 
 
@@ -87,10 +88,17 @@ FROZEN = {"frozen": frozenset({0, 1, 4, 5}), "frozen under tensor": frozenset({0
 
 
 def check(cases: dict) -> None:
-    entries = {
-        name: designs.frozen(asked(layer, layout), FROZEN.get(name, frozenset()))
-        for name, (layer, layout) in cases.items()
-    }
+    hold(
+        {
+            name: designs.frozen(asked(layer, layout), FROZEN.get(name, frozenset()))
+            for name, (layer, layout) in cases.items()
+        }
+    )
+
+
+def hold(entries: dict[str, Design]) -> list[list[RankCount]]:
+    """Peaks are predicted; what was counted of every one of their pipeline ranks."""
+    found: list[list[RankCount]]
     found = in_child(dry_cases.count_whole, {"designs": list(entries.values())}, seconds=280)
     workspace = workspace_bytes(MACHINES.groups[0].device, software=software("torch"))
     for (name, entry), ranks in zip(entries.items(), found, strict=True):
@@ -98,6 +106,7 @@ def check(cases: dict) -> None:
         for count in ranks:
             counted = sum(count.memory.values()) + workspace
             assert told[count.rank].allocated == pytest.approx(counted, rel=0.005), (name, count.rank)
+    return found
 
 
 def test_peaks_are_predicted() -> None:

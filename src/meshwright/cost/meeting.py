@@ -45,7 +45,9 @@ USUAL_MEETINGS = tuple(Meeting(kind=kind) for kind in SyncKind)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundFigures:
     """Of rounds, shape (rows,): steps `every` and `delay`, `fragments`, bytes of an element as it is `sent`, in `eight`
-    bits or not; copies of parameters that are `kept` for good, and passes over them that an outer step makes."""
+    bits or not; copies of parameters that are `kept` for good; those of a fragment beside what travels when it lands or
+    sets out, for a `moment`, and with what travelled for the `stepping` after it; passes over them that an outer step
+    makes."""
 
     every: Ints
     delay: Ints
@@ -53,6 +55,8 @@ class RoundFigures:
     sent: Floats
     eight: Mask
     kept: Floats
+    moment: Floats
+    stepping: Floats
     passes: Floats
 
 
@@ -75,7 +79,9 @@ def round_figures(syncs: Sequence[Meeting], sync: Ints, every: Ints) -> RoundFig
         sent=columns[3],
         eight=columns[4] > 0.0,
         kept=columns[5],
-        passes=columns[6],
+        moment=columns[6],
+        stepping=columns[7],
+        passes=columns[8],
     )
 
 
@@ -85,5 +91,18 @@ def _figures(meeting: Meeting, *, every: int) -> tuple[float, ...]:
     momentum = rounds.momentum > 0.0 or kind is SyncKind.CO2
     own = kind is SyncKind.EAGER
     kept = 1.0 + momentum + own if kind.has_learners else 0.0
+    narrow = rounds.precision not in (Precision.FP32, Precision.FP64)
+    # A learner's own, and what came back where that is not what travelled itself; co2 makes its last step beside both.
+    moment, stepping = 1.0 + narrow, 3.0 * (kind is SyncKind.CO2)
     passes = _PASSES + _MOMENTUM * momentum + _OWN * own + _ROUNDED * eight
-    return rounds.every, rounds.delay, rounds.fragments, float(rounds.precision.bytes), eight, kept, passes
+    return (
+        rounds.every,
+        rounds.delay,
+        rounds.fragments,
+        float(rounds.precision.bytes),
+        eight,
+        kept,
+        moment,
+        stepping,
+        passes,
+    )

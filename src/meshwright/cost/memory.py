@@ -97,7 +97,7 @@ def _at(
         fixed=fixed_bytes(table, arrays=arrays, counts=counts, model=model, device=device, job=job, software=features),
     )
     found = moments(table, state, entry, kind=device.kind, software=features)
-    met = round_bytes(table, trained_owned)
+    met = round_bytes(table, trained_owned, model=model, largest=partial(_largest_block, local, changed, counts=counts))
     found += [] if met is None else [met.between(state.after, entry.fixed)]
     names = ("gradients", "activations", "logits", "buffers")
     totals = [sum((getattr(moment, name) for name in names), np.zeros_like(whole)) for moment in found]
@@ -108,12 +108,19 @@ def _at(
     return {
         MemoryPart.PARAMETERS: state.parameters,
         MemoryPart.GRADIENTS: peak["gradients"],
-        MemoryPart.OPTIMIZER: state.optimizer + kept,
+        MemoryPart.OPTIMIZER: state.optimizer,
         MemoryPart.ACTIVATIONS: peak["activations"] + left,
         MemoryPart.LOGITS: peak["logits"],
-        MemoryPart.BUFFERS: np.where(shape.valid, peak["buffers"] + travelling, 0.0),
+        MemoryPart.BUFFERS: np.where(shape.valid, peak["buffers"] + travelling + kept, 0.0),
         MemoryPart.RESERVED: np.where(shape.valid, device.reserved_bytes, 0.0),
     }
+
+
+def _largest_block(local: Local, blocks: Sequence[Holds], *, counts: Mapping[str, FloatArray]) -> FloatArray:
+    """Of `local.trained_owned`, the most that is of one block, shape (rows, ranks)."""
+    values = np.stack([block.parameters for block in blocks], axis=1)[:, None, :]
+    whole = np.where(counts["total"][..., :-1] > 0, values, 0.0).max(axis=2)
+    return np.asarray(whole * local.trained_owned / np.maximum(local.trained, 1.0))
 
 
 def _overflowing(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,12 +10,10 @@ import numpy as np
 from meshwright.cost.holding import Moment
 from meshwright.cost.meeting import round_figures
 from meshwright.cost.states import state_bytes
-from meshwright.cost.table import PlanTable
+from meshwright.cost.table import IntArray, PlanTable
 from meshwright.cost.work import FloatArray
-
-# Copies of a fragment that an outer step needs for a moment: what is a learner's own, what sets out, the mean that came
-# back, and the step that is made of it.
-_COPIES = 4.0
+from meshwright.spec.model import ModelSpec
+from meshwright.spec.synchronize import dealt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +31,16 @@ class RoundBytes:
         return Moment(gradients=gradients, activations=nothing, logits=nothing, buffers=fixed + self.moment)
 
 
-def round_bytes(table: PlanTable, owned: FloatArray) -> RoundBytes | None:
-    """Of ranks that own so many trained parameters (rows, ranks); None where no row has learners.
+def round_bytes(
+    table: PlanTable, owned: FloatArray, *, model: ModelSpec, largest: Callable[[], FloatArray]
+) -> RoundBytes | None:
+    """Of ranks that own so many trained parameters, `largest` of them of one block, all (rows, ranks); None where no
+    row has learners. A fragment is of whole blocks, and of a rank the largest has the share that it has of the model.
 
     Copies have no less than four bytes an element. What rounding to eight bits leaves is kept of all that is sent and
-    of the part whose sum a rank owns; numbers on their way lie there as they are sent and as they are received.
+    of the part whose sum a rank owns; numbers on their way lie there as they are sent and as they are received, and the
+    sum of a rank's part beside all that came for it. What travels in as many bits as a copy has, and is waited for, is
+    the learner's own copy.
     """
     learners = table.learners
     apart = learners > 1
@@ -44,8 +48,21 @@ def round_bytes(table: PlanTable, owned: FloatArray) -> RoundBytes | None:
         return None
     figures, wide = round_figures(table.syncs, table.sync, table.every), state_bytes(table).wide
     left = np.where(figures.eight, 1.0 + 1.0 / learners, 0.0)
-    flat = np.where(figures.eight, 2.0, figures.sent) / figures.fragments
-    copies = _COPIES * wide / figures.fragments + np.where(figures.delay > 0, 0.0, flat)
-    columns = ((figures.kept + left) * wide, np.where(figures.delay > 0, flat, 0.0), copies)
-    kept, travelling, moment = (owned * np.where(apart, each, 0.0)[:, None] for each in columns)
+    travels, late = np.where(figures.eight, 2.0, figures.sent), figures.delay > 0
+    waits = np.where(late | (figures.sent >= wide), 0.0, travels)
+    copies = np.where(figures.eight, 2.0 + 1.0 / learners, figures.moment)
+    moment = np.maximum(copies * wide, figures.stepping * wide - travels) + waits
+    away = np.where(late, travels, 0.0)
+    share = _largest_shares(figures.fragments, model=model)[:, None]
+    fragment = np.where(share < 1.0, np.maximum(share * owned, largest()), owned)
+    amounts = ((owned, (figures.kept + left) * wide), (fragment, away), (fragment, moment))
+    kept, travelling, moment = (elements * np.where(apart, each, 0.0)[:, None] for elements, each in amounts)
     return RoundBytes(kept=kept, travelling=travelling, moment=moment)
+
+
+def _largest_shares(fragments: IntArray, *, model: ModelSpec) -> FloatArray:
+    """The largest fragment's share of the model's parameters, of so many fragments."""
+    sizes = [block.parameters for block in model.blocks]
+    counts, inverse = np.unique(fragments, return_inverse=True)
+    largest = [max(sum(sizes[index] for index in part) for part in dealt(sizes, parts=count)) for count in counts]
+    return (np.array(largest) / sum(sizes))[inverse]

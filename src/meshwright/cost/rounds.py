@@ -26,10 +26,8 @@ from meshwright.spec.cluster import Collective, DeviceKind
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.report import LineName
+from meshwright.spec.synchronize import SCALE_BYTES, TOLD_BYTES, TOLD_EVERY
 
-SCALE_BYTES = 4.0  # of every part that travels in eight bits
-TOLD_BYTES = 56.0  # seven whole numbers that learners tell each other
-TOLD_EVERY = 16  # steps at the most between two times that they do
 _RESERVE = 1.2  # times the seconds of a round that its steps leave room for, where it is to be hidden
 _WAITED = 0.05  # of a step that may be waited for where nothing hides a round
 _TRIED = 9  # numbers of steps that are tried until a round of fragments is hidden

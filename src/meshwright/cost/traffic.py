@@ -5,23 +5,24 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from meshwright.cost.traffic_adafactor import sums
 from meshwright.cost.traffic_blocks import BlockTraffic, Widths
 from meshwright.cost.traffic_groups import Group, along, grid_groups
 from meshwright.cost.traffic_muon import exchanges
 from meshwright.cost.traffic_parameters import Held, Part, Unit, bucket_sizes, held, summands
+from meshwright.cost.traffic_rounds import round_traffic
 from meshwright.cost.traffic_turns import gathers, scatters
 from meshwright.spec.blocks import Mixture
 from meshwright.spec.cluster import DeviceKind, Precision
 from meshwright.spec.optimizer import Master
 from meshwright.spec.plan import AxisName, Design, Stage, TensorGrid
 from meshwright.spec.report import LineName
+from meshwright.spec.synchronize import SCALE_BYTES
 
 _NUMBER_BYTES = 8.0  # a loss or the square of a norm, in fp64, or a count
 _BUCKET_BYTES = 25.0 * 2**20
-_SCALE_BYTES = 4.0  # of the part that a rank owns, where gradients travel in eight bits
 _EIGHT_BITS = (Precision.FP8, Precision.INT8)
 
 
@@ -38,11 +39,18 @@ class Traffic:
 
 
 def traffic(design: Design, *, rank: int) -> Traffic:
-    """What the first data, context and tensor rank of pipeline rank `rank` sends in one step.
+    """What the first data, context and tensor rank of pipeline rank `rank` sends in one step; of a learner, what one
+    sends inside it, and its share of a round.
 
     Every expert is taken to be chosen as often as the others.
     """
-    return _Rank(design, rank).found()
+    plan = design.plan
+    found = _Rank(replace(design, plan=plan.of_learner()), rank).found()
+    for each in round_traffic(design, rank=plan.first_rank_of(rank)):
+        if each.fragment is not None:
+            share = each.calls / plan.gradients.rounds.every
+            found.add(LineName.OUTER, each.operation, AxisName.REPLICATE, each=each.bytes, calls=share)
+    return found
 
 
 class _Rank:
@@ -177,4 +185,4 @@ class _Rank:
 
 def _eight_bits(elements: float, group: Group) -> float:
     """Bytes of all parts, as many as ranks, of which the last is filled up to the others, and their scales."""
-    return group.size * (math.ceil(elements / group.size) + _SCALE_BYTES)
+    return group.size * (math.ceil(elements / group.size) + SCALE_BYTES)

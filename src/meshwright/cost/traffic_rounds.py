@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from meshwright.cost.holdings import PARAMETERS, Contents, holdings
-from meshwright.cost.rounds import SCALE_BYTES, TOLD_BYTES, TOLD_EVERY
 from meshwright.spec.cluster import Precision
 from meshwright.spec.plan import Design, Plan
-from meshwright.spec.synchronize import dealt
+from meshwright.spec.synchronize import SCALE_BYTES, TOLD_BYTES, TOLD_EVERY, dealt
 from meshwright.spec.tensors import prefix, tensors
 
 _EIGHT_BITS = (Precision.FP8, Precision.INT8)
@@ -45,7 +44,7 @@ def round_traffic(design: Design, *, rank: int) -> tuple[RoundCollective, ...]:
             for operation, each in _sent(elements, learners=plan.learners, precision=rounds.precision)
         ]
     told = rounds.every / min(rounds.every, TOLD_EVERY)
-    return (*found, RoundCollective(operation="all_reduce", ranks=peers, bytes=TOLD_BYTES, calls=told))
+    return (*found, RoundCollective(operation="all_reduce", ranks=peers, bytes=float(TOLD_BYTES), calls=told))
 
 
 def ranks_across(plan: Plan, rank: int) -> tuple[int, ...]:
@@ -77,6 +76,6 @@ def _sent(elements: int, *, learners: int, precision: Precision) -> Iterator[tup
     if precision not in _EIGHT_BITS:
         yield "all_reduce", float(elements * precision.bytes)
         return
-    packed = learners * (-(-elements // learners) + SCALE_BYTES)
+    packed = float(learners * (-(-elements // learners) + SCALE_BYTES))
     yield "all_to_all", packed
     yield "all_gather", packed

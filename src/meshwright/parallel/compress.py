@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.parallel.torch_compat import all_gather_single
+from meshwright.spec.synchronize import SCALE_BYTES
 
-SCALE_BYTES = 4
 _LEAST = 2.0**-100  # the least largest magnitude that a scale is made of
 
 
@@ -52,16 +52,19 @@ class Rounding:
         self.left.view(-1)[: flat.numel()].add_(flat)
         largest = self.left.abs().amax(dim=1, keepdim=True).clamp(min=_LEAST)
         scale = torch.exp2(torch.ceil(torch.log2(largest / self._wire.largest))).to(torch.float32)
-        shares = self.left / scale.to(flat.dtype)
-        numbers = (shares if self._wire is Wire.E4M3 else shares.round()).to(self._wire.dtype)
-        packed = torch.cat((scale.view(torch.uint8), numbers.view(torch.uint8)), dim=1)
+        packed = torch.cat((scale.view(torch.uint8), self._numbers(scale).view(torch.uint8)), dim=1)
         self.left.sub_(self.unpack(packed, flat.dtype))
         return packed
 
     def unpack(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
         """(parts, n) from bytes (parts, n + 4)."""
         scale = packed[:, :SCALE_BYTES].contiguous().view(torch.float32)
-        return packed[:, SCALE_BYTES:].contiguous().view(self._wire.dtype).to(dtype) * scale.to(dtype)
+        return packed[:, SCALE_BYTES:].contiguous().view(self._wire.dtype).to(dtype).mul_(scale.to(dtype))
+
+    def _numbers(self, scale: Tensor) -> Tensor:
+        """What is left, in eight bits of `scale` (parts, 1) each."""
+        shares = self.left / scale.to(self.left.dtype)
+        return (shares if self._wire is Wire.E4M3 else shares.round_()).to(self._wire.dtype)
 
 
 class CompressedReduction:
@@ -72,7 +75,7 @@ class CompressedReduction:
 
     def __init__(self, like: Tensor, *, group: dist.ProcessGroup, wire: Wire) -> None:
         ranks = group.size()
-        self._group = group
+        self._group, self._size = group, like.numel()
         self.sent = Rounding(like.numel(), parts=ranks, dtype=like.dtype, device=like.device, wire=wire)
         part = self.sent.left.shape[1]
         self.summed = Rounding(part, parts=1, dtype=like.dtype, device=like.device, wire=wire)
@@ -99,13 +102,18 @@ class CompressedReduction:
 
     def finish(self, flat: Tensor) -> None:
         """`flat` holds the sum, the same bits on every rank."""
+        flat.copy_(self.result())
+
+    def result(self) -> Tensor:
+        """The sum, the same bits on every rank."""
         if self._received is not None:
             self._turn()
         assert self._work is not None
         assert self._everyone is not None
         self._work.wait()
-        flat.copy_(self.summed.unpack(self._everyone, flat.dtype).view(-1)[: flat.numel()])
+        total = self.summed.unpack(self._everyone, self.sent.left.dtype).view(-1)[: self._size]
         self._everyone = self._packed = self._work = None
+        return total
 
     def _turn(self) -> None:
         assert self._work is not None

@@ -145,9 +145,10 @@ def counted_report(design: Design, predicted: Report, ranks: Sequence[RankCount]
         for name in _COMPUTE
         if chosen.flops.get(name)
     ]
-    lines += _collectives(chosen.calls, chosen.bytes, Origin.COUNTED)
+    moved = of_one_step(design, chosen.bytes)
+    lines += _collectives(chosen.calls, moved, Origin.COUNTED)
     step = Line(
-        name=LineName.STEP, flops=sum(chosen.flops.values()), bytes=sum(chosen.bytes.values()),
+        name=LineName.STEP, flops=sum(chosen.flops.values()), bytes=sum(moved.values()),
         origin=Origin.COUNTED, lines=tuple(lines),
     )  # fmt: skip
     told = {stage.rank: stage for stage in predicted.memory}
@@ -165,6 +166,12 @@ def counted_report(design: Design, predicted: Report, ranks: Sequence[RankCount]
         notes=_notes(design, ranks),
         detail={"shown rank": float(chosen.rank)},
     )
+
+
+def of_one_step(design: Design, counted: Mapping[str, float]) -> dict[str, float]:
+    """Bytes by `line|operation|axes` of a step, of which a round of learners that was `counted` whole is a share."""
+    every = design.plan.gradients.rounds.every if design.plan.learners > 1 else 1
+    return {name: size / (every if name.startswith(LineName.OUTER) else 1) for name, size in counted.items()}
 
 
 def _collectives(calls: Mapping[str, float], moved: Mapping[str, float], origin: Origin) -> list[Line]:

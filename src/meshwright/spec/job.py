@@ -186,10 +186,10 @@ class JobSpec:
     precision: Precision = Precision.BF16
     other_precisions: tuple[Precision, ...] = ()
     data: DataSpec = DataSpec()
-    optimizer: Optimizer = OptimizerSpec()  # noqa: RUF009  # a frozen value
+    optimizer: Optimizer = OptimizerSpec()
     learning_rate: LearningRate = LearningRate()
     z_loss: float = 0.0
-    synchronize: SynchronizeSpec = SynchronizeSpec()  # noqa: RUF009  # a frozen value
+    synchronize: SynchronizeSpec = SynchronizeSpec()
     objective: Objective = Objective.TIME
     constraints: Constraints = Constraints()
     checkpoint: CheckpointSpec = CheckpointSpec()

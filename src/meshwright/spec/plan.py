@@ -195,8 +195,8 @@ class Plan:
     schedule: Schedule
     sequence_length: int
     microbatch: int
-    gradients: GradientSync = GradientSync()  # noqa: RUF009  # a frozen value
-    exchange: Exchange = Exchange()  # noqa: RUF009  # a frozen value
+    gradients: GradientSync = GradientSync()
+    exchange: Exchange = Exchange()
     experts: ExpertGrid | None = None
     tensor_grid: TensorGrid = TensorGrid.LINE
     placement: tuple[int, ...] | None = None
@@ -235,6 +235,11 @@ class Plan:
         """Replicas that train apart and meet in rounds; 1 where all data parallel ranks meet in every step."""
         return self.replicate if self.gradients.kind.has_learners else 1
 
+    @property
+    def sends_fragments(self) -> bool:
+        """Whether learners meet in one part of the model after another."""
+        return self.learners > 1 and self.gradients.rounds.fragments > 1
+
     def of_learner(self) -> Plan:
         """The plan of one learner, which is all there is where they are one."""
         if self.learners == 1:
@@ -248,6 +253,12 @@ class Plan:
             return tuple(range(self.world_size))
         inner = math.prod(axis.size for axis in self.axes[self._place(AxisName.REPLICATE) + 1 :])
         return tuple(rank for rank in range(self.world_size) if rank // inner % self.replicate == learner)
+
+    def first_rank_of(self, pipeline_rank: int) -> int:
+        """The rank of that pipeline rank that is first on every other axis, where shards are largest."""
+        if self.pipeline == 1:
+            return 0
+        return pipeline_rank * math.prod(axis.size for axis in self.axes[self._place(AxisName.PIPELINE) + 1 :])
 
     def _place(self, name: AxisName) -> int:
         return next(index for index, axis in enumerate(self.axes) if axis.name is name)

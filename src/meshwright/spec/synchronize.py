@@ -9,6 +9,10 @@ from enum import StrEnum
 
 from meshwright.spec.cluster import Precision
 
+SCALE_BYTES = 4  # of every part that travels in eight bits
+TOLD_EVERY = 16  # steps at the most between two times that learners tell each other how they are
+TOLD_BYTES = 56  # of the seven whole numbers that they tell
+
 
 class SyncKind(StrEnum):
     """How ranks along the replicate axis meet.

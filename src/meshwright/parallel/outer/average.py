@@ -73,7 +73,7 @@ class RoundedAverage:
 
     def __init__(self, like: Tensor, *, group: dist.ProcessGroup, wire: Wire) -> None:
         self._reduction = CompressedReduction(like, group=group, wire=wire)
-        self._like, self._learners = like, group.size()
+        self._learners = group.size()
 
     @property
     def left(self) -> tuple[Tensor, ...]:
@@ -86,6 +86,4 @@ class RoundedAverage:
         return self._reduction.advance()
 
     def finish(self) -> Tensor:
-        total = torch.empty_like(self._like)
-        self._reduction.finish(total)
-        return total.div_(self._learners)
+        return self._reduction.result().div_(self._learners)

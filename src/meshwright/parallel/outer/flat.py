@@ -29,9 +29,11 @@ class Flat:
 
     def read(self) -> Tensor:
         """(numel,): a copy of what the parameters are."""
-        if not self._named:
-            return self.zeros()
-        return torch.cat([local_part(x.detach()).reshape(-1).to(self.dtype) for _, x in self._named])
+        flat = self.zeros()
+        for (_, x), piece in zip(self._named, flat.split(self._sizes), strict=True):
+            held = local_part(x.detach())
+            piece.view_as(held).copy_(held)
+        return flat
 
     def write(self, flat: Tensor) -> None:
         """The parameters are what `flat` (numel,) holds."""

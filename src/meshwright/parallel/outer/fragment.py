@@ -46,6 +46,11 @@ class Fragment:
                 kept.zero_()
         self._lands_at = self._arrived = None
 
+    @property
+    def is_away(self) -> bool:
+        """What set out has not landed."""
+        return self._lands_at is not None
+
     def departs(self, step: int) -> bool:
         return self._pace.departs(self._number, step)
 
@@ -55,7 +60,7 @@ class Fragment:
 
     def watch(self) -> None:
         """A step has gone by while it may have travelled."""
-        if self._lands_at is not None and self._arrived is None and not self.average.advance():
+        if self.is_away and self._arrived is None and not self.average.advance():
             self.travelled += 1
 
     def meet(self, step: int, *, lands: bool, departs: bool) -> None:
@@ -70,7 +75,8 @@ class Fragment:
         if self.held.sent is not None:
             self.held.sent.copy_(own)
         if out is None:
-            spare = not self._update.mixes and own is not self.held.anchor
+            read_again = self._update.mixes and not self._pace.rounds.delay
+            spare = own is not self.held.anchor and not read_again
             out = torch.sub(self.held.anchor, own, out=own if spare else None)
         self.average.start(out)
         self._lands_at, self.travelled = step + self._pace.rounds.delay, 0
@@ -84,7 +90,7 @@ class Fragment:
 
     def drain(self) -> None:
         """Nothing is on the network; what was lands when it is due."""
-        if self._lands_at is not None and self._arrived is None:
+        if self.is_away and self._arrived is None:
             self._arrived = self.average.finish()
 
     def fingerprint(self) -> int:

@@ -30,9 +30,8 @@ from meshwright.spec.errors import Problem, WorkerFailed
 from meshwright.spec.plan import Design
 from meshwright.spec.report import LineName
 from meshwright.spec.span import Recorder
-from meshwright.spec.synchronize import GradientSync, Rounds, dealt
+from meshwright.spec.synchronize import TOLD_BYTES, TOLD_EVERY, GradientSync, Rounds, dealt
 
-MOST_STEPS_APART = 16  # between two times that learners tell each other how they are
 _BITS = 2**62
 
 
@@ -87,7 +86,7 @@ class OuterSync:
             fragment.watch()
             if lands or departs:
                 fragment.meet(step, lands=lands, departs=departs)
-        apart = min(self.pace.rounds.every, MOST_STEPS_APART)
+        apart = min(self.pace.rounds.every, TOLD_EVERY)
         met = self._meet(step) if (step - self.pace.origin) % apart == 0 else None
         self._clock = time.perf_counter()
         self._recorder.record(LineName.OUTER, start, self._clock - start)
@@ -121,10 +120,17 @@ class OuterSync:
         return True
 
     def meet_once(self) -> None:
-        """Every fragment sets out and lands, as once in every round. Collective."""
-        for fragment in self._fragments:
+        """Every fragment sets out and lands once, as in a round; the largest is away afterwards where it comes late.
+        Collective."""
+        ranked = sorted(self._fragments, key=lambda fragment: fragment.flat.numel)
+        before, last = ranked[:-1], ranked[-1:]
+        for fragment in last if before else ():
+            fragment.land()
+        for fragment in before:
             fragment.meet(0, lands=False, departs=True)
             fragment.land()
+        for fragment in last:
+            fragment.meet(0, lands=fragment.is_away, departs=True)
 
     def drain(self) -> None:
         """Nothing of this rank is on the network. Collective."""
@@ -137,7 +143,7 @@ class OuterSync:
     def as_one(self) -> Iterator[None]:
         """Inside, this learner holds the mean of all of them, which is what they have learnt together. Collective."""
         own = self._whole.read()
-        self._whole.write(self._mean(own))
+        self._whole.write(self._averaged(own.clone()))
         try:
             yield
         finally:
@@ -160,7 +166,7 @@ class OuterSync:
     def mean(self) -> dict[str, Tensor]:
         """The mean of all learners by the names of their parameters and buffers, laid out as they are. Collective."""
         found: dict[str, Tensor] = {}
-        for name, view in self._whole.views(self._mean(self._whole.read())):
+        for name, view in self._whole.views(self._averaged(self._whole.read())):
             found.setdefault(name, view)
         return found
 
@@ -194,11 +200,11 @@ class OuterSync:
         """What rounding has left to be sent by this rank; live tensors."""
         return [left for fragment in self._fragments for left in fragment.average.left]
 
-    def _mean(self, own: Tensor) -> Tensor:
+    def _averaged(self, flat: Tensor) -> Tensor:
+        """`flat` itself, which holds the mean of what each learner gave."""
         self.drain()
-        total = own.clone()
-        dist.all_reduce(total, group=self._across)
-        return total / self.learners.count
+        dist.all_reduce(flat, group=self._across)
+        return flat.div_(self.learners.count)
 
     def _over_learner(self, values: Tensor) -> Tensor:
         if self._laid.mesh.everyone is not None:
@@ -216,6 +222,7 @@ class OuterSync:
         print_ = sum(fragment.fingerprint() for fragment in self._fragments) % _BITS
         told = [int(self._stop), int(self._spoilt), print_, -print_, landings, -landings, self._needed]
         self._told = torch.tensor(told, dtype=torch.int64, device=self._laid.device)
+        assert self._told.nbytes == TOLD_BYTES
         self._telling = dist.all_reduce(self._told, op=dist.ReduceOp.MAX, group=self._meeting, async_op=True)
         self._stop, self._spoilt, self._told_at = False, False, step
         return met

@@ -24,7 +24,7 @@ class RankCount:
 
 
 def content(design: Design, rank: int) -> str:
-    """What pipeline rank `rank` holds, whatever its number: equal texts, equal passes."""
+    """What pipeline rank `rank` holds, whatever its number, and of which fragments: equal texts, equal passes."""
     plan, last = design.plan, len(design.plan.stages) - 1
     held = []
     for index in plan.stages_of(rank):
@@ -32,4 +32,4 @@ def content(design: Design, rank: int) -> str:
         groups = [replace(group, start=0, stop=group.stop - group.start) for group in stage.groups]
         layers = design.model.layers[max(stage.start, 1) - 1 : max(stage.stop - 1, 0)]
         held.append([index == 0, index == last, groups, layers])
-    return canonical(held)
+    return canonical([held, rank] if plan.sends_fragments else held)

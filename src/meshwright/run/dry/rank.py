@@ -14,7 +14,7 @@ from meshwright.run.dry.recipes import Recipes
 from meshwright.run.dry.shrink import fewer_microbatches, is_split, shrunk, split
 from meshwright.run.dry.tally import Tally, joined, tally
 from meshwright.run.dry.trace import outside_passes, traced
-from meshwright.spec.plan import AxisName, Design, Plan
+from meshwright.spec.plan import Design, Plan
 from meshwright.spec.report import LineName
 
 
@@ -92,18 +92,8 @@ class Counter:
         if key not in self._known:
             layers, microbatches = len(design.model.layers), plan.schedule.microbatches
             self.say(f"pipeline rank {rank}: tracing {layers} layers, {microbatches} microbatches")
-            self._known[key] = traced(design, rank=global_rank(plan, rank), recipes=self._recipes)
+            self._known[key] = traced(design, rank=plan.first_rank_of(rank), recipes=self._recipes)
         return self._known[key]
-
-
-def global_rank(plan: Plan, rank: int) -> int:
-    """The first rank of pipeline rank `rank`: first on every other axis, where shards are largest."""
-    step = 1
-    for axis in reversed(plan.axes):
-        if axis.name is AxisName.PIPELINE:
-            break
-        step *= axis.size
-    return rank * step if plan.pipeline > 1 else 0
 
 
 def _place(plan: Plan, name: str) -> str:

@@ -50,8 +50,11 @@ class Probe:
 
 
 def shrunk(design: Design, *, rank: int, whole: bool) -> Probe:
-    """Probes of pipeline rank `rank`; of the whole model where `whole` is asked or little would be saved."""
+    """Probes of pipeline rank `rank`; of the whole model where `whole` is asked or little would be saved, and where
+    learners send it in fragments, which are of whatever blocks all of it has."""
     plan = design.plan
+    if plan.sends_fragments:
+        return Probe(designs=(design,), more=0)
     runs = [_run(_contents(design, plan.stages[index])) for index in plan.stages_of(rank)]
     more = min(run.count for run in runs) - SHORTEST
     if whole or more < _PROBES:

@@ -55,6 +55,8 @@ def counted_step(design: Design, *, device: str) -> tuple[Event, ...]:
     batch = _batch(design, device=device)
     first = _first_step(design, batch)
     _step(laid, optimizer, first, clip_norm=job.optimizer.clip_norm, marks=marks)
+    if outer is not None:
+        outer.meet_once()
     counter = StepCounter(design, parts=laid.parts, optimizer=optimizer, device=device)
     with counter.watching():
         marks.start(counter)

@@ -1,0 +1,65 @@
+"""Of learners that meet in rounds, what is kept and sent is predicted as a dry run counts it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from meshwright import cost
+from meshwright.run.children import in_child
+from meshwright.run.dry.count import RankCount
+from meshwright.run.dry_run import of_one_step
+from meshwright.spec.cluster import Precision
+from meshwright.spec.plan import Design, Sharding
+from meshwright.spec.synchronize import GradientSync, SyncKind, usual_rounds
+from tests.run import dry_cases
+from tests.run.test_dry_memory import DENSE, asked, hold
+from tests.support.designs import Layout
+
+PLAIN = Layout(replicate=2, batch=2)
+SHARDED = replace(PLAIN, shard=2, sharding=Sharding.PARAMETERS, batch=4)
+PIPED = replace(PLAIN, pipeline=2, batch=4)
+QUICK = (
+    (SyncKind.DILOCO, Precision.BF16, PLAIN),
+    (SyncKind.EAGER, Precision.INT8, SHARDED),
+    (SyncKind.CO2, Precision.FP32, PLAIN),
+    (SyncKind.STREAMING, Precision.FP8, PLAIN),
+)
+
+
+def of(cases: Iterable[tuple[SyncKind, Precision, Layout]]) -> dict[str, Design]:
+    """Of parameters that are much more than a microbatch is, so that to meet takes the most memory."""
+    entries = {}
+    for kind, precision, layout in cases:
+        entry = asked(DENSE, layout, length=64)
+        rounds = usual_rounds(kind, every=8, learners=2, precision=precision)
+        plan = replace(entry.plan, gradients=GradientSync(kind=kind, rounds=rounds))
+        entries[f"{kind.value} {precision.value} {plan.describe()}"] = replace(entry, plan=plan)
+    return entries
+
+
+def check_traffic(entries: dict[str, Design], found: list[list[RankCount]]) -> None:
+    for (name, entry), counts in zip(entries.items(), found, strict=True):
+        for count in counts:
+            told = dict(cost.traffic(entry, rank=count.rank).bytes)
+            assert told == pytest.approx(of_one_step(entry, count.bytes), rel=1e-12), (name, count.rank)
+
+
+def test_what_learners_keep_and_send_is_predicted() -> None:
+    entries = of(QUICK)
+    check_traffic(entries, hold(entries))
+
+
+def test_every_stage_of_learners_sends_what_it_has_of_a_fragment() -> None:
+    entries = of([(SyncKind.STREAMING, Precision.FP8, PIPED)])
+    found: list[list[RankCount]] = in_child(dry_cases.count_whole, {"designs": list(entries.values())}, seconds=280)
+    check_traffic(entries, found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16, Precision.INT8])
+def test_whatever_their_way_is(precision: Precision) -> None:
+    entries = of((kind, precision, PLAIN) for kind in SyncKind if kind.has_learners)
+    check_traffic(entries, hold(entries))
