@@ -72,6 +72,9 @@ def _keys_of_commands_with_torch() -> None:
     document = source["generate"].partition("if as_json:")[2].partition("else:")[0]
     _same("`generate`", re.findall(r'"([a-z_]+)":', document))
     _same("`doctor`", re.findall(r'"([a-z_]+)":', source["doctor"].partition("if as_json:")[2].partition("else:")[0]))
+    from meshwright.run.audit import Audit, Passes
     from meshwright.run.doctor import Row
 
+    _same("`audit`", ["read", *(field.name for field in fields(Audit))])
+    _same("each of `passes`", [field.name for field in fields(Passes)])
     _same("each row of `doctor`", [field.name for field in fields(Row)])
