@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import statistics
 import sys
@@ -32,6 +33,7 @@ FREE, SLOW = 5e9, 12.5e6  # bytes/s; 100 Mbit/s
 LENGTH, SEQUENCES = 128, 4  # of one learner and step
 TIMED, WARM = 10, 3
 NEVER = 10**6
+ROOM = 2.5  # times as long as an exchange takes the steps are that it is hidden beside
 LATE = (SyncKind.EAGER, SyncKind.CO2)
 
 
@@ -110,8 +112,9 @@ def meeting(made: Design, kind: SyncKind, rounds: Rounds) -> Design:
 
 
 def rounds_of(kind: SyncKind, *, exchange: float, step: float, learners: int) -> Rounds:
-    """The fewest steps that hide an exchange, or where it is waited for, that leave it a twentieth of the time."""
-    hidden = max(2, -(-int(1000 * 1.2 * exchange) // int(1000 * step)))
+    """So many steps that an exchange beside them, which takes the cores that train, costs a few per cent of them; where
+    it is waited for, that it is a twentieth of the time."""
+    hidden = max(2, math.ceil(ROOM * exchange / step))
     if kind in LATE:
         return usual_rounds(kind, every=hidden, learners=learners)
     if kind is SyncKind.STREAMING:
