@@ -17,6 +17,7 @@ from meshwright.spec.model import (
     Weighing,
     attends,
 )
+from meshwright.spec.ranks import rank_problems
 
 MOST = 10**12  # of anything that a model counts
 MOST_LAYERS = 4096  # four times those of the deepest published (2203.00555); stages are balanced in its square
@@ -86,6 +87,7 @@ def _layer_shapes(layer: Layer, where: str, *, width: int) -> Iterator[Problem]:
         if part is not None and part.width != width:
             what = f"{part.width} is not the width of the model, {width}"
             yield Problem(what=what, where=f"{where}.{name}.width")
+    yield from rank_problems(layer.ranks, layer.places, f"{where}.ranks")
     if layer.dense is not None and not mixes:
         yield Problem(what="a dense branch goes beside a mixture", where=f"{where}.dense", fix="leave it out")
     if layer.sum_norm is not None and layer.dense is None:

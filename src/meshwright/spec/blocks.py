@@ -1,283 +1,44 @@
-"""The kinds of block a model is made of, with every dimension that costs time or memory; each counts its parameters."""
+"""The kinds of block a model is made of; each counts its parameters."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
-from meshwright.spec.positions import Rotary, Temperature
-from meshwright.spec.routing import TOP_K_SOFTMAX, Routing
+from meshwright.spec.parts import (
+    Activation,
+    Attention,
+    FeedForward,
+    Indexer,
+    LatentAttention,
+    Mixer,
+    Mixture,
+    Norm,
+    NormKind,
+    QueryKeyNorm,
+    Recurrence,
+    Transform,
+)
+from meshwright.spec.ranks import MatrixRank, taken_away
 
-
-class NormKind(StrEnum):
-    RMS = "rms"
-    LAYER = "layer"
-
-
-class Activation(StrEnum):
-    """`clamped_swiglu` is of gated parts alone: g sigmoid(1.702 g) (u + 1) with both clamped at 7, as in gpt-oss."""
-
-    SILU = "silu"
-    GELU = "gelu"
-    GELU_TANH = "gelu_tanh"
-    RELU = "relu"
-    RELU_SQUARED = "relu_squared"
-    CLAMPED_SWIGLU = "clamped_swiglu"
-
-
-class QueryKeyNorm(StrEnum):
-    """Norm on queries and keys: none, over each head, over all heads at once, or per head without a scale."""
-
-    NONE = "none"
-    HEAD = "head"
-    FULL = "full"
-    UNSCALED = "unscaled"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Norm:
-    """Root-mean-square or layer norm over `width` features; layer norm has a bias beside its scale."""
-
-    width: int
-    kind: NormKind = NormKind.RMS
-    eps: float = 1e-5
-
-    @property
-    def parameters(self) -> int:
-        return self.width * (2 if self.kind is NormKind.LAYER else 1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attention:
-    """Multi-head attention; `kv_heads < heads` is grouped-query; `window` limits how far back it looks.
-
-    Without `causal` every token sees all of its sequence, as in an encoder, or `keys` times as many tokens of another
-    one: a decoder's attention to what an encoder gave.
-
-    `chunk` is chunked attention (positions see only their own chunk). `shared_key_value` uses the keys as values, as
-    they are projected. With `value_norm` the values of each head are normed, without a scale.
-
-    Above 0 `prefix` is a prefix mask (1910.10683, section 3.2.1; 2205.05131): the tokens of a document's prompt, its
-    prefix, see all of it, within `window` and `chunk` both ways. The data tell how long prompts are; costs count one
-    document a sequence, and `prefix` is the share of it that is prompt.
-    """
-
-    width: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    norm: Norm | None
-    post_norm: Norm | None = None
-    rotary: Rotary | None = None
-    window: int | None = None
-    chunk: int | None = None
-    prefix: float = 0.0
-    qk_norm: QueryKeyNorm = QueryKeyNorm.NONE
-    qkv_bias: bool = False
-    output_bias: bool = False
-    sinks: bool = False
-    softcap: float | None = None
-    scale: float | None = None
-    temperature: Temperature | None = None
-    shared_key_value: bool = False
-    value_norm: bool = False
-    causal: bool = True
-    keys: float = 1.0
-    kind: str = "attention"
-
-    @property
-    def matrix_parameters(self) -> int:
-        projections = self.heads + self.kv_heads * (1 if self.shared_key_value else 2) + self.heads
-        return self.width * self.head_dim * projections
-
-    @property
-    def matrix_products(self) -> float:
-        """Parameters that a token multiplies: those of keys and values as often as there are keys for a query."""
-        key_values = self.width * self.head_dim * self.kv_heads * (1 if self.shared_key_value else 2)
-        return self.matrix_parameters + (self.keys - 1.0) * key_values
-
-    @property
-    def parameters(self) -> int:
-        kv_projections = 1 if self.shared_key_value else 2
-        biases = self.head_dim * (self.heads + self.kv_heads * kv_projections) if self.qkv_bias else 0
-        biases += self.width if self.output_bias else 0
-        query_key = {
-            QueryKeyNorm.HEAD: 2 * self.head_dim,
-            QueryKeyNorm.FULL: self.head_dim * (self.heads + self.kv_heads),
-        }.get(self.qk_norm, 0)
-        return self.matrix_parameters + biases + query_key + (self.heads if self.sinks else 0) + _norms(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Indexer:
-    """Lightning indexer of sparse attention: chooses the `top_k` keys each query reads (DeepSeek sparse attention)."""
-
-    heads: int
-    head_dim: int
-    top_k: int
-
-    def parameters(self, width: int, query_rank: int) -> int:
-        key = width * self.head_dim + 2 * self.head_dim
-        return query_rank * self.heads * self.head_dim + key + width * self.heads
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentAttention:
-    """Multi-head latent attention: queries and key-values pass through low-rank latents (DeepSeek-V2, 2405.04434).
-
-    `query_rank` None means queries are projected directly. `scale` multiplies the scores, one over the root of their
-    dims when None. `latent_eps` is that of the norms of latents. With `dense_within` this stands for a sparse attention
-    that reads so many keys: for longer sequences it is another one. `window` and `prefix` are those of Attention.
-    """
-
-    width: int
-    heads: int
-    query_rank: int | None
-    kv_rank: int
-    nope_dim: int
-    rope_dim: int
-    value_dim: int
-    norm: Norm | None
-    post_norm: Norm | None = None
-    rotary: Rotary | None = None
-    indexer: Indexer | None = None
-    dense_within: int | None = None
-    window: int | None = None
-    prefix: float = 0.0
-    scale: float | None = None
-    latent_eps: float = 1e-6
-    kind: str = "latent_attention"
-
-    @property
-    def matrix_parameters(self) -> int:
-        query_dims = self.heads * (self.nope_dim + self.rope_dim)
-        rank = self.query_rank
-        query = self.width * query_dims if rank is None else self.width * rank + rank * query_dims
-        keys = self.width * (self.kv_rank + self.rope_dim) + self.kv_rank * self.heads * (
-            self.nope_dim + self.value_dim
-        )
-        return query + keys + self.heads * self.value_dim * self.width
-
-    @property
-    def parameters(self) -> int:
-        indexer = self.indexer.parameters(self.width, self.query_rank or self.width) if self.indexer else 0
-        return self.matrix_parameters + (self.query_rank or 0) + self.kv_rank + indexer + _norms(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recurrence:
-    """A state-space or linear-attention mixer, by its sizes: `inner` features, `state` per head, short convolution."""
-
-    width: int
-    inner: int
-    heads: int
-    state: int
-    groups: int
-    convolution: int
-    norm: Norm | None
-    post_norm: Norm | None = None
-    kind: str = "recurrence"
-
-    @property
-    def matrix_parameters(self) -> int:
-        projected = 2 * self.inner + 2 * self.groups * self.state + self.heads
-        return self.width * projected + self.inner * self.width
-
-    @property
-    def parameters(self) -> int:
-        convolved = self.inner + 2 * self.groups * self.state
-        small = convolved * (self.convolution + 1) + 3 * self.heads + self.inner
-        return self.matrix_parameters + small + _norms(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FeedForward:
-    """Two matrices and an activation between, or three when gated (GLU variants, 2002.05202)."""
-
-    width: int
-    hidden: int
-    norm: Norm | None
-    post_norm: Norm | None = None
-    gated: bool = True
-    activation: Activation = Activation.SILU
-    bias: bool = False
-    kind: str = "feed_forward"
-
-    @property
-    def matrix_parameters(self) -> int:
-        return self.width * self.hidden * (3 if self.gated else 2)
-
-    @property
-    def parameters(self) -> int:
-        biases = (self.hidden * (2 if self.gated else 1) + self.width) if self.bias else 0
-        return self.matrix_parameters + biases + _norms(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mixture:
-    """`top_k` of `experts` feed-forwards per token, with an optional dense branch that every token takes.
-
-    After `norm`, or in place of it, `router_norm` and `expert_norm` are of what the router and the experts read alone.
-    `router_scale` multiplies what the router gives. With `expert_scale` the weight of an expert is multiplied by a
-    learned number of its own.
-
-    `extra_parameters` counts scales that no matrix product uses.
-    """
-
-    width: int
-    hidden: int
-    experts: int
-    top_k: int
-    norm: Norm | None
-    post_norm: Norm | None = None
-    gated: bool = True
-    activation: Activation = Activation.SILU
-    expert_bias: bool = False
-    router_bias: bool = False
-    shared: FeedForward | None = None
-    shared_gate: bool = False
-    routing: Routing = TOP_K_SOFTMAX
-    router_norm: Norm | None = None
-    router_scale: float = 1.0
-    expert_norm: Norm | None = None
-    expert_scale: bool = False
-    extra_parameters: int = 0
-    kind: str = "mixture"
-
-    @property
-    def inner_norms(self) -> tuple[Norm, ...]:
-        return tuple(norm for norm in (self.router_norm, self.expert_norm) if norm)
-
-    @property
-    def gate_parameters(self) -> int:
-        """Of what weighs experts beside the router's matrix: norms, biases and scales."""
-        vectors = self.experts * (self.router_bias + self.expert_scale)
-        return sum(norm.parameters for norm in self.inner_norms) + vectors
-
-    @property
-    def expert_parameters(self) -> int:
-        biases = (self.hidden * (2 if self.gated else 1) + self.width) if self.expert_bias else 0
-        return self.width * self.hidden * (3 if self.gated else 2) + biases
-
-    @property
-    def matrix_parameters(self) -> int:
-        """Parameters that one token multiplies: the router, its `top_k` experts and the dense branch."""
-        expert = self.width * self.hidden * (3 if self.gated else 2)
-        return self.width * self.experts + self.top_k * expert + (self.shared.matrix_parameters if self.shared else 0)
-
-    @property
-    def parameters(self) -> int:
-        router = self.width * self.experts + self.gate_parameters
-        shared = (self.shared.parameters if self.shared else 0) + (self.width if self.shared_gate else 0)
-        return router + self.experts * self.expert_parameters + shared + self.extra_parameters + _norms(self)
-
-    @property
-    def active_parameters(self) -> int:
-        return self.parameters - (self.experts - self.top_k) * self.expert_parameters
-
-
-Mixer = Attention | LatentAttention | Recurrence
-Transform = FeedForward | Mixture
+__all__ = [
+    "Activation",
+    "Attention",
+    "Block",
+    "Embedding",
+    "FeedForward",
+    "Head",
+    "Indexer",
+    "LatentAttention",
+    "Layer",
+    "MatrixRank",
+    "Mixer",
+    "Mixture",
+    "Norm",
+    "NormKind",
+    "QueryKeyNorm",
+    "Recurrence",
+    "Transform",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,6 +74,8 @@ class Layer:
     number that is stored beside the parameters and that no optimizer steps.
 
     It sees `tokens` times as many tokens as the job's sequences have: a decoder beside a longer encoder less than one.
+
+    `ranks`, in the order of their names, says which matrices are products of two thin ones (Pufferfish, 2103.03936).
     """
 
     mixer: Mixer | None
@@ -322,12 +85,14 @@ class Layer:
     scaled: bool = False
     extra_parameters: int = 0
     tokens: float = 1.0
+    ranks: tuple[MatrixRank, ...] = ()
     kind: str = "layer"
 
     @property
     def parameters(self) -> int:
         norm = self.sum_norm.parameters if self.sum_norm else 0
-        return sum(part.parameters for part in self.parts) + norm + self.extra_parameters
+        whole = sum(part.parameters for part in self.parts) + norm + self.extra_parameters
+        return whole - taken_away(self.ranks, self.places)
 
     @property
     def active_parameters(self) -> int:
@@ -338,13 +103,21 @@ class Layer:
 
     @property
     def matrix_parameters(self) -> int:
-        return sum(part.matrix_parameters for part in self.parts)
+        return sum(part.matrix_parameters for part in self.parts) - taken_away(self.ranks, self.places)
 
     @property
     def matrix_products(self) -> float:
         """Parameters that one of its tokens multiplies."""
-        attends = self.mixer.matrix_products - self.mixer.matrix_parameters if isinstance(self.mixer, Attention) else 0
-        return self.matrix_parameters + attends
+        if not isinstance(self.mixer, Attention):
+            return self.matrix_parameters
+        key_values = tuple(each for each in self.ranks if each.name in ("mixer.key", "mixer.value"))
+        attends = self.mixer.matrix_products - self.mixer.matrix_parameters
+        return self.matrix_parameters + attends - (self.mixer.keys - 1.0) * taken_away(key_values, self.places)
+
+    @property
+    def places(self) -> dict[str, Mixer | Transform | None]:
+        """Its parts by the names that its parameters begin with, in the order of their work."""
+        return {"mixer": self.mixer, "dense": self.dense, "transform": self.transform}
 
     @property
     def parts(self) -> tuple[Mixer | Transform, ...]:
@@ -383,7 +156,3 @@ class Head:
 
 
 Block = Embedding | Layer | Head
-
-
-def _norms(part: Mixer | Transform) -> int:
-    return sum(norm.parameters for norm in (part.norm, part.post_norm) if norm)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TypeVar
@@ -18,6 +18,7 @@ from meshwright.spec.blocks import (
     Indexer,
     LatentAttention,
     Layer,
+    MatrixRank,
     Mixer,
     Mixture,
     Norm,
@@ -26,7 +27,9 @@ from meshwright.spec.blocks import (
     Recurrence,
     Transform,
 )
+from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.positions import Rotary, RotaryScaling, Temperature
+from meshwright.spec.ranks import rank_problems
 from meshwright.spec.routing import Choice, Routing, Score, Weighing
 
 B = TypeVar("B")
@@ -41,6 +44,7 @@ __all__ = [
     "Indexer",
     "LatentAttention",
     "Layer",
+    "MatrixRank",
     "Mixer",
     "Mixture",
     "ModelSpec",
@@ -122,6 +126,31 @@ class ModelSpec:
     def causal(self) -> ModelSpec:
         """The model of the same tensors without prefix masks."""
         return replace(self, layers=tuple(_causal(layer) for layer in self.layers)) if self.prefix else self
+
+    def with_ranks(self, ranks: Mapping[int, Sequence[MatrixRank]]) -> ModelSpec:
+        """The model whose block `index` (layers are 1 to L) has the ranks that `ranks` gives it; others keep theirs.
+
+        Raises ConfigError where a block is no layer, or has no such matrix of such a rank.
+        """
+        problems, layers = [], list(self.layers)
+        for index, given in ranks.items():
+            if not 1 <= index <= len(layers):
+                fix = f"choose 1 to {len(layers)}"
+                problems.append(Problem(what=f"block {index} is no layer", where="ranks", fix=fix))
+                continue
+            layer = replace(layers[index - 1], ranks=tuple(sorted(given)))
+            problems += rank_problems(layer.ranks, layer.places, f"layers[{index - 1}].ranks")
+            layers[index - 1] = layer
+        if problems:
+            raise ConfigError(problems)
+        alike: dict[Layer, Layer] = {}
+        return replace(self, layers=tuple(alike.setdefault(layer, layer) for layer in layers))
+
+    def dense(self) -> ModelSpec:
+        """The model of whole matrices."""
+        if not any(layer.ranks for layer in self.layers):
+            return self
+        return self.with_ranks(dict.fromkeys(range(1, len(self.layers) + 1), ()))
 
     def flops_per_token(self, sequence_length: int, *, frozen: frozenset[int] = frozenset()) -> float:
         """Model FLOPs to train on one token: the one formula behind every MFU this system prints.
