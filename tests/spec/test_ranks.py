@@ -11,23 +11,13 @@ from meshwright.catalog.model_ranges import checked_model
 from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.model import MatrixRank, ModelSpec
-from meshwright.spec.ranks import factorable
 from meshwright.spec.tensors import tensors
-from tests.support.models import all_models
-
-
-def half(model: ModelSpec) -> ModelSpec:
-    """Every matrix that can have a rank at half of its full one."""
-    ranks = {
-        index: [MatrixRank(name=name, rank=min(shape) // 2) for name, shape in factorable(layer.places).items()]
-        for index, layer in enumerate(model.layers, start=1)
-    }
-    return model.with_ranks(ranks)
+from tests.support.models import all_models, factored
 
 
 @pytest.mark.parametrize("model", all_models().values(), ids=all_models())
 def test_tensors_of_a_factored_block_are_its_parameters(model: ModelSpec) -> None:
-    low = half(model)
+    low = factored(model)
     for block, whole in zip(low.layers, model.layers, strict=True):
         assert sum(tensor.size for tensor in tensors(block)) == block.parameters
         assert whole.matrix_parameters - block.matrix_parameters == whole.parameters - block.parameters
@@ -49,7 +39,7 @@ def test_factors_of_a_matrix_have_the_parameters_of_the_formula() -> None:
     assert named["transform.up.up.weight"] == ((14336, 512), 0)
     assert named["transform.up.down.weight"] == ((512, 4096), None)
     assert "transform.up.weight" not in named
-    row = {tensor.name: tensor.divided for tensor in tensors(half(model).layers[0])}
+    row = {tensor.name: tensor.divided for tensor in tensors(factored(model).layers[0])}
     assert (row["mixer.output.up.weight"], row["mixer.output.down.weight"]) == (None, 1)
 
 

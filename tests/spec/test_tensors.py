@@ -10,10 +10,12 @@ from meshwright.nn import Decoder
 from meshwright.parallel.tensor import divided_dim
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.tensors import prefix, tensors
-from tests.support.models import all_models
+from tests.support.models import all_models, factored
+
+MODELS = {**all_models(), **{f"{name} factored": factored(model) for name, model in all_models().items()}}
 
 
-@pytest.mark.parametrize("model", all_models().values(), ids=all_models())
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_tensors_are_those_of_the_modules(model: ModelSpec) -> None:
     with torch.device("meta"):
         built = {name: tuple(value.shape) for name, value in Decoder(model).named_parameters()}

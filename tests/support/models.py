@@ -12,6 +12,7 @@ from meshwright.spec.model import (
     Head,
     LatentAttention,
     Layer,
+    MatrixRank,
     Mixture,
     ModelSpec,
     Norm,
@@ -24,6 +25,7 @@ from meshwright.spec.model import (
     Temperature,
     Weighing,
 )
+from meshwright.spec.ranks import factorable
 
 WIDTH, HEADS, VOCAB = 32, 4, 64
 NORM = Norm(width=WIDTH)
@@ -94,6 +96,16 @@ def with_prefix(spec: ModelSpec, share: float = 0.5) -> ModelSpec:
         for index, layer in enumerate(spec.layers)
     ]
     return replace(spec, layers=tuple(layers))
+
+
+def factored(spec: ModelSpec) -> ModelSpec:
+    """The same with products of two thin matrices of half the full rank: every one that can be of each third layer, and
+    of the layer after it the first and the last."""
+    ranks = {}
+    for index, layer in enumerate(spec.layers, start=1):
+        found = [MatrixRank(name=name, rank=min(shape) // 2) for name, shape in factorable(layer.places).items()]
+        ranks[index] = (found, found[:1] + found[1:][-1:], [])[(index - 1) % 3]
+    return spec.with_ranks(ranks)
 
 
 def prefixed() -> ModelSpec:

@@ -13,6 +13,7 @@ from meshwright.nn.context import Context, KnownAngles, SequenceShare
 from meshwright.nn.feed_forward import DenseFeedForward
 from meshwright.nn.latent import LatentAttentionMixer
 from meshwright.nn.linear import Table
+from meshwright.nn.low_rank import factor
 from meshwright.nn.mixture import MixtureOfExperts
 from meshwright.nn.norm import build_norm
 from meshwright.nn.weights import Weighted
@@ -79,6 +80,7 @@ class DecoderLayer(nn.Module):
         self.sum_norm = build_norm(spec.sum_norm)
         self.scale: Tensor | None
         self.register_buffer("scale", torch.ones(1) if spec.scaled else None)
+        factor(self, spec.ranks)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         x = self.body(x, context) if self.around is None else self.around(self.body, x, context)

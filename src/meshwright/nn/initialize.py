@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.nn.decoder import Decoder
+from meshwright.nn.low_rank import FactoredLinear, balanced_factors
 from meshwright.spec.model import ModelSpec
 
 
@@ -18,14 +19,23 @@ def initialize(module: Decoder, *, seed: int) -> None:
 
 
 def fill(module: nn.Module, *, prefix: str, model: ModelSpec, seed: int) -> None:
-    """Every parameter under `module`, called `prefix` in the whole model, holds the value of its name.
+    """Every parameter under `module`, called `prefix` in the whole model, holds the value of its name; factors of a
+    matrix are those whose product is nearest to what the matrix would hold.
 
     What is state of the run and no parameter begins where it changes nothing: the bias that balances experts at zero,
     the scale of a layer at one.
     """
+    products = {name: part for name, part in module.named_modules(prefix=prefix) if isinstance(part, FactoredLinear)}
+    factors = {f"{name}.{half}.weight" for name in products for half in ("up", "down")}
     with torch.no_grad():
+        for name, part in products.items():
+            shape, rank = (len(part.up.weight), part.down.weight.shape[1]), len(part.down.weight)
+            whole = initial_value(f"{name}.weight", shape, model=model, seed=seed)
+            for half, value in zip((part.up, part.down), balanced_factors(whole, rank), strict=True):
+                half.weight.copy_(value)
         for name, parameter in module.named_parameters(prefix=prefix):
-            parameter.copy_(initial_value(name, tuple(parameter.shape), model=model, seed=seed))
+            if name not in factors:
+                parameter.copy_(initial_value(name, tuple(parameter.shape), model=model, seed=seed))
         for name, buffer in module.named_buffers():
             buffer.fill_(1.0 if name.rpartition(".")[2] == "scale" else 0.0)
 

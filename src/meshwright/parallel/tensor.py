@@ -9,7 +9,7 @@ the tensor axis; modules read their local parts.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -37,6 +37,7 @@ from meshwright.parallel.collectives import (
 from meshwright.spec.blocks import Attention, Block, LatentAttention, Layer, Mixture, QueryKeyNorm
 from meshwright.spec.errors import Problem
 from meshwright.spec.model import ModelSpec
+from meshwright.spec.ranks import factor_of
 
 # The dim that the tensor axis divides, by parameter name; the first match holds and what matches none is replicated.
 _DIVIDED: tuple[tuple[str, int], ...] = (
@@ -60,6 +61,14 @@ _DIVIDED: tuple[tuple[str, int], ...] = (
     ("layers.*.transform.*down.weight", 1),
 )
 _WHOLE: tuple[str, ...] = ("layers.*.transform.shared_gate.weight",)
+# What is given out is a sum over the ranks: a bias of it counts once.
+_SUMMED: tuple[str, ...] = (
+    "layers.*.mixer.output",
+    "layers.*.dense.down",
+    "layers.*.transform.down",
+    "layers.*.transform.shared.down",
+    "layers.*.transform.experts",
+)
 _REGIONS: tuple[str, ...] = ("layers.*.mixer.*", "layers.*.dense.*", "layers.*.transform.*")
 
 
@@ -132,6 +141,10 @@ def divided_dim(name: str, *, block: Block) -> int | None:
     """The dim of parameter `name` that the tensor axis divides; None when every rank holds it whole."""
     if any(fnmatchcase(name, pattern) for pattern in _WHOLE):
         return None
+    half = factor_of(name, block.ranks) if isinstance(block, Layer) else None
+    if half is not None:
+        dim = divided_dim(f"{half.matrix}.weight", block=replace(block, ranks=()))
+        return dim if dim == half.dim else None
     if fnmatchcase(name, "layers.*.mixer.*_norm.weight"):
         mixer = block.mixer if isinstance(block, Layer) else None
         return 0 if isinstance(mixer, Attention) and mixer.qk_norm is QueryKeyNorm.FULL else None
@@ -223,7 +236,7 @@ def local_reader(owner: str, axis: TensorAxis) -> Reader:
 
     A bias that is added before a sum over the ranks is divided by their number first.
     """
-    summed = owner.endswith((".output", ".down", ".experts")) and not owner.startswith("head.")
+    summed = any(fnmatchcase(owner, pattern) for pattern in _SUMMED)
 
     def read(weight: Tensor) -> Tensor:
         assert isinstance(weight, DTensor), f"a parameter of {owner} is not distributed"

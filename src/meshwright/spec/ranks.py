@@ -67,6 +67,23 @@ def factored(inside: Iterable[ParameterTensor], ranks: Sequence[MatrixRank]) -> 
         yield ParameterTensor(name=f"{name}.down.weight", shape=(rank, inputs), divided=down)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Half:
+    """One factor of the matrix called `matrix`: its own dim `dim` is that one's, and its other dim the rank."""
+
+    matrix: str
+    dim: int
+
+
+def factor_of(name: str, ranks: Sequence[MatrixRank]) -> Half | None:
+    """Which factor parameter `name` is, as its block or the whole model calls it; None where it is none."""
+    for each in ranks:
+        for dim, half in enumerate(("up", "down")):
+            if f".{name}".endswith(f".{each.name}.{half}.weight"):
+                return Half(matrix=name.removesuffix(f".{half}.weight"), dim=dim)
+    return None
+
+
 def rank_problems(ranks: Sequence[MatrixRank], parts: Parts, where: str) -> Iterator[Problem]:
     """Ranks that no matrix of a layer of `parts` can have, by their paths under `where`."""
     if not ranks:
