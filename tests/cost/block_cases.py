@@ -25,12 +25,14 @@ from meshwright.spec.model import (
     Head,
     LatentAttention,
     Layer,
+    MatrixRank,
     Mixture,
     Norm,
     NormKind,
     QueryKeyNorm,
     Rotary,
 )
+from meshwright.spec.ranks import factorable
 from tests.cost.cost_examples import A100
 from tests.cost.saved_tensors import Setting
 
@@ -68,6 +70,14 @@ ROUTED = {
     "expert_scale": True,
     "activation": Activation.GELU_TANH,
 }
+
+
+def factored(layer: Layer) -> Layer:
+    """Products of two thin matrices where it can have them, of ranks that all differ."""
+    names = factorable(layer.places)
+    return replace(layer, ranks=tuple(MatrixRank(name=name, rank=8 + i) for i, name in enumerate(sorted(names))))
+
+
 MIXERS: dict[str, Layer] = {
     "grouped": attention(rotary=TURN),
     "all heads, biases, layer norms": attention(
@@ -130,13 +140,19 @@ BOTH: dict[str, Layer] = {
     ),
     "deepseek": Layer(mixer=MIXERS["latent"].mixer, transform=TRANSFORMS["mixture, shared"].transform),
 }
+THIN: dict[str, Layer] = {
+    f"{name}, thin": factored(layer)
+    for name, layer in {**MIXERS, **TRANSFORMS, **BOTH}.items()
+    if name in ("grouped", "all heads, biases, layer norms", "keys as values", "latent", "gated", "plain relu", "gpt")
+    or name in ("mixture, gated shared", "gemma4", "llama")
+}
 ENDS: dict[str, Block] = {
     "embedding": Embedding(vocab=512, width=WIDTH),
     "embedding, positions": Embedding(vocab=512, width=WIDTH, positions=2048, scale=8.0),
     "head": Head(vocab=512, width=WIDTH, norm=ROOT),
     "head, tied, capped": Head(vocab=512, width=WIDTH, norm=LAYER, tied=True, bias=True, softcap=30.0),
 }
-BLOCKS: dict[str, Block] = {**ENDS, **MIXERS, **TRANSFORMS, **BOTH}
+BLOCKS: dict[str, Block] = {**ENDS, **MIXERS, **TRANSFORMS, **BOTH, **THIN}
 
 _PRECISIONS = {torch.float64: Precision.FP64, torch.float32: Precision.FP32, torch.bfloat16: Precision.BF16}
 

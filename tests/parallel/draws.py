@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from itertools import combinations, pairwise
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -77,6 +77,7 @@ class Draw:
     documents: str = "one"
     masks: str = "none"
     prefix: bool = False
+    factored: bool = False
     optimizer: str = "adamw"
     z_loss: float = 0.0
     clip_norm: float | None = None
@@ -111,6 +112,7 @@ def build(draw: Draw) -> Design:
     """The design of a draw, legal or not."""
     model, schedule = _model(draw.model, draw.layers), scheduled(draw)
     model = models.with_prefix(model) if draw.prefix else model
+    model = models.factored(model) if draw.factored else model
     edges = (0, *draw.bounds, len(model.blocks))
     places = planned.placement(schedule, pipeline=draw.size(AxisName.PIPELINE))
     plan = Plan(
@@ -222,13 +224,14 @@ def legal(count: int, *, seed: int) -> list[Draw]:
         axes = _axes(random)
         kind, chunks = _schedule(random, dict(axes).get("pipeline", 1))
         tries = (_any(random, axes, kind, chunks) for _ in range(TRIES))
-        one = next((one for one in tries if one is not None and _is_whole(one) and not refused(one)), None)
+        one = next((one for one in tries if one is not None and is_whole(one) and not refused(one)), None)
         if one is not None:
-            found[_tabled(replace(one, masks=_masks(one), prefix=_prefix(one), slices=_slices_shared(one)))] = None
+            one = _tabled(replace(one, masks=_masks(one), prefix=_prefix(one), slices=_slices_shared(one)))
+            found[replace(one, factored=_factored(one))] = None
     return sorted(found, key=lambda draw: draw.ranks)
 
 
-def _is_whole(draw: Draw) -> bool:
+def is_whole(draw: Draw) -> bool:
     """Not in slices that context ranks share: those are of `_sliced`."""
     return draw.slices == 1 or draw.size(AxisName.CONTEXT) == 1
 
@@ -268,6 +271,11 @@ def _tabled(draw: Draw) -> Draw:
 def _prefix(draw: Draw) -> bool:
     """Of a third of those whose sequences are whole, by the draw alone as well."""
     return draw.slices == 1 and Random(f"prefix {draw}").random() < 1 / 3
+
+
+def _factored(draw: Draw) -> bool:
+    """Of a quarter, by the draw alone."""
+    return Random(f"factored {draw}").random() < 1 / 4
 
 
 def _any(random: Random, axes: tuple[tuple[str, int], ...], kind: ScheduleKind, chunks: int) -> Draw | None:
@@ -361,37 +369,3 @@ def _frozen(random: Random, blocks: int) -> tuple[int, ...]:
     if chance < 0.85:
         return tuple(range(random.randint(1, blocks - 1)))
     return tuple(sorted(random.sample(range(blocks), random.randint(1, blocks - 1))))
-
-
-def choices(draw: Draw) -> dict[str, object]:
-    """What a draw chose, by dimension; what `_slices_shared` and `_prefix` add beside it is no choice."""
-    plain = asdict(draw if _is_whole(draw) else replace(draw, slices=1))
-    for name in ("axes", "bounds", "recompute", "frozen", "layers", "exchange", "table", "prefix"):
-        del plain[name]
-    kind, inner, layout = draw.exchange
-    names = [name for name, _ in draw.axes]
-    sizes = {name.value: draw.size(name) for name in AxisName}
-    usual = names == [name.value for name in AxisName if name.value in names]
-    mixed = "mixed" if len(set(draw.recompute)) > 1 else draw.recompute[0]
-    meeting = {"meeting": kind, "inner": inner, "layout": layout}
-    frozen = "none" if not draw.frozen else "first" if draw.frozen == tuple(range(len(draw.frozen))) else "some"
-    return {**plain, **sizes, **meeting, "usual order": usual, "recompute": mixed, "frozen": frozen}
-
-
-def effort(draw: Draw) -> float:
-    """About how long a draw takes, in seconds of one processor."""
-    layers = draw.layers / draw.size(AxisName.PIPELINE)
-    return draw.ranks * (0.3 + layers * (0.05 + 0.03 * draw.microbatches * max(1.0, 0.5 * draw.slices)))
-
-
-def covering(draws: list[Draw], *, count: int) -> list[Draw]:
-    """`count` of the draws, each the one that meets the most new pairs of choices for the root of its effort."""
-    left = {draw: set(combinations(choices(draw).items(), 2)) for draw in draws}
-    found = []
-    for _ in range(count):
-        best = max(left, key=lambda draw: len(left[draw]) / math.sqrt(effort(draw)))
-        met = left.pop(best)
-        for pairs in left.values():
-            pairs -= met
-        found.append(best)
-    return found

@@ -63,6 +63,7 @@ def _plainer(draw: Draw) -> Iterator[Draw]:
         "microbatch",
         "frozen",
         "prefix",
+        "factored",
     ):
         yield replace(draw, **{name: getattr(plain, name)})
     yield replace(draw, recompute=("none",) * draw.layers)

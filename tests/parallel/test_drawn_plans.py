@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from tests.parallel import draws, reproduce
+from tests.parallel.cover import covering
 from tests.parallel.draws import Draw
 from tests.support.pool import Pool
 
 ALL = draws.legal(400, seed=4)
-FIXED = draws.covering(ALL, count=80)
+FIXED = covering(ALL, count=80)
 # Routers choose otherwise where scores are rounded.
 DENSE = [draw for draw in FIXED if draw.model not in draws.MIXTURES and 1 < draw.ranks <= 4]
 NARROW = [replace(draw, precision="bf16" if place % 3 else "fp32") for place, draw in enumerate(DENSE[::2])]

@@ -20,6 +20,7 @@ from meshwright.spec.plan import Design, ExpertGrid, Offload, ScheduleKind, Shar
 from meshwright.spec.routing import Routing
 from meshwright.spec.synchronize import GradientSync
 from tests.parallel import draws, offload_cases, relocate_cases
+from tests.parallel.cover import covering
 from tests.parallel.draws import Draw
 from tests.parallel.move_cases import runner
 from tests.parallel.relocate_cases import PROGRESS, Processes, Seen
@@ -59,7 +60,7 @@ def pairs(draws_: list[Draw], *, seed: int) -> list[Pair]:
     for one, other in zip(draws_[::2], draws_[1::2], strict=False):
         for model in (one.model, other.model):
             first = replace(one, model=model, prefix=False)
-            second = replace(other, model=model, prefix=False, optimizer=one.optimizer)
+            second = replace(other, model=model, prefix=False, factored=one.factored, optimizer=one.optimizer)
             if first.layers == second.layers and not draws.refused(first) and not draws.refused(second):
                 wide = max(first.ranks, second.ranks)
                 sides = [tuple(sorted(random.sample(range(wide), side.ranks))) for side in (first, second)]
@@ -212,9 +213,7 @@ def test_parameters_in_bf16_alone_move_to_the_bit(pool: Pool) -> None:
     check(pool.run(relocate_cases.moved, one, other, EVERY, EVERY, None, ranks=4), alone=False)
 
 
-@pytest.mark.parametrize(
-    "draw", sorted(draws.covering(DRAWN, count=6), key=lambda draw: draw.ranks, reverse=True), ids=str
-)
+@pytest.mark.parametrize("draw", sorted(covering(DRAWN, count=6), key=lambda draw: draw.ranks, reverse=True), ids=str)
 def test_what_a_plan_says_of_its_state_is_what_is_laid(pool: Pool, draw: Draw) -> None:
     for found in pool.run(relocate_cases.disagreements, draws.build(draw), ranks=draw.ranks):
         assert found == []

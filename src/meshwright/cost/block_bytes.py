@@ -9,9 +9,10 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from meshwright.cost.kept import Kept, kept_eager, operator_outputs
+from meshwright.cost.kept import kept_eager, operator_outputs
 from meshwright.cost.kept_fused import kept_fused
 from meshwright.cost.kept_grid import kept_on_grids
+from meshwright.cost.kept_part import Kept
 from meshwright.cost.layouts import Backward, Kind
 from meshwright.cost.software import Software
 from meshwright.cost.states import state_bytes

@@ -6,11 +6,11 @@ kernels. Tests hold every figure of this module against a count of the modules' 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from meshwright.cost.kept_part import Kept
 from meshwright.cost.software import Software
+from meshwright.cost.thin import thin_kept, thin_matrices
 from meshwright.cost.work import FloatArray, Sizes
 from meshwright.spec.model import (
     Activation,
@@ -36,28 +36,6 @@ _LOSS_BYTES = 9.0  # of every token the column of its target, and whether this r
 _FLASH_STATE_BYTES, _MASKED_STATE_BYTES = 24.0, 16.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """Bytes of one part on one device for one microbatch, arrays of shape (combinations,).
-
-    `saved` for backward, of which `core` lies between the inputs of the scores and their output; `working` the most
-    that its backward has beside what is saved, and `ending` what it has when both gradients of the last product are
-    there, but for the matrix's; `logits` that the loss reads. `fed`, of `saved`, are inputs of products
-    that the gradients of their weights alone read. `waits` are inputs of all products and the gradients of what they
-    gave, which a split backward keeps for those of their weights. `copied` elements of weights are kept
-    beside the parameters where every pass casts them.
-    """
-
-    saved: FloatArray
-    core: FloatArray | float = 0.0
-    working: FloatArray | float = 0.0
-    ending: FloatArray | float = 0.0
-    logits: FloatArray | float = 0.0
-    fed: FloatArray | float = 0.0
-    waits: FloatArray | float = 0.0
-    copied: FloatArray | float = 0.0
-
-
 def kept_eager(block: Block, sizes: Sizes, software: Software) -> tuple[Kept, ...]:
     """The parts of `block` in forward order."""
     if isinstance(block, Embedding):
@@ -65,8 +43,9 @@ def kept_eager(block: Block, sizes: Sizes, software: Software) -> tuple[Kept, ..
     if isinstance(block, Head):
         return _head(block, sizes, software)
     parts: list[Kept] = []
-    for part in block.parts:
+    for place, part in block.places.items():
         inside = _mixer(part, sizes) if isinstance(part, Mixer) else _transform(part, sizes, beside=block.dense)
+        inside = thin_kept(inside, thin_matrices(block, place, sizes.tensor), sizes)
         before = () if part.norm is None else (_norm(part.norm, sizes),)
         after = () if part.post_norm is None else (_norm(part.post_norm, sizes),)
         parts += [*before, inside, *after]

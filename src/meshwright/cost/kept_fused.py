@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.cost.kept import Kept, recurrence
+from meshwright.cost.kept import recurrence
+from meshwright.cost.kept_part import Kept
 from meshwright.cost.software import Software
+from meshwright.cost.thin import thin_kept, thin_matrices
 from meshwright.cost.work import FloatArray, Sizes
 from meshwright.spec.model import (
     Attention,
@@ -40,8 +42,8 @@ def kept_fused(block: Block, sizes: Sizes, software: Software) -> tuple[Kept, ..
     if isinstance(block, Head):
         return _head(block, sizes, software)
     parts: list[Kept] = []
-    for part in block.parts:
-        inside = _inside(part, sizes)
+    for place, part in block.places.items():
+        inside = thin_kept(_inside(part, sizes), thin_matrices(block, place, sizes.tensor), sizes)
         before = () if part.norm is None else (_norm(part.norm, sizes),)
         after = () if part.post_norm is None else (_norm(part.post_norm, sizes),)
         parts += [*before, inside, *after]

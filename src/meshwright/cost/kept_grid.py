@@ -10,7 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshwright.cost.kept import Kept, hidden_copies
+from meshwright.cost.kept import hidden_copies
+from meshwright.cost.kept_part import Kept
 from meshwright.cost.work import FloatArray, Sizes
 from meshwright.spec.blocks import Attention, Block, Embedding, FeedForward, Head, Layer, Norm
 

@@ -9,6 +9,7 @@ import numpy as np
 from meshwright.cost.blockwise_work import with_meetings
 from meshwright.cost.heaviest import heaviest_rank
 from meshwright.cost.norm_work import NORM, norm_parameters, norm_work, norms_work, scale_work
+from meshwright.cost.thin import thin_matrices, thin_work
 from meshwright.cost.work import PAIR, FloatArray, PartWork, Product, Sizes, TensorExchanges
 from meshwright.spec.model import (
     Attention,
@@ -59,10 +60,12 @@ def _parts(block: Block, sizes: Sizes) -> tuple[PartWork, ...]:
     parts: list[PartWork] = []
     if block.mixer is not None:
         mixer = with_meetings(_mixer(block, block.mixer, sizes), sizes)
+        mixer = thin_work(mixer, thin_matrices(block, "mixer", sizes.tensor))
         parts += [*norms_work(block.mixer, sizes), replace(mixer, heaviest=heaviest_rank(block.mixer, sizes))]
-    for part in (block.dense, block.transform):
-        if part is not None:
-            parts += [*norms_work(part, sizes), _transform(part, sizes)]
+    for place, part in block.places.items():
+        if not isinstance(part, Mixer):
+            thin = thin_matrices(block, place, sizes.tensor)
+            parts += [*norms_work(part, sizes), thin_work(_transform(part, sizes), thin)]
     if block.sum_norm is not None:
         parts.append(norm_work(block.sum_norm, sizes))
     if block.scaled:
@@ -137,9 +140,9 @@ def _attention(mixer: Attention, score_flops: FloatArray, sizes: Sizes) -> PartW
         name=ATTENTION,
         parameters=own / t + replicated,
         products=(
-            Product(m=m, n=query, k=w),
-            Product(m=m * mixer.keys, n=key, k=w, count=keys),
-            Product(m=m, n=w, k=query),
+            Product(m=m, n=query, k=w, of=("query",)),
+            Product(m=m * mixer.keys, n=key, k=w, count=keys, of=("key", "value")[: int(keys)]),
+            Product(m=m, n=w, k=query, of=("output",)),
         ),
         score_flops=score_flops,
         scores=sizes.scores * mixer.keys * mixer.heads / t,
@@ -187,15 +190,18 @@ def _latent_attention(mixer: LatentAttention, score_flops: FloatArray, sizes: Si
     query_dim, up_dim = mixer.nope_dim + mixer.rope_dim, mixer.nope_dim + mixer.value_dim
     latent = mixer.kv_rank + mixer.rope_dim
     products = [
-        Product(m=m, n=sizes.zeros + latent, k=w),
-        Product(m=m, n=heads * up_dim, k=sizes.zeros + mixer.kv_rank),
+        Product(m=m, n=sizes.zeros + latent, k=w, of=("kv_down",)),
+        Product(m=m, n=heads * up_dim, k=sizes.zeros + mixer.kv_rank, of=("kv_up",)),
     ]
     whole = float(mixer.width * latent + mixer.kv_rank)
     rank = mixer.query_rank
     if rank is None:
-        products.append(Product(m=m, n=heads * query_dim, k=w))
+        products.append(Product(m=m, n=heads * query_dim, k=w, of=("query",)))
     else:
-        products += [Product(m=m, n=sizes.zeros + rank, k=w), Product(m=m, n=heads * query_dim, k=sizes.zeros + rank)]
+        products += [
+            Product(m=m, n=sizes.zeros + rank, k=w, of=("query_down",)),
+            Product(m=m, n=heads * query_dim, k=sizes.zeros + rank, of=("query_up",)),
+        ]
         whole += mixer.width * rank + rank
     if mixer.indexer is not None:
         indexer, source = mixer.indexer, sizes.zeros + (rank or mixer.width)
@@ -204,7 +210,7 @@ def _latent_attention(mixer: LatentAttention, score_flops: FloatArray, sizes: Si
             Product(m=m, n=sizes.zeros + indexer.head_dim + indexer.heads, k=w),
         ]
         whole += indexer.parameters(mixer.width, rank or mixer.width)
-    products.append(Product(m=m, n=w, k=heads * mixer.value_dim))
+    products.append(Product(m=m, n=w, k=heads * mixer.value_dim, of=("output",)))
     own = mixer.parameters - norm_parameters(mixer) - whole
     inner = heads * (2.0 * query_dim + mixer.value_dim)
     widened = _widened(sizes, read=inner, written=heads * mixer.value_dim)
@@ -271,13 +277,21 @@ def _feed_forward(part: FeedForward, sizes: Sizes) -> PartWork:
     return PartWork(
         name=FEED_FORWARD,
         parameters=own / t + replicated,
-        products=(Product(m=m, n=h, k=w, count=2.0 if part.gated else 1.0), Product(m=m, n=w, k=h)),
+        products=(
+            Product(m=m, n=h, k=w, count=2.0 if part.gated else 1.0, of=_entering(part)),
+            Product(m=m, n=w, k=h, of=("down",)),
+        ),
         traffic=m * (e * ((5.0 if part.gated else 2.0) * h + residual) + dropped),
         backward_traffic=m * (e * (back * h + again * residual) + summed + dropped),
         kernels=6.0 if part.gated else 4.0,
         exchanges=PAIR,
         closes=part.post_norm is None,
     )
+
+
+def _entering(part: FeedForward, before: str = "") -> tuple[str, ...]:
+    """Matrices whose product is the hidden features."""
+    return (f"{before}gate", f"{before}up") if part.gated else (f"{before}up",)
 
 
 def _mixture(part: Mixture, sizes: Sizes) -> PartWork:
@@ -312,8 +326,8 @@ def _mixture(part: Mixture, sizes: Sizes) -> PartWork:
     if part.shared is not None:
         shared = part.shared.hidden / t
         products += [
-            Product(m=m, n=shared, k=w, count=2.0 if part.shared.gated else 1.0),
-            Product(m=m, n=w, k=shared),
+            Product(m=m, n=shared, k=w, count=2.0 if part.shared.gated else 1.0, of=_entering(part.shared, "shared.")),
+            Product(m=m, n=w, k=shared, of=("shared.down",)),
         ]
         traffic = traffic + e * m * (5.0 * shared + w)
         if part.shared_gate:

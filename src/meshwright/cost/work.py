@@ -109,7 +109,8 @@ class Sizes:
 class Product:
     """A forward product (m, k) x (k, n), `count` times over; its backward is (m, n) x (n, k) and (k, m) x (m, n).
 
-    `together` of them share the device's units: the experts of a mixture.
+    `together` of them share the device's units: the experts of a mixture. `of` are the names in their part of matrices
+    that may be products of two thin ones.
     """
 
     m: FloatArray
@@ -117,6 +118,7 @@ class Product:
     k: FloatArray
     count: FloatArray | float = 1.0
     together: FloatArray | float = 1.0
+    of: tuple[str, ...] = ()
 
     @property
     def flops(self) -> FloatArray:

@@ -115,9 +115,10 @@ class Layer:
         return self.matrix_parameters + attends - (self.mixer.keys - 1.0) * taken_away(key_values, self.places)
 
     @property
-    def places(self) -> dict[str, Mixer | Transform | None]:
+    def places(self) -> dict[str, Mixer | Transform]:
         """Its parts by the names that its parameters begin with, in the order of their work."""
-        return {"mixer": self.mixer, "dense": self.dense, "transform": self.transform}
+        found = {"mixer": self.mixer, "dense": self.dense, "transform": self.transform}
+        return {place: part for place, part in found.items() if part is not None}
 
     @property
     def parts(self) -> tuple[Mixer | Transform, ...]:

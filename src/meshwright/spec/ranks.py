@@ -10,7 +10,7 @@ from meshwright.spec.errors import Problem
 from meshwright.spec.part_tensors import ParameterTensor, part_tensors
 from meshwright.spec.parts import Attention, FeedForward, LatentAttention, Mixer, Mixture, Transform
 
-Parts = Mapping[str, Mixer | Transform | None]
+Parts = Mapping[str, Mixer | Transform]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

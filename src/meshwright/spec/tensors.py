@@ -56,10 +56,9 @@ def _head(block: Head) -> Iterator[ParameterTensor]:
 
 def _layer(block: Layer) -> Iterator[ParameterTensor]:
     for place, part in block.places.items():
-        if part is not None:
-            yield from norm_tensors(f"{place}_norm", part.norm)
-            yield from norm_tensors(f"{place}_post_norm", part.post_norm)
-    inside = (part_tensors(place, part) for place, part in block.places.items() if part is not None)
+        yield from norm_tensors(f"{place}_norm", part.norm)
+        yield from norm_tensors(f"{place}_post_norm", part.post_norm)
+    inside = (part_tensors(place, part) for place, part in block.places.items())
     yield from factored(chain.from_iterable(inside), block.ranks)
     yield from norm_tensors("sum_norm", block.sum_norm)
     if block.extra_parameters:

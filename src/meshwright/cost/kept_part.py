@@ -1,0 +1,29 @@
+"""Kept: the bytes that backward keeps of one part of a block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwright.cost.work import FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """Bytes of one part on one device for one microbatch, arrays of shape (combinations,).
+
+    `saved` for backward, of which `core` lies between the inputs of the scores and their output; `working` the most
+    that its backward has beside what is saved, and `ending` what it has when both gradients of the last product are
+    there, but for the matrix's; `logits` that the loss reads. `fed`, of `saved`, are inputs of products
+    that the gradients of their weights alone read. `waits` are inputs of all products and the gradients of what they
+    gave, which a split backward keeps for those of their weights. `copied` elements of weights are kept
+    beside the parameters where every pass casts them.
+    """
+
+    saved: FloatArray
+    core: FloatArray | float = 0.0
+    working: FloatArray | float = 0.0
+    ending: FloatArray | float = 0.0
+    logits: FloatArray | float = 0.0
+    fed: FloatArray | float = 0.0
+    waits: FloatArray | float = 0.0
+    copied: FloatArray | float = 0.0

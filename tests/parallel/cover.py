@@ -1,0 +1,44 @@
+"""Few of many draws that meet every pair of choices that all of them meet, as far as few can."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, replace
+from itertools import combinations
+
+from meshwright.spec.plan import AxisName
+from tests.parallel.draws import Draw, is_whole
+
+
+def choices(draw: Draw) -> dict[str, object]:
+    """What a draw chose, by dimension; what `_slices_shared`, `_prefix` and `_factored` add is no choice."""
+    plain = asdict(draw if is_whole(draw) else replace(draw, slices=1))
+    for name in ("axes", "bounds", "recompute", "frozen", "layers", "exchange", "table", "prefix", "factored"):
+        del plain[name]
+    kind, inner, layout = draw.exchange
+    names = [name for name, _ in draw.axes]
+    sizes = {name.value: draw.size(name) for name in AxisName}
+    usual = names == [name.value for name in AxisName if name.value in names]
+    mixed = "mixed" if len(set(draw.recompute)) > 1 else draw.recompute[0]
+    meeting = {"meeting": kind, "inner": inner, "layout": layout}
+    frozen = "none" if not draw.frozen else "first" if draw.frozen == tuple(range(len(draw.frozen))) else "some"
+    return {**plain, **sizes, **meeting, "usual order": usual, "recompute": mixed, "frozen": frozen}
+
+
+def effort(draw: Draw) -> float:
+    """About how long a draw takes, in seconds of one processor."""
+    layers = draw.layers / draw.size(AxisName.PIPELINE)
+    return draw.ranks * (0.3 + layers * (0.05 + 0.03 * draw.microbatches * max(1.0, 0.5 * draw.slices)))
+
+
+def covering(draws: list[Draw], *, count: int) -> list[Draw]:
+    """`count` of the draws, each the one that meets the most new pairs of choices for the root of its effort."""
+    left = {draw: set(combinations(choices(draw).items(), 2)) for draw in draws}
+    found = []
+    for _ in range(count):
+        best = max(left, key=lambda draw: len(left[draw]) / math.sqrt(effort(draw)))
+        met = left.pop(best)
+        for pairs in left.values():
+            pairs -= met
+        found.append(best)
+    return found
