@@ -11,7 +11,7 @@ from meshwright.schedule import NAMED, placement, planned
 from meshwright.schedule.build import LOOPS, SLICED, V_SHAPES
 from meshwright.spec.plan import Design, Schedule, ScheduleKind, Sharding
 from tests.search import search_samples as samples
-from tests.search.rule_cases import reranked
+from tests.search.rule_designs import reranked
 
 WHOLE = [kind for kind in NAMED if kind not in SLICED | {ScheduleKind.BREADTH_FIRST}]
 

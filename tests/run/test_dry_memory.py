@@ -13,7 +13,18 @@ from meshwright.cost.software import software
 from meshwright.run.children import in_child
 from meshwright.run.dry.count import RankCount
 from meshwright.spec.cluster import Precision
-from meshwright.spec.model import Attention, Embedding, FeedForward, Head, Layer, Mixture, ModelSpec, Norm, Rotary
+from meshwright.spec.model import (
+    Attention,
+    Embedding,
+    FeedForward,
+    Head,
+    Layer,
+    MatrixRank,
+    Mixture,
+    ModelSpec,
+    Norm,
+    Rotary,
+)
 from meshwright.spec.optimizer import Master, Moments
 from meshwright.spec.plan import Design, Offload, Recompute, ScheduleKind, Sharding, TensorGrid
 from meshwright.spec.report import MemoryPart
@@ -27,12 +38,18 @@ NORM = Norm(width=WIDTH)
 MIXER = Attention(width=WIDTH, heads=8, kv_heads=4, head_dim=128, norm=NORM, rotary=Rotary(dims=128))
 DENSE = Layer(mixer=MIXER, transform=FeedForward(width=WIDTH, hidden=2816, norm=NORM))
 SPARSE = Layer(mixer=MIXER, transform=Mixture(width=WIDTH, hidden=704, experts=8, top_k=2, norm=NORM))
+RANKS = {"mixer.query": 128, "mixer.output": 64, "transform.down": 256, "transform.gate": 192, "transform.up": 192}
+THIN = replace(DENSE, ranks=tuple(MatrixRank(name=name, rank=rank) for name, rank in sorted(RANKS.items())))
 MACHINES = load_cluster("8xH100")
 CASES = {
     "dense": (DENSE, Layout(batch=3)),
     "tensor": (DENSE, Layout(tensor=4, sequence_parallel=True, recompute=Recompute.FULL, batch=3)),
     "frozen": (DENSE, Layout(batch=3)),
     "sparse": (SPARSE, Layout(replicate=4, batch=8)),
+    "thin under tensor and zero3": (
+        THIN,
+        Layout(shard=2, tensor=2, sequence_parallel=True, sharding=Sharding.PARAMETERS, batch=6),
+    ),
 }
 MORE = {
     "frozen under tensor": (DENSE, Layout(tensor=4, sequence_parallel=True, recompute=Recompute.FULL, batch=3)),
@@ -44,6 +61,11 @@ MORE = {
     "cube": (DENSE, Layout(tensor=8, recompute=Recompute.FULL, microbatch=4, batch=12, tensor_grid=TensorGrid.CUBE)),
     "zero2": (DENSE, Layout(shard=4, sharding=Sharding.GRADIENTS, batch=12)),
     "zero3": (DENSE, Layout(shard=4, sharding=Sharding.PARAMETERS, batch=12)),
+    "thin": (THIN, Layout(batch=3)),
+    "thin, whole sequences": (THIN, Layout(tensor=4, batch=3)),
+    "thin, computed again": (THIN, Layout(tensor=4, sequence_parallel=True, recompute=Recompute.FULL, batch=3)),
+    "thin, zero2": (THIN, Layout(shard=4, sharding=Sharding.GRADIENTS, batch=12)),
+    "thin, halves of backwards": (THIN, Layout(pipeline=2, kind=ScheduleKind.ZERO_BUBBLE_H1, batch=4)),
     "zero3 computed again": (
         DENSE,
         Layout(shard=4, sharding=Sharding.PARAMETERS, recompute=Recompute.FULL, batch=12),

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from meshwright.search import Scope
-from meshwright.spec.cluster import Link, Precision
+from meshwright.spec.cluster import Precision
 from meshwright.spec.exchange import Exchange
-from meshwright.spec.job import Constraints, DataSpec, JobSpec, Source, Switch
-from meshwright.spec.model import ModelSpec, Tower
-from meshwright.spec.optimizer import Master, Muon, OptimizerSpec, ParameterGroup
+from meshwright.spec.job import Constraints, Switch
+from meshwright.spec.model import Tower
+from meshwright.spec.optimizer import Muon
 from meshwright.spec.plan import (
     Axis,
     AxisName,
@@ -23,113 +22,41 @@ from meshwright.spec.plan import (
     ScheduleKind,
     Sharding,
     TensorGrid,
-    Training,
 )
-from meshwright.spec.routing import Routing
-from meshwright.spec.synchronize import GradientSync, Rounds, SyncKind
+from meshwright.spec.synchronize import GradientSync, SyncKind
 from tests.search import search_samples as samples
+from tests.search.rule_designs import (
+    DROPPING,
+    FEWER,
+    HALF,
+    INTERLEAVED,
+    SHARDS_AWAY,
+    SLICED,
+    D,
+    compiled,
+    constrained,
+    frozen,
+    gridded,
+    grouped,
+    hosted,
+    met,
+    odd_length,
+    of_text,
+    planned,
+    regrouped,
+    reranked,
+    rounded,
+    rounding,
+    scheduled,
+    small_memory,
+    tabled,
+    thin,
+    tied,
+    turned,
+)
 from tests.support.models import with_prefix
 
-D = samples.design
-HELD = {n: {"experts": ExpertGrid(expert=n), "of": samples.model(layer=samples.mixture_layer())} for n in (2, 4)}
 ANYWHERE = frozenset({Scope.PLAN, Scope.MEMORY})
-DROPPING = Routing(capacity=1.0)
-SHARDS_AWAY = {"offload": Offload.PARAMETERS, "sharding": Sharding.PARAMETERS}
-HALF = samples.job(sequences=16)
-SLICED = Schedule(kind=ScheduleKind.SEQUENCE_1F1B, microbatches=8, slices=4)
-FEWER = samples.job(constraints=Constraints(devices="any"))
-INTERLEAVED = Schedule(kind=ScheduleKind.INTERLEAVED, microbatches=8, chunks=2)
-
-
-def planned(design: Design, **fields: object) -> Design:
-    return replace(design, plan=replace(design.plan, **fields))
-
-
-def met(kind: SyncKind = SyncKind.DILOCO, *, held: int = 0, **fields: Any) -> Design:
-    gradients = GradientSync(kind=kind, rounds=Rounds(every=10, **fields))
-    return planned(D(replicate=2, shard=1, **HELD.get(held, {})), gradients=gradients)
-
-
-def tabled(*rows: str, **sizes: int) -> Schedule:
-    """A schedule of eight microbatches by its table."""
-    return Schedule(kind=ScheduleKind.TABLE, table=rows, **{"microbatches": 8, **sizes})
-
-
-def compiled(kind: ScheduleKind) -> Design:
-    asked = D(schedule=Schedule(kind=kind, microbatches=8))
-    return replace(asked, job=replace(asked.job, compile=Switch.ON))
-
-
-def turned(design: Design) -> Design:
-    """The design with its axes from the innermost outwards."""
-    return planned(design, axes=tuple(reversed(design.plan.axes)))
-
-
-def scheduled(design: Design, **fields: object) -> Design:
-    return planned(design, schedule=replace(design.plan.schedule, **fields))
-
-
-def regrouped(design: Design, stage: int = 0, **fields: object) -> Design:
-    """The design with its stage's one group changed."""
-    stages = list(design.plan.stages)
-    stages[stage] = replace(stages[stage], groups=(replace(stages[stage].groups[0], **fields),))
-    return planned(design, stages=tuple(stages))
-
-
-def frozen(*stages: int, of: ModelSpec | None = None) -> Design:
-    """A design whose stages of these indexes are not trained."""
-    entry = D(of=of or samples.model())
-    for stage in stages:
-        entry = regrouped(entry, stage, training=Training.FROZEN)
-    return entry
-
-
-def tied() -> ModelSpec:
-    model = samples.model()
-    return replace(model, head=replace(model.head, tied=True))
-
-
-def reranked(design: Design, *ranks: int) -> Design:
-    stages = (replace(stage, rank=rank) for stage, rank in zip(design.plan.stages, ranks, strict=True))
-    return planned(design, stages=tuple(stages))
-
-
-def small_memory() -> Design:
-    device = samples.device(memory_bytes=2**16)
-    return D(on=samples.cluster(samples.nodes(of=device)))
-
-
-def rounding() -> JobSpec:
-    return replace(samples.job(), optimizer=OptimizerSpec(master=Master.BF16_STOCHASTIC))
-
-
-def odd_length() -> Design:
-    job = samples.job(length=129)
-    return planned(D(asked=job), sequence_length=129)
-
-
-def hosted() -> Design:
-    link = Link(bandwidth=2e10, latency_seconds=1e-5)
-    return D(offload=Offload.OPTIMIZER, on=samples.cluster(samples.nodes(host=link)))
-
-
-def grouped(*names: str) -> Design:
-    return replace(D(), job=replace(D().job, optimizer=Muon(groups=(ParameterGroup(names=names),))))
-
-
-def rounded() -> Design:
-    device = samples.device()
-    eight = replace(device, peak_flops={**device.peak_flops, Precision.FP8: 2e14})
-    eight = replace(eight, matrix={**device.matrix, Precision.FP8: device.matrix[Precision.BF16]})
-    schedule = Schedule(kind=ScheduleKind.ZERO_BUBBLE_H1, microbatches=8)
-    return D(precision=Precision.FP8, schedule=schedule, on=samples.cluster(samples.nodes(of=eight)))
-
-
-def gridded(grid: TensorGrid = TensorGrid.SQUARE, *, microbatch: int = 2, **fields: Any) -> Design:
-    """Four tensor ranks, or eight on a cube, and sequences for each of their rows."""
-    ranks = {"tensor": 4, "pipeline": 1, "shard": 2, "sequence_parallel": False, **fields}
-    layout = D(schedule=Schedule(microbatches=32 // (ranks["shard"] * microbatch)), microbatch=microbatch, **ranks)
-    return planned(layout, tensor_grid=grid)
 
 
 @dataclass(frozen=True)
@@ -137,15 +64,6 @@ class Case:
     legal: Callable[[], Design]
     illegal: Callable[[], Design]
     says: str
-
-
-def of_text(**fields: str) -> JobSpec:
-    """A job whose data are one source."""
-    return replace(samples.job(), data=DataSpec(sources=(Source(path="rows.jsonl", **fields),)))
-
-
-def constrained(**fields: object) -> Design:
-    return D(asked=samples.job(constraints=Constraints(**fields)))
 
 
 CASES = {
@@ -233,6 +151,14 @@ CASES = {
         gridded,
         lambda: replace(gridded(), job=replace(gridded().job, compile=Switch.ON)),
         "compiled layers beside a square of tensor ranks can be predicted and not trained yet",
+    ),
+    "low-rank-line": Case(
+        lambda: thin(D()), lambda: thin(gridded()), "no way is known to lay thin matrices on a square"
+    ),
+    "runtime-low-rank": Case(
+        lambda: thin(D()),
+        lambda: thin(scheduled(rounded(), kind=ScheduleKind.ONE_F_ONE_B)),
+        "fp8 products of thin matrices can be predicted and not trained yet",
     ),
     "tensor-is-axis": Case(D, lambda: regrouped(D(), 0, tensor=1), "1 is not the size of the tensor axis, 2"),
     "tensor-divides-heads": Case(

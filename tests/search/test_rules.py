@@ -22,7 +22,8 @@ from meshwright.spec.plan import (
     ScheduleKind,
 )
 from tests.search import search_samples as samples
-from tests.search.rule_cases import ANYWHERE, CASES, INTERLEAVED, D, planned, regrouped, reranked, tabled
+from tests.search.rule_cases import ANYWHERE, CASES
+from tests.search.rule_designs import INTERLEAVED, D, planned, regrouped, reranked, tabled
 
 
 def test_every_rule_has_a_case_in_both_directions() -> None:

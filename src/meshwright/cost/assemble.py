@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from meshwright.cost.layouts import LayoutArrays
+from meshwright.cost.layouts import Backward, LayoutArrays
 from meshwright.cost.longest_path import Path
 from meshwright.cost.machine import Machine
 from meshwright.cost.memory import grid_parameters, local_parameters, owned_parameters, trained_of
@@ -19,6 +19,7 @@ from meshwright.cost.overlap import LINKS, Slack
 from meshwright.cost.pipeline import Shape, makespan
 from meshwright.cost.synchronize import bucketed
 from meshwright.cost.table import BoolArray, IntArray, PlanTable
+from meshwright.cost.thin import summed_elements
 from meshwright.cost.transfers import times_crossed
 from meshwright.cost.work import FloatArray
 from meshwright.spec.job import JobSpec
@@ -86,6 +87,7 @@ class _Once:
     optimizer: FloatArray
     whole_gather: FloatArray
     whole_gradients: FloatArray
+    halves: FloatArray
 
 
 def assemble(
@@ -105,7 +107,6 @@ def assemble(
 ) -> Step:
     """The step of every row. `place` (rows, ranks, machines) says which machine a rank runs on; the slowest decides.
 
-
     `path` is the longest one through the schedule of the only row, where it was followed.
     """
     each = microbatch(machines, place, counts=counts, everything=everything, shape=shape)
@@ -119,6 +120,7 @@ def assemble(
     before = np.maximum(_worst(once.gather - start, shape.valid), 0.0)
     parts: dict[str, FloatArray] = {line: of(each.by_name[name]) * passes for line, name in _EVERY_PASS.items()}
     parts |= {
+        LineName.TENSOR: parts[LineName.TENSOR] + _worst(once.halves, shape.valid),
         LineName.TRANSFER: pipe.moving - pipe.still,
         LineName.BUBBLE: pipe.still - pipe.own,
         LineName.GRADIENTS: of(each.by_name["scatter"]) * passes + after,
@@ -129,6 +131,7 @@ def assemble(
         LineName.OTHER: np.full(len(table), fixed),
     }
     total: dict[str, FloatArray] = {line: of(each.by_name[name]) * passes for line, name in _WHOLE.items()}
+    total[LineName.TENSOR] = total[LineName.TENSOR] + _worst(once.halves, shape.valid)
     total[LineName.GRADIENTS] = total[LineName.GRADIENTS] + _worst(once.whole_gradients, shape.valid) + agree
     total[LineName.PARAMETERS] = total[LineName.PARAMETERS] + _worst(once.whole_gather, shape.valid)
     exchanged = _weighted(counts["total"], [block.tensor_bytes for block in machines[0].blocks])
@@ -217,7 +220,7 @@ def _once(
     model: ModelSpec,
     job: JobSpec,
 ) -> _Once:
-    names = ("gather", "gradients", "optimizer", "whole_gather", "whole_gradients")
+    names = ("gather", "gradients", "optimizer", "whole_gather", "whole_gradients", "halves")
     worst = {name: np.zeros(place.shape[:2]) for name in names}
     for position, entry in enumerate(machines):
         changed = trained_of(entry.blocks, kinds=arrays.kinds)
@@ -249,10 +252,20 @@ def _once(
             "optimizer": step,
             "whole_gather": _weighted(total, [s.once_gather[1] for s in entry.syncs]),
             "whole_gradients": _weighted(total, [s.once_gradients[1] for s in entry.syncs]) + whole,
+            "halves": _halves(table, entry, arrays=arrays, counts=total),
         }
         for name, values in found.items():
             worst[name] = np.maximum(worst[name], np.where(place[..., position], values, 0.0))
     return _Once(**worst)
+
+
+def _halves(table: PlanTable, entry: Machine, *, arrays: LayoutArrays, counts: FloatArray) -> FloatArray:
+    """Seconds to sum the gradients of thin matrices that every tensor rank has whole, shape (rows, ranks)."""
+    each = [summed_elements(kind.block) * (kind.backward is Backward.WHOLE) for kind in arrays.kinds]
+    if not any(each):
+        return np.zeros(counts.shape[:2])
+    sent = (counts[..., :-1] * np.asarray(each, dtype=np.float64)).sum(axis=-1) * entry.sizes.master[:, None]
+    return np.where((sent > 0.0) & (table.tensor > 1)[:, None], entry.halves.seconds(sent), 0.0)
 
 
 def _weighted(counts: FloatArray, values: list[FloatArray]) -> FloatArray:

@@ -12,6 +12,7 @@ from meshwright.cost.layouts import Backward, Kind, LayoutArrays
 from meshwright.cost.pipeline import Shape, held
 from meshwright.cost.states import state_bytes
 from meshwright.cost.table import SCHEDULES, BoolArray, PlanTable
+from meshwright.cost.thin import closing_elements, thin_matrices
 from meshwright.cost.work import FloatArray
 from meshwright.spec.model import Attention, Embedding, LatentAttention, Layer, Mixture, ModelSpec
 from meshwright.spec.plan import ScheduleKind
@@ -167,20 +168,22 @@ def _of_one(kind: Kind, priced: Holds, table: PlanTable, *, model: ModelSpec) ->
     """What one block of `kind` adds to Held, shape (rows,)."""
     block, trains = kind.block, kind.backward is Backward.WHOLE
     if isinstance(block, Layer):
-        closing, sparse = _closing(block), isinstance(block.transform, Mixture)
+        sparse = isinstance(block.transform, Mixture)
         slices = np.where(sparse & table.on_grid, table.expert * table.expert_tensor, table.tensor)
+        thin = closing_elements(block, table.tensor)
+        closing = _closing(block) / slices if thin is None else thin
         compute = state_bytes(table).compute
         return {
             "working": priced.bytes.working,
             "ending": priced.bytes.ending + compute * (_experts(block) / slices * trains),
             "mixing": np.where(
-                table.sharding > 0, priced.bytes.mixing + compute * _changed(block) / slices * trains, 0.0
+                table.sharding > 0, priced.bytes.mixing + compute * _changed(block, table.tensor, slices) * trains, 0.0
             ),
             "largest": priced.parameters,
             "largest_made": priced.parameters * trains,
             "largest_kept": priced.bytes.kept,
-            "closing": closing / slices * trains,
-            "formed": 0.0 * slices if sparse else closing / slices * trains,
+            "closing": closing * trains,
+            "formed": 0.0 * slices if sparse else closing * trains,
         }
     if isinstance(block, Embedding):
         return {"working": priced.bytes.working, "embedding": priced.parameters * trains}
@@ -198,9 +201,12 @@ def _of_one(kind: Kind, priced: Holds, table: PlanTable, *, model: ModelSpec) ->
     }
 
 
-def _changed(block: Layer) -> float:
+def _changed(block: Layer, tensor: FloatArray, slices: FloatArray) -> FloatArray:
     """Parameters of a layer's transforms, whose gradients are there when backward comes to its mixer."""
-    return sum((float(part.matrix_parameters) for part in (block.dense, block.transform) if part is not None), 0.0)
+    parts = {place: part for place, part in block.places.items() if place != "mixer"}
+    whole = sum((float(part.matrix_parameters) for part in parts.values()), 0.0)
+    thin = (each.parameters for place in parts for each in thin_matrices(block, place, tensor))
+    return np.asarray(whole / slices + sum(thin))
 
 
 def _experts(block: Layer) -> float:

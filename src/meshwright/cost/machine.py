@@ -10,7 +10,7 @@ import numpy as np
 from meshwright.cost.kinds import BlockSeconds, combine, price_block
 from meshwright.cost.layouts import Kind
 from meshwright.cost.links import RoundLinks, lay_links
-from meshwright.cost.network import collective, send
+from meshwright.cost.network import Linear, collective, send
 from meshwright.cost.optimizers import UpdateRates, update_rates
 from meshwright.cost.overlap import Contention
 from meshwright.cost.placement import distinct, ring, strides
@@ -31,7 +31,7 @@ class Machine:
     """What a step costs on nodes like those of `group`, block kind by block kind.
 
     `contention` is between work and what travels between data parallel ranks; None where nothing runs beside work.
-    `rounds` is what learners meet by, None where no row has some.
+    `rounds` is what learners meet by, None where no row has some. Tensor ranks sum gradients by `halves`.
     """
 
     group: NodeGroup
@@ -46,6 +46,7 @@ class Machine:
     action: FloatArray
     update: UpdateRates | None
     rounds: RoundLinks | None
+    halves: Linear
 
 
 def machine(
@@ -93,7 +94,6 @@ def machine(
         )
         for kind, block in zip(kinds, blocks, strict=True)
     ]
-    clip = job.optimizer.clip_norm is not None
     return Machine(
         group=group,
         contention=contention,
@@ -103,10 +103,11 @@ def machine(
         syncs=syncs,
         data=links.data,
         expert_data=links.expert_data,
-        agree=links.everyone.seconds(4.0) if clip else np.zeros(len(table)),
+        agree=links.everyone.seconds(4.0) if job.optimizer.clip_norm is not None else np.zeros(len(table)),
         action=np.where(table.pipeline > 1, group.device.action_seconds, 0.0) * sharing.lockstep,
         update=update_rates(table, group=group, cluster=cluster, job=job, software=software),
         rounds=links.rounds,
+        halves=links.layer.tensor.reduce,
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from meshwright.cost.kept_part import Kept
 from meshwright.cost.work import FloatArray, PartWork, Product, Sizes
-from meshwright.spec.model import Layer
+from meshwright.spec.model import Block, Layer
 from meshwright.spec.ranks import MatrixRank, factored
 from meshwright.spec.tensors import tensors
 
@@ -33,6 +33,22 @@ def thin_matrices(layer: Layer, place: str, tensor: FloatArray) -> tuple[Thin, .
     """Those of the part at `place`, `mixer` or another, where `tensor` ranks lie on a line."""
     ranks = [each for each in layer.ranks if each.name.startswith(f"{place}.")]
     return tuple(_thin(layer, each, place, tensor) for each in ranks)
+
+
+def summed_elements(block: Block) -> int:
+    """Elements of gradients that tensor ranks sum once a step, where they divide the matrices of `block`: those of the
+    factors that each of them has."""
+    if not isinstance(block, Layer):
+        return 0
+    return sum(each.whole for place in block.places for each in thin_matrices(block, place, np.ones(1)))
+
+
+def closing_elements(layer: Layer, tensor: FloatArray) -> FloatArray | None:
+    """Elements on one tensor rank of the factor that a layer's last product multiplies; None where it is a whole
+    matrix."""
+    last = "mixer.output" if layer.transform is None else "transform.down"
+    found = next((each for each in layer.ranks if each.name == last), None)
+    return None if found is None else np.zeros_like(tensor) + found.rank * layer.parts[-1].width
 
 
 def _thin(layer: Layer, each: MatrixRank, place: str, tensor: FloatArray) -> Thin:

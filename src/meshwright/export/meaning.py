@@ -215,6 +215,7 @@ def oddities(model: ModelSpec) -> tuple[str, ...]:
             found["norms and scales of a router"] = None
         found |= dict.fromkeys(["dense branches beside experts"] if layer.dense else [])
         found |= dict.fromkeys(["layers that are scaled"] if layer.scaled else [])
+        found |= dict.fromkeys(["matrices of a lower rank"] if layer.ranks else [])
         if not isinstance(layer.transform, (FeedForward, Mixture)):
             found["layers without a feed-forward"] = None
     if len({layer.mixer for layer in model.layers}) > 1:

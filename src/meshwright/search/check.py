@@ -12,6 +12,7 @@ from meshwright.search.grid_rules import GRID_RULES
 from meshwright.search.job_rules import JOB_RULES, allowed_meetings, allowed_precisions, check_job
 from meshwright.search.layout_rules import LAYOUT_RULES
 from meshwright.search.learner_rules import LEARNER_RULES
+from meshwright.search.low_rank_rules import LOW_RANK_RULES
 from meshwright.search.memory_rule import MEMORY_RULES
 from meshwright.search.order_rules import ORDER_RULES
 from meshwright.search.prefix_rules import PREFIX_RULES
@@ -34,10 +35,12 @@ RULES: tuple[Rule, ...] = (
     *CONTEXT_RULES,
     *PREFIX_RULES,
     *GRID_RULES[:-1],
+    *LOW_RANK_RULES[:-1],
     *CONSTRAINT_RULES,
     *MEMORY_RULES,
     *RUNTIME_RULES,
     *GRID_RULES[-1:],
+    *LOW_RANK_RULES[-1:],
 )
 
 
