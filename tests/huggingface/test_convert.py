@@ -33,7 +33,7 @@ from tests.huggingface.folders import write_model
 from tests.huggingface.rank_cases import begun
 from tests.huggingface.whole import Whole
 from tests.support.designs import Layout, design
-from tests.support.models import all_models, with_prefix
+from tests.support.models import all_models, factored, with_prefix
 from tests.support.pool import Pool
 
 CASES = configs()
@@ -336,19 +336,37 @@ def test_the_command_converts_both_ways_and_tells_it(tmp_path: Path, capsys: pyt
         assert app.run(["convert", str(tmp_path / "run"), str(tmp_path / "other"), *words]) == 2
 
 
-def test_a_model_of_our_own_goes_out_and_comes_in(tmp_path: Path) -> None:
-    """A run that no folder began: its config is written for it, and reads back as its model."""
+def saved(folder: Path, model: Any) -> Decoder:
+    """`folder` is a run whose one checkpoint is the decoder that is returned."""
     from meshwright.train.checkpoint import Store
 
-    model = all_models()["mixture"]
     laid = design(model, Layout(batch=8))
     decoder = Decoder(model)
     initialize(decoder, seed=1)
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "design.json").write_text(laid.to_json())
-    store = Store(tmp_path / "run" / "checkpoints", design=laid)
+    folder.mkdir()
+    (folder / "design.json").write_text(laid.to_json())
+    store = Store(folder / "checkpoints", design=laid)
     store.save(whole_of(Whole(parts=(decoder,))), step=4, progress={"techniques": {}})
     store.close()
+    return decoder
+
+
+def test_a_model_of_our_own_goes_out_and_comes_in(tmp_path: Path) -> None:
+    """A run that no folder began: its config is written for it, and reads back as its model."""
+    decoder = saved(tmp_path / "run", all_models()["mixture"])
     convert.to_huggingface(tmp_path / "run", tmp_path / "out", dtype="fp32")
     found = parameters_of(tmp_path / "out")
     assert all(torch.equal(found[f"model.{name}"], x.double()) for name, x in decoder.named_parameters())
+
+
+def test_two_thin_matrices_go_out_as_a_whole_one(tmp_path: Path) -> None:
+    """Of the model of whole matrices, whose logits are the same."""
+    low = factored(all_models()["gpt"])
+    decoder = saved(tmp_path / "run", low).double()
+    told = convert.to_huggingface(tmp_path / "run", tmp_path / "out", dtype="fp32")
+    assert told.parameters == low.dense().parameters > low.parameters
+    opened = open_folder(tmp_path / "out")
+    merged = Decoder(opened.model).to(torch.float64)
+    load_weights(whole_of(Whole(parts=(merged,))), opened, group=None)
+    tokens = torch.arange(32).view(2, 16)
+    torch.testing.assert_close(merged(tokens), decoder(tokens), rtol=1e-5, atol=1e-5)  # written in fp32

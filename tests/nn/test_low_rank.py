@@ -7,7 +7,7 @@ import torch
 from meshwright.nn import Decoder, initialize
 from meshwright.nn.low_rank import balanced_factors
 from meshwright.spec.model import MatrixRank
-from meshwright.spec.ranks import factorable
+from meshwright.spec.ranks import factor_names, factorable
 from tests.support import models
 
 
@@ -35,3 +35,16 @@ def test_a_model_of_full_ranks_begins_as_the_dense_one() -> None:
             initialize(decoder, seed=3)
             outputs.append(decoder(tokens))
         torch.testing.assert_close(*outputs, rtol=1e-5, atol=1e-5)  # factors are drawn in fp32
+
+
+def test_a_model_of_products_gives_what_the_factored_one_gives() -> None:
+    low = models.factored(models.gpt())
+    decoder, whole = Decoder(low).double(), Decoder(low.dense()).double()
+    initialize(decoder, seed=3)
+    held = dict(decoder.named_parameters())
+    with torch.no_grad():
+        for name, parameter in whole.named_parameters():
+            halves = [held[half] for half in factor_names(name)] if name not in held else []
+            parameter.copy_(halves[0] @ halves[1] if halves else held[name])
+    tokens = torch.randint(0, models.VOCAB, (2, 16), generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(whole(tokens), decoder(tokens), rtol=0, atol=1e-9)

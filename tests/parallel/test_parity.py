@@ -89,6 +89,20 @@ def test_every_kind_of_block_does_so_in_every_layout(pool: Pool, kind: str, layo
     check(pool, design(models.all_models()[kind], layout, z_loss=1e-3))
 
 
+THIN = (
+    LAYOUTS[0],
+    Layout(replicate=2, tensor=2, recompute=Recompute.SELECTIVE, batch=4),
+    Layout(context=2, tensor=2, sharding=Sharding.OPTIMIZER, batch=4),
+    Layout(pipeline=2, tensor=2, sequence_parallel=True, kind=ScheduleKind.ZERO_BUBBLE_H1, batch=4),
+)
+
+
+@pytest.mark.parametrize("layout", THIN, ids=str)
+def test_thin_matrices_give_what_one_device_gives(pool: Pool, layout: Layout) -> None:
+    """With biases after both kinds of product; drawn plans have thin matrices of every kind of block."""
+    check(pool, design(models.factored(models.gpt()), layout, z_loss=1e-3), packed=Documents.TWO)
+
+
 ORDERS = (
     (AxisName.SHARD, AxisName.PIPELINE, AxisName.TENSOR),
     (AxisName.SHARD, AxisName.TENSOR, AxisName.PIPELINE),

@@ -126,6 +126,11 @@ def test_tied_tables_in_stages_and_worlds_of_other_sizes(
     check(pool.run(relocate_cases.moved, design(gpt, one), design(gpt, other), ours, theirs, None, ranks=4))
 
 
+def test_thin_matrices_give_and_take(pool: Pool) -> None:
+    thin = models.factored(models.gpt())
+    check(pool.run(relocate_cases.moved, design(thin, SHARDS), design(thin, STAGES), EVERY, EVERY, None, ranks=4))
+
+
 @pytest.mark.parametrize(
     "spec", [Adafactor(), pytest.param(Sgd(momentum=0.0), marks=pytest.mark.slow)], ids=["adafactor", "sgd"]
 )

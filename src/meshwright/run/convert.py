@@ -147,7 +147,8 @@ def to_huggingface(
     check: bool = False,
     progress: data.Progress | None = None,
 ) -> Converted:
-    """`target` is a Hugging Face folder with the weights of the newest complete checkpoint of the run `source`.
+    """`target` is a Hugging Face folder with the weights of the newest complete checkpoint of the run `source`, where
+    two thin matrices are one whole one.
 
     `config` is a config.json of the same model; without one, the one that the run's weights came with, else one
     that says the model. `rest` is a folder of the same model, from which what is not trained here is copied as it is
@@ -159,11 +160,12 @@ def to_huggingface(
     if check:
         check_verifiable()
     design = _run_design(run_dir)
-    _check_causal(design.model)
+    model = design.model.dense()
+    _check_causal(model)
     others = open_folder(Path(rest).expanduser()) if rest is not None else None
     origin = others.path if others else _origin(run_dir, config, start=design.job.start)
-    values = _config(design.model, origin, whole=others is not None)
-    table = _table(values, design.model, where=str(origin / CONFIG) if origin else "model")
+    values = _config(model, origin, whole=others is not None)
+    table = _table(values, model, where=str(origin / CONFIG) if origin else "model")
     copied = _copied(others) if others else {}
     kind = _kind(dtype, values)
     _check_free(path)
@@ -187,7 +189,7 @@ def to_huggingface(
     return Converted(
         path=str(path),
         direction="to_huggingface",
-        parameters=design.model.parameters,
+        parameters=model.parameters,
         tensors=len(table.theirs) + len(copied),
         bytes=float(sum(file.stat().st_size for file in files)),
         dtype=TYPES[kind][1],

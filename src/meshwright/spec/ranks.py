@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from meshwright.spec.codec import nearest
 from meshwright.spec.errors import Problem
@@ -45,11 +46,14 @@ def _matrices(parts: Parts) -> Iterator[ParameterTensor]:
         yield from (tensor for tensor in inside if tensor.is_matrix)
 
 
-def taken_away(ranks: Sequence[MatrixRank], parts: Parts) -> int:
+def taken_away(ranks: tuple[MatrixRank, ...], parts: Parts) -> int:
     """Parameters that the matrices of `ranks` have more than their factors."""
-    if not ranks:
-        return 0
-    shapes = factorable(parts)
+    return _taken_away(ranks, tuple(parts.items())) if ranks else 0
+
+
+@cache
+def _taken_away(ranks: tuple[MatrixRank, ...], parts: tuple[tuple[str, Mixer | Transform], ...]) -> int:
+    shapes = factorable(dict(parts))
     return sum(shapes[each.name][0] * shapes[each.name][1] - each.parameters(shapes[each.name]) for each in ranks)
 
 
@@ -61,10 +65,9 @@ def factored(inside: Iterable[ParameterTensor], ranks: Sequence[MatrixRank]) -> 
         if (rank := rank_of.get(tensor.name)) is None:
             yield tensor
             continue
-        name, (outputs, inputs) = tensor.name.removesuffix(".weight"), tensor.shape
-        up, down = (tensor.divided if tensor.divided == dim else None for dim in (0, 1))
-        yield ParameterTensor(name=f"{name}.up.weight", shape=(outputs, rank), divided=up)
-        yield ParameterTensor(name=f"{name}.down.weight", shape=(rank, inputs), divided=down)
+        names, shapes = factor_names(tensor.name), ((tensor.shape[0], rank), (rank, tensor.shape[1]))
+        for dim, (name, shape) in enumerate(zip(names, shapes, strict=True)):
+            yield ParameterTensor(name=name, shape=shape, divided=dim if tensor.divided == dim else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +81,16 @@ class Half:
 def factor_of(name: str, ranks: Sequence[MatrixRank]) -> Half | None:
     """Which factor parameter `name` is, as its block or the whole model calls it; None where it is none."""
     for each in ranks:
-        for dim, half in enumerate(("up", "down")):
-            if f".{name}".endswith(f".{each.name}.{half}.weight"):
-                return Half(matrix=name.removesuffix(f".{half}.weight"), dim=dim)
+        for dim, half in enumerate(factor_names(f"{each.name}.weight")):
+            if f".{name}".endswith(f".{half}"):
+                return Half(matrix=name.removesuffix(half) + each.name, dim=dim)
     return None
+
+
+def factor_names(name: str) -> tuple[str, str]:
+    """Of the two factors of the matrix whose parameter is `name`: `mixer.query.up.weight` of `mixer.query.weight`."""
+    matrix = name.removesuffix(".weight")
+    return f"{matrix}.up.weight", f"{matrix}.down.weight"
 
 
 def rank_problems(ranks: Sequence[MatrixRank], parts: Parts, where: str) -> Iterator[Problem]:

@@ -14,7 +14,9 @@ from torch import Tensor
 from meshwright.catalog.huggingface.folder import INDEX, SINGLE, Stored
 from meshwright.catalog.huggingface.header import ITEM_BYTES
 from meshwright.catalog.huggingface.tensors import Table
+from meshwright.cost.holdings import Holding
 from meshwright.parallel import stored
+from meshwright.spec.ranks import factor_names
 from meshwright.train.huggingface.files import DTYPES, MappedFiles, write_file
 from meshwright.train.huggingface.pieces import make_stored
 from meshwright.train.huggingface.read import MODEL
@@ -25,18 +27,32 @@ Announced = tuple[str, tuple[int, ...]]
 
 @dataclass(slots=True)
 class CheckpointParameters:
-    """Parameters of a checkpoint in `folder`, read whole when asked for and kept while the next tensors need them."""
+    """Parameters of a checkpoint in `folder`, read whole when asked for and kept while the next tensors need them.
+
+    A matrix that the checkpoint has as two thin ones is their product.
+    """
 
     folder: Path
     shapes: Mapping[str, tuple[int, ...]]
     _kept: dict[str, Tensor] = field(default_factory=dict)
+    _stored: dict[str, Holding] = field(default_factory=dict)
 
     def get(self, name: str) -> Tensor:
         if name not in self._kept:
-            made = torch.empty(self.shapes[name], dtype=torch.float32)
-            stored.read({f"{MODEL}{name}": made}, self.folder, group=None)
-            self._kept[name] = made
+            self._stored = self._stored or stored.held_in(self.folder)
+            halves = factor_names(name)
+            thin = f"{MODEL}{name}" not in self._stored and f"{MODEL}{halves[0]}" in self._stored
+            self._kept[name] = self._product(halves) if thin else self._read(name, self.shapes[name])
         return self._kept[name]
+
+    def _product(self, halves: tuple[str, str]) -> Tensor:
+        up, down = (self._read(half, self._stored[f"{MODEL}{half}"].shape) for half in halves)
+        return (up.double() @ down.double()).float()
+
+    def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        made = torch.empty(shape, dtype=torch.float32)
+        stored.read({f"{MODEL}{name}": made}, self.folder, group=None)
+        return made
 
     def keep_only(self, names: set[str]) -> None:
         for name in [name for name in self._kept if name not in names]:
