@@ -169,16 +169,16 @@ def _of_one(kind: Kind, priced: Holds, table: PlanTable, *, model: ModelSpec) ->
     block, trains = kind.block, kind.backward is Backward.WHOLE
     if isinstance(block, Layer):
         sparse = isinstance(block.transform, Mixture)
-        slices = np.where(sparse & table.on_grid, table.expert * table.expert_tensor, table.tensor)
-        thin = closing_elements(block, table.tensor)
+        tensor = table.tensor.astype(np.float64)
+        slices = np.where(sparse & table.on_grid, table.expert * table.expert_tensor, tensor)
+        thin = closing_elements(block, tensor)
         closing = _closing(block) / slices if thin is None else thin
         compute = state_bytes(table).compute
+        changed = compute * _changed(block, tensor, slices) * trains
         return {
             "working": priced.bytes.working,
             "ending": priced.bytes.ending + compute * (_experts(block) / slices * trains),
-            "mixing": np.where(
-                table.sharding > 0, priced.bytes.mixing + compute * _changed(block, table.tensor, slices) * trains, 0.0
-            ),
+            "mixing": np.where(table.sharding > 0, np.asarray(priced.bytes.mixing) + changed, 0.0),
             "largest": priced.parameters,
             "largest_made": priced.parameters * trains,
             "largest_kept": priced.bytes.kept,

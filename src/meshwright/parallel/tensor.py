@@ -9,7 +9,7 @@ the tensor axis; modules read their local parts.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -141,9 +141,8 @@ def divided_dim(name: str, *, block: Block) -> int | None:
     """The dim of parameter `name` that the tensor axis divides; None when every rank holds it whole."""
     if any(fnmatchcase(name, pattern) for pattern in _WHOLE):
         return None
-    half = factor_of(name, block.ranks) if isinstance(block, Layer) else None
-    if half is not None:
-        dim = divided_dim(f"{half.matrix}.weight", block=replace(block, ranks=()))
+    if isinstance(block, Layer) and (half := factor_of(name, block.ranks)) is not None:
+        dim = divided_dim(f"{half.matrix}.weight", block=block)
         return dim if dim == half.dim else None
     if fnmatchcase(name, "layers.*.mixer.*_norm.weight"):
         mixer = block.mixer if isinstance(block, Layer) else None
