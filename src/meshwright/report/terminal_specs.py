@@ -40,7 +40,8 @@ def model(spec: ModelSpec) -> Group:
     )
     rows = table(columns=[("layers", "right"), ("mixer", "left"), ("feed-forward", "left"), ("parameters", "right")])
     for layer, count in spec.layer_kinds:
-        rows.add_row(str(count), _mixer(layer), _transform(layer), format_count(layer.parameters))
+        thin = f" ({len(layer.ranks)} thin matrices)" if layer.ranks else ""
+        rows.add_row(str(count), _mixer(layer), _transform(layer), f"{format_count(layer.parameters)}{thin}")
     towers = [Text(f"beside it: {tower.name}, {format_count(tower.parameters)} parameters") for tower in spec.towers]
     source = [Text(f"source: {spec.source}", style="dim")] if spec.source else []
     return Group(head, rows, *towers, *source)
