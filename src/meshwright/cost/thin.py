@@ -13,7 +13,7 @@ import numpy as np
 
 from meshwright.cost.kept_part import Kept
 from meshwright.cost.work import FloatArray, PartWork, Product, Sizes
-from meshwright.spec.model import Block, Layer
+from meshwright.spec.model import Attention, Block, Layer
 from meshwright.spec.ranks import MatrixRank, factored
 from meshwright.spec.tensors import tensors
 
@@ -21,10 +21,12 @@ from meshwright.spec.tensors import tensors
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thin:
     """One matrix by its name in its part; `parameters` are those of its factors less its own, on one tensor rank, and
-    `whole` those of the factor that every one of them has, where they divide the other."""
+    `whole` those of the factor that every one of them has, where they divide the other. `tokens` times as many tokens
+    are multiplied as the layer sees."""
 
     name: str
     rank: int
+    tokens: float
     parameters: FloatArray
     whole: int
 
@@ -59,9 +61,17 @@ def _thin(layer: Layer, each: MatrixRank, place: str, tensor: FloatArray) -> Thi
     return Thin(
         name=each.name.removeprefix(f"{place}."),
         rank=each.rank,
+        tokens=_tokens(layer, each.name),
         parameters=local - matrix.size / ways,
         whole=sum(half.size for half in halves if half.divided is None and matrix.divided is not None),
     )
+
+
+def _tokens(layer: Layer, name: str) -> float:
+    """Of keys and values as many as there are for a query."""
+    if isinstance(layer.mixer, Attention) and name in ("mixer.key", "mixer.value"):
+        return layer.mixer.keys
+    return 1.0
 
 
 def thin_work(work: PartWork, thin: tuple[Thin, ...]) -> PartWork:
@@ -91,7 +101,7 @@ def thin_kept(kept: Kept, thin: tuple[Thin, ...], sizes: Sizes) -> Kept:
     """`kept` with the features between two factors, which the gradient of U alone reads."""
     if not thin:
         return kept
-    between = sizes.itemsize * sizes.tokens * sum(each.rank for each in thin)
+    between = sizes.itemsize * sizes.tokens * sum(each.rank * each.tokens for each in thin)
     return replace(
         kept,
         saved=kept.saved + between,

@@ -92,7 +92,7 @@ class Layer:
     def parameters(self) -> int:
         norm = self.sum_norm.parameters if self.sum_norm else 0
         whole = sum(part.parameters for part in self.parts) + norm + self.extra_parameters
-        return whole - taken_away(self.ranks, self.places)
+        return whole - (taken_away(self.ranks, self.places) if self.ranks else 0)
 
     @property
     def active_parameters(self) -> int:
@@ -103,16 +103,19 @@ class Layer:
 
     @property
     def matrix_parameters(self) -> int:
-        return sum(part.matrix_parameters for part in self.parts) - taken_away(self.ranks, self.places)
+        whole = sum(part.matrix_parameters for part in self.parts)
+        return whole - (taken_away(self.ranks, self.places) if self.ranks else 0)
 
     @property
     def matrix_products(self) -> float:
         """Parameters that one of its tokens multiplies."""
         if not isinstance(self.mixer, Attention):
             return self.matrix_parameters
-        key_values = tuple(each for each in self.ranks if each.name in ("mixer.key", "mixer.value"))
         attends = self.mixer.matrix_products - self.mixer.matrix_parameters
-        return self.matrix_parameters + attends - (self.mixer.keys - 1.0) * taken_away(key_values, self.places)
+        if self.ranks:
+            key_values = tuple(each for each in self.ranks if each.name in ("mixer.key", "mixer.value"))
+            attends -= (self.mixer.keys - 1.0) * taken_away(key_values, self.places)
+        return self.matrix_parameters + attends
 
     @property
     def places(self) -> dict[str, Mixer | Transform]:

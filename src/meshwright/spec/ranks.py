@@ -48,7 +48,7 @@ def _matrices(parts: Parts) -> Iterator[ParameterTensor]:
 
 def taken_away(ranks: tuple[MatrixRank, ...], parts: Parts) -> int:
     """Parameters that the matrices of `ranks` have more than their factors."""
-    return _taken_away(ranks, tuple(parts.items())) if ranks else 0
+    return _taken_away(ranks, tuple(parts.items()))
 
 
 @cache
