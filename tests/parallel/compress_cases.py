@@ -37,7 +37,7 @@ def _gradients(run: Runner, number: int) -> None:
     design, mesh = run.laid.design, run.laid.mesh
     rows = design.plan.batch // mesh.data_size
     tokens = sequences(number * design.plan.batch + mesh.data_coordinate * rows, rows, design)
-    run.laid.step(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+    run.laid.step(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), number=number)
 
 
 def bytes_left(design: Design) -> int:

@@ -34,7 +34,7 @@ class Runner:
         rows = design.plan.batch // mesh.data_size
         first = number * design.plan.batch + mesh.data_coordinate * rows
         tokens = sequences(first, rows, design)
-        loss = self.laid.step(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+        loss = self.laid.step(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), number=number)
         self.laid.clip(design.job.optimizer.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

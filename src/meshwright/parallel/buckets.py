@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from meshwright.parallel.compress import CompressedReduction, Wire
+from meshwright.parallel.reduction import Reduction, Travel
 
 BUCKET_BYTES = 25 * 2**20
 
@@ -22,20 +22,18 @@ class Bucket:
     flat: Tensor
     parameters: list[nn.Parameter]
     views: list[Tensor]
+    reduction: Reduction
     waiting: int = 0
-    wire: Tensor | None = None
-    reduction: CompressedReduction | None = None
-    work: list[dist.Work] = field(default_factory=list)
 
 
 class BucketedGradients:
-    """Gradients of parameters that every rank of `groups` holds alike: summed once a step, in `dtype` (PyTorch
-    Distributed, 2006.15704).
+    """Gradients of parameters that every rank of `groups` holds alike: summed once a step (PyTorch Distributed,
+    2006.15704).
 
     Gradients add up in place over microbatches. In the last backward a bucket is sent as soon as all before it are
     sent and all its gradients are ready, so that every rank sends in one order. Distributed tensors are summed by
-    their local parts. With a `wire` they travel in its eight bits instead. No group means that there is no other rank,
-    and then nothing is touched.
+    their local parts. `travel` says how: whole, in less precision or compressed. No group means that there is no other
+    rank, and then nothing is touched.
     """
 
     def __init__(
@@ -43,26 +41,26 @@ class BucketedGradients:
         held: Iterable[nn.Parameter],
         *,
         groups: Sequence[dist.ProcessGroup],
-        dtype: torch.dtype | None = None,
-        wire: Wire | None = None,
+        travel: Travel | None = None,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
-        self._groups, self._dtype = tuple(groups), dtype
-        assert wire is None or len(self._groups) < 2, "gradients in eight bits meet over one axis"
         self._buckets: list[Bucket] = []
+        self._step = 0
         self._armed, self._sent, self._fresh = False, 0, True
         self._early: set[nn.Parameter] = set()
         self._is_input = False
-        if not self._groups:
+        if not groups:
             return
         parameters = [parameter for parameter in held if parameter.requires_grad]
         for chosen in _runs(list(reversed(parameters)), bucket_bytes):
-            bucket = _bucket(chosen)
-            if wire is not None:
-                bucket.reduction = CompressedReduction(bucket.flat, group=self._groups[0], wire=wire)
+            bucket = _bucket(chosen, travel=travel or Travel(), groups=groups)
             self._buckets.append(bucket)
             for parameter in chosen:
                 parameter.register_post_accumulate_grad_hook(lambda p, bucket=bucket: self._ready(p, bucket))
+
+    def begin(self, *, step: int) -> None:
+        """Compression goes by the number of the step."""
+        self._step = step
 
     def after_forward(self, *, last: bool) -> None:
         """Nothing: parameters are whole always."""
@@ -110,7 +108,9 @@ class BucketedGradients:
         for bucket in self._buckets[self._sent :]:
             self._send(bucket)
         for bucket in self._buckets:
-            self._receive(bucket)
+            bucket.reduction.turn()
+        for bucket in self._buckets:
+            bucket.reduction.finish(bucket.flat)
         self._armed, self._fresh = False, True
 
     def after_evaluation(self) -> None:
@@ -130,32 +130,11 @@ class BucketedGradients:
             self._sent += 1
 
     def residuals(self) -> list[Tensor]:
-        """What rounding left to be sent with the next gradients."""
-        found = [bucket.reduction for bucket in self._buckets if bucket.reduction is not None]
-        return [rounding.left for reduction in found for rounding in (reduction.sent, reduction.summed)]
+        """What is kept from step to step: gradients that were left out, to be sent with the next ones, and factors."""
+        return [x for bucket in self._buckets for x in bucket.reduction.state]
 
     def _send(self, bucket: Bucket) -> None:
-        if bucket.reduction is not None:
-            bucket.reduction.start(bucket.flat)
-            return
-        bucket.wire = bucket.flat if self._dtype is None else bucket.flat.to(self._dtype)
-        work = dist.all_reduce(bucket.wire, group=self._groups[0], async_op=True)
-        assert work is not None
-        bucket.work.append(work)
-
-    def _receive(self, bucket: Bucket) -> None:
-        if bucket.reduction is not None:
-            bucket.reduction.finish(bucket.flat)
-            return
-        assert bucket.wire is not None
-        for work in bucket.work:
-            work.wait()
-        for group in self._groups[1:]:
-            dist.all_reduce(bucket.wire, group=group)
-        if bucket.wire is not bucket.flat:
-            bucket.flat.copy_(bucket.wire)
-        bucket.wire = None
-        bucket.work.clear()
+        bucket.reduction.start(bucket.flat, step=self._step)
 
 
 def _runs(parameters: Sequence[nn.Parameter], most: int) -> list[list[nn.Parameter]]:
@@ -172,13 +151,14 @@ def _runs(parameters: Sequence[nn.Parameter], most: int) -> list[list[nn.Paramet
     return runs
 
 
-def _bucket(parameters: list[nn.Parameter]) -> Bucket:
-    sizes = [_local(parameter).numel() for parameter in parameters]
+def _bucket(parameters: list[nn.Parameter], *, travel: Travel, groups: Sequence[dist.ProcessGroup]) -> Bucket:
+    shapes = [_local(parameter).shape for parameter in parameters]
+    sizes = [shape.numel() for shape in shapes]
     first = _local(parameters[0])
     flat = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
     pieces = flat.split(sizes)
     views = [_like(parameter, piece) for parameter, piece in zip(parameters, pieces, strict=True)]
-    return Bucket(flat=flat, parameters=parameters, views=views)
+    return Bucket(flat=flat, parameters=parameters, views=views, reduction=travel.reduction(flat, shapes, groups))
 
 
 def _like(parameter: Tensor, piece: Tensor) -> Tensor:

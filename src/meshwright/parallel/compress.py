@@ -1,10 +1,10 @@
-"""Gradients that travel in eight bits, each rank keeping what rounding left out for the next time.
+"""Gradients that travel in eight bits or one, each rank keeping what rounding left out for the next time.
 
 A reduction is an all-to-all of rounded parts and a sum in full precision on the rank that owns each part; where every
 rank needs all of it, a gather of the rounded sums follows. What rounding leaves out of what a rank sends is added to
 what it sends next (error feedback, 1901.09847), so that sums over steps are never further from the exact ones than one
 rounding. A part of n elements travels as n + 4 bytes: numbers in e4m3 or whole ones, and their scale, a power of two in
-fp32. Any backend carries them: they travel as bytes.
+fp32; as signs, eight to a byte, and their mean size. Any backend carries them: they travel as bytes.
 """
 
 from __future__ import annotations
@@ -58,8 +58,7 @@ class Rounding:
 
     def unpack(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
         """(parts, n) from bytes (parts, n + 4)."""
-        scale = packed[:, :SCALE_BYTES].contiguous().view(torch.float32)
-        return packed[:, SCALE_BYTES:].contiguous().view(self._wire.dtype).to(dtype).mul_(scale.to(dtype))
+        return packed[:, SCALE_BYTES:].contiguous().view(self._wire.dtype).to(dtype).mul_(_scale(packed).to(dtype))
 
     def _numbers(self, scale: Tensor) -> Tensor:
         """What is left, in eight bits of `scale` (parts, 1) each."""
@@ -67,24 +66,54 @@ class Rounding:
         return (shares if self._wire is Wire.E4M3 else shares.round_()).to(self._wire.dtype)
 
 
-class CompressedReduction:
-    """All-reduce of a flat tensor in eight bits: `start` sends its parts, `finish` gives every rank the sum.
+class Signs:
+    """As Rounding, of which nothing but signs and the mean size of a part's elements is sent (1901.09847)."""
 
-    The second half, a gather of the rounded sums, sets out in `advance` once the first has arrived, or in `finish`.
+    def __init__(self, size: int, *, parts: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._size, part = size, -(-size // parts)
+        self.left = torch.zeros(parts, part, dtype=dtype, device=device)
+        held = (size - part * torch.arange(parts, device=device)).clamp(0, part)
+        self._held = held.clamp(min=1).to(dtype).unsqueeze(1)
+        self._bits = 2 ** torch.arange(8, dtype=torch.uint8, device=device)
+
+    def pack(self, flat: Tensor) -> Tensor:
+        """Bytes (parts, n / 8 + 4) of flat (size,) with what was left before; the rest is left."""
+        owed = self.left.view(-1)[: self._size]
+        owed.add_(flat)
+        scale = (self.left.abs().sum(dim=1, keepdim=True) / self._held).to(torch.float32)
+        positive = torch.nn.functional.pad(self.left >= 0.0, (0, -self.left.shape[1] % 8)).view(len(self.left), -1, 8)
+        packed = torch.cat((scale.view(torch.uint8), (positive * self._bits).sum(dim=2, dtype=torch.uint8)), dim=1)
+        owed.sub_(self.unpack(packed, flat.dtype).view(-1)[: self._size])
+        return packed
+
+    def unpack(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
+        """(parts, n) from bytes (parts, n / 8 + 4)."""
+        scale = _scale(packed)
+        bits = (packed[:, SCALE_BYTES:].unsqueeze(2) & self._bits).bool().flatten(start_dim=1)
+        return torch.where(bits[:, : self.left.shape[1]], scale, -scale).to(dtype)
+
+
+class CompressedReduction:
+    """All-reduce of a flat tensor in eight bits, or as signs where there is no `wire`: `start` sends its parts,
+    `finish` gives every rank the sum.
+
+    The second half, a gather of the rounded sums, sets out in `turn`, or in `advance` once the first has arrived.
     """
 
-    def __init__(self, like: Tensor, *, group: dist.ProcessGroup, wire: Wire) -> None:
-        ranks = group.size()
+    def __init__(self, like: Tensor, *, group: dist.ProcessGroup, wire: Wire | None) -> None:
         self._group, self._size = group, like.numel()
-        self.sent = Rounding(like.numel(), parts=ranks, dtype=like.dtype, device=like.device, wire=wire)
-        part = self.sent.left.shape[1]
-        self.summed = Rounding(part, parts=1, dtype=like.dtype, device=like.device, wire=wire)
+        self.sent = _rounding(like.numel(), like, parts=group.size(), wire=wire)
+        self.summed = _rounding(self.sent.left.shape[1], like, parts=1, wire=wire)
         self._received: Tensor | None = None
         self._everyone: Tensor | None = None
         self._packed: Tensor | None = None
         self._work: dist.Work | None = None
 
-    def start(self, flat: Tensor) -> None:
+    @property
+    def state(self) -> tuple[Tensor, ...]:
+        return self.sent.left, self.summed.left
+
+    def start(self, flat: Tensor, *, step: int = 0) -> None:
         """Rounded parts of `flat` are on their way to their owners."""
         self._packed = self.sent.pack(flat)
         self._received = torch.empty_like(self._packed)
@@ -97,7 +126,7 @@ class CompressedReduction:
             return self._work is None
         if self._received is None:
             return True
-        self._turn()
+        self.turn()
         return False
 
     def finish(self, flat: Tensor) -> None:
@@ -107,7 +136,7 @@ class CompressedReduction:
     def result(self) -> Tensor:
         """The sum, the same bits on every rank."""
         if self._received is not None:
-            self._turn()
+            self.turn()
         assert self._work is not None
         assert self._everyone is not None
         self._work.wait()
@@ -115,7 +144,8 @@ class CompressedReduction:
         self._everyone = self._packed = self._work = None
         return total
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
+        """Sums are on their way to everyone."""
         assert self._work is not None
         assert self._received is not None
         self._work.wait()
@@ -124,6 +154,17 @@ class CompressedReduction:
         self._received = None
         self._everyone = self._packed.new_empty(self._group.size(), self._packed.shape[1])
         self._work = all_gather_single(self._everyone, self._packed, group=self._group, async_op=True)
+
+
+def _scale(packed: Tensor) -> Tensor:
+    """(parts, 1). A slice of one row passes for contiguous whatever its stride, and cannot be viewed."""
+    return packed[:, :SCALE_BYTES].clone(memory_format=torch.contiguous_format).view(torch.float32)
+
+
+def _rounding(size: int, like: Tensor, *, parts: int, wire: Wire | None) -> Rounding | Signs:
+    if wire is None:
+        return Signs(size, parts=parts, dtype=like.dtype, device=like.device)
+    return Rounding(size, parts=parts, dtype=like.dtype, device=like.device, wire=wire)
 
 
 def sent_elements(parameters: Sequence[Tensor], *, ranks: int) -> int:

@@ -19,6 +19,7 @@ from meshwright.parallel.experts import Together, dim_of_shards, expert_gradient
 from meshwright.parallel.mesh import Mesh
 from meshwright.parallel.precision import Dtypes
 from meshwright.parallel.reduce_scatter import CompressedReduceScatter, ExchangeReduceScatter
+from meshwright.parallel.reduction import Travel
 from meshwright.parallel.synchronize import ShardedGradients, Synchronizer
 from meshwright.parallel.torch_compat import gather_ahead, gather_back
 from meshwright.spec.plan import AxisName, Offload, Sharding
@@ -146,11 +147,12 @@ def _dense_synchronizer(
     dtype = dtypes.reduce if dtypes.reduce is not dtypes.master else None
     apart = set(expert_parameters(part)) if mesh.experts is not None else set()
     held = [parameter for parameter in part.parameters() if parameter not in apart]
-    return BucketedGradients(held, groups=present, dtype=dtype, wire=dtypes.wire if present else None)
+    travel = Travel(dtype=dtype, wire=dtypes.wire, compression=dtypes.compression)
+    return BucketedGradients(held, groups=present, travel=travel)
 
 
 def residuals(part: nn.Module, synchronizer: Synchronizer) -> tuple[Tensor, ...]:
-    """What rounding left of gradients that travel in eight bits, to be sent with the next ones; live tensors."""
+    """What is kept of gradients that do not travel whole, to be sent with the next ones; live tensors."""
     if isinstance(synchronizer, BucketedGradients):
         return tuple(synchronizer.residuals())
     found = (getattr(module, "reduction_left", None) for module in part.modules())

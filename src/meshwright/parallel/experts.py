@@ -26,6 +26,7 @@ from meshwright.parallel.collectives import gather_sequence, total
 from meshwright.parallel.dispatch import GatheredByExperts, SentToExperts
 from meshwright.parallel.expert_mesh import EXPERT, SHARD, TENSOR, ExpertMesh, grid_sizes
 from meshwright.parallel.precision import Dtypes
+from meshwright.parallel.reduction import Travel
 from meshwright.parallel.synchronize import Synchronizer
 from meshwright.spec.errors import Problem
 from meshwright.spec.model import Mixture
@@ -150,7 +151,7 @@ def dim_of_shards(parameter: nn.Parameter, *, shards: int) -> int:
 def expert_gradients(part: nn.Module, *, grid: ExpertMesh, dtypes: Dtypes) -> BucketedGradients:
     """How gradients of experts that no shard axis divides meet those of the ranks that hold the same ones."""
     dtype = dtypes.reduce if dtypes.reduce is not dtypes.master else None
-    return BucketedGradients(expert_parameters(part), groups=grid.same, dtype=dtype)
+    return BucketedGradients(expert_parameters(part), groups=grid.same, travel=Travel(dtype=dtype))
 
 
 class Together:
@@ -158,6 +159,10 @@ class Together:
 
     def __init__(self, synchronizers: Sequence[Synchronizer]) -> None:
         self._synchronizers = tuple(synchronizers)
+
+    def begin(self, *, step: int) -> None:
+        for synchronizer in self._synchronizers:
+            synchronizer.begin(step=step)
 
     def after_forward(self, *, last: bool) -> None:
         for synchronizer in self._synchronizers:

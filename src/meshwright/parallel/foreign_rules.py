@@ -64,6 +64,9 @@ def _schedule(plan: Plan) -> list[Problem]:
     if plan.gradients.precision is Precision.FP8:
         what = "gradients of yours do not meet in fp8"
         found.append(Problem(what=what, where="plan.gradients.precision", fix="use bf16 or fp32"))
+    if plan.gradients.compression is not None:
+        what = f"gradients of yours do not meet by {plan.gradients.compression.words}"
+        found.append(Problem(what=what, where="plan.gradients.compression", fix="leave it out"))
     return found
 
 

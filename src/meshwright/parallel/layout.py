@@ -32,7 +32,7 @@ from meshwright.spec.targets import MASKED
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parted:
     """One local stage, how its gradients meet, which of them are summands over groups of tensor ranks, where split
-    backwards put off those of its matrices, and what rounding leaves of gradients that travel in eight bits.
+    backwards put off those of its matrices, and what is kept of gradients that do not travel whole.
     """
 
     module: Decoder
@@ -74,21 +74,32 @@ class Laid:
             if name in part.partial
         ]
         self.num_targets: Tensor | int = design.plan.batch_tokens
+        self._number = 0
         self._pipeline = self._executor() if len(design.plan.stages) > 1 else None
         self._balance = Balance(self.parts, model=design.model, group=mesh.everyone, device=device)
 
     def step(
-        self, tokens: Tensor, targets: Tensor, documents: Tensor | None = None, ahead: Tensor | None = None
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        documents: Tensor | None = None,
+        ahead: Tensor | None = None,
+        *,
+        number: int | None = None,
     ) -> Tensor:
         """Every microbatch went forward and backward; gradients of the whole batch's mean loss are in place.
 
         All are (sequences, length) of this data rank, the same on each of its tensor, context and pipeline ranks;
         `ahead` is how many later tokens each sees under a prefix mask. Gradients of the step before are dropped.
+        `number` is the step's in the run, by which gradients are compressed; one more than the last unless it is said.
         Returns that mean, the same on every rank: of the targets that are not MASKED; where every one is, it and the
         gradients are 0.
         """
         for _, parameter in self.named_parameters():
             parameter.grad = None
+        self._number = self._number + 1 if number is None else number
+        for synchronizer in self.synchronizers:
+            synchronizer.begin(step=self._number)
         self.num_targets = self._targets_everywhere(targets)
         tokens, targets = self._own(tokens, targets, documents, ahead)
         self._balance.begin()
@@ -139,7 +150,7 @@ class Laid:
     def undo(self) -> None:
         """What the last step left besides gradients is as before it: biases of routers.
 
-        What rounding had left of gradients that travel in eight bits is dropped, for the step has spoilt it.
+        What was kept of gradients that do not travel whole is dropped, for the step has spoilt it.
         """
         self._balance.undo()
         for left in (x for part in self._parted for x in part.residuals):
@@ -158,7 +169,7 @@ class Laid:
         return [pair for part in self.parts for pair in part.named_parameters()]
 
     def residuals(self) -> dict[str, Tensor]:
-        """What this rank has still to send of gradients that travel in eight bits: of this plan and this rank alone."""
+        """What this rank has still to send of gradients that do not travel whole: of this plan and this rank alone."""
         own = f"{self.design.plan.digest()}.{self.mesh.rank}"
         left = [x for part in self._parted for x in part.residuals]
         return {f"{own}.{index}": x for index, x in enumerate(left)}

@@ -9,6 +9,7 @@ import torch
 from meshwright.parallel.compress import Wire
 from meshwright.parallel.quantized import Recipe, recipe
 from meshwright.spec.cluster import Precision
+from meshwright.spec.compression import Compression
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.optimizer import Master
 from meshwright.spec.plan import Plan
@@ -20,7 +21,8 @@ class Dtypes:
 
     Where they differ, parameters are cast when they are read, and norms, softmax and losses work in fp32 inside.
     `reduce` carries gradients between data parallel ranks. `tf32` lets products of fp32 round their inputs, and
-    `recipe` rounds those of layers' products to eight or four bits. Gradients travel in the eight bits of `wire`.
+    `recipe` rounds those of layers' products to eight or four bits. Gradients travel in the eight bits of `wire`,
+    or as `compression` says.
     """
 
     master: torch.dtype
@@ -29,6 +31,7 @@ class Dtypes:
     tf32: bool = False
     recipe: Recipe | None = None
     wire: Wire | None = None
+    compression: Compression | None = None
 
     @property
     def casts(self) -> bool:
@@ -67,4 +70,5 @@ def dtypes(plan: Plan, *, master: Master = Master.FP32) -> Dtypes:
         tf32=chosen is Precision.TF32,
         recipe=recipe(chosen),
         wire={Precision.FP8: Wire.E4M3, Precision.INT8: Wire.INT8}.get(plan.gradients.precision),
+        compression=plan.gradients.compression,
     )

@@ -14,6 +14,9 @@ from meshwright.spec.plan import Sharding
 class Synchronizer(Protocol):
     """Told of every backward of one stage; gradients add up over microbatches and data parallel ranks."""
 
+    def begin(self, *, step: int) -> None:
+        """Called before anything else of step `step`, the same number on every rank."""
+
     def after_forward(self, *, last: bool) -> None:
         """Called after each microbatch's forward; `last` says that no other follows in this step."""
 
@@ -57,6 +60,9 @@ class ShardedGradients:
         for module in self._modules:
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+
+    def begin(self, *, step: int) -> None:
+        """Nothing: every step is alike."""
 
     def after_forward(self, *, last: bool) -> None:
         """Nothing: ZeRO-3 frees parameters in forward itself."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from meshwright.spec.cluster import Precision
+from meshwright.spec.compression import Compression
 
 SCALE_BYTES = 4  # of every part that travels in eight bits
 TOLD_EVERY = 16  # steps at the most between two times that learners tell each other how they are
@@ -70,16 +71,19 @@ class Rounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientSync:
-    """How data parallel ranks meet: gradients in every step, reduced in `precision`; but along the replicate axis as
-    `kind` and `rounds` say."""
+    """How data parallel ranks meet: gradients in every step, reduced in `precision`, whole or as `compression` says;
+    but along the replicate axis as `kind` and `rounds` say."""
 
     kind: SyncKind = SyncKind.EVERY_STEP
     precision: Precision = Precision.FP32
+    compression: Compression | None = None
     rounds: Rounds = Rounds()
 
     @property
     def words(self) -> str:
         """`learners meet as eager every 12 steps`."""
+        if self.compression is not None:
+            return f"replicas meet in every step by {self.compression.words}"
         if not self.kind.has_learners:
             return "replicas meet in every step"
         return f"learners meet as {self.kind.value} every {self.rounds.every} step{'s' * (self.rounds.every != 1)}"

@@ -101,7 +101,7 @@ class Run:
                 rows = next(self.loader)
                 batch = self.feed.tensors(rows)
             self.marker.mark(step=number, section=Section.MODEL)
-            loss = self.laid.step(*batch)
+            loss = self.laid.step(*batch, number=number)
             with self.profiler.section(LineName.OPTIMIZER):
                 self.marker.mark(step=number, section=Section.NORM)
                 norm = self.laid.clip(job.optimizer.clip_norm)

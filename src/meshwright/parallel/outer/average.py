@@ -77,7 +77,7 @@ class RoundedAverage:
 
     @property
     def left(self) -> tuple[Tensor, ...]:
-        return self._reduction.sent.left, self._reduction.summed.left
+        return self._reduction.state
 
     def start(self, flat: Tensor) -> None:
         self._reduction.start(flat)

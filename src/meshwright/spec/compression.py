@@ -1,0 +1,102 @@
+"""What data parallel ranks send instead of whole gradients. What is left out of one step is sent with later ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerSgd:
+    """A matrix as the product of two factors of `rank` columns, both summed in every step, one after the other
+    (1905.13727). Gradients are whole in steps before `start_step`."""
+
+    kind: str = "powersgd"
+    rank: int = 4
+    start_step: int = 0
+
+    @property
+    def words(self) -> str:
+        return f"{self.kind} of rank {self.rank}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcpSgd:
+    """As PowerSgd, but one factor in even steps and the other in odd ones, each with the one before it (2306.08881)."""
+
+    kind: str = "acpsgd"
+    rank: int = 4
+    start_step: int = 0
+
+    @property
+    def words(self) -> str:
+        return f"{self.kind} of rank {self.rank}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopK:
+    """Of every bucket the `share` of its elements that are largest, with their places (1809.07599)."""
+
+    kind: str = "topk"
+    share: float = 0.01
+    start_step: int = 0
+
+    @property
+    def words(self) -> str:
+        return f"{self.kind} of {self.share:.3g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneBit:
+    """The sign of every element, and a scale for each rank's part of a bucket (1901.09847, 2102.02888)."""
+
+    kind: str = "one_bit"
+    start_step: int = 0
+
+    @property
+    def words(self) -> str:
+        return self.kind
+
+
+Compression = PowerSgd | AcpSgd | TopK | OneBit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factors:
+    """`count` matrices of `rows` by `columns` as products of factors of `rank` columns."""
+
+    count: int
+    rows: int
+    columns: int
+    rank: int
+
+    @property
+    def size(self) -> int:
+        return self.count * self.rows * self.columns
+
+    @property
+    def left(self) -> int:
+        """Elements of the factors of `rows` rows."""
+        return self.count * self.rows * self.rank
+
+    @property
+    def right(self) -> int:
+        """Elements of those of `columns` rows."""
+        return self.count * self.columns * self.rank
+
+
+def factors(shape: Sequence[int], *, rank: int) -> Factors | None:
+    """The last two dims of a tensor of `shape` as matrices; None where both factors together are no smaller, and for a
+    vector: such a tensor travels whole."""
+    if len(shape) < 2:
+        return None
+    rows, columns = shape[-2:]
+    if rank * (rows + columns) >= rows * columns:
+        return None
+    return Factors(count=math.prod(shape[:-2]), rows=rows, columns=columns, rank=rank)
+
+
+def kept(elements: int, *, share: float) -> int:
+    """How many of `elements` are sent: one at the least."""
+    return min(elements, max(1, math.ceil(share * elements)))
