@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 
 from meshwright.cost.traffic_adafactor import sums
 from meshwright.cost.traffic_blocks import BlockTraffic, Widths
+from meshwright.cost.traffic_compression import of_bucket
 from meshwright.cost.traffic_groups import Group, along, grid_groups
 from meshwright.cost.traffic_muon import exchanges
-from meshwright.cost.traffic_parameters import Held, Part, Unit, bucket_sizes, held, summands
+from meshwright.cost.traffic_parameters import Held, Part, Unit, buckets, held, summands
 from meshwright.cost.traffic_rounds import round_traffic
 from meshwright.cost.traffic_turns import gathers, scatters
 from meshwright.spec.blocks import Mixture
@@ -137,14 +138,23 @@ class _Rank:
         of_experts = [self.grid.replicas, self.grid.shards] if self.grid else []
         for parts, groups in ((own.dense, same), (own.apart, of_experts)):
             trained = [part for part in parts if part.trained]
-            for size in bucket_sizes(trained, each=self.master, most=_BUCKET_BYTES):
+            for bucket in buckets(trained, each=self.master, most=_BUCKET_BYTES):
+                elements = sum(part.size for part in bucket)
                 for group in groups:
-                    elements = size / self.master
-                    if self.packed:
+                    if self.plan.gradients.compression is not None:
+                        self._compressed(bucket, group)
+                    elif self.packed:
                         for operation in ("all_to_all", "all_gather"):
                             self._add(group, operation, _eight_bits(elements, group), calls=1)
                     else:
                         self._add(group, "all_reduce", elements * self.reduced, calls=1)
+
+    def _compressed(self, bucket: Sequence[Part], group: Group) -> None:
+        compression = self.plan.gradients.compression
+        assert compression is not None
+        shapes = [part.shape for part in bucket]
+        for operation, each in of_bucket(compression, shapes, ranks=group.size, wide=self.master):
+            self._add(group, operation, each, calls=1)
 
     def _partial(self, parts: Sequence[Part]) -> None:
         """Gradients of which each tensor rank has a summand are summed once a step, as far as they are its own."""

@@ -199,12 +199,14 @@ def summands(part: Part, *, sequence: bool) -> int:
     return part.whole and (sequence or any(region in part.name for region in _REGIONS))
 
 
-def bucket_sizes(parts: Sequence[Part], *, each: float, most: float) -> list[float]:
-    """Bytes of the buckets that gradients of `each` bytes an element lie in, from the last one of the stage on."""
-    found: list[float] = []
+def buckets(parts: Sequence[Part], *, each: float, most: float) -> list[list[Part]]:
+    """The buckets that gradients of `each` bytes an element lie in, from the last one of the stage on."""
+    found: list[list[Part]] = []
+    size = 0.0
     for part in reversed(parts):
-        size = part.size * each
-        if not found or found[-1] + size > most:
-            found.append(0.0)
-        found[-1] += size
+        if not found or size + part.size * each > most:
+            found.append([])
+            size = 0.0
+        found[-1].append(part)
+        size += part.size * each
     return found

@@ -100,3 +100,9 @@ def factors(shape: Sequence[int], *, rank: int) -> Factors | None:
 def kept(elements: int, *, share: float) -> int:
     """How many of `elements` are sent: one at the least."""
     return min(elements, max(1, math.ceil(share * elements)))
+
+
+def usual_step(compression: Compression | None) -> int:
+    """A step whose bytes stand for all that are compressed: an even one."""
+    start = 0 if compression is None else max(compression.start_step, 0)
+    return 2 + start + start % 2

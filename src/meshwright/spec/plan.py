@@ -14,7 +14,7 @@ from meshwright.spec.exchange import Exchange, exchange_words
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.placement_words import placement_words
-from meshwright.spec.synchronize import GradientSync
+from meshwright.spec.synchronize import GradientSync, Rounds, SyncKind
 
 
 class AxisName(StrEnum):
@@ -245,7 +245,8 @@ class Plan:
         if self.learners == 1:
             return self
         axes = tuple(replace(axis, size=1) if axis.name is AxisName.REPLICATE else axis for axis in self.axes)
-        return replace(self, axes=axes, gradients=GradientSync(precision=self.gradients.precision), placement=None)
+        inside = replace(self.gradients, kind=SyncKind.EVERY_STEP, rounds=Rounds())
+        return replace(self, axes=axes, gradients=inside, placement=None)
 
     def ranks_of_learner(self, learner: int) -> tuple[int, ...]:
         """Ranks of this plan that are learner `learner`, in the order of the ranks of its own plan."""

@@ -19,6 +19,7 @@ from meshwright.run.dry.recipes import Recipes
 from meshwright.run.dry.torch_compat import ACCELERATOR, fake_world, real
 from meshwright.schedule import planned
 from meshwright.spec.cluster import DeviceKind
+from meshwright.spec.compression import usual_step
 from meshwright.spec.model import prefix_tokens
 from meshwright.spec.plan import Design
 
@@ -79,7 +80,7 @@ def _step(
     tokens, targets, *beside = batch
     assert tokens is not None
     assert targets is not None
-    laid.step(tokens, targets, *beside)
+    laid.step(tokens, targets, *beside, number=usual_step(laid.design.plan.gradients.compression))
     marks.mark(GRADIENTS)
     laid.clip(clip_norm)
     marks.mark("clip")
