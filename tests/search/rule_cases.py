@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from meshwright.search import Scope
 from meshwright.spec.cluster import Precision
@@ -14,7 +13,6 @@ from meshwright.spec.optimizer import Muon
 from meshwright.spec.plan import (
     Axis,
     AxisName,
-    Design,
     ExpertGrid,
     Offload,
     Recompute,
@@ -25,6 +23,7 @@ from meshwright.spec.plan import (
 )
 from meshwright.spec.synchronize import GradientSync, SyncKind
 from tests.search import search_samples as samples
+from tests.search.compression_cases import COMPRESSION_CASES, Case
 from tests.search.rule_designs import (
     DROPPING,
     FEWER,
@@ -57,13 +56,6 @@ from tests.search.rule_designs import (
 from tests.support.models import with_prefix
 
 ANYWHERE = frozenset({Scope.PLAN, Scope.MEMORY})
-
-
-@dataclass(frozen=True)
-class Case:
-    legal: Callable[[], Design]
-    illegal: Callable[[], Design]
-    says: str
 
 
 CASES = {
@@ -323,4 +315,5 @@ CASES = {
     "runtime-towers": Case(
         D, lambda: D(of=replace(samples.model(), towers=(Tower(name="vision", parameters=1000),))), "vision"
     ),
+    **COMPRESSION_CASES,
 }

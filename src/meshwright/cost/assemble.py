@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from meshwright.cost.compression import compressed_seconds
 from meshwright.cost.layouts import Backward, LayoutArrays
 from meshwright.cost.longest_path import Path
 from meshwright.cost.machine import Machine
@@ -236,6 +237,18 @@ def _once(
         )
         owned = owned_parameters(table, parameters, apart)
         optimized = Optimized(table=table, arrays=arrays, counts=counts, model=model, spec=job.optimizer)
+        small = compressed_seconds(
+            optimized,
+            parameters,
+            reduce=entry.data.reduce_all,
+            way=entry.data.everywhere,
+            slack=slack,
+            contention=entry.contention,
+            device=entry.group.device,
+        )
+        if small is not None:
+            exposed = np.where(small.rows[:, None], small.exposed, exposed)
+            whole = np.where(small.rows[:, None], small.whole, whole)
         step = update_seconds(optimized, owned, device=entry.group.device, figures=entry.update)
         step = step * (entry.sharing.everyone / entry.sharing.speed)[:, None]
         away = optimizes_away(table)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.spec.cluster import Precision
+from meshwright.spec.compression import COMPRESSIONS, Compression
 from meshwright.spec.synchronize import GradientSync, Rounds, SyncKind, usual_rounds
 
 Ints = npt.NDArray[np.int64]
@@ -20,9 +21,11 @@ _STRIDE = 1 << 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
-    """One way of meeting. `rounds` None are the usual ones of as many steps as a row has, sent in `precision`."""
+    """One way of meeting. `rounds` None are the usual ones of as many steps as a row has, sent in `precision`;
+    gradients that meet in every step may be compressed."""
 
     kind: SyncKind = SyncKind.EVERY_STEP
+    compression: Compression | None = None
     precision: Precision = Precision.FP32
     rounds: Rounds | None = None
 
@@ -36,10 +39,14 @@ class Meeting:
 
     def gradients(self, *, every: int, learners: int, precision: Precision) -> GradientSync:
         """Of a plan whose gradients meet in `precision` inside a learner."""
-        return GradientSync(kind=self.kind, precision=precision, rounds=self.of(every=every, learners=learners))
+        rounds = self.of(every=every, learners=learners)
+        return GradientSync(kind=self.kind, precision=precision, compression=self.compression, rounds=rounds)
 
 
-USUAL_MEETINGS = tuple(Meeting(kind=kind) for kind in SyncKind)
+USUAL_MEETINGS = (
+    *(Meeting(kind=kind) for kind in SyncKind),
+    *(Meeting(compression=made()) for made in COMPRESSIONS),
+)  # in the order of MEETINGS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 
 from meshwright.cost.block_bytes import BlockBytes, Holds
+from meshwright.cost.compression import compression_bytes
 from meshwright.cost.fixed_buffers import fixed_bytes
 from meshwright.cost.holding import collect
 from meshwright.cost.layouts import Backward, Kind, LayoutArrays
@@ -25,8 +26,6 @@ from meshwright.spec.cluster import NodeGroup
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import Layer, ModelSpec
 from meshwright.spec.report import MemoryPart
-
-BUCKET_BYTES = 25.0 * 2**20
 
 
 def memory(
@@ -81,6 +80,7 @@ def _at(
         layers=_in_layers(blocks, arrays=arrays, counts=counts),
         moments=kept_bytes(optimized, trained_owned),
         step=step_bytes(optimized),
+        left=compression_bytes(optimized, trained),
     )
     summed, away = _goes_on(counts, shape=shape), optimizes_away(table)
     state = states(table, local, summed=summed, away=away, software=features)

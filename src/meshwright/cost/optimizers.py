@@ -105,7 +105,7 @@ class Optimized:
     model: ModelSpec
     spec: Optimizer
 
-    def held(self, kind: Kind) -> Iterator[_Treated]:
+    def held(self, kind: Kind) -> Iterator[Treated]:
         """Every tensor of blocks of `kind`; blocks that are alike but for their names may be treated unlike."""
         indexes = [index for index, block in enumerate(self.model.blocks) if block == kind.block]
         named = any(group.kind is not None for group in self.spec.groups)
@@ -114,9 +114,9 @@ class Optimized:
             rules = [treatment(self.spec, name).rule for name in names]
             for rule in dict.fromkeys(rules):
                 share = rules.count(rule) / len(rules)
-                yield _Treated(tensor=entry, rule=rule, share=share, cuts=_cuts(entry, self.table))
+                yield Treated(tensor=entry, rule=rule, share=share, cuts=_cuts(entry, self.table))
 
-    def everywhere(self, of: Callable[[_Treated], FloatArray]) -> FloatArray:
+    def everywhere(self, of: Callable[[Treated], FloatArray]) -> FloatArray:
         """The sum over the trained blocks of every rank of what `of` says of a tensor, shape (rows, ranks)."""
         zeros = np.zeros(len(self.table))
         each = [
@@ -132,11 +132,11 @@ class Optimized:
         return np.maximum(owned - self.everywhere(lambda entry: entry.local), 0.0)
 
     @property
-    def of_table(self) -> _Treated:
+    def of_table(self) -> Treated:
         """The embedding's table, as what is in no block is treated."""
         entry = tensors(self.model.embedding)[0]
         rule = treatment(self.spec, "embedding.tokens.weight").rule
-        return _Treated(tensor=entry, rule=rule, share=1.0, cuts=_cuts(entry, self.table))
+        return Treated(tensor=entry, rule=rule, share=1.0, cuts=_cuts(entry, self.table))
 
 
 def kept_bytes(found: Optimized, owned: FloatArray) -> FloatArray:
@@ -145,7 +145,7 @@ def kept_bytes(found: Optimized, owned: FloatArray) -> FloatArray:
     if is_plain(found.spec):
         return 2.0 * owned * wide[:, None]
 
-    def kept(entry: _Treated) -> FloatArray:
+    def kept(entry: Treated) -> FloatArray:
         if _packs(entry.rule):
             return _packed_bytes(entry.rule, entry.local)
         return _elements(entry.rule, entry.tensor, entry.cuts) * wide
@@ -228,7 +228,7 @@ def update_seconds(
         passes = _passes(rule, 0.0 if by_adamw else compute, processor=processor)
         return (plain * passes / _ADAMW if by_adamw else passes / bandwidth) + np.zeros(len(found.table))
 
-    def taken(entry: _Treated) -> FloatArray:
+    def taken(entry: Treated) -> FloatArray:
         runs = np.ceil(entry.local / STEP_ELEMENTS)
         return entry.local * seconds(entry.rule) + runs * step_kernels(entry.rule) * device.launch_seconds
 
@@ -238,7 +238,7 @@ def update_seconds(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Treated:
+class Treated:
     """A tensor of a kind of block, `share` of whose blocks have it treated by `rule`; `cuts` divide its dims by row."""
 
     tensor: ParameterTensor

@@ -136,7 +136,8 @@ def _note(costs: Costs, name: str, seconds: float, *, plan: Plan) -> str:
     if name in costs.total:
         hidden = float(costs.total[name][0]) - seconds
         told = [f"{format_seconds(hidden)} more are hidden behind work"] if hidden > 1e-9 else []
-        return "; ".join([plan.gradients.words, *told] if name == LineName.OUTER else told)
+        shown = name == (LineName.GRADIENTS if plan.gradients.compression is not None else LineName.OUTER)
+        return "; ".join([plan.gradients.words, *told] if shown else told)
     if name == LineName.BUBBLE and plan.pipeline > 1:
         return f"pipeline rank {int(costs.busiest[0])} works most; the bubble is its idle time"
     return ""

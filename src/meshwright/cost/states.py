@@ -13,6 +13,7 @@ from meshwright.spec.cluster import Precision
 from meshwright.spec.optimizer import Master
 from meshwright.spec.plan import Sharding
 
+BUCKET_BYTES = 25.0 * 2**20  # of gradients that meet together where nothing is sharded
 _ZERO1 = SHARDINGS.index(Sharding.OPTIMIZER)
 _ZERO2 = SHARDINGS.index(Sharding.GRADIENTS)
 _ZERO3 = SHARDINGS.index(Sharding.PARAMETERS)
@@ -60,7 +61,8 @@ def state_bytes(table: PlanTable, *, narrow: bool = False) -> StateBytes:
 class Local:
     """Parameters of every rank, shape (rows, ranks): `whole` before sharding and `owned` after it; `layers` of the
     former are in layers. `trained` and `trained_owned` are what of both has gradients. `moments` are bytes of the
-    optimizer's state, and `step` those that one step of it needs for a moment."""
+    optimizer's state, and `step` those that one step of it needs for a moment; `left` what is kept of gradients that
+    are compressed."""
 
     whole: FloatArray
     owned: FloatArray
@@ -69,6 +71,7 @@ class Local:
     layers: FloatArray
     moments: FloatArray
     step: FloatArray
+    left: FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +126,7 @@ def _masters(table: PlanTable, local: Local, *, summed: BoolArray) -> States:
     sharded = sharding > 0
     whole = np.where(sharded & (sharding < _ZERO3), compute, 0.0)
     bucketed = ~sharded & (table.meeting[:, None] > 1)
-    left = left_bytes(table, local)
+    left = left_bytes(table, local) + local.left
     # Gradients of bf16 travel in fp32 unless the plan says less.
     rounds = (table.master is Master.BF16_STOCHASTIC) & (reduced > master)
     share = np.where(sharding == _ZERO1, local.trained, local.trained_owned) * master

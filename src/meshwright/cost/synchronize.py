@@ -10,10 +10,9 @@ import numpy as np
 from meshwright.cost.kinds import BlockSeconds
 from meshwright.cost.layout import Layout
 from meshwright.cost.layouts import Backward
-from meshwright.cost.memory import BUCKET_BYTES
 from meshwright.cost.network import Linear
 from meshwright.cost.overlap import Contention, Slack, Traffic, Way, exposed
-from meshwright.cost.states import StateBytes
+from meshwright.cost.states import BUCKET_BYTES, StateBytes
 from meshwright.cost.table import SCHEDULES, SHARDINGS, PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.plan import ScheduleKind, Sharding

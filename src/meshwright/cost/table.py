@@ -110,8 +110,7 @@ class PlanTable:
         """Replicas that train apart and meet in rounds, as Plan.learners."""
         if not self.has_learners:
             return np.ones_like(self.replicate)
-        apart = np.array([meeting.kind.has_learners for meeting in self.syncs])[self.sync]
-        return np.where(apart, self.replicate, 1)
+        return np.where(np.array([met.kind.has_learners for met in self.syncs])[self.sync], self.replicate, 1)
 
     @property
     def meeting(self) -> IntArray:
@@ -121,7 +120,7 @@ class PlanTable:
     @property
     def has_learners(self) -> bool:
         """Whether some row may have learners: of `syncs`, those at 0 meet in every step."""
-        return bool(self.sync.any())
+        return bool(self.sync.any() and np.array([met.kind.has_learners for met in self.syncs])[self.sync].any())
 
     @property
     def side(self) -> IntArray:
@@ -256,7 +255,8 @@ class PlanTable:
             "sync": int(plan.gradients != GradientSync(precision=plan.gradients.precision)),
             "every": plan.gradients.rounds.every if plan.gradients.kind.has_learners else 0,
         }
-        syncs = (Meeting(), Meeting(kind=plan.gradients.kind, rounds=plan.gradients.rounds))
+        met = plan.gradients
+        syncs = (Meeting(), Meeting(kind=met.kind, rounds=met.rounds, compression=met.compression))
         return cls.build(columns, layouts=(layout,), orders=(order,), syncs=syncs)
 
     def to_plan(self, row: int, *, model: str, cluster: str, sequence_length: int) -> Plan:

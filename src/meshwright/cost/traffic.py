@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from meshwright.cost.states import BUCKET_BYTES
 from meshwright.cost.traffic_adafactor import sums
 from meshwright.cost.traffic_blocks import BlockTraffic, Widths
 from meshwright.cost.traffic_compression import of_bucket
@@ -23,7 +24,6 @@ from meshwright.spec.report import LineName
 from meshwright.spec.synchronize import SCALE_BYTES
 
 _NUMBER_BYTES = 8.0  # a loss or the square of a norm, in fp64, or a count
-_BUCKET_BYTES = 25.0 * 2**20
 _EIGHT_BITS = (Precision.FP8, Precision.INT8)
 
 
@@ -138,7 +138,7 @@ class _Rank:
         of_experts = [self.grid.replicas, self.grid.shards] if self.grid else []
         for parts, groups in ((own.dense, same), (own.apart, of_experts)):
             trained = [part for part in parts if part.trained]
-            for bucket in buckets(trained, each=self.master, most=_BUCKET_BYTES):
+            for bucket in buckets(trained, each=self.master, most=BUCKET_BYTES):
                 elements = sum(part.size for part in bucket)
                 for group in groups:
                     if self.plan.gradients.compression is not None:

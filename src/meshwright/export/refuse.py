@@ -69,6 +69,9 @@ def refuse_all(design: Design, refuse: Callable[[Columns], Refusals], *, peer: s
     found.when(grid is not TensorGrid.LINE, "plan.tensor_grid", f"a {grid.value} of tensor ranks", fix="choose line")
     kind = plan.gradients.kind
     found.when(kind.has_learners, "plan.gradients.kind", f"learners that meet as {kind.value}", fix="choose every_step")
+    compressed = plan.gradients.compression
+    what = "" if compressed is None else f"gradients that meet by {compressed.words}"
+    found.when(compressed is not None, "plan.gradients.compression", what, fix="leave it out")
     if found.problems:
         raise NotExpressible(found.problems)
 

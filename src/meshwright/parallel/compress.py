@@ -19,6 +19,7 @@ from torch import Tensor
 from meshwright.parallel.torch_compat import all_gather_single
 from meshwright.spec.synchronize import SCALE_BYTES
 
+_TOGETHER = 0x0102040810204080
 _LEAST = 2.0**-100  # the least largest magnitude that a scale is made of
 
 
@@ -74,23 +75,24 @@ class Signs:
         self.left = torch.zeros(parts, part, dtype=dtype, device=device)
         held = (size - part * torch.arange(parts, device=device)).clamp(0, part)
         self._held = held.clamp(min=1).to(dtype).unsqueeze(1)
-        self._bits = 2 ** torch.arange(8, dtype=torch.uint8, device=device)
+        signs = torch.arange(256, device=device).unsqueeze(1) >> torch.arange(8, device=device) & 1
+        self._signs = torch.empty(256, 8, dtype=dtype, device=device)
+        self._signs[_bytes_of(signs.bool()).view(-1).long()] = (2 * signs - 1).to(dtype)
 
     def pack(self, flat: Tensor) -> Tensor:
         """Bytes (parts, n / 8 + 4) of flat (size,) with what was left before; the rest is left."""
         owed = self.left.view(-1)[: self._size]
         owed.add_(flat)
         scale = (self.left.abs().sum(dim=1, keepdim=True) / self._held).to(torch.float32)
-        positive = torch.nn.functional.pad(self.left >= 0.0, (0, -self.left.shape[1] % 8)).view(len(self.left), -1, 8)
-        packed = torch.cat((scale.view(torch.uint8), (positive * self._bits).sum(dim=2, dtype=torch.uint8)), dim=1)
+        positive = torch.nn.functional.pad(self.left >= 0.0, (0, -self.left.shape[1] % 8))
+        packed = torch.cat((scale.view(torch.uint8), _bytes_of(positive)), dim=1)
         owed.sub_(self.unpack(packed, flat.dtype).view(-1)[: self._size])
         return packed
 
     def unpack(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
         """(parts, n) from bytes (parts, n / 8 + 4)."""
-        scale = _scale(packed)
-        bits = (packed[:, SCALE_BYTES:].unsqueeze(2) & self._bits).bool().flatten(start_dim=1)
-        return torch.where(bits[:, : self.left.shape[1]], scale, -scale).to(dtype)
+        signs = self._signs[packed[:, SCALE_BYTES:].int()].flatten(start_dim=1)[:, : self.left.shape[1]]
+        return (signs * _scale(packed).to(signs.dtype)).to(dtype)
 
 
 class CompressedReduction:
@@ -154,6 +156,12 @@ class CompressedReduction:
         self._received = None
         self._everyone = self._packed.new_empty(self._group.size(), self._packed.shape[1])
         self._work = all_gather_single(self._everyone, self._packed, group=self._group, async_op=True)
+
+
+def _bytes_of(bits: Tensor) -> Tensor:
+    """(rows, n / 8) of (rows, n) truths, eight to a byte: a product that brings the eight bytes of a number together in
+    its highest one."""
+    return (bits.contiguous().view(torch.int64) * _TOGETHER >> 56).to(torch.uint8)
 
 
 def _scale(packed: Tensor) -> Tensor:

@@ -42,13 +42,19 @@ def plan_settings(plan: Plan, *, has_experts: bool) -> tuple[Setting, ...]:
         ("recompute", _by_blocks(plan, lambda each: each.recompute.value)),
         ("offload", _by_blocks(plan, lambda each: each.offload.value)),
         ("precision", group.precision.value),
-        ("gradients meet in", plan.gradients.precision.value),
+        ("gradients meet in", _gradients(plan)),
         ("replicas meet", _meeting(plan)),
         ("batch", _sequences(plan.batch)),
         ("axes, outermost first", " ".join(axis.name.value for axis in plan.axes if axis.size > 1) or _NONE),
         ("devices of the ranks", _devices(plan)),
         ("blocks a stage", _blocks(plan)),
     )
+
+
+def _gradients(plan: Plan) -> str:
+    """`fp32`, or `fp32 by powersgd of rank 4`."""
+    how = plan.gradients.compression
+    return plan.gradients.precision.value + ("" if how is None else f" by {how.words}")
 
 
 def _meeting(plan: Plan) -> str:

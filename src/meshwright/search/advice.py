@@ -8,6 +8,7 @@ from meshwright.cost.ways import WayOfMeeting, ways_of_meeting
 from meshwright.search.job_rules import allowed_meetings
 from meshwright.spec.plan import Design
 from meshwright.spec.report import LineName, Report
+from meshwright.spec.synchronize import SyncKind
 from meshwright.spec.units import format_percent, format_seconds
 
 WORTH = 0.2  # of a step that learners are to save before they are spoken of: they cost quality
@@ -25,7 +26,12 @@ def advice(design: Design, ways: Sequence[WayOfMeeting]) -> tuple[str, ...]:
     """As `advise`, of what every way of meeting would cost, the plan as it is first."""
     kinds = allowed_meetings(design.job)
     own, others = ways[:1], [way for way in ways if way.fits and way.kind not in kinds and way.every]
-    if not own or own[0].every or any(kind.has_learners for kind in kinds) or not others:
+    if (
+        not own
+        or own[0].every
+        or any(SyncKind(kind).has_learners for kind in kinds if kind in list(SyncKind))
+        or not others
+    ):
         return ()
     best = min(others, key=lambda way: way.step_seconds)
     saved = 1.0 - best.step_seconds / own[0].step_seconds

@@ -31,6 +31,7 @@ WORTH = {
     SyncKind.LOCAL: 1.015,
     SyncKind.CO2: 1.05,
 }
+COMPRESSED = 1.01  # that a step with compressed gradients counts for: it costs quality too
 DOUBLED = 0.0025  # that every doubling of two learners adds
 LEAST_LIKELY = 1e-3  # to fit, that a step is divided by
 TIE = 0.0005  # of the step: two plans nearer than this are as good
@@ -114,8 +115,11 @@ class Decision:
 
 def expected_seconds(plan: Plan, report: Report) -> float:
     """The step at the cautious end of its interval, which 19 of 20 stay under, over the probability of fitting: a plan
-    that fits half the time is tried, and given up, as often as it runs. Learners' counts for more (WORTH)."""
-    worth = WORTH[plan.gradients.kind] + DOUBLED * math.log2(plan.learners / 2) if plan.learners > 1 else 1.0
+    that fits half the time is tried, and given up, as often as it runs. Learners' counts for more (WORTH),
+    and that of compressed gradients."""
+    worth = COMPRESSED if plan.gradients.compression is not None else 1.0
+    if plan.learners > 1:
+        worth = WORTH[plan.gradients.kind] + DOUBLED * math.log2(plan.learners / 2)
     upper = report.step_seconds * report.error_band[1] * worth
     return upper / max(1.0 if report.fit_probability is None else report.fit_probability, LEAST_LIKELY)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
+from meshwright.search.compression_rules import COMPRESSION_RULES
 from meshwright.search.constraints import CONSTRAINT_RULES
 from meshwright.search.context_rules import CONTEXT_RULES
 from meshwright.search.degree_rules import DEGREE_RULES, groups_of
 from meshwright.search.form_rules import FORM_RULES
 from meshwright.search.grid_rules import GRID_RULES
-from meshwright.search.job_rules import JOB_RULES, allowed_meetings, allowed_precisions, check_job
+from meshwright.search.job_rules import JOB_RULES, allowed_meetings, allowed_precisions, check_job, meetings_of
 from meshwright.search.layout_rules import LAYOUT_RULES
 from meshwright.search.learner_rules import LEARNER_RULES
 from meshwright.search.low_rank_rules import LOW_RANK_RULES
@@ -19,10 +21,10 @@ from meshwright.search.prefix_rules import PREFIX_RULES
 from meshwright.search.rules import ALL_SCOPES, Rule, Scope, apply
 from meshwright.search.runtime_rules import RUNTIME_RULES
 from meshwright.search.training_rules import TRAINING_RULES
+from meshwright.spec import codec
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import Gathering, Problem
 from meshwright.spec.plan import Design
-from meshwright.spec.synchronize import SyncKind
 
 RULES: tuple[Rule, ...] = (
     *FORM_RULES,
@@ -32,6 +34,7 @@ RULES: tuple[Rule, ...] = (
     *ORDER_RULES,
     *DEGREE_RULES,
     *LEARNER_RULES,
+    *COMPRESSION_RULES,
     *CONTEXT_RULES,
     *PREFIX_RULES,
     *GRID_RULES[:-1],
@@ -66,7 +69,7 @@ def check_answer(design: Design) -> tuple[Problem, ...]:
         gathered.problems += _other_precisions(design, allowed)
     meetings = gathered.attempt(lambda: allowed_meetings(design.job))
     if meetings is not None:
-        gathered.problems += _other_meetings(design, meetings)
+        gathered.problems += [*_other_meetings(design, meetings), *_other_compressions(design, meetings)]
     found = gathered.attempt(lambda: check(design, scopes=frozenset({Scope.PLAN}))) or ()
     told = {(problem.where, problem.what) for problem in gathered.problems}
     return (*gathered.problems, *(problem for problem in found if (problem.where, problem.what) not in told))
@@ -82,12 +85,25 @@ def _other_precisions(design: Design, allowed: Sequence[Precision]) -> list[Prob
     return []
 
 
-def _other_meetings(design: Design, allowed: Sequence[SyncKind]) -> list[Problem]:
+def _other_meetings(design: Design, allowed: Sequence[str]) -> list[Problem]:
     """A way of meeting that the job does not allow."""
     kind = design.plan.gradients.kind
     if kind in allowed or not kind.has_learners:
         return []
-    names = " or ".join(each.value for each in allowed)
+    names = " or ".join(allowed)
     what = f"the job allows {names or 'no way'} of meeting, not {kind.value}: numerics change with it"
     fix = f"choose {names}, or allow it with --set 'job.synchronize.kinds=[\"{kind.value}\"]'"
     return [Problem(where="plan.gradients.kind", what=what, why="rule learners-are-asked", fix=fix)]
+
+
+def _other_compressions(design: Design, meetings: Sequence[str]) -> list[Problem]:
+    """Gradients compressed in a way that the job does not allow."""
+    compression, said = design.plan.gradients.compression, [each.compression for each in meetings_of(design.job)]
+    allowed = [each for each in said if each is not None and each.kind in meetings]
+    if compression is None or compression in allowed:
+        return []
+    names = " or ".join(each.words for each in allowed)
+    what = f"the job allows {names or 'no compression'} of gradients, not {compression.words}: numerics change with it"
+    told = ", ".join(f"{name} = {json.dumps(value)}" for name, value in codec.encode(compression).items())
+    fix = f"leave it out, or allow it with --set 'job.synchronize.compressions=[{{{told}}}]'"
+    return [Problem(where="plan.gradients.compression", what=what, why="rule compression-is-asked", fix=fix)]

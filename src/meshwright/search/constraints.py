@@ -13,7 +13,7 @@ from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.exchange import ExchangeKind, TokenLayout
 from meshwright.spec.job import SHORT_NAMES, Constraints
 from meshwright.spec.plan import Design, Offload, Plan, Recompute, ScheduleKind, Sharding
-from meshwright.spec.synchronize import SyncKind
+from meshwright.spec.synchronize import MEETINGS, SyncKind
 
 Value = int | str
 
@@ -40,7 +40,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "offload": tuple(kind.value for kind in Offload),
     "exchange": tuple(kind.value for kind in ExchangeKind),
     "token_layout": tuple(layout.value for layout in TokenLayout),
-    "sync": tuple(kind.value for kind in SyncKind),
+    "sync": MEETINGS,
     "sequence_parallel": ("off", "on"),
 }
 COLUMNS = (*NUMBERS, *WORDS)
@@ -136,7 +136,7 @@ def columns_of(plan: Plan) -> dict[str, Value]:
         "token_layout": plan.exchange.layout.value,
         "schedule": plan.schedule.kind.value,
         "precision": group.precision.value,
-        "sync": plan.gradients.kind.value,
+        "sync": plan.gradients.word,
         "sequence_parallel": "on" if group.sequence_parallel else "off",
     }
 

@@ -15,12 +15,13 @@ from meshwright.search.alternatives import Alternatives, settle
 from meshwright.search.candidate import TIE
 from meshwright.search.constraints import Value
 from meshwright.search.explore import Explorer
-from meshwright.search.meetings import SYNC_KINDS
+from meshwright.search.meetings import meeting_words
 from meshwright.search.prices import Prices
 from meshwright.search.product import Rejection
 from meshwright.spec.job import Objective
 from meshwright.spec.plan import AxisName, Design, Recompute, Sharding
 from meshwright.spec.report import LineName, Report, diff
+from meshwright.spec.synchronize import MEETINGS
 from meshwright.spec.units import format_bytes, format_percent, format_seconds
 
 Ids = npt.NDArray[np.int64]
@@ -107,7 +108,7 @@ def held(name: str, value: int) -> dict[str, Value]:
         "offload": OFFLOADS[value].value if name == "offload" else "",
         "schedule": SCHEDULES[value].value if name == "schedule" else "",
         "sequence_parallel": "on" if value else "off",
-        "sync": SYNC_KINDS[value].value if name == "sync" else "",
+        "sync": MEETINGS[value] if name == "sync" else "",
     }
     return {"zero" if name == "sharding" else name: words.get(name, value)}
 
@@ -243,7 +244,7 @@ def _value_of(chosen: Design, name: str) -> int:
         "recompute": RECOMPUTES.index(group.recompute),
         "schedule": SCHEDULES.index(plan.schedule.kind),
         "sequence_parallel": int(group.sequence_parallel),
-        "sync": SYNC_KINDS.index(plan.gradients.kind),
+        "sync": MEETINGS.index(plan.gradients.word),
     }[name]
 
 
@@ -277,5 +278,5 @@ def _word(name: str, value: int, *, bare: bool = False) -> str:
     if name == "sequence_parallel":
         return "sequence parallel" if value else "no sequence parallel"
     if name == "sync":
-        return f"learners that meet as {SYNC_KINDS[value].value}" if value else "meeting in every step"
+        return meeting_words(MEETINGS[value], whole="meeting in every step")
     return str(value) if bare else f"{name} {value}"

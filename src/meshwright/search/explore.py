@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.cost import PlanTable
+from meshwright.cost.compression import compresses
 from meshwright.search.bound import least_bytes
-from meshwright.search.candidate import DOUBLED, LEAST_LIKELY, WORTH
+from meshwright.search.candidate import COMPRESSED, DOUBLED, LEAST_LIKELY, WORTH
 from meshwright.search.choices import Choices
 from meshwright.search.floors import Floors
 from meshwright.search.ladder import Ladder
@@ -109,7 +110,7 @@ class Explorer:
         """Seconds of a step or device-seconds at the cautious end of their interval, or bytes at the peak.
 
         Seconds are over the probability of fitting: a plan that fits half the time is tried, and given up, as often as
-        it runs; those of learners count a hundredth more. Ties of memory go to the faster plan.
+        it runs; those of learners, or of compressed gradients, count a hundredth more. Ties of memory go to the faster plan.
         """
         if self.job.objective is Objective.MEMORY:
             value = prices.memory_bytes + 0.5 * prices.step_seconds / (1.0 + prices.step_seconds)
@@ -119,6 +120,7 @@ class Explorer:
                 worth = np.array([WORTH[meeting.kind] for meeting in table.syncs])[table.sync]
                 worth = worth + DOUBLED * np.log2(table.learners / 2.0)
                 expected = np.where(table.learners > 1, worth, 1.0) * expected
+            expected = np.where(compresses(table), COMPRESSED, 1.0) * expected
             value = expected * (table.world if self.job.objective is Objective.COST else 1.0)
         return np.where(prices.finite, value, np.inf)
 

@@ -6,6 +6,8 @@ from collections.abc import Collection
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
+from meshwright.cost.meeting import USUAL_MEETINGS, Meeting
+from meshwright.search.compression_rules import SOUND, compression_problem
 from meshwright.search.constraints import limits
 from meshwright.search.degree_rules import beyond_positions
 from meshwright.search.prefix_rules import PROMPTS, prompt_problem
@@ -39,6 +41,12 @@ def check_job(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, trainer: 
     if too_long is not None:
         problems.append(replace(too_long, why="rule sequence-fits-positions"))
     problems += [name_rule(problem, GROUPS) for problem in group_problems(model, job)]
+    for place, compression in enumerate(job.synchronize.compressions):
+        unsound = compression_problem(compression, where=f"job.synchronize.compressions[{place}]")
+        problems += [] if unsound is None else [name_rule(unsound, SOUND)]
+        if compression.kind in [each.kind for each in job.synchronize.compressions[:place]]:
+            where, what = f"job.synchronize.compressions[{place}]", f"{compression.kind} is named twice"
+            problems.append(Problem(where=where, what=what, why=f"rule {SOUND}", fix="name each kind once"))
     if (problem := prompt_problem(model, job)) is not None:
         problems.append(name_rule(problem, PROMPTS))
     asked = gathered.attempt(lambda: limits(job.constraints))
@@ -99,13 +107,25 @@ def allowed_precisions(job: JobSpec) -> tuple[Precision, ...]:
     )
 
 
-def allowed_meetings(job: JobSpec) -> tuple[SyncKind, ...]:
-    """How replicas may meet: in every step, and as the job allows besides, or as it fixes, without what it forbids."""
-    asked = limits(job.constraints)
-    named = dict.fromkeys((SyncKind.EVERY_STEP, *job.synchronize.kinds))
+def allowed_meetings(job: JobSpec) -> tuple[str, ...]:
+    """How replicas may meet, of MEETINGS: in every step, and as the job allows besides, or as it fixes, without what it
+    forbids."""
+    asked, also = limits(job.constraints), [each.kind for each in job.synchronize.compressions]
+    named = dict.fromkeys([SyncKind.EVERY_STEP.value, *(kind.value for kind in job.synchronize.kinds), *also])
     if "sync" in asked.fixed:
-        named = dict.fromkeys([SyncKind(str(asked.fixed["sync"]))])
-    return tuple(kind for kind in named if asked.allows("sync", kind.value))
+        named = dict.fromkeys([str(asked.fixed["sync"])])
+    return tuple(word for word in named if asked.allows("sync", word))
+
+
+def meetings_of(job: JobSpec) -> tuple[Meeting, ...]:
+    """USUAL_MEETINGS as the job says them, and with its defaults what it does not."""
+    said = {each.kind: each for each in job.synchronize.compressions}
+    return tuple(
+        replace(meeting, precision=job.synchronize.precision)
+        if meeting.compression is None
+        else replace(meeting, compression=said.get(meeting.compression.kind, meeting.compression))
+        for meeting in USUAL_MEETINGS
+    )
 
 
 def _field(job: JobSpec, precision: Precision) -> str:

@@ -1,4 +1,5 @@
-"""How replicas of the plans of a space may meet: in every step, or as learners that hold all that they need."""
+"""How replicas of the plans of a space may meet: in every step, whole or compressed, or as learners that hold all that
+they need."""
 
 from __future__ import annotations
 
@@ -8,13 +9,24 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from meshwright.cost.table import SHARDINGS
 from meshwright.search.product import Product
 from meshwright.spec.job import JobSpec
-from meshwright.spec.synchronize import SyncKind
+from meshwright.spec.plan import Sharding
+from meshwright.spec.synchronize import MEETINGS, SyncKind
 
 Ids = npt.NDArray[np.int64]
-SYNC_KINDS = tuple(SyncKind)
-EVERY_STEP = SYNC_KINDS.index(SyncKind.EVERY_STEP)
+EVERY_STEP = MEETINGS.index(SyncKind.EVERY_STEP)
+_UNSHARDED = SHARDINGS.index(Sharding.NONE)
+_COMPRESSED = len(SyncKind)  # the first of MEETINGS whose gradients are compressed
+
+
+def meeting_words(word: str, *, whole: str) -> str:
+    """One of MEETINGS as it is told; `whole` is how gradients that meet in every step are."""
+    if word == SyncKind.EVERY_STEP:
+        return whole
+    compressed = MEETINGS.index(word) >= _COMPRESSED
+    return f"gradients that meet by {word}" if compressed else f"learners that meet as {word}"
 
 
 def shards_of_grid(product: Product) -> Ids:
@@ -25,12 +37,13 @@ def shards_of_grid(product: Product) -> Ids:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """What frames have in common that may choose alike: `shards` of a learner's grid of experts, `meetings` ways in
-    which replicas may meet."""
+    """What frames have in common that may choose alike: whether experts have a `grid` and the `shards` of a learner's,
+    `meetings` ways in which replicas may meet."""
 
     pipeline: int
     data: int
     context: bool
+    grid: bool
     shards: int
     meetings: Sequence[int]
 
@@ -40,19 +53,23 @@ class Key:
             pipeline=int(product["pipeline"][row]),
             data=int(product["data"][row]),
             context=bool(product["context"][row] > 1),
+            grid=bool(product["expert"][row] > 0),
             shards=int(shards_of_grid(product)[row]) if meetings != [EVERY_STEP] else 1,
             meetings=meetings,
         )
 
 
 def choose_meetings(product: Product, key: Key, job: JobSpec) -> None:
-    """How replicas meet; those that meet in every step come last, for they hold least."""
+    """How replicas meet; those that meet in every step, and whole, come last, for they hold least."""
     if list(key.meetings) == [EVERY_STEP]:
         product.times(["sync", "every"], [[EVERY_STEP, 0]])
         return
     ways = sorted({EVERY_STEP, *key.meetings}, reverse=True)
     product.times(["sync"], [[way] for way in ways])
-    product.columns["every"] = np.where(product["sync"] != EVERY_STEP, job.synchronize.every, 0)
+    way = product["sync"]
+    learners, compressed = (way != EVERY_STEP) & (way < _COMPRESSED), way >= _COMPRESSED
+    product.columns["every"] = np.where(learners, job.synchronize.every, 0)
     apart = (product["replicate"] > 1) & (product["shard"] % key.shards == 0)
-    product.keep(apart | (product["sync"] == EVERY_STEP))
-    product.constrain("sync", product["sync"], [kind.value for kind in SYNC_KINDS])
+    one_axis = (product["sharding"] == _UNSHARDED) & ((product["data"] > 1) != key.context)
+    product.keep(np.where(learners, apart, ~compressed | (one_axis & (not key.grid))))
+    product.constrain("sync", product["sync"], MEETINGS)

@@ -10,6 +10,7 @@ from meshwright.cost import Layout, PlanTable
 from meshwright.cost.table import column_names
 from meshwright.search.check import check
 from meshwright.search.constraints import WORDS, Value
+from meshwright.search.job_rules import meetings_of
 from meshwright.search.rules import Scope
 from meshwright.spec.errors import Problem
 from meshwright.spec.plan import Design, ScheduleKind, Sharding
@@ -33,7 +34,7 @@ def _probes(settings: Mapping[str, Value], near: Design) -> Iterator[Design]:
     """Designs with `settings`, first those nearest to `near`: what is not named stays, or is left at 1."""
     own = PlanTable.from_plan(near.plan)
     start = {name: int(getattr(own, name)[0]) for name in column_names() if name not in ("layout", "order")}
-    start["sync"] = WORDS["sync"].index(near.plan.gradients.kind.value)
+    start["sync"] = WORDS["sync"].index(near.plan.gradients.word)
     asked = {
         _COLUMN_OF.get(column, column): WORDS[column].index(str(value)) if column in WORDS else int(value)
         for column, value in settings.items()
@@ -88,7 +89,7 @@ def _design(row: Mapping[str, int], near: Design) -> Design:
         bounds=tuple(blocks * index // stages for index in range(stages + 1)),
         ranks=tuple(index % row["pipeline"] for index in range(stages)),
     )
-    table = PlanTable.build(dict(row), layouts=(layout,))
+    table = PlanTable.build(dict(row), layouts=(layout,), syncs=meetings_of(near.job))
     length = near.job.sequence_length
     plan = table.to_plan(0, model=near.model.name, cluster=near.cluster.name, sequence_length=length)
     return replace(near, plan=plan)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from meshwright.cost.table import EXCHANGES, OFFLOADS, PRECISIONS, RECOMPUTES, SCHEDULES, SHARDINGS, TOKEN_LAYOUTS
 from meshwright.search.constraints import Limits
-from meshwright.spec.synchronize import SyncKind
+from meshwright.spec.synchronize import MEETINGS
 
 Columns = dict[str, npt.NDArray[np.int64]]
 Mask = npt.NDArray[np.bool_]
@@ -24,7 +24,7 @@ WORDS: Mapping[str, Sequence[str]] = {
     "token_layout": [layout.value for layout in TOKEN_LAYOUTS],
     "sequence_parallel": ["off", "on"],
     "precision": [kind.value for kind in PRECISIONS],
-    "sync": [kind.value for kind in SyncKind],
+    "sync": MEETINGS,
 }
 
 

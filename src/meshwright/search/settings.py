@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from meshwright.search.constraints import COLUMNS, Value, columns_of, limits
+from meshwright.search.meetings import meeting_words
 from meshwright.spec.codec import nearest
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.job import SHORT_NAMES, Constraints, full_name
 from meshwright.spec.placement_words import placement_words
 from meshwright.spec.plan import Plan, Recompute
-from meshwright.spec.synchronize import SyncKind
 
 WHERE = "--why"
 
@@ -76,7 +76,7 @@ def word(column: str, value: Value) -> str:
     if column == "token_layout":
         return f"{value} tokens"
     if column == "sync":
-        return "replicas that meet in every step" if value == SyncKind.EVERY_STEP else f"learners that meet as {value}"
+        return meeting_words(str(value), whole="replicas that meet in every step")
     if column == "sequence_parallel":
         return "sequence parallel" if value == "on" else "no sequence parallel"
     return f"{column.replace('_', ' ')} {value}"

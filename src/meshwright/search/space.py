@@ -20,8 +20,8 @@ from meshwright.schedule import stage_rank
 from meshwright.search.constraints import Limits, limits
 from meshwright.search.context_rules import mixtures
 from meshwright.search.degree_rules import DIVIDED, tensor_heads
-from meshwright.search.job_rules import allowed_meetings, allowed_precisions, check_job
-from meshwright.search.meetings import EVERY_STEP, SYNC_KINDS, Key, choose_meetings, shards_of_grid
+from meshwright.search.job_rules import allowed_meetings, allowed_precisions, check_job, meetings_of
+from meshwright.search.meetings import EVERY_STEP, Key, choose_meetings, shards_of_grid
 from meshwright.search.product import Columns, Product, Rejection, merged
 from meshwright.search.rules import divisors
 from meshwright.search.runtime_rules import trained_precisions, untrained, untrained_with_context
@@ -31,6 +31,7 @@ from meshwright.spec.exchange import ExchangeKind, TokenLayout
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec, Recurrence
 from meshwright.spec.plan import Offload, Sharding
+from meshwright.spec.synchronize import MEETINGS
 
 Boundaries = Callable[[int, int], Sequence[int]]
 Ids = npt.NDArray[np.int64]
@@ -197,9 +198,10 @@ def enumerate_plans(
     most = int(product["context"].max(initial=1))
     beside = asked.without(untrained_with_context(job.sequence_length, context=most)) if trainable else asked
     keys = (product["pipeline"] * _BASE + product["data"]) * 2 + (product["context"] > 1)
-    meetings = [SYNC_KINDS.index(kind) for kind in allowed_meetings(job)]
+    meetings = [MEETINGS.index(word) for word in allowed_meetings(job)]
     if meetings != [EVERY_STEP]:
-        keys = np.unique(np.stack([keys, shards_of_grid(product)]), axis=1, return_inverse=True)[1].reshape(-1)
+        held = np.stack([keys, shards_of_grid(product), product["expert"] > 0])
+        keys = np.unique(held, axis=1, return_inverse=True)[1].reshape(-1)
     distinct, first, frames = np.unique(keys, return_index=True, return_counts=True)
     inner = {
         int(key): _inner(
@@ -223,7 +225,7 @@ def enumerate_plans(
             for kind in precisions
         },
         rejected=tuple(sorted(refused.values(), key=lambda rejection: -rejection.count)),
-        syncs=tuple(replace(meeting, precision=job.synchronize.precision) for meeting in USUAL_MEETINGS),
+        syncs=meetings_of(job),
     )
 
 

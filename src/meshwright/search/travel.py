@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.cost import PlanTable
+from meshwright.cost.compression import compresses
 from meshwright.cost.kinds import accumulation_seconds
 from meshwright.cost.lines import Linear
 from meshwright.cost.links import data_links
@@ -110,7 +111,7 @@ def least_seconds(
     once = (
         moved.scatter.where((sharding == _ZERO1) & ~whole)
         + moved.replicas.where(~whole)
-        + moved.everywhere.where(whole)
+        + moved.everywhere.where(whole & ~compresses(table)[:, None])
     )
     first = moved.gather.where((sharding > 0) & (sharding < _ZERO3))
     own, others = (

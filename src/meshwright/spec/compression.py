@@ -60,6 +60,7 @@ class OneBit:
 
 
 Compression = PowerSgd | AcpSgd | TopK | OneBit
+COMPRESSIONS: tuple[type[Compression], ...] = (PowerSgd, AcpSgd, TopK, OneBit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from meshwright.spec.cluster import Precision
-from meshwright.spec.compression import Compression
+from meshwright.spec.compression import COMPRESSIONS, Compression
 
 SCALE_BYTES = 4  # of every part that travels in eight bits
 TOLD_EVERY = 16  # steps at the most between two times that learners tell each other how they are
@@ -41,6 +41,10 @@ class SyncKind(StrEnum):
     def is_late(self) -> bool:
         """What a round changed is applied when the next one has ended."""
         return self in (SyncKind.EAGER, SyncKind.CO2)
+
+
+# Every way of meeting in a word: of those in every step, gradients are whole or compressed.
+MEETINGS: tuple[str, ...] = (*(kind.value for kind in SyncKind), *(made().kind for made in COMPRESSIONS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +84,11 @@ class GradientSync:
     rounds: Rounds = Rounds()
 
     @property
+    def word(self) -> str:
+        """One of MEETINGS."""
+        return self.kind.value if self.compression is None else self.compression.kind
+
+    @property
     def words(self) -> str:
         """`learners meet as eager every 12 steps`."""
         if self.compression is not None:
@@ -91,7 +100,8 @@ class GradientSync:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SynchronizeSpec:
-    """Ways of meeting that a plan may take in place of every step; numerics change with them, so none is the default.
+    """Ways of meeting that a plan may take in place of every step, and `compressions` of gradients that meet in every
+    step, one of each kind; numerics change with both, so none is the default.
 
     `every` is how many steps a round has; 0 takes the fewest that hide the network, `most_every` at most. `precision`
     is what learners send.
@@ -101,6 +111,7 @@ class SynchronizeSpec:
     every: int = 0
     most_every: int = 128
     precision: Precision = Precision.FP32
+    compressions: tuple[Compression, ...] = ()
 
 
 def dealt(sizes: Sequence[int], *, parts: int) -> tuple[tuple[int, ...], ...]:

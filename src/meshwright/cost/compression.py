@@ -1,0 +1,189 @@
+"""What compressed gradients cost: bytes on their way, bytes that stay, and the work of making them small."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.cost.lines import Linear
+from meshwright.cost.optimizers import Optimized, Treated
+from meshwright.cost.overlap import Contention, Slack, Traffic, Way
+from meshwright.cost.overlap import exposed as exposed_beside
+from meshwright.cost.states import BUCKET_BYTES, state_bytes
+from meshwright.cost.table import BoolArray, PlanTable
+from meshwright.cost.traffic_compression import PLACE_BYTES, SCALE_BYTES
+from meshwright.cost.work import FloatArray
+from meshwright.spec.cluster import DeviceKind, DeviceSpec, Precision
+from meshwright.spec.compression import AcpSgd, Compression, OneBit, PowerSgd, TopK
+
+# Bytes that making an element small and back moves in fp32, as parallel/ does it: what is owed is added to and read for
+# every factor, what was sent is taken off it, and the product is written. Largest elements are found in some passes;
+# signs are taken, gathered into bytes and looked up again, at both ends of both collectives.
+_FACTORED, _ALTERNATED, _CHOSEN, _SIGNED = 32.0, 28.0, 52.0, 96.0
+# On a processor, whose searches and look-ups are slower than its memory, these take as long as they do (docs/lab.md).
+_PROCESSOR_CHOSEN, _PROCESSOR_SIGNED = 320.0, 300.0
+# Operations on an element by each column of its factors: products for both factors, what is left, and the product.
+_PRODUCTS, _ALTERNATE_PRODUCTS = 8.0, 6.0
+# Kernels that a matrix starts: products and sums, and those that make factors orthonormal.
+_MATRIX_KERNELS, _ALTERNATE_KERNELS, _BUCKET_KERNELS = 60.0, 34.0, 20.0
+_GATHERED = 0.5  # of an all-reduce of as many bytes, which passes them around twice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sizes:
+    """Of one kind of compression on every rank, shape (rows, ranks): bytes of the tensors that its collectives have
+    summed, during backward and after it; bytes that `stay`, that work `moves`, operations and kernels."""
+
+    beside: FloatArray
+    after: FloatArray
+    stay: FloatArray
+    moves: FloatArray
+    flops: FloatArray
+    kernels: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressedSeconds:
+    """Of rows whose gradients are compressed: seconds exposed and in all, shape (rows, ranks)."""
+
+    rows: BoolArray
+    exposed: FloatArray
+    whole: FloatArray
+
+
+def compressed_seconds(
+    found: Optimized,
+    trained: FloatArray,
+    *,
+    reduce: Linear,
+    way: Way,
+    slack: Slack,
+    contention: Contention | None,
+    device: DeviceSpec,
+) -> CompressedSeconds | None:
+    """How long gradients of `trained` parameters, shape (rows, ranks), take to meet; None where no row compresses.
+
+    What is sent first travels during backward, all but its last bucket; what follows it, and all work, is waited for.
+    """
+    rows = compresses(found.table)
+    if not rows.any():
+        return None
+    bandwidth = device.memory_bandwidth * device.memory_fraction
+    peak = device.peak_flops.get(Precision.FP32) or min(device.peak_flops.values())
+    exposed, whole = np.zeros_like(trained), np.zeros_like(trained)
+    for mine, compression in _kinds(found.table):
+        sizes = _sizes(compression, found, trained, processor=device.kind is DeviceKind.CPU)
+        calls = np.ceil(trained * state_bytes(found.table).wide[:, None] / BUCKET_BYTES)
+        beside = reduce.seconds(sizes.beside, calls=calls)
+        after = np.where(sizes.after > 0.0, reduce.seconds(sizes.after, calls=calls), 0.0)
+        if isinstance(compression, TopK):
+            beside = _GATHERED * beside
+        elif isinstance(compression, OneBit):
+            beside, after = _GATHERED * beside, _GATHERED * after
+        work = sizes.moves / bandwidth + sizes.flops / peak + sizes.kernels * device.launch_seconds
+        traffic = Traffic.over(beside, way, num_bytes=sizes.beside)
+        hidden = np.maximum(exposed_beside(traffic, slack, contention), beside / np.maximum(calls, 1.0))
+        exposed = np.where(mine[:, None], hidden + after + work, exposed)
+        whole = np.where(mine[:, None], beside + after + work, whole)
+    return CompressedSeconds(rows=rows, exposed=exposed, whole=whole)
+
+
+def compression_bytes(found: Optimized, trained: FloatArray) -> FloatArray:
+    """Bytes of what is left of gradients and of factors that stay from step to step, shape (rows, ranks)."""
+    kept = np.zeros_like(trained)
+    for mine, compression in _kinds(found.table):
+        kept = np.where(mine[:, None], _sizes(compression, found, trained, processor=False).stay, kept)
+    return kept
+
+
+def compresses(table: PlanTable) -> BoolArray:
+    """Rows whose gradients are compressed."""
+    return np.array([meeting.compression is not None for meeting in table.syncs])[table.sync]
+
+
+def _kinds(table: PlanTable) -> Iterator[tuple[BoolArray, Compression]]:
+    """Rows of every kind of compression that some have whose ranks meet."""
+    for index, meeting in enumerate(table.syncs):
+        if meeting.compression is not None:
+            rows = (table.sync == index) & (table.meeting * table.context > 1)
+            if rows.any():
+                yield rows, meeting.compression
+
+
+def _sizes(compression: Compression, found: Optimized, trained: FloatArray, *, processor: bool) -> _Sizes:
+    wide = state_bytes(found.table).wide[:, None]
+    ranks = (found.table.meeting * found.table.context).astype(np.float64)[:, None]
+    nothing = np.zeros_like(trained)
+    buckets = np.ceil(trained * wide / BUCKET_BYTES)
+    match compression:
+        case PowerSgd() | AcpSgd():
+            return _factored(compression, found, trained, wide=wide)
+        case TopK():
+            moved = (_PROCESSOR_CHOSEN if processor else _CHOSEN) / 4.0
+            sent = np.ceil(compression.share * trained) * (wide + PLACE_BYTES) * ranks
+            return _Sizes(
+                beside=sent,
+                after=nothing,
+                stay=trained * wide,
+                moves=trained * moved * wide + sent,
+                flops=nothing,
+                kernels=buckets * (_BUCKET_KERNELS + 4.0 * ranks),
+            )
+        case OneBit():
+            moved = (_PROCESSOR_SIGNED if processor else _SIGNED) / 4.0
+            part = np.ceil(trained / ranks)
+            sent = ranks * (np.ceil(part / 8.0) + SCALE_BYTES * buckets)
+            return _Sizes(
+                beside=sent,
+                after=sent,
+                stay=(trained + part) * wide,
+                moves=trained * moved * wide,
+                flops=nothing,
+                kernels=buckets * 2.0 * _BUCKET_KERNELS,
+            )
+
+
+def _factored(compression: PowerSgd | AcpSgd, found: Optimized, trained: FloatArray, *, wide: FloatArray) -> _Sizes:
+    """Factors of every matrix that they make smaller; the rest travels whole."""
+    rank = float(compression.rank)
+
+    def of(count: Callable[[FloatArray, FloatArray, FloatArray], FloatArray]) -> FloatArray:
+        """The sum over matrices of `count` of how many lie in a tensor, their rows and their columns."""
+
+        def each(entry: Treated) -> FloatArray:
+            if len(entry.tensor.shape) < 2:
+                return np.zeros(len(found.table))
+            lengths = [size / entry.cuts.get(dim, np.asarray(1.0)) for dim, size in enumerate(entry.tensor.shape)]
+            rows, columns = lengths[-2:]
+            stack = np.prod([np.ones(len(found.table)), *lengths[:-2]], axis=0)
+            pays = rank * (rows + columns) < rows * columns
+            return np.where(pays, count(stack, rows, columns), 0.0)
+
+        table = found.of_table
+        return found.everywhere(each) + found.rest(trained) * (each(table) / table.local)[:, None]
+
+    matrices = of(lambda stack, rows, columns: stack * rows * columns)
+    left = of(lambda stack, rows, _columns: rank * stack * rows)
+    right = of(lambda stack, _rows, columns: rank * stack * columns)
+    number = of(lambda _stack, rows, _columns: np.ones_like(rows))
+    whole = (trained - matrices) * wide
+    if isinstance(compression, AcpSgd):
+        mean = (left + right) / 2.0
+        return _Sizes(
+            beside=whole + mean * wide,
+            after=np.zeros_like(trained),
+            stay=(matrices + left + right) * wide,
+            moves=matrices * _ALTERNATED / 4.0 * wide,
+            flops=(_ALTERNATE_PRODUCTS * matrices + 4.0 * rank * mean) * rank,
+            kernels=number * _ALTERNATE_KERNELS,
+        )
+    return _Sizes(
+        beside=whole + left * wide,
+        after=right * wide,
+        stay=(matrices + right) * wide,
+        moves=matrices * _FACTORED / 4.0 * wide,
+        flops=(_PRODUCTS * matrices + 4.0 * rank * (left + right)) * rank,
+        kernels=number * _MATRIX_KERNELS,
+    )

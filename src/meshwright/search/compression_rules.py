@@ -1,0 +1,81 @@
+"""Rules of compressed gradients: numbers that mean something, ranks that meet, and layouts in which they do so."""
+
+from __future__ import annotations
+
+from meshwright.search.rules import Rule, Scope
+from meshwright.spec.cluster import Precision
+from meshwright.spec.compression import AcpSgd, Compression, PowerSgd, TopK
+from meshwright.spec.errors import Problem
+from meshwright.spec.optimizer import Master
+from meshwright.spec.plan import Design, Sharding, TensorGrid
+
+_WHERE = "plan.gradients.compression"
+SOUND = "compression-is-sound"
+_WHOLE = (Precision.FP32, Precision.FP64)
+
+
+def compression_problem(compression: Compression, *, where: str) -> Problem | None:
+    """What of it is out of range."""
+    if compression.start_step < 0:
+        what = f"{compression.start_step} is no step"
+        return Problem(where=f"{where}.start_step", what=what, fix="choose 0 or more")
+    if isinstance(compression, PowerSgd | AcpSgd) and compression.rank < 1:
+        what = f"factors of {compression.rank} columns"
+        return Problem(where=f"{where}.rank", what=what, fix="choose 1 or more")
+    if isinstance(compression, TopK) and not 0.0 < compression.share <= 1.0:
+        what = f"a share of {compression.share} of a gradient"
+        return Problem(where=f"{where}.share", what=what, fix="choose above 0, to 1")
+    return None
+
+
+def compression_is_sound(design: Design) -> Problem | None:
+    """Numbers of a compression are in their ranges."""
+    compression = design.plan.gradients.compression
+    return None if compression is None else compression_problem(compression, where=_WHERE)
+
+
+def compression_has_peers(design: Design) -> Problem | None:
+    """Ranks compress what they send each other in every step, and in one way."""
+    plan, compression = design.plan, design.plan.gradients.compression
+    if compression is None:
+        return None
+    if plan.gradients.kind.has_learners:
+        what = (
+            f"learners that meet as {plan.gradients.kind.value} send no gradients, and {compression.kind} is of those"
+        )
+        return Problem(where=_WHERE, what=what, fix="leave it out, and choose plan.gradients.rounds.precision")
+    if plan.replicate * plan.shard * plan.context == 1:
+        what = f"{compression.kind} of gradients that no other rank adds to"
+        return Problem(where=_WHERE, what=what, fix="leave it out, or give the plan a replicate axis")
+    if plan.gradients.precision not in _WHOLE:
+        what = f"{compression.kind} of gradients that meet in {plan.gradients.precision.value}"
+        return Problem(where="plan.gradients.precision", what=what, fix="choose fp32, or leave the compression out")
+    return None
+
+
+def compression_laid(design: Design) -> Problem | None:
+    """What is left of a gradient is owed to the ranks of one axis, who hold the same parameters whole."""
+    plan, compression = design.plan, design.plan.gradients.compression
+    if compression is None:
+        return None
+    sharding = plan.first_group.sharding
+    against = {
+        f"that {sharding.value} shards": sharding is not Sharding.NONE and plan.shard * plan.context > 1,
+        "over two axes": sum(size > 1 for size in (plan.replicate, plan.shard, plan.context)) > 1,
+        "with experts on a grid of their own": plan.experts is not None,
+        f"on a {plan.tensor_grid.value} of tensor ranks": plan.tensor > 1 and plan.tensor_grid is not TensorGrid.LINE,
+        "of parameters kept in bf16": design.job.master is not Master.FP32,
+    }
+    for how, refused in against.items():
+        if refused:
+            what = f"{compression.kind} of gradients {how} can be predicted and not trained yet"
+            fix = "leave it out, or choose a replicate axis alone, without sharding"
+            return Problem(where=_WHERE, what=what, fix=fix)
+    return None
+
+
+COMPRESSION_RULES: tuple[Rule, ...] = (
+    Rule(name=SOUND, scope=Scope.PLAN, check=compression_is_sound),
+    Rule(name="compression-has-peers", scope=Scope.PLAN, check=compression_has_peers),
+    Rule(name="runtime-compression", scope=Scope.RUNTIME, check=compression_laid),
+)

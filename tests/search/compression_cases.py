@@ -1,0 +1,45 @@
+"""A legal and an illegal design for every rule of compressed gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from meshwright.spec.cluster import Precision
+from meshwright.spec.compression import AcpSgd, OneBit, PowerSgd, TopK
+from meshwright.spec.plan import Design, Sharding
+from meshwright.spec.synchronize import GradientSync
+from tests.search.search_samples import design
+
+
+@dataclass(frozen=True)
+class Case:
+    legal: Callable[[], Design]
+    illegal: Callable[[], Design]
+    says: str
+
+
+def met(shard: int = 1, **fields: object) -> Design:
+    """Two replicas, or shards, that meet as `fields` of GradientSync say."""
+    sharding = Sharding.NONE if shard == 1 else Sharding.PARAMETERS
+    made = design(replicate=2 // shard, shard=shard, sharding=sharding)
+    return replace(made, plan=replace(made.plan, gradients=GradientSync(**fields)))
+
+
+COMPRESSION_CASES = {
+    "compression-is-sound": Case(
+        lambda: met(compression=PowerSgd(rank=1)),
+        lambda: met(compression=TopK(share=1.5)),
+        "a share of 1.5 of a gradient",
+    ),
+    "compression-has-peers": Case(
+        lambda: met(compression=OneBit()),
+        lambda: met(compression=AcpSgd(), precision=Precision.INT8),
+        "acpsgd of gradients that meet in int8",
+    ),
+    "runtime-compression": Case(
+        lambda: met(compression=AcpSgd(rank=2)),
+        lambda: met(shard=2, compression=AcpSgd(rank=2)),
+        "acpsgd of gradients that zero3 shards can be predicted and not trained yet",
+    ),
+}
