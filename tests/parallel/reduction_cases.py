@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from meshwright.parallel import relocate, stored
+from meshwright.parallel.buckets import BucketedGradients
 from meshwright.parallel.reduction import Travel
 from meshwright.spec.compression import Compression
 from meshwright.spec.plan import Design
@@ -88,6 +89,24 @@ def spoilt(kinds: Sequence[Compression]) -> list[bool]:
         reduction.turn()
         reduction.finish(flat)
         found.append(not bool(torch.isfinite(flat.norm())))
+    return found
+
+
+def in_small_buckets(kinds: Sequence[Compression]) -> list[bool]:
+    """Of every kind, whether parameters in buckets that some are larger than meet as in one bucket of a whole."""
+    group, found = dist.group.WORLD, []
+    assert group is not None
+    for kind in kinds:
+        held = [nn.Parameter(torch.ones(shape, dtype=torch.float64)) for shape in SHAPES]
+        buckets = BucketedGradients(held, groups=[group], travel=Travel(compression=kind), bucket_bytes=1000)
+        buckets.begin(step=1)
+        buckets.before_backward(last=True)
+        given = gradient(0, group.rank()).split([p.numel() for p in held])
+        torch.stack([(p.view(-1) * x).sum() for p, x in zip(held, given, strict=True)]).sum().backward()
+        buckets.after_backward()
+        wanted = sum(gradient(0, rank) for rank in range(group.size()))
+        summed = torch.cat([p.grad.view(-1) for p in held if p.grad is not None])
+        found.append(bool(torch.allclose(summed, wanted, rtol=0.0, atol=1e-9)))
     return found
 
 

@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy
 import pytest
 
+from meshwright.cost import predict
 from meshwright.spec.compression import AcpSgd, Compression, OneBit, PowerSgd, TopK
 from meshwright.spec.plan import Design
+from meshwright.spec.report import MemoryPart
 from meshwright.spec.synchronize import GradientSync
 from tests.parallel import reduction_cases
 from tests.support import models
-from tests.support.designs import Layout, design
+from tests.support.designs import Layout, design, with_speed
 from tests.support.pool import Pool
 
 TINY = models.model(layers=2)
@@ -69,6 +71,18 @@ def test_gradients_of_no_higher_rank_than_the_factors_arrive_whole(pool: Pool) -
 def test_a_number_that_is_none_reaches_every_rank(pool: Pool) -> None:
     for found in pool.run(reduction_cases.spoilt, KINDS, ranks=2):
         assert all(found)
+
+
+def test_parameters_larger_than_a_bucket_meet(pool: Pool) -> None:
+    assert all(found == [True] * len(FULL) for found in pool.run(reduction_cases.in_small_buckets, FULL, ranks=2))
+
+
+@pytest.mark.parametrize("kind", [*KINDS[:3], OneBit(start_step=3)], ids=lambda kind: kind.words)
+def test_what_is_kept_is_what_the_cost_model_counts(pool: Pool, kind: Compression) -> None:
+    layout = LAYOUTS[1]
+    plain, small = (predict(with_speed(each)).memory[0] for each in (design(TINY, layout), compressed(layout, kind)))
+    told = small.parts[MemoryPart.GRADIENTS] - plain.parts[MemoryPart.GRADIENTS]
+    assert pool.run(reduction_cases.bytes_kept, compressed(layout, kind), ranks=4) == [told] * 4
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)

@@ -12,6 +12,7 @@ from meshwright.run.children import in_child
 from meshwright.search import Scope
 from meshwright.search import check as refusals
 from meshwright.spec.cluster import Precision
+from meshwright.spec.compression import AcpSgd, OneBit, PowerSgd, TopK
 from meshwright.spec.optimizer import Adafactor
 from meshwright.spec.plan import Design
 from meshwright.spec.synchronize import GradientSync
@@ -21,6 +22,7 @@ from tests.parallel.test_drawn_plans import ALL, FIXED
 from tests.run import dry_cases
 
 RUNS = 20
+KINDS = (PowerSgd(rank=2), AcpSgd(rank=2, start_step=3), TopK(share=0.03), OneBit())
 EIGHT_BITS = (Precision.FP8, Precision.INT8)
 FEW = [*FIXED[:7], next(draw for draw in FIXED[7:] if draw.factored)]
 REST = [ALL[start : start + RUNS] for start in range(0, len(ALL), RUNS)]
@@ -40,15 +42,17 @@ def compare(named: Sequence[tuple[str, Design]]) -> None:
 
 
 def changed(chosen: Sequence[Draw]) -> list[tuple[str, Design]]:
-    """The same plans under Adafactor, and with gradients in eight bits where those are legal."""
+    """The same plans under Adafactor, and with gradients in eight bits or compressed where those are legal."""
     found = []
     for place, draw in enumerate(chosen):
         entry = draws.build(draw)
         adafactor = Adafactor(learning_rate=1e-2, clip_norm=draw.clip_norm)
         narrow = GradientSync(precision=EIGHT_BITS[place % 2])
+        small = GradientSync(compression=KINDS[place % len(KINDS)])
         others = {
             "adafactor": replace(entry, job=replace(entry.job, optimizer=adafactor)),
             "eight bits": replace(entry, plan=replace(entry.plan, gradients=narrow)),
+            "compressed": replace(entry, plan=replace(entry.plan, gradients=small)),
         }
         scopes = frozenset({Scope.PLAN, Scope.RUNTIME})
         found += [(f"{how} {draw}", other) for how, other in others.items() if not refusals(other, scopes=scopes)]
@@ -57,9 +61,10 @@ def changed(chosen: Sequence[Draw]) -> list[tuple[str, Design]]:
 
 def test_every_byte_of_a_few_drawn_plans_is_predicted() -> None:
     others = changed([draw for draw in FIXED if 1 < draw.ranks <= 4][:12])
-    few = [[pair for pair in others if pair[0].startswith(how)][:2] for how in ("adafactor", "eight bits")]
+    ways = ("adafactor", "eight bits", "compressed")
+    few = [[pair for pair in others if pair[0].startswith(how)][:2] for how in ways]
     assert all(few)
-    compare([*((str(draw), draws.build(draw)) for draw in FEW), *few[0], *few[1]])
+    compare([*((str(draw), draws.build(draw)) for draw in FEW), *(pair for found in few for pair in found)])
 
 
 @pytest.mark.slow

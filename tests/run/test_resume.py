@@ -13,6 +13,7 @@ from meshwright.run.files import write_json
 from meshwright.run.outcome import Ended, ended_path
 from meshwright.run.resume import changes, check_resumable, steps_of
 from meshwright.spec.cluster import Precision
+from meshwright.spec.compression import PowerSgd
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.job import CheckpointSpec
 from meshwright.spec.plan import Sharding, Training
@@ -112,3 +113,7 @@ def test_frozen_blocks_and_the_precision_of_gradients_are_told(tmp_path: Path) -
     lines = changes(before, after)
     assert "frozen blocks are 2 from here on; they were 0" in lines
     assert 'plan.gradients.precision is "fp8" from here on; it was "fp32"' in lines
+    small = replace(made, plan=replace(made.plan, gradients=GradientSync(compression=PowerSgd(rank=2))))
+    dropped = "what was still to be sent of gradients that met in powersgd of rank 2 is dropped: it was of the plan"
+    assert f"{dropped} until now" in changes(small, made)
+    assert not any("dropped" in line for line in (*changes(small, small), *changes(made, small)))

@@ -9,6 +9,7 @@ from typing import Any
 
 from meshwright.run.files import load_design
 from meshwright.run.outcome import read_ended
+from meshwright.search.runtime_rules import EIGHT_BIT_GRADIENTS
 from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.plan import Design, Plan
@@ -52,7 +53,17 @@ def changes(before: Design, after: Design) -> list[str]:
         for path in dict.fromkeys([*old, *new])
         if old.get(path) != new.get(path)
     ]
-    return [*_plan_changes(before.plan, after.plan), *lines]
+    return [*_plan_changes(before.plan, after.plan), *_left_behind(before.plan, after.plan), *lines]
+
+
+def _left_behind(before: Plan, after: Plan) -> list[str]:
+    """What was kept of gradients that did not travel whole is owed between the ranks of one plan."""
+    met = before.gradients
+    how = met.precision.value if met.compression is None else met.compression.words
+    keeps = met.compression is not None or met.precision in EIGHT_BIT_GRADIENTS
+    if not keeps or before.digest() == after.digest():
+        return []
+    return [f"what was still to be sent of gradients that met in {how} is dropped: it was of the plan until now"]
 
 
 def _plan_changes(before: Plan, after: Plan) -> list[str]:

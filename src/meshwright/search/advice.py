@@ -26,12 +26,8 @@ def advice(design: Design, ways: Sequence[WayOfMeeting]) -> tuple[str, ...]:
     """As `advise`, of what every way of meeting would cost, the plan as it is first."""
     kinds = allowed_meetings(design.job)
     own, others = ways[:1], [way for way in ways if way.fits and way.kind not in kinds and way.every]
-    if (
-        not own
-        or own[0].every
-        or any(SyncKind(kind).has_learners for kind in kinds if kind in list(SyncKind))
-        or not others
-    ):
+    learners = {kind.value for kind in SyncKind if kind.has_learners}
+    if not own or own[0].every or learners & set(kinds) or not others:
         return ()
     best = min(others, key=lambda way: way.step_seconds)
     saved = 1.0 - best.step_seconds / own[0].step_seconds

@@ -110,7 +110,8 @@ class Explorer:
         """Seconds of a step or device-seconds at the cautious end of their interval, or bytes at the peak.
 
         Seconds are over the probability of fitting: a plan that fits half the time is tried, and given up, as often as
-        it runs; those of learners, or of compressed gradients, count a hundredth more. Ties of memory go to the faster plan.
+        it runs; those of learners, or of compressed gradients, count a hundredth more. Ties of memory go to the
+        faster plan.
         """
         if self.job.objective is Objective.MEMORY:
             value = prices.memory_bytes + 0.5 * prices.step_seconds / (1.0 + prices.step_seconds)
