@@ -37,9 +37,9 @@ COMPRESSION_CASES = {
         lambda: met(compression=AcpSgd(), precision=Precision.INT8),
         "acpsgd of gradients that meet in int8",
     ),
-    "runtime-compression": Case(
+    "compression-is-laid": Case(
         lambda: met(compression=AcpSgd(rank=2)),
         lambda: met(shard=2, compression=AcpSgd(rank=2)),
-        "acpsgd of gradients that zero3 shards can be predicted and not trained yet",
+        "acpsgd of gradients that zero3 shards is not known here",
     ),
 }

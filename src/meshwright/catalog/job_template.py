@@ -25,6 +25,7 @@ COMMENTS: Mapping[str, str] = MappingProxyType(
         "synchronize.every": "Steps between meetings; 0: as few as hide the network.",
         "synchronize.most_every": "The most steps between meetings that are chosen.",
         "synchronize.precision": "What replicas send then: fp32, bf16, int8 or fp8.",
+        "synchronize.compressions": "How gradients may be compressed, a table each: powersgd, acpsgd, topk or one_bit.",
         "objective": "What the best plan has least of: time, cost or memory.",
         "compile": "torch.compile: on, off, or auto, which measures both and keeps the faster.",
         "deterministic": "The same bits every time, where that is slower too.",

@@ -67,14 +67,13 @@ def _at(
     """As `memory`, of the ranks that are shown."""
     features, device = software(job.software), group.device
     whole = local_parameters(table, blocks, arrays=arrays, counts=counts, model=model)
-    owned = owned_parameters(table, whole, grid_parameters(table, blocks, counts=counts))
     changed = trained_of(blocks, kinds=arrays.kinds)
     trained = local_parameters(table, changed, arrays=arrays, counts=counts, model=model)
     trained_owned = owned_parameters(table, trained, grid_parameters(table, changed, counts=counts))
     optimized = Optimized(table=table, arrays=arrays, counts=counts, model=model, spec=job.optimizer)
     local = Local(
         whole=whole,
-        owned=owned,
+        owned=owned_parameters(table, whole, grid_parameters(table, blocks, counts=counts)),
         trained=trained,
         trained_owned=trained_owned,
         layers=_in_layers(blocks, arrays=arrays, counts=counts),

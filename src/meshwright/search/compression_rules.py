@@ -68,7 +68,7 @@ def compression_laid(design: Design) -> Problem | None:
     }
     for how, refused in against.items():
         if refused:
-            what = f"{compression.kind} of gradients {how} can be predicted and not trained yet"
+            what = f"{compression.kind} of gradients {how} is not known here"
             fix = "leave it out, or choose a replicate axis alone, without sharding"
             return Problem(where=_WHERE, what=what, fix=fix)
     return None
@@ -77,5 +77,5 @@ def compression_laid(design: Design) -> Problem | None:
 COMPRESSION_RULES: tuple[Rule, ...] = (
     Rule(name=SOUND, scope=Scope.PLAN, check=compression_is_sound),
     Rule(name="compression-has-peers", scope=Scope.PLAN, check=compression_has_peers),
-    Rule(name="runtime-compression", scope=Scope.RUNTIME, check=compression_laid),
+    Rule(name="compression-is-laid", scope=Scope.PLAN, check=compression_laid),
 )
