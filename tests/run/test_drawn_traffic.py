@@ -60,7 +60,7 @@ def changed(chosen: Sequence[Draw]) -> list[tuple[str, Design]]:
 
 
 def test_every_byte_of_a_few_drawn_plans_is_predicted() -> None:
-    others = changed([draw for draw in FIXED if 1 < draw.ranks <= 4][:12])
+    others = changed([draw for draw in FIXED if draw.ranks > 1])
     ways = ("adafactor", "eight bits", "compressed")
     few = [[pair for pair in others if pair[0].startswith(how)][:2] for how in ways]
     assert all(few)
