@@ -13,10 +13,11 @@ from meshwright.cost.overlap import Contention, Slack, Traffic, Way
 from meshwright.cost.overlap import exposed as exposed_beside
 from meshwright.cost.states import BUCKET_BYTES, state_bytes
 from meshwright.cost.table import BoolArray, PlanTable
-from meshwright.cost.traffic_compression import PLACE_BYTES, SCALE_BYTES
+from meshwright.cost.traffic_compression import PLACE_BYTES
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import DeviceKind, DeviceSpec, Precision
 from meshwright.spec.compression import AcpSgd, Compression, OneBit, PowerSgd, TopK
+from meshwright.spec.synchronize import SCALE_BYTES
 
 # Bytes that making an element small and back moves in fp32, as parallel/ does it: what is owed is added to and read for
 # every factor, what was sent is taken off it, and the product is written. Largest elements are found in some passes;

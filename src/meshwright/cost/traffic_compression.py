@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 
 from meshwright.spec.compression import AcpSgd, Compression, OneBit, PowerSgd, TopK, factors, kept
+from meshwright.spec.synchronize import SCALE_BYTES
 
-SCALE_BYTES = 4.0  # of the part that a rank owns
 PLACE_BYTES = 4.0  # of an element that is sent alone
 
 
