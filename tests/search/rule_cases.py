@@ -34,6 +34,7 @@ from tests.search.rule_designs import (
     D,
     compiled,
     constrained,
+    factoring,
     frozen,
     gridded,
     grouped,
@@ -143,6 +144,21 @@ CASES = {
         gridded,
         lambda: replace(gridded(), job=replace(gridded().job, compile=Switch.ON)),
         "compiled layers beside a square of tensor ranks can be predicted and not trained yet",
+    ),
+    "low-rank-training-learners": Case(
+        lambda: factoring(D()),
+        lambda: factoring(met()),
+        "2 learners have a model each, and low rank training factors one",
+    ),
+    "low-rank-training-decay": Case(
+        lambda: factoring(D()),
+        lambda: factoring(planned(D(), schedule=Schedule(kind=ScheduleKind.ZERO_BUBBLE_H1, microbatches=8))),
+        "zb-h1 puts off the gradients of matrices",
+    ),
+    "low-rank-training-layout": Case(
+        lambda: factoring(D()),
+        lambda: factoring(gridded()),
+        "no way is known to lay thin matrices on a square (job.low_rank gives the model some",
     ),
     "low-rank-line": Case(
         lambda: thin(D()), lambda: thin(gridded()), "no way is known to lay thin matrices on a square"

@@ -7,6 +7,7 @@ from typing import Any
 
 from meshwright.spec.cluster import Link, Precision
 from meshwright.spec.job import Constraints, DataSpec, JobSpec, Source, Switch
+from meshwright.spec.low_rank import Pufferfish
 from meshwright.spec.model import MatrixRank, ModelSpec
 from meshwright.spec.optimizer import Master, Muon, OptimizerSpec, ParameterGroup
 from meshwright.spec.plan import (
@@ -35,6 +36,11 @@ INTERLEAVED = Schedule(kind=ScheduleKind.INTERLEAVED, microbatches=8, chunks=2)
 
 def planned(design: Design, **fields: object) -> Design:
     return replace(design, plan=replace(design.plan, **fields))
+
+
+def factoring(design: Design) -> Design:
+    """One that is to become low rank."""
+    return replace(design, job=replace(design.job, low_rank=Pufferfish()))
 
 
 def met(kind: SyncKind = SyncKind.DILOCO, *, held: int = 0, **fields: Any) -> Design:

@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Any
 
+from meshwright.catalog.low_rank import low_rank_problems
 from meshwright.catalog.migrations import NEWEST
 from meshwright.catalog.model_ranges import model_problems
 from meshwright.catalog.shorthand import checked
@@ -70,6 +71,7 @@ def checked_job(job: JobSpec) -> JobSpec:
             if not 0 <= _at(job, path) < 1
         ),
         *_group_problems(job),
+        *low_rank_problems(job),
     ]
     if _above_zero(job.peer_timeout_seconds) and not 1 <= job.peer_timeout_seconds <= MOST_SECONDS:
         what = f"{job.peer_timeout_seconds} is not from 1 second to {MOST_SECONDS:,}, a month"

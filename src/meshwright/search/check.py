@@ -38,12 +38,12 @@ RULES: tuple[Rule, ...] = (
     *CONTEXT_RULES,
     *PREFIX_RULES,
     *GRID_RULES[:-1],
-    *LOW_RANK_RULES[:-1],
+    *LOW_RANK_RULES[:1],
     *CONSTRAINT_RULES,
     *MEMORY_RULES,
     *RUNTIME_RULES,
     *GRID_RULES[-1:],
-    *LOW_RANK_RULES[-1:],
+    *LOW_RANK_RULES[1:],
 )
 
 

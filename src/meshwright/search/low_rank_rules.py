@@ -1,11 +1,18 @@
-"""Rules of models whose matrices are products of two thin ones: what they are not combined with."""
+"""Rules of models whose matrices are products of two thin ones, or come to be: what they are not combined with."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from meshwright.schedule import planned
 from meshwright.search.rules import Rule, Scope
 from meshwright.search.runtime_rules import EMULATED_PRECISIONS
 from meshwright.spec.errors import Problem
+from meshwright.spec.model import MatrixRank
 from meshwright.spec.plan import Design, TensorGrid
+from meshwright.spec.ranks import factorable
+
+_TRAINING = "job.low_rank"
 
 
 def ranks_on_line(design: Design) -> Problem | None:
@@ -28,6 +35,37 @@ def ranks_trained(design: Design) -> Problem | None:
     return Problem(where=where, what=what, why=_first(design) or "", fix="choose bf16, or the model of whole matrices")
 
 
+def no_learners(design: Design) -> Problem | None:
+    """Learners hold unlike parameters, which have no one set of factors."""
+    if design.job.factoring is None or design.plan.learners == 1:
+        return None
+    what = f"{design.plan.learners} learners have a model each, and low rank training factors one"
+    fix = "drop low_rank, or let replicas meet in every step: --set job.synchronize.kinds=[]"
+    return Problem(where=_TRAINING, what=what, fix=fix)
+
+
+def decay_in_time(design: Design) -> Problem | None:
+    """Gradients of decay come with those of inputs, before those of matrices that they are added to."""
+    spec, plan = design.job.factoring, design.plan
+    if spec is None or not spec.frobenius_decay or plan.pipeline == 1 or not planned.splits(plan.schedule):
+        return None
+    what = f"{plan.schedule.kind.value} puts off the gradients of matrices, which Frobenius decay is added to"
+    return Problem(where=_TRAINING, what=what, fix="set low_rank.frobenius_decay = 0, or choose 1f1b")
+
+
+def comes_to_be_laid(design: Design) -> Problem | None:
+    """What a plan cannot lay of a model of thin matrices, it does not become one for."""
+    model = design.model
+    first = next((block for block, layer in enumerate(model.layers, start=1) if factorable(layer.places)), None)
+    if design.job.factoring is None or first is None:
+        return None
+    thin = (MatrixRank(name=next(iter(factorable(model.layers[first - 1].places))), rank=1),)
+    design = replace(design, model=model.with_ranks({first: thin}))
+    found = ranks_on_line(design) or ranks_trained(design)
+    fix = "choose another, or drop low_rank"
+    return None if found is None else replace(found, why=f"{_TRAINING} gives the model some", fix=fix)
+
+
 def _first(design: Design) -> str | None:
     """Where the model has its first thin matrix; None where it has none."""
     layers = enumerate(design.model.layers)
@@ -37,4 +75,7 @@ def _first(design: Design) -> str | None:
 LOW_RANK_RULES = (
     Rule(name="low-rank-line", scope=Scope.PLAN, check=ranks_on_line),
     Rule(name="runtime-low-rank", scope=Scope.RUNTIME, check=ranks_trained),
+    Rule(name="low-rank-training-learners", scope=Scope.RUNTIME, check=no_learners),
+    Rule(name="low-rank-training-decay", scope=Scope.RUNTIME, check=decay_in_time),
+    Rule(name="low-rank-training-layout", scope=Scope.RUNTIME, check=comes_to_be_laid),
 )

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.low_rank import Cuttlefish, Dense, LowRank, Pufferfish
 from meshwright.spec.optimizer import Master, Optimizer, OptimizerSpec
 from meshwright.spec.synchronize import SynchronizeSpec
 
@@ -176,7 +177,8 @@ class JobSpec:
     `other_precisions` may be taken in place of `precision` where the plan is better for it; numerics change with them,
     as with other ways to `synchronize` replicas than in every step. `trackers` and `techniques` are names of the
     registries of train/observe and techniques. `start` is a Hugging Face folder whose weights a new run begins with; ""
-    draws them from `seed`. A rank that waits longer than `peer_timeout_seconds` for another one ends the run.
+    draws them from `seed`. With `low_rank` training ends on thin factors of matrices where that pays. A rank that waits
+    longer than `peer_timeout_seconds` for another one ends the run.
     """
 
     name: str = "job"
@@ -190,6 +192,7 @@ class JobSpec:
     learning_rate: LearningRate = LearningRate()
     z_loss: float = 0.0
     synchronize: SynchronizeSpec = SynchronizeSpec()
+    low_rank: Dense | Pufferfish | Cuttlefish = Dense()
     objective: Objective = Objective.TIME
     constraints: Constraints = Constraints()
     checkpoint: CheckpointSpec = CheckpointSpec()
@@ -213,6 +216,16 @@ class JobSpec:
     def master(self) -> Master:
         """What parameters that bf16 multiplies are kept in."""
         return self.optimizer.master if isinstance(self.optimizer, OptimizerSpec) else Master.FP32
+
+    @property
+    def factoring(self) -> LowRank | None:
+        """How the model becomes low rank; None where it does not."""
+        return None if isinstance(self.low_rank, Dense) else self.low_rank
+
+    @property
+    def all_techniques(self) -> tuple[str, ...]:
+        """Those named, and those that the job has settings of."""
+        return (*self.techniques, *(("low_rank",) if self.factoring is not None else ()))
 
     @property
     def total_steps(self) -> int:
