@@ -26,6 +26,7 @@ from meshwright.parallel.data import (
 )
 from meshwright.parallel.expert_mesh import ExpertMesh
 from meshwright.parallel.experts import expert_reader, is_expert, lay_mixture, misfit, mixture_of
+from meshwright.parallel.frobenius import decay_products
 from meshwright.parallel.grid import RankGrid, TensorRanks, misplaced
 from meshwright.parallel.layout import Laid, Parted
 from meshwright.parallel.mesh import Mesh
@@ -46,8 +47,12 @@ from meshwright.spec.plan import AxisName, BlockGroup, Design, Offload, Plan, Re
 from meshwright.spec.span import Recorder, Silent
 
 
-def lay(design: Design, mesh: Mesh, *, device: torch.device | str, seed: int, recorder: Recorder | None = None) -> Laid:
+def lay(
+    design: Design, mesh: Mesh, *, device: torch.device | str, seed: int | None, recorder: Recorder | None = None
+) -> Laid:
     """The stages of this rank, laid out as the plan says and initialised by name and seed, ready to step. Collective.
+
+    Without a seed nothing is initialised: every value is for the caller to give.
 
     Raises ConfigError with every reason why the plan cannot run.
     """
@@ -88,7 +93,7 @@ def lay_stage(
     axis: TensorRanks | None,
     kinds: Dtypes,
     device: torch.device,
-    seed: int,
+    seed: int | None,
 ) -> Parted:
     """One stage. Each unit (embedding, layer, head) is filled, divided and sharded before the next one has memory."""
     sharding, grid, offload = stage.groups[0].sharding, mesh.experts, stage.groups[0].offload
@@ -100,7 +105,8 @@ def lay_stage(
         axis.lay_part(part)
     for prefix, unit, block in units(part):
         unit.to_empty(device=device)
-        fill(unit, prefix=prefix, model=design.model, seed=seed)
+        if seed is not None:
+            fill(unit, prefix=prefix, model=design.model, seed=seed)
         mixture = mixture_of(unit)
         if mixture is not None:
             lay_mixture(mixture, design.plan, grid=grid, tensor=axis.mesh if axis else None)
@@ -108,6 +114,7 @@ def lay_stage(
             apart, holder = is_expert if grid is not None else _none, design.model.blocks[block]
             axis.divide(unit, prefix=prefix, block=holder, apart=apart, has_grid=grid is not None)
         set_readers(unit, prefix=prefix, axis=axis, kinds=kinds, grid=grid)
+        decay_products(unit, design)
         if isinstance(unit, DecoderLayer) and kinds.recipe is not None:
             group = axis.group if isinstance(axis, TensorAxis) else None
             quantize_products(unit, kinds.recipe, group=group, multiply=multiplier(device))

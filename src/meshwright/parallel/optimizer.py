@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -12,11 +13,13 @@ from torch.optim.sgd import sgd
 from meshwright.parallel.adafactor import AdafactorRule
 from meshwright.parallel.adamw import fused_step
 from meshwright.parallel.clip import local_part
+from meshwright.parallel.frobenius import decay_of
 from meshwright.parallel.layout import Laid
 from meshwright.parallel.muon import MuonRule
 from meshwright.parallel.narrow_adamw import NarrowAdamWRule
 from meshwright.parallel.offload import AwayRule, Copies
 from meshwright.parallel.stochastic import key_of
+from meshwright.spec.low_rank import factors_of
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.optimizer import Adafactor, Muon, Optimizer, OptimizerSpec, Sgd, Treatment, treatment
 from meshwright.spec.plan import Offload, Plan
@@ -153,10 +156,13 @@ def build_optimizer(laid: Laid, spec: Optimizer) -> LocalOptimizer:
     chosen: dict[tuple[Treatment, bool], list[nn.Parameter]] = {}
     keys: dict[Tensor, int] = {}
     copies, away = Copies(laid.device), blocks_away(laid.design.plan)
+    factors = factors_of(laid.design.model) if decay_of(laid.design) else frozenset()
     for part in laid.parts:
         for name, parameter in part.named_parameters():
             leaves = copies.needed and block_of(name, laid.design.model) in away
-            chosen.setdefault((treatment(spec, name), leaves), []).append(parameter)
+            how = treatment(spec, name)
+            how = replace(how, weight_decay=0.0) if name in factors else how
+            chosen.setdefault((how, leaves), []).append(parameter)
             keys[parameter] = key_of(name, seed=laid.design.job.seed)
     groups = []
     for (how, leaves), parameters in chosen.items():

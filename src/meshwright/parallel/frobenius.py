@@ -1,0 +1,60 @@
+"""Frobenius decay: factors decay as their product would (2105.01029), in place of weight decay of each.
+
+Of half the square of ||U V||_F the gradients are U V V^T and U^T U V. They are added to those of the loss in backward,
+where a rank has what it needs of both: no byte is sent for them. What tensor ranks find of the factor that they all
+hold whole is a summand, as all of its gradient is.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from meshwright.nn.low_rank import FactoredLinear
+from meshwright.spec.plan import Design
+
+
+def decay_of(design: Design) -> float:
+    """How strongly products of factors decay; 0 where each factor decays by itself."""
+    return 0.0 if design.job.factoring is None else design.job.factoring.frobenius_decay
+
+
+def decay_products(unit: nn.Module, design: Design) -> None:
+    """Every product of factors under `unit` decays, each time that it goes backward by its share of a step."""
+    plan = design.plan
+    passes = plan.data * plan.context * plan.schedule.microbatches * plan.schedule.slices
+    share = decay_of(design) / passes
+    if share:
+        for module in unit.modules():
+            if isinstance(module, FactoredLinear):
+                module.register_forward_hook(partial(_after, share=share))
+
+
+def _after(module: FactoredLinear, _inputs: tuple[Tensor, ...], output: Tensor, *, share: float) -> Tensor:
+    if not torch.is_grad_enabled():
+        return output
+    decayed: Tensor = _Decayed.apply(output, *_read(module), module, share)
+    return decayed
+
+
+def _read(module: FactoredLinear) -> tuple[Tensor, Tensor]:
+    return module.up.read(module.up.weight), module.down.read(module.down.weight)
+
+
+class _Decayed(torch.autograd.Function):
+    """What a product gives out, as it is. Factors are read again in backward, so that nothing is kept for it."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, _up: Tensor, _down: Tensor, module: FactoredLinear, share: float) -> Tensor:
+        ctx.module, ctx.share = module, share
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        with torch.no_grad():
+            up, down = _read(ctx.module)
+            pull_up, pull_down = up @ (down @ down.T), (up.T @ up) @ down
+        return gradients[0], pull_up.mul_(ctx.share), pull_down.mul_(ctx.share), None, None
