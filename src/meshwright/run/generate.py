@@ -98,14 +98,14 @@ def load_model(run_dir: Path) -> Loaded:
     from meshwright.nn import Decoder
     from meshwright.parallel.precision import dtypes
     from meshwright.parallel.relocate import whole_of
-    from meshwright.train.checkpoint import Store
+    from meshwright.train.checkpoint import Store, of_checkpoint
 
     store = Store(run_dir / "checkpoints", design=design)
     checkpoint = store.newest()
     if checkpoint is None:
         fix = "let it train until it saves; " + "; ".join(str(problem) for problem in store.skipped)
         raise ConfigError(Problem(what="the run has no complete checkpoint", where=str(run_dir), fix=fix.rstrip("; ")))
-    decoder = Decoder(design.model).to(dtypes(design.plan, master=design.job.master).master)
+    decoder = Decoder(of_checkpoint(design, checkpoint).model).to(dtypes(design.plan, master=design.job.master).master)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         store.load(checkpoint, whole_of(Whole(parts=(decoder,))))

@@ -15,7 +15,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -108,7 +108,7 @@ def work(run_dir: Path, *, max_steps: int | None, begun: Callable[[Marker], None
     begun(marker)
     timeout = timedelta(seconds=design.job.peer_timeout_seconds)
     device = _join(design, world, rank=rank, timeout=timeout)
-    techniques = importlib.import_module("meshwright.techniques").build(design.job.techniques, design=design)
+    techniques = importlib.import_module("meshwright.techniques").build(design.job.all_techniques, design=design)
     place = Place(
         rank=rank, device=device, run_dir=run_dir, cache=cache_root() / "data", screen=sys.stderr, marker=marker
     )
@@ -122,6 +122,8 @@ def work(run_dir: Path, *, max_steps: int | None, begun: Callable[[Marker], None
         run.store.wait()
         raise
     seconds = time.perf_counter() - start
+    if run.design.model != design.model:
+        predicted = cost.predict(run.design)
     _finish(run, run_dir=run_dir, predicted=predicted, ending=ending, seconds=seconds)
 
 
@@ -138,7 +140,9 @@ def _finish(run: Run, *, run_dir: Path, predicted: Report, ending: Ending, secon
     if run.observer is not None:
         run.observer.finish()
         if measured is not None:
-            write_json(run_dir / "measured.json", measured)
+            notes = (*measured.notes, *run.observer.decided)
+            write_json(run_dir / "measured.json", replace(measured, notes=notes))
+            write_json(run_dir / "predicted.json", predicted)
         last, validation = run.observer.last, run.observer.validation
         ended = Ended(
             ending=ending,

@@ -10,7 +10,7 @@ from typing import TextIO
 import psutil
 import torch
 
-from meshwright import parallel
+from meshwright import cost, parallel
 from meshwright.data import Corpus, prepare
 from meshwright.parallel import outer
 from meshwright.parallel.compile import uncompiled
@@ -19,7 +19,7 @@ from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.job import Switch
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
-from meshwright.train.checkpoint import Store, is_corrupt
+from meshwright.train.checkpoint import Checkpoint, Store, is_corrupt, of_checkpoint
 from meshwright.train.compile_trial import CompileTrial, LayerCompiler
 from meshwright.train.events import Reactor
 from meshwright.train.feed import Feed
@@ -65,20 +65,19 @@ def build(
     Every rank of the plan's world must call it, with the process group made. `max_steps` more steps are run at most.
     Raises ConfigError when there are checkpoints, none is complete and one of them was: what it held would be lost.
     """
-    job, plan = design.job, design.plan
+    asked, job, plan = design, design.job, design.plan
     corpus = prepare_corpus(design, cache=place.cache)
     spans = SpanFile(place.run_dir, rank=place.rank)
     store = Store(place.run_dir / "checkpoints", design=design)
-    newest = store.newest()
-    if newest is None and any(is_corrupt(problem) for problem in store.skipped):
-        raise ConfigError(store.skipped)
+    newest = _newest(store)
+    design = store.follow(of_checkpoint(asked, newest)) if newest else asked
     state = TrainState(seed=job.seed, step=newest.step if newest else 0)
     sampling = Sampling.after(state.step + 1)
     profiler = Profiler(design, rank=place.rank, device=place.device, sampling=sampling, onward=spans)
     learners = outer.build_learners(plan, device_type=place.device.type)
     feed = Feed.of(design, learners, device=place.device)
     own = replace(design, plan=plan.of_learner())
-    laid = parallel.lay(own, learners.mesh, device=place.device, seed=job.seed, recorder=profiler)
+    laid = parallel.lay(own, learners.mesh, device=place.device, seed=None if newest else job.seed, recorder=profiler)
     optimizer = parallel.build_optimizer(laid, job.optimizer)
     profiler.watch(parts=laid.parts, optimizer=optimizer)
     run = Run(
@@ -107,9 +106,18 @@ def build(
         run.start_from(Path(job.start))
     run.reactors = _reactors(run, saved=newest.step if newest else None, max_steps=max_steps)
     if place.rank == 0:
+        predicted = predicted if design is asked else cost.predict(design)
         run.observer = _observer(run, place=place, predicted=predicted, max_steps=max_steps)
         _say_skipped(run.observer, store.skipped, begins=newest is None)
     return run
+
+
+def _newest(store: Store) -> Checkpoint | None:
+    """What the run goes on from; None where it begins."""
+    newest = store.newest()
+    if newest is None and any(is_corrupt(problem) for problem in store.skipped):
+        raise ConfigError(store.skipped)
+    return newest
 
 
 def _say_skipped(observer: Observer, skipped: Sequence[Problem], *, begins: bool) -> None:

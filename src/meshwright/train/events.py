@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from meshwright.spec.plan import Design
+
 
 class Ending(StrEnum):
     """Why a run ended: all tokens trained on, as many steps as were asked for, or a signal."""
@@ -116,7 +118,18 @@ class Skip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollBack:
-    """Go on from the newest checkpoint, past the batch of the step that was spoilt."""
+    """Go on from the newest checkpoint, past the batch of the step that was spoilt; or from that of step `to`, with the
+    batches that followed it, and without those saved later."""
+
+    to: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replan:
+    """Go on by `design`, whose model has other ranks, with all that was learned; where it has the present ones, factors
+    are balanced anew and their moments begin."""
+
+    design: Design
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +139,7 @@ class Stop:
     ending: Ending
 
 
-Action = Log | Evaluate | Save | Skip | RollBack | Stop
+Action = Log | Evaluate | Save | Skip | RollBack | Replan | Stop
 
 
 class Reactor(Protocol):

@@ -21,7 +21,7 @@ from meshwright.spec.errors import ConfigError, Problem, WorkerFailed
 from meshwright.spec.job import NonFinite
 from meshwright.spec.plan import Design
 from meshwright.spec.report import LineName
-from meshwright.train.checkpoint import Checkpoint, Store
+from meshwright.train.checkpoint import Checkpoint, Store, of_checkpoint
 from meshwright.train.evaluate import validate
 from meshwright.train.events import (
     Action,
@@ -31,6 +31,7 @@ from meshwright.train.events import (
     Event,
     Log,
     Reactor,
+    Replan,
     RollBack,
     Save,
     Saved,
@@ -47,13 +48,17 @@ from meshwright.train.observe.observer import Observer
 from meshwright.train.observe.profile import Profiler
 from meshwright.train.observe.spans import SpanFile
 from meshwright.train.observe.whereabouts import Marker, Section
+from meshwright.train.replan import lay_again, replan
 from meshwright.train.state import TrainState
 from meshwright.train.technique import Technique
 
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """One worker's run. `stop_asked` says whether this process was asked to stop; `observer` is for rank 0 alone."""
+    """One worker's run. `stop_asked` says whether this process was asked to stop; `observer` is for rank 0 alone.
+
+    `rate_scales` are of techniques: what the learning rate of a step, 0 being the first, is multiplied by.
+    """
 
     design: Design
     state: TrainState
@@ -73,6 +78,7 @@ class Run:
     reactors: tuple[Reactor, ...] = ()
     techniques: tuple[Technique, ...] = ()
     observer: Observer | None = None
+    rate_scales: list[Callable[[int], float]] = field(default_factory=list)
     pending: dict[str, float] = field(default_factory=dict)
     asked: bool = False
     dropped_in_a_row: int = 0
@@ -92,9 +98,7 @@ class Run:
         """
         number, job = self.state.step + 1, self.design.job
         torch.manual_seed(self.state.random_seed)
-        rate = learning_rate(
-            self.state.step, shape=job.learning_rate, peak=job.optimizer.learning_rate, total_steps=job.total_steps
-        )
+        rate = self._learning_rate()
         with self._observed(number):
             with self.profiler.section(LineName.INPUT):
                 self.marker.mark(step=number, section=Section.INPUT)
@@ -151,7 +155,10 @@ class Run:
         elif isinstance(action, Skip):
             self._skip_to(self.state.consumed + self.design.plan.batch)
         elif isinstance(action, RollBack):
-            self._roll_back()
+            self._roll_back(to=action.to)
+        elif isinstance(action, Replan):
+            replan(self, action.design)
+            self.clock = time.perf_counter()
         else:
             assert isinstance(action, Log), f"no run performs {action!r}"
             self.pending.update(action.values)
@@ -163,7 +170,10 @@ class Run:
 
     def restore(self, checkpoint: Checkpoint, *, past: int | None = None) -> None:
         """The run stands where `checkpoint` stands; its data goes on from sequence `past` where that is given."""
-        outer, state = self.outer, self._state()
+        design = of_checkpoint(self.design, checkpoint)
+        if design is not self.design:
+            lay_again(self, design)
+        outer, state = self.outer, self.laid_state()
         if outer is None:
             saved = self.store.load(checkpoint, state)
         elif outer.goes_on_from(checkpoint.manifest.state.get("learners")):
@@ -197,9 +207,16 @@ class Run:
         self.store.close()
         self.loader.close()
 
-    def _state(self) -> State:
+    def laid_state(self) -> State:
         """All that a plan lays: what is saved, loaded and moved."""
         return state_of(self.design, learners=self.learners, laid=self.laid, optimizer=self.optimizer)
+
+    def _learning_rate(self) -> float:
+        """That of the next step, as the job has it and as techniques scale it."""
+        step, job = self.state.step, self.design.job
+        peak = job.optimizer.learning_rate
+        rate = learning_rate(step, shape=job.learning_rate, peak=peak, total_steps=job.total_steps)
+        return rate * math.prod(scale(step) for scale in self.rate_scales)
 
     def _meet(self, number: int, *, finite: bool) -> Met | None:
         """What learners told each other after step `number`, where they did."""
@@ -220,12 +237,12 @@ class Run:
         self.ledger.skip(self.state.consumed, past)
         self.state.consumed = past
 
-    def _roll_back(self) -> None:
+    def _roll_back(self, *, to: int | None) -> None:
         self.marker.mark(step=self.state.step, section=Section.RESTORE)
-        newest = self.store.newest()
-        if newest is None:
+        checkpoint = self.store.newest() if to is None else self.store.of_step(to)
+        if checkpoint is None:
             raise ConfigError(self.store.skipped or (Problem(what="there is no checkpoint to roll back to"),))
-        self.restore(newest, past=self.state.consumed + self.design.plan.batch)
+        self.restore(checkpoint, past=self.state.consumed + self.design.plan.batch if to is None else None)
         self.clock = time.perf_counter()
 
     def _spoilt(self, number: int, known: _Known) -> StepSpoilt:
@@ -285,7 +302,7 @@ class Run:
             "techniques": techniques,
             "learners": {} if self.outer is None else self.outer.told(),
         }
-        state = self._state() if self.outer is None else saved(self._state(), self.outer)
+        state = self.laid_state() if self.outer is None else saved(self.laid_state(), self.outer)
         self.store.save(state, step=self.state.step, progress=progress)
         return Saved(step=self.state.step, seconds=time.perf_counter() - start)
 

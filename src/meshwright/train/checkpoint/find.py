@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshwright.spec.errors import Problem
+from meshwright.spec.low_rank import ranks_of
+from meshwright.spec.plan import Design
 from meshwright.train.checkpoint.manifest import COMMITTED, MANIFEST, Manifest, is_sealed, read_manifest, record_of
 
 PARTIAL = ".partial"
@@ -26,6 +28,14 @@ class Checkpoint:
     @property
     def step(self) -> int:
         return self.manifest.step
+
+
+def of_checkpoint(design: Design, checkpoint: Checkpoint) -> Design:
+    """The design with the ranks that the model had when `checkpoint` was saved."""
+    ranks = checkpoint.manifest.ranks
+    if ranks == ranks_of(design.model):
+        return design
+    return replace(design, model=design.model.dense().with_ranks(ranks))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,13 +6,13 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError
-from meshwright.spec.model import ModelSpec
+from meshwright.spec.model import MatrixRank, ModelSpec
 
 MANIFEST = "manifest.json"
 COMMITTED = "COMMITTED"
@@ -26,7 +26,10 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """`state` is the train state as JSON values, the data position in it; digests name the plan and the model."""
+    """`state` is the train state as JSON values, the data position in it; digests name the plan and the model.
+
+    `ranks` are those of the model's matrices, by block, which a run may change on its way.
+    """
 
     step: int
     state: Mapping[str, Any]
@@ -37,12 +40,13 @@ class Manifest:
     world_size: int
     versions: Mapping[str, str]
     files: Mapping[str, FileRecord]
+    ranks: Mapping[int, tuple[MatrixRank, ...]] = field(default_factory=dict)
     schema: int = 1
 
 
 def model_digest(model: ModelSpec) -> str:
-    """Twelve hex digits that are equal for models with the same tensors, whatever they are called."""
-    bare = replace(model.causal(), name="", source="")
+    """Twelve hex digits that are equal for models with the same tensors, whatever they are called and of which rank."""
+    bare = replace(model.causal().dense(), name="", source="")
     return hashlib.sha256(codec.lasting(bare).encode()).hexdigest()[:12]
 
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,21 +18,32 @@ import meshwright
 from meshwright.catalog.huggingface.folder import open_folder
 from meshwright.parallel import relocate
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit, Problem
+from meshwright.spec.low_rank import ranks_of
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design
-from meshwright.train.checkpoint.find import Checkpoint, corrupt, is_other_model, newest, open_checkpoint, other_model
+from meshwright.train.checkpoint.find import (
+    Checkpoint,
+    corrupt,
+    is_other_model,
+    newest,
+    open_checkpoint,
+    other_model,
+    path_of,
+)
 from meshwright.train.checkpoint.manifest import Manifest, model_digest
 from meshwright.train.checkpoint.peers import Peers, told
-from meshwright.train.checkpoint.write import failed, write
+from meshwright.train.checkpoint.write import failed, forget, write
 from meshwright.train.huggingface import load_weights
 from meshwright.train.state import TrainState
+
+T = TypeVar("T")
 
 
 class Store:
     """The checkpoints under `directory` (RUN/checkpoints), kept as `design.job.checkpoint` says.
 
     Every rank makes one and calls its methods alike: they are collective over a gloo group of the store's own.
-    Every rank sees the same directory.
+    Every rank sees the same directory. Checkpoints of steps `pinned` stay, however many are newer.
     """
 
     def __init__(self, directory: Path, *, design: Design) -> None:
@@ -42,6 +53,22 @@ class Store:
         self._thread: threading.Thread | None = None
         self._failure: Problem | None = None
         self.skipped: tuple[Problem, ...] = ()
+        self.pinned: frozenset[int] = frozenset()
+
+    def follow(self, design: Design) -> Design:
+        """What is saved from here on is of `design`, whose model has the same matrices, of any ranks; it itself."""
+        self._design = design
+        return design
+
+    def share(self, look: Callable[[], T]) -> T:
+        """What `look` gave on rank 0, which alone looks, on every rank. Collective."""
+        return self._peers.share(look)
+
+    def of_step(self, step: int) -> Checkpoint:
+        """The checkpoint of `step`, and none that is later is left. Raises ConfigError that says why it cannot be."""
+        found = self.at(path_of(self._directory, step))
+        self._peers.agree(lambda: forget(self._directory, after=step) if self._peers.rank == 0 else None)
+        return found
 
     def newest(self) -> Checkpoint | None:
         """The newest complete checkpoint with every checksum right, or None; `skipped` tells what was passed over.
@@ -92,7 +119,7 @@ class Store:
         self.wait()
         kept = relocate.kept(source, group=self._peers.group)
         tensors = {name: x.to("cpu", copy=True) for name, x in kept.items()}
-        work = partial(self._write, tensors, self._manifest(step, progress))
+        work = partial(self._write, tensors, self._manifest(step, progress), self.pinned)
         if self._design.job.checkpoint.asynchronous:
             self._thread = threading.Thread(target=work, name=f"checkpoint-{step}", daemon=True)
             self._thread.start()
@@ -141,11 +168,13 @@ class Store:
         finally:
             self._peers.close()
 
-    def _write(self, tensors: dict[str, Tensor], manifest: Manifest) -> None:
+    def _write(self, tensors: dict[str, Tensor], manifest: Manifest, pinned: frozenset[int]) -> None:
         """The checkpoint is committed, or `_failure` says why not. Runs beside training."""
         keep = self._design.job.checkpoint.keep
         try:
-            self._failure = write(tensors, manifest, directory=self._directory, peers=self._peers, keep=keep)
+            self._failure = write(
+                tensors, manifest, directory=self._directory, peers=self._peers, keep=keep, pinned=pinned
+            )
         except (Exception, CheckpointException) as error:  # a thread's exception is lost; the run must hear of it
             self._failure = failed(manifest.step, told(error), directory=self._directory)
 
@@ -170,6 +199,7 @@ class Store:
                 "python": platform.python_version(),
             },
             files={},
+            ranks=ranks_of(self._design.model),
         )
 
 

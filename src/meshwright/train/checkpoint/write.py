@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,8 +26,10 @@ def write(
     directory: Path,
     peers: Peers,
     keep: int,
+    pinned: Collection[int] = (),
 ) -> Problem | None:
-    """The checkpoint is committed and the `keep` newest stay (0: all), or nothing changed and the problem is returned.
+    """The checkpoint is committed and the `keep` newest stay (0: all) and those of steps `pinned`, or nothing changed
+    and the problem is returned.
 
     `tensors` are those of this rank, or what writes them into a folder. Collective; every rank returns the same.
     """
@@ -54,7 +56,7 @@ def write(
             break
     else:
         whole = gathered()
-        failure = peers.agree(partial(_on_first, peers, partial(_commit, begun, final, whole, keep)))
+        failure = peers.agree(partial(_on_first, peers, partial(_commit, begun, final, whole, keep, pinned)))
     if not isinstance(failure, Problem):
         return None
     if peers.rank == 0:
@@ -84,7 +86,7 @@ def _begin(begun: Path) -> None:
     begun.mkdir(parents=True)
 
 
-def _commit(begun: Path, final: Path, manifest: Manifest, keep: int) -> None:
+def _commit(begun: Path, final: Path, manifest: Manifest, keep: int, pinned: Collection[int]) -> None:
     """From here on the folder counts: it is renamed when its manifest is right, and sealed when it has its name."""
     write_manifest(begun, manifest)
     # What is replaced stays a whole checkpoint, under another name, until the new one is.
@@ -95,14 +97,25 @@ def _commit(begun: Path, final: Path, manifest: Manifest, keep: int) -> None:
     seal(final)
     _flush_folder(final.parent)
     shutil.rmtree(replaced, ignore_errors=True)
-    _retain(final.parent, keep=keep)
+    _retain(final.parent, keep=keep, pinned=pinned)
 
 
-def _retain(directory: Path, *, keep: int) -> None:
-    """The `keep` newest complete checkpoints stay; older ones, and halves of saves that never ended, are gone."""
+def forget(directory: Path, *, after: int) -> None:
+    """No checkpoint of a later step than `after` is left."""
+    for folder in folders(directory):
+        opened = open_checkpoint(folder)
+        if not isinstance(opened, Checkpoint) or opened.step > after:
+            _remove(folder)
+
+
+def _retain(directory: Path, *, keep: int, pinned: Collection[int]) -> None:
+    """The `keep` newest complete checkpoints stay and those of steps `pinned`; older ones, and halves of saves that
+    never ended, are gone."""
     complete = 0
     for folder in folders(directory):
         opened = open_checkpoint(folder)
+        if isinstance(opened, Checkpoint) and opened.step in pinned:
+            continue
         if isinstance(opened, Checkpoint):
             complete += 1
             if keep and complete > keep:

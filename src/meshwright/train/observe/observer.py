@@ -17,11 +17,13 @@ _ENDINGS = {
 
 
 class Observer:
-    """Shows and keeps events. `last` is the newest step and `validation` the newest evaluation, for the summary."""
+    """Shows and keeps events. `last` is the newest step and `validation` the newest evaluation, for the summary;
+    `decided` what techniques said that the report of the run tells too."""
 
     def __init__(self, *, console: Console, tracker: Tracker, yardstick: Yardstick) -> None:
         self.last: Metrics = {}
         self.validation: Metrics = {}
+        self.decided: list[str] = []
         self._console, self._tracker, self._yardstick = console, tracker, yardstick
 
     def see(self, event: Event, *, extra: Mapping[str, float]) -> None:
@@ -40,6 +42,10 @@ class Observer:
             self._console.say(f"going on from step {event.step} of {event.total_steps}")
         elif isinstance(event, Stopping):
             self._console.say(f"step {event.step}  {_ENDINGS[event.ending]}")
+
+    def measure_against(self, yardstick: Yardstick) -> None:
+        """Steps from here on are measured against another prediction."""
+        self._yardstick = yardstick
 
     def say(self, line: str) -> None:
         """The line is on the screen and stays."""

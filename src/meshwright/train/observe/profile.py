@@ -82,6 +82,13 @@ class Profiler:
         """Says whose memory is measured; without it the memory step is a plain one."""
         self._parts, self._optimizer = tuple(parts), optimizer
 
+    def begin_again(self, design: Design, *, first_step: int) -> None:
+        """What was seen is forgotten: from step `first_step` on the run is of another design."""
+        self._design, self._sampling = design, Sampling.after(first_step)
+        self._sample = RankSample(rank=self._rank, timings=())
+        self._timings.clear()
+        self._spans.clear()
+
     def instrumented(self, step: int) -> bool:
         """Whether instruments slow this step, so that its time says nothing of the run's speed."""
         return step == self._sampling.collectives_step or (step == self._sampling.memory_step and bool(self._parts))
