@@ -1,0 +1,19 @@
+"""Low rank training: dense until ranks have settled, then thin factors of matrices where that makes steps faster.
+
+Pufferfish (2103.03936) and Cuttlefish (2305.02538). Deciding (`policy`, `price`) needs no torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from meshwright.spec.plan import Design
+    from meshwright.train.technique import Technique
+
+
+def build(design: Design) -> Technique:
+    """The technique as `design.job.low_rank` says."""
+    from meshwright.techniques.low_rank.runtime import LowRankTraining
+
+    return LowRankTraining(design)
