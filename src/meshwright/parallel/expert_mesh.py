@@ -88,7 +88,8 @@ def _own_groups(mesh: DeviceMesh) -> DeviceMesh:
     A mesh of one axis over all processes has the default group, which others share.
     """
     names = mesh.mesh_dim_names or ()
-    if len(names) != 1 or mesh.get_group() is not dist.group.WORLD:
+    is_here = mesh.get_coordinate() is not None
+    if len(names) != 1 or not is_here or mesh.get_group() is not dist.group.WORLD:
         return mesh
     group = dist.new_group(list(range(dist.get_world_size())), group_desc=f"mesh_{names[0]}")
     return DeviceMesh.from_group(group, mesh.device_type, mesh_dim_names=names)
