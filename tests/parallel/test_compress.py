@@ -21,6 +21,7 @@ from tests.parallel import compress_cases, layout_cases, move_cases
 from tests.support import models
 from tests.support.designs import Layout, design, with_speed
 from tests.support.pool import Pool
+from tests.support.sampled import sampled
 
 TINY = models.model(layers=2)
 BATCH, STEPS = 4, 6
@@ -70,7 +71,10 @@ def test_no_number_is_too_small_or_nothing_at_all() -> None:
 
 @pytest.mark.parametrize(
     ("layout", "precision"),
-    [*((layout, Precision.FP8) for layout in LAYOUTS), *((layout, Precision.INT8) for layout in LAYOUTS[:3])],
+    sampled(
+        [*((layout, Precision.FP8) for layout in LAYOUTS), *((layout, Precision.INT8) for layout in LAYOUTS[:3])],
+        quick=4,
+    ),
     ids=str,
 )
 def test_sums_over_steps_are_one_rounding_from_exact_ones(pool: Pool, layout: Layout, precision: Precision) -> None:

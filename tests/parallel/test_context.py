@@ -13,6 +13,7 @@ from tests.parallel.test_parity import BATCH, MODEL, check, name
 from tests.support import models
 from tests.support.designs import Layout, design
 from tests.support.pool import Pool
+from tests.support.sampled import sampled
 from tests.support.space import covering, emitted
 
 TWO = Documents.TWO
@@ -91,7 +92,7 @@ def test_every_kind_of_block(pool: Pool, kind: str, exchange: Exchange) -> None:
     check(pool, design(models.all_models()[kind], Layout(context=2, exchange=exchange, batch=4)), packed=Documents.TWO)
 
 
-@pytest.mark.parametrize("entry", FEW, ids=name)
+@pytest.mark.parametrize("entry", sampled(FEW, quick=7), ids=name)
 def test_a_plan_of_the_search(pool: Pool, entry: Design) -> None:
     check(pool, entry, packed=Documents.TWO)
 
@@ -115,7 +116,7 @@ def test_more_hops_than_neighbours(pool: Pool) -> None:
         check(pool, design(model, Layout(context=4, batch=4)))
 
 
-@pytest.mark.parametrize(("kind", "layout"), COMBINED, ids=str)
+@pytest.mark.parametrize(("kind", "layout"), sampled(COMBINED, quick=5), ids=str)
 def test_with_every_other_axis(pool: Pool, kind: str, layout: Layout) -> None:
     check(pool, design(models.all_models()[kind], layout, z_loss=1e-3), packed=Documents.TWO)
 

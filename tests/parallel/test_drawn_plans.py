@@ -10,6 +10,7 @@ from tests.parallel import draws, reproduce
 from tests.parallel.cover import covering
 from tests.parallel.draws import Draw
 from tests.support.pool import Pool
+from tests.support.sampled import sampled
 
 ALL = draws.legal(400, seed=4)
 FIXED = covering(ALL, count=80)
@@ -24,7 +25,7 @@ def test_a_drawn_plan_gives_what_one_device_gives(pool: Pool, draw: Draw) -> Non
     reproduce.check(pool, draw)
 
 
-@pytest.mark.parametrize("draw", NARROW, ids=str)
+@pytest.mark.parametrize("draw", sampled(NARROW, quick=7), ids=str)
 def test_a_drawn_plan_is_near_one_device_in_the_precisions_that_train(pool: Pool, draw: Draw) -> None:
     """What fp64 does not show: gradients and activations of two types side by side."""
     reproduce.check(pool, draw)

@@ -20,6 +20,7 @@ from tests.parallel.test_parity import check
 from tests.support import models
 from tests.support.designs import Layout, design
 from tests.support.pool import Pool
+from tests.support.sampled import sampled
 
 GATHER = Dispatch.ALL_GATHER
 ZERO1, ZERO2, ZERO3 = Sharding.OPTIMIZER, Sharding.GRADIENTS, Sharding.PARAMETERS
@@ -91,12 +92,12 @@ ROUTED = [(name, DIVIDED) for name in ROUTINGS] + [
 ROUTED += [("groups", replace(DIVIDED, experts=None)), ("balanced", replace(DIVIDED, experts=None))]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("layout", sampled(LAYOUTS, quick=8), ids=str)
 def test_a_grid_of_experts_gives_what_one_device_gives(pool: Pool, layout: Layout) -> None:
     check(pool, design(FULL, layout, z_loss=1e-3), packed=Documents.TWO)
 
 
-@pytest.mark.parametrize(("name", "layout"), ROUTED, ids=str)
+@pytest.mark.parametrize(("name", "layout"), sampled(ROUTED, quick=5), ids=str)
 def test_every_routing_is_that_of_one_device(pool: Pool, name: str, layout: Layout) -> None:
     check(pool, design(model(name, routing=ROUTINGS[name]), layout), packed=Documents.TWO)
 

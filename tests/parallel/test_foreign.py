@@ -19,6 +19,7 @@ from meshwright.spec.plan import Axis, AxisName, ExpertGrid, Plan, Recompute, Sc
 from tests.parallel import foreign_cases
 from tests.parallel.foreign_models import Llama
 from tests.support.pool import Pool
+from tests.support.sampled import sampled
 
 TOLERANCE = 1e-9
 CASES: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -50,7 +51,7 @@ def ranks(degrees: dict[str, Any]) -> int:
     return plan_of_degrees(**degrees).world_size
 
 
-@pytest.mark.parametrize(("kind", "degrees"), CASES, ids=str)
+@pytest.mark.parametrize(("kind", "degrees"), sampled(CASES, quick=8), ids=str)
 def test_a_module_gives_what_it_gives_on_one_device(pool: Pool, kind: str, degrees: dict[str, Any]) -> None:
     expected = reference(kind)
     for found in pool.run(foreign_cases.one_rank, kind, degrees, ranks=ranks(degrees)):

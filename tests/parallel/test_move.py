@@ -42,13 +42,13 @@ def check_resume(pool: Pool, tmp_path: Path, model: ModelSpec, source: Layout, t
 @pytest.mark.parametrize(
     ("source", "targets"),
     [
-        (PIPELINE, (CHUNKS,)),
+        pytest.param(PIPELINE, (CHUNKS,), marks=pytest.mark.slow),
         (CHUNKS, (TENSOR,)),
-        (TENSOR, (SQUARE,)),
+        pytest.param(TENSOR, (SQUARE,), marks=pytest.mark.slow),
         (SHARDS, (PIPELINE,)),
-        (SQUARE, (SHARDS,)),
+        pytest.param(SQUARE, (SHARDS,), marks=pytest.mark.slow),
         (CONTEXT, (TOKENS,)),
-        (TOKENS, (CONTEXT, ONE)),
+        pytest.param(TOKENS, (CONTEXT, ONE), marks=pytest.mark.slow),
     ],
     ids=["pipeline", "chunks", "tensor", "shards", "square", "context", "tokens"],
 )

@@ -23,6 +23,7 @@ from tests.parallel import move_cases, offload_cases
 from tests.support import models
 from tests.support.designs import Layout, design
 from tests.support.pool import Pool
+from tests.support.sampled import sampled
 
 TINY = models.model()
 LAYOUTS = (
@@ -45,7 +46,7 @@ def away(entry: Design, kind: Offload) -> Design:
     return offload_cases.with_groups(entry, offload=kind)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("layout", sampled(LAYOUTS, quick=2), ids=str)
 @pytest.mark.parametrize("kind", [Offload.OPTIMIZER, Offload.ACTIVATIONS])
 def test_what_lies_in_the_hosts_memory_changes_no_bit(pool: Pool, kind: Offload, layout: Layout) -> None:
     """Copied there and back, which a processor does not need and does here."""
@@ -54,7 +55,7 @@ def test_what_lies_in_the_hosts_memory_changes_no_bit(pool: Pool, kind: Offload,
     assert pool.run(offload_cases.losses, away(entry, kind), True, ranks=layout.ranks) == plain
 
 
-@pytest.mark.parametrize("layout", SHARDED, ids=str)
+@pytest.mark.parametrize("layout", sampled(SHARDED, quick=2), ids=str)
 def test_parameters_come_from_the_hosts_memory_and_change_no_number(pool: Pool, layout: Layout) -> None:
     entry = design(TINY, layout)
     plain = pool.run(offload_cases.losses, entry, False, ranks=layout.ranks)

@@ -15,6 +15,7 @@ from tests.parallel.parity_cases import Documents, Outcome
 from tests.support import models
 from tests.support.designs import SEQUENCE, Layout, design
 from tests.support.pool import Pool
+from tests.support.sampled import sampled
 from tests.support.space import covering, emitted, pairs
 
 BATCH = 8
@@ -66,7 +67,7 @@ def test_the_matrix_meets_every_pair_of_choices_of_the_search() -> None:
         assert possible == set().union(*(pairs(entry.plan) for entry in MATRIX[ranks]))
 
 
-@pytest.mark.parametrize("entry", CASES, ids=name)
+@pytest.mark.parametrize("entry", sampled(CASES, quick=31), ids=name)
 def test_a_plan_of_the_search_gives_what_one_device_gives(pool: Pool, entry: Design) -> None:
     check(pool, entry, packed=Documents.TWO)
 
@@ -77,7 +78,7 @@ def test_every_other_plan_of_the_search_gives_it_too(pool: Pool, entry: Design) 
     check(pool, entry)
 
 
-@pytest.mark.parametrize(("kind", "layout"), TURNS, ids=str)
+@pytest.mark.parametrize(("kind", "layout"), sampled(TURNS, quick=9), ids=str)
 def test_kinds_of_blocks_give_what_one_device_gives(pool: Pool, kind: str, layout: Layout) -> None:
     check(pool, design(models.all_models()[kind], layout, z_loss=1e-3), packed=Documents.TWO)
 

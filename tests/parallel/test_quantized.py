@@ -20,6 +20,7 @@ from tests.parallel.parity_cases import Outcome
 from tests.support import models
 from tests.support.designs import SEQUENCE, Layout, design
 from tests.support.pool import Pool
+from tests.support.sampled import sampled
 
 RECIPES = tuple(precision for precision in Precision if precision.quantized)
 BATCH, RATE = 4, 0.1
@@ -86,7 +87,7 @@ def test_rounding_is_bit_by_bit_that_of_the_format(precision: Precision, operand
     assert not torch.equal(found, x)
 
 
-@pytest.mark.parametrize(("precision", "layout"), TURNS, ids=str)
+@pytest.mark.parametrize(("precision", "layout"), sampled(TURNS, quick=2), ids=str)
 def test_a_layout_that_divides_no_scale_trains_as_one_device(pool: Pool, precision: Precision, layout: Layout) -> None:
     check(pool, models.all_models()["mixture_full"], precision, layout)
 
@@ -114,7 +115,7 @@ def test_a_row_that_tensor_ranks_share_has_a_scale_of_each_part(pool: Pool) -> N
     assert parted.loss == pytest.approx(whole.loss, abs=0.01)
 
 
-@pytest.mark.parametrize("precision", RECIPES)
+@pytest.mark.parametrize("precision", sampled(RECIPES, quick=2))
 def test_training_stays_near_bf16(precision: Precision) -> None:
     layout = Layout(batch=4)
     tiny = models.model()

@@ -71,7 +71,7 @@ def pairs(draws_: list[Draw], *, seed: int) -> list[Pair]:
 
 DRAWN = draws.legal(300, seed=8)
 PAIRS = pairs(sorted(DRAWN, key=lambda draw: draw.layers), seed=8)
-FEW = PAIRS[:: len(PAIRS) // 5]
+FEW = PAIRS[:: len(PAIRS) // 3]
 
 
 def ids(pair: Pair) -> str:

@@ -49,6 +49,7 @@ def test_every_probe_is_a_legal_plan() -> None:
     assert [search.check(design) for design in designs()] == [()] * len(designs())
 
 
+@pytest.mark.slow
 def test_steps_that_other_figures_made_are_explained() -> None:
     cluster = truth()
     observations = [Observation(design=design, seconds=seconds(design, cluster)) for design in designs()]

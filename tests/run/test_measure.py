@@ -155,6 +155,7 @@ def test_the_operators_of_a_decoder_are_timed_by_kind() -> None:
     assert min(found.product_seconds, found.scores_seconds, found.element_seconds) > 0.0
 
 
+@pytest.mark.slow
 def test_passes_are_timed_with_each_number_of_threads_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", used.append)

@@ -17,6 +17,7 @@ from meshwright.spec.errors import NoPlanFits
 from meshwright.spec.job import Constraints, JobSpec, Objective
 from meshwright.spec.plan import Design
 from tests.search import search_samples as samples
+from tests.support.sampled import sampled
 
 MODEL = samples.model(layers=4)
 LEGAL = frozenset({Scope.PLAN, Scope.MEMORY})
@@ -74,7 +75,7 @@ def test_devices_of_an_arrangement_are_those_of_the_cluster() -> None:
     assert [each.name for each in turned.cluster.groups] == ["slow", "quick"]
 
 
-@pytest.mark.parametrize("objective", list(Objective))
+@pytest.mark.parametrize("objective", sampled(Objective, quick=1))
 @pytest.mark.parametrize(
     "cluster",
     [samples.cluster(*groups) for groups in ((SLOW, QUICK), (SMALL, LARGE), (QUICK, SLOW, FAR))],

@@ -23,6 +23,7 @@ from meshwright.spec.job import Constraints, JobSpec, Objective
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.optimizer import Adafactor, Muon, Optimizer, Sgd
 from tests.search import search_samples as samples
+from tests.support.sampled import sampled
 
 HOST = Link(bandwidth=2e10, latency_seconds=1e-5)
 SLOW = samples.device(name="slow", speed=0.4)
@@ -61,7 +62,7 @@ def asked(**changes: object) -> JobSpec:
     return replace(samples.job(sequences=8, constraints=Constraints(devices="any")), **changes)
 
 
-@pytest.mark.parametrize("machines", CLUSTERS)
+@pytest.mark.parametrize("machines", sampled(CLUSTERS, quick=2))
 @pytest.mark.parametrize("name", MODELS)
 def test_no_plan_beats_its_bound(name: str, machines: str) -> None:
     hold(MODELS[name], CLUSTERS[machines], asked())
@@ -132,7 +133,7 @@ def plans_of(table: PlanTable, *, without: tuple[str, ...] = ()) -> list[tuple[i
 
 
 @pytest.mark.parametrize("roomy", [True, False])
-@pytest.mark.parametrize("objective", list(Objective))
+@pytest.mark.parametrize("objective", sampled(Objective, quick=1))
 @pytest.mark.parametrize("name", ["dense", "mixture"])
 def test_a_search_that_stops_early_finds_the_same_best(name: str, objective: Objective, roomy: bool) -> None:
     """Every one of the best is found, but one that recomputes or offloads more than a like one that surely fits."""
