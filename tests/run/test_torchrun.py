@@ -44,7 +44,9 @@ def test_two_nodes_train_what_one_does_and_leave_the_same_files(tmp_path: Path) 
 
 def test_a_mistake_is_told_in_words_by_torchrun_too(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    for code, said in two_agents(tmp_path / "run"):
+    ended = two_agents(tmp_path / "run")
+    for code, said in ended:
         assert code != 0
         assert "worker.py" not in said
-    assert f"{tmp_path / 'run' / 'design.json'}: there is no such file" in said
+    # The second agent may learn that the first one is gone before its own worker has said why.
+    assert any(f"{tmp_path / 'run' / 'design.json'}: there is no such file" in said for _, said in ended)
