@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from meshwright.run import failure
 from meshwright.run.failure import Nearness
 from meshwright.run.waiting import Waiting
-from meshwright.spec.errors import ConfigError, ExitCode, MeshwrightError, Problem, WorkerFailed
+from meshwright.spec.errors import ConfigError, EnvironmentUnfit, ExitCode, MeshwrightError, Problem, WorkerFailed
 from meshwright.train.observe.whereabouts import Marker, Section, Whereabouts, last_seen, path_of
 
 LOST = RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:5")
@@ -49,6 +49,13 @@ def test_a_killed_rank_is_told_before_those_that_lost_it(tmp_path: Path) -> None
     told = killed(tmp_path, predicted_bytes=30.0 * 2**30)
     assert "rank 1 was killed (signal 9), probably out of memory" in told
     assert "predicted 30 GiB a rank, 60 GiB for 2 ranks; the machine has 64 GiB" in told
+
+
+def test_a_save_that_failed_for_want_of_a_rank_does_not_hide_that_it_was_killed(tmp_path: Path) -> None:
+    why = "Read error [127.0.0.1]:3995: Connection reset by peer"
+    unsaved = EnvironmentUnfit(Problem(what="the checkpoint of step 6 was not saved", why=why))
+    error = first({0: recorded(unsaved, tmp_path / "0"), 1: ended(-signal.SIGKILL)})
+    assert "rank 1 was killed (signal 9)" in str(error)
 
 
 def test_memory_is_not_blamed_where_little_was_predicted(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def record(error: BaseException, *, path: Path | None, run_dir: Path, waiting: W
     """
     known = translate(error, run_dir=run_dir)
     give_room(path)
-    lost = known is None and is_lost_peer(error)
+    lost = is_lost_peer(error)
     code = int(known.exit_code) if known else int(ExitCode.WORKER)
     trace = "".join(traceback.format_exception(error))
     told = f"waited in {waiting.collective or 'a collective'} ({waiting.where})\n" if waiting else ""
@@ -133,9 +133,9 @@ def translate(error: BaseException, *, run_dir: Path) -> MeshwrightError | None:
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Whether the error only says that another rank is gone."""
+    """Whether the error only says that another rank is gone, be it that a checkpoint was not saved for that."""
     text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(words in text for words in _LOST_PEER)
+    return isinstance(error, RuntimeError | MeshwrightError) and any(words in text for words in _LOST_PEER)
 
 
 def read(failures: Mapping[int, Any]) -> tuple[Failure, ...]:
