@@ -169,6 +169,11 @@ def test_what_learners_keep_is_in_memory():
     for kind, count in copies.items():
         parts = predict(met(kind)).memory[0].parts
         assert parts[MemoryPart.BUFFERS] - plain[MemoryPart.BUFFERS] == pytest.approx(count * owned)
+    streamed = predict(met(SyncKind.STREAMING)).memory[0].parts
+    largest = max(fragment_elements(met(SyncKind.STREAMING), rank=0)) * 4.0
+    assert largest < owned
+    kept = streamed[MemoryPart.BUFFERS] - plain[MemoryPart.BUFFERS]
+    assert kept == pytest.approx(2 * owned + largest)
     late, wide = (predict(met(SyncKind.EAGER, precision=kind)).memory[0] for kind in (Precision.BF16, Precision.FP32))
     assert wide.total - late.total == pytest.approx(owned / 2)
     eight = predict(met(SyncKind.EAGER, precision=Precision.INT8)).memory[0].parts

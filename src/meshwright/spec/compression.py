@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PowerSgd:
-    """A matrix as the product of two factors of `rank` columns, both summed in every step, one after the other
-    (1905.13727). Gradients are whole in steps before `start_step`."""
+class _Ranked:
+    """Factors of `rank` columns. Gradients are whole in steps before `start_step`."""
 
-    kind: str = "powersgd"
+    kind: str
     rank: int = 4
     start_step: int = 0
 
@@ -22,16 +21,17 @@ class PowerSgd:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AcpSgd:
+class PowerSgd(_Ranked):
+    """A matrix as the product of two factors, both summed in every step, one after the other (1905.13727)."""
+
+    kind: str = "powersgd"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcpSgd(_Ranked):
     """As PowerSgd, but one factor in even steps and the other in odd ones, each with the one before it (2306.08881)."""
 
     kind: str = "acpsgd"
-    rank: int = 4
-    start_step: int = 0
-
-    @property
-    def words(self) -> str:
-        return f"{self.kind} of rank {self.rank}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
