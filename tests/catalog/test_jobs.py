@@ -180,6 +180,14 @@ def test_a_roll_back_needs_checkpoints_on_the_way() -> None:
     ]
 
 
+def test_how_often_to_save_is_said_once() -> None:
+    chosen = "checkpoint.interval=goodput"
+    asked = catalog.load_job(None, sets=[chosen, "non_finite.policy=roll_back"])
+    assert asked.checkpoint.on_the_way
+    (told,) = refused(None, chosen, "checkpoint.every_steps=5")
+    assert told.startswith("--set checkpoint.interval: every_steps says it already")
+
+
 def test_numbers_that_are_none_and_other_optimizers_are_refused() -> None:
     assert refused(None, "optimizer.learning_rate=inf", "z_loss=nan", "data.validation_fraction=1") == [
         "--set optimizer.learning_rate: inf is not finite and above 0",

@@ -13,6 +13,7 @@ import pytest
 from meshwright.cli import main
 from meshwright.export import Line
 from meshwright.run.outcome import Outcome
+from meshwright.spec.goodput import Goodput, Interruption
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TABLE = (ROOT / "docs" / "commands.md").read_text().partition("## What `--json` prints")[2].partition("## In Python")[0]
@@ -62,6 +63,8 @@ def test_every_key_that_is_printed_is_documented(tmp_path: Path, capsys: pytest.
     error = _printed(["models", "tny"], capsys, code=2)
     _same("an error of any command", [*error, *error["error"]])
     _same("`train`", [field.name for field in fields(Outcome)])
+    _same("`goodput`", [field.name for field in fields(Goodput)])
+    _same("each of `interruptions`", [field.name for field in fields(Interruption)])
     _keys_of_commands_with_torch()
     assert not DOCUMENTED, "a row of the table is of nothing that is printed"
 

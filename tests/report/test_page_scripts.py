@@ -10,6 +10,7 @@ import pytest
 from meshwright import report
 from meshwright.report.figure import colour
 from meshwright.report.waterfall import COMPUTE, IDEAL, KERNELS, UNEVEN, UNEXPLAINED
+from meshwright.spec.goodput import Spent
 from meshwright.spec.report import LineName, MemoryPart
 from meshwright.spec.units import format_bytes, format_seconds
 
@@ -62,6 +63,6 @@ def test_scripts_change_units_where_python_does() -> None:
     assert format_bytes(0.9994 * 1024 * 1024).endswith("KiB")
 
 
-@pytest.mark.parametrize("name", [*LineName, *MemoryPart, IDEAL, UNEVEN, KERNELS, COMPUTE, UNEXPLAINED])
+@pytest.mark.parametrize("name", [*LineName, *MemoryPart, *Spent, IDEAL, UNEVEN, KERNELS, COMPUTE, UNEXPLAINED])
 def test_every_bar_has_a_colour(name: str) -> None:
     assert re.search(rf"\.{colour(name)}\b[^{{]*{{", script("style.css")), name

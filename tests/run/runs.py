@@ -63,6 +63,12 @@ def cluster(ranks: int) -> ClusterSpec:
     return replace(here, groups=(replace(here.groups[0], device=device),))
 
 
+def failing(cluster: ClusterSpec, *, hours: float) -> ClusterSpec:
+    """The same machines, of which each device fails every so many hours."""
+    (group,) = cluster.groups
+    return replace(cluster, groups=(replace(group, device=replace(group.device, hours_between_failures=hours)),))
+
+
 def rows(run_dir: Path) -> list[dict[str, Any]]:
     path = run_dir / "metrics.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []

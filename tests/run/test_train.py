@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,11 +20,12 @@ from meshwright.run.outcome import Outcome
 from meshwright.run.train import train
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit, ExitCode, WorkerFailed
 from meshwright.spec.exchange import Exchange, TokenLayout
-from meshwright.spec.job import DataSpec, Source
+from meshwright.spec.goodput import Goodput, Spent
+from meshwright.spec.job import CheckpointSpec, DataSpec, Interval, Source
 from meshwright.spec.optimizer import OptimizerSpec
 from meshwright.spec.plan import Sharding
 from meshwright.train.events import Ending
-from tests.run.runs import BATCH, after_steps, ask_to_stop, design, losses, rows, validation, worker_of
+from tests.run.runs import BATCH, after_steps, ask_to_stop, design, failing, losses, rows, validation, worker_of
 from tests.support.designs import Layout
 
 STEPS = 24
@@ -50,9 +53,11 @@ def test_a_run_leaves_what_others_read(whole: Path) -> None:
     assert sorted(validation(run)) == list(range(4, STEPS + 1, 4))
     assert losses(run)[STEPS] < losses(run)[1]
     first = rows(run)[0]
-    names = "step tokens loss grad_norm learning_rate seconds tokens_per_second mfu memory_bytes of_prediction"
+    names = "step tokens loss grad_norm learning_rate seconds tokens_per_second mfu memory_bytes of_prediction ettr"
     assert list(first) == names.split()
     assert load_design(run / "design.json").plan == design(whole, steps=STEPS).plan
+    summary = json.loads((run / "summary.json").read_text())
+    assert 0 < summary["useful_seconds"] < summary["wall_seconds"]
     for name in ("predicted.json", "measured.json", "environment.json", "tokenizer.json", "spans/rank-00000.jsonl"):
         assert (run / name).stat().st_size > 0
     assert (run / "checkpoints" / f"step-{STEPS:08d}" / "COMMITTED").exists()
@@ -75,6 +80,13 @@ def test_text_is_sampled_from_the_checkpoint_the_same_for_a_seed(whole: Path) ->
     assert generate(whole / "run", "3 times", tokens=12, seed=5) == once
     with pytest.raises(ConfigError, match="ask for at least one"):
         generate(whole / "run", tokens=0)
+
+
+def accounts_for(wall_seconds: float, goodput: Goodput, *, steps: int) -> None:
+    """Its kinds sum to what another clock took around all launches, and its steps are those that lasted."""
+    assert goodput.wall_seconds == pytest.approx(wall_seconds, rel=0.005)
+    assert sum(goodput.seconds.values()) == pytest.approx(wall_seconds, rel=0.005)
+    assert goodput.steps == steps
 
 
 def spoil(checkpoint: Path) -> None:
@@ -125,6 +137,7 @@ def test_a_run_whose_only_checkpoint_is_spoilt_does_not_begin_again(whole: Path,
 def stopped(whole: Path) -> Outcome:
     """A deterministic run on two ranks in `moved`, which a signal ended on its way."""
     sender = after_steps(whole / "moved", 3, ask_to_stop)
+    (whole / "began").write_text(str(time.time()))
     sharded = design(whole, SHARDED, steps=STEPS, deterministic=True)
     outcome = train(sharded, run_dir=whole / "moved", say=quiet)
     sender.join()
@@ -143,6 +156,7 @@ def test_a_signal_saves_and_another_plan_goes_on_as_if_nothing_had_happened(whol
     (run / "spans").mkdir(exist_ok=True)
     (run / "spans" / "rank-00099.jsonl").write_text("")
     finished = train(design(whole, PIPELINED, steps=STEPS), run_dir=run, resume=True, say=quiet)
+    wall = time.time() - float((whole / "began").read_text())
     assert finished.ended.ending is Ending.FINISHED
     assert not (run / "decision.json").exists()
     assert not (run / "spans" / "rank-00099.jsonl").exists()
@@ -155,6 +169,13 @@ def test_a_signal_saves_and_another_plan_goes_on_as_if_nothing_had_happened(whol
     assert (found.step, found.read, found.problems) == (STEPS, STEPS * BATCH, ())
     assert found.sums == once.sums
     assert found.checkpoints == (STEPS, stopped.ended.step)
+    assert finished.goodput is not None
+    accounts_for(wall, finished.goodput, steps=STEPS)
+    (moved,) = finished.goodput.interruptions
+    assert set(moved.seconds) == {Spent.REPLAN}
+    assert (moved.step, moved.why, moved.undone_steps) == (stopped.ended.step, "it was asked to stop", 0)
+    taken = sum(finished.goodput.seconds[kind] for kind in (Spent.USEFUL, Spent.DATA, Spent.SLOW))
+    assert taken == pytest.approx(sum(row["seconds"] for row in rows(run) if "loss" in row), rel=0.1)
 
 
 def test_what_a_run_did_not_read_as_it_says_is_told(
@@ -175,16 +196,33 @@ def test_what_a_run_did_not_read_as_it_says_is_told(
 
 
 @pytest.mark.usefixtures("stopped")
-def test_a_killed_worker_is_told_and_its_steps_are_those_of_the_same_plan_to_the_last_bit(whole: Path) -> None:
-    run = whole / "killed"
-    killer = after_steps(run, 3, lambda: worker_of(1).send_signal(signal.SIGKILL))
+def test_a_killed_worker_is_told_and_goes_on_from_a_checkpoint_as_often_as_failures_ask_for(
+    whole: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its steps are those of the same plan to the last bit, and its time is accounted for."""
+    run, began = whole / "killed", time.time()
+    saving = CheckpointSpec(interval=Interval.GOODPUT, asynchronous=False)
+    made = design(whole, SHARDED, steps=4000, deterministic=True, checkpoint=saving)
+    made = replace(made, cluster=failing(made.cluster, hours=2e-4))
+    killer = after_steps(run, 6, lambda: worker_of(1).send_signal(signal.SIGKILL))
     with pytest.raises(WorkerFailed, match=r"rank 1 was killed \(signal 9\): .*predicted .* a rank") as caught:
-        train(design(whole, SHARDED, steps=4000, deterministic=True), run_dir=run, say=quiet)
+        train(made, run_dir=run, say=quiet)
     killer.join()
     assert caught.value.exit_code is ExitCode.WORKER
     assert "Traceback" not in str(caught.value)
     ours, theirs = losses(run), losses(whole / "moved")
     assert [ours[step] for step in (1, 2, 3)] == [theirs[step] for step in (1, 2, 3)]
+
+    again = train(made, run_dir=run, resume=True, steps=2, say=quiet)
+    assert again.goodput is not None
+    (killed,) = again.goodput.interruptions
+    accounts_for(time.time() - began, again.goodput, steps=killed.step + 2)
+    assert 0 < killed.step == len(ours) - killed.undone_steps
+    assert killed.why.startswith("rank 1 was killed (signal 9)")
+    assert set(killed.seconds) - {Spent.UNDONE} == {Spent.FAILING, Spent.DOWN, Spent.RESTART}
+    assert again.goodput.failures == 1
+    told = capfd.readouterr().err
+    assert len(re.findall(r"a checkpoint every \d+ steps?: saves stall .* as predicted, one failure in", told)) == 2
 
 
 def test_a_loss_that_is_not_finite_names_the_step_and_saves_the_one_before(whole: Path) -> None:

@@ -61,6 +61,7 @@ COMMENTS: Mapping[str, str] = MappingProxyType(
         "constraints.fix": "Columns of the plan table at a value: tensor = 8.",
         "checkpoint": "When the state is saved.",
         "checkpoint.every_steps": "0 saves at the end and on a signal only.",
+        "checkpoint.interval": "steps, as every_steps says, or goodput: as often as wastes least time.",
         "checkpoint.keep": "How many of the newest stay.",
         "non_finite": "What follows a loss or a gradient norm that is not a finite number.",
         "non_finite.policy": "stop, skip (the batch), or roll_back (to the last checkpoint, and past the batch).",

@@ -14,7 +14,7 @@ from meshwright.catalog.model_ranges import model_problems
 from meshwright.catalog.shorthand import checked
 from meshwright.spec.codec import nearest
 from meshwright.spec.errors import ConfigError, Problem
-from meshwright.spec.job import JobSpec, NonFinite
+from meshwright.spec.job import Interval, JobSpec, NonFinite
 from meshwright.spec.plan import Design
 
 AT_LEAST_ONE = (
@@ -87,10 +87,13 @@ def checked_job(job: JobSpec) -> JobSpec:
             where = f"data.sources[{index}].weight"
             what = f"{source.weight} is not finite and above 0"
             problems.append(Problem(what=what, where=where, fix="leave the source out"))
-    if job.non_finite.policy is NonFinite.ROLL_BACK and not job.checkpoint.every_steps:
+    if job.non_finite.policy is NonFinite.ROLL_BACK and not job.checkpoint.on_the_way:
         what = "there is no checkpoint on the way to roll back to"
         fix = "set checkpoint.every_steps, or choose stop or skip"
         problems.append(Problem(what=what, where="non_finite.policy", fix=fix))
+    if job.checkpoint.every_steps > 0 and job.checkpoint.interval is Interval.GOODPUT:
+        what, fix = "every_steps says it already", "leave one of the two out"
+        problems.append(Problem(what=what, where="checkpoint.interval", fix=fix))
     if 1 <= job.total_tokens < job.batch_tokens:
         what = f"{job.total_tokens:,} is less than the {job.batch_tokens:,} tokens of one step"
         fix = f"choose {job.batch_tokens} tokens or more, or a smaller batch_tokens"

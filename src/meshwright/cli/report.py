@@ -23,9 +23,13 @@ def report(
     first = runs[0]
     page = room.write_page(runs, out or (first / "report.html" if first.is_dir() else first.with_suffix(".html")))
     traces = [room.write_trace(run, run / "trace.json") for run in runs if trace and run.is_dir()]
+    times = [room.read_run(run).goodput for run in runs]
     if as_json:
-        print_json({"page": str(page), "traces": [str(path) for path in traces]})
+        print_json({"page": str(page), "traces": [str(path) for path in traces], "goodput": times})
         return
     print(f"page   {page} ({page.stat().st_size / 1000:.0f} kB)")
+    for run, goodput in zip(runs, times, strict=True):
+        for line in room.goodput_lines(goodput) if goodput else ():
+            print(line if len(runs) == 1 else f"{run}: {line.strip()}")
     for path in traces:
         print(f"trace  {path} (open it in ui.perfetto.dev)")

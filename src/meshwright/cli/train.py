@@ -122,6 +122,8 @@ def _after(outcome: Outcome) -> list[str]:
     if ended.validation_loss is not None and ended.bits_per_byte is not None:
         figures = f"validation loss {ended.validation_loss:.4f}, bits per byte {ended.bits_per_byte:.4f}"
         lines += [f"{figures} after step {ended.validation_step}"]
+    if outcome.goodput is not None:
+        lines += report.goodput_lines(outcome.goodput)
     if ended.step < ended.total_steps:
         lines += [f"go on:     {outcome.resume_command}"]
     if outcome.exit_code is ExitCode.OK:

@@ -4,6 +4,7 @@ from meshwright.report.compare import Comparison, compare
 from meshwright.report.explain import Explanation, explain
 from meshwright.report.page import decision_page, dry_page, write_page
 from meshwright.report.run_files import RunFiles, read_run
+from meshwright.report.time_spent import goodput_lines
 from meshwright.report.trace import write_trace
 from meshwright.report.waterfall import Waterfall, waterfall
 
@@ -16,6 +17,7 @@ __all__ = [
     "decision_page",
     "dry_page",
     "explain",
+    "goodput_lines",
     "read_run",
     "waterfall",
     "write_page",

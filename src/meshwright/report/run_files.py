@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 from meshwright.catalog import load_design
 from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.goodput import Goodput
 from meshwright.spec.paths import expanded
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
 from meshwright.spec.span import Span
+from meshwright.train.observe.timekeeper import goodput_of
 
 if TYPE_CHECKING:
     from meshwright.search import Decision
@@ -43,6 +45,7 @@ class RunFiles:
     evaluations: tuple[Row, ...] = ()
     spans: tuple[Span, ...] = ()
     sample: str | None = None
+    goodput: Goodput | None = None
 
 
 def read_run(path: Path | str) -> RunFiles:
@@ -74,6 +77,7 @@ def read_run(path: Path | str) -> RunFiles:
         evaluations=tuple(row for row in rows if "validation_loss" in row),
         spans=tuple(_spans(place / "spans")),
         sample=_text_or_none(place / "sample.txt"),
+        goodput=goodput_of(place),
     )
 
 

@@ -12,6 +12,7 @@ from meshwright.report.explain import UNKNOWN, Explanation, explain_files
 from meshwright.report.figure import Figure, Table
 from meshwright.report.plans import PlansView, layout_table, plans_view
 from meshwright.report.run_files import RunFiles
+from meshwright.report.time_spent import goodput_figure
 from meshwright.report.timeline_chart import timeline_figure
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
@@ -48,6 +49,7 @@ class RunView:
     timeline: Figure | None
     waterfall: Figure | None
     memory: Figure | None
+    time: Figure | None
     layout: Table
     plans: PlansView | None
     sample: str | None
@@ -96,6 +98,7 @@ def run_view(files: RunFiles, *, timeline: Sequence[Span], anchor: str) -> RunVi
         timeline=timeline_figure(files.design.plan, predicted=timeline, measured=files.spans),
         waterfall=waterfall(files.predicted, files.measured),
         memory=memory_figure(files.predicted, files.measured),
+        time=goodput_figure(files.goodput),
         layout=layout_table(files.design),
         plans=plans_view(files.decision, chosen=files.design.plan.digest()),
         sample=files.sample,

@@ -9,6 +9,7 @@ from pathlib import Path
 from meshwright.run.files import read_json
 from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError, ExitCode
+from meshwright.spec.goodput import Goodput
 from meshwright.spec.report import Report
 from meshwright.train.events import Ending
 
@@ -34,13 +35,15 @@ class Ended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A run that ended well: all its steps done, or stopped with a checkpoint. `measured` is None for a few steps."""
+    """A run that ended well: all its steps done, or stopped with a checkpoint. `measured` is None for a few steps;
+    `goodput` is of all launches of the run."""
 
     run_dir: str
     plan: str
     ended: Ended
     predicted: Report
     measured: Report | None
+    goodput: Goodput | None = None
     schema: int = 1
 
     @property

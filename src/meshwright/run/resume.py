@@ -12,7 +12,9 @@ from meshwright.run.outcome import read_ended
 from meshwright.search.runtime_rules import EIGHT_BIT_GRADIENTS
 from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.job import Interval
 from meshwright.spec.plan import Design, Plan
+from meshwright.train.interval import MEASURING_STEPS
 
 _UNSAID = ("plan.gradients", "plan.sequence_length", "plan.model", "plan.cluster")  # by Plan.describe
 
@@ -137,5 +139,6 @@ def _has_saved(run_dir: Path, *, reached: int) -> bool:
     ended = read_ended(run_dir)
     if ended is not None and ended.step:
         return True
-    every = load_design(run_dir / "design.json").job.checkpoint.every_steps
+    spec = load_design(run_dir / "design.json").job.checkpoint
+    every = MEASURING_STEPS if spec.interval is Interval.GOODPUT else spec.every_steps
     return bool(every) and reached >= every

@@ -21,10 +21,14 @@ from meshwright.run.outcome import Outcome, ended_path, read_ended, read_report
 from meshwright.run.resume import changes, check_resumable
 from meshwright.run.screen import Screen
 from meshwright.spec.errors import ConfigError, ExitCode, Problem, WorkerFailed
+from meshwright.spec.goodput import Mark, Moment
+from meshwright.spec.job import Interval
 from meshwright.spec.paths import expanded
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
 from meshwright.spec.units import format_bytes
+from meshwright.train.interval import predicted_costs
+from meshwright.train.observe.timekeeper import first_line, goodput_of, note
 
 if TYPE_CHECKING:
     from meshwright.run.launch import Launched
@@ -52,7 +56,7 @@ def train(
     Raises before anything starts: ConfigError, NoPlanFits or EnvironmentUnfit with every problem found. Raises
     WorkerFailed with the first failing rank's own error when workers fail; checkpoints that were complete stay.
     """
-    say = say or _to_stderr
+    say, began = say or _to_stderr, time.time()
     folder = expanded(run_dir)
     design = with_absolute_paths(design)
     preflight.check_design(design)
@@ -62,6 +66,8 @@ def train(
         for told in ([line] if line else []) + changes(load_design(folder / "design.json"), design):
             say(told)
     predicted = cost.predict(design)
+    if design.job.checkpoint.interval is Interval.GOODPUT:
+        predicted_costs(predicted)
     preflight.check_machine(design, predicted=predicted, run_dir=folder)
     if steps is not None and steps < 1:
         raise ConfigError(Problem(what=f"{steps} steps", where="--steps", fix="ask for at least one"))
@@ -80,8 +86,15 @@ def train(
     from meshwright.run.launch import launch
 
     ranks = [design.plan.rank_on(device) for device in range(design.plan.world_size)]
-    launched = launch(folder, ranks=ranks, arguments=arguments, say=say, screen=screen)
-    return _outcome(design, folder, predicted=predicted, launched=launched)
+    note(folder, Mark(what=Moment.LAUNCHED, at=began, plan=design.plan.digest()))
+    try:
+        launched = launch(folder, ranks=ranks, arguments=arguments, say=say, screen=screen)
+        outcome = _outcome(design, folder, predicted=predicted, launched=launched)
+    except BaseException as error:
+        note(folder, Mark(what=Moment.ENDED, at=time.time(), why=first_line(error)))
+        raise
+    note(folder, Mark(what=Moment.ENDED, at=time.time(), step=outcome.ended.step, asked=True))
+    return replace(outcome, goodput=goodput_of(folder))
 
 
 def with_absolute_paths(design: Design) -> Design:

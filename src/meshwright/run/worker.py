@@ -20,6 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -40,6 +41,7 @@ from meshwright.train.build import Place, build
 from meshwright.train.checkpoint.peers import DESCRIBED as CHECKPOINTS
 from meshwright.train.events import Ending
 from meshwright.train.loop import fit
+from meshwright.train.observe.timekeeper import first_line, note_launch
 from meshwright.train.observe.whereabouts import Marker
 from meshwright.train.run import Run
 
@@ -104,6 +106,7 @@ def work(run_dir: Path, *, max_steps: int | None, begun: Callable[[Marker], None
     predicted = read_report(run_dir / "predicted.json") or cost.predict(design)
     if rank == 0:
         _fill(run_dir, design, predicted)
+        note_launch(run_dir, plan=design.plan.digest(), began=psutil.Process().create_time())
     marker = Marker(run_dir, rank=rank)
     begun(marker)
     timeout = timedelta(seconds=design.job.peer_timeout_seconds)
@@ -117,14 +120,17 @@ def work(run_dir: Path, *, max_steps: int | None, begun: Callable[[Marker], None
     start = time.perf_counter()
     try:
         ending = fit(run)
-    except WorkerFailed:
-        # Every rank raises it alike, so the checkpoint that its message names can still be completed.
-        run.store.wait()
+        seconds = time.perf_counter() - start
+        if run.design.model != design.model:
+            predicted = cost.predict(run.design)
+        _finish(run, run_dir=run_dir, predicted=predicted, ending=ending, seconds=seconds)
+    except Exception as error:
+        if run.observer is not None:
+            run.observer.timekeeper.end(why=first_line(error))
+        if isinstance(error, WorkerFailed):
+            # Every rank raises it alike, so the checkpoint that its message names can still be completed.
+            run.store.wait()
         raise
-    seconds = time.perf_counter() - start
-    if run.design.model != design.model:
-        predicted = cost.predict(run.design)
-    _finish(run, run_dir=run_dir, predicted=predicted, ending=ending, seconds=seconds)
 
 
 def _fill(run_dir: Path, design: Design, predicted: Report) -> None:
@@ -160,6 +166,8 @@ def _finish(run: Run, *, run_dir: Path, predicted: Report, ending: Ending, secon
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
+    if run.observer is not None:
+        run.observer.timekeeper.end(asked=True)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -79,13 +79,27 @@ class LearningRate:
     final_fraction: float = 0.1
 
 
+class Interval(StrEnum):
+    """Who says how many steps lie between checkpoints: the job, or what wastes least time on them and on failures."""
+
+    STEPS = "steps"
+    GOODPUT = "goodput"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSpec:
-    """When the state is saved; `every_steps` 0 saves only at the end and on a signal. `keep` newest stay."""
+    """When the state is saved; `every_steps` 0 saves only at the end and on a signal, unless `interval` is `goodput`.
+    `keep` newest stay."""
 
     every_steps: int = 0
+    interval: Interval = Interval.STEPS
     keep: int = 2
     asynchronous: bool = True
+
+    @property
+    def on_the_way(self) -> bool:
+        """Whether anything is saved before the end."""
+        return self.every_steps > 0 or self.interval is Interval.GOODPUT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

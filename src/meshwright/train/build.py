@@ -16,13 +16,14 @@ from meshwright.parallel import outer
 from meshwright.parallel.compile import uncompiled
 from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError, Problem
-from meshwright.spec.job import Switch
+from meshwright.spec.job import Interval, Switch
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
 from meshwright.train.checkpoint import Checkpoint, Store, is_corrupt, of_checkpoint
 from meshwright.train.compile_trial import CompileTrial, LayerCompiler
 from meshwright.train.events import Reactor
 from meshwright.train.feed import Feed
+from meshwright.train.interval import SaveForGoodput, predicted_costs, with_failures
 from meshwright.train.non_finite import OnNonFinite
 from meshwright.train.observe import trackers
 from meshwright.train.observe.console import Console
@@ -30,6 +31,7 @@ from meshwright.train.observe.metrics import Yardstick
 from meshwright.train.observe.observer import Observer
 from meshwright.train.observe.profile import Profiler, Sampling
 from meshwright.train.observe.spans import SpanFile
+from meshwright.train.observe.timekeeper import Timekeeper, goodput_of
 from meshwright.train.observe.whereabouts import Marker
 from meshwright.train.policies import EndAt, EvaluateEvery, SaveEvery
 from meshwright.train.run import Run, loader_of
@@ -104,7 +106,9 @@ def build(
         run.restore(newest)
     elif job.start:
         run.start_from(Path(job.start))
-    run.reactors = _reactors(run, saved=newest.step if newest else None, max_steps=max_steps)
+    saved = newest.step if newest else None
+    saving = _saving(run, place=place, predicted=predicted, saved=saved)
+    run.reactors = _reactors(run, saving=saving, saved=saved, max_steps=max_steps)
     if place.rank == 0:
         predicted = predicted if design is asked else cost.predict(design)
         run.observer = _observer(run, place=place, predicted=predicted, max_steps=max_steps)
@@ -141,7 +145,15 @@ def memory_of(device: torch.device) -> Callable[[], float]:
     return lambda: float(process.memory_info().rss)
 
 
-def _reactors(run: Run, *, saved: int | None, max_steps: int | None) -> tuple[Reactor, ...]:
+def _saving(run: Run, *, place: Place, predicted: Report, saved: int | None) -> Reactor:
+    spec = run.design.job.checkpoint
+    if spec.interval is Interval.STEPS:
+        return SaveEvery(steps=spec.every_steps, saved=saved)
+    past = run.store.share(lambda: goodput_of(place.run_dir))
+    return SaveForGoodput(costs=with_failures(predicted_costs(predicted), past=past), saved=saved)
+
+
+def _reactors(run: Run, *, saving: Reactor, saved: int | None, max_steps: int | None) -> tuple[Reactor, ...]:
     job = run.design.job
     compiler = LayerCompiler(parts=run.laid.parts, refusal=uncompiled(run.design.plan))
     trial = CompileTrial(compiler=compiler, total_steps=job.total_steps)
@@ -149,7 +161,7 @@ def _reactors(run: Run, *, saved: int | None, max_steps: int | None) -> tuple[Re
         OnNonFinite(spec=job.non_finite, last_saved=saved, furthest=saved or 0),
         *((trial,) if job.compile is Switch.AUTO else ()),
         EvaluateEvery(steps=job.evaluation.every_steps),
-        SaveEvery(steps=job.checkpoint.every_steps, saved=saved),
+        saving,
         *run.techniques,
         EndAt(total_steps=job.total_steps, pause_at=None if max_steps is None else run.state.step + max_steps),
     )
@@ -162,4 +174,5 @@ def _observer(run: Run, *, place: Place, predicted: Report, max_steps: int | Non
     tracker.attach(place.run_dir / "design.json")
     end = None if max_steps is None else run.state.step + max_steps
     console = Console(stream=place.screen, total_steps=job.total_steps, end_step=end)
-    return Observer(console=console, tracker=tracker, yardstick=Yardstick.of(predicted))
+    timekeeper = Timekeeper(place.run_dir)
+    return Observer(console=console, tracker=tracker, yardstick=Yardstick.of(predicted), timekeeper=timekeeper)

@@ -30,9 +30,10 @@ class Started:
 class StepDone:
     """One optimizer step, the same on every rank.
 
-    `loss` is the mean over the tokens of the global batch, before the update; `seconds` and `memory_bytes` are the
-    largest of all ranks; `stop_asked` says that some rank was asked to stop. `expert_load` is the most that an expert
-    was chosen over the mean of its layer's, in the worst layer; None where the model has no experts.
+    `loss` is the mean over the tokens of the global batch, before the update; `seconds`, the `input_seconds` of them in
+    which a rank waited for data, and `memory_bytes` are the largest of all ranks; `stop_asked` says that some rank was
+    asked to stop. `expert_load` is the most that an expert was chosen over the mean of its layer's, in the worst layer;
+    None where the model has no experts.
     """
 
     step: int
@@ -42,6 +43,7 @@ class StepDone:
     learning_rate: float
     seconds: float
     memory_bytes: float
+    input_seconds: float = 0.0
     stop_asked: bool = False
     expert_load: float | None = None
 
@@ -76,10 +78,17 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """A checkpoint of `step` is begun; it counts once it is committed."""
+    """A checkpoint of `step` is begun; it counts once it is committed.
+
+    It stopped training for `seconds`. The one before was safe `write_seconds` after it was begun, None where there was
+    none; where this one is safe already, it is of this one. Steps take `step_seconds`, 0 before any. Of all ranks the
+    largest.
+    """
 
     step: int
     seconds: float
+    write_seconds: float | None = None
+    step_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

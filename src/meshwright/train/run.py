@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -84,6 +86,7 @@ class Run:
     dropped_in_a_row: int = 0
     ledger: Ledger = field(default_factory=Ledger)
     clock: float = field(default_factory=time.perf_counter)
+    paces: deque[float] = field(default_factory=lambda: deque(maxlen=33))
 
     def start(self) -> Started:
         self.clock = time.perf_counter()
@@ -133,6 +136,7 @@ class Run:
             learning_rate=rate,
             seconds=agreed.seconds,
             memory_bytes=agreed.memory_bytes,
+            input_seconds=agreed.input_seconds,
             stop_asked=agreed.stop if self.outer is None else met is not None and met.stop,
             expert_load=agreed.load,
         )
@@ -164,6 +168,8 @@ class Run:
             self.pending.update(action.values)
             if action.text and self.observer is not None:
                 self.observer.say(action.text)
+        if self.observer is not None:
+            self.observer.did(action, step=self.state.step)
         if followed is not None:
             self.clock = time.perf_counter()
         return followed
@@ -291,7 +297,6 @@ class Run:
 
     def _save(self) -> Saved:
         self.marker.mark(step=self.state.step, section=Section.SAVE)
-        start = time.perf_counter()
         if not self._is_finite():
             raise WorkerFailed(self._unsaved())
         techniques = {technique.name: technique.state_dict() for technique in self.techniques}
@@ -303,8 +308,14 @@ class Run:
             "learners": {} if self.outer is None else self.outer.told(),
         }
         state = self.laid_state() if self.outer is None else saved(self.laid_state(), self.outer)
-        self.store.save(state, step=self.state.step, progress=progress)
-        return Saved(step=self.state.step, seconds=time.perf_counter() - start)
+        pace = statistics.median(self.paces) if self.paces else 0.0
+        took = self.store.save(state, step=self.state.step, progress=progress, step_seconds=pace)
+        return Saved(
+            step=self.state.step,
+            seconds=took.stall_seconds,
+            write_seconds=took.write_seconds,
+            step_seconds=took.step_seconds,
+        )
 
     @contextmanager
     def _observed(self, number: int) -> Iterator[None]:
@@ -317,17 +328,20 @@ class Run:
         """What all ranks of a learner know after a step, read from the device in one transfer."""
         now = time.perf_counter()
         seconds, self.clock = now - self.clock, now
-        flags = [float(self.stop_asked()), self.memory_bytes(), seconds]
+        waited = self.profiler.seconds_in(LineName.INPUT)
+        flags = [float(self.stop_asked()), self.memory_bytes(), seconds, waited]
         shared = torch.tensor(flags, dtype=torch.float64, device=self.feed.device)
         if self.learners.mesh.everyone is not None:
             dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=self.learners.mesh.everyone)
         numbers = [] if load is None else [load.detach().to(torch.float64).reshape(1)]
-        stop, memory_bytes, seconds, *loads = torch.cat([shared, *numbers]).tolist()
+        stop, memory_bytes, seconds, waited, *loads = torch.cat([shared, *numbers]).tolist()
         self.asked = stop > 0.0
+        self.paces.append(seconds)
         return _Agreed(
             stop=self.asked,
             memory_bytes=memory_bytes,
             seconds=seconds,
+            input_seconds=waited,
             load=loads[0] if loads else None,
         )
 
@@ -337,6 +351,7 @@ class _Agreed:
     stop: bool
     memory_bytes: float
     seconds: float
+    input_seconds: float
     load: float | None
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import platform
 import threading
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,6 +41,15 @@ from meshwright.train.state import TrainState
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveTook:
+    """Of all ranks the most: seconds that a save stopped training, until the newest that is safe was, and of a step."""
+
+    stall_seconds: float
+    write_seconds: float | None
+    step_seconds: float
+
+
 class Store:
     """The checkpoints under `directory` (RUN/checkpoints), kept as `design.job.checkpoint` says.
 
@@ -52,6 +63,7 @@ class Store:
         self._peers = Peers()
         self._thread: threading.Thread | None = None
         self._failure: Problem | None = None
+        self._write_seconds: float | None = None
         self.skipped: tuple[Problem, ...] = ()
         self.pinned: frozenset[int] = frozenset()
 
@@ -111,21 +123,27 @@ class Store:
         relocate.load(checkpoint.path, target, group=self._peers.group)
         return dict(checkpoint.manifest.state)
 
-    def save(self, source: relocate.State, *, step: int, progress: Mapping[str, Any]) -> None:
+    def save(
+        self, source: relocate.State, *, step: int, progress: Mapping[str, Any], step_seconds: float = 0.0
+    ) -> SaveTook:
         """The tensors are copied now and a checkpoint of `step` is begun; `wait` says when it counts.
 
-        `progress` is JSON values. Waits for the save before it. Raises EnvironmentUnfit when that one failed.
+        `progress` is JSON values; `step_seconds` is what a step takes on this rank. Waits for the save before it.
+        Raises EnvironmentUnfit when that one failed.
         """
+        began = time.perf_counter()
         self.wait()
         kept = relocate.kept(source, group=self._peers.group)
         tensors = {name: x.to("cpu", copy=True) for name, x in kept.items()}
-        work = partial(self._write, tensors, self._manifest(step, progress), self.pinned)
+        work = partial(self._write, tensors, self._manifest(step, progress), self.pinned, began=began)
+        if not self._design.job.checkpoint.asynchronous:
+            work()
+            self.wait()
+        took = self._agreed(time.perf_counter() - began, step_seconds)
         if self._design.job.checkpoint.asynchronous:
             self._thread = threading.Thread(target=work, name=f"checkpoint-{step}", daemon=True)
             self._thread.start()
-        else:
-            work()
-            self.wait()
+        return took
 
     def begin(self, write_tensors: Callable[[Path], object]) -> None:
         """A checkpoint of step 0 is committed whose tensors `write_tensors` writes into the folder it is given.
@@ -168,7 +186,13 @@ class Store:
         finally:
             self._peers.close()
 
-    def _write(self, tensors: dict[str, Tensor], manifest: Manifest, pinned: frozenset[int]) -> None:
+    def _agreed(self, stall_seconds: float, step_seconds: float) -> SaveTook:
+        """The largest of all ranks."""
+        everyone = self._peers.gather((stall_seconds, self._write_seconds or 0.0, step_seconds))
+        stall, write, step = (max(each) for each in zip(*everyone, strict=True))
+        return SaveTook(stall_seconds=stall, write_seconds=write or None, step_seconds=step)
+
+    def _write(self, tensors: dict[str, Tensor], manifest: Manifest, pinned: frozenset[int], *, began: float) -> None:
         """The checkpoint is committed, or `_failure` says why not. Runs beside training."""
         keep = self._design.job.checkpoint.keep
         try:
@@ -177,6 +201,7 @@ class Store:
             )
         except (Exception, CheckpointException) as error:  # a thread's exception is lost; the run must hear of it
             self._failure = failed(manifest.step, told(error), directory=self._directory)
+        self._write_seconds = time.perf_counter() - began
 
     def _spoilt(self, checkpoint: Checkpoint) -> Problem | None:
         """The first file whose checksum is wrong, the ranks reading a share of the files each."""

@@ -12,7 +12,7 @@ from meshwright.train.observe.metrics import Metrics
 PLAIN_SECONDS = 5.0
 LIVE_SECONDS = 0.1
 _SMOOTHING = 0.1
-_LEAST_FIRST = ("rate", "grad", "memory", "mfu", "share", "left", "speed")
+_LEAST_FIRST = ("rate", "grad", "useful", "memory", "mfu", "share", "left", "speed")
 
 
 def step_line(metrics: Metrics, *, total_steps: int, remaining_seconds: float | None, width: int | None = None) -> str:
@@ -21,6 +21,7 @@ def step_line(metrics: Metrics, *, total_steps: int, remaining_seconds: float | 
     Where that is wider than `width`, what matters least is left out.
     """
     speed, mfu, share = metrics["tokens_per_second"], metrics["mfu"], metrics["of_prediction"]
+    useful = metrics.get("ettr")
     parts = {
         "step": f"step {metrics['step']:>{len(str(total_steps))}}/{total_steps}",
         "loss": f"loss {metrics['loss']:.4f}",
@@ -30,6 +31,7 @@ def step_line(metrics: Metrics, *, total_steps: int, remaining_seconds: float | 
         "mfu": f"MFU {format_percent(mfu) if mfu is not None else 'N/A'}",
         "memory": format_bytes(metrics["memory_bytes"] or 0.0),
         "share": f"{format_percent(share)} of prediction" if share is not None else "",
+        "useful": f"{format_percent(useful)} useful" if useful is not None else "",
         "left": f"ETA {format_seconds(remaining_seconds)}" if remaining_seconds is not None else "",
     }
     parts = {name: part for name, part in parts.items() if part}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from meshwright.train.events import Ending, Evaluated, Event, Saved, Started, StepDone, Stopping
+from meshwright.train.events import Action, Ending, Evaluated, Event, Saved, Started, StepDone, Stopping
 from meshwright.train.observe.console import Console, evaluation_line
 from meshwright.train.observe.metrics import Metrics, Yardstick, of_evaluation, of_step
+from meshwright.train.observe.timekeeper import Timekeeper
 from meshwright.train.observe.trackers import Tracker
 
 _ENDINGS = {
@@ -20,16 +21,18 @@ class Observer:
     """Shows and keeps events. `last` is the newest step and `validation` the newest evaluation, for the summary;
     `decided` what techniques said that the report of the run tells too."""
 
-    def __init__(self, *, console: Console, tracker: Tracker, yardstick: Yardstick) -> None:
+    def __init__(self, *, console: Console, tracker: Tracker, yardstick: Yardstick, timekeeper: Timekeeper) -> None:
         self.last: Metrics = {}
         self.validation: Metrics = {}
         self.decided: list[str] = []
         self._console, self._tracker, self._yardstick = console, tracker, yardstick
+        self.timekeeper = timekeeper
 
     def see(self, event: Event, *, extra: Mapping[str, float]) -> None:
         """The event is on the screen and with every tracker; `extra` goes beside the numbers of a step."""
+        self.timekeeper.see(event)
         if isinstance(event, StepDone):
-            self.last = of_step(event, yardstick=self._yardstick)
+            self.last = {**of_step(event, yardstick=self._yardstick), "ettr": self.timekeeper.ettr}
             self._console.step(self.last)
             self._log({**self.last, **extra})
         elif isinstance(event, Evaluated):
@@ -47,6 +50,10 @@ class Observer:
         """Steps from here on are measured against another prediction."""
         self._yardstick = yardstick
 
+    def did(self, action: Action, *, step: int) -> None:
+        """The action is done, and the run stands at `step`."""
+        self.timekeeper.did(action, step=step)
+
     def say(self, line: str) -> None:
         """The line is on the screen and stays."""
         self._console.say(line)
@@ -54,7 +61,7 @@ class Observer:
     def finish(self) -> None:
         """The terminal is as it was and every tracker has written what it was given."""
         self._console.finish()
-        self._tracker.summarise({**self.last, **self.validation})
+        self._tracker.summarise({**self.last, **self.validation, **self.timekeeper.summary})
         self._tracker.finish()
 
     def _log(self, metrics: Metrics) -> None:

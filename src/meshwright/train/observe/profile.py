@@ -144,6 +144,10 @@ class Profiler:
         self._finish_device()
         self._sections[name] = self._sections.get(name, 0.0) + time.perf_counter() - start
 
+    def seconds_in(self, name: LineName) -> float:
+        """Of the newest step, what its section of this name took."""
+        return self._sections.get(name, 0.0)
+
     def sample(self) -> RankSample:
         """What this rank has seen until now."""
         spans = tuple(span for step in self._spans for span in step)
