@@ -12,6 +12,7 @@ import pytest
 from meshwright.run.files import write_json
 from meshwright.run.train import train
 from meshwright.spec.plan import Sharding
+from meshwright.train.observe.timekeeper import goodput_of
 from tests.run.runs import BATCH, design, losses
 from tests.support.designs import Layout
 
@@ -38,6 +39,9 @@ def test_two_nodes_train_what_one_does_and_leave_the_same_files(tmp_path: Path) 
     write_json(tmp_path / "two" / "design.json", made)
     assert [code for code, _ in two_agents(tmp_path / "two")] == [0, 0]
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-12)
+    kept = goodput_of(tmp_path / "two")
+    assert kept is not None
+    assert (kept.launches, kept.steps, kept.failures) == (1, STEPS, 0)
     for name in ("predicted.json", "environment.json", "tokenizer.json", "summary.json"):
         assert (tmp_path / "two" / name).stat().st_size > 0
 

@@ -106,9 +106,7 @@ def build(
         run.restore(newest)
     elif job.start:
         run.start_from(Path(job.start))
-    saved = newest.step if newest else None
-    saving = _saving(run, place=place, predicted=predicted, saved=saved)
-    run.reactors = _reactors(run, saving=saving, saved=saved, max_steps=max_steps)
+    run.reactors = _reactors(run, place=place, predicted=predicted, newest=newest, max_steps=max_steps)
     if place.rank == 0:
         predicted = predicted if design is asked else cost.predict(design)
         run.observer = _observer(run, place=place, predicted=predicted, max_steps=max_steps)
@@ -153,15 +151,17 @@ def _saving(run: Run, *, place: Place, predicted: Report, saved: int | None) -> 
     return SaveForGoodput(costs=with_failures(predicted_costs(predicted), past=past), saved=saved)
 
 
-def _reactors(run: Run, *, saving: Reactor, saved: int | None, max_steps: int | None) -> tuple[Reactor, ...]:
-    job = run.design.job
+def _reactors(
+    run: Run, *, place: Place, predicted: Report, newest: Checkpoint | None, max_steps: int | None
+) -> tuple[Reactor, ...]:
+    job, saved = run.design.job, newest.step if newest else None
     compiler = LayerCompiler(parts=run.laid.parts, refusal=uncompiled(run.design.plan))
     trial = CompileTrial(compiler=compiler, total_steps=job.total_steps)
     return (
         OnNonFinite(spec=job.non_finite, last_saved=saved, furthest=saved or 0),
         *((trial,) if job.compile is Switch.AUTO else ()),
         EvaluateEvery(steps=job.evaluation.every_steps),
-        saving,
+        _saving(run, place=place, predicted=predicted, saved=saved),
         *run.techniques,
         EndAt(total_steps=job.total_steps, pause_at=None if max_steps is None else run.state.step + max_steps),
     )

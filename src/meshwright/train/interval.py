@@ -1,4 +1,4 @@
-"""Interval: checkpoints as often as loses least time to them and to failures, by what both cost where they are known."""
+"""Interval: checkpoints as often as loses least time to them and to failures, by what both are known to cost."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def predicted_costs(predicted: Report) -> SaveCosts:
             Problem(
                 what="how often these devices fail is not known, and so not how often to save",
                 where="job.checkpoint.interval",
-                fix="give it: --set cluster.groups.0.device.hours_between_failures=50000; or set checkpoint.every_steps",
+                fix="--set cluster.groups.0.device.hours_between_failures=50000; or set checkpoint.every_steps",
             )
         )
     return SaveCosts(
@@ -110,7 +110,5 @@ class SaveForGoodput:
 
     def _words(self, known: str) -> str:
         steps = "step" if self.every == 1 else f"{self.every:,} steps"
-        stall, apart = (
-            format_seconds(each) for each in (self.costs.stall_seconds, self.costs.seconds_between_failures)
-        )
+        stall, apart = format_seconds(self.costs.stall_seconds), format_seconds(self.costs.seconds_between_failures)
         return f"a checkpoint every {steps}: saves stall {stall} {known}, one failure in {apart} is expected"
