@@ -52,7 +52,7 @@ class Mark:
 
     `step` is where it then stands; STEPS are those from `first` on, `data_seconds` and `slow_seconds` of which were
     waited and lost. LAUNCHED is with the digest of `plan`; ENDED says `why` where that is a failure, and whether it was
-    `asked` for.
+    `asked` for; ROLLED_BACK where it is for another reason than a step that was spoilt.
     """
 
     what: Moment
@@ -160,7 +160,7 @@ class Account:
         elif mark.what is Moment.STEPS:
             self._step(mark, seconds)
         elif mark.what is Moment.ROLLED_BACK:
-            self._why = _SPOILT
+            self._why = mark.why or _SPOILT
             self._lose(Spent.RESTART, seconds)
             self._interrupt(mark.step)
         elif mark.what is Moment.ENDED:

@@ -13,17 +13,30 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 
 from meshwright.spec.goodput import Account, Goodput, Mark, Moment, account
-from meshwright.train.events import Action, Evaluate, Event, RollBack, Save, Started, StepDone, StepSpoilt, Stopping
+from meshwright.train.events import (
+    Action,
+    Evaluate,
+    Event,
+    Replan,
+    RollBack,
+    Save,
+    Started,
+    StepDone,
+    StepSpoilt,
+    Stopping,
+)
 
 MARK_SECONDS = 2.0
 _WARM_STEPS = 5
 _USUAL_STEPS = 33
 _SLOW = 2.0
 _MOST_WORDS = 200
+_CHOSEN = "a change that was not worth it was taken back"
 _MOMENTS: dict[type[Action], Moment] = {
     Evaluate: Moment.EVALUATED,
     Save: Moment.SAVED,
     RollBack: Moment.ROLLED_BACK,
+    Replan: Moment.REPLANNED,
 }
 
 
@@ -120,7 +133,8 @@ class Timekeeper:
         """The time up to now is of `action`, after which the run stands at `step`."""
         moment = _MOMENTS.get(type(action))
         if moment is not None:
-            self._mark(moment, step=step)
+            chosen = isinstance(action, RollBack) and action.to is not None
+            self._mark(moment, step=step, why=_CHOSEN if chosen else "")
 
     def end(self, *, asked: bool = False, why: str = "") -> None:
         """The process is about to end."""
