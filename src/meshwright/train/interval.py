@@ -1,4 +1,4 @@
-"""Interval: checkpoints as often as loses least time to them and to failures, by what both cost, where that is known."""
+"""Interval: checkpoints as often as loses least time to them and to failures, by what both cost."""
 
 from __future__ import annotations
 
