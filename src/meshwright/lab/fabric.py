@@ -21,7 +21,7 @@ _NEEDED = ("ip", "tc", "nsenter", "unshare")
 _CAP_NET_ADMIN, _CAP_SYS_ADMIN = 12, 21
 _INTERFACE = "eth0"
 _TRIAL = "ip link add try type bridge; tc qdisc add dev lo root tbf rate 1mbit burst 64kb latency 400ms"
-_LEAST_BURST_BYTES = 64 * 1024  # of one packet that the kernel has not yet cut
+_LEAST_BURST_BYTES = 128 * 1024  # more than a packet that the kernel has not yet cut, with the headers of its pieces
 _BURST_SECONDS = 2e-3
 _QUEUE = "400ms"
 
