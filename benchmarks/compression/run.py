@@ -16,7 +16,7 @@ from meshwright.nn import Decoder, fill
 from meshwright.parallel.buckets import BucketedGradients
 from meshwright.parallel.compress import Wire
 from meshwright.parallel.reduction import Travel
-from meshwright.spec.compression import AcpSgd, OneBit, PowerSgd, TopK
+from meshwright.spec.compression import AcpSgd, DeMo, OneBit, PowerSgd, TopK
 from meshwright.spec.model import Attention, Embedding, FeedForward, Head, Layer, ModelSpec, Norm, Rotary
 
 SHAPES = [torch.Size(shape) for shape in ((1024, 1024), (4096, 512), (512, 4096))]
@@ -28,6 +28,7 @@ WAYS = (
     Travel(compression=PowerSgd(rank=4, start_step=100)),
     *(Travel(compression=AcpSgd(rank=rank)) for rank in (1, 4, 16)),
     *(Travel(compression=TopK(share=share)) for share in (0.01, 0.1)),
+    *(Travel(compression=DeMo(largest=largest)) for largest in (1, 2, 8)),
     Travel(compression=OneBit()),
 )
 STEPS, LAST, LENGTH, ROWS = 300, 50, 32, 8

@@ -6,12 +6,12 @@ import argparse
 from dataclasses import replace
 
 from meshwright import catalog, cost, search
-from meshwright.spec.compression import AcpSgd, Compression, OneBit, PowerSgd, TopK
+from meshwright.spec.compression import AcpSgd, Compression, DeMo, OneBit, PowerSgd, TopK
 from meshwright.spec.job import Constraints, JobSpec
 from meshwright.spec.plan import Design
 from meshwright.spec.synchronize import GradientSync
 
-KINDS: tuple[Compression | None, ...] = (None, PowerSgd(rank=4), AcpSgd(rank=4), TopK(share=0.01), OneBit())
+KINDS: tuple[Compression | None, ...] = (None, PowerSgd(rank=4), AcpSgd(rank=4), TopK(share=0.01), DeMo(), OneBit())
 
 
 def sent_bytes(design: Design, *, ranks: int) -> float:

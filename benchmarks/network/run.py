@@ -13,6 +13,7 @@ import math
 import shutil
 import statistics
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -84,8 +85,9 @@ def design(hosts: int, *, steps: int, seed: int, every: int) -> Design:
     return search.design(catalog.load_model("llama-5m"), cluster, job).design
 
 
-def run(made: Design, *, rate: float, folder: Path) -> Curve:
-    """The design is trained to its end on hosts joined by links of `rate`."""
+def run(made: Design, *, rate: float, folder: Path, shares: Sequence[float] = ()) -> Curve:
+    """The design is trained to its end on hosts joined by links of `rate`, which have `shares` of the cores, even
+    ones by default."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     write_json(folder / "design.json", made)
@@ -94,7 +96,7 @@ def run(made: Design, *, rate: float, folder: Path) -> Curve:
     uplinks = tuple(Uplink(below=name, above="core", bandwidth=rate) for name in names)
     launch = ["-m", "torch.distributed.run", "--nnodes={hosts}", "--node-rank={host}", "--nproc-per-node=1"]
     launch += ["--master-addr={first}", "--master-port={port}", "-m", "meshwright.run.worker", str(folder)]
-    with Lab.of(Topology(hosts=names, shares=(1.0 / hosts,) * hosts, uplinks=uplinks)) as lab:
+    with Lab.of(Topology(hosts=names, shares=tuple(shares) or (1.0 / hosts,) * hosts, uplinks=uplinks)) as lab:
         found = lab.run([sys.executable, *launch], timeout_seconds=1200.0)
     for each in found:
         if each.exit_code:

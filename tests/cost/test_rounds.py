@@ -13,7 +13,7 @@ from meshwright.cost.ways import met_over, ways_of_meeting
 from meshwright.spec.cluster import DeviceKind, Link, Precision
 from meshwright.spec.plan import AxisName, Sharding, Training
 from meshwright.spec.report import LineName, MemoryPart
-from meshwright.spec.synchronize import GradientSync, Rounds, SynchronizeSpec, SyncKind, usual_rounds
+from meshwright.spec.synchronize import MEETINGS, GradientSync, Rounds, SynchronizeSpec, SyncKind, usual_rounds
 from tests.cost.cost_examples import JOB, design, llama, selene
 
 MODEL = llama(width=512, layers=8, hidden=2048, vocab=32000)
@@ -45,6 +45,11 @@ def met(kind, *, layout="sharded", every=8, bits=1e9, precision=Precision.FP32, 
     rounds = usual_rounds(kind, every=every, learners=asked.plan.replicate, precision=precision)
     gradients = GradientSync(kind=kind, rounds=replace(rounds, **fields))
     return replace(asked, plan=replace(asked.plan, gradients=gradients))
+
+
+def compressed(compression):
+    asked = met(SyncKind.EVERY_STEP, layout="whole")
+    return replace(asked, plan=replace(asked.plan, gradients=GradientSync(compression=compression)))
 
 
 def outer(asked):
@@ -183,11 +188,12 @@ def test_what_learners_keep_is_in_memory():
 def test_ways_of_meeting_are_priced_as_plans_that_meet_so():
     asked = met(SyncKind.EVERY_STEP)
     for way in ways_of_meeting(asked)[1:]:
-        made = met(way.kind, every=way.every)
+        made = met(way.kind, every=way.every) if way.compression is None else compressed(way.compression)
         assert way.step_seconds == pytest.approx(predict(made).step_seconds, rel=1e-12)
         assert way.peak_bytes == pytest.approx(predict(made).peak_bytes, rel=1e-12)
     shared = design(MODEL, two_sites(), shard=16, sharding=Sharding.PARAMETERS)
-    assert {way.learners for way in ways_of_meeting(shared)[1:]} <= {2, 4, 8, 16}
+    assert {way.learners for way in ways_of_meeting(shared)[1:] if way.every} <= {2, 4, 8, 16}
+    assert {way.word for way in ways_of_meeting(shared)[1:]} == set(MEETINGS) - {"every_step"}
     assert ways_of_meeting(design(MODEL, two_sites(), pipeline=2, tensor=2)) == ()
 
 

@@ -9,7 +9,7 @@ import numpy
 import pytest
 
 from meshwright.cost import predict
-from meshwright.spec.compression import AcpSgd, Compression, OneBit, PowerSgd, TopK
+from meshwright.spec.compression import AcpSgd, Compression, DeMo, OneBit, PowerSgd, TopK
 from meshwright.spec.plan import Design
 from meshwright.spec.report import MemoryPart
 from meshwright.spec.synchronize import GradientSync
@@ -24,8 +24,14 @@ LAYOUTS = (
     Layout(replicate=2, tensor=2, sequence_parallel=True, batch=4),
     Layout(pipeline=2, replicate=2, batch=4),
 )
-KINDS: tuple[Compression, ...] = (PowerSgd(rank=2), AcpSgd(rank=2), TopK(share=0.1), OneBit())
-FULL: tuple[Compression, ...] = (PowerSgd(rank=64), AcpSgd(rank=64), TopK(share=1.0))
+KINDS: tuple[Compression, ...] = (
+    PowerSgd(rank=2),
+    AcpSgd(rank=2),
+    TopK(share=0.1),
+    DeMo(chunk=16, decay=1.0),
+    OneBit(),
+)
+FULL: tuple[Compression, ...] = (PowerSgd(rank=64), AcpSgd(rank=64), TopK(share=1.0), DeMo(chunk=8, largest=8))
 FACTORED = slice(7, 7 + 33 * 17 + 9 * 40 + 3 * 12 * 11)
 
 
@@ -45,7 +51,7 @@ def test_what_was_sent_and_what_is_left_is_all_there_was(pool: Pool) -> None:
         if isinstance(kind, PowerSgd | AcpSgd):
             part = left[FACTORED]
             part += sum(each.left[: part.size] for each in of)
-        elif isinstance(kind, TopK):
+        elif isinstance(kind, TopK | DeMo):
             left += sum(each.left for each in of)
         else:
             part = -(-size // 2)
@@ -77,7 +83,7 @@ def test_parameters_larger_than_a_bucket_meet(pool: Pool) -> None:
     assert all(found == [True] * len(FULL) for found in pool.run(reduction_cases.in_small_buckets, FULL, ranks=2))
 
 
-@pytest.mark.parametrize("kind", [*KINDS[:3], OneBit(start_step=3)], ids=lambda kind: kind.words)
+@pytest.mark.parametrize("kind", [*KINDS[:4], OneBit(start_step=3)], ids=lambda kind: kind.words)
 def test_what_is_kept_is_what_the_cost_model_counts(pool: Pool, kind: Compression) -> None:
     layout = LAYOUTS[1]
     plain, small = (predict(with_speed(each)).memory[0] for each in (design(TINY, layout), compressed(layout, kind)))

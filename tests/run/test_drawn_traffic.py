@@ -12,7 +12,7 @@ from meshwright.run.children import in_child
 from meshwright.search import Scope
 from meshwright.search import check as refusals
 from meshwright.spec.cluster import Precision
-from meshwright.spec.compression import AcpSgd, OneBit, PowerSgd, TopK
+from meshwright.spec.compression import AcpSgd, DeMo, OneBit, PowerSgd, TopK
 from meshwright.spec.optimizer import Adafactor
 from meshwright.spec.plan import Design
 from meshwright.spec.synchronize import GradientSync
@@ -22,7 +22,7 @@ from tests.parallel.test_drawn_plans import ALL, FIXED
 from tests.run import dry_cases
 
 RUNS = 20
-KINDS = (PowerSgd(rank=2), AcpSgd(rank=2, start_step=3), TopK(share=0.03), OneBit())
+KINDS = (PowerSgd(rank=2), AcpSgd(rank=2, start_step=3), TopK(share=0.03), DeMo(), OneBit())
 EIGHT_BITS = (Precision.FP8, Precision.INT8)
 FEW = [*FIXED[:7], next(draw for draw in FIXED[7:] if draw.factored)]
 REST = [ALL[start : start + RUNS] for start in range(0, len(ALL), RUNS)]

@@ -25,7 +25,7 @@ COMMENTS: Mapping[str, str] = MappingProxyType(
         "synchronize.every": "Steps between meetings; 0: as few as hide the network.",
         "synchronize.most_every": "The most steps between meetings that are chosen.",
         "synchronize.precision": "What replicas send then: fp32, bf16, int8 or fp8.",
-        "synchronize.compressions": "How gradients may be compressed, a table each: powersgd, acpsgd, topk or one_bit.",
+        "synchronize.compressions": "How gradients may be compressed: tables of powersgd, acpsgd, topk, demo, one_bit.",
         "low_rank": "Two thin factors in the place of a matrix after a while, where that pays.",
         "low_rank.kind": "none, pufferfish or cuttlefish, each with fields of its own: see the page on low rank.",
         "objective": "What the best plan has least of: time, cost or memory.",

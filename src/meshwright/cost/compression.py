@@ -13,20 +13,22 @@ from meshwright.cost.overlap import Contention, Slack, Traffic, Way
 from meshwright.cost.overlap import exposed as exposed_beside
 from meshwright.cost.states import BUCKET_BYTES, state_bytes
 from meshwright.cost.table import BoolArray, PlanTable
-from meshwright.cost.traffic_compression import PLACE_BYTES
+from meshwright.cost.traffic_compression import CHUNK_PLACE_BYTES, PLACE_BYTES
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import DeviceKind, DeviceSpec, Precision
-from meshwright.spec.compression import AcpSgd, Compression, OneBit, PowerSgd, TopK
+from meshwright.spec.compression import AcpSgd, Compression, DeMo, OneBit, PowerSgd, TopK
 from meshwright.spec.synchronize import SCALE_BYTES
 
 # Bytes that making an element small and back moves in fp32, as parallel/ does it: what is owed is added to and read for
-# every factor, what was sent is taken off it, and the product is written. Largest elements are found in some passes;
-# signs are taken, gathered into bytes and looked up again, at both ends of both collectives.
-_FACTORED, _ALTERNATED, _CHOSEN, _SIGNED = 32.0, 28.0, 52.0, 96.0
+# every factor, what was sent is taken off it, and the product is written. Largest elements are found in some passes, as
+# largest coefficients are, besides the passes of their transforms; signs are taken, gathered into bytes and looked up
+# again, at both ends of both collectives.
+_FACTORED, _ALTERNATED, _CHOSEN, _TRANSFORMED, _SIGNED = 32.0, 28.0, 52.0, 76.0, 96.0
 # On a processor, whose searches and look-ups are slower than its memory, these take as long as they do (docs/lab.md).
-_PROCESSOR_CHOSEN, _PROCESSOR_SIGNED = 320.0, 300.0
+_PROCESSOR_CHOSEN, _PROCESSOR_TRANSFORMED, _PROCESSOR_SIGNED = 320.0, 320.0, 300.0
 # Operations on an element by each column of its factors: products for both factors, what is left, and the product.
 _PRODUCTS, _ALTERNATE_PRODUCTS = 8.0, 6.0
+_TRANSFORMS = 6.0  # on an element by each of its chunk: there, back to what is left, and back from everyone's
 # Kernels that a matrix starts: products and sums, and those that make factors orthonormal.
 _MATRIX_KERNELS, _ALTERNATE_KERNELS, _BUCKET_KERNELS = 60.0, 34.0, 20.0
 _GATHERED = 0.5  # of an all-reduce of as many bytes, which passes them around twice
@@ -79,7 +81,7 @@ def compressed_seconds(
         calls = np.ceil(trained * state_bytes(found.table).wide[:, None] / BUCKET_BYTES)
         beside = reduce.seconds(sizes.beside, calls=calls)
         after = np.where(sizes.after > 0.0, reduce.seconds(sizes.after, calls=calls), 0.0)
-        if isinstance(compression, TopK):
+        if isinstance(compression, TopK | DeMo):
             beside = _GATHERED * beside
         elif isinstance(compression, OneBit):
             beside, after = _GATHERED * beside, _GATHERED * after
@@ -130,6 +132,18 @@ def _sizes(compression: Compression, found: Optimized, trained: FloatArray, *, p
                 stay=trained * wide,
                 moves=trained * moved * wide + sent,
                 flops=nothing,
+                kernels=buckets * (_BUCKET_KERNELS + 4.0 * ranks),
+            )
+        case DeMo():
+            moved = (_PROCESSOR_TRANSFORMED if processor else _TRANSFORMED) / 4.0
+            number = np.ceil(trained / compression.chunk) * compression.largest
+            sent = number * (wide + CHUNK_PLACE_BYTES) * ranks
+            return _Sizes(
+                beside=sent,
+                after=nothing,
+                stay=trained * wide,
+                moves=trained * moved * wide + sent,
+                flops=_TRANSFORMS * compression.chunk * trained,
                 kernels=buckets * (_BUCKET_KERNELS + 4.0 * ranks),
             )
         case OneBit():

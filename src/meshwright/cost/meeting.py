@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from meshwright.spec.cluster import Precision
 from meshwright.spec.compression import COMPRESSIONS, Compression
+from meshwright.spec.job import JobSpec
 from meshwright.spec.synchronize import GradientSync, Rounds, SyncKind, usual_rounds
 
 Ints = npt.NDArray[np.int64]
@@ -47,6 +48,17 @@ USUAL_MEETINGS = (
     *(Meeting(kind=kind) for kind in SyncKind),
     *(Meeting(compression=made()) for made in COMPRESSIONS),
 )  # in the order of MEETINGS
+
+
+def meetings_of(job: JobSpec) -> tuple[Meeting, ...]:
+    """USUAL_MEETINGS as the job says them, and with its defaults what it does not."""
+    said = {each.kind: each for each in job.synchronize.compressions}
+    return tuple(
+        replace(meeting, precision=job.synchronize.precision)
+        if meeting.compression is None
+        else replace(meeting, compression=said.get(meeting.compression.kind, meeting.compression))
+        for meeting in USUAL_MEETINGS
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

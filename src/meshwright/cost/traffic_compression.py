@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from meshwright.spec.compression import AcpSgd, Compression, OneBit, PowerSgd, TopK, factors, kept
+from meshwright.spec.compression import AcpSgd, Compression, DeMo, OneBit, PowerSgd, TopK, factors, kept
 from meshwright.spec.synchronize import SCALE_BYTES
 
 PLACE_BYTES = 4.0  # of an element that is sent alone
+CHUNK_PLACE_BYTES = 1.0  # of a coefficient of a chunk
 
 
 def of_bucket(
@@ -26,6 +27,9 @@ def of_bucket(
                 yield "all_reduce", wide * sum(each.right for _, each in found if each is not None)
         case TopK():
             yield "all_gather", ranks * kept(elements, share=compression.share) * (wide + PLACE_BYTES)
+        case DeMo():
+            sent = math.ceil(elements / compression.chunk) * compression.largest
+            yield "all_gather", ranks * sent * (wide + CHUNK_PLACE_BYTES)
         case OneBit():
             for operation in ("all_to_all", "all_gather"):
                 yield operation, ranks * (math.ceil(math.ceil(elements / ranks) / 8) + SCALE_BYTES)

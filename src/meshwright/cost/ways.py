@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from meshwright.cost.evaluate import evaluate
-from meshwright.cost.meeting import USUAL_MEETINGS, Meeting
+from meshwright.cost.meeting import Meeting, meetings_of
 from meshwright.cost.placed import as_placed
 from meshwright.cost.placement import ring
 from meshwright.cost.table import SHARDINGS, PlanTable
 from meshwright.cost.traffic import traffic
-from meshwright.spec.plan import AxisName, Design, Plan, Sharding
+from meshwright.spec.compression import Compression
+from meshwright.spec.optimizer import Master
+from meshwright.spec.plan import AxisName, Design, Plan, Sharding, TensorGrid
 from meshwright.spec.report import LineName
-from meshwright.spec.synchronize import SyncKind
+from meshwright.spec.synchronize import MEETINGS, SyncKind
 
 _NONE = SHARDINGS.index(Sharding.NONE)
 _TURNS = {"all_reduce": 2.0}  # of the others a device sends what it has once
@@ -26,11 +28,12 @@ _LINES = (LineName.PARAMETERS, LineName.GRADIENTS)
 class WayOfMeeting:
     """One plan's ranks as `learners` that meet as `kind`: seconds of a step, and of meeting those exposed and hidden.
 
-    Of every_step, gradients and parameters are what ranks meet by; else rounds of `every` steps. `is_plan` is the plan
-    as it is.
+    Of every_step, gradients and parameters are what ranks meet by, gradients whole or as `compression` says; else
+    rounds of `every` steps. `is_plan` is the plan as it is.
     """
 
     kind: SyncKind
+    compression: Compression | None = None
     learners: int
     every: int
     step_seconds: float
@@ -42,8 +45,15 @@ class WayOfMeeting:
 
     @property
     def words(self) -> str:
-        """`eager every 12 steps`."""
+        """`eager every 12 steps`, `powersgd of rank 4`."""
+        if self.compression is not None:
+            return self.compression.words
         return f"{self.kind.value} every {self.every} step{'s' * (self.every > 1)}" if self.every else self.kind.value
+
+    @property
+    def word(self) -> str:
+        """One of MEETINGS."""
+        return self.kind.value if self.compression is None else self.compression.kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +70,8 @@ def ways_of_meeting(design: Design) -> tuple[WayOfMeeting, ...]:
 
     Rounds are the usual ones of as many steps as the job asks for, or as few as hide the network. Where the plan has no
     replicas, the ranks that it shards over are taken as so many learners as suit each way best: of those that fit the
-    fastest. Without data parallel ranks there is nothing to meet.
+    fastest. Gradients are compressed among as many replicas as the plan has data parallel ranks, where its layout lets
+    them. Without data parallel ranks there is nothing to meet.
     """
     plan, job = design.plan, design.job
     table = PlanTable.from_plan(plan)
@@ -72,38 +83,68 @@ def ways_of_meeting(design: Design) -> tuple[WayOfMeeting, ...]:
     pairs = [
         (size, kind) for size in sizes for kind in kinds if plan.data // size * plan.context * plan.tensor % held == 0
     ]
-    rows = PlanTable.stacked([table, *_as_learners(table, pairs, every=job.synchronize.every, plan=plan)])
-    rows = replace(rows, syncs=tuple(_sent_as_asked(meeting, design) for meeting in rows.syncs))
+    meetings = meetings_of(job)
+    learners = _as_learners(table, pairs, meetings=meetings, every=job.synchronize.every, plan=plan)
+    compressed = [meeting for meeting in meetings if meeting.compression is not None and _compresses(design)]
+    rows = PlanTable.stacked([table, *learners, *_as_replicas(table, compressed, meetings=meetings, plan=plan)])
     asked = replace(job, sequence_length=plan.sequence_length, batch_tokens=plan.batch_tokens)
     cluster = as_placed(plan, design.cluster)
     costs = evaluate(rows, model=design.model, cluster=cluster, job=asked, every_rank=True)
+    own = (plan.learners, Meeting(kind=plan.gradients.kind, compression=plan.gradients.compression))
+    named = [(size, Meeting(kind=kind)) for size, kind in _named(plan, pairs)]
     found = [
         WayOfMeeting(
-            kind=kind,
+            kind=meeting.kind,
+            compression=meeting.compression,
             learners=size,
             every=int(costs.every[row]),
             step_seconds=float(costs.step_seconds[row]),
-            exposed_seconds=sum(float(costs.parts[name][row]) for name in _meets_by(kind)),
+            exposed_seconds=sum(float(costs.parts[name][row]) for name in _meets_by(meeting.kind)),
             hidden_seconds=sum(
                 float(costs.total[name][row] - costs.parts[name][row])
-                for name in _meets_by(kind)
+                for name in _meets_by(meeting.kind)
                 if name in costs.total
             ),
             peak_bytes=float(costs.memory_bytes[row]),
             fits=bool(costs.fits[row]),
             is_plan=row == 0,
         )
-        for row, (size, kind) in enumerate([(plan.learners, plan.gradients.kind), *_named(plan, pairs)])
+        for row, (size, meeting) in enumerate([own, *named, *((1, each) for each in compressed)])
     ]
     return (found[0], *_best(found[1:]))
 
 
 def _named(plan: Plan, pairs: list[tuple[int, SyncKind]]) -> list[tuple[int, SyncKind]]:
-    """What stands in the rows behind the plan: where it has learners its layout in every step too."""
-    return [*([(1, SyncKind.EVERY_STEP)] if plan.learners > 1 else []), *pairs]
+    """What stands in the rows behind the plan: where it does not meet whole in every step, its layout that does too."""
+    other = plan.learners > 1 or plan.gradients.compression is not None
+    return [*([(1, SyncKind.EVERY_STEP)] if other else []), *pairs]
 
 
-def _as_learners(table: PlanTable, pairs: list[tuple[int, SyncKind]], *, every: int, plan: Plan) -> Iterator[PlanTable]:
+def _compresses(design: Design) -> bool:
+    """Whether the data parallel ranks of the layout may be replicas that compress what they send."""
+    plan = design.plan
+    line = plan.tensor == 1 or plan.tensor_grid is TensorGrid.LINE
+    return line and plan.context == 1 and plan.experts is None and design.job.master is Master.FP32
+
+
+def _as_replicas(
+    table: PlanTable, compressed: Sequence[Meeting], *, meetings: Sequence[Meeting], plan: Plan
+) -> Iterator[PlanTable]:
+    for meeting in compressed:
+        yield replace(
+            table,
+            replicate=np.array([plan.data]),
+            shard=np.array([1]),
+            sharding=np.array([_NONE]),
+            sync=np.array([meetings.index(meeting)]),
+            every=np.array([0]),
+            syncs=tuple(meetings),
+        )
+
+
+def _as_learners(
+    table: PlanTable, pairs: list[tuple[int, SyncKind]], *, meetings: Sequence[Meeting], every: int, plan: Plan
+) -> Iterator[PlanTable]:
     for size, kind in _named(plan, pairs):
         replicate = plan.replicate if plan.replicate > 1 else size
         shard = plan.data // replicate
@@ -114,12 +155,8 @@ def _as_learners(table: PlanTable, pairs: list[tuple[int, SyncKind]], *, every: 
             sharding=table.sharding if shard * plan.context > 1 else np.array([_NONE]),
             sync=np.array([list(SyncKind).index(kind)]),
             every=np.array([every if kind.has_learners else 0]),
-            syncs=USUAL_MEETINGS,
+            syncs=tuple(meetings),
         )
-
-
-def _sent_as_asked(meeting: Meeting, design: Design) -> Meeting:
-    return meeting if meeting.rounds is not None else replace(meeting, precision=design.job.synchronize.precision)
 
 
 def _meets_by(kind: SyncKind) -> tuple[LineName, ...]:
@@ -127,9 +164,9 @@ def _meets_by(kind: SyncKind) -> tuple[LineName, ...]:
 
 
 def _best(found: list[WayOfMeeting]) -> Iterator[WayOfMeeting]:
-    """Of every kind the fastest that fits, or the fastest where none does."""
-    for kind in SyncKind:
-        mine = [way for way in found if way.kind is kind]
+    """Of every way the fastest that fits, or the fastest where none does."""
+    for word in MEETINGS:
+        mine = [way for way in found if way.word == word]
         if mine:
             yield min(mine, key=lambda way: (not way.fits, way.step_seconds))
 

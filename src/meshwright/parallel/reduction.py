@@ -11,9 +11,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.parallel.compress import CompressedReduction, Wire
+from meshwright.parallel.cosine_reduction import DeMoReduction
 from meshwright.parallel.low_rank_reduction import AcpSgdReduction, PowerSgdReduction
 from meshwright.parallel.sparse_reduction import TopKReduction
-from meshwright.spec.compression import AcpSgd, Compression, OneBit, PowerSgd, TopK
+from meshwright.spec.compression import AcpSgd, Compression, DeMo, OneBit, PowerSgd, TopK
 
 
 class Reduction(Protocol):
@@ -120,5 +121,7 @@ def _compressed(
             return AcpSgdReduction(like, shapes, group=group, rank=compression.rank)
         case TopK():
             return TopKReduction(like, group=group, share=compression.share)
+        case DeMo():
+            return DeMoReduction(like, group=group, spec=compression)
         case OneBit():
             return CompressedReduction(like, group=group, wire=None)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from meshwright.report.loss_gap import LossGap, loss_gap
 from meshwright.report.run_files import RunFiles, read_run
 from meshwright.report.settings import plan_settings
 from meshwright.report.waterfall import Waterfall, waterfall
@@ -45,7 +46,8 @@ class Pair:
 class Comparison:
     """Two sides; `settings` maps what differs to the values of both as text.
 
-    `origin` is measured where both runs were, else what a prediction is from.
+    `origin` is measured where both runs were, else what a prediction is from. `loss_gap` is of the other to the one, of
+    runs that learned from the same text.
     """
 
     one: Side
@@ -55,6 +57,7 @@ class Comparison:
     settings: dict[str, tuple[str, str]]
     step: tuple[Pair, ...]
     memory: tuple[Pair, ...]
+    loss_gap: LossGap | None = None
 
 
 def compare(one: Path | str, other: Path | str) -> Comparison:
@@ -70,6 +73,7 @@ def compare(one: Path | str, other: Path | str) -> Comparison:
         names = [str(one), str(other)]
     if names[0] == names[1]:
         names = ["one", "the other"]
+    gap = loss_gap(files[1], files[0])
     first, second = (_side(name, entry, measured=measured) for name, entry in zip(names, files, strict=True))
     return Comparison(
         one=first,
@@ -79,6 +83,7 @@ def compare(one: Path | str, other: Path | str) -> Comparison:
         settings=_settings(*(entry.design for entry in files)),
         step=_steps(first.waterfall, second.waterfall),
         memory=_memory(first.report, second.report),
+        loss_gap=None if gap is None else replace(gap, run=names[1], reference=names[0]),
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshwright.report.loss_gap import LossGap, loss_gap, meets_otherwise, twin
 from meshwright.report.meetings import meeting_sentences
 from meshwright.report.run_files import RunFiles, read_run
 from meshwright.spec.report import Gap, Line, LineName, Report, diff
@@ -46,7 +47,10 @@ class MemoryRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What a run or a plan costs and why. Encodes to JSON with `spec.codec.encode`."""
+    """What a run or a plan costs and why. Encodes to JSON with `spec.codec.encode`.
+
+    `loss_gap` is of a run whose ranks do not meet whole in every step, to one beside it whose ranks do.
+    """
 
     name: str
     plan: str
@@ -54,6 +58,7 @@ class Explanation:
     sentences: tuple[str, ...]
     rows: tuple[Row, ...]
     memory: tuple[MemoryRow, ...]
+    loss_gap: LossGap | None = None
 
     def lines(self) -> tuple[str, ...]:
         """The explanation as lines of text: headline, sentences, then the table of the step and of memory.
@@ -82,7 +87,8 @@ def explain(path: Path | str) -> Explanation:
 
 def explain_files(files: RunFiles) -> Explanation:
     """As `explain`, of files read already."""
-    predicted, measured = files.predicted, files.measured
+    predicted, measured, reference = files.predicted, files.measured, twin(files)
+    gap = loss_gap(files, reference) if reference is not None else None
     if predicted is not None and measured is not None:
         headline, sentences = _compared(predicted, measured)
         rows = tuple(
@@ -96,7 +102,8 @@ def explain_files(files: RunFiles) -> Explanation:
     else:
         headline, sentences, rows = "nothing is predicted or measured yet", (), ()
     if predicted is not None:
-        sentences = (*sentences, *meeting_sentences(files.design, predicted), *_reserved(predicted))
+        met = (*meeting_sentences(files.design, predicted), *_quality(files, gap))
+        sentences = (*sentences, *met, *_reserved(predicted))
     if predicted is not None and measured is None and not files.is_plan:
         sentences = (*sentences, "The run has not measured a step yet.")
     return Explanation(
@@ -106,6 +113,19 @@ def explain_files(files: RunFiles) -> Explanation:
         sentences=sentences,
         rows=rows,
         memory=_memory(predicted, measured),
+        loss_gap=gap,
+    )
+
+
+def _quality(files: RunFiles, gap: LossGap | None) -> tuple[str, ...]:
+    """What the way in which a run's ranks meet cost in loss, as it was measured."""
+    if files.is_plan or not meets_otherwise(files.design):
+        return ()
+    if gap is not None:
+        return (f"Measured: the validation loss lies {gap.words}, whose ranks meet whole in every step.",)
+    return (
+        "What that costs in loss is not measured: no run in the same folder meets whole in every step, learns the same "
+        "from the same batches and was evaluated.",
     )
 
 

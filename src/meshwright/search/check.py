@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from meshwright.cost.meeting import meetings_of
 from meshwright.search.compression_rules import COMPRESSION_RULES
 from meshwright.search.constraints import CONSTRAINT_RULES
 from meshwright.search.context_rules import CONTEXT_RULES
 from meshwright.search.degree_rules import DEGREE_RULES, groups_of
 from meshwright.search.form_rules import FORM_RULES
 from meshwright.search.grid_rules import GRID_RULES
-from meshwright.search.job_rules import JOB_RULES, allowed_meetings, allowed_precisions, check_job, meetings_of
+from meshwright.search.job_rules import JOB_RULES, allowed_meetings, allowed_precisions, check_job
 from meshwright.search.layout_rules import LAYOUT_RULES
 from meshwright.search.learner_rules import LEARNER_RULES
 from meshwright.search.low_rank_rules import LOW_RANK_RULES

@@ -6,7 +6,6 @@ from collections.abc import Collection
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from meshwright.cost.meeting import USUAL_MEETINGS, Meeting
 from meshwright.search.compression_rules import SOUND, compression_problem
 from meshwright.search.constraints import limits
 from meshwright.search.degree_rules import beyond_positions
@@ -115,17 +114,6 @@ def allowed_meetings(job: JobSpec) -> tuple[str, ...]:
     if "sync" in asked.fixed:
         named = dict.fromkeys([str(asked.fixed["sync"])])
     return tuple(word for word in named if asked.allows("sync", word))
-
-
-def meetings_of(job: JobSpec) -> tuple[Meeting, ...]:
-    """USUAL_MEETINGS as the job says them, and with its defaults what it does not."""
-    said = {each.kind: each for each in job.synchronize.compressions}
-    return tuple(
-        replace(meeting, precision=job.synchronize.precision)
-        if meeting.compression is None
-        else replace(meeting, compression=said.get(meeting.compression.kind, meeting.compression))
-        for meeting in USUAL_MEETINGS
-    )
 
 
 def _field(job: JobSpec, precision: Precision) -> str:

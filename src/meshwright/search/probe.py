@@ -7,10 +7,10 @@ from dataclasses import replace
 from itertools import product
 
 from meshwright.cost import Layout, PlanTable
+from meshwright.cost.meeting import meetings_of
 from meshwright.cost.table import column_names
 from meshwright.search.check import check
 from meshwright.search.constraints import WORDS, Value
-from meshwright.search.job_rules import meetings_of
 from meshwright.search.rules import Scope
 from meshwright.spec.errors import Problem
 from meshwright.spec.plan import Design, ScheduleKind, Sharding

@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.cost import Layout, PlanTable
-from meshwright.cost.meeting import USUAL_MEETINGS, Meeting
+from meshwright.cost.meeting import USUAL_MEETINGS, Meeting, meetings_of
 from meshwright.cost.table import EXCHANGES, OFFLOADS, PRECISIONS, RECOMPUTES, SCHEDULES, SHARDINGS, TOKEN_LAYOUTS
 from meshwright.schedule import stage_rank
 from meshwright.search.constraints import Limits, limits
 from meshwright.search.context_rules import mixtures
 from meshwright.search.degree_rules import DIVIDED, tensor_heads
-from meshwright.search.job_rules import allowed_meetings, allowed_precisions, check_job, meetings_of
+from meshwright.search.job_rules import allowed_meetings, allowed_precisions, check_job
 from meshwright.search.meetings import EVERY_STEP, Key, choose_meetings, shards_of_grid
 from meshwright.search.product import Columns, Product, Rejection, merged
 from meshwright.search.rules import divisors

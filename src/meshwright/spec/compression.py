@@ -48,6 +48,22 @@ class TopK:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeMo:
+    """Of what is owed, which fades by `decay` a step, the `largest` cosine coefficients of every `chunk` elements, with
+    their places (2411.19870): a momentum whose fast parts meet and whose slow ones stay."""
+
+    kind: str = "demo"
+    chunk: int = 64
+    largest: int = 2
+    decay: float = 0.999
+    start_step: int = 0
+
+    @property
+    def words(self) -> str:
+        return f"{self.kind} of {self.largest} in {self.chunk}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OneBit:
     """The sign of every element, and a scale for each rank's part of a bucket (1901.09847, 2102.02888)."""
 
@@ -59,8 +75,9 @@ class OneBit:
         return self.kind
 
 
-Compression = PowerSgd | AcpSgd | TopK | OneBit
-COMPRESSIONS: tuple[type[Compression], ...] = (PowerSgd, AcpSgd, TopK, OneBit)
+Compression = PowerSgd | AcpSgd | TopK | DeMo | OneBit
+COMPRESSIONS: tuple[type[Compression], ...] = (PowerSgd, AcpSgd, TopK, DeMo, OneBit)
+MOST_PLACES = 256  # of a chunk, whose places travel as a byte each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

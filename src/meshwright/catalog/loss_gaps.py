@@ -1,0 +1,57 @@
+"""What ways of meeting cost in loss where it was measured: figures with their sources, which no plan is ranked by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from meshwright.spec.units import format_count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredGap:
+    """Loss in nats a token above that of ranks which meet whole in every step, after as many `tokens`.
+
+    `word` is one of MEETINGS, met in rounds of `every` steps (0: in every step) by so many `ranks`; `parameters` are
+    the model's, and `source` says who measured it or how to measure it again.
+    """
+
+    word: str
+    nats: float
+    parameters: float
+    ranks: int
+    every: int = 0
+    tokens: float | None = None
+    source: str
+
+    @property
+    def words(self) -> str:
+        """`eager +0.031 nats (4.9 M parameters, 2 ranks, every 15 steps, 246 k tokens; benchmarks/network/run.py)`."""
+        said = [f"{format_count(self.parameters)} parameters", f"{self.ranks} rank{'s' * (self.ranks > 1)}"]
+        said += [f"every {self.every} steps"] if self.every else []
+        said += [f"{format_count(self.tokens)} tokens"] if self.tokens else []
+        return f"{self.word} {self.nats:+.3f} nats ({', '.join(said)}; {self.source})"
+
+
+_LAW = "2503.09799, table of scaling laws"
+_SMALL = "training loss of benchmarks/compression/run.py"
+
+MEASURED: tuple[MeasuredGap, ...] = (
+    MeasuredGap(word="diloco", nats=-0.004, parameters=4e9, ranks=2, every=30, source=_LAW),
+    MeasuredGap(word="diloco", nats=-0.004, parameters=10e9, ranks=2, every=30, source=_LAW),
+    MeasuredGap(word="powersgd", nats=0.138, parameters=127e3, ranks=1, tokens=76.8e3, source=_SMALL),
+    MeasuredGap(word="acpsgd", nats=0.182, parameters=127e3, ranks=1, tokens=76.8e3, source=_SMALL),
+    MeasuredGap(word="topk", nats=0.221, parameters=127e3, ranks=1, tokens=76.8e3, source=_SMALL),
+    MeasuredGap(word="one_bit", nats=0.934, parameters=127e3, ranks=1, tokens=76.8e3, source=_SMALL),
+)
+
+
+def nearest_gaps(words: Iterable[str], *, parameters: float) -> tuple[MeasuredGap, ...]:
+    """Of every way of meeting in `words` that was measured, the figure of the model nearest in size to `parameters`."""
+    found = []
+    for word in dict.fromkeys(words):
+        known = [gap for gap in MEASURED if gap.word == word]
+        if known:
+            found.append(min(known, key=lambda gap: abs(math.log(gap.parameters / parameters))))
+    return tuple(found)
