@@ -39,6 +39,7 @@ from tests.search.rule_designs import (
     gridded,
     grouped,
     hosted,
+    leaping,
     met,
     odd_length,
     of_text,
@@ -72,6 +73,7 @@ CASES = {
         "learners meet as diloco and the replicate axis has one",
     ),
     "learners-hold-experts": Case(lambda: met(held=2), lambda: met(held=4), "a grid of 4 experts' ranks"),
+    "spikes-are-of-all": Case(lambda: leaping(D()), lambda: leaping(met()), "learners see unlike losses"),
     "rounds-are-whole": Case(met, lambda: met(momentum=1.0), "1.0 is no momentum"),
     "rounds-fit-kind": Case(
         lambda: met(SyncKind.STREAMING, fragments=2, delay=5),

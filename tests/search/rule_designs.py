@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from meshwright.spec.cluster import Link, Precision
-from meshwright.spec.job import Constraints, DataSpec, JobSpec, Source, Switch
+from meshwright.spec.job import Constraints, DataSpec, JobSpec, Source, Spike, SpikeSpec, Switch
 from meshwright.spec.low_rank import Pufferfish
 from meshwright.spec.model import MatrixRank, ModelSpec
 from meshwright.spec.optimizer import Master, Muon, OptimizerSpec, ParameterGroup
@@ -41,6 +41,11 @@ def planned(design: Design, **fields: object) -> Design:
 def factoring(design: Design) -> Design:
     """One that is to become low rank."""
     return replace(design, job=replace(design.job, low_rank=Pufferfish()))
+
+
+def leaping(entry: Design) -> Design:
+    """The same, without batches that leap."""
+    return replace(entry, job=replace(entry.job, spike=SpikeSpec(policy=Spike.SKIP)))
 
 
 def met(kind: SyncKind = SyncKind.DILOCO, *, held: int = 0, **fields: Any) -> Design:

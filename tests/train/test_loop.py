@@ -28,8 +28,8 @@ from meshwright.train.events import (
     Stopping,
 )
 from meshwright.train.loop import fit
-from meshwright.train.non_finite import OnNonFinite
 from meshwright.train.policies import EndAt, EvaluateEvery, SaveEvery
+from meshwright.train.spoilt import OnSpoilt
 
 
 @dataclass
@@ -100,7 +100,7 @@ def policies(
     policy: NonFinite = NonFinite.STOP,
 ) -> tuple[Reactor, ...]:
     return (
-        OnNonFinite(spec=NonFiniteSpec(policy=policy, most_in_a_row=2), last_saved=saved),
+        OnSpoilt(non_finite=NonFiniteSpec(policy=policy, most_in_a_row=2), last_saved=saved),
         EvaluateEvery(steps=evaluate),
         SaveEvery(steps=save, saved=saved),
         EndAt(total_steps=total, pause_at=pause),
@@ -164,7 +164,7 @@ def test_a_first_step_that_fails_leaves_nothing_to_go_on_from() -> None:
 
 
 def test_a_batch_without_targets_is_said() -> None:
-    policy = OnNonFinite(spec=NonFiniteSpec())
+    policy = OnSpoilt(non_finite=NonFiniteSpec())
     spoilt = StepSpoilt(step=1, loss=0.0, grad_norm=0.0, num_targets=0, state_finite=True)
     with pytest.raises(WorkerFailed, match=r"the batch of step 1 has no target \(all of its tokens are of prompts"):
         policy.react(spoilt)

@@ -14,7 +14,7 @@ from meshwright.catalog.model_ranges import model_problems
 from meshwright.catalog.shorthand import checked
 from meshwright.spec.codec import nearest
 from meshwright.spec.errors import ConfigError, Problem
-from meshwright.spec.job import Interval, JobSpec, NonFinite
+from meshwright.spec.job import Interval, JobSpec, NonFinite, Spike, Unlike
 from meshwright.spec.plan import Design
 
 AT_LEAST_ONE = (
@@ -23,11 +23,13 @@ AT_LEAST_ONE = (
     "total_tokens",
     "checkpoint.keep",
     "non_finite.most_in_a_row",
+    "spike.most_in_a_row",
     "evaluation.tokens",
     "optimizer.steps",
 )
 ABOVE_ZERO = (
     "peer_timeout_seconds",
+    "spike.deviations",
     "optimizer.learning_rate",
     "optimizer.epsilon",
     "optimizer.clip_norm",
@@ -37,6 +39,7 @@ ABOVE_ZERO = (
 )
 AT_LEAST_ZERO = (
     "z_loss",
+    "verify.every_steps",
     "seed",
     "optimizer.weight_decay",
     "checkpoint.every_steps",
@@ -87,10 +90,7 @@ def checked_job(job: JobSpec) -> JobSpec:
             where = f"data.sources[{index}].weight"
             what = f"{source.weight} is not finite and above 0"
             problems.append(Problem(what=what, where=where, fix="leave the source out"))
-    if job.non_finite.policy is NonFinite.ROLL_BACK and not job.checkpoint.on_the_way:
-        what = "there is no checkpoint on the way to roll back to"
-        fix = "set checkpoint.every_steps, or choose stop or skip"
-        problems.append(Problem(what=what, where="non_finite.policy", fix=fix))
+    problems += _roll_back_problems(job)
     if job.checkpoint.every_steps > 0 and job.checkpoint.interval is Interval.GOODPUT:
         what, fix = "every_steps says it already", "leave one of the two out"
         problems.append(Problem(what=what, where="checkpoint.interval", fix=fix))
@@ -101,6 +101,28 @@ def checked_job(job: JobSpec) -> JobSpec:
     if problems:
         raise ConfigError(problems)
     return job
+
+
+def _roll_back_problems(job: JobSpec) -> Iterator[Problem]:
+    """Whoever goes back to a checkpoint has one; and who verifies them the one before the newest."""
+    verifies = job.verify.every_steps > 0 and job.verify.policy is Unlike.ROLL_BACK
+    going_back = {
+        "non_finite.policy": job.non_finite.policy is NonFinite.ROLL_BACK,
+        "spike.policy": job.spike.policy is Spike.ROLL_BACK,
+        "verify.policy": verifies,
+    }
+    for where, goes_back in going_back.items():
+        if goes_back and not job.checkpoint.on_the_way:
+            others = "stop" if where == "verify.policy" else "stop or skip"
+            what = "there is no checkpoint on the way to roll back to"
+            fix = f"set checkpoint.every_steps, or choose {others}"
+            yield Problem(what=what, where=where, fix=fix)
+    if verifies and job.checkpoint.keep < 2:
+        what = "the newest checkpoint may be of ranks that differ, and no other is kept"
+        yield Problem(what=what, where="checkpoint.keep", fix="keep 2 or more, or choose verify.policy = stop")
+    if job.spike.window < 4:
+        what = f"{job.spike.window} steps are too few to tell a leap from"
+        yield Problem(what=what, where="spike.window", fix="choose 4 or more")
 
 
 def checked_design(design: Design) -> Design:

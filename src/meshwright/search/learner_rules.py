@@ -5,6 +5,7 @@ from __future__ import annotations
 from meshwright.search.rules import Rule, Scope, choices
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import Problem
+from meshwright.spec.job import Spike
 from meshwright.spec.plan import Design
 from meshwright.spec.synchronize import Rounds, SyncKind
 
@@ -31,6 +32,14 @@ def learners_hold_experts(design: Design) -> Problem | None:
         return None
     what = f"a grid of {holders} experts' ranks is not inside a learner, whose stages have {ranks} ranks each"
     return Problem(where="plan.experts", what=what, fix="choose every_step, a smaller grid or a wider shard axis")
+
+
+def spikes_are_of_all(design: Design) -> Problem | None:
+    """Of learners each has a loss of its own, and only all ranks together may leave a step out."""
+    if design.plan.learners == 1 or design.job.spike.policy is Spike.IGNORE:
+        return None
+    what = f"steps that leap are to {design.job.spike.policy.value.replace('_', ' ')}, and learners see unlike losses"
+    return Problem(where="job.spike.policy", what=what, fix="choose ignore, or plan.gradients.kind every_step")
 
 
 def rounds_are_whole(design: Design) -> Problem | None:
@@ -94,6 +103,7 @@ def _unread(field: str, what: str, fix: str) -> Problem:
 LEARNER_RULES: tuple[Rule, ...] = (
     Rule(name="learners-are-replicas", scope=Scope.PLAN, check=learners_are_replicas),
     Rule(name="learners-hold-experts", scope=Scope.PLAN, check=learners_hold_experts),
+    Rule(name="spikes-are-of-all", scope=Scope.PLAN, check=spikes_are_of_all),
     Rule(name="rounds-are-whole", scope=Scope.PLAN, check=rounds_are_whole),
     Rule(name="rounds-fit-kind", scope=Scope.PLAN, check=rounds_fit_kind),
     Rule(name="rounds-precision", scope=Scope.RUNTIME, check=rounds_precision),

@@ -128,6 +128,47 @@ class NonFiniteSpec:
     most_in_a_row: int = 10
 
 
+class Spike(StrEnum):
+    """What follows a step whose loss or gradient norm leaps: `ignore` takes it as any other, and the others are those
+    of a non-finite one."""
+
+    IGNORE = "ignore"
+    STOP = "stop"
+    SKIP = "skip"
+    ROLL_BACK = "roll_back"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpikeSpec:
+    """A step leaps whose loss or gradient norm lies more than `deviations` standard deviations above the mean of the
+    last `window` steps; half a window has to be known. OLMo 2 leaves out updates of such steps (2501.00656), PaLM went
+    back and left their batches out (2204.02311). After `most_in_a_row` of them the run stops."""
+
+    policy: Spike = Spike.IGNORE
+    deviations: float = 6.0
+    window: int = 128
+    most_in_a_row: int = 10
+
+
+class Unlike(StrEnum):
+    """What follows ranks that should hold the same parameters and do not: `stop` ends the run and names them,
+    `roll_back` goes on from the last checkpoint whose ranks held the same, with the batches that followed it, and names
+    them when the steps are done again.
+    """
+
+    STOP = "stop"
+    ROLL_BACK = "roll_back"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifySpec:
+    """Every `every_steps` steps, and at every checkpoint, ranks that hold the same parameters compare their bits; with
+    0 they never do."""
+
+    every_steps: int = 0
+    policy: Unlike = Unlike.STOP
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraints:
     """What the user fixes (`fix.tensor = 8`) and forbids (`forbid = ["pipeline", "recompute=full"]`).
@@ -211,6 +252,8 @@ class JobSpec:
     constraints: Constraints = Constraints()
     checkpoint: CheckpointSpec = CheckpointSpec()
     non_finite: NonFiniteSpec = NonFiniteSpec()
+    spike: SpikeSpec = SpikeSpec()
+    verify: VerifySpec = VerifySpec()
     evaluation: EvaluationSpec = EvaluationSpec()
     compile: Switch = Switch.OFF
     deterministic: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
@@ -11,6 +11,7 @@ import psutil
 import torch
 
 from meshwright import cost, parallel
+from meshwright.cost.alike import alike
 from meshwright.data import Corpus, prepare
 from meshwright.parallel import outer
 from meshwright.parallel.compile import uncompiled
@@ -24,7 +25,6 @@ from meshwright.train.compile_trial import CompileTrial, LayerCompiler
 from meshwright.train.events import Reactor
 from meshwright.train.feed import Feed
 from meshwright.train.interval import SaveForGoodput, predicted_costs, with_failures
-from meshwright.train.non_finite import OnNonFinite
 from meshwright.train.observe import trackers
 from meshwright.train.observe.console import Console
 from meshwright.train.observe.metrics import Yardstick
@@ -35,8 +35,11 @@ from meshwright.train.observe.timekeeper import Timekeeper, goodput_of
 from meshwright.train.observe.whereabouts import Marker
 from meshwright.train.policies import EndAt, EvaluateEvery, SaveEvery
 from meshwright.train.run import Run, loader_of
+from meshwright.train.spikes import Usual
+from meshwright.train.spoilt import OnSpoilt
 from meshwright.train.state import TrainState
 from meshwright.train.technique import Technique
+from meshwright.train.verify import VerifyEvery
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +102,7 @@ def build(
         stop_asked=stop_asked,
         memory_bytes=memory_of(place.device),
         techniques=techniques,
+        usual=Usual(spec=job.spike),
     )
     for technique in techniques:
         technique.attach(run)
@@ -158,13 +162,21 @@ def _reactors(
     compiler = LayerCompiler(parts=run.laid.parts, refusal=uncompiled(run.design.plan))
     trial = CompileTrial(compiler=compiler, total_steps=job.total_steps)
     return (
-        OnNonFinite(spec=job.non_finite, last_saved=saved, furthest=saved or 0),
+        OnSpoilt(non_finite=job.non_finite, spike=job.spike, last_saved=saved, furthest=saved or 0),
+        *_verifying(run, saved=saved),
         *((trial,) if job.compile is Switch.AUTO else ()),
         EvaluateEvery(steps=job.evaluation.every_steps),
         _saving(run, place=place, predicted=predicted, saved=saved),
         *run.techniques,
         EndAt(total_steps=job.total_steps, pause_at=None if max_steps is None else run.state.step + max_steps),
     )
+
+
+def _verifying(run: Run, *, saved: int | None) -> Iterator[Reactor]:
+    spec = run.design.job.verify
+    if spec.every_steps:
+        own = replace(run.design, plan=run.design.plan.of_learner())
+        yield VerifyEvery(spec=spec, alike=alike(own), good=saved)
 
 
 def _observer(run: Run, *, place: Place, predicted: Report, max_steps: int | None) -> Observer:

@@ -50,7 +50,8 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSpoilt:
-    """Step `step` was tried and gave a loss or a gradient norm that is not a finite number, or had no target to learn.
+    """Step `step` was tried and gave a loss or a gradient norm that is not a finite number or leaps, as `unusual` says
+    in words, or had no target to learn.
 
     The same on every rank. Parameters, optimizer and position are those of the step before. `state_finite` says whether
     its parameters are numbers all of them: where they are not, no other batch helps.
@@ -61,6 +62,7 @@ class StepSpoilt:
     grad_norm: float
     num_targets: int
     state_finite: bool
+    unusual: str = ""
     stop_asked: bool = False
 
 
@@ -92,6 +94,15 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """`prints[r]` tells of every bit of the parameters that rank r of a learner holds after `step`; ranks that hold the
+    same ones have the same."""
+
+    step: int
+    prints: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stopping:
     """No step follows this one."""
 
@@ -99,7 +110,7 @@ class Stopping:
     ending: Ending
 
 
-Event = Started | StepDone | StepSpoilt | Evaluated | Saved | Stopping
+Event = Started | StepDone | StepSpoilt | Evaluated | Saved | Verified | Stopping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +129,11 @@ class Evaluate:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Save:
     """Write a checkpoint of the present step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verify:
+    """Take the fingerprints of the parameters of all ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +164,7 @@ class Stop:
     ending: Ending
 
 
-Action = Log | Evaluate | Save | Skip | RollBack | Replan | Stop
+Action = Log | Evaluate | Save | Verify | Skip | RollBack | Replan | Stop
 
 
 class Reactor(Protocol):

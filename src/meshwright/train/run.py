@@ -42,6 +42,8 @@ from meshwright.train.events import (
     StepDone,
     StepSpoilt,
     Stopping,
+    Verified,
+    Verify,
 )
 from meshwright.train.feed import Feed
 from meshwright.train.learning_rate import learning_rate
@@ -51,8 +53,10 @@ from meshwright.train.observe.profile import Profiler
 from meshwright.train.observe.spans import SpanFile
 from meshwright.train.observe.whereabouts import Marker, Section
 from meshwright.train.replan import lay_again, replan
+from meshwright.train.spikes import Usual
 from meshwright.train.state import TrainState
 from meshwright.train.technique import Technique
+from meshwright.train.verify import fingerprints
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,6 +81,7 @@ class Run:
     marker: Marker
     stop_asked: Callable[[], bool]
     memory_bytes: Callable[[], float]
+    usual: Usual
     reactors: tuple[Reactor, ...] = ()
     techniques: tuple[Technique, ...] = ()
     observer: Observer | None = None
@@ -112,20 +117,21 @@ class Run:
             with self.profiler.section(LineName.OPTIMIZER):
                 self.marker.mark(step=number, section=Section.NORM)
                 norm = self.laid.clip(job.optimizer.clip_norm)
-                known = _known(loss, norm, self.laid.num_targets)
+                known = self._known(loss, norm, self.laid.num_targets)
                 self.marker.mark(step=number, section=Section.OPTIMIZER)
-                if known.finite:
+                if known.sound:
                     for group in self.optimizer.param_groups:
                         group["lr"] = rate
                     self.optimizer.step()
-            met = self._meet(number, finite=known.finite)
+            met = self._meet(number, finite=known.sound)
         self.marker.mark(step=number, section=Section.AGREE)
-        if not known.finite and self.outer is None:
+        if not known.sound and self.outer is None:
             return self._spoilt(number, known)
         agreed = self._agree(self.laid.expert_load())
         plan = self.design.plan
         self.state.advance(sequences=plan.batch, tokens=plan.batch_tokens)
-        self.ledger.note(rows.fingerprint, dropped=0 if known.finite else self.feed.rows)
+        self.ledger.note(rows.fingerprint, dropped=0 if known.sound else self.feed.rows)
+        self.usual.note(loss=known.loss, norm=known.norm)
         if met is not None and met.spoilt:
             return self._spoilt(number + 1, replace(known, loss=math.nan))
         return StepDone(
@@ -156,6 +162,8 @@ class Run:
             followed = self._evaluate()
         elif isinstance(action, Save):
             followed = self._save()
+        elif isinstance(action, Verify):
+            followed = self._verify()
         elif isinstance(action, Skip):
             self._skip_to(self.state.consumed + self.design.plan.batch)
         elif isinstance(action, RollBack):
@@ -189,6 +197,7 @@ class Run:
             saved = self.store.load(checkpoint, state)
             outer.begin()
         self.state.load(saved)
+        self.usual.load(saved.get("usual", {}))
         for technique in self.techniques:
             technique.load_state_dict(saved["techniques"].get(technique.name, {}))
         self.ledger = Ledger.of(saved.get("ledger"), consumed=self.state.consumed)
@@ -262,6 +271,7 @@ class Run:
             grad_norm=known.norm,
             num_targets=known.num_targets,
             state_finite=state_finite,
+            unusual=known.unusual,
             stop_asked=agreed.stop,
         )
 
@@ -281,6 +291,11 @@ class Run:
             num_sequences=found.num_sequences,
             seconds=found.seconds,
         )
+
+    def _verify(self) -> Verified:
+        tensors = state_of(self.design, learners=self.learners, laid=self.laid, contents=Contents.PARAMETERS).tensors
+        everyone, device = self.learners.mesh.everyone, self.feed.device
+        return Verified(step=self.state.step, prints=fingerprints(tensors.values(), group=everyone, device=device))
 
     def _is_finite(self) -> bool:
         return self.laid.is_finite() if self.outer is None else self.outer.is_finite()
@@ -304,6 +319,7 @@ class Run:
         progress = {
             **self.state.to_dict(),
             "ledger": self.ledger.to_dict(),
+            "usual": self.usual.to_dict(),
             "techniques": techniques,
             "learners": {} if self.outer is None else self.outer.told(),
         }
@@ -323,6 +339,13 @@ class Run:
         with self.profiler.step(number):
             yield
         self.spans.end()
+
+    def _known(self, loss: torch.Tensor, norm: torch.Tensor, num_targets: torch.Tensor | int) -> _Known:
+        """Read from the device in one transfer."""
+        values = (loss, norm, torch.as_tensor(num_targets, device=loss.device))
+        found = torch.stack([value.detach().to(torch.float64).reshape(()) for value in values]).tolist()
+        unusual = self.usual.unusual(loss=found[0], norm=found[1])
+        return _Known(loss=found[0], norm=found[1], num_targets=int(found[2]), unusual=unusual)
 
     def _agree(self, load: torch.Tensor | None) -> _Agreed:
         """What all ranks of a learner know after a step, read from the device in one transfer."""
@@ -362,17 +385,12 @@ class _Known:
     loss: float
     norm: float
     num_targets: int
+    unusual: str = ""
 
     @property
-    def finite(self) -> bool:
-        return self.num_targets > 0 and math.isfinite(self.loss) and math.isfinite(self.norm)
-
-
-def _known(loss: torch.Tensor, norm: torch.Tensor, num_targets: torch.Tensor | int) -> _Known:
-    """Read from the device in one transfer."""
-    values = (loss, norm, torch.as_tensor(num_targets, device=loss.device))
-    found = torch.stack([value.detach().to(torch.float64).reshape(()) for value in values]).tolist()
-    return _Known(loss=found[0], norm=found[1], num_targets=int(found[2]))
+    def sound(self) -> bool:
+        finite = math.isfinite(self.loss) and math.isfinite(self.norm)
+        return self.num_targets > 0 and finite and not self.unusual
 
 
 def loader_of(corpus: Corpus, *, feed: Feed, consumed: int) -> Loader:

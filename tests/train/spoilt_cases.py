@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,13 +33,14 @@ def _run(design: Design, folder: str) -> Run:
     return build(design, place=place, predicted=cost.predict(design), max_steps=None, stop_asked=bool)
 
 
-def spoilt(design: Design, folder: str, batches: tuple[int, ...]) -> dict[str, Any]:
-    """A run in which the last stage of rank 1 gives no number for these batches, to its end; what it holds then."""
+def spoilt(design: Design, folder: str, batches: tuple[int, ...], times: float = math.nan) -> dict[str, Any]:
+    """A run in which the last stage of rank 1 gives no number for these batches, or so many `times` what it should, to
+    its end; what it holds then."""
     run = _run(design, folder)
 
     def spoil(_module: torch.nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
         bad = torch.is_grad_enabled() and run.state.consumed in [batch * design.plan.batch for batch in batches]
-        return output * float("nan") if bad and dist.get_rank() == 1 else output
+        return output * times if bad and dist.get_rank() == 1 else output
 
     run.laid.parts[-1].register_forward_hook(spoil)
     told = ""
@@ -66,6 +68,30 @@ def overshot(design: Design, folder: str) -> str:
     except WorkerFailed as failure:
         return str(failure)
     return ""
+
+
+def flipped(design: Design, folder: str, steps: dict[int, int]) -> dict[str, Any]:
+    """A run in which one bit of a parameter of rank `steps[s]` flips after step s, each once; what it holds at its end
+    and what it said."""
+    run, left, told = _run(design, folder), dict(steps), list[str]()
+    step = run.step
+    if run.observer is not None:
+        run.observer.say = told.append  # type: ignore[method-assign]  # what a person would read
+
+    def one() -> Any:
+        done = step()
+        if left.pop(run.state.step, None) == dist.get_rank():
+            _, parameter = run.laid.named_parameters()[0]
+            local_part(parameter.detach()).view(-1).view(torch.int64)[3] ^= 1
+        return done
+
+    run.step = one  # type: ignore[method-assign]  # a memory that loses a bit
+    failure = ""
+    try:
+        fit(run)
+    except WorkerFailed as failed:
+        failure = str(failed)
+    return {**_held(run), "told": told, "failure": failure}
 
 
 def without(design: Design, folder: str, batches: tuple[int, ...]) -> dict[str, Any]:
