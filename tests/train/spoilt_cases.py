@@ -74,18 +74,17 @@ def flipped(design: Design, folder: str, steps: dict[int, int]) -> dict[str, Any
     """A run in which one bit of a parameter of rank `steps[s]` flips after step s, each once; what it holds at its end
     and what it said."""
     run, left, told = _run(design, folder), dict(steps), list[str]()
-    step = run.step
+    step = run.optimizer.step
     if run.observer is not None:
         run.observer.say = told.append  # type: ignore[method-assign]  # what a person would read
 
-    def one() -> Any:
-        done = step()
-        if left.pop(run.state.step, None) == dist.get_rank():
+    def losing(*arguments: Any) -> None:
+        step(*arguments)
+        if left.pop(run.state.step + 1, None) == dist.get_rank():
             _, parameter = run.laid.named_parameters()[0]
             local_part(parameter.detach()).view(-1).view(torch.int64)[3] ^= 1
-        return done
 
-    run.step = one  # type: ignore[method-assign]  # a memory that loses a bit
+    run.optimizer.step = losing  # type: ignore[method-assign]  # a memory that loses a bit
     failure = ""
     try:
         fit(run)

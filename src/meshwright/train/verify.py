@@ -93,6 +93,8 @@ class VerifyEvery:
         if self.before is not None:
             why = f"they had differed after step {self.before.step}, and the run went back since: {why}"
         good = "begin again" if self.good is None else f"--resume goes on from step {self.good}"
+        if self.saved > (self.good or 0):
+            good = f"remove the checkpoint of step {self.saved}, whose ranks may have differed; {good}"
         fix = f"{good}, without the machine of the rank that is named, or once it is tested"
         return Problem(what=what, where=f"step {event.step}", why=why, fix=fix)
 
