@@ -175,8 +175,7 @@ def _reactors(
 def _verifying(run: Run, *, saved: int | None) -> Iterator[Reactor]:
     spec = run.design.job.verify
     if spec.every_steps:
-        own = replace(run.design, plan=run.design.plan.of_learner())
-        yield VerifyEvery(spec=spec, alike=alike(own), good=saved)
+        yield VerifyEvery(spec=spec, alike=alike(run.design), good=saved)
 
 
 def _observer(run: Run, *, place: Place, predicted: Report, max_steps: int | None) -> Observer:

@@ -294,8 +294,7 @@ class Run:
 
     def _verify(self) -> Verified:
         tensors = state_of(self.design, learners=self.learners, laid=self.laid, contents=Contents.PARAMETERS).tensors
-        everyone, device = self.learners.mesh.everyone, self.feed.device
-        return Verified(step=self.state.step, prints=fingerprints(tensors.values(), group=everyone, device=device))
+        return Verified(step=self.state.step, prints=fingerprints(tensors.values(), device=self.feed.device))
 
     def _is_finite(self) -> bool:
         return self.laid.is_finite() if self.outer is None else self.outer.is_finite()

@@ -27,15 +27,11 @@ def fingerprint(tensors: Iterable[Tensor]) -> int:
     return (total + 2**63) % 2**64 - 2**63
 
 
-def fingerprints(
-    tensors: Iterable[Tensor], *, group: dist.ProcessGroup | None, device: torch.device
-) -> tuple[int, ...]:
-    """That of every rank of `group`, in order. Collective; None is one rank alone."""
+def fingerprints(tensors: Iterable[Tensor], *, device: torch.device) -> tuple[int, ...]:
+    """That of every rank, in order. Collective over all of them."""
     own = torch.tensor([fingerprint(tensors)], dtype=torch.int64, device=device)
-    if group is None:
-        return (int(own),)
-    everyone = [torch.empty_like(own) for _ in range(group.size())]
-    dist.all_gather(everyone, own, group=group)
+    everyone = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, own)
     return tuple(int(each) for each in torch.cat(everyone).tolist())
 
 
