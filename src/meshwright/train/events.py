@@ -95,8 +95,8 @@ class Saved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """`prints[r]` tells of every bit of the parameters that rank r holds after `step`; ranks that hold the same ones have
-    the same."""
+    """`prints[r]` tells of every bit of the parameters that rank r holds after `step`; ranks that hold the same ones
+    have the same."""
 
     step: int
     prints: tuple[int, ...]
