@@ -161,7 +161,7 @@ def main() -> None:
     options = parser.parse_args()
     hosts, steps, folder = options.hosts, options.steps, options.folder
     every = run(design(hosts, steps=TIMED, seed=0, every=0), rate=SLOW, folder=folder / "slow")
-    apart = design(hosts, steps=4 * TIMED, seed=0, every=0)
+    apart = design(hosts, steps=steps, seed=0, every=0)
     alone = run(meeting(apart, SyncKind.LOCAL, Rounds(every=NEVER)), rate=SLOW, folder=folder / "alone")
     exchange = 2 * (hosts - 1) / hosts * apart.model.parameters * 4 / SLOW
     print(f"every step: {every.step_seconds:.3f} s, nobody meets: {alone.step_seconds:.3f} s a step", flush=True)
