@@ -97,4 +97,4 @@ def test_measured_gaps_name_ways_of_meeting_and_the_nearest_model_is_told() -> N
     large, small = (nearest_gaps(["diloco"], parameters=count)[0].parameters for count in (9e9, 4e9))
     assert (large, small) == (10e9, 4e9)
     assert nearest_gaps(["every_step"], parameters=1e9) == ()
-    assert "diloco -0.004 nats (4.00 B parameters, 2 ranks, every 30 steps; " in MEASURED[0].words
+    assert "diloco -0.004 nats (4 B parameters, 2 ranks, every 30 steps; " in MEASURED[0].words

@@ -22,11 +22,12 @@ ORDERED_BY: Mapping[Objective, str] = MappingProxyType(
     }
 )
 # Times the step that each way of meeting counts for: learners cost quality, more of it from one to the next, and are to
-# save more than that. The order is that of losses after as many tokens, which rise with their number too (2503.09799).
+# save more than that. The order is that of losses after as many tokens, as measured (catalog/loss_gaps.py); they rise
+# with the number of learners too (2503.09799).
 WORTH = {
     SyncKind.EVERY_STEP: 1.0,
-    SyncKind.EAGER: 1.01,
-    SyncKind.STREAMING: 1.012,
+    SyncKind.STREAMING: 1.01,
+    SyncKind.EAGER: 1.012,
     SyncKind.DILOCO: 1.012,
     SyncKind.LOCAL: 1.015,
     SyncKind.CO2: 1.05,

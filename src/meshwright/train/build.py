@@ -77,8 +77,7 @@ def build(
     newest = _newest(store)
     design = store.follow(of_checkpoint(asked, newest)) if newest else asked
     state = TrainState(seed=job.seed, step=newest.step if newest else 0)
-    sampling = Sampling.after(state.step + 1)
-    profiler = Profiler(design, rank=place.rank, device=place.device, sampling=sampling, onward=spans)
+    profiler = _profiler(design, place=place, first_step=state.step + 1, spans=spans)
     learners = outer.build_learners(plan, device_type=place.device.type)
     feed = Feed.of(design, learners, device=place.device)
     own = replace(design, plan=plan.of_learner())
@@ -116,6 +115,11 @@ def build(
         run.observer = _observer(run, place=place, predicted=predicted, max_steps=max_steps)
         _say_skipped(run.observer, store.skipped, begins=newest is None)
     return run
+
+
+def _profiler(design: Design, *, place: Place, first_step: int, spans: SpanFile) -> Profiler:
+    sampling = Sampling.after(first_step)
+    return Profiler(design, rank=place.rank, device=place.device, sampling=sampling, onward=spans)
 
 
 def _newest(store: Store) -> Checkpoint | None:
