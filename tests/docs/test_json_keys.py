@@ -13,6 +13,7 @@ import pytest
 from meshwright.cli import main
 from meshwright.export import Line
 from meshwright.run.outcome import Outcome
+from meshwright.report.loss_gap import LossGap
 from meshwright.spec.goodput import Goodput, Interruption
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -63,6 +64,7 @@ def test_every_key_that_is_printed_is_documented(tmp_path: Path, capsys: pytest.
     error = _printed(["models", "tny"], capsys, code=2)
     _same("an error of any command", [*error, *error["error"]])
     _same("`train`", [field.name for field in fields(Outcome)])
+    _same("a `loss_gap`, null where none is known", [field.name for field in fields(LossGap)])
     _same("`goodput`", [field.name for field in fields(Goodput)])
     _same("each of `interruptions`", [field.name for field in fields(Interruption)])
     _keys_of_commands_with_torch()
