@@ -12,8 +12,8 @@ import pytest
 
 from meshwright.cli import main
 from meshwright.export import Line
-from meshwright.run.outcome import Outcome
 from meshwright.report.loss_gap import LossGap
+from meshwright.run.outcome import Outcome
 from meshwright.spec.goodput import Goodput, Interruption
 
 ROOT = Path(__file__).resolve().parent.parent.parent
