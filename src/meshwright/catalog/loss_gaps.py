@@ -47,6 +47,7 @@ MEASURED: tuple[MeasuredGap, ...] = (
     MeasuredGap(word="powersgd", nats=0.138, parameters=127e3, ranks=1, tokens=76.8e3, source=_SMALL),
     MeasuredGap(word="acpsgd", nats=0.182, parameters=127e3, ranks=1, tokens=76.8e3, source=_SMALL),
     MeasuredGap(word="topk", nats=0.221, parameters=127e3, ranks=1, tokens=76.8e3, source=_SMALL),
+    MeasuredGap(word="demo", nats=0.363, parameters=127e3, ranks=1, tokens=76.8e3, source=_SMALL),
     MeasuredGap(word="one_bit", nats=0.934, parameters=127e3, ranks=1, tokens=76.8e3, source=_SMALL),
 )
 
