@@ -53,8 +53,11 @@ def test_a_gap_is_told_after_as_many_tokens_and_after_as_long(tmp_path: Path) ->
     assert (found.run, found.reference, found.tokens, found.seconds) == ("fast", "slow", 120.0, 10.0)
     assert found.at_tokens == pytest.approx((3.1 + 2.1) / 2 - 2.5)
     assert found.at_seconds == pytest.approx(2.1 - 4.0)
-    assert found.words == "0.100 nats above slow after 120 tokens, 1.900 nats below it after 10.0 s of steps"
-    assert any(f"lies {found.words}" in sentence for sentence in explain(fast).sentences)
+    assert found.words == "0.100 nats above it after 120 tokens, and 1.900 nats below it after 10.0 s of steps"
+    assert any(
+        f"beside slow, whose ranks meet whole in every step: the validation loss lies {found.words}" in sentence
+        for sentence in explain(fast).sentences
+    )
     assert explain(slow).loss_gap is None
     turned = compare(slow, fast).loss_gap
     assert turned == found

@@ -122,7 +122,8 @@ def _quality(files: RunFiles, gap: LossGap | None) -> tuple[str, ...]:
     if files.is_plan or not meets_otherwise(files.design):
         return ()
     if gap is not None:
-        return (f"Measured: the validation loss lies {gap.words}, whose ranks meet whole in every step.",)
+        beside = f"Measured beside {gap.reference}, whose ranks meet whole in every step"
+        return (f"{beside}: the validation loss lies {gap.words}.",)
     return (
         "What that costs in loss is not measured: no run in the same folder meets whole in every step, learns the same "
         "from the same batches and was evaluated.",

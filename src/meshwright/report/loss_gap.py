@@ -34,11 +34,11 @@ class LossGap:
 
     @property
     def words(self) -> str:
-        """`0.074 nats above every-step after 123 k tokens, 1.09 nats below it after 51.1 s of steps`."""
-        first = f"{_signed(self.at_tokens)} {self.reference} after {format_count(self.tokens)} tokens"
+        """`0.074 nats above it after 123 K tokens, and 1.090 nats below it after 51.1 s of steps`."""
+        first = f"{_signed(self.at_tokens)} it after {format_count(self.tokens)} tokens"
         if self.at_seconds is None:
             return first
-        return f"{first}, {_signed(self.at_seconds)} it after {format_seconds(self.seconds)} of steps"
+        return f"{first}, and {_signed(self.at_seconds)} it after {format_seconds(self.seconds)} of steps"
 
 
 def loss_gap(run: RunFiles, reference: RunFiles) -> LossGap | None:

@@ -141,7 +141,7 @@ def comparison(found: Comparison) -> Group:
     memory = _pairs(found.memory, one, other, show=format_bytes, sign=signed_memory, what="memory at the peak")
     parts: list[RenderableType] = [Text(found.verdict, style="bold"), title(f"settings that differ ({found.origin})")]
     if found.loss_gap is not None:
-        parts.insert(1, Text(f"The validation loss of {other} lies {found.loss_gap.words}."))
+        parts.insert(1, Text(f"Beside {one} the validation loss of {other} lies {found.loss_gap.words}."))
     parts.append(settings if found.settings else Text("none: the two plans are the same"))
     return Group(*parts, Text(), step, Text(), memory)
 
