@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import sys
@@ -115,6 +116,23 @@ def fill_standard_error() -> None:
     """Where the process was started without standard error, nothing that is opened later can become it."""
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - it is standard error to the end of the process
+
+
+def duration(text: str | None, *, where: str) -> float | None:
+    """Seconds of a time as `90min`; None of none. Raises ConfigError for what is no time, or none at all."""
+    from meshwright.spec.errors import ConfigError, Problem
+    from meshwright.spec.units import parse_seconds
+
+    fix = "90min, 20h and 2d are times"
+    if text is None:
+        return None
+    try:
+        seconds = parse_seconds(text)
+    except ValueError as error:
+        raise ConfigError(Problem(what=str(error), where=where, fix=fix)) from None
+    if not 0 < seconds < math.inf:
+        raise ConfigError(Problem(what=f"{text} is no time to train in", where=where, fix=fix))
+    return seconds
 
 
 def write(path: Path, text: str) -> None:

@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from meshwright.run.choose import Chosen
+    from meshwright.run.launching.ask import Ask
     from meshwright.run.outcome import Outcome
     from meshwright.run.screen import Screen
+    from meshwright.spec.plan import Design
 
 
 def train(
@@ -25,14 +29,18 @@ def train(
     run: Annotated[Path | None, typer.Option("--run", "-r", help="The run directory.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint of --run.")] = False,
     steps: Annotated[int | None, typer.Option("--steps", min=1, help="Train this many steps now.")] = None,
+    stop_after: Annotated[
+        str | None, typer.Option("--stop-after", help="Save and stop, with exit code 75, after so long: 55min, 20h.")
+    ] = None,
     measure: Annotated[bool, typer.Option("--measure", help="Measure this machine again first.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as one JSON document.")] = False,
 ) -> int:
     """Train on this machine: a plan, or one designed now. Ctrl-C saves and ends with exit code 75."""
-    from meshwright.cli.output import note, print_json
+    from meshwright.cli.output import duration, note, print_json
     from meshwright.run.choose import default_run_dir
     from meshwright.run.train import train as run_training
 
+    stop_seconds = duration(stop_after, where="--stop-after")
     chosen = _chosen(
         plan=plan, model=model, cluster=cluster, job=job, data=data, sets=sets, run=run, resume=resume, steps=steps,
         measure=measure,
@@ -41,13 +49,40 @@ def train(
     for line in _before(chosen, folder):
         note(line)
     outcome = run_training(
-        chosen.design, run_dir=folder, resume=resume, steps=steps, say=note, decision=chosen.decision, screen=_screen()
+        chosen.design,
+        run_dir=folder,
+        resume=resume,
+        steps=steps,
+        stop_after=stop_seconds,
+        say=note,
+        decision=chosen.decision,
+        screen=_screen(),
     )
     if as_json:
         print_json(outcome)
     else:
         for line in _after(outcome):
             print(line)
+    return int(outcome.exit_code)
+
+
+def train_here(design: Design, ask: Ask, *, show: Callable[[str], None]) -> int:
+    """As `meshwright train` of what is asked; the exit code. What the run came to is shown."""
+    from meshwright import search
+    from meshwright.cli.output import note
+    from meshwright.run.train import train as run_training
+
+    outcome = run_training(
+        design,
+        run_dir=ask.run,
+        resume=ask.resume,
+        stop_after=ask.time_seconds,
+        say=note,
+        decision=search.read_decision(Path(ask.plan), plan=design.plan),
+        screen=_screen(),
+    )
+    for line in _after(outcome):
+        show(line)
     return int(outcome.exit_code)
 
 

@@ -1,4 +1,4 @@
-"""Launch: local workers under torchrun's elastic agent, which is watched from a thread so that signals are ours."""
+"""Launch: this node's workers under torchrun's elastic agent, watched from a thread so that signals are ours."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ from typing import Any
 import psutil
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousParameters,
+    rendezvous_handler_registry,
+)
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from meshwright.run.machine import this_machine
@@ -27,7 +32,9 @@ from meshwright.spec.errors import Problem, WorkerFailed
 from meshwright.train.disk import file_system
 
 WORKER_MODULE = "meshwright.run.worker"
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_LOOPBACK = "lo"
+_PARTY = "meshwright"
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +48,21 @@ class Launched:
     killed: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Party:
+    """This node among `nodes` that have met by `rendezvous`: it is `node` of them, has `count` devices of the plan from
+    `first` on, and reaches the others by the network `interface`. Its signals come from a scheduler, which may send
+    them twice: SIGQUIT and a second Ctrl-C alone stop at once.
+    """
+
+    node: int
+    nodes: int
+    first: int
+    count: int
+    rendezvous: RendezvousHandler
+    interface: str
+
+
 def launch(
     run_dir: Path,
     *,
@@ -49,31 +71,24 @@ def launch(
     say: Callable[[str], None],
     module: str = WORKER_MODULE,
     screen: Screen = Screen.NORMAL,
+    party: Party | None = None,
 ) -> Launched:
-    """All workers have ended. The first signal asks them to save and stop, the second stops them at once.
+    """All workers of this node have ended. The first signal asks them to save and stop, the second stops them at once;
+    SIGUSR1 asks however often it comes.
 
-    `ranks[d]` is the rank of the worker on device d. Rank 0 writes to this terminal unless `screen` is quiet; what
-    other ranks write is under `RUN/logs`.
+    `ranks[d]` is the rank of the worker on device d of the plan, all of which are here unless there is a `party`. Rank
+    0 writes to this terminal unless `screen` is quiet; what other ranks write is under `RUN/logs`.
     """
-    num_workers = len(ranks)
-    quiet = {device: Std.ALL for device, rank in enumerate(ranks) if rank or screen is Screen.QUIET}
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=num_workers,
-        run_id=f"{run_dir.name}-{os.getpid()}-{time.monotonic_ns()}",
-        role="worker",
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        rdzv_configs={"timeout": 300},
-        local_addr="localhost",
-        max_restarts=0,
-        monitor_interval=0.1,
-        start_method="spawn",
-        logs_specs=DefaultLogsSpecs(log_dir=str(run_dir / "logs"), redirects=quiet),
-    )
+    here = range(len(ranks)) if party is None else range(party.first, party.first + party.count)
+    quiet = {local: Std.ALL for local, device in enumerate(here) if ranks[device] or screen is Screen.QUIET}
+    config = _config(run_dir, workers=len(here), quiet=quiet, party=party)
     agent = _Agent(config, ("-m", module, str(run_dir), *arguments))
-    with _environment(num_workers), _agent_log(screen), _forwarding(say, module=module) as asked:
+    patient = party is not None
+    with (
+        _environment(len(here), interface=_LOOPBACK if party is None else party.interface),
+        _agent_log(screen),
+        _forwarding(say, module=module, patient=patient) as asked,
+    ):
         agent.start()
         while agent.is_alive():
             agent.join(0.2)
@@ -84,7 +99,44 @@ def launch(
         raise agent.error
     failures = agent.error.failures if isinstance(agent.error, ChildFailedError) else {}
     failures = {ranks[device]: failure for device, failure in failures.items()}
-    return Launched(failures=failures, asked_to_stop=asked.count > 0, killed=asked.count > 1)
+    return Launched(failures=failures, asked_to_stop=asked.once, killed=asked.at_once)
+
+
+def _config(run_dir: Path, *, workers: int, quiet: Mapping[int, Std], party: Party | None) -> LaunchConfig:
+    """Of one attempt: a run goes on by another launch, which may have another plan."""
+    logs = run_dir / "logs"
+    meeting: dict[str, Any] = {
+        "min_nodes": 1,
+        "max_nodes": 1,
+        "rdzv_backend": "c10d",
+        "rdzv_endpoint": "localhost:0",
+        "rdzv_configs": {"timeout": 300},
+        "local_addr": "localhost",
+    }
+    if party is not None:
+        rendezvous_handler_registry.register(_PARTY, _handler_of)
+        logs = logs / f"node-{party.node}"
+        meeting = {
+            "min_nodes": party.nodes,
+            "max_nodes": party.nodes,
+            "rdzv_backend": _PARTY,
+            "rdzv_configs": {"rendezvous": party.rendezvous},
+        }
+    return LaunchConfig(
+        **meeting,
+        nproc_per_node=workers,
+        run_id=f"{run_dir.name}-{os.getpid()}-{time.monotonic_ns()}",
+        role="worker",
+        max_restarts=0,
+        monitor_interval=0.1,
+        start_method="spawn",
+        logs_specs=DefaultLogsSpecs(log_dir=str(logs), redirects=dict(quiet)),
+    )
+
+
+def _handler_of(parameters: RendezvousParameters) -> RendezvousHandler:
+    found: RendezvousHandler = parameters.config["rendezvous"]
+    return found
 
 
 class _Agent(threading.Thread):
@@ -104,25 +156,37 @@ class _Agent(threading.Thread):
 
 @dataclass(slots=True)
 class _Asked:
-    count: int = 0
+    """Whether workers were asked to stop, how often by a signal that means it the second time, and were killed."""
+
+    once: bool = False
+    insisted: int = 0
+    at_once: bool = False
 
 
 @contextmanager
-def _forwarding(say: Callable[[str], None], *, module: str) -> Iterator[_Asked]:
-    """Signals of this process go to its workers: the first as SIGTERM, any further one as SIGKILL."""
+def _forwarding(say: Callable[[str], None], *, module: str, patient: bool) -> Iterator[_Asked]:
+    """Signals of this process go to its workers: the first as SIGTERM; the second as SIGKILL, if it insists.
+
+    None insists by SIGUSR1, which says that time is nearly over, and to a `patient` launcher by Ctrl-C alone.
+    """
     asked = _Asked()
+    heeded = (*_SIGNALS, signal.SIGQUIT) if patient else _SIGNALS
+    insist = (signal.SIGINT,) if patient else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
     def handle(number: int, _frame: FrameType | None) -> None:
-        asked.count += 1
-        if asked.count == 1:
+        asked.insisted += number in insist
+        asked.at_once = asked.at_once or asked.insisted > 1 or number == signal.SIGQUIT
+        if not asked.once and not asked.at_once:
             name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-            _say_if_heard(say, f"{name}: the workers finish this step and save; once more stops at once")
-        _signal_workers(signal.SIGTERM if asked.count == 1 else signal.SIGKILL, module=module)
+            again = "" if patient else "; once more stops at once"
+            _say_if_heard(say, f"{name}: the workers finish this step and save{again}")
+        asked.once = True
+        _signal_workers(signal.SIGKILL if asked.at_once else signal.SIGTERM, module=module)
 
     if threading.current_thread() is not threading.main_thread():
         yield asked
         return
-    heeded = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    heeded = tuple(number for number in heeded if signal.getsignal(number) is not signal.SIG_IGN)
     before = {number: signal.signal(number, handle) for number in heeded}
     try:
         yield asked
@@ -147,16 +211,19 @@ def _signal_workers(number: signal.Signals, *, module: str) -> None:
 
 
 @contextmanager
-def _environment(num_workers: int) -> Iterator[None]:
-    """What workers and the agent read from the environment, as it was before afterwards."""
+def _environment(num_workers: int, *, interface: str) -> Iterator[None]:
+    """What workers and the agent read from the environment, as it was before afterwards.
+
+    Gloo would else take the interface of the host's own name, which on many systems is the loopback.
+    """
     wanted: dict[str, Any] = {
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(threads_per_worker(num_workers)),
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
         "PYTHONUNBUFFERED": "1",
     }
-    if Path("/sys/class/net/lo").exists():
-        wanted["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+    if Path("/sys/class/net", interface).exists():
+        wanted["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", interface)
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:

@@ -85,14 +85,22 @@ def check_design(design: Design) -> None:
     Raises ConfigError with every broken rule, NoPlanFits when only memory is short, EnvironmentUnfit when a
     tracker's package is missing.
     """
+    check_plan(design)
+    check_job(design.job)
+    check_start(design)
+
+
+def check_plan(design: Design) -> None:
+    """The design is legal and this runtime can train it, wherever its data are.
+
+    Raises ConfigError with every broken rule, NoPlanFits when only memory is short.
+    """
     problems = search.check_answer(design) or search.check(design, scopes=frozenset({search.Scope.RUNTIME}))
     if problems:
         raise ConfigError(problems)
     problems = search.check(design, scopes=frozenset({search.Scope.MEMORY}))
     if problems:
         raise NoPlanFits(problems)
-    check_job(design.job)
-    check_start(design)
 
 
 def check_start(design: Design) -> None:
@@ -217,7 +225,7 @@ def _device_problems(design: Design) -> Iterable[Problem]:
         yield Problem(
             what=f"the plan needs {wanted} {kind.value} devices and this machine has {seen}",
             where=f"cluster {design.cluster.name}",
-            fix="start it on its machines: torchrun --nnodes N --nproc-per-node M -m meshwright.run.worker RUN",
+            fix="start it on its machines: meshwright launch PLAN --on ssh, slurm or kubernetes",
         )
 
 

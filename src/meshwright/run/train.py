@@ -43,11 +43,13 @@ def train(
     run_dir: Path | str,
     resume: bool = False,
     steps: int | None = None,
+    stop_after: float | None = None,
     say: Say | None = None,
     decision: search.Decision | None = None,
     screen: Screen = Screen.NORMAL,
 ) -> Outcome:
-    """The run in `run_dir` is trained to its end, or for `steps` more steps, or until a signal; how it ended.
+    """The run in `run_dir` is trained to its end, or for `steps` more steps, or until a signal or for `stop_after`
+    seconds from now, both of which save it; how it ended.
 
     A run that goes on (`resume`) may have another plan and another length, and keeps the order of its data. `say` is
     given the lines a person should see before the workers write their own; None writes them to standard error. The
@@ -71,6 +73,8 @@ def train(
     preflight.check_machine(design, predicted=predicted, run_dir=folder)
     if steps is not None and steps < 1:
         raise ConfigError(Problem(what=f"{steps} steps", where="--steps", fix="ask for at least one"))
+    if stop_after is not None and not stop_after > 0:
+        raise ConfigError(Problem(what=f"{stop_after} seconds", where="--stop-after", fix="give it some time"))
     corpus = data.prepare(
         design.job.data,
         sequence_length=design.plan.sequence_length,
@@ -79,10 +83,11 @@ def train(
         progress=progress_lines(say),
     )
     preflight.check_corpus(design, corpus, run_dir=folder)
-    _write_run(design, folder, predicted=predicted, corpus=corpus)
-    if decision is not None:
-        write_json(folder / "decision.json", decision)
+    write_design(design, folder, predicted=predicted, decision=decision)
+    _write_corpus(corpus, folder)
+    write_json(folder / "environment.json", environment(design))
     arguments = [] if steps is None else ["--steps", str(steps)]
+    arguments += [] if stop_after is None else ["--stop-at", str(began + stop_after)]
     from meshwright.run.launch import launch
 
     ranks = [design.plan.rank_on(device) for device in range(design.plan.world_size)]
@@ -108,13 +113,18 @@ def with_absolute_paths(design: Design) -> Design:
     return replace(design, job=replace(job, data=replace(spec, sources=sources, tokenizer=name)))
 
 
-def _write_run(design: Design, run_dir: Path, *, predicted: Report, corpus: data.Corpus) -> None:
+def write_design(design: Design, run_dir: Path, *, predicted: Report, decision: search.Decision | None) -> None:
+    """`run_dir` has what workers read of a run that is begun, or goes on, by `design`; how it ended before is gone."""
     run_dir.mkdir(parents=True, exist_ok=True)
     ended_path(run_dir).unlink(missing_ok=True)
     _forget_another_plan(design, run_dir)
     write_json(run_dir / "design.json", design)
     write_json(run_dir / "predicted.json", predicted)
-    write_json(run_dir / "environment.json", environment(design))
+    if decision is not None:
+        write_json(run_dir / "decision.json", decision)
+
+
+def _write_corpus(corpus: data.Corpus, run_dir: Path) -> None:
     write_json(
         run_dir / "corpus.json",
         {
@@ -142,23 +152,27 @@ def _outcome(design: Design, run_dir: Path, *, predicted: Report, launched: Laun
     if launched.killed:
         raise _interrupted(run_dir)
     if launched.failures:
-        from meshwright.run import failure
-        from meshwright.train.observe.whereabouts import last_seen
-
-        failures = failure.read(launched.failures)
-        raise failure.told(
-            failures,
-            predicted_bytes=predicted.peak_bytes,
-            machine_bytes=this_machine().memory_bytes,
-            num_ranks=design.plan.world_size,
-            last_seen={rank: seen for rank in launched.failures if (seen := last_seen(run_dir, rank)) is not None},
-        )
-    _remove_empty_logs(run_dir)
+        raise failure_of(design, run_dir, predicted=predicted, launched=launched)
+    remove_empty_logs(run_dir / "logs")
     ended = read_ended(run_dir)
     if ended is None:
         raise WorkerFailed(Problem(what="the workers ended and did not say how", where=str(run_dir)))
     measured = read_report(run_dir / "measured.json")
     return Outcome(run_dir=str(run_dir), plan=design.plan.digest(), ended=ended, predicted=predicted, measured=measured)
+
+
+def failure_of(design: Design, run_dir: Path, *, predicted: Report, launched: Launched) -> WorkerFailed:
+    """What the first of this machine's workers to fail says of it."""
+    from meshwright.run import failure
+    from meshwright.train.observe.whereabouts import last_seen
+
+    return failure.told(
+        failure.read(launched.failures),
+        predicted_bytes=predicted.peak_bytes,
+        machine_bytes=this_machine().memory_bytes,
+        num_ranks=design.plan.world_size,
+        last_seen={rank: seen for rank in launched.failures if (seen := last_seen(run_dir, rank)) is not None},
+    )
 
 
 def _interrupted(run_dir: Path) -> WorkerFailed:
@@ -169,11 +183,10 @@ def _interrupted(run_dir: Path) -> WorkerFailed:
     return error
 
 
-def _remove_empty_logs(run_dir: Path) -> None:
+def remove_empty_logs(logs: Path) -> None:
     """Logs of workers that wrote nothing are gone."""
-    logs = run_dir / "logs"
     for attempt in logs.iterdir() if logs.is_dir() else ():
-        if not any(path.is_file() and path.stat().st_size for path in attempt.rglob("*")):
+        if attempt.is_dir() and not any(path.is_file() and path.stat().st_size for path in attempt.rglob("*")):
             shutil.rmtree(attempt, ignore_errors=True)
     if logs.is_dir() and not any(logs.iterdir()):
         logs.rmdir()

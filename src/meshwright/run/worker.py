@@ -9,6 +9,7 @@ import argparse
 import faulthandler
 import importlib
 import logging
+import math
 import os
 import signal
 import sys
@@ -56,19 +57,21 @@ class World:
 
 
 class StopRequest:
-    """True once this process was asked to stop, or once the process that launched it is gone."""
+    """True once this process was asked to stop, once it is `stop_at` by the system's clock, or once the process that
+    launched it is gone."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, stop_at: float | None = None) -> None:
         self._asked = False
+        self._stop_at = math.inf if stop_at is None else stop_at
         self._parent = os.getppid()
 
     def listen(self) -> None:
-        """SIGTERM and SIGINT ask; they never interrupt a step."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        """SIGTERM, SIGINT and SIGUSR1, by which schedulers tell of a time limit, ask; they never interrupt a step."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, self._ask)
 
     def __call__(self) -> bool:
-        return self._asked or os.getppid() != self._parent
+        return self._asked or time.time() >= self._stop_at or os.getppid() != self._parent
 
     def _ask(self, number: int, _frame: FrameType | None) -> None:
         self._asked = True
@@ -82,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failure.keep_room(error_file)
     marker: list[Marker] = []
     try:
-        work(options.run, max_steps=options.steps, begun=marker.append)
+        work(options.run, max_steps=options.steps, stop_at=options.stop_at, begun=marker.append)
     except Exception as error:
         waiting = waiting_of(error, now=marker[0].now) if marker and failure.is_lost_peer(error) else None
         code = failure.record(error, path=error_file, run_dir=options.run, waiting=waiting)
@@ -93,12 +96,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(ExitCode.OK)
 
 
-def work(run_dir: Path, *, max_steps: int | None, begun: Callable[[Marker], None]) -> None:
+def work(run_dir: Path, *, max_steps: int | None, stop_at: float | None, begun: Callable[[Marker], None]) -> None:
     """This rank's part of the run in `run_dir` is done, and rank 0 has written how it ended.
 
-    `begun` is told what knows where this rank is, before it meets any other.
+    `begun` is told what knows where this rank is, before it meets any other. From `stop_at` on, in seconds since the
+    epoch, the run saves and stops as if a signal had asked for it.
     """
-    stop = StopRequest()
+    stop = StopRequest(stop_at=stop_at)
     stop.listen()
     world = _world()
     design = load_design(run_dir / "design.json")
@@ -174,6 +178,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="meshwright.run.worker", description=__doc__)
     parser.add_argument("run", type=Path, help="run directory with design.json")
     parser.add_argument("--steps", type=int, default=None, help="run at most this many steps now")
+    parser.add_argument("--stop-at", type=float, default=None, help="save and stop then, in seconds since the epoch")
     return parser.parse_args(arguments)
 
 

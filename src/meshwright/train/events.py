@@ -11,7 +11,7 @@ from meshwright.spec.plan import Design
 
 
 class Ending(StrEnum):
-    """Why a run ended: all tokens trained on, as many steps as were asked for, or a signal."""
+    """Why a run ended: all tokens trained on, as many steps as were asked for, or a signal or the end of its time."""
 
     FINISHED = "finished"
     PAUSED = "paused"

@@ -1,0 +1,260 @@
+"""Meeting: the nodes of a launch find each other at node 0 and compare what they are about to run, before any worker
+starts. There is one place to meet and nothing is tried in its stead.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+from torch.distributed import DistError, PrefixStore, Store, TCPStore
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+
+from meshwright.run.launching import token
+from meshwright.spec import codec
+from meshwright.spec.errors import EnvironmentUnfit, Problem
+
+MEETING_SECONDS = 900.0  # machines of clouds start minutes apart
+_SEEING_SECONDS = 60.0  # the longest that NFS keeps what it knows of a folder (acdirmax)
+_LEAVING_SECONDS = 10.0
+_ALIKE = {
+    "session": "is of another launch",
+    "nodes": "was told of another number of nodes",
+    "design": "reads another design",
+    "meshwright": "has another version of meshwright",
+    "torch": "has another version of torch",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Greeting:
+    """What a node says of itself: its number of `nodes`, the launch and the design that it is of, versions, the address
+    it speaks from, whether it sees what node 0 wrote into the run directory, and what hinders it."""
+
+    node: int
+    nodes: int
+    host: str
+    session: str
+    design: str
+    meshwright: str
+    torch: str
+    address: str = ""
+    sees_run: bool = True
+    problems: tuple[Problem, ...] = ()
+
+    def __str__(self) -> str:
+        return f"node {self.node} ({self.host})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Met:
+    """All nodes have come and agree: `store` is theirs, and this one reaches the others by `interface`."""
+
+    store: Store
+    interface: str
+    rendezvous: RendezvousHandler
+
+
+def meet(mine: Greeting, *, head: str, run_dir: Path, seconds: float = MEETING_SECONDS) -> Met:
+    """Every node of the launch has come to `head`, HOST:PORT of node 0, and all run the same.
+
+    Raises EnvironmentUnfit, on every node that came, with what hinders any of them, with each difference and with the
+    nodes that did not come within `seconds`.
+    """
+    host, port = _endpoint(head)
+    word = token.leave(run_dir) if mine.node == 0 else ""
+    found = _store(mine, host, port, seconds=seconds)
+    store, address = PrefixStore("meeting", found), _address_towards(host, port)
+    mine = replace(mine, address=address)
+    if store.add(f"came/{mine.node}", 1) > 1:
+        what = f"two nodes say that they are node {mine.node}; the second is {mine.host}"
+        fix = "give each node its own number, from 0 on"
+        raise EnvironmentUnfit(Problem(what=what, where=head, fix=fix))
+    problems = _as_head(store, mine, word, seconds) if mine.node == 0 else _as_other(store, mine, run_dir, seconds)
+    if problems:
+        raise EnvironmentUnfit(problems)
+    far = json.loads(store.get("far")) if mine.node == 0 and store.check(["far"]) else ""
+    interface = _interface(_address_towards(far, port) if far else address)
+    rendezvous = Assigned(PrefixStore("agents", found), node=mine.node, nodes=mine.nodes, host=host, port=port)
+    return Met(store=store, interface=interface, rendezvous=rendezvous)
+
+
+class Assigned(RendezvousHandler):
+    """The rendezvous of nodes that have met: each has the number that it came with, so that ranks lie as planned."""
+
+    def __init__(self, store: Store, *, node: int, nodes: int, host: str, port: int) -> None:
+        self._store, self._node, self._nodes = store, node, nodes
+        self._at = RendezvousStoreInfo(host, port)
+
+    def get_backend(self) -> str:
+        return "meshwright"
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Workers use the store of the meeting, so that nodes need one open port."""
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        return RendezvousInfo(self._store, self._node, self._nodes, self._at)
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        """Nobody comes later."""
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def get_run_id(self) -> str:
+        return "meshwright"
+
+    def shutdown(self) -> bool:
+        return True
+
+
+def agree_on_end(store: Store, code: int | None, *, node: int, nodes: int, seconds: float) -> int:
+    """The exit code of the run, which one node says and all give back; None of those that do not know it.
+
+    Node 0, which holds the store, is the last to leave. Raises EnvironmentUnfit where nobody says within `seconds`.
+    """
+    if code is not None:
+        store.set("code", str(code))
+    try:
+        store.wait(["code"], timedelta(seconds=seconds))
+    except DistError:
+        raise EnvironmentUnfit(Problem(what="the node of rank 0 does not say how the run ended")) from None
+    found = int(store.get("code"))
+    _leave(store, node=node, others=nodes - 1)
+    return found
+
+
+def _as_head(store: Store, mine: Greeting, word: str, seconds: float) -> list[Problem]:
+    """What node 0 finds wrong, which the others now know too."""
+    store.set("token", word)
+    end, came, missing = time.monotonic() + seconds, [mine], list[int]()
+    for node in range(1, mine.nodes):
+        if not _came(store, f"hello/{node}", end - time.monotonic()):
+            missing.append(node)
+            continue
+        came.append(codec.decode(Greeting, json.loads(store.get(f"hello/{node}")), f"node {node}"))
+    problems = [*_of_each(came), *_differences(came)]
+    if missing:
+        numbers = ", ".join(map(str, missing[:8])) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
+        what = f"node {numbers} of {mine.nodes} did not come within {seconds:g} s"
+        why = f"those that came are {', '.join(map(str, came[:8]))}"
+        fix = "see why it did not start, and that it was given this place to meet"
+        problems.append(Problem(what=what, where="meeting", why=why, fix=fix))
+    far = [each.address for each in came if not _is_loopback(each.address)]
+    if far and _is_loopback(mine.address):
+        store.set("far", json.dumps(far[0]))
+    store.set("verdict", json.dumps(codec.encode(tuple(problems))))
+    if problems:
+        _leave(store, node=0, others=len(came) - 1)
+    return problems
+
+
+def _as_other(store: Store, mine: Greeting, run_dir: Path, seconds: float) -> list[Problem]:
+    """What node 0 says is wrong, once it knows this node."""
+    sees = _came(store, "token", seconds) and token.finds(
+        run_dir, store.get("token").decode(), seconds=min(_SEEING_SECONDS, seconds / 2)
+    )
+    store.set(f"hello/{mine.node}", json.dumps(codec.encode(replace(mine, sees_run=sees))))
+    if not _came(store, "verdict", seconds):
+        what = f"node 0 does not answer within {seconds:g} s"
+        return [Problem(what=what, where=str(mine), why="it may wait for other nodes, or have ended")]
+    told = json.loads(store.get("verdict"))
+    problems = list(codec.decode(tuple[Problem, ...], told, "verdict"))
+    if problems:
+        _leave(store, node=mine.node, others=0)
+    return problems
+
+
+def _of_each(came: Iterable[Greeting]) -> Iterator[Problem]:
+    for each in came:
+        for problem in each.problems:
+            yield replace(problem, where=f"{each}: {problem.where}" if problem.where else str(each))
+        if not each.sees_run:
+            what = "does not see what node 0 writes into the run directory"
+            fix = "--run names a directory on storage that all nodes mount at one place"
+            yield Problem(what=what, where=str(each), fix=fix)
+
+
+def _differences(came: list[Greeting]) -> Iterator[Problem]:
+    head = came[0]
+    for each in came[1:]:
+        for field, what in _ALIKE.items():
+            ours, theirs = getattr(head, field), getattr(each, field)
+            # A node that could not read its design has said so.
+            if ours != theirs and not (field == "design" and not (ours and theirs)):
+                yield Problem(what=what, where=str(each), why=f"{theirs}; node 0 has {ours}")
+
+
+def _store(mine: Greeting, host: str, port: int, *, seconds: float) -> TCPStore:
+    try:
+        return TCPStore(
+            host, port, is_master=mine.node == 0, timeout=timedelta(seconds=seconds), wait_for_workers=False
+        )
+    except DistError as error:
+        why = str(error).strip().partition("\n")[0].partition("Exception raised from")[0].strip()[:200]
+        if mine.node == 0:
+            what = f"node 0 cannot hold the meeting at {host}:{port}"
+            fix = "node 0 must be the host of that address, and the port free on it"
+        else:
+            what = f"{mine} does not reach node 0 at {host}:{port} within {seconds:g} s"
+            fix = "see that node 0 started, that the address is its, and that nodes may connect to that port"
+        raise EnvironmentUnfit(Problem(what=what, why=why, fix=fix)) from None
+
+
+def _came(store: Store, key: str, seconds: float) -> bool:
+    try:
+        store.wait([key], timedelta(seconds=max(seconds, 0.01)))
+    except DistError:
+        return False
+    return True
+
+
+def _leave(store: Store, *, node: int, others: int) -> None:
+    """This node needs the store no more; node 0, which holds it, waits until that is so of `others`."""
+    if node:
+        store.add("left", 1)
+        return
+    end = time.monotonic() + _LEAVING_SECONDS
+    while others and store.add("left", 0) < others and time.monotonic() < end:
+        time.sleep(0.02)
+
+
+def _endpoint(head: str) -> tuple[str, int]:
+    host, _, port = head.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
+        raise EnvironmentUnfit(Problem(what=f"{head!r} is no HOST:PORT to meet at", where="--head"))
+    return host, int(port)
+
+
+def _address_towards(host: str, port: int) -> str:
+    """The address from which this machine speaks to `host`; nothing is sent. "" where there is no way."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""
+
+
+def _interface(address: str) -> str:
+    """The network interface that has `address`; the loopback's where none has."""
+    for name, held in psutil.net_if_addrs().items():
+        if any(each.address.partition("%")[0] == address for each in held):
+            return name
+    return "lo"
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address in ("", "::1")
