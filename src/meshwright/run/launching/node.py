@@ -75,8 +75,8 @@ def take_part(
     """The run has ended on all nodes, of which this is `node`, and its exit code is the same on each.
 
     `begin_with` is a design by which node 0 begins the run, or goes on with it. The run stops, saved, from `stop_at`
-    on, in seconds since the epoch. Raises EnvironmentUnfit where nodes do not meet or differ, WorkerFailed with what the
-    first failing worker of this node says.
+    on, in seconds since the epoch. Raises EnvironmentUnfit where nodes do not meet or differ, WorkerFailed with what
+    the first failing worker of this node says.
     """
     greeting = Greeting(
         node=node,

@@ -60,7 +60,8 @@ def follow(number: int, *, output: Path, say: Callable[[str], None], show: Calla
         place = _shown(file, place, show)
         line = f"job {number} is {job.state.lower()}" + (f" ({job.reason})" if job.reason not in ("", "None") else "")
         if line != told and job.is_under_way:
-            say(line if not job.restarts else f"{line}; queued again {job.restarts} times")
+            times = "once" if job.restarts == 1 else f"{job.restarts} times"
+            say(line if not job.restarts else f"{line}; queued again {times}")
         told = line
         if not job.is_under_way:
             break

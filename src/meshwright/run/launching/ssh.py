@@ -67,8 +67,8 @@ def hosts_of(ask: Ask, *, found: Sequence[Share]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def commands(ask: Ask, *, found: Sequence[Share], head: str, session: str) -> tuple[Named, ...]:
-    """What each host runs; nodes meet at `head`, HOST:PORT."""
+def commands(ask: Ask, *, found: Sequence[Share], head: str, session: str, leash: bool) -> tuple[Named, ...]:
+    """What each host runs; nodes meet at `head`, HOST:PORT, and stop on a `leash` with whoever started them."""
     hosts = hosts_of(ask, found=found)
     return tuple(
         Named(
@@ -82,7 +82,7 @@ def commands(ask: Ask, *, found: Sequence[Share], head: str, session: str) -> tu
                     head=head,
                     session=session,
                     stop_after=ask.time_seconds,
-                    leash=True,
+                    leash=leash,
                 )
             ),
         )
@@ -91,10 +91,10 @@ def commands(ask: Ask, *, found: Sequence[Share], head: str, session: str) -> tu
 
 
 def text(design: Design, ask: Ask, *, found: Sequence[Share]) -> str:
-    """The commands as they are before any host is asked: the head is the first one's name."""
+    """The commands as a shell runs them all at once, before any host is asked: the head is the first one's name."""
     head = f"{_name(hosts_of(ask, found=found)[0], ask)}:{PORT}"
-    named = commands(ask, found=found, head=head, session=design.plan.digest())
-    return "".join(f"{shlex.join(each.entered)}\n" for each in named)
+    named = commands(ask, found=found, head=head, session=design.plan.digest(), leash=False)
+    return "".join(f"{shlex.join(each.entered)} &\n" for each in named) + "wait\n"
 
 
 def examined(design: Design, ask: Ask, *, found: Sequence[Share]) -> tuple[Named, ...]:
@@ -114,7 +114,7 @@ def examined(design: Design, ask: Ask, *, found: Sequence[Share]) -> tuple[Named
     assert isinstance(first, dict)
     address = ask.address or first["address"] or _name(hosts[0], ask)
     session = f"{design.plan.digest()}-{os.getpid()}-{time.time_ns()}"
-    return commands(ask, found=found, head=f"{address}:{first['port']}", session=session)
+    return commands(ask, found=found, head=f"{address}:{first['port']}", session=session, leash=True)
 
 
 def _answer(host: str, probe: Sequence[str]) -> dict[str, str] | Problem:

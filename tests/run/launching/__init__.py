@@ -1,0 +1,1 @@
+"""Tests of launching plans on other machines."""
