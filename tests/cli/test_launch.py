@@ -90,7 +90,7 @@ def test_here_the_command_is_train_s(
     assert said == f"meshwright train {tmp_path}/one.json --run {tmp_path}/run --stop-after 3600\n"
     asked: list[dict[str, object]] = []
 
-    def train(made: object, **options: object) -> object:
+    def train(_design: object, **options: object) -> object:
         from meshwright.run.outcome import Ended, Outcome
         from meshwright.train.events import Ending
         from tests.cli.test_train import REPORT

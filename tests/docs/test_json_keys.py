@@ -46,6 +46,7 @@ def test_every_key_that_is_printed_is_documented(tmp_path: Path, capsys: pytest.
     for name in ("waterfall", "headroom", "sensitivity", "sweep"):
         _same(f"`{name}`", explained[name])
     _same("each of `why_not`", explained["why_not"][0])
+    _same("`launch`", _printed(["launch", design, "--on", "slurm"], capsys))
     _same("`explain`", _printed(["explain", design], capsys))
     _same("`compare`", _printed(["compare", design, design], capsys))
     exported = _printed(["export", design, "--to", "deepspeed"], capsys)
@@ -79,7 +80,10 @@ def _keys_of_commands_with_torch() -> None:
     _same("`doctor`", re.findall(r'"([a-z_]+)":', source["doctor"].partition("if as_json:")[2].partition("else:")[0]))
     from meshwright.run.audit import Audit, Passes
     from meshwright.run.doctor import Row
+    from meshwright.run.launching.logs import Log
 
     _same("`audit`", ["read", *(field.name for field in fields(Audit))])
     _same("each of `passes`", [field.name for field in fields(Passes)])
+    _same("`logs`", ["run", "logs"])
+    _same("each of `logs`", [field.name for field in fields(Log)])
     _same("each row of `doctor`", [field.name for field in fields(Row)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -12,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from meshwright.run import failure
-from meshwright.run.launch import Launched, launch, threads_per_worker
+from meshwright.run.launch import Launched, Party, launch, threads_per_worker
+from meshwright.run.launching.meeting import Greeting, meet
 from meshwright.spec.errors import ExitCode, WorkerFailed
 
 WORKER = """
@@ -21,7 +23,7 @@ run, act = pathlib.Path(sys.argv[1]), sys.argv[2]
 rank = int(os.environ["RANK"])
 asked = []
 signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
-wanted = ("OMP_NUM_THREADS", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "MASTER_ADDR", "WORLD_SIZE")
+wanted = ("OMP_NUM_THREADS", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 (run / f"env-{rank}.json").write_text(json.dumps({name: os.environ[name] for name in wanted}))
 if act == "kill" and rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
@@ -87,15 +89,17 @@ def test_an_error_in_a_worker_keeps_its_words_and_its_exit_code(tmp_path: Path, 
     assert error.exit_code is ExitCode.USAGE
 
 
-def signal_when_ready(tmp_path: Path, times: int) -> threading.Thread:
+def signal_when_ready(tmp_path: Path, *numbers: signal.Signals) -> threading.Thread:
+    """The first signal once the workers wait for one, each further one once they have had one."""
+
     def send() -> None:
         while not all((tmp_path / f"ready-{rank}").exists() for rank in (0, 1)):
             time.sleep(0.02)
-        os.kill(os.getpid(), signal.SIGTERM)
-        while times > 1 and not all((tmp_path / f"asked-{rank}").exists() for rank in (0, 1)):
-            time.sleep(0.02)
-        if times > 1:
-            os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), numbers[0])
+        for number in numbers[1:]:
+            while not all((tmp_path / f"asked-{rank}").exists() for rank in (0, 1)):
+                time.sleep(0.02)
+            os.kill(os.getpid(), number)
 
     thread = threading.Thread(target=send)
     thread.start()
@@ -104,7 +108,7 @@ def signal_when_ready(tmp_path: Path, times: int) -> threading.Thread:
 
 def test_the_first_signal_asks_and_handlers_are_put_back(tmp_path: Path, module: str) -> None:
     handlers, said = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)], list[str]()
-    sender = signal_when_ready(tmp_path, 1)
+    sender = signal_when_ready(tmp_path, signal.SIGTERM)
     launched = start(tmp_path, module, "wait", said)
     sender.join()
     assert launched == Launched(failures={}, asked_to_stop=True)
@@ -112,10 +116,31 @@ def test_the_first_signal_asks_and_handlers_are_put_back(tmp_path: Path, module:
     assert handlers == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
 
 
-def test_the_second_signal_stops_at_once(tmp_path: Path, module: str) -> None:
-    sender = signal_when_ready(tmp_path, 2)
+def test_the_second_signal_stops_at_once_whatever_the_scheduler_said_before(tmp_path: Path, module: str) -> None:
+    sender = signal_when_ready(tmp_path, signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM)
     began = time.monotonic()
     launched = start(tmp_path, module, "hang")
     sender.join()
     assert launched.killed
     assert time.monotonic() - began < 15.0
+
+
+def test_a_node_of_several_has_its_own_devices_and_heeds_a_scheduler_that_says_all_twice(
+    tmp_path: Path, module: str
+) -> None:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        head = f"127.0.0.1:{free.getsockname()[1]}"
+    hello = Greeting(node=0, nodes=1, host="here", session="s", design="d", meshwright="m", torch="t")
+    met = meet(hello, head=head, run_dir=tmp_path, seconds=10.0)
+    party = Party(node=0, nodes=1, first=1, count=2, rendezvous=met.rendezvous, interface=met.interface)
+    said = list[str]()
+    sender = signal_when_ready(tmp_path, signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM, signal.SIGQUIT)
+    launched = launch(tmp_path, ranks=(2, 0, 1), arguments=["hang"], say=said.append, module=module, party=party)
+    sender.join()
+    assert said == ["SIGUSR1: the workers finish this step and save"]
+    assert (launched.asked_to_stop, launched.killed) == (True, True)
+    assert set(launched.failures) <= {0, 1}
+    found = json.loads((tmp_path / "env-0.json").read_text())
+    assert f"{found['MASTER_ADDR']}:{found['MASTER_PORT']}" == head
+    assert (tmp_path / "logs" / "node-0").is_dir()

@@ -31,6 +31,7 @@ while :; do sleep 0.02; done
 SCONTROL = """#!/bin/bash
 here=$(dirname "$0")
 if [ "$1 $2" = "show hostnames" ]; then cat "$here/hostnames"; exit; fi
+if [ "$1 $2" = "show node" ]; then [ -n "$3" ] && echo "NodeName=$3" && echo "   NodeAddr=$3.rack Version=22"; exit; fi
 echo "$@" >> "$here/asked"
 """
 
@@ -118,7 +119,7 @@ def test_a_run_that_was_stopped_by_its_time_limit_is_queued_again(tmp_path: Path
     assert shell.signalled(signal.SIGUSR1) == (ExitCode.SAVED, "requeue 70007\n")
     assert shell.read("signals") == ["USR1"]
     words = shell.read("words")
-    assert words[words.index("--head") + 1] == "n0:30007"
+    assert words[words.index("--head") + 1] == "n0.rack:30007"
     assert words[words.index("--session") + 1] == "70007.2"
     assert words[words.index("--node") + 1] == "SLURM_NODEID"
     assert words[words.index("-m") + 2] == "/shared/first run"
@@ -146,7 +147,7 @@ def test_nodes_without_a_place_to_meet_do_not_start(tmp_path: Path) -> None:
     started = shell.start()
     _, said = started.communicate(timeout=20)
     assert started.returncode == ExitCode.ENVIRONMENT
-    assert "scontrol names no node of 'n[0-1]'" in said
+    assert "scontrol tells no address of node '' of 'n[0-1]' to meet at" in said
     assert not (shell.folder / "words").exists()
 
 

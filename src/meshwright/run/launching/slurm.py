@@ -26,9 +26,10 @@ _RUN, _HEAD, _SESSION = '"$run"', '"$head:$port"', '"$SLURM_JOB_ID.${SLURM_RESTA
 _BODY = """
 run={run}
 port=$(({first_port} + SLURM_JOB_ID % {ports}))
-head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+head=$(scontrol show node "$first" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
 if [ -z "$head" ]; then
-  echo "meshwright: scontrol names no node of '$SLURM_JOB_NODELIST', so that the nodes have nowhere to meet" >&2
+  echo "meshwright: scontrol tells no address of node '$first' of '$SLURM_JOB_NODELIST' to meet at" >&2
   exit {environment}
 fi
 
