@@ -8,11 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from meshwright.cli import main
 from meshwright.run.files import write_json
 from meshwright.run.launching import node
 from meshwright.run.launching.command import node_command
@@ -20,8 +22,9 @@ from meshwright.run.train import train
 from meshwright.spec.errors import ConfigError, ExitCode
 from meshwright.spec.plan import Design
 from meshwright.train.observe.timekeeper import goodput_of
+from tests.run.launching import sshd_here
 from tests.run.launching.made import NODES, on_processors
-from tests.run.runs import after_steps, losses, rows
+from tests.run.runs import after_steps, ask_to_stop, losses, rows
 
 STEPS = 6
 
@@ -142,3 +145,36 @@ def test_nodes_stop_before_their_time_is_over_and_differ_in_words(tmp_path: Path
     codes, said = ended(nodes(run, designs=(tmp_path / "design.json", other)))
     assert codes == [ExitCode.ENVIRONMENT, ExitCode.ENVIRONMENT]
     assert all("node 1 (" in text and "reads another design" in text for text in said)
+
+
+WHY_NO_SSHD = sshd_here.why_not()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "sort", ["pretended", pytest.param("real", marks=pytest.mark.skipif(bool(WHY_NO_SSHD), reason=WHY_NO_SSHD))]
+)
+def test_hosts_over_ssh_train_save_when_asked_and_go_on(
+    sort: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = on_processors(tmp_path, steps=STEPS)
+    plan, run, python = tmp_path / "plan.json", tmp_path / "run", tmp_path / "python"
+    plan.write_text(made.to_json())
+    kept = {name: os.environ.get(name, "") for name in ("PYTHONPATH", "MESHWRIGHT_CACHE", "OMP_NUM_THREADS")}
+    told = " ".join(f"{name}={value}" for name, value in kept.items() if value)
+    python.write_text(f'#!/bin/sh\nexec env {told} {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    folder = tmp_path / "ssh"
+    words = ["launch", str(plan), "--on", "ssh", "--run", str(run), "--hosts", "first,second", "--submit"]
+    words += ["--python", str(python), *(["--address", "127.0.0.1"] if sort == "pretended" else [])]
+    with sshd_here.real(folder) if sort == "real" else nullcontext(None) as reached:
+        monkeypatch.setenv("PATH", f"{reached or sshd_here.pretended(folder)}:{os.environ['PATH']}")
+        stop = after_steps(run, 2, ask_to_stop)
+        assert main(words) == ExitCode.SAVED, capsys.readouterr().err
+        stop.join()
+        assert 2 <= len(losses(run)) < STEPS
+        assert main([*words, "--resume"]) == ExitCode.OK, capsys.readouterr().err
+    assert list(losses(run)) == list(range(1, STEPS + 1))
+    assert "first | " in capsys.readouterr().out
+    assert (run / "logs" / "node-0-first.log").stat().st_size > 0

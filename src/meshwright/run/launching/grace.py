@@ -9,7 +9,7 @@ from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.report import Report
 from meshwright.spec.units import format_seconds
 
-# SLURM looks at time limits, and sends what it was asked to, within a minute.
+# Ranks agree to stop, files are closed, processes end. Signals of SLURM's come up to a minute early, never late.
 SLACK_SECONDS = 60.0
 _ROUND = 30.0
 _STEPS = 2.0  # the one under way, and the one after which all ranks know that one was asked

@@ -192,8 +192,9 @@ def _say(line: str) -> None:
 
 def _heed() -> None:
     """Whoever holds standard input asks this node to save, by its end or a line, or by `stop` to stop at once."""
-    for line in sys.stdin:
-        os.kill(os.getpid(), signal.SIGQUIT if line.strip() == "stop" else signal.SIGTERM)
+    # Not by sys.stdin, whose lock a thread that reads holds when the interpreter ends.
+    while said := os.read(0, 4096):
+        os.kill(os.getpid(), signal.SIGQUIT if b"stop" in said else signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
