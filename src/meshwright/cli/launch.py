@@ -19,7 +19,7 @@ Sets = Annotated[
     list[str] | None, typer.Option("--set", "-s", help="Set one field: job.checkpoint.every_steps=500. Repeatable.")
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --run.")]
-Time = Annotated[str | None, typer.Option("--time", "-t", help="How long it may take: 20h. It saves before that.")]
+Time = Annotated[str | None, typer.Option("--time", "-t", help="How long it may take: 20h. It is saved then.")]
 Grace = Annotated[str | None, typer.Option("--grace", help="Time kept to save in. [default: predicted]")]
 Hosts = Annotated[
     str | None, typer.Option("--hosts", help="ssh: one for each node, in the plan's order: ONE,TWO or ONE:8,TWO:8.")

@@ -119,7 +119,7 @@ def test_a_run_that_was_stopped_by_its_time_limit_is_queued_again(tmp_path: Path
     assert shell.signalled(signal.SIGUSR1) == (ExitCode.SAVED, "requeue 70007\n")
     assert shell.read("signals") == ["USR1"]
     words = shell.read("words")
-    assert words[words.index("--head") + 1] == "n0.rack:30007"
+    assert words[words.index("--head") + 1] == "n0.rack:20007"
     assert words[words.index("--session") + 1] == "70007.2"
     assert words[words.index("--node") + 1] == "SLURM_NODEID"
     assert words[words.index("-m") + 2] == "/shared/first run"

@@ -13,7 +13,8 @@ from meshwright.run.launching.shares import Share, check_alike
 from meshwright.spec.errors import ConfigError, ExitCode, Problem
 from meshwright.spec.plan import Design
 
-_PORTS = 20000  # jobs of one node meet at ports of their own: from here on, by the number of the job
+# Jobs of one node meet at ports of their own, by the number of the job, below those that systems give out (32768 on).
+_FIRST_PORT, _PORTS = 20000, 10000
 _ENDING_SECONDS = 60  # from the first node that ends to the last
 # What the script rests on; other options of sbatch are for whoever knows the site.
 _OURS = (
@@ -64,7 +65,7 @@ def script(design: Design, ask: Ask, *, found: Sequence[Share], grace: int) -> s
     command = _command(ask)
     body = _BODY.format(
         run=shlex.quote(str(ask.run)),
-        first_port=_PORTS,
+        first_port=_FIRST_PORT,
         ports=_PORTS,
         environment=int(ExitCode.ENVIRONMENT),
         saved=int(ExitCode.SAVED),
