@@ -73,8 +73,6 @@ def train(
     preflight.check_machine(design, predicted=predicted, run_dir=folder)
     if steps is not None and steps < 1:
         raise ConfigError(Problem(what=f"{steps} steps", where="--steps", fix="ask for at least one"))
-    if stop_after is not None and not stop_after > 0:
-        raise ConfigError(Problem(what=f"{stop_after} seconds", where="--stop-after", fix="give it some time"))
     corpus = data.prepare(
         design.job.data,
         sequence_length=design.plan.sequence_length,
@@ -84,8 +82,7 @@ def train(
     )
     preflight.check_corpus(design, corpus, run_dir=folder)
     write_design(design, folder, predicted=predicted, decision=decision)
-    _write_corpus(corpus, folder)
-    write_json(folder / "environment.json", environment(design))
+    _write_surroundings(design, corpus, folder)
     arguments = [] if steps is None else ["--steps", str(steps)]
     arguments += [] if stop_after is None else ["--stop-at", str(began + stop_after)]
     from meshwright.run.launch import launch
@@ -124,7 +121,9 @@ def write_design(design: Design, run_dir: Path, *, predicted: Report, decision: 
         write_json(run_dir / "decision.json", decision)
 
 
-def _write_corpus(corpus: data.Corpus, run_dir: Path) -> None:
+def _write_surroundings(design: Design, corpus: data.Corpus, run_dir: Path) -> None:
+    """What the run is trained on: the machine, and the text with its tokenizer."""
+    write_json(run_dir / "environment.json", environment(design))
     write_json(
         run_dir / "corpus.json",
         {
