@@ -170,7 +170,7 @@ def _forwarding(say: Callable[[str], None], *, module: str, patient: bool) -> It
     None insists by SIGUSR1, which says that time is nearly over, and to a `patient` launcher by Ctrl-C alone.
     """
     asked = _Asked()
-    heeded = (*_SIGNALS, signal.SIGQUIT) if patient else _SIGNALS
+    heeded = [*_SIGNALS, *([signal.SIGQUIT] if patient else [])]
     insist = (signal.SIGINT,) if patient else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
     def handle(number: int, _frame: FrameType | None) -> None:
@@ -186,7 +186,7 @@ def _forwarding(say: Callable[[str], None], *, module: str, patient: bool) -> It
     if threading.current_thread() is not threading.main_thread():
         yield asked
         return
-    heeded = tuple(number for number in heeded if signal.getsignal(number) is not signal.SIG_IGN)
+    heeded = [number for number in heeded if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, handle) for number in heeded}
     try:
         yield asked

@@ -109,7 +109,7 @@ def test_the_grace_covers_steps_and_saves_and_leaves_time_to_train(tmp_path: Pat
     slow = replace(predicted, step=replace(predicted.step, seconds=100.0))
     assert grace_seconds(ask("slurm"), predicted=slow) >= 260
     assert grace_seconds(ask("slurm", grace_seconds=7.5), predicted=slow) == 8
-    with pytest.raises(ConfigError, match="no time is left to train: 60.0 s of which 90.0 s"):
+    with pytest.raises(ConfigError, match=r"no time is left to train: 60\.0 s of which 90\.0 s"):
         grace_seconds(ask("slurm", time_seconds=60.0), predicted=predicted)
 
 

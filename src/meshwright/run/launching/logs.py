@@ -57,10 +57,10 @@ def _of_ranks(design: Design, folder: Path, *, tail: int) -> Iterator[Log]:
     for share in shares(design):
         kept = folder / f"node-{share.node}"
         launches = [path for path in (kept if kept.is_dir() else folder).glob("*/attempt_*") if path.is_dir()]
-        if not kept.is_dir() and share.node:
+        if not launches or (share.node and not kept.is_dir()):
             continue
-        newest = max(launches, key=lambda path: path.stat().st_mtime, default=None)
-        for local in range(share.count) if newest is not None else ():
+        newest = max(launches, key=lambda path: path.stat().st_mtime)
+        for local in range(share.count):
             rank = design.plan.rank_on(share.first + local)
             for stream in _STREAMS:
                 path = newest / str(local) / f"{stream}.log"
