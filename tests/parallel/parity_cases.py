@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from meshwright.nn import Decoder, initialize
+from meshwright.nn.context import Context
 from meshwright.nn.mixture import MixtureOfExperts
 from meshwright.parallel import Mesh, build_mesh, build_optimizer, lay
 from meshwright.parallel.optimizer import block_of
@@ -107,8 +108,10 @@ def one_device(
     packed: Documents,
     frozen: frozenset[int] = frozenset(),
     masks: Masks = Masks.NONE,
+    along: Plan | None = None,
 ) -> Outcome:
-    """The reference: a whole decoder, torch's own cross entropy and norm. Nothing of the parallel room."""
+    """The reference: a whole decoder, torch's own cross entropy and norm. Nothing of the parallel room. Microbatches
+    learn on the paths of the plan `along`, where one is given."""
     decoder = Decoder(model).double()
     initialize(decoder, seed=SEED)
     for name, parameter in decoder.named_parameters():
@@ -120,7 +123,10 @@ def one_device(
         mixture.each = 1.0 / count
 
     def forward() -> tuple[Tensor, Tensor]:
-        logits = decoder(tokens, documents=parts, ahead=ahead)
+        if along is None or not torch.is_grad_enabled():
+            logits = decoder(tokens, documents=parts, ahead=ahead)
+        else:
+            logits = on_paths(decoder, along, tokens, parts)
         plain = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
         return plain, plain + z_loss * logits.logsumexp(-1)[targets != MASKED].square().mean()
 
@@ -148,6 +154,21 @@ def one_device(
     return Outcome(
         loss=float(loss.detach()), evaluation=after, norm=float(norm), gradients=gradients, parameters=parameters
     )
+
+
+def on_paths(decoder: Decoder, plan: Plan, tokens: Tensor, documents: Tensor | None) -> Tensor:
+    """Logits of all sequences, those of each microbatch of each data rank after the stages of its path."""
+    found = []
+    for start in range(0, len(tokens), plan.microbatch):
+        rows = slice(start, start + plan.microbatch)
+        path = plan.schedule.paths[start // plan.microbatch % plan.schedule.microbatches]
+        context = Context(documents=None if documents is None else documents[rows], known_angles={})
+        x = decoder.embedding(tokens[rows], context)
+        for stage in map(int, path.split()):
+            for block in range(plan.stages[stage].start, plan.stages[stage].stop):
+                x = decoder.layers[str(block - 1)](x, context) if str(block - 1) in decoder.layers else x
+        found.append(decoder.head(x, decoder.embedding.tokens if decoder.tied else None))
+    return torch.cat(found)
 
 
 def _step(named: dict[str, nn.Parameter], optimizer: Optimizer) -> None:

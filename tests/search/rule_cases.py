@@ -20,6 +20,7 @@ from meshwright.spec.plan import (
     ScheduleKind,
     Sharding,
     TensorGrid,
+    Training,
 )
 from meshwright.spec.synchronize import GradientSync, SyncKind
 from tests.search import search_samples as samples
@@ -43,6 +44,7 @@ from tests.search.rule_designs import (
     met,
     odd_length,
     of_text,
+    on_paths,
     planned,
     regrouped,
     reranked,
@@ -57,6 +59,7 @@ from tests.search.rule_designs import (
 )
 from tests.support.models import with_prefix
 
+EVEN = ((0, 1, 3), (0, 2, 3)) * 4
 ANYWHERE = frozenset({Scope.PLAN, Scope.MEMORY})
 
 
@@ -206,6 +209,19 @@ CASES = {
         lambda: D(schedule=INTERLEAVED),
         lambda: D(schedule=Schedule(kind=ScheduleKind.GPIPE, microbatches=8, chunks=2)),
         "2 chunks under gpipe",
+    ),
+    "paths-are-asked": Case(
+        lambda: on_paths(*EVEN), lambda: on_paths(*EVEN, share=0.0), "of the layers and the job allows none"
+    ),
+    "paths-are-even": Case(
+        lambda: on_paths(*EVEN),
+        lambda: on_paths(*((0, 1, 3),) * 6, *EVEN[:2]),
+        "7 microbatches pass stage 1 and 1 stage 2 (stages would learn unevenly",
+    ),
+    "runtime-paths": Case(
+        lambda: on_paths(*EVEN),
+        lambda: regrouped(on_paths(*EVEN), 0, training=Training.FROZEN),
+        "paths of microbatches around frozen blocks can be predicted and not trained yet",
     ),
     "table-is-legal": Case(
         lambda: D(schedule=tabled("0F*2 (0B 0F)*6 0B*2", "(1F 1I)*7 1W*6 1F 1B 1W")),

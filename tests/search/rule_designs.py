@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from meshwright.schedule import planned as schedules
+from meshwright.schedule import skip
 from meshwright.spec.cluster import Link, Precision
 from meshwright.spec.job import Constraints, DataSpec, JobSpec, Source, Spike, SpikeSpec, Switch
 from meshwright.spec.low_rank import Pufferfish
@@ -21,6 +23,7 @@ from meshwright.spec.plan import (
     Training,
 )
 from meshwright.spec.routing import Routing
+from meshwright.spec.skip import SkipSpec, Swap
 from meshwright.spec.synchronize import GradientSync, Rounds, SyncKind
 from tests.search import search_samples as samples
 
@@ -56,6 +59,15 @@ def met(kind: SyncKind = SyncKind.DILOCO, *, held: int = 0, **fields: Any) -> De
 def tabled(*rows: str, **sizes: int) -> Schedule:
     """A schedule of eight microbatches by its table."""
     return Schedule(kind=ScheduleKind.TABLE, table=rows, **{"microbatches": 8, **sizes})
+
+
+def on_paths(*paths: tuple[int, ...], share: float = 0.5, swap: Swap = Swap.NEIGHBOURS) -> Design:
+    """Four stages, of eight microbatches that pass those of `paths`."""
+    alike = skip.Line(forward=(1.0,) * 4, backward=(1.0,) * 4, transfer=(0.0,) * 4)
+    made = skip.along(alike, paths)
+    assert made is not None
+    entry = D(pipeline=4, shard=1, microbatch=4, schedule=schedules.of(made.program, chunks=1))
+    return replace(entry, job=replace(entry.job, skip=SkipSpec(share=share, swap=swap)))
 
 
 def compiled(kind: ScheduleKind) -> Design:

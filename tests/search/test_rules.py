@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -21,9 +22,10 @@ from meshwright.spec.plan import (
     Schedule,
     ScheduleKind,
 )
+from meshwright.spec.skip import Swap
 from tests.search import search_samples as samples
-from tests.search.rule_cases import ANYWHERE, CASES
-from tests.search.rule_designs import INTERLEAVED, D, planned, regrouped, reranked, tabled
+from tests.search.rule_cases import ANYWHERE, CASES, EVEN
+from tests.search.rule_designs import INTERLEAVED, D, on_paths, planned, regrouped, reranked, scheduled, tabled
 
 
 def test_every_rule_has_a_case_in_both_directions() -> None:
@@ -179,6 +181,29 @@ def test_a_table_that_is_not_legal_is_refused_in_words(schedule: Schedule, says:
     problems = check(planned(D(), schedule=schedule))
     assert problems
     assert any(says in str(problem) and problem.fix for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        (
+            lambda: on_paths(*EVEN, share=0.25),
+            "and the job allows 25 % (what is trained so is another model; rule paths",
+        ),
+        (
+            lambda: on_paths((0, 2, 1, 3), *EVEN, (0, 2, 1, 3), swap=Swap.NONE),
+            "stages are passed out of turn and the job allows none (rule paths-are-asked)",
+        ),
+        (lambda: scheduled(on_paths(*EVEN), table=()), "plan.schedule.table: 0 rows for 4 pipeline ranks"),
+        (lambda: scheduled(on_paths(*EVEN), kind=ScheduleKind.GPIPE, table=()), "paths beside kind gpipe"),
+        (lambda: scheduled(on_paths(*EVEN), chunks=2), "paths of microbatches through 2 stages a rank"),
+        (lambda: scheduled(on_paths(*EVEN), paths=("0 3",) * 8), "stage 1 is on no path"),
+        (lambda: scheduled(on_paths(*EVEN), slices=2), "2 slices under table"),
+    ],
+)
+def test_paths_that_are_not_legal_are_refused_in_words(entry: Callable[[], Design], says: str) -> None:
+    problems = check(entry())
+    assert any(says in str(problem) and problem.fix for problem in problems), [str(each) for each in problems]
 
 
 def test_a_table_is_of_a_pipeline() -> None:

@@ -16,6 +16,7 @@ from meshwright.spec.codec import nearest
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.job import Interval, JobSpec, NonFinite, Spike, Unlike
 from meshwright.spec.plan import Design
+from meshwright.spec.skip import MOST_SKIPPED, Swap
 
 AT_LEAST_ONE = (
     "sequence_length",
@@ -76,6 +77,13 @@ def checked_job(job: JobSpec) -> JobSpec:
         *_group_problems(job),
         *low_rank_problems(job),
     ]
+    if not 0 <= job.skip.share <= MOST_SKIPPED + 1e-9:
+        why = "models that leave out more were not shown to learn as well (2502.19913)"
+        what = f"{job.skip.share} is not from 0 to a third"
+        problems.append(Problem(what=what, where="skip.share", why=why, fix="choose 0.25, or 0 for none"))
+    if job.skip.share == 0 and job.skip.swap is not Swap.NONE:
+        what = f"{job.skip.swap.value} changes places of stages and nothing is left out"
+        problems.append(Problem(what=what, where="skip.swap", fix="set skip.share above 0, or choose none"))
     if _above_zero(job.peer_timeout_seconds) and not 1 <= job.peer_timeout_seconds <= MOST_SECONDS:
         what = f"{job.peer_timeout_seconds} is not from 1 second to {MOST_SECONDS:,}, a month"
         problems.append(Problem(what=what, where="peer_timeout_seconds"))

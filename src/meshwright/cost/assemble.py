@@ -17,7 +17,7 @@ from meshwright.cost.microbatch import Each, microbatch
 from meshwright.cost.offload import away_seconds, optimizes_away
 from meshwright.cost.optimizers import Optimized, passed_bytes, update_seconds
 from meshwright.cost.overlap import LINKS, Slack
-from meshwright.cost.pipeline import Shape, makespan
+from meshwright.cost.pipeline import RankSeconds, Shape, makespan
 from meshwright.cost.synchronize import bucketed
 from meshwright.cost.table import BoolArray, IntArray, PlanTable
 from meshwright.cost.thin import summed_elements
@@ -113,7 +113,8 @@ def assemble(
     each = microbatch(machines, place, counts=counts, everything=everything, shape=shape)
     once = _once(table, machines, place, arrays=arrays, counts=counts, each=each, model=model, job=job)
     pipe = _pipe(machines, each, shape=shape, ways=ways, path=path)
-    of, passes = pipe.of, shape.microbatches * pipe.stretch
+    of, passed = pipe.of, pipe.of(shape.passed)
+    passes = passed * pipe.stretch
     start, early = _ahead(each, shape=shape)
     agree = np.max([entry.agree for entry in machines], axis=0)
     fixed = max(entry.group.device.step_overhead_seconds for entry in machines)
@@ -142,12 +143,12 @@ def assemble(
         total=total,
         detail=_detail(machines[0], of, counts=counts, microbatches=passes) if detailed else {},
         figures={
-            "flops": of(each.by_name["flops"]) * shape.microbatches,
+            "flops": of(each.by_name["flops"]) * passed,
             "transfer_seconds": np.where(shape.valid, ways.reach, 0.0).max(axis=1),
             "makespan_seconds": pipe.seconds,
             "first_gather_seconds": before,
             "last_reduce_seconds": after,
-            "tensor_bytes": of(exchanged) * shape.microbatches,
+            "tensor_bytes": of(exchanged) * passed,
         },
         busiest=pipe.busiest,
     )
@@ -197,13 +198,13 @@ def _pipe(
 ) -> _Pipe:
     still, moving = _spans(each, shape=shape, ways=ways, path=path)
     moving = np.maximum(moving, _carried(each, shape=shape, busy=ways.busy))
-    cost = each.forward.everything + each.backward.everything
+    cost = _of_path(each.forward, shape=shape) + _of_path(each.backward, shape=shape)
     least = [
         entry.sharing.least_seconds(each=cost, microbatches=shape.microbatches, stages=shape.pipeline)
         for entry in machines
     ]
     seconds = np.maximum(moving, np.max(least, axis=0))
-    busy = np.where(shape.valid, each.forward.total + each.backward.total, -1.0) * shape.microbatches[:, None]
+    busy = np.where(shape.valid, each.forward.total + each.backward.total, -1.0) * shape.passed
     busiest = busy.argmax(axis=1)
     own = np.take_along_axis(busy, busiest[:, None], axis=1)[:, 0]
     stretch = 1.0 + (seconds - moving) / np.maximum(own, 1e-30)
@@ -304,10 +305,17 @@ def _carried(each: Each, *, shape: Shape, busy: FloatArray) -> FloatArray:
     What comes before the first crossing and after the last is one microbatch's work, where a rank has one stage.
     """
     crossings = times_crossed(shape.schedule, microbatches=shape.microbatches, chunks=shape.chunks)
-    around = np.where(
-        shape.chunks > 1.0, 0.0, each.forward.everything + each.backward.everything - each.weight.everything
-    )
+    forward, backward, weight = (_of_path(way, shape=shape) for way in (each.forward, each.backward, each.weight))
+    around = np.where(shape.chunks > 1.0, 0.0, forward + backward - weight)
     return np.where(shape.pipeline > 1.0, crossings * busy + around, 0.0)
+
+
+def _of_path(seconds: RankSeconds, *, shape: Shape) -> FloatArray:
+    """Seconds of a microbatch on all stages that it passes, shape (rows,), the mean where microbatches differ."""
+    if not any(program.paths for program in shape.tables.values()):
+        return seconds.everything
+    left_out = 1.0 - shape.passed / shape.microbatches[:, None]
+    return seconds.everything - (np.where(shape.valid, seconds.total, 0.0) * left_out).sum(axis=1)
 
 
 def _worst(values: FloatArray, valid: BoolArray) -> FloatArray:

@@ -11,7 +11,8 @@ class Layout:
 
     Stage s is blocks [bounds[s], bounds[s + 1]); `ranks[s]` is its pipeline rank. `policies` holds indexes into
     RECOMPUTES and OFFLOADS for every block, in place of the row's; () where the row's hold for all. `frozen` blocks
-    are not trained. `table` is what ranks do where the schedule is a table, as in Schedule.
+    are not trained. `table` is what ranks do where the schedule is a table, `paths` what stages its microbatches pass,
+    as in Schedule.
     """
 
     bounds: tuple[int, ...]
@@ -19,6 +20,7 @@ class Layout:
     policies: tuple[tuple[int, int], ...] = ()
     frozen: frozenset[int] = frozenset()
     table: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
 
     @property
     def num_stages(self) -> int:

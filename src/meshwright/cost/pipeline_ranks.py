@@ -65,6 +65,18 @@ class Shape:
     slices: FloatArray | None = None
     tables: Mapping[int, Program] = field(default_factory=dict)
 
+    @property
+    def passed(self) -> FloatArray:
+        """How many microbatches pass each rank, shape (rows, ranks): all of them but those whose paths leave it out."""
+        found = np.broadcast_to(self.microbatches[:, None], self.rank.shape)
+        among = {row: program.paths for row, program in self.tables.items() if program.paths}
+        if not among:
+            return found
+        found = found.copy()
+        for row, paths in among.items():
+            found[row] = [sum(rank in path for path in paths) for rank in self.rank[row].tolist()]
+        return found
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:

@@ -74,7 +74,7 @@ def _report(design: Design, costs: Costs, table: PlanTable, *, cluster: ClusterS
         memory=memory,
         tokens_per_step=plan.batch_tokens,
         devices=plan.world_size,
-        model_flops=model.flops_per_token(plan.sequence_length, frozen=plan.frozen_blocks) * plan.batch_tokens,
+        model_flops=_model_flops(design),
         peak_flops=_peak_flops(plan, cluster),
         error_band=(math.exp(-reach), math.exp(reach)),
         doubts={
@@ -88,6 +88,19 @@ def _report(design: Design, costs: Costs, table: PlanTable, *, cluster: ClusterS
         detail=_detail(costs),
     )
     return replace(report, bottleneck=_bottleneck(report))
+
+
+def _model_flops(design: Design) -> float:
+    """FLOPs of a step without those of blocks that microbatches leave out."""
+    plan, model = design.plan, design.model
+    whole = model.flops_per_token(plan.sequence_length, frozen=plan.frozen_blocks)
+    for index, stage in enumerate(plan.stages if plan.schedule.paths else ()):
+        left_out = 1.0 - plan.passing(index)
+        if left_out:
+            rest = replace(model, layers=(*model.layers[: stage.start - 1], *model.layers[stage.stop - 1 :]))
+            own = model.flops_per_token(plan.sequence_length) - rest.flops_per_token(plan.sequence_length)
+            whole -= left_out * own
+    return whole * plan.batch_tokens
 
 
 def _step_line(costs: Costs, *, plan: Plan, model: ModelSpec, origin: Origin) -> Line:
@@ -221,6 +234,8 @@ def _notes(design: Design) -> tuple[str, ...]:
                 notes.append(f"{on_node} ranks share {group.cores} cores of each {group.name} node")
     if plan.world_size < cluster.num_devices:
         notes.append(f"{cluster.num_devices - plan.world_size} devices are not used")
+    if plan.schedule.paths:
+        notes.append(_left_out(plan))
     if cluster.origin is Origin.ANALYTIC:
         notes.append("from data sheets and formulas; measure the machine to narrow the interval")
     scores = _score_share(design) if design.job.data.document_mask else 0.0
@@ -230,6 +245,20 @@ def _notes(design: Design) -> tuple[str, ...]:
             f"{plan.sequence_length:,} tokens: job.data.document_mask is on, and how long documents are is not known"
         )
     return tuple(notes)
+
+
+def _left_out(plan: Plan) -> str:
+    """What microbatches leave out, and that it costs quality."""
+    fewest, most = (count(len(path.split()) for path in plan.schedule.paths) for count in (max, min))
+    number, stages = len(plan.stages) - fewest, len(plan.stages)
+    told = f"{number}" if fewest == most else f"{number} to {stages - most}"
+    turned = sum([*map(int, path.split())] != sorted(map(int, path.split())) for path in plan.schedule.paths)
+    swapped = f", {turned} of {len(plan.schedule.paths)} pass two stages the other way round" if turned else ""
+    return (
+        f"every microbatch leaves out {told} of {stages} stages, {format_percent(plan.skipped_share)} of the layers on "
+        f"the mean{swapped}: the model that learns so is not the full one, and what that costs in quality has to be "
+        "measured"
+    )
 
 
 def _score_share(design: Design) -> float:

@@ -113,7 +113,8 @@ def play(waves: Graph, *, stages: Sequence[StageSeconds]) -> Played:
     each = np.array([[stage.of(work) for work in WORKS] for stage in stages]) / program.slices
     seconds = each[program.stage, program.work]
     taken = np.append(seconds, 0.0)[waves.action]
-    delay = (np.array([*(stage.transfer for stage in stages), 0.0]) / program.slices)[waves.link]
+    ways = over_legs(np.array([stage.transfer for stage in stages]) / program.slices, waves.legs)
+    delay = np.append(ways, 0.0)[waves.link]
     num, ranks = waves.action.shape
     ends: FloatArray = np.zeros(num * ranks + 1)
     clock, arrived = np.zeros((2, ranks))
@@ -144,7 +145,7 @@ def _last_ends(waves: Graph, *, stages: StageRows, chosen: slice) -> FloatArray:
     program = waves.program
     zeros = np.zeros_like(stages.forward[:1, chosen])
     seconds = np.concatenate([*(stages.of(work)[:, chosen] / program.slices for work in WORKS), zeros])
-    ways = np.concatenate([stages.transfer[:, chosen] / program.slices, zeros])
+    ways = np.concatenate([over_legs(stages.transfer[:, chosen] / program.slices, waves.legs), zeros])
     which = np.append(program.work * program.stages + program.stage, len(seconds) - 1)[waves.action]
     num, ranks = waves.action.shape
     ends: FloatArray = np.zeros((num * ranks + 1, zeros.shape[1]))
@@ -161,6 +162,14 @@ def _last_ends(waves: Graph, *, stages: StageRows, chosen: slice) -> FloatArray:
         np.add(clock, taken, out=clock)
         place[:] = clock
     return np.asarray(clock.max(axis=0), dtype=np.float64)
+
+
+def over_legs(transfer: FloatArray, legs: Ids) -> FloatArray:
+    """Seconds of every leg, shape (legs, ...): of the slowest link between its stages, `transfer[s]` that from s on."""
+    found = np.zeros((len(legs), *transfer.shape[1:]))
+    for place, (low, high) in enumerate(legs.tolist()):
+        found[place] = transfer[low:high].max(axis=0)
+    return found
 
 
 def simulate(table: Table | Program, *, stages: Sequence[StageSeconds]) -> tuple[Event, ...]:

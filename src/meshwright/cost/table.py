@@ -208,14 +208,10 @@ class PlanTable:
         """The one-row table of `plan`; raises ConfigError when its block groups differ in what no layout can say."""
         groups = plan.groups
         if len({(group.tensor, group.sequence_parallel, group.sharding, group.precision) for group in groups}) > 1:
-            raise ConfigError(
-                Problem(
-                    what="block groups of this plan differ from each other, and this cost model prices one setting",
-                    where="plan.stages",
-                    why="tensor, sequence_parallel, sharding and precision are one value a plan here",
-                    fix="give every group the same settings",
-                )
-            )
+            what = "block groups of this plan differ from each other, and this cost model prices one setting"
+            why = "tensor, sequence_parallel, sharding and precision are one value a plan here"
+            fix = "give every group the same settings"
+            raise ConfigError(Problem(what=what, where="plan.stages", why=why, fix=fix))
         group = plan.first_group
         bounds = (*(stage.start for stage in plan.stages), plan.stages[-1].stop)
         layout = Layout(
@@ -224,6 +220,7 @@ class PlanTable:
             policies=_policies(groups),
             frozen=plan.frozen_blocks,
             table=plan.schedule.table,
+            paths=plan.schedule.paths,
         )
         named = tuple(axis.name for axis in plan.axes)
         usual = named == tuple(name for name in DEFAULT_ORDER if name in named)
@@ -306,12 +303,14 @@ class PlanTable:
 
     def entry(self, row: int) -> Schedule:
         """The schedule of row `row`."""
+        layout = self.layouts[int(self.layout[row])]
         return Schedule(
             kind=SCHEDULES[int(self.schedule[row])],
             microbatches=int(self.microbatches[row]),
             chunks=int(self.chunks[row]),
             slices=int(self.slices[row]),
-            table=self.layouts[int(self.layout[row])].table,
+            table=layout.table,
+            paths=layout.paths,
         )
 
     def _groups(self, row: int, layout: Layout, start: int, stop: int) -> tuple[BlockGroup, ...]:

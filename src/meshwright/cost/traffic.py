@@ -16,10 +16,11 @@ from meshwright.cost.traffic_muon import exchanges
 from meshwright.cost.traffic_parameters import Held, Part, Unit, buckets, held, summands
 from meshwright.cost.traffic_rounds import round_traffic
 from meshwright.cost.traffic_turns import gathers, scatters
+from meshwright.schedule import planned
 from meshwright.spec.blocks import Mixture
 from meshwright.spec.cluster import DeviceKind, Precision
 from meshwright.spec.optimizer import Master
-from meshwright.spec.plan import AxisName, Design, Stage, TensorGrid
+from meshwright.spec.plan import AxisName, Design, TensorGrid
 from meshwright.spec.report import LineName
 from meshwright.spec.synchronize import SCALE_BYTES
 
@@ -70,14 +71,13 @@ class _Rank:
         self.scatter = "all_to_all" if on_processor else "reduce_scatter"
         self.packed = plan.gradients.precision in _EIGHT_BITS
         self.grid = grid_groups(design)
-        self.passes = plan.schedule.microbatches * plan.schedule.slices
         self.traffic = Traffic()
 
     def found(self) -> Traffic:
         stages = [(index, held(self.design, index, grid=self.grid)) for index in self.plan.stages_of(self.rank)]
         for index, own in stages:
             self._transfers(index)
-            self._inside(self.plan.stages[index])
+            self._inside(index)
             for unit in own.units:
                 self._unit(unit, index)
             self._whole(own)
@@ -95,24 +95,26 @@ class _Rank:
     def _transfers(self, index: int) -> None:
         """A stage sends features on, and gradients back as far as a trained block comes before."""
         plan, stages = self.plan, self.plan.stages
+        passes = planned.passes(plan.schedule, index)
         tokens = plan.microbatch * plan.sequence_length / (plan.context * plan.schedule.slices)
         divided = self.split or plan.tensor_grid is not TensorGrid.LINE
         each = tokens * self.design.model.width * self.compute / (plan.tensor if divided else 1)
         for other, there, back in ((index - 1, "recv", "send"), (index + 1, "send", "recv")):
             if 0 <= other < len(stages) and stages[other].rank != self.rank:
                 goes_back = plan.first_trained_block < stages[max(index, other)].start
-                for operation, calls in ((there, self.passes), (back, self.passes * goes_back)):
+                for operation, calls in ((there, passes), (back, passes * goes_back)):
                     self.traffic.add(LineName.TRANSFER, operation, AxisName.PIPELINE, each=each, calls=calls)
 
-    def _inside(self, stage: Stage) -> None:
+    def _inside(self, index: int) -> None:
         """What the blocks of a stage send while they compute."""
+        passes = planned.passes(self.plan.schedule, index)
         of_blocks = BlockTraffic(self.design, Widths(compute=self.compute, scatter=self.scatter), grid=self.grid)
         blocks, first = self.design.model.blocks, self.plan.first_trained_block
-        for group in stage.groups:
+        for group in self.plan.stages[index].groups:
             for place in range(group.start, group.stop):
                 sent = of_blocks.of(blocks[place], group.recompute, comes_back=place >= first)
                 for line, operation, axes, each in sent:
-                    self.traffic.add(line, operation, *axes, each=each, calls=self.passes)
+                    self.traffic.add(line, operation, *axes, each=each, calls=passes)
 
     def _unit(self, unit: Unit, index: int) -> None:
         """Its parameters are gathered and its gradients reduced over the ranks that share it."""
@@ -120,7 +122,7 @@ class _Rank:
         assert shard is not None
         group, padded = shard.group, sum(part.padded for part in unit.parts)
         comes_back = unit.block is None or unit.block >= self.plan.first_trained_block
-        self._add(group, "all_gather", padded * self.compute, calls=gathers(self.plan, comes_back=comes_back))
+        self._add(group, "all_gather", padded * self.compute, calls=gathers(self.plan, index, comes_back=comes_back))
         if not unit.parts[0].trained:
             return
         replicas = self.grid.replicas if unit.experts and self.grid else along(self.plan, AxisName.REPLICATE)

@@ -19,13 +19,13 @@ def shares_turns(plan: Plan) -> bool:
     return plan.schedule.kind is ScheduleKind.BREADTH_FIRST and max(layers) <= 1
 
 
-def gathers(plan: Plan, *, comes_back: bool) -> int:
-    """Of each unit in a step: once, or for every pass forward and, where backward `comes_back`, again for that where
-    they are freed between."""
+def gathers(plan: Plan, index: int, *, comes_back: bool) -> int:
+    """Of each unit of stage `index` in a step: once, or for every pass forward and, where backward `comes_back`, again
+    for that where they are freed between."""
     if plan.first_group.sharding is not Sharding.PARAMETERS:
         return 1
     ways = 1 + comes_back
-    return ways if shares_turns(plan) else ways * plan.schedule.microbatches * plan.schedule.slices
+    return ways if shares_turns(plan) else ways * planned.passes(plan.schedule, index)
 
 
 def scatters(plan: Plan, index: int, unit: Unit, *, replicas: int) -> Counter[Parts]:
@@ -39,7 +39,7 @@ def scatters(plan: Plan, index: int, unit: Unit, *, replicas: int) -> Counter[Pa
         found[unit.parts] = 1
         return found
     if plan.pipeline == 1 or not planned.splits(plan.schedule):
-        found[unit.parts] = plan.schedule.microbatches * plan.schedule.slices
+        found[unit.parts] = planned.passes(plan.schedule, index)
         return found
     late = tuple(part for part in unit.parts if not part.early)
     waits = [*_early_waits(plan, index)]

@@ -114,7 +114,7 @@ def lay_stage(
             apart, holder = is_expert if grid is not None else _none, design.model.blocks[block]
             axis.divide(unit, prefix=prefix, block=holder, apart=apart, has_grid=grid is not None)
         set_readers(unit, prefix=prefix, axis=axis, kinds=kinds, grid=grid)
-        decay_products(unit, design)
+        decay_products(unit, design, stage=design.plan.stages.index(stage))
         if isinstance(unit, DecoderLayer) and kinds.recipe is not None:
             group = axis.group if isinstance(axis, TensorAxis) else None
             quantize_products(unit, kinds.recipe, group=group, multiply=multiplier(device))

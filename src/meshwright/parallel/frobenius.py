@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.nn.low_rank import FactoredLinear
+from meshwright.schedule import planned
 from meshwright.spec.plan import Design
 
 
@@ -22,11 +23,10 @@ def decay_of(design: Design) -> float:
     return 0.0 if design.job.factoring is None else design.job.factoring.frobenius_decay
 
 
-def decay_products(unit: nn.Module, design: Design) -> None:
+def decay_products(unit: nn.Module, design: Design, *, stage: int) -> None:
     """Every product of factors under `unit` decays, each time that it goes backward by its share of a step."""
     plan = design.plan
-    passes = plan.data * plan.context * plan.schedule.microbatches * plan.schedule.slices
-    share = decay_of(design) / passes
+    share = decay_of(design) / (plan.data * plan.context * planned.passes(plan.schedule, stage))
     if share:
         for module in unit.modules():
             if isinstance(module, FactoredLinear):

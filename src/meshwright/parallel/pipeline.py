@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -13,11 +14,13 @@ from torch import Tensor, nn
 from meshwright import schedule
 from meshwright.nn.context import KnownAngles
 from meshwright.parallel.passes import LossFunction, Passes, split_passes
+from meshwright.parallel.routed import Route, RoutedStage
 from meshwright.parallel.slices import SliceStore, cut, repeat
 from meshwright.parallel.split import WeightGradients
 from meshwright.parallel.synchronize import Synchronizer
 from meshwright.parallel.torch_compat import Reach, TableStage, table_runtime
 from meshwright.schedule import planned
+from meshwright.schedule.moves import with_moves
 from meshwright.spec.plan import Plan
 from meshwright.spec.span import Recorder
 
@@ -120,15 +123,29 @@ class PipelineExecutor:
         """torch's runtime, one for each number of microbatches and mode: shapes are agreed on once, never in a later
         step."""
         if (microbatches, train) not in self._runtimes:
-            passes = microbatches * self._plan.schedule.slices
-            table = self._table(microbatches) if train else _forward_table(self._plan, passes)
-            rows = [[str(action) for action in row] for row in table]
-            stages = [
-                self._stage(place, split=split_passes(table, index), passes=passes)
-                for place, index in enumerate(self._indexes)
-            ]
-            self._runtimes[microbatches, train] = table_runtime(stages, rows=rows, microbatches=passes)
+            routed = train and self._plan.schedule.paths
+            made = self._along_paths(microbatches) if routed else self._in_turn(microbatches, train=train)
+            self._runtimes[microbatches, train] = made
         return self._runtimes[microbatches, train]
+
+    def _in_turn(self, microbatches: int, *, train: bool) -> Any:
+        """Microbatches that pass every stage in turn, as all do in evaluation."""
+        passes = microbatches * self._plan.schedule.slices
+        table = self._table(microbatches) if train else _forward_table(self._plan, passes)
+        rows = [[str(action) for action in row] for row in table]
+        stages = [
+            self._stage(place, split=split_passes(table, index), passes=passes)
+            for place, index in enumerate(self._indexes)
+        ]
+        return table_runtime(stages, rows=rows, microbatches=passes)
+
+    def _along_paths(self, microbatches: int) -> Any:
+        """Microbatches that pass the stages of their paths."""
+        entry = planned.of_first(self._plan.schedule, microbatches)
+        program = planned.program(entry, pipeline=self._plan.pipeline)
+        route = Route.of(program, self._rank)
+        stage = self._stage(0, split=frozenset(), passes=route.last_forward + 1, route=route)
+        return table_runtime([stage], rows=with_moves(program), microbatches=microbatches)
 
     def _table(self, microbatches: int) -> schedule.Table:
         """The plan's table with passes for microbatches: slice j of k of microbatch i is pass i * k + j."""
@@ -139,12 +156,13 @@ class PipelineExecutor:
             for row in table
         )
 
-    def _stage(self, place: int, *, split: frozenset[int], passes: int) -> TableStage:
+    def _stage(self, place: int, *, split: frozenset[int], passes: int, route: Route | None = None) -> TableStage:
         index, plan = self._indexes[place], self._plan
         length = plan.sequence_length // (plan.context * plan.schedule.slices)
         tokens = torch.empty(plan.microbatch, length, dtype=torch.int64, device="meta")
         scalar = torch.empty((), dtype=torch.promote_types(self._hidden.dtype, torch.float32), device="meta")
-        return TableStage(
+        make = TableStage if route is None else partial(RoutedStage, route=route)
+        return make(
             self._parts[place],
             index,
             len(plan.stages),

@@ -324,11 +324,14 @@ def _as_raised() -> Iterator[None]:
 def table_runtime(stages: Sequence[TableStage], *, rows: Sequence[Sequence[str]], microbatches: int) -> Any:
     """torch's pipeline runtime for `stages` of this rank, which runs `rows`: cells like `0F3`, one row a rank.
 
-    The runtime adds the sends and receives. The last stage returns its loss, and gradients are not scaled.
+    Sends and receives are added where rows tell none. The last stage returns its loss; gradients are not scaled.
     """
     runtime = _PipelineScheduleRuntime(list(stages), microbatches, loss_fn=_the_loss, scale_grads=False)
     actions = {rank: [_Action.from_str(cell) for cell in row] for rank, row in enumerate(rows)}
-    runtime._prepare_schedule_with_comms(actions, format="compute_only")
+    if any("SEND" in cell for row in rows for cell in row):
+        runtime.pipeline_order_with_comms = actions
+    else:
+        runtime._prepare_schedule_with_comms(actions, format="compute_only")
     return runtime
 
 

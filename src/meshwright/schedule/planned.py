@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from meshwright.schedule import paths as path_lines
 from meshwright.schedule import written
 from meshwright.schedule.build import SPLIT
 from meshwright.schedule.build import placement as placement_of
@@ -31,9 +32,15 @@ def table_problems(entry: Schedule, *, pipeline: int) -> tuple[Problem, ...]:
     if entry.kind is not ScheduleKind.TABLE:
         what = f"a table beside kind {entry.kind.value}, which has its own"
         fix = f"kind {ScheduleKind.TABLE.value}, or no table"
-        return (Problem(what=what, where="schedule.table", fix=fix),) if entry.table else ()
+        found = (Problem(what=what, where="schedule.table", fix=fix),) if entry.table else ()
+        what = f"paths beside kind {entry.kind.value}, whose microbatches pass every stage in turn"
+        fix = f"kind {ScheduleKind.TABLE.value}, or no paths"
+        return (*found, Problem(what=what, where="schedule.paths", fix=fix)) if entry.paths else found
+    if entry.paths and entry.chunks > 1:
+        what = f"paths of microbatches through {entry.chunks} stages a rank"
+        return (Problem(what=what, where="schedule.chunks", fix="1 chunk"),)
     try:
-        written.legal(entry.table, pipeline=pipeline, **_sizes(entry))
+        written.legal(entry.table, pipeline=pipeline, paths=entry.paths, **_sizes(entry))
     except ConfigError as error:
         return error.problems
     return ()
@@ -42,8 +49,8 @@ def table_problems(entry: Schedule, *, pipeline: int) -> tuple[Problem, ...]:
 def program(entry: Schedule, *, pipeline: int) -> Program:
     """The schedule as arrays, one row a pipeline rank. Raises ConfigError with every problem."""
     if entry.kind is ScheduleKind.TABLE:
-        told = written.legal(entry.table, pipeline=pipeline, **_sizes(entry))
-        return Program.from_table(told, stages=pipeline * entry.chunks)
+        told = written.legal(entry.table, pipeline=pipeline, paths=entry.paths, **_sizes(entry))
+        return Program.from_table(told, stages=pipeline * entry.chunks, paths=path_lines.read(entry.paths))
     return program_of(entry.kind, pipeline=pipeline, slices=entry.slices, **_sizes(entry))
 
 
@@ -65,16 +72,28 @@ def splits(entry: Schedule) -> bool:
 
 
 def of(made: Program | Table, *, chunks: int) -> Schedule:
-    """The schedule of a plan that does what `made` tells, which takes the microbatches of every stage in order."""
+    """The schedule of a plan that does what `made` tells, which takes the microbatches of every stage in order where
+    they have no paths."""
     rows = made.table() if isinstance(made, Program) else made
     count = 1 + max(action.microbatch for row in rows for action in row)
+    if isinstance(made, Program) and made.paths:
+        lines, ways = written.write_numbered(rows), path_lines.write(made.paths)
+        return Schedule(kind=ScheduleKind.TABLE, microbatches=count, chunks=chunks, table=lines, paths=ways)
     return Schedule(kind=ScheduleKind.TABLE, microbatches=count, chunks=chunks, table=written.write(rows))
 
 
 def of_first(entry: Schedule, microbatches: int) -> Schedule:
     """The schedule of the first ones of its microbatches, or of more where it knows how."""
     lines = written.first_microbatches(entry.table, microbatches) if entry.table else ()
-    return replace(entry, microbatches=microbatches, table=lines)
+    return replace(entry, microbatches=microbatches, table=lines, paths=entry.paths[:microbatches])
+
+
+def passes(entry: Schedule, stage: int) -> int:
+    """How often a stage goes forward in a step: once for every microbatch that passes it, or slice of one."""
+    count = entry.microbatches
+    if entry.paths:
+        count = sum(stage in path for path in path_lines.read(entry.paths))
+    return count * entry.slices
 
 
 def _sizes(entry: Schedule) -> dict[str, int]:

@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from meshwright.schedule.paths import Paths
 from meshwright.schedule.table import Action, Table, Work
 
 Ids = npt.NDArray[np.int64]
@@ -22,7 +23,8 @@ class Program:
     """Every action of a schedule, row by row; `rank`, `work` (an index into WORKS), `stage`, `microbatch` and `slice`
     have shape (actions,).
 
-    Row r is what pipeline rank r does, in order: actions [starts[r], starts[r + 1]).
+    Row r is what pipeline rank r does, in order: actions [starts[r], starts[r + 1]). `paths` are those of its
+    microbatches, () where all pass every stage in turn.
     """
 
     work: Ids
@@ -33,6 +35,7 @@ class Program:
     stages: int
     microbatches: int
     slices: int
+    paths: Paths = ()
 
     def __len__(self) -> int:
         return len(self.work)
@@ -69,7 +72,7 @@ class Program:
         )
 
     @classmethod
-    def of(cls, rows: Sequence[Ids], *, stages: int, microbatches: int, slices: int = 1) -> Program:
+    def of(cls, rows: Sequence[Ids], *, stages: int, microbatches: int, slices: int = 1, paths: Paths = ()) -> Program:
         """From rows of shape (actions, 4): work, stage, microbatch, slice."""
         work, stage, microbatch, part = np.concatenate(rows).T.astype(np.int64)
         return cls(
@@ -81,10 +84,11 @@ class Program:
             stages=stages,
             microbatches=microbatches,
             slices=slices,
+            paths=paths,
         )
 
     @classmethod
-    def from_table(cls, table: Table, *, stages: int) -> Program:
+    def from_table(cls, table: Table, *, stages: int, paths: Paths = ()) -> Program:
         """The same schedule; the table has an action of the last microbatch and slice."""
         rows = [
             np.array([(WORKS.index(a.work), a.stage, a.microbatch, a.slice) for a in row], dtype=np.int64).reshape(
@@ -93,7 +97,7 @@ class Program:
             for row in table
         ]
         last = np.concatenate(rows).max(axis=0, initial=0)
-        return cls.of(rows, stages=stages, microbatches=int(last[2]) + 1, slices=int(last[3]) + 1)
+        return cls.of(rows, stages=stages, microbatches=int(last[2]) + 1, slices=int(last[3]) + 1, paths=paths)
 
     def table(self) -> Table:
         actions = [

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from meshwright.schedule.paths import Path, Paths, around
 from meshwright.spec.errors import Problem
 
 
@@ -65,19 +66,22 @@ def to_csv(table: Table) -> str:
     return "".join(",".join(map(str, row)) + "\n" for row in table)
 
 
-def needs(action: Action, *, stages: int, slices: int = 1) -> tuple[_Key, ...]:
+def needs(action: Action, *, stages: int, slices: int = 1, path: Path | None = None) -> tuple[_Key, ...]:
     """What must be finished before `action` may start, as (work, stage, microbatch, slice); BACKWARD is INPUT too.
+
+    `path` is its microbatch's, None where that passes every stage in turn.
 
     Attention is causal: a slice's forward reads the keys of the slices before it, its backward adds to their
     gradients, so that slices go forward in order and backward in reverse (2406.03488).
     """
     stage, microbatch, part = action.stage, action.microbatch, action.slice
+    before, behind = around(path, stage, stages=stages)
     if action.work is Work.FORWARD:
-        below = ((Work.FORWARD, stage - 1, microbatch, part),) if stage else ()
+        below = ((Work.FORWARD, before, microbatch, part),) if before >= 0 else ()
         return (*below, *(((Work.FORWARD, stage, microbatch, part - 1),) if part else ()))
     if action.work is Work.WEIGHT:
         return ((Work.BACKWARD, stage, microbatch, part),)
-    above = ((Work.BACKWARD, stage + 1, microbatch, part),) if stage + 1 < stages else ()
+    above = ((Work.BACKWARD, behind, microbatch, part),) if behind < stages else ()
     after = ((Work.BACKWARD, stage, microbatch, part + 1),) if part + 1 < slices else ()
     return ((Work.FORWARD, stage, microbatch, part), *above, *after)
 
@@ -98,8 +102,8 @@ def misplaced(table: Table, placement: Sequence[int]) -> list[Problem]:
     return problems
 
 
-def incomplete(table: Table, *, stages: int) -> list[Problem]:
-    """What is done twice, or not at all."""
+def incomplete(table: Table, *, stages: int, paths: Paths = ()) -> list[Problem]:
+    """What is done twice, or not at all, or off the path of its microbatch."""
     counts: dict[Action, int] = {}
     for row in table:
         for action in row:
@@ -107,7 +111,10 @@ def incomplete(table: Table, *, stages: int) -> list[Problem]:
     problems = [
         Problem(what=f"{action} is done {count} times", where="table") for action, count in counts.items() if count > 1
     ]
-    microbatches = 1 + max((action.microbatch for action in counts), default=0)
+    if paths:
+        astray = [action for action in counts if not _is_on(paths, action)]
+        problems += [Problem(what=f"{action} is not on the microbatch's path", where="table") for action in astray]
+    microbatches = len(paths) or 1 + max((action.microbatch for action in counts), default=0)
     slices = 1 + max((action.slice for action in counts), default=0)
     done: dict[tuple[int, int, int], set[Work]] = {}
     for action in counts:
@@ -115,6 +122,8 @@ def incomplete(table: Table, *, stages: int) -> list[Problem]:
     for stage in range(stages):
         for index in range(microbatches * slices):
             microbatch, part = divmod(index, slices)
+            if paths and stage not in paths[microbatch]:
+                continue
             works = done.get((stage, microbatch, part), set())
             backward = works - {Work.FORWARD}
             name = f"stage {stage}, microbatch {microbatch}" + (f", slice {part}" if slices > 1 else "")
@@ -127,14 +136,21 @@ def incomplete(table: Table, *, stages: int) -> list[Problem]:
     return problems
 
 
-def disordered(table: Table, *, stages: int) -> list[Problem]:
+def _is_on(paths: Paths, action: Action) -> bool:
+    return action.microbatch < len(paths) and action.stage in paths[action.microbatch]
+
+
+def disordered(table: Table, *, stages: int, paths: Paths = ()) -> list[Problem]:
     """Actions that come before one of the same rank and stage that they need."""
     slices = 1 + max((action.slice for row in table for action in row), default=0)
     problems = []
     for rank, row in enumerate(table):
         seen: set[_Key] = set()
         for index, action in enumerate(row):
-            for key in needs(action, stages=stages, slices=slices):
+            if paths and not _is_on(paths, action):
+                continue
+            path = paths[action.microbatch] if paths else None
+            for key in needs(action, stages=stages, slices=slices, path=path):
                 work, stage, microbatch, part = key
                 if stage == action.stage and key not in seen:
                     half = action.work is Work.WEIGHT or (work is Work.BACKWARD and action.work is Work.INPUT)

@@ -3,7 +3,8 @@
 `0F` is a forward of stage 0, `0B` a whole backward, `0I` and `0W` its two halves; `*3` does a word, or the words in
 brackets, three times. Which microbatch a pass is of goes without saying: forwards and backwards of a stage take them in
 order, and a W is of the oldest I that waits for one. No order of microbatches is faster than this one, for they are
-alike: the k-th pass of a stage never waits for more than the k-th of another.
+alike: the k-th pass of a stage never waits for more than the k-th of another. Those with paths of their own are not,
+and their passes say which they are: `0F3`.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
+from meshwright.schedule import paths as path_lines
 from meshwright.schedule.check import check
+from meshwright.schedule.paths import Paths
 from meshwright.schedule.table import Action, Table, Work
 from meshwright.spec.errors import ConfigError, Problem
 
 MOST_PASSES = 1_000_000  # of a row
 _LONGEST = 24  # words of a run that is told once
-_TOKEN = re.compile(r"\s*(?:(?P<open>\()|(?:(?P<word>\d{1,6}[FBIW])|\))(?:\*(?P<times>\d{1,7}))?(?=[\s()]|$))")
+_TOKEN = re.compile(r"\s*(?:(?P<open>\()|(?:(?P<word>\d{1,6}[FBIW]\d{0,6})|\))(?:\*(?P<times>\d{1,7}))?(?=[\s()]|$))")
+_WORD = re.compile(r"(\d+)([FBIW])(\d*)")
+_NUMBERED = re.compile(r"[FBIW]\d")
 _FIX = "write passes as 0F, 0B, 0I or 0W and runs of them as 0F*3 or (0F 0B)*5"
 Words = tuple[str, ...]
 
@@ -29,23 +34,28 @@ def write(table: Table) -> tuple[str, ...]:
     return tuple(_told(tuple(f"{action.stage}{action.work.value}" for action in row)) for row in table)
 
 
+def write_numbered(table: Table) -> tuple[str, ...]:
+    """The lines of a table whose passes say which microbatch they are of; `read` of them gives it back."""
+    return tuple(" ".join(map(str, row)) for row in table)
+
+
 def read(lines: Sequence[str]) -> Table:
     """The table that lines tell, legal or not. Raises ConfigError with every line that tells none."""
     return _read(tuple(lines))
 
 
-def legal(lines: Sequence[str], *, pipeline: int, chunks: int, microbatches: int) -> Table:
+def legal(lines: Sequence[str], *, pipeline: int, chunks: int, microbatches: int, paths: Sequence[str] = ()) -> Table:
     """The table that lines tell of so many ranks, stages and microbatches. Raises ConfigError with all that is wrong
     with it: what cannot be read, passes that are missing or too many, stages that are on another rank, passes that
-    come before what they need, and ranks that wait for each other for ever.
+    come before what they need, and ranks that wait for each other for ever. With `paths` passes are those on them.
     """
-    return _legal(tuple(lines), pipeline, chunks, microbatches)
+    return _legal(tuple(lines), pipeline, chunks, microbatches, tuple(paths))
 
 
 def first_microbatches(lines: Sequence[str], count: int) -> tuple[str, ...]:
     """The lines without passes of later microbatches, for none of which the first ones wait."""
-    rows = read(lines)
-    return write(tuple(tuple(action for action in row if action.microbatch < count) for row in rows))
+    rows = tuple(tuple(action for action in row if action.microbatch < count) for row in read(lines))
+    return write_numbered(rows) if any(_NUMBERED.search(line) for line in lines) else write(rows)
 
 
 def splits(lines: Sequence[str]) -> bool:
@@ -73,11 +83,15 @@ def _read(lines: tuple[str, ...]) -> Table:
 
 
 @lru_cache(maxsize=64)
-def _legal(lines: tuple[str, ...], pipeline: int, chunks: int, microbatches: int) -> Table:
-    table = read(lines)
-    problems = [*_misshapen(table, pipeline=pipeline, chunks=chunks), *_uncounted(table, microbatches=microbatches)]
+def _legal(lines: tuple[str, ...], pipeline: int, chunks: int, microbatches: int, told: tuple[str, ...]) -> Table:
+    table, stages = read(lines), pipeline * chunks
+    problems = list(path_lines.problems(told, stages=stages, microbatches=microbatches))
+    paths = () if problems else path_lines.read(told)
+    problems += _misshapen(table, pipeline=pipeline, chunks=chunks)
+    problems += [] if told else _uncounted(table, microbatches=microbatches)
+    problems += _out_of_turn(table, stages=stages, paths=paths)
     if not problems:
-        found = check(table, stages=pipeline * chunks, placement=placement(lines))
+        found = check(table, stages=stages, placement=placement(lines), paths=paths)
         problems = [
             Problem(what=each.what, where=f"schedule.{each.where}", why=each.why, fix=each.fix) for each in found
         ]
@@ -123,6 +137,19 @@ def _uncounted(table: Table, *, microbatches: int) -> Iterator[Problem]:
                 yield Problem(what=what, where=f"schedule.table[{rank}]", fix=fix)
 
 
+def _out_of_turn(table: Table, *, stages: int, paths: Paths) -> Iterator[Problem]:
+    """Losses that are not formed in the order of microbatches, in which the runtime keeps them; and halves of backwards
+    of microbatches with paths."""
+    where = "schedule.table"
+    row = next((row for row in table if any(action.stage == stages - 1 for action in row)), ())
+    order = [each.microbatch for each in row if each.stage == stages - 1 and each.work is Work.FORWARD]
+    if order != sorted(order):
+        fix = "number microbatches in the order in which they come to the head"
+        yield Problem(what="the last stage takes microbatches out of order", where=where, fix=fix)
+    if paths and any(action.work in (Work.INPUT, Work.WEIGHT) for row in table for action in row):
+        yield Problem(what="halves of backwards of microbatches with paths", where=where, fix="write B")
+
+
 def _number(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
@@ -159,22 +186,33 @@ def _words(line: str) -> Words:
 
 
 def _numbered(words: Words) -> tuple[Action, ...]:
-    """The passes of words, each with its microbatch: more than there are of a W that no I is left for."""
+    """The passes of words, each with its microbatch, by its number where it has one: more than there are of a W that
+    no I is left for."""
     done: Counter[tuple[int, str]] = Counter()
     halves: dict[int, list[int]] = {}
-    known: dict[str, tuple[int, Work]] = {word: (int(word[:-1]), Work(word[-1])) for word in set(words)}
-    places = [known[word] for word in words]
+    known = {word: _parts(word) for word in set(words)}
     row = []
-    for stage, work in places:
+    for stage, work, number in (known[word] for word in words):
         key = (stage, "F" if work is Work.FORWARD else "W" if work is Work.WEIGHT else "B")
         if work is Work.INPUT:
             halves.setdefault(stage, []).append(done[key])
-        row.append((stage, work, done[key]))
+        row.append((stage, work, done[key], number))
         done[key] += 1
     return tuple(
-        Action(work=work, stage=stage, microbatch=_late(halves.get(stage, []), index) if work is Work.WEIGHT else index)
-        for stage, work, index in row
+        Action(
+            work=work,
+            stage=stage,
+            microbatch=_late(halves.get(stage, []) if work is Work.WEIGHT else [], index) if number is None else number,
+        )
+        for stage, work, index, number in row
     )
+
+
+def _parts(word: str) -> tuple[int, Work, int | None]:
+    """Stage and work of a word, and its microbatch where it says one."""
+    match = _WORD.fullmatch(word)
+    assert match is not None, f"{word} is a pass"
+    return int(match[1]), Work(match[2]), int(match[3]) if match[3] else None
 
 
 def _late(halves: list[int], index: int) -> int:

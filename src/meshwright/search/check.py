@@ -21,6 +21,7 @@ from meshwright.search.order_rules import ORDER_RULES
 from meshwright.search.prefix_rules import PREFIX_RULES
 from meshwright.search.rules import ALL_SCOPES, Rule, Scope, apply
 from meshwright.search.runtime_rules import RUNTIME_RULES
+from meshwright.search.skip_rules import SKIP_RULES
 from meshwright.search.training_rules import TRAINING_RULES
 from meshwright.spec import codec
 from meshwright.spec.cluster import Precision
@@ -40,11 +41,13 @@ RULES: tuple[Rule, ...] = (
     *PREFIX_RULES,
     *GRID_RULES[:-1],
     *LOW_RANK_RULES[:1],
+    *SKIP_RULES[:-1],
     *CONSTRAINT_RULES,
     *MEMORY_RULES,
     *RUNTIME_RULES,
     *GRID_RULES[-1:],
     *LOW_RANK_RULES[1:],
+    *SKIP_RULES[-1:],
 )
 
 

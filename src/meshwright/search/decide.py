@@ -24,6 +24,7 @@ from meshwright.search.pareto import pareto
 from meshwright.search.product import Rejection
 from meshwright.search.refine import Entry, entry_order, entry_value, priced, refine
 from meshwright.search.rules import Scope
+from meshwright.search.skip import Skipped, skip
 from meshwright.search.space import Boundaries, Space, enumerate_plans
 from meshwright.search.stages import balanced_stages
 from meshwright.search.tailor import tailor
@@ -83,6 +84,8 @@ def design(
     refined = _placed(kept, cluster, job.objective)
     tailored = [tailor(refined[0], job.objective)] if synthesize else []
     refined = [*(each.entry for each in tailored if each.entry is not None), *refined]
+    left_out = _left_out(refined, job, trainer)
+    refined = [*(each.entry for each in left_out if each.entry is not None), *refined]
     chosen, report = refined[0]
     reasons = why(*best.refined[0], best.found, laid_out=partial(best_of, best.found))
     return Decision(
@@ -94,7 +97,7 @@ def design(
             *reasons,
             *_why_placed(best, tried.fitting[0]),
             *advise(chosen, report),
-            *(each.words for each in tailored),
+            *(each.words for each in (*tailored, *left_out)),
         ),
         front=_joint([each.placed(front(each.found), cluster) for each in kept]),
         considered=sum(one.space.count for one in tried.found),
@@ -112,8 +115,15 @@ def design(
 def best(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, trainer: Trainer | None = None) -> Best:
     """The best plan alone, as `design` finds it, without the reasons and the others. Raises as `design` does."""
     tried = _tried(model, cluster, job, top=1, trainer=trainer)
-    made, report = _placed(_worthwhile(tried.fitting, job.objective), cluster, job.objective)[0]
+    refined = _placed(_worthwhile(tried.fitting, job.objective), cluster, job.objective)
+    left_out = _left_out(refined, job, trainer)
+    made, report = next((each.entry for each in left_out if each.entry is not None), refined[0])
     return Best(design=made, report=report)
+
+
+def _left_out(refined: Sequence[Entry], job: JobSpec, trainer: Trainer | None) -> list[Skipped]:
+    """What leaving out stages gains, where the job allows it; other trainers have no words for it."""
+    return [skip(refined, job)] if job.skip.share > 0.0 and trainer is None else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

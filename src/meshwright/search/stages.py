@@ -69,12 +69,20 @@ def block_seconds(
 
 
 def balanced_stages(
-    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, precision: Precision, tensor: int = 1, microbatch: int = 1
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    job: JobSpec,
+    *,
+    precision: Precision,
+    tensor: int = 1,
+    microbatch: int = 1,
+    passing: Sequence[float] = (),
 ) -> BalancedStages:
     """A function (pipeline, chunks) -> boundaries of stages, the slowest stage as fast as it can be.
 
     A stage is as fast as the slowest device of the pipeline rank that holds it: pipeline ranks are equal runs of
-    devices in the cluster's order, so that on uneven clusters slower machines hold fewer blocks.
+    devices in the cluster's order, so that on uneven clusters slower machines hold fewer blocks. `passing` is the share
+    of microbatches that pass each stage, all of them where it is not said.
     """
     first = cluster.groups[0].device
     settings: Settings = {"precision": precision, "tensor": tensor, "microbatch": microbatch}
@@ -87,7 +95,10 @@ def balanced_stages(
 
     def boundaries(pipeline: int, chunks: int) -> Sequence[int]:
         ranks = rank_speeds(cluster, speeds, pipeline=pipeline)
-        return balancer.bounds(pipeline * chunks, speeds=ranks * chunks)
+        speeds_of_stages = ranks * chunks
+        if passing:
+            speeds_of_stages = tuple(speed / share for speed, share in zip(ranks, passing, strict=True))
+        return balancer.bounds(pipeline * chunks, speeds=speeds_of_stages)
 
     return boundaries
 

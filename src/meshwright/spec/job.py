@@ -11,6 +11,7 @@ from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.low_rank import Cuttlefish, Dense, LowRank, Pufferfish
 from meshwright.spec.optimizer import Master, Optimizer, OptimizerSpec
+from meshwright.spec.skip import SkipSpec
 from meshwright.spec.synchronize import SynchronizeSpec
 
 
@@ -232,8 +233,9 @@ class JobSpec:
     `other_precisions` may be taken in place of `precision` where the plan is better for it; numerics change with them,
     as with other ways to `synchronize` replicas than in every step. `trackers` and `techniques` are names of the
     registries of train/observe and techniques. `start` is a Hugging Face folder whose weights a new run begins with; ""
-    draws them from `seed`. With `low_rank` training ends on thin factors of matrices where that pays. A rank that waits
-    longer than `peer_timeout_seconds` for another one ends the run.
+    draws them from `seed`. With `low_rank` training ends on thin factors of matrices where that pays; `skip` allows
+    microbatches that leave out stages of a pipeline. A rank that waits longer than `peer_timeout_seconds` for another
+    one ends the run.
     """
 
     name: str = "job"
@@ -248,6 +250,7 @@ class JobSpec:
     z_loss: float = 0.0
     synchronize: SynchronizeSpec = SynchronizeSpec()
     low_rank: Dense | Pufferfish | Cuttlefish = Dense()
+    skip: SkipSpec = SkipSpec()
     objective: Objective = Objective.TIME
     constraints: Constraints = Constraints()
     checkpoint: CheckpointSpec = CheckpointSpec()

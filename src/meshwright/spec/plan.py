@@ -126,7 +126,8 @@ class Schedule:
     """The order of forward and backward passes; `chunks` stages live on each pipeline rank.
 
     `slices` are runs of tokens that a microbatch is cut into (Seq1F1B; TeraPipe under gpipe). `table` is what each
-    pipeline rank does in order where the kind is table: `0F*3 (0F 0B)*5 0B*3`, as schedule/written.py reads it.
+    pipeline rank does in order where the kind is table: `0F*3 (0F 0B)*5 0B*3`, as schedule/written.py reads it. `paths`
+    are the stages that each microbatch of a table passes, in order, `0 2 3`, where some leave stages out (2502.19913).
     """
 
     kind: ScheduleKind = ScheduleKind.ONE_F_ONE_B
@@ -134,6 +135,7 @@ class Schedule:
     chunks: int = 1
     slices: int = 1
     table: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
 
 
 class Dispatch(StrEnum):
@@ -330,6 +332,19 @@ class Plan:
         kinds = (kind for kind in Recompute if kind is not Recompute.NONE and kind in counts)
         return [f"recompute {kind.value}" + ("" if alike else f" in {counts[kind]} blocks") for kind in kinds]
 
+    def passing(self, stage: int) -> float:
+        """The share of microbatches that pass stage `stage`."""
+        paths = self.schedule.paths
+        return sum(str(stage) in path.split() for path in paths) / len(paths) if paths else 1.0
+
+    @property
+    def skipped_share(self) -> float:
+        """The share of the layers that a microbatch leaves out, on the mean of a step's."""
+        if not self.schedule.paths:
+            return 0.0
+        layers = max(self.groups[-1].stop - 2, 1)
+        return sum((1.0 - self.passing(s)) * (here.stop - here.start) for s, here in enumerate(self.stages)) / layers
+
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """Indexes of the stages that pipeline rank `rank` holds, in model order."""
         return tuple(index for index, stage in enumerate(self.stages) if stage.rank == rank)
@@ -360,6 +375,7 @@ class Plan:
         schedule = f"{self.schedule.kind.value}, " if self.pipeline > 1 else ""
         chunks = f"{self.schedule.chunks} chunks, " if self.schedule.chunks > 1 else ""
         chunks += f"{self.schedule.slices} slices, " if self.schedule.slices > 1 else ""
+        chunks += f"{100 * self.skipped_share:.0f} % of the layers left out, " if self.schedule.paths else ""
         layout = " x ".join(parts) or "one device"
         layout += "" if self.has_usual_order else " from the outermost inwards"
         layout += f" on devices {placement_words(self.placement)}" if self.placement and self.is_placed else ""

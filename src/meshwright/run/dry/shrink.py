@@ -71,14 +71,14 @@ def fewer_microbatches(design: Design) -> Design:
 
     Stages in loops are run one after another, which any number of microbatches may be.
     As it is, too, where passes of one kind differ by more than being early: where some backwards are whole and others
-    split, where microbatches are cut, and where stages that take turns gather or reduce what is sharded.
+    split, where microbatches are cut or have paths, and where stages that take turns gather or reduce what is sharded.
     """
     plan = design.plan
     number = FEWEST_SPLIT if is_split(plan) else FEWEST_MICROBATCHES
     if plan.schedule.microbatches <= number:
         return design
     told = is_split(plan) or not planned.splits(plan.schedule)
-    if plan.pipeline > 1 and (not told or plan.schedule.slices > 1 or _turns_differ(plan)):
+    if plan.pipeline > 1 and (not told or plan.schedule.slices > 1 or plan.schedule.paths or _turns_differ(plan)):
         return design
     kind = ScheduleKind.BREADTH_FIRST if plan.schedule.kind is ScheduleKind.INTERLEAVED else plan.schedule.kind
     few = planned.of_first(replace(plan.schedule, kind=kind), number)
