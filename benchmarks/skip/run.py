@@ -1,8 +1,8 @@
 """What leaving out stages (SkipPipe, 2502.19913) gains and costs: `python benchmarks/skip/run.py [gain] [quality]`.
 
-`gain`: seconds of a step of 16 microbatches through four stages, beside 1F1B: played by the event simulation, and run by
-the real executor on four processes whose stages sleep for known times. `quality`: validation loss, at full depth, of a
-small byte model on the pages of docs/ trained with every layer and with a quarter of its stages left out.
+`gain`: seconds of a step of 16 microbatches through four stages, beside 1F1B: played by the event simulation, and run
+by the real executor on four processes whose stages sleep for known times. `quality`: validation loss, at full depth, of
+a small byte model on the pages of docs/, trained with every layer and with a quarter of its stages left out.
 """
 
 from __future__ import annotations
@@ -87,14 +87,13 @@ class Sleeper(nn.Module):
 
 
 def plan_of(schedule: Schedule) -> Plan:
-    group = BlockGroup(start=0, stop=1)
     return Plan(
         model="sleepers",
         cluster="here",
         axes=(Axis(name=AxisName.PIPELINE, size=STAGES),),
         stages=tuple(Stage(rank=rank, groups=(BlockGroup(start=rank, stop=rank + 1),)) for rank in range(STAGES)),
         schedule=schedule,
-        sequence_length=group.stop,
+        sequence_length=1,
         microbatch=1,
     )
 
