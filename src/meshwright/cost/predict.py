@@ -249,15 +249,15 @@ def _notes(design: Design) -> tuple[str, ...]:
 
 def _left_out(plan: Plan) -> str:
     """What microbatches leave out, and that it costs quality."""
-    fewest, most = (count(len(path.split()) for path in plan.schedule.paths) for count in (max, min))
-    number, stages = len(plan.stages) - fewest, len(plan.stages)
-    told = f"{number}" if fewest == most else f"{number} to {stages - most}"
-    turned = sum([*map(int, path.split())] != sorted(map(int, path.split())) for path in plan.schedule.paths)
-    swapped = f", {turned} of {len(plan.schedule.paths)} pass two stages the other way round" if turned else ""
+    paths, stages = [[*map(int, path.split())] for path in plan.schedule.paths], len(plan.stages)
+    least, most = (stages - size(map(len, paths)) for size in (max, min))
+    number = f"{least}" if least == most else f"{least} to {most}"
+    turned = sum(path != sorted(path) for path in paths)
+    swapped = f", and {turned} of {len(paths)} pass stages out of turn" if turned else ""
+    share = format_percent(plan.skipped_share)
     return (
-        f"every microbatch leaves out {told} of {stages} stages, {format_percent(plan.skipped_share)} of the layers on "
-        f"the mean{swapped}: the model that learns so is not the full one, and what that costs in quality has to be "
-        "measured"
+        f"every microbatch leaves out {number} of {stages} stages, {share} of the layers on the mean{swapped}: what "
+        "learns so is not the full model, and what that costs in quality has to be measured"
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from meshwright.report.settings import Setting, by_blocks, plan_settings
 from meshwright.spec.exchange import exchange_words
 from meshwright.spec.plan import AxisName, Plan, Sharding
+from meshwright.spec.units import format_percent
 
 
 def layout_words(plan: Plan) -> str:
@@ -32,7 +33,8 @@ def setting_words(plan: Plan) -> str:
     if plan.pipeline > 1 or schedule.chunks > 1 or schedule.slices > 1:
         chunks = f" {schedule.chunks}" if schedule.chunks > 1 else ""
         slices = f" of {schedule.slices} slices" if schedule.slices > 1 else ""
-        words.append(f"{schedule.kind.value}{chunks}{slices}")
+        paths = f" leaving out {format_percent(plan.skipped_share)}" if schedule.paths else ""
+        words.append(f"{schedule.kind.value}{chunks}{slices}{paths}")
     words.append(f"{schedule.microbatches} x {plan.microbatch}")
     return ", ".join(words)
 
