@@ -16,7 +16,7 @@ from meshwright.spec.compression import AcpSgd, DeMo, OneBit, PowerSgd, TopK
 from meshwright.spec.optimizer import Adafactor
 from meshwright.spec.plan import Design
 from meshwright.spec.synchronize import GradientSync
-from tests.parallel import draws
+from tests.parallel import draws, path_cases
 from tests.parallel.draws import Draw
 from tests.parallel.test_drawn_plans import ALL, FIXED
 from tests.run import dry_cases
@@ -64,7 +64,8 @@ def test_every_byte_of_a_few_drawn_plans_is_predicted() -> None:
     ways = ("adafactor", "eight bits", "compressed")
     few = [[pair for pair in others if pair[0].startswith(how)][:2] for how in ways]
     assert all(few)
-    compare([*((str(draw), draws.build(draw)) for draw in FEW), *(pair for found in few for pair in found)])
+    paths = [(f"paths {place}", path_cases.on(*path_cases.CASES[place])) for place in (0, 3, 5)]
+    compare([*((str(draw), draws.build(draw)) for draw in FEW), *(pair for found in few for pair in found), *paths])
 
 
 @pytest.mark.slow
