@@ -1,5 +1,5 @@
 """Microbatches that leave out stages, or pass two the other way round, give what one device gives that applies the same
-blocks to the same microbatches, in float64 to 1e-9. tests/run/test_drawn_traffic.py counts the bytes of the same plans."""
+blocks to the same microbatches, in float64 to 1e-9; tests/run/test_drawn_traffic.py counts what they send."""
 
 from __future__ import annotations
 

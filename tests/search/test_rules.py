@@ -188,7 +188,7 @@ def test_a_table_that_is_not_legal_is_refused_in_words(schedule: Schedule, says:
     [
         (
             lambda: on_paths(*EVEN, share=0.25),
-            "and the job allows 25 % (what is trained so is another model; rule paths",
+            "the job allows 25.0 % (what is trained so is another model; rule paths",
         ),
         (
             lambda: on_paths((0, 2, 1, 3), *EVEN, (0, 2, 1, 3), swap=Swap.NONE),

@@ -16,7 +16,7 @@ from meshwright.spec.codec import nearest
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.job import Interval, JobSpec, NonFinite, Spike, Unlike
 from meshwright.spec.plan import Design
-from meshwright.spec.skip import MOST_SKIPPED, Swap
+from meshwright.spec.skip import MOST_SKIPPED, ROUNDED, Swap
 
 AT_LEAST_ONE = (
     "sequence_length",
@@ -77,7 +77,7 @@ def checked_job(job: JobSpec) -> JobSpec:
         *_group_problems(job),
         *low_rank_problems(job),
     ]
-    if not 0 <= job.skip.share <= MOST_SKIPPED + 1e-9:
+    if not 0 <= job.skip.share <= MOST_SKIPPED + ROUNDED:
         why = "models that leave out more were not shown to learn as well (2502.19913)"
         what = f"{job.skip.share} is not from 0 to a third"
         problems.append(Problem(what=what, where="skip.share", why=why, fix="choose 0.25, or 0 for none"))

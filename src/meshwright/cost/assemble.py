@@ -113,8 +113,7 @@ def assemble(
     each = microbatch(machines, place, counts=counts, everything=everything, shape=shape)
     once = _once(table, machines, place, arrays=arrays, counts=counts, each=each, model=model, job=job)
     pipe = _pipe(machines, each, shape=shape, ways=ways, path=path)
-    of, passed = pipe.of, pipe.of(shape.passed)
-    passes = passed * pipe.stretch
+    of, passed, passes = pipe.of, pipe.of(shape.passed), pipe.of(shape.passed) * pipe.stretch
     start, early = _ahead(each, shape=shape)
     agree = np.max([entry.agree for entry in machines], axis=0)
     fixed = max(entry.group.device.step_overhead_seconds for entry in machines)

@@ -1,9 +1,9 @@
 """SkipPipe (2502.19913): paths of microbatches that leave out stages, and an order in which they do not collide.
 
 Every microbatch leaves out as many stages, never the first or the last, and each other stage is left out equally
-often. Ranks take the oldest backward that has come, else the oldest forward, with no more microbatches under way than
-1F1B has. Which microbatch leaves out what, and which pass two stages the other way round, local search finds: it times
-the whole step, so that microbatches that would meet at a stage or wait for a slow link are sent elsewhere.
+often. Ranks take the oldest backward that has come, else the oldest forward, with as many microbatches under way as
+1F1B has or a few more. Which microbatch leaves out what, and which pass two stages the other way round, local search
+finds: it times the whole step, so that microbatches that would meet at a stage or wait for a slow link go elsewhere.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from meshwright.schedule.rows import run
 from meshwright.spec.skip import Swap
 
 MOST_SWAPPED = 0.25  # of the microbatches: the paper keeps changes of places few
-MOST_PASSES = 150_000  # that are timed in all; about a second
+MOST_PASSES = 60_000  # that are timed in all; about a third of a second
 MOST_TRIES = 300
 _Item = tuple[int, int]  # a microbatch, and whether it goes backward
 
@@ -52,8 +52,12 @@ class Skipping:
     bound: float
 
 
-def skipping(line: Line, *, microbatches: int, skipped: int, swap: Swap = Swap.NONE, seed: int = 0) -> Skipping:
+def skipping(
+    line: Line, *, microbatches: int, skipped: int, ahead: int = 0, swap: Swap = Swap.NONE, seed: int = 0
+) -> Skipping:
     """The shortest step found of `microbatches` that leave out `skipped` stages each; the same for the same arguments.
+
+    Ranks hold at most `ahead` microbatches more than under 1F1B.
 
     There are stages besides the first and the last that some microbatch does not leave out, and enough microbatches
     that each of them is on some path.
@@ -62,21 +66,21 @@ def skipping(line: Line, *, microbatches: int, skipped: int, swap: Swap = Swap.N
     assert 0 <= skipped < inner, f"{skipped} of {inner} stages cannot be left out"
     assert microbatches * (inner - skipped) >= inner, "a stage that no microbatch passes"
     best = dealt(line.stages, microbatches=microbatches, skipped=skipped)
-    found = _timed(line, best)
+    found = _timed(line, best, ahead=ahead)
     assert found is not None, "microbatches that pass stages in turn never wait for each other"
     generator, passes = random.Random(seed), 2 * microbatches * (line.stages - skipped)
     for _ in range(min(MOST_TRIES, MOST_PASSES // passes)):
         tried = _changed(best, generator, swap=swap)
-        timed = None if tried == best else _timed(line, tried)
+        timed = None if tried == best else _timed(line, tried, ahead=ahead)
         if timed is not None and timed[0] <= found[0]:
             best, found = tried, timed
     return _told(line, best, *found)
 
 
-def along(line: Line, paths: Paths) -> Skipping | None:
+def along(line: Line, paths: Paths, *, ahead: int = 0) -> Skipping | None:
     """The schedule of microbatches on `paths`, numbered anew in the order in which they come to the last stage; None
     where ranks would wait for each other for ever, as where two stages are passed in both orders."""
-    found = _timed(line, paths)
+    found = _timed(line, paths, ahead=ahead)
     return None if found is None else _told(line, paths, *found)
 
 
@@ -122,7 +126,7 @@ def _turned(path: Path, generator: random.Random) -> Path:
     return (*path[:place], path[place + 1], path[place], *path[place + 2 :])
 
 
-def _timed(line: Line, paths: Paths) -> tuple[float, list[list[_Item]]] | None:
+def _timed(line: Line, paths: Paths, *, ahead: int) -> tuple[float, list[list[_Item]]] | None:
     """When the last pass of the step ends, and what every rank does in order; None where ranks wait for ever."""
     stages = line.stages
     rows: list[list[_Item]] = [[] for _ in range(stages)]
@@ -136,7 +140,7 @@ def _timed(line: Line, paths: Paths) -> tuple[float, list[list[_Item]]] | None:
         if clock < free[rank]:
             continue
         here = [item for item in ready[rank] if item[0] <= clock]
-        able = [item for item in here if item[1] == 0 or held[rank] < stages - rank]
+        able = [item for item in here if item[1] == 0 or held[rank] < stages - rank + ahead]
         if not able:
             continue
         item = min(able, key=lambda each: each[1:])

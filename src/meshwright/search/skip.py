@@ -19,13 +19,15 @@ from meshwright.search.rules import Scope
 from meshwright.search.stages import balanced_stages
 from meshwright.spec.job import JobSpec, Objective
 from meshwright.spec.plan import Design, Plan, Schedule, ScheduleKind
+from meshwright.spec.skip import ROUNDED
 from meshwright.spec.units import format_percent
 
 WORTH = 0.01  # of what the objective minimises, that leaving out must save
-PLANS = 4  # that are tried, the best first
-TRIED = 3  # stages of each, for which paths are sought
+PLANS = 2  # that are tried, the best first
+TRIED = 2  # layouts of each, for which paths are sought
 MOST_PASSES = 40_000  # of a step, whose orders are tried
-_SHARES = 5  # between stages that are even and those of even work, of which some keep what the job allows
+_LAYOUTS = 9  # from inner stages that hold as much as so few passes ask to those of half an even share
+_LEAST = 2.0  # what a layer weighs on the latter
 _SCOPES = frozenset({Scope.PLAN, Scope.RUNTIME})
 
 
@@ -75,11 +77,12 @@ def _made(design: Design) -> Iterator[tuple[Entry, float]]:
             each = zip(line.forward, line.backward, passing, strict=True)
             tried.append((max((f + b) * share for f, b, share in each), skipped, plan, line))
     for _, skipped, plan, line in sorted(tried, key=lambda one: one[:2])[:TRIED]:
-        count = plan.schedule.microbatches
-        found = skipping(line, microbatches=count, skipped=skipped, swap=design.job.skip.swap)
-        made = replace(design, plan=replace(plan, schedule=planned.of(found.program, chunks=1)))
-        if not set(check(made, scopes=_SCOPES)) - refused:
-            yield (made, predict(made)), found.seconds / found.bound - 1.0
+        for ahead in sorted({0, 2, plan.pipeline // 2}):  # microbatches under way beyond those of 1F1B
+            count, swap = plan.schedule.microbatches, design.job.skip.swap
+            found = skipping(line, microbatches=count, skipped=skipped, ahead=ahead, swap=swap)
+            made = replace(design, plan=replace(plan, schedule=planned.of(found.program, chunks=1)))
+            if not set(check(made, scopes=_SCOPES)) - refused:
+                yield (made, predict(made)), found.seconds / found.bound - 1.0
 
 
 def _passing(pipeline: int, skipped: int) -> tuple[float, ...]:
@@ -95,9 +98,7 @@ def _laid(design: Design, skipped: int) -> Iterator[Plan]:
     if count * (inner - skipped) < inner:
         return
     cluster, table, told = as_placed(plan, design.cluster), PlanTable.from_plan(plan), set()
-    for step in range(_SHARES):
-        passing = _passing(plan.pipeline, skipped)
-        weights = tuple(1.0 - (1.0 - share) * step / (_SHARES - 1) for share in passing)
+    for weight in np.linspace(_passing(plan.pipeline, skipped)[1], _LEAST, _LAYOUTS).tolist():
         boundaries = balanced_stages(
             design.model,
             cluster,
@@ -105,11 +106,11 @@ def _laid(design: Design, skipped: int) -> Iterator[Plan]:
             precision=plan.first_group.precision,
             tensor=plan.tensor,
             microbatch=plan.microbatch,
-            passing=weights,
+            weights=(1.0, *(weight,) * inner, 1.0),
         )
         bounds = tuple(boundaries(plan.pipeline, 1))
         left_out = (bounds[-2] - bounds[1]) * skipped / inner / max(len(design.model.layers), 1)
-        if bounds in told or left_out > job.skip.share + 1e-9:
+        if bounds in told or left_out > job.skip.share + ROUNDED:
             continue
         told.add(bounds)
         layout = Layout(bounds=bounds, ranks=tuple(range(plan.pipeline)))
@@ -136,16 +137,13 @@ def _line(design: Design) -> Line:
 
 def _words(best: Entry, table: Entry, *, gap: float, objective: Objective, pays: bool) -> str:
     plan, (_, report) = table[0].plan, table
-    left_out = f"microbatches that leave out {format_percent(plan.skipped_share)} of the layers on the mean"
+    left_out = f"{format_percent(plan.skipped_share)} of the layers on the mean"
     gain = format_percent(best[1].step_seconds / report.step_seconds - 1.0)
     if not pays:
-        return f"no plan whose {left_out} pays: the best takes {format_percent(_more(best, table, objective))} more"
+        more = format_percent(entry_value(table, objective) / entry_value(best, objective) - 1.0)
+        return f"no plan whose microbatches leave out stages pays: the best leaves out {left_out} and takes {more} more"
     least = f"no order of their passes is shorter by more than {format_percent(1.0 - 1.0 / (1.0 + gap))}"
     return (
-        f"{left_out}, as job.skip allows, in a pipeline of {plan.pipeline}: {gain} faster than the best plan of whole "
-        f"passes; {least}; the quality is not that of the full model and has to be measured"
+        f"microbatches that leave out {left_out}, as job.skip allows, in a pipeline of {plan.pipeline}: {gain} faster "
+        f"than the best plan of whole passes; {least}; the quality is not that of the full model and has to be measured"
     )
-
-
-def _more(best: Entry, table: Entry, objective: Objective) -> float:
-    return entry_value(table, objective) / entry_value(best, objective) - 1.0

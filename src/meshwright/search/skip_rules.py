@@ -8,7 +8,7 @@ from meshwright.schedule.paths import Paths
 from meshwright.search.rules import Rule, Scope
 from meshwright.spec.errors import Problem
 from meshwright.spec.plan import Design
-from meshwright.spec.skip import Swap
+from meshwright.spec.skip import ROUNDED, Swap
 from meshwright.spec.units import format_percent
 
 _WHERE = "plan.schedule.paths"
@@ -20,7 +20,7 @@ def paths_are_asked(design: Design) -> Problem | None:
     left_out = plan.skipped_share
     if not paths:
         return None
-    if left_out > allowed.share + 1e-9:
+    if left_out > allowed.share + ROUNDED:
         what = f"microbatches leave out {format_percent(left_out)} of the layers and the job allows "
         what += format_percent(allowed.share) if allowed.share else "none"
         fix = f"choose a plan of whole passes, or allow it with --set job.skip.share={left_out:.3g}"

@@ -76,13 +76,13 @@ def balanced_stages(
     precision: Precision,
     tensor: int = 1,
     microbatch: int = 1,
-    passing: Sequence[float] = (),
+    weights: Sequence[float] = (),
 ) -> BalancedStages:
     """A function (pipeline, chunks) -> boundaries of stages, the slowest stage as fast as it can be.
 
     A stage is as fast as the slowest device of the pipeline rank that holds it: pipeline ranks are equal runs of
-    devices in the cluster's order, so that on uneven clusters slower machines hold fewer blocks. `passing` is the share
-    of microbatches that pass each stage, all of them where it is not said.
+    devices in the cluster's order, so that on uneven clusters slower machines hold fewer blocks. `weights` are
+    how often as much as others each stage's layers count, once where it is not said.
     """
     first = cluster.groups[0].device
     settings: Settings = {"precision": precision, "tensor": tensor, "microbatch": microbatch}
@@ -96,8 +96,8 @@ def balanced_stages(
     def boundaries(pipeline: int, chunks: int) -> Sequence[int]:
         ranks = rank_speeds(cluster, speeds, pipeline=pipeline)
         speeds_of_stages = ranks * chunks
-        if passing:
-            speeds_of_stages = tuple(speed / share for speed, share in zip(ranks, passing, strict=True))
+        if weights:
+            speeds_of_stages = tuple(speed / weight for speed, weight in zip(ranks, weights, strict=True))
         return balancer.bounds(pipeline * chunks, speeds=speeds_of_stages)
 
     return boundaries

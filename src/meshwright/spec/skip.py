@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 MOST_SKIPPED = 1.0 / 3.0  # of the layers, up to which the paper shows models that converge
+ROUNDED = 1e-3  # by which a share that is written with three digits may be too small
 
 
 class Swap(StrEnum):
