@@ -314,7 +314,8 @@ def _of_path(seconds: RankSeconds, *, shape: Shape) -> FloatArray:
     if not any(program.paths for program in shape.tables.values()):
         return seconds.everything
     left_out = 1.0 - shape.passed / shape.microbatches[:, None]
-    return seconds.everything - (np.where(shape.valid, seconds.total, 0.0) * left_out).sum(axis=1)
+    unseen = np.where(shape.valid, seconds.total, 0.0) * left_out
+    return np.asarray(seconds.everything - unseen.sum(axis=1), dtype=np.float64)
 
 
 def _worst(values: FloatArray, valid: BoolArray) -> FloatArray:
