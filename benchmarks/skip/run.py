@@ -32,7 +32,7 @@ from meshwright.spec.model import Attention, Embedding, FeedForward, Head, Layer
 from meshwright.spec.plan import Axis, AxisName, BlockGroup, Plan, Schedule, ScheduleKind, Stage
 from meshwright.spec.span import Silent
 
-STAGES, MICROBATCHES, TICK = 4, 16, 0.02
+STAGES, MICROBATCHES, TICK = 4, 16, 0.04
 LINES = {
     "stages alike": Line(forward=(1.0,) * 4, backward=(2.0,) * 4, transfer=(0.0,) * 4),
     "the second three times as slow": Line(
