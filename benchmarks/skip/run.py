@@ -137,18 +137,24 @@ def measured(line: Line, schedules: list[Schedule]) -> list[float]:
 
 
 def gain() -> None:
-    print(f"{'':40}{'1f1b':>16}{'a quarter left out':>26}{'ratio':>16}{'bound':>8}")
+    print(f"{'':40}{'1f1b':>16}{'a quarter left out':>26}{'ratio':>16}{'two ahead':>11}{'bound':>8}")
     for name, line in LINES.items():
         whole, left_out = one_f_one_b(line), skipping(line, microbatches=MICROBATCHES, skipped=1)
+        ahead = skipping(line, microbatches=MICROBATCHES, skipped=1, ahead=2).seconds / whole
         text = f"{name:40}{whole * TICK:8.2f}"
         if any(line.transfer):
-            print(f"{text}{'':8}{left_out.seconds * TICK:18.2f}{'':8}{left_out.seconds / whole:8.2f}", flush=True)
+            print(
+                f"{text}{'':8}{left_out.seconds * TICK:18.2f}{'':8}{left_out.seconds / whole:8.2f}{ahead:19.2f}",
+                flush=True,
+            )
             continue
         schedules = [Schedule(microbatches=MICROBATCHES), planned.of(left_out.program, chunks=1)]
         slow, fast = measured(line, schedules)
         text += f" ({slow:5.2f}) {left_out.seconds * TICK:17.2f} ({fast:5.2f}) {left_out.seconds / whole:8.2f}"
-        print(f"{text} ({fast / slow:4.2f}){left_out.bound * TICK:8.2f}", flush=True)
-    print("seconds as simulated, and in brackets as measured")
+        print(f"{text} ({fast / slow:4.2f}) {ahead:10.2f}{left_out.bound * TICK:8.2f}", flush=True)
+    print(
+        "seconds as simulated, and in brackets as measured; two ahead: with two more microbatches under way, simulated"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
