@@ -14,6 +14,7 @@ from meshwright.cli import main
 from meshwright.export import Line
 from meshwright.report.loss_gap import LossGap
 from meshwright.run.outcome import Outcome
+from meshwright.spec.chaos import Chaos, Struck
 from meshwright.spec.goodput import Goodput, Interruption
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -57,6 +58,12 @@ def test_every_key_that_is_printed_is_documented(tmp_path: Path, capsys: pytest.
     _same("each of `models` and `clusters`", _printed(["models"], capsys)[0])
     _same("`models NAME`", _printed(["models", "tiny"], capsys))
     _same("`clusters NAME`, `cluster detect`, `cluster measure`", _printed(["clusters", "8xH100"], capsys))
+    simulated = _printed(["chaos", design, "--simulate", "--days", "1", "--spares", "1"], capsys)
+    _same("`chaos --simulate`", simulated)
+    _same("`advice`", simulated["advice"])
+    _same("each of `spares` and `intervals`", simulated["advice"]["intervals"][0])
+    _same("`chaos`", ["sound", *(field.name for field in fields(Chaos))])
+    _same("each of `struck`", [field.name for field in fields(Struck)])
     scores = _printed(["validate", str(ROOT / "examples" / "published.csv")], capsys)
     _same("`validate`", scores)
     _same("`overall`, and each of `sources`", scores["overall"])

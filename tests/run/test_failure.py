@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -154,7 +155,7 @@ def test_a_killed_rank_is_told_with_what_the_others_were_in(tmp_path: Path) -> N
 
 def test_marks_outlive_the_process_that_made_them(tmp_path: Path) -> None:
     Marker(tmp_path, rank=3).mark(step=17, section=Section.SAVE)
-    assert last_seen(tmp_path, 3) == Whereabouts(step=17, section=Section.SAVE)
+    assert last_seen(tmp_path, 3) == Whereabouts(step=17, section=Section.SAVE, process=os.getpid())
     assert last_seen(tmp_path, 4) is None
     path_of(tmp_path, 3).write_text("{half")
     assert last_seen(tmp_path, 3) is None

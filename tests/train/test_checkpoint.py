@@ -153,11 +153,23 @@ def flip(path: Path) -> None:
         (lambda folder: largest(folder).unlink(), "corrupt", "__0_0.distcp is missing"),
         (lambda folder: largest(folder).write_bytes(b"half"), "corrupt", "__0_0.distcp has 4 bytes, not"),
         (lambda folder: (folder / "COMMITTED").unlink(), "half-written", "it has no COMMITTED marker"),
+        (lambda folder: flip(folder / "COMMITTED"), "corrupt", "manifest.json is not the one that was committed"),
+        (lambda folder: flip(folder / "manifest.json"), "corrupt", "its manifest cannot be read"),
         (lambda folder: (folder / "manifest.json").unlink(), "corrupt", "it has no manifest"),
         (lambda folder: (folder / "manifest.json").write_text("{"), "corrupt", "its manifest cannot be read"),
         (lambda folder: (folder / "manifest.json").write_text('{"step": 2}'), "corrupt", "its manifest is not one"),
     ],
-    ids=["bit", "missing", "short", "marker", "no manifest", "cut manifest", "other manifest"],
+    ids=[
+        "bit",
+        "missing",
+        "short",
+        "marker",
+        "bit of marker",
+        "bit of manifest",
+        "no manifest",
+        "cut manifest",
+        "other manifest",
+    ],
 )
 def test_what_is_not_whole_is_passed_over_and_told(saved: Saved, harm: object, what: str, why: str) -> None:
     harm(saved.folder(2))  # type: ignore[operator]  # a function of a parameter list

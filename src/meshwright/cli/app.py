@@ -15,6 +15,7 @@ import typer
 
 from meshwright.cli import (
     audit,
+    chaos,
     cluster,
     clusters,
     compare,
@@ -66,6 +67,7 @@ def build() -> typer.Typer:
         ("report", report.report),
         ("export", export.export),
         ("audit", audit.audit),
+        ("chaos", chaos.chaos),
         ("convert", convert.convert),
         ("generate", generate.generate),
         ("validate", validate.validate),

@@ -46,6 +46,22 @@ class Namespace:
 
     holder: subprocess.Popen[bytes]
 
+    @classmethod
+    def make(cls) -> Namespace:
+        """One with nothing in it but its own loopback, which is up."""
+        # cat ends when the pipe does, and the namespace with it.
+        holder = subprocess.Popen(["unshare", "-n", "cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        found = cls(holder=holder)
+        try:
+            _await_namespace(holder)
+            # Else hosts greet each other on every cable, and what they say is counted.
+            found.run("sh", "-c", "echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6 || true")
+            found.run("ip", "link", "set", "lo", "up")
+        except BaseException:
+            found.end()
+            raise
+        return found
+
     @property
     def enter(self) -> tuple[str, ...]:
         """The words before a command that run it inside."""
@@ -92,14 +108,8 @@ class Fabric:
         self._relays, self._namespaces = [], []
 
     def _namespace(self) -> Namespace:
-        # cat ends when the pipe does, and the namespace with it.
-        holder = subprocess.Popen(["unshare", "-n", "cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-        found = Namespace(holder=holder)
+        found = Namespace.make()
         self._namespaces.append(found)
-        _await_namespace(holder)
-        # Else hosts greet each other on every cable, and what they say is counted.
-        found.run("sh", "-c", "echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6 || true")
-        found.run("ip", "link", "set", "lo", "up")
         return found
 
     def _build(self, topology: Topology) -> tuple[Host, ...]:

@@ -28,6 +28,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from meshwright.run.machine import this_machine
 from meshwright.run.screen import Screen
+from meshwright.run.standstill import Standstill
 from meshwright.spec.errors import Problem, WorkerFailed
 from meshwright.train.disk import file_system
 
@@ -90,8 +91,10 @@ def launch(
         _forwarding(say, module=module, patient=patient) as asked,
     ):
         agent.start()
+        stopped = Standstill(len(here), module=module)
         while agent.is_alive():
             agent.join(0.2)
+            stopped.end()
     if isinstance(agent.error, json.JSONDecodeError):
         why = f"what it left in {run_dir / 'logs'} is cut off: {agent.error}"
         raise WorkerFailed(Problem(what="a worker failed and could not write why", why=why, fix=file_system(run_dir)))

@@ -80,7 +80,7 @@ def seal(folder: Path) -> None:
 def is_sealed(folder: Path) -> bool:
     """`folder` has a marker, and it is of the manifest that is there."""
     try:
-        return (folder / COMMITTED).read_text() == digest_of(folder / MANIFEST)
+        return (folder / COMMITTED).read_bytes() == digest_of(folder / MANIFEST).encode()
     except OSError:
         return False
 

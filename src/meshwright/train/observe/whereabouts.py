@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -28,10 +29,11 @@ class Section(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whereabouts:
-    """A rank is, or was last seen, in this section of this step."""
+    """A rank is, or was last seen, in this section of this step, as process `process` of its host (0: not known)."""
 
     step: int
     section: Section
+    process: int = 0
 
     def __str__(self) -> str:
         return f"step {self.step}, {self.section.value}"
@@ -44,6 +46,7 @@ class Marker:
 
     def __init__(self, run_dir: Path, *, rank: int) -> None:
         self.now = Whereabouts(step=0, section=Section.BUILD)
+        self._process = os.getpid()
         self._memory: mmap.mmap | None = None
         path = path_of(run_dir, rank)
         with suppress(OSError):  # a file system that maps no files takes this help away and nothing else
@@ -57,7 +60,8 @@ class Marker:
         """From here on this rank is in `section` of `step`."""
         self.now = Whereabouts(step=step, section=section)
         if self._memory is not None:
-            self._memory[:] = json.dumps({"step": step, "section": section.value}).encode().ljust(_SIZE)
+            told = {"step": step, "section": section.value, "process": self._process}
+            self._memory[:] = json.dumps(told).encode().ljust(_SIZE)
 
 
 def path_of(run_dir: Path, rank: int) -> Path:
@@ -68,6 +72,7 @@ def last_seen(run_dir: Path, rank: int) -> Whereabouts | None:
     """Where `rank` was when it marked last; None when it never did, or half a mark is there."""
     try:
         value = json.loads(path_of(run_dir, rank).read_bytes())
-        return Whereabouts(step=int(value["step"]), section=Section(value["section"]))
+        section, process = Section(value["section"]), int(value.get("process", 0))
+        return Whereabouts(step=int(value["step"]), section=section, process=process)
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -1,0 +1,174 @@
+"""`meshwright chaos`: do faults to a run and show what it lost by them, or simulate them on a fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from meshwright.cost.foresee import Foreseen
+    from meshwright.spec.chaos import Chaos
+    from meshwright.spec.faults import Fault, FaultKind
+    from meshwright.spec.plan import Design
+
+Many = list[str] | None
+_WHEN = "Repeatable."
+
+
+def chaos(
+    plan: Annotated[Path, typer.Argument(help="A design from `meshwright plan --out`, or a run to go on with.")],
+    run: Annotated[Path | None, typer.Option("--run", "-r", help="The run directory; a run's own without.")] = None,
+    kill: Annotated[Many, typer.Option("--kill", help=f"rank=2@step=40, or rank=all@save. {_WHEN}")] = None,
+    hang: Annotated[Many, typer.Option("--hang", help=f"rank=1,seconds=5@step=40. {_WHEN}")] = None,
+    slow: Annotated[Many, typer.Option("--slow", help=f"rank=1,factor=1.5,steps=20@step=40. {_WHEN}")] = None,
+    corrupt: Annotated[Many, typer.Option("--corrupt", help=f"part=tensors@step=40. {_WHEN}")] = None,
+    disk_full: Annotated[Many, typer.Option("--disk-full", help=f"@save, or seconds=5@step=40. {_WHEN}")] = None,
+    partition: Annotated[Many, typer.Option("--partition", help=f"seconds=5@step=40; needs root. {_WHEN}")] = None,
+    preempt: Annotated[Many, typer.Option("--preempt", help=f"SIGTERM: @seconds=30, or @start. {_WHEN}")] = None,
+    faults: Annotated[int, typer.Option("--faults", min=0, help="So many random faults more.")] = 0,
+    every: Annotated[float, typer.Option("--every", help="Mean seconds of training between random faults.")] = 10.0,
+    mix: Annotated[str, typer.Option("--mix", help="Which faults are random: llama3 or even.")] = "llama3",
+    seed: Annotated[int, typer.Option("--seed", help="The same seed draws the same faults.")] = 0,
+    against: Annotated[
+        Path | None, typer.Option("--against", help="The undisturbed run. [default: RUN-undisturbed]")
+    ] = None,
+    reference: Annotated[
+        bool, typer.Option("--reference/--no-reference", help="Whether to compare with an undisturbed run.")
+    ] = True,
+    simulate: Annotated[bool, typer.Option("--simulate", help="Run nothing: simulate a fleet under the mix.")] = False,
+    devices: Annotated[int | None, typer.Option("--devices", help="Simulated devices. [default: the plan's]")] = None,
+    days: Annotated[float, typer.Option("--days", help="Simulated days.")] = 54.0,
+    spares: Annotated[int | None, typer.Option("--spares", help="Simulated spare nodes. [default: the best]")] = None,
+    repair_hours: Annotated[float, typer.Option("--repair-hours", help="Until a simulated node is back.")] = 24.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> int:
+    """Do faults to a run, start it again as a person would, and show that nothing was lost; or simulate a fleet."""
+    from meshwright.spec.errors import ExitCode
+    from meshwright.spec.faults import FaultKind
+
+    said = dict(zip(FaultKind, (kill, hang, slow, corrupt, disk_full, partition, preempt), strict=True))
+    drawn = _Drawn(faults=faults, every_seconds=every, mix=mix, seed=seed)
+    if simulate:
+        _refuse_faults(said, faults)
+        _show_fleet(
+            _foresee(plan, drawn, devices=devices, days=days, spares=spares, hours=repair_hours), as_json=as_json
+        )
+        return int(ExitCode.OK)
+    found = _train(plan, run, said, drawn, against=against, reference=reference)
+    _show(found, as_json=as_json)
+    return int(ExitCode.OK if found.is_sound else ExitCode.NO_PLAN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Drawn:
+    """Random faults as they are asked for."""
+
+    faults: int
+    every_seconds: float
+    mix: str
+    seed: int
+
+
+def _train(
+    plan: Path,
+    run: Path | None,
+    said: Mapping[FaultKind, Many],
+    drawn: _Drawn,
+    *,
+    against: Path | None,
+    reference: bool,
+) -> Chaos:
+    from meshwright import catalog
+    from meshwright.cli.output import note
+    from meshwright.run.chaos.chaos import chaos as train_under_faults
+    from meshwright.run.choose import default_run_dir
+    from meshwright.spec.errors import ConfigError, Problem
+
+    if against is not None and not reference:
+        raise ConfigError(Problem(what="a run to compare with, and none", where="--against", fix="leave one out"))
+    design = catalog.load_design(plan)
+    faults = _faults(design, said, drawn)
+    folder = run or (plan if plan.is_dir() else default_run_dir(design))
+    if not design.job.checkpoint.on_the_way:
+        note("nothing is saved on the way: every start begins at step 0; job.checkpoint.every_steps says how often")
+    beside = against or folder.with_name(f"{folder.name}-undisturbed")
+    return train_under_faults(plan, run_dir=folder, faults=faults, against=beside if reference else None, say=note)
+
+
+def _faults(design: Design, said: Mapping[FaultKind, Many], drawn: _Drawn) -> tuple[Fault, ...]:
+    """Those that were said and those that are drawn. Raises ConfigError with all that is wrong with any of them."""
+    from functools import partial
+
+    from meshwright.catalog.failure_mix import load_mix
+    from meshwright.lab.fabric import unfit
+    from meshwright.run.chaos.soak import draw
+    from meshwright.spec.errors import ConfigError, Gathering, Problem
+    from meshwright.spec.faults import check_faults, read_fault
+
+    gathered = Gathering()
+    read = [gathered.attempt(partial(read_fault, kind, text)) for kind, texts in said.items() for text in texts or ()]
+    mix = gathered.attempt(lambda: load_mix(drawn.mix))
+    gathered.tell()
+    assert mix is not None
+    found, uncut = [fault for fault in read if fault is not None], unfit()
+    if drawn.faults:
+        found += draw(
+            mix,
+            faults=drawn.faults,
+            seed=drawn.seed,
+            ranks=design.plan.world_size,
+            every_seconds=drawn.every_seconds,
+            patience_seconds=design.job.peer_timeout_seconds,
+            can_cut=not uncut,
+        )
+    if not found:
+        raise ConfigError(Problem(what="no fault is asked for", fix="--kill rank=0@step=10, or --faults 10"))
+    job = design.job
+    check_faults(found, ranks=design.plan.world_size, steps=job.total_steps, kept=job.checkpoint.keep, can_cut=uncut)
+    return tuple(found)
+
+
+def _show(found: Chaos, *, as_json: bool) -> None:
+    from meshwright.cli.output import console, note, print_json
+    from meshwright.report import terminal_chaos
+
+    if as_json:
+        print_json({"sound": found.is_sound, **{name: getattr(found, name) for name in found.__slots__}})
+        return
+    for view in terminal_chaos.chaos(found):
+        console().print(view)
+    note(f"page: meshwright report {found.run}")
+
+
+def _refuse_faults(said: Mapping[FaultKind, Many], faults: int) -> None:
+    from meshwright.spec.errors import ConfigError, Problem
+
+    if faults or any(said.values()):
+        fix = "leave the faults out: --mix says which are simulated, and the cluster how often"
+        raise ConfigError(Problem(what="a simulation is of a mix, not of faults one by one", fix=fix))
+
+
+def _foresee(
+    plan: Path, drawn: _Drawn, *, devices: int | None, days: float, spares: int | None, hours: float
+) -> Foreseen:
+    from meshwright import catalog
+    from meshwright.catalog.failure_mix import load_mix
+    from meshwright.cost.foresee import foresee
+
+    mix, design = load_mix(drawn.mix), catalog.load_design(plan)
+    return foresee(design, mix=mix, devices=devices, days=days, spares=spares, repair_hours=hours, seed=drawn.seed)
+
+
+def _show_fleet(found: Foreseen, *, as_json: bool) -> None:
+    from meshwright.cli.output import console, print_json
+    from meshwright.report import terminal_chaos
+
+    if as_json:
+        print_json(found)
+        return
+    for view in terminal_chaos.foreseen(found):
+        console().print(view)

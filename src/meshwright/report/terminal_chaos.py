@@ -1,0 +1,112 @@
+"""Runs under faults in a terminal: what each fault cost, whether anything was lost, and what a simulated fleet does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from meshwright.cost.faults import Lost, Simulated
+from meshwright.cost.foresee import Foreseen
+from meshwright.report.terminal_parts import bullets, table, title
+from meshwright.report.time_spent import goodput_lines
+from meshwright.spec.chaos import Chaos, Struck
+from meshwright.spec.units import format_percent, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+_MOST_WORDS = 100
+_SHOWN_ROWS = 40
+_SHOWN_CAUSES = 6
+
+
+def chaos(found: Chaos) -> Iterable[RenderableType]:
+    """Every fault with what it cost, then what the run lost by all of them."""
+    yield title(f"{len(found.struck)} faults in {found.run}, {len(found.launches)} launches")
+    yield _struck(found.struck[:_SHOWN_ROWS])
+    if len(found.struck) > _SHOWN_ROWS:
+        yield Text(f"{len(found.struck) - _SHOWN_ROWS} more are in {found.run}/chaos.json")
+    yield title("what was lost")
+    yield from bullets(verdicts(found))
+    for line in goodput_lines(found.goodput)[:1] if found.goodput else ():
+        yield Text(line)
+
+
+def verdicts(found: Chaos) -> list[str]:
+    """One line for each thing that has to hold: recoveries, data, the curve."""
+    lines = [f"{found.recovered} of {len(found.struck)} faults were recovered from"]
+    lines += [f"NOT DONE: {fault}, whose moment never came" for fault in found.missed]
+    if found.gave_up:
+        lines.append(f"GIVEN UP: {found.gave_up}")
+    lines += [f"NOT PROVEN: {problem}" for problem in found.problems]
+    if not found.problems:
+        lines.append(f"each of {found.read:,} sequences was read exactly once")
+    if found.curve is None:
+        return [*lines, "no run was there to compare the losses with"]
+    curve = found.curve
+    if curve.missing:
+        lines.append(f"NOT EQUAL: {len(curve.missing)} steps are in one of the two runs alone")
+    same = "the same bits" if curve.worst == 0.0 else f"at most {curve.worst:.1e} apart, relatively"
+    state = {True: "; the last state is, too", False: "; the last state is not the same bits", None: ""}
+    verdict = "" if curve.is_equal else "NOT EQUAL: "
+    told = state[curve.same_state] if curve.worst == 0.0 else ""
+    return [*lines, f"{verdict}losses of {curve.steps:,} steps are {same} as those of {curve.against}{told}"]
+
+
+def _struck(struck: Iterable[Struck]) -> Table:
+    columns = [("fault", "left"), ("step", "right"), ("ended after", "right"), ("trained after", "right")]
+    shown = table(columns=[*columns, ("steps again", "right"), ("what the run said", "left")])
+    for each in struck:
+        shown.add_row(
+            str(each.fault),
+            f"{each.step:,}",
+            "went on" if each.found_seconds is None else format_seconds(each.found_seconds),
+            "NEVER" if each.back_seconds is None else format_seconds(each.back_seconds),
+            f"{each.undone_steps:,}",
+            each.words if len(each.words) <= _MOST_WORDS else f"{each.words[:_MOST_WORDS]}...",
+        )
+    return shown
+
+
+def foreseen(found: Foreseen) -> Iterable[RenderableType]:
+    """The useful share of the time, where the rest goes, and what other intervals and spares would do."""
+    advice = found.advice
+    asked, best = advice.asked, advice.best_interval
+    yield title(f"{found.devices:,} devices for {found.days:g} days, simulated {asked.seeds} times")
+    yield Text(
+        f"{format_percent(asked.ettr)} of the time is useful (ETTR; nine of ten runs {format_percent(asked.low)} to "
+        f"{format_percent(asked.high)}): {asked.failures:,.0f} failures, one in "
+        f"{format_seconds(found.seconds_between_failures)}, with {advice.taken} spare nodes and a checkpoint every "
+        f"{format_seconds(asked.saves.every_seconds)}"
+    )
+    yield Text(f"by Daly's formula {format_percent(found.closed_form)}; failures of mix {found.mix}: {found.source}")
+    yield title("where the rest goes")
+    yield _lost(asked)
+    yield title(f"checkpoints every so often; the best is {format_seconds(best.saves.every_seconds)}")
+    yield _tried(advice.intervals, name="interval", value=lambda one: format_seconds(one.saves.every_seconds))
+    yield title(f"spare nodes; the best of what is paid for are {advice.best_spares.fleet.spares:,}")
+    yield _tried(advice.spares, name="spares", value=lambda one: f"{one.fleet.spares:,}")
+    yield title("assumed")
+    yield from bullets(found.assumed)
+
+
+def _lost(one: Simulated) -> Table:
+    shown = table(columns=[("lost to", "left"), ("of the time", "right"), ("brought about by", "left"), ("", "right")])
+    causes = sorted(one.by_trouble.items(), key=lambda entry: -entry[1])[:_SHOWN_CAUSES]
+    kinds = list(Lost)
+    for place in range(max(len(kinds), len(causes))):
+        left = (kinds[place].value, format_percent(one.lost[kinds[place]])) if place < len(kinds) else ("", "")
+        name, share = causes[place] if place < len(causes) else ("", 0.0)
+        shown.add_row(*left, name, format_percent(share) if name else "")
+    return shown
+
+
+def _tried(tried: Iterable[Simulated], *, name: str, value: Callable[[Simulated], str]) -> Table:
+    shown = table(columns=[(name, "right"), ("useful", "right"), ("nine of ten", "left"), ("of all paid for", "right")])
+    for one in tried:
+        between = f"{format_percent(one.low)} to {format_percent(one.high)}"
+        shown.add_row(value(one), format_percent(one.ettr), between, format_percent(one.of_paid))
+    return shown

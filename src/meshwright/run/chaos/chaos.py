@@ -1,0 +1,115 @@
+"""chaos: a run under faults from its start to its end, and what it lost by them, which is nothing where all is well."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from meshwright import catalog
+from meshwright.lab.fabric import Namespace
+from meshwright.run.chaos.compare import compare
+from meshwright.run.chaos.supervise import Supervisor, Trial
+from meshwright.run.files import load_design, write_json
+from meshwright.run.machine import cache_root
+from meshwright.run.outcome import read_ended
+from meshwright.spec.chaos import Chaos, Curve
+from meshwright.spec.errors import ConfigError, MeshwrightError, Problem, WorkerFailed
+from meshwright.spec.faults import Fault, FaultKind
+from meshwright.spec.paths import expanded
+from meshwright.train.events import Ending
+from meshwright.train.observe.timekeeper import goodput_of
+
+Say = Callable[[str], None]
+
+
+def chaos(plan: Path, *, run_dir: Path, faults: Sequence[Fault], against: Path | None, say: Say) -> Chaos:
+    """The design at `plan`, or the run that is there, is trained in `run_dir` to its end under `faults`.
+
+    It is started again whenever it ends as a person would start it again. `against` is a run of the same design that
+    nothing is done to, trained after it unless it is there; None compares with nothing. What is found is in
+    `RUN/chaos.json`, what launches said under `RUN/chaos`.
+
+    Faults are those that `check_faults` lets pass. Raises ConfigError where `run_dir` holds another run, or `against`
+    does.
+    """
+    folder, given = expanded(run_dir).absolute(), expanded(plan).absolute()
+    if (folder / "design.json").is_file() and given != folder:
+        fix = f"meshwright chaos {folder} goes on with it; --run names another directory"
+        raise ConfigError(Problem(what="this directory holds a run already", where=str(folder), fix=fix))
+    design = catalog.load_design(given)
+    with ExitStack() as stack:
+        network = None
+        if any(fault.kind is FaultKind.PARTITION for fault in faults):
+            network = Namespace.make()
+            stack.callback(network.end)
+        trial = Supervisor(
+            folder,
+            lambda goes_on: _command(given, folder, goes_on=goes_on),
+            faults,
+            design.plan.world_size,
+            folder / "chaos",
+            say,
+            network,
+        ).run()
+    curve = None
+    if against is not None and not trial.gave_up:
+        curve = compare(folder, _undisturbed(folder, expanded(against).absolute(), say=say))
+    found = _found(folder, trial, plan=design.plan.digest(), curve=curve, say=say)
+    write_json(folder / "chaos.json", found)
+    return found
+
+
+def _command(plan: Path, run_dir: Path, *, goes_on: bool) -> list[str]:
+    given = ["--resume"] if goes_on else [str(plan)]
+    return [sys.executable, "-m", "meshwright", "train", *given, "--run", str(run_dir)]
+
+
+def _undisturbed(run_dir: Path, against: Path, *, say: Say) -> Path:
+    """`against` is a run of the same design that has ended, trained now where it is not there."""
+    known = against / "design.json"
+    if known.is_file() and load_design(known) != load_design(run_dir / "design.json"):
+        fix = "--against names another directory; one that is not there is trained"
+        raise ConfigError(Problem(what="this run is of another design", where=str(against), fix=fix))
+    ended = read_ended(against) if known.is_file() else None
+    if ended is not None and ended.ending is Ending.FINISHED:
+        return against
+    say(f"training the same design undisturbed in {against}")
+    trial = Supervisor(
+        against,
+        lambda goes_on: _command(run_dir / "design.json", against, goes_on=goes_on),
+        (),
+        0,
+        against / "chaos",
+        say,
+    ).run()
+    if trial.gave_up:
+        raise WorkerFailed(Problem(what=f"the undisturbed run failed: {trial.gave_up}", where=str(against)))
+    return against
+
+
+def _found(run_dir: Path, trial: Trial, *, plan: str, curve: Curve | None, say: Say) -> Chaos:
+    from meshwright.run.audit import audit
+
+    read, problems = 0, tuple[Problem, ...]()
+    try:
+        audited = audit(run_dir, cache=cache_root() / "data", say=say)
+        read, problems = audited.read, audited.problems
+    except MeshwrightError as error:
+        problems = error.problems
+    return Chaos(
+        run=str(run_dir),
+        plan=plan,
+        struck=trial.struck,
+        missed=trial.missed,
+        launches=trial.launches,
+        wall_seconds=trial.seconds,
+        undisturbed_seconds=trial.undisturbed_seconds,
+        undisturbed_steps=trial.undisturbed_steps,
+        gave_up=trial.gave_up,
+        goodput=goodput_of(run_dir),
+        read=read,
+        problems=problems,
+        curve=curve,
+    )

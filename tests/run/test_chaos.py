@@ -1,0 +1,172 @@
+"""Faults from outside: done at their moments, recovered from, and counted; nothing is lost by them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from meshwright.catalog.failure_mix import EVEN, LLAMA3
+from meshwright.cli import main
+from meshwright.lab.fabric import unfit
+from meshwright.run.chaos.chaos import chaos
+from meshwright.run.chaos.compare import compare, losses
+from meshwright.run.chaos.soak import draw
+from meshwright.run.chaos.supervise import MOST_IN_VAIN, Supervisor, Trial
+from meshwright.run.files import write_json
+from meshwright.spec.errors import ConfigError, ExitCode
+from meshwright.spec.faults import At, Fault, FaultKind, Moment, check_faults, read_fault
+from meshwright.spec.job import CheckpointSpec, EvaluationSpec
+from meshwright.spec.plan import Sharding
+from tests.run import fake_run
+from tests.run.runs import BATCH, design
+from tests.support.designs import Layout
+
+STEPS = 120
+SHARDED = Layout(batch=BATCH, shard=2, sharding=Sharding.PARAMETERS)
+
+
+def quiet(line: str) -> None:
+    """Nobody watches a test."""
+
+
+def fake(run_dir: Path, *words: str, **faults: list[str]) -> Trial:
+    """What becomes of a run without torch."""
+    read = [read_fault(FaultKind(name.replace("_", "-")), text) for name, texts in faults.items() for text in texts]
+    command = [sys.executable, fake_run.__file__, str(run_dir), *words]
+    return Supervisor(run_dir, lambda _goes_on: command, read, 2, run_dir / "chaos", quiet).run()
+
+
+def test_faults_come_when_they_should_and_what_they_cost_is_counted(tmp_path: Path) -> None:
+    trial = fake(
+        tmp_path / "run",
+        hang=["rank=1,seconds=0.3@step=3"],
+        kill=["rank=1@step=8", "rank=all@step=26"],
+        preempt=["@step=14"],
+        disk_full=["@step=20"],
+        slow=["rank=1,factor=4,steps=3@step=32"],
+    )
+    assert (trial.gave_up, trial.missed) == ("", ())
+    hung, lost, asked, full, gone, slowed = trial.struck
+    assert [each.fault.moment.step for each in trial.struck] == [3, 8, 14, 20, 26, 32]
+    assert all(each.recovered and each.step >= each.fault.moment.step for each in trial.struck)
+    assert [each.words for each in (hung, slowed)] == ["", ""]
+    assert [each.found_seconds for each in (hung, slowed)] == [None, None]
+    assert hung.back_seconds is not None
+    assert hung.back_seconds >= 0.3
+    assert lost.words == "rank 1 was lost"
+    assert asked.words == "it was asked to stop, and saved"
+    assert full.words == "nothing more can be written: File too large"
+    assert gone.words == "it was killed (signal 9)"
+    assert [end.exit_code for end in trial.launches] == [5, 75, 4, -9, 0]
+    assert [each.launch for each in trial.struck] == [1, 1, 2, 3, 4, 5]
+    assert asked.undone_steps == 0
+    assert 0 <= lost.undone_steps <= fake_run.SAVED_EVERY
+    assert sorted(losses(tmp_path / "run")) == list(range(1, fake_run.STEPS + 1))
+
+
+def test_a_run_is_not_started_again_for_ever(tmp_path: Path) -> None:
+    trial = fake(tmp_path / "broken", "broken", kill=["rank=0@step=8"])
+    assert len(trial.launches) == MOST_IN_VAIN
+    assert trial.gave_up == f"{MOST_IN_VAIN} launches in a row gained no step: it is broken"
+    assert trial.missed == (Fault(kind=FaultKind.KILL, moment=Moment(step=8)),)
+    trial = fake(tmp_path / "wrong", "wrong")
+    assert (len(trial.launches), trial.gave_up) == (1, "no start would mend it: it is wrong")
+
+
+def test_random_faults_are_those_of_their_seed() -> None:
+    asked = {"faults": 400, "ranks": 4, "every_seconds": 10.0, "patience_seconds": 30.0}
+    found = draw(LLAMA3, seed=3, can_cut=True, **asked)
+    assert found == draw(LLAMA3, seed=3, can_cut=True, **asked)
+    assert found != draw(LLAMA3, seed=4, can_cut=True, **asked)
+    times = [fault.moment.seconds for fault in found]
+    assert times == sorted(times)
+    assert times[-1] / len(found) == pytest.approx(10.0, rel=0.2)
+    for before, fault in pairwise(found):
+        if fault.moment.at is At.START:
+            assert before.kind in (FaultKind.KILL, FaultKind.CORRUPT, FaultKind.PREEMPT)
+            assert before.moment.seconds == fault.moment.seconds
+    share = sum(fault.kind is FaultKind.KILL for fault in found) / len(found)
+    assert share == pytest.approx(sum(c.count for c in LLAMA3.causes if c.fault is FaultKind.KILL) / 419, abs=0.06)
+    uncut = draw(EVEN, seed=3, can_cut=False, **asked)
+    assert {fault.kind for fault in uncut} == set(FaultKind) - {FaultKind.PARTITION}
+    check_faults(uncut, ranks=4, steps=1, kept=2, can_cut="no root")
+    with pytest.raises(ConfigError, match="at least one fault"):
+        draw(EVEN, seed=0, can_cut=True, **{**asked, "every_seconds": 0.0})
+
+
+def test_curves_that_are_not_equal_are_told(tmp_path: Path) -> None:
+    made = design(tmp_path, steps=4)
+    for name, last in (("one", 0.25), ("other", 0.25 * (1 + 1e-6))):
+        (tmp_path / name).mkdir()
+        write_json(tmp_path / name / "design.json", made)
+        rows = [{"step": step, "loss": 1.0 / step} for step in (1, 2, 3)] + [{"step": 4, "loss": last}]
+        (tmp_path / name / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    found = compare(tmp_path / "one", tmp_path / "other")
+    assert (found.steps, found.missing, found.same_state, found.tolerance) == (4, (), None, 1e-9)
+    assert found.worst == pytest.approx(1e-6, rel=1e-3)
+    assert not found.is_equal
+    assert compare(tmp_path / "one", tmp_path / "one").is_equal
+    (tmp_path / "other" / "metrics.jsonl").write_text(f"{json.dumps({'step': 1, 'loss': 1.0})}\n")
+    assert compare(tmp_path / "one", tmp_path / "other").missing == (2, 3, 4)
+
+
+def test_what_is_wrong_is_told_before_anything_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text(design(tmp_path, steps=4).to_json())
+    run = ["chaos", str(plan), "--run", str(tmp_path / "run")]
+    assert main([*run, "--kill", "rank=3@step=9", "--hang", "rank=0@step=2"]) == ExitCode.USAGE
+    told = capsys.readouterr().err
+    assert "there is no rank 3 in a plan of 1; 0 to 0, or all" in told
+    assert "the run has 4 steps and ends before step 9" in told
+    assert main([*run, "--kill", "rank=x@step=1", "--slow", "fctor=2@step=1", "--mix", "lama3"]) == ExitCode.USAGE
+    assert capsys.readouterr().err.count("error: ") == 3
+    assert main(run) == ExitCode.USAGE
+    assert "no fault is asked for" in capsys.readouterr().err
+    assert main([*run, "--simulate", "--faults", "3"]) == ExitCode.USAGE
+    assert "not of faults one by one" in capsys.readouterr().err
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "design.json").write_text("{}")
+    assert main([*run, "--kill", "@step=2"]) == ExitCode.USAGE
+    assert "this directory holds a run already" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "chaos").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_run_of_two_ranks_loses_nothing_by_any_fault(tmp_path: Path) -> None:
+    """Bit by bit the undisturbed run: kills, hangs, spoilt checkpoints, a full disk, a cut network, a signal."""
+    made = design(
+        tmp_path,
+        SHARDED,
+        steps=STEPS,
+        deterministic=True,
+        checkpoint=CheckpointSpec(every_steps=10, keep=3),
+        evaluation=EvaluationSpec(every_steps=0, tokens=BATCH * 16),
+        peer_timeout_seconds=60.0,
+    )
+    plan = tmp_path / "plan.json"
+    plan.write_text(made.to_json())
+    words = {
+        FaultKind.KILL: ["rank=1@step=15", "rank=0@save,step=25", "rank=1@start,step=22", "rank=all@step=75"],
+        FaultKind.HANG: ["rank=1,seconds=1@step=35"],
+        FaultKind.CORRUPT: ["part=tensors@step=45", "part=marker@step=55"],
+        FaultKind.DISK_FULL: ["@save,step=65"],
+        FaultKind.PREEMPT: ["@step=85"],
+        FaultKind.SLOW: ["rank=0,factor=2,steps=10@step=92"],
+        FaultKind.PARTITION: [] if unfit() else ["seconds=1@step=108"],
+    }
+    faults = [read_fault(kind, text) for kind, texts in words.items() for text in texts]
+    found = chaos(plan, run_dir=tmp_path / "run", faults=faults, against=tmp_path / "still", say=quiet)
+    assert found.is_sound, (found.gave_up, found.missed, found.problems, found.curve)
+    assert found.read == STEPS * BATCH
+    assert found.curve is not None
+    assert (found.curve.worst, found.curve.same_state, found.curve.tolerance) == (0.0, True, 0.0)
+    assert found.goodput is not None
+    assert found.goodput.wall_seconds == pytest.approx(found.wall_seconds, rel=0.05)
+    killed = next(each for each in found.struck if str(each.fault) == "kill rank=1@step=15")
+    assert killed.words.startswith("rank 1 was killed (signal 9)")
+    assert 0 < killed.undone_steps < 20
