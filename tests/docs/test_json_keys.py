@@ -12,10 +12,13 @@ import pytest
 
 from meshwright.cli import main
 from meshwright.export import Line
+from meshwright.report.congestion import Congestion, Relief, TierUse
+from meshwright.report.diagnosis import Diagnosis, RankUse
 from meshwright.report.loss_gap import LossGap
 from meshwright.run.outcome import Outcome
 from meshwright.spec.chaos import Chaos, Struck
 from meshwright.spec.goodput import Goodput, Interruption
+from meshwright.spec.incident import Incident
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TABLE = (ROOT / "docs" / "commands.md").read_text().partition("## What `--json` prints")[2].partition("## In Python")[0]
@@ -75,8 +78,18 @@ def test_every_key_that_is_printed_is_documented(tmp_path: Path, capsys: pytest.
     _same("a `loss_gap`, null where none is known", [field.name for field in fields(LossGap)])
     _same("`goodput`", [field.name for field in fields(Goodput)])
     _same("each of `interruptions`", [field.name for field in fields(Interruption)])
+    _keys_of_a_diagnosis()
     _keys_of_commands_with_torch()
     assert not DOCUMENTED, "a row of the table is of nothing that is printed"
+
+
+def _keys_of_a_diagnosis() -> None:
+    _same("`diagnose`", ["healthy", *(field.name for field in fields(Diagnosis))])
+    _same("each of `incidents`", [field.name for field in fields(Incident)])
+    _same("each of `ranks` of `diagnose`", [field.name for field in fields(RankUse)])
+    _same("`traffic`", [field.name for field in fields(Congestion)])
+    _same("each of `tiers`", [field.name for field in fields(TierUse)])
+    _same("`relief`", [field.name for field in fields(Relief)])
 
 
 def _keys_of_commands_with_torch() -> None:

@@ -18,6 +18,7 @@ from meshwright import catalog
 from meshwright.run.launch import WORKER_MODULE
 from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.job import CheckpointSpec, DataSpec, Decay, EvaluationSpec, LearningRate, Source
+from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design
 from tests.support import designs, models
 from tests.support.designs import Layout
@@ -35,12 +36,15 @@ def text(folder: Path) -> Path:
     return path
 
 
-def design(folder: Path, layout: Layout | None = None, *, steps: int, **changes: Any) -> Design:
-    """A design that trains `steps` steps of BATCH sequences in fp64 and evaluates every fourth step."""
+def design(
+    folder: Path, layout: Layout | None = None, *, steps: int, model: ModelSpec | None = None, **changes: Any
+) -> Design:
+    """A design that trains `steps` steps of BATCH sequences in fp64 and evaluates every fourth step; of a tiny model,
+    or of another one over VOCAB tokens."""
     tiny = models.model(
         embedding=replace(models.model().embedding, vocab=VOCAB), head=replace(models.model().head, vocab=VOCAB)
     )
-    made = designs.design(tiny, layout or Layout(batch=BATCH))
+    made = designs.design(model or tiny, layout or Layout(batch=BATCH))
     job = replace(
         made.job,
         total_tokens=steps * made.job.batch_tokens,

@@ -23,13 +23,19 @@ def report(
     first = runs[0]
     page = room.write_page(runs, out or (first / "report.html" if first.is_dir() else first.with_suffix(".html")))
     traces = [room.write_trace(run, run / "trace.json") for run in runs if trace and run.is_dir()]
-    times = [room.read_run(run).goodput for run in runs]
+    files = [room.read_run(run) for run in runs]
+    times, troubles = [each.goodput for each in files], [each.incidents for each in files]
     if as_json:
-        print_json({"page": str(page), "traces": [str(path) for path in traces], "goodput": times})
+        paths = [str(path) for path in traces]
+        print_json({"page": str(page), "traces": paths, "goodput": times, "incidents": troubles})
         return
     print(f"page   {page} ({page.stat().st_size / 1000:.0f} kB)")
     for run, goodput in zip(runs, times, strict=True):
         for line in room.goodput_lines(goodput) if goodput else ():
             print(line if len(runs) == 1 else f"{run}: {line.strip()}")
+    for run, each in zip(runs, troubles, strict=True):
+        for incident in each:
+            line = room.incident_lines(incident)[0]
+            print(line if len(runs) == 1 else f"{run}: {line}")
     for path in traces:
         print(f"trace  {path} (open it in ui.perfetto.dev)")

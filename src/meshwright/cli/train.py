@@ -149,6 +149,7 @@ def _after(outcome: Outcome) -> list[str]:
     """How it ended, predicted against measured, and what can be done with the run."""
     from meshwright import report
     from meshwright.spec.errors import ExitCode
+    from meshwright.train.observe.incidents import incidents_of
 
     ended, lines = outcome.ended, list[str]()
     if outcome.measured is not None:
@@ -159,6 +160,7 @@ def _after(outcome: Outcome) -> list[str]:
         lines += [f"{figures} after step {ended.validation_step}"]
     if outcome.goodput is not None:
         lines += report.goodput_lines(outcome.goodput)
+    lines += [report.incident_lines(incident)[0] for incident in incidents_of(Path(outcome.run_dir))]
     if ended.step < ended.total_steps:
         lines += [f"go on:     {outcome.resume_command}"]
     if outcome.exit_code is ExitCode.OK:

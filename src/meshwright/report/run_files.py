@@ -13,10 +13,12 @@ from meshwright.catalog import load_design
 from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.goodput import Goodput
+from meshwright.spec.incident import Incident
 from meshwright.spec.paths import expanded
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
 from meshwright.spec.span import Span
+from meshwright.train.observe.incidents import incidents_of
 from meshwright.train.observe.timekeeper import goodput_of
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ class RunFiles:
     spans: tuple[Span, ...] = ()
     sample: str | None = None
     goodput: Goodput | None = None
+    incidents: tuple[Incident, ...] = ()
 
 
 def read_run(path: Path | str) -> RunFiles:
@@ -78,6 +81,7 @@ def read_run(path: Path | str) -> RunFiles:
         spans=tuple(_spans(place / "spans")),
         sample=_text_or_none(place / "sample.txt"),
         goodput=goodput_of(place),
+        incidents=incidents_of(place),
     )
 
 

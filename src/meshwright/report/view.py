@@ -8,6 +8,7 @@ from typing import Any
 
 from meshwright.report.bars import memory_figure, waterfall
 from meshwright.report.curves import loss_figure, speed_figure
+from meshwright.report.diagnosis import incident_lines
 from meshwright.report.explain import UNKNOWN, Explanation, explain_files
 from meshwright.report.figure import Figure, Table
 from meshwright.report.plans import PlansView, layout_table, plans_view
@@ -55,6 +56,7 @@ class RunView:
     sample: str | None
     environment: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
+    incidents: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +106,7 @@ def run_view(files: RunFiles, *, timeline: Sequence[Span], anchor: str) -> RunVi
         sample=files.sample,
         environment=_flat(files.environment or {}),
         notes=report.notes if report else (),
+        incidents=tuple(line for incident in files.incidents for line in incident_lines(incident)[:1]),
     )
 
 

@@ -151,12 +151,13 @@ def told(
     machine_bytes: float,
     num_ranks: int,
     last_seen: Mapping[int, Whereabouts] = _NOBODY,
+    found: Sequence[str] = (),
 ) -> WorkerFailed:
     """The error that says what the first failure was; it has that worker's exit code.
 
     `predicted_bytes` is what the worker was predicted to need, `machine_bytes` what all of them share. `last_seen` is
-    where ranks were. Ranks that waited longer than they may were not left by one that died: those that were ended
-    after them had never come.
+    where ranks were, `found` what their logs say of who kept whom waiting. Ranks that waited longer than they may were
+    not left by one that died: those that were ended after them had never come.
     """
     first = failures[0]
     problems = first.problems
@@ -172,6 +173,9 @@ def told(
         problems = (Problem(what=f"rank {first.rank} lost contact with another rank", why=why),)
     elif first.trace:
         problems = (Problem(what=f"rank {first.rank} failed: {first.problems[0].what}\n\n{first.trace.rstrip()}"),)
+    killed = first.signal_number == signal.SIGKILL and not any(entry.timed_out for _, entry in waited)
+    if found and not killed and (first.trace or first.nearness is not Nearness.OWN):
+        problems = (replace(problems[0], why="; ".join(part for part in (problems[0].why, *found) if part)),)
     error = WorkerFailed(problems)
     error.exit_code = ExitCode(first.exit_code)
     return error

@@ -114,6 +114,8 @@ def write_design(design: Design, run_dir: Path, *, predicted: Report, decision: 
     """`run_dir` has what workers read of a run that is begun, or goes on, by `design`; how it ended before is gone."""
     run_dir.mkdir(parents=True, exist_ok=True)
     ended_path(run_dir).unlink(missing_ok=True)
+    for left in ("collectives", "stacks"):
+        shutil.rmtree(run_dir / left, ignore_errors=True)
     _forget_another_plan(design, run_dir)
     write_json(run_dir / "design.json", design)
     write_json(run_dir / "predicted.json", predicted)
@@ -163,6 +165,7 @@ def _outcome(design: Design, run_dir: Path, *, predicted: Report, launched: Laun
 def failure_of(design: Design, run_dir: Path, *, predicted: Report, launched: Launched) -> WorkerFailed:
     """What the first of this machine's workers to fail says of it."""
     from meshwright.run import failure
+    from meshwright.train.observe.inquest import inquest
     from meshwright.train.observe.whereabouts import last_seen
 
     return failure.told(
@@ -171,6 +174,7 @@ def failure_of(design: Design, run_dir: Path, *, predicted: Report, launched: La
         machine_bytes=this_machine().memory_bytes,
         num_ranks=design.plan.world_size,
         last_seen={rank: seen for rank in launched.failures if (seen := last_seen(run_dir, rank)) is not None},
+        found=inquest(run_dir).sentences,
     )
 
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from meshwright.spec.errors import Problem
+from meshwright.spec.rank_words import MOST_NAMED, ranks_in_words
 from meshwright.train.observe.whereabouts import Whereabouts
-
-_MOST_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +40,7 @@ def never_came(
             why=told_waits(waited),
             fix="see that every node reaches the others; --resume goes on",
         )
-    seen = [f"rank {rank} was last seen in {last_seen[rank]}" for rank in missing[:_MOST_NAMED] if rank in last_seen]
+    seen = [f"rank {rank} was last seen in {last_seen[rank]}" for rank in missing[:MOST_NAMED] if rank in last_seen]
     return Problem(
         what=f"{ranks_in_words(missing)} did not come to where the others waited: hung or stopped",
         why="; ".join((told_waits(waited), *seen)),
@@ -55,13 +54,4 @@ def told_waits(waited: Sequence[tuple[int, Waiting]]) -> str:
     for rank, waiting in waited:
         alike.setdefault((waiting.collective or "a collective", waiting.where), []).append(rank)
     told = [f"{ranks_in_words(sorted(ranks))} waited in {what} ({where})" for (what, where), ranks in alike.items()]
-    return "; ".join(told[:_MOST_NAMED])
-
-
-def ranks_in_words(ranks: Sequence[int]) -> str:
-    """`rank 3`, `ranks 0 and 1`, `ranks 0, 1, 2 and 13 more`."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    if len(ranks) > _MOST_NAMED:
-        return f"ranks {', '.join(map(str, ranks[:3]))} and {len(ranks) - 3:,} more"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}" if ranks else "some ranks"
+    return "; ".join(told[:MOST_NAMED])

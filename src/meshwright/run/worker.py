@@ -30,6 +30,7 @@ from meshwright.run import failure
 from meshwright.run.allocator import keep_freed_memory
 from meshwright.run.environment import environment
 from meshwright.run.files import load_design, write_json
+from meshwright.run.last_words import LastWords
 from meshwright.run.machine import cache_root
 from meshwright.run.outcome import Ended, ended_path, read_report
 from meshwright.run.torch_compat import limit_waits, remember_collectives
@@ -42,6 +43,8 @@ from meshwright.train.build import Place, build
 from meshwright.train.checkpoint.peers import DESCRIBED as CHECKPOINTS
 from meshwright.train.events import Ending
 from meshwright.train.loop import fit
+from meshwright.train.observe.collective_log import CollectiveLog
+from meshwright.train.observe.listening import listening
 from meshwright.train.observe.timekeeper import first_line, note_launch
 from meshwright.train.observe.whereabouts import Marker
 from meshwright.train.run import Run
@@ -83,11 +86,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     error_file = Path(os.environ["TORCHELASTIC_ERROR_FILE"]) if "TORCHELASTIC_ERROR_FILE" in os.environ else None
     failure.keep_room(error_file)
-    marker: list[Marker] = []
+    begun: list[Begun] = []
     try:
-        work(options.run, max_steps=options.steps, stop_at=options.stop_at, begun=marker.append)
+        work(options.run, max_steps=options.steps, stop_at=options.stop_at, begun=begun.append)
     except Exception as error:
-        waiting = waiting_of(error, now=marker[0].now) if marker and failure.is_lost_peer(error) else None
+        if begun:
+            begun[0].words.of(error)
+        waiting = waiting_of(error, now=begun[0].marker.now) if begun and failure.is_lost_peer(error) else None
         code = failure.record(error, path=error_file, run_dir=options.run, waiting=waiting)
         if error_file is None:
             print(f"meshwright: {error}", file=sys.stderr)
@@ -96,11 +101,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(ExitCode.OK)
 
 
-def work(run_dir: Path, *, max_steps: int | None, stop_at: float | None, begun: Callable[[Marker], None]) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """What knows where this rank is, and what it leaves behind where it fails."""
+
+    marker: Marker
+    words: LastWords
+
+
+def work(run_dir: Path, *, max_steps: int | None, stop_at: float | None, begun: Callable[[Begun], None]) -> None:
     """This rank's part of the run in `run_dir` is done, and rank 0 has written how it ended.
 
-    `begun` is told what knows where this rank is, before it meets any other. From `stop_at` on, in seconds since the
-    epoch, the run saves and stops as if a signal had asked for it.
+    `begun` is told before this rank meets any other. From `stop_at` on, in seconds since the epoch, the run saves and
+    stops as if a signal had asked for it.
     """
     stop = StopRequest(stop_at=stop_at)
     stop.listen()
@@ -112,18 +125,27 @@ def work(run_dir: Path, *, max_steps: int | None, stop_at: float | None, begun: 
         _fill(run_dir, design, predicted)
         note_launch(run_dir, plan=design.plan.digest(), began=psutil.Process().create_time())
     marker = Marker(run_dir, rank=rank)
-    begun(marker)
+    words = LastWords(run_dir, rank=rank)
+    begun(Begun(marker=marker, words=words))
     timeout = timedelta(seconds=design.job.peer_timeout_seconds)
     device = _join(design, world, rank=rank, timeout=timeout)
     techniques = importlib.import_module("meshwright.techniques").build(design.job.all_techniques, design=design)
+    log = CollectiveLog(run_dir, rank=rank)
     place = Place(
-        rank=rank, device=device, run_dir=run_dir, cache=cache_root() / "data", screen=sys.stderr, marker=marker
+        rank=rank,
+        device=device,
+        run_dir=run_dir,
+        cache=cache_root() / "data",
+        screen=sys.stderr,
+        marker=marker,
+        log=log,
     )
     run = build(design, place=place, predicted=predicted, max_steps=max_steps, stop_asked=stop, techniques=techniques)
     limit_waits(timeout, but=CHECKPOINTS)
     start = time.perf_counter()
     try:
-        ending = fit(run)
+        with listening(log):
+            ending = fit(run)
         seconds = time.perf_counter() - start
         if run.design.model != design.model:
             predicted = cost.predict(run.design)
@@ -135,6 +157,7 @@ def work(run_dir: Path, *, max_steps: int | None, stop_at: float | None, begun: 
             # Every rank raises it alike, so the checkpoint that its message names can still be completed.
             run.store.wait()
         raise
+    words.unneeded()
 
 
 def _fill(run_dir: Path, design: Design, predicted: Report) -> None:

@@ -24,12 +24,15 @@ from meshwright.train.checkpoint import Checkpoint, Store, is_corrupt, of_checkp
 from meshwright.train.compile_trial import CompileTrial, LayerCompiler
 from meshwright.train.events import Reactor
 from meshwright.train.feed import Feed
+from meshwright.train.inquiries import Inquiries
 from meshwright.train.interval import SaveForGoodput, predicted_costs, with_failures
 from meshwright.train.observe import trackers
+from meshwright.train.observe.collective_log import CollectiveLog
 from meshwright.train.observe.console import Console
 from meshwright.train.observe.metrics import Yardstick
 from meshwright.train.observe.observer import Observer
 from meshwright.train.observe.profile import Profiler, Sampling
+from meshwright.train.observe.slowness import peers_of
 from meshwright.train.observe.spans import SpanFile
 from meshwright.train.observe.timekeeper import Timekeeper, goodput_of
 from meshwright.train.observe.whereabouts import Marker
@@ -40,12 +43,13 @@ from meshwright.train.spoilt import OnSpoilt
 from meshwright.train.state import TrainState
 from meshwright.train.technique import Technique
 from meshwright.train.verify import VerifyEvery
+from meshwright.train.watch import Watch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where one worker runs: its rank, its device, the run directory, the cache of tokenised text, its screen, and what
-    tells others where it is."""
+    """Where one worker runs: its rank, its device, the run directory, the cache of tokenised text, its screen, what
+    tells others where it is, and the log of its collectives, where ranks are watched."""
 
     rank: int
     device: torch.device
@@ -53,6 +57,7 @@ class Place:
     cache: Path
     screen: TextIO
     marker: Marker | None = None
+    log: CollectiveLog | None = None
 
 
 def build(
@@ -169,6 +174,7 @@ def _reactors(
         OnSpoilt(non_finite=job.non_finite, spike=job.spike, last_saved=saved, furthest=saved or 0),
         *_verifying(run, saved=saved),
         *((trial,) if job.compile is Switch.AUTO else ()),
+        *_watching(run, place=place),
         EvaluateEvery(steps=job.evaluation.every_steps),
         _saving(run, place=place, predicted=predicted, saved=saved),
         *run.techniques,
@@ -180,6 +186,26 @@ def _verifying(run: Run, *, saved: int | None) -> Iterator[Reactor]:
     spec = run.design.job.verify
     if spec.every_steps:
         yield VerifyEvery(spec=spec, alike=alike(run.design), good=saved)
+
+
+def _watching(run: Run, *, place: Place) -> tuple[Reactor, ...]:
+    """Of a learner of several ranks, whose hosts know what they wait for. Its first rank keeps what is found."""
+    mesh = run.learners.mesh
+    run.log = place.log if place.device.type == "cpu" else None
+    if run.log is None or mesh.everyone is None:
+        return ()
+    run.inquiries = Inquiries(group=mesh.everyone, device=place.device)
+    members = run.design.plan.ranks_of_learner(run.learners.index)
+    labels = peers_of(run.design)
+    return (
+        Watch(
+            members=members,
+            peers=[labels[rank] for rank in members],
+            health=run.inquiries.health,
+            instrumented=run.profiler.instrumented,
+            run_dir=place.run_dir if mesh.rank == 0 else None,
+        ),
+    )
 
 
 def _observer(run: Run, *, place: Place, predicted: Report, max_steps: int | None) -> Observer:

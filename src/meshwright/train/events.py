@@ -27,13 +27,24 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankTimes:
+    """Seconds of one step on every rank of a learner, in order: its own work, in collectives, and waiting for data;
+    `writing` says that some rank wrote a checkpoint beside it."""
+
+    own: tuple[float, ...]
+    waited: tuple[float, ...]
+    input: tuple[float, ...]
+    writing: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepDone:
     """One optimizer step, the same on every rank.
 
     `loss` is the mean over the tokens of the global batch, before the update; `seconds`, the `input_seconds` of them in
     which a rank waited for data, and `memory_bytes` are the largest of all ranks; `stop_asked` says that some rank was
     asked to stop. `expert_load` is the most that an expert was chosen over the mean of its layer's, in the worst layer;
-    None where the model has no experts.
+    None where the model has no experts. `ranks` is of each rank, where ranks are watched.
     """
 
     step: int
@@ -46,6 +57,7 @@ class StepDone:
     input_seconds: float = 0.0
     stop_asked: bool = False
     expert_load: float | None = None
+    ranks: RankTimes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +122,28 @@ class Stopping:
     ending: Ending
 
 
-Event = Started | StepDone | StepSpoilt | Evaluated | Saved | Verified | Stopping
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    """What `rank` says of its own machine, the same on every rank."""
+
+    rank: int
+    words: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinksProbed:
+    """How long a message of `num_bytes` took from host to host: `seconds[sender][receiver]`, 0 where none was sent.
+
+    `hosts` are their names, `host_of` the host of every rank. The same on every rank.
+    """
+
+    hosts: tuple[str, ...]
+    host_of: tuple[int, ...]
+    num_bytes: int
+    seconds: tuple[tuple[float, ...], ...]
+
+
+Event = Started | StepDone | StepSpoilt | Evaluated | Saved | Verified | Stopping | Examined | LinksProbed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,13 +191,27 @@ class Replan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Examine:
+    """Ask rank `rank` how its machine does. Collective."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeLinks:
+    """Send messages of `num_bytes` from host to host, as long as they need to be where that is 0. Collective."""
+
+    num_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
     """End the run after this event."""
 
     ending: Ending
 
 
-Action = Log | Evaluate | Save | Verify | Skip | RollBack | Replan | Stop
+Action = Log | Evaluate | Save | Verify | Skip | RollBack | Replan | Examine | ProbeLinks | Stop
 
 
 class Reactor(Protocol):

@@ -33,8 +33,9 @@ class EvaluateEvery:
             self.evaluated = event.step
         if isinstance(event, StepDone) and self.steps and event.step % self.steps == 0:
             return (Evaluate(),)
-        last = isinstance(event, Stopping) and event.ending is not Ending.SIGNALLED
-        return (Evaluate(),) if last and self.evaluated != event.step else ()
+        if isinstance(event, Stopping) and event.ending is not Ending.SIGNALLED and self.evaluated != event.step:
+            return (Evaluate(),)
+        return ()
 
 
 @dataclass(slots=True, kw_only=True)

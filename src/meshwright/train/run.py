@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from meshwright.cost.holdings import Contents
 from meshwright.data import Corpus, Loader, Position
@@ -23,6 +22,7 @@ from meshwright.spec.errors import ConfigError, Problem, WorkerFailed
 from meshwright.spec.job import NonFinite
 from meshwright.spec.plan import Design
 from meshwright.spec.report import LineName
+from meshwright.train.agree import Agreed, Told, agree
 from meshwright.train.checkpoint import Checkpoint, Store, of_checkpoint
 from meshwright.train.evaluate import validate
 from meshwright.train.events import (
@@ -31,7 +31,9 @@ from meshwright.train.events import (
     Evaluate,
     Evaluated,
     Event,
+    Examine,
     Log,
+    ProbeLinks,
     Reactor,
     Replan,
     RollBack,
@@ -46,8 +48,10 @@ from meshwright.train.events import (
     Verify,
 )
 from meshwright.train.feed import Feed
+from meshwright.train.inquiries import Inquiries
 from meshwright.train.learning_rate import learning_rate
 from meshwright.train.ledger import Ledger
+from meshwright.train.observe.collective_log import CollectiveLog
 from meshwright.train.observe.observer import Observer
 from meshwright.train.observe.profile import Profiler
 from meshwright.train.observe.spans import SpanFile
@@ -63,7 +67,8 @@ from meshwright.train.verify import fingerprints
 class Run:
     """One worker's run. `stop_asked` says whether this process was asked to stop; `observer` is for rank 0 alone.
 
-    `rate_scales` are of techniques: what the learning rate of a step, 0 being the first, is multiplied by.
+    `rate_scales` are of techniques: what the learning rate of a step, 0 being the first, is multiplied by. `log` is of
+    collectives and `inquiries` are what is asked about ranks and links, where they are watched.
     """
 
     design: Design
@@ -92,6 +97,8 @@ class Run:
     ledger: Ledger = field(default_factory=Ledger)
     clock: float = field(default_factory=time.perf_counter)
     paces: deque[float] = field(default_factory=lambda: deque(maxlen=33))
+    log: CollectiveLog | None = None
+    inquiries: Inquiries | None = None
 
     def start(self) -> Started:
         self.clock = time.perf_counter()
@@ -105,6 +112,8 @@ class Run:
         as it was; where there are learners, that of one drops its own update, and all hear of it when they meet.
         """
         number, job = self.state.step + 1, self.design.job
+        if self.log is not None:
+            self.log.begin_step(number)
         torch.manual_seed(self.state.random_seed)
         rate = self._learning_rate()
         with self._observed(number):
@@ -145,6 +154,7 @@ class Run:
             input_seconds=agreed.input_seconds,
             stop_asked=agreed.stop if self.outer is None else met is not None and met.stop,
             expert_load=agreed.load,
+            ranks=agreed.ranks,
         )
 
     def react(self, event: Event) -> Iterable[Action]:
@@ -171,6 +181,9 @@ class Run:
         elif isinstance(action, Replan):
             replan(self, action.design)
             self.clock = time.perf_counter()
+        elif isinstance(action, Examine | ProbeLinks):
+            assert self.inquiries is not None, "who is watched can be asked"
+            followed = self.inquiries.answer(action)
         else:
             assert isinstance(action, Log), f"no run performs {action!r}"
             self.pending.update(action.values)
@@ -346,35 +359,24 @@ class Run:
         unusual = self.usual.unusual(loss=found[0], norm=found[1])
         return _Known(loss=found[0], norm=found[1], num_targets=int(found[2]), unusual=unusual)
 
-    def _agree(self, load: torch.Tensor | None) -> _Agreed:
-        """What all ranks of a learner know after a step, read from the device in one transfer."""
+    def _agree(self, load: torch.Tensor | None) -> Agreed:
+        """What all ranks of a learner know after a step."""
         now = time.perf_counter()
         seconds, self.clock = now - self.clock, now
-        waited = self.profiler.seconds_in(LineName.INPUT)
-        flags = [float(self.stop_asked()), self.memory_bytes(), seconds, waited]
-        shared = torch.tensor(flags, dtype=torch.float64, device=self.feed.device)
-        if self.learners.mesh.everyone is not None:
-            dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=self.learners.mesh.everyone)
-        numbers = [] if load is None else [load.detach().to(torch.float64).reshape(1)]
-        stop, memory_bytes, seconds, waited, *loads = torch.cat([shared, *numbers]).tolist()
-        self.asked = stop > 0.0
-        self.paces.append(seconds)
-        return _Agreed(
-            stop=self.asked,
-            memory_bytes=memory_bytes,
+        whole, waited = self.log.step_seconds() if self.log is not None else (None, 0.0)
+        mine = Told(
+            stop=self.stop_asked(),
+            memory_bytes=self.memory_bytes(),
             seconds=seconds,
-            input_seconds=waited,
-            load=loads[0] if loads else None,
+            input_seconds=self.profiler.seconds_in(LineName.INPUT),
+            whole_seconds=whole,
+            waited_seconds=waited,
+            writing=self.store.writing,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Agreed:
-    stop: bool
-    memory_bytes: float
-    seconds: float
-    input_seconds: float
-    load: float | None
+        agreed = agree(mine, load, group=self.learners.mesh.everyone, device=self.feed.device)
+        self.asked = agreed.stop
+        self.paces.append(agreed.seconds)
+        return agreed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

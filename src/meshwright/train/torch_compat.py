@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import _functional_collectives
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -15,6 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 __all__ = [
     "TorchDispatchMode",
+    "around_calls",
+    "around_functional_waits",
     "around_resizes",
     "around_waits",
     "group_of",
@@ -68,6 +71,69 @@ def around_waits(around: Callable[[Any, Callable[[], Any]], Any]) -> Iterator[No
         yield
     finally:
         dist.Work.wait = original  # type: ignore[method-assign]  # the method that was there
+
+
+# Methods of a process group that begin a collective; the names of 2.13, and those of 2.11 before them.
+_CALLS = (
+    "broadcast",
+    "allreduce",
+    "allreduce_coalesced",
+    "reduce",
+    "allgather",
+    "_allgather_base",
+    "all_gather_single",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "all_gather_single_coalesced",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "_reduce_scatter_base",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor_coalesced",
+    "reduce_scatter_single_coalesced",
+    "alltoall_base",
+    "all_to_all_single",
+    "alltoall",
+    "send",
+    "recv",
+    "recv_anysource",
+    "barrier",
+)
+
+
+@contextmanager
+def around_calls(around: Callable[..., Any]) -> Iterator[None]:
+    """While entered, every collective of a process group that Python calls runs as `around(name, call, group, ...)`."""
+    # As the class keeps them: read by name they are bound to nothing, and would be so when they are put back.
+    kept = {name: method for name, method in vars(dist.ProcessGroup).items() if name in _CALLS}
+
+    def method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda group, *args, **kwargs: around(name, original, group, *args, **kwargs)
+
+    for name in kept:
+        setattr(dist.ProcessGroup, name, method(name, getattr(dist.ProcessGroup, name)))
+    try:
+        yield
+    finally:
+        for name, original in kept.items():
+            setattr(dist.ProcessGroup, name, original)
+
+
+@contextmanager
+def around_functional_waits(around: Callable[[Callable[[], Any]], Any]) -> Iterator[None]:
+    """While entered, every wait for the tensor of a functional collective runs as `around(wait)`, but where it is
+    traced for a graph."""
+    original = _functional_collectives.wait_tensor
+
+    def wait_tensor(tensor: Any) -> Any:
+        return original(tensor) if torch.compiler.is_compiling() else around(lambda: original(tensor))
+
+    _functional_collectives.wait_tensor = wait_tensor
+    try:
+        yield
+    finally:
+        _functional_collectives.wait_tensor = original
 
 
 @contextmanager

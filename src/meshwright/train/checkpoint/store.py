@@ -67,6 +67,11 @@ class Store:
         self.skipped: tuple[Problem, ...] = ()
         self.pinned: frozenset[int] = frozenset()
 
+    @property
+    def writing(self) -> bool:
+        """Whether this rank writes a checkpoint beside training."""
+        return self._thread is not None and self._thread.is_alive()
+
     def follow(self, design: Design) -> Design:
         """What is saved from here on is of `design`, whose model has the same matrices, of any ranks; it itself."""
         self._design = design

@@ -1,0 +1,219 @@
+"""Watch: reads what every rank says of every step, and tells who is slow, which link, and who waits for data."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from meshwright.spec.incident import Incident, Trouble
+from meshwright.spec.rank_words import ranks_in_words
+from meshwright.spec.units import format_percent, format_seconds
+from meshwright.train.events import (
+    Action,
+    Event,
+    Examine,
+    Examined,
+    LinksProbed,
+    Log,
+    ProbeLinks,
+    RankTimes,
+    Saved,
+    StepDone,
+)
+from meshwright.train.observe import incidents
+from meshwright.train.observe.health import Health
+from meshwright.train.observe.links import SlowLink, slow_links
+from meshwright.train.observe.slowness import WINDOW, Communication, DataWaits, Finding, SlowRanks
+
+SETTLING = 5  # steps of a process that say nothing of the next ones
+PATIENCE = 200  # steps until links that were not slow are probed again, then twice as many and so on
+_SLOW_SAVE = 3.0  # times the median of the saves before
+_SAVES = 3
+_LEAST_SECONDS = 1.0
+_FIXES = {
+    Trouble.RANK: "see what else runs on its machine, or leave that machine out and --resume with a plan for the rest",
+    Trouble.LINK: "see the cable, port and switch between them; meshwright diagnose says which order of axes helps",
+    Trouble.DATA: "put the text and its cache on a faster disk, or prepare it before the run",
+    Trouble.DISK: "write checkpoints to a faster disk, or less often",
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class Watch:
+    """Judges on every rank of a learner alike; incidents are kept in `run_dir`, by the one rank that has it.
+
+    `members` are the ranks of the plan that it watches, `peers` a label for each, alike where their work is.
+    `instrumented` says which steps were slowed on purpose; those beside which a checkpoint is written are not judged
+    either. What begins is examined before it is told: a slow rank says
+    how its machine does, and where all wait longer for each other and no rank is slow, links between hosts are probed
+    and held against what they gave when the run began.
+    """
+
+    members: Sequence[int]
+    peers: Sequence[int]
+    health: Health
+    instrumented: Callable[[int], bool]
+    run_dir: Path | None = None
+    ranks: SlowRanks = field(init=False)
+    data: DataWaits = field(default_factory=DataWaits)
+    communication: Communication = field(default_factory=Communication)
+    links: LinksProbed | None = None
+    open: dict[tuple[Trouble, tuple[int, ...]], Incident] = field(default_factory=dict)
+    pending: dict[int, Finding] = field(default_factory=dict)
+    writes: list[float] = field(default_factory=list)
+    step: int = 0
+    seen: int = 0
+    due: int = 0
+    patience: int = PATIENCE
+
+    def __post_init__(self) -> None:
+        self.ranks = SlowRanks(self.peers)
+
+    def react(self, event: Event) -> Iterable[Action]:
+        if isinstance(event, StepDone):
+            self.step = event.step
+            return self._step(event, event.ranks) if event.ranks is not None else ()
+        if isinstance(event, Examined):
+            return self._examined(event)
+        if isinstance(event, LinksProbed):
+            return self._probed(event)
+        return self._saved(event) if isinstance(event, Saved) else ()
+
+    def _step(self, event: StepDone, times: RankTimes) -> list[Action]:
+        self.seen += 1
+        if self.seen <= SETTLING or self.instrumented(event.step):
+            return []
+        if self.links is None and self.seen > SETTLING + 1:
+            return [ProbeLinks()]
+        if times.writing:
+            return []
+        actions: list[Action] = []
+        for found in self.ranks.see(times.own, step_seconds=event.seconds):
+            actions += self._rank(found)
+        for found in self.data.see(times.input, step_seconds=event.seconds):
+            actions += self._data(found)
+        for found in self.communication.see(times.waited, step_seconds=event.seconds):
+            if not found.begins:
+                actions += self._end_links()
+        if self._wants_probe():
+            actions.append(ProbeLinks(num_bytes=self.links.num_bytes if self.links else 0))
+            self.due = self.seen + self.patience
+            self.patience *= 2
+        if self.seen % WINDOW == 0 and not self.ranks.suspected:
+            self.health.refresh()
+        return actions
+
+    def _wants_probe(self) -> bool:
+        """All wait longer for each other, no rank is slow, and there are links that could be."""
+        several = self.links is not None and len(self.links.hosts) > 1
+        told = any(trouble is Trouble.LINK for trouble, _ in self.open)
+        return several and self.communication.risen and not told and not self.ranks.suspected and self.seen >= self.due
+
+    def _rank(self, found: Finding) -> list[Action]:
+        (rank,) = found.ranks
+        if found.begins:
+            self.pending[rank] = found
+            return [Examine(rank=rank)]
+        return self._end(Trouble.RANK, found.ranks, f"{self._named(rank)} is as fast as its peers again")
+
+    def _examined(self, event: Examined) -> list[Action]:
+        found = self.pending.pop(event.rank)
+        times = f"{found.ratio:.2f} times its peers' own time in the last {WINDOW} steps"
+        what = f"{self._named(event.rank)} is slow: {times}"
+        evidence = (event.words,) if event.words else ()
+        hosts = () if self.links is None else (self.links.hosts[self.links.host_of[event.rank]],)
+        return self._begin(Trouble.RANK, what, ranks=found.ranks, hosts=hosts, ratio=found.ratio, evidence=evidence)
+
+    def _data(self, found: Finding) -> list[Action]:
+        named = ranks_in_words([self.members[rank] for rank in found.ranks])
+        who = "every rank" if len(found.ranks) == len(self.peers) else named
+        if not found.begins:
+            ranks = next((ranks for trouble, ranks in self.open if trouble is Trouble.DATA), ())
+            return self._end(Trouble.DATA, ranks, "no rank waits for data any more")
+        verb = "wait" if len(found.ranks) > 1 and who != "every rank" else "waits"
+        what = f"{who} {verb} for data {format_percent(found.ratio)} of the step"
+        return self._begin(Trouble.DATA, what, ranks=found.ranks, ratio=found.ratio)
+
+    def _probed(self, event: LinksProbed) -> list[Action]:
+        if self.links is None:
+            self.links = event
+            return []
+        return [action for link in slow_links(self.links, event) for action in self._link(link, event)]
+
+    def _link(self, link: SlowLink, event: LinksProbed) -> list[Action]:
+        hosts = [event.hosts.index(host) for host in link.hosts]
+        ranks = tuple(rank for rank, host in enumerate(event.host_of) if host in hosts)
+        self.patience = PATIENCE
+        evidence = ("all ranks wait longer for each other, and none is busier than its peers",)
+        ratio = link.before / link.now
+        return self._begin(Trouble.LINK, link.words, ranks=ranks, hosts=link.hosts, ratio=ratio, evidence=evidence)
+
+    def _end_links(self) -> list[Action]:
+        found = [ranks for trouble, ranks in self.open if trouble is Trouble.LINK]
+        said = "ranks wait for each other no longer than at first"
+        return [action for ranks in found for action in self._end(Trouble.LINK, ranks, said)]
+
+    def _saved(self, event: Saved) -> list[Action]:
+        """A save that took much longer than those before it; told by itself, for the next may be quick again."""
+        took = event.write_seconds
+        if took is None:
+            return []
+        usual = statistics.median(self.writes) if len(self.writes) >= _SAVES else took
+        self.writes = [*self.writes[-15:], took]
+        if took < max(_SLOW_SAVE * usual, usual + _LEAST_SECONDS):
+            return []
+        what = f"a checkpoint took {format_seconds(took)} to be written, {took / usual:.1f} times those before"
+        actions = self._begin(Trouble.DISK, what, ratio=took / usual)
+        self._close(Trouble.DISK, ())
+        return actions
+
+    def _begin(
+        self,
+        trouble: Trouble,
+        what: str,
+        *,
+        ranks: tuple[int, ...] = (),
+        hosts: tuple[str, ...] = (),
+        ratio: float,
+        evidence: tuple[str, ...] = (),
+    ) -> list[Action]:
+        incident = Incident(
+            trouble=trouble,
+            begun=self.step,
+            at=time.time(),
+            what=what,
+            ranks=tuple(self.members[rank] for rank in ranks),
+            hosts=hosts,
+            ratio=ratio,
+            evidence=evidence,
+            fix=_FIXES[trouble],
+        )
+        self.open[trouble, ranks] = incident
+        self._keep(incident)
+        return [Log(values={"incidents": float(len(self.open))}, text=incident.line)]
+
+    def _end(self, trouble: Trouble, ranks: tuple[int, ...], said: str) -> list[Action]:
+        incident = self._close(trouble, ranks)
+        if incident is None:
+            return []
+        lasted = f"after {self.step - incident.begun:,} steps"
+        return [Log(values={"incidents": float(len(self.open))}, text=f"{said}, {lasted}")]
+
+    def _close(self, trouble: Trouble, ranks: tuple[int, ...]) -> Incident | None:
+        incident = self.open.pop((trouble, ranks), None)
+        if incident is not None:
+            self._keep(replace(incident, ended=self.step))
+        return incident
+
+    def _keep(self, incident: Incident) -> None:
+        if self.run_dir is not None:
+            incidents.keep(self.run_dir, incident)
+
+    def _named(self, rank: int) -> str:
+        name = f"rank {self.members[rank]}"
+        if self.links is None or len(self.links.hosts) < 2:
+            return name
+        return f"{name} ({self.links.hosts[self.links.host_of[rank]]})"

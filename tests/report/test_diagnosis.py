@@ -1,0 +1,154 @@
+"""The diagnosis of run directories that are made up: of the dead and of the well; and the traffic of plans."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from meshwright import catalog, search
+from meshwright.cli import main
+from meshwright.cost import predict
+from meshwright.report.congestion import Tier, congestion, tier_of
+from meshwright.report.diagnosis import diagnose
+from meshwright.report.page import write_page
+from meshwright.spec.errors import ConfigError
+from meshwright.spec.goodput import Mark, Moment
+from meshwright.spec.incident import Incident, Trouble
+from meshwright.spec.plan import AxisName, Design
+from meshwright.spec.report import Line, LineName, Origin, Report
+from meshwright.train.observe.collective_log import CollectiveLog, Group
+from meshwright.train.observe.incidents import keep
+from meshwright.train.observe.timekeeper import note
+from tests.report import synthetic
+
+SLOW = Incident(
+    trouble=Trouble.RANK,
+    begun=40,
+    at=1000.0,
+    what="rank 2 (b) is slow: 1.42 times its peers' own time in the last 16 steps",
+    ranks=(2,),
+    hosts=("b",),
+    ratio=1.42,
+    evidence=("its thread waited for a core 41.0 % of the time",),
+    fix="see what else runs on its machine",
+)
+
+
+def collectives(run_dir: Path) -> None:
+    """Rank 3 computes where the others wait for it."""
+    for rank in range(4):
+        log = CollectiveLog(run_dir, rank=rank)
+        group = log.know(Group(name="0", ranks=(0, 1, 2, 3), described="default_pg"))
+        for step in (20, 21):
+            log.begin_step(step)
+            log.leave(log.enter(group, "all_reduce", 1024), inside_seconds=0.002)
+        if rank != 3:
+            log.enter(group, "all_gather", 2048)
+
+
+def test_a_dead_run_says_who_kept_it_waiting_and_what_was_told_before(run_dir: Path) -> None:
+    collectives(run_dir)
+    keep(run_dir, SLOW)
+    keep(run_dir, replace(SLOW, ended=90))
+    marks = [(Moment.LAUNCHED, ""), (Moment.ENDED, "rank 1 was killed (signal 9)"), (Moment.LAUNCHED, "")]
+    marks += [(Moment.ENDED, "rank 0 lost another"), (Moment.ENDED, "rank 3 did not come to where the others waited")]
+    for index, (what, why) in enumerate(marks):
+        note(run_dir, Mark(what=what, at=time.time() + index, why=why))
+    found = diagnose(run_dir)
+    assert not found.healthy
+    text = "\n".join(found.lines())
+    assert "step 200, failed: rank 3 did not come to where the others waited" in text
+    assert "found  rank 3 kept others waiting in step 21: ranks 0, 1 and 2 waited for it in all_gather 3" in text
+    assert "slow rank  from step 40, until step 90: rank 2 (b) is slow: 1.42 times" in text
+    assert "known by  its thread waited for a core" in text
+    assert found.failures == ("rank 1 was killed (signal 9)",)
+    assert [use.rank for use in found.ranks] == [0, 1, 2, 3]
+    assert found.ranks[0].longest == "all_reduce 2 (default_pg) in step 21"
+
+
+def test_a_run_that_ended_well_is_healthy(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    note(run_dir, Mark(what=Moment.LAUNCHED, at=1.0))
+    note(run_dir, Mark(what=Moment.ENDED, at=2.0, asked=True))
+    assert main(["diagnose", str(run_dir)]) == 0
+    printed = capsys.readouterr().out
+    assert "novels: step 200, ended as it was asked to" in printed
+    assert "nothing was wrong" in printed
+    assert "traffic  inside nodes: " in printed
+
+
+def test_a_run_that_goes_on_is_told_when_it_was_heard_of(run_dir: Path) -> None:
+    assert diagnose(run_dir).state == "no rank was heard of"
+    collectives(run_dir)
+    assert diagnose(run_dir).state.startswith("no end was written; a rank was heard of ")
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such run"):
+        diagnose(tmp_path / "nowhere")
+    (tmp_path / "plan.json").write_text(synthetic.design().to_json())
+    with pytest.raises(ConfigError, match="a plan has not run yet"):
+        diagnose(tmp_path / "plan.json")
+
+
+def test_incidents_are_on_the_page_and_beside_it(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keep(run_dir, SLOW)
+    assert "What went wrong" in write_page([run_dir], run_dir / "page.html").read_text()
+    assert main(["report", str(run_dir), "--no-trace"]) == 0
+    assert "slow rank  from step 40, still so at the end: rank 2 (b) is slow" in capsys.readouterr().out
+
+
+@cache
+def wide() -> Design:
+    """Four nodes of four devices, between which the network is slow, with replicas inside nodes and stages across."""
+    cluster = catalog.load_cluster("4x4xA100-80GB")
+    job = catalog.load_job(
+        None,
+        sets=("batch_tokens=64Ki", "sequence_length=1Ki", "constraints.fix.tensor=1", "constraints.fix.pipeline=4"),
+    )
+    return search.design(catalog.load_model("gpt2-medium"), cluster, job).design
+
+
+def measured(report: Report, *, times: float) -> Report:
+    """As predicted, but for collectives of gradients and parameters that take so many times as long."""
+    slow = (LineName.GRADIENTS, LineName.PARAMETERS)
+    lines = tuple(
+        replace(line, origin=Origin.MEASURED, seconds=line.seconds * (times if line.name in slow else 1.0))
+        for line in report.step.lines
+    )
+    whole = sum(line.seconds for line in lines)
+    return replace(report, step=Line(name=LineName.STEP, seconds=whole, origin=Origin.MEASURED, lines=lines))
+
+
+def test_a_tier_that_gives_what_was_predicted_is_not_congested() -> None:
+    design = wide()
+    report = predict(design)
+    found = congestion(design, predicted=report, measured=measured(report, times=1.1))
+    assert found.tiers
+    assert found.congested is None
+
+
+def test_the_order_of_axes_that_waits_less_is_named() -> None:
+    """Replicas lie across nodes, whose network is five times slower than was thought: stages should."""
+    design = wide()
+    design = replace(design, plan=replace(design.plan, axes=design.plan.axes[::-1]))
+    report = predict(design)
+    found = congestion(design, predicted=report, measured=measured(report, times=5.0))
+    assert found.congested is Tier.NODES
+    assert found.relief is not None
+    assert found.relief.axes[0].startswith("pipeline")
+    assert found.relief.relieved_seconds < found.relief.seconds
+    assert "with its axes in the order pipeline 4, " in found.lines()[-1]
+
+
+def test_how_far_groups_reach() -> None:
+    design = wide()
+    innermost = next(axis.name for axis in reversed(design.plan.axes) if axis.size > 1)
+    whole = [axis.name for axis in design.plan.axes]
+    assert tier_of(design, whole) is Tier.NODES
+    small = replace(design, plan=replace(design.plan, axes=(), placement=None))
+    assert tier_of(small, (AxisName.TENSOR,)) is Tier.NODE
+    assert innermost in whole

@@ -1,0 +1,77 @@
+"""Runs of two real ranks of which one is slow, hangs in a call, or calls another collective than its peer."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from meshwright.report import diagnose
+from meshwright.run.launch import launch
+from meshwright.run.train import train
+from meshwright.spec.incident import Trouble
+from meshwright.spec.plan import Sharding
+from meshwright.train.observe.inquest import Inquest, inquest
+from tests.run.runs import BATCH, after_steps, ask_to_stop, design, worker_of
+from tests.support.designs import Layout
+
+SHARDED = Layout(batch=BATCH, shard=2, sharding=Sharding.PARAMETERS)
+
+
+def astray(run_dir: Path, manner: str) -> Inquest:
+    """What two workers leave behind of which rank 1 goes astray."""
+    launched = launch(run_dir, ranks=[0, 1], arguments=[manner], say=lambda _line: None, module="tests.run.hang_worker")
+    assert launched.failures
+    return inquest(run_dir)
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_named_with_where_it_stands(tmp_path: Path) -> None:
+    found = astray(tmp_path, "hang")
+    assert found.suspects == (1,)
+    waited, stood = found.sentences
+    assert "rank 1 kept others waiting in step 2: rank 0 waited for it in all_reduce 2 of ranks 0 and 1" in waited
+    assert "it came out of all_reduce 1 last" in waited
+    assert stood.startswith("rank 1 stood in read_for_ever (hang_worker.py:")
+
+
+@pytest.mark.slow
+def test_ranks_that_go_apart_are_named_with_both_collectives(tmp_path: Path) -> None:
+    (first, *_) = astray(tmp_path, "apart").sentences
+    assert first == (
+        "desynchronised in collective 2 of ranks 0 and 1, step 2: rank 0 entered all_reduce of 4 KiB where rank 1 "
+        "entered broadcast of 64 B"
+    )
+
+
+@pytest.mark.slow
+def test_a_rank_that_runs_a_part_of_the_time_is_told_as_slow(tmp_path: Path) -> None:
+    """Rank 1 is stopped for two fifths of every thirty milliseconds, for which its peer waits in every step."""
+    run, over = tmp_path / "run", threading.Event()
+
+    def slow_down() -> None:
+        worker = worker_of(1)
+        while not over.is_set():
+            worker.send_signal(signal.SIGSTOP)
+            time.sleep(0.012)
+            worker.send_signal(signal.SIGCONT)
+            time.sleep(0.018)
+
+    def end() -> None:
+        over.set()
+        ask_to_stop()
+
+    threads = [after_steps(run, 40, slow_down), after_steps(run, 120, end)]
+    try:
+        train(design(tmp_path, SHARDED, steps=5000), run_dir=run, say=lambda _line: None)
+    finally:
+        over.set()
+    for thread in threads:
+        thread.join()
+    (found, *_) = diagnose(run).incidents
+    assert (found.trouble, found.ranks) == (Trouble.RANK, (1,))
+    assert found.ratio > 1.2
+    assert 40 < found.begun <= 80
