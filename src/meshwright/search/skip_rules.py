@@ -42,12 +42,18 @@ def paths_are_even(design: Design) -> Problem | None:
 
 
 def paths_are_trained(design: Design) -> Problem | None:
-    """Backward comes to every stage on a path: none of them is frozen."""
+    """Backward comes to every stage on a path, and paths are of what was shown to train on them."""
     plan = design.plan
-    if not plan.schedule.paths or not plan.frozen_blocks:
-        return None
-    what = "paths of microbatches around frozen blocks can be predicted and not trained yet"
-    return Problem(where=_WHERE, what=what, fix="train every block, or choose a plan of whole passes")
+    beside = {
+        "around frozen blocks": bool(plan.frozen_blocks),
+        "of learners": plan.learners > 1,
+        "beside context ranks": plan.context > 1,
+    }
+    for how, refused in beside.items():
+        if plan.schedule.paths and refused:
+            what = f"paths of microbatches {how} can be predicted and not trained yet"
+            return Problem(where=_WHERE, what=what, fix="choose a plan of whole passes, or do without")
+    return None
 
 
 def _paths(design: Design) -> Paths:
