@@ -25,6 +25,7 @@ from meshwright.spec.plan import (
 from meshwright.spec.synchronize import GradientSync, SyncKind
 from tests.search import search_samples as samples
 from tests.search.compression_cases import COMPRESSION_CASES, Case
+from tests.search.elastic_cases import ELASTIC_CASES
 from tests.search.rule_designs import (
     DROPPING,
     FEWER,
@@ -350,4 +351,5 @@ CASES = {
         D, lambda: D(of=replace(samples.model(), towers=(Tower(name="vision", parameters=1000),))), "vision"
     ),
     **COMPRESSION_CASES,
+    **ELASTIC_CASES,
 }

@@ -26,6 +26,7 @@ AT_LEAST_ONE = (
     "non_finite.most_in_a_row",
     "spike.most_in_a_row",
     "evaluation.tokens",
+    "elastic.copies_every",
     "optimizer.steps",
 )
 ABOVE_ZERO = (
@@ -45,6 +46,8 @@ AT_LEAST_ZERO = (
     "optimizer.weight_decay",
     "checkpoint.every_steps",
     "evaluation.every_steps",
+    "elastic.min_ranks",
+    "elastic.replacements",
     "learning_rate.warmup_steps",
 )
 MOST_SEEDS = 2**63

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -25,6 +25,7 @@ ITEM_BYTES: Mapping[str, int] = MappingProxyType(
     {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "uint8": 1, "bool": 1}
 )
 _TABLE = "embedding.tokens.weight"
+_NO_SPARES: Mapping[int, Box] = MappingProxyType({})
 
 
 class Contents(StrEnum):
@@ -78,15 +79,27 @@ def whole(shape: Sequence[int]) -> Box:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """One tensor: the part that each process has, where it has any."""
+    """One tensor: the part that each process has, where it has any; `spares` are parts of processes that are gone, of
+    which another one keeps a copy beside its own.
+    """
 
     shape: tuple[int, ...]
     dtype: str
     parts: Mapping[int, Box]
+    spares: Mapping[int, Box] = field(default_factory=lambda: _NO_SPARES)
 
     @property
     def item_bytes(self) -> int:
         return ITEM_BYTES[self.dtype]
+
+    @property
+    def boxes(self) -> tuple[tuple[int, Box], ...]:
+        """Every part and every spare, with the process that has it."""
+        return (*self.parts.items(), *self.spares.items())
+
+    def of(self, process: int) -> tuple[Box, ...]:
+        """What `process` has: its part and its spare, where it has them."""
+        return tuple(side[process] for side in (self.parts, self.spares) if process in side)
 
 
 def holdings(
@@ -155,9 +168,14 @@ def digest(held: Mapping[str, Holding]) -> str:
     """Twelve hex digits that name what is held by whom."""
     made = hashlib.sha256()
     for name, one in sorted(held.items()):
-        parts = [(process, box.starts, box.sizes) for process, box in sorted(one.parts.items())]
+        parts = [(process, box.starts, box.sizes) for process, box in sorted(one.boxes, key=_place)]
         made.update(repr((name, one.shape, one.dtype, parts)).encode())
     return made.hexdigest()[:12]
+
+
+def _place(entry: tuple[int, Box]) -> tuple[int, tuple[int, ...]]:
+    process, box = entry
+    return process, box.starts
 
 
 _Parts = tuple[Mapping[int, Box], Mapping[int, Box]]  # with the empty ones, and without

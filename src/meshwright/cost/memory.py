@@ -10,6 +10,7 @@ import numpy as np
 
 from meshwright.cost.block_bytes import BlockBytes, Holds
 from meshwright.cost.compression import compression_bytes
+from meshwright.cost.copies import copied_bytes
 from meshwright.cost.fixed_buffers import fixed_bytes
 from meshwright.cost.holding import collect
 from meshwright.cost.layouts import Backward, Kind, LayoutArrays
@@ -103,14 +104,14 @@ def _at(
     best = np.argmax(totals, axis=0)
     peak = {name: np.choose(best, [getattr(moment, name) for moment in found]) for name in names}
     left = _overflowing(table, blocks, local, counts=counts, shape=shape, group=group)
-    travelling, kept = (0.0, 0.0) if met is None else (met.travelling, met.kept)
+    beside = copied_bytes(table, local.owned, local.moments, job=job) + (met.travelling + met.kept if met else 0.0)
     return {
         MemoryPart.PARAMETERS: state.parameters,
         MemoryPart.GRADIENTS: peak["gradients"],
         MemoryPart.OPTIMIZER: state.optimizer,
         MemoryPart.ACTIVATIONS: peak["activations"] + left,
         MemoryPart.LOGITS: peak["logits"],
-        MemoryPart.BUFFERS: np.where(shape.valid, peak["buffers"] + travelling + kept, 0.0),
+        MemoryPart.BUFFERS: np.where(shape.valid, peak["buffers"] + beside, 0.0),
         MemoryPart.RESERVED: np.where(shape.valid, device.reserved_bytes, 0.0),
     }
 

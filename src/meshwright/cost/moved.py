@@ -21,7 +21,7 @@ def least_bytes(source: Mapping[str, Holding], target: Mapping[str, Holding]) ->
     for name, wanted in target.items():
         held = source[name]
         for process, box in wanted.parts.items():
-            missing = box.elements - _common(box, held.parts.get(process))
+            missing = box.elements - sum(_common(box, kept) for kept in held.of(process))
             if missing:
                 found[process] = found.get(process, 0) + missing * held.item_bytes
     return found
@@ -36,7 +36,7 @@ def least_crossing_bytes(source: Mapping[str, Holding], target: Mapping[str, Hol
     for name, wanted in target.items():
         held = source[name]
         here: dict[int, list[Box]] = {}
-        for process, box in held.parts.items():
+        for process, box in held.boxes:
             here.setdefault(nodes[process], []).append(box)
         needed: dict[int, list[Box]] = {}
         for process, box in wanted.parts.items():
@@ -116,22 +116,22 @@ def _fields(held: Mapping[str, Holding], parameter: str) -> list[str]:
 
 def _lost(source: Mapping[str, Holding], target: Mapping[str, Holding], *, side: str) -> Iterator[Problem]:
     """What is needed and nobody holds."""
-    known: dict[tuple[int, int], bool] = {}
+    known: dict[tuple[int, int, int], bool] = {}
     for name, wanted in target.items():
         held = source.get(name)
         if held is None or held.shape != wanted.shape:
             continue
-        key = id(held.parts), id(wanted.parts)
+        key = id(held.parts), id(held.spares), id(wanted.parts)
         if key not in known:
-            kept = list(held.parts.values())
+            kept = [box for _, box in held.boxes]
             known[key] = _union([*kept, *wanted.parts.values()]) > _union(kept)
         if known[key]:
             what = f"the {side} does not hold all of {name}"
             yield Problem(what=what, where="state", fix="load a whole checkpoint")
 
 
-def _common(box: Box, other: Box | None) -> int:
-    met = None if other is None else box.meet(other)
+def _common(box: Box, other: Box) -> int:
+    met = box.meet(other)
     return 0 if met is None else met.elements
 
 

@@ -61,11 +61,11 @@ def routes(
     """Routes of all that processes of `target` need and do not hold; `nodes[p]` is the node of process p, None one
     node for all. The largest parts choose first, so that what senders send is even.
     """
-    known: dict[tuple[int, int, tuple[int, ...]], list[_Atom]] = {}
+    known: dict[tuple[int, int, int, tuple[int, ...]], list[_Atom]] = {}
     wanted: list[tuple[int, str, _Atom]] = []
     for name, want in target.items():
         held = source[name]
-        key = id(held.parts), id(want.parts), held.shape
+        key = id(held.parts), id(held.spares), id(want.parts), held.shape
         if key not in known:
             known[key] = _atoms(held, want)
         wanted += [(atom.box.elements * held.item_bytes, name, atom) for atom in known[key]]
@@ -121,7 +121,7 @@ def _atoms(held: Holding, want: Holding) -> list[_Atom]:
     """The tensor cut wherever a part of either side begins or ends; what nobody is missing is left out."""
     ours: dict[Box, list[int]] = {}
     theirs: dict[Box, list[int]] = {}
-    for process, box in held.parts.items():
+    for process, box in held.boxes:
         ours.setdefault(box, []).append(process)
     for process, box in want.parts.items():
         theirs.setdefault(box, []).append(process)

@@ -9,7 +9,7 @@ is a function of the two plans (`cost.routes`), and only refusals and progress a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.tensor import DTensor
 
-from meshwright.cost.holdings import OPTIMIZER, Contents, Holding, digest, holdings
+from meshwright.cost.holdings import OPTIMIZER, Box, Contents, Holding, digest, holdings
 from meshwright.cost.moved import afresh, least_bytes, unfit
 from meshwright.cost.routes import rounds, routes
 from meshwright.parallel import stored
@@ -46,10 +46,12 @@ class Beside:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """One side of a move: what every process of the group holds of it, and what this one has of it."""
+    """One side of a move: what every process of the group holds of it, and what this one has of it, with the `spares`
+    that it keeps for processes that are gone."""
 
     held: Mapping[str, Holding]
     own: Portable
+    spares: Mapping[str, Tensor] = field(default_factory=dict)
     beside: Beside = Beside(names={}, tensors={})
 
     @property
@@ -150,7 +152,7 @@ def move(
     least = least_bytes(source.held, wanted)
     hops = rounds(routes(source.held, wanted, nodes=nodes), staging_bytes=staging_bytes)
     counted = transfer(
-        Side(held=source.held, tensors=source.tensors, process=process),
+        Side(held=source.held, tensors=source.tensors, process=process, spares=source.spares),
         Side(held=wanted, tensors=target.tensors, process=process),
         hops,
         group=group,
@@ -245,12 +247,17 @@ def _misheld(state: State, side: str, group: dist.ProcessGroup | None) -> list[P
         if box is None:
             continue
         here = state.tensors.get(name)
-        found = None if here is None else box_of(here)
+        found = None if here is None else _found(here, box)
         kind = "" if here is None else str(here.dtype).removeprefix("torch.")
         if found != box or kind != holding.dtype:
             what = f"{name} of the {side} is {_words(here)} on process {process}, not {box.sizes} {holding.dtype}"
             problems.append(Problem(what=what, where="state", fix="give the model and optimizer of that design"))
     return problems[:MOST_TOLD]
+
+
+def _found(x: Tensor, box: Box) -> Box:
+    """Where `x` lies; a tensor of one process does not say where, and lies where `box` does."""
+    return box_of(x) if isinstance(x, DTensor) else Box(box.starts, tuple(x.shape))
 
 
 def _finish(target: State, *, new: frozenset[str], residuals: Mapping[str, Tensor]) -> None:

@@ -7,7 +7,7 @@ that passes a part on reads it from where it was received, so that nothing is st
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -21,16 +21,21 @@ from meshwright.parallel.torch_compat import held_start
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """What all processes hold of one side of a move, and this `process`'s own tensors of it."""
+    """What all processes hold of one side of a move, and this `process`'s own tensors of it, with the `spares` that it
+    keeps for others."""
 
     held: Mapping[str, Holding]
     tensors: Mapping[str, Tensor]
     process: int
+    spares: Mapping[str, Tensor] = field(default_factory=dict)
 
     def part(self, name: str, box: Box) -> Tensor:
         """This process's memory of `box` of the tensor `name`, which it holds."""
-        local = _local(self.tensors[name])
-        mine = self.held[name].parts[self.process]
+        mine = self.held[name].parts.get(self.process)
+        if mine is not None and mine.meet(box) == box:
+            local = _local(self.tensors[name])
+        else:
+            mine, local = self.held[name].spares[self.process], _local(self.spares[name])
         for dim, (start, first, size) in enumerate(zip(box.starts, mine.starts, box.sizes, strict=True)):
             local = local.narrow(dim, start - first, size)
         return local
@@ -69,11 +74,14 @@ def _keep(source: Side, target: Side) -> int:
     """What this process holds already is where it is needed."""
     copied = 0
     for name, wanted in target.held.items():
-        mine, kept = wanted.parts.get(target.process), source.held[name].parts.get(source.process)
-        met = mine.meet(kept) if mine is not None and kept is not None else None
-        if met is not None:
-            target.part(name, met).copy_(source.part(name, met))
-            copied += met.elements * wanted.item_bytes
+        mine = wanted.parts.get(target.process)
+        if mine is None:
+            continue
+        for kept in source.held[name].of(source.process):
+            met = mine.meet(kept)
+            if met is not None:
+                target.part(name, met).copy_(source.part(name, met))
+                copied += met.elements * wanted.item_bytes
     return copied
 
 

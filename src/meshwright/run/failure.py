@@ -27,6 +27,7 @@ _LOST_PEER = (
     "connection closed by peer",
     "connection reset by peer",
     "timed out waiting",
+    "wait timeout",
     "connect() error",
     "connectfullmesh failed",
     "broken pipe",
@@ -51,6 +52,14 @@ class Nearness(IntEnum):
     KILLED = 1
     LOST_PEER = 2
     TERMINATED = 3
+
+
+class LostPeers(RuntimeError):
+    """This rank lost others, in `waiting`, and too few are left to go on."""
+
+    def __init__(self, told: str, waiting: Waiting | None) -> None:
+        super().__init__(told)
+        self.waiting = waiting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +143,8 @@ def translate(error: BaseException, *, run_dir: Path) -> MeshwrightError | None:
 
 def is_lost_peer(error: BaseException) -> bool:
     """Whether the error only says that another rank is gone, be it that a checkpoint was not saved for that."""
+    if isinstance(error, LostPeers):
+        return True
     text = str(error).lower()
     return isinstance(error, RuntimeError | MeshwrightError) and any(words in text for words in _LOST_PEER)
 

@@ -33,7 +33,7 @@ from meshwright.spec.errors import Problem, WorkerFailed
 from meshwright.train.disk import file_system
 
 WORKER_MODULE = "meshwright.run.worker"
-_LOOPBACK = "lo"
+LOOPBACK = "lo"
 _PARTY = "meshwright"
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
@@ -82,31 +82,33 @@ def launch(
     """
     here = range(len(ranks)) if party is None else range(party.first, party.first + party.count)
     quiet = {local: Std.ALL for local, device in enumerate(here) if ranks[device] or screen is Screen.QUIET}
-    config = _config(run_dir, workers=len(here), quiet=quiet, party=party)
-    agent = _Agent(config, ("-m", module, str(run_dir), *arguments))
+    config = config_of(run_dir, workers=len(here), quiet=quiet, party=party)
+    agent = Agent(config, ("-m", module, str(run_dir), *arguments), run_dir=run_dir)
     patient = party is not None
     with (
-        _environment(len(here), interface=_LOOPBACK if party is None else party.interface),
-        _agent_log(screen),
-        _forwarding(say, module=module, patient=patient) as asked,
+        workers_environment(len(here), interface=LOOPBACK if party is None else party.interface),
+        agent_log(screen),
+        forwarding(say, module=module, patient=patient) as asked,
     ):
         agent.start()
         stopped = Standstill(len(here), module=module)
         while agent.is_alive():
             agent.join(0.2)
             stopped.end()
-    if isinstance(agent.error, json.JSONDecodeError):
-        why = f"what it left in {run_dir / 'logs'} is cut off: {agent.error}"
-        raise WorkerFailed(Problem(what="a worker failed and could not write why", why=why, fix=file_system(run_dir)))
-    if agent.error is not None and not isinstance(agent.error, ChildFailedError):
-        raise agent.error
-    failures = agent.error.failures if isinstance(agent.error, ChildFailedError) else {}
-    failures = {ranks[device]: failure for device, failure in failures.items()}
+    failures = {ranks[device]: failure for device, failure in agent.failures.items()}
     return Launched(failures=failures, asked_to_stop=asked.once, killed=asked.at_once)
 
 
-def _config(run_dir: Path, *, workers: int, quiet: Mapping[int, Std], party: Party | None) -> LaunchConfig:
-    """Of one attempt: a run goes on by another launch, which may have another plan."""
+def config_of(
+    run_dir: Path,
+    *,
+    workers: int,
+    quiet: Mapping[int, Std],
+    party: Party | None = None,
+    monitor_seconds: float = 0.1,
+) -> LaunchConfig:
+    """Of one attempt: a run goes on by another launch, which may have another plan. Output of `quiet` workers, counted
+    on this node, goes to the logs of the run."""
     logs = run_dir / "logs"
     meeting: dict[str, Any] = {
         "min_nodes": 1,
@@ -131,7 +133,7 @@ def _config(run_dir: Path, *, workers: int, quiet: Mapping[int, Std], party: Par
         run_id=f"{run_dir.name}-{os.getpid()}-{time.monotonic_ns()}",
         role="worker",
         max_restarts=0,
-        monitor_interval=0.1,
+        monitor_interval=monitor_seconds,
         start_method="spawn",
         logs_specs=DefaultLogsSpecs(log_dir=str(logs), redirects=dict(quiet)),
     )
@@ -142,23 +144,35 @@ def _handler_of(parameters: RendezvousParameters) -> RendezvousHandler:
     return found
 
 
-class _Agent(threading.Thread):
+class Agent(threading.Thread):
     """The elastic agent in a thread: off the main thread it leaves signal handlers alone."""
 
-    def __init__(self, config: LaunchConfig, arguments: Sequence[str]) -> None:
+    def __init__(self, config: LaunchConfig, arguments: Sequence[str], *, run_dir: Path) -> None:
         super().__init__(name="elastic-agent", daemon=True)
-        self._config, self._arguments = config, arguments
-        self.error: BaseException | None = None
+        self._config, self._arguments, self._run_dir = config, arguments, run_dir
+        self._error: BaseException | None = None
 
     def run(self) -> None:
         try:
             elastic_launch(self._config, sys.executable)(*self._arguments)
         except BaseException as error:
-            self.error = error
+            self._error = error
+
+    @property
+    def failures(self) -> Mapping[int, ProcessFailure]:
+        """By worker, once the agent has ended; empty when all ended well. Raises what kept it from launching them, and
+        WorkerFailed where a worker could not write why it failed."""
+        if isinstance(self._error, json.JSONDecodeError):
+            why = f"what it left in {self._run_dir / 'logs'} is cut off: {self._error}"
+            fix = file_system(self._run_dir)
+            raise WorkerFailed(Problem(what="a worker failed and could not write why", why=why, fix=fix))
+        if self._error is not None and not isinstance(self._error, ChildFailedError):
+            raise self._error
+        return self._error.failures if isinstance(self._error, ChildFailedError) else {}
 
 
 @dataclass(slots=True)
-class _Asked:
+class Asked:
     """Whether workers were asked to stop, how often by a signal that means it the second time, and were killed."""
 
     once: bool = False
@@ -167,12 +181,12 @@ class _Asked:
 
 
 @contextmanager
-def _forwarding(say: Callable[[str], None], *, module: str, patient: bool) -> Iterator[_Asked]:
+def forwarding(say: Callable[[str], None], *, module: str, patient: bool) -> Iterator[Asked]:
     """Signals of this process go to its workers: the first as SIGTERM; the second as SIGKILL, if it insists.
 
     None insists by SIGUSR1, which says that time is nearly over, and to a `patient` launcher by Ctrl-C alone.
     """
-    asked = _Asked()
+    asked = Asked()
     heeded = [*_SIGNALS, *([signal.SIGQUIT] if patient else [])]
     insist = (signal.SIGINT,) if patient else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -184,7 +198,7 @@ def _forwarding(say: Callable[[str], None], *, module: str, patient: bool) -> It
             again = "" if patient else "; once more stops at once"
             _say_if_heard(say, f"{name}: the workers finish this step and save{again}")
         asked.once = True
-        _signal_workers(signal.SIGKILL if asked.at_once else signal.SIGTERM, module=module)
+        signal_workers(signal.SIGKILL if asked.at_once else signal.SIGTERM, module=module)
 
     if threading.current_thread() is not threading.main_thread():
         yield asked
@@ -204,7 +218,8 @@ def _say_if_heard(say: Callable[[str], None], line: str) -> None:
         say(line)
 
 
-def _signal_workers(number: signal.Signals, *, module: str) -> None:
+def signal_workers(number: signal.Signals, *, module: str) -> None:
+    """Every worker of this process that still runs has the signal."""
     for child in psutil.Process().children():
         try:
             if module in child.cmdline():
@@ -214,7 +229,7 @@ def _signal_workers(number: signal.Signals, *, module: str) -> None:
 
 
 @contextmanager
-def _environment(num_workers: int, *, interface: str) -> Iterator[None]:
+def workers_environment(num_workers: int, *, interface: str) -> Iterator[None]:
     """What workers and the agent read from the environment, as it was before afterwards.
 
     Gloo would else take the interface of the host's own name, which on many systems is the loopback.
@@ -245,7 +260,7 @@ def threads_per_worker(num_workers: int) -> int:
 
 
 @contextmanager
-def _agent_log(screen: Screen) -> Iterator[None]:
+def agent_log(screen: Screen) -> Iterator[None]:
     """The agent says nothing, since what failed is told once, in our words; where `screen` is verbose it says all."""
     names = ("torch.distributed.elastic", "torch.distributed.launcher")
     loggers = [logging.getLogger(name) for name in names]

@@ -7,8 +7,10 @@ import os
 from dataclasses import dataclass
 from datetime import timedelta
 
+import torch.distributed as dist
 from torch._C import _distributed_c10d
 from torch.distributed.distributed_c10d import _set_pg_timeout, _world
+from torch.distributed.tensor import _redistribute, debug
 
 _KEPT = "256"  # collectives that torch's flight recorder remembers
 
@@ -37,6 +39,21 @@ def limit_waits(timeout: timedelta, *, but: str) -> None:
             _set_pg_timeout(timeout, group)
 
 
+def forget_groups() -> None:
+    """No process group is left, nor what torch keeps of meshes over them: one of another group may look the same."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    # torch 2.11 has not all of them.
+    known = (debug, "_clear_sharding_prop_cache"), (_redistribute, "clear_redistribute_planner_cache")
+    for module, name in known:
+        getattr(module, name, _nothing)()
+    _redistribute._gen_transform_infos.cache_clear()
+
+
+def _nothing() -> None:
+    """Nothing was kept."""
+
+
 def last_entered() -> Entered | None:
     """The collective that this process entered last; None where torch remembers none."""
     try:
@@ -49,6 +66,8 @@ def last_entered() -> Entered | None:
     entry = max(entries, key=lambda entry: int(entry["record_id"]))
     name = entry["process_group"][0]
     number = entry["p2p_seq_id"] if entry.get("is_p2p") else entry["collective_seq_id"]
-    members = next((ranks for group, ranks in _world.pg_group_ranks.items() if group.group_name == name), {})
+    # A process that is not of a group keeps a number in its place.
+    known = _world.pg_group_ranks.items()
+    members = next((ranks for group, ranks in known if getattr(group, "group_name", "") == name), {})
     operation = str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"])
     return Entered(operation=operation, number=int(number), ranks=tuple(sorted(members)))

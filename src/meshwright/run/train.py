@@ -6,7 +6,7 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -85,18 +85,26 @@ def train(
     _write_surroundings(design, corpus, folder)
     arguments = [] if steps is None else ["--steps", str(steps)]
     arguments += [] if stop_after is None else ["--stop-at", str(began + stop_after)]
-    from meshwright.run.launch import launch
-
-    ranks = [design.plan.rank_on(device) for device in range(design.plan.world_size)]
     note(folder, Mark(what=Moment.LAUNCHED, at=began, plan=design.plan.digest()))
     try:
-        launched = launch(folder, ranks=ranks, arguments=arguments, say=say, screen=screen)
+        launched = _launched(design, folder, arguments=arguments, say=say, screen=screen)
         outcome = _outcome(design, folder, predicted=predicted, launched=launched)
     except BaseException as error:
         note(folder, Mark(what=Moment.ENDED, at=time.time(), why=first_line(error)))
         raise
     note(folder, Mark(what=Moment.ENDED, at=time.time(), step=outcome.ended.step, asked=True))
     return replace(outcome, goodput=goodput_of(folder))
+
+
+def _launched(design: Design, run_dir: Path, *, arguments: Sequence[str], say: Say, screen: Screen) -> Launched:
+    """How the workers ended, under one agent, or each under its own where ranks may be lost."""
+    from meshwright.run.elastic.launch import launch_elastic
+    from meshwright.run.launch import launch
+
+    if design.job.elastic.on:
+        return launch_elastic(design, run_dir, arguments=arguments, say=say, screen=screen)
+    ranks = [design.plan.rank_on(device) for device in range(design.plan.world_size)]
+    return launch(run_dir, ranks=ranks, arguments=arguments, say=say, screen=screen)
 
 
 def with_absolute_paths(design: Design) -> Design:

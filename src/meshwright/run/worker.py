@@ -8,46 +8,38 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import importlib
-import logging
-import math
 import os
-import signal
 import sys
 import time
-import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from types import FrameType
 
 import psutil
-import torch
 import torch.distributed as dist
 
 from meshwright import cost
 from meshwright.run import failure
-from meshwright.run.allocator import keep_freed_memory
+from meshwright.run.elastic.member import train_as_member
 from meshwright.run.environment import environment
 from meshwright.run.files import load_design, write_json
 from meshwright.run.last_words import LastWords
 from meshwright.run.machine import cache_root
-from meshwright.run.outcome import Ended, ended_path, read_report
-from meshwright.run.torch_compat import limit_waits, remember_collectives
-from meshwright.run.waiting import waiting_of
-from meshwright.spec.cluster import DeviceKind
+from meshwright.run.outcome import read_report
+from meshwright.run.rank import StopRequest, finish, join, settle
+from meshwright.run.torch_compat import limit_waits
+from meshwright.run.waiting import Waiting, waiting_of
 from meshwright.spec.errors import ConfigError, ExitCode, Problem, WorkerFailed
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
 from meshwright.train.build import Place, build
 from meshwright.train.checkpoint.peers import DESCRIBED as CHECKPOINTS
-from meshwright.train.events import Ending
 from meshwright.train.loop import fit
 from meshwright.train.observe.collective_log import CollectiveLog
 from meshwright.train.observe.listening import listening
 from meshwright.train.observe.timekeeper import first_line, note_launch
 from meshwright.train.observe.whereabouts import Marker
-from meshwright.train.run import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,27 +51,6 @@ class World:
     size: int
 
 
-class StopRequest:
-    """True once this process was asked to stop, once it is `stop_at` by the system's clock, or once the process that
-    launched it is gone."""
-
-    def __init__(self, *, stop_at: float | None = None) -> None:
-        self._asked = False
-        self._stop_at = math.inf if stop_at is None else stop_at
-        self._parent = os.getppid()
-
-    def listen(self) -> None:
-        """SIGTERM, SIGINT and SIGUSR1, by which schedulers tell of a time limit, ask; they never interrupt a step."""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-            signal.signal(number, self._ask)
-
-    def __call__(self) -> bool:
-        return self._asked or time.time() >= self._stop_at or os.getppid() != self._parent
-
-    def _ask(self, number: int, _frame: FrameType | None) -> None:
-        self._asked = True
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Trains as one rank; the exit code. What went wrong is in the file that the launcher reads."""
     faulthandler.enable()
@@ -88,11 +59,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failure.keep_room(error_file)
     begun: list[Begun] = []
     try:
-        work(options.run, max_steps=options.steps, stop_at=options.stop_at, begun=begun.append)
+        if options.member:
+            stop = StopRequest(stop_at=options.stop_at)
+            train_as_member(options.run, port=options.board, name=options.member, max_steps=options.steps, stop=stop)
+        else:
+            work(options.run, max_steps=options.steps, stop_at=options.stop_at, begun=begun.append)
     except Exception as error:
         if begun:
             begun[0].words.of(error)
-        waiting = waiting_of(error, now=begun[0].marker.now) if begun and failure.is_lost_peer(error) else None
+        waiting = _waiting(error, begun)
         code = failure.record(error, path=error_file, run_dir=options.run, waiting=waiting)
         if error_file is None:
             print(f"meshwright: {error}", file=sys.stderr)
@@ -109,6 +84,13 @@ class Begun:
     words: LastWords
 
 
+def _waiting(error: BaseException, begun: Sequence[Begun]) -> Waiting | None:
+    """What this process waited in when it lost another one; None where it did not, or had not begun."""
+    if isinstance(error, failure.LostPeers):
+        return error.waiting
+    return waiting_of(error, now=begun[0].marker.now) if begun and failure.is_lost_peer(error) else None
+
+
 def work(run_dir: Path, *, max_steps: int | None, stop_at: float | None, begun: Callable[[Begun], None]) -> None:
     """This rank's part of the run in `run_dir` is done, and rank 0 has written how it ended.
 
@@ -119,7 +101,12 @@ def work(run_dir: Path, *, max_steps: int | None, stop_at: float | None, begun: 
     stop.listen()
     world = _world()
     design = load_design(run_dir / "design.json")
-    rank = _settle(design, world)
+    if design.job.elastic.on:
+        fix = "start it with meshwright train, or leave job.elastic.min_ranks at 0"
+        what = "only its own launcher tells the ranks of an elastic run of each other"
+        raise ConfigError(Problem(what=what, where="job.elastic.min_ranks", fix=fix))
+    rank = _rank_of(design, world)
+    settle(design, quiet=rank != 0)
     predicted = read_report(run_dir / "predicted.json") or cost.predict(design)
     if rank == 0:
         _fill(run_dir, design, predicted)
@@ -128,7 +115,9 @@ def work(run_dir: Path, *, max_steps: int | None, stop_at: float | None, begun: 
     words = LastWords(run_dir, rank=rank)
     begun(Begun(marker=marker, words=words))
     timeout = timedelta(seconds=design.job.peer_timeout_seconds)
-    device = _join(design, world, rank=rank, timeout=timeout)
+    device = join(
+        design, rank=rank, ranks=world.size, local_device=world.local_device, store=_store(timeout), timeout=timeout
+    )
     techniques = importlib.import_module("meshwright.techniques").build(design.job.all_techniques, design=design)
     log = CollectiveLog(run_dir, rank=rank)
     place = Place(
@@ -149,7 +138,7 @@ def work(run_dir: Path, *, max_steps: int | None, stop_at: float | None, begun: 
         seconds = time.perf_counter() - start
         if run.design.model != design.model:
             predicted = cost.predict(run.design)
-        _finish(run, run_dir=run_dir, predicted=predicted, ending=ending, seconds=seconds)
+        finish(run, run_dir=run_dir, predicted=predicted, ending=ending, seconds=seconds)
     except Exception as error:
         if run.observer is not None:
             run.observer.timekeeper.end(why=first_line(error))
@@ -167,41 +156,13 @@ def _fill(run_dir: Path, design: Design, predicted: Report) -> None:
             write_json(run_dir / name, make())
 
 
-def _finish(run: Run, *, run_dir: Path, predicted: Report, ending: Ending, seconds: float) -> None:
-    measured = run.profiler.report(predicted)
-    run.close()
-    if run.observer is not None:
-        run.observer.finish()
-        if measured is not None:
-            notes = (*measured.notes, *run.observer.decided)
-            write_json(run_dir / "measured.json", replace(measured, notes=notes))
-            write_json(run_dir / "predicted.json", predicted)
-        last, validation = run.observer.last, run.observer.validation
-        ended = Ended(
-            ending=ending,
-            step=run.state.step,
-            total_steps=run.design.job.total_steps,
-            tokens=run.state.tokens,
-            seconds=seconds,
-            loss=last.get("loss"),
-            validation_loss=validation.get("validation_loss"),
-            bits_per_byte=validation.get("bits_per_byte"),
-            validation_step=int(validation["step"] or 0) if validation else None,
-        )
-        write_json(ended_path(run_dir), ended)
-        (run_dir / "tokenizer.json").write_text(run.corpus.tokenizer.to_json(), encoding="utf-8")
-    if dist.is_initialized():
-        dist.barrier()
-        dist.destroy_process_group()
-    if run.observer is not None:
-        run.observer.timekeeper.end(asked=True)
-
-
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="meshwright.run.worker", description=__doc__)
     parser.add_argument("run", type=Path, help="run directory with design.json")
     parser.add_argument("--steps", type=int, default=None, help="run at most this many steps now")
     parser.add_argument("--stop-at", type=float, default=None, help="save and stop then, in seconds since the epoch")
+    parser.add_argument("--member", default="", help="name of this worker in an elastic run")
+    parser.add_argument("--board", type=int, default=0, help="port of this machine where its launcher tells of others")
     return parser.parse_args(arguments)
 
 
@@ -214,36 +175,21 @@ def _world() -> World:
     )
 
 
-def _settle(design: Design, world: World) -> int:
-    """The plan's rank of this process, whose threads, warnings and determinism are as the design and it want them."""
+def _rank_of(design: Design, world: World) -> int:
+    """The plan's rank of this process."""
     wanted = design.plan.world_size
     if world.size != wanted:
         why = f"{world.size} workers were started and the plan has {wanted} ranks"
         raise ConfigError(Problem(what="wrong number of workers", why=why, fix=f"start {wanted} workers"))
-    rank = design.plan.rank_on(world.device)
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    if design.cluster.groups[0].device.kind is DeviceKind.CPU:
-        keep_freed_memory()
-    if rank != 0:
-        warnings.simplefilter("ignore")
-    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
-    if design.job.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
-    return rank
+    return design.plan.rank_on(world.device)
 
 
-def _join(design: Design, world: World, *, rank: int, timeout: timedelta) -> torch.device:
-    """The device of this rank, with the process group of all ranks made, numbered as the plan numbers them."""
-    cuda = design.cluster.groups[0].device.kind.value in ("cuda", "rocm")
-    device = torch.device("cuda", world.local_device) if cuda else torch.device("cpu")
-    if cuda:
-        torch.cuda.set_device(device)
-    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
-    store = next(dist.rendezvous("env://", timeout=timeout))[0] if "MASTER_ADDR" in os.environ else dist.HashStore()
-    remember_collectives()
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world.size, timeout=timeout)
-    return device
+def _store(timeout: timedelta) -> dist.Store:
+    """Where the ranks of this launch find each other."""
+    if "MASTER_ADDR" not in os.environ:
+        return dist.HashStore()
+    store: dist.Store = next(dist.rendezvous("env://", timeout=timeout))[0]
+    return store
 
 
 if __name__ == "__main__":

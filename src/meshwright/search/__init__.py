@@ -3,6 +3,7 @@
 from meshwright.search.candidate import Candidate, Decision
 from meshwright.search.check import RULES, check, check_answer
 from meshwright.search.decide import design
+from meshwright.search.fewer import first_devices, for_ranks
 from meshwright.search.headroom import Headroom, headroom
 from meshwright.search.kept import decision_of, decision_path, is_decision, read_decision
 from meshwright.search.product import Rejection
@@ -34,6 +35,8 @@ __all__ = [
     "decision_path",
     "design",
     "enumerate_plans",
+    "first_devices",
+    "for_ranks",
     "headroom",
     "is_decision",
     "read_decision",

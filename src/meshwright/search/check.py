@@ -10,6 +10,7 @@ from meshwright.search.compression_rules import COMPRESSION_RULES
 from meshwright.search.constraints import CONSTRAINT_RULES
 from meshwright.search.context_rules import CONTEXT_RULES
 from meshwright.search.degree_rules import DEGREE_RULES, groups_of
+from meshwright.search.elastic_rules import ELASTIC_RULES
 from meshwright.search.form_rules import FORM_RULES
 from meshwright.search.grid_rules import GRID_RULES
 from meshwright.search.job_rules import JOB_RULES, allowed_meetings, allowed_precisions, check_job
@@ -48,6 +49,7 @@ RULES: tuple[Rule, ...] = (
     *GRID_RULES[-1:],
     *LOW_RANK_RULES[1:],
     *SKIP_RULES[-1:],
+    *ELASTIC_RULES,
 )
 
 

@@ -43,6 +43,7 @@ class Moment(StrEnum):
     SAVED = "saved"
     ROLLED_BACK = "rolled back"
     REPLANNED = "re-planned"
+    REGROUPED = "regrouped"
     ENDED = "ended"
 
 
@@ -52,7 +53,8 @@ class Mark:
 
     `step` is where it then stands; STEPS are those from `first` on, `data_seconds` and `slow_seconds` of which were
     waited and lost. LAUNCHED is with the digest of `plan`; ENDED says `why` where that is a failure, and whether it was
-    `asked` for; ROLLED_BACK where it is for another reason than a step that was spoilt.
+    `asked` for; ROLLED_BACK where it is for another reason than a step that was spoilt; REGROUPED why ranks changed,
+    and `asked` where none was lost.
     """
 
     what: Moment
@@ -68,7 +70,8 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interruption:
-    """A restart or a roll-back to `step`: why, the steps that it undid, and the seconds that were lost by it."""
+    """A restart, a roll-back or a change of ranks, on from `step`: why, the steps that it undid, and the seconds that
+    were lost by it."""
 
     step: int
     why: str
@@ -162,6 +165,11 @@ class Account:
         elif mark.what is Moment.ROLLED_BACK:
             self._why = mark.why or _SPOILT
             self._lose(Spent.RESTART, seconds)
+            self._interrupt(mark.step)
+        elif mark.what is Moment.REGROUPED:
+            self._why = mark.why
+            self.failures += not mark.asked
+            self._lose(Spent.REPLAN, seconds)
             self._interrupt(mark.step)
         elif mark.what is Moment.ENDED:
             self._end(mark, seconds)

@@ -104,6 +104,23 @@ class CheckpointSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ElasticSpec:
+    """A run that loses ranks goes on with the others while there are `min_ranks`; with 0 it ends.
+
+    Every `copies_every` steps each rank copies its part of the state into memory, and what no other rank has into that
+    of its neighbour (Gemini, SOSP 2023). A worker that was lost is started again `replacements` times at most.
+    """
+
+    min_ranks: int = 0
+    copies_every: int = 1
+    replacements: int = 1
+
+    @property
+    def on(self) -> bool:
+        return self.min_ranks > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSpec:
     """Validation loss every so many steps over `tokens` held-out tokens; 0 evaluates only at the end."""
 
@@ -254,6 +271,7 @@ class JobSpec:
     objective: Objective = Objective.TIME
     constraints: Constraints = Constraints()
     checkpoint: CheckpointSpec = CheckpointSpec()
+    elastic: ElasticSpec = ElasticSpec()
     non_finite: NonFiniteSpec = NonFiniteSpec()
     spike: SpikeSpec = SpikeSpec()
     verify: VerifySpec = VerifySpec()

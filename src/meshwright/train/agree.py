@@ -14,7 +14,7 @@ from meshwright.train.events import RankTimes
 class Told:
     """What one rank tells. Of the `whole_seconds` of a step it was held for `waited_seconds` in collectives and for
     `input_seconds` by its data; None where the host cannot tell, as on an accelerator. `seconds` run from the end of
-    the step before. `writing` says that a checkpoint is written beside it."""
+    the step before. `writing` says that a checkpoint is written beside it, `change` that the ranks are to change."""
 
     stop: bool
     memory_bytes: float
@@ -23,6 +23,7 @@ class Told:
     whole_seconds: float | None
     waited_seconds: float
     writing: bool = False
+    change: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,7 @@ class Agreed:
     """What all ranks know then: the largest of each, and with `ranks` each one's times."""
 
     stop: bool
+    change: bool
     memory_bytes: float
     seconds: float
     input_seconds: float
@@ -43,7 +45,7 @@ def agree(mine: Told, load: torch.Tensor | None, *, group: dist.ProcessGroup | N
     Each rank has three places of its own, zero on all others, so that the largest of all is its own word.
     """
     ranks = 1 if group is None else group.size()
-    numbers = [float(mine.stop), mine.memory_bytes, mine.seconds, mine.input_seconds]
+    numbers = [float(mine.stop), float(mine.change), mine.memory_bytes, mine.seconds, mine.input_seconds]
     told = mine.whole_seconds is not None and ranks > 1
     if told:
         own = (mine.whole_seconds or 0.0) - mine.waited_seconds - mine.input_seconds
@@ -57,7 +59,7 @@ def agree(mine: Told, load: torch.Tensor | None, *, group: dist.ProcessGroup | N
     loads = [] if load is None else [load.detach().to(torch.float64).reshape(1)]
     found = torch.cat([*loads, shared]).tolist()
     most = found.pop(0) if loads else None
-    stop, memory_bytes, seconds, input_seconds, *each = found
+    stop, change, memory_bytes, seconds, input_seconds, *each = found
     times = None
     if told:
         writing, *each = each
@@ -65,6 +67,7 @@ def agree(mine: Told, load: torch.Tensor | None, *, group: dist.ProcessGroup | N
         times = RankTimes(own=worked, waited=waited, input=read, writing=writing > 0.0)
     return Agreed(
         stop=stop > 0.0,
+        change=change > 0.0,
         memory_bytes=memory_bytes,
         seconds=seconds,
         input_seconds=input_seconds,

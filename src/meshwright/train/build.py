@@ -22,6 +22,8 @@ from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
 from meshwright.train.checkpoint import Checkpoint, Store, is_corrupt, of_checkpoint
 from meshwright.train.compile_trial import CompileTrial, LayerCompiler
+from meshwright.train.copies import Copies
+from meshwright.train.elastic import Inherited, Joining, KeepCopies, Membership, take_over
 from meshwright.train.events import Reactor
 from meshwright.train.feed import Feed
 from meshwright.train.inquiries import Inquiries
@@ -37,7 +39,7 @@ from meshwright.train.observe.spans import SpanFile
 from meshwright.train.observe.timekeeper import Timekeeper, goodput_of
 from meshwright.train.observe.whereabouts import Marker
 from meshwright.train.policies import EndAt, EvaluateEvery, SaveEvery
-from meshwright.train.run import Run, loader_of
+from meshwright.train.run import Run
 from meshwright.train.spikes import Usual
 from meshwright.train.spoilt import OnSpoilt
 from meshwright.train.state import TrainState
@@ -68,9 +70,10 @@ def build(
     max_steps: int | None,
     stop_asked: Callable[[], bool],
     techniques: tuple[Technique, ...] = (),
+    joining: Joining | None = None,
 ) -> Run:
     """A run that stands where its newest complete checkpoint stands; at step 0 where there is none, with the weights
-    that the job starts from.
+    that the job starts from; or where the ranks before left it, as `joining` tells where ranks may change.
 
     Every rank of the plan's world must call it, with the process group made. `max_steps` more steps are run at most.
     Raises ConfigError when there are checkpoints, none is complete and one of them was: what it held would be lost.
@@ -78,15 +81,16 @@ def build(
     asked, job, plan = design, design.job, design.plan
     corpus = prepare_corpus(design, cache=place.cache)
     spans = SpanFile(place.run_dir, rank=place.rank)
-    store = Store(place.run_dir / "checkpoints", design=design)
-    newest = _newest(store)
+    store, inherited = Store(place.run_dir / "checkpoints", design=design), joining.inherited if joining else None
+    newest = None if inherited else _newest(store)
+    before = inherited or newest
     design = store.follow(of_checkpoint(asked, newest)) if newest else asked
-    state = TrainState(seed=job.seed, step=newest.step if newest else 0)
+    state = TrainState(seed=job.seed, step=before.step if before else 0)
     profiler = _profiler(design, place=place, first_step=state.step + 1, spans=spans)
     learners = outer.build_learners(plan, device_type=place.device.type)
     feed = Feed.of(design, learners, device=place.device)
-    own = replace(design, plan=plan.of_learner())
-    laid = parallel.lay(own, learners.mesh, device=place.device, seed=None if newest else job.seed, recorder=profiler)
+    own, seed = replace(design, plan=plan.of_learner()), None if before else job.seed
+    laid = parallel.lay(own, learners.mesh, device=place.device, seed=seed, recorder=profiler)
     optimizer = parallel.build_optimizer(laid, job.optimizer)
     profiler.watch(parts=laid.parts, optimizer=optimizer)
     run = Run(
@@ -98,7 +102,7 @@ def build(
         optimizer=optimizer,
         corpus=corpus,
         feed=feed,
-        loader=loader_of(corpus, feed=feed, consumed=0),
+        loader=feed.loader(corpus, consumed=0),
         store=store,
         profiler=profiler,
         spans=spans,
@@ -108,23 +112,49 @@ def build(
         techniques=techniques,
         usual=Usual(spec=job.spike),
     )
-    for technique in techniques:
-        technique.attach(run)
-    if newest is not None:
-        run.restore(newest)
-    elif job.start:
-        run.start_from(Path(job.start))
-    run.reactors = _reactors(run, place=place, predicted=predicted, newest=newest, max_steps=max_steps)
+    if joining is not None:
+        run.membership = _membership(run, joining)
+    saved = _begin(run, newest=newest, inherited=inherited)
+    pause_at = _pause(joining, step=state.step, max_steps=max_steps)
+    run.reactors = _reactors(run, place=place, predicted=predicted, saved=saved, pause_at=pause_at)
     if place.rank == 0:
         predicted = predicted if design is asked else cost.predict(design)
-        run.observer = _observer(run, place=place, predicted=predicted, max_steps=max_steps)
-        _say_skipped(run.observer, store.skipped, begins=newest is None)
+        run.observer = _observer(run, place=place, predicted=predicted, pause_at=pause_at)
+        _say_skipped(run.observer, store.skipped, begins=before is None)
     return run
 
 
 def _profiler(design: Design, *, place: Place, first_step: int, spans: SpanFile) -> Profiler:
     sampling = Sampling.after(first_step)
     return Profiler(design, rank=place.rank, device=place.device, sampling=sampling, onward=spans)
+
+
+def _begin(run: Run, *, newest: Checkpoint | None, inherited: Inherited | None) -> int | None:
+    """The run stands where it goes on; the step of the newest checkpoint, None where there is none."""
+    for technique in run.techniques:
+        technique.attach(run)
+    if inherited is not None:
+        take_over(run, inherited)
+        return run.store.newest_step()
+    if newest is not None:
+        run.restore(newest)
+        return newest.step
+    if run.design.job.start:
+        run.start_from(Path(run.design.job.start))
+    return None
+
+
+def _pause(joining: Joining | None, *, step: int, max_steps: int | None) -> int | None:
+    """The step at which the run pauses; None where it trains to its end."""
+    if joining is not None and joining.pause_at is not None:
+        return joining.pause_at
+    return None if max_steps is None else step + max_steps
+
+
+def _membership(run: Run, joining: Joining) -> Membership:
+    mesh = run.learners.mesh
+    copies = Copies(run.design, rank=mesh.rank, group=mesh.everyone)
+    return Membership(copies=copies, change_asked=joining.change_asked, change=joining.change)
 
 
 def _newest(store: Store) -> Checkpoint | None:
@@ -165,9 +195,9 @@ def _saving(run: Run, *, place: Place, predicted: Report, saved: int | None) -> 
 
 
 def _reactors(
-    run: Run, *, place: Place, predicted: Report, newest: Checkpoint | None, max_steps: int | None
+    run: Run, *, place: Place, predicted: Report, saved: int | None, pause_at: int | None
 ) -> tuple[Reactor, ...]:
-    job, saved = run.design.job, newest.step if newest else None
+    job, membership = run.design.job, run.membership
     compiler = LayerCompiler(parts=run.laid.parts, refusal=uncompiled(run.design.plan))
     trial = CompileTrial(compiler=compiler, total_steps=job.total_steps)
     return (
@@ -178,7 +208,8 @@ def _reactors(
         EvaluateEvery(steps=job.evaluation.every_steps),
         _saving(run, place=place, predicted=predicted, saved=saved),
         *run.techniques,
-        EndAt(total_steps=job.total_steps, pause_at=None if max_steps is None else run.state.step + max_steps),
+        EndAt(total_steps=job.total_steps, pause_at=pause_at),
+        *(() if membership is None else (KeepCopies(steps=job.elastic.copies_every, change=membership.change),)),
     )
 
 
@@ -208,12 +239,11 @@ def _watching(run: Run, *, place: Place) -> tuple[Reactor, ...]:
     )
 
 
-def _observer(run: Run, *, place: Place, predicted: Report, max_steps: int | None) -> Observer:
+def _observer(run: Run, *, place: Place, predicted: Report, pause_at: int | None) -> Observer:
     job = run.design.job
     tracker = trackers.build(job.trackers, run_dir=place.run_dir)
     tracker.start(codec.encode(run.design), step=run.state.step)
     tracker.attach(place.run_dir / "design.json")
-    end = None if max_steps is None else run.state.step + max_steps
-    console = Console(stream=place.screen, total_steps=job.total_steps, end_step=end)
+    console = Console(stream=place.screen, total_steps=job.total_steps, end_step=pause_at)
     timekeeper = Timekeeper(place.run_dir)
     return Observer(console=console, tracker=tracker, yardstick=Yardstick.of(predicted), timekeeper=timekeeper)

@@ -11,19 +11,26 @@ from meshwright.spec.plan import Design
 
 
 class Ending(StrEnum):
-    """Why a run ended: all tokens trained on, as many steps as were asked for, or a signal or the end of its time."""
+    """Why a run ended: all tokens trained on, as many steps as were asked for, or a signal or the end of its time. One
+    that regroups has not: it goes on on other ranks.
+    """
 
     FINISHED = "finished"
     PAUSED = "paused"
     SIGNALLED = "signalled"
+    REGROUPING = "regrouping"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """The run is built and stands at `step`; nothing is trained in this process yet."""
+    """The run is built and stands at `step`; nothing is trained in this process yet, or nothing since its ranks have
+    changed, for the reason `why`; `lost` where one of them was.
+    """
 
     step: int
     total_steps: int
+    why: str = ""
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +50,9 @@ class StepDone:
 
     `loss` is the mean over the tokens of the global batch, before the update; `seconds`, the `input_seconds` of them in
     which a rank waited for data, and `memory_bytes` are the largest of all ranks; `stop_asked` says that some rank was
-    asked to stop. `expert_load` is the most that an expert was chosen over the mean of its layer's, in the worst layer;
-    None where the model has no experts. `ranks` is of each rank, where ranks are watched.
+    asked to stop, `change_asked` that the ranks are to change. `expert_load` is the most that an expert was chosen over
+    the mean of its layer's, in the worst layer; None where the model has no experts. `ranks` is of each rank, where
+    ranks are watched.
     """
 
     step: int
@@ -56,6 +64,7 @@ class StepDone:
     memory_bytes: float
     input_seconds: float = 0.0
     stop_asked: bool = False
+    change_asked: bool = False
     expert_load: float | None = None
     ranks: RankTimes | None = None
 
@@ -170,6 +179,11 @@ class Verify:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CopyState:
+    """Copy the present state into memory, so that other ranks can go on from it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Skip:
     """Go on past the batch of the step that was spoilt."""
 
@@ -211,7 +225,7 @@ class Stop:
     ending: Ending
 
 
-Action = Log | Evaluate | Save | Verify | Skip | RollBack | Replan | Examine | ProbeLinks | Stop
+Action = Log | Evaluate | Save | CopyState | Verify | Skip | RollBack | Replan | Examine | ProbeLinks | Stop
 
 
 class Reactor(Protocol):

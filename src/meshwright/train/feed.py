@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from meshwright.data import Batch
+from meshwright.data import Batch, Corpus, Loader, Position
 from meshwright.parallel.outer import Learners
 from meshwright.spec.plan import Design
 
@@ -45,6 +45,11 @@ class Feed:
     @property
     def first(self) -> int:
         return self.replica * self.rows
+
+    def loader(self, corpus: Corpus, *, consumed: int) -> Loader:
+        """These rows of one batch after another, from sequence `consumed` of the order on."""
+        position = Position(consumed=consumed)
+        return Loader(corpus.train, position=position, batch=self.batch, replica=self.replica, replicas=self.replicas)
 
     def tensors(self, rows: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Tokens and targets (rows, s) int64; documents (rows, s) int32, None where documents are not masked; and how

@@ -23,11 +23,13 @@ class Runnable(Protocol):
 
 
 def fit(run: Runnable) -> Ending:
-    """The run has ended for the reason returned, and every action of its last event is done."""
+    """The run has ended for the reason returned, and every action of its last event is done; one that regroups has not
+    ended, and nobody is told that it stops."""
     ending = emit(run, run.start())
     while ending is None:
         ending = emit(run, run.step())
-    emit(run, run.stop(ending))
+    if ending is not Ending.REGROUPING:
+        emit(run, run.stop(ending))
     return ending
 
 

@@ -6,15 +6,16 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from meshwright.cost.holdings import Contents
-from meshwright.data import Corpus, Loader, Position
+from meshwright.data import Corpus, Loader
 from meshwright.parallel import Laid
 from meshwright.parallel.outer import Learners, Met, OuterSync, loaded, saved, state_of
 from meshwright.parallel.relocate import State
@@ -24,9 +25,11 @@ from meshwright.spec.plan import Design
 from meshwright.spec.report import LineName
 from meshwright.train.agree import Agreed, Told, agree
 from meshwright.train.checkpoint import Checkpoint, Store, of_checkpoint
+from meshwright.train.elastic import Membership, copy_state
 from meshwright.train.evaluate import validate
 from meshwright.train.events import (
     Action,
+    CopyState,
     Ending,
     Evaluate,
     Evaluated,
@@ -49,6 +52,7 @@ from meshwright.train.events import (
 )
 from meshwright.train.feed import Feed
 from meshwright.train.inquiries import Inquiries
+from meshwright.train.known import Known
 from meshwright.train.learning_rate import learning_rate
 from meshwright.train.ledger import Ledger
 from meshwright.train.observe.collective_log import CollectiveLog
@@ -90,6 +94,7 @@ class Run:
     reactors: tuple[Reactor, ...] = ()
     techniques: tuple[Technique, ...] = ()
     observer: Observer | None = None
+    membership: Membership | None = None
     rate_scales: list[Callable[[int], float]] = field(default_factory=list)
     pending: dict[str, float] = field(default_factory=dict)
     asked: bool = False
@@ -102,7 +107,9 @@ class Run:
 
     def start(self) -> Started:
         self.clock = time.perf_counter()
-        return Started(step=self.state.step, total_steps=self.design.job.total_steps)
+        started = Started(step=self.state.step, total_steps=self.design.job.total_steps)
+        change = self.membership.change if self.membership is not None else None
+        return started if change is None else replace(started, why=change.why, lost=change.lost)
 
     def step(self) -> StepDone | StepSpoilt:
         """One optimizer step on the next global batch; the loss is of the parameters before it.
@@ -153,6 +160,7 @@ class Run:
             memory_bytes=agreed.memory_bytes,
             input_seconds=agreed.input_seconds,
             stop_asked=agreed.stop if self.outer is None else met is not None and met.stop,
+            change_asked=agreed.change,
             expert_load=agreed.load,
             ranks=agreed.ranks,
         )
@@ -174,6 +182,8 @@ class Run:
             followed = self._save()
         elif isinstance(action, Verify):
             followed = self._verify()
+        elif isinstance(action, CopyState):
+            copy_state(self)
         elif isinstance(action, Skip):
             self._skip_to(self.state.consumed + self.design.plan.batch)
         elif isinstance(action, RollBack):
@@ -209,15 +219,29 @@ class Run:
         else:
             saved = self.store.load(checkpoint, state)
             outer.begin()
-        self.state.load(saved)
-        self.usual.load(saved.get("usual", {}))
+        self.stand(saved, past=past)
+
+    def stand(self, progress: Mapping[str, Any], *, past: int | None = None) -> None:
+        """All but tensors is as `progress` tells; its data goes on from sequence `past` where that is given."""
+        self.state.load(progress)
+        self.usual.load(progress.get("usual", {}))
         for technique in self.techniques:
-            technique.load_state_dict(saved["techniques"].get(technique.name, {}))
-        self.ledger = Ledger.of(saved.get("ledger"), consumed=self.state.consumed)
+            technique.load_state_dict(progress["techniques"].get(technique.name, {}))
+        self.ledger = Ledger.of(progress.get("ledger"), consumed=self.state.consumed)
         if past is not None:
             self._skip_to(past)
         self.loader.close()
-        self.loader = loader_of(self.corpus, feed=self.feed, consumed=self.state.consumed)
+        self.loader = self.feed.loader(self.corpus, consumed=self.state.consumed)
+
+    def progress(self) -> dict[str, Any]:
+        """All but tensors of where the run stands; what ranks have read is gathered before."""
+        return {
+            **self.state.to_dict(),
+            "ledger": self.ledger.to_dict(),
+            "usual": self.usual.to_dict(),
+            "techniques": {technique.name: technique.state_dict() for technique in self.techniques},
+            "learners": {} if self.outer is None else self.outer.told(),
+        }
 
     def start_from(self, folder: Path) -> None:
         """The run stands at step 0 with the weights of a Hugging Face folder."""
@@ -273,7 +297,7 @@ class Run:
         self.restore(checkpoint, past=self.state.consumed + self.design.plan.batch if to is None else None)
         self.clock = time.perf_counter()
 
-    def _spoilt(self, number: int, known: _Known) -> StepSpoilt:
+    def _spoilt(self, number: int, known: Known) -> StepSpoilt:
         if self.outer is None:
             self.laid.undo()
         state_finite = self._is_finite()
@@ -326,15 +350,8 @@ class Run:
         self.marker.mark(step=self.state.step, section=Section.SAVE)
         if not self._is_finite():
             raise WorkerFailed(self._unsaved())
-        techniques = {technique.name: technique.state_dict() for technique in self.techniques}
         self.ledger.gather(self.learners, self.outer, device=self.feed.device)
-        progress = {
-            **self.state.to_dict(),
-            "ledger": self.ledger.to_dict(),
-            "usual": self.usual.to_dict(),
-            "techniques": techniques,
-            "learners": {} if self.outer is None else self.outer.told(),
-        }
+        progress = self.progress()
         state = self.laid_state() if self.outer is None else saved(self.laid_state(), self.outer)
         pace = statistics.median(self.paces) if self.paces else 0.0
         took = self.store.save(state, step=self.state.step, progress=progress, step_seconds=pace)
@@ -352,12 +369,12 @@ class Run:
             yield
         self.spans.end()
 
-    def _known(self, loss: torch.Tensor, norm: torch.Tensor, num_targets: torch.Tensor | int) -> _Known:
+    def _known(self, loss: torch.Tensor, norm: torch.Tensor, num_targets: torch.Tensor | int) -> Known:
         """Read from the device in one transfer."""
         values = (loss, norm, torch.as_tensor(num_targets, device=loss.device))
         found = torch.stack([value.detach().to(torch.float64).reshape(()) for value in values]).tolist()
         unusual = self.usual.unusual(loss=found[0], norm=found[1])
-        return _Known(loss=found[0], norm=found[1], num_targets=int(found[2]), unusual=unusual)
+        return Known(loss=found[0], norm=found[1], num_targets=int(found[2]), unusual=unusual)
 
     def _agree(self, load: torch.Tensor | None) -> Agreed:
         """What all ranks of a learner know after a step."""
@@ -366,6 +383,7 @@ class Run:
         whole, waited = self.log.step_seconds() if self.log is not None else (None, 0.0)
         mine = Told(
             stop=self.stop_asked(),
+            change=self.membership is not None and self.membership.change_asked(),
             memory_bytes=self.memory_bytes(),
             seconds=seconds,
             input_seconds=self.profiler.seconds_in(LineName.INPUT),
@@ -377,24 +395,3 @@ class Run:
         self.asked = agreed.stop
         self.paces.append(agreed.seconds)
         return agreed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
-    """What a step gave before the optimizer steps, the same on every rank."""
-
-    loss: float
-    norm: float
-    num_targets: int
-    unusual: str = ""
-
-    @property
-    def sound(self) -> bool:
-        finite = math.isfinite(self.loss) and math.isfinite(self.norm)
-        return self.num_targets > 0 and finite and not self.unusual
-
-
-def loader_of(corpus: Corpus, *, feed: Feed, consumed: int) -> Loader:
-    """The rows of `feed` in one batch after another, from sequence `consumed` of the order on."""
-    position = Position(consumed=consumed)
-    return Loader(corpus.train, position=position, batch=feed.batch, replica=feed.replica, replicas=feed.replicas)

@@ -25,6 +25,7 @@ from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design
 from meshwright.train.checkpoint.find import (
     Checkpoint,
+    Found,
     corrupt,
     is_other_model,
     newest,
@@ -174,6 +175,17 @@ class Store:
         failure = self._peers.agree(lambda: load_weights(target, folder, group=self._peers.group))
         if isinstance(failure, Problem):
             raise ConfigError(failure)
+
+    def newest_step(self) -> int | None:
+        """That of the newest checkpoint that is complete by its marker and the sizes of its files. Collective."""
+        found: Found = self.share(partial(newest, self._directory, model=self._model))
+        return None if found.checkpoint is None else found.checkpoint.step
+
+    def abandon(self) -> None:
+        """No save is under way: one that was may have failed, since other ranks were lost."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
 
     def wait(self) -> None:
         """No save is under way, and the last one is committed. Raises EnvironmentUnfit when it failed, on all ranks."""

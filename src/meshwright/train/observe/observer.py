@@ -41,7 +41,7 @@ class Observer:
             self._log(self.validation)
         elif isinstance(event, Saved):
             self._console.say(f"step {event.step}  saving a checkpoint")
-        elif isinstance(event, Started) and event.step:
+        elif isinstance(event, Started) and event.step and not event.why:
             self._console.say(f"going on from step {event.step} of {event.total_steps}")
         elif isinstance(event, Stopping):
             self._console.say(f"step {event.step}  {_ENDINGS[event.ending]}")
@@ -57,6 +57,12 @@ class Observer:
     def say(self, line: str) -> None:
         """The line is on the screen and stays."""
         self._console.say(line)
+
+    def leave(self) -> None:
+        """Another observer goes on with the run: all that was seen is kept, and nothing is summed up."""
+        self.timekeeper.leave()
+        self._console.finish()
+        self._tracker.finish()
 
     def finish(self) -> None:
         """The terminal is as it was and every tracker has written what it was given."""

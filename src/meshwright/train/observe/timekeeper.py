@@ -122,6 +122,8 @@ class Timekeeper:
         """The time up to now is of what the event says was done."""
         if isinstance(event, StepDone):
             self._step(event)
+        elif isinstance(event, Started) and event.why:
+            self._mark(Moment.REGROUPED, step=event.step, asked=not event.lost, why=event.why)
         elif isinstance(event, Started):
             self._mark(Moment.STARTED, step=event.step)
         elif isinstance(event, StepSpoilt):
@@ -135,6 +137,10 @@ class Timekeeper:
         if moment is not None:
             chosen = isinstance(action, RollBack) and action.to is not None
             self._mark(moment, step=step, why=_CHOSEN if chosen else "")
+
+    def leave(self) -> None:
+        """Another one goes on with the marks of this launch."""
+        self._flush()
 
     def end(self, *, asked: bool = False, why: str = "") -> None:
         """The process is about to end."""

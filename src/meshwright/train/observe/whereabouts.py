@@ -24,6 +24,7 @@ class Section(StrEnum):
     AGREE = "end of the step"
     EVALUATE = "evaluation"
     SAVE = "checkpoint"
+    COPY = "copy of the state"
     RESTORE = "roll back"
 
 

@@ -1,0 +1,57 @@
+"""Launch an elastic run: a worker under an agent of its own for each rank, a board, and a warden that looks after them.
+
+While a run is not elastic `run.launch` launches it, and nothing here is there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from meshwright.run.elastic.board import Board, Epoch, named
+from meshwright.run.elastic.crew import Crew
+from meshwright.run.elastic.templates import Templates
+from meshwright.run.elastic.warden import Warden
+from meshwright.run.launch import LOOPBACK, WORKER_MODULE, Launched, agent_log, forwarding, workers_environment
+from meshwright.run.screen import Screen
+from meshwright.spec.plan import Design
+
+_LOOK_SECONDS = 0.02
+
+
+def launch_elastic(
+    design: Design, run_dir: Path, *, arguments: Sequence[str], say: Callable[[str], None], screen: Screen
+) -> Launched:
+    """All workers have ended. Signals are as of `launch`; after the first one none is started for those that are lost.
+
+    Rank 0 writes to this terminal unless `screen` is quiet, whichever process it is; all else is under `RUN/logs`.
+    """
+    ranks = design.plan.world_size
+    board, templates = Board.host(), Templates(design, run_dir)
+    first = Epoch(
+        number=0,
+        members=tuple(named(place, times=0) for place in range(ranks)),
+        design=str(run_dir / "design.json"),
+        screen=screen is not Screen.QUIET,
+    )
+    warden = Warden(
+        run_dir=run_dir,
+        board=board,
+        crew=Crew(run_dir, port=board.port, arguments=arguments),
+        templates=templates,
+        spec=design.job.elastic,
+        patience_seconds=design.job.peer_timeout_seconds,
+        epoch=first,
+    )
+    with (
+        workers_environment(ranks, interface=LOOPBACK),
+        agent_log(screen),
+        forwarding(say, module=WORKER_MODULE, patient=False) as asked,
+    ):
+        warden.begin()
+        templates.start()
+        while warden.look():
+            warden.replaces = not asked.once
+            time.sleep(_LOOK_SECONDS)
+    return Launched(failures=warden.failures, asked_to_stop=asked.once, killed=asked.at_once)

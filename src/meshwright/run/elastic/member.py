@@ -1,0 +1,253 @@
+"""Member: one worker of an elastic run. It trains in one epoch after another, and keeps its process and what it copied.
+
+A worker that loses another one leaves its epoch: its run, its groups and its model are let go, its copies are not. It
+waits for the launcher to say who is left, and goes on with them from the newest copy.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import TextIO
+
+import torch.distributed as dist
+
+from meshwright import cost
+from meshwright.cost.copies import SLOTS, left
+from meshwright.cost.holdings import holdings
+from meshwright.parallel.portable import Portable
+from meshwright.parallel.relocate import State
+from meshwright.run import failure
+from meshwright.run.elastic.board import Board, Epoch, Key, Left
+from meshwright.run.elastic.lines import Lines
+from meshwright.run.files import load_design
+from meshwright.run.machine import cache_root
+from meshwright.run.outcome import read_report
+from meshwright.run.rank import StopRequest, finish, join, settle
+from meshwright.run.torch_compat import forget_groups, limit_waits
+from meshwright.run.waiting import Waiting, waiting_of
+from meshwright.spec.errors import WorkerFailed
+from meshwright.spec.plan import Design
+from meshwright.train.build import Place, build, prepare_corpus
+from meshwright.train.checkpoint.peers import DESCRIBED as CHECKPOINTS
+from meshwright.train.copies import Copies, Copy
+from meshwright.train.elastic import Change, Inherited, Joining, abandon
+from meshwright.train.events import Ending
+from meshwright.train.loop import fit
+from meshwright.train.observe.timekeeper import first_line
+from meshwright.train.observe.whereabouts import Marker
+from meshwright.train.run import Run
+
+
+def train_as_member(run_dir: Path, *, port: int, name: str, max_steps: int | None, stop: StopRequest) -> None:
+    """The run in `run_dir` has ended, or this worker, which is `name` to the launcher's board at `port`, is not needed.
+
+    Raises LostPeers where ranks were lost and the launcher says that the run cannot go on.
+    """
+    member = _Member(run_dir=run_dir, board=Board.at(port), name=name, max_steps=max_steps, stop=stop)
+    member.stop.listen()
+    member.board.register(name, pid=os.getpid())
+    design = load_design(run_dir / "design.json")
+    settle(design, quiet=True)
+    prepare_corpus(design, cache=member.cache)
+    # What is there by now stays: only what a run leaves behind is looked for when ranks change.
+    gc.freeze()
+    member.board.stand_ready(name)
+    epoch = member.board.first_epoch(name)
+    while epoch.members:
+        gone = member.train(epoch)
+        if gone is None:
+            return
+        forget_groups()
+        gc.collect()
+        member.board.leave(epoch.number, name, gone)
+        epoch = member.board.epoch(epoch.number + 1)
+        if epoch.why and not epoch.members:
+            raise failure.LostPeers(gone.error, gone.waiting)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Shelf:
+    """Copies of the epochs of this worker, the newest first, until those of a later one are whole."""
+
+    kept: list[tuple[int, Copies]] = field(default_factory=list)
+
+    def add(self, epoch: int, copies: Copies) -> None:
+        self.kept.insert(0, (epoch, copies))
+
+    def tidy(self) -> None:
+        """Copies of epochs before one that has all of its own are gone."""
+        for place, (_, copies) in enumerate(self.kept):
+            if len(copies.whole) == SLOTS:
+                del self.kept[place + 1 :]
+                return
+
+    def keys(self) -> tuple[Key, ...]:
+        return tuple(
+            Key(epoch=epoch, number=copy.number, step=copy.step) for epoch, copies in self.kept for copy in copies.whole
+        )
+
+    def copy(self, key: Key) -> Copy | None:
+        found = (copy for epoch, copies in self.kept if epoch == key.epoch for copy in copies.whole)
+        return next((copy for copy in found if copy.number == key.number), None)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Member:
+    """What of this worker outlives an epoch."""
+
+    run_dir: Path
+    board: Board
+    name: str
+    max_steps: int | None
+    stop: StopRequest
+    shelf: _Shelf = field(default_factory=_Shelf)
+    step: int = 0
+
+    @property
+    def cache(self) -> Path:
+        return cache_root() / "data"
+
+    def train(self, epoch: Epoch) -> Left | None:
+        """This worker has left `epoch`, for the reason returned; None where the run has ended.
+
+        An error that does not say that another rank is gone is raised: it would come again.
+        """
+        design = load_design(Path(epoch.design))
+        rank = design.plan.rank_on(epoch.members.index(self.name))
+        if not self.board.arrive(epoch, self.name):
+            return self._left(error="another rank ended before all had come: connection closed by peer")
+        lines = Lines(self.board, epoch, name=self.name)
+        with _terminal(shown=epoch.screen and rank == 0) as screen, lines.watched():
+            return self._train(design, rank=rank, epoch=epoch, screen=screen, lines=lines)
+
+    def _train(self, design: Design, *, rank: int, epoch: Epoch, screen: TextIO, lines: Lines) -> Left | None:
+        marker, runs = Marker(self.run_dir, rank=rank), list[Run]()
+        error, waiting = "", None
+        try:
+            place = self._place(design, rank=rank, screen=screen, marker=marker, store=lines.store)
+            if self._run(design, place=place, epoch=epoch, runs=runs):
+                return None
+        except Exception as caught:
+            # Connections that were shut down for a loss fail in more words than those of one.
+            broken = isinstance(caught, RuntimeError) and self.board.is_broken(epoch.number)
+            if not (broken or failure.is_lost_peer(caught)):
+                _tell(runs, caught)
+                raise
+            error, waiting = first_line(caught), waiting_of(caught, now=marker.now)
+            lines.hang_up()
+        # Outside of the handler: what was raised refers to the run and to its groups.
+        self._let_go(runs, lost=bool(error))
+        return self._left(error=error, waiting=waiting)
+
+    def _place(self, design: Design, *, rank: int, screen: TextIO, marker: Marker, store: dist.Store) -> Place:
+        timeout = timedelta(seconds=design.job.peer_timeout_seconds)
+        device = join(design, rank=rank, ranks=design.plan.world_size, local_device=rank, store=store, timeout=timeout)
+        return Place(rank=rank, device=device, run_dir=self.run_dir, cache=self.cache, screen=screen, marker=marker)
+
+    def _run(self, design: Design, *, place: Place, epoch: Epoch, runs: list[Run]) -> bool:
+        """Whether the run has ended; not where its ranks are to change. It is in `runs` from when it is built."""
+        predicted = read_report(Path(epoch.design).with_name("predicted.json")) or cost.predict(design)
+        techniques = importlib.import_module("meshwright.techniques").build(design.job.all_techniques, design=design)
+        run = build(
+            design,
+            place=place,
+            predicted=predicted,
+            max_steps=self.max_steps,
+            stop_asked=self.stop,
+            techniques=techniques,
+            joining=self._joining(design, epoch, rank=place.rank),
+        )
+        runs.append(run)
+        assert run.membership is not None, "it was built with what it joins"
+        self.shelf.add(epoch.number, run.membership.copies)
+        if place.rank == 0 and epoch.pause_at is None and self.max_steps is not None:
+            self.board.note_pause(run.state.step + self.max_steps)
+        limit_waits(timedelta(seconds=design.job.peer_timeout_seconds), but=CHECKPOINTS)
+        start = time.perf_counter()
+        ending = fit(run)
+        if ending is Ending.REGROUPING:
+            return False
+        seconds = time.perf_counter() - start
+        finish(run, run_dir=self.run_dir, predicted=predicted, ending=ending, seconds=seconds)
+        return True
+
+    def _joining(self, design: Design, epoch: Epoch, *, rank: int) -> Joining:
+        change = Change(
+            why=epoch.why,
+            lost=epoch.lost,
+            since=epoch.since,
+            ranks=len(epoch.members),
+            plan=design.plan.describe(),
+            undone_steps=epoch.undone_steps,
+            from_checkpoint=epoch.source is None,
+        )
+        return Joining(
+            change_asked=partial(self._is_change_asked, epoch.number, rank),
+            change=change if epoch.number else None,
+            inherited=self._inherited(epoch),
+            pause_at=epoch.pause_at,
+        )
+
+    def _is_change_asked(self, epoch: int, rank: int) -> bool:
+        """Asked after every step, of rank 0 for all, which says so; copies that the newest make useless are gone."""
+        self.shelf.tidy()
+        if rank == 0 and not self.board.is_at_work(epoch):
+            self.board.note_at_work(epoch)
+        return rank == 0 and self.board.is_change_asked(epoch)
+
+    def _inherited(self, epoch: Epoch) -> Inherited | None:
+        """What this process and the others have of the copy that the epoch goes on from."""
+        key = epoch.source
+        if key is None:
+            return None
+        before = self.board.epoch(key.epoch)
+        design = load_design(Path(before.design))
+        ranks = {name: design.plan.rank_on(place) for place, name in enumerate(before.members)}
+        now = load_design(Path(epoch.design)).plan
+        places = {ranks[name]: now.rank_on(epoch.members.index(name)) for name in epoch.holders}
+        held = left(holdings(design), places=places, ranks=design.plan.world_size)
+        copy = self.shelf.copy(key) if self.name in epoch.holders else None
+        if copy is None:
+            return Inherited(step=key.step, source=State(held=held, own=Portable(tensors={})), progress=None)
+        source = State(held=held, own=Portable(tensors=copy.tensors), spares=copy.spares)
+        return Inherited(step=key.step, source=source, progress=copy.progress)
+
+    def _let_go(self, runs: Sequence[Run], *, lost: bool) -> None:
+        for run in runs:
+            self.step = run.state.step
+            if not lost:
+                run.close()
+            abandon(run)
+
+    def _left(self, *, error: str, waiting: Waiting | None = None) -> Left:
+        return Left(step=self.step, copies=self.shelf.keys(), error=error, waiting=waiting)
+
+
+def _tell(runs: Sequence[Run], error: BaseException) -> None:
+    """As at the end of a run that fails: the marks say why, and a checkpoint that is under way is completed."""
+    for run in runs:
+        if run.observer is not None:
+            run.observer.timekeeper.end(why=first_line(error))
+        if isinstance(error, WorkerFailed):
+            run.store.wait()
+
+
+@contextmanager
+def _terminal(*, shown: bool) -> Iterator[TextIO]:
+    """Where rank 0 writes for a person: the launcher's standard error, which is nobody's own while ranks change."""
+    with ExitStack() as stack:
+        screen: TextIO = sys.stderr
+        with suppress(OSError):
+            if shown:
+                screen = stack.enter_context(open(f"/proc/{os.getppid()}/fd/2", "a", encoding="utf-8"))
+        yield screen

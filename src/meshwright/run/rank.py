@@ -1,0 +1,106 @@
+"""Rank: what every worker process does around a run: settings of the process, its group, and the end of the run."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import time
+import warnings
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+
+import torch
+import torch.distributed as dist
+
+from meshwright.run.allocator import keep_freed_memory
+from meshwright.run.files import write_json
+from meshwright.run.outcome import Ended, ended_path
+from meshwright.run.torch_compat import remember_collectives
+from meshwright.spec.cluster import DeviceKind
+from meshwright.spec.plan import Design
+from meshwright.spec.report import Report
+from meshwright.train.events import Ending
+from meshwright.train.run import Run
+
+
+class StopRequest:
+    """True once this process was asked to stop, once it is `stop_at` by the system's clock, or once the process that
+    launched it is gone."""
+
+    def __init__(self, *, stop_at: float | None = None) -> None:
+        self._asked = False
+        self._stop_at = math.inf if stop_at is None else stop_at
+        self._parent = os.getppid()
+
+    def listen(self) -> None:
+        """SIGTERM, SIGINT and SIGUSR1, by which schedulers tell of a time limit, ask; they never interrupt a step."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            signal.signal(number, self._ask)
+
+    def __call__(self) -> bool:
+        return self._asked or time.time() >= self._stop_at or os.getppid() != self._parent
+
+    def _ask(self, number: int, _frame: FrameType | None) -> None:
+        self._asked = True
+
+
+def settle(design: Design, *, quiet: bool) -> None:
+    """Threads, warnings and determinism of this process are as the design and the launcher want them."""
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    if design.cluster.groups[0].device.kind is DeviceKind.CPU:
+        keep_freed_memory()
+    if quiet:
+        warnings.simplefilter("ignore")
+    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+    if design.job.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+
+
+def join(
+    design: Design, *, rank: int, ranks: int, local_device: int, store: dist.Store, timeout: timedelta
+) -> torch.device:
+    """The device of this rank, with the process group of all `ranks` made, numbered as the plan numbers them."""
+    cuda = design.cluster.groups[0].device.kind.value in ("cuda", "rocm")
+    device = torch.device("cuda", local_device) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    remember_collectives()
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timeout)
+    return device
+
+
+def finish(run: Run, *, run_dir: Path, predicted: Report, ending: Ending, seconds: float) -> None:
+    """The run is closed, rank 0 has written how it ended, and the process group is gone."""
+    measured = run.profiler.report(predicted)
+    run.close()
+    if run.observer is not None:
+        run.observer.finish()
+        if measured is not None:
+            notes = (*measured.notes, *run.observer.decided)
+            write_json(run_dir / "measured.json", replace(measured, notes=notes))
+            write_json(run_dir / "predicted.json", predicted)
+        last, validation = run.observer.last, run.observer.validation
+        ended = Ended(
+            ending=ending,
+            step=run.state.step,
+            total_steps=run.design.job.total_steps,
+            tokens=run.state.tokens,
+            seconds=seconds,
+            loss=last.get("loss"),
+            validation_loss=validation.get("validation_loss"),
+            bits_per_byte=validation.get("bits_per_byte"),
+            validation_step=int(validation["step"] or 0) if validation else None,
+        )
+        write_json(ended_path(run_dir), ended)
+        (run_dir / "tokenizer.json").write_text(run.corpus.tokenizer.to_json(), encoding="utf-8")
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+    if run.observer is not None:
+        run.observer.timekeeper.end(asked=True)

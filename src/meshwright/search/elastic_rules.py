@@ -1,0 +1,73 @@
+"""Rules of elastic runs: what a run that goes on without a lost rank cannot be asked for yet."""
+
+from __future__ import annotations
+
+from meshwright.search.rules import Rule, Scope
+from meshwright.spec.cluster import DeviceKind
+from meshwright.spec.errors import Problem
+from meshwright.spec.job import Switch
+from meshwright.spec.plan import Design
+
+_OFF = "leave job.elastic.min_ranks at 0"
+
+
+def fewest_ranks(design: Design) -> Problem | None:
+    """Some rank may be lost: there are several, and more than have to be left."""
+    fewest, ranks = design.job.elastic.min_ranks, design.plan.world_size
+    if fewest < ranks or not design.job.elastic.on:
+        return None
+    what = f"a run of {ranks} rank{'' if ranks == 1 else 's'} that needs {fewest} of them can lose none"
+    fix = f"choose 1 to {ranks - 1}" if ranks > 1 else "design the plan for more devices, or choose 0"
+    return Problem(where="job.elastic.min_ranks", what=what, fix=fix)
+
+
+def on_one_node(design: Design) -> Problem | None:
+    """All ranks are processes of the machine whose launcher sees them end."""
+    if not design.job.elastic.on or design.plan.world_size <= design.cluster.groups[0].devices_per_node:
+        return None
+    what = "elastic runs over several nodes can be predicted and not trained yet"
+    return Problem(where="job.elastic.min_ranks", what=what, fix=_OFF)
+
+
+def on_processors(design: Design) -> Problem | None:
+    """Ranks meet over gloo, which a process can leave and form again."""
+    kinds = {group.device.kind for group in design.cluster.groups}
+    if not design.job.elastic.on or kinds == {DeviceKind.CPU}:
+        return None
+    what = "elastic runs on accelerators can be predicted and not trained yet"
+    why = "nobody has seen groups of NCCL left and formed again here"
+    return Problem(where="job.elastic.min_ranks", what=what, why=why, fix=_OFF)
+
+
+def of_one_learner(design: Design) -> Problem | None:
+    """All replicas hold the same."""
+    if not design.job.elastic.on or design.plan.learners == 1:
+        return None
+    what = "learners that train apart and lose one of them can be predicted and not trained yet"
+    return Problem(where="job.elastic.min_ranks", what=what, fix=f"choose every_step, or {_OFF}")
+
+
+def of_one_model(design: Design) -> Problem | None:
+    """What is trained stays the model that the plans for fewer ranks are of."""
+    if not design.job.elastic.on or design.job.factoring is None:
+        return None
+    what = "elastic runs whose matrices become thin factors on the way can be predicted and not trained yet"
+    return Problem(where="job.elastic.min_ranks", what=what, fix=f'choose low_rank.kind = "none", or {_OFF}')
+
+
+def not_compiled(design: Design) -> Problem | None:
+    """Going on at once leaves no time to compile."""
+    if not design.job.elastic.on or design.job.compile is Switch.OFF:
+        return None
+    what = "elastic runs of compiled layers would compile them again whenever ranks change"
+    return Problem(where="job.compile", what=what, fix=f'choose "off", or {_OFF}')
+
+
+ELASTIC_RULES = (
+    Rule(name="elastic-fewest-ranks", scope=Scope.RUNTIME, check=fewest_ranks),
+    Rule(name="elastic-on-one-node", scope=Scope.RUNTIME, check=on_one_node),
+    Rule(name="elastic-on-processors", scope=Scope.RUNTIME, check=on_processors),
+    Rule(name="elastic-of-one-learner", scope=Scope.RUNTIME, check=of_one_learner),
+    Rule(name="elastic-of-one-model", scope=Scope.RUNTIME, check=of_one_model),
+    Rule(name="elastic-not-compiled", scope=Scope.RUNTIME, check=not_compiled),
+)

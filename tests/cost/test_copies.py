@@ -1,0 +1,94 @@
+"""What copies in memory leave when ranks are lost, and what they take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from meshwright.cost import predict
+from meshwright.cost.copies import alone, copy_bytes, keeper, left
+from meshwright.cost.holdings import Holding, holdings
+from meshwright.cost.moved import least_bytes, unfit
+from meshwright.cost.routes import routes
+from meshwright.spec.job import ElasticSpec
+from meshwright.spec.plan import Design, ExpertGrid, Sharding
+from meshwright.spec.report import MemoryPart
+from tests.support import designs
+from tests.support.designs import Layout
+from tests.support.models import all_models
+
+ZERO3 = Sharding.PARAMETERS
+REPLICAS = Layout(replicate=4)
+SHARDS = Layout(shard=4, sharding=ZERO3)
+HYBRID = Layout(replicate=2, shard=2, sharding=ZERO3)
+STAGES = Layout(pipeline=2, replicate=2)
+SLICES = Layout(tensor=2, shard=2, sharding=ZERO3, sequence_parallel=True)
+EXPERTS = Layout(tensor=2, shard=4, sharding=ZERO3, experts=ExpertGrid(expert=2, tensor=2))
+TWO = Layout(pipeline=2)
+SOLE = (SHARDS, SLICES, TWO)
+LAYOUTS = (REPLICAS, SHARDS, HYBRID, STAGES, SLICES, EXPERTS, TWO)
+
+
+def of(layout: Layout) -> Design:
+    return designs.design(all_models()["mixture_full" if layout.experts else "tiny"], layout)
+
+
+def without(ranks: int, *lost: int) -> dict[int, int]:
+    """The others are processes 0, 1, ... in their order."""
+    kept = [rank for rank in range(ranks) if rank not in lost]
+    return {rank: place for place, rank in enumerate(kept)}
+
+
+def of_one() -> dict[str, Holding]:
+    return holdings(of(Layout()))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_whichever_rank_is_lost_all_of_the_state_is_left(layout: Layout) -> None:
+    held, ranks = holdings(of(layout)), layout.ranks
+    for lost in range(ranks):
+        found = left(held, places=without(ranks, lost), ranks=ranks)
+        assert unfit(found, held) == ()
+        kept = {process for one in found.values() for process in one.spares}
+        assert kept <= {without(ranks, lost)[keeper(lost, ranks=ranks)]}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_neighbour_keeps_what_nobody_else_has_and_no_more(layout: Layout) -> None:
+    held = holdings(of(layout))
+    for rank in range(layout.ranks):
+        for name, box in alone(held, rank).items():
+            others = [other for process, other in held[name].parts.items() if process != rank]
+            assert not any(other.meet(box) == box for other in others)
+    sole = [name for name, one in held.items() if 0 in one.parts and one.shape]
+    assert bool(set(sole) & alone(held, 0).keys()) is (layout in SOLE or layout is EXPERTS)
+
+
+def test_what_a_lost_rank_and_its_neighbour_had_alone_is_lost() -> None:
+    held = holdings(of(SHARDS))
+    found = left(held, places=without(4, 1, 2), ranks=4)
+    assert any("does not hold all of" in problem.what for problem in unfit(found, of_one()))
+    others = left(held, places=without(4, 0, 2), ranks=4)
+    assert unfit(others, of_one()) == ()
+
+
+@pytest.mark.parametrize("layout", [SHARDS, SLICES], ids=str)
+def test_what_is_moved_from_copies_is_the_least(layout: Layout) -> None:
+    found = left(holdings(of(layout)), places=without(4, 2), ranks=4)
+    target = holdings(of(Layout(shard=3, sharding=ZERO3, batch=12)))
+    sent: dict[int, int] = {}
+    for route in routes(found, target):
+        for receiver in route.chain[1:]:
+            sent[receiver] = sent.get(receiver, 0) + route.bytes
+    assert sent == least_bytes(found, target)
+
+
+@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout is not EXPERTS], ids=str)
+def test_the_memory_of_copies_is_predicted(layout: Layout) -> None:
+    entry = designs.with_speed(of(layout))
+    elastic = replace(entry, job=replace(entry.job, elastic=ElasticSpec(min_ranks=1)))
+    plain, copied = (
+        max(stage.parts[MemoryPart.BUFFERS] for stage in predict(each).memory) for each in (entry, elastic)
+    )
+    assert copied - plain == pytest.approx(copy_bytes(entry).held, rel=0.15)

@@ -1,0 +1,114 @@
+"""Real runs that lose ranks and go on: the same losses, no worker started again but the lost, every sequence once."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from meshwright.run.audit import audit
+from meshwright.run.train import train
+from meshwright.spec.errors import ExitCode, WorkerFailed
+from meshwright.spec.goodput import Spent
+from meshwright.spec.plan import Sharding
+from meshwright.train.observe.whereabouts import Section
+from tests.run.elastic_runs import elastic, epochs, kill_in, member, until, until_step
+from tests.run.runs import ask_to_stop, design, losses, rows
+from tests.support.designs import Layout
+
+BATCH = 12
+REPLICAS = Layout(replicate=4, batch=BATCH)
+SHARDS = Layout(shard=4, sharding=Sharding.PARAMETERS, batch=BATCH)
+STAGES = Layout(pipeline=2, replicate=2, batch=BATCH)
+
+
+def quiet(line: str) -> None:
+    """Nobody watches a test."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "name", "rank", "section"),
+    [(REPLICAS, "0.0", 0, Section.MODEL), (SHARDS, "2.0", 2, Section.COPY), (STAGES, "3.0", 3, Section.OPTIMIZER)],
+    ids=str,
+)
+def test_a_run_goes_on_without_a_rank_and_takes_in_another(
+    layout: Layout, name: str, rank: int, section: Section, tmp_path: Path
+) -> None:
+    run, pids = tmp_path / "run", list[dict[str, int]]()
+    others = sorted({"0.0", "1.0", "2.0", "3.0"} - {name})
+
+    def act() -> None:
+        until_step(run, 5)
+        pids.append({other: member(other).pid for other in others})
+        kill_in(run, name, rank=rank, section=section)
+        until(lambda: len(epochs(run)) == 3)
+        until_step(run, max(losses(run)) + 5)
+        pids.append({other: member(other).pid for other in others})
+        ask_to_stop()
+
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    outcome = train(elastic(tmp_path, layout, steps=5000), run_dir=run, say=quiet)
+    thread.join()
+    assert outcome.exit_code is ExitCode.SAVED
+    assert [epoch["ranks"] for epoch in epochs(run)] == [4, 3, 4]
+    first, lost, back = epochs(run)
+    assert lost["why"] == f"rank {rank} was killed (signal 9)"
+    assert lost["source"] is not None
+    assert lost["undone_steps"] <= 1
+    assert back["undone_steps"] == 0
+    assert back["plan"] == first["plan"]
+    assert pids[0] == pids[1], "no survivor was started again"
+    steps = outcome.ended.step
+    assert sorted(losses(run)) == list(range(1, steps + 1))
+    alone = design(tmp_path, Layout(batch=BATCH), steps=steps)
+    train(alone, run_dir=tmp_path / "alone", say=quiet)
+    expected = losses(tmp_path / "alone")
+    assert all(abs(loss - expected[step]) <= 1e-9 * abs(expected[step]) for step, loss in losses(run).items())
+    found = audit(run, cache=tmp_path / "cache")
+    assert (found.read, found.problems) == (steps * BATCH, ())
+    assert outcome.goodput is not None
+    assert outcome.goodput.failures == 1
+    assert outcome.goodput.seconds[Spent.REPLAN] > 0.0
+    assert lost["why"] in [one.why for one in outcome.goodput.interruptions]
+    regrouped = [row for row in rows(run) if "regroup_seconds" in row]
+    assert [row["ranks"] for row in regrouped] == [3.0, 4.0]
+
+
+@pytest.mark.slow
+def test_a_rank_that_stops_is_ended_and_the_others_go_on(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+
+    def act() -> None:
+        until_step(run, 3)
+        member("1.0").send_signal(signal.SIGSTOP)
+        until(lambda: len(epochs(run)) == 2)
+        until_step(run, max(losses(run)) + 3)
+        ask_to_stop()
+
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    layout = Layout(shard=2, sharding=Sharding.PARAMETERS, batch=BATCH)
+    outcome = train(elastic(tmp_path, layout, steps=5000, fewest=1, peer_timeout_seconds=4.0), run_dir=run, say=quiet)
+    thread.join()
+    assert outcome.exit_code is ExitCode.SAVED
+    assert epochs(run)[1]["why"] == "rank 1 did not come to where the others waited: hung or stopped"
+
+
+@pytest.mark.slow
+def test_a_run_that_loses_too_many_says_who_was_lost(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+
+    def act() -> None:
+        until_step(run, 3)
+        member("1.0").kill()
+        member("2.0").kill()
+
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    with pytest.raises(WorkerFailed, match=r"rank [12] was killed \(signal 9\)"):
+        train(elastic(tmp_path, REPLICAS, steps=5000, fewest=3), run_dir=run, say=quiet)
+    thread.join()

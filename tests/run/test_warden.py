@@ -1,0 +1,253 @@
+"""Who trains after ranks are lost, and from what: decided with a real board and pretended workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from meshwright.run.elastic.board import Board, Epoch, Key, Left, named
+from meshwright.run.elastic.crew import Crew
+from meshwright.run.elastic.templates import Templates
+from meshwright.run.elastic.warden import Warden
+from meshwright.run.failure import Failure, Nearness
+from meshwright.run.files import write_json
+from meshwright.run.waiting import Waiting
+from meshwright.spec.errors import Problem
+from meshwright.spec.job import ElasticSpec
+from meshwright.spec.plan import Design, Sharding
+from tests.support import designs, models
+from tests.support.designs import Layout
+
+FIRST = tuple(named(place, times=0) for place in range(4))
+
+
+class PretendCrew(Crew):
+    """Workers that do what a test says."""
+
+    def __init__(self) -> None:
+        self.running: dict[str, bool] = {}
+        self.told: dict[str, Failure] = {}
+
+    def start(self, name: str) -> None:
+        self.running[name] = True
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.running)
+
+    def has_ended(self, name: str) -> bool:
+        return not self.running[name]
+
+    def failure(self, name: str, *, rank: int) -> Failure | None:
+        return replace(self.told[name], rank=rank) if name in self.told else None
+
+    def kill(self, name: str) -> None:
+        self.running[name] = False
+
+    def fails(self, name: str, nearness: Nearness = Nearness.KILLED) -> None:
+        self.running[name] = False
+        problems = (Problem(what="a bad thing"),)
+        self.told[name] = Failure(rank=0, nearness=nearness, exit_code=1, problems=problems, signal_number=9)
+
+
+class PretendTemplates(Templates):
+    """Plans of replicas, or of shards, for every number of ranks but those that are not `known`."""
+
+    def __init__(self, folder: Path, *, sharded: bool, known: tuple[int, ...]) -> None:
+        self._files = {ranks: folder / f"{ranks}.json" for ranks in known}
+        for ranks, path in self._files.items():
+            write_json(path, of(ranks, sharded=sharded))
+
+    def of(self, ranks: int) -> Path | None:
+        return self._files.get(ranks)
+
+
+def of(ranks: int, *, sharded: bool) -> Design:
+    layout = Layout(shard=ranks, sharding=Sharding.PARAMETERS) if sharded else Layout(replicate=ranks)
+    return designs.design(models.model(), replace(layout, batch=12))
+
+
+class EndsMeanwhile(PretendCrew):
+    """A worker ends while it is looked at."""
+
+    def has_ended(self, name: str) -> bool:
+        before = super().has_ended(name)
+        if name == "1.0" and not before:
+            self.fails(name)
+        return before
+
+
+@pytest.fixture
+def board() -> Board:
+    return Board.host()
+
+
+def warden(board: Board, folder: Path, *, sharded: bool = False, known: tuple[int, ...] = (4, 3, 2)) -> Warden:
+    templates = PretendTemplates(folder, sharded=sharded, known=known)
+    made = Warden(
+        run_dir=folder,
+        board=board,
+        crew=PretendCrew(),
+        templates=templates,
+        spec=ElasticSpec(min_ranks=2, replacements=1),
+        patience_seconds=60.0,
+        epoch=Epoch(number=0, members=FIRST, design=str(templates.of(4))),
+    )
+    made.begin()
+    return made
+
+
+def crew_of(made: Warden) -> PretendCrew:
+    assert isinstance(made.crew, PretendCrew)
+    return made.crew
+
+
+def leave(made: Warden, *names: str, newest: int, error: str = "connection closed by peer") -> None:
+    """The workers have copies of the newest two of so many steps, and have ended the last."""
+    for name in names:
+        copies = tuple(Key(epoch=made.epoch.number, number=number, step=number) for number in (newest, newest - 1))
+        made.board.leave(made.epoch.number, name, Left(step=newest, copies=copies, error=error))
+
+
+def test_a_run_loses_a_rank_and_takes_in_another(board: Board, tmp_path: Path) -> None:
+    made = warden(board, tmp_path)
+    crew = crew_of(made)
+    assert made.look()
+    crew.fails("2.0")
+    leave(made, "0.0", "1.0", newest=7)
+    assert made.look()
+    assert made.epoch.number == 0, "one has not come yet"
+    assert board.is_broken(0)
+    leave(made, "3.0", newest=6)
+    made.look()
+    assert made.epoch.members == ("0.0", "1.0", "3.0")
+    assert made.epoch.source == Key(epoch=0, number=7, step=7), "replicas hold all of what one of them copied"
+    assert made.epoch.holders == ("0.0", "1.0")
+    assert made.epoch.why == "rank 2 was killed (signal 9)"
+    assert made.epoch.lost
+    assert made.epoch == board.epoch(1) == board.first_epoch("0.0")
+    made.look()
+    assert "2.1" not in crew.names, "the others do not train yet"
+    board.note_at_work(1)
+    made.look()
+    assert "2.1" in crew.names
+    made.look()
+    assert not board.is_change_asked(1), "it is not ready yet"
+    board.stand_ready("2.1")
+    made.look()
+    assert board.is_change_asked(1)
+    leave(made, "0.0", "1.0", "3.0", newest=9, error="")
+    made.look()
+    assert made.epoch.members == ("0.0", "1.0", "3.0", "2.1")
+    assert (made.epoch.source, made.epoch.undone_steps) == (Key(epoch=1, number=9, step=9), 0)
+    assert not made.epoch.lost
+    crew.fails("2.1")
+    leave(made, "0.0", "1.0", "3.0", newest=12)
+    made.look()
+    assert made.epoch.members == ("0.0", "1.0", "3.0")
+    board.note_at_work(3)
+    made.look()
+    assert "2.2" not in crew.names, "its place was filled once already"
+
+
+def test_shards_go_on_from_a_copy_that_all_have_or_from_a_checkpoint(board: Board, tmp_path: Path) -> None:
+    made = warden(board, tmp_path, sharded=True)
+    crew_of(made).fails("1.0")
+    leave(made, "0.0", "3.0", newest=7)
+    leave(made, "2.0", newest=6)  # which keeps what rank 1 had
+    made.look()
+    assert made.epoch.source == Key(epoch=0, number=6, step=6)
+    assert made.epoch.holders == ("0.0", "2.0", "3.0")
+    assert made.epoch.undone_steps == 1
+    crew_of(made).fails("2.0")
+    crew_of(made).fails("3.0")
+    leave(made, "0.0", newest=9)
+    made.look()
+    assert made.over == "1 of 3 ranks are left, too few to go on"
+    assert board.epoch(2).members == ()
+
+
+def test_what_is_lost_with_its_neighbour_is_gone_on_with_from_a_checkpoint(board: Board, tmp_path: Path) -> None:
+    made = warden(board, tmp_path, sharded=True)
+    crew_of(made).fails("1.0")
+    crew_of(made).fails("2.0")
+    leave(made, "0.0", "3.0", newest=7)
+    made.look()
+    assert made.epoch.members == ("0.0", "3.0")
+    assert (made.epoch.source, made.epoch.undone_steps) == (None, 7)
+    assert made.epoch.why == "rank 1 was killed (signal 9); rank 2 was killed (signal 9)"
+
+
+def test_one_that_ends_while_it_is_looked_at_is_lost_and_not_done(board: Board, tmp_path: Path) -> None:
+    made = warden(board, tmp_path)
+    made.crew = EndsMeanwhile()
+    for name in FIRST:
+        made.crew.start(name)
+    leave(made, "0.0", "2.0", "3.0", newest=3)
+    made.look()
+    assert made.over is None
+    made.look()
+    assert made.epoch.members == ("0.0", "2.0", "3.0")
+    assert made.epoch.why == "rank 1 was killed (signal 9)"
+
+
+def test_an_error_of_its_own_ends_the_run(board: Board, tmp_path: Path) -> None:
+    made = warden(board, tmp_path)
+    crew = crew_of(made)
+    crew.fails("1.0", Nearness.OWN)
+    leave(made, "0.0", "2.0", "3.0", newest=3)
+    made.look()
+    assert made.over == "a bad thing"
+    for name in FIRST:
+        crew.running[name] = False
+    assert not made.look()
+    assert "1.1" not in crew.names
+
+
+def test_without_a_plan_for_those_who_are_left_the_run_ends(board: Board, tmp_path: Path) -> None:
+    made = warden(board, tmp_path, known=(4,))
+    crew_of(made).fails("1.0")
+    leave(made, "0.0", "2.0", "3.0", newest=3)
+    made.look()
+    assert made.over == "3 of 4 ranks are left, too few to go on"
+
+
+def test_ranks_that_lose_each_other_for_no_reason_give_up_in_the_end(board: Board, tmp_path: Path) -> None:
+    made = warden(board, tmp_path)
+    leave(made, *FIRST, newest=3)
+    made.look()
+    assert made.epoch.why == "ranks lost contact: connection closed by peer"
+    while made.over is None:
+        leave(made, *FIRST, newest=3)
+        made.look()
+    assert made.epoch.number == 4
+    assert "again and again" in made.over
+
+
+def test_one_that_is_stopped_where_others_waited_too_long_is_ended(board: Board, tmp_path: Path) -> None:
+    made = warden(board, tmp_path)
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        board.register("2.0", pid=process.pid)
+        waiting = Waiting(where="step 3, optimizer", collective="all_reduce 4", timed_out=True)
+        left = Left(step=3, copies=(Key(epoch=0, number=3, step=3),), error="timed out waiting", waiting=waiting)
+        for name in ("0.0", "1.0", "3.0"):
+            board.leave(0, name, left)
+        made.look()
+        assert process.poll() is None, "it may come yet"
+        os.kill(process.pid, signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        made.look()
+        assert process.wait() == -signal.SIGKILL
+    finally:
+        process.kill()
+        process.wait()
+    crew_of(made).fails("2.0")
+    made.look()
+    assert made.epoch.why == "rank 2 did not come to where the others waited: hung or stopped"
