@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,10 +47,13 @@ while act == "hang" and time.time() < end:
 
 
 @pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """What pretends to be a worker. Tests that nohup started ignore what is sent here."""
     (tmp_path / "pretend_worker.py").write_text(WORKER)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    return "pretend_worker"
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield "pretend_worker"
+    signal.signal(signal.SIGHUP, before)
 
 
 def start(tmp_path: Path, module: str, act: str, said: list[str] | None = None) -> Launched:

@@ -286,5 +286,5 @@ def test_devices_that_are_not_here_are_told_with_the_way_to_start(whole: Path, t
     group = made.cluster.groups[0]
     device = replace(group.device, kind=type(group.device.kind)("cuda"))
     elsewhere = replace(made, cluster=replace(made.cluster, groups=(replace(group, device=device),)))
-    with pytest.raises(EnvironmentUnfit, match="torchrun"):
+    with pytest.raises(EnvironmentUnfit, match="meshwright launch PLAN --on"):
         train(elsewhere, run_dir=tmp_path / "run", say=quiet)

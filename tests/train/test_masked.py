@@ -17,7 +17,7 @@ from tests.run import runs
 from tests.support import models
 from tests.support.designs import Layout
 from tests.support.pool import Pool
-from tests.train import non_finite_cases
+from tests.train import spoilt_cases
 
 TOLERANCE = 1e-9
 
@@ -43,9 +43,9 @@ LAYOUTS = {
 def test_prompts_are_left_out_on_any_layout(pool: Pool, tmp_path: Path, prefix: bool) -> None:
     """And see all of themselves where the model has a prefix mask."""
     alone = of(tmp_path, Layout(batch=runs.BATCH), prefix=prefix)
-    (wanted,) = pool.run(non_finite_cases.trained, alone, str(tmp_path / "one"), ranks=1)
+    (wanted,) = pool.run(spoilt_cases.trained, alone, str(tmp_path / "one"), ranks=1)
     divided = of(tmp_path, LAYOUTS[prefix], prefix=prefix)
-    for found in pool.run(non_finite_cases.trained, divided, str(tmp_path / "two"), ranks=2):
+    for found in pool.run(spoilt_cases.trained, divided, str(tmp_path / "two"), ranks=2):
         assert near(found, wanted)
         for name, value in wanted["parameters"].items():
             numpy.testing.assert_allclose(found["parameters"][name], value, rtol=0, atol=TOLERANCE, err_msg=name)
