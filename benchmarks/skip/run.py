@@ -68,7 +68,7 @@ class Sleep(torch.autograd.Function):
 
     @staticmethod
     def backward(context: object, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        time.sleep(context.seconds)  # type: ignore[attr-defined]
+        time.sleep(context.seconds)  # type: ignore[attr-defined]  # see forward
         return gradients[0], None, None
 
 

@@ -80,7 +80,8 @@ class Pretend:
             return Saved(step=self.at, seconds=0.0)
         if isinstance(action, Skip | RollBack):
             self.batch += 1
-            self.at = self.saved if isinstance(action, RollBack) else self.at
+            if isinstance(action, RollBack):
+                self.at = self.saved if action.to is None else action.to
             self.done.append(f"{type(action).__name__} {self.at}")
             return None
         assert isinstance(action, Log)
@@ -195,6 +196,32 @@ def test_too_many_in_a_row_stop_the_run(policy: NonFinite) -> None:
     assert [entry for entry in run.done if "Skip" in entry or "Roll" in entry] == [
         f"{'Skip 3' if policy is NonFinite.SKIP else 'RollBack 2'}"
     ] * 2
+
+
+@dataclass
+class Undoes:
+    """Goes back to step 2 once, from the first event of its kind at step 4."""
+
+    kind: type[StepDone | Saved]
+    left: int = 1
+
+    def react(self, event: Event) -> Iterable[Action]:
+        if isinstance(event, self.kind) and event.step == 4 and self.left:
+            self.left -= 1
+            yield RollBack(to=2)
+
+
+@pytest.mark.parametrize("kind", [StepDone, Saved])
+def test_a_stop_asked_for_at_a_step_that_is_undone_is_forgotten(kind: type[StepDone | Saved]) -> None:
+    ends = policies(total=4, save=2)
+    for first in (True, False):
+        run = Pretend((Undoes(kind), *ends) if first else (*ends, Undoes(kind)))
+        assert fit(run) is Ending.FINISHED
+        assert run.at == 4
+        assert [each for each in run.done if "step" in each or "RollBack" in each] == [
+            *("step 1", "step 2", "step 3", "step 4", "RollBack 2", "step 3", "step 4")
+        ]
+        assert "save 4" in run.done[-2:]
 
 
 def test_what_an_action_brings_about_is_an_event_too() -> None:

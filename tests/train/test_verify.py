@@ -14,7 +14,18 @@ from meshwright.cost.alike import alike
 from meshwright.spec.errors import WorkerFailed
 from meshwright.spec.job import CheckpointSpec, Unlike, VerifySpec
 from meshwright.spec.plan import Design, Sharding
-from meshwright.train.events import Action, Log, RollBack, Saved, Started, StepDone, Verified, Verify
+from meshwright.train.events import (
+    Action,
+    Ending,
+    Log,
+    RollBack,
+    Saved,
+    Started,
+    StepDone,
+    Stopping,
+    Verified,
+    Verify,
+)
 from meshwright.train.verify import VerifyEvery, fingerprint
 from tests.run import runs
 from tests.support.designs import Layout
@@ -84,6 +95,15 @@ def test_a_checkpoint_counts_once_its_ranks_were_the_same() -> None:
         policy.react(Verified(step=10, prints=(3, 2)))
 
 
+def test_a_run_whose_last_state_differs_does_not_end_well() -> None:
+    spec = VerifySpec(every_steps=10, policy=Unlike.ROLL_BACK)
+    policy = VerifyEvery(spec=spec, alike=((0, 1),), good=8)
+    assert list(policy.react(Stopping(step=9, ending=Ending.FINISHED))) == []
+    assert list(policy.react(Saved(step=9, seconds=0.0))) == [Verify()]
+    with pytest.raises(WorkerFailed, match=r"remove the checkpoint of step 9, .*; --resume goes on from step 8"):
+        policy.react(Verified(step=9, prints=(1, 2)))
+
+
 def test_what_the_steps_that_are_done_again_tell() -> None:
     for prints, told in (
         ((4, 5), "no rank has what it had"),
@@ -106,15 +126,15 @@ def verified(folder: Path, policy: Unlike) -> Design:
 
 def test_a_bit_that_flips_is_found_and_the_run_ends_as_if_it_had_not(pool: Pool, tmp_path: Path) -> None:
     design = verified(tmp_path, Unlike.ROLL_BACK)
-    found = pool.run(spoilt_cases.flipped, design, str(tmp_path / "a"), {5: 1}, ranks=2)
+    found = pool.run(spoilt_cases.flipped, design, str(tmp_path / "a"), {6: 1}, ranks=2)
     wanted = pool.run(spoilt_cases.without, design, str(tmp_path / "b"), (), ranks=2)
     for one, other in zip(found, wanted, strict=True):
         assert (one["failure"], one["step"], one["read"]) == ("", 6, other["read"])
         for name, value in other["parameters"].items():
             numpy.testing.assert_array_equal(one["parameters"][name], value, err_msg=name)
     told = " ".join(found[0]["told"])
-    assert "after step 5 ranks 0, 1 hold unlike parameters, which should be the same; back to step 4" in told
-    assert "step 5 again: rank 1 had been wrong in silence" in told
+    assert "after step 6 ranks 0, 1 hold unlike parameters, which should be the same; back to step 4" in told
+    assert "step 6 again: rank 1 had been wrong in silence" in told
     stopped = pool.run(spoilt_cases.flipped, verified(tmp_path, Unlike.STOP), str(tmp_path / "c"), {3: 0}, ranks=2)
     assert all("ranks 0, 1 hold unlike parameters" in rank["failure"] for rank in stopped)
     assert all("--resume goes on from step 2" in rank["failure"] for rank in stopped)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from meshwright.parallel.torch_compat import all_gather_single
+from meshwright.parallel.gathering import Gathering
 from meshwright.spec.compression import DeMo
 
 
@@ -19,13 +19,10 @@ class DeMoReduction:
     of the ranks. A coefficient travels as its number and a byte of place. The optimizer's own step follows."""
 
     def __init__(self, like: Tensor, *, group: dist.ProcessGroup, spec: DeMo) -> None:
-        self._group, self._spec = group, spec
+        self._gathering, self._spec = Gathering(group), spec
         self._chunks = -(-like.numel() // spec.chunk)
         self._left = torch.zeros_like(like)
         self._basis = cosines(spec.chunk).to(like)
-        self._packed: Tensor | None = None
-        self._everyone: Tensor | None = None
-        self._work: dist.Work | None = None
 
     @property
     def state(self) -> tuple[Tensor, ...]:
@@ -38,25 +35,19 @@ class DeMoReduction:
         places = spectrum.abs().topk(self._spec.largest, dim=1, sorted=False).indices
         values = spectrum.gather(1, places)
         self._left.sub_(self._back(torch.zeros_like(spectrum).scatter_(1, places, values), flat.numel()))
-        self._packed = torch.cat((values.view(torch.uint8), places.to(torch.uint8)), dim=1).view(1, -1)
-        self._everyone = self._packed.new_empty(self._group.size(), self._packed.shape[1])
-        self._work = all_gather_single(self._everyone, self._packed, group=self._group, async_op=True)
+        self._gathering.start(torch.cat((values.view(torch.uint8), places.to(torch.uint8)), dim=1).view(-1))
 
     def turn(self) -> None:
         """Nothing: what was sent is all."""
 
     def finish(self, flat: Tensor) -> None:
-        assert self._everyone is not None
-        assert self._work is not None
-        self._work.wait()
         spectrum = flat.new_zeros(self._chunks, self._spec.chunk)
         split = self._spec.largest * flat.element_size()
-        for packed in self._everyone.view(len(self._everyone), self._chunks, -1):
+        for packed in self._gathering.finish().unflatten(1, (self._chunks, -1)):
             # Places of one rank differ, so that its additions commute; ranks come in one order everywhere.
             values = packed[:, :split].contiguous().view(flat.dtype)
             spectrum.scatter_add_(1, packed[:, split:].long(), values)
         flat.copy_(self._back(spectrum, flat.numel()))
-        self._everyone = self._packed = self._work = None
 
     def _back(self, spectrum: Tensor, elements: int) -> Tensor:
         """The elements that coefficients (chunks, chunk) stand for, shape (elements,)."""

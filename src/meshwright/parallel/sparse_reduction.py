@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.parallel.torch_compat import all_gather_single
+from meshwright.parallel.gathering import Gathering
 from meshwright.spec.compression import kept
 
 _PLACE = torch.int32
@@ -17,11 +17,8 @@ class TopKReduction:
     order of the ranks. An element travels as its number and four bytes of place."""
 
     def __init__(self, like: Tensor, *, group: dist.ProcessGroup, share: float) -> None:
-        self._group, self._kept = group, kept(like.numel(), share=share)
+        self._gathering, self._kept = Gathering(group), kept(like.numel(), share=share)
         self._left = torch.zeros_like(like)
-        self._packed: Tensor | None = None
-        self._everyone: Tensor | None = None
-        self._work: dist.Work | None = None
 
     @property
     def state(self) -> tuple[Tensor, ...]:
@@ -32,21 +29,15 @@ class TopKReduction:
         places = self._left.abs().topk(self._kept, sorted=False).indices
         values = self._left[places]
         self._left[places] = 0.0
-        self._packed = torch.cat((values.view(torch.uint8), places.to(_PLACE).view(torch.uint8))).unsqueeze(0)
-        self._everyone = self._packed.new_empty(self._group.size(), self._packed.shape[1])
-        self._work = all_gather_single(self._everyone, self._packed, group=self._group, async_op=True)
+        self._gathering.start(torch.cat((values.view(torch.uint8), places.to(_PLACE).view(torch.uint8))))
 
     def turn(self) -> None:
         """Nothing: what was sent is all."""
 
     def finish(self, flat: Tensor) -> None:
-        assert self._everyone is not None
-        assert self._work is not None
-        self._work.wait()
         flat.zero_()
         split = self._kept * flat.element_size()
-        for packed in self._everyone:
+        for packed in self._gathering.finish():
             # Places of one rank differ, so that its additions commute; ranks come in one order everywhere.
             places = packed[split:].clone().view(_PLACE).long()
             flat.index_add_(0, places, packed[:split].clone().view(flat.dtype))
-        self._everyone = self._packed = self._work = None

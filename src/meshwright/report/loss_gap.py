@@ -3,18 +3,18 @@ after as many tokens and after as long."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+from meshwright.catalog import load_design
 from meshwright.report.run_files import Row, RunFiles, read_run
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.plan import Design
 from meshwright.spec.units import format_count, format_seconds
 
 Points = Sequence[tuple[float, float]]
-MOST_READ = 100  # folders beside a run that are looked at for one to compare it with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,15 +68,18 @@ def twin(run: RunFiles) -> RunFiles | None:
     where `run` itself is such a run."""
     if not meets_otherwise(run.design) or run.is_plan:
         return None
-    beside = sorted(place for place in run.path.resolve().parent.iterdir() if (place / "design.json").is_file())
-    found = []
-    for place in beside[:MOST_READ]:
-        with suppress(ConfigError):
-            other = read_run(place)
-            if not meets_otherwise(other.design) and _learns(other.design) == _learns(run.design) and other.evaluations:
-                found.append(other)
+    evaluated = [each for each in _beside(run) if each.evaluations]
     seed = run.design.job.seed
-    return max(found, key=lambda each: (each.design.job.seed == seed, each.evaluations[-1]["tokens"]), default=None)
+    return max(evaluated, key=lambda each: (each.design.job.seed == seed, each.evaluations[-1]["tokens"]), default=None)
+
+
+def _beside(run: RunFiles) -> Iterator[RunFiles]:
+    """Runs in the same folder that learn the same and meet whole in every step; what cannot be read is none."""
+    for place in sorted(run.path.resolve().parent.glob("*/design.json")):
+        with suppress(ConfigError):
+            design = load_design(place)
+            if not meets_otherwise(design) and _learns(design) == _learns(run.design):
+                yield read_run(place.parent)
 
 
 def meets_otherwise(design: Design) -> bool:

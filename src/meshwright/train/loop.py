@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from meshwright.train.events import Action, Ending, Event, Started, StepDone, StepSpoilt, Stop, Stopping
+from meshwright.train.events import Action, Ending, Event, RollBack, Started, StepDone, StepSpoilt, Stop, Stopping
 
 
 class Runnable(Protocol):
@@ -36,16 +36,21 @@ def fit(run: Runnable) -> Ending:
 def emit(run: Runnable, event: Event) -> Ending | None:
     """Every action that `event` calls for is performed, and those their own events call for; the ending asked for.
 
-    A stop is obeyed after the other actions of the event, so that what a policy saves on the last step is saved.
+    A stop is obeyed after the other actions of the event, so that what a policy saves on the last step is saved. A
+    roll back undoes the step: a stop that is asked for at it, and events that nobody has answered yet, are forgotten.
     """
     ending: Ending | None = None
+    undone = False
     pending: list[Event] = [event]
     while pending:
         for action in run.react(pending.pop(0)):
             if isinstance(action, Stop):
                 ending = ending or action.ending
                 continue
+            if isinstance(action, RollBack):
+                undone = True
+                pending.clear()
             followed = run.perform(action)
             if followed is not None:
                 pending.append(followed)
-    return ending
+    return None if undone else ending

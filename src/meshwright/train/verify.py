@@ -13,7 +13,7 @@ from torch import Tensor
 from meshwright.parallel.clip import local_part
 from meshwright.spec.errors import Problem, WorkerFailed
 from meshwright.spec.job import Unlike, VerifySpec
-from meshwright.train.events import Action, Event, Log, RollBack, Saved, Started, StepDone, Verified, Verify
+from meshwright.train.events import Action, Event, Log, RollBack, Saved, Started, StepDone, Stopping, Verified, Verify
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -42,7 +42,7 @@ class VerifyEvery:
 
     A run that rolls back makes the same steps again from the same batches: at the step where ranks differed the ones
     whose fingerprint is another one now had been wrong. Where they differ again the run stops: what is broken does not
-    mend itself.
+    mend itself; and where they differ once its last step is done.
     """
 
     spec: VerifySpec
@@ -51,11 +51,13 @@ class VerifyEvery:
     verified: int = -1
     saved: int = -1
     before: Verified | None = None
+    ends: bool = False
 
     def react(self, event: Event) -> Iterable[Action]:
         if not self.alike:
             text = "no two ranks hold the same parameters, so that none can be verified"
             return (Log(text=text),) if isinstance(event, Started) else ()
+        self.ends = isinstance(event, Stopping) or self.ends
         if isinstance(event, StepDone):
             return (Verify(),) if event.step % self.spec.every_steps == 0 else ()
         if isinstance(event, Saved):
@@ -79,9 +81,9 @@ class VerifyEvery:
 
     def _answer(self, event: Verified, unlike: Sequence[Sequence[int]]) -> Iterable[Action]:
         what = f"after step {event.step} {_differing(event, unlike)}"
-        if self.spec.policy is Unlike.STOP or self.good is None or self.before is not None:
+        if self.spec.policy is Unlike.STOP or self.good is None or self.before is not None or self.ends:
             raise WorkerFailed(self._failure(event, what))
-        self.before = event
+        self.before, self.saved, self.verified = event, self.good, self.good
         return RollBack(to=self.good), Log(values={"unlike_ranks": 1.0}, text=f"{what}; back to step {self.good}")
 
     def _failure(self, event: Verified, what: str) -> Problem:
