@@ -109,6 +109,8 @@ def pace(folder: Path) -> float:
 
 def report(found: Chaos, *, steps: int) -> None:
     struck, goodput, curve = found.struck, found.goodput, found.curve
+    if found.gave_up:
+        raise SystemExit(f"after {len(struck)} faults the run was not started again: {found.gave_up}")
     assert goodput is not None
     assert curve is not None
     met = incidents(found)

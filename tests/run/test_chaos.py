@@ -17,6 +17,7 @@ from meshwright.run.chaos.compare import compare, losses
 from meshwright.run.chaos.soak import draw
 from meshwright.run.chaos.supervise import MOST_IN_VAIN, Supervisor, Trial
 from meshwright.run.files import write_json
+from meshwright.spec.chaos import LaunchEnd
 from meshwright.spec.errors import ConfigError, ExitCode
 from meshwright.spec.faults import At, Fault, FaultKind, Moment, check_faults, read_fault
 from meshwright.spec.job import CheckpointSpec, EvaluationSpec
@@ -75,6 +76,12 @@ def test_a_run_is_not_started_again_for_ever(tmp_path: Path) -> None:
     assert trial.missed == (Fault(kind=FaultKind.KILL, moment=Moment(step=8)),)
     trial = fake(tmp_path / "wrong", "wrong")
     assert (len(trial.launches), trial.gave_up) == (1, "no start would mend it: it is wrong")
+
+
+def test_a_start_mends_signals_workers_and_disks_alone() -> None:
+    codes = (*ExitCode, -9, -15)
+    mended = [code for code in codes if LaunchEnd(number=1, seconds=1.0, exit_code=code, words="").is_mendable]
+    assert mended == [ExitCode.ENVIRONMENT, ExitCode.WORKER, ExitCode.SAVED, ExitCode.INTERRUPTED, -9, -15]
 
 
 def test_random_faults_are_those_of_their_seed() -> None:

@@ -8,7 +8,7 @@ from meshwright.spec.errors import ExitCode, Problem
 from meshwright.spec.faults import Fault
 from meshwright.spec.goodput import Goodput
 
-MENDABLE = frozenset({ExitCode.SAVED, ExitCode.WORKER, ExitCode.ENVIRONMENT})
+MENDABLE = frozenset({ExitCode.SAVED, ExitCode.INTERRUPTED, ExitCode.WORKER, ExitCode.ENVIRONMENT})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class LaunchEnd:
 
     @property
     def is_mendable(self) -> bool:
-        """Whether a person would start it again as it is: it saved and stopped, a worker or a disk failed, or it was
+        """Whether a person would start it again as it is: a signal stopped it, a worker or a disk failed, or it was
         killed. What was asked wrongly, and faults of the program, come again."""
         return self.exit_code in MENDABLE or self.exit_code < 0
 
