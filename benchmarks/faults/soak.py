@@ -38,7 +38,7 @@ from meshwright.spec.job import CheckpointSpec, EvaluationSpec
 from meshwright.spec.plan import Design, Sharding
 from record import Row, finish
 
-RANKS, BATCH, EVERY_STEPS, PATIENCE = 2, 64, 40, 4.0
+RANKS, BATCH, EVERY_STEPS, PATIENCE = 2, 64, 10, 4.0
 TRIED_STEPS = 200
 SPARE_SECONDS = 20.0
 SEEDS = 256
