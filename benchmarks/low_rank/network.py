@@ -17,12 +17,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "network"))
+sys.path.append(str(Path(__file__).resolve().parent.parent / "compression"))
+
+from sent import sent_bytes
 
 import record
-from meshwright.run.outcome import read_report
 from meshwright.spec.low_rank import Pufferfish
 from meshwright.spec.plan import Design
-from meshwright.spec.report import LineName
+from meshwright.train.checkpoint.find import newest, of_checkpoint
 from run import FREE, ROOT, SLOW, WARM, Curve, design, run
 
 HOSTS, DENSE, THIN, MORE = 2, 10, 12, 10  # steps over the slow link before and after the switch, and then again
@@ -44,12 +46,11 @@ def whole_loss(made: Design, *, steps: int, seed: int, folder: Path) -> float:
     return run(made, rate=FREE, folder=folder).validation[steps]
 
 
-def sent_as_predicted(folder: Path) -> float:
-    """Bytes of gradients that a host sends in a step of the design that the run ended with."""
-    report = read_report(folder / "predicted.json")
-    line = report.step.find(LineName.GRADIENTS) if report is not None else None
-    assert line is not None
-    return line.bytes
+def sent_as_predicted(made: Design, folder: Path) -> float:
+    """Bytes of gradients that a host sends in a step of the model that the run ended with."""
+    found = newest(folder / "checkpoints").checkpoint
+    assert found is not None
+    return sent_bytes(of_checkpoint(made, found), ranks=HOSTS)
 
 
 def slow_steps(options: argparse.Namespace) -> tuple[Curve, float, float]:
@@ -61,14 +62,14 @@ def slow_steps(options: argparse.Namespace) -> tuple[Curve, float, float]:
         made = thin(made, ratio=options.ratio, switch_at=float(DENSE), rewarm=2.0)
         curves.append(run(made, rate=SLOW, folder=options.folder / "slow"))
     short, long = curves
-    return long, (long.sent_bytes - short.sent_bytes) / MORE, sent_as_predicted(options.folder / "slow")
+    return long, (long.sent_bytes - short.sent_bytes) / MORE, sent_as_predicted(made, options.folder / "slow")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=180)
+    parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--ratio", type=float, default=0.25)
+    parser.add_argument("--ratio", type=float, default=0.1)
     parser.add_argument("--switch-at", type=float, default=0.25)
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "bench-low-rank")
     options = parser.parse_args()
