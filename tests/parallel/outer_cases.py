@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from meshwright.parallel.outer import (
     saved,
     state_of,
 )
+from meshwright.parallel.relocate import State
 from meshwright.spec.errors import WorkerFailed
 from meshwright.spec.plan import Design, Plan
 from meshwright.spec.span import Silent
@@ -56,9 +58,9 @@ def learners_over(plan: Plan) -> Learners:
 class Worker:
     """One rank of learners that train `design`."""
 
-    def __init__(self, design: Design) -> None:
+    def __init__(self, design: Design, learners: Learners | None = None) -> None:
         self.design = design
-        self.learners = learners_over(design.plan)
+        self.learners = learners or learners_over(design.plan)
         own = replace(design, plan=design.plan.of_learner())
         self.laid = lay(own, self.learners.mesh, device="cpu", seed=SEED)
         self.optimizer = build_optimizer(self.laid, design.job.optimizer)
@@ -78,6 +80,9 @@ class Worker:
         self.laid.clip(self.design.job.optimizer.clip_norm)
         self.optimizer.step()
         return self.outer.after_step(number, stop=False, spoilt=False)
+
+    def state(self) -> State:
+        return state_of(self.design, learners=self.learners, laid=self.laid, optimizer=self.optimizer)
 
     def parameters(self) -> dict[str, numpy.ndarray]:
         return by_name([(name, p.detach()) for name, p in self.laid.named_parameters()])
@@ -139,7 +144,16 @@ class Learner:
         return {name: p.data for name, p in self.decoder.named_parameters()}
 
 
-def reference(design: Design, steps: int) -> list[dict[str, numpy.ndarray]]:
+@dataclass(frozen=True, kw_only=True)
+class Absence:
+    """Learner `learner` is lost after step `left`, and back after step `back`."""
+
+    learner: int
+    left: int
+    back: int
+
+
+def reference(design: Design, steps: int, absence: Absence | None = None) -> list[dict[str, numpy.ndarray]]:
     """The parameters of every learner after `steps` steps, by plain autograd and the papers' formulas, tensor by
     tensor."""
     plan, job = design.plan, design.job
@@ -147,8 +161,8 @@ def reference(design: Design, steps: int) -> list[dict[str, numpy.ndarray]]:
     rule = _Reference(plan.gradients.kind, plan.gradients.rounds, learners, design)
     for number in range(1, steps + 1):
         tokens, targets = tokens_of(number, design)
+        each = plan.batch // len(learners)
         for index, learner in enumerate(learners):
-            each = plan.batch // plan.learners
             rows = slice(index * each, (index + 1) * each)
             learner.optimizer.zero_grad()
             logits = learner.decoder(tokens[rows])
@@ -157,7 +171,11 @@ def reference(design: Design, steps: int) -> list[dict[str, numpy.ndarray]]:
             for p in learner.decoder.parameters():
                 p.grad *= min(1.0, job.optimizer.clip_norm / float(norm))
             learner.optimizer.step()
-        rule.after(number)
+        rule.after(number, rows=each)
+        if absence is not None and number == absence.left:
+            leave(rule, absence.learner)
+        if absence is not None and number == absence.back:
+            come(rule, absence.learner, design)
     return [{name: p.numpy().copy() for name, p in learner.named.items()} for learner in learners]
 
 
@@ -181,10 +199,12 @@ class _Reference:
         self.momentum = {name: torch.zeros_like(p) for name, p in self.anchor.items()}
         parts = dealt([block.parameters for block in design.model.blocks], parts=rounds.fragments)
         self.names = [[n for n in self.anchor if block_of(n, design.model) in blocks] for blocks in parts]
-        self.away: dict[int, tuple[int, list[Parameters]]] = {}
+        self.away: dict[int, tuple[int, list[dict[str, Any]]]] = {}
+        self.read = [[0] * len(learners) for _ in parts]
 
-    def after(self, step: int) -> None:
+    def after(self, step: int, *, rows: int = 1) -> None:
         rounds = self.rounds
+        self.read = [[read + rows for read in each] for each in self.read]
         for part, names in enumerate(self.names):
             departs = step % rounds.every == rounds.starts(part) % rounds.every
             late = [{n: learner.named[n].clone() for n in names} for learner in self.learners]
@@ -194,8 +214,11 @@ class _Reference:
             if departs:
                 start = before if self.kind is SyncKind.CO2 else {n: self.anchor[n].clone() for n in names}
                 sent = late if self.kind is SyncKind.CO2 else [dict(self.copies(names, i)) for i in range(len(late))]
-                entries = [{"change": {n: start[n] - own[n] for n in names}, "own": own} for own in sent]
-                self.away[part] = step, entries
+                entries = [
+                    {"change": {n: start[n] - own[n] for n in names}, "own": own, "read": read}
+                    for own, read in zip(sent, self.read[part], strict=True)
+                ]
+                self.away[part], self.read[part] = (step, entries), [0] * len(sent)
                 if rounds.delay == 0:
                     self.land(names, self.away.pop(part)[1], late)
 
@@ -204,7 +227,8 @@ class _Reference:
 
     def land(self, names: list[str], entries: list[Any], now: list[Parameters]) -> None:
         rounds = self.rounds
-        change = {n: torch.stack([entry["change"][n] for entry in entries]).mean(dim=0) for n in names}
+        every = sum(entry["read"] for entry in entries)
+        change = {n: sum(entry["change"][n] * entry["read"] for entry in entries) / every for n in names}
         if self.kind is SyncKind.CO2:
             self.stale(names, change)
         else:
@@ -228,6 +252,29 @@ class _Reference:
         for n in names:
             self.momentum[n] = rounds.momentum * self.momentum[n] + change[n] / gap
             self.anchor[n] -= rounds.learning_rate * self.momentum[n].clamp(-rounds.clip, rounds.clip)
+
+
+def leave(rule: _Reference, index: int) -> None:
+    """The learner is gone, with what it had sent."""
+    del rule.learners[index]
+    for read in rule.read:
+        del read[index]
+    for _, entries in rule.away.values():
+        del entries[index]
+
+
+def come(rule: _Reference, index: int, design: Design) -> None:
+    """A learner begins from the anchor, with the optimizer of the first one."""
+    new = _learner(design)
+    new.optimizer.load_state_dict(copy.deepcopy(rule.learners[0].optimizer.state_dict()))
+    for name, p in new.named.items():
+        p.copy_(rule.anchor[name])
+    rule.learners.insert(index, new)
+    for read in rule.read:
+        read.insert(index, 0)
+    for _, entries in rule.away.values():
+        own = {name: rule.anchor[name].clone() for name in entries[0]["own"]}
+        entries.insert(index, {"change": {name: torch.zeros_like(p) for name, p in own.items()}, "own": own, "read": 0})
 
 
 def in_every_step(design: Design, steps: int) -> dict[str, numpy.ndarray]:

@@ -9,12 +9,15 @@ import numpy
 import pytest
 
 from meshwright.parallel.outer.pace import Pace
+from meshwright.search.fewer_learners import fewer_learners
 from meshwright.spec.cluster import Precision
+from meshwright.spec.job import ElasticSpec
 from meshwright.spec.model import Head
 from meshwright.spec.optimizer import OptimizerSpec, Sgd
 from meshwright.spec.plan import Design, ScheduleKind, Sharding
 from meshwright.spec.synchronize import GradientSync, Rounds, SynchronizeSpec, SyncKind
-from tests.parallel import outer_cases
+from tests.parallel import absence_cases, outer_cases
+from tests.parallel.outer_cases import Absence
 from tests.parallel.parity_cases import TOLERANCE
 from tests.support import models
 from tests.support.designs import Layout, design
@@ -38,6 +41,15 @@ LAYOUTS = {
     "tensor": Layout(replicate=2, tensor=2, batch=8, sequence_parallel=True),
 }
 STEPS = 8
+FOUR = Layout(replicate=4, batch=12)
+# Steps that a learner lost in the middle of a round had done since all of its work was in what all go from.
+DROPPED_STEPS = {
+    SyncKind.LOCAL: 1,
+    SyncKind.DILOCO: 1,
+    SyncKind.EAGER: 4,
+    SyncKind.CO2: 4,
+    SyncKind.STREAMING: 6,
+}
 
 
 def met(layout: Layout, kind: SyncKind, rounds: Rounds | None = None, *, tied: bool = False) -> Design:
@@ -69,6 +81,32 @@ def test_learners_are_those_of_the_papers(pool: Pool, layout: str, kind: SyncKin
             numpy.testing.assert_allclose(together[name], mean[name], rtol=0, atol=TOLERANCE, err_msg=name)
             seen.add((learner, name))
     assert seen == {(learner, name) for learner in range(2) for name in mean}
+
+
+@pytest.mark.parametrize(
+    ("layout", "kind"),
+    [
+        *((FOUR, kind) for kind in ROUNDS),
+        (LAYOUTS["sharded"], SyncKind.DILOCO),
+        (LAYOUTS["sharded"], SyncKind.STREAMING),
+    ],
+    ids=str,
+)
+def test_learners_go_on_without_a_lost_one_and_take_it_back(pool: Pool, layout: Layout, kind: SyncKind) -> None:
+    """Lost in the middle of a round while something travels, back at the end of one; of two, the other goes on alone."""
+    entry = met(replace(layout, batch=12), kind)
+    entry = replace(entry, job=replace(entry.job, elastic=ElasticSpec(min_ranks=2)))
+    fewer = fewer_learners(entry, entry.plan.learners - 1)
+    assert fewer is not None
+    assert fewer.plan.batch == entry.plan.batch
+    every = ROUNDS[kind].every
+    absence = Absence(learner=1, left=4 if every == 3 else 9, back=3 * every)
+    wanted = outer_cases.reference(entry, 4 * every + 1, absence)
+    for learner, own, dropped in pool.run(absence_cases.absent, entry, fewer, absence, 4 * every + 1, ranks=4):
+        for name, value in own.items():
+            numpy.testing.assert_allclose(value, wanted[learner][name], rtol=0, atol=TOLERANCE, err_msg=name)
+        assert dropped[1] == 0
+        assert dropped[0] in (0, DROPPED_STEPS[kind] * 12 // entry.plan.learners)
 
 
 def test_averages_after_every_step_are_data_parallel_by_gradient_descent(pool: Pool) -> None:

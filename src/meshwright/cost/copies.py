@@ -1,7 +1,8 @@
 """Copies in memory: what each rank of an elastic run keeps of its neighbour, and who has what once ranks are lost.
 
 The next rank keeps of each what no other rank has (Gemini, SOSP 2023): under replicas nothing, of shards, slices and
-stages all of it.
+stages all of it. Of learners nobody keeps anything for another: one that loses a rank is lost whole, and what all of
+them go from is on each.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshwright.cost.holdings import Box, Holding, holdings
+from meshwright.cost.learner_holdings import learner_holdings
+from meshwright.cost.round_memory import RoundBytes
 from meshwright.cost.states import state_bytes
 from meshwright.cost.table import PlanTable
 from meshwright.cost.work import FloatArray
@@ -24,6 +27,11 @@ SLOTS = 2  # copies that are kept, so that one is whole while the other is made
 def keeper(rank: int, *, ranks: int) -> int:
     """Who keeps what `rank` alone has."""
     return (rank + 1) % ranks
+
+
+def copied(design: Design) -> dict[str, Holding]:
+    """What a copy of a run of `design` has."""
+    return learner_holdings(design) if design.plan.gradients.kind.has_learners else holdings(design)
 
 
 def alone(held: Mapping[str, Holding], rank: int) -> dict[str, Box]:
@@ -64,6 +72,18 @@ def left(held: Mapping[str, Holding], *, places: Mapping[int, int], ranks: int) 
     return found
 
 
+def left_of(design: Design, *, places: Mapping[int, int]) -> dict[str, Holding]:
+    """As `left`, of what a copy of a run of `design` has."""
+    held = copied(design)
+    if not design.plan.gradients.kind.has_learners:
+        return left(held, places=places, ranks=design.plan.world_size)
+    known: dict[int, Mapping[int, Box]] = {}
+    for holding in held.values():
+        parts = holding.parts
+        known.setdefault(id(parts), {places[rank]: box for rank, box in parts.items() if rank in places})
+    return {name: replace(holding, parts=known[id(holding.parts)]) for name, holding in held.items()}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyBytes:
     """Of the rank that has most: what a copy holds of its own and of its neighbour, which is what it is sent."""
@@ -79,24 +99,29 @@ class CopyBytes:
 
 def copy_bytes(design: Design) -> CopyBytes:
     """What copies of `design` take on the rank where they take most."""
-    held, ranks = holdings(design), design.plan.world_size
+    held, ranks = copied(design), design.plan.world_size
     parts = [{name: one.parts[rank] for name, one in held.items() if rank in one.parts} for rank in range(ranks)]
     own = [_bytes(held, mine) for mine in parts]
-    sole = [_bytes(held, alone(held, rank)) for rank in range(ranks)]
+    for_others = not design.plan.gradients.kind.has_learners
+    sole = [_bytes(held, alone(held, rank)) if for_others else 0 for rank in range(ranks)]
     most = max(range(ranks), key=lambda rank: own[rank] + sole[rank - 1])
     return CopyBytes(own=own[most], kept=sole[most - 1])
 
 
-def copied_bytes(table: PlanTable, owned: FloatArray, moments: FloatArray, *, job: JobSpec) -> FloatArray:
-    """What copies take of the memory of every rank, which has `owned` parameters and `moments` bytes of an optimizer's
-    state; all of shape (rows, ranks). It keeps as much again of its neighbour where no other rank has the same.
+def copied_bytes(
+    table: PlanTable, owned: FloatArray, moments: FloatArray, *, job: JobSpec, met: RoundBytes | None
+) -> FloatArray:
+    """What copies take of the memory of every rank, which has `owned` parameters, `moments` bytes of an optimizer's
+    state and what learners that `met` keep; all of shape (rows, ranks). It keeps as much again of its neighbour where
+    no other rank has the same.
     """
     if not job.elastic.on:
         return np.zeros_like(owned)
     whole = (table.sharding == 0) & (table.shard * table.context > 1)
     sole = (table.replicate == 1) & ~whole & (table.world > 1)
     sides = np.where(sole, 2.0, 1.0)[:, None]
-    return np.asarray(SLOTS * sides * (owned * state_bytes(table).master[:, None] + moments))
+    own = SLOTS * sides * (owned * state_bytes(table).master[:, None] + moments)
+    return np.asarray(own if met is None else own + SLOTS * met.copied + met.sent)
 
 
 def _bytes(held: Mapping[str, Holding], boxes: Mapping[str, Box]) -> int:

@@ -111,9 +111,7 @@ def holdings(
     of gradients in eight bits is of one plan and one rank, and is left out; moments of one byte are told as what they
     stand for.
     """
-    made = _Maker(design, tuple(range(design.plan.world_size)) if processes is None else tuple(processes))
-    for stage in design.plan.stages:
-        made.add_stage(stage)
+    made = _made(design, processes)
     found = {f"{PARAMETERS}{name}": holding for name, holding in made.found.items()}
     if contents is Contents.TRAINING:
         for name, holding in made.found.items():
@@ -121,6 +119,19 @@ def holdings(
                 kept = state_of(holding, rule=treatment(design.job.optimizer, name).rule, places=made.places[name])
                 found |= {f"{OPTIMIZER}{name}.{key}": value for key, value in kept.items()}
     return found
+
+
+def trained(design: Design, *, processes: Sequence[int] | None = None) -> dict[str, Holding]:
+    """Every parameter that training changes, by its name in the whole model; processes as of `holdings`."""
+    made = _made(design, processes)
+    return {name: holding for name, holding in made.found.items() if name not in made.untrained}
+
+
+def _made(design: Design, processes: Sequence[int] | None) -> _Maker:
+    made = _Maker(design, tuple(range(design.plan.world_size)) if processes is None else tuple(processes))
+    for stage in design.plan.stages:
+        made.add_stage(stage)
+    return made
 
 
 def state_of(parameter: Holding, *, rule: Optimizer, places: Mapping[int, Box]) -> dict[str, Holding]:

@@ -19,11 +19,14 @@ from meshwright.spec.synchronize import dealt
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundBytes:
     """Bytes on every rank, shape (rows, ranks): `kept` for good, `travelling` beside training, and those of a `moment`
-    between two steps, when a fragment lands or sets out."""
+    between two steps, when a fragment lands or sets out. Where ranks may change a rank keeps what it sent, `sent`, and
+    a copy in memory has those `copied`."""
 
     kept: FloatArray
     travelling: FloatArray
     moment: FloatArray
+    sent: FloatArray
+    copied: FloatArray
 
     def between(self, gradients: FloatArray, fixed: FloatArray) -> Moment:
         """Between two steps the last one's `gradients` and `fixed` buffers are still there."""
@@ -55,9 +58,15 @@ def round_bytes(
     away = np.where(late, travels, 0.0)
     share = _largest_shares(figures.fragments, model=model)[:, None]
     fragment = np.where(share < 1.0, np.maximum(share * owned, largest()), owned)
-    amounts = ((owned, (figures.kept + left) * wide), (fragment, away), (fragment, moment))
-    kept, travelling, moment = (elements * np.where(apart, each, 0.0)[:, None] for elements, each in amounts)
-    return RoundBytes(kept=kept, travelling=travelling, moment=moment)
+    amounts = {
+        "kept": (owned, (figures.kept + left) * wide),
+        "travelling": (fragment, away),
+        "moment": (fragment, moment),
+        "sent": (owned, late * wide),
+        "copied": (owned, (figures.kept + late) * wide),
+    }
+    found = {name: on * np.where(apart, each, 0.0)[:, None] for name, (on, each) in amounts.items()}
+    return RoundBytes(**found)
 
 
 def _largest_shares(fragments: IntArray, *, model: ModelSpec) -> FloatArray:

@@ -39,12 +39,15 @@ def on_processors(design: Design) -> Problem | None:
     return Problem(where="job.elastic.min_ranks", what=what, why=why, fix=_OFF)
 
 
-def of_one_learner(design: Design) -> Problem | None:
-    """All replicas hold the same."""
-    if not design.job.elastic.on or design.plan.learners == 1:
+def of_whole_learners(design: Design) -> Problem | None:
+    """A learner that loses a rank is lost with all of its ranks: some may be lost, and one is left."""
+    fewest, plan = design.job.elastic.min_ranks, design.plan
+    each = plan.world_size // plan.learners
+    if not design.job.elastic.on or plan.learners == 1 or each <= fewest <= plan.world_size - each:
         return None
-    what = "learners that train apart and lose one of them can be predicted and not trained yet"
-    return Problem(where="job.elastic.min_ranks", what=what, fix=f"choose every_step, or {_OFF}")
+    what = f"learners of {each} ranks are lost whole, and {fewest} of {plan.world_size} ranks are needed"
+    fix = f"choose {each} to {plan.world_size - each}"
+    return Problem(where="job.elastic.min_ranks", what=what, fix=fix)
 
 
 def of_one_model(design: Design) -> Problem | None:
@@ -67,7 +70,7 @@ ELASTIC_RULES = (
     Rule(name="elastic-fewest-ranks", scope=Scope.RUNTIME, check=fewest_ranks),
     Rule(name="elastic-on-one-node", scope=Scope.RUNTIME, check=on_one_node),
     Rule(name="elastic-on-processors", scope=Scope.RUNTIME, check=on_processors),
-    Rule(name="elastic-of-one-learner", scope=Scope.RUNTIME, check=of_one_learner),
+    Rule(name="elastic-of-whole-learners", scope=Scope.RUNTIME, check=of_whole_learners),
     Rule(name="elastic-of-one-model", scope=Scope.RUNTIME, check=of_one_model),
     Rule(name="elastic-not-compiled", scope=Scope.RUNTIME, check=not_compiled),
 )

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from meshwright.search.check import check
 from meshwright.search.decide import RUNTIME, design
+from meshwright.search.fewer_learners import fewer_learners
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.errors import ConfigError, NoPlanFits
 from meshwright.spec.job import Constraints, ElasticSpec, JobSpec
@@ -32,12 +33,16 @@ DEGREES = frozenset(
 
 def for_ranks(entry: Design, ranks: int) -> Design | None:
     """The best design of the job of `entry` for the first `ranks` of its devices, all of one node; None where no plan
-    is legal and fits.
+    is legal and fits. Of learners it is that of as many whole ones as so many ranks are (`fewer_learners`).
 
     Its batch is the job's where a plan has that: with the job's constraints, or else without those of degrees.
     Otherwise it is the nearest that so many ranks share, while the job, its steps and its learning rate stay (templates
     for what may be left, as of Oobleck, SOSP 2023).
     """
+    if entry.plan.learners > 1:
+        each = entry.plan.world_size // entry.plan.learners
+        cluster = first_devices(entry.cluster, ranks - ranks % each)
+        return fewer_learners(replace(entry, cluster=cluster), ranks // each) if ranks >= each else None
     cluster = first_devices(entry.cluster, ranks)
     for job in _asked(entry.job, ranks):
         try:

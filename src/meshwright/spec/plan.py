@@ -243,8 +243,8 @@ class Plan:
         return self.learners > 1 and self.gradients.rounds.fragments > 1
 
     def of_learner(self) -> Plan:
-        """The plan of one learner, which is all there is where they are one."""
-        if self.learners == 1:
+        """The plan of one learner, which is all there is where all ranks meet in every step."""
+        if not self.gradients.kind.has_learners:
             return self
         axes = tuple(replace(axis, size=1) if axis.name is AxisName.REPLICATE else axis for axis in self.axes)
         inside = replace(self.gradients, kind=SyncKind.EVERY_STEP, rounds=Rounds())
@@ -365,7 +365,7 @@ class Plan:
         extra += [group.precision.value]
         frozen = sum(group.stop - group.start for group in self.groups if group.training is Training.FROZEN)
         extra += [f"{frozen} blocks frozen"] if frozen else []
-        if self.learners > 1:
+        if self.gradients.kind.has_learners:
             extra.append(self.gradients.words)
         if self.context > 1:
             extra.append(exchange_words(self.exchange, self.context))

@@ -89,6 +89,16 @@ class GradientSync:
         return self.kind.value if self.compression is None else self.compression.kind
 
     @property
+    def keeps_momentum(self) -> bool:
+        """The outer optimizer of learners has a momentum."""
+        return self.kind is SyncKind.CO2 or (self.kind.has_learners and self.rounds.momentum > 0.0)
+
+    @property
+    def keeps_sent(self) -> bool:
+        """A learner keeps what it was when what is on its way set out."""
+        return self.kind is SyncKind.EAGER
+
+    @property
     def words(self) -> str:
         """`learners meet as eager every 12 steps`."""
         if self.compression is not None:

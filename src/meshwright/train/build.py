@@ -152,8 +152,8 @@ def _pause(joining: Joining | None, *, step: int, max_steps: int | None) -> int 
 
 
 def _membership(run: Run, joining: Joining) -> Membership:
-    mesh = run.learners.mesh
-    copies = Copies(run.design, rank=mesh.rank, group=mesh.everyone)
+    learners = run.learners
+    copies = Copies(run.design, rank=learners.rank, group=learners.everyone if run.outer is None else None)
     return Membership(copies=copies, change_asked=joining.change_asked, change=joining.change)
 
 
@@ -209,8 +209,12 @@ def _reactors(
         _saving(run, place=place, predicted=predicted, saved=saved),
         *run.techniques,
         EndAt(total_steps=job.total_steps, pause_at=pause_at),
-        *(() if membership is None else (KeepCopies(steps=job.elastic.copies_every, change=membership.change),)),
+        *(() if membership is None else (_copying(membership, steps=job.elastic.copies_every),)),
     )
+
+
+def _copying(membership: Membership, *, steps: int) -> KeepCopies:
+    return KeepCopies(steps=steps, change=membership.change, inherited=membership.inherited)
 
 
 def _verifying(run: Run, *, saved: int | None) -> Iterator[Reactor]:

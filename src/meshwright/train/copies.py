@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.cost.copies import SLOTS, alone, keeper
-from meshwright.cost.holdings import Box, Holding, holdings
+from meshwright.cost.copies import SLOTS, alone, copied, keeper
+from meshwright.cost.holdings import Box, Holding
 from meshwright.parallel.clip import local_part
 from meshwright.parallel.relocate import STAGING_BYTES, State
 from meshwright.spec.plan import Design
@@ -33,11 +33,12 @@ class Copy:
 
 class Copies:
     """What this rank keeps of a run of `design`. Ranks take copies together, so that no two differ by more than one:
-    one that all of them have is always whole. `group` is all ranks; None is one rank.
+    one that all of them have is always whole. `group` is all ranks, who keep of each other what one has alone; None is
+    one rank, or learners, who do not.
     """
 
     def __init__(self, design: Design, *, rank: int, group: dist.ProcessGroup | None) -> None:
-        held, ranks = holdings(design), design.plan.world_size
+        held, ranks = copied(design), design.plan.world_size
         own = {name: one.parts[rank] for name, one in held.items() if rank in one.parts}
         sent = alone(held, rank) if group is not None else {}
         rest = {name: box for name, box in own.items() if name not in sent}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from meshwright.parallel import relocate
+from meshwright.cost.learner_holdings import Origins
+from meshwright.parallel import outer, relocate
 from meshwright.spec.units import format_seconds
 from meshwright.train.copies import Copies
 from meshwright.train.events import Action, CopyState, Ending, Event, Log, Started, StepDone, Stop
@@ -43,12 +44,13 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inherited:
-    """The state after `step` that the ranks before have left, as copies; `progress` is None where this process had no
-    rank then."""
+    """The state after `step` that the ranks before have left, as copies; `progress` is None where this process does not
+    tell it. Learner i goes on as learner `origins[i]` did, or begins where that is None."""
 
     step: int
     source: relocate.State
     progress: Mapping[str, Any] | None
+    origins: Origins = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,29 +65,62 @@ class Joining:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Regrouped:
+    """Of `learners`, those that are `lost`, as they were numbered, with `dropped` sequences that they had read and not
+    met with, and those that are `new`, as they are numbered now."""
+
+    learners: int
+    lost: tuple[int, ...]
+    new: tuple[int, ...]
+    dropped: int
+
+    def words(self) -> str:
+        told = [f"{self.learners} learner{'s' * (self.learners != 1)}"]
+        if self.lost:
+            told.append(f"{_named(self.lost)} left, and {self.dropped:,} sequences not met with are dropped")
+        if self.new:
+            told.append(
+                f"{_named(self.new)} begins where the others met, and what its ranks had before is stale: unused"
+            )
+        return "; ".join(told)
+
+
+def _named(learners: tuple[int, ...]) -> str:
+    return f"learner{'s' * (len(learners) > 1)} {', '.join(map(str, learners))}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
     """What a run whose ranks may change has besides."""
 
     copies: Copies
     change_asked: Callable[[], bool]
     change: Change | None
+    inherited: Regrouped | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class KeepCopies:
-    """A copy when a run starts, every `steps` steps, and before its ranks change, for which it leaves off."""
+    """A copy when a run starts, every `steps` steps or where ranks are together next, and before its ranks change, for
+    which it leaves off. The newest is of step `last`."""
 
     steps: int
     change: Change | None
+    inherited: Regrouped | None = None
+    last: int = 0
 
     def react(self, event: Event) -> Iterable[Action]:
         if isinstance(event, Started):
+            self.last = event.step
             return (*self._told(event.step), CopyState())
         if not isinstance(event, StepDone):
             return ()
         if event.change_asked:
             return CopyState(), Stop(ending=Ending.REGROUPING)
-        return (CopyState(),) if event.step % self.steps == 0 else ()
+        if not event.together or event.step // self.steps == self.last // self.steps:
+            return ()
+        self.last = event.step
+        return (CopyState(),)
 
     def _told(self, step: int) -> tuple[Action, ...]:
         if self.change is None:
@@ -96,7 +131,11 @@ class KeepCopies:
             "regroup_seconds": stopped,
             "undone_steps": float(self.change.undone_steps),
         }
-        return (Log(values=values, text=self.change.words(step=step)),)
+        told = [self.change.words(step=step)]
+        if self.inherited is not None:
+            values |= {"learners": float(self.inherited.learners), "dropped_sequences": float(self.inherited.dropped)}
+            told.append(self.inherited.words())
+        return (Log(values=values, text="; ".join(told)),)
 
 
 def copy_state(run: Run) -> None:
@@ -104,15 +143,35 @@ def copy_state(run: Run) -> None:
     assert run.membership is not None, "only runs whose ranks may change are copied"
     run.marker.mark(step=run.state.step, section=Section.COPY)
     run.ledger.gather(run.learners, run.outer, device=run.feed.device)
-    run.membership.copies.take(run.laid_state(), step=run.state.step, progress=run.progress())
+    run.membership.copies.take(_kept(run), step=run.state.step, progress=run.progress())
 
 
 def take_over(run: Run, inherited: Inherited) -> None:
     """The run stands where the ranks before stood when they copied it. Collective."""
-    group = run.learners.mesh.everyone
-    moved = relocate.move(inherited.source, run.laid_state(), group=group, progress=inherited.progress)
+    target = _kept(run, origins=inherited.origins)
+    moved = relocate.move(inherited.source, target, group=run.learners.everyone, progress=inherited.progress)
     assert moved.progress is not None, "whoever has a copy tells where it stands"
     run.stand(moved.progress)
+    if run.outer is not None:
+        assert run.membership is not None, "only runs whose ranks may change inherit"
+        regrouped = _regrouped(run.outer, moved.progress["learners"], origins=inherited.origins, step=run.state.step)
+        run.membership = replace(run.membership, inherited=regrouped)
+        run.ledger.dropped += regrouped.dropped
+
+
+def _kept(run: Run, *, origins: Origins | None = None) -> relocate.State:
+    """What copies have of the run, and what goes on from them."""
+    state = run.laid_state()
+    return state if run.outer is None else outer.remembered(run.design, state, run.outer, origins=origins)
+
+
+def _regrouped(met: outer.OuterSync, told: Mapping[str, Any], *, origins: Origins, step: int) -> Regrouped:
+    return Regrouped(
+        learners=met.learners.count,
+        lost=tuple(learner for learner in range(told["count"]) if learner not in origins),
+        new=tuple(learner for learner, origin in enumerate(origins) if origin is None),
+        dropped=met.take_over(told, origins=origins, step=step),
+    )
 
 
 def abandon(run: Run) -> None:

@@ -50,9 +50,10 @@ class StepDone:
 
     `loss` is the mean over the tokens of the global batch, before the update; `seconds`, the `input_seconds` of them in
     which a rank waited for data, and `memory_bytes` are the largest of all ranks; `stop_asked` says that some rank was
-    asked to stop, `change_asked` that the ranks are to change. `expert_load` is the most that an expert was chosen over
-    the mean of its layer's, in the worst layer; None where the model has no experts. `ranks` is of each rank, where
-    ranks are watched.
+    asked to stop, `change_asked` that the ranks are to change. All ranks know that they stand here alike where they are
+    `together`, which learners are where they tell each other how they are. `expert_load` is the most that an expert was
+    chosen over the mean of its layer's, in the worst layer; None where the model has no experts. `ranks` is of each
+    rank, where ranks are watched.
     """
 
     step: int
@@ -65,6 +66,7 @@ class StepDone:
     input_seconds: float = 0.0
     stop_asked: bool = False
     change_asked: bool = False
+    together: bool = True
     expert_load: float | None = None
     ranks: RankTimes | None = None
 

@@ -98,6 +98,7 @@ class Run:
     rate_scales: list[Callable[[int], float]] = field(default_factory=list)
     pending: dict[str, float] = field(default_factory=dict)
     asked: bool = False
+    changing: bool = False
     dropped_in_a_row: int = 0
     ledger: Ledger = field(default_factory=Ledger)
     clock: float = field(default_factory=time.perf_counter)
@@ -160,7 +161,8 @@ class Run:
             memory_bytes=agreed.memory_bytes,
             input_seconds=agreed.input_seconds,
             stop_asked=agreed.stop if self.outer is None else met is not None and met.stop,
-            change_asked=agreed.change,
+            change_asked=agreed.change if self.outer is None else met is not None and met.change,
+            together=self.outer is None or self.outer.told_at == number,
             expert_load=agreed.load,
             ranks=agreed.ranks,
         )
@@ -279,7 +281,8 @@ class Run:
             self.laid.undo()
         spec = self.design.job.non_finite
         borne = spec.policy is NonFinite.SKIP and self.dropped_in_a_row <= spec.most_in_a_row
-        met = self.outer.after_step(number, stop=self.asked, spoilt=not finite and not borne)
+        spoilt = not finite and not borne
+        met = self.outer.after_step(number, stop=self.asked, change=self.changing, spoilt=spoilt)
         if met is not None and met.changed is not None and self.observer is not None:
             every = met.changed.every
             self.observer.say(f"learners meet every {every} steps from here on, as what they send takes now")
@@ -392,6 +395,6 @@ class Run:
             writing=self.store.writing,
         )
         agreed = agree(mine, load, group=self.learners.mesh.everyone, device=self.feed.device)
-        self.asked = agreed.stop
+        self.asked, self.changing = agreed.stop, agreed.change
         self.paces.append(agreed.seconds)
         return agreed

@@ -32,7 +32,9 @@ class Average(Protocol):
 
 
 def build_average(like: Tensor, *, group: dist.ProcessGroup, precision: Precision) -> Average:
-    """A mean of tensors like `like`, which is flat, over `group`."""
+    """A mean of tensors like `like`, which is flat, over `group`; of one rank nothing is sent, and nothing rounded."""
+    if group.size() == 1:
+        return PlainAverage(group=group, dtype=like.dtype)
     if precision in _WIRES:
         return RoundedAverage(like, group=group, wire=_WIRES[precision])
     return PlainAverage(group=group, dtype=_DTYPES[precision])

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from meshwright.cost.learner_holdings import ANCHOR, AWAY, MOMENTUM, SENT
 from meshwright.parallel.outer.average import Average
 from meshwright.parallel.outer.flat import Flat
 from meshwright.parallel.outer.pace import Pace
@@ -19,14 +20,23 @@ _INTEGERS = {4: torch.int32, 8: torch.int64}
 class Fragment:
     """Parameters `flat`, fragment `number` of those that set out and land as `pace` says.
 
-    `travelled` steps went by until the last one was there, but for the `waited` seconds that it was waited for.
+    `travelled` steps went by until the last one was there, but for the `waited` seconds that it was waited for. What
+    `remembers` keeps what it sent until that has landed, so that it can be sent again among others.
     """
 
     def __init__(
-        self, flat: Flat, *, number: int, pace: Pace, update: Update, average: Callable[[Tensor], Average]
+        self,
+        flat: Flat,
+        *,
+        number: int,
+        pace: Pace,
+        update: Update,
+        average: Callable[[Tensor], Average],
+        remembers: bool = False,
     ) -> None:
-        self.flat = flat
-        self._number, self._pace, self._update = number, pace, update
+        self.flat, self.number = flat, number
+        self._pace, self._update = pace, update
+        self._away = flat.zeros() if remembers else None
         self.held = Held(
             anchor=flat.read(),
             momentum=flat.zeros() if update.keeps_momentum else None,
@@ -52,7 +62,7 @@ class Fragment:
         return self._lands_at is not None
 
     def departs(self, step: int) -> bool:
-        return self._pace.departs(self._number, step)
+        return self._pace.departs(self.number, step)
 
     def lands(self, step: int) -> bool:
         """What set out `delay` steps before is due now."""
@@ -63,8 +73,8 @@ class Fragment:
         if self.is_away and self._arrived is None and not self.average.advance():
             self.travelled += 1
 
-    def meet(self, step: int, *, lands: bool, departs: bool) -> None:
-        """What is due after step `step` lands, and what is due sets out; waits for what lands."""
+    def meet(self, step: int, *, lands: bool, departs: bool, scale: float = 1.0) -> None:
+        """What is due after step `step` lands, and what is due sets out, times `scale`; waits for what lands."""
         own, out = self.flat.read(), None
         if departs and self._update.sets_out_first:
             out = torch.sub(self.held.anchor, own, out=own)
@@ -78,7 +88,9 @@ class Fragment:
             read_again = self._update.mixes and not self._pace.rounds.delay
             spare = own is not self.held.anchor and not read_again
             out = torch.sub(self.held.anchor, own, out=own if spare else None)
-        self.average.start(out)
+        if self._away is not None:
+            self._away.copy_(out)
+        self.average.start(out if scale == 1.0 else out.mul_(scale))
         self._lands_at, self.travelled = step + self._pace.rounds.delay, 0
         if not self._pace.rounds.delay:
             self._land(own)
@@ -100,24 +112,50 @@ class Fragment:
 
     def expect(self, step: int) -> None:
         """It stands as after step `step` of a run that kept its pace, but for what is in its tensors."""
-        left = self._pace.away_since(self._number, step)
-        self._lands_at = None if left is None else left + self._pace.rounds.delay
-        self._arrived = None if left is None else self.flat.zeros()
+        self._lands_at = self._lands_after(step)
+        self._arrived = None if self._lands_at is None else self.flat.zeros()
+
+    def remembered(self) -> Iterator[tuple[str, str, Tensor]]:
+        """As `tensors`, of what is there while something travels: what was sent in place of what arrived."""
+        kept = {ANCHOR: self.held.anchor, MOMENTUM: self.held.momentum, SENT: self.held.sent, AWAY: self._away}
+        for what, flat in kept.items():
+            if flat is not None:
+                yield from ((what, name, view) for name, view in self.flat.views(flat))
+
+    def set_out_again(self, step: int, *, scale: float) -> None:
+        """What was on its way after `step`, as `remembered`, is on its way again."""
+        self._lands_at, self._arrived = self._lands_after(step), None
+        if self._lands_at is not None:
+            assert self._away is not None, "what may have to be sent again is kept"
+            self.average.start(self._away * scale)
+
+    def come_in(self) -> None:
+        """This learner goes from the anchor, and has sent nothing."""
+        self.flat.write(self.held.anchor)
+        if self.held.sent is not None:
+            self.held.sent.copy_(self.held.anchor)
+        if self._away is not None:
+            self._away.zero_()
 
     def tensors(self) -> Iterator[tuple[str, str, Tensor]]:
         """(what it is, of which parameter, tensor) of all that is kept between steps, in live tensors. After `drain`
         or `expect`."""
-        kept = {"anchor": self.held.anchor, "momentum": self.held.momentum, "sent": self.held.sent}
+        kept = {ANCHOR: self.held.anchor, MOMENTUM: self.held.momentum, SENT: self.held.sent}
         for what, flat in {**kept, "arrived": self._arrived}.items():
             if flat is not None:
                 yield from ((what, name, view) for name, view in self.flat.views(flat))
 
     def settle(self) -> None:
-        """Call after loading into `tensors`: of a parameter that is held twice, both are what the first one is."""
-        for flat in (self.held.anchor, self.held.momentum, self.held.sent, self._arrived):
+        """Call after loading into `tensors` or `remembered`: of a parameter that is held twice, both are what the first
+        one is."""
+        for flat in (self.held.anchor, self.held.momentum, self.held.sent, self._away, self._arrived):
             first: dict[str, Tensor] = {}
             for name, view in () if flat is None else self.flat.views(flat):
                 view.copy_(first.setdefault(name, view))
+
+    def _lands_after(self, step: int) -> int | None:
+        left = self._pace.away_since(self.number, step)
+        return None if left is None else left + self._pace.rounds.delay
 
     def _land(self, own: Tensor) -> Tensor:
         start = time.perf_counter()

@@ -14,14 +14,12 @@ import torch
 from torch import Tensor
 
 from meshwright.cost.holdings import OPTIMIZER, PARAMETERS, Contents, Holding, holdings
+from meshwright.cost.learner_holdings import OF_ALL, OUTER, SENT, Origins, donor_of, learner_holdings, own_name
 from meshwright.parallel.outer.learners import Learners
 from meshwright.parallel.outer.sync import OuterSync
 from meshwright.parallel.portable import RESIDUAL, HasParts, portable
 from meshwright.parallel.relocate import Beside, State
 from meshwright.spec.plan import Design
-
-OUTER = "outer."
-_SENT = "sent"  # what of meeting is a learner's own
 
 
 def state_of(
@@ -76,6 +74,24 @@ def loaded(state: State, outer: OuterSync, *, step: int) -> State:
     return replace(state, own=own, beside=Beside(names=stored, tensors=_named(outer.expected(step), index)))
 
 
+def remembered(design: Design, state: State, outer: OuterSync, *, origins: Origins | None = None) -> State:
+    """`state`, of `state_of` these learners of `design`, with all that meeting keeps, while something travels: what a
+    copy in memory has, and what goes on from one where learner i goes on as learner `origins[i]` (`learner_holdings`).
+    """
+    index = outer.learners.index
+    origins = range(outer.learners.count) if origins is None else origins
+    origin = origins[index]
+    names = {name: own_name(name, donor_of(origins) if origin is None else origin) for name in state.tensors}
+    tensors = {names[name]: x for name, x in state.tensors.items()}
+    for what, name, x in outer.remembered():
+        if what in OF_ALL:
+            tensors.setdefault(f"{OUTER}{what}.{name}", x)
+        elif origin is not None:
+            tensors.setdefault(own_name(f"{OUTER}{what}.{name}", origin), x)
+    own = replace(state.own, tensors=tensors, copies=tuple((names[name], x) for name, x in state.own.copies))
+    return State(held=learner_holdings(design, origins=origins), own=own)
+
+
 def _own_name(name: str, index: int) -> str:
     """What is called `name` in every plan, as learner `index` keeps its own in a checkpoint."""
     return name if name.startswith(OPTIMIZER) and index == 0 else f"learner.{index}.{name}"
@@ -85,7 +101,7 @@ def _named(kept: Iterable[tuple[str, str, Tensor]], index: int) -> dict[str, Ten
     """A parameter that this rank holds twice is kept once."""
     found: dict[str, Tensor] = {}
     for what, name, x in kept:
-        owner = f"learner.{index}." if what == _SENT else ""
+        owner = f"learner.{index}." if what == SENT else ""
         found.setdefault(f"{owner}{OUTER}{what}.{name}", x)
     return found
 

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from meshwright.cost.learner_holdings import Origins
 from meshwright.parallel.layout import Laid
 from meshwright.parallel.optimizer import block_of
 from meshwright.parallel.outer.average import build_average
@@ -24,6 +25,7 @@ from meshwright.parallel.outer.flat import Flat
 from meshwright.parallel.outer.fragment import Fragment
 from meshwright.parallel.outer.learners import Learners
 from meshwright.parallel.outer.pace import Pace
+from meshwright.parallel.outer.shares import Shares
 from meshwright.parallel.outer.updates import Total, build_update
 from meshwright.spec import codec
 from meshwright.spec.errors import Problem, WorkerFailed
@@ -33,14 +35,16 @@ from meshwright.spec.span import Recorder
 from meshwright.spec.synchronize import TOLD_BYTES, TOLD_EVERY, GradientSync, Rounds, dealt
 
 _BITS = 2**62
+_NOTHING, _CHANGE, _STOP = range(3)  # what a learner is asked for; who stops does not change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Met:
-    """What some learner told when they met: that it was asked to stop, that it had a step that was spoilt. `changed`
-    are the rounds from here on where they are others."""
+    """What some learner told when they met: that it was asked to stop, that it had a step that was spoilt; at the end
+    of a round that ranks are to change. `changed` are the rounds from here on where they are others."""
 
     stop: bool = False
+    change: bool = False
     spoilt: bool = False
     changed: Rounds | None = None
 
@@ -57,10 +61,12 @@ class OuterSync:
         self._across, self._meeting = learners.across, learners.meeting
         self.pace = Pace(kind=self.gradients.kind, rounds=self.gradients.rounds, most_every=_most_every(design))
         self._fragments = _fragments(design, laid=laid, pace=self.pace, across=self._across, total=self._over_learner)
-        self._needed = self._told_needed = self._told_at = 0
+        self._rows = design.plan.batch // learners.count
+        self.shares = self._even()
+        self._needed = self._told_needed = self.told_at = 0
         self._step_seconds, self._clock = math.inf, time.perf_counter()
         self._whole = Flat(_everything(laid))
-        self._stop, self._spoilt = False, False
+        self._asked, self._spoilt, self._changes = _NOTHING, False, False
         self._told: Tensor | None = None
         self._telling: dist.Work | None = None
 
@@ -69,28 +75,48 @@ class OuterSync:
         self.drain()
         self._telling = None
         self.pace.rounds, self.pace.origin = self.gradients.rounds, 0
+        self.shares = self._even()
         for fragment in self._fragments:
             fragment.begin()
 
-    def after_step(self, step: int, *, stop: bool, spoilt: bool) -> Met | None:
+    def after_step(self, step: int, *, stop: bool, spoilt: bool, change: bool = False) -> Met | None:
         """Step `step` of this learner is done: what is due lands and sets out. What learners told where they met.
 
         Every rank of a learner gives the same. Raises WorkerFailed where learners do not have one anchor.
         """
-        self._stop, self._spoilt = self._stop or stop, self._spoilt or spoilt
+        self._spoilt = self._spoilt or spoilt
+        self._asked = max(self._asked, _STOP if stop else _CHANGE if change else _NOTHING)
         start = time.perf_counter()
         self._step_seconds = min(self._step_seconds, start - self._clock)
         due = [(fragment, fragment.lands(step), fragment.departs(step)) for fragment in self._fragments]
-        changed = self._change(step) if self.pace.ends_round(step) else None
+        ended = self.pace.ends_round(step)
+        self._count(step)
+        changed = self._change(step) if ended else None
         for fragment, lands, departs in sorted(due, key=lambda entry: not entry[1]):
             fragment.watch()
             if lands or departs:
-                fragment.meet(step, lands=lands, departs=departs)
+                scale = self.shares.scale(fragment.number, self.learners.index) if departs else 1.0
+                fragment.meet(step, lands=lands, departs=departs, scale=scale)
+        for number in range(self.pace.rounds.fragments):
+            if self.pace.away_since(number, step) is None:
+                self.shares.arrive(number)
         apart = min(self.pace.rounds.every, TOLD_EVERY)
         met = self._meet(step) if (step - self.pace.origin) % apart == 0 else None
+        if ended and self._changes:
+            met = replace(met or Met(), change=True)
         self._clock = time.perf_counter()
         self._recorder.record(LineName.OUTER, start, self._clock - start)
         return met if changed is None else replace(met or Met(), changed=changed)
+
+    def _even(self) -> Shares:
+        return Shares.even(fragments=self.gradients.rounds.fragments, learners=self.learners.count, rows=self._rows)
+
+    def _count(self, step: int) -> None:
+        """What each learner has read is counted, also of fragments of which this rank has no part."""
+        self.shares.step()
+        for number in range(self.pace.rounds.fragments):
+            if self.pace.departs(number, step):
+                self.shares.set_out(number)
 
     def _change(self, step: int) -> Rounds | None:
         """The rounds that begin after `step` where they are others, by what all learners told of those before."""
@@ -109,15 +135,41 @@ class OuterSync:
     def told(self) -> dict[str, Any]:
         """What has to be known to go on as these learners, as JSON has it."""
         asked = {"count": self.learners.count, "gradients": codec.encode(self.gradients)}
-        return {**asked, "rounds": codec.encode(self.pace.rounds), "origin": self.pace.origin}
+        rounds = {"rounds": codec.encode(self.pace.rounds), "origin": self.pace.origin}
+        return {**asked, **rounds, "shares": self.shares.told()}
 
     def goes_on_from(self, told: Mapping[str, Any] | None) -> bool:
         """Whether learners that `told` so were as many and met as these; these have their rounds then."""
         mine = self.told()
         if not told or any(told.get(name) != mine[name] for name in ("count", "gradients")):
             return False
-        self.pace.rounds, self.pace.origin = codec.decode(Rounds, told["rounds"]), int(told["origin"])
+        self._stand(told, range(self.learners.count))
         return True
+
+    def take_over(self, told: Mapping[str, Any], *, origins: Origins, step: int) -> int:
+        """Call after loading into `remembered`: these learners go on after `step` from where those stood that `told`
+        so, learner i as learner `origins[i]`, or where that is None from what all of them go from, with nothing of its
+        own. What was on its way is on its way again among them. Sequences of lost learners that count for nothing.
+        """
+        before = replace(self.shares)
+        before.inherit(told["shares"], range(told["count"]))
+        self._stand(told, origins)
+        for fragment in self._fragments:
+            fragment.settle()
+            if origins[self.learners.index] is None:
+                fragment.come_in()
+            self._send_again(fragment, step)
+        return sum(before.unmet(learner) for learner in range(told["count"]) if learner not in origins)
+
+    def _send_again(self, fragment: Fragment, step: int) -> None:
+        known = any(self.shares.away[fragment.number])
+        scale = self.shares.scale(fragment.number, self.learners.index) if known else 1.0
+        fragment.set_out_again(step, scale=scale)
+
+    def _stand(self, told: Mapping[str, Any], origins: Origins) -> None:
+        self.pace.rounds, self.pace.origin = codec.decode(Rounds, told["rounds"]), int(told["origin"])
+        if "shares" in told:
+            self.shares.inherit(told["shares"], origins)
 
     def meet_once(self) -> None:
         """Every fragment sets out and lands once, as in a round; the largest is away afterwards where it comes late.
@@ -171,8 +223,9 @@ class OuterSync:
         return found
 
     def over_learners(self, values: Tensor) -> Tensor:
-        """The sum of `values` over all learners. Collective."""
-        self.drain()
+        """The sum of `values` over all learners, without waiting for what travels. Collective."""
+        if self._telling is not None:
+            self._telling.wait()
         total = values.clone()
         dist.all_reduce(total, group=self._meeting)
         return total
@@ -190,6 +243,11 @@ class OuterSync:
         for fragment in self._fragments:
             fragment.expect(step)
             yield from fragment.tensors()
+
+    def remembered(self) -> Iterator[tuple[str, str, Tensor]]:
+        """As `tensors`, live and without waiting for what travels."""
+        for fragment in self._fragments:
+            yield from fragment.remembered()
 
     def settle(self) -> None:
         """Call after loading into `expected`."""
@@ -220,28 +278,29 @@ class OuterSync:
             met = self._read(self._told.tolist(), step=step)
         landings = sum(fragment.landings for fragment in self._fragments)
         print_ = sum(fragment.fingerprint() for fragment in self._fragments) % _BITS
-        told = [int(self._stop), int(self._spoilt), print_, -print_, landings, -landings, self._needed]
+        told = [self._asked, int(self._spoilt), print_, -print_, landings, -landings, self._needed]
         self._told = torch.tensor(told, dtype=torch.int64, device=self._laid.device)
         assert self._told.nbytes == TOLD_BYTES
         self._telling = dist.all_reduce(self._told, op=dist.ReduceOp.MAX, group=self._meeting, async_op=True)
-        self._stop, self._spoilt, self._told_at = False, False, step
+        self._asked, self._spoilt, self.told_at = _NOTHING, False, step
         return met
 
     def _read(self, told: list[int], *, step: int) -> Met:
-        stop, spoilt, largest, smallest, most, fewest, needed = told
-        if self._told_at > self.pace.origin:
+        asked, spoilt, largest, smallest, most, fewest, needed = told
+        if self.told_at > self.pace.origin:
             self._told_needed = needed
         if (largest, most) != (-smallest, -fewest):
             why = "they met unlike numbers of times" if most != -fewest else "a byte changed on its way or in memory"
             what = f"learners went from unlike parameters when step {step} was done"
             fix = "--resume goes on from the last checkpoint"
             raise WorkerFailed(Problem(what=what, where=f"learner {self.learners.index}", why=why, fix=fix))
-        return Met(stop=stop > 0, spoilt=spoilt > 0)
+        self._changes = self._changes or asked == _CHANGE
+        return Met(stop=asked == _STOP, spoilt=spoilt > 0)
 
 
 def build_outer_sync(design: Design, *, laid: Laid, learners: Learners, recorder: Recorder) -> OuterSync | None:
-    """None where there is one learner, whose ranks meet in every step."""
-    if learners.count == 1:
+    """None where all ranks meet in every step."""
+    if learners.across is None:
         return None
     return OuterSync(design, laid=laid, learners=learners, recorder=recorder)
 
@@ -273,6 +332,7 @@ def _fragments(
                 pace=pace,
                 update=build_update(gradients.kind, rounds, total=total),
                 average=partial(build_average, group=across, precision=rounds.precision),
+                remembers=design.job.elastic.on and rounds.delay > 0,
             )
         )
     return tuple(found)

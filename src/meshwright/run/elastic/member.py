@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -22,13 +22,14 @@ from typing import TextIO
 import torch.distributed as dist
 
 from meshwright import cost
-from meshwright.cost.copies import SLOTS, left
-from meshwright.cost.holdings import holdings
+from meshwright.cost.copies import SLOTS, left_of
+from meshwright.cost.learner_holdings import donor_of
 from meshwright.parallel.portable import Portable
 from meshwright.parallel.relocate import State
 from meshwright.run import failure
 from meshwright.run.elastic.board import Board, Epoch, Key, Left
 from meshwright.run.elastic.lines import Lines
+from meshwright.run.elastic.seats import origins
 from meshwright.run.files import load_design
 from meshwright.run.machine import cache_root
 from meshwright.run.outcome import read_report
@@ -36,7 +37,7 @@ from meshwright.run.rank import StopRequest, finish, join, settle
 from meshwright.run.torch_compat import forget_groups, limit_waits
 from meshwright.run.waiting import Waiting, waiting_of
 from meshwright.spec.errors import WorkerFailed
-from meshwright.spec.plan import Design
+from meshwright.spec.plan import Design, Plan
 from meshwright.train.build import Place, build, prepare_corpus
 from meshwright.train.checkpoint.peers import DESCRIBED as CHECKPOINTS
 from meshwright.train.copies import Copies, Copy
@@ -70,7 +71,7 @@ def train_as_member(run_dir: Path, *, port: int, name: str, max_steps: int | Non
         forget_groups()
         gc.collect()
         member.board.leave(epoch.number, name, gone)
-        epoch = member.board.epoch(epoch.number + 1)
+        epoch = member.next_epoch(epoch)
         if epoch.why and not epoch.members:
             raise failure.LostPeers(gone.error, gone.waiting)
 
@@ -116,6 +117,11 @@ class _Member:
     @property
     def cache(self) -> Path:
         return cache_root() / "data"
+
+    def next_epoch(self, epoch: Epoch) -> Epoch:
+        """The next one after `epoch` that this worker is in, once there is one, or the last of all."""
+        epoch = self.board.epoch(epoch.number + 1)
+        return self.next_epoch(epoch) if epoch.members and self.name not in epoch.members else epoch
 
     def train(self, epoch: Epoch) -> Left | None:
         """This worker has left `epoch`, for the reason returned; None where the run has ended.
@@ -192,15 +198,20 @@ class _Member:
             from_checkpoint=epoch.source is None,
         )
         return Joining(
-            change_asked=partial(self._is_change_asked, epoch.number, rank),
+            change_asked=partial(self._is_change_asked, epoch.number, rank, design.plan),
             change=change if epoch.number else None,
             inherited=self._inherited(epoch),
             pause_at=epoch.pause_at,
         )
 
-    def _is_change_asked(self, epoch: int, rank: int) -> bool:
-        """Asked after every step, of rank 0 for all, which says so; copies that the newest make useless are gone."""
+    def _is_change_asked(self, epoch: int, rank: int, plan: Plan) -> bool:
+        """Asked after every step, of rank 0 for all, which says so; copies that the newest make useless are gone.
+
+        A learner, which would hear of a loss where it meets the others next, hears of it here.
+        """
         self.shelf.tidy()
+        if plan.learners > 1 and self.board.is_broken(epoch):
+            raise RuntimeError("another rank is lost, which the launcher told: connection closed by peer")
         if rank == 0 and not self.board.is_at_work(epoch):
             self.board.note_at_work(epoch)
         return rank == 0 and self.board.is_change_asked(epoch)
@@ -215,12 +226,14 @@ class _Member:
         ranks = {name: design.plan.rank_on(place) for place, name in enumerate(before.members)}
         now = load_design(Path(epoch.design)).plan
         places = {ranks[name]: now.rank_on(epoch.members.index(name)) for name in epoch.holders}
-        held = left(holdings(design), places=places, ranks=design.plan.world_size)
+        found = origins(now, epoch.members, before=design.plan, had=before.members, holders=epoch.holders)
+        source = State(held=left_of(design, places=places), own=Portable(tensors={}))
         copy = self.shelf.copy(key) if self.name in epoch.holders else None
         if copy is None:
-            return Inherited(step=key.step, source=State(held=held, own=Portable(tensors={})), progress=None)
-        source = State(held=held, own=Portable(tensors=copy.tensors), spares=copy.spares)
-        return Inherited(step=key.step, source=source, progress=copy.progress)
+            return Inherited(step=key.step, source=source, progress=None, origins=found)
+        source = replace(source, own=Portable(tensors=copy.tensors), spares=copy.spares)
+        tells = not found or ranks[self.name] in design.plan.ranks_of_learner(donor_of(found))
+        return Inherited(step=key.step, source=source, progress=copy.progress if tells else None, origins=found)
 
     def _let_go(self, runs: Sequence[Run], *, lost: bool) -> None:
         for run in runs:

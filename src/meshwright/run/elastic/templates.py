@@ -11,7 +11,8 @@ from meshwright.spec.plan import Design
 
 
 class Templates:
-    """The file of the design for each number of ranks from that of `design` down to the fewest that its job allows.
+    """The file of the design for each number of ranks from that of `design` down to the fewest that its job allows; of
+    learners, for whole ones.
 
     Those for fewer ranks are in `RUN/elastic/ranks-N`, each with its prediction.
     """
@@ -19,8 +20,9 @@ class Templates:
     def __init__(self, design: Design, run_dir: Path) -> None:
         ranks = design.plan.world_size
         self._design, self._run_dir = design, run_dir
+        self.each = ranks // design.plan.learners if design.plan.learners > 1 else 1
         self._found: dict[int, Path | None] = {ranks: run_dir / "design.json"}
-        self._fewer = range(ranks - 1, design.job.elastic.min_ranks - 1, -1)
+        self._fewer = range(ranks - self.each, design.job.elastic.min_ranks - 1, -self.each)
         self._known = {count: threading.Event() for count in self._fewer}
         self._error: Exception | None = None
 
@@ -29,7 +31,9 @@ class Templates:
         threading.Thread(target=self._find, name="templates", daemon=True).start()
 
     def of(self, ranks: int) -> Path | None:
-        """The design for `ranks` ranks, once it is known; None where there is none."""
+        """The design for `ranks` ranks, or of learners as many of these as so many ranks are, once it is known; None
+        where there is none."""
+        ranks -= ranks % self.each
         if ranks in self._known:
             self._known[ranks].wait()
         if self._error is not None:

@@ -17,11 +17,11 @@ from pathlib import Path
 import psutil
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from meshwright.cost.copies import left as left_of
-from meshwright.cost.holdings import holdings
+from meshwright.cost.copies import left_of
 from meshwright.cost.moved import unfit
 from meshwright.run.elastic.board import Board, Epoch, Key, Left, named
 from meshwright.run.elastic.crew import Crew
+from meshwright.run.elastic.seats import origins, seated, waiting, wanted
 from meshwright.run.elastic.templates import Templates
 from meshwright.run.failure import Failure, Nearness
 from meshwright.run.files import load_design
@@ -109,8 +109,9 @@ class Warden:
         return [name for name in others if not self.crew.has_ended(name) and self.board.is_ready(name)]
 
     def _take_in(self) -> None:
-        """The members are to leave after a step when there are others to go on with."""
-        if self.replaces and self._ready() and not self.board.is_change_asked(self.epoch.number):
+        """The members are to leave after a step when there are others to go on with, of learners enough for another."""
+        ready = len(self._ready()) >= self.templates.each
+        if self.replaces and ready and not self.board.is_change_asked(self.epoch.number):
             self.board.ask_change(self.epoch.number)
 
     def _end_hung(self, missing: Sequence[str], left: Sequence[Left]) -> None:
@@ -139,15 +140,18 @@ class Warden:
             self._go_on(survivors, gone, left)
 
     def _go_on(self, survivors: Sequence[str], gone: Mapping[str, Failure], left: Mapping[str, Left]) -> None:
-        ready = self._ready() if self.replaces else []
-        for members in ([*survivors, *ready], list(survivors)):
-            design = self.templates.of(len(members)) if survivors and len(members) >= self.spec.min_ranks else None
+        before = _plan(self.epoch)
+        for others in (self._ready() if self.replaces else [], list[str]()):
+            count = len(survivors) + len(others)
+            design = self.templates.of(count) if survivors and count >= self.spec.min_ranks else None
             if design is not None:
+                now = load_design(design).plan
+                members = seated(now, before=before, had=self.epoch.members, left=survivors, others=others)
                 epoch = Epoch(
                     number=self.epoch.number + 1,
-                    members=tuple(members),
+                    members=members,
                     design=str(design),
-                    why=self._why(gone, left, came=len(members) - len(survivors)),
+                    why=self._why(gone, left, members=members),
                     since=self.noticed or time.time(),
                     lost=bool(gone),
                     pause_at=self.board.pause_at,
@@ -195,12 +199,14 @@ class Warden:
                 self.crew.start(name)
             self.wanted.clear()
 
-    def _why(self, gone: Mapping[str, Failure], left: Mapping[str, Left], *, came: int) -> str:
+    def _why(self, gone: Mapping[str, Failure], left: Mapping[str, Left], *, members: Sequence[str]) -> str:
+        came, idle = sum(name not in left for name in members), waiting(members, left=left)
         told = [self._lost(name, failure) for name, failure in gone.items()]
         if not gone:
             told = [f"ranks lost contact: {one.error}" for one in left.values() if one.error][:1]
         if came:
             told.append(f"{came} started in the place of lost ones {'have' if came > 1 else 'has'} come")
+        told += [idle] if idle else []
         return "; ".join(told) or "ranks were to change"
 
     def _lost(self, name: str, failure: Failure) -> str:
@@ -210,18 +216,20 @@ class Warden:
 
     def _with_source(self, epoch: Epoch, left: Mapping[str, Left]) -> Epoch:
         """`epoch` with the newest copy of which enough is left; as it is where only a checkpoint has all."""
-        plan, target = _plan(epoch), holdings(load_design(Path(epoch.design)))
+        now = load_design(Path(epoch.design))
         reached = max(one.step for one in left.values())
         for key in sorted({key for one in left.values() for key in one.copies}, key=_age):
             before = self.board.epoch(key.epoch)
             design = load_design(Path(before.design))
-            holders = [name for name in before.members if name in left and key in left[name].copies]
+            had = [name for name in before.members if name in left and key in left[name].copies]
+            holders = [name for name in had if name in epoch.members]
             places = {
-                design.plan.rank_on(before.members.index(name)): plan.rank_on(epoch.members.index(name))
+                design.plan.rank_on(before.members.index(name)): now.plan.rank_on(epoch.members.index(name))
                 for name in holders
             }
-            source = left_of(holdings(design), places=places, ranks=design.plan.world_size)
-            if not unfit(source, target):
+            found = origins(now.plan, epoch.members, before=design.plan, had=before.members, holders=holders)
+            target = wanted(now, found)
+            if target is not None and not unfit(left_of(design, places=places), target):
                 return replace(epoch, source=key, holders=tuple(holders), undone_steps=max(reached - key.step, 0))
         saved = newest(self.run_dir / "checkpoints").checkpoint
         return replace(epoch, undone_steps=max(reached - (saved.step if saved is not None else 0), 0))
