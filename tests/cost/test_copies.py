@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from meshwright.cost import predict
-from meshwright.cost.copies import alone, copy_bytes, keeper, left
-from meshwright.cost.holdings import Holding, holdings
+from meshwright.cost.copies import alone, copy_bytes, keeper, left, left_of
+from meshwright.cost.holdings import Holding, holdings, trained
+from meshwright.cost.learner_holdings import learner_holdings
 from meshwright.cost.moved import least_bytes, unfit
 from meshwright.cost.routes import routes
 from meshwright.spec.job import ElasticSpec
 from meshwright.spec.plan import Design, ExpertGrid, Sharding
 from meshwright.spec.report import MemoryPart
+from meshwright.spec.synchronize import GradientSync, SyncKind, usual_rounds
 from tests.support import designs
 from tests.support.designs import Layout
 from tests.support.models import all_models
@@ -82,6 +85,46 @@ def test_what_is_moved_from_copies_is_the_least(layout: Layout) -> None:
         for receiver in route.chain[1:]:
             sent[receiver] = sent.get(receiver, 0) + route.bytes
     assert sent == least_bytes(found, target)
+
+
+def apart(layout: Layout, kind: SyncKind) -> Design:
+    """Learners, of which some may be lost."""
+    rounds = usual_rounds(kind, every=8, learners=layout.replicate)
+    entry = designs.with_speed(of(layout))
+    entry = replace(entry, plan=replace(entry.plan, gradients=GradientSync(kind=kind, rounds=rounds)))
+    return replace(entry, job=replace(entry.job, elastic=ElasticSpec(min_ranks=2)))
+
+
+@pytest.mark.parametrize("layout", [REPLICAS, HYBRID, STAGES], ids=str)
+def test_without_a_learner_all_is_left_that_the_others_go_on_with(layout: Layout) -> None:
+    entry = apart(layout, SyncKind.STREAMING)
+    for lost in range(entry.plan.learners):
+        places = without(layout.ranks, *entry.plan.ranks_of_learner(lost))
+        fewer = apart(replace(layout, replicate=layout.replicate - 1, batch=12), SyncKind.STREAMING)
+        kept = tuple(learner for learner in range(entry.plan.learners) if learner != lost)
+        found = left_of(entry, places=places)
+        assert unfit(found, learner_holdings(fewer, origins=kept)) == ()
+        assert least_bytes(found, learner_holdings(fewer, origins=kept)) == {}, "each has all that it goes on with"
+        assert unfit(found, learner_holdings(entry)) != ()
+
+
+def test_a_learner_that_comes_is_sent_what_all_meet_in_and_an_optimizer() -> None:
+    three, four = (apart(replace(REPLICAS, replicate=learners, batch=12), SyncKind.EAGER) for learners in (3, 4))
+    found = left_of(three, places={0: 0, 1: 1, 2: 3})
+    sent = least_bytes(found, learner_holdings(four, origins=(0, 1, None, 2)))
+    parameters = sum(math.prod(one.shape) for one in trained(four).values())
+    assert set(sent) == {2}
+    assert sent[2] == pytest.approx(8 * 3 * parameters, rel=0.01), "anchor and two moments, in fp64"
+
+
+@pytest.mark.parametrize("kind", [SyncKind.DILOCO, SyncKind.EAGER, SyncKind.STREAMING])
+def test_the_memory_of_copies_of_learners_is_predicted(kind: SyncKind) -> None:
+    entry = apart(HYBRID, kind)
+    plain = replace(entry, job=replace(entry.job, elastic=ElasticSpec()))
+    alone, beside = (max(stage.parts[MemoryPart.BUFFERS] for stage in predict(each).memory) for each in (plain, entry))
+    sent = entry.plan.gradients.rounds.delay > 0
+    each = 8.0 * sum(math.prod(one.shape) for one in trained(entry).values()) / 2
+    assert beside - alone == pytest.approx(copy_bytes(entry).held + sent * each, rel=0.05)
 
 
 @pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout is not EXPERTS], ids=str)

@@ -93,7 +93,7 @@ def test_learners_are_those_of_the_papers(pool: Pool, layout: str, kind: SyncKin
     ids=str,
 )
 def test_learners_go_on_without_a_lost_one_and_take_it_back(pool: Pool, layout: Layout, kind: SyncKind) -> None:
-    """Lost in the middle of a round while something travels, back at the end of one; of two, the other goes on alone."""
+    """Lost in the middle of a round while something travels, back at the end of one; the other of two goes on alone."""
     entry = met(replace(layout, batch=12), kind)
     entry = replace(entry, job=replace(entry.job, elastic=ElasticSpec(min_ranks=2)))
     fewer = fewer_learners(entry, entry.plan.learners - 1)

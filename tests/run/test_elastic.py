@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from meshwright.run.audit import audit
 from meshwright.run.train import train
+from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ExitCode, WorkerFailed
 from meshwright.spec.goodput import Spent
 from meshwright.spec.plan import Sharding
+from meshwright.spec.synchronize import GradientSync, SynchronizeSpec, SyncKind, usual_rounds
 from meshwright.train.observe.whereabouts import Section
 from tests.run.elastic_runs import elastic, epochs, kill_in, member, until, until_step
 from tests.run.runs import ask_to_stop, design, losses, rows
@@ -76,6 +79,57 @@ def test_a_run_goes_on_without_a_rank_and_takes_in_another(
     assert lost["why"] in [one.why for one in outcome.goodput.interruptions]
     regrouped = [row for row in rows(run) if "regroup_seconds" in row]
     assert [row["ranks"] for row in regrouped] == [3.0, 4.0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "kind", "fewest"),
+    [
+        (Layout(replicate=3, batch=BATCH), SyncKind.STREAMING, 2),
+        (Layout(replicate=2, shard=2, sharding=Sharding.PARAMETERS, batch=BATCH), SyncKind.DILOCO, 2),
+    ],
+    ids=str,
+)
+def test_learners_go_on_without_a_lost_one_and_take_another_in(
+    layout: Layout, kind: SyncKind, fewest: int, tmp_path: Path
+) -> None:
+    run, pids = tmp_path / "run", list[dict[str, int]]()
+    others = ("0.0", "2.0")
+    rounds = usual_rounds(kind, every=6, learners=layout.replicate, precision=Precision.FP64)
+    made = elastic(tmp_path, layout, steps=5000, fewest=fewest, synchronize=SynchronizeSpec(kinds=(kind,), every=6))
+    made = replace(made, plan=replace(made.plan, gradients=GradientSync(kind=kind, rounds=rounds)))
+
+    def act() -> None:
+        until_step(run, 9)
+        pids.append({other: member(other).pid for other in others})
+        kill_in(run, "1.0", rank=1, section=Section.MODEL)
+        until(lambda: len(epochs(run)) == 3)
+        until_step(run, max(losses(run)) + 9)
+        pids.append({other: member(other).pid for other in others})
+        ask_to_stop()
+
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    outcome = train(made, run_dir=run, say=quiet)
+    thread.join()
+    assert outcome.exit_code is ExitCode.SAVED
+    each = layout.ranks // layout.replicate
+    assert [epoch["ranks"] for epoch in epochs(run)] == [layout.ranks, layout.ranks - each, layout.ranks]
+    _, lost, back = epochs(run)
+    assert lost["why"].startswith("rank 1 was killed (signal 9)")
+    assert lost["source"] is not None
+    assert lost["undone_steps"] <= 2 * rounds.every
+    assert back["source"]["step"] % rounds.every == 0, "it is taken in at the end of a round"
+    assert back["undone_steps"] == 0
+    assert pids[0] == pids[1], "no survivor was started again"
+    steps = outcome.ended.step
+    assert sorted(losses(run)) == list(range(1, steps + 1))
+    found = audit(run, cache=tmp_path / "cache")
+    assert (found.read, found.problems) == (steps * BATCH, ())
+    regrouped = [row for row in rows(run) if "regroup_seconds" in row]
+    assert [row["learners"] for row in regrouped] == [layout.replicate - 1.0, layout.replicate]
+    assert [row["dropped_sequences"] for row in regrouped] == [found.dropped, 0.0]
+    assert found.dropped <= 2 * rounds.every * BATCH // layout.replicate
 
 
 @pytest.mark.slow

@@ -13,14 +13,16 @@ import pytest
 
 from meshwright.run.elastic.board import Board, Epoch, Key, Left, named
 from meshwright.run.elastic.crew import Crew
+from meshwright.run.elastic.seats import origins
 from meshwright.run.elastic.templates import Templates
 from meshwright.run.elastic.warden import Warden
 from meshwright.run.failure import Failure, Nearness
-from meshwright.run.files import write_json
+from meshwright.run.files import load_design, write_json
 from meshwright.run.waiting import Waiting
 from meshwright.spec.errors import Problem
 from meshwright.spec.job import ElasticSpec
 from meshwright.spec.plan import Design, Sharding
+from meshwright.spec.synchronize import GradientSync, SyncKind, usual_rounds
 from tests.support import designs, models
 from tests.support.designs import Layout
 
@@ -57,15 +59,25 @@ class PretendCrew(Crew):
 
 
 class PretendTemplates(Templates):
-    """Plans of replicas, or of shards, for every number of ranks but those that are not `known`."""
+    """Plans of replicas, or of shards, or of learners of two shards each, for every number of ranks but those that are
+    not `known`."""
 
-    def __init__(self, folder: Path, *, sharded: bool, known: tuple[int, ...]) -> None:
+    def __init__(self, folder: Path, *, sharded: bool, known: tuple[int, ...], each: int = 1) -> None:
+        self.each = each
         self._files = {ranks: folder / f"{ranks}.json" for ranks in known}
         for ranks, path in self._files.items():
-            write_json(path, of(ranks, sharded=sharded))
+            write_json(path, of(ranks, sharded=sharded) if each == 1 else apart(ranks // each))
 
     def of(self, ranks: int) -> Path | None:
-        return self._files.get(ranks)
+        return self._files.get(ranks - ranks % self.each)
+
+
+def apart(learners: int) -> Design:
+    layout = Layout(replicate=learners, shard=2, sharding=Sharding.PARAMETERS, batch=12)
+    made = designs.design(models.model(), layout)
+    rounds = usual_rounds(SyncKind.STREAMING, every=8, learners=learners)
+    plan = replace(made.plan, gradients=GradientSync(kind=SyncKind.STREAMING, rounds=rounds))
+    return replace(made, plan=plan)
 
 
 def of(ranks: int, *, sharded: bool) -> Design:
@@ -88,8 +100,10 @@ def board() -> Board:
     return Board.host()
 
 
-def warden(board: Board, folder: Path, *, sharded: bool = False, known: tuple[int, ...] = (4, 3, 2)) -> Warden:
-    templates = PretendTemplates(folder, sharded=sharded, known=known)
+def warden(
+    board: Board, folder: Path, *, sharded: bool = False, known: tuple[int, ...] = (4, 3, 2), each: int = 1
+) -> Warden:
+    templates = PretendTemplates(folder, sharded=sharded, known=known, each=each)
     made = Warden(
         run_dir=folder,
         board=board,
@@ -154,6 +168,43 @@ def test_a_run_loses_a_rank_and_takes_in_another(board: Board, tmp_path: Path) -
     board.note_at_work(3)
     made.look()
     assert "2.2" not in crew.names, "its place was filled once already"
+
+
+def test_a_learner_that_loses_a_rank_is_out_until_it_is_whole(board: Board, tmp_path: Path) -> None:
+    made = warden(board, tmp_path, known=(4, 2), each=2)
+    crew = crew_of(made)
+    crew.fails("1.0")
+    leave(made, "0.0", "2.0", "3.0", newest=7)
+    made.look()
+    assert made.epoch.members == ("2.0", "3.0"), "the second learner goes on alone"
+    assert (made.epoch.source, made.epoch.holders) == (Key(epoch=0, number=7, step=7), ("2.0", "3.0"))
+    assert made.epoch.why == "rank 1 was killed (signal 9); 1 of a learner that is not whole waits for others"
+    board.stand_ready("0.0")
+    board.note_at_work(1)
+    made.look()
+    assert "1.1" in crew.names
+    assert not board.is_change_asked(1), "one rank is no learner"
+    board.stand_ready("1.1")
+    made.look()
+    assert board.is_change_asked(1)
+    leave(made, "2.0", "3.0", newest=16, error="")
+    made.look()
+    assert made.epoch.members == ("2.0", "3.0", "0.0", "1.1")
+    assert made.epoch.holders == ("2.0", "3.0")
+    plans = [load_design(Path(board.epoch(number).design)).plan for number in range(3)]
+    lone, again = board.epoch(1).members, made.epoch.members
+    found = origins(plans[2], again, before=plans[1], had=lone, holders=lone)
+    assert found == (0, None), "who has stale state of an old epoch begins anew"
+
+
+def test_learners_none_of_which_is_whole_go_on_from_a_checkpoint(board: Board, tmp_path: Path) -> None:
+    made = warden(board, tmp_path, known=(4, 2), each=2)
+    crew_of(made).fails("1.0")
+    crew_of(made).fails("2.0")
+    leave(made, "0.0", "3.0", newest=7)
+    made.look()
+    assert made.epoch.members == ("0.0", "3.0")
+    assert (made.epoch.source, made.epoch.undone_steps) == (None, 7)
 
 
 def test_shards_go_on_from_a_copy_that_all_have_or_from_a_checkpoint(board: Board, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from meshwright.spec.cluster import DeviceKind
 from meshwright.spec.job import ElasticSpec, Switch
 from meshwright.spec.low_rank import Pufferfish
-from meshwright.spec.plan import Design
+from meshwright.spec.plan import Design, Sharding
 from meshwright.spec.synchronize import GradientSync, Rounds, SynchronizeSpec, SyncKind
 from tests.search.compression_cases import Case
 from tests.support import designs, models
@@ -30,10 +30,14 @@ def on_devices(**fields: Any) -> Design:
     return replace(made, cluster=replace(made.cluster, groups=(group,)))
 
 
-def apart() -> Design:
+def apart(*, fewest: int) -> Design:
+    """Two learners of two ranks."""
     rounds = GradientSync(kind=SyncKind.DILOCO, rounds=Rounds(every=4))
-    made = elastic(synchronize=SynchronizeSpec(kinds=(SyncKind.DILOCO,)))
-    return replace(made, plan=replace(made.plan, gradients=rounds))
+    layout = Layout(replicate=2, shard=2, sharding=Sharding.PARAMETERS)
+    made = designs.with_speed(designs.design(models.model(), layout))
+    allowed = SynchronizeSpec(kinds=(SyncKind.DILOCO,))
+    job = replace(made.job, elastic=ElasticSpec(min_ranks=fewest), synchronize=allowed)
+    return replace(made, job=job, plan=replace(made.plan, gradients=rounds))
 
 
 ELASTIC_CASES = {
@@ -50,7 +54,11 @@ ELASTIC_CASES = {
         lambda: on_devices(kind=DeviceKind.CUDA),
         "elastic runs on accelerators can be predicted and not trained yet",
     ),
-    "elastic-of-one-learner": Case(elastic, apart, "learners that train apart and lose one of them"),
+    "elastic-of-whole-learners": Case(
+        lambda: apart(fewest=2),
+        lambda: apart(fewest=3),
+        "learners of 2 ranks are lost whole, and 3 of 4 ranks are needed",
+    ),
     "elastic-of-one-model": Case(
         elastic, lambda: elastic(low_rank=Pufferfish()), "whose matrices become thin factors on the way"
     ),

@@ -7,7 +7,8 @@ from dataclasses import replace
 from meshwright.search import check, for_ranks
 from meshwright.search.decide import RUNTIME
 from meshwright.spec.job import Constraints, ElasticSpec
-from meshwright.spec.plan import Design
+from meshwright.spec.plan import Design, Sharding
+from meshwright.spec.synchronize import GradientSync, Rounds, SynchronizeSpec, SyncKind
 from tests.support import designs, models
 from tests.support.designs import Layout
 
@@ -27,6 +28,29 @@ def test_fewer_ranks_train_the_same_batch_where_a_plan_has_it() -> None:
         assert (found.plan.world_size, found.plan.batch) == (ranks, 12)
         assert found.cluster.num_devices == ranks
         assert (found.job, found.model) == (entry.job, entry.model)
+
+
+def test_fewer_learners_are_what_they_were_and_share_the_batch() -> None:
+    rounds = Rounds(every=6, delay=3, fragments=2, learning_rate=0.6, momentum=0.9, own_share=0.5)
+    gradients = GradientSync(kind=SyncKind.STREAMING, rounds=rounds)
+    layout = Layout(replicate=4, shard=2, sharding=Sharding.PARAMETERS, batch=32, microbatch=2)
+    made = designs.with_speed(designs.design(models.model(), layout))
+    fixed = Constraints(fix={"replicate": 4, "sync": "streaming"})
+    allowed = SynchronizeSpec(kinds=(SyncKind.STREAMING,))
+    job = replace(made.job, elastic=ElasticSpec(min_ranks=2), constraints=fixed, synchronize=allowed)
+    entry = replace(made, job=job, plan=replace(made.plan, gradients=gradients))
+    three, two, one = (for_ranks(entry, ranks) for ranks in (7, 4, 3))
+    assert three is not None
+    assert two is not None
+    assert one is not None
+    assert [found.plan.world_size for found in (three, two, one)] == [6, 4, 2]
+    assert [found.plan.learners for found in (three, two, one)] == [3, 2, 1]
+    assert [found.plan.batch for found in (three, two, one)] == [30, 32, 32]
+    for found in (three, two, one):
+        assert (found.plan.gradients, found.plan.shard, found.job) == (gradients, 2, entry.job)
+        assert found.plan.microbatch <= 2
+        assert found.cluster.num_devices == found.plan.world_size
+    assert for_ranks(entry, 1) is None
 
 
 def test_degrees_that_fewer_ranks_cannot_keep_are_left_out() -> None:
