@@ -81,7 +81,8 @@ def absent(
     design: Design, fewer: Design, absence: Absence, steps: int
 ) -> tuple[int, dict[str, numpy.ndarray], tuple[int, int]]:
     """After `steps` steps in which `absence` was: the learner of this rank, its parameters, and what was dropped."""
-    ranks, gone = dist.get_world_size(), design.plan.ranks_of_learner(absence.learner)
+    ranks = dist.get_world_size()
+    gone = () if absence.learner is None else design.plan.ranks_of_learner(absence.learner)
     survivors = [rank for rank in range(ranks) if rank not in gone]
     whole, rest = learners_over(design.plan, range(ranks)), learners_over(fewer.plan, survivors)
     assert whole is not None

@@ -146,9 +146,10 @@ class Learner:
 
 @dataclass(frozen=True, kw_only=True)
 class Absence:
-    """Learner `learner` is lost after step `left`, and back after step `back`."""
+    """Learner `learner` is lost after step `left`, and back after step `back`; where it is None all lose contact both
+    times, and form again."""
 
-    learner: int
+    learner: int | None
     left: int
     back: int
 
@@ -172,10 +173,11 @@ def reference(design: Design, steps: int, absence: Absence | None = None) -> lis
                 p.grad *= min(1.0, job.optimizer.clip_norm / float(norm))
             learner.optimizer.step()
         rule.after(number, rows=each)
-        if absence is not None and number == absence.left:
-            leave(rule, absence.learner)
-        if absence is not None and number == absence.back:
-            come(rule, absence.learner, design)
+        if absence is not None and absence.learner is not None:
+            if number == absence.left:
+                leave(rule, absence.learner)
+            if number == absence.back:
+                come(rule, absence.learner, design)
     return [{name: p.numpy().copy() for name, p in learner.named.items()} for learner in learners]
 
 

@@ -130,6 +130,10 @@ def test_learners_go_on_without_a_lost_one_and_take_another_in(
     assert [row["learners"] for row in regrouped] == [layout.replicate - 1.0, layout.replicate]
     assert [row["dropped_sequences"] for row in regrouped] == [found.dropped, 0.0]
     assert found.dropped <= 2 * rounds.every * BATCH // layout.replicate
+    assert outcome.goodput is not None
+    told = [one.why for one in outcome.goodput.interruptions]
+    assert any(f"without learner {1 // each}, of which {found.dropped}" in why for why in told), told
+    assert any(f"learner {layout.replicate - 1} begins where the others met" in why for why in told), told
 
 
 @pytest.mark.slow

@@ -75,14 +75,13 @@ class Regrouped:
     dropped: int
 
     def words(self) -> str:
-        told = [f"{self.learners} learner{'s' * (self.learners != 1)}"]
+        """`2 learners without learner 1, of which 24 sequences had not met and are dropped`."""
+        told = f"{self.learners} learner{'s' * (self.learners != 1)}"
         if self.lost:
-            told.append(f"{_named(self.lost)} left, and {self.dropped:,} sequences not met with are dropped")
+            told += f" without {_named(self.lost)}, of which {self.dropped:,} sequences had not met and are dropped"
         if self.new:
-            told.append(
-                f"{_named(self.new)} begins where the others met, and what its ranks had before is stale: unused"
-            )
-        return "; ".join(told)
+            told += f"; {_named(self.new)} begins where the others met: what its ranks had before is stale and not used"
+        return told
 
 
 def _named(learners: tuple[int, ...]) -> str:
@@ -131,11 +130,9 @@ class KeepCopies:
             "regroup_seconds": stopped,
             "undone_steps": float(self.change.undone_steps),
         }
-        told = [self.change.words(step=step)]
         if self.inherited is not None:
             values |= {"learners": float(self.inherited.learners), "dropped_sequences": float(self.inherited.dropped)}
-            told.append(self.inherited.words())
-        return (Log(values=values, text="; ".join(told)),)
+        return (Log(values=values, text=self.change.words(step=step)),)
 
 
 def copy_state(run: Run) -> None:
@@ -154,8 +151,10 @@ def take_over(run: Run, inherited: Inherited) -> None:
     run.stand(moved.progress)
     if run.outer is not None:
         assert run.membership is not None, "only runs whose ranks may change inherit"
+        assert run.membership.change is not None, "whoever inherits says why"
         regrouped = _regrouped(run.outer, moved.progress["learners"], origins=inherited.origins, step=run.state.step)
-        run.membership = replace(run.membership, inherited=regrouped)
+        change = replace(run.membership.change, why=f"{run.membership.change.why}; {regrouped.words()}")
+        run.membership = replace(run.membership, change=change, inherited=regrouped)
         run.ledger.dropped += regrouped.dropped
 
 

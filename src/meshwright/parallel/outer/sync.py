@@ -306,9 +306,9 @@ def build_outer_sync(design: Design, *, laid: Laid, learners: Learners, recorder
 
 
 def _most_every(design: Design) -> int | None:
-    """The longest round that the run may take of itself; None where its rounds are the plan's."""
+    """The longest round that the run may take of itself; None where its rounds are the plan's, or nobody is met."""
     asked = design.job.synchronize
-    free = asked.kinds and not asked.every and not design.job.deterministic
+    free = asked.kinds and not asked.every and not design.job.deterministic and design.plan.learners > 1
     return asked.most_every if free else None
 
 
