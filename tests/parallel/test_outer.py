@@ -86,10 +86,11 @@ def test_learners_are_those_of_the_papers(pool: Pool, layout: str, kind: SyncKin
 @pytest.mark.parametrize(
     ("layout", "kind", "lost"),
     [
-        *((FOUR, kind, 1) for kind in ROUNDS),
-        (LAYOUTS["sharded"], SyncKind.DILOCO, 1),
+        *((FOUR, kind, 1) for kind in (SyncKind.DILOCO, SyncKind.EAGER, SyncKind.STREAMING)),
+        *(pytest.param(FOUR, kind, 1, marks=pytest.mark.slow) for kind in (SyncKind.LOCAL, SyncKind.CO2)),
         (LAYOUTS["sharded"], SyncKind.STREAMING, 0),
-        (FOUR, SyncKind.STREAMING, None),
+        pytest.param(LAYOUTS["sharded"], SyncKind.DILOCO, 1, marks=pytest.mark.slow),
+        pytest.param(FOUR, SyncKind.STREAMING, None, marks=pytest.mark.slow),
     ],
     ids=str,
 )

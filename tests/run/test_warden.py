@@ -59,22 +59,22 @@ class PretendCrew(Crew):
 
 
 class PretendTemplates(Templates):
-    """Plans of replicas, or of shards, or of learners of two shards each, for every number of ranks but those that are
+    """Plans of replicas, or of shards, or of learners of `each` shards, for every number of ranks but those that are
     not `known`."""
 
-    def __init__(self, folder: Path, *, sharded: bool, known: tuple[int, ...], each: int = 1) -> None:
-        self.each = each
+    def __init__(self, folder: Path, *, sharded: bool, known: tuple[int, ...], each: int = 0) -> None:
+        self.each = max(each, 1)
         self._files = {ranks: folder / f"{ranks}.json" for ranks in known}
         for ranks, path in self._files.items():
-            write_json(path, of(ranks, sharded=sharded) if each == 1 else apart(ranks // each))
+            write_json(path, apart(ranks // each, each) if each else of(ranks, sharded=sharded))
 
     def of(self, ranks: int) -> Path | None:
         return self._files.get(ranks - ranks % self.each)
 
 
-def apart(learners: int) -> Design:
-    layout = Layout(replicate=learners, shard=2, sharding=Sharding.PARAMETERS, batch=12)
-    made = designs.design(models.model(), layout)
+def apart(learners: int, each: int) -> Design:
+    layout = Layout(replicate=learners, shard=each, sharding=Sharding.PARAMETERS if each > 1 else Sharding.NONE)
+    made = designs.design(models.model(), replace(layout, batch=12))
     rounds = usual_rounds(SyncKind.STREAMING, every=8, learners=learners)
     plan = replace(made.plan, gradients=GradientSync(kind=SyncKind.STREAMING, rounds=rounds))
     return replace(made, plan=plan)
@@ -101,7 +101,7 @@ def board() -> Board:
 
 
 def warden(
-    board: Board, folder: Path, *, sharded: bool = False, known: tuple[int, ...] = (4, 3, 2), each: int = 1
+    board: Board, folder: Path, *, sharded: bool = False, known: tuple[int, ...] = (4, 3, 2), each: int = 0
 ) -> Warden:
     templates = PretendTemplates(folder, sharded=sharded, known=known, each=each)
     made = Warden(
@@ -195,6 +195,17 @@ def test_a_learner_that_loses_a_rank_is_out_until_it_is_whole(board: Board, tmp_
     lone, again = board.epoch(1).members, made.epoch.members
     found = origins(plans[2], again, before=plans[1], had=lone, holders=lone)
     assert found == (0, None), "who has stale state of an old epoch begins anew"
+
+
+def test_learners_that_are_alive_go_on_as_themselves_from_a_copy_that_all_have(board: Board, tmp_path: Path) -> None:
+    made = warden(board, tmp_path, each=1)
+    crew_of(made).fails("1.0")
+    leave(made, "0.0", "3.0", newest=12)
+    leave(made, "2.0", newest=11)
+    made.look()
+    assert made.epoch.members == ("0.0", "2.0", "3.0")
+    assert (made.epoch.source, made.epoch.holders) == (Key(epoch=0, number=11, step=11), ("0.0", "2.0", "3.0"))
+    assert made.epoch.undone_steps == 1
 
 
 def test_learners_none_of_which_is_whole_go_on_from_a_checkpoint(board: Board, tmp_path: Path) -> None:

@@ -239,6 +239,8 @@ class _Member:
         for run in runs:
             self.step = run.state.step
             if not lost:
+                if run.outer is not None:
+                    run.outer.drain()
                 run.close()
             abandon(run)
 

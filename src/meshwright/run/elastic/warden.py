@@ -227,8 +227,12 @@ class Warden:
                 design.plan.rank_on(before.members.index(name)): now.plan.rank_on(epoch.members.index(name))
                 for name in holders
             }
-            found = origins(now.plan, epoch.members, before=design.plan, had=before.members, holders=holders)
-            target = wanted(now, found)
+            found, alive = (
+                origins(now.plan, epoch.members, before=design.plan, had=before.members, holders=names)
+                for names in (holders, left)
+            )
+            # A learner that is alive goes on as itself, from an older copy where it has not this one.
+            target = wanted(now, found) if found == alive else None
             if target is not None and not unfit(left_of(design, places=places), target):
                 return replace(epoch, source=key, holders=tuple(holders), undone_steps=max(reached - key.step, 0))
         saved = newest(self.run_dir / "checkpoints").checkpoint
