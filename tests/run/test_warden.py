@@ -190,6 +190,7 @@ def test_a_learner_that_loses_a_rank_is_out_until_it_is_whole(board: Board, tmp_
     leave(made, "2.0", "3.0", newest=16, error="")
     made.look()
     assert made.epoch.members == ("2.0", "3.0", "0.0", "1.1")
+    assert made.epoch.why == "1 started in the place of lost ones has come; 1 that waited has come"
     assert made.epoch.holders == ("2.0", "3.0")
     plans = [load_design(Path(board.epoch(number).design)).plan for number in range(3)]
     lone, again = board.epoch(1).members, made.epoch.members

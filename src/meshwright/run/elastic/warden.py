@@ -56,6 +56,7 @@ class Warden:
     furthest: int = 0
     fruitless: int = 0
     hung: set[str] = field(default_factory=set)
+    known: set[str] = field(default_factory=set)
     wanted: list[str] = field(default_factory=list)
     ranks: dict[str, int] = field(default_factory=dict)
 
@@ -165,6 +166,7 @@ class Warden:
         self.board.make(epoch)
         self.epoch, self.noticed = epoch, None
         self.hung.clear()
+        self.known.update(epoch.members)
         path, plan = epochs_path(self.run_dir), _plan(epoch)
         self.ranks = {name: plan.rank_on(place) for place, name in enumerate(epoch.members)}
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -200,12 +202,15 @@ class Warden:
             self.wanted.clear()
 
     def _why(self, gone: Mapping[str, Failure], left: Mapping[str, Left], *, members: Sequence[str]) -> str:
-        came, idle = sum(name not in left for name in members), waiting(members, left=left)
+        came = [name for name in members if name not in left]
+        new, idle = sum(name not in self.known for name in came), waiting(members, left=left)
         told = [self._lost(name, failure) for name, failure in gone.items()]
         if not gone:
             told = [f"ranks lost contact: {one.error}" for one in left.values() if one.error][:1]
-        if came:
-            told.append(f"{came} started in the place of lost ones {'have' if came > 1 else 'has'} come")
+        if new:
+            told.append(f"{new} started in the place of lost ones {_have(new)} come")
+        if len(came) > new:
+            told.append(f"{len(came) - new} that waited {_have(len(came) - new)} come")
         told += [idle] if idle else []
         return "; ".join(told) or "ranks were to change"
 
@@ -241,6 +246,10 @@ class Warden:
 
 def _plan(epoch: Epoch) -> Plan:
     return load_design(Path(epoch.design)).plan
+
+
+def _have(count: int) -> str:
+    return "have" if count > 1 else "has"
 
 
 def _age(key: Key) -> tuple[int, int]:
