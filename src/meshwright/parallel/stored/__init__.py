@@ -1,15 +1,19 @@
-"""State in files, as torch's distributed checkpoints keep it: written, read, and what of every tensor is there."""
+"""State in files: written, read, checked, and what of every tensor is there.
+
+torch's distributed checkpoints say who writes and who reads which part; the files are our own: the bytes of tensors,
+and an index in JSON. Nothing in them is ever executed.
+"""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -17,6 +21,14 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageReader
 
 from meshwright.cost.holdings import Box, Holding
+from meshwright.parallel.stored.blob import THREADS, checksum_of_file
+from meshwright.parallel.stored.index import INDEX, Entry, Part, read_index
+from meshwright.parallel.stored.storage import Reader, Writer, opened
+from meshwright.parallel.stored.writing import Earlier, Written
+
+__all__ = ["INDEX", "Earlier", "Written", "held_in", "read", "spoilt_part", "sums", "write"]
+
+_NOTHING = Earlier()
 
 
 def write(
@@ -25,15 +37,18 @@ def write(
     *,
     group: dist.ProcessGroup | None,
     planner: SavePlanner | None = None,
-) -> None:
+    step: int = 0,
+    earlier: Earlier = _NOTHING,
+) -> Written:
     """`folder` holds `tensors` of all ranks of `group`, which each give what they keep; None is one process alone.
 
-    A `planner` of its own may make what is saved while it is written: each in a file apart, since torch keeps what it
-    puts into one file until that file is whole.
+    Every file is on the disk and reads back as it was written, or OSError is raised. What is as in a file of `earlier`
+    is referred to. A `planner` of its own may make what is saved while it is written.
     """
-    writer = FileSystemWriter(folder, single_file_per_rank=planner is None)
+    writer = Writer(folder, step=step, earlier=earlier)
     with _alone(group):
         save(dict(tensors), storage_writer=writer, planner=planner, process_group=group, no_dist=group is None)
+    return writer.written
 
 
 def read(targets: Mapping[str, Tensor], source: Path | StorageReader, *, group: dist.ProcessGroup | None) -> None:
@@ -55,8 +70,32 @@ def held_in(source: Path | StorageReader) -> dict[str, Holding]:
     return found
 
 
+def spoilt_part(folder: Path, *, index: int = 0, ways: int = 1) -> tuple[str, str] | None:
+    """File and tensor of the first part whose bytes are not those that were written; None where all are.
+
+    Share `index` of `ways` of the parts is read. Raises OSError where a file cannot be.
+    """
+    parts = list(read_index(folder).everything())[index::ways]
+    with ExitStack() as stack, ThreadPoolExecutor(THREADS) as pool:
+        files = {file: stack.enter_context(opened(folder / file)) for file in {part.file for _, _, part in parts}}
+
+        def is_right(each: tuple[str, Entry, Part]) -> bool:
+            _, entry, part = each
+            return checksum_of_file(files[part.file], at=part.at, size=entry.part_bytes(part)) == part.sha256
+
+        for right, (name, _, part) in zip(pool.map(is_right, parts), parts, strict=True):
+            if not right:
+                return part.file, name
+    return None
+
+
+def sums(folder: Path) -> dict[tuple[str, tuple[int, ...]], str]:
+    """The checksum of every part that `folder` says it has, by tensor and where the part begins."""
+    return {(name, part.starts): part.sha256 for name, _, part in read_index(folder).everything()}
+
+
 def _reader(source: Path | StorageReader) -> StorageReader:
-    return FileSystemReader(source) if isinstance(source, Path) else source
+    return Reader(source) if isinstance(source, Path) else source
 
 
 @contextmanager
