@@ -152,6 +152,10 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+def older(manifest: Path) -> None:
+    manifest.write_text(manifest.read_text().replace('"schema": 2', '"schema": 1'))
+
+
 @pytest.mark.parametrize(
     ("harm", "what", "why"),
     [
@@ -164,6 +168,7 @@ def flip(path: Path) -> None:
         (lambda folder: flip(folder / "COMMITTED"), "corrupt", "manifest.json is not the one that was committed"),
         (lambda folder: flip(folder / "manifest.json"), "corrupt", "its manifest cannot be read"),
         (lambda folder: (folder / "manifest.json").unlink(), "corrupt", "it has no manifest"),
+        (lambda folder: older(folder / "manifest.json"), "corrupt", "its form is number 1"),
         (lambda folder: (folder / "manifest.json").write_text("{"), "corrupt", "its manifest cannot be read"),
         (lambda folder: (folder / "manifest.json").write_text('{"step": 2}'), "corrupt", "its manifest is not one"),
     ],
@@ -177,6 +182,7 @@ def flip(path: Path) -> None:
         "bit of marker",
         "bit of manifest",
         "no manifest",
+        "older form",
         "cut manifest",
         "other manifest",
     ],

@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -15,6 +15,7 @@ from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError, Problem
 
 INDEX = "index.json"
+MOST_TOLD = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +80,12 @@ def read_index(folder: Path) -> Index:
         index = codec.decode(Index, json.loads(path.read_text(encoding="utf-8")))
     except ValueError as error:
         raise ConfigError(Problem(what=f"the index cannot be read: {error}", where=str(path))) from error
+    except ConfigError as error:
+        told = [replace(one, where=f"{path}: {one.where}".rstrip(": ")) for one in error.problems[:MOST_TOLD]]
+        raise ConfigError(told) from error
     problems = [Problem(what=f"the index is not one: {what}", where=str(path)) for what in _wrong(index)]
     if problems:
-        raise ConfigError(problems[:8])
+        raise ConfigError(problems[:MOST_TOLD])
     return index
 
 

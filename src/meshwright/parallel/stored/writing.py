@@ -18,6 +18,7 @@ from meshwright.parallel.stored.blob import THREADS, Bytes, bytes_of, checksum, 
 
 AHEAD_BYTES = 2**27
 FLUSH_BYTES = 2**25
+CHECKS = 2  # parts that are read back while the next is written
 
 Key = tuple[str, tuple[int, ...], tuple[int, ...], str]
 
@@ -184,7 +185,7 @@ class _Out:
                 self._begin_flush()
         self.parts[piece.key] = Place(at=at, sha256=piece.sha256)
         self._checks.append(self._pool.submit(self._check, data, at))
-        while len(self._checks) > THREADS:
+        while len(self._checks) > CHECKS:
             self._checks.popleft().result()
 
     def finish(self) -> None:

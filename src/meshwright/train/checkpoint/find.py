@@ -125,8 +125,10 @@ def _spoilt(checkpoint: Checkpoint, *, share: int, ways: int) -> str | None:
     if found is None:
         return None
     file, tensor = found
+    if file not in manifest.files:
+        return f"{tensor} is in {file}, of which {MANIFEST} does not know"
     step = manifest.files[file].step
-    common = "" if step == manifest.step else f", which step {step} wrote and others may have in common"
+    common = "" if step == manifest.step else f", which step {step} wrote and others may have in common,"
     return f"the checksum of {tensor} in {file}{common} {unlike}"
 
 

@@ -36,6 +36,7 @@ from meshwright.train.checkpoint.find import (
 )
 from meshwright.train.checkpoint.manifest import Manifest, model_digest
 from meshwright.train.checkpoint.peers import Peers, told
+from meshwright.train.checkpoint.staging import Staging
 from meshwright.train.checkpoint.write import failed, forget, write
 from meshwright.train.huggingface import load_weights
 from meshwright.train.state import TrainState
@@ -67,6 +68,7 @@ class Store:
         self._failure: Problem | None = None
         self._write_seconds: float | None = None
         self._written: dict[int, Written] = {}
+        self._staging = Staging()
         self.skipped: tuple[Problem, ...] = ()
         self.pinned: frozenset[int] = frozenset()
 
@@ -134,7 +136,7 @@ class Store:
     def save(
         self, source: relocate.State, *, step: int, progress: Mapping[str, Any], step_seconds: float = 0.0
     ) -> SaveTook:
-        """The tensors are copied now and a checkpoint of `step` is begun; `wait` says when it counts.
+        """What is saved is what the tensors are now, and a checkpoint of `step` is begun; `wait` says when it counts.
 
         `progress` is JSON values; `step_seconds` is what a step takes on this rank. Waits for the save before it.
         Raises EnvironmentUnfit when that one failed.
@@ -142,13 +144,14 @@ class Store:
         began = time.perf_counter()
         self.wait()
         kept = relocate.kept(source, group=self._peers.group)
-        tensors = {name: x.to("cpu", copy=True) for name, x in kept.items()}
+        beside = self._design.job.checkpoint.asynchronous
+        tensors = self._staging.take(kept) if beside else kept
         work = partial(self._write, tensors, self._manifest(step, progress), self.pinned, began=began)
-        if not self._design.job.checkpoint.asynchronous:
+        if not beside:
             work()
             self.wait()
         took = self._agreed(time.perf_counter() - began, step_seconds)
-        if self._design.job.checkpoint.asynchronous:
+        if beside:
             self._thread = threading.Thread(target=work, name=f"checkpoint-{step}", daemon=True)
             self._thread.start()
         return took
