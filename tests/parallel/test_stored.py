@@ -43,7 +43,7 @@ def test_every_type_and_shape_comes_back(tmp_path: Path) -> None:
 
 def test_long_tensors_are_written_and_checked_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "FLUSH_BYTES", 256)
-    monkeypatch.setattr(writing, "AHEAD_BYTES", 512)
+    monkeypatch.setattr(stored, "AHEAD_BYTES", 512)
     monkeypatch.setattr(blob, "PIECE_BYTES", 100)
     stored.write(TENSORS, tmp_path, group=None)
     assert stored.spoilt_part(tmp_path) is None

@@ -106,9 +106,10 @@ def test_a_process_killed_while_saving_leaves_the_checkpoint_before(pool: Pool, 
 def test_what_is_saved_is_what_was_there_when_save_was_called(tmp_path: Path) -> None:
     made, state = of(ONE), TrainState(seed=SEED)
     run, store = runner(made), Store(tmp_path, design=made)
-    train(run, state, 1)
-    before = weights(run)
-    store.save(run.state(), step=1, progress={})
+    for _ in range(2):
+        train(run, state, 1)
+        before = weights(run)
+        store.save(run.state(), step=state.step, progress={})
     with torch.no_grad():
         for _, parameter in run.laid.named_parameters():
             parameter.fill_(7.0)

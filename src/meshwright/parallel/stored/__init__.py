@@ -28,6 +28,8 @@ from meshwright.parallel.stored.writing import Earlier, Written
 
 __all__ = ["INDEX", "Earlier", "Written", "held_in", "read", "spoilt_part", "sums", "write"]
 
+AHEAD_BYTES = 2**27
+AHEAD_OF_MAKING_BYTES = 0  # what is made while it is written should not be in memory before
 _NOTHING = Earlier()
 
 
@@ -45,7 +47,8 @@ def write(
     Every file is on the disk and reads back as it was written, or OSError is raised. What is as in a file of `earlier`
     is referred to. A `planner` of its own may make what is saved while it is written.
     """
-    writer = Writer(folder, step=step, earlier=earlier)
+    ahead = AHEAD_BYTES if planner is None else AHEAD_OF_MAKING_BYTES
+    writer = Writer(folder, step=step, earlier=earlier, ahead_bytes=ahead)
     with _alone(group):
         save(dict(tensors), storage_writer=writer, planner=planner, process_group=group, no_dist=group is None)
     return writer.written

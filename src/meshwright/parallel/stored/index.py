@@ -65,11 +65,14 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def write_index(folder: Path, index: Index) -> None:
-    """`folder` has the index, and keeps it through a power cut."""
-    with (folder / INDEX).open("w", encoding="utf-8") as file:
-        json.dump(codec.encode(index), file)
+    """`folder` has the index, and keeps it through a power cut. Raises OSError where it does not read back."""
+    path, text = folder / INDEX, json.dumps(codec.encode(index))
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
+    if path.read_text(encoding="utf-8") != text:
+        raise OSError(f"{path} does not read back as it was written")
 
 
 def read_index(folder: Path) -> Index:

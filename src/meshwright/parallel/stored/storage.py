@@ -32,8 +32,8 @@ from meshwright.parallel.stored.writing import Earlier, Key, Written, write_part
 class Writer(StorageWriter):
     """Tensors into `folder`, at `step`; `written` says afterwards which files this rank has there."""
 
-    def __init__(self, folder: Path, *, step: int, earlier: Earlier) -> None:
-        self._folder, self._step, self._earlier = folder, step, earlier
+    def __init__(self, folder: Path, *, step: int, earlier: Earlier, ahead_bytes: int) -> None:
+        self._folder, self._step, self._earlier, self._ahead_bytes = folder, step, earlier, ahead_bytes
         self.written = Written(folder=folder)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -58,6 +58,7 @@ class Writer(StorageWriter):
             rank=plan.storage_data,
             step=self._step,
             earlier=self._earlier,
+            ahead_bytes=self._ahead_bytes,
         )
         places = {key: (name, place) for name, file in self.written.files.items() for key, place in file.parts.items()}
         results = []

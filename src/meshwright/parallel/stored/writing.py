@@ -16,8 +16,8 @@ from torch import Tensor
 
 from meshwright.parallel.stored.blob import THREADS, Bytes, bytes_of, checksum, pieces, read_into
 
-AHEAD_BYTES = 2**27
 FLUSH_BYTES = 2**25
+CHECKED_BYTES = 2**20
 CHECKS = 2  # parts that are read back while the next is written
 
 Key = tuple[str, tuple[int, ...], tuple[int, ...], str]
@@ -70,20 +70,29 @@ class Piece:
 
 
 def write_parts(
-    keys: Sequence[Key], resolve: Callable[[int], Tensor], folder: Path, *, rank: int, step: int, earlier: Earlier
+    keys: Sequence[Key],
+    resolve: Callable[[int], Tensor],
+    folder: Path,
+    *,
+    rank: int,
+    step: int,
+    earlier: Earlier,
+    ahead_bytes: int,
 ) -> Written:
     """`folder` has the parts `keys` of this rank, of which `resolve(i)` gives the i-th; each is on the disk and reads
-    back as it was. Raises OSError otherwise."""
+    back as it was. Of them `ahead_bytes` are summed ahead of the write. Raises OSError otherwise."""
     with ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(THREADS))
         outs = _Outs(folder, rank=rank, step=step, last=earlier.last, pool=pool, stack=stack)
         referring = _Referring(folder, keys, shared=earlier.shared, write=outs.put)
-        for piece in _summed(keys, resolve, pool):
+        for piece in _summed(keys, resolve, pool, ahead_bytes=ahead_bytes):
             referring.put(piece)
         return Written(folder=folder, files={**outs.finish(), **referring.files})
 
 
-def _summed(keys: Sequence[Key], resolve: Callable[[int], Tensor], pool: ThreadPoolExecutor) -> Iterator[Piece]:
+def _summed(
+    keys: Sequence[Key], resolve: Callable[[int], Tensor], pool: ThreadPoolExecutor, *, ahead_bytes: int
+) -> Iterator[Piece]:
     """Every part with its checksum, which is made while those before it are written."""
     waiting: deque[tuple[Key, Bytes, Future[str]]] = deque()
     ahead = 0
@@ -91,7 +100,7 @@ def _summed(keys: Sequence[Key], resolve: Callable[[int], Tensor], pool: ThreadP
         data = bytes_of(resolve(number))
         waiting.append((key, data, pool.submit(checksum, data)))
         ahead += data.nbytes
-        while ahead > AHEAD_BYTES:
+        while ahead > ahead_bytes and len(waiting) > 1:
             done, bytes_, future = waiting.popleft()
             ahead -= bytes_.nbytes
             yield Piece(key=done, data=bytes_, sha256=future.result())
@@ -210,8 +219,9 @@ class _Out:
         self._flush = self._pool.submit(os.fsync, self._file)
 
     def _check(self, data: Bytes, at: int) -> None:
-        for start, stop in pieces(data.nbytes):
-            found: Bytes = np.empty(stop - start, dtype=np.uint8)
-            read_into(found, self._file, at=at + start)
-            if not np.array_equal(found, data[start:stop]):
+        found: Bytes = np.empty(min(data.nbytes, CHECKED_BYTES), dtype=np.uint8)
+        for start in range(0, data.nbytes, CHECKED_BYTES):
+            wanted = data[start : start + CHECKED_BYTES]
+            read_into(found[: wanted.nbytes], self._file, at=at + start)
+            if not np.array_equal(found[: wanted.nbytes], wanted):
                 raise OSError(f"{self._path} does not read back as it was written")

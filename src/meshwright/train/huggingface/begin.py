@@ -16,7 +16,7 @@ from meshwright.parallel import stored
 from meshwright.train.huggingface.read import MODEL, Weights
 
 Progress = Callable[[str, float, float], None]
-BOX_BYTES = 2**25
+BOX_BYTES = 2**22
 
 
 class Streamed(DefaultSavePlanner):
