@@ -1,6 +1,6 @@
 """Checkpoints beside the disk that they go to: bandwidth of save and load over its own, and what training waits for.
 
-    python benchmarks/faults/checkpoint.py [--rounds 5] [--steps 150] [--only bandwidth|training]
+    python benchmarks/faults/checkpoint.py [--rounds 5] [--steps 150] [--layers 8] [--only bandwidth|training]
 
 The disk's own: one file a rank, of as many bytes as its part of the state, written and flushed, and read when the
 operating system has forgotten it. A save counts from when training goes on until its commit is durable, a load until
@@ -42,7 +42,7 @@ from meshwright.spec.units import format_bytes
 from meshwright.train.observe.timekeeper import marks_of
 
 SHARE, STALL = 0.8, 0.02
-WIDTH, LAYERS, EVERY = 512, 10, 15
+WIDTH, LAYERS, EVERY = 512, 8, 15
 HOURS_BETWEEN_FAILURES = 1.0
 LAYOUTS = {
     1: Layout(batch=runs.BATCH, precision=Precision.FP32),
@@ -67,12 +67,12 @@ class Trained:
     saves: list[float]
 
 
-def model() -> ModelSpec:
+def model(layers: int) -> ModelSpec:
     norm = replace(models.NORM, width=WIDTH)
     mixer = models.attention(width=WIDTH, heads=8, kv_heads=8, head_dim=64, norm=norm)
     mixer = replace(mixer, rotary=replace(mixer.rotary, dims=64) if mixer.rotary else None)
     layer = Layer(mixer=mixer, transform=models.feed_forward(width=WIDTH, hidden=3 * WIDTH, norm=norm))
-    made = models.model(layer=layer, layers=LAYERS)
+    made = models.model(layer=layer, layers=layers)
     return replace(
         made,
         embedding=replace(made.embedding, vocab=runs.VOCAB, width=WIDTH),
@@ -80,26 +80,32 @@ def model() -> ModelSpec:
     )
 
 
-def design(folder: Path, ranks: int, *, steps: int, saving: CheckpointSpec) -> Design:
+def design(folder: Path, ranks: int, *, steps: int, saving: CheckpointSpec, layers: int) -> Design:
     evaluation = EvaluationSpec(every_steps=0)
-    made = runs.design(folder, LAYOUTS[ranks], steps=steps, evaluation=evaluation, model=model(), checkpoint=saving)
+    made = runs.design(
+        folder, LAYOUTS[ranks], steps=steps, evaluation=evaluation, model=model(layers), checkpoint=saving
+    )
     return replace(made, cluster=runs.failing(made.cluster, hours=HOURS_BETWEEN_FAILURES))
 
 
-def bandwidth(folder: Path, rounds: int) -> tuple[list[record.Row], dict[str, Any]]:
+def bandwidth(folder: Path, rounds: int, *, layers: int) -> tuple[list[record.Row], dict[str, Any]]:
     rows, raw, pool = [], dict[str, Any](), Pool()
     for ranks in LAYOUTS:
-        entry = design(folder, ranks, steps=1, saving=CheckpointSpec())
+        entry = design(folder, ranks, steps=1, saving=CheckpointSpec(), layers=layers)
         took = pool.run(stored.measure, entry, str(folder), rounds, ranks=ranks, timeout=3600.0)[0]
         raw[f"{ranks} ranks"] = asdict(took)
-        for name, disk, ours in (("save", took.disk_write, took.save), ("load", took.disk_read, took.load)):
+        for name, disk, ours, busy in (
+            ("save", took.disk_write, took.save, took.save_processor),
+            ("load", took.disk_read, took.load, took.load_processor),
+        ):
             share = statistics.median(plain / other for plain, other in zip(disk, ours, strict=True))
             plain, other = (took.bytes / statistics.median(each) for each in (disk, ours))
             rows.append(
                 record.Row(
                     name=f"{name}, {ranks} rank{'s' if ranks > 1 else ''}, {format_bytes(took.bytes)}: of the disk's",
                     target=f">= {SHARE:.0%}",
-                    measured=f"{share:.0%} ({format_bytes(other)}/s, the disk {format_bytes(plain)}/s)",
+                    measured=f"{share:.0%} ({format_bytes(other)}/s, the disk {format_bytes(plain)}/s; "
+                    f"{statistics.median(busy):.2f} s of a processor a rank)",
                     holds=share >= SHARE,
                 )
             )
@@ -108,9 +114,9 @@ def bandwidth(folder: Path, rounds: int) -> tuple[list[record.Row], dict[str, An
     return rows, raw
 
 
-def trained(folder: Path, name: str, *, steps: int) -> Trained:
+def trained(folder: Path, name: str, *, steps: int, layers: int) -> Trained:
     run = folder / name.replace(" ", "-")
-    entry = design(folder, 2, steps=steps, saving=SAVING[name])
+    entry = design(folder, 2, steps=steps, saving=SAVING[name], layers=layers)
     outcome = train(entry, run_dir=run, say=lambda _line: None)
     assert outcome.goodput is not None, "the run was kept account of"
     spent = outcome.goodput.seconds
@@ -135,10 +141,10 @@ def trained(folder: Path, name: str, *, steps: int) -> Trained:
     )
 
 
-def training(folder: Path, steps: int) -> tuple[list[record.Row], dict[str, Any]]:
+def training(folder: Path, steps: int, *, layers: int) -> tuple[list[record.Row], dict[str, Any]]:
     rows, raw, usual = [], dict[str, Any](), 0.0
     for name in SAVING:
-        found = trained(folder, name, steps=steps)
+        found = trained(folder, name, steps=steps, layers=layers)
         raw[name] = asdict(found)
         alone = statistics.median(found.alone)
         if not found.saves:
@@ -171,16 +177,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--layers", type=int, default=LAYERS, help="of the model, some 40 MB of state each")
     parser.add_argument("--only", choices=("bandwidth", "training"), default=None)
     parser.add_argument("--on", default=None, help="a folder of the disk that is meant, in place of that of TMPDIR")
     options = parser.parse_args()
     rows, raw = [], dict[str, Any]()
     with tempfile.TemporaryDirectory(dir=options.on) as place:
         if options.only != "training":
-            found, raw["bandwidth"] = bandwidth(Path(place), options.rounds)
+            found, raw["bandwidth"] = bandwidth(Path(place), options.rounds, layers=options.layers)
             rows += found
         if options.only != "bandwidth":
-            found, raw["training"] = training(Path(place), options.steps)
+            found, raw["training"] = training(Path(place), options.steps, layers=options.layers)
             rows += found
     record.finish("checkpoint", rows, raw)
 

@@ -23,7 +23,8 @@ AT_ONCE = 2**24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """Seconds of every round, between two moments at which all ranks were there, and the bytes of a checkpoint."""
+    """Seconds of every round, between two moments at which all ranks were there, the bytes of a checkpoint, and the
+    processor seconds that a save and a load took of this rank."""
 
     bytes: int
     disk_write: list[float] = field(default_factory=list)
@@ -32,6 +33,8 @@ class Times:
     disk_read: list[float] = field(default_factory=list)
     check: list[float] = field(default_factory=list)
     load: list[float] = field(default_factory=list)
+    save_processor: list[float] = field(default_factory=list)
+    load_processor: list[float] = field(default_factory=list)
 
 
 def measure(design: Design, folder: str, rounds: int) -> Times:
@@ -62,7 +65,9 @@ def _save(run: Runner, design: Design, place: Path, took: Times) -> None:
     began = time.perf_counter()
     store.save(run.state(), step=1, progress={})
     took.stall.append(time.perf_counter() - began)
+    busy = time.process_time()
     took.save.append(_taken(store.wait))
+    took.save_processor.append(time.process_time() - busy)
     store.close()
 
 
@@ -76,12 +81,13 @@ def _load(run: Runner, design: Design, place: Path, took: Times) -> None:
         for x in run.state().tensors.values():
             local_part(x).zero_()
     store = Store(place, design=design)
-    began = _together()
+    began, busy = _together(), time.process_time()
     found = store.newest()
     took.check.append(_together() - began)
     assert found is not None, "it was saved a moment ago"
     store.load(found, run.state())
     took.load.append(_together() - began)
+    took.load_processor.append(time.process_time() - busy)
     assert all(torch.equal(local_part(x), before[name]) for name, x in run.state().tensors.items())
     store.close()
 
