@@ -91,7 +91,7 @@ def accounts_for(wall_seconds: float, goodput: Goodput, *, steps: int) -> None:
 
 def spoil(checkpoint: Path) -> None:
     """A byte of the weights is another; sizes are as they were."""
-    file = next(path for path in sorted(checkpoint.iterdir()) if path.suffix == ".distcp")
+    file = next(path for path in sorted(checkpoint.iterdir()) if path.suffix == ".tensors")
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
@@ -184,15 +184,17 @@ def test_what_a_run_did_not_read_as_it_says_is_told(
     shutil.copytree(whole / "run", tmp_path / "run")
     made = design(whole, steps=STEPS)
     assert main(["audit", str(tmp_path / "run"), "--json"]) == ExitCode.OK
-    (passes,) = json.loads(capsys.readouterr().out)["passes"]
+    told = json.loads(capsys.readouterr().out)
+    (passes,), (stored,) = told["passes"], told["stored"]
+    (weights,) = (tmp_path / "run" / "checkpoints").glob("*/*.tensors")
+    assert stored == {"step": STEPS, "written_bytes": weights.stat().st_size, "referred_bytes": 0}
     assert passes["whole"] * passes["windows"] + passes["begun"] == STEPS * BATCH
     write_json(tmp_path / "run" / "design.json", replace(made, job=replace(made.job, seed=7)))
     assert main(["audit", str(tmp_path / "run")]) == ExitCode.NO_PLAN
     assert "NOT PROVEN  " in capsys.readouterr().out
-    (weights,) = (tmp_path / "run" / "checkpoints").glob("*/*.distcp")
     weights.write_bytes(bytes(weights.stat().st_size))
     assert main(["audit", str(tmp_path / "run")]) == ExitCode.USAGE
-    assert f"the checksum of {weights.name} is not the one that was saved" in capsys.readouterr().err
+    assert f"in {weights.name} is not the one that was saved" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("stopped")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from meshwright.parallel.clip import local_part
 from meshwright.spec.errors import EnvironmentUnfit
 from meshwright.spec.plan import Design
 from meshwright.train.checkpoint import Store, write
@@ -27,16 +28,20 @@ def train(run: Runner, state: TrainState, steps: int) -> list[float]:
     return losses
 
 
-def save_then_train(design: Design, directory: str) -> tuple[list[float], dict[str, Any]]:
-    """Two steps, a save that goes on while two more are trained; those two losses and the state that was saved."""
+def save_then_train(design: Design, directory: str) -> tuple[list[float], dict[str, Any], int]:
+    """Four steps, each saved while the next is trained, and two more; the losses of those two, the state that was saved
+    last, and the bytes of what it does not train on this rank."""
     run, state = runner(design), TrainState(seed=SEED)
     store = Store(Path(directory), design=design)
-    train(run, state, 2)
-    saved = state.to_dict()
-    store.save(run.state(), step=state.step, progress=saved)
+    saved: dict[str, Any] = {}
+    for _ in range(4):
+        train(run, state, 1)
+        saved = state.to_dict()
+        store.save(run.state(), step=state.step, progress=saved)
     losses = train(run, state, 2)
     store.close()
-    return losses, saved
+    still = [local_part(x) for _, x in run.laid.named_parameters() if not x.requires_grad]
+    return losses, saved, sum(x.numel() * x.element_size() for x in still)
 
 
 def resume(design: Design, directory: str) -> tuple[list[float], dict[str, Any]]:

@@ -17,7 +17,7 @@ from meshwright.spec.plan import Design, Sharding
 from meshwright.train.checkpoint import Store, newest
 from meshwright.train.state import TrainState
 from tests.parallel.move_cases import SEED, Runner, runner
-from tests.support.designs import Layout, design
+from tests.support.designs import Layout, design, frozen
 from tests.support.models import all_models
 from tests.support.pool import Pool, WorkerError
 from tests.train.checkpoint_cases import (
@@ -32,6 +32,7 @@ from tests.train.checkpoint_cases import (
 ONE = Layout(batch=8)
 PIPELINE = Layout(pipeline=2, shard=2, sharding=Sharding.PARAMETERS, batch=8)
 TENSOR = Layout(tensor=2, sharding=Sharding.NONE, batch=8)
+FROZEN = frozenset({0, 2})
 
 
 def of(layout: Layout, *, keep: int = 2, asynchronous: bool = True, model: str = "tiny") -> Design:
@@ -64,10 +65,15 @@ def saved(tmp_path: Path) -> Saved:
 
 
 def test_any_plan_resumes_at_the_same_data_with_the_same_loss(pool: Pool, tmp_path: Path) -> None:
-    losses, state = pool.run(save_then_train, of(PIPELINE), str(tmp_path), ranks=4)[0]
-    assert state == {"step": 2, "tokens": 2 * 8 * 16, "consumed": 16, "seed": SEED}
+    """From a checkpoint whose frozen parts an earlier one wrote."""
+    told = pool.run(save_then_train, frozen(of(PIPELINE), FROZEN), str(tmp_path), ranks=4)
+    losses, state, _ = told[0]
+    assert state == {"step": 4, "tokens": 4 * 8 * 16, "consumed": 32, "seed": SEED}
+    found = newest(tmp_path).checkpoint
+    assert found is not None
+    assert found.manifest.referred_bytes == sum(still for _, _, still in told) > 0
     for layout in (TENSOR, ONE, PIPELINE):
-        for again, loaded in pool.run(resume, of(layout), str(tmp_path), ranks=layout.ranks):
+        for again, loaded in pool.run(resume, frozen(of(layout), FROZEN), str(tmp_path), ranks=layout.ranks):
             assert loaded == state, layout.name
             assert again == pytest.approx(losses, abs=1e-9), layout.name
 
@@ -100,9 +106,10 @@ def test_a_process_killed_while_saving_leaves_the_checkpoint_before(pool: Pool, 
 def test_what_is_saved_is_what_was_there_when_save_was_called(tmp_path: Path) -> None:
     made, state = of(ONE), TrainState(seed=SEED)
     run, store = runner(made), Store(tmp_path, design=made)
-    train(run, state, 1)
-    before = weights(run)
-    store.save(run.state(), step=1, progress={})
+    for _ in range(2):
+        train(run, state, 1)
+        before = weights(run)
+        store.save(run.state(), step=state.step, progress={})
     with torch.no_grad():
         for _, parameter in run.laid.named_parameters():
             parameter.fill_(7.0)
@@ -137,7 +144,7 @@ def test_a_step_saved_again_replaces_the_first(saved: Saved) -> None:
 
 
 def largest(folder: Path) -> Path:
-    return max(folder.glob("*.distcp"), key=lambda path: path.stat().st_size)
+    return max(folder.glob("*.tensors"), key=lambda path: path.stat().st_size)
 
 
 def flip(path: Path) -> None:
@@ -146,16 +153,23 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+def older(manifest: Path) -> None:
+    manifest.write_text(manifest.read_text().replace('"schema": 2', '"schema": 1'))
+
+
 @pytest.mark.parametrize(
     ("harm", "what", "why"),
     [
-        (lambda folder: flip(largest(folder)), "corrupt", "the checksum of __0_0.distcp is not the one that was saved"),
-        (lambda folder: largest(folder).unlink(), "corrupt", "__0_0.distcp is missing"),
-        (lambda folder: largest(folder).write_bytes(b"half"), "corrupt", "__0_0.distcp has 4 bytes, not"),
+        (lambda folder: flip(largest(folder)), "corrupt", "in rank-0.tensors is not the one that was saved"),
+        (lambda folder: largest(folder).unlink(), "corrupt", "rank-0.tensors is missing"),
+        (lambda folder: largest(folder).write_bytes(b"half"), "corrupt", "rank-0.tensors has 4 bytes, not"),
+        (lambda folder: flip(folder / "index.json"), "corrupt", "the checksum of index.json is not the one"),
+        (lambda folder: (folder / "index.json").unlink(), "corrupt", "it cannot be read"),
         (lambda folder: (folder / "COMMITTED").unlink(), "half-written", "it has no COMMITTED marker"),
         (lambda folder: flip(folder / "COMMITTED"), "corrupt", "manifest.json is not the one that was committed"),
         (lambda folder: flip(folder / "manifest.json"), "corrupt", "its manifest cannot be read"),
         (lambda folder: (folder / "manifest.json").unlink(), "corrupt", "it has no manifest"),
+        (lambda folder: older(folder / "manifest.json"), "corrupt", "its form is number 1"),
         (lambda folder: (folder / "manifest.json").write_text("{"), "corrupt", "its manifest cannot be read"),
         (lambda folder: (folder / "manifest.json").write_text('{"step": 2}'), "corrupt", "its manifest is not one"),
     ],
@@ -163,10 +177,13 @@ def flip(path: Path) -> None:
         "bit",
         "missing",
         "short",
+        "bit of index",
+        "no index",
         "marker",
         "bit of marker",
         "bit of manifest",
         "no manifest",
+        "older form",
         "cut manifest",
         "other manifest",
     ],

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from meshwright.run.audit import Audit
+    from meshwright.run.audit import Audit, Stored
 
 
 def audit(
@@ -43,6 +43,12 @@ def _lines(found: Audit) -> list[str]:
         lines.append(f"  skipped  {start:,} to {stop - 1:,}: their step was not finite")
     if found.dropped:
         lines.append(f"  dropped  {found.dropped:,} sequences, of steps that a learner undid")
-    steps = ", ".join(f"{step:,}" for step in found.checkpoints)
-    lines.append(f"  whole checkpoints  {steps}")
+    lines.append(f"  whole checkpoints  {', '.join(_told(each) for each in found.stored)}")
     return [*lines, *(f"  unfit  {problem}" for problem in found.unfit)]
+
+
+def _told(stored: Stored) -> str:
+    from meshwright.spec.units import format_bytes
+
+    common = f", {format_bytes(stored.referred_bytes)} in common with earlier ones" if stored.referred_bytes else ""
+    return f"{stored.step:,} ({format_bytes(stored.written_bytes)} written{common})"

@@ -34,6 +34,15 @@ class Passes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """Bytes of tensors that the checkpoint of `step` wrote itself, and that it has in common with an earlier one."""
+
+    step: int
+    written_bytes: int
+    referred_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
     """What the checkpoint of `step` has read: sequences [since, consumed) but those `skipped`, each exactly once where
     there are no `problems`. `dropped` were read by a learner that undid its step. `unfit` checkpoints are told apart:
@@ -48,6 +57,7 @@ class Audit:
     passes: tuple[Passes, ...]
     sums: tuple[str, str]
     checkpoints: tuple[int, ...]
+    stored: tuple[Stored, ...]
     unfit: tuple[Problem, ...]
     problems: tuple[Problem, ...]
 
@@ -88,6 +98,7 @@ def audit(run_dir: Path | str, *, cache: Path, say: Say | None = None) -> Audit:
         passes=_passes(design, corpus, _stretches(ledger, consumed)),
         sums=(f"{ledger.read:016x}", f"{found:016x}"),
         checkpoints=tuple(checkpoint.step for checkpoint in whole),
+        stored=tuple(_stored(checkpoint) for checkpoint in whole),
         unfit=tuple(unfit),
         problems=tuple(problems),
     )
@@ -112,6 +123,11 @@ def _checkpoints(directory: Path, *, say: Say) -> tuple[list[Checkpoint], list[P
         else:
             unfit.append(problem)
     return whole, unfit
+
+
+def _stored(checkpoint: Checkpoint) -> Stored:
+    told = checkpoint.manifest
+    return Stored(step=told.step, written_bytes=told.written_bytes, referred_bytes=told.referred_bytes)
 
 
 def _stretches(ledger: Ledger, consumed: int) -> list[tuple[int, int]]:

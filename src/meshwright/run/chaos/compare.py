@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from meshwright.parallel import stored
 from meshwright.run.files import load_design
 from meshwright.spec.chaos import Curve
 from meshwright.spec.cluster import Precision
+from meshwright.spec.errors import ConfigError
 from meshwright.spec.goodput import Moment
 from meshwright.train.checkpoint.find import newest
 from meshwright.train.observe.timekeeper import marks_of
@@ -61,10 +62,8 @@ def _same_state(run_dir: Path, against: Path) -> bool | None:
     ours, theirs = (newest(run / "checkpoints").checkpoint for run in (run_dir, against))
     if ours is None or theirs is None or ours.step != theirs.step:
         return None
-    sums = [_sums(checkpoint.manifest.files) for checkpoint in (ours, theirs)]
+    try:
+        sums = [stored.sums(checkpoint.path) for checkpoint in (ours, theirs)]
+    except (OSError, ConfigError):
+        return None
     return sums[0] == sums[1] if sums[0].keys() == sums[1].keys() else None
-
-
-def _sums(files: Mapping[str, object]) -> dict[str, object]:
-    """Those of files of tensors; the index beside them names the moment that it was written."""
-    return {name: record for name, record in files.items() if not name.startswith(".")}

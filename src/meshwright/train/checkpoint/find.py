@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from meshwright.spec.errors import Problem
+from meshwright.parallel import stored
+from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.low_rank import ranks_of
 from meshwright.spec.plan import Design
-from meshwright.train.checkpoint.manifest import COMMITTED, MANIFEST, Manifest, is_sealed, read_manifest, record_of
+from meshwright.train.checkpoint.manifest import COMMITTED, MANIFEST, Manifest, digest_of, is_sealed, read_manifest
 
 PARTIAL = ".partial"
 _OTHER = "it is of another model,"
@@ -101,19 +102,34 @@ def open_checkpoint(folder: Path) -> Checkpoint | Problem:
     return Checkpoint(path=folder, manifest=manifest)
 
 
-def corrupt(checkpoint: Checkpoint, *, names: Sequence[str] | None = None) -> Problem | None:
-    """The first of the files `names` (all when None) whose content is not what was saved; None when all are."""
-    for name in checkpoint.manifest.files if names is None else names:
-        try:
-            now = record_of(checkpoint.path / name)
-        except OSError as error:
-            return Problem(what=_CORRUPT, where=str(checkpoint.path), why=f"{name} cannot be read: {error}")
-        if now != checkpoint.manifest.files[name]:
-            why = f"the checksum of {name} is not the one that was saved"
-            return Problem(
-                what=_CORRUPT, where=str(checkpoint.path), why=why, fix="resume from another checkpoint, or delete it"
-            )
-    return None
+def corrupt(checkpoint: Checkpoint, *, share: int = 0, ways: int = 1) -> Problem | None:
+    """The first part of a tensor whose content is not what was saved; None when all are. Share `share` of `ways` of
+    them is read."""
+    try:
+        why = _spoilt(checkpoint, share=share, ways=ways)
+    except OSError as error:
+        why = f"it cannot be read: {error}"
+    except ConfigError as error:
+        why = str(error.problems[0])
+    if why is None:
+        return None
+    fix = "resume from another checkpoint, or delete it"
+    return Problem(what=_CORRUPT, where=str(checkpoint.path), why=why, fix=fix)
+
+
+def _spoilt(checkpoint: Checkpoint, *, share: int, ways: int) -> str | None:
+    manifest, unlike = checkpoint.manifest, "is not the one that was saved"
+    if digest_of(checkpoint.path / stored.INDEX) != manifest.index:
+        return f"the checksum of {stored.INDEX} {unlike}"
+    found = stored.spoilt_part(checkpoint.path, index=share, ways=ways)
+    if found is None:
+        return None
+    file, tensor = found
+    if file not in manifest.files:
+        return f"{tensor} is in {file}, of which {MANIFEST} does not know"
+    step = manifest.files[file].step
+    common = "" if step == manifest.step else f", which step {step} wrote and others may have in common,"
+    return f"the checksum of {tensor} in {file}{common} {unlike}"
 
 
 def other_model(checkpoint: Checkpoint) -> Problem:

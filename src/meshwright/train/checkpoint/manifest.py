@@ -16,19 +16,23 @@ from meshwright.spec.model import MatrixRank, ModelSpec
 
 MANIFEST = "manifest.json"
 COMMITTED = "COMMITTED"
+SCHEMA = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileRecord:
+    """A file of tensors, of which the index has the checksums; the checkpoint of `step` wrote it."""
+
     bytes: int
-    sha256: str
+    step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """`state` is the train state as JSON values, the data position in it; digests name the plan and the model.
 
-    `ranks` are those of the model's matrices, by block, which a run may change on its way.
+    `index` is the checksum of the index of tensors; `ranks` are those of the model's matrices, by block, which a run
+    may change on its way.
     """
 
     step: int
@@ -40,8 +44,19 @@ class Manifest:
     world_size: int
     versions: Mapping[str, str]
     files: Mapping[str, FileRecord]
+    index: str
     ranks: Mapping[int, tuple[MatrixRank, ...]] = field(default_factory=dict)
-    schema: int = 1
+    schema: int = SCHEMA
+
+    @property
+    def written_bytes(self) -> int:
+        """Of tensors, what this checkpoint wrote itself."""
+        return sum(file.bytes for file in self.files.values() if file.step == self.step)
+
+    @property
+    def referred_bytes(self) -> int:
+        """Of tensors, what it has in common with an earlier one that wrote it."""
+        return sum(file.bytes for file in self.files.values()) - self.written_bytes
 
 
 def model_digest(model: ModelSpec) -> str:
@@ -66,6 +81,8 @@ def read_manifest(folder: Path) -> Manifest | str:
         return "it has no manifest"
     except (OSError, ValueError) as error:
         return f"its manifest cannot be read: {error}"
+    if isinstance(value, dict) and value.get("schema", SCHEMA) != SCHEMA:
+        return f"its form is number {value['schema']}, and this version reads {SCHEMA}"
     try:
         return codec.decode(Manifest, value)
     except ConfigError as error:
@@ -83,11 +100,6 @@ def is_sealed(folder: Path) -> bool:
         return (folder / COMMITTED).read_bytes() == digest_of(folder / MANIFEST).encode()
     except OSError:
         return False
-
-
-def record_of(path: Path) -> FileRecord:
-    """Size and checksum of the file as it reads back now."""
-    return FileRecord(bytes=path.stat().st_size, sha256=digest_of(path))
 
 
 def digest_of(path: Path) -> str:

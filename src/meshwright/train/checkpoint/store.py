@@ -18,7 +18,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 import meshwright
 from meshwright.catalog.huggingface.folder import open_folder
-from meshwright.parallel import relocate
+from meshwright.parallel import relocate, stored
+from meshwright.parallel.stored import Earlier, Written
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit, Problem
 from meshwright.spec.low_rank import ranks_of
 from meshwright.spec.model import ModelSpec
@@ -35,6 +36,7 @@ from meshwright.train.checkpoint.find import (
 )
 from meshwright.train.checkpoint.manifest import Manifest, model_digest
 from meshwright.train.checkpoint.peers import Peers, told
+from meshwright.train.checkpoint.staging import Staging
 from meshwright.train.checkpoint.write import failed, forget, write
 from meshwright.train.huggingface import load_weights
 from meshwright.train.state import TrainState
@@ -65,6 +67,8 @@ class Store:
         self._thread: threading.Thread | None = None
         self._failure: Problem | None = None
         self._write_seconds: float | None = None
+        self._written: dict[int, Written] = {}
+        self._staging = Staging()
         self.skipped: tuple[Problem, ...] = ()
         self.pinned: frozenset[int] = frozenset()
 
@@ -132,7 +136,7 @@ class Store:
     def save(
         self, source: relocate.State, *, step: int, progress: Mapping[str, Any], step_seconds: float = 0.0
     ) -> SaveTook:
-        """The tensors are copied now and a checkpoint of `step` is begun; `wait` says when it counts.
+        """What is saved is what the tensors are now, and a checkpoint of `step` is begun; `wait` says when it counts.
 
         `progress` is JSON values; `step_seconds` is what a step takes on this rank. Waits for the save before it.
         Raises EnvironmentUnfit when that one failed.
@@ -140,26 +144,27 @@ class Store:
         began = time.perf_counter()
         self.wait()
         kept = relocate.kept(source, group=self._peers.group)
-        tensors = {name: x.to("cpu", copy=True) for name, x in kept.items()}
+        beside = self._design.job.checkpoint.asynchronous
+        tensors = self._staging.take(kept) if beside else kept
         work = partial(self._write, tensors, self._manifest(step, progress), self.pinned, began=began)
-        if not self._design.job.checkpoint.asynchronous:
+        if not beside:
             work()
             self.wait()
         took = self._agreed(time.perf_counter() - began, step_seconds)
-        if self._design.job.checkpoint.asynchronous:
+        if beside:
             self._thread = threading.Thread(target=work, name=f"checkpoint-{step}", daemon=True)
             self._thread.start()
         return took
 
-    def begin(self, write_tensors: Callable[[Path], object]) -> None:
+    def begin(self, write_tensors: Callable[[Path], Written]) -> None:
         """A checkpoint of step 0 is committed whose tensors `write_tensors` writes into the folder it is given.
 
         By one process alone. Raises EnvironmentUnfit when it cannot be.
         """
         manifest = self._manifest(0, {**TrainState(seed=self._design.job.seed).to_dict(), "techniques": {}})
-        failure = write(write_tensors, manifest, directory=self._directory, peers=self._peers, keep=0)
-        if failure is not None:
-            raise EnvironmentUnfit(failure)
+        done = write(write_tensors, manifest, directory=self._directory, peers=self._peers, keep=0)
+        if isinstance(done, Problem):
+            raise EnvironmentUnfit(done)
 
     def start(self, path: Path, target: relocate.State) -> None:
         """The model of `target` holds the weights of the Hugging Face folder `path`, each rank its part. Collective.
@@ -211,19 +216,35 @@ class Store:
 
     def _write(self, tensors: dict[str, Tensor], manifest: Manifest, pinned: frozenset[int], *, began: float) -> None:
         """The checkpoint is committed, or `_failure` says why not. Runs beside training."""
-        keep = self._design.job.checkpoint.keep
+        keep, step = self._design.job.checkpoint.keep, manifest.step
+        earlier = self._earlier(step, keep=keep)
+        tensors_of = partial(stored.write, tensors, group=self._peers.group, step=step, earlier=earlier)
         try:
-            self._failure = write(
-                tensors, manifest, directory=self._directory, peers=self._peers, keep=keep, pinned=pinned
-            )
+            done = write(tensors_of, manifest, directory=self._directory, peers=self._peers, keep=keep, pinned=pinned)
         except (Exception, CheckpointException) as error:  # a thread's exception is lost; the run must hear of it
-            self._failure = failed(manifest.step, told(error), directory=self._directory)
+            done = failed(step, told(error), directory=self._directory)
+        if isinstance(done, Problem):
+            self._failure = done
+        else:
+            self._written = {**self._before(step, most=1), step: done}
         self._write_seconds = time.perf_counter() - began
 
+    def _earlier(self, step: int, *, keep: int) -> Earlier:
+        """A file is shared with the checkpoint before the last: of two that follow each other each has its own bytes,
+        and what spoils one leaves the other whole. Where only one is kept it is shared with that."""
+        known = [written for _, written in sorted(self._before(step, most=2).items())]
+        if not known:
+            return Earlier()
+        return Earlier(last=known[-1], shared=known[-1] if keep == 1 else (known[-2] if len(known) > 1 else None))
+
+    def _before(self, step: int, *, most: int) -> dict[int, Written]:
+        """What this rank wrote of the `most` newest checkpoints before `step`, itself and since it was started."""
+        steps = sorted(known for known in self._written if known < step)[-most:]
+        return {known: self._written[known] for known in steps}
+
     def _spoilt(self, checkpoint: Checkpoint) -> Problem | None:
-        """The first file whose checksum is wrong, the ranks reading a share of the files each."""
-        names = sorted(checkpoint.manifest.files)[self._peers.rank :: self._peers.size]
-        found = self._peers.gather(corrupt(checkpoint, names=names))
+        """The first part whose checksum is wrong, the ranks reading a share of the parts each."""
+        found = self._peers.gather(corrupt(checkpoint, share=self._peers.rank, ways=self._peers.size))
         return next((problem for problem in found if problem is not None), None)
 
     def _manifest(self, step: int, state: Mapping[str, Any]) -> Manifest:
@@ -241,6 +262,7 @@ class Store:
                 "python": platform.python_version(),
             },
             files={},
+            index="",
             ranks=ranks_of(self._design.model),
         )
 

@@ -4,64 +4,56 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from torch import Tensor
-
 from meshwright.parallel import stored
+from meshwright.parallel.stored import Written
 from meshwright.spec.errors import Problem
 from meshwright.train.checkpoint.find import PARTIAL, Checkpoint, folders, newest, open_checkpoint, path_of
-from meshwright.train.checkpoint.manifest import COMMITTED, FileRecord, Manifest, record_of, seal, write_manifest
+from meshwright.train.checkpoint.manifest import COMMITTED, FileRecord, Manifest, digest_of, seal, write_manifest
 from meshwright.train.checkpoint.peers import Peers
 from meshwright.train.disk import file_system
 
 
 def write(
-    tensors: dict[str, Tensor] | Callable[[Path], object],
+    write_tensors: Callable[[Path], Written],
     manifest: Manifest,
     *,
     directory: Path,
     peers: Peers,
     keep: int,
     pinned: Collection[int] = (),
-) -> Problem | None:
+) -> Written | Problem:
     """The checkpoint is committed and the `keep` newest stay (0: all) and those of steps `pinned`, or nothing changed
     and the problem is returned.
 
-    `tensors` are those of this rank, or what writes them into a folder. Collective; every rank returns the same.
+    `write_tensors` writes those of this rank into the folder that it is given. Collective; the result is what this
+    rank wrote, or on every rank the same problem.
     """
     final = path_of(directory, manifest.step)
     begun = final.with_name(final.name + PARTIAL)
-    records: dict[str, FileRecord] = {}
-
-    def read_back() -> None:
-        names = sorted(path.name for path in begun.iterdir())[peers.rank :: peers.size]
-        records.update({name: record_of(begun / name) for name in names})
-
-    def gathered() -> Manifest:
-        found = {name: record for share in peers.gather(records) for name, record in share.items()}
-        return replace(manifest, files=dict(sorted(found.items())))
-
-    works: tuple[Callable[[], object], ...] = (
-        partial(_on_first, peers, partial(_begin, begun)),
-        partial(tensors, begun) if callable(tensors) else partial(stored.write, tensors, begun, group=peers.group),
-        read_back,
-    )
-    for work in works:
-        failure = peers.agree(work)
-        if isinstance(failure, Problem):
-            break
-    else:
-        whole = gathered()
-        failure = peers.agree(partial(_on_first, peers, partial(_commit, begun, final, whole, keep, pinned)))
-    if not isinstance(failure, Problem):
-        return None
+    done: Written | Problem | None = peers.agree(partial(_on_first, peers, partial(_begin, begun)))
+    if done is None:
+        done = peers.agree(partial(write_tensors, begun))
+    if isinstance(done, Written):
+        files = _gathered(done, peers)
+        commit = partial(_commit, begun, final, replace(manifest, files=files), keep, pinned)
+        failure = peers.agree(partial(_on_first, peers, commit))
+        if failure is None:
+            return replace(done, folder=final)
+        done = failure
     if peers.rank == 0:
         shutil.rmtree(begun, ignore_errors=True)
-    return failed(manifest.step, failure.what, directory=directory)
+    return failed(manifest.step, done.what, directory=directory)
+
+
+def _gathered(written: Written, peers: Peers) -> Mapping[str, FileRecord]:
+    """The files of all ranks, by name."""
+    mine = {name: FileRecord(bytes=file.bytes, step=file.step) for name, file in written.files.items()}
+    return dict(sorted(entry for share in peers.gather(mine) for entry in share.items()))
 
 
 def failed(step: int, why: str, *, directory: Path) -> Problem:
@@ -88,7 +80,8 @@ def _begin(begun: Path) -> None:
 
 def _commit(begun: Path, final: Path, manifest: Manifest, keep: int, pinned: Collection[int]) -> None:
     """From here on the folder counts: it is renamed when its manifest is right, and sealed when it has its name."""
-    write_manifest(begun, manifest)
+    write_manifest(begun, replace(manifest, index=digest_of(begun / stored.INDEX)))
+    _flush_folder(begun)
     # What is replaced stays a whole checkpoint, under another name, until the new one is.
     replaced = final.with_name(f"{final.name}.replaced")
     if final.exists():

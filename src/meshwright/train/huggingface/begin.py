@@ -16,7 +16,7 @@ from meshwright.parallel import stored
 from meshwright.train.huggingface.read import MODEL, Weights
 
 Progress = Callable[[str, float, float], None]
-BOX_BYTES = 2**28
+BOX_BYTES = 2**22
 
 
 class Streamed(DefaultSavePlanner):
@@ -59,9 +59,11 @@ class Streamed(DefaultSavePlanner):
             )
 
 
-def write_weights(weights: Weights, folder: Path, *, dtype: torch.dtype, progress: Progress | None = None) -> None:
+def write_weights(
+    weights: Weights, folder: Path, *, dtype: torch.dtype, progress: Progress | None = None
+) -> stored.Written:
     """`folder` holds the parameters as a checkpoint does. By one process alone."""
-    stored.write({}, folder, group=None, planner=Streamed(weights, dtype=dtype, progress=progress))
+    return stored.write({}, folder, group=None, planner=Streamed(weights, dtype=dtype, progress=progress))
 
 
 def _rows(shape: tuple[int, ...], *, itemsize: int) -> Iterator[tuple[int, int]]:
