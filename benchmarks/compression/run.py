@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from meshwright.nn import Decoder, fill
 from meshwright.parallel.buckets import BucketedGradients
-from meshwright.parallel.compress import Wire
 from meshwright.parallel.reduction import Travel
+from meshwright.parallel.wire import Wire
 from meshwright.spec.compression import AcpSgd, DeMo, OneBit, PowerSgd, TopK
 from meshwright.spec.model import Attention, Embedding, FeedForward, Head, Layer, ModelSpec, Norm, Rotary
 

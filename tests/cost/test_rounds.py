@@ -62,7 +62,7 @@ def outer(asked):
     delay=st.integers(0, 500),
     fragments=st.integers(1, 8),
     momentum=st.sampled_from([0.0, 0.5]),
-    precision=st.sampled_from([Precision.FP32, Precision.BF16, Precision.INT8]),
+    precision=st.sampled_from([Precision.FP32, Precision.BF16, Precision.INT8, Precision.INT4]),
 )
 def test_any_rounds_come_back_from_the_table(kind, precision, **fields):
     plan = replace(
@@ -109,6 +109,7 @@ def test_faster_links_never_make_a_step_longer_and_what_is_exposed_is_of_the_who
         (SyncKind.CO2, Precision.BF16, "sharded"),
         (SyncKind.STREAMING, Precision.FP32, "sharded"),
         (SyncKind.STREAMING, Precision.INT8, "piped"),
+        (SyncKind.EAGER, Precision.INT4, "sharded"),
     ],
 )
 def test_the_fewest_steps_that_hide_a_round_hide_it_and_fewer_do_not(kind, precision, layout):
@@ -136,7 +137,7 @@ def test_those_that_wait_meet_as_often_as_a_twentieth_of_the_step_allows():
 
 
 @pytest.mark.parametrize("kind", LEARNERS)
-@pytest.mark.parametrize("precision", [Precision.FP32, Precision.INT8])
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.INT8, Precision.INT4])
 def test_what_a_device_sends_is_what_the_collectives_of_a_round_do(kind, precision):
     asked = met(kind, every=24, precision=precision)
     learners, every = asked.plan.learners, 24
