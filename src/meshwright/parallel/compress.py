@@ -22,9 +22,9 @@ from meshwright.parallel.wire import Wire
 from meshwright.spec.synchronize import BLOCK, SCALE_BYTES
 
 _TOGETHER = 0x0102040810204080
-# Elements that go through a processor's cache at once, several copies of them, and into how many pieces of more a part
-# is cut at the most. Accelerators take a part whole.
-_PIECE, _PIECES = 2**17, 256
+# Elements that are rounded at once: on a processor as many as stay in its caches with a copy, elsewhere as many as make
+# starting kernels cheap and copies small; and into how many pieces a part is cut at the most.
+_CACHED, _PIECE, _PIECES = 2**17, 2**22, 256
 
 
 class Rounding:
@@ -38,7 +38,7 @@ class Rounding:
         each = wire.packing.filled(-(-size // parts))
         self._head = self._bytes - each // wire.together
         self.left = torch.zeros(parts, each, dtype=dtype, device=device)
-        self._piece = max(_PIECE, -(-each // _PIECES // BLOCK) * BLOCK) if device.type == "cpu" else max(each, 1)
+        self._piece = max(_CACHED if device.type == "cpu" else _PIECE, -(-each // _PIECES // BLOCK) * BLOCK)
 
     def pack(self, flat: Tensor) -> Tensor:
         """Bytes (parts, those of a part) of flat (size,) with what was left before; the rest is left."""
@@ -187,7 +187,7 @@ class CompressedReduction:
         assert self._work is not None
         assert self._received is not None
         self._work.wait()
-        dtype = self.sent.left.dtype
+        self._packed, dtype = None, self.sent.left.dtype
         self._packed = self.summed.pack(self.sent.total(self._received, dtype))
         self._received = None
         self._everyone = self._packed.new_empty(self._group.size(), self._packed.shape[1])
