@@ -24,8 +24,8 @@ class Coding:
 
 CODINGS: Mapping[Precision, Coding] = MappingProxyType(
     {
-        Precision.FP8: Coding(bytes=48.0, processor_bytes=100.0),
-        Precision.INT8: Coding(bytes=48.0, processor_bytes=60.0),
-        Precision.INT4: Coding(bytes=48.0, processor_bytes=64.0),
+        Precision.FP8: Coding(bytes=48.0, processor_bytes=136.0),
+        Precision.INT8: Coding(bytes=48.0, processor_bytes=80.0),
+        Precision.INT4: Coding(bytes=48.0, processor_bytes=120.0),
     }
 )
