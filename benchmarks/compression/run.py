@@ -14,8 +14,9 @@ import torch.distributed as dist
 
 from meshwright.nn import Decoder, fill
 from meshwright.parallel.buckets import BucketedGradients
-from meshwright.parallel.compress import Wire
 from meshwright.parallel.reduction import Travel
+from meshwright.parallel.wire import Wire
+from meshwright.run.allocator import keep_freed_memory
 from meshwright.spec.compression import AcpSgd, DeMo, OneBit, PowerSgd, TopK
 from meshwright.spec.model import Attention, Embedding, FeedForward, Head, Layer, ModelSpec, Norm, Rotary
 
@@ -24,6 +25,7 @@ WAYS = (
     Travel(),
     Travel(wire=Wire.INT8),
     Travel(wire=Wire.E4M3),
+    Travel(wire=Wire.INT4),
     *(Travel(compression=PowerSgd(rank=rank)) for rank in (1, 4, 16)),
     Travel(compression=PowerSgd(rank=4, start_step=100)),
     *(Travel(compression=AcpSgd(rank=rank)) for rank in (1, 4, 16)),
@@ -91,6 +93,7 @@ def loss(way: Travel, group: dist.ProcessGroup, *, seed: int) -> float:
 
 def main() -> None:
     torch.set_num_threads(1)
+    keep_freed_memory()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     group = dist.group.WORLD
     assert group is not None

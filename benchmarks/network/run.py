@@ -27,7 +27,7 @@ from meshwright.run.files import write_json
 from meshwright.spec.cluster import Precision
 from meshwright.spec.job import CheckpointSpec, Constraints, Decay, EvaluationSpec, LearningRate
 from meshwright.spec.plan import Design
-from meshwright.spec.synchronize import GradientSync, Rounds, SyncKind, usual_rounds
+from meshwright.spec.synchronize import PACKINGS, GradientSync, Rounds, SyncKind, usual_rounds
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FREE, SLOW = 5e9, 12.5e6  # bytes/s; 100 Mbit/s
@@ -35,7 +35,9 @@ LENGTH, SEQUENCES = 128, 4  # of one learner and step
 TIMED, WARM = 10, 3
 NEVER = 10**6
 ROOM = 2.5  # times as long as an exchange takes the steps are that it is hidden beside
+STOP = 1.2e-8  # seconds of an outer step an element, with rounding at both ends (docs/lab.md)
 LATE = (SyncKind.EAGER, SyncKind.CO2)
+RECOMMENDED = SyncKind.STREAMING  # docs/learners.md
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,15 +115,27 @@ def meeting(made: Design, kind: SyncKind, rounds: Rounds) -> Design:
     return replace(made, plan=replace(made.plan, gradients=GradientSync(kind=kind, rounds=rounds)))
 
 
-def rounds_of(kind: SyncKind, *, exchange: float, step: float, learners: int) -> Rounds:
-    """So many steps that an exchange beside them, which takes the cores that train, costs a few per cent of them; where
-    it is waited for, that it is a twentieth of the time."""
-    hidden = max(2, math.ceil(ROOM * exchange / step))
+def sent_bytes(parameters: int, *, hosts: int, precision: Precision) -> float:
+    """What a host sends in a round."""
+    packing = PACKINGS.get(precision)
+    if packing is None:
+        return 2 * (hosts - 1) / hosts * parameters * precision.bytes
+    return 2.0 * (hosts - 1) * packing.part_bytes(math.ceil(parameters / hosts))
+
+
+def rounds_of(made: Design, kind: SyncKind, *, precision: Precision, step: float) -> Rounds:
+    """So many steps that an exchange beside them, which takes the cores that train, costs a few per cent of them, and
+    an outer step a twentieth at most; where it is waited for, that both are a twentieth of the time."""
+    hosts, parameters = made.plan.world_size, made.model.parameters
+    exchange = sent_bytes(parameters, hosts=hosts, precision=precision) / SLOW
+    hidden, stops = math.ceil(ROOM * exchange / step), math.ceil(20 * STOP * parameters / step)
     if kind in LATE:
-        return usual_rounds(kind, every=hidden, learners=learners)
-    if kind is SyncKind.STREAMING:
-        return usual_rounds(kind, every=max(4, 2 * hidden), learners=learners)
-    return usual_rounds(kind, every=max(2, round(20 * exchange / step)), learners=learners)
+        every = max(2, hidden, stops)
+    elif kind is SyncKind.STREAMING:
+        every = max(4, 2 * hidden, stops)
+    else:
+        every = max(2, round(20 * exchange / step) + stops)
+    return usual_rounds(kind, every=every, learners=hosts, precision=precision)
 
 
 def rows_of(name: str, values: list[tuple[float, float, float]], *, every: float, steps: int) -> list[record.Row]:
@@ -138,9 +152,9 @@ def rows_of(name: str, values: list[tuple[float, float, float]], *, every: float
         ),
         record.Row(
             name=f"{name}: loss above every step's at equal tokens ({steps} steps)",
-            target="0.03 nats" if name == "eager" else "told",
+            target="0.03 nats" if name == RECOMMENDED else "told",
             measured=f"{gap:+.3f} nats",
-            holds=gap <= 0.03 or name != "eager",
+            holds=gap <= 0.03 or name != RECOMMENDED,
         ),
         record.Row(
             name=f"{name}: loss below every step's at equal time",
@@ -157,13 +171,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=240)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--kinds", nargs="*", default=[kind.value for kind in SyncKind if kind.has_learners])
+    parser.add_argument("--precision", type=Precision, default=Precision.FP32, help="of what learners send")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "bench-network")
     options = parser.parse_args()
     hosts, steps, folder = options.hosts, options.steps, options.folder
     every = run(design(hosts, steps=TIMED, seed=0, every=0), rate=SLOW, folder=folder / "slow")
     apart = design(hosts, steps=steps, seed=0, every=0)
     alone = run(meeting(apart, SyncKind.LOCAL, Rounds(every=NEVER)), rate=SLOW, folder=folder / "alone")
-    exchange = 2 * (hosts - 1) / hosts * apart.model.parameters * 4 / SLOW
     print(f"every step: {every.step_seconds:.3f} s, nobody meets: {alone.step_seconds:.3f} s a step", flush=True)
     raw: dict[str, Any] = {"every_step": every.seconds, "alone": alone.seconds, "runs": {}}
     found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in options.kinds}
@@ -174,17 +188,19 @@ def main() -> None:
         print(f"seed {seed} every step: loss {free.validation[steps]:.3f}", flush=True)
         for name in options.kinds:
             kind = SyncKind(name)
-            rounds = rounds_of(kind, exchange=exchange, step=alone.step_seconds, learners=hosts)
+            rounds = rounds_of(made, kind, precision=options.precision, step=alone.step_seconds)
             curve = run(meeting(made, kind, rounds), rate=SLOW, folder=folder / name)
             speed, last = alone.step_seconds / curve.step_seconds, curve.validation[steps]
             there = replace(free, seconds=every.seconds).loss_after(steps * curve.step_seconds)
             found[name].append((speed, last - free.validation[steps], there - last))
             raw["runs"][f"{name}, seed {seed}"] = {"rounds": asdict(rounds), **asdict(curve)}
             told = f"{curve.step_seconds:.3f} s a step, {speed:.2f} of nobody meeting, loss {last:.3f}"
-            print(f"seed {seed} {name} (every {rounds.every}): {told}, at equal time {there:.3f}", flush=True)
+            met = f"{name} (every {rounds.every}, {options.precision.value})"
+            print(f"seed {seed} {met}: {told}, at equal time {there:.3f}", flush=True)
     share = alone.step_seconds / every.step_seconds
     rows = [row for name, values in found.items() for row in rows_of(name, values, every=share, steps=steps)]
-    record.finish(f"network-{hosts}", rows, raw)
+    narrow = "" if options.precision is Precision.FP32 else f"-{options.precision.value}"
+    record.finish(f"network-{hosts}{narrow}", rows, raw)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.cost import PlanTable, evaluate, predict
+from meshwright.cost.coding import CODINGS
 from meshwright.cost.traffic_rounds import fragment_elements, ranks_across, round_traffic
 from meshwright.cost.ways import met_over, ways_of_meeting
 from meshwright.spec.cluster import DeviceKind, Link, Precision
@@ -62,7 +63,7 @@ def outer(asked):
     delay=st.integers(0, 500),
     fragments=st.integers(1, 8),
     momentum=st.sampled_from([0.0, 0.5]),
-    precision=st.sampled_from([Precision.FP32, Precision.BF16, Precision.INT8]),
+    precision=st.sampled_from([Precision.FP32, Precision.BF16, Precision.INT8, Precision.INT4]),
 )
 def test_any_rounds_come_back_from_the_table(kind, precision, **fields):
     plan = replace(
@@ -109,6 +110,7 @@ def test_faster_links_never_make_a_step_longer_and_what_is_exposed_is_of_the_who
         (SyncKind.CO2, Precision.BF16, "sharded"),
         (SyncKind.STREAMING, Precision.FP32, "sharded"),
         (SyncKind.STREAMING, Precision.INT8, "piped"),
+        (SyncKind.EAGER, Precision.INT4, "sharded"),
     ],
 )
 def test_the_fewest_steps_that_hide_a_round_hide_it_and_fewer_do_not(kind, precision, layout):
@@ -121,6 +123,40 @@ def test_the_fewest_steps_that_hide_a_round_hide_it_and_fewer_do_not(kind, preci
     assert found.seconds == pytest.approx(nothing.seconds, abs=2e-2 * predict(asked).step_seconds)
     hasty = outer(met(kind, layout=layout, every=way.every // 2, precision=precision))
     assert hasty.seconds > 2.0 * found.seconds
+
+
+def way_of(kind, *, precision, every=0, slower=1.0):
+    """Learners of two sites at 1 Gbit/s, on devices whose memory is so much slower; the fewest steps by default."""
+    asked = met(kind, precision=precision)
+    device = asked.cluster.groups[0].device
+    device = replace(device, memory_bandwidth=device.memory_bandwidth / slower)
+    cluster = replace(asked.cluster, groups=tuple(replace(each, device=device) for each in asked.cluster.groups))
+    asked_for = SynchronizeSpec(kinds=(kind,), every=every, most_every=10**6, precision=precision)
+    entry = replace(asked, cluster=cluster, job=replace(JOB, synchronize=asked_for))
+    return next(way for way in ways_of_meeting(entry) if way.kind is kind and not way.is_plan)
+
+
+@pytest.mark.parametrize("kind", [SyncKind.EAGER, SyncKind.STREAMING, SyncKind.DILOCO])
+def test_fewer_bits_make_rounds_shorter_until_outer_steps_are_a_twentieth_of_them(kind):
+    order = (Precision.FP32, Precision.BF16, Precision.INT8, Precision.INT4)
+    found = [way_of(kind, precision=precision).every for precision in order]
+    assert all(wide > narrow for wide, narrow in pairwise(found))
+    slow = way_of(kind, precision=Precision.INT4, slower=3e3)
+    hasty = way_of(kind, precision=Precision.INT4, slower=3e3, every=slow.every // 2)
+    assert slow.exposed_seconds <= 0.06 * slow.step_seconds
+    assert hasty.exposed_seconds > 0.06 * hasty.step_seconds
+
+
+def test_rounding_of_gradients_is_priced():
+    asked = met(SyncKind.EVERY_STEP, layout="whole")
+    plain, eight = (
+        replace(asked, plan=replace(asked.plan, gradients=GradientSync(precision=precision)))
+        for precision in (Precision.BF16, Precision.INT8)
+    )
+    device = eight.cluster.groups[0].device
+    least = CODINGS[Precision.INT8].bytes * MODEL.parameters / (device.memory_bandwidth * device.memory_fraction)
+    whole = [predict(each).step.find(LineName.GRADIENTS).seconds for each in (plain, eight)]
+    assert least <= whole[1] < whole[0] + least
 
 
 def test_those_that_wait_meet_as_often_as_a_twentieth_of_the_step_allows():
@@ -136,7 +172,7 @@ def test_those_that_wait_meet_as_often_as_a_twentieth_of_the_step_allows():
 
 
 @pytest.mark.parametrize("kind", LEARNERS)
-@pytest.mark.parametrize("precision", [Precision.FP32, Precision.INT8])
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.INT8, Precision.INT4])
 def test_what_a_device_sends_is_what_the_collectives_of_a_round_do(kind, precision):
     asked = met(kind, every=24, precision=precision)
     learners, every = asked.plan.learners, 24

@@ -12,11 +12,13 @@ import torch
 from meshwright.cost import predict
 from meshwright.cost.states import Local, left_bytes
 from meshwright.cost.table import PlanTable
-from meshwright.parallel.compress import Rounding, Wire
+from meshwright.parallel import compress
+from meshwright.parallel.compress import Rounding
+from meshwright.parallel.wire import Wire
 from meshwright.spec.cluster import Precision
 from meshwright.spec.plan import Design, Sharding
 from meshwright.spec.report import MemoryPart
-from meshwright.spec.synchronize import GradientSync
+from meshwright.spec.synchronize import BLOCK, GradientSync
 from tests.parallel import compress_cases, layout_cases, move_cases
 from tests.support import models
 from tests.support.designs import Layout, design, with_speed
@@ -42,31 +44,81 @@ def narrow(layout: Layout, precision: Precision = Precision.FP8) -> Design:
     return replace(entry, plan=replace(entry.plan, gradients=GradientSync(precision=precision)))
 
 
+def rounding(size: int, *, parts: int, wire: Wire, dtype: torch.dtype = torch.float32) -> Rounding:
+    return Rounding(size, parts=parts, dtype=dtype, device=torch.device("cpu"), wire=wire)
+
+
+def most_left(owed: torch.Tensor, packed: torch.Tensor, wire: Wire) -> torch.Tensor:
+    """What rounding leaves of `owed` (parts, n) at most: half a step of a scale, or a sixteenth of a number in e4m3."""
+    if wire is Wire.INT4:
+        blocks = packed[:, : owed.shape[1] // BLOCK * 2].contiguous().view(torch.bfloat16).to(owed.dtype)
+        return blocks.repeat_interleave(BLOCK, dim=1) * 0.51
+    scale = packed[:, :4].contiguous().view(torch.float32).to(owed.dtype)
+    return torch.maximum(owed.abs() / 16, scale * 2.0**-10) * 1.01 if wire is Wire.E4M3 else scale / 2
+
+
 @pytest.mark.parametrize("wire", Wire)
-def test_what_was_sent_and_what_is_left_is_all_there_was(wire: Wire) -> None:
+@pytest.mark.parametrize("size", [1001, 5, 1])
+def test_what_was_sent_and_what_is_left_is_all_there_was(wire: Wire, size: int) -> None:
     generator = torch.Generator().manual_seed(0)
-    rounding = Rounding(1001, parts=4, dtype=torch.float64, device=torch.device("cpu"), wire=wire)
-    sent, exact = torch.zeros(1004, dtype=torch.float64), torch.zeros(1001, dtype=torch.float64)
+    place = rounding(size, parts=4, wire=wire, dtype=torch.float64)
+    part = -(-size // 4)
+    blocks = -(-part // BLOCK)
+    sent, exact = torch.zeros(4 * place.left.shape[1], dtype=torch.float64), torch.zeros(size, dtype=torch.float64)
     for _ in range(50):
-        x = torch.randn(1001, dtype=torch.float64, generator=generator) * torch.logspace(-8, 2, 1001)
-        packed = rounding.pack(x)
-        assert packed.shape == (4, 251 + 4)
-        sent += rounding.unpack(packed, torch.float64).view(-1)
+        x = torch.randn(size, dtype=torch.float64, generator=generator) * torch.logspace(-8, 2, size)
+        packed = place.pack(x)
+        assert packed.shape == (4, 66 * blocks if wire is Wire.INT4 else part + 4)
+        found = place.unpack(packed, torch.float64)
+        assert torch.equal(place.total(packed, torch.float64), ((found[0] + found[1]) + found[2]) + found[3])
+        sent += found.view(-1)
         exact += x
-        # e4m3 is within a sixteenth of a number, or half the least step of the part's scale; int8 half a step.
-        owed = rounding.unpack(packed, torch.float64) + rounding.left
-        scale = packed[:, :4].contiguous().view(torch.float32).double()
-        most = torch.maximum(owed.abs() / 16, scale * 2.0**-10) if wire is Wire.E4M3 else scale / 2
-        assert bool((rounding.left.abs() <= most).all())
-    torch.testing.assert_close(sent + rounding.left.view(-1), torch.nn.functional.pad(exact, (0, 3)), rtol=0, atol=1e-9)
-    assert float((sent[:1001] - exact).abs().max()) < 0.1 * float(exact.abs().max())
+        assert bool((place.left.abs() <= most_left(found + place.left, packed, wire)).all())
+    torch.testing.assert_close(sent[:size] + place.left.view(-1)[:size], exact, rtol=0, atol=1e-9)
+    assert not sent[size:].any()
+    assert float((sent[:size] - exact).abs().max()) < 0.1 * float(exact.abs().max())
 
 
-def test_no_number_is_too_small_or_nothing_at_all() -> None:
-    rounding = Rounding(8, parts=2, dtype=torch.float32, device=torch.device("cpu"), wire=Wire.E4M3)
+@pytest.mark.parametrize("wire", Wire)
+def test_pieces_that_go_through_a_cache_are_those_of_the_whole(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(3000, generator=torch.Generator().manual_seed(1))
+    whole = rounding(3000, parts=2, wire=wire)
+    monkeypatch.setattr(compress, "_CACHED", 2 * BLOCK)
+    pieces = rounding(3000, parts=2, wire=wire)
+    packed = whole.pack(x)
+    assert torch.equal(pieces.pack(x), packed)
+    assert torch.equal(pieces.left, whole.left)
+    assert torch.equal(pieces.unpack(packed, torch.float32), whole.unpack(packed, torch.float32))
+
+
+@pytest.mark.parametrize("wire", Wire)
+def test_no_number_is_too_small_or_nothing_at_all(wire: Wire) -> None:
+    place = rounding(8, parts=2, wire=wire)
     x = torch.tensor([0.0, 0.0, 0.0, 0.0, 1e-30, -3e-30, 0.0, 2e-30])
-    found = rounding.unpack(rounding.pack(x), torch.float32)
-    torch.testing.assert_close(found.view(-1), x, rtol=1 / 16, atol=0)
+    found = place.unpack(place.pack(x), torch.float32).view(-1)[:8]
+    torch.testing.assert_close(found, x, rtol=1 / 16, atol=3.1e-30 / 14 if wire is Wire.INT4 else 0)
+    assert not found[:4].any()
+
+
+@pytest.mark.parametrize("wire", Wire)
+@pytest.mark.parametrize("spoilt", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_no_number_reaches_whoever_reads_it(wire: Wire, spoilt: float) -> None:
+    place = rounding(2 * BLOCK, parts=2, wire=wire)
+    x = torch.ones(2 * BLOCK)
+    x[3] = spoilt
+    found = place.unpack(place.pack(x), torch.float32)
+    assert not found[0].isfinite().any()
+    assert bool(found[1].isfinite().all())
+
+
+def test_eight_bits_are_those_of_a_cast() -> None:
+    every = torch.arange(256, dtype=torch.uint8)
+    cast, read, again = every.view(torch.float8_e4m3fn).float(), torch.empty(256), torch.empty(256, dtype=torch.uint8)
+    Wire.E4M3.read(every, read)
+    known = cast.isfinite()
+    assert torch.equal(read[known], cast[known])
+    Wire.E4M3.write(read.clone(), again)
+    assert torch.equal(again[known], every[known])
 
 
 @pytest.mark.parametrize(

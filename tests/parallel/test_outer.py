@@ -135,6 +135,7 @@ def test_averages_after_every_step_are_data_parallel_by_gradient_descent(pool: P
         ("sharded", SyncKind.STREAMING, Precision.INT8, 6),
         ("pipeline", SyncKind.CO2, Precision.FP8, 4),
         ("tensor", SyncKind.DILOCO, Precision.BF16, 5),
+        ("replicas", SyncKind.STREAMING, Precision.INT4, 7),
     ],
 )
 def test_a_run_goes_on_bit_by_bit_while_something_travels(

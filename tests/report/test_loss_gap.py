@@ -97,7 +97,9 @@ def test_the_run_to_compare_with_is_found_beside_it(tmp_path: Path) -> None:
 
 def test_measured_gaps_name_ways_of_meeting_and_the_nearest_model_is_told() -> None:
     assert {gap.word for gap in MEASURED} <= set(MEETINGS)
-    large, small = (nearest_gaps(["diloco"], parameters=count)[0].parameters for count in (9e9, 4e9))
+    large, small = (nearest_gaps({"diloco": 30}, parameters=count)[0].parameters for count in (9e9, 4e9))
     assert (large, small) == (10e9, 4e9)
-    assert nearest_gaps(["every_step"], parameters=1e9) == ()
+    assert nearest_gaps({"every_step": 0}, parameters=1e9) == ()
+    short, long = (nearest_gaps({"streaming": every}, parameters=1e7)[0].every for every in (3, 100))
+    assert (short, long) == (4, 22)
     assert "diloco -0.004 nats (4 B parameters, 2 ranks, every 30 steps; " in MEASURED[0].words

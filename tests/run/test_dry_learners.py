@@ -25,7 +25,7 @@ QUICK = (
     (SyncKind.DILOCO, Precision.BF16, PLAIN),
     (SyncKind.EAGER, Precision.INT8, SHARDED),
     (SyncKind.CO2, Precision.FP32, PLAIN),
-    (SyncKind.STREAMING, Precision.FP8, PLAIN),
+    (SyncKind.STREAMING, Precision.INT4, PLAIN),
 )
 
 
@@ -59,7 +59,7 @@ def test_every_stage_of_learners_sends_what_it_has_of_a_fragment() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16, Precision.INT8])
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16, Precision.INT8, Precision.INT4])
 def test_whatever_their_way_is(precision: Precision) -> None:
     entries = of((kind, precision, PLAIN) for kind in SyncKind if kind.has_learners)
     check_traffic(entries, hold(entries))

@@ -85,7 +85,7 @@ CASES = {
         "2 fragments of 6 steps travel at once in rounds of 10 steps",
     ),
     "rounds-precision": Case(
-        lambda: met(precision=Precision.BF16),
+        lambda: met(precision=Precision.INT4),
         lambda: met(precision=Precision.FP16),
         "learners that meet in fp16 can be predicted and not trained yet",
     ),
@@ -334,8 +334,8 @@ CASES = {
     ),
     "runtime-gradients": Case(
         lambda: planned(D(), gradients=GradientSync(precision=Precision.FP8)),
-        lambda: planned(D(), gradients=GradientSync(precision=Precision.FP16)),
-        "gradients that meet in fp16 can be predicted and not trained yet",
+        lambda: planned(D(), gradients=GradientSync(precision=Precision.INT4)),
+        "gradients that meet in int4 can be predicted and not trained yet",
     ),
     "runtime-products": Case(
         D, rounded, "fp8 products whose backward zb-h1 splits can be predicted and not trained yet"

@@ -24,7 +24,7 @@ COMMENTS: Mapping[str, str] = MappingProxyType(
         "synchronize.kinds": "Any of local, diloco, eager, co2, streaming that a plan may take; empty: none.",
         "synchronize.every": "Steps between meetings; 0: as few as hide the network.",
         "synchronize.most_every": "The most steps between meetings that are chosen.",
-        "synchronize.precision": "What replicas send then: fp32, bf16, int8 or fp8.",
+        "synchronize.precision": "What replicas send then: fp32, bf16, int8, fp8 or int4.",
         "synchronize.compressions": "How gradients may be compressed: tables of powersgd, acpsgd, topk, demo, one_bit.",
         "low_rank": "Two thin factors in the place of a matrix after a while, where that pays.",
         "low_rank.kind": "none, pufferfish or cuttlefish, each with fields of its own: see the page on low rank.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshwright.spec.units import format_count
@@ -36,12 +36,14 @@ class MeasuredGap:
 
 _LAW = "2503.09799, table of scaling laws"
 _OURS = "benchmarks/network/run.py, three seeds"
+_FOUR_BITS = "benchmarks/network/losses.py in int4, three seeds"
 _SMALL = "training loss of benchmarks/compression/run.py"
 
 MEASURED: tuple[MeasuredGap, ...] = (
     MeasuredGap(word="diloco", nats=-0.004, parameters=4e9, ranks=2, every=30, source=_LAW),
     MeasuredGap(word="diloco", nats=-0.004, parameters=10e9, ranks=2, every=30, source=_LAW),
     MeasuredGap(word="streaming", nats=0.063, parameters=5.4e6, ranks=2, every=22, tokens=154e3, source=_OURS),
+    MeasuredGap(word="streaming", nats=0.016, parameters=5.4e6, ranks=2, every=4, tokens=154e3, source=_FOUR_BITS),
     MeasuredGap(word="eager", nats=0.127, parameters=5.4e6, ranks=2, every=11, tokens=154e3, source=_OURS),
     MeasuredGap(word="diloco", nats=0.088, parameters=5.4e6, ranks=2, every=81, tokens=154e3, source=_OURS),
     MeasuredGap(word="powersgd", nats=0.138, parameters=127e3, ranks=1, tokens=76.8e3, source=_SMALL),
@@ -52,11 +54,13 @@ MEASURED: tuple[MeasuredGap, ...] = (
 )
 
 
-def nearest_gaps(words: Iterable[str], *, parameters: float) -> tuple[MeasuredGap, ...]:
-    """Of every way of meeting in `words` that was measured, the figure of the model nearest in size to `parameters`."""
-    found = []
-    for word in dict.fromkeys(words):
-        known = [gap for gap in MEASURED if gap.word == word]
-        if known:
-            found.append(min(known, key=lambda gap: abs(math.log(gap.parameters / parameters))))
-    return tuple(found)
+def nearest_gaps(ways: Mapping[str, int], *, parameters: float) -> tuple[MeasuredGap, ...]:
+    """Of every way of meeting that was measured, the figure of the model nearest in size to `parameters`, and of those
+    of one size that of the rounds nearest in length; `ways` are steps of a round by one of MEETINGS."""
+
+    def distance(gap: MeasuredGap) -> tuple[float, float]:
+        rounds = max(gap.every, 1) / max(ways[gap.word], 1)
+        return abs(math.log(gap.parameters / parameters)), abs(math.log(rounds))
+
+    known = {word: [gap for gap in MEASURED if gap.word == word] for word in ways}
+    return tuple(min(gaps, key=distance) for gaps in known.values() if gaps)

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from meshwright.cost.compression import compressed_seconds
+from meshwright.cost.compression import coding_seconds, compressed_seconds
 from meshwright.cost.layouts import Backward, LayoutArrays
 from meshwright.cost.longest_path import Path
 from meshwright.cost.machine import Machine
@@ -249,8 +249,9 @@ def _once(
         if small is not None:
             exposed = np.where(small.rows[:, None], small.exposed, exposed)
             whole = np.where(small.rows[:, None], small.whole, whole)
-        step = update_seconds(optimized, owned, device=entry.group.device, figures=entry.update)
-        step = step * (entry.sharing.everyone / entry.sharing.speed)[:, None]
+        together = (entry.sharing.everyone / entry.sharing.speed)[:, None]
+        coded = coding_seconds(table, parameters, device=entry.group.device) * together
+        step = update_seconds(optimized, owned, device=entry.group.device, figures=entry.update) * together
         away = optimizes_away(table)
         if away.any():
             step = np.where(
@@ -258,14 +259,13 @@ def _once(
                 away_seconds(owned, table, sizes=entry.sizes, group=entry.group, passed=passed_bytes(job.optimizer)),
                 step,
             )
-        total = counts["total"]
         found = {
-            "gather": _weighted(total, [s.once_gather[0] for s in entry.syncs]),
-            "gradients": _weighted(total, [s.once_gradients[0] for s in entry.syncs]) + exposed,
+            "gather": _weighted(counts["total"], [s.once_gather[0] for s in entry.syncs]),
+            "gradients": _weighted(counts["total"], [s.once_gradients[0] for s in entry.syncs]) + exposed + coded,
             "optimizer": step,
-            "whole_gather": _weighted(total, [s.once_gather[1] for s in entry.syncs]),
-            "whole_gradients": _weighted(total, [s.once_gradients[1] for s in entry.syncs]) + whole,
-            "halves": _halves(table, entry, arrays=arrays, counts=total),
+            "whole_gather": _weighted(counts["total"], [s.once_gather[1] for s in entry.syncs]),
+            "whole_gradients": _weighted(counts["total"], [s.once_gradients[1] for s in entry.syncs]) + whole + coded,
+            "halves": _halves(table, entry, arrays=arrays, counts=counts["total"]),
         }
         for name, values in found.items():
             worst[name] = np.maximum(worst[name], np.where(place[..., position], values, 0.0))

@@ -7,16 +7,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshwright.cost.coding import CODINGS
 from meshwright.cost.lines import Linear
 from meshwright.cost.optimizers import Optimized, Treated
 from meshwright.cost.overlap import Contention, Slack, Traffic, Way
 from meshwright.cost.overlap import exposed as exposed_beside
 from meshwright.cost.states import BUCKET_BYTES, state_bytes
-from meshwright.cost.table import BoolArray, PlanTable
+from meshwright.cost.table import PRECISIONS, SHARDINGS, BoolArray, PlanTable
 from meshwright.cost.traffic_compression import CHUNK_PLACE_BYTES, PLACE_BYTES
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import DeviceKind, DeviceSpec, Precision
 from meshwright.spec.compression import AcpSgd, Compression, DeMo, OneBit, PowerSgd, TopK
+from meshwright.spec.plan import Sharding
 from meshwright.spec.synchronize import SCALE_BYTES
 
 # Bytes that making an element small and back moves in fp32, as parallel/ does it: what is owed is added to and read for
@@ -31,6 +33,12 @@ _PRODUCTS, _ALTERNATE_PRODUCTS = 8.0, 6.0
 _TRANSFORMS = 6.0  # on an element by each of its chunk: there, back to what is left, and back from everyone's
 # Kernels that a matrix starts: products and sums, and those that make factors orthonormal.
 _MATRIX_KERNELS, _ALTERNATE_KERNELS, _BUCKET_KERNELS = 60.0, 34.0, 20.0
+_NONE, _ZERO1 = SHARDINGS.index(Sharding.NONE), SHARDINGS.index(Sharding.OPTIMIZER)
+_ROUNDED, _PROCESSOR_ROUNDED = (
+    np.asarray([getattr(CODINGS[kind], name) if kind in CODINGS else 0.0 for kind in PRECISIONS])
+    for name in ("bytes", "processor_bytes")
+)
+_SCATTERED = 0.6  # of the work of rounding where sums stay with their owners and are not sent
 _GATHERED = 0.5  # of an all-reduce of as many bytes, which passes them around twice
 
 
@@ -91,6 +99,15 @@ def compressed_seconds(
         exposed = np.where(mine[:, None], hidden + after + work, exposed)
         whole = np.where(mine[:, None], beside + after + work, whole)
     return CompressedSeconds(rows=rows, exposed=exposed, whole=whole)
+
+
+def coding_seconds(table: PlanTable, trained: FloatArray, *, device: DeviceSpec) -> FloatArray:
+    """What a step spends on rounding gradients of `trained` parameters, shape (rows, ranks): 0 where none is."""
+    moved = (_PROCESSOR_ROUNDED if device.kind is DeviceKind.CPU else _ROUNDED)[table.gradient_precision]
+    replicated = table.sharding == _NONE
+    times = np.where(replicated | (table.sharding == _ZERO1), 1.0, table.microbatches)
+    each = np.where(table.meeting > 1, moved * times * np.where(replicated, 1.0, _SCATTERED), 0.0)
+    return np.asarray(trained * each[:, None] / (device.memory_bandwidth * device.memory_fraction))
 
 
 def compression_bytes(found: Optimized, trained: FloatArray) -> FloatArray:

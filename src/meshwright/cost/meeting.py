@@ -8,16 +8,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from meshwright.cost.coding import CODINGS, Coding
 from meshwright.spec.cluster import Precision
 from meshwright.spec.compression import COMPRESSIONS, Compression
 from meshwright.spec.job import JobSpec
-from meshwright.spec.synchronize import GradientSync, Rounds, SyncKind, usual_rounds
+from meshwright.spec.synchronize import PACKINGS, GradientSync, Packing, Rounds, SyncKind, usual_rounds
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 _UNKNOWN = 8  # steps of rounds that are still to be found: enough for as many fragments as there ever are
 _STRIDE = 1 << 32
+_PLAIN, _NOTHING = Packing(elements=1, block_bytes=1, head_bytes=0), Coding(bytes=0.0, processor_bytes=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,26 +65,38 @@ def meetings_of(job: JobSpec) -> tuple[Meeting, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundFigures:
-    """Of rounds, shape (rows,): steps `every` and `delay`, `fragments`, bytes of an element as it is `sent`, in `eight`
-    bits or not; copies of parameters that are `kept` for good; those of a fragment beside what travels when it lands or
-    sets out, for a `moment`, and with what travelled for the `stepping` after it; passes over them that an outer step
-    makes."""
+    """Of rounds, shape (rows,): steps `every` and `delay`, `fragments`, bytes of an element as it is `sent`, `rounded`
+    in eight bits or four or not; copies of parameters that are `kept` for good; those of a fragment beside what travels
+    when it lands or sets out, for a `moment`, and with what travelled for the `stepping` after it; passes over them
+    that an outer step makes, and bytes of memory in whose time an element is `coded`, by a processor or by others.
+
+    What is rounded travels in blocks of `block` elements in `block_bytes` each, behind `head_bytes` a part.
+    """
 
     every: Ints
     delay: Ints
     fragments: Ints
     sent: Floats
-    eight: Mask
     kept: Floats
     moment: Floats
     stepping: Floats
     passes: Floats
+    rounded: Mask
+    block: Floats
+    block_bytes: Floats
+    head_bytes: Floats
+    coded: Floats
+    coded_by_processor: Floats
+
+    def part_bytes(self, elements: Floats, learners: Ints) -> Floats:
+        """Of one of as many parts as there are learners, the last of which is filled up, as it travels rounded."""
+        blocks = np.ceil(np.ceil(elements / learners) / self.block)
+        return np.asarray(blocks * self.block_bytes + self.head_bytes)
 
 
 # Reads and writes of an element by an outer step: what is its own and its anchor are read, what sets out, comes back
-# and is gone on from written; momentum is read and written, and so is what an eager learner keeps of its own. Rounding
-# to eight bits and back, at both ends of both collectives, with what is left over.
-_PASSES, _MOMENTUM, _OWN, _ROUNDED = 5.0, 2.0, 2.0, 12.0
+# and is gone on from written; momentum is read and written, and so is what an eager learner keeps of its own.
+_PASSES, _MOMENTUM, _OWN = 5.0, 2.0, 2.0
 
 
 def round_figures(syncs: Sequence[Meeting], sync: Ints, every: Ints) -> RoundFigures:
@@ -96,32 +110,42 @@ def round_figures(syncs: Sequence[Meeting], sync: Ints, every: Ints) -> RoundFig
         delay=whole[1],
         fragments=whole[2],
         sent=columns[3],
-        eight=columns[4] > 0.0,
-        kept=columns[5],
-        moment=columns[6],
-        stepping=columns[7],
-        passes=columns[8],
+        kept=columns[4],
+        moment=columns[5],
+        stepping=columns[6],
+        passes=columns[7],
+        rounded=columns[8] > 0.0,
+        block=columns[9],
+        block_bytes=columns[10],
+        head_bytes=columns[11],
+        coded=columns[12],
+        coded_by_processor=columns[13],
     )
 
 
 def _figures(meeting: Meeting, *, every: int) -> tuple[float, ...]:
     rounds, kind = meeting.of(every=every, learners=2), meeting.kind
-    eight = rounds.precision in (Precision.FP8, Precision.INT8)
+    packing, coding = PACKINGS.get(rounds.precision, _PLAIN), CODINGS.get(rounds.precision, _NOTHING)
     momentum = rounds.momentum > 0.0 or kind is SyncKind.CO2
     own = kind is SyncKind.EAGER
     kept = 1.0 + momentum + own if kind.has_learners else 0.0
     narrow = rounds.precision not in (Precision.FP32, Precision.FP64)
     # A learner's own, and what came back where that is not what travelled itself; co2 makes its last step beside both.
     moment, stepping = 1.0 + narrow, 3.0 * (kind is SyncKind.CO2)
-    passes = _PASSES + _MOMENTUM * momentum + _OWN * own + _ROUNDED * eight
+    passes = _PASSES + _MOMENTUM * momentum + _OWN * own
     return (
         rounds.every,
         rounds.delay,
         rounds.fragments,
         float(rounds.precision.bytes),
-        eight,
         kept,
         moment,
         stepping,
         passes,
+        rounds.precision in PACKINGS,
+        packing.elements,
+        packing.block_bytes,
+        packing.head_bytes,
+        coding.bytes,
+        coding.processor_bytes,
     )

@@ -40,21 +40,22 @@ def round_bytes(
     """Of ranks that own so many trained parameters, `largest` of them of one block, all (rows, ranks); None where no
     row has learners. A fragment is of whole blocks, and of a rank the largest has the share that it has of the model.
 
-    Copies have no less than four bytes an element. What rounding to eight bits leaves is kept of all that is sent and
-    of the part whose sum a rank owns; numbers on their way lie there as they are sent and as they are received, and the
-    sum of a rank's part beside all that came for it. What travels in as many bits as a copy has, and is waited for, is
-    the learner's own copy.
+    Copies have no less than four bytes an element. What rounding leaves is kept of all that is sent and of the part
+    whose sum a rank owns; rounded numbers on their way lie there as they are sent and as they are received, and
+    when they land as the sums that a rank sent and all that came. What
+    travels in as many bits as a copy has, and is waited for, is the learner's own copy.
     """
     learners = table.learners
     apart = learners > 1
     if not table.has_learners or not apart.any():
         return None
     figures, wide = round_figures(table.syncs, table.sync, table.every), state_bytes(table).wide
-    left = np.where(figures.eight, 1.0 + 1.0 / learners, 0.0)
-    travels, late = np.where(figures.eight, 2.0, figures.sent), figures.delay > 0
+    left = np.where(figures.rounded, 1.0 + 1.0 / learners, 0.0)
+    each = figures.block_bytes / figures.block
+    travels, late = np.where(figures.rounded, 2.0 * each, figures.sent), figures.delay > 0
     waits = np.where(late | (figures.sent >= wide), 0.0, travels)
-    copies = np.where(figures.eight, 2.0 + 1.0 / learners, figures.moment)
-    moment = np.maximum(copies * wide, figures.stepping * wide - travels) + waits
+    landed = np.where(figures.rounded, (1.0 + 1.0 / learners) * each - travels, 0.0)
+    moment = np.maximum(figures.moment * wide + landed, figures.stepping * wide - travels) + waits
     away = np.where(late, travels, 0.0)
     share = _largest_shares(figures.fragments, model=model)[:, None]
     fragment = np.where(share < 1.0, np.maximum(share * owned, largest()), owned)

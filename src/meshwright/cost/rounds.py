@@ -1,6 +1,6 @@
 """What learners that meet in rounds wait for: how long a round travels, beside what, and what of it is exposed.
 
-All figures are of one round until `outer` divides them by its steps. Where one device sends a tensor in eight bits it
+All figures are of one round until `outer` divides them by its steps. Where one device rounds what it sends it
 does so twice: parts to their owners, and, at the end of the step in which those arrived, sums to everyone.
 """
 
@@ -26,10 +26,10 @@ from meshwright.spec.cluster import Collective, DeviceKind
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.report import LineName
-from meshwright.spec.synchronize import SCALE_BYTES, TOLD_BYTES, TOLD_EVERY
+from meshwright.spec.synchronize import TOLD_BYTES, TOLD_EVERY
 
 _RESERVE = 1.2  # times the seconds of a round that its steps leave room for, where it is to be hidden
-_WAITED = 0.05  # of a step that may be waited for where nothing hides a round
+_WAITED = 0.05  # of a step that what nothing hides may take: outer steps, and what is waited for
 _TRIED = 9  # numbers of steps that are tried until a round of fragments is hidden
 _WORK = (LineName.FORWARD, LineName.BACKWARD, LineName.RECOMPUTE, LineName.OPTIMIZER)
 _NOTHING = Contention(near=Mutual(added=0.0, idle=0.0), far=Mutual(added=0.0, idle=0.0))
@@ -59,8 +59,9 @@ def outer(
 ) -> Outer | None:
     """What learners add to `step`, which is that of one of them; None where no row has some.
 
-    Where the table leaves open how many steps a round has, the fewest that hide it with a reserve; of ways of meeting
-    that wait for it, the fewest that leave a twentieth of the step for it. The slowest machine decides.
+    Where the table leaves open how many steps a round has, the fewest that hide it with a reserve, and of which what is
+    not hidden takes at most a twentieth: outer steps, and what travels where it is waited for. The slowest machine
+    decides.
     """
     learners = table.learners
     apart = learners > 1
@@ -108,16 +109,11 @@ def with_rounds(step: Step, found: Outer) -> Step:
     )
 
 
-def part_elements(elements: FloatArray, learners: IntArray) -> FloatArray:
-    """Elements of one of as many parts as there are learners, the last of which is filled up."""
-    return np.asarray(np.ceil(elements / learners))
-
-
 def _sent_bytes(elements: FloatArray, figures: RoundFigures, *, learners: IntArray) -> FloatArray:
     """What a device sends in one round, of which it has so many `elements`."""
     fragments = figures.fragments
-    eight = 2.0 * (learners - 1.0) * fragments * (part_elements(elements / fragments, learners) + SCALE_BYTES)
-    return np.where(figures.eight, eight, 2.0 * (learners - 1.0) / learners * elements * figures.sent)
+    rounded = 2.0 * (learners - 1.0) * fragments * figures.part_bytes(elements / fragments, learners)
+    return np.where(figures.rounded, rounded, 2.0 * (learners - 1.0) / learners * elements * figures.sent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,19 +176,21 @@ class _Road:
         return np.asarray(figures.fragments * np.where(hides, np.clip(found, 0.0, whole), whole))
 
     def update(self, figures: RoundFigures) -> FloatArray:
-        """Seconds of the outer steps of one round, which read and write what a rank holds."""
+        """Seconds of the outer steps of one round, which read and write what a rank holds and round what it sends."""
         device, sharing = self._machine.group.device, self._machine.sharing
-        moved = self._elements * figures.passes * state_bytes(self._table).wide
+        coded = figures.coded_by_processor if device.kind is DeviceKind.CPU else figures.coded
+        moved = self._elements * (figures.passes * state_bytes(self._table).wide + coded)
         return np.asarray(moved / (device.memory_bandwidth * device.memory_fraction) * sharing.everyone / sharing.speed)
 
     def fewest(self, *, most: int) -> IntArray:
-        """Steps of a round, from 1 to `most`: the fewest that hide it, or leave little to wait for."""
+        """Steps of a round, from 1 to `most`: the fewest that hide it and leave little that is not hidden."""
         table, step = self._table, self._window.seconds
         many = round_figures(table.syncs, table.sync, np.zeros_like(table.sync))
         alone = replace(many, fragments=np.ones_like(many.fragments))
         waits = (many.delay == 0) | self._waits
-        whole = self.whole(alone)
-        least = np.where(waits, (1.0 / _WAITED - 1.0) * whole, _RESERVE * whole) / step
+        whole, stops = self.whole(alone), self.update(alone)
+        stops = np.where(waits, whole + stops, stops)
+        least = np.maximum((1.0 / _WAITED - 1.0) * stops, np.where(waits, 0.0, _RESERVE * whole)) / step
         found = np.clip(np.ceil(least - 1e-9), 1, most).astype(np.int64)
         for _ in range(_TRIED):
             late = ~waits & (found < most) & ~self._is_hidden(round_figures(table.syncs, table.sync, found))
@@ -214,13 +212,13 @@ class _Road:
         step = self._window.seconds
         window = figures.delay * step
         turned = np.where(first <= window, np.ceil(first / step - 1e-9) * step, first)
-        return np.asarray(np.where(figures.eight, turned, first) + second - window)
+        return np.asarray(np.where(figures.rounded, turned, first) + second - window)
 
     def _trip(self, figures: RoundFigures, links: Mapping[Collective, Linear]) -> tuple[FloatArray, FloatArray]:
-        """Seconds of the collectives of one fragment: one, or two in eight bits."""
+        """Seconds of the collectives of one fragment: one, or two of what is rounded."""
         elements, learners = self._elements / figures.fragments, self._table.learners
-        packed = learners * (part_elements(elements, learners) + SCALE_BYTES)
+        packed = learners * figures.part_bytes(elements, learners)
         plain = links[Collective.ALL_REDUCE].seconds(elements * figures.sent)
         traded = links[Collective.ALL_TO_ALL].seconds(packed)
         gathered = links[Collective.ALL_GATHER].seconds(packed)
-        return np.where(figures.eight, traded, plain), np.where(figures.eight, gathered, 0.0)
+        return np.where(figures.rounded, traded, plain), np.where(figures.rounded, gathered, 0.0)

@@ -12,6 +12,7 @@ from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import Precision
 from meshwright.spec.optimizer import Master
 from meshwright.spec.plan import Sharding
+from meshwright.spec.synchronize import PACKINGS
 
 BUCKET_BYTES = 25.0 * 2**20  # of gradients that meet together where nothing is sharded
 _ZERO1 = SHARDINGS.index(Sharding.OPTIMIZER)
@@ -22,7 +23,7 @@ _NARROW = (Precision.FP8, Precision.MXFP8, Precision.NVFP4)  # recipes whose par
 _SENT_ALONE = (Precision.FP8, Precision.NVFP4)  # and of these, whose quantised form travels
 _MASTER = np.asarray([8.0 if entry is Precision.FP64 else 4.0 for entry in PRECISIONS])
 _ROUNDED = np.asarray([2.0 if entry is Precision.BF16 or entry.quantized else 4.0 for entry in PRECISIONS])
-_COMPRESSED = np.asarray([entry in (Precision.FP8, Precision.INT8) for entry in PRECISIONS])
+_COMPRESSED = np.asarray([entry in PACKINGS for entry in PRECISIONS])
 _REDUCED = np.asarray([float(entry.bytes) for entry in PRECISIONS])
 _COPY = np.asarray([2.0 if entry.quantized else float(entry.bytes) for entry in PRECISIONS])
 _SENT_NARROW = np.where([entry in _SENT_ALONE for entry in PRECISIONS], [e.stored_bytes for e in PRECISIONS], _COPY)
@@ -142,7 +143,7 @@ def _masters(table: PlanTable, local: Local, *, summed: BoolArray) -> States:
 
 
 def left_bytes(table: PlanTable, local: Local) -> FloatArray:
-    """Bytes of what rounding leaves of gradients that travel in eight bits, shape (rows, ranks).
+    """Bytes of what rounding leaves of gradients that travel rounded, shape (rows, ranks).
 
     Of all that a rank sends; where every rank is sent the sum back, of its own part of it too.
     """

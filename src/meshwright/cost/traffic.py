@@ -22,10 +22,9 @@ from meshwright.spec.cluster import DeviceKind, Precision
 from meshwright.spec.optimizer import Master
 from meshwright.spec.plan import AxisName, Design, TensorGrid
 from meshwright.spec.report import LineName
-from meshwright.spec.synchronize import SCALE_BYTES
+from meshwright.spec.synchronize import PACKINGS
 
 _NUMBER_BYTES = 8.0  # a loss or the square of a norm, in fp64, or a count
-_EIGHT_BITS = (Precision.FP8, Precision.INT8)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,7 +68,7 @@ class _Rank:
         self.compute = wide if group.precision in whole else 2.0
         on_processor = design.cluster.groups[0].device.kind is DeviceKind.CPU
         self.scatter = "all_to_all" if on_processor else "reduce_scatter"
-        self.packed = plan.gradients.precision in _EIGHT_BITS
+        self.packed = plan.gradients.precision in PACKINGS
         self.grid = grid_groups(design)
         self.traffic = Traffic()
 
@@ -129,7 +128,7 @@ class _Rank:
         for parts, calls in scatters(self.plan, index, unit, replicas=replicas.size).items():
             elements = sum(part.padded for part in parts)
             if self.packed:
-                self._add(group, "all_to_all", _eight_bits(elements, group), calls=calls)
+                self._add(group, "all_to_all", self._rounded(elements, group), calls=calls)
             else:
                 self._add(group, self.scatter, elements * self.reduced, calls=calls)
         self._add(replicas, "all_reduce", padded * self.reduced / group.size, calls=1)
@@ -147,7 +146,7 @@ class _Rank:
                         self._compressed(bucket, group)
                     elif self.packed:
                         for operation in ("all_to_all", "all_gather"):
-                            self._add(group, operation, _eight_bits(elements, group), calls=1)
+                            self._add(group, operation, self._rounded(elements, group), calls=1)
                     else:
                         self._add(group, "all_reduce", elements * self.reduced, calls=1)
 
@@ -194,7 +193,7 @@ class _Rank:
             line = group.line(operation, num_bytes=each)
             self.traffic.add(line, operation, *group.axes, each=each, calls=calls)
 
-
-def _eight_bits(elements: float, group: Group) -> float:
-    """Bytes of all parts, as many as ranks, of which the last is filled up to the others, and their scales."""
-    return group.size * (math.ceil(elements / group.size) + SCALE_BYTES)
+    def _rounded(self, elements: float, group: Group) -> float:
+        """Bytes of all parts, as many as ranks, of which the last is filled up to the others, and their scales."""
+        packing = PACKINGS[self.plan.gradients.precision]
+        return float(group.size * packing.part_bytes(math.ceil(elements / group.size)))

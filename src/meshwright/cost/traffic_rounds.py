@@ -8,10 +8,8 @@ from dataclasses import dataclass, replace
 from meshwright.cost.holdings import PARAMETERS, Contents, holdings
 from meshwright.spec.cluster import Precision
 from meshwright.spec.plan import Design, Plan
-from meshwright.spec.synchronize import SCALE_BYTES, TOLD_BYTES, TOLD_EVERY, dealt
+from meshwright.spec.synchronize import PACKINGS, TOLD_BYTES, TOLD_EVERY, dealt
 from meshwright.spec.tensors import prefix, tensors
-
-_EIGHT_BITS = (Precision.FP8, Precision.INT8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +71,9 @@ def _sent(elements: int, *, learners: int, precision: Precision) -> Iterator[tup
     """(operation, bytes) of the collectives of one fragment."""
     if not elements:
         return
-    if precision not in _EIGHT_BITS:
+    if precision not in PACKINGS:
         yield "all_reduce", float(elements * precision.bytes)
         return
-    packed = float(learners * (-(-elements // learners) + SCALE_BYTES))
+    packed = float(learners * PACKINGS[precision].part_bytes(-(-elements // learners)))
     yield "all_to_all", packed
     yield "all_gather", packed

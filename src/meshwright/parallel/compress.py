@@ -1,70 +1,102 @@
-"""Gradients that travel in eight bits or one, each rank keeping what rounding left out for the next time.
+"""Numbers that travel in eight bits, four or one, each rank keeping what rounding left out for the next time.
 
 A reduction is an all-to-all of rounded parts and a sum in full precision on the rank that owns each part; where every
 rank needs all of it, a gather of the rounded sums follows. What rounding leaves out of what a rank sends is added to
 what it sends next (error feedback, 1901.09847), so that sums over steps are never further from the exact ones than one
-rounding. A part of n elements travels as n + 4 bytes: numbers in e4m3 or whole ones, and their scale, a power of two in
-fp32; as signs, eight to a byte, and their mean size. Any backend carries them: they travel as bytes.
+rounding. A part of n elements travels as n + 4 bytes, numbers in e4m3 or whole ones and their scale, a power of two in
+fp32; in four bits as 66 bytes for 128 elements, whose scale is of two; or as signs, eight to a byte, and their mean
+size. Any backend carries them: they travel as bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from enum import StrEnum
+from collections.abc import Iterator, Sequence
+from itertools import repeat
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.parallel.torch_compat import all_gather_single
-from meshwright.spec.synchronize import SCALE_BYTES
+from meshwright.parallel.wire import Wire
+from meshwright.spec.synchronize import BLOCK, SCALE_BYTES
 
 _TOGETHER = 0x0102040810204080
-_LEAST = 2.0**-100  # the least largest magnitude that a scale is made of
-
-
-class Wire(StrEnum):
-    """Eight bits of a number: e4m3, whose steps grow with it, or whole numbers, whose steps are all alike."""
-
-    E4M3 = "e4m3"
-    INT8 = "int8"
-
-    @property
-    def largest(self) -> float:
-        return 448.0 if self is Wire.E4M3 else 127.0
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.float8_e4m3fn if self is Wire.E4M3 else torch.int8
+# Elements that are rounded at once: on a processor as many as stay in its caches with a copy, elsewhere as many as make
+# starting kernels cheap and copies small; and into how many pieces a part is cut at the most.
+_CACHED, _PIECE, _PIECES = 2**17, 2**22, 256
 
 
 class Rounding:
     """One place where `parts` parts of equal size, of `size` elements in all, are rounded time and again.
 
-    `left` (parts, n) is what is still owed to the others; elements that fill the last part up are zero.
+    `left` (parts, n) is what is still owed to the others; elements that fill parts up are zero.
     """
 
     def __init__(self, size: int, *, parts: int, dtype: torch.dtype, device: torch.device, wire: Wire) -> None:
-        self._wire = wire
-        self.left = torch.zeros(parts, -(-size // parts), dtype=dtype, device=device)
+        self._wire, self._bytes = wire, wire.packing.part_bytes(-(-size // parts))
+        each = wire.packing.filled(-(-size // parts))
+        self._head = self._bytes - each // wire.together
+        self.left = torch.zeros(parts, each, dtype=dtype, device=device)
+        self._piece = max(_CACHED if device.type == "cpu" else _PIECE, -(-each // _PIECES // BLOCK) * BLOCK)
 
     def pack(self, flat: Tensor) -> Tensor:
-        """Bytes (parts, n + 4) of flat (size,) with what was left before; the rest is left."""
+        """Bytes (parts, those of a part) of flat (size,) with what was left before; the rest is left."""
         self.left.view(-1)[: flat.numel()].add_(flat)
-        largest = self.left.abs().amax(dim=1, keepdim=True).clamp(min=_LEAST)
-        scale = torch.exp2(torch.ceil(torch.log2(largest / self._wire.largest))).to(torch.float32)
-        packed = torch.cat((scale.view(torch.uint8), self._numbers(scale).view(torch.uint8)), dim=1)
-        self.left.sub_(self.unpack(packed, flat.dtype))
+        packed = torch.empty(self.left.shape[0], self._bytes, dtype=torch.uint8, device=flat.device)
+        spare = self._spare()
+        for part, row in zip(self.left, packed, strict=True):
+            self._pack(part, row, spare=spare)
         return packed
 
     def unpack(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
-        """(parts, n) from bytes (parts, n + 4)."""
-        return packed[:, SCALE_BYTES:].contiguous().view(self._wire.dtype).to(dtype).mul_(_scale(packed).to(dtype))
+        """(rows, n) from bytes (rows, those of a part)."""
+        found = torch.empty(packed.shape[0], self.left.shape[1], dtype=dtype, device=packed.device)
+        for row, out in zip(packed, found, strict=True):
+            for shares, numbers, scale in self._pieces(out, row):
+                self._wire.read(numbers, shares)
+                self._blocks(shares).mul_(scale)
+        return found
 
-    def _numbers(self, scale: Tensor) -> Tensor:
-        """What is left, in eight bits of `scale` (parts, 1) each."""
-        shares = self.left / scale.to(self.left.dtype)
-        return (shares if self._wire is Wire.E4M3 else shares.round_()).to(self._wire.dtype)
+    def total(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
+        """(n,): the sum of what the rows of `packed` hold, in their order."""
+        found, spare = self.unpack(packed[:1], dtype)[0], self._spare().to(dtype)
+        for row in packed[1:]:
+            for sums, numbers, scale in self._pieces(found, row):
+                shares = spare[: sums.numel()]
+                self._wire.read(numbers, shares)
+                self._blocks(sums).addcmul_(self._blocks(shares), scale)
+        return found
+
+    def _pack(self, part: Tensor, row: Tensor, *, spare: Tensor) -> None:
+        """`row` is what travels of `part`, of which the rest is left."""
+        largest = []
+        for owed in part.split(self._piece):
+            sizes = torch.abs(owed, out=spare[: owed.numel()])
+            largest.append(self._blocks(sizes).amax(dim=1))
+        found = torch.cat(largest)
+        scale = self._wire.scale(found if self._wire.has_blocks else found.amax(dim=0, keepdim=True))
+        row[: self._head].copy_(scale.view(torch.uint8))
+        for owed, numbers, scales in self._pieces(part, row):
+            shares = spare[: owed.numel()]
+            torch.mul(self._blocks(owed), scales.reciprocal(), out=self._blocks(shares))
+            self._wire.write(shares, numbers)
+            self._blocks(owed).addcmul_(self._blocks(shares), scales, value=-1.0)
+
+    def _pieces(self, part: Tensor, row: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Pieces of `part` (n,), the bytes of their numbers in `row`, and the scales of their blocks (blocks, 1)."""
+        numbers = row[self._head :].split(self._piece // self._wire.together)
+        scales = row[: self._head].clone().view(self._wire.scale_dtype).to(part.dtype).unsqueeze(1)
+        each = scales.split(self._piece // BLOCK) if self._wire.has_blocks else repeat(scales)
+        return zip(part.split(self._piece), numbers, each, strict=False)
+
+    def _blocks(self, x: Tensor) -> Tensor:
+        """x (n,) as (blocks, elements): those with one scale together."""
+        return x.view(-1, BLOCK) if self._wire.has_blocks else x.view(1, -1)
+
+    def _spare(self) -> Tensor:
+        """Room for a piece."""
+        return self.left.new_empty(min(self._piece, self.left.shape[1]))
 
 
 class Signs:
@@ -94,9 +126,13 @@ class Signs:
         signs = self._signs[packed[:, SCALE_BYTES:].int()].flatten(start_dim=1)[:, : self.left.shape[1]]
         return (signs * _scale(packed).to(signs.dtype)).to(dtype)
 
+    def total(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
+        """(n,): the sum of what the rows of `packed` hold."""
+        return self.unpack(packed, dtype).sum(dim=0)
+
 
 class CompressedReduction:
-    """All-reduce of a flat tensor in eight bits, or as signs where there is no `wire`: `start` sends its parts,
+    """All-reduce of a flat tensor in the bits of `wire`, or as signs where there is none: `start` sends its parts,
     `finish` gives every rank the sum.
 
     The second half, a gather of the rounded sums, sets out in `turn`, or in `advance` once the first has arrived.
@@ -151,8 +187,8 @@ class CompressedReduction:
         assert self._work is not None
         assert self._received is not None
         self._work.wait()
-        dtype = self.sent.left.dtype
-        self._packed = self.summed.pack(self.sent.unpack(self._received, dtype).sum(dim=0))
+        self._packed, dtype = None, self.sent.left.dtype
+        self._packed = self.summed.pack(self.sent.total(self._received, dtype))
         self._received = None
         self._everyone = self._packed.new_empty(self._group.size(), self._packed.shape[1])
         self._work = all_gather_single(self._everyone, self._packed, group=self._group, async_op=True)

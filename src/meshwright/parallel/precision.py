@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from meshwright.parallel.compress import Wire
 from meshwright.parallel.quantized import Recipe, recipe
+from meshwright.parallel.wire import Wire
 from meshwright.spec.cluster import Precision
 from meshwright.spec.compression import Compression
 from meshwright.spec.errors import ConfigError, Problem

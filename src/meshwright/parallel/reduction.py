@@ -10,10 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.parallel.compress import CompressedReduction, Wire
+from meshwright.parallel.compress import CompressedReduction
 from meshwright.parallel.cosine_reduction import DeMoReduction
 from meshwright.parallel.low_rank_reduction import AcpSgdReduction, PowerSgdReduction
 from meshwright.parallel.sparse_reduction import TopKReduction
+from meshwright.parallel.wire import Wire
 from meshwright.spec.compression import AcpSgd, Compression, DeMo, OneBit, PowerSgd, TopK
 
 

@@ -47,8 +47,8 @@ def _alternatives(ways: Sequence[WayOfMeeting]) -> str:
 def _losses(design: Design, ways: Sequence[WayOfMeeting]) -> Iterator[str]:
     """Of the plan's own way, and of those that are faster, the gap in loss that was measured nearest to its model."""
     own, others = ways[0], ways[1:]
-    faster = [way.word for way in others if way.step_seconds < (1.0 - FASTER) * own.step_seconds]
-    known = nearest_gaps((own.word, *faster), parameters=design.model.parameters)
+    faster = {way.word: way.every for way in others if way.step_seconds < (1.0 - FASTER) * own.step_seconds}
+    known = nearest_gaps({own.word: own.every} | faster, parameters=design.model.parameters)
     if known:
         told = ", ".join(gap.words for gap in known)
         yield f"Loss above that of meeting whole in every step, after as many tokens, where it was measured: {told}."

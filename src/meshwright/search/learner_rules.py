@@ -7,9 +7,9 @@ from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import Problem
 from meshwright.spec.job import Spike
 from meshwright.spec.plan import Design
-from meshwright.spec.synchronize import Rounds, SyncKind
+from meshwright.spec.synchronize import PACKINGS, Rounds, SyncKind
 
-ROUND_PRECISIONS = (Precision.FP64, Precision.FP32, Precision.BF16, Precision.INT8, Precision.FP8)
+ROUND_PRECISIONS = (Precision.FP64, Precision.FP32, Precision.BF16, *PACKINGS)
 _ROUNDS = "plan.gradients.rounds"
 
 

@@ -10,7 +10,7 @@ from meshwright.spec.report import Origin
 
 
 class Precision(StrEnum):
-    """Arithmetic of matrix products; int8 is of gradients on their way alone.
+    """Arithmetic of matrix products; int8 and int4 are of numbers on their way alone.
 
     fp8 has one scale a tensor, fp8-row one for each row of an operand along what a product sums over, fp8-block one for
     128 by 128 elements, mxfp8 one for 32 and nvfp4 one for 16.
@@ -27,16 +27,17 @@ class Precision(StrEnum):
     MXFP8 = "mxfp8"
     NVFP4 = "nvfp4"
     INT8 = "int8"
+    INT4 = "int4"
 
     @property
     def bytes(self) -> int:
-        """Bytes of an element that a product reads; two elements of nvfp4 share one."""
+        """Bytes of an element that a product reads; two elements of nvfp4 or int4 share one."""
         return {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}.get(self.value, 1)
 
     @property
     def operand_bytes(self) -> float:
         """Bytes of an element that a product reads, scales of blocks apart."""
-        return 0.5 if self is Precision.NVFP4 else float(self.bytes)
+        return 0.5 if self in (Precision.NVFP4, Precision.INT4) else float(self.bytes)
 
     @property
     def stored_bytes(self) -> float:
@@ -48,7 +49,7 @@ class Precision(StrEnum):
     @property
     def multiplies(self) -> bool:
         """Products are made in it."""
-        return self is not Precision.INT8
+        return self not in (Precision.INT8, Precision.INT4)
 
     @property
     def quantized(self) -> bool:

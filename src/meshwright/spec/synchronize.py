@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 
 from meshwright.spec.cluster import Precision
 from meshwright.spec.compression import COMPRESSIONS, Compression
 
-SCALE_BYTES = 4  # of every part that travels in eight bits
+SCALE_BYTES = 4  # of every part that travels in eight bits, or as signs
+BLOCK = 128  # elements that have one scale of two bytes in four bits
 TOLD_EVERY = 16  # steps at the most between two times that learners tell each other how they are
 TOLD_BYTES = 56  # of the seven whole numbers that they tell
 
@@ -45,6 +47,34 @@ class SyncKind(StrEnum):
 
 # Every way of meeting in a word: of those in every step, gradients are whole or compressed.
 MEETINGS: tuple[str, ...] = (*(kind.value for kind in SyncKind), *(made().kind for made in COMPRESSIONS))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packing:
+    """Bytes in which a part of rounded numbers travels: whole blocks of `elements` in `block_bytes` each, the last one
+    filled up, behind `head_bytes`."""
+
+    elements: int
+    block_bytes: int
+    head_bytes: int
+
+    def filled(self, elements: int) -> int:
+        """So many elements in whole blocks."""
+        return -(-elements // self.elements) * self.elements
+
+    def part_bytes(self, elements: int) -> int:
+        """Of one part of so many elements."""
+        return self.filled(elements) // self.elements * self.block_bytes + self.head_bytes
+
+
+# What numbers are rounded to before they travel: all of a part with one scale, or every block with one of its own.
+PACKINGS: Mapping[Precision, Packing] = MappingProxyType(
+    {
+        Precision.FP8: Packing(elements=1, block_bytes=1, head_bytes=SCALE_BYTES),
+        Precision.INT8: Packing(elements=1, block_bytes=1, head_bytes=SCALE_BYTES),
+        Precision.INT4: Packing(elements=BLOCK, block_bytes=BLOCK // 2 + 2, head_bytes=0),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,11 +8,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.parallel.compress import CompressedReduction, Wire
+from meshwright.parallel.compress import CompressedReduction
+from meshwright.parallel.wire import Wire
 from meshwright.spec.cluster import Precision
 
 _DTYPES = {Precision.FP64: torch.float64, Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}
-_WIRES = {Precision.INT8: Wire.INT8, Precision.FP8: Wire.E4M3}
+_WIRES = {Precision.INT8: Wire.INT8, Precision.FP8: Wire.E4M3, Precision.INT4: Wire.INT4}
 
 
 class Average(Protocol):
@@ -71,7 +72,7 @@ class PlainAverage:
 
 
 class RoundedAverage:
-    """Eight bits of each number, and what rounding left kept for the next time (1901.09847)."""
+    """Eight or four bits of each number, and what rounding left kept for the next time (1901.09847)."""
 
     def __init__(self, like: Tensor, *, group: dist.ProcessGroup, wire: Wire) -> None:
         self._reduction = CompressedReduction(like, group=group, wire=wire)
