@@ -30,7 +30,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import record
 from meshwright import catalog, search
-from meshwright.run.elastic.warden import epochs_path
+from meshwright.run.elastic.epochs import epochs_path
 from meshwright.run.files import write_json
 from meshwright.run.train import train, with_absolute_paths
 from meshwright.spec.job import ElasticSpec

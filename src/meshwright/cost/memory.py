@@ -104,7 +104,8 @@ def _at(
     best = np.argmax(totals, axis=0)
     peak = {name: np.choose(best, [getattr(moment, name) for moment in found]) for name in names}
     left = _overflowing(table, blocks, local, counts=counts, shape=shape, group=group)
-    beside = copied_bytes(table, local.owned, local.moments, job=job) + (met.travelling + met.kept if met else 0.0)
+    beside = copied_bytes(table, local.owned, local.moments, job=job, per_node=group.devices_per_node)
+    beside += met.travelling + met.kept if met else 0.0
     return {
         MemoryPart.PARAMETERS: state.parameters,
         MemoryPart.GRADIENTS: peak["gradients"],

@@ -21,14 +21,6 @@ def fewest_ranks(design: Design) -> Problem | None:
     return Problem(where="job.elastic.min_ranks", what=what, fix=fix)
 
 
-def on_one_node(design: Design) -> Problem | None:
-    """All ranks are processes of the machine whose launcher sees them end."""
-    if not design.job.elastic.on or design.plan.world_size <= design.cluster.groups[0].devices_per_node:
-        return None
-    what = "elastic runs over several nodes can be predicted and not trained yet"
-    return Problem(where="job.elastic.min_ranks", what=what, fix=_OFF)
-
-
 def on_processors(design: Design) -> Problem | None:
     """Ranks meet over gloo, which a process can leave and form again."""
     kinds = {group.device.kind for group in design.cluster.groups}
@@ -65,7 +57,6 @@ def not_compiled(design: Design) -> Problem | None:
 
 ELASTIC_RULES = (
     Rule(name="elastic-fewest-ranks", scope=Scope.RUNTIME, check=fewest_ranks),
-    Rule(name="elastic-on-one-node", scope=Scope.RUNTIME, check=on_one_node),
     Rule(name="elastic-on-processors", scope=Scope.RUNTIME, check=on_processors),
     Rule(name="elastic-of-one-learner", scope=Scope.RUNTIME, check=of_one_learner),
     Rule(name="elastic-of-one-model", scope=Scope.RUNTIME, check=of_one_model),

@@ -22,17 +22,18 @@ from typing import TextIO
 import torch.distributed as dist
 
 from meshwright import cost
-from meshwright.cost.copies import SLOTS, left
+from meshwright.cost.copies import SLOTS, Neighbours, left
 from meshwright.cost.holdings import holdings
 from meshwright.parallel.portable import Portable
 from meshwright.parallel.relocate import State
 from meshwright.run import failure
 from meshwright.run.elastic.board import Board, Epoch, Key, Left
 from meshwright.run.elastic.lines import Lines
+from meshwright.run.elastic.seats import Seat
 from meshwright.run.files import load_design
 from meshwright.run.machine import cache_root
 from meshwright.run.outcome import read_report
-from meshwright.run.rank import StopRequest, finish, join, settle
+from meshwright.run.rank import StopRequest, end_with_launcher, finish, join, settle
 from meshwright.run.torch_compat import forget_groups, limit_waits
 from meshwright.run.waiting import Waiting, waiting_of
 from meshwright.spec.errors import WorkerFailed
@@ -48,12 +49,21 @@ from meshwright.train.observe.whereabouts import Marker
 from meshwright.train.run import Run
 
 
-def train_as_member(run_dir: Path, *, port: int, name: str, max_steps: int | None, stop: StopRequest) -> None:
-    """The run in `run_dir` has ended, or this worker, which is `name` to the launcher's board at `port`, is not needed.
+def train_as_member(
+    run_dir: Path, *, seats: str, name: str, max_steps: int | None, stop_at: float | None, several_hosts: bool
+) -> None:
+    """The run in `run_dir` has ended, or this worker, which is `name` to the launcher's board, is not needed.
+
+    The board is at the first of `seats`, which are those of all hosts. Where there are several, others go on without
+    this one when its launcher is gone.
 
     Raises LostPeers where ranks were lost and the launcher says that the run cannot go on.
     """
-    member = _Member(run_dir=run_dir, board=Board.at(port), name=name, max_steps=max_steps, stop=stop)
+    places = [Seat.of(text) for text in seats.split(",")]
+    stop = StopRequest(stop_at=stop_at, heeds_launcher=not several_hosts)
+    if several_hosts:
+        end_with_launcher()
+    member = _Member(run_dir=run_dir, board=Board.at(places), name=name, max_steps=max_steps, stop=stop)
     member.stop.listen()
     member.board.register(name, pid=os.getpid())
     design = load_design(run_dir / "design.json")
@@ -215,7 +225,7 @@ class _Member:
         ranks = {name: design.plan.rank_on(place) for place, name in enumerate(before.members)}
         now = load_design(Path(epoch.design)).plan
         places = {ranks[name]: now.rank_on(epoch.members.index(name)) for name in epoch.holders}
-        held = left(holdings(design), places=places, ranks=design.plan.world_size)
+        held = left(holdings(design), places=places, neighbours=Neighbours.of(design))
         copy = self.shelf.copy(key) if self.name in epoch.holders else None
         if copy is None:
             return Inherited(step=key.step, source=State(held=held, own=Portable(tensors={})), progress=None)

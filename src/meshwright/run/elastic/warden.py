@@ -5,38 +5,30 @@ Nothing here trains or is waited for by a step: while all is well it only looks.
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import time
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import psutil
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from meshwright.cost.copies import Neighbours
 from meshwright.cost.copies import left as left_of
 from meshwright.cost.holdings import holdings
 from meshwright.cost.moved import unfit
 from meshwright.run.elastic.board import Board, Epoch, Key, Left, named
-from meshwright.run.elastic.crew import Crew
+from meshwright.run.elastic.crew import Crew, Place
+from meshwright.run.elastic.epochs import write
 from meshwright.run.elastic.templates import Templates
 from meshwright.run.failure import Failure, Nearness
 from meshwright.run.files import load_design
-from meshwright.spec import codec
+from meshwright.search import Hosts, in_order
 from meshwright.spec.job import ElasticSpec
 from meshwright.spec.plan import Plan
 from meshwright.train.checkpoint import newest
 
 _FRUITLESS = 3  # epochs in a row that ended for a lost connection, all of their workers alive, without a step
 _HUNG = "did not come to where the others waited: hung or stopped"
-
-
-def epochs_path(run_dir: Path) -> Path:
-    """One line for each time that the ranks of a run changed: who, by which design, why, and from where on."""
-    return run_dir / "elastic" / "epochs.jsonl"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,8 +57,25 @@ class Warden:
         for name in self.epoch.members:
             self.crew.start(name)
 
+    def take_over(self, before: Sequence[Epoch], *, places: int) -> None:
+        """This process decides from here on: the board has what others need, and who was lost is wanted again.
+
+        `before` are all epochs; every place below `places` had a worker, or was to have one.
+        """
+        for epoch in before:
+            self.board.make(epoch)
+        self.ranks = _ranks(self.epoch)
+        times = dict[int, int]()
+        for name in (name for epoch in before for name in epoch.members):
+            place, time_ = map(int, name.split("."))
+            times[place] = max(times.get(place, 0), time_)
+        here = {int(name.split(".")[0]) for name in self.epoch.members}
+        absent = [place for place in range(places) if place not in here]
+        self._want(named(place, times=times.get(place, 0)) for place in absent)
+
     def look(self) -> bool:
         """All that there is to decide is decided; whether workers are still to be looked after. Call it often."""
+        self.crew.look()
         # Looked at once: a worker that ends meanwhile is neither here nor there.
         members, ended = self.epoch.members, {name for name in self.epoch.members if self.crew.has_ended(name)}
         if self.over is not None or len(ended) == len(members):
@@ -119,10 +128,10 @@ class Warden:
         late = time.time() - (self.noticed or time.time()) > self.patience_seconds
         for name in missing:
             pid = self.board.pid(name)
-            if pid is not None and left and (late or (waited and _is_stopped(pid))):
+            if pid is None or not left or not (late or waited):
+                continue
+            if self.crew.end_stopped(name, pid=pid, late=late):
                 self.hung.add(name)
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
 
     def _form(self, gone: Mapping[str, Failure], left: Mapping[str, Left]) -> None:
         """The next epoch is there: of those who left the last one, and of those who are ready; or there is none."""
@@ -134,14 +143,17 @@ class Warden:
             self._give_up("")  # one has ended well: there is nothing left to do
         elif self._is_fruitless(gone, left):
             self._give_up("ranks lose contact with each other again and again, all of them alive")
+        elif not self.crew.holds():
+            self._give_up("another host goes on without this one")
         else:
-            self._replace(gone)
+            self._want(gone)
             self._go_on(survivors, gone, left)
 
     def _go_on(self, survivors: Sequence[str], gone: Mapping[str, Failure], left: Mapping[str, Left]) -> None:
         ready = self._ready() if self.replaces else []
         for members in ([*survivors, *ready], list(survivors)):
-            design = self.templates.of(len(members)) if survivors and len(members) >= self.spec.min_ranks else None
+            members, hosts = self._laid(members)
+            design = self.templates.of(hosts) if survivors and len(members) >= self.spec.min_ranks else None
             if design is not None:
                 epoch = Epoch(
                     number=self.epoch.number + 1,
@@ -152,21 +164,27 @@ class Warden:
                     lost=bool(gone),
                     pause_at=self.board.pause_at,
                     screen=self.epoch.screen,
+                    seats=self.crew.seats,
                 )
                 self._make(self._with_source(epoch, left))
                 return
         self._give_up(f"{len(survivors)} of {len(self.epoch.members)} ranks are left, too few to go on")
 
+    def _laid(self, names: Sequence[str]) -> tuple[list[str], Hosts]:
+        """The workers in the order of the devices of a plan for their hosts, and those hosts."""
+        on: dict[Place, list[str]] = {}
+        for name in names:
+            on.setdefault(self.crew.place(name), []).append(name)
+        hosts = sorted(on, key=lambda place: (place.group, -len(on[place]), place.host))
+        return [name for host in hosts for name in on[host]], in_order((host.group, len(on[host])) for host in hosts)
+
     def _make(self, epoch: Epoch) -> None:
+        # Written first: a host that leads after this one reads there who was told what.
+        write(self.run_dir, epoch, plan=_plan(epoch).digest())
         self.board.make(epoch)
         self.epoch, self.noticed = epoch, None
         self.hung.clear()
-        path, plan = epochs_path(self.run_dir), _plan(epoch)
-        self.ranks = {name: plan.rank_on(place) for place, name in enumerate(epoch.members)}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        row = {"at": time.time(), "ranks": len(epoch.members), "plan": plan.digest(), **codec.encode(epoch)}
-        with path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        self.ranks = _ranks(epoch)
 
     def _give_up(self, why: str) -> None:
         """Nobody goes on; where `why` is empty because the run has ended."""
@@ -181,7 +199,7 @@ class Warden:
         self.furthest = max(furthest, self.furthest)
         return self.fruitless > _FRUITLESS
 
-    def _replace(self, gone: Mapping[str, Failure]) -> None:
+    def _want(self, gone: Iterable[str]) -> None:
         """A worker is wanted for each that was lost, unless its place was filled too often."""
         for name in gone:
             place, times = map(int, name.split("."))
@@ -190,13 +208,14 @@ class Warden:
 
     def _start_wanted(self) -> None:
         """Not before the others train: what a process reads to begin would take the cores that they need to go on."""
-        if self.replaces and self.wanted and self.board.is_at_work(self.epoch.number):
-            for name in self.wanted:
-                self.crew.start(name)
-            self.wanted.clear()
+        if not self.replaces or not self.wanted or not self.board.is_at_work(self.epoch.number):
+            return
+        for name in [name for name in self.wanted if self.crew.can_start(name)]:
+            self.crew.start(name)
+            self.wanted.remove(name)
 
     def _why(self, gone: Mapping[str, Failure], left: Mapping[str, Left], *, came: int) -> str:
-        told = [self._lost(name, failure) for name, failure in gone.items()]
+        told = list(dict.fromkeys(self._lost(name, failure) for name, failure in gone.items()))
         if not gone:
             told = [f"ranks lost contact: {one.error}" for one in left.values() if one.error][:1]
         if came:
@@ -206,6 +225,8 @@ class Warden:
     def _lost(self, name: str, failure: Failure) -> str:
         if name in self.hung:
             return f"rank {failure.rank} {_HUNG}"
+        if not failure.signal_number:
+            return failure.problems[0].what
         return f"rank {failure.rank} was killed (signal {failure.signal_number})"
 
     def _with_source(self, epoch: Epoch, left: Mapping[str, Left]) -> Epoch:
@@ -220,7 +241,7 @@ class Warden:
                 design.plan.rank_on(before.members.index(name)): plan.rank_on(epoch.members.index(name))
                 for name in holders
             }
-            source = left_of(holdings(design), places=places, ranks=design.plan.world_size)
+            source = left_of(holdings(design), places=places, neighbours=Neighbours.of(design))
             if not unfit(source, target):
                 return replace(epoch, source=key, holders=tuple(holders), undone_steps=max(reached - key.step, 0))
         saved = newest(self.run_dir / "checkpoints").checkpoint
@@ -231,13 +252,11 @@ def _plan(epoch: Epoch) -> Plan:
     return load_design(Path(epoch.design)).plan
 
 
+def _ranks(epoch: Epoch) -> dict[str, int]:
+    plan = _plan(epoch)
+    return {name: plan.rank_on(place) for place, name in enumerate(epoch.members)}
+
+
 def _age(key: Key) -> tuple[int, int]:
     """The newest first."""
     return -key.epoch, -key.number
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
-    except psutil.Error:
-        return False

@@ -1,0 +1,106 @@
+"""Elastic runs over several nodes: a node is lost at once, be it the one that leads, and taken in again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from meshwright.run.audit import audit
+from meshwright.run.launch import WORKER_MODULE
+from meshwright.run.launching.command import node_command
+from meshwright.run.train import train
+from meshwright.spec.errors import ExitCode
+from meshwright.spec.plan import Design, Sharding
+from tests.run.elastic_runs import elastic, epochs, until, until_step
+from tests.run.launching.test_node import ended, head
+from tests.run.runs import design, losses
+from tests.support.designs import Layout
+
+BATCH = 12
+NODES, EACH = 2, 2
+SHARDS = Layout(shard=4, sharding=Sharding.PARAMETERS, batch=BATCH)
+
+
+def over_nodes(folder: Path, *, steps: int) -> Design:
+    made = elastic(folder, SHARDS, steps=steps, fewest=1)
+    (group,) = made.cluster.groups
+    group = replace(group, num_nodes=NODES, devices_per_node=EACH)
+    return replace(made, cluster=replace(made.cluster, groups=(group,)))
+
+
+def node(run: Path, number: int, *, at: str, design_file: Path | None = None) -> subprocess.Popen[str]:
+    command = node_command(
+        run,
+        python=sys.executable,
+        node=str(number),
+        nodes=str(NODES),
+        head=at,
+        session="s",
+        design="" if design_file is None else str(design_file),
+    )
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+
+
+def workers(started: subprocess.Popen[str]) -> dict[str, int]:
+    """Of a node, by name."""
+    lines = {child.pid: child.cmdline() for child in psutil.Process(started.pid).children()}
+    return {line[line.index("--member") + 1]: pid for pid, line in lines.items() if WORKER_MODULE in line}
+
+
+def lose(started: subprocess.Popen[str]) -> None:
+    """The node and all that runs on it are gone at once."""
+    processes = [started.pid, *(child.pid for child in psutil.Process(started.pid).children(recursive=True))]
+    for pid in processes:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    started.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("lost", [0, 1], ids=["leads", "follows"])
+def test_a_run_goes_on_without_a_node_and_takes_it_in_again(lost: int, tmp_path: Path) -> None:
+    run, at = tmp_path / "run", head()
+    (tmp_path / "design.json").write_text(over_nodes(tmp_path, steps=5000).to_json())
+    started = [node(run, number, at=at, design_file=tmp_path / "design.json") for number in range(NODES)]
+    kept = 1 - lost
+    try:
+        until_step(run, 5)
+        before = workers(started[kept])
+        lose(started[lost])
+        until(lambda: len(epochs(run)) == 2)
+        until_step(run, max(losses(run)) + 5)
+        started[lost] = node(run, lost, at=at)
+        until(lambda: len(epochs(run)[-1]["members"]) == NODES * EACH)
+        until_step(run, max(losses(run)) + 5)
+        assert workers(started[kept]) == before, "no survivor was started again"
+        started[kept].send_signal(signal.SIGTERM)
+        codes, said = ended(started)
+    finally:
+        for each in started:
+            if each.poll() is None:
+                lose(each)
+    assert codes == [ExitCode.SAVED, ExitCode.SAVED], said
+    first, without, *_, back = epochs(run)
+    assert [len(first["seats"]), len(without["seats"]), len(back["seats"])] == [2, 1, 2]
+    assert without["why"].startswith(f"node {lost}")
+    assert without["why"].endswith("was lost")
+    assert without["source"] is not None, "the other node had copies of all"
+    assert without["undone_steps"] <= 1
+    assert back["plan"] == first["plan"]
+    steps = max(losses(run))
+    assert sorted(losses(run)) == list(range(1, steps + 1))
+    train(design(tmp_path, Layout(batch=BATCH), steps=steps), run_dir=tmp_path / "alone", say=str.strip)
+    expected = losses(tmp_path / "alone")
+    assert all(abs(loss - expected[step]) <= 1e-9 * abs(expected[step]) for step, loss in losses(run).items())
+    found = audit(run, cache=tmp_path / "cache")
+    assert (found.read, found.problems) == (steps * BATCH, ())
