@@ -43,7 +43,7 @@ def warden(board: Board, folder: Path, *, sharded: bool = False, known: tuple[in
         board=board,
         crew=PretendCrew(board),
         templates=templates,
-        spec=ElasticSpec(min_ranks=2, replacements=1),
+        spec=ElasticSpec(min_ranks=2, replacements=2),
         patience_seconds=60.0,
         epoch=Epoch(number=0, members=FIRST, design=str(templates.of(((0, 4),)))),
     )
@@ -87,21 +87,24 @@ def test_a_run_loses_a_rank_and_takes_in_another(board: Board, tmp_path: Path) -
     assert "2.1" in crew.names
     made.look()
     assert not board.is_change_asked(1), "it is not ready yet"
-    board.stand_ready("2.1")
+    crew.fails("2.1")
+    made.look()
+    assert "2.2" in crew.names, "another is started for one that ended before it was taken in"
+    board.stand_ready("2.2")
     made.look()
     assert board.is_change_asked(1)
     leave(made, "0.0", "1.0", "3.0", newest=9, error="")
     made.look()
-    assert made.epoch.members == ("0.0", "1.0", "3.0", "2.1")
+    assert made.epoch.members == ("0.0", "1.0", "3.0", "2.2")
     assert (made.epoch.source, made.epoch.undone_steps) == (Key(epoch=1, number=9, step=9), 0)
     assert not made.epoch.lost
-    crew.fails("2.1")
+    crew.fails("2.2")
     leave(made, "0.0", "1.0", "3.0", newest=12)
     made.look()
     assert made.epoch.members == ("0.0", "1.0", "3.0")
     board.note_at_work(3)
     made.look()
-    assert "2.2" not in crew.names, "its place was filled once already"
+    assert "2.3" not in crew.names, "its place was filled twice already"
 
 
 def test_shards_go_on_from_a_copy_that_all_have_or_from_a_checkpoint(board: Board, tmp_path: Path) -> None:

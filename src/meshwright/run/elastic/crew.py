@@ -31,16 +31,20 @@ class Place:
 
 
 class Crew:
-    """Starts workers by name and knows which have ended, and how. All that they print goes to `RUN/logs`."""
+    """Starts workers by name and knows which have ended, and how. All that they print goes to `RUN/logs`.
+
+    Workers turn to the boards of `successors` where that of the host that leads is lost.
+    """
 
     def __init__(self, run_dir: Path, *, board: Board, arguments: Sequence[str]) -> None:
         self._run_dir, self._arguments, self.board = run_dir, tuple(arguments), board
+        self.successors: tuple[Seat, ...] = ()
         self._agents: dict[str, Agent] = {}
 
     def start(self, name: str) -> None:
         """The worker `name` is on its way."""
         seat = self.board.seat
-        seats = [seat, *(other for other in self.board.seats if other != seat)]
+        seats = dict.fromkeys((seat, *self.board.seats, *self.successors))
         told = ("--board", ",".join(map(str, seats)), "--member", name)
         command = ("-m", WORKER_MODULE, str(self._run_dir), *self._arguments, *told)
         config = config_of(self._run_dir, workers=1, quiet={0: Std.ALL}, monitor_seconds=_MONITOR_SECONDS)

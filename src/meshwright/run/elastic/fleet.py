@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -147,7 +147,8 @@ class Fleet(Crew):
         if name in self._lost or not self._is_far(name):
             what = (Problem(what=self._lost.get(name, f"node {self._host} was lost")),)
             return Failure(rank=rank, nearness=Nearness.KILLED, exit_code=int(ExitCode.WORKER), problems=what)
-        return self._of(name).get(name)
+        found = self._of(name).get(name)
+        return None if found is None else replace(found, rank=rank)
 
     def kill(self, name: str) -> None:
         if self._is_far(name):

@@ -186,7 +186,7 @@ class Host:
     def _follow(self, board: Board, asked: Asked) -> Finished | None:
         """How the run ended; None where the host that leads was lost."""
         deputy = Deputy(board=board, crew=self.crew, seat=self.seat, name=self.name)
-        self.crew.board = board
+        self.crew.board, self.crew.successors = board, self.seats
         try:
             while deputy.look() or not self._is_quiet():
                 time.sleep(_LOOK_SECONDS)

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -44,6 +44,8 @@ from meshwright.train.copies import Copies, Copy
 from meshwright.train.elastic import Change, Inherited, Joining, abandon
 from meshwright.train.events import Ending
 from meshwright.train.loop import fit
+from meshwright.train.observe.collective_log import CollectiveLog, keep_logs_of
+from meshwright.train.observe.listening import listening
 from meshwright.train.observe.timekeeper import first_line
 from meshwright.train.observe.whereabouts import Marker
 from meshwright.train.run import Run
@@ -162,7 +164,17 @@ class _Member:
     def _place(self, design: Design, *, rank: int, screen: TextIO, marker: Marker, store: dist.Store) -> Place:
         timeout = timedelta(seconds=design.job.peer_timeout_seconds)
         device = join(design, rank=rank, ranks=design.plan.world_size, local_device=rank, store=store, timeout=timeout)
-        return Place(rank=rank, device=device, run_dir=self.run_dir, cache=self.cache, screen=screen, marker=marker)
+        if rank == 0:
+            keep_logs_of(self.run_dir, ranks=design.plan.world_size)
+        return Place(
+            rank=rank,
+            device=device,
+            run_dir=self.run_dir,
+            cache=self.cache,
+            screen=screen,
+            marker=marker,
+            log=CollectiveLog(self.run_dir, rank=rank),
+        )
 
     def _run(self, design: Design, *, place: Place, epoch: Epoch, runs: list[Run]) -> bool:
         """Whether the run has ended; not where its ranks are to change. It is in `runs` from when it is built."""
@@ -184,7 +196,8 @@ class _Member:
             self.board.note_pause(run.state.step + self.max_steps)
         limit_waits(timedelta(seconds=design.job.peer_timeout_seconds), but=CHECKPOINTS)
         start = time.perf_counter()
-        ending = fit(run)
+        with listening(place.log) if place.log is not None else nullcontext():
+            ending = fit(run)
         if ending is Ending.REGROUPING:
             return False
         seconds = time.perf_counter() - start

@@ -65,13 +65,10 @@ class Warden:
         for epoch in before:
             self.board.make(epoch)
         self.ranks = _ranks(self.epoch)
-        times = dict[int, int]()
-        for name in (name for epoch in before for name in epoch.members):
-            place, time_ = map(int, name.split("."))
-            times[place] = max(times.get(place, 0), time_)
-        here = {int(name.split(".")[0]) for name in self.epoch.members}
-        absent = [place for place in range(places) if place not in here]
-        self._want(named(place, times=times.get(place, 0)) for place in absent)
+        known = sorted({name for epoch in before for name in epoch.members}, key=_time)
+        newest = {_place(name): name for name in known}
+        here = {_place(name) for name in self.epoch.members}
+        self._want(newest[place] for place in range(places) if place not in here)
 
     def look(self) -> bool:
         """All that there is to decide is decided; whether workers are still to be looked after. Call it often."""
@@ -202,17 +199,23 @@ class Warden:
     def _want(self, gone: Iterable[str]) -> None:
         """A worker is wanted for each that was lost, unless its place was filled too often."""
         for name in gone:
-            place, times = map(int, name.split("."))
-            if times < self.spec.replacements:
-                self.wanted.append(named(place, times=times + 1))
+            if _time(name) < self.spec.replacements:
+                self.wanted.append(named(_place(name), times=_time(name) + 1))
 
     def _start_wanted(self) -> None:
         """Not before the others train: what a process reads to begin would take the cores that they need to go on."""
-        if not self.replaces or not self.wanted or not self.board.is_at_work(self.epoch.number):
+        if not self.replaces or not self.board.is_at_work(self.epoch.number):
             return
+        self._want(self._ended_early())
         for name in [name for name in self.wanted if self.crew.can_start(name)]:
             self.crew.start(name)
             self.wanted.remove(name)
+
+    def _ended_early(self) -> list[str]:
+        """Workers that were to be taken in and have ended before."""
+        filled = {_place(name) for name in (*self.epoch.members, *self.wanted)}
+        newest = {_place(name): name for name in sorted(self.crew.names, key=_time)}
+        return [name for place, name in newest.items() if place not in filled and self.crew.has_ended(name)]
 
     def _why(self, gone: Mapping[str, Failure], left: Mapping[str, Left], *, came: int) -> str:
         told = list(dict.fromkeys(self._lost(name, failure) for name, failure in gone.items()))
@@ -255,6 +258,15 @@ def _plan(epoch: Epoch) -> Plan:
 def _ranks(epoch: Epoch) -> dict[str, int]:
     plan = _plan(epoch)
     return {name: plan.rank_on(place) for place, name in enumerate(epoch.members)}
+
+
+def _place(name: str) -> int:
+    return int(name.partition(".")[0])
+
+
+def _time(name: str) -> int:
+    """How often its place was filled before it."""
+    return int(name.partition(".")[2])
 
 
 def _age(key: Key) -> tuple[int, int]:
