@@ -32,6 +32,7 @@ _LOOK_SECONDS = 0.02
 _PAUSE = 0.05
 _COMING_SECONDS = 60.0  # for all hosts to speak to the one that leads
 _LEADING_SECONDS = 10.0  # for a host that answers to lead, before the next one does
+_YIELDING_SECONDS = 5.0  # to a host that led and may only be cut off, as long as it takes to go on without others
 _LEAVING_SECONDS = 10.0
 
 
@@ -217,11 +218,12 @@ class Host:
         known = (*(seat for seat in self.seats if seat not in (lost, self.seat)), self.seat)
         order = [seat for seat in self.seats if seat in known] + [seat for seat in known if seat not in self.seats]
         began = time.monotonic()
+        due = began + (0.0 if lost.is_gone else _YIELDING_SECONDS)
         while time.monotonic() < began + _COMING_SECONDS:
             late = time.monotonic() > began + _LEADING_SECONDS
             for seat in order:
                 if seat == self.seat:
-                    if self._claim(self.term + 1):
+                    if time.monotonic() >= due and self._are_enough(order) and self._claim(self.term + 1):
                         return self.own
                 elif seat.answers:
                     found = self._at(seat)
@@ -232,6 +234,11 @@ class Host:
             time.sleep(_PAUSE)
         what = f"node {self.number} ({self.name}) lost contact with the node that leads"
         raise EnvironmentUnfit(Problem(what=what, where=str(lost), fix="start it again: the others take it in"))
+
+    def _are_enough(self, seats: Sequence[Seat]) -> bool:
+        """Whether the hosts that this one reaches could go on: one that is cut off leaves it to the others."""
+        there = {self.number, *(seat.host for seat in seats if seat != self.seat and seat.answers)}
+        return sum(place.host in there for place in self.places) >= self.design.job.elastic.min_ranks
 
     def _claim(self, number: int) -> bool:
         if not claim(self.run_dir, Term(number=number, seat=self.seat, digest=self.digest)):

@@ -48,9 +48,19 @@ class Seat:
     @property
     def answers(self) -> bool:
         """Whether a process listens there."""
-        with suppress(OSError), socket.create_connection((self.address, self.port), timeout=_ANSWER_SECONDS):
-            return True
-        return False
+        return self._asked() is None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its machine says that nobody listens there any more, which one that is cut off would not."""
+        return isinstance(self._asked(), ConnectionRefusedError)
+
+    def _asked(self) -> OSError | None:
+        try:
+            with socket.create_connection((self.address, self.port), timeout=_ANSWER_SECONDS):
+                return None
+        except OSError as error:
+            return error
 
 
 def connected(seat: Seat, *, timeout: timedelta) -> dist.TCPStore:

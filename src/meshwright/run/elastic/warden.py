@@ -140,8 +140,6 @@ class Warden:
             self._give_up("")  # one has ended well: there is nothing left to do
         elif self._is_fruitless(gone, left):
             self._give_up("ranks lose contact with each other again and again, all of them alive")
-        elif not self.crew.holds():
-            self._give_up("another host goes on without this one")
         else:
             self._want(gone)
             self._go_on(survivors, gone, left)
@@ -151,6 +149,9 @@ class Warden:
         for members in ([*survivors, *ready], list(survivors)):
             members, hosts = self._laid(members)
             design = self.templates.of(hosts) if survivors and len(members) >= self.spec.min_ranks else None
+            if design is not None and not self.crew.holds():
+                self._give_up("another host goes on without this one")
+                return
             if design is not None:
                 epoch = Epoch(
                     number=self.epoch.number + 1,
