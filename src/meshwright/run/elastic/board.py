@@ -77,12 +77,14 @@ class Left:
 class Board:
     """One side's view of the store. Nothing here waits for a worker that is gone.
 
-    `seats` are where it may be, and `term` counts the hosts that have led. Raises DistError where none of them leads.
+    It is at `seat`, and may be at any of `seats` later; `term` counts the hosts that have led, and `turns` how often
+    this side turned to another one. Raises DistError where none of them leads.
     """
 
     def __init__(self, store: dist.TCPStore, seats: Sequence[Seat]) -> None:
-        self.store, self.seats, self.term, self.turns = store, tuple(seats), 0, 0
+        self.store, self.seats, self.seat, self.term, self.turns = store, tuple(seats), seats[0], 0, 0
         self._own: dict[str, str] = {}
+        self._newest = 0
 
     @classmethod
     def host(cls, *, address: str = HOST, host: int = 0) -> Board:
@@ -96,12 +98,6 @@ class Board:
         found = cls(connected(seats[0], timeout=_PATIENCE), seats)
         found.term = found.leads
         return found
-
-    @property
-    def seat(self) -> Seat:
-        """Where the board is that is used now."""
-        host, port = self.store.host, int(self.store.port)
-        return next(seat for seat in self.seats if (seat.address, seat.port) == (host, port))
 
     @property
     def leads(self) -> int:
@@ -145,7 +141,8 @@ class Board:
         """Epoch `number`, once it is there."""
         self._wait(lambda: self.has(f"epoch/{number}"))
         found = self._told(f"epoch/{number}", Epoch)
-        self.seats = found.seats or self.seats
+        if found.seats and number >= self._newest:
+            self.seats, self._newest = found.seats, number
         return found
 
     def arrive(self, epoch: Epoch, name: str) -> bool:
@@ -226,7 +223,7 @@ class Board:
                 with suppress(dist.DistError):
                     found = Board.at([seat])
                     if found.term and found.term >= self.term:
-                        self.store, self.term, self.turns = found.store, found.term, self.turns + 1
+                        self.store, self.seat, self.term, self.turns = found.store, seat, found.term, self.turns + 1
                         for key, value in self._own.items():
                             self.store.set(key, value)
                         return True

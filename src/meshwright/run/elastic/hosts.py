@@ -83,7 +83,7 @@ class Host:
 
     @property
     def seat(self) -> Seat:
-        return self.own.seats[0]
+        return self.own.seat
 
     def begin(self, seats: Sequence[Seat], *, say: Callable[[str], None]) -> Finished:
         """The run has ended, which all hosts at `seats` begin together; the first of them leads."""

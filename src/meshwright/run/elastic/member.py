@@ -24,6 +24,7 @@ import torch.distributed as dist
 from meshwright import cost
 from meshwright.cost.copies import SLOTS, Neighbours, left
 from meshwright.cost.holdings import holdings
+from meshwright.data import Corpus
 from meshwright.parallel.portable import Portable
 from meshwright.parallel.relocate import State
 from meshwright.run import failure
@@ -70,7 +71,7 @@ def train_as_member(
     member.board.register(name, pid=os.getpid())
     design = load_design(run_dir / "design.json")
     settle(design, quiet=True)
-    prepare_corpus(design, cache=member.cache)
+    member.corpus = prepare_corpus(design, cache=member.cache)
     # What is there by now stays: only what a run leaves behind is looked for when ranks change.
     gc.freeze()
     member.board.stand_ready(name)
@@ -124,6 +125,7 @@ class _Member:
     stop: StopRequest
     shelf: _Shelf = field(default_factory=_Shelf)
     step: int = 0
+    corpus: Corpus | None = None
 
     @property
     def cache(self) -> Path:
@@ -174,6 +176,7 @@ class _Member:
             screen=screen,
             marker=marker,
             log=CollectiveLog(self.run_dir, rank=rank),
+            corpus=self.corpus,
         )
 
     def _run(self, design: Design, *, place: Place, epoch: Epoch, runs: list[Run]) -> bool:
