@@ -107,6 +107,25 @@ def test_a_run_loses_a_rank_and_takes_in_another(board: Board, tmp_path: Path) -
     assert "2.3" not in crew.names, "its place was filled twice already"
 
 
+def test_those_who_come_together_are_taken_in_at_once(board: Board, tmp_path: Path) -> None:
+    made = warden(board, tmp_path)
+    for name in ("2.0", "3.0"):
+        crew_of(made).fails(name)
+    leave(made, "0.0", "1.0", newest=7)
+    made.look()
+    board.note_at_work(1)
+    made.look()
+    board.stand_ready("2.1")
+    made.look()
+    assert not board.is_change_asked(1), "another is on its way"
+    board.stand_ready("3.1")
+    made.look()
+    assert board.is_change_asked(1)
+    leave(made, "0.0", "1.0", newest=9, error="")
+    made.look()
+    assert made.epoch.members == ("0.0", "1.0", "2.1", "3.1")
+
+
 def test_shards_go_on_from_a_copy_that_all_have_or_from_a_checkpoint(board: Board, tmp_path: Path) -> None:
     made = warden(board, tmp_path, sharded=True)
     crew_of(made).fails("1.0")

@@ -98,7 +98,7 @@ def test_a_run_goes_on_without_a_node_and_takes_it_in_again(lost: int, tmp_path:
             if each.poll() is None:
                 lose(each)
     assert codes == [ExitCode.SAVED, ExitCode.SAVED], said
-    first, without, *_, back = epochs(run)
+    first, without, back = epochs(run)
     assert [len(first["seats"]), len(without["seats"]), len(back["seats"])] == [2, 1, 2]
     assert without["why"].startswith(f"node {lost}")
     assert without["why"].endswith("was lost")

@@ -28,6 +28,7 @@ from meshwright.spec.plan import Plan
 from meshwright.train.checkpoint import newest
 
 _FRUITLESS = 3  # epochs in a row that ended for a lost connection, all of their workers alive, without a step
+_TOGETHER_SECONDS = 10.0  # from the first that is ready to be taken in to the last that is waited for
 _HUNG = "did not come to where the others waited: hung or stopped"
 
 
@@ -45,6 +46,7 @@ class Warden:
     replaces: bool = True
     over: str | None = None
     noticed: float | None = None
+    since_ready: float | None = None
     furthest: int = 0
     fruitless: int = 0
     hung: set[str] = field(default_factory=set)
@@ -115,8 +117,14 @@ class Warden:
         return [name for name in others if not self.crew.has_ended(name) and self.board.is_ready(name)]
 
     def _take_in(self) -> None:
-        """The members are to leave after a step when there are others to go on with."""
-        if self.replaces and self._ready() and not self.board.is_change_asked(self.epoch.number):
+        """The members are to leave after a step when there are others to go on with: once for those of a whole host."""
+        ready = self._ready() if self.replaces else []
+        if not ready or self.board.is_change_asked(self.epoch.number):
+            return
+        self.since_ready = self.since_ready or time.monotonic()
+        coming = [name for name in self.crew.names if name not in (*self.epoch.members, *ready)]
+        late = time.monotonic() - self.since_ready > _TOGETHER_SECONDS
+        if late or all(self.crew.has_ended(name) for name in coming):
             self.board.ask_change(self.epoch.number)
 
     def _end_hung(self, missing: Sequence[str], left: Sequence[Left]) -> None:
@@ -180,7 +188,7 @@ class Warden:
         # Written first: a host that leads after this one reads there who was told what.
         write(self.run_dir, epoch, plan=_plan(epoch).digest())
         self.board.make(epoch)
-        self.epoch, self.noticed = epoch, None
+        self.epoch, self.noticed, self.since_ready = epoch, None, None
         self.hung.clear()
         self.ranks = _ranks(epoch)
 
