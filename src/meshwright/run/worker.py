@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.member:
             train_as_member(
                 options.run,
-                seats=options.board,
+                homes=options.board,
                 name=options.member,
                 max_steps=options.steps,
                 stop_at=options.stop_at,

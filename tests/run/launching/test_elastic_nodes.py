@@ -99,7 +99,7 @@ def test_a_run_goes_on_without_a_node_and_takes_it_in_again(lost: int, tmp_path:
                 lose(each)
     assert codes == [ExitCode.SAVED, ExitCode.SAVED], said
     first, without, back = epochs(run)
-    assert [len(first["seats"]), len(without["seats"]), len(back["seats"])] == [2, 1, 2]
+    assert [len(first["homes"]), len(without["homes"]), len(back["homes"])] == [2, 1, 2]
     assert without["why"].startswith(f"node {lost}")
     assert without["why"].endswith("was lost")
     assert without["source"] is not None, "the other node had copies of all"
@@ -156,5 +156,5 @@ def test_nodes_go_on_without_the_one_that_leads_and_is_cut_off(tmp_path: Path) -
                     lose(each)
     assert codes[1:] == [ExitCode.SAVED, ExitCode.SAVED], said
     assert "1 of 3 ranks are left, too few to go on" in said[0]
-    assert [seat["host"] for seat in epochs(run)[1]["seats"]] == [1, 2]
+    assert [home["host"] for home in epochs(run)[1]["homes"]] == [1, 2]
     is_as_undisturbed(run, tmp_path)

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from meshwright.run.elastic.seats import HOST, Seat, connected
+from meshwright.run.elastic.homes import HOST, Home, connected
 from meshwright.run.waiting import Waiting
 from meshwright.spec import codec
 
@@ -46,7 +46,7 @@ class Epoch:
     They go on from the copy `source`, which `holders` have, or where that is None from the newest checkpoint; `why`
     ranks have changed, which was known `since` then, whether one was `lost`, and `undone_steps` that are done again.
     The run pauses at `pause_at`. An epoch without members is none: the run has ended, or cannot go on and says `why`.
-    `seats` are the boards of all hosts that are there, that of the one that leads first.
+    `homes` are the boards of all hosts that are there, that of the one that leads first.
     """
 
     number: int
@@ -60,7 +60,7 @@ class Epoch:
     undone_steps: int = 0
     pause_at: int | None = None
     screen: bool = True
-    seats: tuple[Seat, ...] = ()
+    homes: tuple[Home, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,12 +77,12 @@ class Left:
 class Board:
     """One side's view of the store. Nothing here waits for a worker that is gone.
 
-    It is at `seat`, and may be at any of `seats` later; `term` counts the hosts that have led, and `turns` how often
+    It is at `home`, and may be at any of `homes` later; `term` counts the hosts that have led, and `turns` how often
     this side turned to another one. Raises DistError where none of them leads.
     """
 
-    def __init__(self, store: dist.TCPStore, seats: Sequence[Seat]) -> None:
-        self.store, self.seats, self.seat, self.term, self.turns = store, tuple(seats), seats[0], 0, 0
+    def __init__(self, store: dist.TCPStore, homes: Sequence[Home]) -> None:
+        self.store, self.homes, self.home, self.term, self.turns = store, tuple(homes), homes[0], 0, 0
         self._own: dict[str, str] = {}
         self._newest = 0
 
@@ -90,12 +90,12 @@ class Board:
     def host(cls, *, address: str = HOST, host: int = 0) -> Board:
         """A new board, which this process keeps, on a port of this machine that the system chooses."""
         store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=_PATIENCE)
-        return cls(store, [Seat(host=host, address=address, port=int(store.port))])
+        return cls(store, [Home(host=host, address=address, port=int(store.port))])
 
     @classmethod
-    def at(cls, seats: Sequence[Seat]) -> Board:
-        """The board that another process keeps, at the first of `seats`; the others may lead after it."""
-        found = cls(connected(seats[0], timeout=_PATIENCE), seats)
+    def at(cls, homes: Sequence[Home]) -> Board:
+        """The board that another process keeps, at the first of `homes`; the others may lead after it."""
+        found = cls(connected(homes[0], timeout=_PATIENCE), homes)
         found.term = found.leads
         return found
 
@@ -141,8 +141,8 @@ class Board:
         """Epoch `number`, once it is there."""
         self._wait(lambda: self.has(f"epoch/{number}"))
         found = self._told(f"epoch/{number}", Epoch)
-        if found.seats and number >= self._newest:
-            self.seats, self._newest = found.seats, number
+        if found.homes and number >= self._newest:
+            self.homes, self._newest = found.homes, number
         return found
 
     def arrive(self, epoch: Epoch, name: str) -> bool:
@@ -212,18 +212,18 @@ class Board:
             try:
                 return of(self.store)
             except dist.DistError as error:
-                if len(self.seats) < 2 or not self._turn():
+                if len(self.homes) < 2 or not self._turn():
                     raise error
 
     def _turn(self) -> bool:
         """Whether a host leads that this process reaches: its board is used from here on."""
         end = time.monotonic() + _PATIENCE.total_seconds()
         while time.monotonic() < end:
-            for seat in self.seats:
+            for home in self.homes:
                 with suppress(dist.DistError):
-                    found = Board.at([seat])
+                    found = Board.at([home])
                     if found.term and found.term >= self.term:
-                        self.store, self.seat, self.term, self.turns = found.store, seat, found.term, self.turns + 1
+                        self.store, self.home, self.term, self.turns = found.store, home, found.term, self.turns + 1
                         for key, value in self._own.items():
                             self.store.set(key, value)
                         return True

@@ -15,7 +15,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from meshwright.run import failure
 from meshwright.run.elastic.board import Board
-from meshwright.run.elastic.seats import Seat
+from meshwright.run.elastic.homes import Home
 from meshwright.run.failure import Failure
 from meshwright.run.launch import WORKER_MODULE, Agent, config_of
 
@@ -38,14 +38,14 @@ class Crew:
 
     def __init__(self, run_dir: Path, *, board: Board, arguments: Sequence[str]) -> None:
         self._run_dir, self._arguments, self.board = run_dir, tuple(arguments), board
-        self.successors: tuple[Seat, ...] = ()
+        self.successors: tuple[Home, ...] = ()
         self._agents: dict[str, Agent] = {}
 
     def start(self, name: str) -> None:
         """The worker `name` is on its way."""
-        seat = self.board.seat
-        seats = dict.fromkeys((seat, *self.board.seats, *self.successors))
-        told = ("--board", ",".join(map(str, seats)), "--member", name)
+        home = self.board.home
+        homes = dict.fromkeys((home, *self.board.homes, *self.successors))
+        told = ("--board", ",".join(map(str, homes)), "--member", name)
         command = ("-m", WORKER_MODULE, str(self._run_dir), *self._arguments, *told)
         config = config_of(self._run_dir, workers=1, quiet={0: Std.ALL}, monitor_seconds=_MONITOR_SECONDS)
         agent = Agent(config, command, run_dir=self._run_dir)
@@ -73,9 +73,9 @@ class Crew:
         return self._agents
 
     @property
-    def seats(self) -> tuple[Seat, ...]:
+    def homes(self) -> tuple[Home, ...]:
         """The boards of all hosts that are there, that of the one that leads first."""
-        return (self.board.seat,)
+        return (self.board.home,)
 
     @property
     def names(self) -> tuple[str, ...]:

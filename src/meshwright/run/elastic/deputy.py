@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from meshwright.run.elastic.board import Board
 from meshwright.run.elastic.crew import Crew
 from meshwright.run.elastic.fleet import Orders, Told
-from meshwright.run.elastic.seats import Seat, connections, text_of
+from meshwright.run.elastic.homes import Home, connections, text_of
 from meshwright.run.failure import Failure
 from meshwright.spec import codec
 
@@ -18,11 +18,11 @@ OVER = "over"
 
 @dataclass(slots=True, kw_only=True)
 class Deputy:
-    """What host `seat.host`, of that `name`, does for the host whose board is `board`."""
+    """What host `home.host`, of that `name`, does for the host whose board is `board`."""
 
     board: Board
     crew: Crew
-    seat: Seat
+    home: Home
     name: str
     told: Told | None = None
     turns: int = 0
@@ -31,7 +31,7 @@ class Deputy:
     def look(self) -> bool:
         """What is to be done is done and said; whether the run goes on. Raises DistError where no host leads."""
         over = self.board.told(OVER)
-        text = self.board.told(f"orders/{self.seat.host}")
+        text = self.board.told(f"orders/{self.home.host}")
         orders = Orders() if text is None else codec.decode(Orders, json.loads(text), "orders")
         for name in orders.start:
             if name not in self.crew.names and over is None:
@@ -46,7 +46,7 @@ class Deputy:
     def _tell(self) -> None:
         """The host that leads knows that this one is there, by which connection, and how its workers are."""
         if self.told is None or self.turns != self.board.turns:
-            self.told, self.turns = Told(seat=self.seat, name=self.name, end=_end(self.board)), self.board.turns
+            self.told, self.turns = Told(home=self.home, name=self.name, end=_end(self.board)), self.board.turns
             self._say(self.told)
         names = self.crew.names
         ended: dict[str, Failure | None] = {
@@ -58,12 +58,12 @@ class Deputy:
             self._say(now)
 
     def _say(self, told: Told) -> None:
-        self.board.tell(f"host/{self.seat.host}", json.dumps(codec.encode(told)))
+        self.board.tell(f"host/{self.home.host}", json.dumps(codec.encode(told)))
 
 
 def _end(board: Board) -> str:
     """This process's newest end of a connection to the board, which no other of it is."""
-    seat = board.seat
-    place = f"{seat.address}:{seat.port}"
+    home = board.home
+    place = f"{home.address}:{home.port}"
     newest = max((one for one in connections(os.getpid()) if text_of(one.raddr) == place), key=lambda one: int(one.fd))
     return text_of(newest.laddr)

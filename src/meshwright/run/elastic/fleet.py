@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from meshwright.run.elastic.board import Board
 from meshwright.run.elastic.crew import Crew, Place
-from meshwright.run.elastic.seats import Seat, Term, claim, connections, notice_loss, text_of
+from meshwright.run.elastic.homes import Home, Term, claim, connections, notice_loss, text_of
 from meshwright.run.failure import Failure, Nearness
 from meshwright.spec import codec
 from meshwright.spec.errors import ExitCode, Problem
@@ -28,7 +28,7 @@ class Told:
     `end` is its end of the connection by which the host that leads knows that it is there.
     """
 
-    seat: Seat
+    home: Home
     name: str
     end: str
     started: tuple[str, ...] = ()
@@ -77,7 +77,7 @@ class Fleet(Crew):
         if time.monotonic() - self._looked < _LOOK_SECONDS:
             return
         self._looked = time.monotonic()
-        port = self.board.seat.port
+        port = self.board.home.port
         ends = {text_of(one.raddr): one for one in connections(os.getpid()) if one.laddr.port == port}
         for host in {place.host for place in self._places} - {self._host}:
             text = self.board.told(f"host/{host}")
@@ -106,7 +106,7 @@ class Fleet(Crew):
     def holds(self) -> bool:
         """Whether this host still leads, which another one may since hosts were lost."""
         if self._unclaimed:
-            term = Term(number=self._term.number + 1, seat=self._term.seat, digest=self._term.digest)
+            term = Term(number=self._term.number + 1, home=self._term.home, digest=self._term.digest)
             if not claim(self._run_dir, term):
                 return False
             self._term, self._unclaimed = term, False
@@ -114,8 +114,8 @@ class Fleet(Crew):
         return True
 
     @property
-    def seats(self) -> tuple[Seat, ...]:
-        return (self.board.seat, *(self._told[host].seat for host in self.others))
+    def homes(self) -> tuple[Home, ...]:
+        return (self.board.home, *(self._told[host].home for host in self.others))
 
     def place(self, name: str) -> Place:
         return self._places[int(name.partition(".")[0])]
@@ -196,5 +196,5 @@ class Fleet(Crew):
 
     def _answers(self, host: int) -> bool:
         """Whether a host that has not spoken to this one since it leads may still do so."""
-        seat = next((seat for seat in self.board.seats if seat.host == host), None)
-        return seat is not None and seat.answers
+        home = next((home for home in self.board.homes if home.host == host), None)
+        return home is not None and home.answers

@@ -19,7 +19,7 @@ from meshwright.run.elastic.crew import Crew, Place
 from meshwright.run.elastic.deputy import OVER, Deputy
 from meshwright.run.elastic.epochs import of_this_launch
 from meshwright.run.elastic.fleet import Fleet
-from meshwright.run.elastic.seats import Seat, Term, claim, newest_term
+from meshwright.run.elastic.homes import Home, Term, claim, newest_term
 from meshwright.run.elastic.templates import Templates
 from meshwright.run.elastic.warden import Warden
 from meshwright.run.launch import WORKER_MODULE, Asked, agent_log, forwarding, workers_environment
@@ -47,14 +47,14 @@ class Finished:
     led: bool = False
 
 
-def leading(run_dir: Path, *, digest: str) -> Seat | None:
+def leading(run_dir: Path, *, digest: str) -> Home | None:
     """Where the host is that leads this very run now; None where none does, and all hosts are to begin together."""
     end = time.monotonic() + _LEADING_SECONDS
     while (newest := newest_term(run_dir)) is not None and newest.digest == digest:
         if read_ended(run_dir) is not None or time.monotonic() > end:
             return None
-        if newest.seat.answers:
-            return newest.seat
+        if newest.home.answers:
+            return newest.home
         time.sleep(_PAUSE)
     return None
 
@@ -75,27 +75,27 @@ class Host:
     own: Board = field(init=False)
     crew: Crew = field(init=False)
     term: int = 0
-    seats: tuple[Seat, ...] = ()
+    homes: tuple[Home, ...] = ()
 
     def __post_init__(self) -> None:
         self.own = Board.host(address=self.address, host=self.number)
         self.crew = Crew(self.run_dir, board=self.own, arguments=(*self.arguments, "--several-hosts"))
 
     @property
-    def seat(self) -> Seat:
-        return self.own.seat
+    def home(self) -> Home:
+        return self.own.home
 
-    def begin(self, seats: Sequence[Seat], *, say: Callable[[str], None]) -> Finished:
-        """The run has ended, which all hosts at `seats` begin together; the first of them leads."""
-        self.seats = tuple(seats)
-        return self._train(say, seats[0] if self.number != seats[0].host else None)
+    def begin(self, homes: Sequence[Home], *, say: Callable[[str], None]) -> Finished:
+        """The run has ended, which all hosts at `homes` begin together; the first of them leads."""
+        self.homes = tuple(homes)
+        return self._train(say, homes[0] if self.number != homes[0].host else None)
 
-    def come_back(self, to: Seat, *, say: Callable[[str], None]) -> Finished:
+    def come_back(self, to: Home, *, say: Callable[[str], None]) -> Finished:
         """The run has ended, which others are training; this host was taken in."""
-        self.seats = (to, self.seat)
+        self.homes = (to, self.home)
         return self._train(say, to)
 
-    def _train(self, say: Callable[[str], None], to: Seat | None) -> Finished:
+    def _train(self, say: Callable[[str], None], to: Home | None) -> Finished:
         count = sum(place.host == self.number for place in self.places)
         with (
             workers_environment(count, interface=self.interface),
@@ -133,13 +133,13 @@ class Host:
 
     def _first(self, fleet: Fleet) -> Epoch:
         members = tuple(named(place, times=0) for place in range(len(self.places)))
-        return Epoch(number=0, members=members, design=str(self.run_dir / "design.json"), seats=fleet.seats)
+        return Epoch(number=0, members=members, design=str(self.run_dir / "design.json"), homes=fleet.homes)
 
     def _taken_over(self) -> Warden:
         """Of a run that another host led."""
         before = of_this_launch(self.run_dir)
         known = [name for epoch in before for name in epoch.members]
-        self.own.seats = (self.seat, *(seat for seat in self.seats if seat.host != self.number))
+        self.own.homes = (self.home, *(home for home in self.homes if home.host != self.number))
         templates = Templates(self.design, self.run_dir)
         warden = self._warden(self._fleet(known), before[-1], templates)
         warden.take_over(before, places=len(self.places))
@@ -148,7 +148,7 @@ class Host:
         return warden
 
     def _fleet(self, known: Sequence[str]) -> Fleet:
-        self.own.seats = (self.seat, *(seat for seat in self.seats if seat.host != self.number))
+        self.own.homes = (self.home, *(home for home in self.homes if home.host != self.number))
         return Fleet(
             self.run_dir,
             board=self.own,
@@ -156,7 +156,7 @@ class Host:
             places=self.places,
             own=self.crew,
             host=self.number,
-            term=Term(number=self.term, seat=self.seat, digest=self.digest),
+            term=Term(number=self.term, home=self.home, digest=self.digest),
             known=known,
         )
 
@@ -186,8 +186,8 @@ class Host:
 
     def _follow(self, board: Board, asked: Asked) -> Finished | None:
         """How the run ended; None where the host that leads was lost."""
-        deputy = Deputy(board=board, crew=self.crew, seat=self.seat, name=self.name)
-        self.crew.board, self.crew.successors = board, self.seats
+        deputy = Deputy(board=board, crew=self.crew, home=self.home, name=self.name)
+        self.crew.board, self.crew.successors = board, self.homes
         try:
             while deputy.look() or not self._is_quiet():
                 time.sleep(_LOOK_SECONDS)
@@ -210,23 +210,23 @@ class Host:
 
         Raises EnvironmentUnfit where this host is cut off from the one that does.
         """
-        lost, self.term = before.seat, max(before.term, self.term)
+        lost, self.term = before.home, max(before.term, self.term)
         if not self.crew.names:
             fix = "start it again, as all nodes where none trains"
             raise EnvironmentUnfit(Problem(what="the node that led was lost before training began", fix=fix))
-        self.seats = of_this_launch(self.run_dir)[-1].seats
-        known = (*(seat for seat in self.seats if seat not in (lost, self.seat)), self.seat)
-        order = [seat for seat in self.seats if seat in known] + [seat for seat in known if seat not in self.seats]
+        self.homes = of_this_launch(self.run_dir)[-1].homes
+        known = (*(home for home in self.homes if home not in (lost, self.home)), self.home)
+        order = [home for home in self.homes if home in known] + [home for home in known if home not in self.homes]
         began = time.monotonic()
         due = began + (0.0 if lost.is_gone else _YIELDING_SECONDS)
         while time.monotonic() < began + _COMING_SECONDS:
             late = time.monotonic() > began + _LEADING_SECONDS
-            for seat in order:
-                if seat == self.seat:
+            for home in order:
+                if home == self.home:
                     if time.monotonic() >= due and self._are_enough(order) and self._claim(self.term + 1):
                         return self.own
-                elif seat.answers:
-                    found = self._at(seat)
+                elif home.answers:
+                    found = self._at(home)
                     if found is not None and found.term > self.term:
                         return found
                     if not late:
@@ -235,30 +235,30 @@ class Host:
         what = f"node {self.number} ({self.name}) lost contact with the node that leads"
         raise EnvironmentUnfit(Problem(what=what, where=str(lost), fix="start it again: the others take it in"))
 
-    def _are_enough(self, seats: Sequence[Seat]) -> bool:
+    def _are_enough(self, homes: Sequence[Home]) -> bool:
         """Whether the hosts that this one reaches could go on: one that is cut off leaves it to the others."""
-        there = {self.number, *(seat.host for seat in seats if seat != self.seat and seat.answers)}
+        there = {self.number, *(home.host for home in homes if home != self.home and home.answers)}
         return sum(place.host in there for place in self.places) >= self.design.job.elastic.min_ranks
 
     def _claim(self, number: int) -> bool:
-        if not claim(self.run_dir, Term(number=number, seat=self.seat, digest=self.digest)):
+        if not claim(self.run_dir, Term(number=number, home=self.home, digest=self.digest)):
             return False
         self.term = number
         return True
 
-    def _follow_at(self, seat: Seat) -> Board:
-        """The board at `seat`, once its host leads."""
+    def _follow_at(self, home: Home) -> Board:
+        """The board at `home`, once its host leads."""
         end = time.monotonic() + _COMING_SECONDS
         while time.monotonic() < end:
-            found = self._at(seat)
+            found = self._at(home)
             if found is not None and found.term:
                 return found
             time.sleep(_PAUSE)
-        raise EnvironmentUnfit(Problem(what="the node that is to lead does not", where=str(seat)))
+        raise EnvironmentUnfit(Problem(what="the node that is to lead does not", where=str(home)))
 
     @staticmethod
-    def _at(seat: Seat) -> Board | None:
+    def _at(home: Home) -> Board | None:
         try:
-            return Board.at([seat])
+            return Board.at([home])
         except dist.DistError:
             return None

@@ -18,7 +18,7 @@ import psutil
 import torch.distributed as dist
 
 from meshwright.run.elastic.board import Board, Epoch
-from meshwright.run.elastic.seats import Seat, connections
+from meshwright.run.elastic.homes import Home, connections
 
 _LOOK_SECONDS = 0.05
 
@@ -27,14 +27,14 @@ class Lines:
     """Those of the worker `name` in `epoch`. Its groups are formed through `store`, which is one of them."""
 
     def __init__(self, board: Board, epoch: Epoch, *, name: str) -> None:
-        seat = board.seat
-        before = _ends_at(seat)
-        own = Board.at([seat])
+        home = board.home
+        before = _ends_at(home)
+        own = Board.at([home])
         self.store = dist.PrefixStore(f"epoch/{epoch.number}", own.store)
-        self._to_store = _ends_at(seat) - before
-        self._epoch, self._seats = epoch, (seat, *(other for other in board.seats if other != seat))
+        self._to_store = _ends_at(home) - before
+        self._epoch, self._homes = epoch, (home, *(other for other in board.homes if other != home))
         self._others = [pid for member in epoch.members if member != name and (pid := board.pid(member)) is not None]
-        self._boards = {(seat.address, seat.port) for seat in self._seats}
+        self._boards = {(home.address, home.port) for home in self._homes}
         self._far = {address for address, _ in self._boards} - _own_addresses()
 
     def hang_up(self) -> None:
@@ -59,16 +59,16 @@ class Lines:
             thread.join()
 
     def _watch(self, stop: threading.Event) -> None:
-        board = Board.at(self._seats)
+        board = Board.at(self._homes)
         while not stop.wait(_LOOK_SECONDS):
             if board.is_broken(self._epoch.number):
                 self.hang_up()
                 return
 
 
-def _ends_at(seat: Seat) -> set[Any]:
+def _ends_at(home: Home) -> set[Any]:
     """This process's ends of its connections to a board."""
-    return {one.laddr for one in connections(os.getpid()) if one.raddr.port == seat.port}
+    return {one.laddr for one in connections(os.getpid()) if one.raddr.port == home.port}
 
 
 def _own_addresses() -> set[str]:

@@ -29,8 +29,8 @@ from meshwright.parallel.portable import Portable
 from meshwright.parallel.relocate import State
 from meshwright.run import failure
 from meshwright.run.elastic.board import Board, Epoch, Key, Left
+from meshwright.run.elastic.homes import Home
 from meshwright.run.elastic.lines import Lines
-from meshwright.run.elastic.seats import Seat
 from meshwright.run.files import load_design
 from meshwright.run.machine import cache_root
 from meshwright.run.outcome import read_report
@@ -53,16 +53,16 @@ from meshwright.train.run import Run
 
 
 def train_as_member(
-    run_dir: Path, *, seats: str, name: str, max_steps: int | None, stop_at: float | None, several_hosts: bool
+    run_dir: Path, *, homes: str, name: str, max_steps: int | None, stop_at: float | None, several_hosts: bool
 ) -> None:
     """The run in `run_dir` has ended, or this worker, which is `name` to the launcher's board, is not needed.
 
-    The board is at the first of `seats`, which are those of all hosts. Where there are several, others go on without
+    The board is at the first of `homes`, which are those of all hosts. Where there are several, others go on without
     this one when its launcher is gone.
 
     Raises LostPeers where ranks were lost and the launcher says that the run cannot go on.
     """
-    places = [Seat.of(text) for text in seats.split(",")]
+    places = [Home.of(text) for text in homes.split(",")]
     stop = StopRequest(stop_at=stop_at, heeds_launcher=not several_hosts)
     if several_hosts:
         end_with_launcher()

@@ -170,7 +170,7 @@ class Warden:
                     lost=bool(gone),
                     pause_at=self.board.pause_at,
                     screen=self.epoch.screen,
-                    seats=self.crew.seats,
+                    homes=self.crew.homes,
                 )
                 self._make(self._with_source(epoch, left))
                 return

@@ -13,8 +13,8 @@ from torch.distributed import DistError
 from meshwright import cost
 from meshwright.run import failure
 from meshwright.run.elastic.crew import Place
+from meshwright.run.elastic.homes import Home
 from meshwright.run.elastic.hosts import Finished, Host
-from meshwright.run.elastic.seats import Seat
 from meshwright.run.environment import environment
 from meshwright.run.files import write_json
 from meshwright.run.launch import Launched
@@ -47,18 +47,18 @@ class ElasticNode:
     def begin(self, met: Met, *, nodes: int) -> int:
         """The run has ended, which all nodes begin; its exit code. Raises as `take_part`."""
         host = self._host(met.address, met.interface)
-        met.store.set(f"seat/{self.number}", str(host.seat))
+        met.store.set(f"home/{self.number}", str(host.home))
         try:
-            met.store.wait([f"seat/{node}" for node in range(nodes)], timedelta(seconds=_SEEING_SECONDS))
+            met.store.wait([f"home/{node}" for node in range(nodes)], timedelta(seconds=_SEEING_SECONDS))
         except DistError:
             raise EnvironmentUnfit(Problem(what="not all nodes say where they keep a board")) from None
-        seats = [Seat.of(met.store.get(f"seat/{node}").decode()) for node in range(nodes)]
+        homes = [Home.of(met.store.get(f"home/{node}").decode()) for node in range(nodes)]
         if self.number == 0:
             write_json(self.run_dir / "environment.json", environment(self.design))
             note(self.run_dir, Mark(what=Moment.LAUNCHED, at=time.time(), plan=self.design.plan.digest()))
-        return self._code(host.begin(seats, say=self.say))
+        return self._code(host.begin(homes, say=self.say))
 
-    def come_back(self, to: Seat) -> int:
+    def come_back(self, to: Home) -> int:
         """The run has ended, which others train; its exit code. Raises as `take_part`."""
         self.say(f"node {to.host} leads the run; this node is taken in after a step")
         address, interface = interface_towards(to.address, to.port)

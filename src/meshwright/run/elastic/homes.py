@@ -1,4 +1,4 @@
-"""Seats: where each host of an elastic run keeps a board, and the file by which one of them alone leads.
+"""Homes: where each host of an elastic run keeps a board, and the file by which one of them alone leads.
 
 Whoever is to lead makes the file of the next term in the run directory. It can be made once: hosts that lose contact
 while all of them live do not go on apart. Connections tell of a host's end even where it says nothing any more: the
@@ -28,7 +28,7 @@ _ANSWER_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class Home:
     """The board of host `host`."""
 
     host: int
@@ -39,7 +39,7 @@ class Seat:
         return f"{self.host}@{self.address}:{self.port}"
 
     @classmethod
-    def of(cls, text: str) -> Seat:
+    def of(cls, text: str) -> Home:
         """What `str` has written."""
         host, _, place = text.partition("@")
         address, _, port = place.rpartition(":")
@@ -63,15 +63,15 @@ class Seat:
             return error
 
 
-def connected(seat: Seat, *, timeout: timedelta) -> dist.TCPStore:
-    """The store at `seat`. Raises DistError at once where nobody listens there."""
-    if not seat.answers:
-        raise dist.DistNetworkError(f"connection refused by the board of host {seat.host}")
+def connected(home: Home, *, timeout: timedelta) -> dist.TCPStore:
+    """The store at `home`. Raises DistError at once where nobody listens there."""
+    if not home.answers:
+        raise dist.DistNetworkError(f"connection refused by the board of host {home.host}")
     store = dist.TCPStore(
-        seat.address, seat.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5)
+        home.address, home.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5)
     )
     store.set_timeout(timeout)
-    notice_loss(one for one in connections(os.getpid()) if one.raddr and one.raddr.port == seat.port)
+    notice_loss(one for one in connections(os.getpid()) if one.raddr and one.raddr.port == home.port)
     return store
 
 
@@ -101,10 +101,10 @@ def text_of(end: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
-    """In the `number`-th term of a run directory the host of `seat` leads a run of a design with `digest`."""
+    """In the `number`-th term of a run directory the host of `home` leads a run of a design with `digest`."""
 
     number: int
-    seat: Seat
+    home: Home
     digest: str
 
 
