@@ -34,10 +34,15 @@ SHARDS = Layout(shard=4, sharding=Sharding.PARAMETERS, batch=BATCH)
 
 
 def over_nodes(folder: Path, layout: Layout = SHARDS, *, nodes: int = NODES, fewest: int = 1, **changes: Any) -> Design:
-    made = elastic(folder, layout, steps=5000, fewest=fewest, **changes)
+    made = calm(elastic(folder, layout, steps=5000, fewest=fewest, **changes))
     (group,) = made.cluster.groups
     group = replace(group, num_nodes=nodes, devices_per_node=layout.ranks // nodes)
     return replace(made, cluster=replace(made.cluster, groups=(group,)))
+
+
+def calm(made: Design) -> Design:
+    """At a rate at which rounding does not grow while others wait for a node to start."""
+    return replace(made, job=replace(made.job, optimizer=replace(made.job.optimizer, learning_rate=1e-4)))
 
 
 def node(
@@ -112,7 +117,7 @@ def is_as_undisturbed(run: Path, folder: Path) -> None:
     """Every step was done once, with the losses of one device, and every sequence read once."""
     steps = max(losses(run))
     assert sorted(losses(run)) == list(range(1, steps + 1))
-    train(design(folder, Layout(batch=BATCH), steps=steps), run_dir=folder / "alone", say=str.strip)
+    train(calm(design(folder, Layout(batch=BATCH), steps=steps)), run_dir=folder / "alone", say=str.strip)
     expected = losses(folder / "alone")
     assert all(abs(loss - expected[step]) <= 1e-9 * abs(expected[step]) for step, loss in losses(run).items())
     found = audit(run, cache=folder / "cache")
