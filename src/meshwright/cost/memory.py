@@ -18,7 +18,7 @@ from meshwright.cost.moments import moments
 from meshwright.cost.offload import keeps_parameters_away, optimizes_away, overflow
 from meshwright.cost.optimizers import Optimized, kept_bytes, step_bytes
 from meshwright.cost.pipeline import Shape, held
-from meshwright.cost.round_memory import round_bytes
+from meshwright.cost.round_memory import RoundBytes, round_bytes
 from meshwright.cost.software import software
 from meshwright.cost.states import Local, state_bytes, states, without_parameters
 from meshwright.cost.table import BoolArray, IntArray, PlanTable
@@ -104,8 +104,7 @@ def _at(
     best = np.argmax(totals, axis=0)
     peak = {name: np.choose(best, [getattr(moment, name) for moment in found]) for name in names}
     left = _overflowing(table, blocks, local, counts=counts, shape=shape, group=group)
-    beside = copied_bytes(table, local.owned, local.moments, job=job, per_node=group.devices_per_node)
-    beside += met.travelling + met.kept if met else 0.0
+    beside = _beside(table, local, met, job=job, group=group)
     return {
         MemoryPart.PARAMETERS: state.parameters,
         MemoryPart.GRADIENTS: peak["gradients"],
@@ -115,6 +114,12 @@ def _at(
         MemoryPart.BUFFERS: np.where(shape.valid, peak["buffers"] + beside, 0.0),
         MemoryPart.RESERVED: np.where(shape.valid, device.reserved_bytes, 0.0),
     }
+
+
+def _beside(table: PlanTable, local: Local, met: RoundBytes | None, *, job: JobSpec, group: NodeGroup) -> FloatArray:
+    """What copies of the state take, and what learners hold for their next round."""
+    copies = copied_bytes(table, local.owned, local.moments, job=job, per_node=group.devices_per_node)
+    return copies + (met.travelling + met.kept if met else 0.0)
 
 
 def _largest_block(local: Local, blocks: Sequence[Holds], *, counts: Mapping[str, FloatArray]) -> FloatArray:
