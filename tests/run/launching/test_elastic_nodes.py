@@ -149,7 +149,7 @@ def test_nodes_go_on_without_the_one_that_leads_and_is_cut_off(tmp_path: Path) -
         ]
         try:
             until_step(run, 3)
-            lab.hosts[0].read("ip", "link", "set", "eth0", "down")
+            found.pull(0)
             until(lambda: len(epochs(run)) == 2)
             until_step(run, max(losses(run)) + 3)
             assert started[0].wait(120) == ExitCode.WORKER

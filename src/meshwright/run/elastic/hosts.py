@@ -174,9 +174,13 @@ class Host:
     def _lead(self, warden: Warden, asked: Asked) -> Finished:
         """The run has ended, and the other hosts know it."""
         assert isinstance(warden.crew, Fleet), "hosts have workers elsewhere"
-        while warden.look():
-            warden.replaces = not asked.once
-            time.sleep(_LOOK_SECONDS)
+        try:
+            while warden.look():
+                warden.replaces = not asked.once
+                time.sleep(_LOOK_SECONDS)
+        except dist.DistError:
+            what = f"node {self.number} ({self.name}) leads and has lost its own network"
+            raise EnvironmentUnfit(Problem(what=what, where=str(self.home))) from None
         self.own.tell(OVER, warden.over or "")
         end = time.monotonic() + _LEAVING_SECONDS
         while warden.crew.others and time.monotonic() < end:
