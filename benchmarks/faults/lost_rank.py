@@ -200,7 +200,10 @@ def _under_torchft(design: Design, run: Path, *, steps: int, step_seconds: float
         print("torchft is not installed: pip install meshwright[beside]", flush=True)
         return None
     patient = Watched(run=run)
-    return torchft_beside.torchft(design, run, steps=steps, lost=LOST, step_seconds=step_seconds, until=patient.until)
+    with torchft_beside.errors_in(run.with_suffix(".log")):
+        return torchft_beside.torchft(
+            design, run, steps=steps, lost=LOST, step_seconds=step_seconds, until=patient.until
+        )
 
 
 def _usual(lines: Watched, *, before: float) -> float:

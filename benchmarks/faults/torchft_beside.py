@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,19 @@ def patience(step_seconds: float) -> float:
     """Seconds that a collective may take: what nobody needs, since every loss of a replica costs as much. The time to
     join is the same, for a quorum waits so long for one that is gone; those of quorums and connections lie above."""
     return max(_LEAST_SECONDS, _STEPS_WAITED * step_seconds)
+
+
+@contextmanager
+def errors_in(path: Path) -> Iterator[None]:
+    """What this process writes on standard error, as the lighthouse does of every step, is in a file."""
+    before = os.dup(2)
+    with path.open("ab") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
 
 
 def torchft(
