@@ -1,4 +1,5 @@
-"""What the loss of one of four ranks costs: survivors that train on, beside a restart of all of them under torchrun.
+"""What the loss of one of four ranks costs: survivors that train on, beside a restart of all of them under torchrun,
+and for replicas beside torchft where that is installed.
 
     python benchmarks/faults/lost_rank.py [--steps 40]
 
@@ -28,9 +29,11 @@ from typing import Any
 import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import torchft_beside
+
 import record
 from meshwright import catalog, search
-from meshwright.run.elastic.warden import epochs_path
+from meshwright.run.elastic.epochs import epochs_path
 from meshwright.run.files import write_json
 from meshwright.run.train import train, with_absolute_paths
 from meshwright.spec.job import ElasticSpec
@@ -191,6 +194,18 @@ def restarted(design: Design, run: Path, *, steps: int) -> dict[str, Any]:
     }
 
 
+def _under_torchft(design: Design, run: Path, *, steps: int, step_seconds: float) -> dict[str, Any] | None:
+    """The same under torchft, which does replicas; None where it is not installed."""
+    if not torchft_beside.installed():
+        print("torchft is not installed: pip install meshwright[beside]", flush=True)
+        return None
+    patient = Watched(run=run)
+    with torchft_beside.errors_in(run.with_suffix(".log")):
+        return torchft_beside.torchft(
+            design, run, steps=steps, lost=LOST, step_seconds=step_seconds, until=patient.until
+        )
+
+
 def _usual(lines: Watched, *, before: float) -> float:
     times = [moment for moment, _ in lines.seen if moment <= before]
     return statistics.median(later - sooner for sooner, later in pairwise(times))
@@ -209,10 +224,14 @@ def main() -> None:
             design = design_of(sets)
             ours = elastic(design, Path(place) / "elastic", steps=options.steps)
             theirs = restarted(design, Path(place) / "torchrun", steps=options.steps)
-        raw[name] = {"plan": design.plan.describe(), "elastic": ours, "torchrun": theirs}
-        rows += told(name, ours, theirs)
-        for row in rows[-5:]:
+            step, beside = ours["usual_step_seconds"], None
+            if name == "replicas":
+                beside = _under_torchft(design, Path(place) / "torchft", steps=options.steps, step_seconds=step)
+        raw[name] = {"plan": design.plan.describe(), "elastic": ours, "torchrun": theirs, "torchft": beside}
+        found = [*told(name, ours, theirs), *([] if beside is None else [told_beside(ours, beside)])]
+        for row in found:
             print(row.name, row.target, row.measured, flush=True)
+        rows += found
     record.finish("lost_rank", rows, raw)
 
 
@@ -250,6 +269,16 @@ def told(name: str, ours: dict[str, Any], theirs: dict[str, Any]) -> list[record
             holds=True,
         ),
     ]
+
+
+def told_beside(ours: dict[str, Any], theirs: dict[str, Any]) -> record.Row:
+    measured = f"{theirs['stall_seconds']:.2f} s, pause to take it in {theirs['growth_seconds']:.2f} s"
+    return record.Row(
+        name="replicas: the same under torchft, by its time-outs",
+        target="slower",
+        measured=f"{measured}, all four after {theirs['back_seconds']:.2f} s",
+        holds=theirs["stall_seconds"] > ours["stall_seconds"],
+    )
 
 
 if __name__ == "__main__":

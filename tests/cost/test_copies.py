@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from meshwright.cost import predict
-from meshwright.cost.copies import alone, copy_bytes, keeper, left, left_of
+from meshwright.cost.copies import Neighbours, alone, copy_bytes, left, left_of
 from meshwright.cost.holdings import Holding, holdings, trained
 from meshwright.cost.learner_holdings import learner_holdings
 from meshwright.cost.moved import least_bytes, unfit
@@ -49,36 +49,39 @@ def of_one() -> dict[str, Holding]:
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_whichever_rank_is_lost_all_of_the_state_is_left(layout: Layout) -> None:
-    held, ranks = holdings(of(layout)), layout.ranks
+    held, ranks, near = holdings(of(layout)), layout.ranks, Neighbours.of(of(layout))
     for lost in range(ranks):
-        found = left(held, places=without(ranks, lost), ranks=ranks)
+        found = left(held, places=without(ranks, lost), neighbours=near)
         assert unfit(found, held) == ()
         kept = {process for one in found.values() for process in one.spares}
-        assert kept <= {without(ranks, lost)[keeper(lost, ranks=ranks)]}
+        assert kept <= {without(ranks, lost)[(lost + 1) % ranks]}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_neighbour_keeps_what_nobody_else_has_and_no_more(layout: Layout) -> None:
     held = holdings(of(layout))
     for rank in range(layout.ranks):
-        for name, box in alone(held, rank).items():
+        for name, box in alone(held, rank, together=range(layout.ranks)).items():
             others = [other for process, other in held[name].parts.items() if process != rank]
             assert not any(other.meet(box) == box for other in others)
     sole = [name for name, one in held.items() if 0 in one.parts and one.shape]
-    assert bool(set(sole) & alone(held, 0).keys()) is (layout in SOLE or layout is EXPERTS)
+    assert bool(set(sole) & alone(held, 0, together=range(layout.ranks)).keys()) is (
+        layout in SOLE or layout is EXPERTS
+    )
 
 
 def test_what_a_lost_rank_and_its_neighbour_had_alone_is_lost() -> None:
-    held = holdings(of(SHARDS))
-    found = left(held, places=without(4, 1, 2), ranks=4)
+    held, near = holdings(of(SHARDS)), Neighbours.of(of(SHARDS))
+    found = left(held, places=without(4, 1, 2), neighbours=near)
     assert any("does not hold all of" in problem.what for problem in unfit(found, of_one()))
-    others = left(held, places=without(4, 0, 2), ranks=4)
+    others = left(held, places=without(4, 0, 2), neighbours=near)
     assert unfit(others, of_one()) == ()
 
 
 @pytest.mark.parametrize("layout", [SHARDS, SLICES], ids=str)
 def test_what_is_moved_from_copies_is_the_least(layout: Layout) -> None:
-    found = left(holdings(of(layout)), places=without(4, 2), ranks=4)
+    entry = of(layout)
+    found = left(holdings(entry), places=without(4, 2), neighbours=Neighbours.of(entry))
     target = holdings(of(Layout(shard=3, sharding=ZERO3, batch=12)))
     sent: dict[int, int] = {}
     for route in routes(found, target):
@@ -135,3 +138,44 @@ def test_the_memory_of_copies_is_predicted(layout: Layout) -> None:
         max(stage.parts[MemoryPart.BUFFERS] for stage in predict(each).memory) for each in (entry, elastic)
     )
     assert copied - plain == pytest.approx(copy_bytes(entry).held, rel=0.15)
+
+
+def over_nodes(layout: Layout, *, nodes: int) -> Design:
+    made = of(layout)
+    (group,) = made.cluster.groups
+    group = replace(group, num_nodes=nodes, devices_per_node=layout.ranks // nodes)
+    return replace(made, cluster=replace(made.cluster, groups=(group,)))
+
+
+@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout.ranks > 2], ids=str)
+def test_whichever_host_is_lost_all_of_the_state_is_left(layout: Layout) -> None:
+    made, ranks = over_nodes(layout, nodes=2), layout.ranks
+    held, near, half = holdings(made), Neighbours.of(made), ranks // 2
+    for lost in (range(half), range(half, ranks), (0,), (half,)):
+        found = left(held, places=without(ranks, *lost), neighbours=near)
+        assert unfit(found, held) == ()
+    assert all(near.together[rank] != near.together[keeper] for rank, keeper in enumerate(near.keeper))
+
+
+def test_a_host_with_most_of_the_ranks_keeps_some_of_its_own() -> None:
+    made = over_nodes(SHARDS, nodes=1)
+    (group,) = made.cluster.groups
+    uneven = replace(made.cluster, groups=(replace(group, devices_per_node=3), replace(group, devices_per_node=1)))
+    near = Neighbours.of(replace(made, cluster=uneven))
+    assert near.together == (0, 0, 0, 1)
+    assert near.keeper == (3, 0, 1, 2)
+    assert sorted(near.kept_by(rank) for rank in range(4)) == [0, 1, 2, 3]
+
+
+def test_the_memory_of_copies_over_hosts_is_predicted() -> None:
+    """Replicas of one host are lost together, so that the other host keeps them too."""
+    inside = Layout(shard=2, replicate=2, sharding=ZERO3)
+    for layout, times in ((SHARDS, 2.0), (inside, 1.0)):
+        entry = designs.with_speed(over_nodes(layout, nodes=2))
+        found = copy_bytes(entry)
+        assert found.kept == pytest.approx((times - 1.0) * found.own, rel=0.05)
+        elastic = replace(entry, job=replace(entry.job, elastic=ElasticSpec(min_ranks=1)))
+        plain, copied = (
+            max(stage.parts[MemoryPart.BUFFERS] for stage in predict(each).memory) for each in (entry, elastic)
+        )
+        assert copied - plain == pytest.approx(found.held, rel=0.15)

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from meshwright.run.elastic.warden import epochs_path
+from meshwright.run.elastic.epochs import epochs_path
 from meshwright.spec.job import ElasticSpec
 from meshwright.spec.plan import Design
 from meshwright.train.observe.whereabouts import Section, last_seen

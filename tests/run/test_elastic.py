@@ -16,6 +16,7 @@ from meshwright.spec.errors import ExitCode, WorkerFailed
 from meshwright.spec.goodput import Spent
 from meshwright.spec.plan import Sharding
 from meshwright.spec.synchronize import GradientSync, SynchronizeSpec, SyncKind, usual_rounds
+from meshwright.train.observe.collective_log import read_logs
 from meshwright.train.observe.whereabouts import Section
 from tests.run.elastic_runs import elastic, epochs, kill_in, member, until, until_step
 from tests.run.runs import ask_to_stop, design, losses, rows
@@ -79,6 +80,9 @@ def test_a_run_goes_on_without_a_rank_and_takes_in_another(
     assert lost["why"] in [one.why for one in outcome.goodput.interruptions]
     regrouped = [row for row in rows(run) if "regroup_seconds" in row]
     assert [row["ranks"] for row in regrouped] == [3.0, 4.0]
+    logs = read_logs(run)
+    assert sorted(logs) == [0, 1, 2, 3], "the ranks of the last epoch are watched"
+    assert all(log.entries[-1].step > lost["source"]["step"] for log in logs.values())
 
 
 @pytest.mark.slow

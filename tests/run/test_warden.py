@@ -6,83 +6,21 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from meshwright.run.elastic.board import Board, Epoch, Key, Left, named
-from meshwright.run.elastic.crew import Crew
+from meshwright.run.elastic.epochs import of_this_launch
 from meshwright.run.elastic.seats import origins
-from meshwright.run.elastic.templates import Templates
 from meshwright.run.elastic.warden import Warden
-from meshwright.run.failure import Failure, Nearness
-from meshwright.run.files import load_design, write_json
+from meshwright.run.failure import Nearness
+from meshwright.run.files import load_design
 from meshwright.run.waiting import Waiting
-from meshwright.spec.errors import Problem
 from meshwright.spec.job import ElasticSpec
-from meshwright.spec.plan import Design, Sharding
-from meshwright.spec.synchronize import GradientSync, SyncKind, usual_rounds
-from tests.support import designs, models
-from tests.support.designs import Layout
+from tests.run.pretended import PretendCrew, PretendTemplates
 
 FIRST = tuple(named(place, times=0) for place in range(4))
-
-
-class PretendCrew(Crew):
-    """Workers that do what a test says."""
-
-    def __init__(self) -> None:
-        self.running: dict[str, bool] = {}
-        self.told: dict[str, Failure] = {}
-
-    def start(self, name: str) -> None:
-        self.running[name] = True
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self.running)
-
-    def has_ended(self, name: str) -> bool:
-        return not self.running[name]
-
-    def failure(self, name: str, *, rank: int) -> Failure | None:
-        return replace(self.told[name], rank=rank) if name in self.told else None
-
-    def kill(self, name: str) -> None:
-        self.running[name] = False
-
-    def fails(self, name: str, nearness: Nearness = Nearness.KILLED) -> None:
-        self.running[name] = False
-        problems = (Problem(what="a bad thing"),)
-        self.told[name] = Failure(rank=0, nearness=nearness, exit_code=1, problems=problems, signal_number=9)
-
-
-class PretendTemplates(Templates):
-    """Plans of replicas, or of shards, or of learners of `each` shards, for every number of ranks but those that are
-    not `known`."""
-
-    def __init__(self, folder: Path, *, sharded: bool, known: tuple[int, ...], each: int = 0) -> None:
-        self.each = max(each, 1)
-        self._files = {ranks: folder / f"{ranks}.json" for ranks in known}
-        for ranks, path in self._files.items():
-            write_json(path, apart(ranks // each, each) if each else of(ranks, sharded=sharded))
-
-    def of(self, ranks: int) -> Path | None:
-        return self._files.get(ranks - ranks % self.each)
-
-
-def apart(learners: int, each: int) -> Design:
-    layout = Layout(replicate=learners, shard=each, sharding=Sharding.PARAMETERS if each > 1 else Sharding.NONE)
-    made = designs.design(models.model(), replace(layout, batch=12))
-    rounds = usual_rounds(SyncKind.STREAMING, every=8, learners=learners)
-    plan = replace(made.plan, gradients=GradientSync(kind=SyncKind.STREAMING, rounds=rounds))
-    return replace(made, plan=plan)
-
-
-def of(ranks: int, *, sharded: bool) -> Design:
-    layout = Layout(shard=ranks, sharding=Sharding.PARAMETERS) if sharded else Layout(replicate=ranks)
-    return designs.design(models.model(), replace(layout, batch=12))
 
 
 class EndsMeanwhile(PretendCrew):
@@ -107,11 +45,11 @@ def warden(
     made = Warden(
         run_dir=folder,
         board=board,
-        crew=PretendCrew(),
+        crew=PretendCrew(board),
         templates=templates,
-        spec=ElasticSpec(min_ranks=2, replacements=1),
+        spec=ElasticSpec(min_ranks=2, replacements=2),
         patience_seconds=60.0,
-        epoch=Epoch(number=0, members=FIRST, design=str(templates.of(4))),
+        epoch=Epoch(number=0, members=FIRST, design=str(templates.of(((0, 4),)))),
     )
     made.begin()
     return made
@@ -153,21 +91,43 @@ def test_a_run_loses_a_rank_and_takes_in_another(board: Board, tmp_path: Path) -
     assert "2.1" in crew.names
     made.look()
     assert not board.is_change_asked(1), "it is not ready yet"
-    board.stand_ready("2.1")
+    crew.fails("2.1")
+    made.look()
+    assert "2.2" in crew.names, "another is started for one that ended before it was taken in"
+    board.stand_ready("2.2")
     made.look()
     assert board.is_change_asked(1)
     leave(made, "0.0", "1.0", "3.0", newest=9, error="")
     made.look()
-    assert made.epoch.members == ("0.0", "1.0", "3.0", "2.1")
+    assert made.epoch.members == ("0.0", "1.0", "3.0", "2.2")
     assert (made.epoch.source, made.epoch.undone_steps) == (Key(epoch=1, number=9, step=9), 0)
     assert not made.epoch.lost
-    crew.fails("2.1")
+    crew.fails("2.2")
     leave(made, "0.0", "1.0", "3.0", newest=12)
     made.look()
     assert made.epoch.members == ("0.0", "1.0", "3.0")
     board.note_at_work(3)
     made.look()
-    assert "2.2" not in crew.names, "its place was filled once already"
+    assert "2.3" not in crew.names, "its place was filled twice already"
+
+
+def test_those_who_come_together_are_taken_in_at_once(board: Board, tmp_path: Path) -> None:
+    made = warden(board, tmp_path)
+    for name in ("2.0", "3.0"):
+        crew_of(made).fails(name)
+    leave(made, "0.0", "1.0", newest=7)
+    made.look()
+    board.note_at_work(1)
+    made.look()
+    board.stand_ready("2.1")
+    made.look()
+    assert not board.is_change_asked(1), "another is on its way"
+    board.stand_ready("3.1")
+    made.look()
+    assert board.is_change_asked(1)
+    leave(made, "0.0", "1.0", newest=9, error="")
+    made.look()
+    assert made.epoch.members == ("0.0", "1.0", "2.1", "3.1")
 
 
 def test_a_learner_that_loses_a_rank_is_out_until_it_is_whole(board: Board, tmp_path: Path) -> None:
@@ -249,7 +209,7 @@ def test_what_is_lost_with_its_neighbour_is_gone_on_with_from_a_checkpoint(board
 
 def test_one_that_ends_while_it_is_looked_at_is_lost_and_not_done(board: Board, tmp_path: Path) -> None:
     made = warden(board, tmp_path)
-    made.crew = EndsMeanwhile()
+    made.crew = EndsMeanwhile(board)
     for name in FIRST:
         made.crew.start(name)
     leave(made, "0.0", "2.0", "3.0", newest=3)
@@ -314,3 +274,33 @@ def test_one_that_is_stopped_where_others_waited_too_long_is_ended(board: Board,
     crew_of(made).fails("2.0")
     made.look()
     assert made.epoch.why == "rank 2 did not come to where the others waited: hung or stopped"
+
+
+def test_another_host_decides_from_where_the_last_one_was(board: Board, tmp_path: Path) -> None:
+    made = warden(board, tmp_path)
+    crew_of(made).fails("2.0")
+    leave(made, "0.0", "1.0", "3.0", newest=7)
+    made.look()
+    epochs = of_this_launch(tmp_path)
+    assert epochs == [board.epoch(0), board.epoch(1)]
+    other, crew = Board.host(), PretendCrew(board)
+    for name in ("0.0", "1.0"):
+        crew.start(name)
+    crew.fails("3.0")
+    later = Warden(
+        run_dir=tmp_path,
+        board=other,
+        crew=crew,
+        templates=made.templates,
+        spec=made.spec,
+        patience_seconds=60.0,
+        epoch=epochs[-1],
+    )
+    later.take_over(epochs, places=4)
+    assert (other.epoch(1), other.first_epoch("1.0").number) == (epochs[1], 1)
+    assert later.wanted == ["2.1"], "rank 2 is still to be replaced"
+    leave(later, "0.0", "1.0", newest=9)
+    later.look()
+    assert other.epoch(2).members == ("0.0", "1.0")
+    assert other.epoch(2).source == Key(epoch=1, number=9, step=9)
+    assert later.wanted == ["2.1", "3.1"]

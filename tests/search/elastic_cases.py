@@ -21,12 +21,15 @@ def elastic(*, fewest: int = 1, **changes: Any) -> Design:
     return replace(made, job=replace(made.job, elastic=ElasticSpec(min_ranks=fewest), **changes))
 
 
-def on_devices(**fields: Any) -> Design:
-    """The same on another node."""
+def on_accelerators() -> Design:
     made = elastic()
     group = made.cluster.groups[0]
-    kind = fields.pop("kind", DeviceKind.CPU)
-    group = replace(group, device=replace(group.device, kind=kind), **fields)
+    group = replace(group, device=replace(group.device, kind=DeviceKind.CUDA))
+    return replace(made, cluster=replace(made.cluster, groups=(group,)))
+
+
+def on_two_nodes(made: Design) -> Design:
+    group = replace(made.cluster.groups[0], num_nodes=2, devices_per_node=made.plan.world_size // 2)
     return replace(made, cluster=replace(made.cluster, groups=(group,)))
 
 
@@ -44,20 +47,20 @@ ELASTIC_CASES = {
     "elastic-fewest-ranks": Case(
         elastic, lambda: elastic(fewest=2), "a run of 2 ranks that needs 2 of them can lose none"
     ),
-    "elastic-on-one-node": Case(
-        elastic,
-        lambda: on_devices(num_nodes=2, devices_per_node=1),
-        "elastic runs over several nodes can be predicted and not trained yet",
-    ),
     "elastic-on-processors": Case(
         elastic,
-        lambda: on_devices(kind=DeviceKind.CUDA),
+        on_accelerators,
         "elastic runs on accelerators can be predicted and not trained yet",
     ),
     "elastic-of-whole-learners": Case(
         lambda: apart(fewest=2),
         lambda: apart(fewest=3),
         "learners of 2 ranks are lost whole, and 3 of 4 ranks are needed",
+    ),
+    "elastic-learners-on-one-node": Case(
+        lambda: apart(fewest=2),
+        lambda: on_two_nodes(apart(fewest=2)),
+        "elastic runs of learners on several nodes can be predicted and not trained yet",
     ),
     "elastic-of-one-model": Case(
         elastic, lambda: elastic(low_rank=Pufferfish()), "whose matrices become thin factors on the way"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from meshwright.search import check, for_ranks
+from meshwright.search import check, for_hosts, hosts_of, in_order, losses
 from meshwright.search.decide import RUNTIME
 from meshwright.spec.job import Constraints, ElasticSpec
 from meshwright.spec.plan import Design, Sharding
@@ -23,7 +23,7 @@ def elastic(batch: int, **constraints: object) -> Design:
 def test_fewer_ranks_train_the_same_batch_where_a_plan_has_it() -> None:
     entry = elastic(12)
     for ranks in (3, 2):
-        found = for_ranks(entry, ranks)
+        found = for_hosts(entry, ((0, ranks),))
         assert found is not None
         assert (found.plan.world_size, found.plan.batch) == (ranks, 12)
         assert found.cluster.num_devices == ranks
@@ -39,7 +39,7 @@ def test_fewer_learners_are_what_they_were_and_share_the_batch() -> None:
     allowed = SynchronizeSpec(kinds=(SyncKind.STREAMING,))
     job = replace(made.job, elastic=ElasticSpec(min_ranks=2), constraints=fixed, synchronize=allowed)
     entry = replace(made, job=job, plan=replace(made.plan, gradients=gradients))
-    three, two, one = (for_ranks(entry, ranks) for ranks in (7, 4, 3))
+    three, two, one = (for_hosts(entry, ((0, ranks),)) for ranks in (7, 4, 3))
     assert three is not None
     assert two is not None
     assert one is not None
@@ -50,11 +50,11 @@ def test_fewer_learners_are_what_they_were_and_share_the_batch() -> None:
         assert (found.plan.gradients, found.plan.shard, found.job) == (gradients, 2, entry.job)
         assert found.plan.microbatch <= 2
         assert found.cluster.num_devices == found.plan.world_size
-    assert for_ranks(entry, 1) is None
+    assert for_hosts(entry, ((0, 1),)) is None
 
 
 def test_degrees_that_fewer_ranks_cannot_keep_are_left_out() -> None:
-    found = for_ranks(elastic(12, fix={"replicate": 4, "recompute": "full"}), 3)
+    found = for_hosts(elastic(12, fix={"replicate": 4, "recompute": "full"}), ((0, 3),))
     assert found is not None
     assert found.plan.world_size == 3
     assert found.plan.first_group.recompute.value == "full"
@@ -62,9 +62,31 @@ def test_degrees_that_fewer_ranks_cannot_keep_are_left_out() -> None:
 
 def test_a_batch_that_fewer_ranks_cannot_share_is_the_nearest() -> None:
     entry = elastic(8, forbid=("pipeline", "tensor", "context"))
-    found = for_ranks(entry, 3)
+    found = for_hosts(entry, ((0, 3),))
     assert found is not None
     assert (found.plan.data, found.plan.batch) == (3, 9)
     assert found.job.batch_tokens == entry.job.batch_tokens
     alone = replace(found, job=replace(found.job, elastic=ElasticSpec()))
     assert check(alone, scopes=RUNTIME) == ()
+
+
+def over_nodes(made: Design, *, nodes: int) -> Design:
+    (group,) = made.cluster.groups
+    group = replace(group, num_nodes=nodes, devices_per_node=made.plan.world_size // nodes)
+    return replace(made, cluster=replace(made.cluster, groups=(group,)))
+
+
+def test_what_may_be_left_is_told_the_least_lost_first() -> None:
+    hosts = hosts_of(over_nodes(elastic(12), nodes=2))
+    assert hosts == ((0, 2), (0, 2))
+    assert list(losses(hosts, fewest=2)) == [((0, 2),), ((0, 2), (0, 1)), ((0, 1), (0, 1))]
+    assert list(losses(((0, 4),), fewest=2)) == [((0, 3),), ((0, 2),)]
+    assert in_order([(1, 2), (0, 1), (0, 2)]) == ((0, 2), (0, 1), (1, 2))
+
+
+def test_a_plan_lies_on_the_hosts_that_are_left() -> None:
+    entry = over_nodes(elastic(12), nodes=2)
+    found = for_hosts(entry, ((0, 2), (0, 1)))
+    assert found is not None
+    assert [(group.num_nodes, group.devices_per_node) for group in found.cluster.groups] == [(1, 2), (1, 1)]
+    assert (found.plan.world_size, found.plan.batch) == (3, 12)

@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.cost.copies import left
-from meshwright.cost.holdings import holdings
+from meshwright.cost.copies import left_of
 from meshwright.parallel import build_optimizer, lay
 from meshwright.parallel.mesh import build_mesh_over
 from meshwright.parallel.portable import Portable
@@ -41,7 +40,7 @@ def recovered(first: Design, second: Design, lost: int, cut_short: bool) -> tupl
     if cut_short:
         _cut_short(copies, state_of(first, laid=run.laid, optimizer=run.optimizer))
     (copy,) = copies.whole
-    held = left(holdings(first), places={rank: rank for rank in others}, ranks=len(everyone))
+    held = left_of(first, places={rank: rank for rank in others})
     here = dist.get_rank() != lost
     source = State(
         held=held,

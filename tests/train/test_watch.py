@@ -18,6 +18,7 @@ from meshwright.train.events import (
     ProbeLinks,
     RankTimes,
     Saved,
+    Started,
     StepDone,
 )
 from meshwright.train.observe.health import Health
@@ -115,6 +116,11 @@ def test_ranks_of_a_learner_are_named_as_the_plan_names_them(tmp_path: Path) -> 
     run.run(own)
     assert run.said[0][1].startswith("rank 3 is slow")
     assert incidents_of(tmp_path)[0].ranks == (3,)
+    later = Watched(tmp_path, hosts=1)
+    later.emit(Started(step=100, total_steps=STEPS))
+    assert incidents_of(tmp_path)[0].ended is None
+    later.emit(Started(step=100, total_steps=STEPS, why="rank 1 was killed"))
+    assert incidents_of(tmp_path)[0].ended == 100, "it was told of ranks that are others now"
 
 
 def test_a_slow_link_is_told_after_the_links_were_probed(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def _at(
     best = np.argmax(totals, axis=0)
     peak = {name: np.choose(best, [getattr(moment, name) for moment in found]) for name in names}
     left = _overflowing(table, blocks, local, counts=counts, shape=shape, group=group)
-    beside = _beside_training(table, local, met, job=job)
+    beside = _beside_training(table, local, met, job=job, group=group)
     return {
         MemoryPart.PARAMETERS: state.parameters,
         MemoryPart.GRADIENTS: peak["gradients"],
@@ -116,9 +116,11 @@ def _at(
     }
 
 
-def _beside_training(table: PlanTable, local: Local, met: RoundBytes | None, *, job: JobSpec) -> FloatArray:
+def _beside_training(
+    table: PlanTable, local: Local, met: RoundBytes | None, *, job: JobSpec, group: NodeGroup
+) -> FloatArray:
     """What copies in memory and learners that meet keep all the time, shape (rows, ranks)."""
-    copies = copied_bytes(table, local.owned, local.moments, job=job, met=met)
+    copies = copied_bytes(table, local.owned, local.moments, job=job, met=met, per_node=group.devices_per_node)
     return copies if met is None else copies + met.travelling + met.kept
 
 

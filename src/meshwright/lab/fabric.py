@@ -90,12 +90,17 @@ class Fabric:
             raise EnvironmentUnfit(Problem(what="a lab cannot be made here", why=why))
         self._namespaces: list[Namespace] = []
         self._relays: list[subprocess.Popen[bytes]] = []
+        self._cables: dict[str, str] = {}
         try:
             self._switches = self._namespace()
             self.hosts = self._build(topology)
         except BaseException:
             self.down()
             raise
+
+    def pull(self, host: Host) -> None:
+        """The cable of the host is pulled: nothing comes from it or to it any more."""
+        self._switches.run("ip", "link", "set", self._cables[host.name], "down")
 
     def down(self) -> None:
         """Nothing of it is left."""
@@ -152,6 +157,7 @@ class Fabric:
         down, up = ends
         self._switches.run("ip", "link", "add", down, "type", "veth", "peer", "name", up)
         self._switches.run("ip", "link", "set", up, "master", bridge, "up")
+        self._cables[host.name] = up
         self._switches.run("ip", "link", "set", down, "netns", str(inside.holder.pid))
         inside.run("ip", "link", "set", down, "name", _INTERFACE)
         inside.run("ip", "address", "add", f"{host.address}/16", "dev", _INTERFACE)

@@ -73,6 +73,11 @@ class Lab:
             self.quotas.down()
         self._fabric, self.quotas = None, None
 
+    def pull(self, host: int) -> None:
+        """The host's cable is pulled: nothing comes from it or to it any more. Only of a lab that was made here."""
+        assert self._fabric is not None, "cables of real hosts are for people to pull"
+        self._fabric.pull(self.hosts[host])
+
     def without_shares(self) -> Lab:
         """The same hosts, whose commands may use all cores of the machine; it goes with this one."""
         return self if self._fabric is None else Lab(self._fabric.hosts)

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import signal
+import threading
 import time
 import warnings
 from dataclasses import replace
@@ -26,15 +27,17 @@ from meshwright.spec.report import Report
 from meshwright.train.events import Ending
 from meshwright.train.run import Run
 
+_PARENT_SECONDS = 0.1
+
 
 class StopRequest:
-    """True once this process was asked to stop, once it is `stop_at` by the system's clock, or once the process that
-    launched it is gone."""
+    """True once this process was asked to stop, once it is `stop_at` by the system's clock, or, where it heeds that,
+    once the process that launched it is gone."""
 
-    def __init__(self, *, stop_at: float | None = None) -> None:
+    def __init__(self, *, stop_at: float | None = None, heeds_launcher: bool = True) -> None:
         self._asked = False
         self._stop_at = math.inf if stop_at is None else stop_at
-        self._parent = os.getppid()
+        self._parent = os.getppid() if heeds_launcher else None
 
     def listen(self) -> None:
         """SIGTERM, SIGINT and SIGUSR1, by which schedulers tell of a time limit, ask; they never interrupt a step."""
@@ -42,10 +45,23 @@ class StopRequest:
             signal.signal(number, self._ask)
 
     def __call__(self) -> bool:
-        return self._asked or time.time() >= self._stop_at or os.getppid() != self._parent
+        orphaned = self._parent is not None and os.getppid() != self._parent
+        return self._asked or time.time() >= self._stop_at or orphaned
 
     def _ask(self, number: int, _frame: FrameType | None) -> None:
         self._asked = True
+
+
+def end_with_launcher() -> None:
+    """This process is killed as soon as the one that launched it is gone."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_PARENT_SECONDS)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="launcher", daemon=True).start()
 
 
 def settle(design: Design, *, quiet: bool) -> None:

@@ -60,8 +60,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     begun: list[Begun] = []
     try:
         if options.member:
-            stop = StopRequest(stop_at=options.stop_at)
-            train_as_member(options.run, port=options.board, name=options.member, max_steps=options.steps, stop=stop)
+            train_as_member(
+                options.run,
+                homes=options.board,
+                name=options.member,
+                max_steps=options.steps,
+                stop_at=options.stop_at,
+                several_hosts=options.several_hosts,
+            )
         else:
             work(options.run, max_steps=options.steps, stop_at=options.stop_at, begun=begun.append)
     except Exception as error:
@@ -162,7 +168,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=None, help="run at most this many steps now")
     parser.add_argument("--stop-at", type=float, default=None, help="save and stop then, in seconds since the epoch")
     parser.add_argument("--member", default="", help="name of this worker in an elastic run")
-    parser.add_argument("--board", type=int, default=0, help="port of this machine where its launcher tells of others")
+    parser.add_argument("--board", default="", help="HOST@ADDRESS:PORT,... where its launcher tells of others")
+    parser.add_argument("--several-hosts", action="store_true", help="others go on when its launcher is gone")
     return parser.parse_args(arguments)
 
 

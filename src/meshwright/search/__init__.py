@@ -3,7 +3,7 @@
 from meshwright.search.candidate import Candidate, Decision
 from meshwright.search.check import RULES, check, check_answer
 from meshwright.search.decide import design
-from meshwright.search.fewer import first_devices, for_ranks
+from meshwright.search.fewer import Hosts, for_hosts, hosts_of, in_order, losses
 from meshwright.search.headroom import Headroom, headroom
 from meshwright.search.kept import decision_of, decision_path, is_decision, read_decision
 from meshwright.search.product import Rejection
@@ -20,6 +20,7 @@ __all__ = [
     "Candidate",
     "Decision",
     "Headroom",
+    "Hosts",
     "Question",
     "Rejection",
     "Rule",
@@ -35,10 +36,12 @@ __all__ = [
     "decision_path",
     "design",
     "enumerate_plans",
-    "first_devices",
-    "for_ranks",
+    "for_hosts",
     "headroom",
+    "hosts_of",
+    "in_order",
     "is_decision",
+    "losses",
     "read_decision",
     "sensitivity",
     "sweep",

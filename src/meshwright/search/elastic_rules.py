@@ -21,14 +21,6 @@ def fewest_ranks(design: Design) -> Problem | None:
     return Problem(where="job.elastic.min_ranks", what=what, fix=fix)
 
 
-def on_one_node(design: Design) -> Problem | None:
-    """All ranks are processes of the machine whose launcher sees them end."""
-    if not design.job.elastic.on or design.plan.world_size <= design.cluster.groups[0].devices_per_node:
-        return None
-    what = "elastic runs over several nodes can be predicted and not trained yet"
-    return Problem(where="job.elastic.min_ranks", what=what, fix=_OFF)
-
-
 def on_processors(design: Design) -> Problem | None:
     """Ranks meet over gloo, which a process can leave and form again."""
     kinds = {group.device.kind for group in design.cluster.groups}
@@ -50,6 +42,15 @@ def of_whole_learners(design: Design) -> Problem | None:
     return Problem(where="job.elastic.min_ranks", what=what, fix=fix)
 
 
+def learners_on_one_node(design: Design) -> Problem | None:
+    """Learners that are lost are known by their ranks, of one host."""
+    inside = design.plan.world_size <= design.cluster.groups[0].devices_per_node
+    if not design.job.elastic.on or design.plan.learners == 1 or inside:
+        return None
+    what = "elastic runs of learners on several nodes can be predicted and not trained yet"
+    return Problem(where="job.elastic.min_ranks", what=what, fix=f"fix the plan to one node, or {_OFF}")
+
+
 def of_one_model(design: Design) -> Problem | None:
     """What is trained stays the model that the plans for fewer ranks are of."""
     if not design.job.elastic.on or design.job.factoring is None:
@@ -68,9 +69,9 @@ def not_compiled(design: Design) -> Problem | None:
 
 ELASTIC_RULES = (
     Rule(name="elastic-fewest-ranks", scope=Scope.RUNTIME, check=fewest_ranks),
-    Rule(name="elastic-on-one-node", scope=Scope.RUNTIME, check=on_one_node),
     Rule(name="elastic-on-processors", scope=Scope.RUNTIME, check=on_processors),
     Rule(name="elastic-of-whole-learners", scope=Scope.RUNTIME, check=of_whole_learners),
+    Rule(name="elastic-learners-on-one-node", scope=Scope.RUNTIME, check=learners_on_one_node),
     Rule(name="elastic-of-one-model", scope=Scope.RUNTIME, check=of_one_model),
     Rule(name="elastic-not-compiled", scope=Scope.RUNTIME, check=not_compiled),
 )

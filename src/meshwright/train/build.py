@@ -51,7 +51,7 @@ from meshwright.train.watch import Watch
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """Where one worker runs: its rank, its device, the run directory, the cache of tokenised text, its screen, what
-    tells others where it is, and the log of its collectives, where ranks are watched."""
+    tells others where it is, the log of its collectives, where ranks are watched, and the `corpus` if it is open."""
 
     rank: int
     device: torch.device
@@ -60,6 +60,7 @@ class Place:
     screen: TextIO
     marker: Marker | None = None
     log: CollectiveLog | None = None
+    corpus: Corpus | None = None
 
 
 def build(
@@ -79,7 +80,7 @@ def build(
     Raises ConfigError when there are checkpoints, none is complete and one of them was: what it held would be lost.
     """
     asked, job, plan = design, design.job, design.plan
-    corpus = prepare_corpus(design, cache=place.cache)
+    corpus = place.corpus or prepare_corpus(design, cache=place.cache)
     spans = SpanFile(place.run_dir, rank=place.rank)
     store, inherited = Store(place.run_dir / "checkpoints", design=design), joining.inherited if joining else None
     newest = None if inherited else _newest(store)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.cost.copies import SLOTS, alone, copied, keeper
+from meshwright.cost.copies import SLOTS, Neighbours, alone, copied
 from meshwright.cost.holdings import Box, Holding
 from meshwright.parallel.clip import local_part
 from meshwright.parallel.relocate import STAGING_BYTES, State
@@ -21,7 +21,7 @@ _ALIGNED_BYTES = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """The state after `step` as one rank had it, and the `spares` that it keeps of the rank before it; `number` counts
+    """The state after `step` as one rank had it, and the `spares` that it keeps of its neighbour; `number` counts
     the copies of a run since its ranks changed last. `progress` is where the run stood, the same on every rank."""
 
     number: int
@@ -38,12 +38,12 @@ class Copies:
     """
 
     def __init__(self, design: Design, *, rank: int, group: dist.ProcessGroup | None) -> None:
-        held, ranks = copied(design), design.plan.world_size
+        held, near = copied(design), Neighbours.of(design)
         own = {name: one.parts[rank] for name, one in held.items() if rank in one.parts}
-        sent = alone(held, rank) if group is not None else {}
+        sent = alone(held, rank, together=near.together) if group is not None else {}
         rest = {name: box for name, box in own.items() if name not in sent}
-        kept = alone(held, (rank - 1) % ranks) if group is not None else {}
-        self._group, self._after, self._before = group, keeper(rank, ranks=ranks), (rank - 1) % ranks
+        self._group, self._after, self._before = group, near.keeper[rank], near.kept_by(rank)
+        kept = alone(held, self._before, together=near.together) if group is not None else {}
         self._slots = [_Slot(_Part(sent, held), _Part(rest, held), _Part(kept, held)) for _ in range(SLOTS)]
         self._taken = 0
 
@@ -71,7 +71,7 @@ class Copies:
         self._taken = number
 
     def _exchange(self, slot: _Slot) -> None:
-        """Each rank has what the one before it has alone."""
+        """Each rank has what the one that it keeps for has alone."""
         out, into = slot.sent.memory, slot.kept.memory
         for first in range(0, max(out.numel(), into.numel()), STAGING_BYTES):
             leaving, coming = (memory[first : first + STAGING_BYTES] for memory in (out, into))
@@ -104,7 +104,7 @@ class _Part:
 
 @dataclass(slots=True)
 class _Slot:
-    """Room for one copy: what this rank alone has, the rest of its own, and what it keeps of the rank before it."""
+    """Room for one copy: what this rank alone has, the rest of its own, and what it keeps of its neighbour."""
 
     sent: _Part
     rest: _Part

@@ -21,6 +21,7 @@ from meshwright.train.events import (
     ProbeLinks,
     RankTimes,
     Saved,
+    Started,
     StepDone,
 )
 from meshwright.train.observe import incidents
@@ -76,11 +77,20 @@ class Watch:
         if isinstance(event, StepDone):
             self.step = event.step
             return self._step(event, event.ranks) if event.ranks is not None else ()
+        if isinstance(event, Started):
+            self._forget_others(event)
         if isinstance(event, Examined):
             return self._examined(event)
         if isinstance(event, LinksProbed):
             return self._probed(event)
         return self._saved(event) if isinstance(event, Saved) else ()
+
+    def _forget_others(self, event: Started) -> None:
+        """Where ranks have changed, what was told of those before is over: the new ones are judged afresh."""
+        if event.why and self.run_dir is not None:
+            for incident in incidents.incidents_of(self.run_dir):
+                if incident.ended is None:
+                    self._keep(replace(incident, ended=event.step))
 
     def _step(self, event: StepDone, times: RankTimes) -> list[Action]:
         self.seen += 1

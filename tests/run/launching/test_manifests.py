@@ -18,6 +18,7 @@ from meshwright.run.launching.start import document
 from meshwright.run.launching.yaml_text import yaml_text
 from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError
+from meshwright.spec.job import ElasticSpec
 from meshwright.spec.plan import Design
 from tests.run.launching.made import FAR, ask, on_gpus, on_processors
 from tests.run.launching.schema import problems
@@ -186,3 +187,10 @@ NESTED = st.recursive(LEAF, lambda inner: st.lists(inner, max_size=3) | st.dicti
 @given(st.dictionaries(TEXT, NESTED, min_size=1, max_size=4))
 def test_yaml_is_read_back_as_it_was(value: dict[str, Any]) -> None:
     assert yaml.safe_load(yaml_text(value)) == value
+
+
+@pytest.mark.parametrize("place", ["kubernetes", "skypilot", "dstack"])
+def test_places_that_start_all_again_are_none_for_elastic_runs(place: str, tmp_path: Path) -> None:
+    made = on_processors(tmp_path, elastic=ElasticSpec(min_ranks=1))
+    with pytest.raises(ConfigError, match=f"--on {place} starts all nodes again when one is lost"):
+        document(made, ask(place, **FAR))

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from meshwright.run.launching import sbatch, slurm
 from meshwright.run.launching.shares import shares
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit, ExitCode, WorkerFailed
+from meshwright.spec.job import ElasticSpec
 from meshwright.spec.plan import Design
 from tests.run.launching.made import ask, on_gpus, on_processors
 
@@ -42,6 +44,15 @@ def script(made: Design, **asked: Any) -> str:
 
 def options(text: str) -> dict[str, str]:
     return {name: value for name, _, value in re.findall(r"^#SBATCH --([a-z-]+)(=(.*))?$", text, re.MULTILINE)}
+
+
+def test_a_job_of_an_elastic_run_outlives_a_node(tmp_path: Path) -> None:
+    made = on_processors(tmp_path)
+    assert "no-kill" not in options(script(made))
+    assert "--wait=60 " in script(made)
+    elastic = replace(made, job=replace(made.job, elastic=ElasticSpec(min_ranks=1)))
+    assert options(script(elastic))["no-kill"] == ""
+    assert "--no-kill --wait=0 " in script(elastic)
 
 
 def test_the_plan_says_what_is_asked_of_slurm(tmp_path: Path) -> None:

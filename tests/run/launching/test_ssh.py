@@ -42,6 +42,8 @@ echo "$@"
 [ "$HOST_NAME" = failing ] && exit 5
 [ "$HOST_NAME" = dying ] && kill -9 $$
 [ "$HOST_NAME" = done ] && exit 0
+[ "$HOST_NAME" = returning ] && {{ mkdir "$2" 2>/dev/null && kill -9 $$; mkdir "$2/back"; exit 0; }}
+[ "$HOST_NAME" = training ] && {{ while [ ! -e "$2/back" ]; do sleep 0.02; done; exit 75; }}
 while read -r word; do echo "told $word"; [ "$word" = stop ] && exit 130; exit 75; done
 echo "left alone"
 exit 75
@@ -148,6 +150,7 @@ def test_lines_are_gathered_and_a_signal_asks_every_host_to_save(python: str, tm
         run_dir=tmp_path,
         say=said.append,
         show=lambda *line: shown.append(" | ".join(line)),
+        outlives=False,
     )
     sender.join()
     assert code == ExitCode.SAVED
@@ -162,7 +165,11 @@ def test_hosts_do_not_outlive_one_that_fails(python: str, tmp_path: Path, monkey
 
     def run(*hosts: str) -> int:
         return remote.run(
-            named(python, *hosts), run_dir=tmp_path, say=str, show=lambda *line: shown.append(" | ".join(line))
+            named(python, *hosts),
+            run_dir=tmp_path,
+            say=str,
+            show=lambda *line: shown.append(" | ".join(line)),
+            outlives=False,
         )
 
     assert run("failing", "two") == ExitCode.WORKER
@@ -170,6 +177,17 @@ def test_hosts_do_not_outlive_one_that_fails(python: str, tmp_path: Path, monkey
     with pytest.raises(WorkerFailed, match="dying: ended without a word"):
         run("dying", "two")
     assert run("done", "done") == ExitCode.OK
+
+
+def test_an_elastic_run_outlives_a_host_which_is_entered_again(
+    python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "_AGAIN_SECONDS", 0.1)
+    said, words = list[str](), (python, "part", str(tmp_path / "mark"))
+    hosts = [Named(host=host, words=words) for host in ("returning", "training")]
+    code = remote.run(hosts, run_dir=tmp_path, say=said.append, show=lambda *_line: None, outlives=True)
+    assert code == ExitCode.SAVED
+    assert said == ["returning is lost; the others go on, and it is entered again until it comes back"]
 
 
 def test_a_host_s_name_is_a_file_s_name(tmp_path: Path) -> None:

@@ -2,26 +2,31 @@
 
 The workers of one epoch train together by one design. Only the launcher makes epochs; a worker that has left one never
 comes back into it. A worker is named by its place and how often that was filled before: `2.0`, then `2.1`.
+
+Over several hosts each has a board, and that of the host that leads is used. Whoever loses it turns to the others until
+one of them leads, and tells it again what it had told the one before.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
 
 import torch.distributed as dist
 
+from meshwright.run.elastic.homes import HOST, Home, connected
 from meshwright.run.waiting import Waiting
 from meshwright.spec import codec
 
 T = TypeVar("T")
 
-HOST = "127.0.0.1"
 _PAUSE = 0.005
+_TURNING_SECONDS = 0.05
 _PATIENCE = timedelta(seconds=60)
 
 
@@ -41,6 +46,7 @@ class Epoch:
     They go on from the copy `source`, which `holders` have, or where that is None from the newest checkpoint; `why`
     ranks have changed, which was known `since` then, whether one was `lost`, and `undone_steps` that are done again.
     The run pauses at `pause_at`. An epoch without members is none: the run has ended, or cannot go on and says `why`.
+    `homes` are the boards of all hosts that are there, that of the one that leads first.
     """
 
     number: int
@@ -54,6 +60,7 @@ class Epoch:
     undone_steps: int = 0
     pause_at: int | None = None
     screen: bool = True
+    homes: tuple[Home, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,37 +75,52 @@ class Left:
 
 
 class Board:
-    """One side's view of the store. Nothing here waits for a worker that is gone."""
+    """One side's view of the store. Nothing here waits for a worker that is gone.
 
-    def __init__(self, store: dist.TCPStore) -> None:
-        self.store = store
+    It is at `home`, and may be at any of `homes` later; `term` counts the hosts that have led, and `turns` how often
+    this side turned to another one. Raises DistError where none of them leads.
+    """
+
+    def __init__(self, store: dist.TCPStore, homes: Sequence[Home]) -> None:
+        self.store, self.homes, self.home, self.term, self.turns = store, tuple(homes), homes[0], 0, 0
+        self._own: dict[str, str] = {}
+        self._newest = 0
 
     @classmethod
-    def host(cls) -> Board:
+    def host(cls, *, address: str = HOST, host: int = 0) -> Board:
         """A new board, which this process keeps, on a port of this machine that the system chooses."""
-        store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False, timeout=_PATIENCE)
-        return cls(store)
+        store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=_PATIENCE)
+        return cls(store, [Home(host=host, address=address, port=int(store.port))])
 
     @classmethod
-    def at(cls, port: int) -> Board:
-        """The board that another process of this machine keeps."""
-        return cls(dist.TCPStore(HOST, port, is_master=False, wait_for_workers=False, timeout=_PATIENCE))
+    def at(cls, homes: Sequence[Home]) -> Board:
+        """The board that another process keeps, at the first of `homes`; the others may lead after it."""
+        found = cls(connected(homes[0], timeout=_PATIENCE), homes)
+        found.term = found.leads
+        return found
 
     @property
-    def port(self) -> int:
-        return int(self.store.port)
+    def leads(self) -> int:
+        """The term in which the host of this board leads; 0 before it does."""
+        return int(self.store.get("lead")) if self.store.check(["lead"]) else 0
+
+    def lead(self, term: int) -> None:
+        """The host of this board leads from now on, and all that others need to know is here."""
+        self.term = term
+        self.store.set("lead", str(term))
 
     def register(self, name: str, *, pid: int) -> None:
         """The worker `name` is this process."""
-        self.store.set(f"pid/{name}", str(pid))
+        self.tell(f"pid/{name}", str(pid))
 
     def pid(self, name: str) -> int | None:
         """None before the worker has said so."""
-        return int(self.store.get(f"pid/{name}")) if self.has(f"pid/{name}") else None
+        found = self.told(f"pid/{name}")
+        return None if found is None else int(found)
 
     def stand_ready(self, name: str) -> None:
         """The worker has all that it needs to join."""
-        self.store.set(f"ready/{name}", "")
+        self.tell(f"ready/{name}", "")
 
     def is_ready(self, name: str) -> bool:
         return self.has(f"ready/{name}")
@@ -107,43 +129,46 @@ class Board:
         """`epoch` is there, and each of its members knows it."""
         self._tell(f"epoch/{epoch.number}", epoch)
         for name in epoch.members:
-            self.store.set(f"joined/{name}", str(epoch.number))
+            self.tell(f"joined/{name}", str(epoch.number))
 
     def first_epoch(self, name: str) -> Epoch:
         """The epoch that the worker comes into, once there is one."""
         key = f"joined/{name}"
         self._wait(lambda: self.has(key))
-        return self.epoch(int(self.store.get(key)))
+        return self.epoch(int(self.told(key) or 0))
 
     def epoch(self, number: int) -> Epoch:
         """Epoch `number`, once it is there."""
         self._wait(lambda: self.has(f"epoch/{number}"))
-        return self._told(f"epoch/{number}", Epoch)
+        found = self._told(f"epoch/{number}", Epoch)
+        if found.homes and number >= self._newest:
+            self.homes, self._newest = found.homes, number
+        return found
 
     def arrive(self, epoch: Epoch, name: str) -> bool:
         """Whether all members have come into `epoch`, once that is known: they have not where it is broken."""
-        self.store.set(f"here/{epoch.number}/{name}", "")
+        self.tell(f"here/{epoch.number}/{name}", "")
         here = [f"here/{epoch.number}/{member}" for member in epoch.members]
-        self._wait(lambda: self.is_broken(epoch.number) or self.store.check(here))
-        return bool(self.store.check(here))
+        self._wait(lambda: self.is_broken(epoch.number) or self.has(*here))
+        return self.has(*here)
 
     def break_up(self, number: int) -> None:
         """Nobody is to wait for the others of epoch `number` any more."""
-        self.store.set(f"broken/{number}", "")
+        self.tell(f"broken/{number}", "")
 
     def is_broken(self, number: int) -> bool:
         return self.has(f"broken/{number}")
 
     def note_at_work(self, number: int) -> None:
         """The members of epoch `number` train."""
-        self.store.set(f"work/{number}", "")
+        self.tell(f"work/{number}", "")
 
     def is_at_work(self, number: int) -> bool:
         return self.has(f"work/{number}")
 
     def ask_change(self, number: int) -> None:
         """The members of epoch `number` are to leave it after a step."""
-        self.store.set(f"change/{number}", "")
+        self.tell(f"change/{number}", "")
 
     def is_change_asked(self, number: int) -> bool:
         return self.has(f"change/{number}")
@@ -157,20 +182,53 @@ class Board:
 
     def note_pause(self, step: int) -> None:
         """The run pauses at `step`, whoever trains it."""
-        self.store.set("pause", str(step))
+        self.tell("pause", str(step))
 
     @property
     def pause_at(self) -> int | None:
-        return int(self.store.get("pause")) if self.has("pause") else None
+        found = self.told("pause")
+        return None if found is None else int(found)
 
-    def has(self, key: str) -> bool:
-        return bool(self.store.check([key]))
+    def has(self, *keys: str) -> bool:
+        """Whether all of them were told."""
+        return self._ask(lambda store: bool(store.check(list(keys))))
+
+    def tell(self, key: str, value: str) -> None:
+        self._own[key] = value
+        self._ask(lambda store: store.set(key, value))
+
+    def told(self, key: str) -> str | None:
+        """None before anybody has."""
+        return self._ask(lambda store: store.get(key).decode() if store.check([key]) else None)
 
     def _tell(self, key: str, value: object) -> None:
-        self.store.set(key, json.dumps(codec.encode(value)))
+        self.tell(key, json.dumps(codec.encode(value)))
 
     def _told(self, key: str, kind: type[T]) -> T:
-        return codec.decode(kind, json.loads(self.store.get(key)), key)
+        return codec.decode(kind, json.loads(self.told(key) or ""), key)
+
+    def _ask(self, of: Callable[[dist.TCPStore], T]) -> T:
+        while True:
+            try:
+                return of(self.store)
+            except dist.DistError as error:
+                if len(self.homes) < 2 or not self._turn():
+                    raise error
+
+    def _turn(self) -> bool:
+        """Whether a host leads that this process reaches: its board is used from here on."""
+        end = time.monotonic() + _PATIENCE.total_seconds()
+        while time.monotonic() < end:
+            for home in self.homes:
+                with suppress(dist.DistError):
+                    found = Board.at([home])
+                    if found.term and found.term >= self.term:
+                        self.store, self.home, self.term, self.turns = found.store, home, found.term, self.turns + 1
+                        for key, value in self._own.items():
+                            self.store.set(key, value)
+                        return True
+            time.sleep(_TURNING_SECONDS)
+        return False
 
     @staticmethod
     def _wait(known: Callable[[], bool]) -> None:

@@ -38,7 +38,7 @@ def launch_elastic(
     warden = Warden(
         run_dir=run_dir,
         board=board,
-        crew=Crew(run_dir, port=board.port, arguments=arguments),
+        crew=Crew(run_dir, board=board, arguments=arguments),
         templates=templates,
         spec=design.job.elastic,
         patience_seconds=design.job.peer_timeout_seconds,

@@ -2,6 +2,7 @@
 
 Process groups keep their connections until nothing refers to them any more, and who waits hears of a loss only from the
 rank that it waits for: without this, ranks would leave one after another, and none that waits for a rank to come.
+Those to a rank on this machine are told by its process, those to one on another by its address.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import psutil
 import torch.distributed as dist
 
 from meshwright.run.elastic.board import Board, Epoch
+from meshwright.run.elastic.homes import Home, connections
 
 _LOOK_SECONDS = 0.05
 
@@ -25,18 +27,22 @@ class Lines:
     """Those of the worker `name` in `epoch`. Its groups are formed through `store`, which is one of them."""
 
     def __init__(self, board: Board, epoch: Epoch, *, name: str) -> None:
-        before = _ends_at(board.port)
-        own = Board.at(board.port)
+        home = board.home
+        before = _ends_at(home)
+        own = Board.at([home])
         self.store = dist.PrefixStore(f"epoch/{epoch.number}", own.store)
-        self._to_store = _ends_at(board.port) - before
-        self._epoch, self._port = epoch, board.port
+        self._to_store = _ends_at(home) - before
+        self._epoch, self._homes = epoch, (home, *(other for other in board.homes if other != home))
         self._others = [pid for member in epoch.members if member != name and (pid := board.pid(member)) is not None]
+        self._boards = {(home.address, home.port) for home in self._homes}
+        self._far = {address for address, _ in self._boards} - _own_addresses()
 
     def hang_up(self) -> None:
         """All of them are shut down: whatever waits at either end fails now."""
-        theirs = {end.laddr for process in self._others for end in _connections(process)}
-        for own in _connections(os.getpid()):
-            if own.raddr in theirs or own.laddr in self._to_store:
+        theirs = {end.laddr for process in self._others for end in connections(process)}
+        for own in connections(os.getpid()):
+            far = own.raddr.ip in self._far and tuple(own.raddr) not in self._boards
+            if far or own.raddr in theirs or own.laddr in self._to_store:
                 with suppress(OSError), socket.socket(fileno=os.dup(own.fd)) as end:
                     end.shutdown(socket.SHUT_RDWR)
 
@@ -53,21 +59,18 @@ class Lines:
             thread.join()
 
     def _watch(self, stop: threading.Event) -> None:
-        board = Board.at(self._port)
+        board = Board.at(self._homes)
         while not stop.wait(_LOOK_SECONDS):
             if board.is_broken(self._epoch.number):
                 self.hang_up()
                 return
 
 
-def _ends_at(port: int) -> set[Any]:
-    """This process's ends of its connections to a port."""
-    return {one.laddr for one in _connections(os.getpid()) if one.raddr and one.raddr.port == port}
+def _ends_at(home: Home) -> set[Any]:
+    """This process's ends of its connections to a board."""
+    return {one.laddr for one in connections(os.getpid()) if one.raddr.port == home.port}
 
 
-def _connections(process: int) -> list[Any]:
-    """Of a process that has ended there are none."""
-    try:
-        return list(psutil.Process(process).net_connections(kind="tcp"))
-    except psutil.Error:
-        return []
+def _own_addresses() -> set[str]:
+    """Of this machine."""
+    return {each.address for held in psutil.net_if_addrs().values() for each in held}

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
@@ -24,16 +24,18 @@ import torch.distributed as dist
 from meshwright import cost
 from meshwright.cost.copies import SLOTS, left_of
 from meshwright.cost.learner_holdings import donor_of
+from meshwright.data import Corpus
 from meshwright.parallel.portable import Portable
 from meshwright.parallel.relocate import State
 from meshwright.run import failure
 from meshwright.run.elastic.board import Board, Epoch, Key, Left
+from meshwright.run.elastic.homes import Home
 from meshwright.run.elastic.lines import Lines
 from meshwright.run.elastic.seats import origins
 from meshwright.run.files import load_design
 from meshwright.run.machine import cache_root
 from meshwright.run.outcome import read_report
-from meshwright.run.rank import StopRequest, finish, join, settle
+from meshwright.run.rank import StopRequest, end_with_launcher, finish, join, settle
 from meshwright.run.torch_compat import forget_groups, limit_waits
 from meshwright.run.waiting import Waiting, waiting_of
 from meshwright.spec.errors import WorkerFailed
@@ -44,22 +46,33 @@ from meshwright.train.copies import Copies, Copy
 from meshwright.train.elastic import Change, Inherited, Joining, abandon
 from meshwright.train.events import Ending
 from meshwright.train.loop import fit
+from meshwright.train.observe.collective_log import CollectiveLog, keep_logs_of
+from meshwright.train.observe.listening import listening
 from meshwright.train.observe.timekeeper import first_line
 from meshwright.train.observe.whereabouts import Marker
 from meshwright.train.run import Run
 
 
-def train_as_member(run_dir: Path, *, port: int, name: str, max_steps: int | None, stop: StopRequest) -> None:
-    """The run in `run_dir` has ended, or this worker, which is `name` to the launcher's board at `port`, is not needed.
+def train_as_member(
+    run_dir: Path, *, homes: str, name: str, max_steps: int | None, stop_at: float | None, several_hosts: bool
+) -> None:
+    """The run in `run_dir` has ended, or this worker, which is `name` to the launcher's board, is not needed.
+
+    The board is at the first of `homes`, which are those of all hosts. Where there are several, others go on without
+    this one when its launcher is gone.
 
     Raises LostPeers where ranks were lost and the launcher says that the run cannot go on.
     """
-    member = _Member(run_dir=run_dir, board=Board.at(port), name=name, max_steps=max_steps, stop=stop)
+    places = [Home.of(text) for text in homes.split(",")]
+    stop = StopRequest(stop_at=stop_at, heeds_launcher=not several_hosts)
+    if several_hosts:
+        end_with_launcher()
+    member = _Member(run_dir=run_dir, board=Board.at(places), name=name, max_steps=max_steps, stop=stop)
     member.stop.listen()
     member.board.register(name, pid=os.getpid())
     design = load_design(run_dir / "design.json")
     settle(design, quiet=True)
-    prepare_corpus(design, cache=member.cache)
+    member.corpus = prepare_corpus(design, cache=member.cache)
     # What is there by now stays: only what a run leaves behind is looked for when ranks change.
     gc.freeze()
     member.board.stand_ready(name)
@@ -113,6 +126,7 @@ class _Member:
     stop: StopRequest
     shelf: _Shelf = field(default_factory=_Shelf)
     step: int = 0
+    corpus: Corpus | None = None
 
     @property
     def cache(self) -> Path:
@@ -158,7 +172,18 @@ class _Member:
     def _place(self, design: Design, *, rank: int, screen: TextIO, marker: Marker, store: dist.Store) -> Place:
         timeout = timedelta(seconds=design.job.peer_timeout_seconds)
         device = join(design, rank=rank, ranks=design.plan.world_size, local_device=rank, store=store, timeout=timeout)
-        return Place(rank=rank, device=device, run_dir=self.run_dir, cache=self.cache, screen=screen, marker=marker)
+        if rank == 0:
+            keep_logs_of(self.run_dir, ranks=design.plan.world_size)
+        return Place(
+            rank=rank,
+            device=device,
+            run_dir=self.run_dir,
+            cache=self.cache,
+            screen=screen,
+            marker=marker,
+            log=CollectiveLog(self.run_dir, rank=rank),
+            corpus=self.corpus,
+        )
 
     def _run(self, design: Design, *, place: Place, epoch: Epoch, runs: list[Run]) -> bool:
         """Whether the run has ended; not where its ranks are to change. It is in `runs` from when it is built."""
@@ -180,7 +205,8 @@ class _Member:
             self.board.note_pause(run.state.step + self.max_steps)
         limit_waits(timedelta(seconds=design.job.peer_timeout_seconds), but=CHECKPOINTS)
         start = time.perf_counter()
-        ending = fit(run)
+        with listening(place.log) if place.log is not None else nullcontext():
+            ending = fit(run)
         if ending is Ending.REGROUPING:
             return False
         seconds = time.perf_counter() - start

@@ -11,20 +11,21 @@ from meshwright.spec.plan import Design, Plan
 
 
 def seated(
-    now: Plan, *, before: Plan, had: Sequence[str], left: Sequence[str], others: Sequence[str]
+    now: Plan, names: Sequence[str], *, before: Plan, had: Sequence[str], left: Collection[str]
 ) -> tuple[str, ...]:
-    """The members of an epoch by the plan `now`, in the order of its places: of those that are `left` of the workers
-    that the plan before `had`, and of `others`. Learners all of whose ranks are left stay together and come first; who
-    is left of a learner that is not may have a rank of a new one, and else has none.
+    """The members of an epoch by the plan `now`, in the order of its places: the workers `names`, in the order of the
+    devices of a plan for them. Of those that the plan before `had`, some are `left`. Learners all of whose ranks are
+    stay together and come first; who is left of a learner that is not may have a rank of a new one, and else none.
     """
     if not now.gradients.kind.has_learners:
-        return (*left, *others)
-    whole = [names for names in _learners(before, had) if set(names) <= set(left)]
-    rest = [name for name in left if all(name not in names for names in whole)]
-    names = [name for learner in whole for name in learner] + rest + list(others)
+        return tuple(names)
+    whole = [learner for learner in _learners(before, had) if set(learner) <= set(left)]
+    kept = [name for learner in whole for name in learner]
+    rest = [name for name in names if name not in kept]
+    seats = kept + sorted(rest, key=lambda name: name not in left)
     each, found = now.world_size // now.learners, dict[int, str]()
     for learner in range(now.learners):
-        for place, name in enumerate(names[learner * each : (learner + 1) * each]):
+        for place, name in enumerate(seats[learner * each : (learner + 1) * each]):
             found[now.ranks_of_learner(learner)[place]] = name
     return tuple(found[now.rank_on(device)] for device in range(now.world_size))
 

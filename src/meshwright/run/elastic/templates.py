@@ -1,59 +1,72 @@
-"""Templates: designs of a run for fewer ranks, found beside its training, so that nobody waits for a search later."""
+"""Templates: designs of a run for what may be left of its ranks, found beside its training, so that nobody waits for a
+search later."""
 
 from __future__ import annotations
 
+import shutil
 import threading
+import time
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 from meshwright import cost, search
 from meshwright.run.files import write_json
+from meshwright.search import Hosts, hosts_of, losses
 from meshwright.spec.plan import Design
+
+_AHEAD = 64  # designs that are looked for before any rank is lost
+_PAUSE = 0.01
 
 
 class Templates:
-    """The file of the design for each number of ranks from that of `design` down to the fewest that its job allows; of
-    learners, for whole ones.
+    """The file of the design for what is left of the hosts of `design`, down to the fewest ranks that its job allows;
+    of learners, for whole ones.
 
-    Those for fewer ranks are in `RUN/elastic/ranks-N`, each with its prediction.
+    Those for fewer ranks are in `RUN/elastic/ranks-N`, or `ranks-N-M` for N on one host and M on another, each with its
+    prediction. Any host that leads finds those that another one wrote.
     """
 
     def __init__(self, design: Design, run_dir: Path) -> None:
-        ranks = design.plan.world_size
         self._design, self._run_dir = design, run_dir
-        self.each = ranks // design.plan.learners if design.plan.learners > 1 else 1
-        self._found: dict[int, Path | None] = {ranks: run_dir / "design.json"}
-        self._fewer = range(ranks - self.each, design.job.elastic.min_ranks - 1, -self.each)
-        self._known = {count: threading.Event() for count in self._fewer}
-        self._error: Exception | None = None
+        self.each = design.plan.world_size // design.plan.learners if design.plan.learners > 1 else 1
+        self._found: dict[Hosts, Path | None] = {hosts_of(design): run_dir / "design.json"}
+        self._one = threading.Lock()
 
     def start(self) -> None:
-        """They are looked for from now on, the most ranks first."""
+        """Those of another launch are gone, and what may be left is looked for from now on, the most ranks first."""
+        for folder in (self._run_dir / "elastic").glob("ranks-*"):
+            shutil.rmtree(folder, ignore_errors=True)
+        self.look_ahead()
+
+    def look_ahead(self) -> None:
+        """What may be left is looked for from now on, where it was not found yet."""
         threading.Thread(target=self._find, name="templates", daemon=True).start()
 
-    def of(self, ranks: int) -> Path | None:
-        """The design for `ranks` ranks, or of learners as many of these as so many ranks are, once it is known; None
-        where there is none."""
-        ranks -= ranks % self.each
-        if ranks in self._known:
-            self._known[ranks].wait()
-        if self._error is not None:
-            raise self._error
-        return self._found.get(ranks)
+    def of(self, hosts: Hosts) -> Path | None:
+        """The design for `hosts`, once it is known; None where there is none."""
+        with self._one:
+            if hosts not in self._found:
+                self._found[hosts] = self._known(hosts)
+            return self._found[hosts]
 
     def _find(self) -> None:
-        for ranks in self._fewer:
-            try:
-                self._found[ranks] = self._write(ranks)
-            except Exception as error:  # a thread's exception is lost; whoever waits for the design has to hear of it
-                self._error = error
-            self._known[ranks].set()
+        for hosts in islice(losses(hosts_of(self._design), fewest=self._design.job.elastic.min_ranks), _AHEAD):
+            with suppress(Exception):  # whoever needs this one meets it again
+                self.of(hosts)
+            time.sleep(_PAUSE)
 
-    def _write(self, ranks: int) -> Path | None:
-        found = search.for_ranks(self._design, ranks)
+    def _known(self, hosts: Hosts) -> Path | None:
+        several = len(self._design.cluster.groups) > 1
+        words = (f"{group}x{ranks}" if several else str(ranks) for group, ranks in hosts)
+        folder = self._run_dir / "elastic" / f"ranks-{'-'.join(words)}"
+        path = folder / "design.json"
+        if path.is_file():
+            return path
+        found = search.for_hosts(self._design, hosts)
         if found is None:
             return None
-        folder = self._run_dir / "elastic" / f"ranks-{ranks}"
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "predicted.json", cost.predict(found))
-        write_json(folder / "design.json", found)
-        return folder / "design.json"
+        write_json(path, found)
+        return path

@@ -5,38 +5,30 @@ Nothing here trains or is waited for by a step: while all is well it only looks.
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import time
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import psutil
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from meshwright.cost.copies import left_of
 from meshwright.cost.moved import unfit
 from meshwright.run.elastic.board import Board, Epoch, Key, Left, named
-from meshwright.run.elastic.crew import Crew
+from meshwright.run.elastic.crew import Crew, Place
+from meshwright.run.elastic.epochs import write
 from meshwright.run.elastic.seats import origins, seated, waiting, wanted
 from meshwright.run.elastic.templates import Templates
 from meshwright.run.failure import Failure, Nearness
 from meshwright.run.files import load_design
-from meshwright.spec import codec
+from meshwright.search import Hosts, in_order
 from meshwright.spec.job import ElasticSpec
 from meshwright.spec.plan import Plan
 from meshwright.train.checkpoint import newest
 
 _FRUITLESS = 3  # epochs in a row that ended for a lost connection, all of their workers alive, without a step
+_TOGETHER_SECONDS = 10.0  # from the first that is ready to be taken in to the last that is waited for
 _HUNG = "did not come to where the others waited: hung or stopped"
-
-
-def epochs_path(run_dir: Path) -> Path:
-    """One line for each time that the ranks of a run changed: who, by which design, why, and from where on."""
-    return run_dir / "elastic" / "epochs.jsonl"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,6 +45,7 @@ class Warden:
     replaces: bool = True
     over: str | None = None
     noticed: float | None = None
+    since_ready: float | None = None
     furthest: int = 0
     fruitless: int = 0
     hung: set[str] = field(default_factory=set)
@@ -66,8 +59,22 @@ class Warden:
         for name in self.epoch.members:
             self.crew.start(name)
 
+    def take_over(self, before: Sequence[Epoch], *, places: int) -> None:
+        """This process decides from here on: the board has what others need, and who was lost is wanted again.
+
+        `before` are all epochs; every place below `places` had a worker, or was to have one.
+        """
+        for epoch in before:
+            self.board.make(epoch)
+        self.ranks = _ranks(self.epoch)
+        known = sorted({name for epoch in before for name in epoch.members}, key=_time)
+        newest = {_place(name): name for name in known}
+        here = {_place(name) for name in self.epoch.members}
+        self._want(newest[place] for place in range(places) if place not in here)
+
     def look(self) -> bool:
         """All that there is to decide is decided; whether workers are still to be looked after. Call it often."""
+        self.crew.look()
         # Looked at once: a worker that ends meanwhile is neither here nor there.
         members, ended = self.epoch.members, {name for name in self.epoch.members if self.crew.has_ended(name)}
         if self.over is not None or len(ended) == len(members):
@@ -110,9 +117,15 @@ class Warden:
         return [name for name in others if not self.crew.has_ended(name) and self.board.is_ready(name)]
 
     def _take_in(self) -> None:
-        """The members are to leave after a step when there are others to go on with, of learners enough for another."""
-        ready = len(self._ready()) >= self.templates.each
-        if self.replaces and ready and not self.board.is_change_asked(self.epoch.number):
+        """The members are to leave after a step when there are others to go on with, of learners enough for another:
+        once for those of a whole host."""
+        ready = self._ready() if self.replaces else []
+        if len(ready) < max(self.templates.each, 1) or self.board.is_change_asked(self.epoch.number):
+            return
+        self.since_ready = self.since_ready or time.monotonic()
+        coming = [name for name in self.crew.names if name not in (*self.epoch.members, *ready)]
+        late = time.monotonic() - self.since_ready > _TOGETHER_SECONDS
+        if late or all(self.crew.has_ended(name) for name in coming):
             self.board.ask_change(self.epoch.number)
 
     def _end_hung(self, missing: Sequence[str], left: Sequence[Left]) -> None:
@@ -121,10 +134,10 @@ class Warden:
         late = time.time() - (self.noticed or time.time()) > self.patience_seconds
         for name in missing:
             pid = self.board.pid(name)
-            if pid is not None and left and (late or (waited and _is_stopped(pid))):
+            if pid is None or not left or not (late or waited):
+                continue
+            if self.crew.end_stopped(name, pid=pid, late=late):
                 self.hung.add(name)
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
 
     def _form(self, gone: Mapping[str, Failure], left: Mapping[str, Left]) -> None:
         """The next epoch is there: of those who left the last one, and of those who are ready; or there is none."""
@@ -137,17 +150,20 @@ class Warden:
         elif self._is_fruitless(gone, left):
             self._give_up("ranks lose contact with each other again and again, all of them alive")
         else:
-            self._replace(gone)
+            self._want(gone)
             self._go_on(survivors, gone, left)
 
     def _go_on(self, survivors: Sequence[str], gone: Mapping[str, Failure], left: Mapping[str, Left]) -> None:
         before = _plan(self.epoch)
         for others in (self._ready() if self.replaces else [], list[str]()):
-            count = len(survivors) + len(others)
-            design = self.templates.of(count) if survivors and count >= self.spec.min_ranks else None
+            names, hosts = self._laid([*survivors, *others])
+            design = self.templates.of(hosts) if survivors and len(names) >= self.spec.min_ranks else None
+            if design is not None and not self.crew.holds():
+                self._give_up("another host goes on without this one")
+                return
             if design is not None:
                 now = load_design(design).plan
-                members = seated(now, before=before, had=self.epoch.members, left=survivors, others=others)
+                members = seated(now, names, before=before, had=self.epoch.members, left=survivors)
                 epoch = Epoch(
                     number=self.epoch.number + 1,
                     members=members,
@@ -157,22 +173,28 @@ class Warden:
                     lost=bool(gone),
                     pause_at=self.board.pause_at,
                     screen=self.epoch.screen,
+                    homes=self.crew.homes,
                 )
                 self._make(self._with_source(epoch, left))
                 return
         self._give_up(f"{len(survivors)} of {len(self.epoch.members)} ranks are left, too few to go on")
 
+    def _laid(self, names: Sequence[str]) -> tuple[list[str], Hosts]:
+        """The workers in the order of the devices of a plan for their hosts, and those hosts."""
+        on: dict[Place, list[str]] = {}
+        for name in names:
+            on.setdefault(self.crew.place(name), []).append(name)
+        hosts = sorted(on, key=lambda place: (place.group, -len(on[place]), place.host))
+        return [name for host in hosts for name in on[host]], in_order((host.group, len(on[host])) for host in hosts)
+
     def _make(self, epoch: Epoch) -> None:
+        # Written first: a host that leads after this one reads there who was told what.
+        write(self.run_dir, epoch, plan=_plan(epoch).digest())
         self.board.make(epoch)
-        self.epoch, self.noticed = epoch, None
+        self.epoch, self.noticed, self.since_ready = epoch, None, None
         self.hung.clear()
         self.known.update(epoch.members)
-        path, plan = epochs_path(self.run_dir), _plan(epoch)
-        self.ranks = {name: plan.rank_on(place) for place, name in enumerate(epoch.members)}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        row = {"at": time.time(), "ranks": len(epoch.members), "plan": plan.digest(), **codec.encode(epoch)}
-        with path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        self.ranks = _ranks(epoch)
 
     def _give_up(self, why: str) -> None:
         """Nobody goes on; where `why` is empty because the run has ended."""
@@ -187,24 +209,31 @@ class Warden:
         self.furthest = max(furthest, self.furthest)
         return self.fruitless > _FRUITLESS
 
-    def _replace(self, gone: Mapping[str, Failure]) -> None:
+    def _want(self, gone: Iterable[str]) -> None:
         """A worker is wanted for each that was lost, unless its place was filled too often."""
         for name in gone:
-            place, times = map(int, name.split("."))
-            if times < self.spec.replacements:
-                self.wanted.append(named(place, times=times + 1))
+            if _time(name) < self.spec.replacements:
+                self.wanted.append(named(_place(name), times=_time(name) + 1))
 
     def _start_wanted(self) -> None:
         """Not before the others train: what a process reads to begin would take the cores that they need to go on."""
-        if self.replaces and self.wanted and self.board.is_at_work(self.epoch.number):
-            for name in self.wanted:
-                self.crew.start(name)
-            self.wanted.clear()
+        if not self.replaces or not self.board.is_at_work(self.epoch.number):
+            return
+        self._want(self._ended_early())
+        for name in [name for name in self.wanted if self.crew.can_start(name)]:
+            self.crew.start(name)
+            self.wanted.remove(name)
+
+    def _ended_early(self) -> list[str]:
+        """Workers that were to be taken in and have ended before."""
+        filled = {_place(name) for name in (*self.epoch.members, *self.wanted)}
+        newest = {_place(name): name for name in sorted(self.crew.names, key=_time)}
+        return [name for place, name in newest.items() if place not in filled and self.crew.has_ended(name)]
 
     def _why(self, gone: Mapping[str, Failure], left: Mapping[str, Left], *, members: Sequence[str]) -> str:
         came = [name for name in members if name not in left]
         new, idle = sum(name not in self.known for name in came), waiting(members, left=left)
-        told = [self._lost(name, failure) for name, failure in gone.items()]
+        told = list(dict.fromkeys(self._lost(name, failure) for name, failure in gone.items()))
         if not gone:
             told = [f"ranks lost contact: {one.error}" for one in left.values() if one.error][:1]
         if new:
@@ -217,6 +246,8 @@ class Warden:
     def _lost(self, name: str, failure: Failure) -> str:
         if name in self.hung:
             return f"rank {failure.rank} {_HUNG}"
+        if not failure.signal_number:
+            return failure.problems[0].what
         return f"rank {failure.rank} was killed (signal {failure.signal_number})"
 
     def _with_source(self, epoch: Epoch, left: Mapping[str, Left]) -> Epoch:
@@ -248,6 +279,20 @@ def _plan(epoch: Epoch) -> Plan:
     return load_design(Path(epoch.design)).plan
 
 
+def _ranks(epoch: Epoch) -> dict[str, int]:
+    plan = _plan(epoch)
+    return {name: plan.rank_on(place) for place, name in enumerate(epoch.members)}
+
+
+def _place(name: str) -> int:
+    return int(name.partition(".")[0])
+
+
+def _time(name: str) -> int:
+    """How often its place was filled before it."""
+    return int(name.partition(".")[2])
+
+
 def _have(count: int) -> str:
     return "have" if count > 1 else "has"
 
@@ -255,10 +300,3 @@ def _have(count: int) -> str:
 def _age(key: Key) -> tuple[int, int]:
     """The newest first."""
     return -key.epoch, -key.number
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
-    except psutil.Error:
-        return False

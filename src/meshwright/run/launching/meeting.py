@@ -54,9 +54,10 @@ class Greeting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Met:
-    """All nodes have come and agree: `store` is theirs, and this one reaches the others by `interface`."""
+    """All nodes have come and agree: `store` is theirs, and this one reaches others from `address`, by `interface`."""
 
     store: Store
+    address: str
     interface: str
     rendezvous: RendezvousHandler
 
@@ -80,9 +81,15 @@ def meet(mine: Greeting, *, head: str, run_dir: Path, seconds: float = MEETING_S
     if problems:
         raise EnvironmentUnfit(problems)
     far = json.loads(store.get("far")) if mine.node == 0 and store.check(["far"]) else ""
-    interface = _interface(_address_towards(far, port) if far else address)
+    address, interface = interface_towards(far, port) if far else (address, _interface(address))
     rendezvous = Assigned(PrefixStore("agents", found), node=mine.node, nodes=mine.nodes, host=host, port=port)
-    return Met(store=store, interface=interface, rendezvous=rendezvous)
+    return Met(store=store, address=address, interface=interface, rendezvous=rendezvous)
+
+
+def interface_towards(host: str, port: int) -> tuple[str, str]:
+    """The address from which this machine speaks to `host`, and the interface that has it."""
+    address = _address_towards(host, port)
+    return address, _interface(address)
 
 
 class Assigned(RendezvousHandler):

@@ -20,7 +20,9 @@ from pathlib import Path
 
 from meshwright import cost
 from meshwright.run import preflight
+from meshwright.run.elastic.hosts import leading
 from meshwright.run.files import load_design
+from meshwright.run.launching.elastic_node import ElasticNode
 from meshwright.run.launching.meeting import MEETING_SECONDS, Greeting, Met, agree_on_end, meet
 from meshwright.run.launching.shares import Share, shares
 from meshwright.run.machine import installed
@@ -94,12 +96,28 @@ def take_part(
         wanted = design
         mine = gathered.attempt(lambda: _share(wanted, node=node, nodes=nodes))
         greeting = replace(greeting, design=_digest(design))
+    elastic: ElasticNode | None = None
+    if design is not None and design.job.elastic.on and not gathered.problems:
+        elastic = ElasticNode(
+            design=design,
+            run_dir=run_dir,
+            number=node,
+            name=greeting.host,
+            digest=greeting.design,
+            stop_at=stop_at,
+            say=_say,
+        )
+        leader = leading(run_dir, digest=greeting.design)
+        if leader is not None:
+            return elastic.come_back(leader)
     if design is not None and node == 0 and not gathered.problems:
         begun = design
         gathered.attempt(lambda: _begin(begun, run_dir, again=begin_with is not None))
     met = meet(replace(greeting, problems=tuple(gathered.problems)), head=head, run_dir=run_dir, seconds=seconds)
     assert design is not None
     assert mine is not None
+    if elastic is not None:
+        return elastic.begin(met, nodes=nodes)
     return _train(design, run_dir, mine=mine, nodes=nodes, met=met, stop_at=stop_at)
 
 

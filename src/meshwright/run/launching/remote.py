@@ -22,6 +22,8 @@ _LOOK_SECONDS = 0.1
 # From the first host that fails: the others find that it is gone, and then save what they have.
 _FOLLOWING_SECONDS = 60.0
 _ENDING_SECONDS = 30.0
+_AGAIN_SECONDS = 30.0
+_WELL = (ExitCode.OK, ExitCode.SAVED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,23 +33,26 @@ class _Running:
     reader: threading.Thread
 
 
-def run(named: Sequence[Named], *, run_dir: Path, say: Say, show: Show) -> int:
+def run(named: Sequence[Named], *, run_dir: Path, say: Say, show: Show, outlives: bool) -> int:
     """The exit code of the run, which has ended on every host; nothing that was started there still runs.
 
     Every line goes to `show` and into RUN/logs. The first signal asks all hosts to save and stop, a second Ctrl-C or
-    SIGTERM stops them at once; they stop, saved, also when this process is killed. Raises WorkerFailed where a host is
-    lost.
+    SIGTERM stops them at once; they stop, saved, also when this process is killed. Where the run `outlives` a host, one
+    that is lost is entered again from time to time, and the others go on; otherwise raises WorkerFailed for it.
     """
     (run_dir / "logs").mkdir(parents=True, exist_ok=True)
     running: list[_Running] = []
     try:
         with _forwarding(running, say):
             running += [_start(each, log_of(run_dir, index, each.host), show) for index, each in enumerate(named)]
-            _wait(running)
+            if outlives:
+                _wait_for_most(running, named, run_dir=run_dir, say=say, show=show)
+            else:
+                _wait(running)
     finally:
         for each in running:
             _end(each)
-    return _code(running)
+    return _code(running, outlives=outlives)
 
 
 def _start(each: Named, log: Path, show: Show) -> _Running:
@@ -83,6 +88,25 @@ def _wait(running: Sequence[_Running]) -> None:
             deadline = min(deadline, time.monotonic() + _FOLLOWING_SECONDS)
         if time.monotonic() >= deadline:
             return
+        time.sleep(_LOOK_SECONDS)
+
+
+def _wait_for_most(running: list[_Running], named: Sequence[Named], *, run_dir: Path, say: Say, show: Show) -> None:
+    """All have ended, or one has ended well and the others did not follow it. Hosts that are lost before are entered
+    again, so that those who train take them in."""
+    again: dict[int, float] = {}
+    deadline = float("inf")
+    while any(each.process.poll() is None for each in running) and time.monotonic() < deadline:
+        if any(each.process.returncode in _WELL for each in running):
+            deadline = min(deadline, time.monotonic() + _FOLLOWING_SECONDS)
+        for index, each in enumerate(running):
+            if each.process.returncode is None or each.process.returncode in set(ExitCode):
+                continue
+            if index not in again:
+                say(f"{each.host} is lost; the others go on, and it is entered again until it comes back")
+            if again.setdefault(index, time.monotonic() + _AGAIN_SECONDS) <= time.monotonic():
+                again[index] = time.monotonic() + _AGAIN_SECONDS
+                running[index] = _start(named[index], log_of(run_dir, index, each.host), show)
         time.sleep(_LOOK_SECONDS)
 
 
@@ -133,14 +157,17 @@ def _forwarding(running: Sequence[_Running], say: Say) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _code(running: Sequence[_Running]) -> int:
-    """The first of what went wrong, by the order of the hosts; of what ended well the highest."""
-    well = (ExitCode.OK, ExitCode.SAVED)
+def _code(running: Sequence[_Running], *, outlives: bool) -> int:
+    """The first of what went wrong, by the order of the hosts; of what ended well the highest, which is all that says
+    how a run ended that outlives hosts."""
     codes = [(each.host, each.process.returncode) for each in running]
-    known = [code for _, code in codes if code in set(ExitCode) and code not in well]
+    well = [code for _, code in codes if code in _WELL]
+    if outlives and well:
+        return max(well)
+    known = [code for _, code in codes if code in set(ExitCode) and code not in _WELL]
     if known:
         return int(known[0])
-    lost = [host for host, code in codes if code not in well]
+    lost = [host for host, code in codes if code not in _WELL]
     if lost:
         why = "the connection broke, or what ran there was killed"
         fix = "see RUN/logs; the same command with --resume goes on from what was saved"

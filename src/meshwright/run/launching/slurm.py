@@ -40,7 +40,7 @@ step=
 trap 'near_limit=yes; [ -z "$step" ] || kill -USR1 "$step"' USR1
 trap '[ -z "$step" ] || kill -TERM "$step"' TERM
 
-srun --nodes={nodes} --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=0 --wait={ending} \\
+srun --nodes={nodes} --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=0 {ending} \\
   {command} &
 step=$!
 while kill -0 "$step" 2>/dev/null; do wait "$step"; done
@@ -70,12 +70,14 @@ def script(design: Design, ask: Ask, *, found: Sequence[Share], grace: int) -> s
         environment=int(ExitCode.ENVIRONMENT),
         saved=int(ExitCode.SAVED),
         nodes=len(found),
-        ending=_ENDING_SECONDS,
+        ending="--no-kill --wait=0" if design.job.elastic.on else f"--wait={_ENDING_SECONDS}",
         command=command,
     )
     plan = design.plan
     told = [f"# plan {plan.digest()}: {plan.describe()}", "# Node i of the plan is the i-th node of the job."]
-    lines = ["#!/bin/bash", *_options(ask, share=share, nodes=len(found), grace=grace), *told]
+    options = _options(ask, share=share, nodes=len(found), grace=grace)
+    options += ["#SBATCH --no-kill"] if design.job.elastic.on else []
+    lines = ["#!/bin/bash", *options, *told]
     return "\n".join(lines) + "\n" + body
 
 

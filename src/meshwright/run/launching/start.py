@@ -50,6 +50,7 @@ def document(design: Design, ask: Ask) -> Document:
     preflight.check_plan(design)
     if ask.place.is_far:
         _check_far_paths(design)
+        _check_starts_all_again(design, ask)
     if ask.place in (Place.LOCAL, Place.SSH):
         return _by_hand(design, ask, found)
     if ask.place is Place.SKYPILOT:
@@ -97,7 +98,10 @@ def submit(design: Design, ask: Ask, *, script: Path, say: Say, show: Show, foll
 
         named = ssh.examined(design, ask, found=shares(design))
         say(f"{len(named)} hosts are fit for it; what they print is kept in {ask.run / 'logs'}")
-        return remote.run(named, run_dir=ask.run, say=say, show=lambda host, line: show(f"{host} | {line}"))
+        outlives = design.job.elastic.on
+        return remote.run(
+            named, run_dir=ask.run, say=say, show=lambda host, line: show(f"{host} | {line}"), outlives=outlives
+        )
     number = sbatch.submit(script)
     output = slurm.output_of(ask.run)
     say(f"job {number}: squeue -j {number} tells how it is, {str(output).replace('%j', str(number))} what it says")
@@ -132,6 +136,14 @@ def _made(
     return Document(
         text=text, name=f"{ask.name}{suffix}", use=use, beside=beside, notes=notes, nodes=len(found), grace=grace
     )
+
+
+def _check_starts_all_again(design: Design, ask: Ask) -> None:
+    """Raises ConfigError for an elastic run where the loss of one node ends all of them."""
+    if design.job.elastic.on and len(shares(design)) > 1:
+        what, where = f"--on {ask.place} starts all nodes again when one is lost", "job.elastic.min_ranks"
+        fix = "leave it at 0, and what was saved is gone on from; or launch it --on ssh or --on slurm"
+        raise ConfigError(Problem(what=what, where=where, fix=fix))
 
 
 def _check_far_paths(design: Design) -> None:

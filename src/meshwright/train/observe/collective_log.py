@@ -172,6 +172,13 @@ def path_of(run_dir: Path, rank: int) -> Path:
     return run_dir / "collectives" / f"rank-{rank:05d}.bin"
 
 
+def keep_logs_of(run_dir: Path, *, ranks: int) -> None:
+    """Files of ranks that were there before, and are not among the first `ranks`, are gone."""
+    for path in (run_dir / "collectives").glob("rank-*"):
+        if int(path.stem.partition("-")[2]) >= ranks:
+            path.unlink(missing_ok=True)
+
+
 def read_logs(run_dir: Path) -> dict[int, RankLog]:
     """What every rank of the newest launch wrote; ranks whose file is none, or cut off, are left out."""
     found = {}
@@ -217,7 +224,10 @@ def _entry(memory: bytes, slot: int, groups: Sequence[Group]) -> Entry:
 def _mapped(path: Path, size: int) -> mmap.mmap:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.with_suffix(".json").write_text('{"groups": []}')
-    path.write_bytes(bytes(size))
+    # Not in the place of the old bytes: the process that had this rank before may still have them in its memory.
+    fresh = path.with_suffix(".fresh")
+    fresh.write_bytes(bytes(size))
+    fresh.replace(path)
     with path.open("r+b") as file:
         return mmap.mmap(file.fileno(), size)
 

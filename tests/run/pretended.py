@@ -1,0 +1,78 @@
+"""Workers of an elastic run that do what a test says, and designs for as many as are left."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from meshwright.run.elastic.board import Board
+from meshwright.run.elastic.crew import Crew
+from meshwright.run.elastic.templates import Templates
+from meshwright.run.failure import Failure, Nearness
+from meshwright.run.files import write_json
+from meshwright.run.launch import Agent
+from meshwright.search import Hosts
+from meshwright.spec.errors import Problem
+from meshwright.spec.plan import Design, Sharding
+from meshwright.spec.synchronize import GradientSync, SyncKind, usual_rounds
+from tests.support import designs, models
+from tests.support.designs import Layout
+
+
+class PretendCrew(Crew):
+    """Workers that do what a test says."""
+
+    def __init__(self, board: Board) -> None:
+        self.board = board
+        self._agents: dict[str, Agent] = {}
+        self.running: dict[str, bool] = {}
+        self.told: dict[str, Failure] = {}
+
+    def start(self, name: str) -> None:
+        self.running[name] = True
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.running)
+
+    def has_ended(self, name: str) -> bool:
+        return not self.running[name]
+
+    def failure(self, name: str, *, rank: int) -> Failure | None:
+        return replace(self.told[name], rank=rank) if name in self.told else None
+
+    def kill(self, name: str) -> None:
+        self.running[name] = False
+
+    def fails(self, name: str, nearness: Nearness = Nearness.KILLED) -> None:
+        self.running[name] = False
+        problems = (Problem(what="a bad thing"),)
+        self.told[name] = Failure(rank=0, nearness=nearness, exit_code=1, problems=problems, signal_number=9)
+
+
+class PretendTemplates(Templates):
+    """Plans of replicas, or of shards, or of learners of `each` shards, for every number of ranks but those that are
+    not `known`."""
+
+    def __init__(self, folder: Path, *, sharded: bool, known: tuple[int, ...], each: int = 0) -> None:
+        self.each = max(each, 1)
+        self._files = {ranks: folder / f"{ranks}.json" for ranks in known}
+        for ranks, path in self._files.items():
+            write_json(path, apart(ranks // each, each) if each else of(ranks, sharded=sharded))
+
+    def of(self, hosts: Hosts) -> Path | None:
+        ranks = sum(count for _, count in hosts)
+        return self._files.get(ranks - ranks % self.each)
+
+
+def apart(learners: int, each: int) -> Design:
+    layout = Layout(replicate=learners, shard=each, sharding=Sharding.PARAMETERS if each > 1 else Sharding.NONE)
+    made = designs.design(models.model(), replace(layout, batch=12))
+    rounds = usual_rounds(SyncKind.STREAMING, every=8, learners=learners)
+    plan = replace(made.plan, gradients=GradientSync(kind=SyncKind.STREAMING, rounds=rounds))
+    return replace(made, plan=plan)
+
+
+def of(ranks: int, *, sharded: bool) -> Design:
+    layout = Layout(shard=ranks, sharding=Sharding.PARAMETERS) if sharded else Layout(replicate=ranks)
+    return designs.design(models.model(), replace(layout, batch=12))
