@@ -98,12 +98,13 @@ def _keys_of_commands_with_torch() -> None:
     document = source["generate"].partition("if as_json:")[2].partition("else:")[0]
     _same("`generate`", re.findall(r'"([a-z_]+)":', document))
     _same("`doctor`", re.findall(r'"([a-z_]+)":', source["doctor"].partition("if as_json:")[2].partition("else:")[0]))
-    from meshwright.run.audit import Audit, Passes
+    from meshwright.run.audit import Audit, Passes, Stored
     from meshwright.run.doctor import Row
     from meshwright.run.launching.logs import Log
 
     _same("`audit`", ["read", *(field.name for field in fields(Audit))])
     _same("each of `passes`", [field.name for field in fields(Passes)])
+    _same("each of `stored`", [field.name for field in fields(Stored)])
     _same("`logs`", ["run", "logs"])
     _same("each of `logs`", [field.name for field in fields(Log)])
     _same("each row of `doctor`", [field.name for field in fields(Row)])
