@@ -15,12 +15,13 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
+from meshwright.run.rendezvous import LOOPBACK_ADDRESS, loopback_store
 from meshwright.run.waiting import Waiting
 from meshwright.spec import codec
+from meshwright.spec.json_text import parse_json
 
 T = TypeVar("T")
 
-HOST = "127.0.0.1"
 _PAUSE = 0.005
 _PATIENCE = timedelta(seconds=60)
 
@@ -76,13 +77,12 @@ class Board:
     @classmethod
     def host(cls) -> Board:
         """A new board, which this process keeps, on a port of this machine that the system chooses."""
-        store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False, timeout=_PATIENCE)
-        return cls(store)
+        return cls(loopback_store(timeout=_PATIENCE))
 
     @classmethod
     def at(cls, port: int) -> Board:
         """The board that another process of this machine keeps."""
-        return cls(dist.TCPStore(HOST, port, is_master=False, wait_for_workers=False, timeout=_PATIENCE))
+        return cls(dist.TCPStore(LOOPBACK_ADDRESS, port, is_master=False, wait_for_workers=False, timeout=_PATIENCE))
 
     @property
     def port(self) -> int:
@@ -170,7 +170,7 @@ class Board:
         self.store.set(key, json.dumps(codec.encode(value)))
 
     def _told(self, key: str, kind: type[T]) -> T:
-        return codec.decode(kind, json.loads(self.store.get(key)), key)
+        return codec.decode(kind, parse_json(self.store.get(key)), key)
 
     @staticmethod
     def _wait(known: Callable[[], bool]) -> None:
