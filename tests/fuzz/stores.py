@@ -42,15 +42,16 @@ MANIFEST_OF_ONE = {
     "model_name": "tiny",
     "world_size": 1,
     "versions": {"torch": "2"},
-    "files": {"a.distcp": {"bytes": 3, "sha256": "x"}},
+    "files": {"rank-0.tensors": {"bytes": 3, "step": 2}},
+    "index": "x",
     "ranks": {"0": []},
-    "schema": 1,
+    "schema": 2,
 }
 
 
 def manifest(rng: Random, folder: Path) -> object:
     """A sealed checkpoint whose manifest is spoilt; what it says of the run is taken up as by a run that goes on."""
-    (folder / "a.distcp").write_bytes(b"abc")
+    (folder / TENSORS).write_bytes(b"abc")
     content = json_text(rng, break_value(rng, MANIFEST_OF_ONE)).encode("utf-8", "surrogatepass")
     (folder / MANIFEST).write_bytes(break_bytes(rng, content) if rng.random() < 0.1 else content)
     mark = digest_of(folder / MANIFEST).encode()

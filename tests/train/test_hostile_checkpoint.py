@@ -12,7 +12,7 @@ import pytest
 
 from meshwright.parallel.stored import INDEX
 from meshwright.spec.errors import ConfigError
-from meshwright.train.checkpoint.manifest import COMMITTED, MANIFEST, record_of, seal
+from meshwright.train.checkpoint.manifest import COMMITTED, MANIFEST, digest_of, seal
 from tests.train.test_checkpoint import Saved, saved
 
 TENSORS = "rank-0.tensors"
@@ -31,18 +31,14 @@ class Mischief:
 
 
 def sealed(folder: Path, **files: object) -> None:
-    """The manifest is of the files as they are now, or of `files`, and the marker of the manifest."""
+    """The manifest is of the files as they are now, and of `files`, and the marker of the manifest."""
     told = json.loads((folder / MANIFEST).read_text())
-    for name in told["files"]:
-        told["files"][name] = vars_of(folder / name)
+    for name, record in told["files"].items():
+        record["bytes"] = (folder / name).stat().st_size
     told["files"].update(files)
+    told["index"] = digest_of(folder / INDEX)
     (folder / MANIFEST).write_text(json.dumps(told))
     seal(folder)
-
-
-def vars_of(path: Path) -> dict[str, object]:
-    record = record_of(path)
-    return {"bytes": record.bytes, "sha256": record.sha256}
 
 
 @pytest.mark.parametrize("name", [INDEX, TENSORS, MANIFEST, COMMITTED])
@@ -63,10 +59,14 @@ def test_a_pickle_in_place_of_any_file_is_not_run(saved: Saved, name: str) -> No
 def test_names_and_links_that_leave_the_folder_are_refused(saved: Saved, tmp_path: Path) -> None:
     folder, outside = saved.folder(2), tmp_path / "outside"
     outside.write_bytes(b"x")
-    sealed(folder, **{"../outside": vars_of(outside)})
+    sealed(folder, **{"../outside": {"bytes": 1, "step": 2}})
     with pytest.raises(ConfigError, match=r"names '../outside', which leaves the folder"):
         saved.store.at(folder)
-    (folder / INDEX).rename(tmp_path / "index")
-    (folder / INDEX).symlink_to(tmp_path / "index")
+    (folder / TENSORS).rename(tmp_path / "tensors")
+    (folder / TENSORS).symlink_to(tmp_path / "tensors")
+    told = json.loads((folder / MANIFEST).read_text())
+    del told["files"]["../outside"]
+    (folder / MANIFEST).write_text(json.dumps(told))
+    seal(folder)
     with pytest.raises(ConfigError, match=r"leaves the folder"):
         saved.store.at(folder)
