@@ -5,13 +5,14 @@ BIN := .venv/bin
 # Hundreds of interpreters start in the tests: what they read is compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-full check docs
+.PHONY: help setup demo test test-full fuzz check docs
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo        the whole journey on this machine: plan, predict, train, compare, look"
 	@echo "make test        style, types and every test that a change must pass"
 	@echo "make test-full   the same with the slow tests"
+	@echo "make fuzz        a million broken inputs of every kind; some tens of minutes"
 	@echo "make check       style, types and the laws of the house; no processes started"
 	@echo "make bench-NAME  one benchmark of benchmarks/ (a table target | measured; raw JSON kept)"
 	@echo "make docs        the documentation as pages under site/"
@@ -22,6 +23,9 @@ setup:
 
 demo: setup
 	@$(BIN)/python examples/demo.py
+
+fuzz: setup
+	@$(BIN)/python -m tests.fuzz --processes 2
 
 check: setup
 	@$(BIN)/ruff check .

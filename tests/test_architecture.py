@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -55,9 +56,9 @@ def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
             yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
 
 
-def parsed() -> Iterator[tuple[Path, ast.Module]]:
-    for path in FILES:
-        yield path, ast.parse(path.read_text())
+@cache
+def parsed() -> tuple[tuple[Path, ast.Module], ...]:
+    return tuple((path, ast.parse(path.read_text())) for path in FILES)
 
 
 def place(path: Path, line: int) -> str:
@@ -161,6 +162,32 @@ def test_environment_is_read_at_the_edge() -> None:
             continue
         reads = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
         broken += [place(path, node.lineno) for node in reads if node.attr in ("environ", "getenv", "putenv")]
+    assert not broken, "\n".join(broken)
+
+
+RUNS_CODE = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "yaml", "code"}
+
+
+def called(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
+    """Every call by the name that it is written with: `torch.load`, `eval`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node
+
+
+def test_no_file_can_run_code() -> None:
+    """Nothing is unpickled or evaluated, and libraries that would are told not to."""
+    broken = []
+    for path, tree in parsed():
+        broken += [place(path, line) for name, line in imports(tree) if name.split(".")[0] in RUNS_CODE]
+        for name, call in called(tree):
+            told = {word.arg: ast.unparse(word.value) for word in call.keywords}
+            runs = name in ("eval", "exec", "compile", "__import__", "torch.hub.load", "os.system", "os.popen")
+            runs |= name == "torch.load" and told.get("weights_only") != "True"
+            runs |= name.endswith("np.load") and told.get("allow_pickle") != "False"
+            runs |= name.endswith(".from_pretrained") and told.get("trust_remote_code") != "False"
+            runs |= told.get("shell") == "True" or "FileSystemReader" in name
+            broken += [f"{place(path, call.lineno)}: {name}"] if runs else []
     assert not broken, "\n".join(broken)
 
 

@@ -114,6 +114,7 @@ def test_good_documents_come_before_the_failure(tmp_path: Path) -> None:
         ("a.bin", b"\x01\x02\0\0", "a.bin:1: not text but a binary file (byte 2 is NUL)"),
         ("a.jsonl", b'{"text": "ok"}\n{"text": "\xff"}\n', "a.jsonl:2: not UTF-8 text"),
         ("a.jsonl", b'{"text": 3}\n', "a.jsonl:1: no text in field 'text' (its value is not a string)"),
+        ("a.jsonl", b'{"text": "\\ud83d"}\n', "a.jsonl:1: not text (the text holds half of a character"),
         ("a.txt.xz", b"not xz at all", "a.txt.xz: not a whole xz file"),
         ("b.txt.xz", lzma.compress(b"some text" * 100)[:-20], "b.txt.xz: not a whole xz file"),
     ],

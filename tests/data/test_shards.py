@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from meshwright.data.shards import open_shard, source_digest
+from meshwright.data.sums import BLOCK_BYTES
 from meshwright.data.tokenizer import ByteTokenizer
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit
 from meshwright.spec.job import Source
@@ -117,3 +118,59 @@ def test_processes_that_ask_at_once_encode_once(stories: Path, tmp_path: Path) -
         process.join()
     assert [process.exitcode for process in both] == [0, 0]
     assert len(list(marks.iterdir())) == 1
+
+
+def turned(path: Path, *, at: int) -> None:
+    """One bit of the file is another."""
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["offsets.bin", "tokens.bin.sums", "index.json"])
+def test_a_bit_turned_in_what_is_read_whole_has_the_shard_made_again(stories: Path, tmp_path: Path, name: str) -> None:
+    source, cache = Source(path=str(stories)), tmp_path / "cache"
+    first = open_shard(source, tokenizer=ByteTokenizer(), cache=cache)
+    path = next(cache.glob(f"shard-*/{name}"))
+    turned(path, at=path.read_bytes().rindex(b"0") if name == "index.json" else 3)
+    told: list[str] = []
+    counting = Counting()
+    again = open_shard(source, tokenizer=counting, cache=cache, progress=lambda what, _done, _total: told.append(what))
+    assert counting.calls
+    assert "making it anew" in told[0]
+    assert (np.array(again.tokens).tolist(), again.offsets.tolist(), again.text_bytes) == (
+        np.array(first.tokens).tolist(),
+        first.offsets.tolist(),
+        first.text_bytes,
+    )
+
+
+def test_a_bit_turned_in_the_text_is_found_when_it_is_read(stories: Path, tmp_path: Path) -> None:
+    source, cache = Source(path=str(stories)), tmp_path / "cache"
+    whole = np.array(open_shard(source, tokenizer=ByteTokenizer(), cache=cache).tokens)
+    path = next(cache.glob("shard-*/tokens.bin"))
+    assert BLOCK_BYTES + 100 < path.stat().st_size < 2 * BLOCK_BYTES
+    turned(path, at=BLOCK_BYTES + 100)
+    counting = Counting()
+    shard = open_shard(source, tokenizer=counting, cache=cache)
+    assert not counting.calls
+    edge = BLOCK_BYTES // 2
+    assert np.array_equal(shard.tokens[:edge], whole[:edge])
+    with pytest.raises(EnvironmentUnfit, match=r"bytes 65,536 to [\d,]+: .*start again: it is made anew"):
+        shard.tokens[edge - 1 : edge + 1]
+    with pytest.raises(EnvironmentUnfit, match="not what was written"):
+        shard.verify()
+    assert np.array_equal(open_shard(source, tokenizer=counting, cache=cache).tokens, whole)
+    assert counting.calls
+
+
+def test_a_shard_of_a_version_without_sums_is_made_again(stories: Path, tmp_path: Path) -> None:
+    source, cache = Source(path=str(stories)), tmp_path / "cache"
+    before = open_shard(source, tokenizer=ByteTokenizer(), cache=cache)
+    index = next(cache.glob("shard-*/index.json"))
+    told = json.loads(index.read_text())
+    index.write_text(json.dumps({name: value for name, value in told.items() if name not in ("sums", "check")}))
+    counting = Counting()
+    after = open_shard(source, tokenizer=counting, cache=cache)
+    assert counting.calls
+    assert (after.digest, after.verify()) == (before.digest, before.verify())

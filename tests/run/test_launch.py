@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from meshwright.run import failure
@@ -24,8 +25,12 @@ run, act = pathlib.Path(sys.argv[1]), sys.argv[2]
 rank = int(os.environ["RANK"])
 asked = []
 signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
-wanted = ("OMP_NUM_THREADS", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
+wanted = ("OMP_NUM_THREADS", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 (run / f"env-{rank}.json").write_text(json.dumps({name: os.environ[name] for name in wanted}))
+if act == "fine":
+    from psutil import CONN_LISTEN, Process
+    sockets = [each.laddr for each in Process(os.getppid()).net_connections("inet") if each.status == CONN_LISTEN]
+    (run / f"listening-{rank}.json").write_text(json.dumps(sockets))
 if act == "kill" and rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
 if act == "fail" and rank == 1:
@@ -71,13 +76,15 @@ def test_workers_share_the_cores_and_the_environment_is_put_back(
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS")
     before = dict(os.environ)
+    listening_before = {tuple(each.laddr) for each in psutil.Process().net_connections("inet")}
     assert start(tmp_path, module, "fine").failures == {}
     assert dict(os.environ) | {"TORCHELASTIC_SIGNALS_TO_HANDLE": ""} == before | {"TORCHELASTIC_SIGNALS_TO_HANDLE": ""}
     found = json.loads((tmp_path / "env-1.json").read_text())
     assert found["WORLD_SIZE"] == "2"
-    assert found["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
     assert int(found["OMP_NUM_THREADS"]) >= 1
     assert threads_per_worker(10_000) == 1
+    listening = {tuple(each) for each in json.loads((tmp_path / "listening-1.json").read_text())} - listening_before
+    assert listening == {("127.0.0.1", int(found["MASTER_PORT"]))}
 
 
 def test_a_worker_that_was_killed_is_told_with_memory(tmp_path: Path, module: str) -> None:
@@ -145,5 +152,6 @@ def test_a_node_of_a_party_heeds_a_scheduler_that_says_all_twice(tmp_path: Path,
     assert (launched.asked_to_stop, launched.killed) == (True, True)
     assert set(launched.failures) <= {0, 1}
     found = json.loads((tmp_path / "env-0.json").read_text())
-    assert f"{found['MASTER_ADDR']}:{found['MASTER_PORT']}" == head
+    assert found["MASTER_ADDR"] == "127.0.0.1"
+    assert f"127.0.0.1:{found['MASTER_PORT']}" != head, "workers reach the store, and its gate is for other nodes"
     assert (tmp_path / "logs" / "node-0").is_dir()

@@ -6,10 +6,14 @@ import json
 import re
 import shutil
 import signal
+import sys
+import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from meshwright.cli import main
@@ -29,6 +33,7 @@ from tests.run.runs import BATCH, after_steps, ask_to_stop, design, failing, los
 from tests.support.designs import Layout
 
 STEPS = 24
+SECRET = "geheim-4711"
 SHARDED = Layout(batch=BATCH, shard=2, sharding=Sharding.PARAMETERS)
 PIPELINED = Layout(batch=BATCH, pipeline=2)
 
@@ -41,7 +46,10 @@ def quiet(line: str) -> None:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on one device from its first step to its last."""
     folder = tmp_path_factory.mktemp("whole")
-    outcome = train(design(folder, steps=STEPS), run_dir=folder / "run", say=quiet)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WANDB_API_KEY", SECRET)
+        patch.setattr(sys, "argv", ["meshwright", "train", "--api-key", SECRET, f"https://me:{SECRET}@host"])
+        outcome = train(design(folder, steps=STEPS), run_dir=folder / "run", say=quiet)
     assert outcome.ended.ending is Ending.FINISHED
     assert outcome.exit_code is ExitCode.OK
     return folder
@@ -64,14 +72,45 @@ def test_a_run_leaves_what_others_read(whole: Path) -> None:
     assert not (run / "logs").exists()
 
 
+def test_a_secret_of_the_environment_or_the_command_is_nowhere_in_a_run(whole: Path) -> None:
+    files = [path for path in (whole / "run").rglob("*") if path.is_file()]
+    assert not [path for path in files if SECRET.encode() in path.read_bytes()]
+    told = json.loads((whole / "run" / "environment.json").read_text())["command"]
+    assert told == ["meshwright", "train", "--api-key", "***", "https://***@host"]
+
+
+class Listening(threading.Thread):
+    """Addresses at which this process and what it started listen, until it is told that it is enough."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.before, self.found, self.enough = self._now(), set[str](), threading.Event()
+
+    def run(self) -> None:
+        while not self.enough.wait(0.2):
+            self.found |= self._now() - self.before
+
+    def _now(self) -> set[str]:
+        found = set[str]()
+        for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+            with suppress(psutil.Error):
+                sockets = process.net_connections("inet")
+                found |= {f"{each.laddr.ip} {each.laddr.port}" for each in sockets if each.status == "LISTEN"}
+        return found
+
+
 def test_two_context_ranks_train_as_one_device_does(whole: Path, tmp_path: Path) -> None:
-    """The losses of its first steps and its first validation, documents and all."""
+    """The losses of its first steps and its first validation, documents and all; and nothing else hears of it."""
     layout = Layout(batch=BATCH, context=2, exchange=Exchange(layout=TokenLayout.BALANCED))
+    listening = Listening()
+    listening.start()
     outcome = train(design(whole, layout, steps=4), run_dir=tmp_path / "run", say=quiet)
     assert outcome.ended.ending is Ending.FINISHED
     expected = losses(whole / "run")
     assert losses(tmp_path / "run") == pytest.approx({step: expected[step] for step in range(1, 5)}, abs=1e-9)
     assert validation(tmp_path / "run")[4] == pytest.approx(validation(whole / "run")[4], abs=1e-9)
+    listening.enough.set()
+    assert {each.split()[0] for each in listening.found} == {"127.0.0.1"}
 
 
 def test_text_is_sampled_from_the_checkpoint_the_same_for_a_seed(whole: Path) -> None:

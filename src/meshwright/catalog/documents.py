@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,8 +17,12 @@ from meshwright.catalog.overrides import override, set_path
 from meshwright.catalog.positions import json_lines, locate, toml_lines
 from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.json_text import MOST_DEEP, is_deep
 
 T = TypeVar("T")
+
+# Keys of more parts than tables may be nested: tomllib takes time by the square of them.
+_LONG_KEY = re.compile(rf"""(?<![\w"'.-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{MOST_DEEP}}}""")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +56,12 @@ def read(path: str | Path) -> Document:
     """
     name, file = str(path), Path(path)
     text = _text(file, name)
+    deep = ConfigError(Problem(what="nested too deep", where=name))
+    is_toml = name.lower().endswith(".toml")
+    if is_toml and _LONG_KEY.search(text):
+        raise deep
     try:
-        values = tomllib.loads(text) if name.lower().endswith(".toml") else json.loads(text)
+        values = tomllib.loads(text) if is_toml else json.loads(text)
     except json.JSONDecodeError as error:
         what = "the file is empty" if not text.strip() else f"not JSON: {error.msg} at column {error.colno}"
         raise ConfigError(Problem(what=what, where=f"{name}:{error.lineno}")) from None
@@ -61,7 +70,9 @@ def read(path: str | Path) -> Document:
     except ValueError:
         raise ConfigError(Problem(what="a number in it has thousands of digits", where=name)) from None
     except RecursionError:
-        raise ConfigError(Problem(what="nested too deep", where=name)) from None
+        raise deep from None
+    if is_deep(values):
+        raise deep
     if not isinstance(values, dict):
         got = {"int": "a number", "NoneType": "null"}.get(type(values).__name__, f"a {type(values).__name__}")
         raise ConfigError(Problem(what=f"expected a table of keys, got {got}", where=name))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshwright.spec.errors import Problem
+from meshwright.spec.json_text import MOST_DEEP, is_deep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,7 @@ def parse_value(text: str) -> Any:
         return None
     try:
         parsed = tomllib.loads(f"value = {stripped}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
     return parsed["value"] if list(parsed) == ["value"] else text
 
@@ -68,8 +69,13 @@ def _set(result: dict[str, Any], entry: str, section: str) -> None:
         raise ValueError("expected key=value")
     if not all(key.strip() for key in keys):
         raise ValueError("the key before = is empty or has an empty part")
+    if len(keys) > MOST_DEEP:
+        raise ValueError("the key before = is nested too deep")
+    value = parse_value(text)
+    if is_deep(value):
+        raise ValueError("the value is nested too deep")
     _walk(_copy(result), keys)
-    _walk(result, keys)[keys[-1]] = parse_value(text)
+    _walk(result, keys)[keys[-1]] = value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,10 +30,15 @@ def audit(
 
 
 def _lines(found: Audit) -> list[str]:
+    from meshwright.spec.units import format_bytes
+
     lines = [f"{found.run}: the checkpoint of step {found.step:,}"]
     lines += [f"  NOT PROVEN  {problem}" for problem in found.problems]
     if not found.problems:
         lines.append(f"  proven  each of {found.read:,} sequences was read exactly once: fingerprint {found.sums[0]}")
+    lines.append(
+        f"  proven  {format_bytes(found.cache_bytes)} of tokenised text have the checksums they were written with"
+    )
     for each in found.passes:
         whole = f"{each.whole:,} times whole, and " if each.whole else ""
         lines.append(f"  {each.source}: {whole}{each.begun:,} of {each.windows:,} sequences of a pass")

@@ -36,6 +36,12 @@ class Corpus:
     digest: str
     num_documents: int
     text_bytes: int
+    shards: tuple[Shard, ...]
+
+    def verify(self) -> int:
+        """How many bytes of tokenised text there are, each as it was written. Raises EnvironmentUnfit that says where
+        one is not; the next start makes that source anew."""
+        return sum(shard.verify() for shard in self.shards)
 
 
 def prepare(
@@ -85,6 +91,7 @@ def prepare(
         digest=hashlib.sha256(":".join((_SPLIT, *(shard.digest for shard in shards))).encode()).hexdigest()[:16],
         num_documents=sum(shard.num_documents for shard in shards),
         text_bytes=text_bytes,
+        shards=tuple(shards),
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import lzma
 import re
 from collections.abc import Iterable, Iterator
@@ -13,6 +12,7 @@ from typing import BinaryIO, Protocol
 
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.job import Source
+from meshwright.spec.json_text import parse_json
 from meshwright.spec.paths import expanded
 
 PIECE_CHARACTERS = 32768
@@ -145,7 +145,7 @@ def _json_pieces(lines: Iterator[bytes], file: Path, source: Source, problems: _
             continue
         where = f"{file}:{number}"
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except UnicodeDecodeError as error:
             problems.add(
                 where, "not UTF-8 text", why=f"byte {error.start + 1} of the line is 0x{line[error.start]:02x}"
@@ -167,16 +167,28 @@ def _json_pieces(lines: Iterator[bytes], file: Path, source: Source, problems: _
 def _text_in(row: object, field: str, key: str, where: str, problems: _Problems) -> str | None:
     """The text of one field of a line; None where it has none, which `problems` knows then."""
     text = row.get(field) if isinstance(row, dict) else None
-    if isinstance(text, str) and "\0" not in text:
-        return text
     if isinstance(text, str):
-        problems.add(where, "not text", why="the text holds a NUL character")
+        flaw = _flaw(text)
+        if not flaw:
+            return text
+        problems.add(where, "not text", why=flaw)
         return None
     have = f"it has {', '.join(row)}" if isinstance(row, dict) and row else "the line is not an object"
     if isinstance(row, dict) and field in row:
         have = "its value is not a string"
     problems.add(where, f"no text in field {field!r}", why=have, fix=f"set {key} of the source")
     return None
+
+
+def _flaw(text: str) -> str:
+    """Why a string of JSON is no text; "" where it is."""
+    if "\0" in text:
+        return "the text holds a NUL character"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "the text holds half of a character: a surrogate without the other one"
+    return ""
 
 
 def _text_pieces(lines: Iterator[bytes], file: Path, problems: _Problems) -> Iterator[Piece]:

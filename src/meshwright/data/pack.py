@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +54,12 @@ class Batch:
         return np.minimum.accumulate(ends[:, ::-1], axis=1)[:, ::-1] - places
 
 
+class Sliced(Protocol):
+    """An array of whole numbers, or anything that gives stretches of one."""
+
+    def __getitem__(self, stretch: slice, /) -> npt.NDArray[Any]: ...
+
+
 class Stream:
     """Stretches [start, stop) of a token array read as one; `weight` is its share of the sequences of a mixture.
 
@@ -61,11 +68,11 @@ class Stream:
 
     def __init__(
         self,
-        tokens: npt.NDArray[np.unsignedinteger],
+        tokens: Sliced,
         *,
         stretches: Sequence[tuple[int, int]],
         weight: float,
-        masked: npt.NDArray[np.uint8] | None = None,
+        masked: Sliced | None = None,
     ) -> None:
         self.weight = weight
         self._tokens, self._masked = tokens, masked
@@ -90,7 +97,7 @@ class Stream:
             return tokens
         return np.where(self._read(self._masked, start, count) > 0, MASKED, tokens)
 
-    def _read(self, values: npt.NDArray[np.unsignedinteger], start: int, count: int) -> npt.NDArray[np.int64]:
+    def _read(self, values: Sliced, start: int, count: int) -> npt.NDArray[np.int64]:
         parts = []
         stretch = int(np.searchsorted(self._ends, start, side="right"))
         while count:

@@ -18,6 +18,7 @@ O200K_PATTERN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_SUFFIX}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_SUFFIX}"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+PATTERNS = (GPT2_PATTERN, CL100K_PATTERN, O200K_PATTERN)
 
 
 def pattern_for(num_ranks: int) -> str:

@@ -1,4 +1,7 @@
-"""Token shards: a source tokenised once, kept in a cache as memory-mapped arrays that any process may share."""
+"""Token shards: a source tokenised once, kept in a cache as memory-mapped arrays that any process may share.
+
+Every byte has a checksum: offsets and the index when a shard is opened, tokens by the block when they are read.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +11,28 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from meshwright.data.documents import Piece, Progress, files_of, read_pieces, silent
+from meshwright.data.sums import Summed, sums_of
 from meshwright.data.tokenizer import Tokenizer, digest_of
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit, Problem
 from meshwright.spec.job import Source
+from meshwright.spec.json_text import parse_json
 
 FORMAT = 1
 _WHOLE_BYTES = 64 << 20
 _BATCH_PIECES = 64
 _TOKENS, _MASKED, _OFFSETS, _INDEX = "tokens.bin", "masked.bin", "offsets.bin", "index.json"
+_SUMS = ".sums"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -37,14 +44,21 @@ class Shard:
     """
 
     digest: str
-    tokens: npt.NDArray[np.unsignedinteger]
-    masked: npt.NDArray[np.uint8] | None
+    tokens: Summed
+    masked: Summed | None
     offsets: npt.NDArray[np.int64]
     text_bytes: int
 
     @property
     def num_documents(self) -> int:
         return len(self.offsets) - 1
+
+    def verify(self) -> int:
+        """How many bytes of text were read, every one of which is as it was written. Raises EnvironmentUnfit."""
+        arrays = [array for array in (self.tokens, self.masked) if array is not None]
+        for array in arrays:
+            array.verify()
+        return sum(array.nbytes for array in arrays)
 
 
 def source_digest(source: Source) -> str:
@@ -81,6 +95,10 @@ def open_shard(source: Source, *, tokenizer: Tokenizer, cache: Path, progress: P
         masks = bool(source.prompt_field)
         found = _load(folder, digest, masks=masks)
         if found is None:
+            if folder.exists():
+                progress(
+                    f"{folder.name} in the cache is spoilt, or of a version without checksums: making it anew", 0, 1
+                )
             _make(source, tokenizer, folder, digest, progress)
             found = _load(folder, digest, masks=masks)
     if found is None:
@@ -110,18 +128,38 @@ def unwritable(folder: Path, error: OSError) -> EnvironmentUnfit:
 
 
 def _load(folder: Path, digest: str, *, masks: bool) -> Shard | None:
-    """None unless every file is there, of the size the index says."""
+    """None unless every file is there, of the size the index says, with the sums of what is read whole."""
     try:
-        index = json.loads((folder / _INDEX).read_text())
-        tokens = np.memmap(folder / _TOKENS, dtype=np.dtype(index["dtype"]), mode="r")
-        masked = np.memmap(folder / _MASKED, dtype=np.uint8, mode="r") if masks else None
-        offsets = np.fromfile(folder / _OFFSETS, dtype=np.int64)
-        whole = index["digest"] == digest and len(tokens) == index["tokens"] == int(offsets[-1])
-    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        index = parse_json((folder / _INDEX).read_text())
+        if index.pop("check") != _check(index) or index["digest"] != digest:
+            return None
+        offsets = np.frombuffer(_summed(folder, _OFFSETS, index), dtype=np.int64)
+        tokens = _open(folder, _TOKENS, index, dtype=np.dtype(index["dtype"]))
+        masked = _open(folder, _MASKED, index, dtype=np.dtype(np.uint8)) if masks else None
+        whole = len(tokens) == index["tokens"] == int(offsets[-1])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
     if not whole or len(offsets) != index["documents"] + 1 or (masked is not None and len(masked) != len(tokens)):
         return None
     return Shard(digest=digest, tokens=tokens, masked=masked, offsets=offsets, text_bytes=index["text_bytes"])
+
+
+def _open(folder: Path, name: str, index: Mapping[str, Any], *, dtype: np.dtype[Any]) -> Summed:
+    sums = np.frombuffer(_summed(folder, name + _SUMS, index), dtype=np.uint32)
+    return Summed(folder / name, dtype=dtype, sums=sums, index=folder / _INDEX)
+
+
+def _summed(folder: Path, name: str, index: Mapping[str, Any]) -> bytes:
+    """The content of a file that is read whole. Raises ValueError where it is not what was written."""
+    content = (folder / name).read_bytes()
+    if zlib.crc32(content) != index["sums"][name]:
+        raise ValueError(f"{name} is not what was written")
+    return content
+
+
+def _check(index: Mapping[str, Any]) -> int:
+    """The sum of all that an index says."""
+    return zlib.crc32(json.dumps(dict(index), sort_keys=True).encode())
 
 
 def _make(source: Source, tokenizer: Tokenizer, folder: Path, digest: str, progress: Progress) -> None:
@@ -171,8 +209,18 @@ def _write(source: Source, tokenizer: Tokenizer, building: Path, digest: str, pr
         "text_bytes": text_bytes,
         "source": source.path,
         "format": FORMAT,
+        "sums": _write_sums(building),
     }
-    (building / _INDEX).write_text(json.dumps(index, indent=1))
+    (building / _INDEX).write_text(json.dumps({**index, "check": _check(index)}, indent=1))
+
+
+def _write_sums(building: Path) -> dict[str, int]:
+    """Beside every large file the sums of its blocks; those of what is read whole are returned."""
+    for name in (_TOKENS, _MASKED):
+        if (building / name).exists():
+            sums_of(building / name).tofile(building / f"{name}{_SUMS}")
+    small = [_OFFSETS, *(path.name for path in building.glob(f"*{_SUMS}"))]
+    return {name: zlib.crc32((building / name).read_bytes()) for name in small}
 
 
 def _marks(source: Source, path: Path) -> IO[bytes]:

@@ -14,10 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.data.documents import cut
-from meshwright.data.ranks import GPT2_PATTERN, byte_pair_ranks, pattern_for
+from meshwright.data.ranks import GPT2_PATTERN, PATTERNS, byte_pair_ranks, pattern_for
 from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.json_text import parse_json
 from meshwright.spec.paths import expanded
 
+MOST_IDS = 1 << 22  # several times the largest vocabulary that was published
 _END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<end_of_text>", "[EOS]")
 
 
@@ -110,14 +112,21 @@ class FileTokenizer:
         self._text = text
         self._tokenizer = tokenizers.Tokenizer.from_str(text)
         self._tokenizer.encode_special_tokens = True
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
-        self.vocab = max(vocabulary.values()) + 1
+        self.vocab = max(vocabulary.values(), default=-1) + 1
+        if not 0 < self.vocab <= MOST_IDS:
+            raise ValueError(f"a vocabulary of {self.vocab:,} ids")
         self.end = next((vocabulary[name] for name in _END_NAMES if name in vocabulary), self.vocab)
         self.vocab = max(self.vocab, self.end + 1)
         self.byte_lengths: npt.NDArray[np.int64] | None = None
 
     def encode_batch(self, texts: Sequence[str]) -> list[npt.NDArray[np.int64]]:
-        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        try:
+            encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        except Exception as error:  # the tokenizers library raises bare Exception for text it has no token for
+            raise ConfigError(Problem(what="the tokenizer cannot encode this text", why=str(error))) from error
         return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -138,7 +147,7 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
         raise ConfigError(Problem(what="no such tokenizer file", where=str(name), fix=fix))
     try:
         text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(Problem(what="not a tokenizer file", where=str(name), why=str(error))) from error
     if path.suffix == ".tiktoken":
         return _from_tiktoken(text, where=str(name))
@@ -152,20 +161,46 @@ def tokenizer_from_json(text: str, *, where: str = "tokenizer") -> Tokenizer:
     of the vocabulary encodes to the same ids both ways; everything else runs on the tokenizers library.
     """
     try:
-        value = json.loads(text)
+        value = parse_json(text)
     except ValueError as error:
         raise ConfigError(Problem(what="not a tokenizer file", where=where, why=f"not JSON: {error}")) from error
     kind = value.get("kind") if isinstance(value, dict) else None
     if kind == "bytes":
         return ByteTokenizer()
     if kind == "tiktoken":
-        ranks = {base64.b64decode(token): rank for token, rank in value["ranks"].items()}
-        return RankTokenizer(ranks=ranks, pattern=value["pattern"], specials=value["specials"], text=text)
+        return _saved(value, text, where=where)
     try:
         whole = FileTokenizer(text)
     except Exception as error:  # the tokenizers library raises bare Exception for a file it cannot read
         raise ConfigError(Problem(what="not a tokenizer file", where=where, why=str(error))) from error
     return _faster(value, text, whole) or whole
+
+
+def _saved(value: Mapping[str, Any], text: str, *, where: str) -> Tokenizer:
+    """What `RankTokenizer.to_json` wrote."""
+    try:
+        ranks = {base64.b64decode(token, validate=True): rank for token, rank in value["ranks"].items()}
+        pattern, specials = value["pattern"], dict(value["specials"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(Problem(what="not a tokenizer file", where=where, why=f"it is broken: {error!r}")) from error
+    if pattern not in PATTERNS:
+        raise ConfigError(Problem(what="it splits text in a way that is not ours", where=where, fix="write it again"))
+    _check_ranks(ranks, specials, where=where)
+    return RankTokenizer(ranks=ranks, pattern=pattern, specials=specials, text=text)
+
+
+def _check_ranks(ranks: Mapping[bytes, Any], specials: Mapping[Any, Any], *, where: str) -> None:
+    """Raises ConfigError where text could not be encoded: bytes without a rank, and ids that are none or come twice."""
+    missing = sum(bytes([byte]) not in ranks for byte in range(256))
+    if missing:
+        what = f"{missing} single bytes have no rank" if ranks else "the file holds no ranks"
+        raise ConfigError(Problem(what=what, where=where, why="text with them could not be encoded"))
+    ids = [*ranks.values(), *specials.values()]
+    if not all(type(number) is int and 0 <= number < MOST_IDS for number in ids) or len(set(ids)) != len(ids):
+        why = f"each token has a whole number from 0 to {MOST_IDS - 1:,} of its own"
+        raise ConfigError(Problem(what="a rank is no id", where=where, why=why))
+    if b"" in ranks or not all(isinstance(name, str) and name for name in specials):
+        raise ConfigError(Problem(what="a token is empty", where=where))
 
 
 def digest_of(tokenizer: Tokenizer) -> str:
@@ -184,12 +219,9 @@ def _from_tiktoken(text: str, *, where: str) -> Tokenizer:
         except (ValueError, binascii.Error) as error:
             why = "a line is a token in base64 and its rank"
             raise ConfigError(Problem(what="not a line of ranks", where=f"{where}:{number}", why=why)) from error
-    missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
-    if missing:
-        what = f"{len(missing)} single bytes have no rank" if ranks else "the file holds no ranks"
-        raise ConfigError(Problem(what=what, where=where, why="text with them could not be encoded"))
     pattern = pattern_for(len(ranks))
-    specials = {"<|endoftext|>": max(ranks.values()) + 1}
+    specials = {"<|endoftext|>": max(ranks.values(), default=-1) + 1}
+    _check_ranks(ranks, specials, where=where)
     encoded = {base64.b64encode(token).decode(): rank for token, rank in ranks.items()}
     saved = json.dumps({"kind": "tiktoken", "pattern": pattern, "specials": specials, "ranks": encoded})
     return RankTokenizer(ranks=ranks, pattern=pattern, specials=specials, text=saved)
@@ -197,10 +229,14 @@ def _from_tiktoken(text: str, *, where: str) -> Tokenizer:
 
 def _faster(value: Mapping[str, Any], text: str, whole: FileTokenizer) -> RankTokenizer | None:
     """The same tokenizer by ranks; None when it is of another kind or any token of the vocabulary disagrees."""
-    ranks = byte_pair_ranks(value)
-    if ranks is None:
+    try:
+        ranks = byte_pair_ranks(value)
+        specials = {entry["content"]: entry["id"] for entry in value.get("added_tokens", ())}
+        if ranks is None:
+            return None
+        _check_ranks(ranks, specials, where="")
+    except (KeyError, TypeError, ValueError, AttributeError, ConfigError):
         return None
-    specials = {entry["content"]: entry["id"] for entry in value.get("added_tokens", ())}
     fast = RankTokenizer(ranks=ranks, pattern=GPT2_PATTERN, specials=specials, text=text)
     if fast.end != whole.end:
         return None

@@ -104,7 +104,12 @@ def stages(model: ModelSpec, pipeline: int, *, to: Peer) -> tuple[int, ...] | No
 def read(text: str, *, to: Peer | str, where: str | None = None) -> Meaning:
     """What `text`, a file of `to`, would run, by the rules of `to`. Raises ConfigError for what it would refuse."""
     peer = peer_named(to)
-    found: Meaning = _reader(peer).read(text, where=where or peer.value)
+    place = where or peer.value
+    try:
+        found: Meaning = _reader(peer).read(text, where=place)
+    except _OTHERWISE as error:
+        what = f"it says something that {peer.value} does not read"
+        raise ConfigError(Problem(what=what, where=place, why=f"{type(error).__name__}: {str(error)[:200]}")) from error
     return found
 
 
@@ -120,6 +125,8 @@ def check(design: Design, text: str, *, to: Peer | str, where: str | None = None
     return compare(meaning(design), read(text, to=to, where=where))
 
 
+# What comes of a value of another type than the trainer reads: a list for a number, a word for a table.
+_OTHERWISE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 _VERSIONS = {
     Peer.TORCHTITAN: "torchtitan 0.2.2",
     Peer.MEGATRON_LM: "Megatron Core 0.19",

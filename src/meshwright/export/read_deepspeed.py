@@ -6,7 +6,6 @@ and pipe/engine.py, and of Megatron-DeepSpeed's arguments.py.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +14,7 @@ from meshwright.export.meaning import Meaning, Sizes, Steps
 from meshwright.export.script import Given, parse_script
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.json_text import parse_json
 from meshwright.spec.plan import Offload, Recompute, ScheduleKind, Sharding
 
 _CONFIG = re.compile(r"cat > \S+ <<'?(\w+)'?\n(.*?)\n\1\n", re.DOTALL)
@@ -37,7 +37,7 @@ def read(text: str, *, where: str = "deepspeed") -> Meaning:
     if found is None:
         raise ConfigError(Problem(where=where, what="there is no `cat > ds_config.json <<'JSON'` in it"))
     try:
-        config = json.loads(found.group(2))
+        config = parse_json(found.group(2))
     except ValueError as error:
         raise ConfigError(Problem(where=where, what="its ds_config.json is not JSON", why=str(error))) from error
     given = parse_script(text[: found.start()] + text[found.end() :], runner="deepspeed", where=where)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from meshwright.export.meaning import Meaning, Sizes, Steps
-from meshwright.export.script import Given, parse_script
+from meshwright.export.script import MOST_LISTED, Given, parse_script
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.plan import Offload, Recompute, ScheduleKind, Sharding
@@ -161,11 +161,18 @@ def _layout(given: Given) -> list[int]:
     """Blocks of each stage of a layout like `Et*3|(t|)*2tL`; E embeds, L is the head with the loss."""
     text = given.word("--pipeline-model-parallel-layout").replace(",", "")
     for pattern in (r"\(([^)]+)\)\*(\d+)", r"(.)\*(\d+)"):
-        text = re.sub(pattern, lambda match: match.group(1) * int(match.group(2)), text)
+        text = re.sub(pattern, lambda match: match.group(1) * _times(given, match.group(2)), text)
     joined = text.replace("|", "")
     if not re.fullmatch(r"Et*L", joined):
         raise _wrong(given, f"the layout is {joined[:40]} and not E, layers t, and L", "pipeline-model-parallel-layout")
     return [len(stage) for stage in text.split("|")]
+
+
+def _times(given: Given, digits: str) -> int:
+    """How often something of a list is repeated."""
+    if len(digits) > len(str(MOST_LISTED)):
+        raise _wrong(given, f"{digits[:40]} times is more layers than there are")
+    return int(digits)
 
 
 def _counts(given: Given, layers: int, pipeline: int) -> list[int]:
@@ -323,7 +330,7 @@ def _expert_layers(given: Given, layers: int) -> tuple[bool, ...]:
         return tuple(index % int(text) == 0 for index in range(layers))
     found: list[bool] = []
     for bits, times in re.findall(r"\(?\[([01,]+)\]\)?(?:\*(\d+))?", text):
-        found += [bit == "1" for bit in bits.split(",")] * int(times or 1)
+        found += [bit == "1" for bit in bits.split(",")] * _times(given, times or "1")
     if len(found) != layers:
         raise _wrong(given, f"--moe-layer-freq names {len(found)} layers of {layers}")
     return tuple(found)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshwright.export.meaning import Meaning, Sizes, Steps
+from meshwright.export.script import MOST, MOST_LISTED
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.plan import Offload, Recompute, ScheduleKind, Sharding
@@ -104,6 +105,9 @@ class _Table:
         value = self.get(section, name, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise self.wrong(f"{section}.{name} {value} is not a size", "degrees should be 1 or more")
+        most = MOST_LISTED if "pipeline" in name else MOST
+        if value > most:
+            raise self.wrong(f"{section}.{name} is more than {most:,}")
         return value
 
     def wrong(self, what: str, why: str = "") -> ConfigError:

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from meshwright.spec.errors import ConfigError, Problem
 
+MOST = 10**15
+MOST_LISTED = 10_000  # of what is laid out one by one
+_LISTED = ("layers", "pipeline", "stages")
 Flag = tuple[str | int | float, ...]
 
 
@@ -71,6 +74,9 @@ class Given:
             number = -1
         if number < 0:
             raise ConfigError(Problem(where=self.where, what=f"{name} {word} is not a whole number"))
+        most = MOST_LISTED if any(part in name for part in _LISTED) else MOST
+        if number > most:
+            raise ConfigError(Problem(where=self.where, what=f"{name} {word[:40]} is more than {most:,}"))
         return number
 
     def degree(self, name: str, default: int | None = None) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from itertools import combinations, pairwise
 from meshwright.lab.lab import PORT, Lab
 from meshwright.spec.cluster import ClusterSpec, Link, NodeGroup
 from meshwright.spec.errors import EnvironmentUnfit, Problem
+from meshwright.spec.json_text import parse_json
 
 _TOLD_APART = 2.0  # rates of one tier differ by no more than this many times
 
@@ -50,7 +50,7 @@ def _measured(lab: Lab, first: int, second: int, *, seconds: float) -> Pair:
     if served.exit_code or asked.exit_code:
         why = (asked.output or served.output).strip().rpartition("\n")[2]
         raise EnvironmentUnfit(Problem(what=f"{other.name} does not reach {one.name}", where=one.address, why=why))
-    told = json.loads(asked.output.strip().rpartition("\n")[2])
+    told = parse_json(asked.output.strip().rpartition("\n")[2])
     return Pair(
         first=first,
         second=second,

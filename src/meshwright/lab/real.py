@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from meshwright.lab.lab import Lab
 from meshwright.spec.cluster import ClusterSpec, NodeGroup
 from meshwright.spec.codec import decode
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit, Problem
+from meshwright.spec.json_text import parse_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ def real_lab(where: str) -> Lab:
 def node_of(host: Host) -> NodeGroup:
     """What the host says of itself by its own `meshwright cluster detect`; EnvironmentUnfit where it has none."""
     told = host.read("meshwright", "cluster", "detect", "--json", "--quiet")
-    return decode(ClusterSpec, json.loads(told), host.name).groups[0]
+    return decode(ClusterSpec, parse_json(told), host.name).groups[0]
 
 
 def _found(name: str, way: Way) -> Host:

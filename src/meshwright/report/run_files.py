@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -14,6 +13,7 @@ from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.goodput import Goodput
 from meshwright.spec.incident import Incident
+from meshwright.spec.json_text import parse_json
 from meshwright.spec.paths import expanded
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
@@ -76,8 +76,8 @@ def read_run(path: Path | str) -> RunFiles:
         measured=_value_or_none(Report, place / "measured.json"),
         decision=_kept(place / "decision.json"),
         environment=_json_or_none(place / "environment.json"),
-        steps=tuple(row for row in rows if "loss" in row),
-        evaluations=tuple(row for row in rows if "validation_loss" in row),
+        steps=tuple(row for row in rows if _is_of_step(row, "loss")),
+        evaluations=tuple(row for row in rows if _is_of_step(row, "validation_loss")),
         spans=tuple(_spans(place / "spans")),
         sample=_text_or_none(place / "sample.txt"),
         goodput=goodput_of(place),
@@ -141,7 +141,7 @@ def _kept(path: Path) -> Decision | None:
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise ConfigError(Problem(what="cannot be read as JSON", where=str(path), why=str(error))) from error
 
@@ -171,7 +171,7 @@ def _json_lines(path: Path) -> Iterator[Row]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             if not isinstance(row, dict):
                 raise ValueError("the line is not an object")
         except ValueError as error:
@@ -179,6 +179,11 @@ def _json_lines(path: Path) -> Iterator[Row]:
                 return
             raise ConfigError(Problem(what="not JSON", where=f"{path}:{number}", why=str(error))) from error
         yield row
+
+
+def _is_of_step(row: Row, name: str) -> bool:
+    """The row says `name` of a step: a number, or null for one that is not finite."""
+    return name in row and isinstance(row[name], int | float | None) and type(row.get("step")) is int
 
 
 def _spans(folder: Path) -> Iterator[Span]:

@@ -45,8 +45,9 @@ class Stored:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
     """What the checkpoint of `step` has read: sequences [since, consumed) but those `skipped`, each exactly once where
-    there are no `problems`. `dropped` were read by a learner that undid its step. `unfit` checkpoints are told apart:
-    nothing is lost while one is whole. `sums` are the fingerprints that were kept and found."""
+    there are no `problems`. All `cache_bytes` of tokenised text have the checksums that they were written with.
+    `dropped` were read by a learner that undid its step. `unfit` checkpoints are told apart: nothing is lost while one
+    is whole. `sums` are the fingerprints that were kept and found."""
 
     run: str
     step: int
@@ -56,6 +57,7 @@ class Audit:
     dropped: int
     passes: tuple[Passes, ...]
     sums: tuple[str, str]
+    cache_bytes: int
     checkpoints: tuple[int, ...]
     stored: tuple[Stored, ...]
     unfit: tuple[Problem, ...]
@@ -70,7 +72,8 @@ def audit(run_dir: Path | str, *, cache: Path, say: Say | None = None) -> Audit:
     """The newest whole checkpoint of a run held against its text, which is tokenised into `cache` unless it is there.
 
     Every file of every checkpoint is read. Raises ConfigError where the run has no whole checkpoint, where that was
-    saved before ledgers were kept, and where the text is not what it was.
+    saved before ledgers were kept, and where the text is not what it was; EnvironmentUnfit where bits of the tokenised
+    text were turned.
     """
     folder, tell = expanded(run_dir), say or _nobody
     design = load_design(folder / "design.json")
@@ -86,6 +89,8 @@ def audit(run_dir: Path | str, *, cache: Path, say: Say | None = None) -> Audit:
         raise ConfigError(Problem(what="this checkpoint says nothing of its data", where=str(newest.path), why=why))
     corpus = prepare(design.job.data, sequence_length=design.plan.sequence_length, seed=design.job.seed, cache=cache)
     check_corpus(design, corpus, run_dir=folder)
+    tell("reading the tokenised text for its checksums")
+    cache_bytes = corpus.verify()
     found = _sum(corpus, ledger, consumed=consumed, say=tell)
     problems = [] if found == ledger.read else [_unlike(newest, ledger)]
     return Audit(
@@ -96,6 +101,7 @@ def audit(run_dir: Path | str, *, cache: Path, say: Say | None = None) -> Audit:
         skipped=tuple(ledger.skipped),
         dropped=ledger.dropped,
         passes=_passes(design, corpus, _stretches(ledger, consumed)),
+        cache_bytes=cache_bytes,
         sums=(f"{ledger.read:016x}", f"{found:016x}"),
         checkpoints=tuple(checkpoint.step for checkpoint in whole),
         stored=tuple(_stored(checkpoint) for checkpoint in whole),

@@ -17,6 +17,7 @@ from meshwright.run.verify import Verified, check_verifiable, verify
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit, Problem
 from meshwright.spec.job import DataSpec, JobSpec
+from meshwright.spec.json_text import parse_json
 from meshwright.spec.model import ModelSpec, language_model
 from meshwright.spec.paths import expanded
 from meshwright.spec.plan import Axis, AxisName, BlockGroup, Design, Plan, Schedule, ScheduleKind, Stage
@@ -332,7 +333,7 @@ def _copy_beside(source: Path, target: Path) -> None:
 def _copy_tokenizer(run_dir: Path, target: Path) -> None:
     """A run's tokenizer goes with its weights where it is one that Hugging Face reads; forms of our own have a kind."""
     path = run_dir / "tokenizer.json"
-    if path.is_file() and not (target / path.name).is_file() and "kind" not in json.loads(path.read_text("utf-8")):
+    if path.is_file() and not (target / path.name).is_file() and "kind" not in parse_json(path.read_text("utf-8")):
         shutil.copyfile(path, target / path.name)
 
 

@@ -21,6 +21,7 @@ from meshwright.run.children import in_child, in_children
 from meshwright.run.detect import calibration_file
 from meshwright.run.machine import cache_root, installed
 from meshwright.spec.errors import MeshwrightError
+from meshwright.spec.json_text import parse_json
 from meshwright.spec.units import format_bytes
 
 if TYPE_CHECKING:
@@ -229,7 +230,7 @@ def _calibration() -> Row:
         found = f"this machine was not measured (none in {cache_root()}); predictions use typical figures"
         return Row(name="calibration", state=State.WARN, found=found, command=command)
     try:
-        source = str(json.loads(path.read_text()).get("source", "of unknown source"))
+        source = str(parse_json(path.read_text()).get("source", "of unknown source"))
     except (OSError, json.JSONDecodeError, AttributeError) as error:
         return Row(name="calibration", state=State.WARN, found=f"{path} cannot be read: {error}", command=command)
     return Row(name="calibration", state=State.OK, found=source, command=command)

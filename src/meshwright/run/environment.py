@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 from meshwright.run.machine import installed, this_machine
 from meshwright.spec.plan import Design
+from meshwright.spec.secrets import words_without_secrets
 
 
 def environment(design: Design) -> dict[str, object]:
@@ -16,7 +17,7 @@ def environment(design: Design) -> dict[str, object]:
 
     machine = this_machine()
     return {
-        "command": sys.argv,
+        "command": words_without_secrets(sys.argv),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": platform.node(),
         "system": platform.platform(),

@@ -8,6 +8,7 @@ from typing import Any
 
 from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.json_text import parse_json
 from meshwright.spec.plan import Design
 
 
@@ -21,7 +22,7 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any:
     """The JSON value of a file. Raises ConfigError when there is none."""
     try:
-        return json.loads(path.read_text())
+        return parse_json(path.read_text())
     except FileNotFoundError:
         raise ConfigError(Problem(what="there is no such file", where=str(path))) from None
     except (OSError, ValueError) as error:

@@ -27,6 +27,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from meshwright.run.machine import this_machine
+from meshwright.run.rendezvous import alone
 from meshwright.run.screen import Screen
 from meshwright.run.standstill import Standstill
 from meshwright.spec.errors import Problem, WorkerFailed
@@ -109,26 +110,14 @@ def config_of(
 ) -> LaunchConfig:
     """Of one attempt: a run goes on by another launch, which may have another plan. Output of `quiet` workers, counted
     on this node, goes to the logs of the run."""
-    logs = run_dir / "logs"
-    meeting: dict[str, Any] = {
-        "min_nodes": 1,
-        "max_nodes": 1,
-        "rdzv_backend": "c10d",
-        "rdzv_endpoint": "localhost:0",
-        "rdzv_configs": {"timeout": 300},
-        "local_addr": "localhost",
-    }
-    if party is not None:
-        rendezvous_handler_registry.register(_PARTY, _handler_of)
-        logs = logs / f"node-{party.node}"
-        meeting = {
-            "min_nodes": party.nodes,
-            "max_nodes": party.nodes,
-            "rdzv_backend": _PARTY,
-            "rdzv_configs": {"rendezvous": party.rendezvous},
-        }
+    rendezvous_handler_registry.register(_PARTY, _handler_of)
+    nodes = 1 if party is None else party.nodes
+    logs = run_dir / "logs" if party is None else run_dir / "logs" / f"node-{party.node}"
     return LaunchConfig(
-        **meeting,
+        min_nodes=nodes,
+        max_nodes=nodes,
+        rdzv_backend=_PARTY,
+        rdzv_configs={"rendezvous": alone() if party is None else party.rendezvous},
         nproc_per_node=workers,
         run_id=f"{run_dir.name}-{os.getpid()}-{time.monotonic_ns()}",
         role="worker",
@@ -236,7 +225,6 @@ def workers_environment(num_workers: int, *, interface: str) -> Iterator[None]:
     """
     wanted: dict[str, Any] = {
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(threads_per_worker(num_workers)),
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
         "PYTHONUNBUFFERED": "1",
     }

@@ -13,6 +13,7 @@ from meshwright.search.runtime_rules import EIGHT_BIT_GRADIENTS
 from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.job import Interval
+from meshwright.spec.json_text import parse_json
 from meshwright.spec.plan import Design, Plan
 from meshwright.train.interval import MEASURING_STEPS
 
@@ -126,7 +127,7 @@ def steps_of(run_dir: Path) -> int:
     last = 0
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except ValueError:
             continue
         if isinstance(row, dict) and "loss" in row and isinstance(row.get("step"), int):

@@ -107,7 +107,12 @@ def _theirs(path: Path, tokens: Tensor) -> tuple[Tensor, str]:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        path, dtype=torch.float32, attn_implementation="eager", local_files_only=True
+        path,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        local_files_only=True,
+        use_safetensors=True,
+        trust_remote_code=False,
     ).eval()
     with torch.no_grad():
         return model(tokens).logits.float(), str(transformers.__version__)

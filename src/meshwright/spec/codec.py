@@ -20,6 +20,7 @@ from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.units import parse_count, parse_quantity, parse_seconds
 
 T = TypeVar("T")
+_LONGEST_SHOWN = 200
 _PLAIN = frozenset({int, float, str, bool, type(None)})
 
 
@@ -123,9 +124,17 @@ def _decode(kind: Any, value: Any, where: str, problems: list[Problem]) -> Any:
             return kind(value)
         except ValueError:
             names = [str(member.value) for member in kind]
-            problems.append(Problem(what=f"{value!r} is not a choice", where=where, fix=nearest(str(value), names)))
+            problems.append(
+                Problem(what=f"{_shown(value)} is not a choice", where=where, fix=nearest(str(value), names))
+            )
             return None
     return _decode_scalar(kind, value, where, problems)
+
+
+def _shown(value: Any) -> str:
+    """The value as it was written, or how it begins."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 
 def _parser(kind: Any, where: str) -> Callable[[str], float]:
@@ -158,7 +167,7 @@ def _decode_scalar(kind: Any, value: Any, where: str, problems: list[Problem]) -
             if kind is type(None)
             else {"int": "a whole number", "float": "a number"}.get(kind.__name__, kind.__name__)
         )
-        problems.append(Problem(what=f"expected {expected}, got {value!r}", where=where))
+        problems.append(Problem(what=f"expected {expected}, got {_shown(value)}", where=where))
         return None
     return value
 
@@ -170,9 +179,9 @@ def _decode_union(kinds: tuple[Any, ...], value: Any, where: str, problems: list
     tagged = {kind.__dataclass_fields__["kind"].default: kind for kind in kinds if _is_tagged(kind)}
     if tagged and isinstance(value, Mapping):
         tag = value.get("kind", next(iter(tagged)) if len(tagged) == 1 else None)
-        if tag not in tagged:
+        if not isinstance(tag, str) or tag not in tagged:
             place = f"{where}.kind" if "kind" in value else where
-            problems.append(Problem(what=f"kind {tag!r} is unknown", where=place, fix=nearest(str(tag), tagged)))
+            problems.append(Problem(what=f"kind {_shown(tag)} is unknown", where=place, fix=nearest(str(tag), tagged)))
             return None
         return _decode(tagged[tag], value, where, problems)
     for kind in kinds[:-1]:
@@ -198,7 +207,7 @@ def _decode_tuple(kinds: tuple[Any, ...], value: Any, where: str, problems: list
     if not isinstance(value, (list, tuple)):
         parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else [value]
         fix = f"write {json.dumps(parts)}" if all(isinstance(part, (str, int, float)) for part in parts) else ""
-        problems.append(Problem(what=f"expected a list, got {value!r}", where=where, fix=fix))
+        problems.append(Problem(what=f"expected a list, got {_shown(value)}", where=where, fix=fix))
         return None
     if len(kinds) == 2 and kinds[1] is Ellipsis:
         return tuple(_decode(kinds[0], item, f"{where}[{index}]", problems) for index, item in enumerate(value))
@@ -211,7 +220,7 @@ def _decode_tuple(kinds: tuple[Any, ...], value: Any, where: str, problems: list
 
 def _decode_mapping(kinds: tuple[Any, ...], value: Any, where: str, problems: list[Problem]) -> Any:
     if not isinstance(value, Mapping):
-        problems.append(Problem(what=f"expected a table, got {value!r}", where=where))
+        problems.append(Problem(what=f"expected a table, got {_shown(value)}", where=where))
         return None
     return {
         _decode(kinds[0], key, f"{where}.{key}", problems): _decode(kinds[1], item, f"{where}.{key}", problems)
@@ -221,7 +230,7 @@ def _decode_mapping(kinds: tuple[Any, ...], value: Any, where: str, problems: li
 
 def _decode_dataclass(kind: type, value: Any, where: str, problems: list[Problem]) -> Any:
     if not isinstance(value, Mapping):
-        problems.append(Problem(what=f"expected a table of {kind.__name__}, got {value!r}", where=where))
+        problems.append(Problem(what=f"expected a table of {kind.__name__}, got {_shown(value)}", where=where))
         return None
     fields = {field.name: field for field in dataclasses.fields(kind)}
     hints, found = field_types(kind), {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ import torch.distributed as dist
 
 from meshwright.data.fingerprint import BITS
 from meshwright.parallel.outer import Learners, OuterSync
-from meshwright.spec.errors import Problem, WorkerFailed
+from meshwright.spec.errors import ConfigError, Problem, WorkerFailed
 from meshwright.spec.plan import AxisName
 
 _READ_ALIKE = (AxisName.PIPELINE, AxisName.CONTEXT, AxisName.TENSOR)
@@ -84,11 +85,24 @@ class Ledger:
 
     @classmethod
     def of(cls, told: Mapping[str, Any] | None, *, consumed: int) -> Ledger:
-        """The one that `to_dict` gave; a new one from sequence `consumed` on where there was none."""
+        """The one that `to_dict` gave; a new one from sequence `consumed` on where there was none.
+
+        Raises ConfigError where it is none.
+        """
         if not told:
             return cls(since=consumed)
-        skipped = [(int(start), int(stop)) for start, stop in told["skipped"]]
-        return cls(since=told["since"], read=int(told["read"], 16), dropped=told["dropped"], skipped=skipped)
+        try:
+            skipped = [(operator.index(start), operator.index(stop)) for start, stop in told["skipped"]]
+            since, dropped = operator.index(told["since"]), operator.index(told["dropped"])
+            read = int(told["read"], 16) % 2**BITS
+        except (KeyError, TypeError, ValueError) as error:
+            problem = Problem(what="what it has read is not told", where="checkpoint state.ledger", why=repr(error))
+            raise ConfigError(problem) from None
+        edges = [since, *(edge for stretch in skipped for edge in stretch), consumed]
+        if sorted(edges) != edges or edges[0] < 0:
+            what = f"it skipped stretches that are not in order from {since:,} to {consumed:,}"
+            raise ConfigError(Problem(what=what, where="checkpoint state.ledger"))
+        return cls(since=since, read=read, dropped=dropped, skipped=skipped)
 
 
 def _signed(value: int) -> int:

@@ -42,8 +42,9 @@ class TrainState:
 
     def load(self, values: Mapping[str, Any]) -> None:
         """This state becomes the one that `to_dict` gave. Raises ConfigError when a number is missing."""
-        missing = [name for name in self.to_dict() if not isinstance(values.get(name), int)]
+        missing = [name for name in self.to_dict() if type(values.get(name)) is not int or values[name] < 0]
         if missing:
-            raise ConfigError([Problem(what=f"{name!r} is missing", where="checkpoint state") for name in missing])
+            what = "is missing, or is not a whole number from 0"
+            raise ConfigError([Problem(what=f"{name!r} {what}", where="checkpoint state") for name in missing])
         self.step, self.tokens = values["step"], values["tokens"]
         self.consumed, self.seed = values["consumed"], values["seed"]

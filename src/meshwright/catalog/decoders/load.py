@@ -101,7 +101,7 @@ def _read(file: Path) -> ModelSpec:
 def _shape(document: Document) -> Shape:
     kinds: dict[str, type[LlamaStyle] | type[GptStyle]] = {"llama": LlamaStyle, "gpt": GptStyle}
     kind = document.values["kind"]
-    if kind not in kinds:
+    if not isinstance(kind, str) or kind not in kinds:
         raise ConfigError(Problem(what=f"kind {kind!r} is unknown", where="kind", fix=codec.nearest(str(kind), kinds)))
     values = {"name": Path(document.name).stem, **document.values}
     return codec.decode(kinds[kind], values)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from meshwright.catalog.huggingface.header import Entry, read_header
 from meshwright.catalog.huggingface.tensors import Table, tensors
 from meshwright.spec.codec import nearest
 from meshwright.spec.errors import ConfigError, MeshwrightError, Problem
+from meshwright.spec.json_text import parse_json
 from meshwright.spec.model import ModelSpec, language_model
 
 INDEX, SINGLE, CONFIG = "model.safetensors.index.json", "model.safetensors", "config.json"
@@ -81,7 +81,7 @@ def read_config(path: Path) -> Mapping[str, Any]:
     """config.json of the folder. Raises ConfigError when there is none."""
     file = path / CONFIG
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = parse_json(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         fix = "name a folder with config.json and .safetensors files"
         raise ConfigError(
@@ -123,7 +123,7 @@ def _owners(path: Path) -> Mapping[str, str]:
         fix = "save the model as safetensors"
         raise ConfigError(Problem(what="the folder has no safetensors files", where=str(path), why=why, fix=fix))
     try:
-        owners = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        owners = parse_json(index.read_text(encoding="utf-8"))["weight_map"]
         plain = all(isinstance(name, str) and Path(name).name == name for name in owners.values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(Problem(what="is not an index", where=str(index), why=str(error))) from error

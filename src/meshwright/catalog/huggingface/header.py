@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.json_text import parse_json
 
 LONGEST_HEADER = 100_000_000
 ALIGNMENT = 8
@@ -50,8 +51,8 @@ def read_header(path: Path) -> Mapping[str, Entry]:
     except OSError as error:
         raise _bad(path, error.strerror or str(error)) from error
     try:
-        values = json.loads(text, object_pairs_hook=_once)
-    except (ValueError, RecursionError) as error:
+        values = parse_json(text, pairs=_once)
+    except ValueError as error:
         raise _bad(path, f"its header is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise _bad(path, "its header is not a table")

@@ -13,6 +13,7 @@ import torch
 
 from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.json_text import parse_json
 
 INDEX = "index.json"
 MOST_TOLD = 8
@@ -80,7 +81,7 @@ def read_index(folder: Path) -> Index:
     outside its tensor, or in a file that is not in `folder`."""
     path = folder / INDEX
     try:
-        index = codec.decode(Index, json.loads(path.read_text(encoding="utf-8")))
+        index = codec.decode(Index, parse_json(path.read_text(encoding="utf-8")))
     except ValueError as error:
         raise ConfigError(Problem(what=f"the index cannot be read: {error}", where=str(path))) from error
     except ConfigError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from meshwright.spec.chaos import Curve
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.goodput import Moment
+from meshwright.spec.json_text import parse_json
 from meshwright.train.checkpoint.find import newest
 from meshwright.train.observe.timekeeper import marks_of
 
@@ -39,8 +39,8 @@ def losses(run_dir: Path) -> dict[int, float]:
     path = run_dir / "metrics.jsonl"
     found = {}
     for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
-        with suppress(ValueError, KeyError, TypeError):
-            row = json.loads(line)
+        with suppress(ValueError, KeyError, TypeError, OverflowError):
+            row = parse_json(line)
             found[int(row["step"])] = float(row["loss"])
     return found
 

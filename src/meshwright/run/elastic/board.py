@@ -19,9 +19,11 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from meshwright.run.elastic.homes import HOST, Home, connected
+from meshwright.run.elastic.homes import Home, connected
+from meshwright.run.rendezvous import LOOPBACK_ADDRESS, store_at
 from meshwright.run.waiting import Waiting
 from meshwright.spec import codec
+from meshwright.spec.json_text import parse_json
 
 T = TypeVar("T")
 
@@ -87,9 +89,9 @@ class Board:
         self._newest = 0
 
     @classmethod
-    def host(cls, *, address: str = HOST, host: int = 0) -> Board:
+    def host(cls, *, address: str = LOOPBACK_ADDRESS, host: int = 0) -> Board:
         """A new board, which this process keeps, on a port of this machine that the system chooses."""
-        store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=_PATIENCE)
+        store = store_at(address, timeout=_PATIENCE)
         return cls(store, [Home(host=host, address=address, port=int(store.port))])
 
     @classmethod
@@ -205,7 +207,7 @@ class Board:
         self.tell(key, json.dumps(codec.encode(value)))
 
     def _told(self, key: str, kind: type[T]) -> T:
-        return codec.decode(kind, json.loads(self.told(key) or ""), key)
+        return codec.decode(kind, parse_json(self.told(key) or ""), key)
 
     def _ask(self, of: Callable[[dist.TCPStore], T]) -> T:
         while True:

@@ -22,7 +22,6 @@ import torch.distributed as dist
 
 from meshwright.spec import codec
 
-HOST = "127.0.0.1"
 _SILENT_SECONDS = 3
 _ANSWER_SECONDS = 1.0
 

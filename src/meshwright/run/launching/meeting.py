@@ -8,21 +8,26 @@ import json
 import socket
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
 import psutil
 from torch.distributed import DistError, PrefixStore, Store, TCPStore
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous import RendezvousHandler
 
 from meshwright.run.launching import token
+from meshwright.run.launching.gate import Door, Gate, knows, leave_a_note
+from meshwright.run.rendezvous import LOOPBACK_ADDRESS, Assigned, server_at, store_at
 from meshwright.spec import codec
-from meshwright.spec.errors import EnvironmentUnfit, Problem
+from meshwright.spec.errors import ConfigError, EnvironmentUnfit, Problem
+from meshwright.spec.json_text import parse_json
 
 MEETING_SECONDS = 900.0  # machines of clouds start minutes apart
 _SEEING_SECONDS = 60.0  # the longest that NFS keeps what it knows of a folder (acdirmax)
 _LEAVING_SECONDS = 10.0
+_LOOK_SECONDS = 0.2
 _ALIKE = {
     "session": "is of another launch",
     "nodes": "was told of another number of nodes",
@@ -69,20 +74,24 @@ def meet(mine: Greeting, *, head: str, run_dir: Path, seconds: float = MEETING_S
     nodes that did not come within `seconds`.
     """
     host, port = _endpoint(head)
-    word = token.leave(run_dir) if mine.node == 0 else ""
-    found = _store(mine, host, port, seconds=seconds)
+    gate: Gate | None = None
+    if mine.node == 0:
+        found, gate = _behind_a_gate(host, port, word=token.leave(run_dir), seconds=seconds)
+    else:
+        found = _through_the_gate(mine, host, port, run_dir=run_dir, seconds=seconds)
     store, address = PrefixStore("meeting", found), _address_towards(host, port)
     mine = replace(mine, address=address)
     if store.add(f"came/{mine.node}", 1) > 1:
         what = f"two nodes say that they are node {mine.node}; the second is {mine.host}"
         fix = "give each node its own number, from 0 on"
         raise EnvironmentUnfit(Problem(what=what, where=head, fix=fix))
-    problems = _as_head(store, mine, word, seconds) if mine.node == 0 else _as_other(store, mine, run_dir, seconds)
+    problems = _as_other(store, mine, seconds) if gate is None else _as_head(store, mine, gate, seconds)
     if problems:
         raise EnvironmentUnfit(problems)
-    far = json.loads(store.get("far")) if mine.node == 0 and store.check(["far"]) else ""
+    far = parse_json(store.get("far")) if mine.node == 0 and store.check(["far"]) else ""
     address, interface = interface_towards(far, port) if far else (address, _interface(address))
-    rendezvous = Assigned(PrefixStore("agents", found), node=mine.node, nodes=mine.nodes, host=host, port=port)
+    agents = PrefixStore("agents", found)
+    rendezvous = Assigned(agents, node=mine.node, nodes=mine.nodes, host=LOOPBACK_ADDRESS, port=found.port)
     return Met(store=store, address=address, interface=interface, rendezvous=rendezvous)
 
 
@@ -90,40 +99,6 @@ def interface_towards(host: str, port: int) -> tuple[str, str]:
     """The address from which this machine speaks to `host`, and the interface that has it."""
     address = _address_towards(host, port)
     return address, _interface(address)
-
-
-class Assigned(RendezvousHandler):
-    """The rendezvous of nodes that have met: each has the number that it came with, so that ranks lie as planned."""
-
-    def __init__(self, store: Store, *, node: int, nodes: int, host: str, port: int) -> None:
-        self._store, self._node, self._nodes = store, node, nodes
-        self._at = RendezvousStoreInfo(host, port)
-
-    def get_backend(self) -> str:
-        return "meshwright"
-
-    @property
-    def use_agent_store(self) -> bool:
-        """Workers use the store of the meeting, so that nodes need one open port."""
-        return True
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        return RendezvousInfo(self._store, self._node, self._nodes, self._at)
-
-    def is_closed(self) -> bool:
-        return False
-
-    def set_closed(self) -> None:
-        """Nobody comes later."""
-
-    def num_nodes_waiting(self) -> int:
-        return 0
-
-    def get_run_id(self) -> str:
-        return "meshwright"
-
-    def shutdown(self) -> bool:
-        return True
 
 
 def agree_on_end(store: Store, code: int | None, *, node: int, nodes: int, seconds: float) -> int:
@@ -142,15 +117,21 @@ def agree_on_end(store: Store, code: int | None, *, node: int, nodes: int, secon
     return found
 
 
-def _as_head(store: Store, mine: Greeting, word: str, seconds: float) -> list[Problem]:
+def _as_head(store: Store, mine: Greeting, gate: Gate, seconds: float) -> list[Problem]:
     """What node 0 finds wrong, which the others now know too."""
-    store.set("token", word)
     end, came, missing = time.monotonic() + seconds, [mine], list[int]()
+    outside: dict[int, Greeting] = {}
     for node in range(1, mine.nodes):
-        if not _came(store, f"hello/{node}", end - time.monotonic()):
-            missing.append(node)
+        while node not in outside and not _came(store, f"hello/{node}", min(end - time.monotonic(), _LOOK_SECONDS)):
+            outside = {each.node: each for each in _strangers(gate, mine)}
+            if time.monotonic() >= end:
+                missing.append(node)
+                break
+        if node in outside:
+            came.append(outside[node])
+        if node in outside or node in missing:
             continue
-        came.append(codec.decode(Greeting, json.loads(store.get(f"hello/{node}")), f"node {node}"))
+        came.append(codec.decode(Greeting, parse_json(store.get(f"hello/{node}")), f"node {node}"))
     problems = [*_of_each(came), *_differences(came)]
     if missing:
         numbers = ", ".join(map(str, missing[:8])) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
@@ -163,20 +144,26 @@ def _as_head(store: Store, mine: Greeting, word: str, seconds: float) -> list[Pr
         store.set("far", json.dumps(far[0]))
     store.set("verdict", json.dumps(codec.encode(tuple(problems))))
     if problems:
-        _leave(store, node=0, others=len(came) - 1)
+        _leave(store, node=0, others=len(came) - 1 - len(outside))
     return problems
 
 
-def _as_other(store: Store, mine: Greeting, run_dir: Path, seconds: float) -> list[Problem]:
+def _strangers(gate: Gate, mine: Greeting) -> Iterator[Greeting]:
+    """Nodes of this launch, as they say, that do not know the word."""
+    for text in gate.strangers:
+        with suppress(ValueError, ConfigError):
+            told = codec.decode(Greeting, parse_json(text))
+            if told.session == mine.session:
+                yield replace(told, sees_run=False)
+
+
+def _as_other(store: Store, mine: Greeting, seconds: float) -> list[Problem]:
     """What node 0 says is wrong, once it knows this node."""
-    sees = _came(store, "token", seconds) and token.finds(
-        run_dir, store.get("token").decode(), seconds=min(_SEEING_SECONDS, seconds / 2)
-    )
-    store.set(f"hello/{mine.node}", json.dumps(codec.encode(replace(mine, sees_run=sees))))
+    store.set(f"hello/{mine.node}", json.dumps(codec.encode(mine)))
     if not _came(store, "verdict", seconds):
         what = f"node 0 does not answer within {seconds:g} s"
         return [Problem(what=what, where=str(mine), why="it may wait for other nodes, or have ended")]
-    told = json.loads(store.get("verdict"))
+    told = parse_json(store.get("verdict"))
     problems = list(codec.decode(tuple[Problem, ...], told, "verdict"))
     if problems:
         _leave(store, node=mine.node, others=0)
@@ -188,9 +175,7 @@ def _of_each(came: Iterable[Greeting]) -> Iterator[Problem]:
         for problem in each.problems:
             yield replace(problem, where=f"{each}: {problem.where}" if problem.where else str(each))
         if not each.sees_run:
-            what = "does not see what node 0 writes into the run directory"
-            fix = "--run names a directory on storage that all nodes mount at one place"
-            yield Problem(what=what, where=str(each), fix=fix)
+            yield _unseeing(each)
 
 
 def _differences(came: list[Greeting]) -> Iterator[Problem]:
@@ -203,20 +188,54 @@ def _differences(came: list[Greeting]) -> Iterator[Problem]:
                 yield Problem(what=what, where=str(each), why=f"{theirs}; node 0 has {ours}")
 
 
-def _store(mine: Greeting, host: str, port: int, *, seconds: float) -> TCPStore:
+def _unseeing(each: Greeting) -> Problem:
+    what = "does not see what node 0 writes into the run directory"
+    fix = "--run names a directory on storage that all nodes mount at one place"
+    return Problem(what=what, where=str(each), fix=fix)
+
+
+def _behind_a_gate(host: str, port: int, *, word: str, seconds: float) -> tuple[TCPStore, Gate]:
+    """Node 0's store, and the gate at its one open port."""
     try:
-        return TCPStore(
-            host, port, is_master=mine.node == 0, timeout=timedelta(seconds=seconds), wait_for_workers=False
-        )
-    except DistError as error:
-        why = str(error).strip().partition("\n")[0].partition("Exception raised from")[0].strip()[:200]
-        if mine.node == 0:
-            what = f"node 0 cannot hold the meeting at {host}:{port}"
-            fix = "node 0 must be the host of that address, and the port free on it"
+        listening = server_at(host, port)
+    except OSError as error:
+        what = f"node 0 cannot hold the meeting at {host}:{port}"
+        fix = "node 0 must be the host of that address, and the port free on it"
+        raise EnvironmentUnfit(Problem(what=what, why=error.strerror or str(error), fix=fix)) from None
+    store = store_at(timeout=timedelta(seconds=seconds))
+    gate = Gate(listening, word=word, store_port=store.port)
+    gate.start()
+    return store, gate
+
+
+def _through_the_gate(mine: Greeting, host: str, port: int, *, run_dir: Path, seconds: float) -> TCPStore:
+    """Node 0's store, for a node that finds the word. It may be late: network file systems show files late, and until
+    node 0 has come the word is that of another launch."""
+    end, sees_until = time.monotonic() + seconds, None
+    while True:
+        word = token.read(run_dir)
+        try:
+            if knows(word, head=(host, port)):
+                break
+        except OSError as error:
+            if time.monotonic() >= end:
+                raise EnvironmentUnfit(_unreached(mine, host, port, error, seconds=seconds)) from None
         else:
-            what = f"{mine} does not reach node 0 at {host}:{port} within {seconds:g} s"
-            fix = "see that node 0 started, that the address is its, and that nodes may connect to that port"
-        raise EnvironmentUnfit(Problem(what=what, why=why, fix=fix)) from None
+            sees_until = sees_until or time.monotonic() + min(_SEEING_SECONDS, seconds / 2)
+        if sees_until is not None and time.monotonic() >= sees_until:
+            leave_a_note(json.dumps(codec.encode(mine)), head=(host, port))
+            raise EnvironmentUnfit(_unseeing(mine))
+        time.sleep(_LOOK_SECONDS)
+    door = Door(head=(host, port), word=word)
+    door.start()
+    waits = timedelta(seconds=seconds)
+    return TCPStore(LOOPBACK_ADDRESS, door.port, is_master=False, timeout=waits, wait_for_workers=False)
+
+
+def _unreached(mine: Greeting, host: str, port: int, error: OSError, *, seconds: float) -> Problem:
+    what = f"{mine} does not reach node 0 at {host}:{port} within {seconds:g} s"
+    fix = "see that node 0 started, that the address is its, and that nodes may connect to that port"
+    return Problem(what=what, why=error.strerror or str(error), fix=fix)
 
 
 def _came(store: Store, key: str, seconds: float) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import subprocess
@@ -19,6 +18,7 @@ from meshwright.run.launching.command import node_command
 from meshwright.run.launching.shares import Share
 from meshwright.run.machine import installed
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit, Problem
+from meshwright.spec.json_text import parse_json
 from meshwright.spec.plan import Design
 
 # A host that asks for a password or whose key is not known is told, and waits for nobody.
@@ -138,7 +138,7 @@ def _answer(host: str, probe: Sequence[str]) -> dict[str, str] | Problem:
     if done.returncode == _NO_PROGRAM:
         return Problem(what=f"has no {probe[0]}", where=host, why=why, fix="--python names the one that it has")
     try:
-        found = json.loads(done.stdout.strip().splitlines()[-1])
+        found = parse_json(done.stdout.strip().splitlines()[-1])
         return {name: str(found[name]) for name in ("meshwright", "torch", "token", "address", "port")}
     except (ValueError, LookupError, TypeError):
         fix = "install this version of meshwright there, or name the python that has it with --python"

@@ -1,15 +1,14 @@
-"""Token: a word left in a run directory, by which others find out whether they see the same directory."""
+"""Token: a word left in a run directory, which those who see the directory know, and may read as its owner alone."""
 
 from __future__ import annotations
 
+import os
 import secrets
-import time
 from pathlib import Path
 
 from meshwright.spec.errors import EnvironmentUnfit, Problem
 
 _NAME = "meeting"
-_LOOK_SECONDS = 0.2
 
 
 def leave(run_dir: Path) -> str:
@@ -17,22 +16,16 @@ def leave(run_dir: Path) -> str:
     word = secrets.token_hex(16)
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        (run_dir / _NAME).write_text(word)
+        fresh = run_dir / f"{_NAME}.partial"
+        fresh.unlink(missing_ok=True)
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(word)
+        fresh.replace(run_dir / _NAME)
     except OSError as error:
         raise EnvironmentUnfit(
             Problem(what="nothing can be written there", where=str(run_dir), why=str(error))
         ) from None
     return word
-
-
-def finds(run_dir: Path, word: str, *, seconds: float) -> bool:
-    """Whether the word comes to be seen in `run_dir` within `seconds`: network file systems show files late."""
-    end = time.monotonic() + seconds
-    while read(run_dir) != word:
-        if time.monotonic() >= end:
-            return False
-        time.sleep(_LOOK_SECONDS)
-    return True
 
 
 def read(run_dir: Path) -> str:

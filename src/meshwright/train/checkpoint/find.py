@@ -95,6 +95,9 @@ def open_checkpoint(folder: Path) -> Checkpoint | Problem:
         return Problem(what=_CORRUPT, where=str(folder), why=why, fix=fix)
     for name, record in manifest.files.items():
         path = folder / name
+        if Path(name).name != name or (path.is_symlink() and path.resolve().parent != folder.resolve()):
+            why = f"its manifest names {name!r}, which leaves the folder"
+            return Problem(what=_CORRUPT, where=str(folder), why=why, fix=fix)
         size = path.stat().st_size if path.is_file() else None
         if size != record.bytes:
             why = f"{name} is missing" if size is None else f"{name} has {size} bytes, not {record.bytes}"

@@ -12,6 +12,7 @@ from typing import Any
 
 from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError
+from meshwright.spec.json_text import parse_json
 from meshwright.spec.model import MatrixRank, ModelSpec
 
 MANIFEST = "manifest.json"
@@ -76,7 +77,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def read_manifest(folder: Path) -> Manifest | str:
     """The manifest of `folder`, or why there is none, in words."""
     try:
-        value = json.loads((folder / MANIFEST).read_text())
+        value = parse_json((folder / MANIFEST).read_text())
     except FileNotFoundError:
         return "it has no manifest"
     except (OSError, ValueError) as error:

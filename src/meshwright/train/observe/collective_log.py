@@ -12,6 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshwright.spec.json_text import parse_json
+
 KEPT = 2048
 OPERATIONS = (
     "all_reduce",
@@ -40,6 +42,8 @@ _INSIDE = struct.Struct("<f")
 _INSIDE_AT = _ENTRY.size - _INSIDE.size
 _HELD = -1.0  # in the place of the seconds inside, while they pass
 _NOBODY = -1
+_MOST_RANKS = 1 << 20
+_UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, struct.error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,14 +187,14 @@ def read_logs(run_dir: Path) -> dict[int, RankLog]:
     """What every rank of the newest launch wrote; ranks whose file is none, or cut off, are left out."""
     found = {}
     for path in sorted((run_dir / "collectives").glob("rank-*.bin")):
-        with suppress(OSError, ValueError, KeyError, TypeError, IndexError, struct.error):
+        with suppress(*_UNREADABLE):
             log = _read(path)
             found[log.rank] = log
     return found
 
 
 def _read(path: Path) -> RankLog:
-    document = json.loads(path.with_suffix(".json").read_text())
+    document = parse_json(path.with_suffix(".json").read_text())
     groups = [
         Group(name=str(told["name"]), ranks=_unrolled(told["runs"]), described=str(told["described"]))
         for told in document["groups"]
@@ -246,4 +250,6 @@ def _runs(ranks: Sequence[int]) -> list[list[int]]:
 
 
 def _unrolled(runs: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    if sum(int(count) for _, _, count in runs) > _MOST_RANKS:
+        raise ValueError("a group of more ranks than any cluster has")
     return tuple(int(first) + int(step) * place for first, step, count in runs for place in range(int(count)))

@@ -10,6 +10,7 @@ from pathlib import Path
 from meshwright.spec.codec import decode, encode
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.incident import Incident
+from meshwright.spec.json_text import parse_json
 
 
 def path_of(run_dir: Path) -> Path:
@@ -29,7 +30,7 @@ def incidents_of(run_dir: Path) -> tuple[Incident, ...]:
     path = path_of(run_dir)
     for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
         with suppress(ValueError, ConfigError):
-            told = decode(Incident, json.loads(line), str(path))
+            told = decode(Incident, parse_json(line), str(path))
             key = (told.trouble, told.at, told.ranks, told.hosts)
             first = found.setdefault(key, told)
             found[key] = replace(first, ended=told.ended)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import time
@@ -12,7 +13,10 @@ from contextlib import suppress
 from dataclasses import MISSING, fields
 from pathlib import Path
 
+from meshwright.spec.codec import decode
+from meshwright.spec.errors import ConfigError
 from meshwright.spec.goodput import Account, Goodput, Mark, Moment, account
+from meshwright.spec.json_text import parse_json
 from meshwright.train.events import (
     Action,
     Evaluate,
@@ -59,9 +63,10 @@ def marks_of(run_dir: Path) -> list[Mark]:
     path = path_of(run_dir)
     found = []
     for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
-        with suppress(ValueError, TypeError, KeyError):
-            row = json.loads(line)
-            found.append(Mark(**{**row, "what": Moment(row["what"]), "at": float(row["at"])}))
+        with suppress(ValueError, ConfigError):
+            mark = decode(Mark, parse_json(line))
+            if math.isfinite(mark.at) and (mark.what is not Moment.STEPS or mark.first <= mark.step):
+                found.append(mark)
     return found
 
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from meshwright.spec.codec import nearest
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit, Problem
+from meshwright.spec.json_text import parse_json
 
 Values = Mapping[str, float | int | None]
 
@@ -212,6 +213,6 @@ def _lines(path: Path) -> list[str]:
 
 def _step_of(line: str) -> float:
     try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+        return float(parse_json(line)["step"])
+    except (ValueError, KeyError, TypeError, OverflowError):
         return float("inf")

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from meshwright.spec.json_text import parse_json
+
 _SIZE = 96
 
 
@@ -72,8 +74,8 @@ def path_of(run_dir: Path, rank: int) -> Path:
 def last_seen(run_dir: Path, rank: int) -> Whereabouts | None:
     """Where `rank` was when it marked last; None when it never did, or half a mark is there."""
     try:
-        value = json.loads(path_of(run_dir, rank).read_bytes())
+        value = parse_json(path_of(run_dir, rank).read_bytes())
         section, process = Section(value["section"]), int(value.get("process", 0))
         return Whereabouts(step=int(value["step"]), section=section, process=process)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None
