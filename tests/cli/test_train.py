@@ -111,6 +111,7 @@ def test_what_is_wrong_is_one_message(
     assert "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_a_run_whose_lines_nobody_reads_goes_on_to_its_end(plan: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     entry = f"{sys.executable} -c 'import sys; from meshwright.cli import main; sys.exit(main())'"

@@ -100,7 +100,12 @@ def test_every_recipe_does_so_in_every_layout(pool: Pool, precision: Precision, 
 
 @pytest.mark.parametrize(
     ("model", "precision"),
-    [(WHOLE, Precision.FP8), (TILES, Precision.FP8_BLOCK), (WHOLE, Precision.MXFP8), (WHOLE, Precision.NVFP4)],
+    [
+        (WHOLE, Precision.FP8),
+        pytest.param(TILES, Precision.FP8_BLOCK, marks=pytest.mark.slow),
+        pytest.param(WHOLE, Precision.MXFP8, marks=pytest.mark.slow),
+        pytest.param(WHOLE, Precision.NVFP4, marks=pytest.mark.slow),
+    ],
     ids=lambda value: value.name if isinstance(value, ModelSpec) else value.value,
 )
 def test_tensor_ranks_that_share_whole_blocks_do_so_too(pool: Pool, model: ModelSpec, precision: Precision) -> None:

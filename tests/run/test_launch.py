@@ -137,6 +137,7 @@ def test_the_second_signal_stops_at_once_whatever_the_scheduler_said_before(tmp_
     assert time.monotonic() - began < 15.0
 
 
+@pytest.mark.slow
 def test_a_node_of_a_party_heeds_a_scheduler_that_says_all_twice(tmp_path: Path, module: str) -> None:
     with socket.socket() as free:
         free.bind(("localhost", 0))

@@ -52,6 +52,7 @@ def test_learners_learn_and_what_they_made_is_one_model(whole: Path) -> None:
     assert generate(run, "3 times", tokens=8, seed=5).text.startswith("3 times")
 
 
+@pytest.mark.slow
 def test_learners_that_a_signal_ended_go_on_bit_by_bit(whole: Path) -> None:
     run = whole / "stopped"
     sender = after_steps(run, 4, ask_to_stop)
@@ -67,6 +68,7 @@ def test_learners_that_a_signal_ended_go_on_bit_by_bit(whole: Path) -> None:
     assert (found.read, found.dropped, found.problems) == (STEPS * BATCH, 0, ())
 
 
+@pytest.mark.slow
 def test_a_plan_without_learners_goes_on_from_their_mean(whole: Path) -> None:
     layout = Layout(batch=BATCH, shard=2, sharding=Sharding.PARAMETERS)
     train(design(whole, layout, steps=STEPS + 4), run_dir=whole / "run", resume=True, say=quiet)

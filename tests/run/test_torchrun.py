@@ -32,6 +32,7 @@ def two_agents(run_dir: Path) -> list[tuple[int, str]]:
     return [(agent.returncode, text) for agent, text in zip(agents, said, strict=True)]
 
 
+@pytest.mark.slow
 def test_two_nodes_train_what_one_does_and_leave_the_same_files(tmp_path: Path) -> None:
     made = design(tmp_path, Layout(batch=BATCH, shard=2, sharding=Sharding.PARAMETERS), steps=STEPS)
     train(made, run_dir=tmp_path / "one", say=str.strip)

@@ -136,6 +136,7 @@ def spoil(checkpoint: Path) -> None:
     file.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_ranks_that_lie_on_other_devices_train_what_one_device_does(whole: Path, tmp_path: Path) -> None:
     """A placement that turns the ranks of one pipeline round, which no group of ascending ranks can follow."""
     made = design(whole, Layout(batch=BATCH, pipeline=3), steps=STEPS)
