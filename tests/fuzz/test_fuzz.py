@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.__main__ import KINDS
+from tests.fuzz.full import KINDS
 from tests.fuzz.kind import Finding, Kind, attempt, bounded_memory
 
 
