@@ -164,7 +164,10 @@ def nudged(rng: Random, number: float) -> Any:
         lambda: f"{number}Ki",
         lambda: float(number),
     )
-    return rng.choice(made)()
+    try:
+        return rng.choice(made)()
+    except OverflowError:
+        return 0
 
 
 def json_text(rng: Random, value: Any) -> str:

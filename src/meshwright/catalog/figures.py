@@ -68,11 +68,19 @@ _UNITS: Mapping[str, _Unit] = MappingProxyType(
 _SHARES = frozenset({"efficiency", "sums", "usable_fraction", "memory_fraction"})
 
 
+def is_finite(number: float) -> bool:
+    """Whether arithmetic has a number for it: one of a thousand digits is as good as infinite."""
+    try:
+        return math.isfinite(number)
+    except OverflowError:
+        return False
+
+
 def figure_problems(value: Any, where: str) -> Iterator[Problem]:
     """Every number in `value`, a specification, that is not finite or is below 0, by its path under `where`."""
     for path, number in numbers(value, where):
-        if not math.isfinite(number):
-            yield Problem(what=f"{number} is not a finite number", where=path)
+        if not is_finite(number):
+            yield Problem(what=f"{str(number)[:40]} is not a finite number", where=path)
         elif number < 0:
             yield Problem(what=f"{number} is below 0", where=path)
 
@@ -82,8 +90,8 @@ def machine_problems(cluster: ClusterSpec) -> Iterator[Problem]:
     for path, number in numbers(cluster):
         names = re.sub(r"\[\d+\]", "", path).split(".")
         divides = names[-1] in _ABOVE_ZERO or "peak_flops" in names
-        if not math.isfinite(number):
-            yield Problem(what=f"{number} is not a finite number", where=path)
+        if not is_finite(number):
+            yield Problem(what=f"{str(number)[:40]} is not a finite number", where=path)
         elif number > (_MOST_SECONDS if names[-1].endswith("_seconds") else _MOST):
             yield Problem(what=f"{number:.3g} is more than any machine has", where=path)
         elif names[-1] in _SHARES and not 0 < number <= 1:

@@ -57,7 +57,8 @@ def _counts(model: ModelSpec, where: str) -> Iterator[Problem]:
         if number == 0 and path.rpartition(".")[2] not in _MAY_BE_ZERO:
             yield Problem(what="0 is not a positive number", where=path)
         elif number > MOST:
-            yield Problem(what=f"{number:.3g} is more than any model has", where=path, fix=f"choose {MOST:,} or less")
+            what = f"{min(number, 10**30):.3g} is more than any model has"
+            yield Problem(what=what, where=path, fix=f"choose {MOST:,} or less")
 
 
 def _shapes(model: ModelSpec, dot: str) -> Iterator[Problem]:

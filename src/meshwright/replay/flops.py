@@ -19,9 +19,12 @@ class Cells(Protocol):
 def step_flops(run: Cells) -> float | None:
     """Of all devices in one step; None where the count is not known or a figure that it needs is not printed."""
     convention = run.text("flop_conv")
-    if convention.startswith(_REPEATED):
-        return _repeated(run)
-    return _threefold(run) if all(words in convention for words in _THREEFOLD) else None
+    try:
+        if convention.startswith(_REPEATED):
+            return _repeated(run)
+        return _threefold(run) if all(words in convention for words in _THREEFOLD) else None
+    except OverflowError:
+        return None
 
 
 def _repeated(run: Cells) -> float | None:

@@ -95,20 +95,23 @@ def _learns(design: Design) -> tuple[object, ...]:
 
 
 def _by_tokens(run: RunFiles) -> Points:
-    return [(float(row["tokens"]), float(row["validation_loss"])) for row in _last_of(run.evaluations)]
+    rows = _last_of(run.evaluations, "tokens", "validation_loss")
+    return [(float(row["tokens"]), float(row["validation_loss"])) for row in rows]
 
 
 def _by_seconds(run: RunFiles) -> Points:
     """Validation loss by the time that steps took until then."""
-    steps = _last_of(run.steps)
+    steps = _last_of(run.steps, "seconds")
     spent = dict(zip((row["step"] for row in steps), accumulate(row["seconds"] for row in steps), strict=True))
-    rows = _last_of(run.evaluations)
+    rows = _last_of(run.evaluations, "validation_loss")
     return [(spent[row["step"]], float(row["validation_loss"])) for row in rows if row["step"] in spent]
 
 
-def _last_of(rows: Sequence[Row]) -> list[Row]:
-    """Of every step the row that was written last, in order: a run that went back writes a step again."""
-    return [row for _, row in sorted({row["step"]: row for row in rows}.items())]
+def _last_of(rows: Sequence[Row], *names: str) -> list[Row]:
+    """Of every step the row that was written last and has numbers of those names, in order: a run that went back writes
+    a step again, and one whose loss was not finite has no number for it."""
+    told = [row for row in rows if all(isinstance(row.get(name), int | float) for name in names)]
+    return [row for _, row in sorted({row["step"]: row for row in told}.items())]
 
 
 def _common(one: Points, other: Points) -> float | None:

@@ -190,7 +190,11 @@ def _spans(folder: Path) -> Iterator[Span]:
     for path in sorted(folder.glob("rank-*.jsonl")):
         for row in _json_lines(path):
             try:
-                yield Span(**{name: value for name, value in row.items() if name in _SPAN_FIELDS})
+                span = Span(**{name: value for name, value in row.items() if name in _SPAN_FIELDS})
+                numbers = (span.rank, span.start, span.seconds, span.stage, span.microbatch, span.step)
+                if not isinstance(span.name, str) or not all(isinstance(each, int | float) for each in numbers):
+                    raise TypeError("a name is not a word, or a number is none")
+                yield span
             except TypeError as error:
                 raise ConfigError(Problem(what="not a span", where=str(path), why=str(error))) from error
 

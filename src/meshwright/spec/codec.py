@@ -21,6 +21,7 @@ from meshwright.spec.units import parse_count, parse_quantity, parse_seconds
 
 T = TypeVar("T")
 _LONGEST_SHOWN = 200
+_MOST_BITS = 1000  # what is more has no floating-point number beside it
 _PLAIN = frozenset({int, float, str, bool, type(None)})
 
 
@@ -161,6 +162,9 @@ def _decode_scalar(kind: Any, value: Any, where: str, problems: list[Problem]) -
         except OverflowError:
             problems.append(Problem(what="a number too large for any computer", where=where))
             return None
+    if kind is int and isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        problems.append(Problem(what="a number too large for any computer", where=where))
+        return None
     if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
         expected = (
             "nothing"

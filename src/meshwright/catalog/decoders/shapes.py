@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from meshwright.catalog.model_ranges import MOST, MOST_LAYERS, too_deep
@@ -140,14 +141,16 @@ def check_shape(
         Problem(what=f"{number} is not a positive number", where=name) for name, number in named.items() if number < 1
     ]
     problems += [
-        Problem(what=f"{number:.3g} is more than any model has", where=name, fix=f"choose {MOST:,} or less")
+        Problem(
+            what=f"{min(number, 10**30):.3g} is more than any model has", where=name, fix=f"choose {MOST:,} or less"
+        )
         for name, number in named.items()
         if number > MOST
     ]
     if MOST_LAYERS < layers <= MOST:
         problems.append(too_deep(layers, "layers"))
-    if head_dim is not None and head_dim < 1:
-        problems.append(Problem(what=f"{head_dim} is not a positive number", where="head_dim"))
+    if head_dim is not None and not 1 <= head_dim <= MOST:
+        problems.append(Problem(what=f"not a number from 1 to {MOST:,}", where="head_dim"))
     if not problems and head_dim is None and width % heads:
         fix = f"use heads = {nearest_divisor(width, heads)}, or say head_dim"
         problems.append(Problem(what=f"width {width} is not a multiple of heads {heads}", where="heads", fix=fix))
@@ -161,5 +164,5 @@ def check_shape(
 
 def nearest_divisor(number: int, near: int) -> int:
     """The divisor of `number` that is nearest to `near`."""
-    divisors = [candidate for candidate in range(1, number + 1) if number % candidate == 0]
-    return min(divisors, key=lambda candidate: abs(candidate - near))
+    low = [candidate for candidate in range(1, math.isqrt(number) + 1) if number % candidate == 0]
+    return min((*low, *(number // each for each in low)), key=lambda candidate: (abs(candidate - near), candidate))

@@ -142,12 +142,14 @@ def _mismatches(path: Path, found: Mapping[str, Stored], table: Table, *, unread
     """Tensors that the model has and the folder lacks, but for `unread`, the other way round, and those of other shapes
     or types.
     """
+    told = 0
     unknown = [name for name in found if not (name in table.theirs or table.leaves_out(name) or table.is_rest(name))]
     for name, shape in table.theirs.items():
         if name in unread:
             continue
         if name not in found:
-            near = nearest(name, unknown) if unknown else ""
+            near = nearest(name, unknown) if unknown and told < MOST_TOLD else ""
+            told += 1
             yield Problem(what=f"{name} is missing", where=str(path), fix=near if near.startswith("did you") else "")
             continue
         entry = found[name].entry
@@ -157,8 +159,9 @@ def _mismatches(path: Path, found: Mapping[str, Stored], table: Table, *, unread
         if entry.dtype not in READ_TYPES:
             fix = f"convert a folder of {', '.join(READ_TYPES)}"
             yield Problem(what=f"{name} is of type {entry.dtype}", where=str(found[name].file), fix=fix)
-    for name in unknown:
-        near = nearest(name, [known for known in table.theirs if known not in found])
+    missing = [known for known in table.theirs if known not in found]
+    for index, name in enumerate(unknown):
+        near = nearest(name, missing) if index < MOST_TOLD else ""
         fix = near if near.startswith("did you") else "config.json is of another model, or remove the tensor"
         yield Problem(what=f"{name} is no tensor of the model", where=str(found[name].file), fix=fix)
 

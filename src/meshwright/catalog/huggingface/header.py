@@ -48,8 +48,8 @@ def read_header(path: Path) -> Mapping[str, Entry]:
             if size < 8 or length > min(LONGEST_HEADER, size - 8):
                 raise _bad(path, f"a header of {length:,} bytes in a file of {size:,}")
             text = file.read(length)
-    except OSError as error:
-        raise _bad(path, error.strerror or str(error)) from error
+    except (OSError, UnicodeEncodeError) as error:
+        raise _bad(path, getattr(error, "strerror", None) or str(error)) from error
     try:
         values = parse_json(text, pairs=_once)
     except ValueError as error:

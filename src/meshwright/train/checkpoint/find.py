@@ -95,14 +95,22 @@ def open_checkpoint(folder: Path) -> Checkpoint | Problem:
         return Problem(what=_CORRUPT, where=str(folder), why=why, fix=fix)
     for name, record in manifest.files.items():
         path = folder / name
-        if Path(name).name != name or (path.is_symlink() and path.resolve().parent != folder.resolve()):
-            why = f"its manifest names {name!r}, which leaves the folder"
+        if _leaves(path, name):
+            why = f"its manifest names {name[:200]!r}, which leaves the folder or is no name of a file"
             return Problem(what=_CORRUPT, where=str(folder), why=why, fix=fix)
         size = path.stat().st_size if path.is_file() else None
         if size != record.bytes:
             why = f"{name} is missing" if size is None else f"{name} has {size} bytes, not {record.bytes}"
             return Problem(what=_CORRUPT, where=str(folder), why=why, fix=fix)
     return Checkpoint(path=folder, manifest=manifest)
+
+
+def _leaves(path: Path, name: str) -> bool:
+    """Whether `name` is not of a file of the folder that `path` is in, or of a link out of it."""
+    try:
+        return path.name != name or (path.is_symlink() and path.resolve().parent != path.parent.resolve())
+    except (OSError, ValueError):
+        return True
 
 
 def corrupt(checkpoint: Checkpoint, *, share: int = 0, ways: int = 1) -> Problem | None:
