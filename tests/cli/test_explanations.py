@@ -88,6 +88,7 @@ def test_compare_prints_a_verdict_and_one_document(tmp_path: Path, capsys: pytes
     assert "no such run or plan" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_same_answers_come_from_python() -> None:
     narrow = meshwright.Constraints(fix={"context": 1, "recompute": "none", "pipeline": 1})
     job = meshwright.JobSpec(batch_tokens=2**18, constraints=narrow)

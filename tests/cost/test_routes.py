@@ -114,6 +114,7 @@ def test_copies_share_what_is_sent_and_one_copy_sends_once() -> None:
     assert sum(sent.values()) == 7 * state
 
 
+@pytest.mark.slow
 def test_rounds_are_bounded_and_pass_on_in_turn() -> None:
     found = routes(of(Layout()), of(Layout(replicate=8, batch=16)))
     made = rounds(found, staging_bytes=5000)

@@ -169,5 +169,5 @@ KINDS = (
     Kind(name="tensors of a checkpoint", attempt=tensor_bytes, share=1),
     Kind(name="safetensors header", attempt=safetensors, share=8),
     Kind(name="folder of weights", attempt=weights_folder, share=0.3, quick=10, takes=False),
-    Kind(name="cache of tokenised text", attempt=cache_of_text, share=1),
+    Kind(name="cache of tokenised text", attempt=cache_of_text, share=1, refuses=False),
 )

@@ -59,6 +59,7 @@ def variants(plan: Plan) -> list[Plan]:
     ]
 
 
+@pytest.mark.slow
 def test_no_two_rows_of_different_plans_are_alike(decision: Decision) -> None:
     plan = next(
         entry.plan

@@ -75,6 +75,7 @@ def test_without_observations_nothing_moves() -> None:
     assert found.moved == ()
 
 
+@pytest.mark.slow
 def test_steps_that_contradict_each_other_move_nothing() -> None:
     alone = probe_designs(CLUSTER, ranks=1)
     noise = np.random.default_rng(0).normal(0.0, 1.5, size=len(alone))

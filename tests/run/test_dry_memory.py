@@ -135,6 +135,7 @@ def test_peaks_are_predicted() -> None:
     check(CASES)
 
 
+@pytest.mark.slow
 def test_what_parameters_and_narrow_state_take_is_predicted() -> None:
     """To the byte: nothing of what the host holds, and of what stays moments and masters as they are packed."""
     layout = Layout(shard=4, sharding=Sharding.PARAMETERS, batch=4)

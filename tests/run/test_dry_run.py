@@ -65,6 +65,7 @@ def check_split(entry: Design, rank: int) -> None:
     same(counted, probed)
 
 
+@pytest.mark.slow
 def test_halves_of_backwards_are_told_from_few_microbatches() -> None:
     """And what context ranks cut of a batch before its passes, and losses that are kept until they are done."""
     check_split(case(Layout(pipeline=6, context=2, kind=ScheduleKind.ZERO_BUBBLE_H1, batch=14), layers=6), 5)
@@ -98,6 +99,7 @@ def test_halves_are_told_on_every_rank(kind: str, rank: int) -> None:
     check_split(case(layout, kind=kind, layers=6), rank)
 
 
+@pytest.mark.slow
 def test_what_operators_give_back_is_remembered_as_torch_works_it_out() -> None:
     with_them, without = in_child(dry_cases.count_with_and_without_recipes, {"entry": REAL[0]}, seconds=200)
     same(without, with_them)
@@ -109,6 +111,7 @@ def test_probes_of_other_layouts_do_so_too(name: str) -> None:
     check_probes({name: MORE[name]})
 
 
+@pytest.mark.slow
 def test_a_fake_rank_counts_what_a_real_one_does(pool: Pool) -> None:
     fake = in_child(dry_cases.count_fake, {"designs": list(REAL), "rank": 0}, seconds=200)
     for entry, told in zip(REAL, fake, strict=True):

@@ -53,13 +53,16 @@ def test_experts_on_a_grid_that_backward_computes_again_are_given_as_many_tokens
     check(AGAIN, accelerator=True)
 
 
+@pytest.mark.slow
 def test_on_processors_too() -> None:
     check(QUICK[:2], accelerator=False)
 
 
+@pytest.mark.slow
 def test_on_squares_and_cubes_of_tensor_ranks_too() -> None:
     check(GRIDS, accelerator=True)
 
 
+@pytest.mark.slow
 def test_the_count_of_targets_that_are_not_masked_is_predicted() -> None:
     check(QUICK[1:3], accelerator=False, data=PROMPTED)

@@ -75,6 +75,7 @@ def test_a_plan_without_learners_goes_on_from_their_mean(whole: Path) -> None:
     assert validation(whole / "run")[STEPS + 4] < 1.05 * validation(whole / "run")[STEPS]
 
 
+@pytest.mark.slow
 def test_a_loss_of_one_learner_that_is_not_finite_ends_the_run_with_what_was_good_saved(whole: Path) -> None:
     wild = OptimizerSpec(learning_rate=1e200, clip_norm=None)
     with pytest.raises(WorkerFailed, match=r"of step \d+ is (nan|inf)") as caught:

@@ -20,7 +20,7 @@ from meshwright.spec.plan import Sharding, Training
 from meshwright.spec.synchronize import GradientSync
 from meshwright.train.checkpoint import Manifest
 from meshwright.train.checkpoint.find import path_of
-from meshwright.train.checkpoint.manifest import record_of, seal, write_manifest
+from meshwright.train.checkpoint.manifest import FileRecord, seal, write_manifest
 from meshwright.train.events import Ending
 from tests.run.runs import design
 from tests.support.designs import Layout
@@ -41,9 +41,18 @@ def saved(run: Path, step: int) -> Path:
     folder = path_of(run / "checkpoints", step)
     folder.mkdir(parents=True)
     (folder / "data").write_text("weights")
-    files = {"data": record_of(folder / "data")}
+    files = {"data": FileRecord(bytes=len("weights"), step=step)}
     manifest = Manifest(
-        step=step, state={}, plan="", layout="", model="", model_name="", world_size=1, versions={}, files=files
+        step=step,
+        state={},
+        plan="",
+        layout="",
+        model="",
+        model_name="",
+        world_size=1,
+        versions={},
+        files=files,
+        index="",
     )
     write_manifest(folder, manifest)
     seal(folder)

@@ -47,6 +47,7 @@ def test_two_nodes_train_what_one_does_and_leave_the_same_files(tmp_path: Path) 
         assert (tmp_path / "two" / name).stat().st_size > 0
 
 
+@pytest.mark.slow
 def test_a_mistake_is_told_in_words_by_torchrun_too(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     ended = two_agents(tmp_path / "run")

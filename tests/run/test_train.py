@@ -99,6 +99,7 @@ class Listening(threading.Thread):
         return found
 
 
+@pytest.mark.slow
 def test_two_context_ranks_train_as_one_device_does(whole: Path, tmp_path: Path) -> None:
     """The losses of its first steps and its first validation, documents and all; and nothing else hears of it."""
     layout = Layout(batch=BATCH, context=2, exchange=Exchange(layout=TokenLayout.BALANCED))
@@ -237,6 +238,7 @@ def test_what_a_run_did_not_read_as_it_says_is_told(
     assert f"in {weights.name} is not the one that was saved" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("stopped")
 def test_a_killed_worker_is_told_and_goes_on_from_a_checkpoint_as_often_as_failures_ask_for(
     whole: Path, capfd: pytest.CaptureFixture[str]

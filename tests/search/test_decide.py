@@ -235,6 +235,7 @@ def test_what_this_runtime_cannot_train_is_predicted_and_marked() -> None:
     assert check(decision.design, scopes=frozenset({Scope.PLAN})) == ()
 
 
+@pytest.mark.slow
 def test_refining_never_makes_a_plan_worse() -> None:
     job, cluster = samples.job(length=512), box()
     table, costs = everything(LARGE, cluster, job)
@@ -254,6 +255,7 @@ def test_two_sites_put_the_pipeline_across_them() -> None:
     assert decision.design.plan.axes[0].name.value == "pipeline"
 
 
+@pytest.mark.slow
 def test_of_two_sites_plans_that_cross_between_them_too_often_are_not_priced() -> None:
     """The line between the sites carries one microbatch after another: more than half a million plans were priced."""
     model, job = catalog.load_model("llama-3.1-8b"), catalog.load_job(None)

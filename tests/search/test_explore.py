@@ -68,6 +68,7 @@ def test_no_plan_beats_its_bound(name: str, machines: str) -> None:
     hold(MODELS[name], CLUSTERS[machines], asked())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dense", "mixture"])
 def test_no_plan_beats_its_bound_whatever_its_precision(name: str) -> None:
     hold(MODELS[name], MIXED, asked(other_precisions=SEVERAL))

@@ -121,6 +121,7 @@ def test_what_was_measured_moves_with_the_figure_beside_it() -> None:
     assert swept.cluster.groups[0].nic.fits[0].bytes_per_second == pytest.approx(2e10)
 
 
+@pytest.mark.slow
 def test_every_point_of_a_sweep_is_the_best_plan_there() -> None:
     asked = question()
     found = sweep(asked, ["cluster.nodes=1,2,4"])
@@ -136,6 +137,7 @@ def test_every_point_of_a_sweep_is_the_best_plan_there() -> None:
         assert "devices" not in point.changed
 
 
+@pytest.mark.slow
 def test_a_flip_is_marked_where_the_plan_changes_and_nowhere_else() -> None:
     roomy = question()
     need = decide(roomy).report.peak_bytes

@@ -199,6 +199,7 @@ def test_a_constraint_that_refuses_the_settings_is_dropped_and_said() -> None:
         assert "job.constraints." in answer.sentences[0]
 
 
+@pytest.mark.slow
 def test_what_every_answer_says_is_true_over_a_grid_of_settings() -> None:
     asked = question()
     decision = decide(asked)

@@ -41,6 +41,7 @@ def low(folder: Path, layout: Layout, spec: LowRank = SWITCH, *, steps: int = ST
     return replace(made, job=replace(made.job, evaluation=EvaluationSpec(every_steps=0, tokens=1024)))
 
 
+@pytest.mark.slow
 def test_killed_between_the_save_and_the_switch_is_unbroken_bit_by_bit(pool: Pool, tmp_path: Path) -> None:
     made = low(tmp_path, LAYOUTS[1], replace(SWITCH, switch_at=3, rollback=1.0), steps=5)
     whole = pool.run(ran, made, str(tmp_path / "whole"), ranks=2)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 THREADS = 4
-PIECE_BYTES = 2**24
+PIECE_BYTES = 2**22
 
 Bytes = npt.NDArray[np.uint8]
 
