@@ -33,8 +33,9 @@ check: setup
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest tests/test_architecture.py
 
+# Tests wait about as long as they compute: three at a time keep two cores busy.
 test: check
-	@$(BIN)/python -m pytest -m "not slow and not gpu" --durations=30 -n 2 --dist worksteal --ignore tests/test_architecture.py
+	@$(BIN)/python -m pytest -m "not slow and not gpu" --durations=30 -n 3 --dist worksteal --ignore tests/test_architecture.py
 
 test-full: check
 	@$(BIN)/python -m pytest -m "not gpu" --ignore tests/test_architecture.py
