@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from meshwright import catalog
+from meshwright.run.detect import calibration_file
+from meshwright.run.measure import save_cluster
 from tests.support.pool import Pool
 
 # A machine that others use is slow, and no test is about time.
@@ -19,6 +23,16 @@ os.environ.pop("COLUMNS", None)
 
 # Tests run beside each other: two threads of an operator wait for a core more than they work.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache of the tests' own: to it, this machine has the figures of one that nobody measured."""
+    cache = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MESHWRIGHT_CACHE", str(cache))
+        save_cluster(catalog.load_cluster("local:2"), path=calibration_file())
+        yield cache
 
 
 @pytest.fixture(scope="session")

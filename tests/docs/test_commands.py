@@ -17,9 +17,6 @@ from pathlib import Path
 
 import pytest
 
-from meshwright import catalog
-from meshwright.run.detect import calibration_file
-from meshwright.run.measure import save_cluster
 from tests.support import commands as children
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -35,19 +32,9 @@ def commands(page: Path) -> list[str]:
     return [command for command in asked if not command.startswith(SET_UP)]
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One for all pages, that has this machine's figures as they are known unmeasured: tests/run measures it."""
-    cache = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MESHWRIGHT_CACHE", str(cache))
-        save_cluster(catalog.load_cluster("local:2"), path=calibration_file())
-    return cache
-
-
-def run(command: Sequence[str], *, cwd: Path, cache: Path, page: Path) -> None:
+def run(command: Sequence[str], *, cwd: Path, page: Path) -> None:
     tools = Path(sys.executable).parent
-    environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "MESHWRIGHT_CACHE": str(cache)}
+    environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"}
     if page.stem != "README" and command[0] == "meshwright" and command[1] not in WITH_WORKERS:
         finished = children.run(command[1:], cwd=cwd, environment=environment)
         code, printed = finished.code, finished.printed
@@ -59,10 +46,10 @@ def run(command: Sequence[str], *, cwd: Path, cache: Path, page: Path) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.stem)
-def test_commands_of_a_page_run(page: Path, tmp_path: Path, cache: Path) -> None:
+def test_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     for command in commands(page):
-        run(shlex.split(command), cwd=tmp_path, cache=cache, page=page)
+        run(shlex.split(command), cwd=tmp_path, page=page)
 
 
 def test_the_readme_shows_how_to_start() -> None:
