@@ -1,0 +1,69 @@
+"""How many drawn plans a second the parity machine checks at four ranks: reference, layout, a step and comparison.
+
+Draws are those of tests/parallel at four ranks, with the tiny model of two layers for theirs and no grid of experts.
+Each is checked once before it is timed, so that process groups stand.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tests.parallel import draws, reproduce
+from tests.parallel.draws import Draw
+from tests.support.pool import Pool
+
+import record
+
+RANKS = 4
+LAYERS = 2
+TARGET = 5.0
+ROUNDS = 3
+
+
+def on_the_tiny_model(draw: Draw) -> Draw | None:
+    """The draw with two layers of the tiny model; None where it has a table or more stages, or a rule refuses it."""
+    stages = len(draw.bounds) + 1
+    if draw.table or stages > LAYERS + 2:
+        return None
+    small = replace(
+        draw,
+        model="tiny",
+        layers=LAYERS,
+        bounds=tuple(range(1, stages)),
+        recompute=(draw.recompute * LAYERS)[:LAYERS],
+        frozen=tuple(block for block in draw.frozen if block < LAYERS + 2),
+        experts=None,
+    )
+    return None if draws.refused(small) else small
+
+
+def main() -> None:
+    every = [draw for draw in draws.legal(400, seed=4) if draw.ranks == RANKS]
+    chosen = list(dict.fromkeys(filter(None, map(on_the_tiny_model, every))))
+    pool, seconds = Pool(), dict[str, list[float]]()
+    for turn in range(ROUNDS + 1):
+        for draw in chosen:
+            start = time.perf_counter()
+            reproduce.check(pool, draw)
+            if turn:
+                seconds.setdefault(str(draw), []).append(time.perf_counter() - start)
+    pool.close()
+    rates = [len(chosen) / sum(values[turn] for values in seconds.values()) for turn in range(ROUNDS)]
+    row = record.Row(
+        name=f"{len(chosen)} plans of {RANKS} ranks of the tiny model",
+        target=f">= {TARGET:.0f} a second",
+        measured=f"{statistics.median(rates):.2f} a second",
+        holds=statistics.median(rates) >= TARGET,
+    )
+    record.finish("parity", [row], seconds)
+
+
+if __name__ == "__main__":
+    main()
