@@ -186,6 +186,7 @@ def test_files_that_cannot_be_read_are_told_in_words(tmp_path: Path) -> None:
     (tmp_path / "z.json").write_bytes(b'{"a": "\0"}')
     assert "zero byte" in refused(tmp_path / "z.json")
     assert "cannot be read" in refused(tmp_path / ("x" * 4000))
+    assert "is longer than 64 MiB" in refused(Path("/dev/zero"))
 
 
 @pytest.mark.parametrize(

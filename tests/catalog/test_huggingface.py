@@ -131,6 +131,7 @@ def test_everything_wrong_is_told_once_and_at_once() -> None:
         ({"num_hidden_layers": 10**9}, "num_hidden_layers: 1000000000 is more than"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings: expected true or false"),
         ({"rope_theta": 0}, "rope_theta: expected a number above 0"),
+        ({"rope_theta": 10**400}, "rope_theta: expected a number above 0"),
         ({"intermediate_size": None}, "intermediate_size: is missing"),
         ({"model_type": "qwen3"}, "head_dim: is missing"),
         ({"model_type": "mistral", "num_key_value_heads": None}, "num_key_value_heads: is missing"),

@@ -21,6 +21,8 @@ from meshwright.spec.json_text import MOST_DEEP, is_deep
 
 T = TypeVar("T")
 
+# What a person or a program writes of a model, machines or a job; a device that never ends has more.
+_MOST_BYTES = 64 * 2**20
 # Keys of more parts than tables may be nested: tomllib takes time by the square of them.
 _LONG_KEY = re.compile(rf"""(?<![\w"'.-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{MOST_DEEP}}}""")
 
@@ -138,7 +140,8 @@ def _located(problem: Problem, document: Document, root: str, sets: Sequence[str
 
 def _text(file: Path, name: str) -> str:
     try:
-        content = file.read_bytes()
+        with file.open("rb") as opened:
+            content = opened.read(_MOST_BYTES + 1)
     except FileNotFoundError:
         raise ConfigError(Problem(what="no such file", where=name, fix=_near(file))) from None
     except IsADirectoryError:
@@ -147,6 +150,9 @@ def _text(file: Path, name: str) -> str:
         raise ConfigError(Problem(what="is a folder, not a file", where=name, fix=fix)) from None
     except (OSError, ValueError) as error:
         raise ConfigError(Problem(what=f"cannot be read: {getattr(error, 'strerror', error)}", where=name)) from None
+    if len(content) > _MOST_BYTES:
+        what = f"is longer than {_MOST_BYTES // 2**20} MiB"
+        raise ConfigError(Problem(what=what, where=name, fix="expected a TOML or JSON file"))
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
