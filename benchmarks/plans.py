@@ -28,6 +28,7 @@ class Measured:
     predicted_bytes: float
     measured_bytes: float
     tokens_per_second: float
+    mfu: float | None
     steps: tuple[float, ...]
 
     @property
@@ -59,6 +60,7 @@ def run(design: Design, *, folder: Path, steps: int) -> Measured:
         predicted_bytes=predicted.allocated_bytes,
         measured_bytes=measured.allocated_bytes,
         tokens_per_second=measured.tokens_per_second,
+        mfu=measured.mfu,
         steps=seconds,
     )
 

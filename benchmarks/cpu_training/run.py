@@ -1,17 +1,14 @@
 """tokens/s of `meshwright train` beside a plain hand-written loop, and the plan it picks beside every plan that fits.
 
-The plain loop (plain.py) trains the same model, batch and precision on the same cores, with the microbatch size
+The plain loop (../plain.py) trains the same model, batch and precision on the same cores, with the microbatch size
 that is fastest for it. The two run in turn, several times, and the ratio is of medians.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import shutil
 import statistics
-import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,45 +16,19 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import plans
 import record
+import yardstick
 from meshwright import catalog, search
 from meshwright.run.machine import cache_root
 from meshwright.spec.job import Constraints
-from meshwright.spec.model import Attention, FeedForward
 from meshwright.spec.plan import Design
 
 MODEL = "llama-5m"
 ROUNDS = 3
 STEPS = 14
-WARM_UP = 3
 WITHIN = 0.05
 # Never faster where memory is ample, and left out so that every plan that remains can be measured.
 FORBIDDEN = ("recompute=full", "recompute=selective", "schedule=gpipe", "microbatch=1", "microbatch=2", "microbatch=4")
 ROOT = Path(__file__).resolve().parent.parent.parent
-
-
-def plain(design: Design, *, microbatch: int, steps: int) -> float:
-    """Median seconds of a step of the plain loop."""
-    layer = design.model.layers[0]
-    assert isinstance(layer.mixer, Attention)
-    assert isinstance(layer.transform, FeedForward)
-    sizes = {
-        "vocab": design.model.vocab,
-        "width": design.model.width,
-        "layers": len(design.model.layers),
-        "heads": layer.mixer.heads,
-        "kv-heads": layer.mixer.kv_heads,
-        "hidden": layer.transform.hidden,
-        "sequence": design.plan.sequence_length,
-        "batch": design.plan.batch,
-        "microbatch": microbatch,
-        "steps": steps,
-        "threads": len(os.sched_getaffinity(0)),
-        "precision": design.job.precision.value,
-    }
-    arguments = [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
-    script = str(Path(__file__).resolve().parent / "plain.py")
-    result = subprocess.run([sys.executable, script, *arguments], check=True, capture_output=True, text=True)
-    return statistics.median(json.loads(result.stdout)["seconds"][WARM_UP:])
 
 
 def decide(cluster: str) -> search.Decision:
@@ -95,7 +66,7 @@ def final(designs: list[Design], *, folder: Path) -> dict[str, float]:
     for turn in range(ROUNDS):
         for index, (name, design) in enumerate(distinct.items()):
             result = plans.run(design, folder=folder / f"final-{turn}-{index}", steps=STEPS)
-            seconds[name].append(statistics.median(result.steps[WARM_UP:]))
+            seconds[name].append(statistics.median(result.steps[yardstick.WARM_UP :]))
             print(f"final: {seconds[name][-1] * 1e3:8.1f} ms  {name}", flush=True)
     return {name: statistics.median(values) for name, values in seconds.items()}
 
@@ -111,13 +82,13 @@ def main() -> None:
     designs = candidates(decision)
     picked, others = designs[0], plans.spread(designs, options.most)
     sizes = [size for size in (4, 8, 16, 32) if picked.plan.batch % size == 0]
-    trials = {size: plain(picked, microbatch=size, steps=6) for size in sizes}
+    trials = {size: yardstick.plain(picked, microbatch=size, steps=6).step_seconds for size in sizes}
     microbatch = min(trials, key=lambda size: trials[size])
     ours, theirs = [], []
     for index in range(ROUNDS):
-        theirs.append(plain(picked, microbatch=microbatch, steps=STEPS))
+        theirs.append(yardstick.plain(picked, microbatch=microbatch, steps=STEPS).step_seconds)
         result = plans.run(picked, folder=options.folder / f"picked-{index}", steps=STEPS)
-        ours.append(statistics.median(result.steps[WARM_UP:]))
+        ours.append(statistics.median(result.steps[yardstick.WARM_UP :]))
         print(f"plain {theirs[-1] * 1e3:.0f} ms, meshwright {ours[-1] * 1e3:.0f} ms a step", flush=True)
     ratio = statistics.median(theirs) / statistics.median(ours)
     measured = every(others, folder=options.folder)

@@ -46,12 +46,16 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Model(nn.Module):
-    def __init__(self, vocab: int, width: int, layers: int, heads: int, kv_heads: int, hidden: int, s: int) -> None:
+    def __init__(
+        self, vocab: int, width: int, layers: int, heads: int, kv_heads: int, hidden: int, s: int, tied: bool
+    ) -> None:
         super().__init__()
         self.embed = nn.Embedding(vocab, width)
         self.blocks = nn.ModuleList(Block(width, heads, kv_heads, hidden) for _ in range(layers))
         self.norm = nn.RMSNorm(width, eps=1e-5)
         self.head = nn.Linear(width, vocab, bias=False)
+        if tied:
+            self.head.weight = self.embed.weight
         dim = width // heads
         frequency = 1.0 / 10000.0 ** (torch.arange(0, dim, 2) / dim)
         angles = torch.outer(torch.arange(s).float(), frequency)
@@ -76,26 +80,35 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--precision", choices=("fp32", "bf16"), required=True)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--tied", action="store_true", help="the head has the embedding's table")
+    parser.add_argument("--compile", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
-    model = Model(args.vocab, args.width, args.layers, args.heads, args.kv_heads, args.hidden, args.sequence)
+    sizes = (args.vocab, args.width, args.layers, args.heads, args.kv_heads, args.hidden, args.sequence)
+    model = Model(*sizes, tied=args.tied).to(args.device)
+    if args.compile:
+        model.compile()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     seconds, count = [], args.batch // args.microbatch
     for _ in range(args.steps):
-        data = torch.randint(0, args.vocab, (args.batch, args.sequence + 1))
-        start, total = time.perf_counter(), 0.0
+        data = torch.randint(0, args.vocab, (args.batch, args.sequence + 1)).to(args.device)
+        start, losses = time.perf_counter(), []
         for rows in data.split(args.microbatch):
-            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=args.precision == "bf16"):
+            with torch.autocast(args.device, dtype=torch.bfloat16, enabled=args.precision == "bf16"):
                 logits = model(rows[:, :-1])
             loss = F.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten()) / count
             loss.backward()
-            total += loss.item()
+            losses.append(loss.detach())
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
+        total = float(sum(losses))  # waits until the device has done the step
         seconds.append(time.perf_counter() - start)
-    print(json.dumps({"seconds": seconds, "loss": total, "parameters": sum(p.numel() for p in model.parameters())}))
+    most = torch.cuda.max_memory_allocated() if args.device == "cuda" else 0
+    count = sum(p.numel() for p in model.parameters())
+    print(json.dumps({"seconds": seconds, "loss": total, "parameters": count, "allocated_bytes": most}))
 
 
 if __name__ == "__main__":
