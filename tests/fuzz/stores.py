@@ -45,7 +45,7 @@ MANIFEST_OF_ONE = {
     "files": {"rank-0.tensors": {"bytes": 3, "step": 2}},
     "index": "x",
     "ranks": {"0": []},
-    "schema": 2,
+    "schema": 3,
 }
 
 

@@ -43,8 +43,8 @@ def test_every_type_and_shape_comes_back(tmp_path: Path) -> None:
 
 def test_long_tensors_are_written_and_checked_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "FLUSH_BYTES", 256)
-    monkeypatch.setattr(stored, "AHEAD_BYTES", 512)
-    monkeypatch.setattr(blob, "PIECE_BYTES", 100)
+    monkeypatch.setattr(blob, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(blob, "BUFFER_BYTES", 30)
     stored.write(TENSORS, tmp_path, group=None)
     assert stored.spoilt_part(tmp_path) is None
     found = {key: torch.zeros_like(x) for key, x in TENSORS.items()}
@@ -53,13 +53,13 @@ def test_long_tensors_are_written_and_checked_in_pieces(tmp_path: Path, monkeypa
 
 
 def test_a_file_that_does_not_read_back_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = writing.read_into
+    real = blob.read_into
 
     def rotten(data: Any, file: int, *, at: int) -> None:
         real(data, file, at=at)
         data ^= 1
 
-    monkeypatch.setattr(writing, "read_into", rotten)
+    monkeypatch.setattr(blob, "read_into", rotten)
     with pytest.raises(CheckpointException) as caught:
         stored.write(TENSORS, tmp_path, group=None)
     ((error, _),) = caught.value.failures.values()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshwright.parallel import stored
+from meshwright.parallel.stored import Spoilt
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.low_rank import ranks_of
 from meshwright.spec.plan import Design
@@ -135,12 +136,17 @@ def _spoilt(checkpoint: Checkpoint, *, share: int, ways: int) -> str | None:
     found = stored.spoilt_part(checkpoint.path, index=share, ways=ways)
     if found is None:
         return None
-    file, tensor = found
-    if file not in manifest.files:
-        return f"{tensor} is in {file}, of which {MANIFEST} does not know"
-    step = manifest.files[file].step
+    return told_of(found, manifest)
+
+
+def told_of(found: Spoilt, manifest: Manifest) -> str:
+    """What is spoilt, in words."""
+    if found.file not in manifest.files:
+        return f"{found.tensor} is in {found.file}, of which {MANIFEST} does not know"
+    step = manifest.files[found.file].step
     common = "" if step == manifest.step else f", which step {step} wrote and others may have in common,"
-    return f"the checksum of {tensor} in {file}{common} {unlike}"
+    where = f"from byte {found.start} to {found.stop}"
+    return f"the checksum of {found.tensor} in {found.file}{common} is not the one that was saved, {where}"
 
 
 def other_model(checkpoint: Checkpoint) -> Problem:

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: its files with sizes and checksums, its step, plan, model and versions."""
+"""What a checkpoint says of itself: its files with sizes, its step, plan, model and versions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from meshwright.spec.model import MatrixRank, ModelSpec
 
 MANIFEST = "manifest.json"
 COMMITTED = "COMMITTED"
-SCHEMA = 2
+SCHEMA = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
