@@ -34,10 +34,10 @@ def test_every_type_and_shape_comes_back(tmp_path: Path) -> None:
     assert written.files[name].step == 3
     assert stored.spoilt_part(tmp_path) is None
     found = {key: torch.zeros_like(x) for key, x in TENSORS.items()}
-    stored.read(found, tmp_path, group=None)
+    stored.read(found, stored.Reader(tmp_path), group=None)
     assert all(torch.equal(found[key], x) for key, x in TENSORS.items())
     wider = {"half": torch.zeros(5, 3), "long": torch.zeros(300, 14)[:, ::2]}
-    stored.read(wider, tmp_path, group=None)
+    stored.read(wider, stored.Reader(tmp_path), group=None)
     assert all(torch.equal(x, TENSORS[key].float()) for key, x in wider.items())
 
 
@@ -48,7 +48,7 @@ def test_long_tensors_are_written_and_checked_in_pieces(tmp_path: Path, monkeypa
     stored.write(TENSORS, tmp_path, group=None)
     assert stored.spoilt_part(tmp_path) is None
     found = {key: torch.zeros_like(x) for key, x in TENSORS.items()}
-    stored.read(found, tmp_path, group=None)
+    stored.read(found, stored.Reader(tmp_path), group=None)
     assert all(torch.equal(found[key], x) for key, x in TENSORS.items())
 
 
@@ -94,7 +94,7 @@ def test_an_index_from_a_stranger_is_checked(tmp_path: Path, harm: Callable[[str
     path = tmp_path / stored.INDEX
     path.write_text(harm(path.read_text()))
     with pytest.raises(ConfigError, match=told):
-        stored.held_in(tmp_path)
+        stored.Reader(tmp_path)
 
 
 def test_a_part_beyond_the_end_of_its_file_is_told(tmp_path: Path) -> None:

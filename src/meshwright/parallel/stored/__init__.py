@@ -27,7 +27,19 @@ from meshwright.parallel.stored.index import INDEX, Entry, Part, Spoilt, SpoiltE
 from meshwright.parallel.stored.storage import Reader, Writer, opened
 from meshwright.parallel.stored.writing import Earlier, Written
 
-__all__ = ["INDEX", "Earlier", "Spoilt", "SpoiltError", "Written", "held_in", "read", "spoilt_part", "sums", "write"]
+__all__ = [
+    "INDEX",
+    "Earlier",
+    "Reader",
+    "Spoilt",
+    "SpoiltError",
+    "Written",
+    "held_in",
+    "read",
+    "spoilt_part",
+    "sums",
+    "write",
+]
 
 _NOTHING = Earlier()
 
@@ -52,21 +64,21 @@ def write(
     return writer.written
 
 
-def read(targets: Mapping[str, Tensor], source: Path | StorageReader, *, group: dist.ProcessGroup | None) -> None:
+def read(targets: Mapping[str, Tensor], source: StorageReader, *, group: dist.ProcessGroup | None) -> None:
     """`targets` hold what `source` has under their names, each rank its part, of which every byte is read once.
 
     Raises SpoiltError where one is not as it was written, and OSError where it cannot be read, on every rank what the
     first found.
     """
     with _alone(group), _first_failure():
-        load(dict(targets), storage_reader=_reader(source), process_group=group, no_dist=group is None)
+        load(dict(targets), storage_reader=source, process_group=group, no_dist=group is None)
 
 
-def held_in(source: Path | StorageReader) -> dict[str, Holding]:
+def held_in(source: StorageReader) -> dict[str, Holding]:
     """Every tensor that `source` has, in the boxes that it was written in; those numbered in place of processes."""
     known: dict[tuple[Box, ...], dict[int, Box]] = {}
     found = {}
-    for name, entry in _reader(source).read_metadata().state_dict_metadata.items():
+    for name, entry in source.read_metadata().state_dict_metadata.items():
         if isinstance(entry, TensorStorageMetadata):
             boxes = tuple(Box(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in entry.chunks)
             parts = known.setdefault(boxes, {index: box for index, box in enumerate(boxes) if box.elements})
@@ -99,10 +111,6 @@ def spoilt_part(folder: Path, *, index: int = 0, ways: int = 1) -> Spoilt | None
 def sums(folder: Path) -> dict[tuple[str, tuple[int, ...]], tuple[int, ...]]:
     """Those of the blocks of every part that `folder` says it has, by tensor and where the part begins."""
     return {(name, part.starts): part.sums for name, _, part in read_index(folder).everything()}
-
-
-def _reader(source: Path | StorageReader) -> StorageReader:
-    return Reader(source) if isinstance(source, Path) else source
 
 
 @contextmanager

@@ -92,20 +92,21 @@ class Reader(StorageReader):
     """Tensors out of `folder`, parts of the size of a tensor straight into its memory."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._parts: dict[MetadataIndex, tuple[Entry, Part]] = {}
+        """The index is read, and kept. Raises as `read_index`."""
+        self.folder = folder
+        index = read_index(folder)
+        self._parts = {MetadataIndex(name, part.starts): (entry, part) for name, entry, part in index.everything()}
+        tensors = {name: _described(entry) for name, entry in index.tensors.items()}
+        self._metadata = Metadata(state_dict_metadata=tensors)  # type: ignore[arg-type]  # invariant
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        self._parts = {}
+        """Nothing is open between loads."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        index = read_index(self._folder)
-        places = {MetadataIndex(name, part.starts): (entry, part) for name, entry, part in index.everything()}
-        tensors = {name: _described(entry) for name, entry in index.tensors.items()}
-        return Metadata(state_dict_metadata=tensors, storage_data=places)  # type: ignore[arg-type]  # invariant
+        return self._metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        self._parts = metadata.storage_data
+        """The index is all that is needed."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return plan
@@ -119,7 +120,7 @@ class Reader(StorageReader):
         targets = [planner.resolve_tensor(item).detach() for item in plan.items]
         with ExitStack() as stack, ThreadPoolExecutor(THREADS) as pool:
             names = {part.file for _, part in parts}
-            files = {name: stack.enter_context(opened(self._folder / name)) for name in names}
+            files = {name: stack.enter_context(opened(self.folder / name)) for name in names}
 
             def read(number: int) -> None:
                 entry, part = parts[number]
