@@ -83,7 +83,7 @@ def read_manifest(folder: Path) -> Manifest | str:
     except (OSError, ValueError) as error:
         return f"its manifest cannot be read: {error}"
     if isinstance(value, dict) and value.get("schema", SCHEMA) != SCHEMA:
-        return f"its form is number {value['schema']}, and this version reads {SCHEMA}"
+        return f"its form is number {value['schema']}, and this version reads {SCHEMA}; what saved it reads it"
     try:
         return codec.decode(Manifest, value)
     except ConfigError as error:
