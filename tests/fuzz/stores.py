@@ -45,7 +45,7 @@ MANIFEST_OF_ONE = {
     "files": {"rank-0.tensors": {"bytes": 3, "step": 2}},
     "index": "x",
     "ranks": {"0": []},
-    "schema": 2,
+    "schema": 3,
 }
 
 
@@ -84,9 +84,10 @@ def load(folder: Path) -> object:
             raise ConfigError(f"{spoilt} is spoilt")
     except OSError as error:
         raise ConfigError(str(error)) from None
-    held = stored.held_in(folder)
+    reader = stored.Reader(folder)
+    held = stored.held_in(reader)
     targets = {name: x for name, x in tensors().items() if name in held and held[name].shape == tuple(x.shape)}
-    stored.read(targets, folder, group=None)
+    stored.read(targets, reader, group=None)
     return targets
 
 

@@ -24,9 +24,7 @@ def begun(design: Design, run_dir: str, start: str | None) -> dict[str, Tensor]:
     if start is not None:
         store.start(Path(start), target)
     else:
-        found = store.newest()
-        assert found is not None
-        store.load(found, target)
+        assert store.newest(lambda found: store.load(found, target)) is not None
     store.close()
     state = {name: x.full_tensor() if isinstance(x, DTensor) else x.clone() for name, x in target.tensors.items()}
     gathered: list[dict[str, Tensor]] = [{}] * dist.get_world_size()

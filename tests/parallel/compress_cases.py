@@ -83,6 +83,6 @@ def resumed(design: Design, folder: str) -> tuple[list[float], list[float], list
     stored.write(state, Path(folder), group=dist.group.WORLD)
     on = [run.step(number) for number in (2, 3)]
     other = runner(design, seed=99)
-    relocate.load(Path(folder), other.state(), group=dist.group.WORLD)
+    relocate.load(stored.Reader(Path(folder)), other.state(), group=dist.group.WORLD)
     keys = [name for name in state if name.startswith("optimizer.residual.")]
     return on, [other.step(number) for number in (2, 3)], keys

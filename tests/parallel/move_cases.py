@@ -65,7 +65,7 @@ def train(design: Design, folder: str, steps: int, more: int) -> list[float]:
 def go_on(design: Design, folder: str, steps: int, more: int) -> tuple[list[float], set[float]]:
     """Losses of `more` steps from the state in `folder`, and every step count the optimizer was given."""
     run = runner(design, seed=SEED + 1)
-    relocate.load(Path(folder), run.state(), group=dist.group.WORLD)
+    relocate.load(stored.Reader(Path(folder)), run.state(), group=dist.group.WORLD)
     counts = {float(state["step"]) for state in run.optimizer.state.values()}
     return [run.step(number) for number in range(steps, steps + more)], counts
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from meshwright.parallel import apply, offload, optimizer, relocate
+from meshwright.parallel import apply, offload, optimizer, relocate, stored
 from meshwright.parallel.offload import Copies
 from meshwright.spec.plan import Design
 from tests.parallel.move_cases import SEED, runner, sequences
@@ -54,7 +54,7 @@ def go_on(design: Design, folder: str, steps: int, more: int) -> list[float]:
         copying(stack)
         run = runner(design, seed=SEED + 1)
         run.step(0)
-        relocate.load(Path(folder), run.state(), group=dist.group.WORLD)
+        relocate.load(stored.Reader(Path(folder)), run.state(), group=dist.group.WORLD)
         return [run.step(number) for number in range(steps, steps + more)]
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from meshwright.nn import Decoder, initialize
-from meshwright.parallel import build_mesh, build_optimizer, lay, relocate
+from meshwright.parallel import build_mesh, build_optimizer, lay, relocate, stored
 from meshwright.parallel.optimizer import block_of
 from meshwright.parallel.outer import (
     Learners,
@@ -115,14 +115,14 @@ def resumed(design: Design, folder: str, at: int, steps: int) -> bool:
     kept = saved(state, unbroken.outer)
     path = Path(folder)
     path.mkdir(exist_ok=True)
-    relocate.stored.write(relocate.kept(kept, group=dist.group.WORLD), path, group=dist.group.WORLD)
+    stored.write(relocate.kept(kept, group=dist.group.WORLD), path, group=dist.group.WORLD)
     for number in range(at + 1, steps + 1):
         unbroken.step(number)
     unbroken.outer.drain()
     again = Worker(design)
     again.step(steps + 7)
     target = state_of(design, learners=again.learners, laid=again.laid, optimizer=again.optimizer)
-    relocate.load(path, loaded(target, again.outer, step=at), group=dist.group.WORLD)
+    relocate.load(stored.Reader(path), loaded(target, again.outer, step=at), group=dist.group.WORLD)
     again.outer.settle()
     for number in range(at + 1, steps + 1):
         again.step(number)

@@ -131,7 +131,7 @@ def resumed(design: Design, folder: str) -> tuple[list[float], list[float], bool
     stored.write(relocate.kept(run.state(), group=dist.group.WORLD), Path(folder), group=dist.group.WORLD)
     on = [run.step(number) for number in (3, 4)]
     other = runner(design, seed=99)
-    relocate.load(Path(folder), other.state(), group=dist.group.WORLD)
+    relocate.load(stored.Reader(Path(folder)), other.state(), group=dist.group.WORLD)
     again = [other.step(number) for number in (3, 4)]
     pairs = zip(run.laid.named_parameters(), other.laid.named_parameters(), strict=True)
     return on, again, all(torch.equal(ours.detach(), theirs.detach()) for (_, ours), (_, theirs) in pairs)

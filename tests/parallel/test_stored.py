@@ -34,32 +34,32 @@ def test_every_type_and_shape_comes_back(tmp_path: Path) -> None:
     assert written.files[name].step == 3
     assert stored.spoilt_part(tmp_path) is None
     found = {key: torch.zeros_like(x) for key, x in TENSORS.items()}
-    stored.read(found, tmp_path, group=None)
+    stored.read(found, stored.Reader(tmp_path), group=None)
     assert all(torch.equal(found[key], x) for key, x in TENSORS.items())
     wider = {"half": torch.zeros(5, 3), "long": torch.zeros(300, 14)[:, ::2]}
-    stored.read(wider, tmp_path, group=None)
+    stored.read(wider, stored.Reader(tmp_path), group=None)
     assert all(torch.equal(x, TENSORS[key].float()) for key, x in wider.items())
 
 
 def test_long_tensors_are_written_and_checked_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "FLUSH_BYTES", 256)
-    monkeypatch.setattr(stored, "AHEAD_BYTES", 512)
-    monkeypatch.setattr(blob, "PIECE_BYTES", 100)
+    monkeypatch.setattr(blob, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(blob, "BUFFER_BYTES", 30)
     stored.write(TENSORS, tmp_path, group=None)
     assert stored.spoilt_part(tmp_path) is None
     found = {key: torch.zeros_like(x) for key, x in TENSORS.items()}
-    stored.read(found, tmp_path, group=None)
+    stored.read(found, stored.Reader(tmp_path), group=None)
     assert all(torch.equal(found[key], x) for key, x in TENSORS.items())
 
 
 def test_a_file_that_does_not_read_back_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = writing.read_into
+    real = blob.read_into
 
     def rotten(data: Any, file: int, *, at: int) -> None:
         real(data, file, at=at)
         data ^= 1
 
-    monkeypatch.setattr(writing, "read_into", rotten)
+    monkeypatch.setattr(blob, "read_into", rotten)
     with pytest.raises(CheckpointException) as caught:
         stored.write(TENSORS, tmp_path, group=None)
     ((error, _),) = caught.value.failures.values()
@@ -94,7 +94,7 @@ def test_an_index_from_a_stranger_is_checked(tmp_path: Path, harm: Callable[[str
     path = tmp_path / stored.INDEX
     path.write_text(harm(path.read_text()))
     with pytest.raises(ConfigError, match=told):
-        stored.held_in(tmp_path)
+        stored.Reader(tmp_path)
 
 
 def test_a_part_beyond_the_end_of_its_file_is_told(tmp_path: Path) -> None:

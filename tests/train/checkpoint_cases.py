@@ -48,9 +48,7 @@ def resume(design: Design, directory: str) -> tuple[list[float], dict[str, Any]]
     """Two steps from the newest checkpoint; the state it gave."""
     run, state = runner(design, seed=SEED + 1), TrainState()
     store = Store(Path(directory), design=design)
-    newest = store.newest()
-    assert newest is not None
-    state.load(store.load(newest, run.state()))
+    assert store.newest(lambda newest: state.load(store.load(newest, run.state()))) is not None
     loaded = state.to_dict()
     losses = train(run, state, 2)
     store.close()

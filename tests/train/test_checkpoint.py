@@ -154,7 +154,7 @@ def flip(path: Path) -> None:
 
 
 def older(manifest: Path) -> None:
-    manifest.write_text(manifest.read_text().replace('"schema": 2', '"schema": 1'))
+    manifest.write_text(manifest.read_text().replace('"schema": 3', '"schema": 2'))
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def older(manifest: Path) -> None:
         (lambda folder: flip(folder / "COMMITTED"), "corrupt", "manifest.json is not the one that was committed"),
         (lambda folder: flip(folder / "manifest.json"), "corrupt", "its manifest cannot be read"),
         (lambda folder: (folder / "manifest.json").unlink(), "corrupt", "it has no manifest"),
-        (lambda folder: older(folder / "manifest.json"), "corrupt", "its form is number 1"),
+        (lambda folder: older(folder / "manifest.json"), "corrupt", "its form is number 2"),
         (lambda folder: (folder / "manifest.json").write_text("{"), "corrupt", "its manifest cannot be read"),
         (lambda folder: (folder / "manifest.json").write_text('{"step": 2}'), "corrupt", "its manifest is not one"),
     ],

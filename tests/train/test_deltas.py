@@ -186,7 +186,7 @@ def test_a_kill_at_any_point_leaves_a_whole_checkpoint(tmp_path: Path, monkeypat
         found = newest(left).checkpoint
         assert found is not None, call
         assert corrupt(found) is None, call
-        stored.held_in(found.path)
+        stored.Reader(found.path)
         seen.append((call, found.step))
         shutil.rmtree(left)
 

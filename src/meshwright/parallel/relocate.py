@@ -178,7 +178,7 @@ def move_through(
     ]
     progress = _agreed(problems, source.held, target.held, progress=progress, group=group)
     stored.write(kept(source, group=group), folder, group=group)
-    load(folder, target, group=group)
+    load(stored.Reader(folder), target, group=group)
     return progress
 
 
@@ -192,19 +192,20 @@ def kept(source: State, *, group: dist.ProcessGroup | None) -> dict[str, Tensor]
     return {**mine, **source.own.residuals}
 
 
-def load(source: Path | StorageReader, target: State, *, group: dist.ProcessGroup | None) -> None:
+def load(source: StorageReader, target: State, *, group: dist.ProcessGroup | None) -> None:
     """Every tensor of `target` holds what the checkpoint `source` holds, whatever plan saved it: a move whose source
     is files. Collective over `group`, the processes of the target.
 
     An optimizer of which the checkpoint has nothing begins. Raises ConfigError on every process, before anything is
-    changed, with all that keeps target from being made of the checkpoint.
+    changed, with all that keeps target from being made of the checkpoint; and as `stored.read`, which leaves target
+    half of it.
     """
     held = stored.held_in(source)
     new = afresh(held, target.held)
     if not any(name.startswith(OPTIMIZER) for name in held):
         new = frozenset(name for name in target.held if name.startswith(OPTIMIZER))
     wanted = {name: holding for name, holding in target.held.items() if name not in new}
-    where = str(source) if isinstance(source, Path) else "state"
+    where = str(source.folder) if isinstance(source, stored.Reader) else "state"
     fix = "resume from another checkpoint; nothing of this one was loaded"
     problems = [replace(one, where=where, fix=fix) for one in unfit(held, wanted, names=("checkpoint", "run"))]
     own = {name: target.beside.names.get(name, name) for name in target.tensors if name in wanted}

@@ -171,9 +171,10 @@ def to_huggingface(
     kind = _kind(dtype, values)
     _check_free(path)
 
+    from meshwright.parallel.stored import Reader
     from meshwright.train.huggingface.write import CheckpointParameters, write_folder
 
-    parameters = CheckpointParameters(_checkpoint(run_dir, design), table.ours)
+    parameters = CheckpointParameters(Reader(_checkpoint(run_dir, design)), table.ours)
     path.mkdir(parents=True, exist_ok=True)
     try:
         files = write_folder(

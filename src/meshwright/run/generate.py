@@ -98,18 +98,23 @@ def load_model(run_dir: Path) -> Loaded:
     from meshwright.nn import Decoder
     from meshwright.parallel.precision import dtypes
     from meshwright.parallel.relocate import whole_of
-    from meshwright.train.checkpoint import Store, of_checkpoint
+    from meshwright.train.checkpoint import Checkpoint, Store, of_checkpoint
 
-    store = Store(run_dir / "checkpoints", design=design)
-    checkpoint = store.newest()
+    store, dtype = Store(run_dir / "checkpoints", design=design), dtypes(design.plan, master=design.job.master).master
+    decoders = []
+
+    def load(checkpoint: Checkpoint) -> None:
+        decoder = Decoder(of_checkpoint(design, checkpoint).model).to(dtype)
+        store.load(checkpoint, whole_of(Whole(parts=(decoder,))))
+        decoders.append(decoder)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        checkpoint = store.newest(load)
     if checkpoint is None:
         fix = "let it train until it saves; " + "; ".join(str(problem) for problem in store.skipped)
         raise ConfigError(Problem(what="the run has no complete checkpoint", where=str(run_dir), fix=fix.rstrip("; ")))
-    decoder = Decoder(of_checkpoint(design, checkpoint).model).to(dtypes(design.plan, master=design.job.master).master)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        store.load(checkpoint, whole_of(Whole(parts=(decoder,))))
-    return Loaded(decoder=decoder.eval(), step=checkpoint.step, passed_over=store.skipped)
+    return Loaded(decoder=decoders[-1].eval(), step=checkpoint.step, passed_over=store.skipped)
 
 
 def _check(prompt: str, *, tokens: int, temperature: float, top_k: int | None) -> None:

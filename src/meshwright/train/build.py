@@ -83,7 +83,7 @@ def build(
     corpus = place.corpus or prepare_corpus(design, cache=place.cache)
     spans = SpanFile(place.run_dir, rank=place.rank)
     store, inherited = Store(place.run_dir / "checkpoints", design=design), joining.inherited if joining else None
-    newest = None if inherited else _newest(store)
+    newest = None if inherited else _unless_lost(store, store.committed())
     before = inherited or newest
     design = store.follow(of_checkpoint(asked, newest)) if newest else asked
     state = TrainState(seed=job.seed, step=before.step if before else 0)
@@ -115,7 +115,7 @@ def build(
     )
     if joining is not None:
         run.membership = _membership(run, joining)
-    saved = _begin(run, newest=newest, inherited=inherited)
+    saved = _begin(run, saved=newest is not None, inherited=inherited)
     pause_at = _pause(joining, step=state.step, max_steps=max_steps)
     run.reactors = _reactors(run, place=place, predicted=predicted, saved=saved, pause_at=pause_at)
     if place.rank == 0:
@@ -130,16 +130,15 @@ def _profiler(design: Design, *, place: Place, first_step: int, spans: SpanFile)
     return Profiler(design, rank=place.rank, device=place.device, sampling=sampling, onward=spans)
 
 
-def _begin(run: Run, *, newest: Checkpoint | None, inherited: Inherited | None) -> int | None:
-    """The run stands where it goes on; the step of the newest checkpoint, None where there is none."""
+def _begin(run: Run, *, saved: bool, inherited: Inherited | None) -> int | None:
+    """The run stands where it goes on, by a checkpoint where one was `saved`; the step of the newest, or None."""
     for technique in run.techniques:
         technique.attach(run)
     if inherited is not None:
         take_over(run, inherited)
-        return run.store.newest_step()
-    if newest is not None:
-        run.restore(newest)
-        return newest.step
+        return _step_of(run.store.committed())
+    if saved:
+        return _step_of(_unless_lost(run.store, run.store.newest(run.restore)))
     if run.design.job.start:
         run.start_from(Path(run.design.job.start))
     return None
@@ -158,12 +157,15 @@ def _membership(run: Run, joining: Joining) -> Membership:
     return Membership(copies=copies, change_asked=joining.change_asked, change=joining.change)
 
 
-def _newest(store: Store) -> Checkpoint | None:
-    """What the run goes on from; None where it begins."""
-    newest = store.newest()
+def _unless_lost(store: Store, newest: Checkpoint | None) -> Checkpoint | None:
+    """What the run goes on from; None where it begins. Raises ConfigError where what was saved is lost."""
     if newest is None and any(is_corrupt(problem) for problem in store.skipped):
         raise ConfigError(store.skipped)
     return newest
+
+
+def _step_of(checkpoint: Checkpoint | None) -> int | None:
+    return None if checkpoint is None else checkpoint.step
 
 
 def _say_skipped(observer: Observer, skipped: Sequence[Problem], *, begins: bool) -> None:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -294,10 +295,10 @@ class Run:
 
     def _roll_back(self, *, to: int | None) -> None:
         self.marker.mark(step=self.state.step, section=Section.RESTORE)
-        checkpoint = self.store.newest() if to is None else self.store.of_step(to)
-        if checkpoint is None:
+        if to is not None:
+            self.restore(self.store.of_step(to))
+        elif self.store.newest(partial(self.restore, past=self.state.consumed + self.design.plan.batch)) is None:
             raise ConfigError(self.store.skipped or (Problem(what="there is no checkpoint to roll back to"),))
-        self.restore(checkpoint, past=self.state.consumed + self.design.plan.batch if to is None else None)
         self.clock = time.perf_counter()
 
     def _spoilt(self, number: int, known: Known) -> StepSpoilt:
@@ -340,7 +341,7 @@ class Run:
         return self.laid.is_finite() if self.outer is None else self.outer.is_finite()
 
     def _unsaved(self) -> Problem:
-        newest = self.store.newest()
+        newest = self.store.committed()
         kept = "no checkpoint was saved before" if newest is None else f"step {newest.step} is saved"
         return Problem(
             what=f"parameters are not finite after step {self.state.step}, and are not saved",
@@ -354,10 +355,9 @@ class Run:
         if not self._is_finite():
             raise WorkerFailed(self._unsaved())
         self.ledger.gather(self.learners, self.outer, device=self.feed.device)
-        progress = self.progress()
         state = self.laid_state() if self.outer is None else saved(self.laid_state(), self.outer)
         pace = statistics.median(self.paces) if self.paces else 0.0
-        took = self.store.save(state, step=self.state.step, progress=progress, step_seconds=pace)
+        took = self.store.save(state, step=self.state.step, progress=self.progress(), step_seconds=pace)
         return Saved(
             step=self.state.step,
             seconds=took.stall_seconds,

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -21,15 +22,25 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageReader
 
 from meshwright.cost.holdings import Box, Holding
-from meshwright.parallel.stored.blob import THREADS, checksum_of_file
-from meshwright.parallel.stored.index import INDEX, Entry, Part, read_index
+from meshwright.parallel.stored.blob import THREADS, SpoiltBlock, check_part
+from meshwright.parallel.stored.index import INDEX, Entry, Part, Spoilt, SpoiltError, read_index, spoilt
 from meshwright.parallel.stored.storage import Reader, Writer, opened
 from meshwright.parallel.stored.writing import Earlier, Written
 
-__all__ = ["INDEX", "Earlier", "Written", "held_in", "read", "spoilt_part", "sums", "write"]
+__all__ = [
+    "INDEX",
+    "Earlier",
+    "Reader",
+    "Spoilt",
+    "SpoiltError",
+    "Written",
+    "held_in",
+    "read",
+    "spoilt_part",
+    "sums",
+    "write",
+]
 
-AHEAD_BYTES = 2**27
-AHEAD_OF_MAKING_BYTES = 0  # what is made while it is written should not be in memory before
 _NOTHING = Earlier()
 
 
@@ -47,24 +58,27 @@ def write(
     Every file is on the disk and reads back as it was written, or OSError is raised. What is as in a file of `earlier`
     is referred to. A `planner` of its own may make what is saved while it is written.
     """
-    ahead = AHEAD_BYTES if planner is None else AHEAD_OF_MAKING_BYTES
-    writer = Writer(folder, step=step, earlier=earlier, ahead_bytes=ahead)
+    writer = Writer(folder, step=step, earlier=earlier)
     with _alone(group):
         save(dict(tensors), storage_writer=writer, planner=planner, process_group=group, no_dist=group is None)
     return writer.written
 
 
-def read(targets: Mapping[str, Tensor], source: Path | StorageReader, *, group: dist.ProcessGroup | None) -> None:
-    """`targets` hold what `source` has under their names, each rank its part."""
-    with _alone(group):
-        load(dict(targets), storage_reader=_reader(source), process_group=group, no_dist=group is None)
+def read(targets: Mapping[str, Tensor], source: StorageReader, *, group: dist.ProcessGroup | None) -> None:
+    """`targets` hold what `source` has under their names, each rank its part, of which every byte is read once.
+
+    Raises SpoiltError where one is not as it was written, and OSError where it cannot be read, on every rank what the
+    first found.
+    """
+    with _alone(group), _first_failure():
+        load(dict(targets), storage_reader=source, process_group=group, no_dist=group is None)
 
 
-def held_in(source: Path | StorageReader) -> dict[str, Holding]:
+def held_in(source: StorageReader) -> dict[str, Holding]:
     """Every tensor that `source` has, in the boxes that it was written in; those numbered in place of processes."""
     known: dict[tuple[Box, ...], dict[int, Box]] = {}
     found = {}
-    for name, entry in _reader(source).read_metadata().state_dict_metadata.items():
+    for name, entry in source.read_metadata().state_dict_metadata.items():
         if isinstance(entry, TensorStorageMetadata):
             boxes = tuple(Box(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in entry.chunks)
             parts = known.setdefault(boxes, {index: box for index, box in enumerate(boxes) if box.elements})
@@ -73,8 +87,8 @@ def held_in(source: Path | StorageReader) -> dict[str, Holding]:
     return found
 
 
-def spoilt_part(folder: Path, *, index: int = 0, ways: int = 1) -> tuple[str, str] | None:
-    """File and tensor of the first part whose bytes are not those that were written; None where all are.
+def spoilt_part(folder: Path, *, index: int = 0, ways: int = 1) -> Spoilt | None:
+    """The first block whose bytes are not those that were written; None where all are.
 
     Share `index` of `ways` of the parts is read. Raises OSError where a file cannot be.
     """
@@ -82,23 +96,33 @@ def spoilt_part(folder: Path, *, index: int = 0, ways: int = 1) -> tuple[str, st
     with ExitStack() as stack, ThreadPoolExecutor(THREADS) as pool:
         files = {file: stack.enter_context(opened(folder / file)) for file in {part.file for _, _, part in parts}}
 
-        def is_right(each: tuple[str, Entry, Part]) -> bool:
-            _, entry, part = each
-            return checksum_of_file(files[part.file], at=part.at, size=entry.part_bytes(part)) == part.sha256
+        def look(each: tuple[str, Entry, Part]) -> Spoilt | None:
+            name, entry, part = each
+            size = entry.part_bytes(part)
+            try:
+                check_part(files[part.file], at=part.at, size=size, sums=part.sums)
+            except SpoiltBlock as error:
+                return spoilt(name, entry, part, error.number)
+            return None
 
-        for right, (name, _, part) in zip(pool.map(is_right, parts), parts, strict=True):
-            if not right:
-                return part.file, name
-    return None
-
-
-def sums(folder: Path) -> dict[tuple[str, tuple[int, ...]], str]:
-    """The checksum of every part that `folder` says it has, by tensor and where the part begins."""
-    return {(name, part.starts): part.sha256 for name, _, part in read_index(folder).everything()}
+        return next((found for found in pool.map(look, parts) if found is not None), None)
 
 
-def _reader(source: Path | StorageReader) -> StorageReader:
-    return Reader(source) if isinstance(source, Path) else source
+def sums(folder: Path) -> dict[tuple[str, tuple[int, ...]], tuple[int, ...]]:
+    """Those of the blocks of every part that `folder` says it has, by tensor and where the part begins."""
+    return {(name, part.starts): part.sums for name, _, part in read_index(folder).everything()}
+
+
+@contextmanager
+def _first_failure() -> Iterator[None]:
+    """What torch tells of all ranks at once is raised as what the first found, where that is of files."""
+    try:
+        yield
+    except CheckpointException as error:
+        first, _ = next(iter(error.failures.values()))
+        if isinstance(first, SpoiltError | OSError):
+            raise first from None
+        raise
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The index of stored tensors: of each its shape and type, and where every part of it lies, with a checksum."""
+"""The index of stored tensors: of each its shape and type, and where every part of it lies, with its sums."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from meshwright.parallel.stored.blob import block, num_blocks
 from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.json_text import parse_json
@@ -21,13 +22,16 @@ MOST_TOLD = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Elements [start, start + size) of every dim, row by row from byte `at` of `file`, which lies beside the index."""
+    """Elements [start, start + size) of every dim, row by row from byte `at` of `file`, which lies beside the index.
+
+    `sums` are of its blocks.
+    """
 
     starts: tuple[int, ...]
     sizes: tuple[int, ...]
     file: str
     at: int
-    sha256: str
+    sums: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +53,36 @@ class Entry:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Index:
     tensors: Mapping[str, Entry]
-    schema: int = 1
+    schema: int = 2
 
     def everything(self) -> Iterator[tuple[str, Entry, Part]]:
         """Every part with its tensor, in the order of the files."""
         found = [(name, entry, part) for name, entry in self.tensors.items() for part in entry.parts]
         return iter(sorted(found, key=lambda each: (each[2].file, each[2].at)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spoilt:
+    """Bytes [start, stop) of `file`, a block of a part of `tensor`, are not those that were written."""
+
+    file: str
+    tensor: str
+    start: int
+    stop: int
+
+
+class SpoiltError(Exception):
+    """What was to be read is spoilt."""
+
+    def __init__(self, spoilt: Spoilt) -> None:
+        super().__init__(spoilt)
+        self.spoilt = spoilt
+
+
+def spoilt(tensor: str, entry: Entry, part: Part, number: int) -> Spoilt:
+    """Block `number` of `part`."""
+    start, stop = block(number, entry.part_bytes(part))
+    return Spoilt(file=part.file, tensor=tensor, start=part.at + start, stop=part.at + stop)
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -99,10 +127,13 @@ def _wrong(index: Index) -> Iterator[str]:
             dtype_of(entry.dtype)
         except ValueError as error:
             yield f"{name}: {error}"
+            continue
         for part in entry.parts:
             bounds = zip(part.starts, part.sizes, entry.shape, strict=False)
             inside = all(start >= 0 and size >= 0 and start + size <= whole for start, size, whole in bounds)
             if not (inside and len(part.starts) == len(part.sizes) == len(entry.shape)):
                 yield f"{name} is {entry.shape} and has a part {part.sizes} at {part.starts}"
+            elif len(part.sums) != num_blocks(entry.part_bytes(part)):
+                yield f"{name} has a part {part.sizes} of {len(part.sums)} sums"
             if part.at < 0 or part.file in ("", ".", "..") or Path(part.file).name != part.file:
                 yield f"{name} has a part at {part.at} of {part.file!r}"

@@ -24,16 +24,16 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from meshwright.parallel.stored.blob import THREADS, bytes_of, lies_whole, read_into
-from meshwright.parallel.stored.index import Entry, Index, Part, dtype_of, read_index, write_index
+from meshwright.parallel.stored.blob import THREADS, SpoiltBlock, bytes_of, check_ends, lies_whole, read_part
+from meshwright.parallel.stored.index import Entry, Index, Part, SpoiltError, dtype_of, read_index, spoilt, write_index
 from meshwright.parallel.stored.writing import Earlier, Key, Written, write_parts
 
 
 class Writer(StorageWriter):
     """Tensors into `folder`, at `step`; `written` says afterwards which files this rank has there."""
 
-    def __init__(self, folder: Path, *, step: int, earlier: Earlier, ahead_bytes: int) -> None:
-        self._folder, self._step, self._earlier, self._ahead_bytes = folder, step, earlier, ahead_bytes
+    def __init__(self, folder: Path, *, step: int, earlier: Earlier) -> None:
+        self._folder, self._step, self._earlier = folder, step, earlier
         self.written = Written(folder=folder)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -58,13 +58,12 @@ class Writer(StorageWriter):
             rank=plan.storage_data,
             step=self._step,
             earlier=self._earlier,
-            ahead_bytes=self._ahead_bytes,
         )
         places = {key: (name, place) for name, file in self.written.files.items() for key, place in file.parts.items()}
         results = []
         for item, key in zip(plan.items, keys, strict=True):
             name, place = places[key]
-            part = Part(starts=key[1], sizes=key[2], file=name, at=place.at, sha256=place.sha256)
+            part = Part(starts=key[1], sizes=key[2], file=name, at=place.at, sums=place.sums)
             results.append(WriteResult(index=item.index, size_in_bytes=0, storage_data=part))
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
@@ -93,20 +92,21 @@ class Reader(StorageReader):
     """Tensors out of `folder`, parts of the size of a tensor straight into its memory."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._parts: dict[MetadataIndex, tuple[Entry, Part]] = {}
+        """The index is read, and kept. Raises as `read_index`."""
+        self.folder = folder
+        index = read_index(folder)
+        self._parts = {MetadataIndex(name, part.starts): (entry, part) for name, entry, part in index.everything()}
+        tensors = {name: _described(entry) for name, entry in index.tensors.items()}
+        self._metadata = Metadata(state_dict_metadata=tensors)  # type: ignore[arg-type]  # invariant
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        self._parts = {}
+        """Nothing is open between loads."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        index = read_index(self._folder)
-        places = {MetadataIndex(name, part.starts): (entry, part) for name, entry, part in index.everything()}
-        tensors = {name: _described(entry) for name, entry in index.tensors.items()}
-        return Metadata(state_dict_metadata=tensors, storage_data=places)  # type: ignore[arg-type]  # invariant
+        return self._metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        self._parts = metadata.storage_data
+        """The index is all that is needed."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return plan
@@ -120,11 +120,14 @@ class Reader(StorageReader):
         targets = [planner.resolve_tensor(item).detach() for item in plan.items]
         with ExitStack() as stack, ThreadPoolExecutor(THREADS) as pool:
             names = {part.file for _, part in parts}
-            files = {name: stack.enter_context(opened(self._folder / name)) for name in names}
+            files = {name: stack.enter_context(opened(self.folder / name)) for name in names}
 
             def read(number: int) -> None:
                 entry, part = parts[number]
-                _read(plan.items[number], targets[number], entry, part, file=files[part.file])
+                try:
+                    _read(plan.items[number], targets[number], entry, part, file=files[part.file])
+                except SpoiltBlock as error:
+                    raise SpoiltError(spoilt(plan.items[number].storage_index.fqn, entry, part, error.number)) from None
 
             list(pool.map(read, order))
         done: Future[None] = Future()
@@ -162,14 +165,14 @@ def _described(entry: Entry) -> TensorStorageMetadata:
 def _read(item: ReadItem, target: Tensor, entry: Entry, part: Part, *, file: int) -> None:
     """`target` holds what `item` asks of `part`: rows are read, and cut where not all of their elements are meant."""
     starts, sizes = tuple(item.storage_offsets), tuple(item.lengths)
-    row_bytes = math.prod(part.sizes[1:]) * entry.item_bytes
-    at = part.at + (starts[0] * row_bytes if starts else 0)
-    kind = dtype_of(entry.dtype)
+    size, kind = entry.part_bytes(part), dtype_of(entry.dtype)
+    check_ends(file, part.at + size)
+    start = starts[0] * math.prod(part.sizes[1:]) * kind.itemsize if starts else 0
     if sizes[1:] == part.sizes[1:] and lies_whole(target) and target.dtype == kind:
-        read_into(bytes_of(target), file, at=at)
+        read_part(bytes_of(target), file, at=part.at, size=size, sums=part.sums, start=start)
         return
     rows = torch.empty((*sizes[:1], *part.sizes[1:]), dtype=kind)
-    read_into(bytes_of(rows), file, at=at)
+    read_part(bytes_of(rows), file, at=part.at, size=size, sums=part.sums, start=start)
     for dim in range(1, len(sizes)):
         rows = rows.narrow(dim, starts[dim], sizes[dim])
     with torch.no_grad():

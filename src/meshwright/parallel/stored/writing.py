@@ -1,34 +1,31 @@
-"""Writing one rank's parts of tensors: checksums, writes, flushes and reading back go on side by side, and what has not
-changed since an earlier checkpoint is referred to by a hard link."""
+"""Writing one rank's parts of tensors: flushes and reading back go on beside the writes, and what has not changed since
+an earlier checkpoint is referred to by a hard link."""
 
 from __future__ import annotations
 
 import os
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 from torch import Tensor
 
-from meshwright.parallel.stored.blob import THREADS, Bytes, bytes_of, checksum, pieces, read_into
+from meshwright.parallel.stored.blob import Bytes, SpoiltBlock, block, bytes_of, check_part, num_blocks, sum_of_block
 
 FLUSH_BYTES = 2**25
-CHECKED_BYTES = 2**20
-CHECKS = 2  # parts that are read back while the next is written
+BESIDE = 2  # threads beside the one that writes: a flush, and what is read back
 
 Key = tuple[str, tuple[int, ...], tuple[int, ...], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a part lies in its file, and its checksum."""
+    """Where a part lies in its file, and the sums of its blocks."""
 
     at: int
-    sha256: str
+    sums: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +44,9 @@ class Written:
     folder: Path
     files: Mapping[str, File] = field(default_factory=dict)
 
-    def checksum(self, key: Key) -> str | None:
-        return next((file.parts[key].sha256 for file in self.files.values() if key in file.parts), None)
+    def sums(self) -> dict[Key, tuple[int, ...]]:
+        """Of every part."""
+        return {key: place.sums for file in self.files.values() for key, place in file.parts.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +60,23 @@ class Earlier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A part to be written: its bytes and their checksum."""
+    """A part to be written, and the sums of its first blocks, as many as were asked for until now."""
 
     key: Key
     data: Bytes
-    sha256: str
+    sums: list[int] = field(default_factory=list)
+
+    def sum(self, number: int) -> int:
+        """Of block `number`; those before it were asked for."""
+        if number == len(self.sums):
+            self.sums.append(sum_of_block(self.data, number))
+        return self.sums[number]
+
+    def is_as(self, sums: Sequence[int] | None) -> bool:
+        """Whether its blocks have these sums. No more of them are summed than it takes to tell."""
+        if sums is None or len(sums) != num_blocks(self.data.nbytes):
+            return False
+        return all(self.sum(number) == known for number, known in enumerate(sums))
 
 
 def write_parts(
@@ -77,35 +87,16 @@ def write_parts(
     rank: int,
     step: int,
     earlier: Earlier,
-    ahead_bytes: int,
 ) -> Written:
     """`folder` has the parts `keys` of this rank, of which `resolve(i)` gives the i-th; each is on the disk and reads
-    back as it was. Of them `ahead_bytes` are summed ahead of the write. Raises OSError otherwise."""
-    with ExitStack() as stack:
-        pool = stack.enter_context(ThreadPoolExecutor(THREADS))
+    back as it was. None is asked for before the one before it is written, or waits to be referred to. Raises OSError
+    otherwise."""
+    with ExitStack() as stack, ThreadPoolExecutor(BESIDE) as pool:
         outs = _Outs(folder, rank=rank, step=step, last=earlier.last, pool=pool, stack=stack)
         referring = _Referring(folder, keys, shared=earlier.shared, write=outs.put)
-        for piece in _summed(keys, resolve, pool, ahead_bytes=ahead_bytes):
-            referring.put(piece)
+        for number, key in enumerate(keys):
+            referring.put(Piece(key=key, data=bytes_of(resolve(number))))
         return Written(folder=folder, files={**outs.finish(), **referring.files})
-
-
-def _summed(
-    keys: Sequence[Key], resolve: Callable[[int], Tensor], pool: ThreadPoolExecutor, *, ahead_bytes: int
-) -> Iterator[Piece]:
-    """Every part with its checksum, which is made while those before it are written."""
-    waiting: deque[tuple[Key, Bytes, Future[str]]] = deque()
-    ahead = 0
-    for number, key in enumerate(keys):
-        data = bytes_of(resolve(number))
-        waiting.append((key, data, pool.submit(checksum, data)))
-        ahead += data.nbytes
-        while ahead > ahead_bytes and len(waiting) > 1:
-            done, bytes_, future = waiting.popleft()
-            ahead -= bytes_.nbytes
-            yield Piece(key=done, data=bytes_, sha256=future.result())
-    for done, bytes_, future in waiting:
-        yield Piece(key=done, data=bytes_, sha256=future.result())
 
 
 class _Referring:
@@ -127,7 +118,7 @@ class _Referring:
             return
         file, waiting = self._shared.files[name], self._waiting[name]
         waiting.append(piece)
-        same = file.parts[piece.key].sha256 == piece.sha256
+        same = piece.is_as(file.parts[piece.key].sums)
         if same and len(waiting) < len(file.parts):
             return
         del self._waiting[name]
@@ -151,12 +142,13 @@ class _Outs:
     def __init__(
         self, folder: Path, *, rank: int, step: int, last: Written | None, pool: ThreadPoolExecutor, stack: ExitStack
     ) -> None:
-        self._folder, self._rank, self._step, self._last = folder, rank, step, last
+        self._folder, self._rank, self._step = folder, rank, step
+        self._last = {} if last is None else last.sums()
         self._pool, self._stack = pool, stack
         self._open: dict[str, _Out] = {}
 
     def put(self, piece: Piece) -> None:
-        still = self._last is not None and self._last.checksum(piece.key) == piece.sha256
+        still = piece.is_as(self._last.get(piece.key))
         name = f"rank-{self._rank}-still-{self._step:08d}.tensors" if still else f"rank-{self._rank}.tensors"
         if name not in self._open:
             self._open[name] = self._stack.enter_context(_Out(self._folder / name, self._pool))
@@ -176,7 +168,7 @@ class _Out:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         self._flush: Future[None] | None = None
         self._flushed = 0
-        self._checks: deque[Future[None]] = deque()
+        self._checks: list[Future[None]] = []
         self.bytes = 0
         self.parts: dict[Key, Place] = {}
 
@@ -188,14 +180,14 @@ class _Out:
 
     def append(self, piece: Piece) -> None:
         at, data = self.bytes, piece.data
-        for start, stop in pieces(data.nbytes):
+        for number in range(num_blocks(data.nbytes)):
+            start, stop = block(number, data.nbytes)
+            piece.sum(number)  # brings the block into the caches from which it is written
             self._write(data.data[start:stop])
             if self.bytes - self._flushed >= FLUSH_BYTES:
                 self._begin_flush()
-        self.parts[piece.key] = Place(at=at, sha256=piece.sha256)
-        self._checks.append(self._pool.submit(self._check, data, at))
-        while len(self._checks) > CHECKS:
-            self._checks.popleft().result()
+        self.parts[piece.key] = Place(at=at, sums=tuple(piece.sums))
+        self._checks.append(self._pool.submit(self._check, self.parts[piece.key], data.nbytes))
 
     def finish(self) -> None:
         for check in self._checks:
@@ -218,10 +210,8 @@ class _Out:
         self._flushed = self.bytes
         self._flush = self._pool.submit(os.fsync, self._file)
 
-    def _check(self, data: Bytes, at: int) -> None:
-        found: Bytes = np.empty(min(data.nbytes, CHECKED_BYTES), dtype=np.uint8)
-        for start in range(0, data.nbytes, CHECKED_BYTES):
-            wanted = data[start : start + CHECKED_BYTES]
-            read_into(found[: wanted.nbytes], self._file, at=at + start)
-            if not np.array_equal(found[: wanted.nbytes], wanted):
-                raise OSError(f"{self._path} does not read back as it was written")
+    def _check(self, place: Place, size: int) -> None:
+        try:
+            check_part(self._file, at=place.at, size=size, sums=place.sums)
+        except SpoiltBlock as error:
+            raise OSError(f"{self._path} does not read back as it was written") from error

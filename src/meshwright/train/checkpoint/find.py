@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshwright.parallel import stored
+from meshwright.parallel.stored import Reader, Spoilt, SpoiltError
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.low_rank import ranks_of
 from meshwright.spec.plan import Design
@@ -114,33 +115,49 @@ def _leaves(path: Path, name: str) -> bool:
 
 
 def corrupt(checkpoint: Checkpoint, *, share: int = 0, ways: int = 1) -> Problem | None:
-    """The first part of a tensor whose content is not what was saved; None when all are. Share `share` of `ways` of
-    them is read."""
+    """The first block of a tensor whose content is not what was saved; None when all are. Share `share` of `ways` of
+    what it holds is read."""
     try:
-        why = _spoilt(checkpoint, share=share, ways=ways)
-    except OSError as error:
-        why = f"it cannot be read: {error}"
-    except ConfigError as error:
-        why = str(error.problems[0])
-    if why is None:
-        return None
+        _check_index(checkpoint)
+        found = stored.spoilt_part(checkpoint.path, index=share, ways=ways)
+    except (OSError, ConfigError) as error:
+        return corruption(checkpoint, error)
+    return None if found is None else corruption(checkpoint, SpoiltError(found))
+
+
+def reader_of(checkpoint: Checkpoint) -> Reader | Problem:
+    """Its tensors, whose blocks are checked as they are read; or why there are none."""
+    try:
+        _check_index(checkpoint)
+        return Reader(checkpoint.path)
+    except (OSError, ConfigError) as error:
+        return corruption(checkpoint, error)
+
+
+def corruption(checkpoint: Checkpoint, error: SpoiltError | OSError | ConfigError) -> Problem:
+    """What `error`, met where `checkpoint` was read, tells of it."""
+    if isinstance(error, SpoiltError):
+        why = _told(error.spoilt, checkpoint.manifest)
+    else:
+        why = str(error.problems[0]) if isinstance(error, ConfigError) else f"it cannot be read: {error}"
     fix = "resume from another checkpoint, or delete it"
     return Problem(what=_CORRUPT, where=str(checkpoint.path), why=why, fix=fix)
 
 
-def _spoilt(checkpoint: Checkpoint, *, share: int, ways: int) -> str | None:
-    manifest, unlike = checkpoint.manifest, "is not the one that was saved"
-    if digest_of(checkpoint.path / stored.INDEX) != manifest.index:
-        return f"the checksum of {stored.INDEX} {unlike}"
-    found = stored.spoilt_part(checkpoint.path, index=share, ways=ways)
-    if found is None:
-        return None
-    file, tensor = found
-    if file not in manifest.files:
-        return f"{tensor} is in {file}, of which {MANIFEST} does not know"
-    step = manifest.files[file].step
+def _check_index(checkpoint: Checkpoint) -> None:
+    path = checkpoint.path / stored.INDEX
+    if digest_of(path) != checkpoint.manifest.index:
+        what = f"the checksum of {stored.INDEX} is not the one that was saved"
+        raise ConfigError(Problem(what=what))
+
+
+def _told(found: Spoilt, manifest: Manifest) -> str:
+    if found.file not in manifest.files:
+        return f"{found.tensor} is in {found.file}, of which {MANIFEST} does not know"
+    step = manifest.files[found.file].step
     common = "" if step == manifest.step else f", which step {step} wrote and others may have in common,"
-    return f"the checksum of {tensor} in {file}{common} {unlike}"
+    where = f"from byte {found.start} to {found.stop}"
+    return f"the checksum of {found.tensor} in {found.file}{common} is not the one that was saved, {where}"
 
 
 def other_model(checkpoint: Checkpoint) -> Problem:

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: its files with sizes and checksums, its step, plan, model and versions."""
+"""What a checkpoint says of itself: its files with sizes, its step, plan, model and versions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from meshwright.spec.model import MatrixRank, ModelSpec
 
 MANIFEST = "manifest.json"
 COMMITTED = "COMMITTED"
-SCHEMA = 2
+SCHEMA = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ def read_manifest(folder: Path) -> Manifest | str:
     except (OSError, ValueError) as error:
         return f"its manifest cannot be read: {error}"
     if isinstance(value, dict) and value.get("schema", SCHEMA) != SCHEMA:
-        return f"its form is number {value['schema']}, and this version reads {SCHEMA}"
+        return f"its form is number {value['schema']}, and this version reads {SCHEMA}; what saved it reads it"
     try:
         return codec.decode(Manifest, value)
     except ConfigError as error:

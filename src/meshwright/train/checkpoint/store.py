@@ -19,20 +19,22 @@ from torch.distributed.checkpoint.api import CheckpointException
 import meshwright
 from meshwright.catalog.huggingface.folder import open_folder
 from meshwright.parallel import relocate, stored
-from meshwright.parallel.stored import Earlier, Written
+from meshwright.parallel.stored import Earlier, SpoiltError, Written
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit, Problem
 from meshwright.spec.low_rank import ranks_of
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design
 from meshwright.train.checkpoint.find import (
     Checkpoint,
-    Found,
     corrupt,
+    corruption,
+    is_corrupt,
     is_other_model,
     newest,
     open_checkpoint,
     other_model,
     path_of,
+    reader_of,
 )
 from meshwright.train.checkpoint.manifest import Manifest, model_digest
 from meshwright.train.checkpoint.peers import Peers, told
@@ -92,16 +94,28 @@ class Store:
         self._peers.agree(lambda: forget(self._directory, after=step) if self._peers.rank == 0 else None)
         return found
 
-    def newest(self) -> Checkpoint | None:
-        """The newest complete checkpoint with every checksum right, or None; `skipped` tells what was passed over.
+    def committed(self) -> Checkpoint | None:
+        """The newest complete checkpoint by its marker and the sizes of its files, or None; no tensor is read.
 
-        Raises ConfigError when all that is complete is of another model.
+        `skipped` tells what was passed over. Collective. Raises ConfigError when all that is complete is of another
+        model.
         """
+        return self._newest(lambda _: None)
+
+    def newest(self, load: Callable[[Checkpoint], object] | None = None) -> Checkpoint | None:
+        """The newest complete checkpoint that `load` took up, or None; `skipped` tells what was passed over.
+
+        `load` ends in `self.load`; one that it finds corrupt is passed over, and the one before is taken up in its
+        place. Without it every byte is read and checked. Collective. Raises as `committed` and `load` do.
+        """
+        return self._newest(self._spoilt if load is None else partial(self._loaded, load))
+
+    def _newest(self, problem_of: Callable[[Checkpoint], Problem | None]) -> Checkpoint | None:
         self.wait()
         spoilt: dict[Path, Problem] = {}
         while True:
             found = self._peers.share(partial(newest, self._directory, model=self._model, without=tuple(spoilt)))
-            problem = self._spoilt(found.checkpoint) if found.checkpoint else None
+            problem = problem_of(found.checkpoint) if found.checkpoint else None
             if found.checkpoint is None or problem is None:
                 break
             spoilt[found.checkpoint.path] = problem
@@ -110,6 +124,17 @@ class Store:
         if found.checkpoint is None and others:
             raise ConfigError(others)
         return found.checkpoint
+
+    def _loaded(self, load: Callable[[Checkpoint], object], checkpoint: Checkpoint) -> Problem | None:
+        """What `load` found corrupt of `checkpoint`."""
+        try:
+            load(checkpoint)
+        except ConfigError as error:
+            problem = error.problems[0]
+            if is_corrupt(problem) and problem.where == str(checkpoint.path):
+                return problem
+            raise
+        return None
 
     def at(self, path: Path) -> Checkpoint:
         """The checkpoint in `path`. Raises ConfigError that says why it cannot be used."""
@@ -125,12 +150,21 @@ class Store:
     def load(self, checkpoint: Checkpoint, target: relocate.State) -> dict[str, Any]:
         """`target` holds the checkpoint, whatever plan saved it; returns the progress given to `save`.
 
-        Raises ConfigError before anything is changed when it is of another model, lacks a tensor or has one too many.
+        Every byte is read once, and checked as it is taken. Raises ConfigError before anything is changed when it is
+        of another model, lacks a tensor or has one too many; and on every rank, with `target` half of it, when a block
+        is not what was saved.
         """
         if checkpoint.manifest.model != self._model:
             raise ConfigError(other_model(checkpoint))
         self.wait()
-        relocate.load(checkpoint.path, target, group=self._peers.group)
+        reader = reader_of(checkpoint)
+        problems = self._peers.gather(reader if isinstance(reader, Problem) else None)
+        if isinstance(reader, Problem) or any(problems):
+            raise ConfigError([problem for problem in problems if problem is not None])
+        try:
+            relocate.load(reader, target, group=self._peers.group)
+        except (SpoiltError, OSError) as error:
+            raise ConfigError(corruption(checkpoint, error)) from error
         return dict(checkpoint.manifest.state)
 
     def save(
@@ -180,11 +214,6 @@ class Store:
         failure = self._peers.agree(lambda: load_weights(target, folder, group=self._peers.group))
         if isinstance(failure, Problem):
             raise ConfigError(failure)
-
-    def newest_step(self) -> int | None:
-        """That of the newest checkpoint that is complete by its marker and the sizes of its files. Collective."""
-        found: Found = self.share(partial(newest, self._directory, model=self._model))
-        return None if found.checkpoint is None else found.checkpoint.step
 
     def abandon(self) -> None:
         """No save is under way: one that was may have failed, since other ranks were lost."""

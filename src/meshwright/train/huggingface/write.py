@@ -27,19 +27,21 @@ Announced = tuple[str, tuple[int, ...]]
 
 @dataclass(slots=True)
 class CheckpointParameters:
-    """Parameters of a checkpoint in `folder`, read whole when asked for and kept while the next tensors need them.
+    """Parameters of a checkpoint, read whole when asked for and kept while the next tensors need them.
 
     A matrix that the checkpoint has as two thin ones is their product.
     """
 
-    folder: Path
+    source: stored.Reader
     shapes: Mapping[str, tuple[int, ...]]
     _kept: dict[str, Tensor] = field(default_factory=dict)
-    _stored: dict[str, Holding] = field(default_factory=dict)
+    _stored: Mapping[str, Holding] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._stored = stored.held_in(self.source)
 
     def get(self, name: str) -> Tensor:
         if name not in self._kept:
-            self._stored = self._stored or stored.held_in(self.folder)
             halves = factor_names(name)
             thin = f"{MODEL}{name}" not in self._stored and f"{MODEL}{halves[0]}" in self._stored
             self._kept[name] = self._product(halves) if thin else self._read(name, self.shapes[name])
@@ -51,7 +53,7 @@ class CheckpointParameters:
 
     def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
         made = torch.empty(shape, dtype=torch.float32)
-        stored.read({f"{MODEL}{name}": made}, self.folder, group=None)
+        stored.read({f"{MODEL}{name}": made}, self.source, group=None)
         return made
 
     def keep_only(self, names: set[str]) -> None:
