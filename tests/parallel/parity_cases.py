@@ -244,9 +244,9 @@ def whole(x: Tensor) -> numpy.ndarray:
 def compare(expected: Outcome, found: list[Outcome]) -> None:
     """Every rank's losses and norm, and every gradient and parameter of the whole model, are the reference's."""
     for outcome in found:
-        assert outcome.loss == pytest.approx(expected.loss, rel=0, abs=TOLERANCE)
-        assert outcome.evaluation == pytest.approx(expected.evaluation, rel=0, abs=TOLERANCE)
-        assert outcome.norm == pytest.approx(expected.norm, rel=0, abs=TOLERANCE)
+        for what in ("loss", "evaluation", "norm"):
+            found_one, wanted_one = getattr(outcome, what), getattr(expected, what)
+            assert found_one == pytest.approx(wanted_one, rel=0, abs=TOLERANCE), f"{what} {found_one}, not {wanted_one}"
     for what in ("gradients", "parameters"):
         wanted = getattr(expected, what)
         seen = set()
