@@ -28,6 +28,8 @@ def _fewer_ranks(draw: Draw) -> Iterator[Draw]:
                 one = replace(one, sharding="none")
             if one.size(AxisName.TENSOR) == 1:
                 one = replace(one, sequence_parallel=False)
+            if name == AxisName.TENSOR.value:
+                yield replace(one, tensor_grid=Draw().tensor_grid)
             yield _restaged(one) if name == AxisName.PIPELINE.value else one
 
 
@@ -65,6 +67,9 @@ def _plainer(draw: Draw) -> Iterator[Draw]:
         "frozen",
         "prefix",
         "factored",
+        "routing",
+        "offload",
+        "tensor_grid",
     ):
         yield replace(draw, **{name: getattr(plain, name)})
     yield replace(draw, recompute=("none",) * draw.layers)

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from meshwright.spec.plan import AxisName
-from tests.parallel import draws, planted_cases, reproduce
+from tests.parallel import drawing, draws, planted_cases, reproduce
 from tests.parallel.draws import Draw
 from tests.support.pool import Pool
 
@@ -39,7 +39,7 @@ PLANTED: dict[str, tuple[Callable[[Draw], bool], tuple[Draw, ...]]] = {
 
 @cache
 def drawn() -> list[Draw]:
-    return draws.legal(60, seed=11)
+    return drawing.legal(60, seed=11)
 
 
 @pytest.mark.parametrize("name", PLANTED)
