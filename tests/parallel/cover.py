@@ -7,7 +7,8 @@ from dataclasses import asdict, replace
 from itertools import combinations
 
 from meshwright.spec.plan import AxisName
-from tests.parallel.draws import Draw, is_whole
+from tests.parallel.drawing import is_whole
+from tests.parallel.draws import Draw
 
 
 def choices(draw: Draw) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -20,8 +21,9 @@ from meshwright.parallel.optimizer import block_of
 from meshwright.spec.job import DataSpec, Source
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.optimizer import Optimizer, OptimizerSpec
-from meshwright.spec.plan import AxisName, Design, Plan
+from meshwright.spec.plan import AxisName, Design, Offload, Plan
 from meshwright.spec.targets import MASKED
+from tests.parallel.offload_cases import copying
 from tests.parallel.reference_optimizers import is_small, update
 
 SEED = 5
@@ -201,7 +203,15 @@ def mesh_over(plan: Plan) -> Mesh:
 
 
 def one_rank(design: Design, packed: Documents, masks: Masks = Masks.NONE) -> Outcome:
-    """The same step laid out. Gradients and parameters are those of this rank's stages, gathered whole."""
+    """The same step laid out. Gradients and parameters are those of this rank's stages, gathered whole. What a plan
+    offloads is copied there and back, as where the host's memory is another than the device's."""
+    with ExitStack() as stack:
+        if any(group.offload is not Offload.NONE for group in design.plan.groups):
+            copying(stack)
+        return _one_rank(design, packed, masks)
+
+
+def _one_rank(design: Design, packed: Documents, masks: Masks) -> Outcome:
     plan = design.plan
     mesh = mesh_over(plan)
     laid = lay(design, mesh, device="cpu", seed=SEED)
@@ -244,9 +254,9 @@ def whole(x: Tensor) -> numpy.ndarray:
 def compare(expected: Outcome, found: list[Outcome]) -> None:
     """Every rank's losses and norm, and every gradient and parameter of the whole model, are the reference's."""
     for outcome in found:
-        assert outcome.loss == pytest.approx(expected.loss, rel=0, abs=TOLERANCE)
-        assert outcome.evaluation == pytest.approx(expected.evaluation, rel=0, abs=TOLERANCE)
-        assert outcome.norm == pytest.approx(expected.norm, rel=0, abs=TOLERANCE)
+        for what in ("loss", "evaluation", "norm"):
+            found_one, wanted_one = getattr(outcome, what), getattr(expected, what)
+            assert found_one == pytest.approx(wanted_one, rel=0, abs=TOLERANCE), f"{what} {found_one}, not {wanted_one}"
     for what in ("gradients", "parameters"):
         wanted = getattr(expected, what)
         seen = set()

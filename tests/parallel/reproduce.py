@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 
 from tests.parallel import parity_cases
 from tests.parallel.draws import Draw, build, read, refused
@@ -11,15 +12,17 @@ from tests.parallel.simpler import simpler
 from tests.support.designs import SEQUENCE
 from tests.support.pool import Pool
 
+# What a rank does of a design.
+Rank = Callable[..., Outcome]
 MOST_TRIES = 120
 # How far a loss and the whole gradient may be from those of fp64, as parts of them.
 NEAR = {"fp32": 1e-4, "bf16": 0.1}
 
 
-def beside_one_device(pool: Pool, draw: Draw) -> None:
+def beside_one_device(pool: Pool, draw: Draw, *, rank: Rank = parity_cases.one_rank) -> None:
     """Every rank's losses, norm, gradients and parameters are those of one device; AssertionError where not."""
     given = (build(draw), Documents(draw.documents), Masks(draw.masks))
-    found = pool.run(parity_cases.one_rank, *given, ranks=draw.ranks)
+    found = pool.run(rank, *given, ranks=draw.ranks)
     expected, bound = _reference(draw), NEAR.get(draw.precision)
     if bound is None:
         parity_cases.compare(expected, found)
@@ -41,22 +44,24 @@ def _reference(draw: Draw) -> Outcome:
     )
 
 
-def check(pool: Pool, draw: Draw) -> None:
+def check(pool: Pool, draw: Draw, *, rank: Rank = parity_cases.one_rank) -> None:
     """As `beside_one_device`; where not, the smallest draw that fails is found and told with how to run it."""
-    failure = _failure(pool, draw)
+    failure = _failure(pool, draw, rank=rank)
     if failure is None:
         return
-    smallest, failure = shrink(pool, draw, failure)
+    smallest, failure = shrink(pool, draw, failure, rank=rank)
     raise AssertionError(f"python -m tests.parallel.reproduce '{smallest}'\n{failure}") from None
 
 
-def shrink(pool: Pool, draw: Draw, failure: AssertionError) -> tuple[Draw, AssertionError]:
+def shrink(
+    pool: Pool, draw: Draw, failure: AssertionError, *, rank: Rank = parity_cases.one_rank
+) -> tuple[Draw, AssertionError]:
     """The last of a chain of simpler draws that all fail, and how it fails."""
     tries = 0
     while True:
         for one in simpler(draw):
             tries += 1
-            found = _failure(pool, one)
+            found = _failure(pool, one, rank=rank)
             if found is not None:
                 draw, failure = one, found
                 break
@@ -66,25 +71,25 @@ def shrink(pool: Pool, draw: Draw, failure: AssertionError) -> tuple[Draw, Asser
             return draw, failure
 
 
-def _failure(pool: Pool, draw: Draw) -> AssertionError | None:
+def _failure(pool: Pool, draw: Draw, *, rank: Rank) -> AssertionError | None:
     try:
-        beside_one_device(pool, draw)
+        beside_one_device(pool, draw, rank=rank)
     except AssertionError as failure:
         return failure
     return None
 
 
-def main() -> None:
-    draw = read(sys.argv[1])
+def main(arguments: Sequence[str], *, rank: Rank = parity_cases.one_rank) -> None:
+    draw = read(arguments[0])
     for problem in refused(draw):
         print(problem)
     pool = Pool()
     try:
-        beside_one_device(pool, draw)
+        beside_one_device(pool, draw, rank=rank)
     finally:
         pool.close()
     print(f"{draw.ranks} ranks give what one device gives")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -20,7 +20,7 @@ def simpler(draw: Draw) -> Iterator[Draw]:
 
 def _fewer_ranks(draw: Draw) -> Iterator[Draw]:
     for index, (name, size) in enumerate(draw.axes):
-        for smaller in (1, *((size // 2,) if size > 2 else ())):
+        for smaller in (entry for entry in dict.fromkeys((1, 2, size // 2)) if entry < size):
             kept = ((name, smaller),) if smaller > 1 else ()
             axes = (*draw.axes[:index], *kept, *draw.axes[index + 1 :])
             one = replace(draw, axes=axes)
@@ -28,13 +28,16 @@ def _fewer_ranks(draw: Draw) -> Iterator[Draw]:
                 one = replace(one, sharding="none")
             if one.size(AxisName.TENSOR) == 1:
                 one = replace(one, sequence_parallel=False)
+            if name == AxisName.TENSOR.value:
+                yield replace(one, tensor_grid=Draw().tensor_grid)
             yield _restaged(one) if name == AxisName.PIPELINE.value else one
 
 
 def _fewer_layers(draw: Draw) -> Iterator[Draw]:
     for layers in range(1, draw.layers):
         frozen = tuple(block for block in draw.frozen if block <= layers)
-        yield _restaged(replace(draw, layers=layers, recompute=draw.recompute[:layers], frozen=frozen))
+        for recompute in (draw.recompute[:layers], draw.recompute[-layers:]):
+            yield _restaged(replace(draw, layers=layers, recompute=recompute, frozen=frozen))
 
 
 def _restaged(draw: Draw) -> Draw:
@@ -64,9 +67,14 @@ def _plainer(draw: Draw) -> Iterator[Draw]:
         "frozen",
         "prefix",
         "factored",
+        "routing",
+        "offload",
+        "tensor_grid",
     ):
         yield replace(draw, **{name: getattr(plain, name)})
     yield replace(draw, recompute=("none",) * draw.layers)
+    for layer in range(draw.layers):
+        yield replace(draw, recompute=(*draw.recompute[:layer], "none", *draw.recompute[layer + 1 :]))
     yield _restaged(draw)
     yield _restaged(replace(draw, schedule="1f1b", chunks=1, slices=1, table=()))
     for microbatches in range(1, draw.microbatches):

@@ -15,7 +15,7 @@ from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.exchange import ExchangeKind
 from meshwright.spec.plan import AxisName, Design, Offload, Plan, Recompute, ScheduleKind, Sharding
-from tests.parallel import draws
+from tests.parallel import drawing, draws
 
 Path = tuple[str | int, ...]
 WORDS: tuple[type[Enum], ...] = (AxisName, ExchangeKind, Offload, Precision, Recompute, ScheduleKind, Sharding)
@@ -49,7 +49,7 @@ _KEPT: list[draws.Draw] = []
 
 def _drawn() -> list[draws.Draw]:
     if not _KEPT:
-        _KEPT.extend(draws.legal(60, seed=9))
+        _KEPT.extend(drawing.legal(60, seed=9))
     return _KEPT
 
 

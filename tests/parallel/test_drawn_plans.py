@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from tests.parallel import draws, reproduce
+from tests.parallel import drawing, draws, reproduce
 from tests.parallel.cover import covering
 from tests.parallel.draws import Draw
 from tests.support.pool import Pool
 from tests.support.sampled import sampled
 
-ALL = draws.legal(400, seed=4)
+ALL = drawing.legal(400, seed=4)
 FIXED = covering(ALL, count=80)
 # Routers choose otherwise where scores are rounded.
 DENSE = [draw for draw in FIXED if draw.model not in draws.MIXTURES and 1 < draw.ranks <= 4]

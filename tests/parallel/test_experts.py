@@ -10,7 +10,7 @@ import torch
 
 from meshwright.nn.mixture import MixtureOfExperts
 from meshwright.parallel import build_mesh, lay, unfit
-from meshwright.spec.model import Choice, Layer, Mixture, ModelSpec, Routing, Score, Weighing
+from meshwright.spec.model import Layer, Mixture, ModelSpec, Routing
 from meshwright.spec.plan import Dispatch, ExpertGrid, Recompute, ScheduleKind, Sharding
 from meshwright.spec.report import LineName
 from tests.parallel import expert_cases
@@ -75,18 +75,13 @@ EIGHT = (
 )
 
 
-ROUTINGS = {
-    "capacity": Routing(capacity=0.75),
-    "groups": Routing(score=Score.SIGMOID, groups=4, chosen_groups=2, scale=2.5, bias_rate=0.05),
-    "prototypes": Routing(choice=Choice.PROTOTYPES, bias_rate=0.01, capacity=1.25),
-    "balanced": Routing(weighing=Weighing.SCORE, weigh_inputs=True, balance_loss=0.1),
-}
+ROUTINGS = {name: models.ROUTINGS[name] for name in ("capacity", "groups", "bounded prototypes", "balanced")}
 DIVIDED = Layout(shard=2, tensor=2, sharding=ZERO3, sequence_parallel=True, experts=grid(4), batch=4)
 GATHERED = replace(DIVIDED, experts=grid(2, 2, GATHER), recompute=Recompute.FULL)
 ROUTED = [(name, DIVIDED) for name in ROUTINGS] + [
     ("capacity", GATHERED),
     ("balanced", GATHERED),
-    ("prototypes", GATHERED),
+    ("bounded prototypes", GATHERED),
 ]
 # Without a grid every tensor rank routes every token.
 ROUTED += [("groups", replace(DIVIDED, experts=None)), ("balanced", replace(DIVIDED, experts=None))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -13,9 +14,27 @@ from torch import nn
 
 import meshwright
 from meshwright.parallel.foreign import parallelize
+from meshwright.spec.cluster import Precision
+from meshwright.spec.compression import OneBit
 from meshwright.spec.degrees import plan_of_degrees
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit
-from meshwright.spec.plan import Axis, AxisName, ExpertGrid, Plan, Recompute, ScheduleKind, Stage
+from meshwright.spec.exchange import Exchange
+from meshwright.spec.plan import (
+    Axis,
+    AxisName,
+    BlockGroup,
+    ExpertGrid,
+    Offload,
+    Plan,
+    Recompute,
+    Schedule,
+    ScheduleKind,
+    Sharding,
+    Stage,
+    TensorGrid,
+    Training,
+)
+from meshwright.spec.synchronize import GradientSync, Rounds, SyncKind
 from tests.parallel import foreign_cases
 from tests.parallel.foreign_models import Llama
 from tests.support.pool import Pool
@@ -85,28 +104,89 @@ def with_group(**changes: Any) -> Plan:
 
 
 PLAIN = plan_of_degrees(precision="fp64")
-REFUSED = (
-    (with_axis(AxisName.PIPELINE), r"plan.axes: pipeline 2: .*; use pipeline 1"),
-    (with_axis(AxisName.CONTEXT), r"plan.axes: context 2: .*; use context 1"),
-    (replace(PLAIN, experts=ExpertGrid(expert=2)), r"plan.experts: .*; leave it out"),
-    (replace(PLAIN, schedule=replace(PLAIN.schedule, slices=2)), r"plan.schedule.slices: 2 slices"),
-    (replace(PLAIN, schedule=replace(PLAIN.schedule, kind=ScheduleKind.BREADTH_FIRST)), r"schedule.kind: .*use 1f1b"),
-    (plan_of_degrees(gradients="fp8"), r"plan.gradients.precision: .*; use bf16 or fp32"),
-    (plan_of_degrees(recompute="selective"), r"groups.recompute: .*; use full or none"),
-    (plan_of_degrees(precision="fp8"), r"groups.precision: .* fp8; use bf16"),
-    (plan_of_degrees(tensor=2), r"example: tensor 2 needs an example"),
-    (with_group(sequence_parallel=True), r"groups.sequence_parallel: .*; use false"),
+HALVES = (replace(PLAIN.first_group, stop=2), replace(PLAIN.first_group, start=2, stop=4))
+
+
+def with_schedule(**changes: Any) -> Plan:
+    return replace(PLAIN, schedule=replace(PLAIN.schedule, **changes))
+
+
+def with_gradients(**changes: Any) -> Plan:
+    return replace(PLAIN, gradients=replace(PLAIN.gradients, **changes))
+
+
+def with_groups(*groups: BlockGroup) -> Plan:
+    return replace(PLAIN, stages=(Stage(rank=0, groups=groups),))
+
+
+# A plan for every choice that a module of a user's cannot be given, by the field that says so.
+REFUSED: tuple[tuple[str, Plan, str], ...] = (
+    ("Plan.axes", with_axis(AxisName.PIPELINE), r"plan.axes: pipeline 2: .*module-one-stage.*; use pipeline 1"),
+    ("Plan.axes", with_axis(AxisName.CONTEXT), r"plan.axes: context 2: .*module-whole-sequences.*; use context 1"),
+    ("Plan.axes", replace(PLAIN, axes=(Axis(name=AxisName.SHARD, size=1),) * 2), r"shard is named 2 times .*once"),
+    ("Plan.axes", replace(PLAIN, axes=(Axis(name=AxisName.SHARD, size=0),)), r"shard 0 is not a count .*1 or more"),
+    ("Plan.stages", replace(PLAIN, stages=()), r"plan.stages: a stage without blocks .*give every stage a group"),
+    ("Plan.stages", replace(PLAIN, stages=PLAIN.stages * 2), r"pipeline 2: a module of yours is not cut into stages"),
+    ("Plan.exchange", replace(PLAIN, exchange=Exchange(inner=2)), r"plan.exchange: .*no context axis .*leave it out"),
+    ("Plan.experts", replace(PLAIN, experts=ExpertGrid(expert=2)), r"plan.experts: .*no-expert-grid.*; leave it out"),
+    ("Plan.tensor_grid", replace(PLAIN, tensor_grid=TensorGrid.SQUARE), r"tensor_grid: .* a square .*; use line"),
+    ("Plan.placement", replace(plan_of_degrees(replicate=2), placement=(1, 0)), r"plan.placement: .*not-placed.*order"),
+    ("Schedule.kind", with_schedule(kind=ScheduleKind.BREADTH_FIRST), r"schedule.kind: breadth-first .*use 1f1b"),
+    ("Schedule.kind", with_schedule(kind=ScheduleKind.ZERO_BUBBLE_H1), r"schedule.kind: zb-h1 .*use 1f1b"),
+    ("Schedule.chunks", with_schedule(chunks=2), r"schedule.chunks: 2 chunks .*use 1"),
+    ("Schedule.slices", with_schedule(slices=2), r"schedule.slices: 2 slices"),
+    ("Schedule.table", with_schedule(table=("0F 0B",)), r"schedule.table: a table of passes beside 1f1b"),
+    ("Schedule.paths", with_schedule(paths=("0",)), r"schedule.paths: a paths? of passes beside 1f1b"),
+    ("GradientSync.kind", with_gradients(kind=SyncKind.DILOCO), r"gradients.kind: .* diloco .*; use every_step"),
+    ("GradientSync.rounds", with_gradients(rounds=Rounds(every=4)), r"gradients.rounds: .*; leave it out"),
+    ("GradientSync.compression", with_gradients(compression=OneBit()), r"compression: .* one_bit .*; leave it out"),
+    ("GradientSync.precision", plan_of_degrees(gradients="fp8"), r"gradients.precision: .*; use fp32 or bf16"),
+    ("GradientSync.precision", plan_of_degrees(gradients="int8"), r"gradients.precision: .*; use fp32 or bf16"),
+    ("GradientSync.precision", with_gradients(precision=Precision.BF16), r"in fp64 do not meet in bf16.*fp64 or fp32"),
+    ("BlockGroup.recompute", plan_of_degrees(recompute="selective"), r"groups.recompute: .*; use full or none"),
+    ("BlockGroup.precision", plan_of_degrees(precision="fp8"), r"groups.precision: .* fp8 .*; use bf16"),
+    ("BlockGroup.tensor", plan_of_degrees(tensor=2), r"example: tensor 2 needs an example"),
+    ("BlockGroup.tensor", with_group(tensor=2), r"groups.tensor: 2 is not the size of the tensor axis, 1 .*; use 1"),
+    ("BlockGroup.sharding", with_group(sharding=Sharding.PARAMETERS), r"groups.sharding: zero3 has one rank"),
+    (
+        "BlockGroup.sharding",
+        plan_of_degrees(shard=2, sharding="none"),
+        r"nothing is sharded over .* 2 .*replicate",
+    ),
+    ("BlockGroup.sequence_parallel", with_group(sequence_parallel=True), r"groups.sequence_parallel: .*; use false"),
+    ("BlockGroup.offload", with_group(offload=Offload.OPTIMIZER), r"groups.offload: .*; use none"),
+    ("BlockGroup.training", with_group(training=Training.FROZEN), r"groups.training: .*requires_grad_\(False\)"),
+    (
+        "BlockGroup.start",
+        with_groups(HALVES[0], replace(HALVES[1], start=3)),
+        r"groups\[1\]: blocks 3 to 4 do not ",
+    ),
+    ("BlockGroup.stop", with_group(stop=34), r"hold 34 blocks and Llama has 2 \+ 2 .*stop at 4, or one group hold one"),
+    ("BlockGroup.precision", with_groups(HALVES[0], replace(HALVES[1], precision=Precision.FP32)), r"in precision"),
 )
 
 
-@pytest.mark.parametrize(("plan", "words"), REFUSED, ids=lambda entry: entry if isinstance(entry, str) else "")
-def test_what_cannot_be_laid_is_refused_before_anything_is_touched(plan: Plan, words: str) -> None:
+@pytest.mark.parametrize(("_field", "plan", "words"), REFUSED, ids=[entry[0] for entry in REFUSED])
+def test_what_cannot_be_laid_is_refused_before_anything_is_touched(_field: str, plan: Plan, words: str) -> None:
     module = Llama(kv_heads=2)
     before = {name: id(x) for name, x in module.named_parameters()}
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=words) as caught:
         parallelize(module, plan)
+    assert all(problem.where and problem.fix for problem in caught.value.problems)
     assert {name: id(x) for name, x in module.named_parameters()} == before
     assert type(module.layers[0]).__name__ == "LlamaLayer"
+
+
+def test_no_field_of_a_plan_is_passed_over() -> None:
+    """Each is refused where it asks for what a module cannot be given, or is one of the few named here."""
+    callers = {"Plan.model", "Plan.cluster", "Plan.sequence_length", "Plan.microbatch", "Schedule.microbatches"}
+    whole = {"Plan.schedule", "Plan.gradients", "Plan.schema", "Stage.rank", "Stage.groups"}
+    fields = {
+        f"{kind.__name__}.{entry.name}"
+        for kind in (Plan, Stage, BlockGroup, Schedule, GradientSync)
+        for entry in dataclasses.fields(kind)
+    }
+    assert fields == callers | whole | {field for field, _, _ in REFUSED}
 
 
 def test_a_module_that_nothing_divides_is_refused() -> None:
@@ -126,15 +206,47 @@ def test_blocks_recompute_as_their_group_says() -> None:
     plan = replace(plan, stages=(Stage(rank=0, groups=(first, replace(plan.first_group, start=2, stop=4))),))
     laid = parallelize(Llama(kv_heads=2), plan)
     assert ["Recomputed" in type(layer).__name__ for layer in laid.module.layers] == [True, False]
-    with pytest.raises(ConfigError, match=r"recompute differently over 4 blocks and the module has 3 \+ 2"):
+    with pytest.raises(ConfigError, match=r"groups hold 4 blocks and Sequential has 3 \+ 2"):
         parallelize(nn.Sequential(*(nn.Sequential(nn.Linear(2, 2)) for _ in range(3))), plan)
 
 
-def test_blocks_tied_across_cannot_be_sharded() -> None:
+@pytest.mark.parametrize("outside", ["layers.1.self_attn.o_proj", "lm_head"])
+def test_blocks_tied_across_cannot_be_sharded(outside: str) -> None:
     module = Llama(kv_heads=2)
-    module.layers[0].self_attn.o_proj.weight = module.lm_head.weight
+    module.layers[0].self_attn.o_proj.weight = module.get_submodule(outside).weight
     with pytest.raises(ConfigError, match=r"layers.0.self_attn.o_proj.weight: is tied .*; untie it"):
         parallelize(module, plan_of_degrees(shard=2))
+
+
+def test_modules_that_cannot_be_laid_are_refused() -> None:
+    for module, words in (
+        (nn.Identity(), r"Identity: has no parameters .*; train something"),
+        (nn.Sequential(nn.LazyLinear(4)), r"0.weight: has no shape before .*; run one forward"),
+        (nn.DataParallel(nn.Linear(4, 4)), r"DataParallel: wraps a module .*; pass the module inside"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            parallelize(module, PLAIN)
+
+
+class Turned(nn.Module):
+    """Rotary turns as complex numbers, as Llama's own code has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = nn.Linear(4, 4)
+        self.register_buffer("turns", torch.polar(torch.ones(2), torch.ones(2)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pairs = torch.view_as_complex(self.steps(x).float().unflatten(-1, (2, 2)))
+        return torch.view_as_real(pairs * self.turns).flatten(-2)
+
+
+def test_complex_buffers_stay_complex() -> None:
+    module = Turned()
+    expected = module(torch.ones(1, 4)).detach()
+    laid = parallelize(module, plan_of_degrees(precision="fp32"))
+    assert laid.module.turns.dtype is torch.complex64
+    torch.testing.assert_close(laid.module(torch.ones(1, 4)).detach(), expected)
 
 
 def test_as_many_processes_run_as_the_plan_has_ranks() -> None:

@@ -19,7 +19,7 @@ from meshwright.spec.optimizer import Adafactor, Master, Moments, Optimizer, Opt
 from meshwright.spec.plan import Design, ExpertGrid, Offload, ScheduleKind, Sharding, TensorGrid, Training
 from meshwright.spec.routing import Routing
 from meshwright.spec.synchronize import GradientSync
-from tests.parallel import draws, offload_cases, relocate_cases
+from tests.parallel import drawing, draws, offload_cases, relocate_cases
 from tests.parallel.cover import covering
 from tests.parallel.draws import Draw
 from tests.parallel.move_cases import runner
@@ -60,7 +60,8 @@ def pairs(draws_: list[Draw], *, seed: int) -> list[Pair]:
     for one, other in zip(draws_[::2], draws_[1::2], strict=False):
         for model in (one.model, other.model):
             first = replace(one, model=model, prefix=False)
-            second = replace(other, model=model, prefix=False, factored=one.factored, optimizer=one.optimizer)
+            alike = {"factored": one.factored, "routing": one.routing, "optimizer": one.optimizer}
+            second = replace(other, model=model, prefix=False, **alike)
             if first.layers == second.layers and not draws.refused(first) and not draws.refused(second):
                 wide = max(first.ranks, second.ranks)
                 sides = [tuple(sorted(random.sample(range(wide), side.ranks))) for side in (first, second)]
@@ -69,7 +70,7 @@ def pairs(draws_: list[Draw], *, seed: int) -> list[Pair]:
     return sorted(found, key=lambda pair: max(pair[0].ranks, pair[1].ranks))
 
 
-DRAWN = draws.legal(300, seed=8)
+DRAWN = drawing.legal(300, seed=8)
 PAIRS = pairs(sorted(DRAWN, key=lambda draw: draw.layers), seed=8)
 FEW = PAIRS[:: len(PAIRS) // 3]
 

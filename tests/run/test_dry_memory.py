@@ -109,13 +109,15 @@ def asked(layer: Layer, layout: Layout, *, length: int = LENGTH) -> Design:
 FROZEN = {"frozen": frozenset({0, 1, 4, 5}), "frozen under tensor": frozenset({0, 1, 2, 9})}
 
 
-def check(cases: dict) -> None:
-    hold(
-        {
-            name: designs.frozen(asked(layer, layout), FROZEN.get(name, frozenset()))
-            for name, (layer, layout) in cases.items()
-        }
-    )
+def laid(cases: dict) -> dict[str, Design]:
+    return {
+        name: designs.frozen(asked(layer, layout), FROZEN.get(name, frozenset()))
+        for name, (layer, layout) in cases.items()
+    }
+
+
+def away(cases: dict) -> dict[str, Design]:
+    return {name: with_groups(asked(layer, layout), offload=kind) for name, (layer, layout, kind) in cases.items()}
 
 
 def hold(entries: dict[str, Design]) -> list[list[RankCount]]:
@@ -131,8 +133,31 @@ def hold(entries: dict[str, Design]) -> list[list[RankCount]]:
     return found
 
 
+# What lies in the host's memory; of a pipeline's parameters the peak is a part in a hundred off.
+AWAY = {
+    "optimizer": (DENSE, Layout(batch=1), Offload.OPTIMIZER),
+    "activations": (DENSE, Layout(batch=1), Offload.ACTIVATIONS),
+}
+MORE_AWAY = {
+    "activations of whole sequences": (DENSE, Layout(tensor=4, batch=3), Offload.ACTIVATIONS),
+    "activations computed again": (DENSE, Layout(recompute=Recompute.FULL, batch=3), Offload.ACTIVATIONS),
+    "scores computed again": (DENSE, Layout(recompute=Recompute.SELECTIVE, batch=3), Offload.ACTIVATIONS),
+    "activations of shards": (DENSE, Layout(shard=4, sharding=Sharding.PARAMETERS, batch=12), Offload.ACTIVATIONS),
+    "activations of experts": (SPARSE, Layout(replicate=4, batch=8), Offload.ACTIVATIONS),
+    "activations of a pipeline": (DENSE, Layout(pipeline=2, batch=4), Offload.ACTIVATIONS),
+    "sharded optimizer": (DENSE, Layout(shard=4, sharding=Sharding.OPTIMIZER, batch=12), Offload.OPTIMIZER),
+    "parameters": (DENSE, Layout(shard=4, sharding=Sharding.PARAMETERS, batch=12), Offload.PARAMETERS),
+}
+
+
 def test_peaks_are_predicted() -> None:
-    check(CASES)
+    hold(laid(CASES) | away(AWAY))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MORE_AWAY)
+def test_peaks_of_what_is_offloaded_are_too(name: str) -> None:
+    hold(away({name: MORE_AWAY[name]}))
 
 
 @pytest.mark.slow
@@ -157,7 +182,7 @@ def test_what_parameters_and_narrow_state_take_is_predicted() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MORE)
 def test_peaks_of_other_layouts_are_too(name: str) -> None:
-    check({name: MORE[name]})
+    hold(laid({name: MORE[name]}))
 
 
 def test_frozen_blocks_have_the_flops_that_are_counted() -> None:

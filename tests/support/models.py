@@ -7,6 +7,7 @@ from dataclasses import replace
 from meshwright.spec.model import (
     Activation,
     Attention,
+    Choice,
     Embedding,
     FeedForward,
     Head,
@@ -71,6 +72,28 @@ def latent(**changes: object) -> LatentAttention:
         rotary=Rotary(dims=4),
     )
     return replace(base, **changes)  # type: ignore[arg-type]  # as above
+
+
+ROUTINGS = {
+    "softmax": Routing(weighing=Weighing.SCORE, balance_loss=0.02),
+    "sigmoid": Routing(score=Score.SIGMOID, bias_rate=0.05, scale=1.5),
+    "groups": Routing(score=Score.SIGMOID, groups=4, chosen_groups=2, scale=2.5, bias_rate=0.05),
+    "capacity": Routing(capacity=0.75),
+    "prototypes": Routing(choice=Choice.PROTOTYPES, bias_rate=0.01),
+    "bounded prototypes": Routing(choice=Choice.PROTOTYPES, bias_rate=0.01, capacity=1.25),
+    "balanced": Routing(weighing=Weighing.SCORE, weigh_inputs=True, balance_loss=0.1),
+}
+
+
+def routed(spec: ModelSpec, routing: Routing) -> ModelSpec:
+    """The same with `routing` in every mixture."""
+    layers = [
+        replace(layer, transform=replace(layer.transform, routing=routing))
+        if isinstance(layer.transform, Mixture)
+        else layer
+        for layer in spec.layers
+    ]
+    return replace(spec, layers=tuple(layers))
 
 
 def gpt(*, layers: int = 4) -> ModelSpec:

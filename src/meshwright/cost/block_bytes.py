@@ -32,7 +32,8 @@ class BlockBytes:
     `kept` for backward under the row's recompute, `away` in the host's memory instead; `working` the most that its
     backward has beside that, with what it computes again, `ending` what it has at its last product, and `mixing`
     where it comes to the mixer of a layer that has more; `waits` is what
-    is left of `kept` between the halves of a split backward; `logits` of the loss.
+    is left of `kept` between the halves of a split backward; `logits` of the loss. `weights` are those of `kept` that
+    are copies of weights, which stay on the device.
     """
 
     kept: FloatArray
@@ -42,11 +43,17 @@ class BlockBytes:
     mixing: FloatArray | float = 0.0
     waits: FloatArray | float = 0.0
     away: FloatArray | float = 0.0
+    weights: FloatArray | float = 0.0
+
+    @property
+    def activations(self) -> FloatArray:
+        """What of `kept` may leave the device."""
+        return self.kept - self.weights
 
     def without(self, away: BoolArray) -> BlockBytes:
         """Where kept bytes are `away` in the host's memory, those of two blocks on their way are left."""
-        transit = np.where(away, 2.0 * self.kept, 0.0)
-        there = np.where(away, self.kept, 0.0)
+        there = np.where(away, self.activations, 0.0)
+        transit = 2.0 * there
         moments = {name: getattr(self, name) + transit for name in ("working", "ending", "mixing")}
         return replace(self, kept=self.kept - there, away=there, **moments)
 
@@ -105,6 +112,7 @@ def block_bytes(
         mixing=_mixing(block, parts, sizes)[inverse] + np.where(full, again, 0.0),
         logits=row(part.logits for part in parts),
         waits=row(part.waits for part in parts) if trains else 0.0 * kept,
+        weights=np.where(full, 0.0, copies),
     )
 
 

@@ -233,7 +233,7 @@ def price_block(
     held = block_bytes(kind, table, combination.sizes, combination.inverse, software=software)
     away, exchange = keeps_away(kind, table), exchange.repeated(full=full, scores=selective)
     again = _again(whole, _scores(passes, combination, speed=speed), full=full, selective=selective)
-    copies, hides = carried(held.kept, away, group=group), software.hides_experts
+    copies, hides = carried(held.activations, away, group=group), software.hides_experts
     waits = partial(waited, copies=copies, contention=links.contention, hides_experts=hides)
     return BlockSeconds(
         forward=forward.whole * slow,

@@ -115,6 +115,7 @@ def without_parameters(found: States, away: BoolArray) -> States:
         found,
         parameters=np.where(here, found.parameters, 0.0),
         before=np.where(here, found.before, 0.0),
+        summed=np.where(here, found.summed, 0.0),
         after=np.where(here, found.after, 0.0),
     )
 

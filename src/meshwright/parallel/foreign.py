@@ -135,7 +135,9 @@ def parallelize(
     `example` is what a forward takes, as a tuple or by names, of any size: with a tensor axis the layout of its
     matrices is derived from it (see `rules`). Every rank starts from the weights of the first. Parameters on the meta
     device are given memory on `device` one block at a time, and are whatever lies there until `load_state_dict`.
-    Raises ConfigError with every reason why the plan cannot be laid, before anything is touched.
+    Of the plan `model`, `cluster`, `sequence_length`, `microbatch` and the number of microbatches are the caller's.
+    Raises ConfigError with every reason why the plan cannot be laid, by the rule that it breaks, before anything is
+    touched.
     """
     problems = list(unfit_for(module, plan))
     if plan.tensor > 1 and example is None:
@@ -163,8 +165,7 @@ def _lay(
     submesh, sharding = mesh.along(AxisName.TENSOR), plan.first_group.sharding
     axis = None if submesh is None else GroupAxis(submesh)
     sharded, blocks = is_sharded(sharding, mesh), blocks_of(module)
-    module.to(kinds.master)
-    parts = Parts(module, rules=rules, axis=axis, device=device, group=mesh.everyone)
+    parts = Parts(module, rules=rules, axis=axis, device=device, dtype=kinds.master, group=mesh.everyone)
     casts = kinds.compute if kinds.casts and not sharded else None
     for block, recompute in zip(blocks, recompute_of(plan, blocks=len(blocks)), strict=True):
         parts.take(block.modules())
@@ -187,8 +188,9 @@ def _lay(
 
 def _home(module: nn.Module) -> torch.device:
     """Where the module lies, or would if it had memory."""
-    first = next(module.parameters()).device
-    if first.type != "meta":
+    lying = (parameter.device for parameter in module.parameters() if parameter.device.type != "meta")
+    first = next(lying, None)
+    if first is not None:
         return first
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 

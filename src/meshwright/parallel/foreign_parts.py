@@ -29,9 +29,11 @@ class Parts:
         rules: Rules | None,
         axis: GroupAxis | None,
         device: torch.device,
+        dtype: torch.dtype,
         group: dist.ProcessGroup | None,
     ) -> None:
-        self._rules, self._axis, self._device, self._group = rules, axis, device, group
+        self._rules, self._axis, self._group = rules, axis, group
+        self._device, self._dtype = device, dtype
         first: dict[int, str] = {id(parameter): name for name, parameter in module.named_parameters()}
         every = module.named_parameters(remove_duplicate=False)
         self._first = {name: first[id(parameter)] for name, parameter in every}
@@ -80,10 +82,12 @@ class Parts:
         return nn.Parameter(held, requires_grad=parameter.requires_grad)
 
     def _alike(self, x: Tensor) -> Tensor:
-        """x on the device, the first rank's; whatever lies there where x has no memory."""
+        """x on the device, the first rank's; whatever lies there where x has no memory. Real numbers are in the dtype
+        of parameters, complex ones (turns of rotary positions) as they are."""
+        dtype = self._dtype if x.is_floating_point() else x.dtype
         if x.device.type == "meta":
-            return torch.empty_like(x, device=self._device)
-        held = x.to(self._device).contiguous()
+            return torch.empty_like(x, device=self._device, dtype=dtype)
+        held = x.to(self._device, dtype).contiguous()
         if self._group is not None:
             dist.broadcast(held, src=0, group=self._group)
         return held

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ class Copies:
 
     def __init__(self, device: torch.device, *, always: bool = False) -> None:
         self._cuda = device.type == "cuda"
-        self.device, self.needed = device, always or self._cuda
+        self.device, self.needed = device, always or device.type != "cpu"
         self._out = torch.cuda.Stream(device) if self._cuda else None
         self._back = torch.cuda.Stream(device) if self._cuda else None
 
@@ -46,7 +47,7 @@ class Copies:
     def to_device(self, x: Tensor) -> Tensor:
         """A copy on the device; only after `ready` may the device's work read it."""
         if self._back is None or self._out is None:
-            return x.clone()
+            return x.to(self.device, copy=True)
         self._back.wait_stream(self._out)
         with torch.cuda.stream(self._back):
             copy = torch.empty(x.shape, dtype=x.dtype, device=self.device)
@@ -76,8 +77,7 @@ class Passage:
 
     def pack(self, x: Tensor) -> int:
         """The key of x, which goes away once however many operators save it."""
-        # A weak reference keeps the storage's place: while it is there, no other storage has it.
-        storage = StorageWeakRef(x.untyped_storage())
+        storage = _storage(x)
         known = (storage.cdata, x.storage_offset(), x.shape, x.stride(), x.dtype, x._version)
         if known in self._known and not self._known[known][0].expired():
             return self._known[known][1]
@@ -106,12 +106,12 @@ class Passage:
 class Away:
     """Runs a layer so that what it saves for backward, but its weights, lies in the host's memory (a layer's `around`).
 
-    `chain` is shared by the layers of one stage.
+    `chain` is shared by the layers of one stage. It keeps no pass alive: what one fetched is free after its backward.
     """
 
-    def __init__(self, layer: DecoderLayer, *, copies: Copies, chain: list[Passage | None], first: bool) -> None:
+    def __init__(self, layer: DecoderLayer, *, copies: Copies, chain: list[ref[Passage] | None], first: bool) -> None:
         self._around, self._copies, self._chain, self._first = layer.around, copies, chain, first
-        self._weights: set[int] = set()
+        self._weights: dict[int, StorageWeakRef] = {}
         for module in layer.modules():
             if isinstance(module, Weighted):
                 module.reader = _noting(module.reader, self._weights)
@@ -121,12 +121,13 @@ class Away:
         call = args if self._around is None else (body, *args)
         if not torch.is_grad_enabled():
             return inner(*call)
-        passage = Passage(self._copies, None if self._first else self._chain[0])
-        self._chain[0] = passage
+        before = None if self._first else self._chain[0]
+        passage = Passage(self._copies, None if before is None else before())
+        self._chain[0] = ref(passage)
         self._weights.clear()
 
         def pack(x: Tensor) -> Tensor | tuple[Passage, int]:
-            stays = x.device != self._copies.device or _storage(x) in self._weights
+            stays = x.device.type != self._copies.device.type or _storage(x).cdata in self._weights
             return x if stays or x.nbytes < _LEAST_BYTES else (passage, passage.pack(x))
 
         with saved_tensors_hooks(pack, _unpack):
@@ -137,19 +138,21 @@ def _unpack(kept: Tensor | tuple[Passage, int]) -> Tensor:
     return kept if isinstance(kept, Tensor) else kept[0].unpack(kept[1])
 
 
-def _noting(reader: Reader | None, seen: set[int]) -> Reader:
+def _noting(reader: Reader | None, seen: dict[int, StorageWeakRef]) -> Reader:
     """The same reader, which notes whose memory it gave out."""
 
     def read(weight: Tensor) -> Tensor:
         result = weight if reader is None else reader(weight)
-        seen.add(_storage(result))
+        storage = _storage(result)
+        seen[storage.cdata] = storage
         return result
 
     return read
 
 
-def _storage(x: Tensor) -> int:
-    return x.untyped_storage().data_ptr()
+def _storage(x: Tensor) -> StorageWeakRef:
+    """A weak reference keeps the storage's place: while it is there, no other storage has it."""
+    return StorageWeakRef(x.untyped_storage())
 
 
 def keep_activations_away(layers: Sequence[DecoderLayer], *, copies: Copies) -> None:
@@ -159,7 +162,7 @@ def keep_activations_away(layers: Sequence[DecoderLayer], *, copies: Copies) -> 
     """
     if not copies.needed:
         return
-    chain: list[Passage | None] = [None]
+    chain: list[ref[Passage] | None] = [None]
     for place, layer in enumerate(layers):
         layer.around = Away(layer, copies=copies, chain=chain, first=place == 0)
 

@@ -10,11 +10,11 @@ from meshwright.search.compression_rules import SOUND, compression_problem
 from meshwright.search.constraints import limits
 from meshwright.search.degree_rules import beyond_positions
 from meshwright.search.prefix_rules import PROMPTS, prompt_problem
-from meshwright.search.rules import Rule, Scope, name_rule
+from meshwright.search.rules import Rule, Scope
 from meshwright.search.trainer import Trainer
 from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.codec import nearest
-from meshwright.spec.errors import ConfigError, Gathering, Problem
+from meshwright.spec.errors import ConfigError, Gathering, Problem, name_rule
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design, Offload

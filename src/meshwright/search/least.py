@@ -59,6 +59,7 @@ class BlockLeast:
     mixing: Floats
     waits: Floats
     logits: Floats
+    weights: Floats
     parameters: Floats
     apart: Floats
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
-from meshwright.spec.errors import Problem
+from meshwright.spec.errors import Problem, name_rule
 from meshwright.spec.plan import Design
 
 
@@ -75,12 +75,6 @@ def _causes(broken: Mapping[str, Problem]) -> tuple[Problem, ...]:
             or (group is not None and problem.where in (f"{group}.tensor", f"{group}.sequence_parallel"))
         )
     )
-
-
-def name_rule(problem: Problem, name: str) -> Problem:
-    """The problem with the rule's name in its reason."""
-    reason = f"{problem.why}; rule {name}" if problem.why else f"rule {name}"
-    return replace(problem, why=reason)
 
 
 def divisors(number: int) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import TypeVar
 
@@ -41,6 +41,12 @@ class Problem:
     def __str__(self) -> str:
         head = f"{self.where}: {self.what}" if self.where else self.what
         return "".join((head, f" ({self.why})" if self.why else "", f"; {self.fix}" if self.fix else ""))
+
+
+def name_rule(problem: Problem, name: str) -> Problem:
+    """The problem with the rule's name in its reason."""
+    reason = f"{problem.why}; rule {name}" if problem.why else f"rule {name}"
+    return replace(problem, why=reason)
 
 
 class MeshwrightError(Exception):

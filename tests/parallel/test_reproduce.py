@@ -1,0 +1,73 @@
+"""A failing draw shrinks to the smallest that fails, and is told in one line that fails too."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+
+from meshwright.spec.plan import AxisName
+from tests.parallel import drawing, draws, planted_cases, reproduce
+from tests.parallel.draws import Draw
+from tests.support.pool import Pool
+
+# What a draw has that fails, and all that is left of it: more of one is refused, or is no simpler.
+PLANTED: dict[str, tuple[Callable[[Draw], bool], tuple[Draw, ...]]] = {
+    "sequence parallel": (
+        lambda draw: draw.sequence_parallel,
+        (Draw(axes=(("tensor", 2),), sequence_parallel=True),),
+    ),
+    "zero2": (
+        lambda draw: draw.sharding == "zero2",
+        tuple(Draw(axes=((axis, 2),), sharding="zero2") for axis in ("shard", "context")),
+    ),
+    "recompute in a pipeline": (
+        lambda draw: draw.size(AxisName.PIPELINE) > 1 and "full" in draw.recompute,
+        tuple(
+            Draw(axes=(("pipeline", 2),), bounds=(2,), recompute=("full",), schedule=kind, microbatches=least)
+            for kind, least in (("1f1b", 2), ("gpipe", 1))
+        ),
+    ),
+    "clipping beside masks": (
+        lambda draw: draw.clip_norm is not None and draw.masks == "some",
+        (Draw(clip_norm=0.5, masks="some"),),
+    ),
+}
+
+
+@cache
+def drawn() -> list[Draw]:
+    return drawing.legal(60, seed=11)
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_what_has_nothing_to_do_with_a_failure_is_left_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fails, smallest = PLANTED[name]
+
+    def failure(_pool: Pool, draw: Draw, **_kwargs: object) -> AssertionError | None:
+        return AssertionError(str(draw)) if fails(draw) else None
+
+    monkeypatch.setattr(reproduce, "_failure", failure)
+    failing = [draw for draw in drawn() if fails(draw)]
+    assert len(failing) > 2
+    for draw in failing:
+        found, told = reproduce.shrink(Pool(), draw, AssertionError(str(draw)))
+        assert found in smallest
+        assert str(told) == str(found)
+
+
+@pytest.mark.slow
+def test_a_wrong_scale_is_told_in_one_line_that_fails_too(pool: Pool) -> None:
+    draw = min((draw for draw in drawn() if draw.sequence_parallel), key=lambda draw: (draw.ranks, draw.layers))
+    reproduce.check(pool, draw)
+    with pytest.raises(AssertionError) as caught:
+        reproduce.check(pool, draw, rank=planted_cases.wrongly_scaled)
+    line, *_ = str(caught.value).splitlines()
+    command, arguments = shlex.split(line)[:3], shlex.split(line)[3:]
+    assert command == ["python", "-m", reproduce.__name__]
+    assert draws.read(*arguments) in PLANTED["sequence parallel"][1]
+    with pytest.raises(AssertionError, match=r"loss .*, not "):
+        reproduce.main(arguments, rank=planted_cases.wrongly_scaled)
+    reproduce.main(arguments)
