@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+from meshwright.run.children import in_child
 from meshwright.run.dry.count import RankCount
+from meshwright.run.dry.worker import PRELOADED, settle
 from meshwright.spec.cluster import DeviceKind, Precision
 from meshwright.spec.job import OptimizerSpec
 from meshwright.spec.plan import Design
 from tests.support import models
 from tests.support.designs import Layout, design
+
+
+def apart(function: Callable[..., Any], **given: Any) -> Any:
+    """What `function` gives back in a process of its own, which has imported what counts before it begins."""
+    return in_child(_settled, {"function": function, "given": given}, seconds=280, preload=PRELOADED)
+
+
+def _settled(function: Callable[..., Any], given: dict[str, Any]) -> Any:
+    settle()
+    return function(**given)
 
 
 def case(layout: Layout, *, kind: str = "tiny", layers: int = 8, accelerator: bool = True) -> Design:

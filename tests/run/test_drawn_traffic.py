@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from meshwright import cost
-from meshwright.run.children import in_child
 from meshwright.search import Scope
 from meshwright.search import check as refusals
 from meshwright.spec.cluster import Precision
@@ -36,7 +35,7 @@ def compare(named: Sequence[tuple[str, Design]]) -> None:
     """Lines, operations, axes and bytes of one pipeline rank of each design: another one from one to the next."""
     designs = [entry for _, entry in named]
     ranks = [place % entry.plan.pipeline for place, entry in enumerate(designs)]
-    found = in_child(dry_cases.count_ranks, {"designs": designs, "ranks": ranks}, seconds=280)
+    found = dry_cases.apart(dry_cases.count_ranks, designs=designs, ranks=ranks)
     for (name, entry), rank, counted in zip(named, ranks, found, strict=True):
         assert dict(cost.traffic(entry, rank=rank).bytes) == dict(counted.bytes), (name, rank)
 

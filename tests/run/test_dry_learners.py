@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from meshwright import cost
-from meshwright.run.children import in_child
 from meshwright.run.dry.count import RankCount
 from meshwright.run.dry_run import of_one_step
 from meshwright.spec.cluster import Precision
@@ -54,7 +53,7 @@ def test_what_learners_keep_and_send_is_predicted() -> None:
 
 def test_every_stage_of_learners_sends_what_it_has_of_a_fragment() -> None:
     entries = of([(SyncKind.STREAMING, Precision.FP8, PIPED)])
-    found: list[list[RankCount]] = in_child(dry_cases.count_whole, {"designs": list(entries.values())}, seconds=280)
+    found: list[list[RankCount]] = dry_cases.apart(dry_cases.count_whole, designs=list(entries.values()))
     check_traffic(entries, found)
 
 

@@ -10,7 +10,6 @@ from meshwright import cost
 from meshwright.catalog import load_cluster
 from meshwright.cost.fixed_buffers import workspace_bytes
 from meshwright.cost.software import software
-from meshwright.run.children import in_child
 from meshwright.run.dry.count import RankCount
 from meshwright.spec.cluster import Precision
 from meshwright.spec.model import (
@@ -123,7 +122,7 @@ def away(cases: dict) -> dict[str, Design]:
 def hold(entries: dict[str, Design]) -> list[list[RankCount]]:
     """Peaks are predicted; what was counted of every one of their pipeline ranks."""
     found: list[list[RankCount]]
-    found = in_child(dry_cases.count_whole, {"designs": list(entries.values())}, seconds=280)
+    found = dry_cases.apart(dry_cases.count_whole, designs=list(entries.values()))
     workspace = workspace_bytes(MACHINES.groups[0].device, software=software("torch"))
     for (name, entry), ranks in zip(entries.items(), found, strict=True):
         told = {stage.rank: stage for stage in cost.predict(entry).memory}
@@ -168,9 +167,7 @@ def test_what_parameters_and_narrow_state_take_is_predicted() -> None:
     spec = replace(plain.job.optimizer, state=Moments.DYNAMIC8, master=Master.BF16_STOCHASTIC)
     narrow = replace(plain, job=replace(plain.job, optimizer=spec))
     entries = [with_groups(plain, offload=Offload.PARAMETERS), narrow]
-    for entry, (count,) in zip(
-        entries, in_child(dry_cases.count_whole, {"designs": entries}, seconds=280), strict=True
-    ):
+    for entry, (count,) in zip(entries, dry_cases.apart(dry_cases.count_whole, designs=entries), strict=True):
         told = cost.predict(entry).memory[0].parts
         for part in (MemoryPart.PARAMETERS, MemoryPart.OPTIMIZER):
             assert count.memory.get(part.value, 0.0) == pytest.approx(told[part], abs=64 * 8)
@@ -187,5 +184,5 @@ def test_peaks_of_other_layouts_are_too(name: str) -> None:
 
 def test_frozen_blocks_have_the_flops_that_are_counted() -> None:
     entry = designs.frozen(asked(*CASES["dense"]), frozenset({0, 1, 4, 5, 9}))
-    (ranks,) = in_child(dry_cases.count_whole, {"designs": [entry]}, seconds=280)
+    (ranks,) = dry_cases.apart(dry_cases.count_whole, designs=[entry])
     assert cost.predict(entry).model_flops == pytest.approx(sum(ranks[0].flops.values()), rel=1e-9)

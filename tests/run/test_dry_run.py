@@ -11,7 +11,6 @@ import pytest
 from meshwright import cost
 from meshwright.catalog import load_cluster
 from meshwright.cli.app import run as main
-from meshwright.run.children import in_child
 from meshwright.run.dry.count import RankCount, content
 from meshwright.run.dry_run import dry_run, shares_of
 from meshwright.spec.errors import ConfigError, ExitCode
@@ -45,7 +44,7 @@ def same(whole: RankCount, probed: RankCount) -> None:
 
 
 def check_probes(cases: dict) -> None:
-    found = in_child(dry_cases.count_both, {"designs": list(cases.values())}, seconds=280)
+    found = dry_cases.apart(dry_cases.count_both, designs=list(cases.values()))
     for ranks in found:
         for whole, probed in ranks:
             assert probed.probed
@@ -59,8 +58,8 @@ def test_probes_tell_the_whole_to_the_byte() -> None:
 
 def check_split(entry: Design, rank: int) -> None:
     """The step of a pipeline in which halves of weights wait, from probes of fewer microbatches."""
-    (counted,) = in_child(dry_cases.count_ranks, {"designs": [entry], "ranks": [rank]}, seconds=200)
-    (probed,) = in_child(dry_cases.count_probed, {"designs": [entry], "rank": rank}, seconds=200)
+    (counted,) = dry_cases.apart(dry_cases.count_ranks, designs=[entry], ranks=[rank])
+    (probed,) = dry_cases.apart(dry_cases.count_probed, designs=[entry], rank=rank)
     assert probed.probed
     same(counted, probed)
 
@@ -75,7 +74,7 @@ def test_halves_of_backwards_are_told_from_few_microbatches() -> None:
 def test_passes_come_in_the_order_in_which_they_are_performed(kind: ScheduleKind) -> None:
     chunks = 2 if kind is ScheduleKind.INTERLEAVED else 1
     entry = case(Layout(pipeline=2, chunks=chunks, kind=kind, batch=6), layers=2)
-    told, performed = in_child(dry_cases.told_and_performed, {"entry": entry, "rank": 1}, seconds=200)
+    told, performed = dry_cases.apart(dry_cases.told_and_performed, entry=entry, rank=1)
     assert told == performed
 
 
@@ -86,7 +85,7 @@ def test_stages_in_loops_gather_as_often_as_all_of_the_plan_does() -> None:
         case(replace(loops, kind=ScheduleKind.INTERLEAVED), layers=2),
         case(replace(loops, kind=ScheduleKind.BREADTH_FIRST), layers=5),
     ]
-    found = in_child(dry_cases.count_probed, {"designs": designs, "rank": 0}, seconds=200)
+    found = dry_cases.apart(dry_cases.count_probed, designs=designs, rank=0)
     for entry, told in zip(designs, found, strict=True):
         assert dict(told.bytes) == pytest.approx(dict(cost.traffic(entry, rank=0).bytes), rel=1e-12)
 
@@ -101,7 +100,7 @@ def test_halves_are_told_on_every_rank(kind: str, rank: int) -> None:
 
 @pytest.mark.slow
 def test_what_operators_give_back_is_remembered_as_torch_works_it_out() -> None:
-    with_them, without = in_child(dry_cases.count_with_and_without_recipes, {"entry": REAL[0]}, seconds=200)
+    with_them, without = dry_cases.apart(dry_cases.count_with_and_without_recipes, entry=REAL[0])
     same(without, with_them)
 
 
@@ -113,7 +112,7 @@ def test_probes_of_other_layouts_do_so_too(name: str) -> None:
 
 @pytest.mark.slow
 def test_a_fake_rank_counts_what_a_real_one_does(pool: Pool) -> None:
-    fake = in_child(dry_cases.count_fake, {"designs": list(REAL), "rank": 0}, seconds=200)
+    fake = dry_cases.apart(dry_cases.count_fake, designs=list(REAL), rank=0)
     for entry, told in zip(REAL, fake, strict=True):
         real = pool.run(dry_cases.count_real, entry, ranks=entry.plan.world_size)[0]
         assert told.flops == real.flops
@@ -128,7 +127,7 @@ def test_what_prompts_see_is_counted_as_a_real_rank_counts_it(pool: Pool) -> Non
     exchange = Exchange(layout=TokenLayout.BALANCED)
     entry = case(Layout(pipeline=2, context=2, batch=2, exchange=exchange), layers=2, accelerator=False)
     entry = replace(entry, model=with_prefix(entry.model))
-    (told,) = in_child(dry_cases.count_fake, {"designs": [entry], "rank": 0}, seconds=200)
+    (told,) = dry_cases.apart(dry_cases.count_fake, designs=[entry], rank=0)
     real = pool.run(dry_cases.count_real, entry, ranks=4)[0]
     assert (told.flops, told.calls, told.bytes) == (real.flops, real.calls, real.bytes)
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from meshwright import cost
-from meshwright.run.children import in_child
 from meshwright.spec.job import DataSpec, Source
 from meshwright.spec.plan import Design, ExpertGrid, Recompute, ScheduleKind, Sharding, TensorGrid
 from tests.run import dry_cases
@@ -36,7 +35,7 @@ GRIDS = (("tied", "square"), ("gpt", "cube"))
 def check(pairs: tuple[tuple[str, str], ...], *, accelerator: bool, data: DataSpec = PLAIN) -> None:
     designs = [case(LAYOUTS[layout], kind=kind, layers=2, accelerator=accelerator) for kind, layout in pairs]
     designs = [replace(entry, job=replace(entry.job, data=data)) for entry in designs]
-    found = in_child(dry_cases.count_fake, {"designs": designs, "rank": 0}, seconds=280)
+    found = dry_cases.apart(dry_cases.count_fake, designs=designs, rank=0)
     for pair, entry, counted in zip(pairs, designs, found, strict=True):
         assert told(entry) == pytest.approx(dict(counted.bytes), rel=1e-12), pair
 

@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, SpawnContext
 from typing import Any
 
 from meshwright.spec.errors import MeshwrightError, Problem, WorkerFailed
@@ -18,19 +19,28 @@ class RaisedThere(Exception):
     """The traceback of what a child raised, as text."""
 
 
-def in_child(function: Callable[..., Any], arguments: Mapping[str, Any], *, seconds: float) -> Any:
-    """The result of function(**arguments), run in a fresh process; WorkerFailed after `seconds` or on an error."""
-    return in_children(function, [arguments], seconds=seconds)[0]
+def in_child(
+    function: Callable[..., Any], arguments: Mapping[str, Any], *, seconds: float, preload: Sequence[str] = ()
+) -> Any:
+    """The result of function(**arguments), run in a fresh process; WorkerFailed after `seconds` or on an error.
+
+    Modules to `preload` are imported once, by a server that stays as long as this process and forks every child.
+    """
+    return in_children(function, [arguments], seconds=seconds, preload=preload)[0]
 
 
 def in_children(
-    function: Callable[..., Any], arguments: Sequence[Mapping[str, Any]], *, seconds: float
+    function: Callable[..., Any],
+    arguments: Sequence[Mapping[str, Any]],
+    *,
+    seconds: float,
+    preload: Sequence[str] = (),
 ) -> tuple[Any, ...]:
     """As in_child, one process for each of `arguments`, all at once; the first failure ends them all.
 
     What a child raised is told by its first line; the WorkerFailed comes from a RaisedThere, which has the rest.
     """
-    context = multiprocessing.get_context("spawn")
+    context = _context(preload)
     pipes = [context.Pipe(duplex=False) for _ in arguments]
     workers = [
         context.Process(target=_run, args=(function, dict(given), sender), daemon=True)
@@ -48,6 +58,15 @@ def in_children(
                 worker.join(timeout=10)
         for receiver, _ in pipes:
             receiver.close()
+
+
+def _context(preload: Sequence[str]) -> ForkServerContext | SpawnContext:
+    """Where a server of processes that has one thread cannot be had, each child imports for itself."""
+    if not preload or "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(preload))
+    return context
 
 
 def _collect(function: Callable[..., Any], receivers: Sequence[Connection], *, seconds: float) -> tuple[Any, ...]:

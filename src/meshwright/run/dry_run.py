@@ -13,7 +13,7 @@ from meshwright.cost.fixed_buffers import workspace_bytes
 from meshwright.cost.software import software
 from meshwright.run.children import RaisedThere, in_children
 from meshwright.run.dry.count import RankCount, content
-from meshwright.run.dry.worker import count_ranks
+from meshwright.run.dry.worker import PRELOADED, count_ranks
 from meshwright.spec.cluster import DeviceKind
 from meshwright.spec.counted import count_gaps
 from meshwright.spec.errors import ConfigError, Fault, Problem, WorkerFailed
@@ -80,7 +80,9 @@ def dry_run(design: Design, *, whole: bool = False, say: Say | None = None) -> D
 
 def _counted(arguments: Sequence[Mapping[str, Any]]) -> tuple[tuple[RankCount, ...], ...]:
     try:
-        found: tuple[tuple[RankCount, ...], ...] = in_children(count_ranks, arguments, seconds=LIMIT_SECONDS)
+        found: tuple[tuple[RankCount, ...], ...] = in_children(
+            count_ranks, arguments, seconds=LIMIT_SECONDS, preload=PRELOADED
+        )
     except WorkerFailed as error:
         if not isinstance(error.__cause__, RaisedThere):
             raise

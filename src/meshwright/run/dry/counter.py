@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from enum import Enum
 from typing import Any
 
 import torch
@@ -12,9 +13,9 @@ import torch.distributed as dist
 from torch import nn
 
 from meshwright.run.dry.events import Event, Kind
-from meshwright.run.dry.kernels import flops_of
+from meshwright.run.dry.kernels import flops_of, multiplies
 from meshwright.run.dry.torch_compat import ASKS_DEVICE, FakeTensor, device_of, fake_mode
-from meshwright.spec.plan import Design, Sharding
+from meshwright.spec.plan import AxisName, Design, Sharding
 from meshwright.spec.report import LineName, MemoryPart
 from meshwright.train.observe.collectives import (
     NAMESPACES,
@@ -28,6 +29,14 @@ from meshwright.train.observe.collectives import (
 from meshwright.train.observe.memory import Followed, MemoryTracker
 from meshwright.train.observe.samples import axes_spanned
 from meshwright.train.torch_compat import in_backward, is_distributed, storage_key, tree_leaves, unboxed
+
+
+class _Does(Enum):
+    """What an operator does beside taking memory."""
+
+    MULTIPLY = "multiply"
+    COMMUNICATE = "communicate"
+    NEITHER = "neither"
 
 
 class StepCounter(MemoryTracker):
@@ -57,7 +66,8 @@ class StepCounter(MemoryTracker):
         self._raw: list[tuple[Followed | None, Event]] = []
         self._received: set[int] = set()
         self._work: object = None
-        self._names: dict[tuple[int, ...], str] = {}
+        self._does: dict[int, _Does] = {}
+        self._spanned: dict[str, frozenset[AxisName]] = {}
 
     def mark(self, name: str) -> None:
         """A pass called `name` ends here."""
@@ -103,17 +113,22 @@ class StepCounter(MemoryTracker):
             return NotImplemented
         kwargs = kwargs or {}
         self._work = None
-        result = func(*args, **kwargs)
-        if func.namespace in NAMESPACES:
+        result = func(*args, **kwargs) if self._mode is None else self._mode.run(func, args, kwargs)
+        does = self._does.get(id(func)) or self._look_at(func)
+        if does is _Does.COMMUNICATE:
             self._collective(func, args, kwargs, result)
-        else:
-            flops = flops_of(func, args, kwargs, result)
-            if flops:
-                self._raw.append((None, Event(Kind.FLOPS, self._compute_line().value, flops)))
+        elif does is _Does.MULTIPLY and (flops := flops_of(func, args, kwargs, result)):
+            self._raw.append((None, Event(Kind.FLOPS, self._compute_line().value, flops)))
         for leaf in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
             if self._is_plain(leaf):
                 self._follow(leaf, MemoryPart.LOGITS if self._is_logits(leaf) else MemoryPart.ACTIVATIONS)
         return result
+
+    def _look_at(self, func: Any) -> _Does:
+        does = _Does.MULTIPLY if multiplies(func) else _Does.NEITHER
+        # Operators are never freed; to hash one by its value takes as long as all that is done here.
+        self._does[id(func)] = _Does.COMMUNICATE if func.namespace in NAMESPACES else does
+        return self._does[id(func)]
 
     def _compute_line(self) -> LineName:
         """Operators in a backward that record gradients themselves are computed again."""
@@ -133,13 +148,19 @@ class StepCounter(MemoryTracker):
             # Stages ask each other once, before their first step, whether shapes are known: no part of a step.
             return
         num_bytes = whole_bytes(args, result)
-        axes = axes_spanned(self._plan, ranks=tuple(dist.get_process_group_ranks(group)))
+        axes = self._axes(group)
         line = line_of(operation, axes=axes, num_bytes=num_bytes, described=group.group_desc, counts=only_counts(args))
         what = f"{line.value}|{operation}|{'+'.join(sorted(axes))}"
         self._raw.append((None, Event(Kind.COLLECTIVE, what, float(num_bytes))))
         if operation == "recv" and line is LineName.TRANSFER:
             self._receive(args)
         self._keep(args, result)
+
+    def _axes(self, group: dist.ProcessGroup) -> frozenset[AxisName]:
+        name = group.group_name
+        if name not in self._spanned:
+            self._spanned[name] = axes_spanned(self._plan, ranks=tuple(dist.get_process_group_ranks(group)))
+        return self._spanned[name]
 
     def _receive(self, args: Any) -> None:
         for leaf in tree_leaves(args):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from meshwright.run.dry.torch_compat import torch_flops
+from meshwright.run.dry.torch_compat import flop_formula
 from meshwright.spec.model import visible_keys
 
 _FORWARD = frozenset(
@@ -41,14 +41,20 @@ def accelerator_kernels() -> Iterator[None]:
         yield
 
 
+def multiplies(func: Any) -> bool:
+    """Whether an operator has FLOPs."""
+    name = func.overloadpacket.__name__
+    return name in _FORWARD or name in _BACKWARD or flop_formula(func) is not None
+
+
 def flops_of(func: Any, arguments: Any, options: Any, result: Any) -> float:
     """FLOPs of an operator; of an attention kernel those of the scores that are seen, twice as many in backward.
 
-    What a kernel's backward computes again for itself is not counted. 0 where nothing is multiplied.
+    What a kernel's backward computes again for itself is not counted. Of an operator that `multiplies`.
     """
     name = func.overloadpacket.__name__
     if name not in _FORWARD and name not in _BACKWARD:
-        return torch_flops(func, arguments, options, result)
+        return float(flop_formula(func)(*arguments, **options, out_val=result))
     given = {entry.name: entry.default_value for entry in func._schema.arguments}
     given |= dict(zip(given, arguments, strict=False)) | options
     q, k, v = given["query"], given["key"], given["value"]

@@ -50,6 +50,11 @@ class Recipes:
         recipe = self._known[key]
         return otherwise() if recipe is None else recipe.make(mode, args)
 
+    def known(self, mode: FakeTensorMode, func: Any, args: Any, options: Any) -> Recipe | None:
+        """How to make what `func` gives back under `mode`, where that was learnt."""
+        key = _key(mode, func, args, options)
+        return None if key is None else self._known.get(key)
+
 
 def _key(mode: FakeTensorMode, func: Any, args: Any, options: Any) -> Hashable | None:
     try:

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 from torch.autograd.profiler import record_function
+from torch.distributed import device_mesh
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.tensor import _sharding_prop
@@ -31,8 +32,8 @@ from torch.utils.flop_counter import flop_registry
 from meshwright.parallel import dispatch
 
 __all__ = [
-    "ACCELERATOR", "ASKS_DEVICE", "Action", "FakeTensor", "FakeTensorMode", "actions_of", "as_fake",
-    "device_of", "fake_mode", "fake_world", "fresh_meta", "kernels_of", "lonely_world", "real", "torch_flops",
+    "ACCELERATOR", "ASKS_DEVICE", "Action", "DecidedMode", "FakeTensor", "FakeTensorMode", "actions_of", "as_fake",
+    "device_of", "fake_mode", "fake_world", "flop_formula", "fresh_meta", "kernels_of", "lonely_world", "real",
     "view_on_meta",
 ]  # fmt: skip
 
@@ -185,14 +186,24 @@ def _is_known(tensor: torch.Tensor) -> bool:
     return type(tensor) is torch.Tensor and tensor.dtype is torch.int64 and tensor.device.type == "cpu"
 
 
+class Recipe(Protocol):
+    """How to make what an operator gives back."""
+
+    def make(self, mode: FakeTensorMode, args: Any) -> Any:
+        """That of these arguments."""
+
+
 class Known(Protocol):
     """What tells what operators give back on fake tensors."""
+
+    def known(self, mode: FakeTensorMode, func: Any, args: Any, options: Any) -> Recipe | None:
+        """How to make what `func` gives back under `mode`, where that was learnt."""
 
     def run(self, mode: FakeTensorMode, func: Any, args: Any, options: Any, otherwise: Callable[[], Any]) -> Any:
         """What `func` gives back under `mode`, from `otherwise` where that is not known."""
 
 
-class _Decided(FakeTensorMode):
+class DecidedMode(FakeTensorMode):
     """What a step reads of its data is decided, for fake tensors hold none.
 
     Every expert is given as many tokens as the others; a norm of gradients is above the limit, so that they are
@@ -202,6 +213,11 @@ class _Decided(FakeTensorMode):
     def __init__(self, recipes: Known) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self._recipes = recipes
+
+    def run(self, func: Any, args: Any, options: Any) -> Any:
+        """What `func` gives back, from another mode around this one: what is known needs no dispatch."""
+        recipe = self._recipes.known(self, func, args, options)
+        return func(*args, **options) if recipe is None else recipe.make(self, args)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -290,6 +306,11 @@ class _Chunks:
         return self._tensor.narrow(self._dim, start, min(self._length, end - start))
 
 
+def _own_group(ranks: list[int], **options: Any) -> Any:
+    """The group of these ranks if this one is among them: nobody asks a process without peers for those of others."""
+    return dist.new_group(ranks, **options) if dist.get_rank() in ranks else dist.GroupMember.NON_GROUP_MEMBER
+
+
 def _itself(value: Any) -> Any:
     return value
 
@@ -314,6 +335,7 @@ def fake_world(*, rank: int, world_size: int, accelerator: bool, recipes: Known)
             # Layouts of distributed tensors are worked out on fake tensors of a mode of their own, told apart so.
             stack.enter_context(mock.patch.object(_sharding_prop, "detect_fake_mode", return_value=None))
             stack.enter_context(mock.patch.object(DeviceMesh, "__init__", real(DeviceMesh.__init__)))
+            stack.enter_context(mock.patch.object(device_mesh, "new_group", _own_group))
             stack.enter_context(mock.patch.object(dispatch, "arrivals", _even_arrivals))
             stack.enter_context(mock.patch.object(_fsdp_param, "_chunk_with_empty", _Chunks))
             # Names for a profiler that nobody runs.
@@ -324,7 +346,7 @@ def fake_world(*, rank: int, world_size: int, accelerator: bool, recipes: Known)
             torch._C._set_only_lift_cpu_tensors(True)
             # A device would have a thread of its own for backward, and there is nothing to overlap.
             stack.enter_context(torch.autograd.set_multithreading_enabled(False))
-            yield stack.enter_context(_Decided(recipes))
+            yield stack.enter_context(DecidedMode(recipes))
     finally:
         torch._C._set_only_lift_cpu_tensors(before)
         # Layouts that were worked out hold meshes, whose groups end here: another world's mesh may equal them.
@@ -369,14 +391,14 @@ def actions_of(runtime: Any) -> tuple[tuple[Action, ...], ...]:
     )
 
 
-def fake_mode() -> FakeTensorMode | None:
+def fake_mode() -> DecidedMode | None:
     """The mode under which new tensors are fake; None where they are real."""
     found = active_fake_mode()
-    assert found is None or isinstance(found, FakeTensorMode)
+    assert found is None or isinstance(found, DecidedMode)
     return found
 
 
-def torch_flops(func: Any, arguments: Any, options: Any, result: Any) -> float:
-    """FLOPs of a product or an attention kernel by torch's own formulas, every score counted; 0 of anything else."""
-    formula = flop_registry.get(getattr(func, "overloadpacket", func))
-    return 0.0 if formula is None else float(formula(*arguments, **options, out_val=result))
+def flop_formula(func: Any) -> Any:
+    """torch's own formula of the FLOPs of a product or an attention kernel, every score counted; None of anything
+    else."""
+    return flop_registry.get(getattr(func, "overloadpacket", func))
