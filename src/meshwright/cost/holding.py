@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from meshwright.cost.block_bytes import Holds
 from meshwright.cost.layouts import Backward, Kind, LayoutArrays
 from meshwright.cost.pipeline import Shape, held
 from meshwright.cost.states import state_bytes
-from meshwright.cost.table import SCHEDULES, BoolArray, PlanTable
+from meshwright.cost.table import SCHEDULES, BoolArray, IntArray, PlanTable
 from meshwright.cost.thin import closing_elements, thin_matrices
 from meshwright.cost.work import FloatArray
 from meshwright.spec.model import Attention, Embedding, LatentAttention, Layer, Mixture, ModelSpec
@@ -49,10 +50,10 @@ class StageHeld:
     Bytes of one microbatch: `one_kept` on all blocks, `head_kept`, `one_logits`, `largest_kept` of a layer,
     `loss_logits` of the copy that the loss reads. Beside a layer's backward `working`, when its last product has both
     gradients `ending`, when it comes to the mixer `mixing`; beside the head's `head_working`. Parameters: of all blocks
-    those `whole` and those `made` that have gradients; `largest` layer, `head`, and what of both has gradients
-    (`largest_made`, `head_made`), `embedding`, `closing` of a layer's last product, `formed` of them when its backward
-    has most, `tied` of a head that multiplies with the table, and `head_own` beside it. `sends` bytes of gradients on
-    their way to other stages and of room for what comes.
+    those `whole` and those `made` that have gradients; `largest` layer, `behind_head` that of the head's own stage,
+    `head`, and what of layer and head has gradients (`largest_made`, `head_made`), `embedding`, `closing` of a layer's
+    last product, `formed` of them when its backward has most, `tied` of a head that multiplies with the table, and
+    `head_own` beside it. `sends` bytes of gradients on their way to other stages and of room for what comes.
     """
 
     one_kept: FloatArray
@@ -67,6 +68,7 @@ class StageHeld:
     whole: FloatArray
     made: FloatArray
     largest: FloatArray
+    behind_head: FloatArray
     largest_made: FloatArray
     head: FloatArray
     head_made: FloatArray
@@ -84,8 +86,8 @@ class Held:
 
     Bytes of all microbatches in flight: `kept` and `logits` when they are most, and `alone` where a stage without a
     head keeps more at another time; `goes_on` where other microbatches come when it first holds so many. `all_stages`
-    are its stages taken together; where they run one after another, `first` and `last` are two of them, and `inner`
-    the mean of those between. `waits` is what a microbatch leaves between the halves of a split backward, `fixed` are
+    are its stages taken together, `first_kept` what a microbatch keeps on the first of them, `behind_head` the
+    largest layer of the last one, `waits` what a microbatch leaves between the halves of a split backward, and `fixed`
     bytes that stay.
     """
 
@@ -94,9 +96,8 @@ class Held:
     logits: FloatArray
     goes_on: BoolArray
     all_stages: StageHeld
-    first: StageHeld | None
-    inner: StageHeld | None
-    last: StageHeld | None
+    first_kept: FloatArray
+    behind_head: FloatArray
     waits: FloatArray
     fixed: FloatArray
 
@@ -113,8 +114,13 @@ class Moment:
     freed: FloatArray | float = 0.0
     here: BoolArray | bool = True
 
+    @property
+    def total(self) -> FloatArray:
+        found = self.gradients + self.activations + self.logits + self.buffers
+        return found if isinstance(self.freed, float) else found - self.freed
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Holdings:
     """Where what stages hold is read: the blocks' bytes, and `hidden` of a microbatch's residual stream, shape (rows,).
 
@@ -128,36 +134,56 @@ class Holdings:
     hidden: FloatArray
     eager: bool
 
-    def of(self, counts: FloatArray) -> StageHeld:
-        """Of the blocks that are counted, (rows, ranks, kinds + 1)."""
+    @cached_property
+    def _each(self) -> list[dict[str, FloatArray]]:
+        pairs = zip(self.arrays.kinds, self.blocks, strict=True)
+        return [_of_one(kind, block, self.table, model=self.model) for kind, block in pairs]
+
+    def of(self, counts: FloatArray, rows: IntArray | None = None) -> StageHeld:
+        """Of the blocks that are counted, (rows, ranks, kinds + 1); of the rows chosen, where some are."""
         zeros = np.zeros(counts.shape[:2])
         most, sums = dict.fromkeys(_ONES, zeros), dict.fromkeys(("one_kept", "whole", "made"), zeros)
         for index, (kind, block) in enumerate(zip(self.arrays.kinds, self.blocks, strict=True)):
             number = counts[..., index]
             here = number > 0
-            for name, values in _of_one(kind, block, self.table, model=self.model).items():
-                most[name] = np.where(here, np.maximum(most[name], values[:, None]), most[name])
-            sums["one_kept"] = sums["one_kept"] + number * block.bytes.kept[:, None]
-            sums["whole"] = sums["whole"] + number * block.parameters[:, None]
+            if not here.any():
+                continue
+            for name, values in self._each[index].items():
+                most[name] = np.where(here, np.maximum(most[name], _chosen(values, rows)), most[name])
+            held, parameters = number * _chosen(block.bytes.kept, rows), number * _chosen(block.parameters, rows)
+            sums["one_kept"], sums["whole"] = sums["one_kept"] + held, sums["whole"] + parameters
             if kind.backward is Backward.WHOLE:
-                sums["made"] = sums["made"] + number * block.parameters[:, None]
+                sums["made"] = sums["made"] + parameters
         if self.eager:
-            sums["one_kept"] = sums["one_kept"] + self.outputs(counts)
+            sums["one_kept"] = sums["one_kept"] + self.outputs(counts, rows)
         # A tied head away from its table has a copy of it.
         copied = np.where(most["embedding"] > 0.0, 0.0, most["tied"])
         sums["whole"], sums["made"] = sums["whole"] + copied, sums["made"] + copied
-        return StageHeld(**most, **sums, sends=self._on_the_way(counts))
+        return StageHeld(**most, **sums, behind_head=most["largest"], sends=self._on_the_way(counts, rows))
 
-    def outputs(self, counts: FloatArray) -> FloatArray:
+    def largest_layer(self, counts: FloatArray) -> FloatArray:
+        """Parameters of the largest layer that is counted, shape (rows, ranks)."""
+        found = np.zeros(counts.shape[:2])
+        for index, (kind, block) in enumerate(zip(self.arrays.kinds, self.blocks, strict=True)):
+            if isinstance(kind.block, Layer):
+                found = np.where(counts[..., index] > 0, np.maximum(found, block.parameters[:, None]), found)
+        return found
+
+    def outputs(self, counts: FloatArray, rows: IntArray | None = None) -> FloatArray:
         """Bytes of what the stages counted send: each keeps it until its gradient is back, shape (rows, ranks)."""
         sending = counts[..., -1] - (self.arrays.of(self.model.head, counts) > 0)
-        return np.asarray(self.hidden[:, None] * np.maximum(sending, 0.0), dtype=np.float64)
+        return np.asarray(_chosen(self.hidden, rows) * np.maximum(sending, 0.0), dtype=np.float64)
 
-    def _on_the_way(self, counts: FloatArray) -> FloatArray:
+    def _on_the_way(self, counts: FloatArray, rows: IntArray | None) -> FloatArray:
         """Hidden features on their way at once: gradients that a stage has sent, and what it makes room for."""
         receives = counts[..., -1] - (self.arrays.of(self.model.embedding, counts) > 0)
-        sent = np.minimum(_PATIENT_SENDS, self.table.microbatches - 1.0)[:, None]
-        return np.asarray(self.hidden[:, None] * np.where(receives > 0, receives * sent + 1.0, 0.0))
+        sent = _chosen(np.minimum(_PATIENT_SENDS, self.table.microbatches - 1.0), rows)
+        return np.asarray(_chosen(self.hidden, rows) * np.where(receives > 0, receives * sent + 1.0, 0.0))
+
+
+def _chosen(values: FloatArray, rows: IntArray | None) -> FloatArray:
+    """Those of the rows chosen, shape (rows, 1)."""
+    return (values if rows is None else values[rows])[:, None]
 
 
 def collect(source: Holdings, counts: Mapping[str, FloatArray], *, shape: Shape, fixed: FloatArray) -> Held:
@@ -179,17 +205,14 @@ def collect(source: Holdings, counts: Mapping[str, FloatArray], *, shape: Shape,
     scored = held(shape, **logits)
     both = held(shape, **{name: kept[name] + logits[name] for name in kept}, waits=waits + logits["total"])
     stages = {name: counts[name][..., -1] for name in kept}
-    apart = source.eager and bool(in_turns(source.table).any())
-    between = (total - counts["first"] - counts["last"]) / np.maximum(shape.chunks - 2.0, 1.0)[:, None, None]
     return Held(
         kept=both - scored,
         alone=np.where(whole > (both - scored) * _SAME, whole, 0.0),
         logits=scored,
         goes_on=held(shape, **stages) < shape.microbatches[:, None] * stages["total"],
         all_stages=source.of(total),
-        first=source.of(counts["first"]) if apart else None,
-        inner=source.of(between) if apart else None,
-        last=source.of(counts["last"]) if apart else None,
+        first_kept=kept["first"],
+        behind_head=source.largest_layer(counts["last"]),
         waits=np.where(_splits(source.table), waits, 0.0),
         fixed=fixed,
     )

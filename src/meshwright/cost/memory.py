@@ -14,7 +14,7 @@ from meshwright.cost.copies import copied_bytes
 from meshwright.cost.fixed_buffers import fixed_bytes
 from meshwright.cost.holding import Holdings, collect
 from meshwright.cost.layouts import Backward, Kind, LayoutArrays
-from meshwright.cost.moments import heaviest, moments
+from meshwright.cost.moments import heaviest_moment
 from meshwright.cost.offload import keeps_parameters_away, optimizes_away, overflow
 from meshwright.cost.optimizers import Optimized, kept_bytes, step_bytes
 from meshwright.cost.pipeline import Shape, held
@@ -94,10 +94,17 @@ def _at(
     )
     fixed = fixed_bytes(table, arrays=arrays, counts=counts, model=model, device=device, job=job, software=features)
     entry = collect(source, counts, shape=shape, fixed=fixed)
-    found = moments(table, state, entry, shape=shape, kind=device.kind, software=features)
     met = round_bytes(table, trained_owned, model=model, largest=partial(_largest_block, local, changed, counts=counts))
-    between = () if met is None else (met.between(state.after, entry.fixed),)
-    peak = heaviest((*found, *between), like=whole)
+    peak = heaviest_moment(
+        state,
+        entry,
+        source,
+        counts=counts,
+        shape=shape,
+        kind=device.kind,
+        software=features,
+        besides=() if met is None else (met.between(state.after, entry.fixed),),
+    )
     left = _overflowing(table, blocks, local, counts=counts, shape=shape, group=group)
     beside = _beside_training(table, local, met, job=job, group=group)
     return {

@@ -2,38 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from itertools import chain
 
 import numpy as np
 
-from meshwright.cost.holding import Held, Moment
+from meshwright.cost.holding import Held, Holdings, Moment
 from meshwright.cost.moments_eager import EagerMoments
-from meshwright.cost.peak_walk import PeakWalk
+from meshwright.cost.peak_parts import Rows, Setting, taken
+from meshwright.cost.peak_walk import backwards, needs
 from meshwright.cost.pipeline import Shape
 from meshwright.cost.software import Software
 from meshwright.cost.states import StateBytes, States, state_bytes
-from meshwright.cost.table import PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import DeviceKind
 
 _PARTS = ("gradients", "activations", "logits", "buffers", "freed")
 
 
-def moments(
-    table: PlanTable, found: States, entry: Held, *, shape: Shape, kind: DeviceKind, software: Software
-) -> Iterable[Moment]:
-    """Every moment of a step that may be the peak."""
+def heaviest_moment(
+    found: States,
+    entry: Held,
+    source: Holdings,
+    *,
+    counts: Mapping[str, FloatArray],
+    shape: Shape,
+    kind: DeviceKind,
+    software: Software,
+    besides: Sequence[Moment] = (),
+) -> dict[str, FloatArray]:
+    """The parts of the heaviest moment of a step on every rank, of `besides` too, by the names of Moment's."""
     if not software.eager:
-        return _fused(found, entry, sizes=state_bytes(table), software=software)
-    told = EagerMoments(table, found, fixed=entry.fixed, kind=kind, software=software)
-    return PeakWalk(table, found, entry, shape=shape).moments(told)
+        fused = _fused(found, entry, sizes=state_bytes(source.table), software=software)
+        return _heaviest((*fused, *besides), like=entry.kept)
+    whole = Rows(setting=Setting.of(source.table, shape=shape, software=software), found=found, entry=entry)
+    peak = {name: np.zeros(entry.kept.shape) for name in _PARTS}
+    asked = needs(whole)
+    for need in np.unique(asked).tolist():
+        rows = np.flatnonzero(asked == need)
+        at = whole if len(rows) == len(asked) else taken(whole, rows)
+        told = EagerMoments(at, kind=kind, software=software)
+        those = {name: counts[name][rows] for name in ("first", "last", "total")}
+        walked = backwards(at, need, counts=those, count=partial(source.of, rows=rows))
+        moments = chain.from_iterable(told.backward(beside) for beside in walked)
+        others = (*told.others(at.entry), *(taken(moment, rows) for moment in besides))
+        for name, values in _heaviest(chain(moments, others), like=at.entry.kept).items():
+            peak[name][rows] = values
+    return peak
 
 
-def heaviest(found: Iterable[Moment], *, like: FloatArray) -> dict[str, FloatArray]:
-    """The parts of the heaviest moment on every rank, in arrays like the one given."""
+def _heaviest(found: Iterable[Moment], *, like: FloatArray) -> dict[str, FloatArray]:
     best, peak = np.full(like.shape, -np.inf), {name: np.zeros(like.shape) for name in _PARTS}
     for moment in found:
-        total = moment.gradients + moment.activations + moment.logits + moment.buffers - moment.freed
+        total = moment.total
         more = (total > best) & moment.here
         if not more.any():
             continue

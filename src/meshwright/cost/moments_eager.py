@@ -2,68 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from meshwright.cost.holding import Moment, StageHeld
+from meshwright.cost.holding import Held, Moment, StageHeld
+from meshwright.cost.peak_parts import Beside, Rows
 from meshwright.cost.software import Software
-from meshwright.cost.states import States, state_bytes
-from meshwright.cost.synchronize import turns
-from meshwright.cost.table import SHARDINGS, BoolArray, PlanTable
+from meshwright.cost.table import BoolArray
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import DeviceKind
-from meshwright.spec.plan import Sharding
 
-_ZERO1 = SHARDINGS.index(Sharding.OPTIMIZER)
-_ZERO3 = SHARDINGS.index(Sharding.PARAMETERS)
 # The loss of nn reads logits in chunks of so many elements (nn/loss.py).
 _CHUNK_ELEMENTS = {DeviceKind.CPU: 2.0**20}
 _ACCELERATOR_CHUNK_ELEMENTS = 2.0**26
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
-    """What a backward of `stage` begins beside, shape (rows, ranks): `kept` activations and `logits` of all
-    microbatches in flight, its own among them; `gradients`; `freed` whole parameters of other stages; `sends`, and what
-    `waits` of its activations for a later half of it. It `sums` where it adds to gradients that are there, and `ends`
-    its stage. It `follows` a forward where as much is held at that one's end. It does not count where it is not `here`.
-    """
-
-    stage: StageHeld
-    here: BoolArray
-    kept: FloatArray
-    logits: FloatArray
-    gradients: FloatArray
-    freed: FloatArray
-    sends: FloatArray
-    waits: FloatArray
-    sums: BoolArray
-    ends: BoolArray
-    follows: BoolArray | None
-
-
 class EagerMoments:
-    """The moments of a backward. `found` are the states, `fixed` bytes that stay."""
+    """The moments of a backward of some rows."""
 
-    def __init__(
-        self, table: PlanTable, found: States, *, fixed: FloatArray, kind: DeviceKind, software: Software
-    ) -> None:
-        sizes = state_bytes(table)
-        self.found, self.fixed, self.kind, self.software = found, fixed, kind, software
-        self.master, self.compute, self.reduced = (x[:, None] for x in (sizes.master, sizes.compute, sizes.reduced))
-        sharding = table.sharding[:, None]
-        self.sharded, zero3 = sharding > 0, sharding == _ZERO3
-        shared = (turns(table) > 1.0)[:, None] & self.sharded
-        # Whole gradients last from a stage's first backward to its last one, and whole parameters until then.
-        self.sums_whole = (sharding == _ZERO1) | shared
-        self.stays_whole = self.sharded & (~zero3 | shared)
-        self.gathered = np.where(zero3 & ~shared, self.compute, 0.0)
-        self.divided = np.asarray(table.divided, dtype=np.float64)[:, None]
+    def __init__(self, at: Rows, *, kind: DeviceKind, software: Software) -> None:
+        setting = at.setting
+        self.found, self.fixed, self.kind, self.software = at.found, at.entry.fixed, kind, software
+        self.master, self.compute, self.reduced = setting.master, setting.compute, setting.reduced
+        self.sharded, self.sums_whole, self.divided = setting.sharded, setting.sums_whole, setting.divided
+        self.gathered, self.dropped = setting.gathered, setting.dropped
+        self.narrow, self.copied = setting.narrow, setting.copied
         self.received = 1.0 if kind is DeviceKind.CPU else 0.0
-        self.narrow = np.where(self.compute < self.master, self.compute, 0.0)
-        # A matrix's own copy is gone when its gradient is widened.
-        self.copied = self.narrow if software.casts_each_pass else 0.0 * self.narrow
 
     def backward(self, at: Beside) -> list[Moment]:
         """The loss; the head's product, which lets go of what it read before its gradient is widened, and its
@@ -92,7 +57,7 @@ class EagerMoments:
                 logits=at.logits - (stage.one_logits - stage.loss_logits),
             ),
             told.moment(behind, stage.head_working + head * self._forming(at), done=np.where(self.sharded, 0.0, head)),
-            told.moment(behind, self.gathered * stage.largest + apart, dropped=alone),
+            told.moment(behind, self.gathered * stage.behind_head + apart, dropped=alone),
             told.moment(behind, layer + flies * alone, done=head),
             told.moment(between, self.gathered * stage.largest + reduces, done=head, dropped=head + stage.largest_made),
             told.moment(end + stage.largest_kept, layer + flies * stage.largest_made, done=inside),
@@ -105,22 +70,24 @@ class EagerMoments:
             ),
         ]
 
-    def without_head(self, stage: StageHeld, *, gradients: FloatArray, kept: FloatArray) -> Moment:
-        """A layer's backward when as much as ever is held on stages without the head."""
-        layer = 2.0 * self.gathered * stage.largest + self.found.wire + stage.working
-        buffers = self.fixed + stage.sends + self._root(stage) + layer
-        return Moment(gradients=gradients, activations=kept, logits=np.zeros_like(kept), buffers=buffers)
-
-    def step(self) -> Moment:
-        """The optimizer's, when nothing else is there."""
-        nothing = np.zeros_like(self.found.after)
-        return Moment(
+    def others(self, entry: Held) -> list[Moment]:
+        """A layer's backward when as much as ever is held on stages without the head, and the optimizer's step, when
+        nothing else is there."""
+        nothing = np.zeros_like(entry.kept)
+        step = Moment(
             gradients=self.found.after,
             activations=nothing,
             logits=nothing,
             buffers=self.fixed + self.found.step,
             freed=self.found.gathered,
         )
+        if not entry.alone.any():
+            return [step]
+        stage = entry.all_stages
+        layer = 2.0 * self.gathered * stage.largest + self.found.wire + stage.working
+        gradients = np.where(entry.goes_on, self.found.summed, self.found.before)
+        buffers = self.fixed + stage.sends + self._root(stage) + layer
+        return [step, Moment(gradients=gradients, activations=entry.alone, logits=nothing, buffers=buffers)]
 
     def _loss(self, at: Beside, told: _Told, *, here: BoolArray) -> Moment:
         """A cap gives the gradient of its input beside what it kept. A loss of torch's own has beside the log-softmax
@@ -139,7 +106,7 @@ class EagerMoments:
 
     def _freed(self, at: Beside) -> FloatArray:
         """Bytes of whole parameters that a unit gives back when its gradients are there."""
-        return np.where(at.ends & self.stays_whole, self.compute, 0.0)
+        return np.where(at.ends, self.dropped, 0.0)
 
     def _root(self, stage: StageHeld) -> FloatArray:
         """A stage with a tied head gathers what no layer holds once, and reduces its gradients last."""

@@ -3,28 +3,88 @@
 A rank's first backward has the most activations and no gradients; the one after it as many, or nearly, beside the
 gradients of the first; and the last one drops whole parameters and whole gradients as it goes. Where a rank has several
 stages that end one after another, each of them has such backwards, beside the activations of stages that come later and
-the gradients of stages that are done.
+the gradients of stages that are done. A backward that another one cannot be below is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshwright.cost.holding import Held, Moment, StageHeld, in_turns
-from meshwright.cost.moments_eager import Beside, EagerMoments
-from meshwright.cost.pipeline import Shape
-from meshwright.cost.states import States, state_bytes
-from meshwright.cost.synchronize import turns
-from meshwright.cost.table import SCHEDULES, SHARDINGS, PlanTable
+from meshwright.cost.holding import StageHeld
+from meshwright.cost.peak_parts import Beside, Rows
+from meshwright.cost.table import IntArray
 from meshwright.cost.work import FloatArray
-from meshwright.spec.plan import ScheduleKind, Sharding
 
-_BREADTH_FIRST = SCHEDULES.index(ScheduleKind.BREADTH_FIRST)
-_ZERO1 = SHARDINGS.index(Sharding.OPTIMIZER)
-_ZERO3 = SHARDINGS.index(Sharding.PARAMETERS)
+Count = Callable[[FloatArray], StageHeld]
+_TOGETHER, _BEGINS, _ENDS, _APART = 1, 2, 4, 8
+
+
+def needs(at: Rows) -> IntArray:
+    """Which backwards rows need, a number for each row: those that need the same are walked together."""
+    setting, entry = at.setting, at.entry
+    turns, first = setting.in_turns[:, 0], setting.breadth_first[:, 0]
+    begins = (~entry.goes_on | (setting.microbatches == 1.0)).any(axis=1)
+    ends = setting.sums_whole[:, 0]
+    steady = entry.goes_on.any(axis=1) & ~first
+    apart = turns & (first | begins | ends)
+    together = ~turns | steady
+    return np.asarray(together * _TOGETHER + begins * _BEGINS + ends * _ENDS + apart * _APART + turns * 16)
+
+
+def backwards(at: Rows, need: int, *, counts: Mapping[str, FloatArray], count: Count) -> Iterator[Beside]:
+    """Of rows that all need the same; `count` tells what stages hold whose blocks are counted."""
+    if need & _TOGETHER:
+        yield from _together(at, need)
+    if need & _APART:
+        for place in _places(at, counts, count):
+            yield from _in_turn(at, place, need)
+
+
+def _together(at: Rows, need: int) -> Iterator[Beside]:
+    """The first backward, the second and the last, of all stages of a rank as though they were one; of those that take
+    turns the first one's comes to the table."""
+    found, entry, setting = at.found, at.entry, at.setting
+    turns, several = setting.in_turns, setting.microbatches > 1.0
+    stage = entry.all_stages
+    one = np.where(turns, entry.first_kept, stage.one_kept)
+    first = Beside(
+        stage=replace(stage, one_kept=one, behind_head=entry.behind_head),
+        here=~turns & (~entry.goes_on | ~several),
+        kept=entry.kept,
+        logits=entry.logits,
+        gradients=found.before,
+        freed=np.zeros_like(entry.kept),
+        sends=stage.sends,
+        waits=entry.waits,
+        sums=found.before > 0.0,
+        ends=~several,
+        follows=~turns,
+    )
+    if need & _BEGINS and not turns.all():
+        yield first
+    second = replace(
+        first,
+        here=several & (~turns | entry.goes_on),
+        kept=np.maximum(entry.kept - np.where(entry.goes_on, 0.0, one), 0.0),
+        logits=np.maximum(entry.logits - np.where(entry.goes_on, 0.0, stage.one_logits), 0.0),
+        gradients=found.summed,
+        sums=several | first.sums,
+        ends=~turns & (setting.microbatches == 2.0),
+        follows=entry.goes_on,
+    )
+    yield second
+    if need & _ENDS and not turns.all():
+        yield replace(
+            second,
+            here=~turns & several,
+            kept=np.minimum(one, entry.kept),
+            logits=np.minimum(stage.one_logits, entry.logits),
+            ends=several,
+            follows=None,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,157 +99,83 @@ class _Sums:
     def of(cls, stage: StageHeld) -> _Sums:
         return cls(stage.one_kept, stage.made, stage.whole)
 
-    def less(self, other: _Sums) -> _Sums:
-        parts = ((self.kept, other.kept), (self.made, other.made), (self.whole, other.whole))
-        return _Sums(*(np.maximum(mine - its, 0.0) for mine, its in parts))
-
-    def times(self, factor: float) -> _Sums:
-        return _Sums(factor * self.kept, factor * self.made, factor * self.whole)
+    def less(self, *others: _Sums) -> _Sums:
+        names = ("kept", "made", "whole")
+        parts = {name: sum((getattr(other, name) for other in others), 0.0 * self.kept) for name in names}
+        return _Sums(**{name: np.maximum(getattr(self, name) - part, 0.0) for name, part in parts.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
     """A stage of a rank, what its stages `below` hold, which end after it, and those `above`, which ended before; the
-    part of the rank's stages that have `begun` to go back."""
+    part of the rank's stages that have `begun` to go back. The `last` one goes back first."""
 
     stage: StageHeld
     below: _Sums
     above: _Sums
     begun: FloatArray
+    last: bool = False
 
 
-class PeakWalk:
-    """Backwards of every rank, all arrays of shape (rows, ranks)."""
+def _places(at: Rows, counts: Mapping[str, FloatArray], count: Count) -> Iterator[_Place]:
+    """The last stage, those that are next to it and to the first one where they may hold most, and the first one."""
+    chunks, whole = at.setting.chunks, _Sums.of(at.entry.all_stages)
+    first, last = count(counts["first"]), count(counts["last"])
+    ahead, behind = _Sums.of(first), _Sums.of(last)
+    nothing = whole.less(whole)
+    yield _Place(stage=last, below=whole.less(behind), above=nothing, begun=1.0 / chunks, last=True)
+    if (at.setting.breadth_first & (chunks > 2.0)).any():
+        between = (counts["total"] - counts["first"] - counts["last"]) / np.maximum(chunks - 2.0, 1.0)[..., None]
+        inner = count(between)
+        own = _Sums.of(inner)
+        yield _Place(stage=inner, below=whole.less(behind, own), above=behind, begun=2.0 / chunks)
+        yield _Place(stage=inner, below=ahead, above=whole.less(ahead, own), begun=1.0 - 1.0 / chunks)
+    yield _Place(stage=first, below=nothing, above=whole.less(ahead), begun=np.ones_like(chunks))
 
-    def __init__(self, table: PlanTable, found: States, entry: Held, *, shape: Shape) -> None:
-        sizes = state_bytes(table)
-        sharded = (table.sharding > 0)[:, None]
-        self.found, self.entry = found, entry
-        self.turns = in_turns(table)[:, None]
-        self.breadth_first = (table.schedule == _BREADTH_FIRST)[:, None]
-        self.microbatches = table.microbatches[:, None].astype(np.float64)
-        self.last_ones = np.where(
-            self.breadth_first, self.microbatches, np.minimum(shape.pipeline[:, None], self.microbatches)
-        )
-        self.chunks = table.chunks[:, None].astype(np.float64)
-        shared = (turns(table) > 1.0)[:, None] & sharded
-        master = sizes.master[:, None]
-        whole = (table.sharding == _ZERO1)[:, None] | shared | ~sharded
-        self.after = master * np.where(sharded, found.share, 1.0)
-        self.sums = np.where(whole, master, self.after)
-        zero3 = (table.sharding == _ZERO3)[:, None]
-        self.copies = np.where(sharded & ~zero3, sizes.compute[:, None], 0.0)
-        self.gathered = np.where(shared & zero3, sizes.compute[:, None], 0.0)
 
-    def moments(self, told: EagerMoments) -> Iterator[Moment]:
-        """Those of every backward that may be the heaviest, a stage without a head's when it holds most, and the
-        optimizer's step."""
-        entry = self.entry
-        if not self.turns.all():
-            for beside in self._together():
-                yield from told.backward(beside)
-        if entry.first is not None and entry.inner is not None and entry.last is not None:
-            for place in self._places(entry.first, entry.inner, entry.last):
-                for beside in self._in_turn(place, ends=place.stage is entry.last):
-                    yield from told.backward(beside)
-        gradients = np.where(entry.goes_on, self.found.summed, self.found.before)
-        if entry.alone.any():
-            yield told.without_head(entry.all_stages, gradients=gradients, kept=entry.alone)
-        yield told.step()
-
-    def _together(self) -> Iterator[Beside]:
-        """The first backward, the second and the last, of all stages of a rank as though they were one."""
-        found, entry, stage = self.found, self.entry, self.entry.all_stages
-        several = self.microbatches > 1.0
-        first = Beside(
-            stage=stage,
-            here=~self.turns,
-            kept=entry.kept,
-            logits=entry.logits,
-            gradients=found.before,
-            freed=np.zeros_like(entry.kept),
-            sends=stage.sends,
-            waits=entry.waits,
-            sums=found.before > 0.0,
-            ends=~several,
-            follows=~self.turns,
-        )
-        second = replace(
-            first,
-            here=~self.turns & several,
-            kept=np.maximum(entry.kept - np.where(entry.goes_on, 0.0, stage.one_kept), 0.0),
-            logits=np.maximum(entry.logits - np.where(entry.goes_on, 0.0, stage.one_logits), 0.0),
-            gradients=found.summed,
-            sums=several | first.sums,
-            ends=self.microbatches == 2.0,
-            follows=entry.goes_on,
-        )
+def _in_turn(at: Rows, place: _Place, need: int) -> Iterator[Beside]:
+    """The first backward of a stage, the second and the last. Those of breadth-first stages follow one another, and so
+    do interleaved ones whose microbatches have all gone forward by then; else only the last ones do."""
+    found, entry, setting, own = at.found, at.entry, at.setting, place.stage
+    m = setting.microbatches
+    apart = setting.breadth_first | ~entry.goes_on
+    most, scores = m * (place.below.kept + own.one_kept), m * own.one_logits
+    after = setting.master * np.where(setting.sharded, found.share, 1.0)
+    sums = np.where(setting.sums_whole, setting.master, after)
+    done = found.before + after * place.above.made
+    copies = np.where(setting.row > 0.0, 0.0, setting.dropped)
+    first = Beside(
+        stage=own,
+        here=apart,
+        kept=most,
+        logits=scores,
+        gradients=done,
+        freed=copies * place.above.whole - setting.row * own.whole,
+        sends=entry.all_stages.sends * np.where(setting.breadth_first, place.begun, 1.0),
+        waits=entry.waits,
+        sums=found.before > 0.0,
+        ends=m == 1.0,
+        follows=apart if place.last else None,
+    )
+    second = replace(
+        first,
+        here=apart & (m > 1.0),
+        kept=most - own.one_kept,
+        logits=scores - own.one_logits,
+        gradients=done + sums * own.made,
+        sums=m > 1.0,
+        ends=m == 2.0,
+        follows=None,
+    )
+    if apart.any():
         yield from (first, second)
+    if need & _ENDS:
+        ahead = np.where(setting.breadth_first, m, np.minimum(setting.pipeline, m))
         yield replace(
             second,
-            kept=np.minimum(stage.one_kept, entry.kept),
-            logits=np.minimum(stage.one_logits, entry.logits),
-            ends=several,
-            follows=None,
-        )
-
-    def _places(self, first: StageHeld, inner: StageHeld, last: StageHeld) -> Iterator[_Place]:
-        """The last stage, those that are next to it and to the first one, and the first one."""
-        whole, chunks = self.entry.all_stages, self.chunks
-        nothing = _Sums.of(last).times(0.0)
-        rest = _Sums.of(whole).less(_Sums.of(first))
-        yield _Place(stage=last, below=_Sums.of(whole).less(_Sums.of(last)), above=nothing, begun=1.0 / chunks)
-        if (self.breadth_first & (chunks > 2.0)).any():
-            below = rest.less(_Sums.of(inner))
-            late = _Sums.of(whole).less(_Sums.of(last)).less(_Sums.of(inner))
-            yield _Place(stage=inner, below=late, above=_Sums.of(last), begun=2.0 / chunks)
-            yield _Place(stage=inner, below=_Sums.of(first), above=below, begun=1.0 - 1.0 / chunks)
-        yield _Place(stage=first, below=nothing, above=rest, begun=np.ones_like(chunks))
-
-    def _in_turn(self, place: _Place, *, ends: bool) -> Iterator[Beside]:
-        """The first backward of a stage, the second and the last. Those of breadth-first stages follow one another, and
-        so do interleaved ones whose microbatches have all gone forward by then; else the rank's stages take turns, and
-        the second one stands for all until the last ones come."""
-        entry, found, own, m = self.entry, self.found, place.stage, self.microbatches
-        apart = self.breadth_first | ~entry.goes_on
-        begins = self.turns & (apart | ends)
-        most = np.where(apart, m * (place.below.kept + own.one_kept), entry.kept)
-        scores = np.where(apart, m * own.one_logits, entry.logits)
-        done = found.before + self.after * place.above.made
-        freed = self.copies * place.above.whole - self.gathered * own.whole
-        summed = done + self.sums * own.made
-        first = Beside(
-            stage=own,
-            here=begins,
-            kept=most,
-            logits=scores,
-            gradients=done,
-            freed=freed,
-            sends=entry.all_stages.sends * np.where(self.breadth_first, place.begun, 1.0),
-            waits=entry.waits,
-            sums=found.before > 0.0,
-            ends=m == 1.0,
-            follows=begins,
-        )
-        several = self.turns & (m > 1.0)
-        second = replace(
-            first,
-            here=several,
-            kept=np.where(apart, most - own.one_kept, entry.kept),
-            logits=np.where(apart, scores - own.one_logits, entry.logits),
-            gradients=np.where(apart, summed, found.summed),
-            freed=np.where(apart, freed, 0.0),
-            sums=several,
-            ends=apart & (m == 2.0),
-            follows=~apart,
-        )
-        yield from (first, second)
-        yield replace(
-            second,
-            kept=self.last_ones * place.below.kept + own.one_kept,
+            here=np.broadcast_to(m > 1.0, apart.shape),
+            kept=ahead * place.below.kept + own.one_kept,
             logits=own.one_logits,
-            gradients=summed + np.where(apart, 0.0, self.sums * place.below.made),
-            freed=freed,
-            ends=several,
-            follows=None,
+            gradients=second.gradients + np.where(apart, 0.0, sums * place.below.made),
+            ends=m > 1.0,
         )
