@@ -39,12 +39,14 @@ def memory(
     model: ModelSpec,
     group: NodeGroup,
     job: JobSpec,
+    least: bool = False,
 ) -> dict[str, FloatArray]:
     """Bytes of every part on every rank shown at the rank's own peak, shape (rows, ranks).
 
-    The last of a run of equal ranks, of which only the ends are shown, stands for all behind the first.
+    The last of a run of equal ranks, of which only the ends are shown, stands for all behind the first. At the `least`
+    it is not known which moment is the peak, and that of most plans is taken.
     """
-    at = partial(_at, table, blocks, arrays=arrays, counts=counts, model=model, group=group, job=job)
+    at = partial(_at, table, blocks, arrays=arrays, counts=counts, model=model, group=group, job=job, least=least)
     found = at(shape=shape)
     between = _fullest_between(counts, shape=shape)
     if between is None:
@@ -64,6 +66,7 @@ def _at(
     model: ModelSpec,
     group: NodeGroup,
     job: JobSpec,
+    least: bool,
 ) -> dict[str, FloatArray]:
     """As `memory`, of the ranks that are shown."""
     features, device = software(job.software), group.device
@@ -104,6 +107,7 @@ def _at(
         kind=device.kind,
         software=features,
         besides=() if met is None else (met.between(state.after, entry.fixed),),
+        least=least,
     )
     left = _overflowing(table, blocks, local, counts=counts, shape=shape, group=group)
     beside = _beside_training(table, local, met, job=job, group=group)

@@ -11,7 +11,7 @@ import numpy as np
 from meshwright.cost.holding import Held, Holdings, Moment
 from meshwright.cost.moments_eager import EagerMoments
 from meshwright.cost.peak_parts import Rows, Setting, taken
-from meshwright.cost.peak_walk import backwards, needs
+from meshwright.cost.peak_walk import backwards, needs, usual_backward
 from meshwright.cost.pipeline import Shape
 from meshwright.cost.software import Software
 from meshwright.cost.states import StateBytes, States, state_bytes
@@ -31,12 +31,20 @@ def heaviest_moment(
     kind: DeviceKind,
     software: Software,
     besides: Sequence[Moment] = (),
+    least: bool = False,
 ) -> dict[str, FloatArray]:
-    """The parts of the heaviest moment of a step on every rank, of `besides` too, by the names of Moment's."""
+    """The parts of the heaviest moment of a step on every rank, of `besides` too, by the names of Moment's.
+
+    At the `least`: of the one backward in which most plans have their peak, which is much sooner found.
+    """
     if not software.eager:
         fused = _fused(found, entry, sizes=state_bytes(source.table), software=software)
         return _heaviest((*fused, *besides), like=entry.kept)
     whole = Rows(setting=Setting.of(source.table, shape=shape, software=software), found=found, entry=entry)
+    if least:
+        told = EagerMoments(whole, kind=kind, software=software)
+        usual = told.backward(usual_backward(whole))
+        return _heaviest((*usual, told.full(entry), *told.others(entry), *besides), like=entry.kept)
     peak = {name: np.zeros(entry.kept.shape) for name in _PARTS}
     asked = needs(whole)
     for need in np.unique(asked).tolist():

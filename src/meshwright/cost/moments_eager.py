@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -30,45 +31,75 @@ class EagerMoments:
         self.narrow, self.copied = setting.narrow, setting.copied
         self.received = 1.0 if kind is DeviceKind.CPU else 0.0
 
-    def backward(self, at: Beside) -> list[Moment]:
-        """The loss; the head's product, which lets go of what it read before its gradient is widened, and its
-        reduction; the first layer's backward and its reduction, the last layer's, and the table's."""
-        stage = at.stage
-        tied = stage.tied > 0.0
-        alone = np.where(tied & self.sharded, 0.0, stage.head_made)
-        waits = np.where(tied, np.where(self.sharded, self.compute * stage.head_made, self._tied(at)), 0.0)
-        behind = at.kept - stage.head_kept
-        between, end = np.maximum(behind - stage.largest_kept, 0.0), np.maximum(at.kept - stage.one_kept, 0.0)
+    def backward(self, at: Beside) -> Iterator[Moment]:
+        """The head's moments where a stage has one, layers', and the table's."""
+        told = _Told(at, self.fixed + at.sends + self._root(at.stage), grown=self._grown(at), freed=self._freed(at))
+        if at.follows is not None:
+            yield self._loss(at, told, here=at.here & at.follows)
+        if at.stage.head.any():
+            yield from self._head(at, told)
+        if at.stage.largest.any():
+            yield from self._layers(at, told)
+        if at.stage.embedding.any() or at.stage.tied.any():
+            yield self._table(at, told)
+
+    def _head(self, at: Beside, told: _Told) -> Iterator[Moment]:
+        """Its product, which lets go of what it read before its gradient is widened, and its reduction."""
+        stage, head, behind = at.stage, at.stage.head_made, at.kept - at.stage.head_kept
+        apart = np.where(self._in_root(stage), 0.0, stage.head * self.gathered)
+        yield told.moment(
+            at.kept,
+            stage.head_working + apart + head * self.compute,
+            logits=at.logits - (stage.one_logits - stage.loss_logits),
+        )
+        whole = np.where(self.sharded, 0.0, head)
+        yield told.moment(behind, stage.head_working + head * self._forming(at), done=whole)
+        alone = np.where(self._in_root(stage), 0.0, head)
+        reduced = self._reducing(alone, alone, at, alone=True)
+        yield told.moment(behind, self.gathered * stage.behind_head + reduced, dropped=alone)
+
+    def _layers(self, at: Beside, told: _Told) -> Iterator[Moment]:
+        """The first layer's backward and its reduction, and the last one's."""
+        stage, head = at.stage, at.stage.head_made
+        waits = np.zeros_like(at.kept)
+        if stage.tied.any():
+            tied = np.where(self.sharded, self.compute * head, self._tied(at))
+            waits = np.where(stage.tied > 0.0, tied, 0.0)
+        behind, end = at.kept - stage.head_kept, np.maximum(at.kept - stage.one_kept, 0.0)
         inside = np.maximum(stage.made - stage.largest_made - stage.embedding, 0.0)
         flies = np.where(self.sharded & (~self.sums_whole | at.ends), self.reduced, 0.0)
         layer = 2.0 * self.gathered * stage.largest + self.found.wire + self._layer(at) + waits
-        apart = self._reducing(alone, alone, at, alone=True)
         reduces = waits + self._reducing(stage.largest_made, stage.closing, at)
-        told = _Told(at, self.fixed + at.sends + self._root(stage), grown=self._grown(at), freed=self._freed(at))
-        head = stage.head_made
-        loss = () if at.follows is None else (self._loss(at, told, here=at.here & at.follows),)
-        return [
-            *loss,
-            told.moment(
-                at.kept,
-                stage.head_working
-                + np.where(tied & self.sharded, 0.0, stage.head * self.gathered)
-                + head * self.compute,
-                logits=at.logits - (stage.one_logits - stage.loss_logits),
-            ),
-            told.moment(behind, stage.head_working + head * self._forming(at), done=np.where(self.sharded, 0.0, head)),
-            told.moment(behind, self.gathered * stage.behind_head + apart, dropped=alone),
-            told.moment(behind, layer + flies * alone, done=head),
-            told.moment(between, self.gathered * stage.largest + reduces, done=head, dropped=head + stage.largest_made),
-            told.moment(end + stage.largest_kept, layer + flies * stage.largest_made, done=inside),
-            told.moment(end, reduces, done=inside, dropped=inside + stage.largest_made),
-            told.moment(
-                end + at.waits,
-                self._table(at),
-                done=np.maximum(stage.made - self._last_unit(stage), 0.0),
-                dropped=stage.made,
-            ),
-        ]
+        alone = np.where(self._in_root(stage), 0.0, head)
+        yield told.moment(behind, layer + flies * alone, done=head)
+        yield told.moment(
+            np.maximum(behind - stage.largest_kept, 0.0),
+            self.gathered * stage.largest + reduces,
+            done=head,
+            dropped=head + stage.largest_made,
+        )
+        yield told.moment(end + stage.largest_kept, layer + flies * stage.largest_made, done=inside)
+        yield told.moment(end, reduces, done=inside, dropped=inside + stage.largest_made)
+
+    def _table(self, at: Beside, told: _Told) -> Moment:
+        """The table's gradient is made whole; a tied head's part of it waits, and the sum of both is a third one."""
+        stage = at.stage
+        both = 2.0 * self.master * np.minimum(stage.embedding, stage.tied)
+        whole = np.where(both > 0.0, both, stage.embedding * self._forming(at))
+        whole = whole + np.where(at.sums, 0.0, self.master * stage.embedding)
+        unit = self._last_unit(stage)
+        reduced = self._reducing(unit, unit, at, alone=stage.tied == 0.0)
+        return told.moment(
+            np.maximum(at.kept - stage.one_kept, 0.0) + at.waits,
+            np.where(self.sharded, reduced, whole),
+            done=np.maximum(stage.made - unit, 0.0),
+            dropped=stage.made,
+        )
+
+    def full(self, entry: Held) -> Moment:
+        """As much is held as ever, before any gradient."""
+        buffers = self.fixed + entry.all_stages.sends
+        return Moment(gradients=self.found.before, activations=entry.kept, logits=entry.logits, buffers=buffers)
 
     def others(self, entry: Held) -> list[Moment]:
         """A layer's backward when as much as ever is held on stages without the head, and the optimizer's step, when
@@ -112,9 +143,12 @@ class EagerMoments:
         """A stage with a tied head gathers what no layer holds once, and reduces its gradients last."""
         return np.where(stage.tied > 0.0, self.gathered * self._last_unit(stage), 0.0)
 
+    def _in_root(self, stage: StageHeld) -> BoolArray:
+        return (stage.tied > 0.0) & self.sharded
+
     def _last_unit(self, stage: StageHeld) -> FloatArray:
         together = np.maximum(stage.embedding, stage.tied) + stage.head_own
-        return np.where((stage.tied > 0.0) & self.sharded, together, stage.embedding)
+        return np.where(self._in_root(stage), together, stage.embedding)
 
     def _tied(self, at: Beside) -> FloatArray:
         """A tied head's part of a table's whole gradient waits for the other one, where others are there already."""
@@ -156,16 +190,6 @@ class EagerMoments:
         widens = (self.compute < self.reduced) & ~at.sums
         kept = np.where(widens, self.reduced * parameters + self.compute * latest, self.compute * parameters)
         return np.asarray(np.where(self.sharded, np.where(self.sums_whole & ~at.ends, kept, sends), 0.0))
-
-    def _table(self, at: Beside) -> FloatArray:
-        """The table's gradient is made whole; a tied head's part of it waits, and the sum of both is a third one."""
-        stage = at.stage
-        both = 2.0 * self.master * np.minimum(stage.embedding, stage.tied)
-        whole = np.where(both > 0.0, both, stage.embedding * self._forming(at))
-        whole = whole + np.where(at.sums, 0.0, self.master * stage.embedding)
-        unit, together = self._last_unit(stage), stage.tied > 0.0
-        reduced = self._reducing(unit, unit, at, alone=~together)
-        return np.asarray(np.where(self.sharded, reduced, whole))
 
 
 class _Told:

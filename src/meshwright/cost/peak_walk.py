@@ -19,7 +19,7 @@ from meshwright.cost.table import IntArray
 from meshwright.cost.work import FloatArray
 
 Count = Callable[[FloatArray], StageHeld]
-_TOGETHER, _BEGINS, _ENDS, _APART = 1, 2, 4, 8
+_TOGETHER, _BEGINS, _ENDS, _APART, _TURNS = 1, 2, 4, 8, 16
 
 
 def needs(at: Rows) -> IntArray:
@@ -31,7 +31,7 @@ def needs(at: Rows) -> IntArray:
     steady = entry.goes_on.any(axis=1) & ~first
     apart = turns & (first | begins | ends)
     together = ~turns | steady
-    return np.asarray(together * _TOGETHER + begins * _BEGINS + ends * _ENDS + apart * _APART + turns * 16)
+    return np.asarray(together * _TOGETHER + begins * _BEGINS + ends * _ENDS + apart * _APART + turns * _TURNS)
 
 
 def backwards(at: Rows, need: int, *, counts: Mapping[str, FloatArray], count: Count) -> Iterator[Beside]:
@@ -43,45 +43,52 @@ def backwards(at: Rows, need: int, *, counts: Mapping[str, FloatArray], count: C
             yield from _in_turn(at, place, need)
 
 
-def _together(at: Rows, need: int) -> Iterator[Beside]:
-    """The first backward, the second and the last, of all stages of a rank as though they were one; of those that take
-    turns the first one's comes to the table."""
+def usual_backward(at: Rows) -> Beside:
+    """The second one, of all stages of a rank as though they were one; of those that take turns the first one's comes
+    to the table. It is none of stages that end before the others begin."""
     found, entry, setting = at.found, at.entry, at.setting
+    stage, goes_on = entry.all_stages, entry.goes_on
     turns, several = setting.in_turns, setting.microbatches > 1.0
-    stage = entry.all_stages
     one = np.where(turns, entry.first_kept, stage.one_kept)
-    first = Beside(
+    return Beside(
         stage=replace(stage, one_kept=one, behind_head=entry.behind_head),
-        here=~turns & (~entry.goes_on | ~several),
-        kept=entry.kept,
-        logits=entry.logits,
-        gradients=found.before,
+        here=several & (~turns | goes_on),
+        kept=np.maximum(entry.kept - np.where(goes_on, 0.0, one), 0.0),
+        logits=np.maximum(entry.logits - np.where(goes_on, 0.0, stage.one_logits), 0.0),
+        gradients=found.summed,
         freed=np.zeros_like(entry.kept),
         sends=stage.sends,
         waits=entry.waits,
-        sums=found.before > 0.0,
-        ends=~several,
-        follows=~turns,
-    )
-    if need & _BEGINS and not turns.all():
-        yield first
-    second = replace(
-        first,
-        here=several & (~turns | entry.goes_on),
-        kept=np.maximum(entry.kept - np.where(entry.goes_on, 0.0, one), 0.0),
-        logits=np.maximum(entry.logits - np.where(entry.goes_on, 0.0, stage.one_logits), 0.0),
-        gradients=found.summed,
-        sums=several | first.sums,
+        sums=several | (found.before > 0.0),
         ends=~turns & (setting.microbatches == 2.0),
-        follows=entry.goes_on,
+        follows=goes_on,
     )
+
+
+def _together(at: Rows, need: int) -> Iterator[Beside]:
+    """The first backward, the second and the last, of all stages of a rank as though they were one."""
+    found, entry = at.found, at.entry
+    several, second = at.setting.microbatches > 1.0, usual_backward(at)
     yield second
-    if need & _ENDS and not turns.all():
+    if need & _TURNS:
+        return
+    if need & _BEGINS:
         yield replace(
             second,
-            here=~turns & several,
-            kept=np.minimum(one, entry.kept),
-            logits=np.minimum(stage.one_logits, entry.logits),
+            here=~entry.goes_on | ~several,
+            kept=entry.kept,
+            logits=entry.logits,
+            gradients=found.before,
+            sums=found.before > 0.0,
+            ends=~several,
+            follows=np.ones_like(entry.goes_on),
+        )
+    if need & _ENDS:
+        yield replace(
+            second,
+            here=np.broadcast_to(several, entry.kept.shape),
+            kept=np.minimum(second.stage.one_kept, entry.kept),
+            logits=np.minimum(second.stage.one_logits, entry.logits),
             ends=several,
             follows=None,
         )
@@ -118,7 +125,7 @@ class _Place:
 
 
 def _places(at: Rows, counts: Mapping[str, FloatArray], count: Count) -> Iterator[_Place]:
-    """The last stage, those that are next to it and to the first one where they may hold most, and the first one."""
+    """The last stage, the one next to it, and the first one: of alike ones between, either end of them has most."""
     chunks, whole = at.setting.chunks, _Sums.of(at.entry.all_stages)
     first, last = count(counts["first"]), count(counts["last"])
     ahead, behind = _Sums.of(first), _Sums.of(last)
@@ -127,9 +134,7 @@ def _places(at: Rows, counts: Mapping[str, FloatArray], count: Count) -> Iterato
     if (at.setting.breadth_first & (chunks > 2.0)).any():
         between = (counts["total"] - counts["first"] - counts["last"]) / np.maximum(chunks - 2.0, 1.0)[..., None]
         inner = count(between)
-        own = _Sums.of(inner)
-        yield _Place(stage=inner, below=whole.less(behind, own), above=behind, begun=2.0 / chunks)
-        yield _Place(stage=inner, below=ahead, above=whole.less(ahead, own), begun=1.0 - 1.0 / chunks)
+        yield _Place(stage=inner, below=whole.less(behind, _Sums.of(inner)), above=behind, begun=2.0 / chunks)
     yield _Place(stage=first, below=nothing, above=whole.less(ahead), begun=np.ones_like(chunks))
 
 
