@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from meshwright.cost.block_bytes import Holds
 from meshwright.cost.layouts import Backward, Kind, LayoutArrays
 from meshwright.cost.pipeline import Shape, held
 from meshwright.cost.states import state_bytes
-from meshwright.cost.table import SCHEDULES, BoolArray, PlanTable
+from meshwright.cost.table import SCHEDULES, BoolArray, IntArray, PlanTable
 from meshwright.cost.thin import closing_elements, thin_matrices
 from meshwright.cost.work import FloatArray
 from meshwright.spec.model import Attention, Embedding, LatentAttention, Layer, Mixture, ModelSpec
@@ -19,7 +20,7 @@ from meshwright.spec.plan import ScheduleKind
 
 _SAME = 1.0 + 1e-9
 _SPLIT = [SCHEDULES.index(kind) for kind in (ScheduleKind.ZERO_BUBBLE_H1, ScheduleKind.ZERO_BUBBLE_H2)]
-_BREADTH_FIRST = SCHEDULES.index(ScheduleKind.BREADTH_FIRST)
+_TURNS = [SCHEDULES.index(kind) for kind in (ScheduleKind.INTERLEAVED, ScheduleKind.BREADTH_FIRST)]
 _PATIENT_SENDS = 2.0  # gradients that a stage has sent and does not wait for (parallel/torch_compat.py)
 _ONES = (
     "one_logits",
@@ -43,24 +44,18 @@ _ONES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """What a rank holds whatever the moment, shape (rows, ranks).
+class StageHeld:
+    """What the blocks of one stage hold, or those of all stages of a rank, shape (rows, ranks).
 
-    Bytes of all microbatches in flight: `kept` and `logits` when they are most, and `alone` where a stage without a
-    head keeps more at another time. Of one microbatch: `one_kept` on all blocks of the rank, `head_kept`, `one_logits`,
-    `largest_kept` of a layer, `loss_logits` of the copy that the loss reads. Beside a layer's backward `working`, when
-    its last product has both gradients `ending`, when it comes to the mixer `mixing`; beside the head's `head_working`.
-    Parameters: `largest` layer, `head`, and what of both has gradients (`largest_made`, `head_made`), `embedding`,
-    `closing` of a layer's last product, `formed` of them when its backward has most, `tied` of a head that multiplies
-    with the table, and `head_own` beside it. `sends` bytes of gradients on their way to other stages and of room for
-    what comes, `fixed` those that stay. `after_first` activations of all microbatches in flight when one has left the
-    rank's first stage; `follows` where all microbatches are in flight when the first backward begins, and others come
-    behind it.
+    Bytes of one microbatch: `one_kept` on all blocks, `head_kept`, `one_logits`, `largest_kept` of a layer,
+    `loss_logits` of the copy that the loss reads. Beside a layer's backward `working`, when its last product has both
+    gradients `ending`, when it comes to the mixer `mixing`; beside the head's `head_working`. Parameters: of all blocks
+    those `whole` and those `made` that have gradients; `largest` layer, `behind_head` that of the head's own stage,
+    `head`, and what of layer and head has gradients (`largest_made`, `head_made`), `embedding`, `closing` of a layer's
+    last product, `formed` of them when its backward has most, `tied` of a head that multiplies with the table, and
+    `head_own` beside it. `sends` bytes of gradients on their way to other stages and of room for what comes.
     """
 
-    kept: FloatArray
-    alone: FloatArray
-    logits: FloatArray
     one_kept: FloatArray
     head_kept: FloatArray
     one_logits: FloatArray
@@ -70,7 +65,10 @@ class Held:
     ending: FloatArray
     mixing: FloatArray
     head_working: FloatArray
+    whole: FloatArray
+    made: FloatArray
     largest: FloatArray
+    behind_head: FloatArray
     largest_made: FloatArray
     head: FloatArray
     head_made: FloatArray
@@ -80,88 +78,154 @@ class Held:
     formed: FloatArray
     tied: FloatArray
     sends: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What a rank holds whatever the moment, shape (rows, ranks).
+
+    Bytes of all microbatches in flight: `kept` and `logits` when they are most, and `alone` where a stage without a
+    head keeps more at another time; `goes_on` where other microbatches come when it first holds so many. `all_stages`
+    are its stages taken together, `first_kept` what a microbatch keeps on the first of them, `behind_head` the
+    largest layer of the last one, `waits` what a microbatch leaves between the halves of a split backward, and `fixed`
+    bytes that stay.
+    """
+
+    kept: FloatArray
+    alone: FloatArray
+    logits: FloatArray
+    goes_on: BoolArray
+    all_stages: StageHeld
+    first_kept: FloatArray
+    behind_head: FloatArray
+    waits: FloatArray
     fixed: FloatArray
-    after_first: FloatArray
-    follows: BoolArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """A moment that may be the peak: bytes by part beside parameters and optimizer state, shape (rows, ranks)."""
+    """A moment that may be the peak: bytes by part beside parameters and optimizer state, shape (rows, ranks); `freed`
+    are those of whole parameters that are not there then. It is no moment of ranks where it is not `here`."""
 
     gradients: FloatArray
     activations: FloatArray
     logits: FloatArray
     buffers: FloatArray
+    freed: FloatArray | float = 0.0
+    here: BoolArray | bool = True
+
+    @property
+    def total(self) -> FloatArray:
+        found = self.gradients + self.activations + self.logits + self.buffers
+        return found if isinstance(self.freed, float) else found - self.freed
 
 
-def collect(
-    table: PlanTable,
-    blocks: Sequence[Holds],
-    *,
-    arrays: LayoutArrays,
-    counts: Mapping[str, FloatArray],
-    shape: Shape,
-    model: ModelSpec,
-    hidden: FloatArray,
-    fixed: FloatArray,
-    eager: bool,
-) -> Held:
-    """What every rank holds of its `blocks`; `hidden` bytes of the residual stream of one microbatch, shape (rows,).
+@dataclass(frozen=True, kw_only=True)
+class Holdings:
+    """Where what stages hold is read: the blocks' bytes, and `hidden` of a microbatch's residual stream, shape (rows,).
 
-    Where operators do not run one by one, stages let go of what they sent, and halves of backwards keep what they read.
+    Where operators run one by one (`eager`), stages keep what they send, and halves of backwards only what they read.
     """
+
+    table: PlanTable
+    blocks: Sequence[Holds]
+    arrays: LayoutArrays
+    model: ModelSpec
+    hidden: FloatArray
+    eager: bool
+
+    @cached_property
+    def _each(self) -> list[dict[str, FloatArray]]:
+        pairs = zip(self.arrays.kinds, self.blocks, strict=True)
+        return [_of_one(kind, block, self.table, model=self.model) for kind, block in pairs]
+
+    def of(self, counts: FloatArray, rows: IntArray | None = None) -> StageHeld:
+        """Of the blocks that are counted, (rows, ranks, kinds + 1); of the rows chosen, where some are."""
+        zeros = np.zeros(counts.shape[:2])
+        most, sums = dict.fromkeys(_ONES, zeros), dict.fromkeys(("one_kept", "whole", "made"), zeros)
+        for index, (kind, block) in enumerate(zip(self.arrays.kinds, self.blocks, strict=True)):
+            number = counts[..., index]
+            here = number > 0
+            if not here.any():
+                continue
+            for name, values in self._each[index].items():
+                most[name] = np.where(here, np.maximum(most[name], _chosen(values, rows)), most[name])
+            held, parameters = number * _chosen(block.bytes.kept, rows), number * _chosen(block.parameters, rows)
+            sums["one_kept"], sums["whole"] = sums["one_kept"] + held, sums["whole"] + parameters
+            if kind.backward is Backward.WHOLE:
+                sums["made"] = sums["made"] + parameters
+        if self.eager:
+            sums["one_kept"] = sums["one_kept"] + self.outputs(counts, rows)
+        # A tied head away from its table has a copy of it.
+        copied = np.where(most["embedding"] > 0.0, 0.0, most["tied"])
+        sums["whole"], sums["made"] = sums["whole"] + copied, sums["made"] + copied
+        return StageHeld(**most, **sums, behind_head=most["largest"], sends=self._on_the_way(counts, rows))
+
+    def largest_layer(self, counts: FloatArray) -> FloatArray:
+        """Parameters of the largest layer that is counted, shape (rows, ranks)."""
+        found = np.zeros(counts.shape[:2])
+        for index, (kind, block) in enumerate(zip(self.arrays.kinds, self.blocks, strict=True)):
+            if isinstance(kind.block, Layer):
+                found = np.where(counts[..., index] > 0, np.maximum(found, block.parameters[:, None]), found)
+        return found
+
+    def outputs(self, counts: FloatArray, rows: IntArray | None = None) -> FloatArray:
+        """Bytes of what the stages counted send: each keeps it until its gradient is back, shape (rows, ranks)."""
+        sending = counts[..., -1] - (self.arrays.of(self.model.head, counts) > 0)
+        return np.asarray(_chosen(self.hidden, rows) * np.maximum(sending, 0.0), dtype=np.float64)
+
+    def _on_the_way(self, counts: FloatArray, rows: IntArray | None) -> FloatArray:
+        """Hidden features on their way at once: gradients that a stage has sent, and what it makes room for."""
+        receives = counts[..., -1] - (self.arrays.of(self.model.embedding, counts) > 0)
+        sent = _chosen(np.minimum(_PATIENT_SENDS, self.table.microbatches - 1.0), rows)
+        return np.asarray(_chosen(self.hidden, rows) * np.where(receives > 0, receives * sent + 1.0, 0.0))
+
+
+def _chosen(values: FloatArray, rows: IntArray | None) -> FloatArray:
+    """Those of the rows chosen, shape (rows, 1)."""
+    return (values if rows is None else values[rows])[:, None]
+
+
+def collect(source: Holdings, counts: Mapping[str, FloatArray], *, shape: Shape, fixed: FloatArray) -> Held:
+    """What every rank holds of the blocks that `counts` tells; those of its stages apart where they run one by one."""
     total = counts["total"]
     zeros = np.zeros(total.shape[:2])
-    most = dict.fromkeys(_ONES, zeros)
     kept = dict.fromkeys(("first", "last", "total"), zeros)
     logits, waits = dict(kept), zeros
-    for index, (kind, block) in enumerate(zip(arrays.kinds, blocks, strict=True)):
-        for name, values in _of_one(kind, block, table, model=model).items():
-            most[name] = np.where(total[..., index] > 0, np.maximum(most[name], values[:, None]), most[name])
+    for index, block in enumerate(source.blocks):
         for name in kept:
             number = counts[name][..., index]
             kept[name] = kept[name] + number * block.bytes.kept[:, None]
             logits[name] = logits[name] + number * block.bytes.logits[:, None]
         waits = waits + total[..., index] * np.asarray(block.bytes.waits)[..., None]
-    for name in kept if eager else ():
-        kept[name] = kept[name] + hidden[:, None] * _outputs(counts[name], arrays=arrays, model=model)
-    waits = waits if eager else kept["total"]
+    for name in kept if source.eager else ():
+        kept[name] = kept[name] + source.outputs(counts[name])
+    waits = waits if source.eager else kept["total"]
     whole = held(shape, first=kept["first"], last=kept["last"], total=kept["total"], waits=waits)
     scored = held(shape, **logits)
     both = held(shape, **{name: kept[name] + logits[name] for name in kept}, waits=waits + logits["total"])
-    # Breadth-first all microbatches have left the later stages of a rank before the first one's backwards.
-    looped = ((table.schedule == _BREADTH_FIRST) & (shape.chunks > 1.0))[:, None]
-    share = np.divide(kept["first"], kept["total"], out=np.ones_like(whole), where=looped & (kept["total"] > 0.0))
+    stages = {name: counts[name][..., -1] for name in kept}
     return Held(
         kept=both - scored,
         alone=np.where(whole > (both - scored) * _SAME, whole, 0.0),
-        after_first=np.maximum(whole * share - kept["first"] + np.where(_splits(table), waits, 0.0), 0.0),
-        follows=np.broadcast_to(((shape.chunks == 1.0) & (shape.microbatches > 1.0))[:, None], whole.shape),
         logits=scored,
-        one_kept=kept["total"],
-        sends=hidden[:, None] * _on_the_way(total, table, arrays=arrays, model=model),
+        goes_on=held(shape, **stages) < shape.microbatches[:, None] * stages["total"],
+        all_stages=source.of(total),
+        first_kept=kept["first"],
+        behind_head=source.largest_layer(counts["last"]),
+        waits=np.where(_splits(source.table), waits, 0.0),
         fixed=fixed,
-        **most,
     )
+
+
+def in_turns(table: PlanTable) -> BoolArray:
+    """Rows whose ranks have several stages that end one after another, the last one first, shape (rows,)."""
+    return np.asarray((table.chunks > 1) & np.isin(table.schedule, _TURNS))
 
 
 def _splits(table: PlanTable) -> BoolArray:
     """Rows whose only stage on a rank gives the gradients of inputs first, shape (rows, 1)."""
     return np.isin(table.schedule, _SPLIT)[:, None]
-
-
-def _outputs(counts: FloatArray, *, arrays: LayoutArrays, model: ModelSpec) -> FloatArray:
-    """Stages of those counted that send what they give: each keeps it until its gradient is back, (rows, ranks)."""
-    return np.asarray(counts[..., -1] - (arrays.of(model.head, counts) > 0), dtype=np.float64)
-
-
-def _on_the_way(counts: FloatArray, table: PlanTable, *, arrays: LayoutArrays, model: ModelSpec) -> FloatArray:
-    """Hidden features on their way at once, (rows, ranks): gradients that a stage has sent, and what it makes room
-    for."""
-    receives = counts[..., -1] - (arrays.of(model.embedding, counts) > 0)
-    sent = np.minimum(_PATIENT_SENDS, table.microbatches - 1.0)[:, None]
-    return np.asarray(np.where(receives > 0, receives * sent + 1.0, 0.0))
 
 
 def _of_one(kind: Kind, priced: Holds, table: PlanTable, *, model: ModelSpec) -> dict[str, FloatArray]:

@@ -12,16 +12,16 @@ from meshwright.cost.block_bytes import BlockBytes, Holds
 from meshwright.cost.compression import compression_bytes
 from meshwright.cost.copies import copied_bytes
 from meshwright.cost.fixed_buffers import fixed_bytes
-from meshwright.cost.holding import collect
+from meshwright.cost.holding import Holdings, collect
 from meshwright.cost.layouts import Backward, Kind, LayoutArrays
-from meshwright.cost.moments import moments
+from meshwright.cost.moments import heaviest_moment
 from meshwright.cost.offload import keeps_parameters_away, optimizes_away, overflow
 from meshwright.cost.optimizers import Optimized, kept_bytes, step_bytes
 from meshwright.cost.pipeline import Shape, held
 from meshwright.cost.round_memory import RoundBytes, round_bytes
 from meshwright.cost.software import software
 from meshwright.cost.states import Local, state_bytes, states, without_parameters
-from meshwright.cost.table import BoolArray, IntArray, PlanTable
+from meshwright.cost.table import IntArray, PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import NodeGroup
 from meshwright.spec.job import JobSpec
@@ -39,12 +39,14 @@ def memory(
     model: ModelSpec,
     group: NodeGroup,
     job: JobSpec,
+    least: bool = False,
 ) -> dict[str, FloatArray]:
     """Bytes of every part on every rank shown at the rank's own peak, shape (rows, ranks).
 
-    The last of a run of equal ranks, of which only the ends are shown, stands for all behind the first.
+    The last of a run of equal ranks, of which only the ends are shown, stands for all behind the first. At the `least`
+    it is not known which moment is the peak, and that of most plans is taken.
     """
-    at = partial(_at, table, blocks, arrays=arrays, counts=counts, model=model, group=group, job=job)
+    at = partial(_at, table, blocks, arrays=arrays, counts=counts, model=model, group=group, job=job, least=least)
     found = at(shape=shape)
     between = _fullest_between(counts, shape=shape)
     if between is None:
@@ -64,6 +66,7 @@ def _at(
     model: ModelSpec,
     group: NodeGroup,
     job: JobSpec,
+    least: bool,
 ) -> dict[str, FloatArray]:
     """As `memory`, of the ranks that are shown."""
     features, device = software(job.software), group.device
@@ -82,31 +85,34 @@ def _at(
         step=step_bytes(optimized),
         left=compression_bytes(optimized, trained),
     )
-    summed, away = _goes_on(counts, shape=shape), optimizes_away(table)
-    state = states(table, local, summed=summed, away=away, software=features)
+    state = states(table, local, away=optimizes_away(table), software=features)
     state = without_parameters(state, keeps_parameters_away(table))
-    entry = collect(
-        table,
-        blocks,
+    source = Holdings(
+        table=table,
+        blocks=blocks,
         arrays=arrays,
-        counts=counts,
-        shape=shape,
         model=model,
         hidden=_hidden_bytes(table, model=model, job=job),
         eager=features.eager,
-        fixed=fixed_bytes(table, arrays=arrays, counts=counts, model=model, device=device, job=job, software=features),
     )
-    found = moments(table, state, entry, kind=device.kind, software=features)
+    fixed = fixed_bytes(table, arrays=arrays, counts=counts, model=model, device=device, job=job, software=features)
+    entry = collect(source, counts, shape=shape, fixed=fixed)
     met = round_bytes(table, trained_owned, model=model, largest=partial(_largest_block, local, changed, counts=counts))
-    found += [] if met is None else [met.between(state.after, entry.fixed)]
-    names = ("gradients", "activations", "logits", "buffers")
-    totals = [sum((getattr(moment, name) for name in names), np.zeros_like(whole)) for moment in found]
-    best = np.argmax(totals, axis=0)
-    peak = {name: np.choose(best, [getattr(moment, name) for moment in found]) for name in names}
+    peak = heaviest_moment(
+        state,
+        entry,
+        source,
+        counts=counts,
+        shape=shape,
+        kind=device.kind,
+        software=features,
+        besides=() if met is None else (met.between(state.after, entry.fixed),),
+        least=least,
+    )
     left = _overflowing(table, blocks, local, counts=counts, shape=shape, group=group)
     beside = _beside_training(table, local, met, job=job, group=group)
     return {
-        MemoryPart.PARAMETERS: state.parameters,
+        MemoryPart.PARAMETERS: state.parameters - peak["freed"],
         MemoryPart.GRADIENTS: peak["gradients"],
         MemoryPart.OPTIMIZER: state.optimizer,
         MemoryPart.ACTIVATIONS: peak["activations"] + left,
@@ -234,15 +240,6 @@ def _in_layers(blocks: Sequence[Holds], *, arrays: LayoutArrays, counts: Mapping
         block.parameters * isinstance(kind.block, Layer) for kind, block in zip(arrays.kinds, blocks, strict=True)
     ]
     return np.asarray(np.einsum("nrk,nk->nr", counts["total"][..., :-1], np.stack(values, axis=1)))
-
-
-def _goes_on(counts: Mapping[str, FloatArray], *, shape: Shape) -> BoolArray:
-    """Whether microbatches are still to come when a rank first holds all that it ever holds, shape (rows, ranks).
-
-    If so, it holds as much again later, beside the gradients of those that are done.
-    """
-    stages = {name: counts[name][..., -1] for name in ("first", "last", "total")}
-    return np.asarray(held(shape, **stages) < shape.microbatches[:, None] * stages["total"], dtype=np.bool_)
 
 
 def _fullest_between(counts: Mapping[str, FloatArray], *, shape: Shape) -> IntArray | None:

@@ -2,22 +2,75 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from itertools import chain
+
 import numpy as np
 
-from meshwright.cost.holding import Held, Moment
+from meshwright.cost.holding import Held, Holdings, Moment
 from meshwright.cost.moments_eager import EagerMoments
+from meshwright.cost.peak_parts import Rows, Setting, taken
+from meshwright.cost.peak_walk import backwards, needs, usual_backward
+from meshwright.cost.pipeline import Shape
 from meshwright.cost.software import Software
 from meshwright.cost.states import StateBytes, States, state_bytes
-from meshwright.cost.table import PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import DeviceKind
 
+_PARTS = ("gradients", "activations", "logits", "buffers", "freed")
 
-def moments(table: PlanTable, found: States, entry: Held, *, kind: DeviceKind, software: Software) -> list[Moment]:
-    """Every moment of a step that may be the peak."""
-    if software.eager:
-        return EagerMoments(table, found, entry, kind=kind, software=software).all()
-    return _fused(found, entry, sizes=state_bytes(table), software=software)
+
+def heaviest_moment(
+    found: States,
+    entry: Held,
+    source: Holdings,
+    *,
+    counts: Mapping[str, FloatArray],
+    shape: Shape,
+    kind: DeviceKind,
+    software: Software,
+    besides: Sequence[Moment] = (),
+    least: bool = False,
+) -> dict[str, FloatArray]:
+    """The parts of the heaviest moment of a step on every rank, of `besides` too, by the names of Moment's.
+
+    At the `least`: of the one backward in which most plans have their peak, which is much sooner found.
+    """
+    if not software.eager:
+        fused = _fused(found, entry, sizes=state_bytes(source.table), software=software)
+        return _heaviest((*fused, *besides), like=entry.kept)
+    whole = Rows(setting=Setting.of(source.table, shape=shape, software=software), found=found, entry=entry)
+    if least:
+        told = EagerMoments(whole, kind=kind, software=software)
+        usual = told.backward(usual_backward(whole))
+        return _heaviest((*usual, told.full(entry), *told.others(entry), *besides), like=entry.kept)
+    peak = {name: np.zeros(entry.kept.shape) for name in _PARTS}
+    asked = needs(whole)
+    for need in np.unique(asked).tolist():
+        rows = np.flatnonzero(asked == need)
+        at = whole if len(rows) == len(asked) else taken(whole, rows)
+        told = EagerMoments(at, kind=kind, software=software)
+        those = {name: counts[name][rows] for name in ("first", "last", "total")}
+        walked = backwards(at, need, counts=those, count=partial(source.of, rows=rows))
+        moments = chain.from_iterable(told.backward(beside) for beside in walked)
+        others = (*told.others(at.entry), *(taken(moment, rows) for moment in besides))
+        for name, values in _heaviest(chain(moments, others), like=at.entry.kept).items():
+            peak[name][rows] = values
+    return peak
+
+
+def _heaviest(found: Iterable[Moment], *, like: FloatArray) -> dict[str, FloatArray]:
+    best, peak = np.full(like.shape, -np.inf), {name: np.zeros(like.shape) for name in _PARTS}
+    for moment in found:
+        total = moment.total
+        more = (total > best) & moment.here
+        if not more.any():
+            continue
+        np.copyto(best, total, where=more)
+        for name, values in peak.items():
+            np.copyto(values, getattr(moment, name), where=more)
+    return peak
 
 
 def _fused(found: States, entry: Held, *, sizes: StateBytes, software: Software) -> list[Moment]:
@@ -27,17 +80,18 @@ def _fused(found: States, entry: Held, *, sizes: StateBytes, software: Software)
     gradient is whole before it is added: both in the precision that multiplies. A loss that is not fused has the
     logits beside their exponentials, and their gradient in the precision that multiplies later.
     """
-    master, compute = sizes.master[:, None], sizes.compute[:, None]
-    given = 0.0 * entry.one_logits if software.fused_loss else entry.one_logits * compute / np.maximum(compute, 4.0)
+    master, compute, blocks = sizes.master[:, None], sizes.compute[:, None], entry.all_stages
+    given = 0.0 * blocks.one_logits if software.fused_loss else blocks.one_logits * compute / np.maximum(compute, 4.0)
     nothing = np.zeros_like(master * entry.kept)
 
     def moment(activations: FloatArray, logits: FloatArray, buffers: FloatArray) -> Moment:
         return Moment(gradients=found.before, activations=activations, logits=logits, buffers=entry.fixed + buffers)
 
+    left = entry.logits - blocks.one_logits
     return [
         moment(entry.kept, entry.logits + given, nothing),
-        moment(entry.kept, entry.logits + given, entry.head_working + entry.head * compute),
-        moment(entry.kept - entry.head_kept, entry.logits - entry.one_logits, entry.working),
-        moment(entry.kept - entry.one_kept, entry.logits - entry.one_logits, entry.embedding * compute),
+        moment(entry.kept, entry.logits + given, blocks.head_working + blocks.head * compute),
+        moment(entry.kept - blocks.head_kept, left, blocks.working),
+        moment(entry.kept - blocks.one_kept, left, blocks.embedding * compute),
         Moment(gradients=found.after, activations=nothing, logits=nothing, buffers=entry.fixed + found.step),
     ]

@@ -79,9 +79,10 @@ class Local:
 class States:
     """Bytes of parameters, optimizer state and gradients of every rank, shape (rows, ranks).
 
-    Gradients that exist `before` the backward at the peak, `summed` over microbatches once there are any, and `after`
-    the step's last one; `wire` holds gradients on
-    their way in less precision, and `step` what the optimizer needs for a moment.
+    Gradients that exist `before` a step's first backward, `summed` over microbatches once there are any, and `after`
+    the last one; `wire` holds gradients on their way in less precision, and `step` what the optimizer needs for a
+    moment. Of the parameters those `gathered` are copies of what other ranks own, which are dropped as backwards end;
+    `share` is the part of a trained parameter whose gradient is here in the end.
     """
 
     parameters: FloatArray
@@ -91,19 +92,16 @@ class States:
     after: FloatArray
     wire: FloatArray
     step: FloatArray
+    gathered: FloatArray
+    share: FloatArray
 
 
-def states(table: PlanTable, local: Local, *, summed: BoolArray, away: BoolArray, software: Software) -> States:
+def states(table: PlanTable, local: Local, *, away: BoolArray, software: Software) -> States:
     """What each rank keeps of its parameters.
 
-    Where gradients are `summed` over microbatches, their sum is there at the peak; where the optimizer's state is
-    `away` in the host's memory, none of it is here.
+    Where the optimizer's state is `away` in the host's memory, none of it is here.
     """
-    kept = (
-        _with_copies(table, local, software=software)
-        if software.keeps_copies
-        else _masters(table, local, summed=summed)
-    )
+    kept = _with_copies(table, local, software=software) if software.keeps_copies else _masters(table, local)
     here = ~away[:, None]
     return replace(kept, optimizer=np.where(here, kept.optimizer, 0.0), step=np.where(here, kept.step, 0.0))
 
@@ -117,10 +115,11 @@ def without_parameters(found: States, away: BoolArray) -> States:
         before=np.where(here, found.before, 0.0),
         summed=np.where(here, found.summed, 0.0),
         after=np.where(here, found.after, 0.0),
+        share=np.where(here, found.share, 0.0),
     )
 
 
-def _masters(table: PlanTable, local: Local, *, summed: BoolArray) -> States:
+def _masters(table: PlanTable, local: Local) -> States:
     """Parameters are the optimizer's masters; zero1 sums whole gradients until it scatters them once."""
     sizes = state_bytes(table)
     master, compute, reduced = (size[:, None] for size in (sizes.master, sizes.compute, sizes.reduced))
@@ -136,10 +135,12 @@ def _masters(table: PlanTable, local: Local, *, summed: BoolArray) -> States:
         parameters=local.owned * master + local.whole * whole,
         optimizer=local.moments,
         step=local.step,
-        before=np.where(bucketed | summed, share, 0.0) + left,
+        before=np.where(bucketed, share, 0.0) + left,
         summed=share + left,
         after=np.where(sharded, local.trained_owned, local.trained) * master + left,
         wire=np.where(bucketed & ((reduced < master) | rounds), local.trained * reduced, 0.0),
+        gathered=local.whole * whole,
+        share=local.trained_owned / np.maximum(local.trained, 1.0),
     )
 
 
@@ -173,6 +174,8 @@ def _with_copies(table: PlanTable, local: Local, *, software: Software) -> State
         summed=gradients,
         after=gradients + np.where(added < master, local.trained_owned * master, 0.0),
         wire=np.zeros_like(gradients),
+        gathered=np.zeros_like(gradients),
+        share=np.ones_like(gradients),
     )
 
 

@@ -233,6 +233,7 @@ class Bounds:
                 model=self._model,
                 group=group,
                 job=self._job,
+                least=True,
             )
             found.append(np.sum(list(parts.values()), axis=0).max(axis=1))
         return np.asarray(np.min(found, axis=0))

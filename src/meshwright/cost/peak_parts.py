@@ -1,0 +1,118 @@
+"""What peaks of memory are made of: settings that decide how long what lives, and what a backward begins beside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from meshwright.cost.holding import Held, StageHeld, in_turns
+from meshwright.cost.pipeline import Shape
+from meshwright.cost.software import Software
+from meshwright.cost.states import States, state_bytes
+from meshwright.cost.synchronize import turns
+from meshwright.cost.table import SCHEDULES, SHARDINGS, BoolArray, IntArray, PlanTable
+from meshwright.cost.work import FloatArray
+from meshwright.spec.plan import ScheduleKind, Sharding
+
+T = TypeVar("T")
+_BREADTH_FIRST = SCHEDULES.index(ScheduleKind.BREADTH_FIRST)
+_ZERO1 = SHARDINGS.index(Sharding.OPTIMIZER)
+_ZERO3 = SHARDINGS.index(Sharding.PARAMETERS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What decides how long what lives, shape (rows, 1).
+
+    Bytes of a parameter: `master`, `compute`, `reduced` as it travels, `narrow` of a gradient that is widened, `copied`
+    of a matrix's own copy, which is gone by then, `gathered` for a pass, `row` for all passes of a stage in a row, and
+    `dropped` when its stage ends. Whole gradients are summed until a stage ends where it `sums_whole`. The stages of a
+    rank end one after another `in_turns`.
+    """
+
+    microbatches: FloatArray
+    pipeline: FloatArray
+    chunks: FloatArray
+    in_turns: BoolArray
+    breadth_first: BoolArray
+    sharded: BoolArray
+    divided: FloatArray
+    sums_whole: BoolArray
+    master: FloatArray
+    compute: FloatArray
+    reduced: FloatArray
+    narrow: FloatArray
+    copied: FloatArray
+    gathered: FloatArray
+    row: FloatArray
+    dropped: FloatArray
+
+    @classmethod
+    def of(cls, table: PlanTable, *, shape: Shape, software: Software) -> Setting:
+        sizes, sharding = state_bytes(table), table.sharding
+        sharded, zero3, compute = sharding > 0, sharding == _ZERO3, sizes.compute
+        shared = sharded & (turns(table) > 1.0)
+        narrow = np.where(compute < sizes.master, compute, 0.0)
+        found = {
+            "microbatches": shape.microbatches,
+            "pipeline": shape.pipeline,
+            "chunks": shape.chunks,
+            "in_turns": in_turns(table),
+            "breadth_first": table.schedule == _BREADTH_FIRST,
+            "sharded": sharded,
+            "divided": np.asarray(table.divided, dtype=np.float64),
+            "sums_whole": (sharding == _ZERO1) | shared,
+            "master": sizes.master,
+            "compute": compute,
+            "reduced": sizes.reduced,
+            "narrow": narrow,
+            "copied": narrow if software.casts_each_pass else 0.0 * narrow,
+            "gathered": np.where(zero3 & ~shared, compute, 0.0),
+            "row": np.where(zero3 & shared, compute, 0.0),
+            "dropped": np.where(sharded & (~zero3 | shared), compute, 0.0),
+        }
+        return cls(**{name: values[:, None] for name, values in found.items()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Some rows: their settings, states and what they hold."""
+
+    setting: Setting
+    found: States
+    entry: Held
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """What a backward of `stage` begins beside, shape (rows, ranks): `kept` activations and `logits` of all
+    microbatches in flight, its own among them; `gradients`; `freed` whole parameters of other stages; `sends`, and what
+    `waits` of its activations for a later half of it. It `sums` where it adds to gradients that are there, and `ends`
+    its stage. It `follows` a forward where as much is held at that one's end. It does not count where it is not `here`.
+    """
+
+    stage: StageHeld
+    here: BoolArray
+    kept: FloatArray
+    logits: FloatArray
+    gradients: FloatArray
+    freed: FloatArray
+    sends: FloatArray
+    waits: FloatArray
+    sums: BoolArray
+    ends: BoolArray
+    follows: BoolArray | None
+
+
+def taken(value: T, rows: IntArray) -> T:
+    """A dataclass with the chosen rows of all its arrays."""
+    changed: dict[str, Any] = {}
+    for field in fields(value):  # type: ignore[arg-type]
+        entry = getattr(value, field.name)
+        if isinstance(entry, np.ndarray):
+            changed[field.name] = entry[rows]
+        elif is_dataclass(entry):
+            changed[field.name] = taken(entry, rows)
+    return replace(value, **changed)  # type: ignore[type-var]

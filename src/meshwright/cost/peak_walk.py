@@ -1,0 +1,186 @@
+"""The backwards of a step in which memory may be highest, and what a rank holds when each of them begins.
+
+A rank's first backward has the most activations and no gradients; the one after it as many, or nearly, beside the
+gradients of the first; and the last one drops whole parameters and whole gradients as it goes. Where a rank has several
+stages that end one after another, each of them has such backwards, beside the activations of stages that come later and
+the gradients of stages that are done. A backward that another one cannot be below is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from meshwright.cost.holding import StageHeld
+from meshwright.cost.peak_parts import Beside, Rows
+from meshwright.cost.table import IntArray
+from meshwright.cost.work import FloatArray
+
+Count = Callable[[FloatArray], StageHeld]
+_TOGETHER, _BEGINS, _ENDS, _APART, _TURNS = 1, 2, 4, 8, 16
+
+
+def needs(at: Rows) -> IntArray:
+    """Which backwards rows need, a number for each row: those that need the same are walked together."""
+    setting, entry = at.setting, at.entry
+    turns, first = setting.in_turns[:, 0], setting.breadth_first[:, 0]
+    begins = (~entry.goes_on | (setting.microbatches == 1.0)).any(axis=1)
+    ends = setting.sums_whole[:, 0]
+    steady = entry.goes_on.any(axis=1) & ~first
+    apart = turns & (first | begins | ends)
+    together = ~turns | steady
+    return np.asarray(together * _TOGETHER + begins * _BEGINS + ends * _ENDS + apart * _APART + turns * _TURNS)
+
+
+def backwards(at: Rows, need: int, *, counts: Mapping[str, FloatArray], count: Count) -> Iterator[Beside]:
+    """Of rows that all need the same; `count` tells what stages hold whose blocks are counted."""
+    if need & _TOGETHER:
+        yield from _together(at, need)
+    if need & _APART:
+        for place in _places(at, counts, count):
+            yield from _in_turn(at, place, need)
+
+
+def usual_backward(at: Rows) -> Beside:
+    """The second one, of all stages of a rank as though they were one; of those that take turns the first one's comes
+    to the table. It is none of stages that end before the others begin."""
+    found, entry, setting = at.found, at.entry, at.setting
+    stage, goes_on = entry.all_stages, entry.goes_on
+    turns, several = setting.in_turns, setting.microbatches > 1.0
+    one = np.where(turns, entry.first_kept, stage.one_kept)
+    return Beside(
+        stage=replace(stage, one_kept=one, behind_head=entry.behind_head),
+        here=several & (~turns | goes_on),
+        kept=np.maximum(entry.kept - np.where(goes_on, 0.0, one), 0.0),
+        logits=np.maximum(entry.logits - np.where(goes_on, 0.0, stage.one_logits), 0.0),
+        gradients=found.summed,
+        freed=np.zeros_like(entry.kept),
+        sends=stage.sends,
+        waits=entry.waits,
+        sums=several | (found.before > 0.0),
+        ends=~turns & (setting.microbatches == 2.0),
+        follows=goes_on,
+    )
+
+
+def _together(at: Rows, need: int) -> Iterator[Beside]:
+    """The first backward, the second and the last, of all stages of a rank as though they were one."""
+    found, entry = at.found, at.entry
+    several, second = at.setting.microbatches > 1.0, usual_backward(at)
+    yield second
+    if need & _TURNS:
+        return
+    if need & _BEGINS:
+        yield replace(
+            second,
+            here=~entry.goes_on | ~several,
+            kept=entry.kept,
+            logits=entry.logits,
+            gradients=found.before,
+            sums=found.before > 0.0,
+            ends=~several,
+            follows=np.ones_like(entry.goes_on),
+        )
+    if need & _ENDS:
+        yield replace(
+            second,
+            here=np.broadcast_to(several, entry.kept.shape),
+            kept=np.minimum(second.stage.one_kept, entry.kept),
+            logits=np.minimum(second.stage.one_logits, entry.logits),
+            ends=several,
+            follows=None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """Of some stages of a rank the bytes that a microbatch keeps, trained parameters, and all of them."""
+
+    kept: FloatArray
+    made: FloatArray
+    whole: FloatArray
+
+    @classmethod
+    def of(cls, stage: StageHeld) -> _Sums:
+        return cls(stage.one_kept, stage.made, stage.whole)
+
+    def less(self, *others: _Sums) -> _Sums:
+        names = ("kept", "made", "whole")
+        parts = {name: sum((getattr(other, name) for other in others), 0.0 * self.kept) for name in names}
+        return _Sums(**{name: np.maximum(getattr(self, name) - part, 0.0) for name, part in parts.items()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """A stage of a rank, what its stages `below` hold, which end after it, and those `above`, which ended before; the
+    part of the rank's stages that have `begun` to go back. The `last` one goes back first."""
+
+    stage: StageHeld
+    below: _Sums
+    above: _Sums
+    begun: FloatArray
+    last: bool = False
+
+
+def _places(at: Rows, counts: Mapping[str, FloatArray], count: Count) -> Iterator[_Place]:
+    """The last stage, the one next to it, and the first one: of alike ones between, either end of them has most."""
+    chunks, whole = at.setting.chunks, _Sums.of(at.entry.all_stages)
+    first, last = count(counts["first"]), count(counts["last"])
+    ahead, behind = _Sums.of(first), _Sums.of(last)
+    nothing = whole.less(whole)
+    yield _Place(stage=last, below=whole.less(behind), above=nothing, begun=1.0 / chunks, last=True)
+    if (at.setting.breadth_first & (chunks > 2.0)).any():
+        between = (counts["total"] - counts["first"] - counts["last"]) / np.maximum(chunks - 2.0, 1.0)[..., None]
+        inner = count(between)
+        yield _Place(stage=inner, below=whole.less(behind, _Sums.of(inner)), above=behind, begun=2.0 / chunks)
+    yield _Place(stage=first, below=nothing, above=whole.less(ahead), begun=np.ones_like(chunks))
+
+
+def _in_turn(at: Rows, place: _Place, need: int) -> Iterator[Beside]:
+    """The first backward of a stage, the second and the last. Those of breadth-first stages follow one another, and so
+    do interleaved ones whose microbatches have all gone forward by then; else only the last ones do."""
+    found, entry, setting, own = at.found, at.entry, at.setting, place.stage
+    m = setting.microbatches
+    apart = setting.breadth_first | ~entry.goes_on
+    most, scores = m * (place.below.kept + own.one_kept), m * own.one_logits
+    after = setting.master * np.where(setting.sharded, found.share, 1.0)
+    sums = np.where(setting.sums_whole, setting.master, after)
+    done = found.before + after * place.above.made
+    copies = np.where(setting.row > 0.0, 0.0, setting.dropped)
+    first = Beside(
+        stage=own,
+        here=apart,
+        kept=most,
+        logits=scores,
+        gradients=done,
+        freed=copies * place.above.whole - setting.row * own.whole,
+        sends=entry.all_stages.sends * np.where(setting.breadth_first, place.begun, 1.0),
+        waits=entry.waits,
+        sums=found.before > 0.0,
+        ends=m == 1.0,
+        follows=apart if place.last else None,
+    )
+    second = replace(
+        first,
+        here=apart & (m > 1.0),
+        kept=most - own.one_kept,
+        logits=scores - own.one_logits,
+        gradients=done + sums * own.made,
+        sums=m > 1.0,
+        ends=m == 2.0,
+        follows=None,
+    )
+    if apart.any():
+        yield from (first, second)
+    if need & _ENDS:
+        ahead = np.where(setting.breadth_first, m, np.minimum(setting.pipeline, m))
+        yield replace(
+            second,
+            here=np.broadcast_to(m > 1.0, apart.shape),
+            kept=ahead * place.below.kept + own.one_kept,
+            logits=own.one_logits,
+            gradients=second.gradients + np.where(apart, 0.0, sums * place.below.made),
+            ends=m > 1.0,
+        )
