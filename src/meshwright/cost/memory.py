@@ -80,7 +80,7 @@ def _at(
         layers=_in_layers(blocks, arrays=arrays, counts=counts),
         moments=kept_bytes(optimized, trained_owned),
         step=step_bytes(optimized),
-        left=compression_bytes(optimized, trained),
+        left=compression_bytes(optimized, trained_owned),
     )
     summed, away = _goes_on(counts, shape=shape), optimizes_away(table)
     state = states(table, local, summed=summed, away=away, software=features)
