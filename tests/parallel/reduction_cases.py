@@ -16,7 +16,7 @@ from meshwright.parallel.buckets import BucketedGradients
 from meshwright.parallel.reduction import Travel
 from meshwright.spec.compression import Compression
 from meshwright.spec.plan import Design
-from tests.parallel.move_cases import runner
+from tests.parallel.move_cases import runner, sequences
 from tests.parallel.parity_cases import whole
 
 # A vector, matrices that are odd, wide and tall, a stack of them, and one that factors would not make smaller.
@@ -135,3 +135,28 @@ def resumed(design: Design, folder: str) -> tuple[list[float], list[float], bool
     again = [other.step(number) for number in (3, 4)]
     pairs = zip(run.laid.named_parameters(), other.laid.named_parameters(), strict=True)
     return on, again, all(torch.equal(ours.detach(), theirs.detach()) for (_, ours), (_, theirs) in pairs)
+
+
+def spoilt_step(design: Design) -> tuple[float, float]:
+    """The norm of the gradients of a second step in which the last rank's parameters held a number that is none, and
+    the largest element of what is kept after it is undone."""
+    run = runner(design)
+    run.step(1)
+    mesh, plan = run.laid.mesh, design.plan
+    tokens = sequences(0, plan.batch // mesh.data_size, design)
+    if mesh.rank == plan.world_size - 1:
+        with torch.no_grad():
+            next(p for name, p in run.laid.named_parameters() if name.startswith("head")).to_local().fill_(torch.nan)
+    run.laid.step(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), number=2)
+    norm = float(run.laid.clip(None))
+    run.laid.undo()
+    return norm, max(float(x.abs().max()) for x in run.laid.residuals().values() if x.numel())
+
+
+def norms(design: Design) -> tuple[float, float]:
+    """The norm of the gradients of a step, and that of them all gathered on this rank."""
+    run = runner(design)
+    tokens = sequences(0, design.plan.batch // run.laid.mesh.data_size, design)
+    run.laid.step(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), number=2)
+    gathered = [torch.as_tensor(whole(p.grad)) for _, p in run.laid.named_parameters() if p.grad is not None]
+    return float(run.laid.clip(None)), float(torch.cat([x.reshape(-1) for x in gathered]).norm())

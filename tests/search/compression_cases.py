@@ -19,10 +19,10 @@ class Case:
     says: str
 
 
-def met(shard: int = 1, **fields: object) -> Design:
-    """Two replicas, or shards, that meet as `fields` of GradientSync say."""
+def met(replicate: int = 2, shard: int = 1, **fields: object) -> Design:
+    """Replicas, or shards, that meet as `fields` of GradientSync say."""
     sharding = Sharding.NONE if shard == 1 else Sharding.PARAMETERS
-    made = design(replicate=2 // shard, shard=shard, sharding=sharding)
+    made = design(replicate=replicate, shard=shard, sharding=sharding)
     return replace(made, plan=replace(made.plan, gradients=GradientSync(**fields)))
 
 
@@ -38,8 +38,8 @@ COMPRESSION_CASES = {
         "acpsgd of gradients that meet in int8",
     ),
     "compression-is-laid": Case(
-        lambda: met(compression=AcpSgd(rank=2)),
         lambda: met(shard=2, compression=AcpSgd(rank=2)),
-        "acpsgd of gradients that zero3 shards is not known here",
+        lambda: met(replicate=1, shard=2, compression=AcpSgd(rank=2)),
+        "acpsgd of gradients that zero3 shards among all ranks is not known here",
     ),
 }

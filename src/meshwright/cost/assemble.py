@@ -239,9 +239,8 @@ def _once(
         optimized = Optimized(table=table, arrays=arrays, counts=counts, model=model, spec=job.optimizer)
         small = compressed_seconds(
             optimized,
-            parameters,
-            reduce=entry.data.reduce_all,
-            way=entry.data.everywhere,
+            owned,
+            links=entry.data,
             slack=slack,
             contention=entry.contention,
             device=entry.group.device,

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.cost.coding import CODINGS
-from meshwright.cost.lines import Linear
 from meshwright.cost.optimizers import Optimized, Treated
-from meshwright.cost.overlap import Contention, Slack, Traffic, Way
+from meshwright.cost.overlap import Contention, Slack, Traffic
 from meshwright.cost.overlap import exposed as exposed_beside
 from meshwright.cost.states import BUCKET_BYTES, state_bytes
-from meshwright.cost.table import PRECISIONS, SHARDINGS, BoolArray, PlanTable
+from meshwright.cost.synchronize import DataLinks, compresses
+from meshwright.cost.table import PRECISIONS, SHARDINGS, BoolArray, IntArray, PlanTable
 from meshwright.cost.traffic_compression import CHUNK_PLACE_BYTES, PLACE_BYTES
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import DeviceKind, DeviceSpec, Precision
@@ -66,15 +66,15 @@ class CompressedSeconds:
 
 def compressed_seconds(
     found: Optimized,
-    trained: FloatArray,
+    owned: FloatArray,
     *,
-    reduce: Linear,
-    way: Way,
+    links: DataLinks,
     slack: Slack,
     contention: Contention | None,
     device: DeviceSpec,
 ) -> CompressedSeconds | None:
-    """How long gradients of `trained` parameters, shape (rows, ranks), take to meet; None where no row compresses.
+    """How long gradients of the trained parameters that ranks have `owned`, shape (rows, ranks), take to meet; None
+    where no row compresses. What is sharded meets among replicas alone.
 
     What is sent first travels during backward, all but its last bucket; what follows it, and all work, is waited for.
     """
@@ -83,18 +83,25 @@ def compressed_seconds(
         return None
     bandwidth = device.memory_bandwidth * device.memory_fraction
     peak = device.peak_flops.get(Precision.FP32) or min(device.peak_flops.values())
-    exposed, whole = np.zeros_like(trained), np.zeros_like(trained)
+    exposed, whole = np.zeros_like(owned), np.zeros_like(owned)
+    sharded = found.table.sharding[:, None] > 0
     for mine, compression in _kinds(found.table):
-        sizes = _sizes(compression, found, trained, processor=device.kind is DeviceKind.CPU)
-        calls = np.ceil(trained * state_bytes(found.table).wide[:, None] / BUCKET_BYTES)
-        beside = reduce.seconds(sizes.beside, calls=calls)
-        after = np.where(sizes.after > 0.0, reduce.seconds(sizes.after, calls=calls), 0.0)
+        sizes = _sizes(compression, found, owned, processor=device.kind is DeviceKind.CPU)
+        calls = np.ceil(owned * state_bytes(found.table).wide[:, None] / BUCKET_BYTES)
+        beside, after = (
+            np.where(sharded, *(each.seconds(sent, calls=calls) for each in (links.reduce_replicas, links.reduce_all)))
+            for sent in (sizes.beside, sizes.after)
+        )
+        after = np.where(sizes.after > 0.0, after, 0.0)
         if isinstance(compression, TopK | DeMo):
             beside = _GATHERED * beside
         elif isinstance(compression, OneBit):
             beside, after = _GATHERED * beside, _GATHERED * after
         work = sizes.moves / bandwidth + sizes.flops / peak + sizes.kernels * device.launch_seconds
-        traffic = Traffic.over(beside, way, num_bytes=sizes.beside)
+        shards, wholes = (
+            Traffic.over(beside, way, num_bytes=sizes.beside) for way in (links.replicas, links.everywhere)
+        )
+        traffic = shards.where(sharded) + wholes.where(~sharded)
         hidden = np.maximum(exposed_beside(traffic, slack, contention), beside / np.maximum(calls, 1.0))
         exposed = np.where(mine[:, None], hidden + after + work, exposed)
         whole = np.where(mine[:, None], beside + after + work, whole)
@@ -110,74 +117,75 @@ def coding_seconds(table: PlanTable, trained: FloatArray, *, device: DeviceSpec)
     return np.asarray(trained * each[:, None] / (device.memory_bandwidth * device.memory_fraction))
 
 
-def compression_bytes(found: Optimized, trained: FloatArray) -> FloatArray:
-    """Bytes of what is left of gradients and of factors that stay from step to step, shape (rows, ranks)."""
-    kept = np.zeros_like(trained)
+def compression_bytes(found: Optimized, owned: FloatArray) -> FloatArray:
+    """Bytes of what is left of the gradients of `owned` parameters and of factors that stay from step to step, shape
+    (rows, ranks)."""
+    kept = np.zeros_like(owned)
     for mine, compression in _kinds(found.table):
-        kept = np.where(mine[:, None], _sizes(compression, found, trained, processor=False).stay, kept)
+        kept = np.where(mine[:, None], _sizes(compression, found, owned, processor=False).stay, kept)
     return kept
 
 
-def compresses(table: PlanTable) -> BoolArray:
-    """Rows whose gradients are compressed."""
-    return np.array([meeting.compression is not None for meeting in table.syncs])[table.sync]
+def _peers(table: PlanTable) -> IntArray:
+    """Ranks that have the same parameters and meet in every step, shape (rows,)."""
+    return np.where(table.sharding > 0, table.replicate, table.meeting * table.context)
 
 
 def _kinds(table: PlanTable) -> Iterator[tuple[BoolArray, Compression]]:
     """Rows of every kind of compression that some have whose ranks meet."""
     for index, meeting in enumerate(table.syncs):
         if meeting.compression is not None:
-            rows = (table.sync == index) & (table.meeting * table.context > 1)
+            rows = (table.sync == index) & (_peers(table) > 1)
             if rows.any():
                 yield rows, meeting.compression
 
 
-def _sizes(compression: Compression, found: Optimized, trained: FloatArray, *, processor: bool) -> _Sizes:
+def _sizes(compression: Compression, found: Optimized, owned: FloatArray, *, processor: bool) -> _Sizes:
     wide = state_bytes(found.table).wide[:, None]
-    ranks = (found.table.meeting * found.table.context).astype(np.float64)[:, None]
-    nothing = np.zeros_like(trained)
-    buckets = np.ceil(trained * wide / BUCKET_BYTES)
+    ranks = _peers(found.table).astype(np.float64)[:, None]
+    nothing = np.zeros_like(owned)
+    buckets = np.ceil(owned * wide / BUCKET_BYTES)
     match compression:
         case PowerSgd() | AcpSgd():
-            return _factored(compression, found, trained, wide=wide)
+            return _factored(compression, found, owned, wide=wide)
         case TopK():
             moved = (_PROCESSOR_CHOSEN if processor else _CHOSEN) / 4.0
-            sent = np.ceil(compression.share * trained) * (wide + PLACE_BYTES) * ranks
+            sent = np.ceil(compression.share * owned) * (wide + PLACE_BYTES) * ranks
             return _Sizes(
                 beside=sent,
                 after=nothing,
-                stay=trained * wide,
-                moves=trained * moved * wide + sent,
+                stay=owned * wide,
+                moves=owned * moved * wide + sent,
                 flops=nothing,
                 kernels=buckets * (_BUCKET_KERNELS + 4.0 * ranks),
             )
         case DeMo():
             moved = (_PROCESSOR_TRANSFORMED if processor else _TRANSFORMED) / 4.0
-            number = np.ceil(trained / compression.chunk) * compression.largest
+            number = np.ceil(owned / compression.chunk) * compression.largest
             sent = number * (wide + CHUNK_PLACE_BYTES) * ranks
             return _Sizes(
                 beside=sent,
                 after=nothing,
-                stay=trained * wide,
-                moves=trained * moved * wide + sent,
-                flops=_TRANSFORMS * compression.chunk * trained,
+                stay=owned * wide,
+                moves=owned * moved * wide + sent,
+                flops=_TRANSFORMS * compression.chunk * owned,
                 kernels=buckets * (_BUCKET_KERNELS + 4.0 * ranks),
             )
         case OneBit():
             moved = (_PROCESSOR_SIGNED if processor else _SIGNED) / 4.0
-            part = np.ceil(trained / ranks)
+            part = np.ceil(owned / ranks)
             sent = ranks * (np.ceil(part / 8.0) + SCALE_BYTES * buckets)
             return _Sizes(
                 beside=sent,
                 after=sent,
-                stay=(trained + part) * wide,
-                moves=trained * moved * wide,
+                stay=(owned + part) * wide,
+                moves=owned * moved * wide,
                 flops=nothing,
                 kernels=buckets * 2.0 * _BUCKET_KERNELS,
             )
 
 
-def _factored(compression: PowerSgd | AcpSgd, found: Optimized, trained: FloatArray, *, wide: FloatArray) -> _Sizes:
+def _factored(compression: PowerSgd | AcpSgd, found: Optimized, owned: FloatArray, *, wide: FloatArray) -> _Sizes:
     """Factors of every matrix that they make smaller; the rest travels whole."""
     rank = float(compression.rank)
 
@@ -194,18 +202,18 @@ def _factored(compression: PowerSgd | AcpSgd, found: Optimized, trained: FloatAr
             return np.where(pays, count(stack, rows, columns), 0.0)
 
         table = found.of_table
-        return found.everywhere(each) + found.rest(trained) * (each(table) / table.local)[:, None]
+        return found.everywhere(each) + found.rest(owned) * (each(table) / table.local)[:, None]
 
     matrices = of(lambda stack, rows, columns: stack * rows * columns)
     left = of(lambda stack, rows, _columns: rank * stack * rows)
     right = of(lambda stack, _rows, columns: rank * stack * columns)
     number = of(lambda _stack, rows, _columns: np.ones_like(rows))
-    whole = (trained - matrices) * wide
+    whole = (owned - matrices) * wide
     if isinstance(compression, AcpSgd):
         mean = (left + right) / 2.0
         return _Sizes(
             beside=whole + mean * wide,
-            after=np.zeros_like(trained),
+            after=np.zeros_like(owned),
             stay=(matrices + left + right) * wide,
             moves=matrices * _ALTERNATED / 4.0 * wide,
             flops=(_ALTERNATE_PRODUCTS * matrices + 4.0 * rank * mean) * rank,

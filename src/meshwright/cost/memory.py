@@ -83,7 +83,7 @@ def _at(
         layers=_in_layers(blocks, arrays=arrays, counts=counts),
         moments=kept_bytes(optimized, trained_owned),
         step=step_bytes(optimized),
-        left=compression_bytes(optimized, trained),
+        left=compression_bytes(optimized, trained_owned),
     )
     state = states(table, local, away=optimizes_away(table), software=features)
     state = without_parameters(state, keeps_parameters_away(table))

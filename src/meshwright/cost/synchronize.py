@@ -13,7 +13,7 @@ from meshwright.cost.layouts import Backward
 from meshwright.cost.network import Linear
 from meshwright.cost.overlap import Contention, Slack, Traffic, Way, exposed
 from meshwright.cost.states import BUCKET_BYTES, StateBytes
-from meshwright.cost.table import SCHEDULES, SHARDINGS, PlanTable
+from meshwright.cost.table import SCHEDULES, SHARDINGS, BoolArray, PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.plan import ScheduleKind, Sharding
 
@@ -65,11 +65,12 @@ def synchronize(
 
     zero1 and zero2 gather once a step; zero3 gathers in forward and again in backward of every microbatch; zero2 and
     zero3 scatter gradients every microbatch, or once in `turns` of them; zero1 once, or reduces them whole. Replicas
-    reduce their shards once. What is done once is done beside the first or the last slice of a microbatch, where those
-    are cut. Each travels while the same block of a neighbouring layer works or waits for other links, unless
-    `contention` is None, and what that does not cover is exposed: gradients beside the products that give them, where
-    those are a pass of their own. Parameters on a grid of experts travel over `experts`. A block has no gradients that
-    `backward` does not give it, and is gathered once where backward does not come.
+    reduce their shards once; where they compress them it is in buckets of several blocks, and not here. What is done
+    once is done beside the first or the last slice of a microbatch, where those are cut. Each travels while the same
+    block of a neighbouring layer works or waits for other links, unless `contention` is None, and what that does not
+    cover is exposed: gradients beside the products that give them, where those are a pass of their own. Parameters on a
+    grid of experts travel over `experts`. A block has no gradients that `backward` does not give it, and is gathered
+    once where backward does not come.
     """
     sharded, zero3 = table.sharding > 0, table.sharding == _ZERO3
     dense, apart = grid_parameters(block, table)
@@ -85,7 +86,7 @@ def synchronize(
     trains = sharded & (backward is Backward.WHOLE)
     scatter = both_ways("scatter", "sharded", dense * sizes.reduced, apart * sizes.reduced).where(trains)
     own, theirs = (sizes.reduced / parts for parts in (table.divided, table.expert_divided))
-    replicas = both_ways("reduce_replicas", "replicas", dense * own, apart * theirs).where(trains)
+    replicas = both_ways("reduce_replicas", "replicas", dense * own, apart * theirs).where(trains & ~compresses(table))
     ahead, behind = block.forth.slack, block.back.slack
     each_scatter = scatter.where(table.sharding > _ZERO1).times(1.0 / turns)
     each_gather = gather.where(zero3).times(1.0 / turns)
@@ -109,6 +110,11 @@ def synchronize(
         once_gather=(exposed(first, ahead.times(slice_share), contention), first.whole),
         once_gradients=(ended - slice_share * (before + scattered), once.whole),
     )
+
+
+def compresses(table: PlanTable) -> BoolArray:
+    """Rows whose gradients are compressed."""
+    return np.array([meeting.compression is not None for meeting in table.syncs])[table.sync]
 
 
 def turns(table: PlanTable) -> FloatArray:

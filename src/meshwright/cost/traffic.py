@@ -79,6 +79,7 @@ class _Rank:
             self._inside(index)
             for unit in own.units:
                 self._unit(unit, index)
+            self._shards(own)
             self._whole(own)
         self._partial([part for _, own in stages for part in own.parts])
         self._tied([part for _, own in stages for part in own.parts])
@@ -125,13 +126,23 @@ class _Rank:
         if not unit.parts[0].trained:
             return
         replicas = self.grid.replicas if unit.experts and self.grid else along(self.plan, AxisName.REPLICATE)
-        for parts, calls in scatters(self.plan, index, unit, replicas=replicas.size).items():
+        together = 1 if self.plan.gradients.compression is not None else replicas.size
+        for parts, calls in scatters(self.plan, index, unit, replicas=together).items():
             elements = sum(part.padded for part in parts)
             if self.packed:
                 self._add(group, "all_to_all", self._rounded(elements, group), calls=calls)
             else:
                 self._add(group, self.scatter, elements * self.reduced, calls=calls)
-        self._add(replicas, "all_reduce", padded * self.reduced / group.size, calls=1)
+        if self.plan.gradients.compression is None:
+            self._add(replicas, "all_reduce", padded * self.reduced / group.size, calls=1)
+
+    def _shards(self, own: Held) -> None:
+        """Gradients of shards are compressed among the replicas that have the same ones."""
+        if self.plan.gradients.compression is not None:
+            trained = [part for unit in own.units for part in unit.parts if part.trained]
+            trained.sort(key=lambda part: _place(part.name))
+            for bucket in buckets(trained, each=self.master, most=BUCKET_BYTES):
+                self._compressed(bucket, along(self.plan, AxisName.REPLICATE))
 
     def _whole(self, own: Held) -> None:
         """Gradients of parameters that ranks hold whole are summed over those that hold the same ones."""
@@ -197,3 +208,9 @@ class _Rank:
         """Bytes of all parts, as many as ranks, of which the last is filled up to the others, and their scales."""
         packing = PACKINGS[self.plan.gradients.precision]
         return float(group.size * packing.part_bytes(math.ceil(elements / group.size)))
+
+
+def _place(name: str) -> float:
+    """Where a stage has the block of a parameter, by its number among the layers."""
+    block, number = name.split(".")[:2]
+    return {"embedding": -1.0, "layers": float(number) if number.isdigit() else 0.0}.get(block, math.inf)

@@ -70,8 +70,8 @@ def ways_of_meeting(design: Design) -> tuple[WayOfMeeting, ...]:
 
     Rounds are the usual ones of as many steps as the job asks for, or as few as hide the network. Where the plan has no
     replicas, the ranks that it shards over are taken as so many learners as suit each way best: of those that fit the
-    fastest. Gradients are compressed among as many replicas as the plan has data parallel ranks, where its layout lets
-    them. Without data parallel ranks there is nothing to meet.
+    fastest. Gradients are compressed among the replicas of the plan's shards, or else among as many replicas as it has
+    data parallel ranks, where its layout lets them. Without data parallel ranks there is nothing to meet.
     """
     plan, job = design.plan, design.job
     table = PlanTable.from_plan(plan)
@@ -124,18 +124,19 @@ def _compresses(design: Design) -> bool:
     """Whether the data parallel ranks of the layout may be replicas that compress what they send."""
     plan = design.plan
     line = plan.tensor == 1 or plan.tensor_grid is TensorGrid.LINE
-    return line and plan.context == 1 and plan.experts is None and design.job.master is Master.FP32
+    shards = plan.first_group.sharding is not Sharding.NONE and plan.replicate > 1
+    alone = plan.context == 1 or shards
+    return line and alone and plan.experts is None and design.job.master is Master.FP32
 
 
 def _as_replicas(
     table: PlanTable, compressed: Sequence[Meeting], *, meetings: Sequence[Meeting], plan: Plan
 ) -> Iterator[PlanTable]:
+    whole = replace(table, replicate=np.array([plan.data]), shard=np.array([1]), sharding=np.array([_NONE]))
+    layout = table if plan.first_group.sharding is not Sharding.NONE and plan.replicate > 1 else whole
     for meeting in compressed:
         yield replace(
-            table,
-            replicate=np.array([plan.data]),
-            shard=np.array([1]),
-            sharding=np.array([_NONE]),
+            layout,
             sync=np.array([meetings.index(meeting)]),
             every=np.array([0]),
             syncs=tuple(meetings),

@@ -20,6 +20,7 @@ from meshwright.parallel.mesh import Mesh
 from meshwright.parallel.precision import Dtypes
 from meshwright.parallel.reduce_scatter import CompressedReduceScatter, ExchangeReduceScatter
 from meshwright.parallel.reduction import Travel
+from meshwright.parallel.shard_buckets import ShardBuckets
 from meshwright.parallel.synchronize import ShardedGradients, Synchronizer
 from meshwright.parallel.torch_compat import gather_ahead, gather_back
 from meshwright.spec.plan import AxisName, Offload, Sharding
@@ -38,11 +39,13 @@ def experts_are_sharded(sharding: Sharding, mesh: Mesh) -> bool:
 def shard_module(
     module: nn.Module, *, mesh: Mesh, sharding: Sharding, dtypes: Dtypes, offload: Offload = Offload.NONE
 ) -> None:
-    """The parameters under `module` that no shard holds yet are one FSDP2 group over the data parallel ranks.
+    """The parameters under `module` that no shard holds yet are one FSDP2 group over the data parallel ranks, or over
+    those that shard where replicas compress what they send.
 
     Experts on a grid of their own are left as they are. Where `offload` says so, shards lie in the host's memory.
     """
-    submesh = mesh.along(AxisName.REPLICATE, AxisName.SHARD)
+    axes = (AxisName.REPLICATE, AxisName.SHARD) if dtypes.compression is None else (AxisName.SHARD,)
+    submesh = mesh.along(*axes)
     assert submesh is not None
     apart = expert_parameters(module) if mesh.experts is not None else ()
     _shard(module, submesh, sharding=sharding, dtypes=dtypes, apart=apart, offload=offload)
@@ -141,7 +144,10 @@ def _dense_synchronizer(
         gather_back(units, root=part, still=still)
         if next(part.parameters()).device.type == "cpu":
             gather_ahead(units, root=part)
-        return sharded(part, sharding=sharding)
+        summed, replicas = sharded(part, sharding=sharding), mesh.group(AxisName.REPLICATE)
+        if dtypes.compression is None or replicas is None:
+            return summed
+        return Together((summed, ShardBuckets(part.parameters(), group=replicas, compression=dtypes.compression)))
     groups = [mesh.group(axis) for axis in (AxisName.REPLICATE, AxisName.SHARD)]
     present = tuple(group for group in groups if group is not None)
     dtype = dtypes.reduce if dtypes.reduce is not dtypes.master else None
@@ -153,10 +159,10 @@ def _dense_synchronizer(
 
 def residuals(part: nn.Module, synchronizer: Synchronizer) -> tuple[Tensor, ...]:
     """What is kept of gradients that do not travel whole, to be sent with the next ones; live tensors."""
-    if isinstance(synchronizer, BucketedGradients):
-        return tuple(synchronizer.residuals())
+    inside = synchronizer.synchronizers if isinstance(synchronizer, Together) else (synchronizer,)
+    bucketed = [x for each in inside if isinstance(each, BucketedGradients) for x in each.residuals()]
     found = (getattr(module, "reduction_left", None) for module in part.modules())
-    return tuple(left for left in found if isinstance(left, Tensor))
+    return (*bucketed, *(left for left in found if isinstance(left, Tensor)))
 
 
 def _is_sharded(parameter: Tensor) -> bool:

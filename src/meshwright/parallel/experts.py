@@ -158,42 +158,42 @@ class Together:
     """Several synchronizers of one stage, told in their order."""
 
     def __init__(self, synchronizers: Sequence[Synchronizer]) -> None:
-        self._synchronizers = tuple(synchronizers)
+        self.synchronizers = tuple(synchronizers)
 
     def begin(self, *, step: int) -> None:
-        for synchronizer in self._synchronizers:
+        for synchronizer in self.synchronizers:
             synchronizer.begin(step=step)
 
     def after_forward(self, *, last: bool) -> None:
-        for synchronizer in self._synchronizers:
+        for synchronizer in self.synchronizers:
             synchronizer.after_forward(last=last)
 
     def before_input(self) -> None:
-        for synchronizer in self._synchronizers:
+        for synchronizer in self.synchronizers:
             synchronizer.before_input()
 
     def before_weights(self, *, last: bool) -> None:
-        for synchronizer in self._synchronizers:
+        for synchronizer in self.synchronizers:
             synchronizer.before_weights(last=last)
 
     def unit_done(self, unit: nn.Module) -> None:
-        for synchronizer in self._synchronizers:
+        for synchronizer in self.synchronizers:
             synchronizer.unit_done(unit)
 
     def after_weights(self) -> None:
-        for synchronizer in self._synchronizers:
+        for synchronizer in self.synchronizers:
             synchronizer.after_weights()
 
     def before_backward(self, *, last: bool) -> None:
-        for synchronizer in self._synchronizers:
+        for synchronizer in self.synchronizers:
             synchronizer.before_backward(last=last)
 
     def after_backward(self) -> None:
-        for synchronizer in self._synchronizers:
+        for synchronizer in self.synchronizers:
             synchronizer.after_backward()
 
     def after_evaluation(self) -> None:
-        for synchronizer in self._synchronizers:
+        for synchronizer in self.synchronizers:
             synchronizer.after_evaluation()
 
 

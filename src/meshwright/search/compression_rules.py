@@ -7,7 +7,7 @@ from meshwright.spec.cluster import Precision
 from meshwright.spec.compression import MOST_PLACES, AcpSgd, Compression, DeMo, PowerSgd, TopK
 from meshwright.spec.errors import Problem
 from meshwright.spec.optimizer import Master
-from meshwright.spec.plan import Design, Sharding, TensorGrid
+from meshwright.spec.plan import Design, Offload, Sharding, TensorGrid
 
 _WHERE = "plan.gradients.compression"
 SOUND = "compression-is-sound"
@@ -67,14 +67,19 @@ def compression_has_peers(design: Design) -> Problem | None:
 
 
 def compression_laid(design: Design) -> Problem | None:
-    """What is left of a gradient is owed to the ranks of one axis, who hold the same parameters whole."""
+    """What is left of a gradient is owed to the ranks of one axis, who hold the same parameters or own the same shards
+    of them."""
     plan, compression = design.plan, design.plan.gradients.compression
     if compression is None:
         return None
     sharding = plan.first_group.sharding
+    sharded = sharding is not Sharding.NONE and plan.shard * plan.context > 1
+    axes = sum(size > 1 for size in (plan.replicate, plan.shard, plan.context))
+    offloaded = any(group.offload is Offload.PARAMETERS for group in plan.groups)
     against = {
-        f"that {sharding.value} shards": sharding is not Sharding.NONE and plan.shard * plan.context > 1,
-        "over two axes": sum(size > 1 for size in (plan.replicate, plan.shard, plan.context)) > 1,
+        f"that {sharding.value} shards among all ranks": sharded and plan.replicate == 1,
+        "over two axes": not sharded and axes > 1,
+        "that lie in the host's memory": sharded and offloaded,
         "with experts on a grid of their own": plan.experts is not None,
         f"on a {plan.tensor_grid.value} of tensor ranks": plan.tensor > 1 and plan.tensor_grid is not TensorGrid.LINE,
         "of parameters kept in bf16": design.job.master is not Master.FP32,
@@ -82,7 +87,7 @@ def compression_laid(design: Design) -> Problem | None:
     for how, refused in against.items():
         if refused:
             what = f"{compression.kind} of gradients {how} is not known here"
-            fix = "leave it out, or choose a replicate axis alone, without sharding"
+            fix = "leave it out, or choose a replicate axis alone or beside what is sharded"
             return Problem(where=_WHERE, what=what, fix=fix)
     return None
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.cost import PlanTable
-from meshwright.cost.compression import compresses
+from meshwright.cost.synchronize import compresses
 from meshwright.search.bound import least_bytes
 from meshwright.search.candidate import COMPRESSED, DOUBLED, LEAST_LIKELY, WORTH
 from meshwright.search.choices import Choices

@@ -70,6 +70,7 @@ def choose_meetings(product: Product, key: Key, job: JobSpec) -> None:
     learners, compressed = (way != EVERY_STEP) & (way < _COMPRESSED), way >= _COMPRESSED
     product.columns["every"] = np.where(learners, job.synchronize.every, 0)
     apart = (product["replicate"] > 1) & (product["shard"] % key.shards == 0)
-    one_axis = (product["sharding"] == _UNSHARDED) & ((product["data"] > 1) != key.context)
+    whole = product["sharding"] == _UNSHARDED
+    one_axis = np.where(whole, (product["data"] > 1) != key.context, product["replicate"] > 1)
     product.keep(np.where(learners, apart, ~compressed | (one_axis & (not key.grid))))
     product.constrain("sync", product["sync"], MEETINGS)

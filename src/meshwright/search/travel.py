@@ -8,14 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.cost import PlanTable
-from meshwright.cost.compression import compresses
 from meshwright.cost.kinds import accumulation_seconds
 from meshwright.cost.lines import Linear
 from meshwright.cost.links import data_links
 from meshwright.cost.overlap import Contention, Traffic, Way
 from meshwright.cost.software import Software
 from meshwright.cost.states import state_bytes
-from meshwright.cost.synchronize import DataLinks, turns
+from meshwright.cost.synchronize import DataLinks, compresses, turns
 from meshwright.cost.table import SHARDINGS
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, NodeGroup
 from meshwright.spec.plan import Sharding
@@ -108,10 +107,11 @@ def least_seconds(
     ahead = moved.gather.where(sharding == _ZERO3).times(every)
     behind = ahead + moved.scatter.where(sharding >= _ZERO2).times(every)
     whole = (sharding == 0) | ((sharding == _ZERO1) & software.reduces_whole)
+    plain = ~compresses(table)[:, None]
     once = (
         moved.scatter.where((sharding == _ZERO1) & ~whole)
-        + moved.replicas.where(~whole)
-        + moved.everywhere.where(whole & ~compresses(table)[:, None])
+        + moved.replicas.where(~whole & plain)
+        + moved.everywhere.where(whole & plain)
     )
     first = moved.gather.where((sharding > 0) & (sharding < _ZERO3))
     own, others = (
