@@ -12,13 +12,12 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 import psutil
 import torch.distributed as dist
 
 from meshwright.run.elastic.board import Board, Epoch
-from meshwright.run.elastic.homes import Home, connections
+from meshwright.run.elastic.homes import Address, Home, connections_of, own_connections
 
 _LOOK_SECONDS = 0.05
 
@@ -39,9 +38,9 @@ class Lines:
 
     def hang_up(self) -> None:
         """All of them are shut down: whatever waits at either end fails now."""
-        theirs = {end.laddr for process in self._others for end in connections(process)}
-        for own in connections(os.getpid()):
-            far = own.raddr.ip in self._far and tuple(own.raddr) not in self._boards
+        theirs = {end.laddr for process in self._others for end in connections_of(process)}
+        for own in own_connections():
+            far = own.raddr.ip in self._far and own.raddr not in self._boards
             if far or own.raddr in theirs or own.laddr in self._to_store:
                 with suppress(OSError), socket.socket(fileno=os.dup(own.fd)) as end:
                     end.shutdown(socket.SHUT_RDWR)
@@ -66,9 +65,9 @@ class Lines:
                 return
 
 
-def _ends_at(home: Home) -> set[Any]:
+def _ends_at(home: Home) -> set[Address]:
     """This process's ends of its connections to a board."""
-    return {one.laddr for one in connections(os.getpid()) if one.raddr.port == home.port}
+    return {one.laddr for one in own_connections() if one.raddr.port == home.port}
 
 
 def _own_addresses() -> set[str]:
