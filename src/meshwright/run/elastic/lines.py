@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import psutil
@@ -46,10 +46,11 @@ class Lines:
                     end.shutdown(socket.SHUT_RDWR)
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
-        """They are shut down once the board says that the epoch is broken."""
+    def watched(self, *, look_ahead: Callable[[Epoch], None]) -> Iterator[None]:
+        """They are shut down once the board says that the epoch is broken; the one that is to come after it is looked
+        ahead to meanwhile."""
         stop = threading.Event()
-        thread = threading.Thread(target=self._watch, args=(stop,), name="lines", daemon=True)
+        thread = threading.Thread(target=self._watch, args=(stop, look_ahead), name="lines", daemon=True)
         thread.start()
         try:
             yield
@@ -57,12 +58,16 @@ class Lines:
             stop.set()
             thread.join()
 
-    def _watch(self, stop: threading.Event) -> None:
-        board = Board.at(self._homes)
+    def _watch(self, stop: threading.Event, look_ahead: Callable[[Epoch], None]) -> None:
+        board, expected = Board.at(self._homes), None
         while not stop.wait(_LOOK_SECONDS):
             if board.is_broken(self._epoch.number):
                 self.hang_up()
                 return
+            before, expected = expected, board.expected
+            if expected is not None and expected != before and expected.number == self._epoch.number + 1:
+                with suppress(Exception):  # whoever needs it meets it again
+                    look_ahead(expected)
 
 
 def _ends_at(home: Home) -> set[Address]:
