@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from meshwright.run.elastic.board import Board, Epoch
 from meshwright.run.elastic.crew import Place
 from meshwright.run.elastic.deputy import Deputy
 from meshwright.run.elastic.fleet import Fleet
-from meshwright.run.elastic.homes import Home, Term, claim, newest_term
+from meshwright.run.elastic.homes import Home, Term, claim, connections_of, newest_term, own_connections
 from tests.run.pretended import PretendCrew
 
 PLACES = tuple(Place(host=host, group=0) for host in (0, 0, 1, 1))
@@ -55,6 +56,14 @@ def looked(fleet: Fleet, known: Callable[[], bool]) -> None:
         return known()
 
     until(look)
+
+
+def test_a_process_finds_its_own_connections_as_the_system_tells_of_them() -> None:
+    board = Board.host()
+    other = Board.at([board.home])
+    found = own_connections()
+    assert other.home.port in {one.raddr.port for one in found}
+    assert sorted(found) == sorted((one.fd, one.laddr, one.raddr) for one in connections_of(os.getpid()))
 
 
 def test_one_host_leads_in_a_term(tmp_path: Path) -> None:

@@ -89,17 +89,22 @@ def test_a_run_loses_a_rank_and_takes_in_another(board: Board, tmp_path: Path) -
     board.note_at_work(1)
     made.look()
     assert "2.1" in crew.names
+    assert board.expected is not None
+    assert board.expected.members == ("0.0", "1.0", "3.0", "2.1")
     made.look()
     assert not board.is_change_asked(1), "it is not ready yet"
     crew.fails("2.1")
     made.look()
     assert "2.2" in crew.names, "another is started for one that ended before it was taken in"
+    expected = board.expected
     board.stand_ready("2.2")
     made.look()
     assert board.is_change_asked(1)
     leave(made, "0.0", "1.0", "3.0", newest=9, error="")
     made.look()
     assert made.epoch.members == ("0.0", "1.0", "3.0", "2.2")
+    assert expected is not None
+    assert (expected.number, expected.members, expected.design) == (2, made.epoch.members, made.epoch.design)
     assert (made.epoch.source, made.epoch.undone_steps) == (Key(epoch=1, number=9, step=9), 0)
     assert not made.epoch.lost
     crew.fails("2.2")

@@ -20,8 +20,8 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.tensor import DTensor
 
 from meshwright.cost.holdings import OPTIMIZER, Box, Contents, Holding, digest, holdings
-from meshwright.cost.moved import afresh, least_bytes, unfit
-from meshwright.cost.routes import rounds, routes
+from meshwright.cost.moved import afresh, unfit
+from meshwright.cost.way import Way
 from meshwright.parallel import stored
 from meshwright.parallel.clip import local_part
 from meshwright.parallel.portable import HasParts, Portable, portable
@@ -131,35 +131,34 @@ def move(
     progress: Mapping[str, Any] | None = None,
     nodes: Sequence[int] | None = None,
     staging_bytes: int = STAGING_BYTES,
+    way: Way | None = None,
 ) -> Moved:
     """Every tensor of `target` holds what `source` holds, whatever the two plans, without files.
 
     Collective over `group`, the processes of both sides; None is one process alone. Every process is sent each byte
     that it needs and does not hold once, and sends none twice; messages of one round are at most `staging_bytes` each
-    way. `nodes[p]` is the node of process p, None one for all: no byte enters a node twice, nor one that has it.
+    way. `nodes[p]` is the node of process p, None one for all: no byte enters a node twice, nor one that has it. Where
+    the `way` was known before, it is not worked out again.
     Processes of the source tell their `progress` (step, data position, seed), alike; the others learn it. Raises
     ConfigError on every process, before anything is changed, with all that keeps target from being made of source.
     """
-    problems = [
-        *unfit(source.held, target.held),
-        *_misheld(source, "source", group),
-        *_misheld(target, "target", group),
-    ]
-    progress = _agreed(problems, source.held, target.held, progress=progress, group=group)
+    if way is None or not way.joins(source.held, target.held):
+        way = Way.between(source.held, target.held, staging_bytes=staging_bytes, nodes=nodes)
+    problems = [*way.problems, *_misheld(source, "source", group), *_misheld(target, "target", group)]
+    progress = _agreed(problems, way.digests, progress=progress, group=group)
     process = _process(group)
-    new = afresh(source.held, target.held)
-    wanted = {name: holding for name, holding in target.held.items() if name not in new}
-    least = least_bytes(source.held, wanted)
-    hops = rounds(routes(source.held, wanted, nodes=nodes), staging_bytes=staging_bytes)
+    wanted = {name: holding for name, holding in target.held.items() if name not in way.new}
     counted = transfer(
         Side(held=source.held, tensors=source.tensors, process=process, spares=source.spares),
         Side(held=wanted, tensors=target.tensors, process=process),
-        hops,
+        way.hops,
         group=group,
     )
-    assert counted.received_bytes == least.get(process, 0), "a process is sent what it needs and does not hold, once"
-    _finish(target, new=new, residuals=source.own.residuals)
-    return Moved(counted=counted, least_bytes=sum(least.values()), rounds=len(hops), progress=progress)
+    assert counted.received_bytes == way.least.get(process, 0), (
+        "a process is sent what it needs and does not hold, once"
+    )
+    _finish(target, new=way.new, residuals=source.own.residuals)
+    return Moved(counted=counted, least_bytes=sum(way.least.values()), rounds=len(way.hops), progress=progress)
 
 
 def move_through(
@@ -176,7 +175,8 @@ def move_through(
         *_misheld(source, "source", group),
         *_misheld(target, "target", group),
     ]
-    progress = _agreed(problems, source.held, target.held, progress=progress, group=group)
+    digests = digest(source.held), digest(target.held)
+    progress = _agreed(problems, digests, progress=progress, group=group)
     stored.write(kept(source, group=group), folder, group=group)
     load(stored.Reader(folder), target, group=group)
     return progress
@@ -212,7 +212,8 @@ def load(source: StorageReader, target: State, *, group: dist.ProcessGroup | Non
     absent = [name for name in (*own.values(), *target.beside.tensors) if name not in held]
     if absent and not problems:
         problems.append(Problem(what=f"the checkpoint has no {absent[0]}", where=where, fix=fix))
-    _agreed([*problems, *_misheld(target, "run", group)], held, target.held, progress=None, group=group)
+    problems += _misheld(target, "run", group)
+    _agreed(problems, (digest(held), digest(target.held)), progress=None, group=group)
     left = {name: x for name, x in target.own.residuals.items() if name in held}
     tensors = {own[name]: target.tensors[name] for name in own}
     stored.read({**tensors, **target.beside.tensors, **left}, source, group=group)
@@ -221,18 +222,17 @@ def load(source: StorageReader, target: State, *, group: dist.ProcessGroup | Non
 
 def _agreed(
     problems: Sequence[Problem],
-    source: Mapping[str, Holding],
-    target: Mapping[str, Holding],
+    digests: tuple[str, str],
     *,
     progress: Mapping[str, Any] | None,
     group: dist.ProcessGroup | None,
 ) -> Mapping[str, Any] | None:
     """What the source's processes tell of their progress. Raises ConfigError on all where any finds a problem."""
-    told = _gathered((digest(source), digest(target), list(problems), progress), group)
-    every = list(dict.fromkeys(problem for _, _, found, _ in told for problem in found))
-    if len({(ours, theirs) for ours, theirs, _, _ in told}) > 1:
+    told = _gathered((digests, list(problems), progress), group)
+    every = list(dict.fromkeys(problem for _, found, _ in told for problem in found))
+    if len({sides for sides, _, _ in told}) > 1:
         every.append(Problem(what="processes see unlike plans", where="state", fix="give all of them the same two"))
-    known = [entry for _, _, _, entry in told if entry is not None]
+    known = [entry for _, _, entry in told if entry is not None]
     if any(entry != known[0] for entry in known):
         every.append(Problem(what="processes of the source stand at unlike steps", where="state"))
     if every:

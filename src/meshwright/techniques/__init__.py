@@ -46,7 +46,8 @@ def check(names: Iterable[str]) -> None:
 def build(names: Iterable[str], *, design: Design) -> tuple[Technique, ...]:
     """The named techniques in order. Raises as `check` does."""
     names = tuple(names)
-    check(names)
+    if names:
+        check(names)
     return tuple(_builder(name)(design) for name in names)
 
 

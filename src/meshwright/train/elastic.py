@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from meshwright.cost.learner_holdings import Origins
+from meshwright.cost.way import Way
 from meshwright.parallel import outer, relocate
 from meshwright.spec.units import format_seconds
 from meshwright.train.copies import Copies
@@ -45,12 +46,14 @@ class Change:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inherited:
     """The state after `step` that the ranks before have left, as copies; `progress` is None where this process does not
-    tell it. Learner i goes on as learner `origins[i]` did, or begins where that is None."""
+    tell it. Learner i goes on as learner `origins[i]` did, or begins where that is None. The `way` from there is known
+    where it was worked out before."""
 
     step: int
     source: relocate.State
     progress: Mapping[str, Any] | None
     origins: Origins = ()
+    way: Way | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +104,8 @@ class Membership:
 @dataclass(slots=True, kw_only=True)
 class KeepCopies:
     """A copy when a run starts, every `steps` steps or where ranks are together next, and before its ranks change, for
-    which it leaves off. The newest is of step `last`."""
+    which it leaves off. The newest is of step `last`; where ranks came and none was lost it is what they go on from,
+    which those who were there keep."""
 
     steps: int
     change: Change | None
@@ -111,7 +115,7 @@ class KeepCopies:
     def react(self, event: Event) -> Iterable[Action]:
         if isinstance(event, Started):
             self.last = event.step
-            return (*self._told(event.step), CopyState())
+            return (*self._told(event.step), *(() if self._is_kept else (CopyState(),)))
         if not isinstance(event, StepDone):
             return ()
         if event.change_asked:
@@ -120,6 +124,10 @@ class KeepCopies:
             return ()
         self.last = event.step
         return (CopyState(),)
+
+    @property
+    def _is_kept(self) -> bool:
+        return self.change is not None and not (self.change.lost or self.change.from_checkpoint)
 
     def _told(self, step: int) -> tuple[Action, ...]:
         if self.change is None:
@@ -146,7 +154,9 @@ def copy_state(run: Run) -> None:
 def take_over(run: Run, inherited: Inherited) -> None:
     """The run stands where the ranks before stood when they copied it. Collective."""
     target = _kept(run, origins=inherited.origins)
-    moved = relocate.move(inherited.source, target, group=run.learners.everyone, progress=inherited.progress)
+    moved = relocate.move(
+        inherited.source, target, group=run.learners.everyone, progress=inherited.progress, way=inherited.way
+    )
     assert moved.progress is not None, "whoever has a copy tells where it stands"
     run.stand(moved.progress)
     if run.outer is not None:

@@ -161,6 +161,15 @@ class Board:
     def is_broken(self, number: int) -> bool:
         return self.has(f"broken/{number}")
 
+    def expect(self, epoch: Epoch) -> None:
+        """`epoch` comes next if those come who are on the way and all goes well: nobody is to rely on it."""
+        self._tell("expected", epoch)
+
+    @property
+    def expected(self) -> Epoch | None:
+        """The epoch that was expected last."""
+        return self._told("expected", Epoch) if self.has("expected") else None
+
     def note_at_work(self, number: int) -> None:
         """The members of epoch `number` train."""
         self.tell(f"work/{number}", "")

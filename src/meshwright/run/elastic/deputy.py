@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, field, replace
 
 from meshwright.run.elastic.board import Board
 from meshwright.run.elastic.crew import Crew
 from meshwright.run.elastic.fleet import Orders, Told
-from meshwright.run.elastic.homes import Home, connections, text_of
+from meshwright.run.elastic.homes import Home, own_connections, text_of
 from meshwright.run.failure import Failure
 from meshwright.spec import codec
 
@@ -65,5 +64,5 @@ def _end(board: Board) -> str:
     """This process's newest end of a connection to the board, which no other of it is."""
     home = board.home
     place = f"{home.address}:{home.port}"
-    newest = max((one for one in connections(os.getpid()) if text_of(one.raddr) == place), key=lambda one: int(one.fd))
+    newest = max((one for one in own_connections() if text_of(one.raddr) == place), key=lambda one: one.fd)
     return text_of(newest.laddr)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from meshwright.run.elastic.board import Board
 from meshwright.run.elastic.crew import Crew, Place
-from meshwright.run.elastic.homes import Home, Term, claim, connections, notice_loss, text_of
+from meshwright.run.elastic.homes import Home, Term, claim, notice_loss, own_connections, text_of
 from meshwright.run.failure import Failure, Nearness
 from meshwright.spec import codec
 from meshwright.spec.errors import ExitCode, Problem
@@ -78,7 +77,7 @@ class Fleet(Crew):
             return
         self._looked = time.monotonic()
         port = self.board.home.port
-        ends = {text_of(one.raddr): one for one in connections(os.getpid()) if one.laddr.port == port}
+        ends = {text_of(one.raddr): one for one in own_connections() if one.laddr.port == port}
         for host in {place.host for place in self._places} - {self._host}:
             text = self.board.told(f"host/{host}")
             now = None if text is None else codec.decode(Told, json.loads(text), f"host {host}")

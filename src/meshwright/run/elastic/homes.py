@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import os
 import socket
+import stat
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import torch.distributed as dist
@@ -70,12 +71,27 @@ def connected(home: Home, *, timeout: timedelta) -> dist.TCPStore:
         home.address, home.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5)
     )
     store.set_timeout(timeout)
-    notice_loss(one for one in connections(os.getpid()) if one.raddr and one.raddr.port == home.port)
+    notice_loss(one for one in own_connections() if one.raddr.port == home.port)
     return store
 
 
-def notice_loss(ends: Iterable[Any]) -> None:
-    """Connections of this process, as `connections` tells of them, break when the other side is not there any more."""
+class Address(NamedTuple):
+    """One side of a connection, as psutil has it."""
+
+    ip: str
+    port: int
+
+
+class End(NamedTuple):
+    """This process's end of a connection: its descriptor, its own address and that of the other side."""
+
+    fd: int
+    laddr: Address
+    raddr: Address
+
+
+def notice_loss(ends: Iterable[End]) -> None:
+    """Connections of this process break when the other side is not there any more."""
     for end in ends:
         with suppress(OSError), socket.socket(fileno=os.dup(end.fd)) as one:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -85,8 +101,21 @@ def notice_loss(ends: Iterable[Any]) -> None:
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _SILENT_SECONDS)
 
 
-def connections(process: int) -> list[Any]:
-    """Of a process; of one that has ended there are none."""
+def own_connections() -> list[End]:
+    """Of this process, asked of its descriptors: tables of the system have those of all processes."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # one that was closed meanwhile, or that only listens
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                with socket.socket(fileno=os.dup(int(name))) as one:
+                    if one.family in (socket.AF_INET, socket.AF_INET6) and one.type is socket.SOCK_STREAM:
+                        own, other = Address(*one.getsockname()[:2]), Address(*one.getpeername()[:2])
+                        found.append(End(int(name), own, other))
+    return found
+
+
+def connections_of(process: int) -> list[Any]:
+    """Of another process; of one that has ended there are none."""
     try:
         return [one for one in psutil.Process(process).net_connections(kind="tcp") if one.raddr]
     except psutil.Error:

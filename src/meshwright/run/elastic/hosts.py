@@ -177,7 +177,7 @@ class Host:
         try:
             while warden.look():
                 warden.replaces = not asked.once
-                time.sleep(_LOOK_SECONDS)
+                time.sleep(warden.pause_seconds)
         except dist.DistError:
             what = f"node {self.number} ({self.name}) leads and has lost its own network"
             raise EnvironmentUnfit(Problem(what=what, where=str(self.home))) from None

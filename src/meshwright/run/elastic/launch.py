@@ -17,8 +17,6 @@ from meshwright.run.launch import LOOPBACK, WORKER_MODULE, Launched, agent_log, 
 from meshwright.run.screen import Screen
 from meshwright.spec.plan import Design
 
-_LOOK_SECONDS = 0.02
-
 
 def launch_elastic(
     design: Design, run_dir: Path, *, arguments: Sequence[str], say: Callable[[str], None], screen: Screen
@@ -53,5 +51,5 @@ def launch_elastic(
         templates.start()
         while warden.look():
             warden.replaces = not asked.once
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(warden.pause_seconds)
     return Launched(failures=warden.failures, asked_to_stop=asked.once, killed=asked.at_once)

@@ -10,15 +10,14 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 import psutil
 import torch.distributed as dist
 
 from meshwright.run.elastic.board import Board, Epoch
-from meshwright.run.elastic.homes import Home, connections
+from meshwright.run.elastic.homes import Address, Home, connections_of, own_connections
 
 _LOOK_SECONDS = 0.05
 
@@ -39,18 +38,19 @@ class Lines:
 
     def hang_up(self) -> None:
         """All of them are shut down: whatever waits at either end fails now."""
-        theirs = {end.laddr for process in self._others for end in connections(process)}
-        for own in connections(os.getpid()):
-            far = own.raddr.ip in self._far and tuple(own.raddr) not in self._boards
+        theirs = {end.laddr for process in self._others for end in connections_of(process)}
+        for own in own_connections():
+            far = own.raddr.ip in self._far and own.raddr not in self._boards
             if far or own.raddr in theirs or own.laddr in self._to_store:
                 with suppress(OSError), socket.socket(fileno=os.dup(own.fd)) as end:
                     end.shutdown(socket.SHUT_RDWR)
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
-        """They are shut down once the board says that the epoch is broken."""
+    def watched(self, *, look_ahead: Callable[[Epoch], None]) -> Iterator[None]:
+        """They are shut down once the board says that the epoch is broken; the one that is to come after it is looked
+        ahead to meanwhile."""
         stop = threading.Event()
-        thread = threading.Thread(target=self._watch, args=(stop,), name="lines", daemon=True)
+        thread = threading.Thread(target=self._watch, args=(stop, look_ahead), name="lines", daemon=True)
         thread.start()
         try:
             yield
@@ -58,17 +58,21 @@ class Lines:
             stop.set()
             thread.join()
 
-    def _watch(self, stop: threading.Event) -> None:
-        board = Board.at(self._homes)
+    def _watch(self, stop: threading.Event, look_ahead: Callable[[Epoch], None]) -> None:
+        board, expected = Board.at(self._homes), None
         while not stop.wait(_LOOK_SECONDS):
             if board.is_broken(self._epoch.number):
                 self.hang_up()
                 return
+            before, expected = expected, board.expected
+            if expected is not None and expected != before and expected.number == self._epoch.number + 1:
+                with suppress(Exception):  # whoever needs it meets it again
+                    look_ahead(expected)
 
 
-def _ends_at(home: Home) -> set[Any]:
+def _ends_at(home: Home) -> set[Address]:
     """This process's ends of its connections to a board."""
-    return {one.laddr for one in connections(os.getpid()) if one.raddr.port == home.port}
+    return {one.laddr for one in own_connections() if one.raddr.port == home.port}
 
 
 def _own_addresses() -> set[str]:

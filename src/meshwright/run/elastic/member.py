@@ -21,8 +21,7 @@ from typing import TextIO
 
 import torch.distributed as dist
 
-from meshwright import cost
-from meshwright.cost.copies import SLOTS, left_of
+from meshwright.cost.copies import SLOTS
 from meshwright.cost.learner_holdings import donor_of
 from meshwright.data import Corpus
 from meshwright.parallel.portable import Portable
@@ -31,10 +30,10 @@ from meshwright.run import failure
 from meshwright.run.elastic.board import Board, Epoch, Key, Left
 from meshwright.run.elastic.homes import Home
 from meshwright.run.elastic.lines import Lines
+from meshwright.run.elastic.outlook import Outlook
 from meshwright.run.elastic.seats import origins
 from meshwright.run.files import load_design
 from meshwright.run.machine import cache_root
-from meshwright.run.outcome import read_report
 from meshwright.run.rank import StopRequest, end_with_launcher, finish, join, settle
 from meshwright.run.torch_compat import forget_groups, limit_waits
 from meshwright.run.waiting import Waiting, waiting_of
@@ -75,6 +74,9 @@ def train_as_member(
     member.corpus = prepare_corpus(design, cache=member.cache)
     # What is there by now stays: only what a run leaves behind is looked for when ranks change.
     gc.freeze()
+    expected = member.board.expected
+    if expected is not None:
+        member.look_ahead(member.board.epoch(expected.number - 1), expected)
     member.board.stand_ready(name)
     epoch = member.board.first_epoch(name)
     while epoch.members:
@@ -127,6 +129,7 @@ class _Member:
     shelf: _Shelf = field(default_factory=_Shelf)
     step: int = 0
     corpus: Corpus | None = None
+    outlook: Outlook = field(default_factory=Outlook)
 
     @property
     def cache(self) -> Path:
@@ -137,17 +140,27 @@ class _Member:
         epoch = self.board.epoch(epoch.number + 1)
         return self.next_epoch(epoch) if epoch.members and self.name not in epoch.members else epoch
 
+    def look_ahead(self, before: Epoch, expected: Epoch) -> None:
+        """What follows from the designs alone is known before the epoch comes that is `expected` after the one
+        `before`, where this worker is to be in it."""
+        if self.name in expected.members:
+            self.outlook.predicted(expected)
+            self.outlook.look_ahead(before, expected)
+
     def train(self, epoch: Epoch) -> Left | None:
         """This worker has left `epoch`, for the reason returned; None where the run has ended.
 
         An error that does not say that another rank is gone is raised: it would come again.
         """
-        design = load_design(Path(epoch.design))
+        design = self.outlook.design(epoch)
         rank = design.plan.rank_on(epoch.members.index(self.name))
         if not self.board.arrive(epoch, self.name):
             return self._left(error="another rank ended before all had come: connection closed by peer")
         lines = Lines(self.board, epoch, name=self.name)
-        with _terminal(shown=epoch.screen and rank == 0) as screen, lines.watched():
+        with (
+            _terminal(shown=epoch.screen and rank == 0) as screen,
+            lines.watched(look_ahead=partial(self.look_ahead, epoch)),
+        ):
             return self._train(design, rank=rank, epoch=epoch, screen=screen, lines=lines)
 
     def _train(self, design: Design, *, rank: int, epoch: Epoch, screen: TextIO, lines: Lines) -> Left | None:
@@ -187,7 +200,7 @@ class _Member:
 
     def _run(self, design: Design, *, place: Place, epoch: Epoch, runs: list[Run]) -> bool:
         """Whether the run has ended; not where its ranks are to change. It is in `runs` from when it is built."""
-        predicted = read_report(Path(epoch.design).with_name("predicted.json")) or cost.predict(design)
+        predicted = self.outlook.predicted(epoch)
         techniques = importlib.import_module("meshwright.techniques").build(design.job.all_techniques, design=design)
         run = build(
             design,
@@ -248,18 +261,17 @@ class _Member:
         if key is None:
             return None
         before = self.board.epoch(key.epoch)
-        design = load_design(Path(before.design))
-        ranks = {name: design.plan.rank_on(place) for place, name in enumerate(before.members)}
-        now = load_design(Path(epoch.design)).plan
-        places = {ranks[name]: now.rank_on(epoch.members.index(name)) for name in epoch.holders}
-        found = origins(now, epoch.members, before=design.plan, had=before.members, holders=epoch.holders)
-        source = State(held=left_of(design, places=places), own=Portable(tensors={}))
+        had, now, ranks = self.outlook.plan(before), self.outlook.plan(epoch), self.outlook.ranks(before)
+        found = origins(now, epoch.members, before=had, had=before.members, holders=epoch.holders)
+        held = self.outlook.left(before, epoch, holders=epoch.holders)
+        way = self.outlook.way(before, epoch, holders=epoch.holders)
+        source, progress = State(held=held, own=Portable(tensors={})), None
         copy = self.shelf.copy(key) if self.name in epoch.holders else None
-        if copy is None:
-            return Inherited(step=key.step, source=source, progress=None, origins=found)
-        source = replace(source, own=Portable(tensors=copy.tensors), spares=copy.spares)
-        tells = not found or ranks[self.name] in design.plan.ranks_of_learner(donor_of(found))
-        return Inherited(step=key.step, source=source, progress=copy.progress if tells else None, origins=found)
+        if copy is not None:
+            source = replace(source, own=Portable(tensors=copy.tensors), spares=copy.spares)
+            tells = not found or ranks[self.name] in had.ranks_of_learner(donor_of(found))
+            progress = copy.progress if tells else None
+        return Inherited(step=key.step, source=source, progress=progress, origins=found, way=way)
 
     def _let_go(self, runs: Sequence[Run], *, lost: bool) -> None:
         for run in runs:

@@ -12,20 +12,20 @@ from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from meshwright.cost.copies import left_of
+from meshwright.cost.learner_holdings import Origins
 from meshwright.cost.moved import unfit
 from meshwright.run.elastic.board import Board, Epoch, Key, Left, named
 from meshwright.run.elastic.crew import Crew, Place
 from meshwright.run.elastic.epochs import write
+from meshwright.run.elastic.outlook import Outlook
 from meshwright.run.elastic.seats import origins, seated, waiting, wanted
 from meshwright.run.elastic.templates import Templates
 from meshwright.run.failure import Failure, Nearness
-from meshwright.run.files import load_design
 from meshwright.search import Hosts, in_order
 from meshwright.spec.job import ElasticSpec
-from meshwright.spec.plan import Plan
 from meshwright.train.checkpoint import newest
 
+_LOOK_SECONDS, _WAITED_FOR_SECONDS, _LEAVING_SECONDS = 0.02, 0.002, 1.0
 _FRUITLESS = 3  # epochs in a row that ended for a lost connection, all of their workers alive, without a step
 _TOGETHER_SECONDS = 10.0  # from the first that is ready to be taken in to the last that is waited for
 _HUNG = "did not come to where the others waited: hung or stopped"
@@ -52,6 +52,7 @@ class Warden:
     known: set[str] = field(default_factory=set)
     wanted: list[str] = field(default_factory=list)
     ranks: dict[str, int] = field(default_factory=dict)
+    outlook: Outlook = field(default_factory=Outlook)
 
     def begin(self) -> None:
         """The workers of the first epoch are on their way."""
@@ -66,7 +67,7 @@ class Warden:
         """
         for epoch in before:
             self.board.make(epoch)
-        self.ranks = _ranks(self.epoch)
+        self.ranks = self.outlook.ranks(self.epoch)
         known = sorted({name for epoch in before for name in epoch.members}, key=_time)
         newest = {_place(name): name for name in known}
         here = {_place(name) for name in self.epoch.members}
@@ -94,6 +95,12 @@ class Warden:
         if not missing:
             self._form(gone, left)
         return True
+
+    @property
+    def pause_seconds(self) -> float:
+        """Until the next look, for which members wait that have just begun to leave."""
+        leaving = self.noticed is not None and time.time() - self.noticed < _LEAVING_SECONDS
+        return _WAITED_FOR_SECONDS if leaving else _LOOK_SECONDS
 
     @property
     def failures(self) -> dict[int, ProcessFailure]:
@@ -154,30 +161,34 @@ class Warden:
             self._go_on(survivors, gone, left)
 
     def _go_on(self, survivors: Sequence[str], gone: Mapping[str, Failure], left: Mapping[str, Left]) -> None:
-        before = _plan(self.epoch)
         for others in (self._ready() if self.replaces else [], list[str]()):
-            names, hosts = self._laid([*survivors, *others])
-            design = self.templates.of(hosts) if survivors and len(names) >= self.spec.min_ranks else None
-            if design is not None and not self.crew.holds():
+            epoch = self._next(survivors, others)
+            if epoch is not None and not self.crew.holds():
                 self._give_up("another host goes on without this one")
                 return
-            if design is not None:
-                now = load_design(design).plan
-                members = seated(now, names, before=before, had=self.epoch.members, left=survivors)
-                epoch = Epoch(
-                    number=self.epoch.number + 1,
-                    members=members,
-                    design=str(design),
-                    why=self._why(gone, left, members=members),
+            if epoch is not None:
+                epoch = replace(
+                    epoch,
+                    why=self._why(gone, left, members=epoch.members),
                     since=self.noticed or time.time(),
                     lost=bool(gone),
                     pause_at=self.board.pause_at,
-                    screen=self.epoch.screen,
                     homes=self.crew.homes,
                 )
                 self._make(self._with_source(epoch, left))
                 return
         self._give_up(f"{len(survivors)} of {len(self.epoch.members)} ranks are left, too few to go on")
+
+    def _next(self, survivors: Sequence[str], others: Sequence[str]) -> Epoch | None:
+        """The epoch of the `survivors` of this one with `others`; None where there is no plan for them."""
+        names, hosts = self._laid([*survivors, *others])
+        design = self.templates.of(hosts) if survivors and len(names) >= self.spec.min_ranks else None
+        if design is None:
+            return None
+        epoch = Epoch(number=self.epoch.number + 1, members=tuple(names), design=str(design), screen=self.epoch.screen)
+        now, before = self.outlook.plan(epoch), self.outlook.plan(self.epoch)
+        members = seated(now, names, before=before, had=self.epoch.members, left=survivors)
+        return replace(epoch, members=members)
 
     def _laid(self, names: Sequence[str]) -> tuple[list[str], Hosts]:
         """The workers in the order of the devices of a plan for their hosts, and those hosts."""
@@ -189,12 +200,12 @@ class Warden:
 
     def _make(self, epoch: Epoch) -> None:
         # Written first: a host that leads after this one reads there who was told what.
-        write(self.run_dir, epoch, plan=_plan(epoch).digest())
+        write(self.run_dir, epoch, plan=self.outlook.plan(epoch).digest())
         self.board.make(epoch)
         self.epoch, self.noticed, self.since_ready = epoch, None, None
         self.hung.clear()
         self.known.update(epoch.members)
-        self.ranks = _ranks(epoch)
+        self.ranks = self.outlook.ranks(epoch)
 
     def _give_up(self, why: str) -> None:
         """Nobody goes on; where `why` is empty because the run has ended."""
@@ -220,9 +231,20 @@ class Warden:
         if not self.replaces or not self.board.is_at_work(self.epoch.number):
             return
         self._want(self._ended_early())
-        for name in [name for name in self.wanted if self.crew.can_start(name)]:
+        starting = [name for name in self.wanted if self.crew.can_start(name)]
+        for name in starting:
             self.crew.start(name)
             self.wanted.remove(name)
+        if starting:
+            self._expect()
+
+    def _expect(self) -> None:
+        """The members know what comes after this epoch once all have come who are on the way, and so does this."""
+        coming = [name for name in self.crew.names if name not in self.epoch.members and not self.crew.has_ended(name)]
+        epoch = self._next(self.epoch.members, coming)
+        if epoch is not None:
+            self.board.expect(epoch)
+            self.outlook.look_ahead(self.epoch, epoch)
 
     def _ended_early(self) -> list[str]:
         """Workers that were to be taken in and have ended before."""
@@ -252,36 +274,30 @@ class Warden:
 
     def _with_source(self, epoch: Epoch, left: Mapping[str, Left]) -> Epoch:
         """`epoch` with the newest copy of which enough is left; as it is where only a checkpoint has all."""
-        now = load_design(Path(epoch.design))
+        now = self.outlook.design(epoch)
         reached = max(one.step for one in left.values())
         for key in sorted({key for one in left.values() for key in one.copies}, key=_age):
             before = self.board.epoch(key.epoch)
-            design = load_design(Path(before.design))
+            plan = self.outlook.plan(before)
             had = [name for name in before.members if name in left and key in left[name].copies]
             holders = [name for name in had if name in epoch.members]
-            places = {
-                design.plan.rank_on(before.members.index(name)): now.plan.rank_on(epoch.members.index(name))
-                for name in holders
-            }
             found, alive = (
-                origins(now.plan, epoch.members, before=design.plan, had=before.members, holders=names)
+                origins(now.plan, epoch.members, before=plan, had=before.members, holders=names)
                 for names in (holders, left)
             )
             # A learner that is alive goes on as itself, from an older copy where it has not this one.
-            target = wanted(now, found) if found == alive else None
-            if target is not None and not unfit(left_of(design, places=places), target):
+            if found == alive and self._is_enough(before, epoch, holders=holders, found=found):
                 return replace(epoch, source=key, holders=tuple(holders), undone_steps=max(reached - key.step, 0))
         saved = newest(self.run_dir / "checkpoints").checkpoint
         return replace(epoch, undone_steps=max(reached - (saved.step if saved is not None else 0), 0))
 
-
-def _plan(epoch: Epoch) -> Plan:
-    return load_design(Path(epoch.design)).plan
-
-
-def _ranks(epoch: Epoch) -> dict[str, int]:
-    plan = _plan(epoch)
-    return {name: plan.rank_on(place) for place, name in enumerate(epoch.members)}
+    def _is_enough(self, before: Epoch, epoch: Epoch, *, holders: Sequence[str], found: Origins) -> bool:
+        """Whether `epoch` can go on from what `holders` have of a copy of the one `before`."""
+        way = self.outlook.way(before, epoch, holders=holders)
+        if way is not None:
+            return not way.problems
+        target = wanted(self.outlook.design(epoch), found)
+        return target is not None and not unfit(self.outlook.left(before, epoch, holders=holders), target)
 
 
 def _place(name: str) -> int:
