@@ -95,8 +95,7 @@ def synchronize(
         whole = both_ways("reduce_all", "everywhere", dense * sizes.reduced, apart * sizes.reduced).where(trains)
         once = whole.where(table.sharding == _ZERO1) + once.where(table.sharding != _ZERO1)
     first = gather.where(~zero3)
-    split = block.late.near > 0.0
-    slice_share = 1.0 / table.slices
+    split, slice_share = block.late.near > 0.0, 1.0 / table.slices
     gather_back = each_gather.where(sharded & (backward is not Backward.NONE))
     back = exposed(gather_back, behind, contention)
     before, window = np.where(split, 0.0, back), Slack.either(split, block.late, behind)
