@@ -184,14 +184,13 @@ class SlowSimulator:
         return self.policies[block][0] if isinstance(self.model.blocks[block], Layer) else Recompute.NONE
 
     def _carry(self, block: int) -> float:
-        """Seconds of what a layer keeps over the link to the host."""
+        """Seconds of what a layer keeps, but for copies of weights, over the link to the host."""
         work, again = self.works[block], self._again(block)
-        copies = 2.0 * self._multiplied(work) if self.sharding is Sharding.NONE else 0.0
-        size = work.kept + work.kept_core + copies
+        size = work.kept + work.kept_core
         if again is Recompute.FULL:
             size = work.hidden_bytes / self.local.split
         elif again is Recompute.SELECTIVE:
-            size = work.kept + copies
+            size = work.kept
         group = self.network.group
         share = group.host_bandwidth / group.devices_per_node if group.host_bandwidth else float("inf")
         return group.host.latency_seconds + size / min(rate(group.host), share)

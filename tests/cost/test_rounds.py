@@ -48,8 +48,8 @@ def met(kind, *, layout="sharded", every=8, bits=1e9, precision=Precision.FP32, 
     return replace(asked, plan=replace(asked.plan, gradients=gradients))
 
 
-def compressed(compression):
-    asked = met(SyncKind.EVERY_STEP, layout="whole")
+def compressed(compression, *, layout):
+    asked = met(SyncKind.EVERY_STEP, layout=layout)
     return replace(asked, plan=replace(asked.plan, gradients=GradientSync(compression=compression)))
 
 
@@ -221,12 +221,16 @@ def test_what_learners_keep_is_in_memory():
     assert eight[MemoryPart.BUFFERS] - plain[MemoryPart.BUFFERS] == pytest.approx(4.0 * owned)
 
 
-def test_ways_of_meeting_are_priced_as_plans_that_meet_so():
-    asked = met(SyncKind.EVERY_STEP)
-    for way in ways_of_meeting(asked)[1:]:
-        made = met(way.kind, every=way.every) if way.compression is None else compressed(way.compression)
+@pytest.mark.parametrize("layout", ["sharded", "whole"])
+def test_ways_of_meeting_are_priced_as_plans_that_meet_so(layout):
+    for way in ways_of_meeting(met(SyncKind.EVERY_STEP, layout=layout))[1:]:
+        rounds = met(way.kind, layout=layout, every=way.every)
+        made = rounds if way.compression is None else compressed(way.compression, layout=layout)
         assert way.step_seconds == pytest.approx(predict(made).step_seconds, rel=1e-12)
         assert way.peak_bytes == pytest.approx(predict(made).peak_bytes, rel=1e-12)
+
+
+def test_ranks_that_only_shard_are_taken_as_learners_and_as_replicas():
     shared = design(MODEL, two_sites(), shard=16, sharding=Sharding.PARAMETERS)
     assert {way.learners for way in ways_of_meeting(shared)[1:] if way.every} <= {2, 4, 8, 16}
     assert {way.word for way in ways_of_meeting(shared)[1:]} == set(MEETINGS) - {"every_step"}
