@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from meshwright.parallel import stored
-from meshwright.parallel.stored import blob, writing
+from meshwright.parallel.stored import blob, direct
 from meshwright.spec.errors import ConfigError
 
 TENSORS = {
@@ -42,7 +43,7 @@ def test_every_type_and_shape_comes_back(tmp_path: Path) -> None:
 
 
 def test_long_tensors_are_written_and_checked_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "FLUSH_BYTES", 256)
+    monkeypatch.setattr(direct, "AT_ONCE", 4096)
     monkeypatch.setattr(blob, "BLOCK_BYTES", 100)
     monkeypatch.setattr(blob, "BUFFER_BYTES", 30)
     stored.write(TENSORS, tmp_path, group=None)
@@ -53,13 +54,14 @@ def test_long_tensors_are_written_and_checked_in_pieces(tmp_path: Path, monkeypa
 
 
 def test_a_file_that_does_not_read_back_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = blob.read_into
+    real = os.preadv
 
-    def rotten(data: Any, file: int, *, at: int) -> None:
-        real(data, file, at=at)
-        data ^= 1
+    def rotten(file: int, into: list[memoryview], at: int) -> int:
+        count = real(file, into, at)
+        into[0][0] ^= 1
+        return count
 
-    monkeypatch.setattr(blob, "read_into", rotten)
+    monkeypatch.setattr(os, "preadv", rotten)
     with pytest.raises(CheckpointException) as caught:
         stored.write(TENSORS, tmp_path, group=None)
     ((error, _),) = caught.value.failures.values()
