@@ -18,7 +18,7 @@ import numpy as np
 
 from meshwright.parallel.stored.blob import Bytes
 
-AT_ONCE = 2**20
+AT_ONCE = 2**22  # enough that a thread seldom waits for its turn on busy cores
 ALIGNED = 4096  # what disks take is of whole such blocks, in memory and in the file
 FLUSH_BYTES = 2**25
 _DIRECT = getattr(os, "O_DIRECT", 0)  # not every system has it
@@ -54,6 +54,7 @@ class DirectFile:
         self._wait()
         os.ftruncate(self._file, self.bytes)  # the last write was of whole blocks
         os.fsync(self._file)
+        self._memory.clear()
 
     def read(self, start: int, stop: int) -> Iterator[Bytes]:
         """Bytes [start, stop), once all are on the disk, in pieces that are to be used before the next is asked for."""

@@ -23,6 +23,8 @@ from meshwright.parallel.stored.blob import (
 )
 from meshwright.parallel.stored.direct import DirectFile
 
+READERS = 2  # so that the disk has the next piece to read while one is summed
+
 Key = tuple[str, tuple[int, ...], tuple[int, ...], str]
 
 
@@ -203,7 +205,7 @@ class _Out:
         """Every part is on the disk and reads back. Raises OSError."""
         self._file.finish()
         stretches = [stretch for place in self.parts.values() for stretch in place.stretches()]
-        share = max(1, -(-len(stretches) // THREADS))
+        share = max(1, -(-len(stretches) // READERS))
         shares = [stretches[first : first + share] for first in range(0, len(stretches), share)]
         list(self._pool.map(self._check, shares))
 
