@@ -300,7 +300,7 @@ print(watched(lambda: convert.to_huggingface(place / "run", place / "out", dtype
 
 
 def test_no_process_holds_the_model(tmp_path: Path) -> None:
-    """Of 134 MB of parameters, the largest of 4 MB, less than a quarter is ever in memory, with what threads keep."""
+    """Of 134 MB of parameters, the largest of 4 MB, less than a third is ever in memory, with what threads keep."""
     config = {**CASES["llama"], "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "head_dim": 128}
     config |= {"attention_bias": False, "mlp_bias": False, "num_key_value_heads": 4}
     from meshwright.catalog.huggingface import model_from_config
@@ -321,7 +321,7 @@ def test_no_process_holds_the_model(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     whole = 4 * model.parameters
     assert whole > 130e6
-    assert max(map(int, done.stdout.split())) < whole / 4
+    assert max(map(int, done.stdout.split())) < whole / 3
 
 
 def test_the_command_converts_both_ways_and_tells_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +16,7 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from meshwright.parallel import stored
-from meshwright.parallel.stored import blob, writing
+from meshwright.parallel.stored import blob, direct
 from meshwright.spec.errors import ConfigError
 
 TENSORS = {
@@ -42,7 +46,7 @@ def test_every_type_and_shape_comes_back(tmp_path: Path) -> None:
 
 
 def test_long_tensors_are_written_and_checked_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "FLUSH_BYTES", 256)
+    monkeypatch.setattr(direct, "AT_ONCE", 4096)
     monkeypatch.setattr(blob, "BLOCK_BYTES", 100)
     monkeypatch.setattr(blob, "BUFFER_BYTES", 30)
     stored.write(TENSORS, tmp_path, group=None)
@@ -53,17 +57,59 @@ def test_long_tensors_are_written_and_checked_in_pieces(tmp_path: Path, monkeypa
 
 
 def test_a_file_that_does_not_read_back_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = blob.read_into
+    real = os.preadv
 
-    def rotten(data: Any, file: int, *, at: int) -> None:
-        real(data, file, at=at)
-        data ^= 1
+    def rotten(file: int, into: list[memoryview], at: int) -> int:
+        count = real(file, into, at)
+        into[0][0] ^= 1
+        return count
 
-    monkeypatch.setattr(blob, "read_into", rotten)
+    monkeypatch.setattr(os, "preadv", rotten)
     with pytest.raises(CheckpointException) as caught:
         stored.write(TENSORS, tmp_path, group=None)
     ((error, _),) = caught.value.failures.values()
     assert "does not read back as it was written" in str(error)
+
+
+def test_a_spoilt_block_is_named_to_who_reads_it_and_to_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blob, "BLOCK_BYTES", 100)
+    (name,) = stored.write(TENSORS, tmp_path, group=None).files
+    content = bytearray((tmp_path / name).read_bytes())
+    at = content.index(blob.bytes_of(TENSORS["long"]).tobytes())
+    content[at + 250] ^= 1
+    (tmp_path / name).write_bytes(content)
+    expected = stored.Spoilt(file=name, tensor="long", start=at + 200, stop=at + 300)
+    assert stored.spoilt_part(tmp_path) == expected
+    reader = stored.Reader(tmp_path)
+    stored.read({key: torch.zeros_like(x) for key, x in TENSORS.items() if key != "long"}, reader, group=None)
+    with pytest.raises(stored.SpoiltError) as caught:
+        stored.read({"long": torch.zeros(300, 7)}, reader, group=None)
+    assert caught.value.spoilt == expected
+    sums = [zlib.crc32(content[first : first + 100]) for first in range(at, at + 8400, 100)]
+    rows = [torch.zeros(rows, 7, dtype=torch.float32) for rows in (3, 40)]
+    for start, into in ((0, rows[0]), (15, rows[1])):
+        with (tmp_path / name).open("rb") as file:
+            blob.read_part(blob.bytes_of(into), file.fileno(), at=at, size=8400, sums=sums, start=28 * start)
+    assert torch.equal(rows[0], TENSORS["long"][:3])
+    assert torch.equal(rows[1], TENSORS["long"][15:55])
+
+
+def test_a_disk_that_takes_no_direct_writes_is_written_through_the_caches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.write
+
+    def refuse(file: int, data: memoryview) -> int:
+        if fcntl.fcntl(file, fcntl.F_GETFL) & direct._DIRECT:
+            raise OSError(errno.EINVAL, "not in such blocks")
+        return real(file, data)
+
+    monkeypatch.setattr(os, "write", refuse)
+    monkeypatch.setattr(direct, "FLUSH_BYTES", 256)
+    stored.write(TENSORS, tmp_path, group=None)
+    assert stored.spoilt_part(tmp_path) is None
 
 
 def spoil(change: Callable[[dict[str, Any]], object]) -> Callable[[str], str]:

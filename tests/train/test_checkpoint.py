@@ -203,6 +203,18 @@ def test_what_is_not_whole_is_passed_over_and_told(saved: Saved, harm: object, w
         saved.store.at(saved.folder(9))
 
 
+def test_what_a_load_finds_spoilt_is_passed_over_and_the_one_before_is_loaded(saved: Saved) -> None:
+    flip(largest(saved.folder(2)))
+    run, other = (runner(of(ONE), seed=SEED + number) for number in (1, 2))
+    found = saved.store.newest(lambda checkpoint: saved.store.load(checkpoint, run.state()))
+    assert found is not None
+    assert found.step == 1
+    assert [problem.where for problem in saved.store.skipped] == [str(saved.folder(2))]
+    assert "in rank-0.tensors is not the one that was saved, from byte" in saved.store.skipped[0].why
+    saved.store.load(saved.store.at(saved.folder(1)), other.state())
+    assert all(torch.equal(x, weights(other)[name]) for name, x in weights(run).items())
+
+
 def test_a_manifest_that_was_changed_is_not_the_committed_one(saved: Saved) -> None:
     path = saved.folder(2) / "manifest.json"
     path.write_text(path.read_text().replace('"consumed": 16', '"consumed": 99'))

@@ -1,21 +1,29 @@
-"""Writing one rank's parts of tensors: flushes and reading back go on beside the writes, and what has not changed since
-an earlier checkpoint is referred to by a hard link."""
+"""Writing one rank's parts of tensors: they are summed while they are written and read back from the disk, and what has
+not changed since an earlier checkpoint is referred to by a hard link."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import Tensor
 
-from meshwright.parallel.stored.blob import Bytes, SpoiltBlock, block, bytes_of, check_part, num_blocks, sum_of_block
+from meshwright.parallel.stored.blob import (
+    THREADS,
+    Bytes,
+    block,
+    bytes_of,
+    num_blocks,
+    sum_of_block,
+)
+from meshwright.parallel.stored.direct import DirectFile
 
-FLUSH_BYTES = 2**25
-BESIDE = 2  # threads beside the one that writes: a flush, and what is read back
+READERS = 2  # so that the disk has the next piece to read while one is summed
 
 Key = tuple[str, tuple[int, ...], tuple[int, ...], str]
 
@@ -25,7 +33,14 @@ class Place:
     """Where a part lies in its file, and the sums of its blocks."""
 
     at: int
+    size: int
     sums: tuple[int, ...]
+
+    def stretches(self) -> Iterator[tuple[int, int, int]]:
+        """[start, stop) in the file of every block, and its sum."""
+        for number, known in enumerate(self.sums):
+            start, stop = block(number, self.size)
+            yield self.at + start, self.at + stop, known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +106,7 @@ def write_parts(
     """`folder` has the parts `keys` of this rank, of which `resolve(i)` gives the i-th; each is on the disk and reads
     back as it was. None is asked for before the one before it is written, or waits to be referred to. Raises OSError
     otherwise."""
-    with ExitStack() as stack, ThreadPoolExecutor(BESIDE) as pool:
+    with ExitStack() as stack, ThreadPoolExecutor(THREADS) as pool:
         outs = _Outs(folder, rank=rank, step=step, last=earlier.last, pool=pool, stack=stack)
         referring = _Referring(folder, keys, shared=earlier.shared, write=outs.put)
         for number, key in enumerate(keys):
@@ -161,57 +176,48 @@ class _Outs:
 
 
 class _Out:
-    """A file that is written from its beginning to its end, while what it has already is flushed and read back."""
+    """A file of parts."""
 
     def __init__(self, path: Path, pool: ThreadPoolExecutor) -> None:
         self._path, self._pool = path, pool
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-        self._flush: Future[None] | None = None
-        self._flushed = 0
-        self._checks: list[Future[None]] = []
-        self.bytes = 0
+        self._file = DirectFile(path, pool)
         self.parts: dict[Key, Place] = {}
 
     def __enter__(self) -> _Out:
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._file)
+        self._file.close()
+
+    @property
+    def bytes(self) -> int:
+        return self._file.bytes
 
     def append(self, piece: Piece) -> None:
         at, data = self.bytes, piece.data
         for number in range(num_blocks(data.nbytes)):
             start, stop = block(number, data.nbytes)
-            piece.sum(number)  # brings the block into the caches from which it is written
-            self._write(data.data[start:stop])
-            if self.bytes - self._flushed >= FLUSH_BYTES:
-                self._begin_flush()
-        self.parts[piece.key] = Place(at=at, sums=tuple(piece.sums))
-        self._checks.append(self._pool.submit(self._check, self.parts[piece.key], data.nbytes))
+            piece.sum(number)  # brings the block into the caches that it is taken from
+            self._file.append(data[start:stop])
+        self.parts[piece.key] = Place(at=at, size=data.nbytes, sums=tuple(piece.sums))
 
     def finish(self) -> None:
-        for check in self._checks:
-            check.result()
-        if self._flush is not None:
-            self._flush.result()
-        os.fsync(self._file)
+        """Every part is on the disk and reads back. Raises OSError."""
+        self._file.finish()
+        stretches = [stretch for place in self.parts.values() for stretch in place.stretches()]
+        share = max(1, -(-len(stretches) // READERS))
+        shares = [stretches[first : first + share] for first in range(0, len(stretches), share)]
+        list(self._pool.map(self._check, shares))
 
-    def _write(self, data: memoryview) -> None:
-        while data:
-            count = os.write(self._file, data)
-            data, self.bytes = data[count:], self.bytes + count
-
-    def _begin_flush(self) -> None:
-        """The disk begins to take what is written. What one flush failed of, a later one does not tell."""
-        if self._flush is not None:
-            if not self._flush.done():
-                return
-            self._flush.result()
-        self._flushed = self.bytes
-        self._flush = self._pool.submit(os.fsync, self._file)
-
-    def _check(self, place: Place, size: int) -> None:
-        try:
-            check_part(self._file, at=place.at, size=size, sums=place.sums)
-        except SpoiltBlock as error:
-            raise OSError(f"{self._path} does not read back as it was written") from error
+    def _check(self, stretches: Sequence[tuple[int, int, int]]) -> None:
+        """Those that follow each other in the file have their sums."""
+        wanted = iter(stretches)
+        (_, stop, known), total, at = next(wanted), 0, stretches[0][0]
+        for piece in self._file.read(at, stretches[-1][1]):
+            while piece.nbytes:
+                part = piece[: stop - at]
+                total, at, piece = zlib.crc32(part.data, total), at + part.nbytes, piece[part.nbytes :]
+                if at == stop:
+                    if total != known:
+                        raise OSError(f"{self._path} does not read back as it was written")
+                    (_, stop, known), total = next(wanted, (0, 0, 0)), 0
