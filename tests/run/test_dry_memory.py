@@ -121,7 +121,7 @@ def away(cases: dict) -> dict[str, Design]:
 
 
 def hold(entries: dict[str, Design]) -> list[list[RankCount]]:
-    """Peaks are predicted; what was counted of every one of their pipeline ranks."""
+    """Peaks are predicted, on the device and in the host's memory; what was counted of all of their pipeline ranks."""
     found: list[list[RankCount]]
     found = in_child(dry_cases.count_whole, {"designs": list(entries.values())}, seconds=280)
     workspace = workspace_bytes(MACHINES.groups[0].device, software=software("torch"))
@@ -130,6 +130,8 @@ def hold(entries: dict[str, Design]) -> list[list[RankCount]]:
         for count in ranks:
             counted = sum(count.memory.values()) + workspace
             assert told[count.rank].allocated == pytest.approx(counted, rel=0.005), (name, count.rank)
+            assert told[count.rank].host == pytest.approx(count.host, rel=1e-3), (name, count.rank)
+            assert (count.host > 0.0) == any(group.offload is not Offload.NONE for group in entry.plan.groups)
     return found
 
 
