@@ -163,6 +163,17 @@ def test_peaks_of_what_is_offloaded_are_too(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["optimizer", "activations"])
+def test_probes_tell_what_is_offloaded_too(name: str) -> None:
+    layer, _, kind = AWAY[name]
+    entry = with_groups(asked(layer, Layout(batch=7)), offload=kind)
+    (ranks,) = in_child(dry_cases.count_both, {"designs": [entry]}, seconds=280)
+    for whole, probed in ranks:
+        assert probed.probed
+        assert (whole.host, dict(whole.memory)) == (probed.host, dict(probed.memory))
+
+
+@pytest.mark.slow
 def test_what_parameters_and_narrow_state_take_is_predicted() -> None:
     """To the byte: nothing of what the host holds, and of what stays moments and masters as they are packed."""
     layout = Layout(shard=4, sharding=Sharding.PARAMETERS, batch=4)
