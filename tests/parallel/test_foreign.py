@@ -136,7 +136,7 @@ REFUSED: tuple[tuple[str, Plan, str], ...] = (
     ("Schedule.chunks", with_schedule(chunks=2), r"schedule.chunks: 2 chunks .*use 1"),
     ("Schedule.slices", with_schedule(slices=2), r"schedule.slices: 2 slices"),
     ("Schedule.table", with_schedule(table=("0F 0B",)), r"schedule.table: a table of passes beside 1f1b"),
-    ("Schedule.paths", with_schedule(paths=("0",)), r"schedule.paths: a paths? of passes beside 1f1b"),
+    ("Schedule.paths", with_schedule(paths=("0",)), r"schedule.paths: paths over stages beside 1f1b"),
     ("GradientSync.kind", with_gradients(kind=SyncKind.DILOCO), r"gradients.kind: .* diloco .*; use every_step"),
     ("GradientSync.rounds", with_gradients(rounds=Rounds(every=4)), r"gradients.rounds: .*; leave it out"),
     ("GradientSync.compression", with_gradients(compression=OneBit()), r"compression: .* one_bit .*; leave it out"),

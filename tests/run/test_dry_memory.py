@@ -120,7 +120,7 @@ def away(cases: dict) -> dict[str, Design]:
 
 
 def hold(entries: dict[str, Design]) -> list[list[RankCount]]:
-    """Peaks are predicted; what was counted of every one of their pipeline ranks."""
+    """Peaks are predicted, on the device and in the host's memory; what was counted of all of their pipeline ranks."""
     found: list[list[RankCount]]
     found = dry_cases.apart(dry_cases.count_whole, designs=list(entries.values()))
     workspace = workspace_bytes(MACHINES.groups[0].device, software=software("torch"))
@@ -129,6 +129,8 @@ def hold(entries: dict[str, Design]) -> list[list[RankCount]]:
         for count in ranks:
             counted = sum(count.memory.values()) + workspace
             assert told[count.rank].allocated == pytest.approx(counted, rel=0.005), (name, count.rank)
+            assert told[count.rank].host == pytest.approx(count.host, rel=1e-3), (name, count.rank)
+            assert (count.host > 0.0) == any(group.offload is not Offload.NONE for group in entry.plan.groups)
     return found
 
 
@@ -157,6 +159,17 @@ def test_peaks_are_predicted() -> None:
 @pytest.mark.parametrize("name", MORE_AWAY)
 def test_peaks_of_what_is_offloaded_are_too(name: str) -> None:
     hold(away({name: MORE_AWAY[name]}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["optimizer", "activations"])
+def test_probes_tell_what_is_offloaded_too(name: str) -> None:
+    layer, _, kind = AWAY[name]
+    entry = with_groups(asked(layer, Layout(batch=7)), offload=kind)
+    (ranks,) = in_child(dry_cases.count_both, {"designs": [entry]}, seconds=280)
+    for whole, probed in ranks:
+        assert probed.probed
+        assert (whole.host, dict(whole.memory)) == (probed.host, dict(probed.memory))
 
 
 @pytest.mark.slow

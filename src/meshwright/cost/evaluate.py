@@ -238,6 +238,7 @@ def _costs(
 ) -> Costs:
     capacity = np.full(shape.valid.shape, np.inf)
     parts: dict[str, FloatArray] = {}
+    host = np.zeros(shape.valid.shape)
     for position, entry in enumerate(machines):
         device = entry.group.device
         here = place[..., position]
@@ -252,7 +253,8 @@ def _costs(
             group=entry.group,
             job=context.job,
         )
-        for name, values in held.items():
+        host = np.maximum(host, np.where(here, held.host, 0.0))
+        for name, values in held.parts.items():
             parts[name] = np.maximum(parts.get(name, np.zeros(here.shape)), np.where(here, values, 0.0))
     whole = sum(parts.values(), np.zeros(shape.valid.shape))
     return Costs(
@@ -260,6 +262,7 @@ def _costs(
         parts=step.parts,
         total=step.total,
         memory=parts,
+        host=host,
         ranks=shape.rank,
         valid=shape.valid,
         capacity=capacity,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -25,8 +25,17 @@ from meshwright.cost.table import IntArray, PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import NodeGroup
 from meshwright.spec.job import JobSpec
-from meshwright.spec.model import Layer, ModelSpec
+from meshwright.spec.model import Embedding, Layer, ModelSpec
 from meshwright.spec.report import MemoryPart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """Bytes of every rank at its peak, shape (rows, ranks): `parts` by MemoryPart on the device, and what it keeps in
+    the `host`'s memory at the most."""
+
+    parts: dict[str, FloatArray]
+    host: FloatArray
 
 
 def memory(
@@ -40,8 +49,8 @@ def memory(
     group: NodeGroup,
     job: JobSpec,
     least: bool = False,
-) -> dict[str, FloatArray]:
-    """Bytes of every part on every rank shown at the rank's own peak, shape (rows, ranks).
+) -> Peak:
+    """Bytes on every rank shown at the rank's own peak.
 
     The last of a run of equal ranks, of which only the ends are shown, stands for all behind the first. At the `least`
     it is not known which moment is the peak, and that of most plans is taken.
@@ -52,8 +61,10 @@ def memory(
     if between is None:
         return found
     there = at(shape=replace(shape, rank=between))
-    more = sum(there.values(), np.zeros(shape.rank.shape)) > sum(found.values(), np.zeros(shape.rank.shape))
-    return {part: np.where(more, there[part], held) for part, held in found.items()}
+    zeros = np.zeros(shape.rank.shape)
+    more = sum(there.parts.values(), zeros) > sum(found.parts.values(), zeros)
+    parts = {part: np.where(more, there.parts[part], held) for part, held in found.parts.items()}
+    return Peak(parts=parts, host=np.where(more, there.host, found.host))
 
 
 def _at(
@@ -67,7 +78,7 @@ def _at(
     group: NodeGroup,
     job: JobSpec,
     least: bool,
-) -> dict[str, FloatArray]:
+) -> Peak:
     """As `memory`, of the ranks that are shown."""
     features, device = software(job.software), group.device
     changed = trained_of(blocks, kinds=arrays.kinds)
@@ -98,9 +109,11 @@ def _at(
         besides=() if met is None else (met.between(state.after, entry.fixed),),
         least=least,
     )
-    left = _overflowing(table, blocks, local, counts=counts, shape=shape, group=group)
+    passing = partial(_passing_host, table, local, changed, arrays=arrays, counts=counts, model=model)
+    host = _on_host(table, blocks, local, counts=counts, shape=shape, passing=passing)
+    left = overflow(host, group=group)
     beside = _beside_training(table, local, met, job=job, group=group)
-    return {
+    parts = {
         MemoryPart.PARAMETERS: state.parameters - peak["freed"],
         MemoryPart.GRADIENTS: peak["gradients"],
         MemoryPart.OPTIMIZER: state.optimizer,
@@ -109,6 +122,7 @@ def _at(
         MemoryPart.BUFFERS: np.where(shape.valid, peak["buffers"] + beside, 0.0),
         MemoryPart.RESERVED: np.where(shape.valid, device.reserved_bytes, 0.0),
     }
+    return Peak(parts={str(part): held for part, held in parts.items()}, host=host - left)
 
 
 def _local(
@@ -153,20 +167,44 @@ def _largest_block(local: Local, blocks: Sequence[Holds], *, counts: Mapping[str
     return np.asarray(whole * local.trained_owned / np.maximum(local.trained, 1.0))
 
 
-def _overflowing(
+def _on_host(
     table: PlanTable,
     blocks: Sequence[Holds],
     local: Local,
     *,
     counts: Mapping[str, FloatArray],
     shape: Shape,
-    group: NodeGroup,
+    passing: Callable[[], FloatArray],
 ) -> FloatArray:
-    """Bytes that were to lie in the host's memory and do not fit there, shape (rows, ranks)."""
-    there = _away(blocks, counts=counts, shape=shape)
-    # Of an optimizer there the masters, and of parameters there all of them and gradients of those that are trained.
-    copies = local.trained_owned + np.where(keeps_parameters_away(table)[:, None], local.owned, 0.0)
-    return overflow(table, there, copies * state_bytes(table).master[:, None] + local.moments, group=group)
+    """Bytes that are to lie in the host's memory at the most, shape (rows, ranks): activations on their way, or an
+    optimizer's state with masters and with gradients that are `passing`; where parameters are there too all of them,
+    and all gradients."""
+    there, away = _away(blocks, counts=counts, shape=shape), optimizes_away(table)[:, None]
+    if not away.any():
+        return there
+    whole = np.where(keeps_parameters_away(table)[:, None], local.owned, 0.0)
+    held = local.trained_owned + whole + passing()
+    return there + np.where(away, held * state_bytes(table).master[:, None] + local.moments, 0.0)
+
+
+def _passing_host(
+    table: PlanTable,
+    local: Local,
+    changed: Sequence[Holds],
+    *,
+    arrays: LayoutArrays,
+    counts: Mapping[str, FloatArray],
+    model: ModelSpec,
+) -> FloatArray:
+    """Elements of gradients on their way through the host's memory, shape (rows, ranks): of an optimizer there those
+    that step together, embeddings or all else; of parameters there those that are added to a block's."""
+    apart = [isinstance(kind.block, Embedding) for kind in arrays.kinds]
+    rest = [_untrained(block) if alone else block for block, alone in zip(changed, apart, strict=True)]
+    whole = local_parameters(table, rest, arrays=arrays, counts=counts, model=model)
+    others = owned_parameters(table, whole, grid_parameters(table, rest, counts=counts))
+    several = (table.microbatches > 1)[:, None]
+    added = np.where(several, _largest_block(local, changed, counts=counts), 0.0)
+    return np.where(keeps_parameters_away(table)[:, None], added, np.maximum(others, local.trained_owned - others))
 
 
 def _away(blocks: Sequence[Holds], *, counts: Mapping[str, FloatArray], shape: Shape) -> FloatArray:
@@ -182,9 +220,13 @@ def _away(blocks: Sequence[Holds], *, counts: Mapping[str, FloatArray], shape: S
 def trained_of(blocks: Sequence[Holds], *, kinds: Sequence[Kind]) -> list[Holds]:
     """The blocks as though those that are not trained had no parameters."""
     return [
-        block if kind.backward is Backward.WHOLE else _Untrained(bytes=block.bytes, parameters=0.0 * block.parameters)
+        block if kind.backward is Backward.WHOLE else _untrained(block)
         for kind, block in zip(kinds, blocks, strict=True)
     ]
+
+
+def _untrained(block: Holds) -> Holds:
+    return _Untrained(bytes=block.bytes, parameters=0.0 * block.parameters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -108,14 +108,8 @@ def host_link(group: NodeGroup) -> Link:
     return group.host
 
 
-def overflow(table: PlanTable, away: FloatArray, kept: FloatArray, *, group: NodeGroup) -> FloatArray:
-    """Bytes that stay on the device because its share of the host's memory is full, shape (rows, ranks).
-
-    `away` are activations of every rank there; an optimizer there keeps `kept` bytes, its state and the masters of the
-    parameters that a rank owns. A host whose memory is not known has no end.
-    """
-    if not (table.offload > 0).any() and not away.any():
-        return np.zeros_like(kept)
-    state = np.where(optimizes_away(table)[:, None], kept, 0.0)
+def overflow(asked: FloatArray, *, group: NodeGroup) -> FloatArray:
+    """Of `asked` bytes in the host's memory those that stay on the device, whose share of that memory is full; shape
+    (rows, ranks). A host whose memory is not known has no end."""
     room = np.inf if group.host_bytes is None else group.host_bytes / group.devices_per_node
-    return np.maximum(away + state - room, 0.0)
+    return np.maximum(asked - room, 0.0)

@@ -169,6 +169,7 @@ def _memory(costs: Costs, *, filled: float) -> tuple[StageMemory, ...]:
             parts={str(part): float(values[0, column]) for part, values in costs.memory.items()},
             capacity=float(costs.capacity[0, column]),
             filled=filled,
+            host=float(costs.host[0, column]),
         )
         for column in np.flatnonzero(costs.valid[0])
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Protocol
@@ -80,6 +81,12 @@ class Context:
         if key not in self._own_angles:
             self._own_angles[key] = Angles(cos=whole.cos[self.positions], sin=whole.sin[self.positions])
         return self._own_angles[key]
+
+    def shared(self) -> Iterator[Tensor]:
+        """Angles and masks so far, which every layer of the pass reads."""
+        for found in (*self.known_angles.values(), *self._own_angles.values()):
+            yield from (found.cos, found.sin)
+        yield from self._masks.values()
 
     def temperatures(self, temperature: Temperature, x: Tensor) -> Tensor:
         """How much longer each query of x (b, s, heads, d) is made: (s, 1, 1), or (b, s, 1, 1) where positions differ.

@@ -119,9 +119,9 @@ def _whole_passes(plan: Plan) -> Found:
     if schedule.chunks > 1:
         what = f"{schedule.chunks} chunks of a module that is not cut"
         yield Problem(what=what, where=f"{where}.chunks", fix="use 1")
-    for field in ("table", "paths"):
+    for field, words in {"table": "a table of passes", "paths": "paths over stages"}.items():
         if getattr(schedule, field) and schedule.kind in _WHOLE_PASSES:
-            what = f"a {field[:5]} of passes beside {schedule.kind.value}"
+            what = f"{words} beside {schedule.kind.value}"
             yield Problem(what=what, where=f"{where}.{field}", fix="leave it out")
 
 

@@ -8,7 +8,7 @@ works (Capuchin, 2002.09398, swaps so). On an accelerator copies run on streams 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from meshwright.nn.context import Context
 from meshwright.nn.decoder import DecoderLayer
 from meshwright.nn.weights import Reader, Weighted
 from meshwright.parallel.clip import local_part
@@ -33,9 +34,10 @@ class Copies:
         self._out = torch.cuda.Stream(device) if self._cuda else None
         self._back = torch.cuda.Stream(device) if self._cuda else None
 
-    def to_host(self, x: Tensor) -> Tensor:
-        """A copy in the host's memory, there when `wait` returns; x may be freed or written over at once."""
-        copy = torch.empty(x.shape, dtype=x.dtype, device="cpu", pin_memory=self._cuda)
+    def to_host(self, x: Tensor, *, into: Tensor | None = None) -> Tensor:
+        """A copy in the host's memory, there when `wait` returns, `into` a tensor that is there where one is given; x
+        may be freed or written over at once."""
+        copy = torch.empty(x.shape, dtype=x.dtype, device="cpu", pin_memory=self._cuda) if into is None else into
         if self._out is None:
             return copy.copy_(x)
         self._out.wait_stream(torch.cuda.current_stream(self.device))
@@ -75,16 +77,17 @@ class Passage:
         self._fetched: dict[int, Tensor] = {}
         self._known: dict[tuple[Any, ...], tuple[StorageWeakRef, int]] = {}
 
-    def pack(self, x: Tensor) -> int:
-        """The key of x, which goes away once however many operators save it."""
+    def pack(self, x: Tensor) -> Packed:
+        """Where x will be: its storage goes away once, however many operators save views of it."""
         storage = _storage(x)
-        known = (storage.cdata, x.storage_offset(), x.shape, x.stride(), x.dtype, x._version)
-        if known in self._known and not self._known[known][0].expired():
-            return self._known[known][1]
-        key = len(self._away) + 1
-        self._away[key] = self._copies.to_host(x)
-        self._known[known] = storage, key
-        return key
+        known = (storage.cdata, x.dtype, x._version)
+        if known not in self._known or self._known[known][0].expired():
+            key = len(self._away) + 1
+            self._away[key] = self._copies.to_host(_whole(x))
+            self._known[known] = storage, key
+        return Packed(
+            passage=self, key=self._known[known][1], shape=x.shape, stride=x.stride(), offset=int(x.storage_offset())
+        )
 
     def fetch(self) -> None:
         """Everything that is away is on its way back."""
@@ -92,19 +95,30 @@ class Passage:
         for key in list(self._away):
             self._fetched[key] = self._copies.to_device(self._away.pop(key))
 
-    def unpack(self, key: int) -> Tensor:
+    def unpack(self, kept: Packed) -> Tensor:
         """A saved tensor, on the device. What is asked for twice (by a backward that keeps its graph) is kept."""
-        if key not in self._fetched:
+        if kept.key not in self._fetched:
             self.fetch()
         self._copies.ready()
         if self.before is not None:
             self.before.fetch()
             self.before = None
-        return self._fetched[key]
+        return self._fetched[kept.key].as_strided(kept.shape, kept.stride, kept.offset)
+
+
+class Packed(NamedTuple):
+    """A saved tensor as a view of what went away under `key`."""
+
+    passage: Passage
+    key: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+    offset: int
 
 
 class Away:
-    """Runs a layer so that what it saves for backward, but its weights, lies in the host's memory (a layer's `around`).
+    """Runs a layer so that what it saves for backward, but its weights and what all layers share, lies in the host's
+    memory (a layer's `around`).
 
     `chain` is shared by the layers of one stage. It keeps no pass alive: what one fetched is free after its backward.
     """
@@ -116,9 +130,9 @@ class Away:
             if isinstance(module, Weighted):
                 module.reader = _noting(module.reader, self._weights)
 
-    def __call__(self, body: Callable[..., Tensor], *args: Any) -> Tensor:
+    def __call__(self, body: Callable[..., Tensor], x: Tensor, context: Context) -> Tensor:
         inner = body if self._around is None else self._around
-        call = args if self._around is None else (body, *args)
+        call = (x, context) if self._around is None else (body, x, context)
         if not torch.is_grad_enabled():
             return inner(*call)
         before = None if self._first else self._chain[0]
@@ -126,16 +140,24 @@ class Away:
         self._chain[0] = ref(passage)
         self._weights.clear()
 
-        def pack(x: Tensor) -> Tensor | tuple[Passage, int]:
-            stays = x.device.type != self._copies.device.type or _storage(x).cdata in self._weights
-            return x if stays or x.nbytes < _LEAST_BYTES else (passage, passage.pack(x))
+        def pack(saved: Tensor) -> Tensor | Packed:
+            if saved.device.type != self._copies.device.type or saved.nbytes < _LEAST_BYTES:
+                return saved
+            place = _storage(saved).cdata
+            stays = place in self._weights or any(place == _storage(each).cdata for each in context.shared())
+            return saved if stays else passage.pack(saved)
 
         with saved_tensors_hooks(pack, _unpack):
             return inner(*call)
 
 
-def _unpack(kept: Tensor | tuple[Passage, int]) -> Tensor:
-    return kept if isinstance(kept, Tensor) else kept[0].unpack(kept[1])
+def _unpack(kept: Tensor | Packed) -> Tensor:
+    return kept if isinstance(kept, Tensor) else kept.passage.unpack(kept)
+
+
+def _whole(x: Tensor) -> Tensor:
+    """All of x's storage, flat."""
+    return x.detach().as_strided((x.untyped_storage().nbytes() // x.itemsize,), (1,), 0)
 
 
 def _noting(reader: Reader | None, seen: dict[int, StorageWeakRef]) -> Reader:
@@ -201,8 +223,10 @@ class AwayRule:
     def _master(self, parameter: Tensor) -> nn.Parameter:
         local = local_part(parameter.detach())
         master, version = self._masters.get(parameter, (None, -1))
-        if master is None or version != local._version:
+        if master is None:
             master = nn.Parameter(self._copies.to_host(local))
+        elif version != local._version:
+            self._copies.to_host(local, into=master.detach())
         return master
 
 

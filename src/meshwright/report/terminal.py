@@ -196,6 +196,8 @@ def memory(stages: Sequence[StageMemory]) -> Table:
     rows.add_row("has", *(_gib(stage.capacity) for _, stage in shown))
     free = [stage.capacity - stage.total for _, stage in shown]
     rows.add_row("free", *(_gib(room) for room in free), style="red" if min(free) < 0 else "")
+    if any(stage.host for _, stage in shown):
+        rows.add_row("on the host", *(_gib(stage.host) for _, stage in shown))
     return rows
 
 

@@ -198,7 +198,7 @@ def _stage(count: RankCount, told: StageMemory, *, workspace: float) -> StageMem
     for part, size in beside.items():
         if size:
             parts[part.value] = parts.get(part.value, 0.0) + size
-    return replace(told, parts=parts)
+    return replace(told, parts=parts, host=count.host)
 
 
 def _notes(design: Design, ranks: Sequence[RankCount]) -> tuple[str, ...]:

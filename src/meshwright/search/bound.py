@@ -224,7 +224,7 @@ class Bounds:
         )
         found = []
         for group in self._cluster.groups:
-            parts = memory(
+            peak = memory(
                 table,
                 _as_blocks(blocks.take(at)),
                 arrays=arrays,
@@ -235,7 +235,7 @@ class Bounds:
                 job=self._job,
                 least=True,
             )
-            found.append(np.sum(list(parts.values()), axis=0).max(axis=1))
+            found.append(np.sum(list(peak.parts.values()), axis=0).max(axis=1))
         return np.asarray(np.min(found, axis=0))
 
     def _count(self, table: PlanTable) -> LayoutArrays:

@@ -43,4 +43,6 @@ def _memory(predicted: Report, counted: Report) -> Iterator[Gap]:
                 measured=stage.parts.get(part, 0.0),
                 unit="B",
             )
+        if ours.host or stage.host:
+            yield Gap(name=f"rank {stage.rank} on the host", predicted=ours.host, measured=stage.host, unit="B")
         yield Gap(name=f"rank {stage.rank} peak", predicted=ours.total, measured=stage.total, unit="B")

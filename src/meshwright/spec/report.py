@@ -77,12 +77,14 @@ class StageMemory:
     """Bytes at the peak of the heaviest device of pipeline rank `rank`, by part; `capacity` is what it may use.
 
     Of what an allocator reserves, tensors fill `filled`; the rest is fragments. 1 where there is no such allocator.
+    `host` is what it keeps in the host's memory at the most, of what is offloaded.
     """
 
     rank: int
     parts: Mapping[str, float]
     capacity: float
     filled: float = 1.0
+    host: float = 0.0
 
     @property
     def total(self) -> float:

@@ -12,14 +12,15 @@ from meshwright.spec.plan import Design
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCount:
     """What one step does on pipeline rank `rank`, at the heaviest of its data and tensor ranks: bytes by part at the
-    peak, FLOPs by line, calls and bytes of collectives by `line|operation|axes`. `probed` from few layers and
-    microbatches, else all were traced."""
+    peak, FLOPs by line, calls and bytes of collectives by `line|operation|axes`; `host` are the most bytes of what is
+    offloaded. `probed` from few layers and microbatches, else all were traced."""
 
     rank: int
     memory: Mapping[str, float]
     flops: Mapping[str, float]
     calls: Mapping[str, float]
     bytes: Mapping[str, float]
+    host: float = 0.0
     probed: bool = False
 
 

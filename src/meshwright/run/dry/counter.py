@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
-from typing import Any
+from functools import partial
+from typing import Any, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -15,7 +17,7 @@ from torch import nn
 from meshwright.run.dry.events import Event, Kind
 from meshwright.run.dry.kernels import flops_of, multiplies
 from meshwright.run.dry.torch_compat import ASKS_DEVICE, FakeTensor, device_of, fake_mode
-from meshwright.spec.plan import AxisName, Design, Sharding
+from meshwright.spec.plan import AxisName, Design, Offload, Sharding
 from meshwright.spec.report import LineName, MemoryPart
 from meshwright.train.observe.collectives import (
     NAMESPACES,
@@ -44,7 +46,8 @@ class StepCounter(MemoryTracker):
     or communicates.
 
     Tensors that a collective works on live as long as its handle does, as they do under gloo and NCCL. Where the step
-    runs on fake tensors, those alone are followed, on an accelerator without what lies in the host's memory.
+    runs on fake tensors, those alone are followed; on an accelerator what lies in the host's memory is counted apart,
+    where the plan offloads anything.
     `forms_gradients` is set while a split backward forms gradients of matrices, which no backward pass of torch does.
     """
 
@@ -63,6 +66,8 @@ class StepCounter(MemoryTracker):
         self._plan = plan
         self._mode = fake_mode()
         self._has_host = device != "cpu"
+        self._offloads = self._has_host and any(group.offload is not Offload.NONE for group in plan.groups)
+        self._on_host: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._raw: list[tuple[Followed | None, Event]] = []
         self._received: set[int] = set()
         self._work: object = None
@@ -97,9 +102,31 @@ class StepCounter(MemoryTracker):
     def _is_plain(self, value: object) -> bool:
         if self._mode is None:
             return super()._is_plain(value)
-        if not (type(value) is FakeTensor and value.fake_mode is self._mode):
-            return False
-        return not (self._has_host and device_of(value).type == "cpu")
+        return self._is_ours(value) and not (self._has_host and device_of(value).type == "cpu")
+
+    def _is_ours(self, value: object) -> TypeGuard[FakeTensor]:
+        return type(value) is FakeTensor and value.fake_mode is self._mode
+
+    def _take_stock(self) -> None:
+        super()._take_stock()
+        if self._offloads:
+            for item in gc.get_objects():
+                self._count_on_host(item)
+
+    def _count_on_host(self, value: object) -> None:
+        """What lies in the host's memory is counted from now until it is freed."""
+        if not self._is_ours(value) or device_of(value).type != "cpu":
+            return
+        storage = value.untyped_storage()
+        key = storage_key(storage)
+        if key not in self._on_host:
+            size = float(storage.nbytes())
+            self._on_host[key] = weakref.ref(storage, partial(self._left_host, key, size))
+            self._raw.append((None, Event(Kind.HOST, "", size)))
+
+    def _left_host(self, key: int, size: float, _reference: object) -> None:
+        del self._on_host[key]
+        self._raw.append((None, Event(Kind.HOST, "", -size)))
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -122,6 +149,8 @@ class StepCounter(MemoryTracker):
         for leaf in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
             if self._is_plain(leaf):
                 self._follow(leaf, MemoryPart.LOGITS if self._is_logits(leaf) else MemoryPart.ACTIVATIONS)
+            elif self._offloads:
+                self._count_on_host(leaf)
         return result
 
     def _look_at(self, func: Any) -> _Does:

@@ -9,9 +9,11 @@ from meshwright.spec.report import LineName
 
 
 class Kind(StrEnum):
-    """What an event tells: bytes of memory taken or given back, FLOPs done, a collective, the end of a pass."""
+    """What an event tells: bytes of the device's memory taken or given back, or of the host's, FLOPs done, a
+    collective, the end of a pass."""
 
     MEMORY = "memory"
+    HOST = "host"
     RECEIVE = "receive"
     FLOPS = "flops"
     COLLECTIVE = "collective"
@@ -50,6 +52,6 @@ def stretches(events: tuple[Event, ...]) -> tuple[Stretch, ...]:
         if event.kind is Kind.MARK:
             found.append(Stretch(name=event.what, events=events[begun:place]))
             begun = place + 1
-    if any(event.kind is not Kind.MEMORY for event in events[begun:]):
+    if any(event.kind not in (Kind.MEMORY, Kind.HOST) for event in events[begun:]):
         raise ValueError("events after the last mark")
     return tuple(found)

@@ -35,7 +35,11 @@ def extended(probes: Probes, more: int) -> Tally:
 def grown(probes: tuple[Tally, Tally, Tally], more: int) -> Tally:
     """As `extended` of stretches in which the order of events says nothing: what is held when a step begins."""
     one, two, three = (
-        [Event(Kind.MEMORY, part, amount) for part, amount in sorted(each.net.items())] for each in probes
+        [
+            *(Event(Kind.MEMORY, part, amount) for part, amount in sorted(each.net.items())),
+            Event(Kind.HOST, "", each.host_net),
+        ]
+        for each in probes
     )
     found = _grown((one, two, three), more) if len(one) == len(two) == len(three) else None
     if found is None:

@@ -48,6 +48,7 @@ class Counter:
             flops=dict(step.flops),
             calls=dict(step.calls),
             bytes=dict(step.bytes),
+            host=step.host_top,
             probed=probed,
         )
 

@@ -13,13 +13,16 @@ Amounts = Mapping[str, float]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
     """Bytes by part at the end (`net`) and at the moment of most (`top`), both against the start; FLOPs by line;
-    calls and bytes of collectives by their names. `top` is empty where memory never rises above the start."""
+    calls and bytes of collectives by their names. `top` is empty where memory never rises above the start. `host_net`
+    and `host_top` are those of the host's memory."""
 
     net: Amounts = field(default_factory=dict)
     top: Amounts = field(default_factory=dict)
     flops: Amounts = field(default_factory=dict)
     calls: Amounts = field(default_factory=dict)
     bytes: Amounts = field(default_factory=dict)
+    host_net: float = 0.0
+    host_top: float = 0.0
 
     @property
     def rise(self) -> float:
@@ -35,6 +38,8 @@ class Tally:
             flops=_sum(self.flops, other.flops),
             calls=_sum(self.calls, other.calls),
             bytes=_sum(self.bytes, other.bytes),
+            host_net=self.host_net + other.host_net,
+            host_top=max(self.host_top, self.host_net + other.host_top),
         )
 
     def times(self, count: int) -> Tally:
@@ -48,6 +53,8 @@ class Tally:
             flops=_scaled(self.flops, count),
             calls=_scaled(self.calls, count),
             bytes=_scaled(self.bytes, count),
+            host_net=count * self.host_net,
+            host_top=max(self.host_top, (count - 1) * self.host_net + self.host_top),
         )
 
     def on(self, base: Amounts) -> dict[str, float]:
@@ -62,19 +69,22 @@ def tally(events: Iterable[Event]) -> Tally:
     flops: dict[str, float] = {}
     calls: dict[str, float] = {}
     moved: dict[str, float] = {}
-    now = most = 0.0
+    now = most = host = host_top = 0.0
     for event in events:
         if event.kind in (Kind.MEMORY, Kind.RECEIVE):
             net[event.what] = net.get(event.what, 0.0) + event.amount
             now += event.amount
             if now > most:
                 most, top = now, dict(net)
+        elif event.kind is Kind.HOST:
+            host += event.amount
+            host_top = max(host_top, host)
         elif event.kind is Kind.FLOPS:
             flops[event.what] = flops.get(event.what, 0.0) + event.amount
         elif event.kind is Kind.COLLECTIVE:
             calls[event.what] = calls.get(event.what, 0.0) + 1.0
             moved[event.what] = moved.get(event.what, 0.0) + event.amount
-    return Tally(net=net, top=top, flops=flops, calls=calls, bytes=moved)
+    return Tally(net=net, top=top, flops=flops, calls=calls, bytes=moved, host_net=host, host_top=host_top)
 
 
 def joined(stretches: Iterable[Tally]) -> Tally:
