@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from meshwright.catalog import load_cluster
 from meshwright.cli.app import run as main
 from meshwright.run.dry.count import RankCount, content
 from meshwright.run.dry_run import dry_run, shares_of
-from meshwright.spec.errors import ConfigError, ExitCode
+from meshwright.spec.errors import ConfigError, ExitCode, WorkerFailed
 from meshwright.spec.exchange import Exchange, TokenLayout
 from meshwright.spec.plan import Design, Recompute, ScheduleKind, Sharding
 from meshwright.spec.report import LineName, MemoryPart, Origin
@@ -169,6 +171,15 @@ def test_what_does_not_fit_is_counted_and_told(capsys: pytest.CaptureFixture[str
 def test_bad_input_is_told_in_words(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dryrun", *words]) == ExitCode.USAGE
     assert "Traceback" not in capsys.readouterr().err
+
+
+def killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_process_that_counts_and_is_killed_is_told() -> None:
+    with pytest.raises(WorkerFailed, match="the process died"):
+        dry_cases.apart(killed)
 
 
 def unsupported(design: str, ranks: list[int], whole: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,13 +16,39 @@ from meshwright.parallel.pipeline import PipelineExecutor, reach
 from meshwright.parallel.split import WeightGradients
 from meshwright.parallel.torch_compat import Reach
 from meshwright.run.dry.marks import PassNames
-from meshwright.run.dry.torch_compat import Action, actions_of, lonely_world
+from meshwright.run.dry.torch_compat import lonely_world
 from meshwright.schedule import Work
 from meshwright.spec.plan import Plan
 from meshwright.spec.report import LineName
 from meshwright.spec.span import Silent
 
 RECEIVE = "receive"
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What a pipeline rank does next: `work` is F, B, I, W, RECV_F, RECV_B, SEND_F, SEND_B, REDUCE_GRAD, UNSHARD or
+    RESHARD; `microbatch` -1 where it is for all."""
+
+    work: str
+    stage: int
+    microbatch: int
+
+
+def actions_of(runtime: Any) -> tuple[tuple[Action, ...], ...]:
+    """What each rank does in a step of torch's pipeline runtime, in that order."""
+    rows = runtime.pipeline_order_with_comms
+    return tuple(
+        tuple(
+            Action(
+                entry.computation_type.value,
+                entry.stage_index,
+                -1 if entry.microbatch_index is None else entry.microbatch_index,
+            )
+            for entry in rows[rank]
+        )
+        for rank in sorted(rows)
+    )
 
 
 @dataclass(kw_only=True)

@@ -5,7 +5,7 @@ torch works the same out from scratch, or from a cache of its own that takes lon
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,6 +24,12 @@ _NEVER = frozenset(
 _PLAIN = (
     int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size,
 )  # fmt: skip
+_REAL = (torch.Tensor, torch.nn.Parameter)
+_NAMESPACES = ("aten", "fsdp")
+# Only masks choose as many entries as the data says.
+_CHOOSES = torch.ops.aten.index.Tensor
+# Where a view begins is told from where its tensor does by all operators but this one, which may be given it.
+_STRIDED = torch.ops.aten.as_strided.default
 
 
 class _Unknown(Exception):
@@ -44,11 +50,11 @@ class Recipes:
             return otherwise()
         if key not in self._known:
             result = otherwise()
-            steady = _is_steady(func) and _key(mode, func, args, options) == key
-            self._known[key] = _learnt(mode, args, options, result) if steady else None
+            steady = _is_steady(func, args) and _key(mode, func, args, options) == key
+            self._known[key] = _learnt(mode, func, args, options, result) if steady else None
             return result
         recipe = self._known[key]
-        return otherwise() if recipe is None else recipe.make(mode, args)
+        return otherwise() if recipe is None else recipe.make(mode, args, options)
 
     def known(self, mode: FakeTensorMode, func: Any, args: Any, options: Any) -> Recipe | None:
         """How to make what `func` gives back under `mode`, where that was learnt."""
@@ -59,7 +65,8 @@ class Recipes:
 def _key(mode: FakeTensorMode, func: Any, args: Any, options: Any) -> Hashable | None:
     try:
         # Operators are never freed; to hash one by its value takes as long as all of its arguments.
-        key = (id(func), *[_described(mode, value) for value in args])
+        told = (*args[:3], len(args)) if func is _STRIDED else args
+        key = (id(func), *[_described(mode, value) for value in told])
         return (*key, *[(name, _described(mode, options[name])) for name in options]) if options else key
     except _Unknown:
         return None
@@ -70,56 +77,69 @@ def _described(mode: FakeTensorMode, value: Any) -> Hashable:
     if kind is FakeTensor:
         if value.fake_mode is not mode or value.constant is not None:
             raise _Unknown
-        return value.dtype, value.shape, value.stride(), value.storage_offset(), value.fake_device
+        return value.dtype, value.shape, value.stride(), value.fake_device
     if kind is tuple or kind is list:
         return kind, tuple([_described(mode, entry) for entry in value])
     if kind in _PLAIN:
         return kind, value
+    if kind is torch.Generator:
+        return (kind,)
+    if kind in _REAL and value.is_meta:
+        return kind, value.dtype, value.shape, value.stride()
     raise _Unknown
 
 
-def _learnt(mode: FakeTensorMode, args: Any, options: Any, result: Any) -> Recipe | None:
+def _learnt(mode: FakeTensorMode, func: Any, args: Any, options: Any, result: Any) -> Recipe | None:
     """How to make such a result again, tried on these arguments; None where that gives anything else."""
     several = isinstance(result, (tuple, list))
     outputs: Sequence[Any] = result if several else (result,)
     given = {_memory(leaf) for leaf in tree_leaves((args, options)) if isinstance(leaf, torch.Tensor)}
-    makers = [_maker(output, args, given) for output in outputs]
+    makers = [_maker(func, output, args, options, given) for output in outputs]
     if not all(makers):
         return None
     # A tuple with names takes its entries apart.
     kind = getattr(type(result), "_make", type(result)) if several else None
     recipe = Recipe(makers=tuple(maker for maker in makers if maker), kind=kind)
-    again = recipe.make(mode, args)
+    again = recipe.make(mode, args, options)
     pairs = zip(outputs, again if several else (again,), recipe.makers, strict=True)
     same = all(_is_same(one, other, new=isinstance(maker, _Fresh)) for one, other, maker in pairs)
     return recipe if same else None
 
 
-def _maker(output: Any, args: Any, given: set[int]) -> Maker | None:
-    if output is None or isinstance(output, torch.dtype):
+def _maker(func: Any, output: Any, args: Any, options: Any, given: set[int]) -> Maker | None:
+    if output is None or isinstance(output, torch.dtype) or (type(output) is int and not given):
         return _Constant(output)
-    if type(output) is not FakeTensor or output.is_complex() or output.requires_grad:
+    if type(output) is not FakeTensor:
         return None
     for place, entry in enumerate(args):
         if entry is output:
             return _Given(place)
+    for name, entry in options.items():
+        if entry is output:
+            return _Named(name)
+    if output.is_complex() or output.requires_grad:
+        return None
     for place, entry in enumerate(args):
         if type(entry) is FakeTensor and _memory(entry) == _memory(output) and entry.dtype == output.dtype:
-            return _View(place, *_form(output), output.fake_device, dict(output.__dict__))
+            shape, stride, offset = _form(output)
+            shift = None if func is _STRIDED else offset - int(entry.storage_offset())
+            return _View(place, shape, stride, shift, output.fake_device, dict(output.__dict__))
     if _memory(output) in given:
         return None
     return _Fresh(*_form(output)[:2], output.dtype, output.fake_device, dict(output.__dict__))
 
 
-def _is_steady(func: Any) -> bool:
+def _is_steady(func: Any, args: Any) -> bool:
     """Whether what the operator gives back is told by its arguments alone."""
-    return func.namespace == "aten" and "lift" not in func.name() and not _NEVER.intersection(func.tags)
+    if func is _CHOOSES:
+        return not any(entry is not None and entry.dtype in (torch.bool, torch.uint8) for entry in args[1])
+    return func.namespace in _NAMESPACES and "lift" not in func.name() and not _NEVER.intersection(func.tags)
 
 
 class Maker(Protocol):
     """Makes one output of an operator from its arguments."""
 
-    def make(self, mode: FakeTensorMode, args: Sequence[Any]) -> Any: ...
+    def make(self, mode: FakeTensorMode, args: Sequence[Any], options: Mapping[str, Any]) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +148,8 @@ class _Constant:
 
     value: object
 
-    def make(self, mode: FakeTensorMode, args: Sequence[Any]) -> Any:
-        del mode, args
+    def make(self, mode: FakeTensorMode, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
+        del mode, args, options
         return self.value
 
 
@@ -139,24 +159,41 @@ class _Given:
 
     place: int
 
-    def make(self, mode: FakeTensorMode, args: Sequence[Any]) -> Any:
-        del mode
+    def make(self, mode: FakeTensorMode, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
+        del mode, options
         return args[self.place]
 
 
 @dataclass(frozen=True, slots=True)
+class _Named:
+    """The argument of this name, which the operator wrote."""
+
+    name: str
+
+    def make(self, mode: FakeTensorMode, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
+        del mode, args
+        return options[self.name]
+
+
+@dataclass(frozen=True, slots=True)
 class _View:
-    """Another look at the memory of the argument in this place."""
+    """Another look at the memory of the argument in this place, which begins `shift` elements after that one or, where
+    that is None, where the fourth argument says."""
 
     place: int
     shape: torch.Size
     stride: tuple[int, ...]
-    offset: int
+    shift: int | None
     device: torch.device
     state: dict[str, Any]
 
-    def make(self, mode: FakeTensorMode, args: Sequence[Any]) -> Any:
-        meta = view_on_meta(args[self.place], self.shape, self.stride, self.offset)
+    def make(self, mode: FakeTensorMode, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
+        del options
+        given = args[self.place]
+        begin = given.storage_offset() + (self.shift or 0)
+        if self.shift is None and len(args) > 3:
+            begin = args[3]
+        meta = view_on_meta(given, self.shape, self.stride, begin)
         return as_fake(meta, mode=mode, device=self.device, state=self.state)
 
 
@@ -170,8 +207,8 @@ class _Fresh:
     device: torch.device
     state: dict[str, Any]
 
-    def make(self, mode: FakeTensorMode, args: Sequence[Any]) -> Any:
-        del args
+    def make(self, mode: FakeTensorMode, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
+        del args, options
         return as_fake(fresh_meta(self.shape, self.stride, self.dtype), mode=mode, device=self.device, state=self.state)
 
 
@@ -182,10 +219,10 @@ class Recipe:
     makers: tuple[Maker, ...]
     kind: Callable[[list[Any]], Any] | None
 
-    def make(self, mode: FakeTensorMode, args: Sequence[Any]) -> Any:
+    def make(self, mode: FakeTensorMode, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
         if self.kind is None:
-            return self.makers[0].make(mode, args)
-        return self.kind([maker.make(mode, args) for maker in self.makers])
+            return self.makers[0].make(mode, args, options)
+        return self.kind([maker.make(mode, args, options) for maker in self.makers])
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Protocol
 from unittest import mock
@@ -30,9 +29,10 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from torch.utils.flop_counter import flop_registry
 
 from meshwright.parallel import dispatch
+from meshwright.train.torch_compat import is_distributed
 
 __all__ = [
-    "ACCELERATOR", "ASKS_DEVICE", "Action", "DecidedMode", "FakeTensor", "FakeTensorMode", "actions_of", "as_fake",
+    "ACCELERATOR", "ASKS_DEVICE", "DecidedMode", "FakeTensor", "FakeTensorMode", "as_fake",
     "device_of", "fake_mode", "fake_world", "flop_formula", "fresh_meta", "kernels_of", "lonely_world", "real",
     "view_on_meta",
 ]  # fmt: skip
@@ -189,7 +189,7 @@ def _is_known(tensor: torch.Tensor) -> bool:
 class Recipe(Protocol):
     """How to make what an operator gives back."""
 
-    def make(self, mode: FakeTensorMode, args: Any) -> Any:
+    def make(self, mode: FakeTensorMode, args: Any, options: Any) -> Any:
         """That of these arguments."""
 
 
@@ -217,7 +217,7 @@ class DecidedMode(FakeTensorMode):
     def run(self, func: Any, args: Any, options: Any) -> Any:
         """What `func` gives back, from another mode around this one: what is known needs no dispatch."""
         recipe = self._recipes.known(self, func, args, options)
-        return func(*args, **options) if recipe is None else recipe.make(self, args)
+        return func(*args, **options) if recipe is None else recipe.make(self, args, options)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -227,6 +227,8 @@ class DecidedMode(FakeTensorMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is ASKS_DEVICE:
             return device_of(args[0])
+        if any(is_distributed(kind) for kind in types):
+            return NotImplemented
         options = kwargs or {}
         return self._recipes.run(self, func, args, options, lambda: self._decided(func, types, args, options))
 
@@ -363,32 +365,6 @@ def lonely_world(*, rank: int, world_size: int) -> Iterator[None]:
             yield
     finally:
         dist.destroy_process_group()
-
-
-@dataclass(frozen=True, slots=True)
-class Action:
-    """What a pipeline rank does next: `work` is F, B, I, W, RECV_F, RECV_B, SEND_F, SEND_B, REDUCE_GRAD, UNSHARD or
-    RESHARD; `microbatch` -1 where it is for all."""
-
-    work: str
-    stage: int
-    microbatch: int
-
-
-def actions_of(runtime: Any) -> tuple[tuple[Action, ...], ...]:
-    """What each rank does in a step of torch's pipeline runtime, in that order."""
-    rows = runtime.pipeline_order_with_comms
-    return tuple(
-        tuple(
-            Action(
-                entry.computation_type.value,
-                entry.stage_index,
-                -1 if entry.microbatch_index is None else entry.microbatch_index,
-            )
-            for entry in rows[rank]
-        )
-        for rank in sorted(rows)
-    )
 
 
 def fake_mode() -> DecidedMode | None:

@@ -14,7 +14,7 @@ from meshwright.spec.plan import Design
 
 # What a process that counts imports: torch, and all of ours that lays a plan over a model.
 PRELOADED = ("meshwright.run.dry.rank",)
-GARBAGE = 50_000  # objects made between two searches for garbage
+GARBAGE = 10_000  # objects made between two searches for garbage
 
 
 def count_ranks(design: str, ranks: Sequence[int], whole: bool) -> tuple[RankCount, ...]:
