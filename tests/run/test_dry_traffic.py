@@ -8,8 +8,10 @@ import pytest
 
 from meshwright import cost
 from meshwright.run.children import in_child
+from meshwright.spec.compression import AcpSgd, DeMo, OneBit, PowerSgd, TopK
 from meshwright.spec.job import DataSpec, Source
 from meshwright.spec.plan import Design, ExpertGrid, Recompute, ScheduleKind, Sharding, TensorGrid
+from meshwright.spec.synchronize import GradientSync
 from tests.run import dry_cases
 from tests.run.dry_cases import case
 from tests.support.designs import Layout
@@ -66,3 +68,36 @@ def test_on_squares_and_cubes_of_tensor_ranks_too() -> None:
 @pytest.mark.slow
 def test_the_count_of_targets_that_are_not_masked_is_predicted() -> None:
     check(QUICK[1:3], accelerator=False, data=PROMPTED)
+
+
+def test_shards_that_replicas_compress_are_predicted() -> None:
+    """Inside the islands goes what goes without compression."""
+    kinds = (PowerSgd(rank=2), AcpSgd(rank=2, start_step=3), TopK(share=0.03), DeMo(), OneBit())
+    plain = case(Layout(replicate=2, shard=2, sharding=ZERO3, batch=8), layers=2)
+    designs = [replace(plain, plan=replace(plain.plan, gradients=GradientSync(compression=kind))) for kind in kinds]
+    found = in_child(dry_cases.count_fake, {"designs": designs, "rank": 0}, seconds=280)
+    for entry, counted in zip(designs, found, strict=True):
+        assert told(entry) == dict(counted.bytes)
+        assert inside(told(entry)) == inside(told(plain))
+
+
+def inside(found: dict[str, float]) -> dict[str, float]:
+    """What does not go among replicas."""
+    return {name: size for name, size in found.items() if not name.endswith("|replicate")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gpt", "tied"])
+def test_so_they_are_in_small_buckets_beside_other_axes(kind: str) -> None:
+    layouts = (
+        Layout(replicate=2, shard=2, sharding=ZERO1, batch=8),
+        Layout(replicate=2, shard=2, context=2, sharding=ZERO3, batch=8),
+        Layout(pipeline=2, replicate=2, shard=2, tensor=2, sharding=ZERO2, sequence_parallel=True, batch=16),
+        Layout(pipeline=2, replicate=2, shard=2, sharding=ZERO2, kind=ScheduleKind.ZERO_BUBBLE_H1, batch=16),
+    )
+    cases = [case(layout, kind=kind, layers=2) for layout in layouts]
+    small = GradientSync(compression=TopK(share=0.03))
+    designs = [replace(entry, plan=replace(entry.plan, gradients=small)) for entry in cases]
+    found = in_child(dry_cases.count_in_small_buckets, {"designs": designs, "most": 3000}, seconds=280)
+    for entry, (predicted, counted) in zip(designs, found, strict=True):
+        assert predicted == counted, entry.plan.describe()
