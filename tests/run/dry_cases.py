@@ -129,3 +129,21 @@ def told_and_performed(entry: Design, rank: int) -> tuple[list[str], list[str]]:
             performed.append(event.what)
     told = list(Orders(plan=entry.plan).of(rank))
     return told, [name for name in performed if name in {RECEIVE, *told}]
+
+
+def count_in_small_buckets(designs: list[Design], most: int) -> list[tuple[dict[str, float], dict[str, float]]]:
+    """Bytes predicted and counted of the last pipeline rank of each design, whose buckets hold `most` bytes."""
+    from unittest.mock import patch
+
+    from meshwright.cost import traffic
+    from meshwright.parallel.shard_buckets import ShardBuckets
+
+    defaults = {"bucket_bytes": most}
+    last = [entry.plan.pipeline - 1 for entry in designs]
+    with (
+        patch("meshwright.cost.traffic.BUCKET_BYTES", most),
+        patch.object(ShardBuckets.__init__, "__kwdefaults__", defaults),
+    ):
+        counted = count_ranks(designs, last)
+        told = [traffic(entry, rank=rank) for entry, rank in zip(designs, last, strict=True)]
+    return [(dict(one.bytes), dict(other.bytes)) for one, other in zip(told, counted, strict=True)]

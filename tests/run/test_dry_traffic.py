@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from meshwright import cost
+from meshwright.spec.compression import AcpSgd, Compression, DeMo, OneBit, PowerSgd, TopK
 from meshwright.spec.job import DataSpec, Source
 from meshwright.spec.plan import Design, ExpertGrid, Recompute, ScheduleKind, Sharding, TensorGrid
+from meshwright.spec.synchronize import GradientSync
 from tests.run import dry_cases
 from tests.run.dry_cases import case
 from tests.support.designs import Layout
@@ -28,16 +31,26 @@ LAYOUTS = {
     "loops": Layout(pipeline=2, tensor=2, kind=ScheduleKind.INTERLEAVED, chunks=2, recompute=FULL, batch=2),
 }
 QUICK = (("mixture", "zero3"), ("tiny", "zero1"), ("gpt", "loops"), ("mixture_full", "plain"), ("latent", "zero2"))
+KINDS = (None, AcpSgd(rank=2, start_step=3), PowerSgd(rank=2), TopK(share=0.03), DeMo(), OneBit())
 AGAIN = (("mixture", "experts again"),)
 GRIDS = (("tied", "square"), ("gpt", "cube"))
 
 
-def check(pairs: tuple[tuple[str, str], ...], *, accelerator: bool, data: DataSpec = PLAIN) -> None:
+def check(
+    pairs: tuple[tuple[str, str], ...], *, accelerator: bool, data: DataSpec = PLAIN, beside: Sequence[Design] = ()
+) -> None:
     designs = [case(LAYOUTS[layout], kind=kind, layers=2, accelerator=accelerator) for kind, layout in pairs]
     designs = [replace(entry, job=replace(entry.job, data=data)) for entry in designs]
+    designs += beside
     found = dry_cases.apart(dry_cases.count_fake, designs=designs, rank=0)
-    for pair, entry, counted in zip(pairs, designs, found, strict=True):
-        assert told(entry) == pytest.approx(dict(counted.bytes), rel=1e-12), pair
+    for entry, counted in zip(designs, found, strict=True):
+        assert told(entry) == pytest.approx(dict(counted.bytes), rel=1e-12), entry.plan.describe()
+
+
+def compressed(kind: Compression | None) -> Design:
+    """Of two islands that shard inside."""
+    plain = case(Layout(replicate=2, shard=2, sharding=ZERO3, batch=8), layers=2)
+    return replace(plain, plan=replace(plain.plan, gradients=GradientSync(compression=kind)))
 
 
 def told(entry: Design) -> dict[str, float]:
@@ -45,7 +58,18 @@ def told(entry: Design) -> dict[str, float]:
 
 
 def test_every_byte_that_is_sent_is_predicted() -> None:
-    check(QUICK, accelerator=True)
+    check(QUICK, accelerator=True, beside=[compressed(kind) for kind in KINDS[2:4]])
+
+
+def test_what_replicas_compress_changes_nothing_inside_islands() -> None:
+    plain, *small = ({n: x for n, x in told(compressed(kind)).items() if "replicate" not in n} for kind in KINDS)
+    assert plain
+    assert all(each == plain for each in small)
+
+
+@pytest.mark.slow
+def test_so_is_every_kind_of_compression() -> None:
+    check((), accelerator=True, beside=[compressed(kind) for kind in KINDS[1:]])
 
 
 def test_experts_on_a_grid_that_backward_computes_again_are_given_as_many_tokens_as_forward() -> None:
@@ -65,3 +89,20 @@ def test_on_squares_and_cubes_of_tensor_ranks_too() -> None:
 @pytest.mark.slow
 def test_the_count_of_targets_that_are_not_masked_is_predicted() -> None:
     check(QUICK[1:3], accelerator=False, data=PROMPTED)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gpt", "tied"])
+def test_so_they_are_in_small_buckets_beside_other_axes(kind: str) -> None:
+    layouts = (
+        Layout(replicate=2, shard=2, sharding=ZERO1, batch=8),
+        Layout(replicate=2, shard=2, context=2, sharding=ZERO3, batch=8),
+        Layout(pipeline=2, replicate=2, shard=2, tensor=2, sharding=ZERO2, sequence_parallel=True, batch=16),
+        Layout(pipeline=2, replicate=2, shard=2, sharding=ZERO2, kind=ScheduleKind.ZERO_BUBBLE_H1, batch=16),
+    )
+    cases = [case(layout, kind=kind, layers=2) for layout in layouts]
+    small = GradientSync(compression=TopK(share=0.03))
+    designs = [replace(entry, plan=replace(entry.plan, gradients=small)) for entry in cases]
+    found = in_child(dry_cases.count_in_small_buckets, {"designs": designs, "most": 3000}, seconds=280)
+    for entry, (predicted, counted) in zip(designs, found, strict=True):
+        assert predicted == counted, entry.plan.describe()

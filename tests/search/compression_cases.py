@@ -22,7 +22,8 @@ class Case:
 def met(replicate: int = 2, shard: int = 1, **fields: object) -> Design:
     """Replicas, or shards, that meet as `fields` of GradientSync say."""
     sharding = Sharding.NONE if shard == 1 else Sharding.PARAMETERS
-    made = design(replicate=replicate, shard=shard, sharding=sharding)
+    rest = 4 // (replicate * shard)
+    made = design(replicate=replicate, shard=shard, sharding=sharding, tensor=rest, microbatch=rest)
     return replace(made, plan=replace(made.plan, gradients=GradientSync(**fields)))
 
 

@@ -18,14 +18,14 @@ from meshwright.spec.synchronize import MEETINGS, SyncKind
 Ids = npt.NDArray[np.int64]
 EVERY_STEP = MEETINGS.index(SyncKind.EVERY_STEP)
 _UNSHARDED = SHARDINGS.index(Sharding.NONE)
-_COMPRESSED = len(SyncKind)  # the first of MEETINGS whose gradients are compressed
+COMPRESSED = len(SyncKind)  # the first of MEETINGS whose gradients are compressed
 
 
 def meeting_words(word: str, *, whole: str) -> str:
     """One of MEETINGS as it is told; `whole` is how gradients that meet in every step are."""
     if word == SyncKind.EVERY_STEP:
         return whole
-    compressed = MEETINGS.index(word) >= _COMPRESSED
+    compressed = MEETINGS.index(word) >= COMPRESSED
     return f"gradients that meet by {word}" if compressed else f"learners that meet as {word}"
 
 
@@ -67,7 +67,7 @@ def choose_meetings(product: Product, key: Key, job: JobSpec) -> None:
     ways = sorted({EVERY_STEP, *key.meetings}, reverse=True)
     product.times(["sync"], [[way] for way in ways])
     way = product["sync"]
-    learners, compressed = (way != EVERY_STEP) & (way < _COMPRESSED), way >= _COMPRESSED
+    learners, compressed = (way != EVERY_STEP) & (way < COMPRESSED), way >= COMPRESSED
     product.columns["every"] = np.where(learners, job.synchronize.every, 0)
     apart = (product["replicate"] > 1) & (product["shard"] % key.shards == 0)
     whole = product["sharding"] == _UNSHARDED

@@ -21,7 +21,7 @@ from meshwright.search.constraints import Limits, limits
 from meshwright.search.context_rules import mixtures
 from meshwright.search.degree_rules import DIVIDED, tensor_heads
 from meshwright.search.job_rules import allowed_meetings, allowed_precisions, check_job
-from meshwright.search.meetings import EVERY_STEP, Key, choose_meetings, shards_of_grid
+from meshwright.search.meetings import COMPRESSED, EVERY_STEP, Key, choose_meetings, shards_of_grid
 from meshwright.search.product import Columns, Product, Rejection, merged
 from meshwright.search.rules import divisors
 from meshwright.search.runtime_rules import trained_precisions, untrained, untrained_with_context
@@ -366,5 +366,6 @@ def _inner(key: Key, *, asked: Limits, model: ModelSpec, cluster: ClusterSpec, j
     product.times(["offload"], [[OFFLOADS.index(kind)] for kind in kinds or [Offload.NONE]])
     product.constrain("offload", product["offload"], [kind.value for kind in OFFLOADS])
     product.keep((product["sharding"] == SHARDINGS.index(Sharding.PARAMETERS)) | (not asks), "offload-has-shards")
+    product.keep((product["sync"] < COMPRESSED) | (not asks), "compression-is-laid")
     columns = {name: values for name, values in product.columns.items() if name not in ("pipeline", "data")}
     return Inner(columns=columns, rejections=product.rejections)

@@ -73,19 +73,19 @@ def _linear(
 
 def _attention(mixer: Attention) -> Iterator[ParameterTensor]:
     query, key, width = mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim, mixer.width
+    if mixer.sinks:
+        yield ParameterTensor(name="mixer.sinks", shape=(mixer.heads,), divided=0)
     yield from _linear("mixer.query", query, width, divided=0, bias=mixer.qkv_bias)
     yield from _linear("mixer.key", key, width, divided=0, bias=mixer.qkv_bias)
     if not mixer.shared_key_value:
         yield from _linear("mixer.value", key, width, divided=0, bias=mixer.qkv_bias)
-    yield from _linear("mixer.output", width, query, divided=1, bias=mixer.output_bias)
     if mixer.qk_norm is QueryKeyNorm.HEAD:
         yield from norm_tensors("mixer.query_norm", Norm(width=mixer.head_dim))
         yield from norm_tensors("mixer.key_norm", Norm(width=mixer.head_dim))
     if mixer.qk_norm is QueryKeyNorm.FULL:
         yield from norm_tensors("mixer.query_norm", Norm(width=query), divided=0)
         yield from norm_tensors("mixer.key_norm", Norm(width=key), divided=0)
-    if mixer.sinks:
-        yield ParameterTensor(name="mixer.sinks", shape=(mixer.heads,), divided=0)
+    yield from _linear("mixer.output", width, query, divided=1, bias=mixer.output_bias)
 
 
 def _latent(mixer: LatentAttention) -> Iterator[ParameterTensor]:
@@ -126,11 +126,11 @@ def _feed_forward(name: str, part: FeedForward) -> Iterator[ParameterTensor]:
 
 
 def _mixture(part: Mixture) -> Iterator[ParameterTensor]:
+    if part.expert_scale:
+        yield ParameterTensor(name="transform.expert_scale", shape=(part.experts,))
     yield from _linear("transform.router", part.experts, part.width, divided=None, bias=part.router_bias)
     yield from norm_tensors("transform.router_norm", part.router_norm)
     yield from norm_tensors("transform.expert_norm", part.expert_norm)
-    if part.expert_scale:
-        yield ParameterTensor(name="transform.expert_scale", shape=(part.experts,))
     wide, narrow = (part.experts, part.hidden, part.width), (part.experts, part.width, part.hidden)
     names = (("gate",) if part.gated else ()) + ("up",)
     for name in names:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
 
 from meshwright.spec.blocks import Block, Embedding, Head, Layer, Mixture
 from meshwright.spec.part_tensors import ParameterTensor, norm_tensors, part_tensors
@@ -13,7 +12,7 @@ __all__ = ["ParameterTensor", "prefix", "states", "tensors"]
 
 
 def tensors(block: Block) -> tuple[ParameterTensor, ...]:
-    """The parameters of `block`; a tied head has no matrix of its own."""
+    """The parameters of `block` in the order in which its module has them; a tied head has no matrix of its own."""
     if isinstance(block, Embedding):
         return tuple(_embedding(block))
     if isinstance(block, Head):
@@ -56,10 +55,9 @@ def _head(block: Head) -> Iterator[ParameterTensor]:
 
 def _layer(block: Layer) -> Iterator[ParameterTensor]:
     for place, part in block.places.items():
+        yield from factored(part_tensors(place, part), block.ranks)
         yield from norm_tensors(f"{place}_norm", part.norm)
         yield from norm_tensors(f"{place}_post_norm", part.post_norm)
-    inside = (part_tensors(place, part) for place, part in block.places.items())
-    yield from factored(chain.from_iterable(inside), block.ranks)
     yield from norm_tensors("sum_norm", block.sum_norm)
     if block.extra_parameters:
         yield ParameterTensor(name="extra", shape=(block.extra_parameters,))
