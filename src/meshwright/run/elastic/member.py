@@ -145,7 +145,9 @@ class _Member:
         self.look_ahead(self.board.epoch(expected.number - 1), expected)
         if self.name in expected.members:
             assert self.corpus is not None, "the text is read first"
-            rehearse(self.outlook.design(expected), rank=self.outlook.ranks(expected)[self.name], corpus=self.corpus)
+            design, rank = self.outlook.design(expected), self.outlook.ranks(expected)[self.name]
+            with suppress(Exception):  # what fails alone is for all of them to meet, or need not fail with others
+                rehearse(design, rank=rank, corpus=self.corpus)
 
     def look_ahead(self, before: Epoch, expected: Epoch) -> None:
         """What follows from the designs alone is known before the epoch comes that is `expected` after the one

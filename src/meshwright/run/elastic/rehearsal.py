@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from meshwright import parallel
 from meshwright.data import Corpus
 from meshwright.parallel import Laid, outer
 from meshwright.parallel.portable import portable
-from meshwright.run.torch_compat import forget_groups
+from meshwright.run.torch_compat import alone
 from meshwright.spec.plan import Design
 from meshwright.train.feed import Feed
 
@@ -22,8 +20,7 @@ def rehearse(design: Design, *, rank: int, corpus: Corpus) -> None:
     """`rank` of `design` was laid and has made a step, alone: nothing comes from the others, and nothing is left of it
     but what torch loads, compiles and remembers as it is first used."""
     plan, device = design.plan, torch.device("cpu")
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=plan.world_size)
-    try:
+    with alone(rank=rank, ranks=plan.world_size):
         learners = outer.build_learners(plan, device_type=device.type)
         own = replace(design, plan=plan.of_learner())
         laid = parallel.lay(own, learners.mesh, device=device, seed=design.job.seed)
@@ -37,8 +34,6 @@ def rehearse(design: Design, *, rank: int, corpus: Corpus) -> None:
             _pass(laid, *batch)
             laid.clip(design.job.optimizer.clip_norm)
         optimizer.step()
-    finally:
-        forget_groups()
 
 
 def _pass(laid: Laid, tokens: Tensor, targets: Tensor, documents: Tensor | None, ahead: Tensor | None) -> None:
