@@ -54,7 +54,8 @@ def _learners_over(plan: Plan, processes: Sequence[int]) -> Learners | None:
 def copied(worker: Worker, *, step: int) -> Copy:
     """What this rank copies after `step`, while what is on its way stays there."""
     copies = Copies(worker.design, rank=worker.learners.rank, group=None)
-    copies.take(remembered(worker.design, worker.state(), worker.outer), step=step, progress=worker.outer.told())
+    kept = remembered(worker.design, worker.state(), worker.outer)
+    copies.take(kept.tensors, step=step, progress=worker.outer.told())
     return copies.whole[0]
 
 

@@ -86,6 +86,37 @@ def test_a_run_goes_on_without_a_rank_and_takes_in_another(
 
 
 @pytest.mark.slow
+def test_a_replacement_that_dies_as_it_is_taken_in_is_lost_alone(tmp_path: Path) -> None:
+    run, pids = tmp_path / "run", list[dict[str, int]]()
+    others = ("0.0", "1.0", "3.0")
+
+    def act() -> None:
+        until_step(run, 5)
+        pids.append({other: member(other).pid for other in others})
+        member("2.0").kill()
+        until(lambda: len(epochs(run)) == 3)
+        member("2.1").kill()
+        until(lambda: len(epochs(run)) == 4)
+        until_step(run, max(losses(run)) + 5)
+        pids.append({other: member(other).pid for other in others})
+        ask_to_stop()
+
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    outcome = train(elastic(tmp_path, SHARDS, steps=5000), run_dir=run, say=quiet)
+    thread.join()
+    assert outcome.exit_code is ExitCode.SAVED
+    assert [epoch["members"][-1] for epoch in epochs(run)] == ["3.0", "3.0", "2.1", "3.0"]
+    assert epochs(run)[3]["source"] is not None, "what those who were there copied as they left is enough"
+    assert epochs(run)[3]["undone_steps"] <= 1
+    assert pids[0] == pids[1], "no survivor was started again"
+    steps = outcome.ended.step
+    assert sorted(losses(run)) == list(range(1, steps + 1))
+    found = audit(run, cache=tmp_path / "cache")
+    assert (found.read, found.problems) == (steps * BATCH, ())
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "kind", "fewest"),
     [

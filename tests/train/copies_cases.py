@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -34,7 +33,7 @@ def recovered(first: Design, second: Design, lost: int, cut_short: bool) -> tupl
     for number in range(2):
         run.step(number)
     copies = Copies(first, rank=dist.get_rank(), group=dist.group.WORLD)
-    copies.take(state_of(first, laid=run.laid, optimizer=run.optimizer), step=2, progress=PROGRESS)
+    copies.take(state_of(first, laid=run.laid, optimizer=run.optimizer).tensors, step=2, progress=PROGRESS)
     whole = _whole(state_of(first, laid=run.laid, optimizer=run.optimizer))
     run.step(2)
     if cut_short:
@@ -66,7 +65,7 @@ def _cut_short(copies: Copies, state: State) -> None:
     name = next(reversed(state.tensors))
     tensors = {key: x for key, x in state.tensors.items() if key != name}
     try:
-        copies.take(replace(state, own=replace(state.own, tensors=tensors)), step=3, progress={"step": 3})
+        copies.take(tensors, step=3, progress={"step": 3})
     except KeyError:
         return
     raise AssertionError("a copy of what is not there was made")

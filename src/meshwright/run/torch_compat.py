@@ -1,9 +1,12 @@
-"""Private torch that the worker needs: how long groups wait, and which collective a rank entered last."""
+"""Private torch that the worker needs: how long groups wait, which collective a rank entered last, and a group that is
+alone."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -11,6 +14,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d
 from torch.distributed.distributed_c10d import _set_pg_timeout, _world
 from torch.distributed.tensor import _redistribute, debug
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 _KEPT = "256"  # collectives that torch's flight recorder remembers
 
@@ -48,6 +52,16 @@ def forget_groups() -> None:
     for module, name in known:
         getattr(module, name, _nothing)()
     _redistribute._gen_transform_infos.cache_clear()
+
+
+@contextmanager
+def alone(*, rank: int, ranks: int) -> Iterator[None]:
+    """Inside, this process has `rank` among `ranks`, no other of which is there: nothing that is sent arrives."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+    try:
+        yield
+    finally:
+        forget_groups()
 
 
 def _nothing() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from meshwright.cost.copies import SLOTS, Neighbours, alone, copied
 from meshwright.cost.holdings import Box, Holding
 from meshwright.parallel.clip import local_part
-from meshwright.parallel.relocate import STAGING_BYTES, State
+from meshwright.parallel.relocate import STAGING_BYTES
 from meshwright.spec.plan import Design
 
 _ALIGNED_BYTES = 16
@@ -53,8 +53,8 @@ class Copies:
         found = (slot.copy for slot in self._slots)
         return tuple(sorted((copy for copy in found if copy is not None), key=lambda copy: -copy.number))
 
-    def take(self, state: State, *, step: int, progress: Mapping[str, Any]) -> None:
-        """There is a copy of `state`, which a run has after `step`, in the place of the one before the last.
+    def take(self, tensors: Mapping[str, Tensor], *, step: int, progress: Mapping[str, Any]) -> None:
+        """There is a copy of the state of a run after `step`, by name, in the place of the one before the last.
 
         Collective. One that another rank's end cuts short does not count, and the last one stays.
         """
@@ -64,10 +64,10 @@ class Copies:
         with torch.no_grad():
             for part in (slot.sent, slot.rest):
                 for name, place in part.tensors.items():
-                    place.copy_(local_part(state.tensors[name]))
+                    place.copy_(local_part(tensors[name]))
         self._exchange(slot)
-        tensors = {**slot.sent.tensors, **slot.rest.tensors}
-        slot.copy = Copy(number=number, step=step, progress=progress, tensors=tensors, spares=slot.kept.tensors)
+        own = {**slot.sent.tensors, **slot.rest.tensors}
+        slot.copy = Copy(number=number, step=step, progress=progress, tensors=own, spares=slot.kept.tensors)
         self._taken = number
 
     def _exchange(self, slot: _Slot) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.cost.learner_holdings import Origins
 from meshwright.cost.way import Way
 from meshwright.parallel import outer, relocate
+from meshwright.parallel.portable import portable
 from meshwright.spec.units import format_seconds
 from meshwright.train.copies import Copies
 from meshwright.train.events import Action, CopyState, Ending, Event, Log, Started, StepDone, Stop
@@ -148,7 +149,9 @@ def copy_state(run: Run) -> None:
     assert run.membership is not None, "only runs whose ranks may change are copied"
     run.marker.mark(step=run.state.step, section=Section.COPY)
     run.ledger.gather(run.learners, run.outer, device=run.feed.device)
-    run.membership.copies.take(_kept(run), step=run.state.step, progress=run.progress())
+    # Who else holds what is of no use here, and takes longer to tell than a small state to copy.
+    tensors = portable(run.laid, run.optimizer).tensors if run.outer is None else _kept(run).tensors
+    run.membership.copies.take(tensors, step=run.state.step, progress=run.progress())
 
 
 def take_over(run: Run, inherited: Inherited) -> None:

@@ -87,6 +87,7 @@ class Board:
         self.store, self.homes, self.home, self.term, self.turns = store, tuple(homes), homes[0], 0, 0
         self._own: dict[str, str] = {}
         self._newest = 0
+        self._expected: tuple[str, Epoch | None] = ("", None)
 
     @classmethod
     def host(cls, *, address: str = LOOPBACK_ADDRESS, host: int = 0) -> Board:
@@ -167,8 +168,11 @@ class Board:
 
     @property
     def expected(self) -> Epoch | None:
-        """The epoch that was expected last."""
-        return self._told("expected", Epoch) if self.has("expected") else None
+        """The epoch that was expected last, which is asked for often and changes rarely."""
+        text = self.told("expected")
+        if text is not None and text != self._expected[0]:
+            self._expected = text, codec.decode(Epoch, parse_json(text), "expected")
+        return self._expected[1]
 
     def note_at_work(self, number: int) -> None:
         """The members of epoch `number` train."""

@@ -31,6 +31,7 @@ from meshwright.run.elastic.board import Board, Epoch, Key, Left
 from meshwright.run.elastic.homes import Home
 from meshwright.run.elastic.lines import Lines
 from meshwright.run.elastic.outlook import Outlook
+from meshwright.run.elastic.rehearsal import rehearse
 from meshwright.run.elastic.seats import origins
 from meshwright.run.files import load_design
 from meshwright.run.machine import cache_root
@@ -72,11 +73,10 @@ def train_as_member(
     design = load_design(run_dir / "design.json")
     settle(design, quiet=True)
     member.corpus = prepare_corpus(design, cache=member.cache)
-    # What is there by now stays: only what a run leaves behind is looked for when ranks change.
-    gc.freeze()
     expected = member.board.expected
     if expected is not None:
-        member.look_ahead(member.board.epoch(expected.number - 1), expected)
+        member.prepare(expected)
+    _freeze()
     member.board.stand_ready(name)
     epoch = member.board.first_epoch(name)
     while epoch.members:
@@ -84,7 +84,7 @@ def train_as_member(
         if gone is None:
             return
         forget_groups()
-        gc.collect()
+        _freeze()
         member.board.leave(epoch.number, name, gone)
         epoch = member.next_epoch(epoch)
         if epoch.why and not epoch.members:
@@ -139,6 +139,15 @@ class _Member:
         """The next one after `epoch` that this worker is in, once there is one, or the last of all."""
         epoch = self.board.epoch(epoch.number + 1)
         return self.next_epoch(epoch) if epoch.members and self.name not in epoch.members else epoch
+
+    def prepare(self, expected: Epoch) -> None:
+        """This worker has done before others wait for it what a process does only once, as one of those `expected`."""
+        self.look_ahead(self.board.epoch(expected.number - 1), expected)
+        if self.name in expected.members:
+            assert self.corpus is not None, "the text is read first"
+            design, rank = self.outlook.design(expected), self.outlook.ranks(expected)[self.name]
+            with suppress(Exception):  # what fails alone is for all of them to meet, or need not fail with others
+                rehearse(design, rank=rank, corpus=self.corpus)
 
     def look_ahead(self, before: Epoch, expected: Epoch) -> None:
         """What follows from the designs alone is known before the epoch comes that is `expected` after the one
@@ -293,6 +302,13 @@ def _tell(runs: Sequence[Run], error: BaseException) -> None:
             run.observer.timekeeper.end(why=first_line(error))
         if isinstance(error, WorkerFailed):
             run.store.wait()
+
+
+def _freeze() -> None:
+    """What is of no use is gone and what is left stays: when ranks change next, only what the run since then leaves
+    behind is looked for."""
+    gc.collect()
+    gc.freeze()
 
 
 @contextmanager
