@@ -202,8 +202,10 @@ def collect(source: Holdings, counts: Mapping[str, FloatArray], *, shape: Shape,
         kept[name] = kept[name] + source.outputs(counts[name])
     waits = waits if source.eager else kept["total"]
     whole = held(shape, first=kept["first"], last=kept["last"], total=kept["total"], waits=waits)
-    scored = held(shape, **logits)
-    both = held(shape, **{name: kept[name] + logits[name] for name in kept}, waits=waits + logits["total"])
+    scored, both = zeros, whole
+    if logits["total"].any():
+        scored = held(shape, **logits)
+        both = held(shape, **{name: kept[name] + logits[name] for name in kept}, waits=waits + logits["total"])
     stages = {name: counts[name][..., -1] for name in kept}
     return Held(
         kept=both - scored,

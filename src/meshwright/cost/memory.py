@@ -70,21 +70,8 @@ def _at(
 ) -> dict[str, FloatArray]:
     """As `memory`, of the ranks that are shown."""
     features, device = software(job.software), group.device
-    whole = local_parameters(table, blocks, arrays=arrays, counts=counts, model=model)
     changed = trained_of(blocks, kinds=arrays.kinds)
-    trained = local_parameters(table, changed, arrays=arrays, counts=counts, model=model)
-    trained_owned = owned_parameters(table, trained, grid_parameters(table, changed, counts=counts))
-    optimized = Optimized(table=table, arrays=arrays, counts=counts, model=model, spec=job.optimizer)
-    local = Local(
-        whole=whole,
-        owned=owned_parameters(table, whole, grid_parameters(table, blocks, counts=counts)),
-        trained=trained,
-        trained_owned=trained_owned,
-        layers=_in_layers(blocks, arrays=arrays, counts=counts),
-        moments=kept_bytes(optimized, trained_owned),
-        step=step_bytes(optimized),
-        left=compression_bytes(optimized, trained),
-    )
+    local = _local(table, blocks, changed, arrays=arrays, counts=counts, model=model, job=job)
     state = states(table, local, away=optimizes_away(table), software=features)
     state = without_parameters(state, keeps_parameters_away(table))
     source = Holdings(
@@ -97,7 +84,9 @@ def _at(
     )
     fixed = fixed_bytes(table, arrays=arrays, counts=counts, model=model, device=device, job=job, software=features)
     entry = collect(source, counts, shape=shape, fixed=fixed)
-    met = round_bytes(table, trained_owned, model=model, largest=partial(_largest_block, local, changed, counts=counts))
+    met = round_bytes(
+        table, local.trained_owned, model=model, largest=partial(_largest_block, local, changed, counts=counts)
+    )
     peak = heaviest_moment(
         state,
         entry,
@@ -120,6 +109,33 @@ def _at(
         MemoryPart.BUFFERS: np.where(shape.valid, peak["buffers"] + beside, 0.0),
         MemoryPart.RESERVED: np.where(shape.valid, device.reserved_bytes, 0.0),
     }
+
+
+def _local(
+    table: PlanTable,
+    blocks: Sequence[Holds],
+    changed: Sequence[Holds],
+    *,
+    arrays: LayoutArrays,
+    counts: Mapping[str, FloatArray],
+    model: ModelSpec,
+    job: JobSpec,
+) -> Local:
+    """Parameters of every rank and what the optimizer keeps of those of `changed` blocks, which are trained."""
+    whole = local_parameters(table, blocks, arrays=arrays, counts=counts, model=model)
+    trained = local_parameters(table, changed, arrays=arrays, counts=counts, model=model)
+    trained_owned = owned_parameters(table, trained, grid_parameters(table, changed, counts=counts))
+    optimized = Optimized(table=table, arrays=arrays, counts=counts, model=model, spec=job.optimizer)
+    return Local(
+        whole=whole,
+        owned=owned_parameters(table, whole, grid_parameters(table, blocks, counts=counts)),
+        trained=trained,
+        trained_owned=trained_owned,
+        layers=_in_layers(blocks, arrays=arrays, counts=counts),
+        moments=kept_bytes(optimized, trained_owned),
+        step=step_bytes(optimized),
+        left=compression_bytes(optimized, trained),
+    )
 
 
 def _beside_training(
