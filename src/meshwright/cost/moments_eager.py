@@ -98,8 +98,8 @@ class EagerMoments:
 
     def full(self, entry: Held) -> Moment:
         """As much is held as ever, before any gradient."""
-        buffers = self.fixed + entry.all_stages.sends
-        return Moment(gradients=self.found.before, activations=entry.kept, logits=entry.logits, buffers=buffers)
+        found, held = self.found, {"activations": entry.kept, "logits": entry.logits}
+        return Moment(gradients=found.before, **held, buffers=self.fixed)
 
     def others(self, entry: Held) -> list[Moment]:
         """A layer's backward when as much as ever is held on stages without the head, and the optimizer's step, when
@@ -118,7 +118,8 @@ class EagerMoments:
         layer = 2.0 * self.gathered * stage.largest + self.found.wire + stage.working
         gradients = np.where(entry.goes_on, self.found.summed, self.found.before)
         buffers = self.fixed + stage.sends + self._root(stage) + layer
-        return [step, Moment(gradients=gradients, activations=entry.alone, logits=nothing, buffers=buffers)]
+        here = entry.alone > 0.0
+        return [step, Moment(gradients=gradients, activations=entry.alone, logits=nothing, buffers=buffers, here=here)]
 
     def _loss(self, at: Beside, told: _Told, *, here: BoolArray) -> Moment:
         """A cap gives the gradient of its input beside what it kept. A loss of torch's own has beside the log-softmax
