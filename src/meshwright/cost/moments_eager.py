@@ -98,8 +98,8 @@ class EagerMoments:
 
     def full(self, entry: Held) -> Moment:
         """As much is held as ever, before any gradient."""
-        found, held = self.found, {"activations": entry.kept, "logits": entry.logits}
-        return Moment(gradients=found.before, **held, buffers=self.fixed)
+        before = self.found.before
+        return Moment(gradients=before, activations=entry.kept, logits=entry.logits, buffers=self.fixed)
 
     def others(self, entry: Held) -> list[Moment]:
         """A layer's backward when as much as ever is held on stages without the head, and the optimizer's step, when
