@@ -45,18 +45,22 @@ class EagerMoments:
 
     def _head(self, at: Beside, told: _Told) -> Iterator[Moment]:
         """Its product, which lets go of what it read before its gradient is widened, and its reduction."""
-        stage, head, behind = at.stage, at.stage.head_made, at.kept - at.stage.head_kept
+        stage, head, splits = at.stage, at.stage.head_made, at.waits > 0.0
+        # Halves of backwards form gradients when an earlier half has let go of the rest.
+        behind = np.where(splits, at.kept - stage.one_kept + at.waits, at.kept - stage.head_kept)
+        left = np.where(splits, at.logits, at.logits - stage.one_logits)
         apart = np.where(self._in_root(stage), 0.0, stage.head * self.gathered)
         yield told.moment(
             at.kept,
-            stage.head_working + apart + head * self.compute,
+            stage.head_working + apart + np.where(splits, 0.0, head * self.compute),
             logits=at.logits - (stage.one_logits - stage.loss_logits),
         )
         whole = np.where(self.sharded, 0.0, head)
-        yield told.moment(behind, stage.head_working + head * self._forming(at), done=whole)
+        yield told.moment(behind, stage.head_working + head * self._forming(at), logits=left, done=whole)
         alone = np.where(self._in_root(stage), 0.0, head)
         reduced = self._reducing(alone, alone, at, alone=True)
-        yield told.moment(behind, self.gathered * stage.behind_head + reduced, dropped=alone)
+        ahead = np.where(splits, 0.0, self.gathered * stage.behind_head)
+        yield told.moment(behind, ahead + reduced, dropped=alone)
 
     def _layers(self, at: Beside, told: _Told) -> Iterator[Moment]:
         """The first layer's backward and its reduction, and the last one's."""
@@ -74,7 +78,7 @@ class EagerMoments:
         yield told.moment(behind, layer + flies * alone, done=head)
         yield told.moment(
             np.maximum(behind - stage.largest_kept, 0.0),
-            self.gathered * stage.largest + reduces,
+            np.where(at.waits > 0.0, 0.0, self.gathered * stage.largest) + reduces,
             done=head,
             dropped=head + stage.largest_made,
         )
@@ -90,7 +94,8 @@ class EagerMoments:
         unit = self._last_unit(stage)
         reduced = self._reducing(unit, unit, at, alone=stage.tied == 0.0)
         return told.moment(
-            np.maximum(at.kept - stage.one_kept, 0.0) + at.waits,
+            # What waits is there when the table's gradient comes, and is gone when the last unit is reduced.
+            np.maximum(at.kept - stage.one_kept, 0.0) + np.where(self.sharded & ~self.sums_whole, 0.0, at.waits),
             np.where(self.sharded, reduced, whole),
             done=np.maximum(stage.made - unit, 0.0),
             dropped=stage.made,
@@ -157,9 +162,10 @@ class EagerMoments:
 
     def _forming(self, at: Beside) -> FloatArray:
         """Bytes per parameter of a gradient that is formed, beside the one that stays: as the product gives it, and
-        in the master's precision before it is added."""
+        in the master's precision before it is added; of a half of a backward what it gave and the copy that stays."""
         whole = self.narrow + np.where(at.sums, self.master, 0.0)
-        return np.asarray(np.where(self.sharded, self.compute, whole))
+        given = np.where(at.waits > 0.0, 2.0 * self.compute, self.compute)
+        return np.asarray(np.where(self.sharded, given, whole))
 
     def _layer(self, at: Beside) -> FloatArray:
         """Bytes of a layer's backward: when its last product has given both gradients, of which the matrix's is added
@@ -180,11 +186,12 @@ class EagerMoments:
     ) -> FloatArray:
         """Bytes of a unit whose gradients are reduced, beside sums that are whole: as backward gave them beside the
         copy that is sent, then that copy beside this rank's part and, on processors, what is received. A parameter
-        that is `alone` in its unit has its gradient until then (FSDP2 lets go of all but the last). Where sums are
-        whole until a stage `ends`, gradients are added to them or, the `latest` parameter's last, become them.
+        that is `alone` in its unit has its gradient until then (FSDP2 lets go of all but the last). Halves of
+        backwards give it in the precision that travels. Where sums are whole until a stage `ends`, gradients are added
+        to them or, the `latest` parameter's last, become them.
         """
         summed = at.sums & self.sums_whole
-        given = np.where(summed, 0.0, self.compute)
+        given = np.where(summed, 0.0, np.where(at.waits > 0.0, self.reduced, self.compute))
         gone = np.where(summed, np.where(alone, 0.0, self.reduced), 0.0)
         sent = self.reduced * (1.0 + self.received + 1.0 / self.divided) + np.where(alone, given, 0.0) - gone
         sends = parameters * np.maximum(given + self.reduced, sent)
