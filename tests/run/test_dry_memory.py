@@ -40,7 +40,7 @@ DENSE = Layer(mixer=MIXER, transform=FeedForward(width=WIDTH, hidden=2816, norm=
 SPARSE = Layer(mixer=MIXER, transform=Mixture(width=WIDTH, hidden=704, experts=8, top_k=2, norm=NORM))
 RANKS = {"mixer.query": 128, "mixer.output": 64, "transform.down": 256, "transform.gate": 192, "transform.up": 192}
 THIN = replace(DENSE, ranks=tuple(MatrixRank(name=name, rank=rank) for name, rank in sorted(RANKS.items())))
-MACHINES = load_cluster("8xH100")
+MACHINES, MORE_MACHINES = load_cluster("8xH100"), load_cluster("2x8xH100")
 CASES = {
     "dense": (DENSE, Layout(batch=3)),
     "tensor": (DENSE, Layout(tensor=4, sequence_parallel=True, recompute=Recompute.FULL, batch=3)),
@@ -88,12 +88,40 @@ MORE = {
 }
 
 
-def asked(layer: Layer, layout: Layout, *, length: int = LENGTH) -> Design:
+# Of short sequences weights, their gradients and what is gathered are most: which of them meet decides.
+SHORT = {
+    f"{kind.value} x{chunks}, {sharding.value} over {shard}": Layout(
+        pipeline=2, chunks=chunks, kind=kind, shard=shard, sharding=sharding, batch=4 * shard
+    )
+    for kind, chunks in (
+        (ScheduleKind.BREADTH_FIRST, 4),
+        (ScheduleKind.INTERLEAVED, 4),
+        (ScheduleKind.BREADTH_FIRST, 2),
+        (ScheduleKind.ONE_F_ONE_B, 1),
+        (ScheduleKind.GPIPE, 1),
+        (ScheduleKind.ZERO_BUBBLE_H1, 1),
+    )
+    for sharding, shard in (
+        (Sharding.NONE, 1),
+        (Sharding.OPTIMIZER, 2),
+        (Sharding.GRADIENTS, 8),
+        (Sharding.PARAMETERS, 2),
+    )
+}
+ONE_LAYER_STAGES = "breadth-first x4, zero1 over 2"
+
+
+def short(name: str) -> Design:
+    """Six layers at a sequence of 128 tokens."""
+    return asked(DENSE, SHORT[name], length=128, layers=6)
+
+
+def asked(layer: Layer, layout: Layout, *, length: int = LENGTH, layers: int = 8) -> Design:
     head = Head(vocab=VOCAB, width=WIDTH, norm=NORM)
     model = ModelSpec(
         name="medium",
         embedding=Embedding(vocab=VOCAB, width=WIDTH),
-        layers=(layer,) * 8,
+        layers=(layer,) * layers,
         head=head,
         max_positions=4096,
         initializer_range=0.02,
@@ -101,21 +129,13 @@ def asked(layer: Layer, layout: Layout, *, length: int = LENGTH) -> Design:
     found = designs.design(model, replace(layout, precision=Precision.BF16))
     data = replace(found.job.data, document_mask=False)
     job = replace(found.job, sequence_length=length, batch_tokens=layout.batch * length, data=data)
-    plan = replace(found.plan, sequence_length=length, cluster=MACHINES.name)
-    return replace(found, cluster=MACHINES, job=job, plan=plan)
+    machines = MACHINES if layout.ranks <= 8 else MORE_MACHINES
+    plan = replace(found.plan, sequence_length=length, cluster=machines.name)
+    return replace(found, cluster=machines, job=job, plan=plan)
 
 
 # The first blocks keep nothing, and those in the middle no inputs of their products.
 FROZEN = {"frozen": frozenset({0, 1, 4, 5}), "frozen under tensor": frozenset({0, 1, 2, 9})}
-
-
-def check(cases: dict) -> None:
-    hold(
-        {
-            name: designs.frozen(asked(layer, layout), FROZEN.get(name, frozenset()))
-            for name, (layer, layout) in cases.items()
-        }
-    )
 
 
 def hold(entries: dict[str, Design]) -> list[list[RankCount]]:
@@ -132,7 +152,14 @@ def hold(entries: dict[str, Design]) -> list[list[RankCount]]:
 
 
 def test_peaks_are_predicted() -> None:
-    check(CASES)
+    usual = {name: designs.frozen(asked(*case), FROZEN.get(name, frozenset())) for name, case in CASES.items()}
+    hold({**usual, ONE_LAYER_STAGES: short(ONE_LAYER_STAGES)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in SHORT if name != ONE_LAYER_STAGES])
+def test_peaks_of_short_sequences_are_too(name: str) -> None:
+    hold({name: short(name)})
 
 
 @pytest.mark.slow
@@ -157,7 +184,7 @@ def test_what_parameters_and_narrow_state_take_is_predicted() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MORE)
 def test_peaks_of_other_layouts_are_too(name: str) -> None:
-    check({name: MORE[name]})
+    hold({name: designs.frozen(asked(*MORE[name]), FROZEN.get(name, frozenset()))})
 
 
 def test_frozen_blocks_have_the_flops_that_are_counted() -> None:
