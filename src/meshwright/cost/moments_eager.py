@@ -28,7 +28,7 @@ class EagerMoments:
         self.master, self.compute, self.reduced = setting.master, setting.compute, setting.reduced
         self.sharded, self.sums_whole, self.divided = setting.sharded, setting.sums_whole, setting.divided
         self.gathered, self.dropped = setting.gathered, setting.dropped
-        self.narrow, self.copied = setting.narrow, setting.copied
+        self.narrow, self.copied, self.splits = setting.narrow, setting.copied, setting.splits
         self.received = 1.0 if kind is DeviceKind.CPU else 0.0
 
     def backward(self, at: Beside) -> Iterator[Moment]:
@@ -45,7 +45,7 @@ class EagerMoments:
 
     def _head(self, at: Beside, told: _Told) -> Iterator[Moment]:
         """Its product, which lets go of what it read before its gradient is widened, and its reduction."""
-        stage, head, splits = at.stage, at.stage.head_made, at.waits > 0.0
+        stage, head, splits = at.stage, at.stage.head_made, self.splits
         # Halves of backwards form gradients when an earlier half has let go of the rest.
         behind = np.where(splits, at.kept - stage.one_kept + at.waits, at.kept - stage.head_kept)
         left = np.where(splits, at.logits, at.logits - stage.one_logits)
@@ -78,7 +78,7 @@ class EagerMoments:
         yield told.moment(behind, layer + flies * alone, done=head)
         yield told.moment(
             np.maximum(behind - stage.largest_kept, 0.0),
-            np.where(at.waits > 0.0, 0.0, self.gathered * stage.largest) + reduces,
+            np.where(self.splits, 0.0, self.gathered * stage.largest) + reduces,
             done=head,
             dropped=head + stage.largest_made,
         )
@@ -164,7 +164,7 @@ class EagerMoments:
         """Bytes per parameter of a gradient that is formed, beside the one that stays: as the product gives it, and
         in the master's precision before it is added; of a half of a backward what it gave and the copy that stays."""
         whole = self.narrow + np.where(at.sums, self.master, 0.0)
-        given = np.where(at.waits > 0.0, 2.0 * self.compute, self.compute)
+        given = np.where(self.splits, 2.0 * self.compute, self.compute)
         return np.asarray(np.where(self.sharded, given, whole))
 
     def _layer(self, at: Beside) -> FloatArray:
@@ -190,8 +190,10 @@ class EagerMoments:
         backwards give it in the precision that travels. Where sums are whole until a stage `ends`, gradients are added
         to them or, the `latest` parameter's last, become them.
         """
+        if not self.sharded.any():
+            return np.zeros_like(parameters)
         summed = at.sums & self.sums_whole
-        given = np.where(summed, 0.0, np.where(at.waits > 0.0, self.reduced, self.compute))
+        given = np.where(summed, 0.0, np.where(self.splits, self.reduced, self.compute))
         gone = np.where(summed, np.where(alone, 0.0, self.reduced), 0.0)
         sent = self.reduced * (1.0 + self.received + 1.0 / self.divided) + np.where(alone, given, 0.0) - gone
         sends = parameters * np.maximum(given + self.reduced, sent)
@@ -204,8 +206,8 @@ class _Told:
     """Moments of one backward: units that are `done` have their gradients, those `dropped` no whole parameters."""
 
     def __init__(self, at: Beside, buffers: FloatArray, *, grown: FloatArray, freed: FloatArray) -> None:
-        self.at, self.buffers, self.grown, self.freed = at, buffers, grown, freed
-        self.left = at.logits - at.stage.one_logits
+        self.at, self.buffers, self.left = at, buffers, at.logits - at.stage.one_logits
+        self.grown, self.freed = grown if grown.any() else None, freed if freed.any() else None
 
     def moment(
         self,
@@ -218,11 +220,13 @@ class _Told:
     ) -> Moment:
         """`dropped` are those `done` unless it is told."""
         return Moment(
-            gradients=self.at.gradients + self.grown * done,
+            gradients=self.at.gradients if self.grown is None else self.at.gradients + self.grown * done,
             activations=activations,
             logits=self.left if logits is None else logits,
             buffers=self.buffers + buffers,
-            freed=self.at.freed + self.freed * (done if dropped is None else dropped),
+            freed=self.at.freed
+            if self.freed is None
+            else self.at.freed + self.freed * (done if dropped is None else dropped),
             here=self.at.here,
         )
 
