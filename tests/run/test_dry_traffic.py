@@ -103,6 +103,6 @@ def test_so_they_are_in_small_buckets_beside_other_axes(kind: str) -> None:
     cases = [case(layout, kind=kind, layers=2) for layout in layouts]
     small = GradientSync(compression=TopK(share=0.03))
     designs = [replace(entry, plan=replace(entry.plan, gradients=small)) for entry in cases]
-    found = in_child(dry_cases.count_in_small_buckets, {"designs": designs, "most": 3000}, seconds=280)
+    found = dry_cases.apart(dry_cases.count_in_small_buckets, designs=designs, most=3000)
     for entry, (predicted, counted) in zip(designs, found, strict=True):
         assert predicted == counted, entry.plan.describe()

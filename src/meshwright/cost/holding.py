@@ -202,8 +202,10 @@ def collect(source: Holdings, counts: Mapping[str, FloatArray], *, shape: Shape,
         kept[name] = kept[name] + source.outputs(counts[name])
     waits = waits if source.eager else kept["total"]
     whole = held(shape, first=kept["first"], last=kept["last"], total=kept["total"], waits=waits)
-    scored = held(shape, **logits)
-    both = held(shape, **{name: kept[name] + logits[name] for name in kept}, waits=waits + logits["total"])
+    scored, both = zeros, whole
+    if logits["total"].any():
+        scored = held(shape, **logits)
+        both = held(shape, **{name: kept[name] + logits[name] for name in kept}, waits=waits + logits["total"])
     stages = {name: counts[name][..., -1] for name in kept}
     return Held(
         kept=both - scored,
@@ -213,7 +215,7 @@ def collect(source: Holdings, counts: Mapping[str, FloatArray], *, shape: Shape,
         all_stages=source.of(total),
         first_kept=kept["first"],
         behind_head=source.largest_layer(counts["last"]),
-        waits=np.where(_splits(source.table), waits, 0.0),
+        waits=np.where(splits(source.table)[:, None], waits, 0.0),
         fixed=fixed,
     )
 
@@ -223,9 +225,9 @@ def in_turns(table: PlanTable) -> BoolArray:
     return np.asarray((table.chunks > 1) & np.isin(table.schedule, _TURNS))
 
 
-def _splits(table: PlanTable) -> BoolArray:
-    """Rows whose only stage on a rank gives the gradients of inputs first, shape (rows, 1)."""
-    return np.isin(table.schedule, _SPLIT)[:, None]
+def splits(table: PlanTable) -> BoolArray:
+    """Rows whose only stage on a rank gives the gradients of inputs first, shape (rows,)."""
+    return np.isin(table.schedule, _SPLIT)
 
 
 def _of_one(kind: Kind, priced: Holds, table: PlanTable, *, model: ModelSpec) -> dict[str, FloatArray]:

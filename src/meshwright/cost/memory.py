@@ -135,7 +135,7 @@ def _local(
     model: ModelSpec,
     job: JobSpec,
 ) -> Local:
-    """What ranks have of the parameters, and the optimizer of those that are `changed`."""
+    """Parameters of every rank and what the optimizer keeps of those of `changed` blocks, which are trained."""
     whole = local_parameters(table, blocks, arrays=arrays, counts=counts, model=model)
     trained = local_parameters(table, changed, arrays=arrays, counts=counts, model=model)
     trained_owned = owned_parameters(table, trained, grid_parameters(table, changed, counts=counts))

@@ -28,7 +28,7 @@ class EagerMoments:
         self.master, self.compute, self.reduced = setting.master, setting.compute, setting.reduced
         self.sharded, self.sums_whole, self.divided = setting.sharded, setting.sums_whole, setting.divided
         self.gathered, self.dropped = setting.gathered, setting.dropped
-        self.narrow, self.copied = setting.narrow, setting.copied
+        self.narrow, self.copied, self.splits = setting.narrow, setting.copied, setting.splits
         self.received = 1.0 if kind is DeviceKind.CPU else 0.0
 
     def backward(self, at: Beside) -> Iterator[Moment]:
@@ -45,18 +45,22 @@ class EagerMoments:
 
     def _head(self, at: Beside, told: _Told) -> Iterator[Moment]:
         """Its product, which lets go of what it read before its gradient is widened, and its reduction."""
-        stage, head, behind = at.stage, at.stage.head_made, at.kept - at.stage.head_kept
+        stage, head, splits = at.stage, at.stage.head_made, self.splits
+        # Halves of backwards form gradients when an earlier half has let go of the rest.
+        behind = np.where(splits, at.kept - stage.one_kept + at.waits, at.kept - stage.head_kept)
+        left = np.where(splits, at.logits, at.logits - stage.one_logits)
         apart = np.where(self._in_root(stage), 0.0, stage.head * self.gathered)
         yield told.moment(
             at.kept,
-            stage.head_working + apart + head * self.compute,
+            stage.head_working + apart + np.where(splits, 0.0, head * self.compute),
             logits=at.logits - (stage.one_logits - stage.loss_logits),
         )
         whole = np.where(self.sharded, 0.0, head)
-        yield told.moment(behind, stage.head_working + head * self._forming(at), done=whole)
+        yield told.moment(behind, stage.head_working + head * self._forming(at), logits=left, done=whole)
         alone = np.where(self._in_root(stage), 0.0, head)
         reduced = self._reducing(alone, alone, at, alone=True)
-        yield told.moment(behind, self.gathered * stage.behind_head + reduced, dropped=alone)
+        ahead = np.where(splits, 0.0, self.gathered * stage.behind_head)
+        yield told.moment(behind, ahead + reduced, dropped=alone)
 
     def _layers(self, at: Beside, told: _Told) -> Iterator[Moment]:
         """The first layer's backward and its reduction, and the last one's."""
@@ -74,7 +78,7 @@ class EagerMoments:
         yield told.moment(behind, layer + flies * alone, done=head)
         yield told.moment(
             np.maximum(behind - stage.largest_kept, 0.0),
-            self.gathered * stage.largest + reduces,
+            np.where(self.splits, 0.0, self.gathered * stage.largest) + reduces,
             done=head,
             dropped=head + stage.largest_made,
         )
@@ -90,7 +94,8 @@ class EagerMoments:
         unit = self._last_unit(stage)
         reduced = self._reducing(unit, unit, at, alone=stage.tied == 0.0)
         return told.moment(
-            np.maximum(at.kept - stage.one_kept, 0.0) + at.waits,
+            # What waits is there when the table's gradient comes, and is gone when the last unit is reduced.
+            np.maximum(at.kept - stage.one_kept, 0.0) + np.where(self.sharded & ~self.sums_whole, 0.0, at.waits),
             np.where(self.sharded, reduced, whole),
             done=np.maximum(stage.made - unit, 0.0),
             dropped=stage.made,
@@ -98,8 +103,8 @@ class EagerMoments:
 
     def full(self, entry: Held) -> Moment:
         """As much is held as ever, before any gradient."""
-        buffers = self.fixed + entry.all_stages.sends
-        return Moment(gradients=self.found.before, activations=entry.kept, logits=entry.logits, buffers=buffers)
+        before = self.found.before
+        return Moment(gradients=before, activations=entry.kept, logits=entry.logits, buffers=self.fixed)
 
     def others(self, entry: Held) -> list[Moment]:
         """A layer's backward when as much as ever is held on stages without the head, and the optimizer's step, when
@@ -118,7 +123,8 @@ class EagerMoments:
         layer = 2.0 * self.gathered * stage.largest + self.found.wire + stage.working
         gradients = np.where(entry.goes_on, self.found.summed, self.found.before)
         buffers = self.fixed + stage.sends + self._root(stage) + layer
-        return [step, Moment(gradients=gradients, activations=entry.alone, logits=nothing, buffers=buffers)]
+        here = entry.alone > 0.0
+        return [step, Moment(gradients=gradients, activations=entry.alone, logits=nothing, buffers=buffers, here=here)]
 
     def _loss(self, at: Beside, told: _Told, *, here: BoolArray) -> Moment:
         """A cap gives the gradient of its input beside what it kept. A loss of torch's own has beside the log-softmax
@@ -156,9 +162,10 @@ class EagerMoments:
 
     def _forming(self, at: Beside) -> FloatArray:
         """Bytes per parameter of a gradient that is formed, beside the one that stays: as the product gives it, and
-        in the master's precision before it is added."""
+        in the master's precision before it is added; of a half of a backward what it gave and the copy that stays."""
         whole = self.narrow + np.where(at.sums, self.master, 0.0)
-        return np.asarray(np.where(self.sharded, self.compute, whole))
+        given = np.where(self.splits, 2.0 * self.compute, self.compute)
+        return np.asarray(np.where(self.sharded, given, whole))
 
     def _layer(self, at: Beside) -> FloatArray:
         """Bytes of a layer's backward: when its last product has given both gradients, of which the matrix's is added
@@ -179,11 +186,14 @@ class EagerMoments:
     ) -> FloatArray:
         """Bytes of a unit whose gradients are reduced, beside sums that are whole: as backward gave them beside the
         copy that is sent, then that copy beside this rank's part and, on processors, what is received. A parameter
-        that is `alone` in its unit has its gradient until then (FSDP2 lets go of all but the last). Where sums are
-        whole until a stage `ends`, gradients are added to them or, the `latest` parameter's last, become them.
+        that is `alone` in its unit has its gradient until then (FSDP2 lets go of all but the last). Halves of
+        backwards give it in the precision that travels. Where sums are whole until a stage `ends`, gradients are added
+        to them or, the `latest` parameter's last, become them.
         """
+        if not self.sharded.any():
+            return np.zeros_like(parameters)
         summed = at.sums & self.sums_whole
-        given = np.where(summed, 0.0, self.compute)
+        given = np.where(summed, 0.0, np.where(self.splits, self.reduced, self.compute))
         gone = np.where(summed, np.where(alone, 0.0, self.reduced), 0.0)
         sent = self.reduced * (1.0 + self.received + 1.0 / self.divided) + np.where(alone, given, 0.0) - gone
         sends = parameters * np.maximum(given + self.reduced, sent)
@@ -196,8 +206,8 @@ class _Told:
     """Moments of one backward: units that are `done` have their gradients, those `dropped` no whole parameters."""
 
     def __init__(self, at: Beside, buffers: FloatArray, *, grown: FloatArray, freed: FloatArray) -> None:
-        self.at, self.buffers, self.grown, self.freed = at, buffers, grown, freed
-        self.left = at.logits - at.stage.one_logits
+        self.at, self.buffers, self.left = at, buffers, at.logits - at.stage.one_logits
+        self.grown, self.freed = grown if grown.any() else None, freed if freed.any() else None
 
     def moment(
         self,
@@ -210,11 +220,13 @@ class _Told:
     ) -> Moment:
         """`dropped` are those `done` unless it is told."""
         return Moment(
-            gradients=self.at.gradients + self.grown * done,
+            gradients=self.at.gradients if self.grown is None else self.at.gradients + self.grown * done,
             activations=activations,
             logits=self.left if logits is None else logits,
             buffers=self.buffers + buffers,
-            freed=self.at.freed + self.freed * (done if dropped is None else dropped),
+            freed=self.at.freed
+            if self.freed is None
+            else self.at.freed + self.freed * (done if dropped is None else dropped),
             here=self.at.here,
         )
 

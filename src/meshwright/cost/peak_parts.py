@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from meshwright.cost.holding import Held, StageHeld, in_turns
+from meshwright.cost.holding import Held, StageHeld, in_turns, splits
 from meshwright.cost.pipeline import Shape
 from meshwright.cost.software import Software
 from meshwright.cost.states import States, state_bytes
@@ -29,7 +29,7 @@ class Setting:
     Bytes of a parameter: `master`, `compute`, `reduced` as it travels, `narrow` of a gradient that is widened, `copied`
     of a matrix's own copy, which is gone by then, `gathered` for a pass, `row` for all passes of a stage in a row, and
     `dropped` when its stage ends. Whole gradients are summed until a stage ends where it `sums_whole`. The stages of a
-    rank end one after another `in_turns`.
+    rank end one after another `in_turns`; the only stage of one that `splits` has halves of backwards.
     """
 
     microbatches: FloatArray
@@ -37,6 +37,7 @@ class Setting:
     chunks: FloatArray
     in_turns: BoolArray
     breadth_first: BoolArray
+    splits: BoolArray
     sharded: BoolArray
     divided: FloatArray
     sums_whole: BoolArray
@@ -61,6 +62,7 @@ class Setting:
             "chunks": shape.chunks,
             "in_turns": in_turns(table),
             "breadth_first": table.schedule == _BREADTH_FIRST,
+            "splits": splits(table),
             "sharded": sharded,
             "divided": np.asarray(table.divided, dtype=np.float64),
             "sums_whole": (sharding == _ZERO1) | shared,
@@ -98,7 +100,7 @@ class Beside:
     kept: FloatArray
     logits: FloatArray
     gradients: FloatArray
-    freed: FloatArray
+    freed: FloatArray | float
     sends: FloatArray
     waits: FloatArray
     sums: BoolArray

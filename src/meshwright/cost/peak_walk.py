@@ -56,7 +56,7 @@ def usual_backward(at: Rows) -> Beside:
         kept=np.maximum(entry.kept - np.where(goes_on, 0.0, one), 0.0),
         logits=np.maximum(entry.logits - np.where(goes_on, 0.0, stage.one_logits), 0.0),
         gradients=found.summed,
-        freed=np.zeros_like(entry.kept),
+        freed=0.0,
         sends=stage.sends,
         waits=entry.waits,
         sums=several | (found.before > 0.0),
