@@ -12,7 +12,7 @@ from meshwright.cost.block_bytes import BlockBytes, Holds
 from meshwright.cost.compression import compression_bytes
 from meshwright.cost.copies import copied_bytes
 from meshwright.cost.fixed_buffers import fixed_bytes
-from meshwright.cost.holding import collect
+from meshwright.cost.holding import Moment, collect
 from meshwright.cost.layouts import Backward, Kind, LayoutArrays
 from meshwright.cost.moments import moments
 from meshwright.cost.offload import keeps_parameters_away, optimizes_away, overflow
@@ -110,10 +110,7 @@ def _at(
     found = moments(table, state, entry, kind=device.kind, software=features)
     met = round_bytes(table, trained_owned, model=model, largest=partial(_largest_block, local, changed, counts=counts))
     found += [] if met is None else [met.between(state.after, entry.fixed)]
-    names = ("gradients", "activations", "logits", "buffers")
-    totals = [sum((getattr(moment, name) for name in names), np.zeros_like(whole)) for moment in found]
-    best = np.argmax(totals, axis=0)
-    peak = {name: np.choose(best, [getattr(moment, name) for moment in found]) for name in names}
+    peak = _highest(found, like=whole)
     passing = partial(_passing_host, table, local, changed, arrays=arrays, counts=counts, model=model)
     host = _on_host(table, blocks, local, counts=counts, shape=shape, passing=passing)
     left = overflow(host, group=group)
@@ -128,6 +125,14 @@ def _at(
         MemoryPart.RESERVED: np.where(shape.valid, device.reserved_bytes, 0.0),
     }
     return Peak(parts={str(part): held for part, held in parts.items()}, host=host - left)
+
+
+def _highest(found: Sequence[Moment], *, like: FloatArray) -> dict[str, FloatArray]:
+    """Bytes by part at the moment of most, of the shape of `like`."""
+    names = ("gradients", "activations", "logits", "buffers")
+    totals = [sum((getattr(moment, name) for name in names), np.zeros_like(like)) for moment in found]
+    best = np.argmax(totals, axis=0)
+    return {name: np.choose(best, [getattr(moment, name) for moment in found]) for name in names}
 
 
 def _beside_training(
