@@ -222,7 +222,8 @@ def collect(source: Holdings, counts: Mapping[str, FloatArray], *, shape: Shape,
 
 def in_turns(table: PlanTable) -> BoolArray:
     """Rows whose ranks have several stages that end one after another, the last one first, shape (rows,)."""
-    return np.asarray((table.chunks > 1) & np.isin(table.schedule, _TURNS))
+    told = np.array([bool(layout.table) and layout.loops for layout in table.layouts])[table.layout]
+    return np.asarray((table.chunks > 1) & (np.isin(table.schedule, _TURNS) | told))
 
 
 def splits(table: PlanTable) -> BoolArray:

@@ -29,3 +29,8 @@ class Layout:
     @property
     def pipeline(self) -> int:
         return max(self.ranks) + 1
+
+    @property
+    def loops(self) -> bool:
+        """Whether stages go round all ranks, one after another; those of V shapes turn at the last one."""
+        return all(rank == stage % self.pipeline for stage, rank in enumerate(self.ranks))
