@@ -47,6 +47,12 @@ def test_a_half_written_last_line_is_left_out(run_dir: Path) -> None:
     assert len(files.spans) == before
 
 
+def test_a_list_in_place_of_a_table_is_refused(run_dir: Path) -> None:
+    (run_dir / "environment.json").write_text('["torch"]')
+    with pytest.raises(ConfigError, match=r"environment\.json: expected a table of keys"):
+        read_run(run_dir)
+
+
 def test_a_broken_line_in_the_middle_is_said(run_dir: Path) -> None:
     metrics = run_dir / "metrics.jsonl"
     lines = metrics.read_text().splitlines()

@@ -75,7 +75,7 @@ def read_run(path: Path | str) -> RunFiles:
         predicted=_value_or_none(Report, place / "predicted.json"),
         measured=_value_or_none(Report, place / "measured.json"),
         decision=_kept(place / "decision.json"),
-        environment=_json_or_none(place / "environment.json"),
+        environment=_table_or_none(place / "environment.json"),
         steps=tuple(row for row in rows if _is_of_step(row, "loss")),
         evaluations=tuple(row for row in rows if _is_of_step(row, "validation_loss")),
         spans=tuple(_spans(place / "spans")),
@@ -146,8 +146,13 @@ def _json(path: Path) -> Any:
         raise ConfigError(Problem(what="cannot be read as JSON", where=str(path), why=str(error))) from error
 
 
-def _json_or_none(path: Path) -> Any:
-    return _json(path) if path.is_file() else None
+def _table_or_none(path: Path) -> Row | None:
+    if not path.is_file():
+        return None
+    value = _json(path)
+    if not isinstance(value, dict):
+        raise ConfigError(Problem(what="expected a table of keys", where=str(path)))
+    return value
 
 
 def _text_or_none(path: Path) -> str | None:

@@ -48,7 +48,7 @@ def read_header(path: Path) -> Mapping[str, Entry]:
             if size < 8 or length > min(LONGEST_HEADER, size - 8):
                 raise _bad(path, f"a header of {length:,} bytes in a file of {size:,}")
             text = file.read(length)
-    except (OSError, UnicodeEncodeError) as error:
+    except (OSError, ValueError) as error:
         raise _bad(path, getattr(error, "strerror", None) or str(error)) from error
     try:
         values = parse_json(text, pairs=_once)
