@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.parallel import draws, reproduce
+from tests.parallel import drawing, draws, reproduce
 from tests.parallel.draws import Draw
 from tests.support.pool import Pool
 
@@ -45,8 +45,8 @@ def on_the_tiny_model(draw: Draw) -> Draw | None:
 
 
 def main() -> None:
-    every = [draw for draw in draws.legal(400, seed=4) if draw.ranks == RANKS]
-    chosen = list(dict.fromkeys(filter(None, map(on_the_tiny_model, every))))
+    every = [draw for draw in drawing.legal(400, seed=4) if draw.ranks == RANKS]
+    chosen = sorted(dict.fromkeys(filter(None, map(on_the_tiny_model, every))), key=lambda draw: str(draw.axes))
     pool, seconds = Pool(), dict[str, list[float]]()
     for turn in range(ROUNDS + 1):
         for draw in chosen:

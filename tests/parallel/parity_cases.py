@@ -18,6 +18,7 @@ from meshwright.nn.context import Context
 from meshwright.nn.mixture import MixtureOfExperts
 from meshwright.parallel import Mesh, build_mesh, build_optimizer, lay
 from meshwright.parallel.optimizer import block_of
+from meshwright.parallel.torch_compat import forget_layouts
 from meshwright.spec.job import DataSpec, Source
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.optimizer import Optimizer, OptimizerSpec
@@ -192,13 +193,18 @@ def _step(named: dict[str, nn.Parameter], optimizer: Optimizer) -> None:
 
 
 _MESHES: dict[object, Mesh] = {}
+_LAST: list[object] = []
 
 
 def mesh_over(plan: Plan) -> Mesh:
-    """One mesh for all plans of the same ranks: a worker forms each process group once."""
+    """One mesh for all plans of the same ranks: a worker forms each process group once. Torch keeps no layout of
+    another mesh, which may look the same."""
     ranks = (plan.axes, plan.exchange.inner, plan.experts, plan.tensor_grid)
     if ranks not in _MESHES:
         _MESHES[ranks] = build_mesh(plan, device_type="cpu")
+    if [ranks] != _LAST:
+        forget_layouts()
+        _LAST[:] = [ranks]
     return _MESHES[ranks]
 
 

@@ -20,7 +20,7 @@ NARROW = [replace(draw, precision="bf16" if place % 3 else "fp32") for place, dr
 REST = [draw for draw in ALL if draw not in FIXED]
 
 
-@pytest.mark.parametrize("draw", sorted(FIXED, key=lambda draw: draw.ranks), ids=str)
+@pytest.mark.parametrize("draw", sorted(FIXED, key=lambda draw: (draw.ranks, draw.axes)), ids=str)
 def test_a_drawn_plan_gives_what_one_device_gives(pool: Pool, draw: Draw) -> None:
     reproduce.check(pool, draw)
 

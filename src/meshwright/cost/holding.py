@@ -21,7 +21,7 @@ from meshwright.spec.plan import ScheduleKind
 _SAME = 1.0 + 1e-9
 _SPLIT = [SCHEDULES.index(kind) for kind in (ScheduleKind.ZERO_BUBBLE_H1, ScheduleKind.ZERO_BUBBLE_H2)]
 _TURNS = [SCHEDULES.index(kind) for kind in (ScheduleKind.INTERLEAVED, ScheduleKind.BREADTH_FIRST)]
-_PATIENT_SENDS = 2.0  # gradients that a stage has sent and does not wait for (parallel/torch_compat.py)
+_PATIENT_SENDS = 2.0  # gradients that a stage has sent and does not wait for (parallel/stages/torch_compat.py)
 _ONES = (
     "one_logits",
     "loss_logits",

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from meshwright import schedule
 from meshwright.parallel.passes import LossFunction, Passes
 from meshwright.parallel.pipeline import reach
+from meshwright.parallel.stages.torch_compat import Reach
 from meshwright.parallel.synchronize import Synchronizer
-from meshwright.parallel.torch_compat import Reach
 from meshwright.schedule import planned
 from meshwright.spec.plan import Plan
 from meshwright.spec.span import Recorder

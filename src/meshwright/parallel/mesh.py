@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from meshwright.parallel.expert_mesh import ExpertMesh, build_expert_mesh
+from meshwright.parallel.torch_compat import forget_layouts
 from meshwright.spec.errors import EnvironmentUnfit, Problem
 from meshwright.spec.plan import AxisName, Plan, TensorGrid
 
@@ -131,6 +132,7 @@ def _build(plan: Plan, *, device_type: str, processes: Sequence[int], own_group:
     axes = [axis for axis in plan.axes if axis.size > 1]
     if not axes:
         return Mesh(root=None, rank=0, world_size=1, sizes={}, coordinates={}) if here == processes[0] else None
+    forget_layouts()
     names = [axis.name for axis in axes]
     grid = torch.tensor(processes).view([axis.size for axis in axes])
     dims, dim_names = _joined(grid, names)

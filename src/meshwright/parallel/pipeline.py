@@ -17,8 +17,8 @@ from meshwright.parallel.passes import LossFunction, Passes, split_passes
 from meshwright.parallel.routed import Route, RoutedStage
 from meshwright.parallel.slices import SliceStore, cut, repeat
 from meshwright.parallel.split import WeightGradients
+from meshwright.parallel.stages.torch_compat import Reach, TableStage, table_runtime
 from meshwright.parallel.synchronize import Synchronizer
-from meshwright.parallel.torch_compat import Reach, TableStage, table_runtime
 from meshwright.schedule import planned
 from meshwright.schedule.moves import with_moves
 from meshwright.spec.plan import Plan

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from meshwright.parallel.torch_compat import TableStage
+from meshwright.parallel.stages.torch_compat import TableStage
 from meshwright.schedule.paths import neighbours
 from meshwright.schedule.program import BACKWARD, FORWARD, Program
 

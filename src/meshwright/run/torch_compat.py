@@ -13,8 +13,9 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 from torch.distributed.distributed_c10d import _set_pg_timeout, _world
-from torch.distributed.tensor import _redistribute, debug
 from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from meshwright.parallel.torch_compat import forget_layouts
 
 _KEPT = "256"  # collectives that torch's flight recorder remembers
 
@@ -44,14 +45,10 @@ def limit_waits(timeout: timedelta, *, but: str) -> None:
 
 
 def forget_groups() -> None:
-    """No process group is left, nor what torch keeps of meshes over them: one of another group may look the same."""
+    """No process group is left, nor what torch keeps of layouts over them."""
     if dist.is_initialized():
         dist.destroy_process_group()
-    # torch 2.11 has not all of them.
-    known = (debug, "_clear_sharding_prop_cache"), (_redistribute, "clear_redistribute_planner_cache")
-    for module, name in known:
-        getattr(module, name, _nothing)()
-    _redistribute._gen_transform_infos.cache_clear()
+    forget_layouts()
 
 
 @contextmanager
@@ -62,10 +59,6 @@ def alone(*, rank: int, ranks: int) -> Iterator[None]:
         yield
     finally:
         forget_groups()
-
-
-def _nothing() -> None:
-    """Nothing was kept."""
 
 
 def last_entered() -> Entered | None:

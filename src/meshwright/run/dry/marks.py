@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import partial
 
 from meshwright.parallel import Laid
+from meshwright.parallel.stages.torch_compat import PATIENT_SENDS
 from meshwright.parallel.synchronize import Synchronizer
-from meshwright.parallel.torch_compat import PATIENT_SENDS
 from meshwright.run.dry.counter import StepCounter
 from meshwright.schedule import Work
 from meshwright.spec.report import LineName

@@ -14,7 +14,7 @@ from torch import nn
 from meshwright.parallel.buckets import BucketedGradients
 from meshwright.parallel.pipeline import PipelineExecutor, reach
 from meshwright.parallel.split import WeightGradients
-from meshwright.parallel.torch_compat import Reach
+from meshwright.parallel.stages.torch_compat import Reach
 from meshwright.run.dry.marks import PassNames
 from meshwright.run.dry.torch_compat import lonely_world
 from meshwright.schedule import Work

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshwright.cost.traffic_turns import shares_turns
-from meshwright.parallel.torch_compat import PATIENT_SENDS
+from meshwright.parallel.stages.torch_compat import PATIENT_SENDS
 from meshwright.schedule import planned
 from meshwright.schedule.build import SPLIT, V_SHAPES
 from meshwright.schedule.program import FORWARD, INPUT, Program

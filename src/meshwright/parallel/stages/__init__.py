@@ -1,0 +1,1 @@
+"""Stages of a pipeline under torch's runtime."""
