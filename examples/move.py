@@ -95,6 +95,7 @@ def main() -> None:
         loss = other.train(corpus, state, steps=STEPS)
         if theirs[0] == dist.get_rank():
             print(f"step {state.step}: loss {loss:.4f} by {second.plan.describe()}", flush=True)
+    dist.barrier()  # who is not in the second plan waits for those who are
     dist.destroy_process_group()
 
 
