@@ -159,7 +159,7 @@ def test_the_operators_of_a_decoder_are_timed_by_kind() -> None:
 def test_passes_are_timed_with_each_number_of_threads_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", used.append)
-    found = measure_scaling(threads=(1, 2), seconds=0.0)
+    found = measure_scaling(precision=Precision.FP32, threads=(1, 2), seconds=0.0)
     assert len(found) == 2
     assert min(found) > 0.0
     assert used == [1, 2] * (len(used) // 2)

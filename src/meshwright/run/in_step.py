@@ -14,8 +14,8 @@ from meshwright.cost.kinds import operator_sizes
 from meshwright.cost.operators import block_work
 from meshwright.cost.software import software
 from meshwright.cost.table import PRECISIONS
-from meshwright.run.measure_layers import BATCHES, SEQUENCE, LayerTimes, layered_model
-from meshwright.spec.cluster import DeviceSpec, Precision
+from meshwright.run.measure_layers import SEQUENCE, LayerTimes, layered_model
+from meshwright.spec.cluster import DeviceSpec
 from meshwright.spec.job import JobSpec
 
 
@@ -34,7 +34,7 @@ def as_in_a_step(device: DeviceSpec, times: Sequence[LayerTimes]) -> DeviceSpec:
         return device
     matrix, bandwidths, scores = dict(device.matrix), [], []
     for entry in times:
-        priced = _price(device, entry.precision)
+        priced = _price(device, entry)
         curve = matrix[entry.precision]
         level = priced.product_seconds / entry.product_seconds
         matrix[entry.precision] = replace(curve, fraction=curve.fraction * level)
@@ -55,14 +55,14 @@ def as_in_a_step(device: DeviceSpec, times: Sequence[LayerTimes]) -> DeviceSpec:
     )
 
 
-def _price(device: DeviceSpec, precision: Precision) -> _Priced:
+def _price(device: DeviceSpec, times: LayerTimes) -> _Priced:
     """The three kinds of work of a forward and backward, apart: an infinite memory leaves the products' own time."""
     job, features = JobSpec(sequence_length=SEQUENCE), software("torch")
     fast = replace(device, memory_bandwidth=math.inf, memory_fraction=1.0)
-    figures = rates(fast, precision=np.array([PRECISIONS.index(precision)]), length=SEQUENCE, software=features)
+    figures = rates(fast, precision=np.array([PRECISIONS.index(times.precision)]), length=SEQUENCE, software=features)
     ones = np.ones(1)
     sizes = operator_sizes(
-        batch=BATCHES * ones,
+        batch=times.sequences * ones,
         tensor=ones,
         split=ones,
         itemsize=figures.itemsize,

@@ -37,7 +37,7 @@ ATTENTION_TOKENS, ATTENTION_HEADS = 1024, 4
 OPTIMIZER_PARAMETERS = (2**18, 2**22)
 COPY_BYTES = 2**26
 NARROW_TOKENS = 16
-# Given time, everything is measured so many times over and the middle of each figure counts: machines change pace.
+# While time is left, everything is measured so often and the middle of each figure counts: machines change pace.
 ROUNDS = 3
 _ROUND_SECONDS = 2.5
 
@@ -93,7 +93,9 @@ def measure_device(*, threads: int, precisions: tuple[Precision, ...], seconds: 
         torch.set_num_threads(threads)
         keep_freed_memory()
     turns = ROUNDS if seconds >= ROUNDS * _ROUND_SECONDS else 1
-    rounds = [_round(_Probe(device=device, budget=seconds / turns), precisions) for _ in range(turns)]
+    rounds = [_round(_Probe(device=device, budget=seconds / turns), precisions)]
+    while len(rounds) < turns and time.perf_counter() - began < seconds:
+        rounds.append(_round(_Probe(device=device, budget=seconds / turns), precisions))
     middle: DeviceTimes = _median(rounds)
     return replace(middle, threads=threads, import_seconds=import_seconds, seconds=time.perf_counter() - began)
 

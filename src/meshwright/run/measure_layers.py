@@ -20,6 +20,7 @@ from meshwright.spec.model import Attention, Embedding, FeedForward, Head, Layer
 SEQUENCE = 256
 BATCHES = 8
 _LEAST_PASSES = 4  # the first is not counted
+_LONGEST_PASS_SECONDS = 3.0  # of BATCHES sequences; where a precision has no arithmetic of its own, one has to do
 
 
 class Kind(StrEnum):
@@ -32,9 +33,10 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTimes:
-    """Lower quartiles of seconds of a forward and backward of `layered_model` over BATCHES sequences of SEQUENCE."""
+    """Lower quartiles of seconds of a forward and backward of `layered_model` over `sequences` of SEQUENCE tokens."""
 
     precision: Precision
+    sequences: int = BATCHES
     product_seconds: float
     scores_seconds: float
     element_seconds: float
@@ -74,7 +76,10 @@ def layered_pass(precision: Precision, *, batch: int) -> Callable[[], None]:
 
 
 def time_layers(precision: Precision, *, seconds: float) -> LayerTimes:
-    """Takes about `seconds`, on a processor: an accelerator runs behind the host, whose clock would not see it."""
+    """Takes about `seconds`, on a processor: an accelerator runs behind the host, whose clock would not see it.
+
+    Over BATCHES sequences, or one where that would be slow.
+    """
     from meshwright.train.torch_compat import TorchDispatchMode
 
     sums: dict[Kind, float] = defaultdict(float)
@@ -86,7 +91,8 @@ def time_layers(precision: Precision, *, seconds: float) -> LayerTimes:
             sums[_kind(func.overloadpacket.__name__)] += time.perf_counter() - start
             return result
 
-    both_ways = layered_pass(precision, batch=BATCHES)
+    sequences = BATCHES if _seconds_of(layered_pass(precision, batch=1)) * BATCHES <= _LONGEST_PASS_SECONDS else 1
+    both_ways = layered_pass(precision, batch=sequences)
     found: list[dict[Kind, float]] = []
     deadline = time.perf_counter() + seconds
     while len(found) < _LEAST_PASSES or time.perf_counter() < deadline:
@@ -96,10 +102,22 @@ def time_layers(precision: Precision, *, seconds: float) -> LayerTimes:
         found.append(dict(sums))
     quarter = (len(found) - 1) // 4
     product, scores, element = (sorted(step[kind] for step in found[1:])[quarter] for kind in Kind)
-    return LayerTimes(precision=precision, product_seconds=product, scores_seconds=scores, element_seconds=element)
+    return LayerTimes(
+        precision=precision,
+        sequences=sequences,
+        product_seconds=product,
+        scores_seconds=scores,
+        element_seconds=element,
+    )
 
 
-def measure_scaling(*, threads: tuple[int, ...], seconds: float) -> tuple[float, ...]:
+def _seconds_of(call: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def measure_scaling(*, precision: Precision, threads: tuple[int, ...], seconds: float) -> tuple[float, ...]:
     """Median seconds of a pass with each number of threads, taken in turn as the machine may change its pace.
 
     Takes about `seconds`; call it in a process of its own.
@@ -107,16 +125,14 @@ def measure_scaling(*, threads: tuple[int, ...], seconds: float) -> tuple[float,
     import torch
 
     keep_freed_memory()
-    both_ways = layered_pass(Precision.BF16, batch=BATCHES)
+    both_ways = layered_pass(precision, batch=BATCHES)
     found: list[list[float]] = [[] for _ in threads]
     deadline = time.perf_counter() + seconds
     while len(found[0]) < _LEAST_PASSES or time.perf_counter() < deadline:
         for count, spent in zip(threads, found, strict=True):
             torch.set_num_threads(count)
             both_ways()
-            start = time.perf_counter()
-            both_ways()
-            spent.append(time.perf_counter() - start)
+            spent.append(_seconds_of(both_ways))
     return tuple(statistics.median(spent) for spent in found)
 
 

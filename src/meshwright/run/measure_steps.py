@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 
 from meshwright.run.allocator import keep_freed_memory
 from meshwright.run.measure_device import tiny_model
@@ -31,48 +32,53 @@ _LEAST_STEPS = 3
 
 
 def probe_designs(cluster: ClusterSpec, *, ranks: int) -> tuple[Design, ...]:
-    """Designs of `ranks` ranks whose step times tell the figures of `cluster` apart."""
+    """Designs of `ranks` ranks whose step times tell the figures of `cluster` apart.
+
+    In bf16 and, of one rank, in fp32 too; in fp32 alone where processors without arithmetic of bf16 emulate it.
+    """
     narrow, middle, wide = (tiny_model(layers=layers, width=width, vocab=2048) for layers, width in _SHAPES)
-    bf16, fp32 = Precision.BF16, Precision.FP32
+    rates = cluster.groups[0].device.peak_flops
+    emulated = rates[Precision.BF16] < _EMULATED * rates[Precision.FP32]
+    precisions = (Precision.FP32,) if emulated else (Precision.BF16, Precision.FP32)
+    design = partial(_design, cluster=cluster, precision=precisions[0])
     if ranks == 1:
         return (
-            _design(narrow, cluster, precision=bf16, sequence=64),
-            _design(middle, cluster, precision=bf16),
-            _design(middle, cluster, precision=fp32),
-            _design(wide, cluster, precision=bf16),
-            _design(wide, cluster, precision=fp32),
-            _design(middle, cluster, precision=bf16, microbatch=1),
-            _design(middle, cluster, precision=bf16, recompute=Recompute.FULL),
+            design(narrow, sequence=64),
+            *(design(middle, precision=precision) for precision in precisions),
+            *(design(wide, precision=precision) for precision in precisions),
+            design(middle, microbatch=1),
+            design(middle, recompute=Recompute.FULL),
         )
     if ranks == 2:
         return (
-            _design(middle, cluster, replicate=2),
-            _design(middle, cluster, shard=2, sharding=Sharding.OPTIMIZER),
-            _design(middle, cluster, shard=2, sharding=Sharding.PARAMETERS),
-            _design(middle, cluster, tensor=2),
-            _design(middle, cluster, tensor=2, sequence_parallel=True),
-            _design(middle, cluster, pipeline=2, microbatch=2),
-            _design(middle, cluster, context=2),
+            design(middle, replicate=2),
+            design(middle, shard=2, sharding=Sharding.OPTIMIZER),
+            design(middle, shard=2, sharding=Sharding.PARAMETERS),
+            design(middle, tensor=2),
+            design(middle, tensor=2, sequence_parallel=True),
+            design(middle, pipeline=2, microbatch=2),
+            design(middle, context=2),
         )
     return (
-        _design(middle, cluster, replicate=4),
-        _design(middle, cluster, tensor=4),
-        _design(middle, cluster, pipeline=4, microbatch=1),
-        _design(middle, cluster, pipeline=2, shard=2, sharding=Sharding.OPTIMIZER, microbatch=2),
-        _design(middle, cluster, context=4),
-        _design(middle, cluster, context=4, exchange=ExchangeKind.GATHER),
+        design(middle, replicate=4),
+        design(middle, tensor=4),
+        design(middle, pipeline=4, microbatch=1),
+        design(middle, pipeline=2, shard=2, sharding=Sharding.OPTIMIZER, microbatch=2),
+        design(middle, context=4),
+        design(middle, context=4, exchange=ExchangeKind.GATHER),
     )
 
 
 # (layers, width): one whose host time is most of it, one between, one whose products are most of it.
 _SHAPES = ((6, 32), (6, 128), (3, 320))
+_EMULATED = 0.5  # of the rate of fp32: arithmetic of half the bits is as fast at the least where it is there
 
 
 def _design(
     model: ModelSpec,
-    cluster: ClusterSpec,
     *,
-    precision: Precision = Precision.BF16,
+    cluster: ClusterSpec,
+    precision: Precision,
     sequence: int = 256,
     pipeline: int = 1,
     replicate: int = 1,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+_LONG_SECONDS = 0.25  # beside which what only a first call costs is small
+
 
 def timed(
     call: Callable[[], object],
@@ -16,20 +18,25 @@ def timed(
 ) -> float:
     """Lower quartile of the seconds of `call`.
 
-    Calls it for about `seconds`, at least `least` and at most `most` times after one that is not counted.
+    Calls it for about `seconds`, at least `least` and at most `most` times after one that is not counted. Where that
+    one takes longer than all of `seconds`, and than a quarter of a second, it is the figure.
 
     `finish` is called before each clock is read, for devices that run behind the host.
     """
-    call()
-    if finish is not None:
-        finish()
-    found: list[float] = []
-    deadline = time.perf_counter() + seconds
-    while len(found) < least or (len(found) < most and time.perf_counter() < deadline):
+
+    def once() -> float:
         start = time.perf_counter()
         call()
         if finish is not None:
             finish()
-        found.append(time.perf_counter() - start)
+        return time.perf_counter() - start
+
+    first = once()
+    if first > max(seconds, _LONG_SECONDS):
+        return first
+    found: list[float] = []
+    deadline = time.perf_counter() + seconds
+    while len(found) < least or (len(found) < most and time.perf_counter() < deadline):
+        found.append(once())
     found.sort()
     return found[len(found) // 4]
