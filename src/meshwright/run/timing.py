@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-_LONG_SECONDS = 0.25  # beside which what only a first call costs is small
+_LONG_SECONDS = 0.25  # beside which the noise of one call is small
 
 
 def timed(
@@ -19,7 +19,7 @@ def timed(
     """Lower quartile of the seconds of `call`.
 
     Calls it for about `seconds`, at least `least` and at most `most` times after one that is not counted. Where that
-    one takes longer than all of `seconds`, and than a quarter of a second, it is the figure.
+    one takes longer than all of `seconds`, and than a quarter of a second, one more has to do.
 
     `finish` is called before each clock is read, for devices that run behind the host.
     """
@@ -31,9 +31,8 @@ def timed(
             finish()
         return time.perf_counter() - start
 
-    first = once()
-    if first > max(seconds, _LONG_SECONDS):
-        return first
+    if once() > max(seconds, _LONG_SECONDS):
+        return once()
     found: list[float] = []
     deadline = time.perf_counter() + seconds
     while len(found) < least or (len(found) < most and time.perf_counter() < deadline):
