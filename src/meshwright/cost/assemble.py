@@ -18,9 +18,11 @@ from meshwright.cost.offload import away_seconds, optimizes_away
 from meshwright.cost.optimizers import Optimized, passed_bytes, update_seconds
 from meshwright.cost.overlap import LINKS, Slack
 from meshwright.cost.pipeline import RankSeconds, Shape, makespan
+from meshwright.cost.software import software
 from meshwright.cost.synchronize import bucketed
 from meshwright.cost.table import BoolArray, IntArray, PlanTable
 from meshwright.cost.thin import summed_elements
+from meshwright.cost.tied import tied_seconds
 from meshwright.cost.transfers import times_crossed
 from meshwright.cost.work import FloatArray
 from meshwright.spec.job import JobSpec
@@ -117,12 +119,15 @@ def assemble(
     start, early = _ahead(each, shape=shape)
     agree = np.max([entry.agree for entry in machines], axis=0)
     fixed = max(entry.group.device.step_overhead_seconds for entry in machines)
+    whole = software(job.software).keeps_copies
+    ends = [tied_seconds(table, model, ends=e.ends, sizes=e.sizes, keeps_whole=whole) for e in machines]
+    tied = np.max(ends, axis=0)
     after = np.maximum(_worst(once.gradients - early, shape.valid), 0.0) + agree
     before = np.maximum(_worst(once.gather - start, shape.valid), 0.0)
     parts: dict[str, FloatArray] = {line: of(each.by_name[name]) * passes for line, name in _EVERY_PASS.items()}
     parts |= {
         LineName.TENSOR: parts[LineName.TENSOR] + _worst(once.halves, shape.valid),
-        LineName.TRANSFER: pipe.moving - pipe.still,
+        LineName.TRANSFER: pipe.moving - pipe.still + tied,
         LineName.BUBBLE: pipe.still - pipe.own,
         LineName.GRADIENTS: of(each.by_name["scatter"]) * passes + after,
         LineName.PARAMETERS: of(each.by_name["gather"]) * passes + before,

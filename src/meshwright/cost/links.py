@@ -28,13 +28,14 @@ Dim = tuple[IntArray, IntArray]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """The collectives of a step, one entry a row; `everyone` is one all-reduce over all ranks of a learner, `rounds`
-    what learners meet by, None where no row has some."""
+    """The collectives of a step, one entry a row; `everyone` is one all-reduce over all ranks of a learner, `ends` one
+    of the first and the last pipeline rank, `rounds` what learners meet by, None where no row has some."""
 
     layer: LayerLinks
     data: DataLinks
     expert_data: DataLinks
     everyone: Linear
+    ends: Linear
     rounds: RoundLinks | None = None
 
 
@@ -180,6 +181,8 @@ def lay_links(table: PlanTable, *, group: NodeGroup, cluster: ClusterSpec, softw
     slices, experts, _, _ = _grid(table)
     data, expert_data = _data(floor, table)
     everyone = floor.around(*axes.values())
+    stages, step = axes[AxisName.PIPELINE]
+    ends = floor.around((np.minimum(stages, 2), step * np.maximum(stages - 1, 1)))
     layer = LayerLinks(
         tensor=floor.tensor(axes[AxisName.TENSOR]),
         grid=tuple(floor.tensor(dim) for dim in _directions(table, steps[AxisName.TENSOR])),
@@ -192,6 +195,7 @@ def lay_links(table: PlanTable, *, group: NodeGroup, cluster: ClusterSpec, softw
         data=data,
         expert_data=expert_data,
         everyone=floor.price(Collective.ALL_REDUCE, everyone),
+        ends=floor.price(Collective.ALL_REDUCE, ends),
         rounds=_rounds(floor, apart, layer=layer, data=data) if (learners > 1).any() else None,
     )
 

@@ -31,7 +31,8 @@ class Machine:
     """What a step costs on nodes like those of `group`, block kind by block kind.
 
     `contention` is between work and what travels between data parallel ranks; None where nothing runs beside work.
-    `rounds` is what learners meet by, None where no row has some. Tensor ranks sum gradients by `halves`.
+    `rounds` is what learners meet by, None where no row has some. Tensor ranks sum gradients by `halves`,
+    the first and the last pipeline rank by `ends`.
     """
 
     group: NodeGroup
@@ -47,6 +48,7 @@ class Machine:
     update: UpdateRates | None
     rounds: RoundLinks | None
     halves: Linear
+    ends: Linear
 
 
 def machine(
@@ -108,6 +110,7 @@ def machine(
         update=update_rates(table, group=group, cluster=cluster, job=job, software=software),
         rounds=links.rounds,
         halves=links.layer.tensor.reduce,
+        ends=links.ends,
     )
 
 
