@@ -119,8 +119,8 @@ def assemble(
     start, early = _ahead(each, shape=shape)
     agree = np.max([entry.agree for entry in machines], axis=0)
     fixed = max(entry.group.device.step_overhead_seconds for entry in machines)
-    whole = software(job.software).keeps_copies
-    ends = [tied_seconds(table, model, ends=e.ends, sizes=e.sizes, keeps_whole=whole) for e in machines]
+    features = software(job.software)
+    ends = [tied_seconds(table, model, ends=e.ends, sizes=e.sizes, software=features) for e in machines]
     tied = np.max(ends, axis=0)
     after = np.maximum(_worst(once.gradients - early, shape.valid), 0.0) + agree
     before = np.maximum(_worst(once.gather - start, shape.valid), 0.0)
