@@ -1,7 +1,8 @@
 """What the planner chooses over links of several rates, beside every other way as the lab measures them: seconds of a
 step, and time to a loss where curves of `run.py` are there. Two hosts of a lab, even and uneven; root is needed.
 
-The device is measured with one core (`cluster measure` in a process that may use no other); links are those of the lab.
+The device is measured with one core (`cluster measure` in a process that may use no other) while another process
+multiplies on the other, as the other host does; links are those of the lab.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ WAYS: Mapping[str, Mapping[str, int | str]] = {
     **{kind.value: {"sync": kind.value} for kind in KINDS},
 }
 MOST_STEPS = 60
+BESIDE = "import torch; x = torch.ones(512, 512)\nwhile True: x @ x"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +69,11 @@ def measured_device(path: Path) -> ClusterSpec:
     if not path.is_file():
         command = [sys.executable, "-m", "meshwright", "cluster", "measure", "--devices", "1", "--out", str(path)]
         environment = {**os.environ, "MESHWRIGHT_CACHE": str(path.parent / "cache")}
-        subprocess.run(["taskset", "-c", "0", *command], check=True, env=environment)
+        with subprocess.Popen(["taskset", "-c", "1", sys.executable, "-c", BESIDE]) as other:
+            try:
+                subprocess.run(["taskset", "-c", "0", *command], check=True, env=environment)
+            finally:
+                other.kill()
     return catalog.load_cluster(str(path))
 
 

@@ -32,7 +32,7 @@ from meshwright.spec.synchronize import PACKINGS, GradientSync, Rounds, SyncKind
 ROOT = Path(__file__).resolve().parent.parent.parent
 FREE, SLOW = 5e9, 12.5e6  # bytes/s; 100 Mbit/s
 LENGTH, SEQUENCES = 128, 4  # of one learner and step
-TIMED, WARM = 10, 3
+TIMED, WARM = 10, 5  # a run looks at its collectives and its memory in the third and the fourth step
 NEVER = 10**6
 ROOM = 2.5  # times as long as an exchange takes the steps are that it is hidden beside
 STOP = 1.2e-8  # seconds of an outer step an element, with rounding at both ends (docs/lab.md)
