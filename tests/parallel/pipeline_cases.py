@@ -18,6 +18,7 @@ from torch.nn import functional
 from meshwright.cost.traffic_turns import shares_turns
 from meshwright.nn.linear import Linear
 from meshwright.parallel.buckets import BucketedGradients
+from meshwright.parallel.collectives import exchange
 from meshwright.parallel.pipeline import PipelineExecutor
 from meshwright.parallel.split import WeightGradients
 from meshwright.parallel.synchronize import ShardedGradients, SharedGradients, Synchronizer
@@ -259,3 +260,12 @@ def parity(plan: Plan) -> dict[str, object]:
 
 def parities(plans: tuple[Plan, ...]) -> list[dict[str, object]]:
     return [parity(plan) for plan in plans]
+
+
+def exchanged(elements: int) -> list[float]:
+    """What every element that came is, and their count."""
+    rank, group = dist.get_rank(), dist.group.WORLD
+    assert group is not None
+    found = exchange(torch.full((elements,), float(rank)), group=group, peer=1 - rank)
+    (value,) = found.unique().tolist()
+    return [value, found.numel()]

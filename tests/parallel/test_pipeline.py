@@ -6,7 +6,7 @@ import pytest
 
 from meshwright import schedule
 from meshwright.spec.plan import Plan, ScheduleKind, Sharding
-from tests.parallel.pipeline_cases import BLOCKS, collectives, failure, make_plan, parities
+from tests.parallel.pipeline_cases import BLOCKS, collectives, exchanged, failure, make_plan, parities
 from tests.support.pool import Pool
 
 END = BLOCKS + 2
@@ -104,3 +104,9 @@ def test_breadth_first_gathers_a_stage_of_one_layer_once_each_way(pool: Pool) ->
             data=2,
         )
         assert pool.run(collectives, plan, ranks=4)[-1] == counts, sharding
+
+
+@pytest.mark.parametrize("elements", [5, 200_001])
+def test_two_ranks_exchange_what_they_have(pool: Pool, elements: int) -> None:
+    for rank, found in enumerate(pool.run(exchanged, elements, ranks=2)):
+        assert found == [float(1 - rank), elements]

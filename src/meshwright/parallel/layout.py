@@ -14,6 +14,7 @@ from meshwright.nn import Decoder, token_losses
 from meshwright.nn.loss import Vocabulary
 from meshwright.parallel.balance import Balance
 from meshwright.parallel.clip import gradient_norm, local_part, scale_gradients
+from meshwright.parallel.collectives import exchange
 from meshwright.parallel.context import ContextShare
 from meshwright.parallel.grid import TensorRanks
 from meshwright.parallel.layered import LayeredExecutor
@@ -276,14 +277,7 @@ class Laid:
         assert group is not None
         last = self.design.plan.stages[-1].rank
         peer = last if self._parted[0].module.embeds else 0
-        own = gradients[0].contiguous().to(self.device)
-        other = torch.empty_like(own)
-        operations = [
-            dist.P2POp(dist.isend, own, group=group, group_peer=peer),
-            dist.P2POp(dist.irecv, other, group=group, group_peer=peer),
-        ]
-        for work in dist.batch_isend_irecv(operations):
-            work.wait()
+        other = exchange(gradients[0].contiguous().to(self.device), group=group, peer=peer)
         gradients[0].add_(other.to(gradients[0].device))
 
     def _counted(self, part: Parted) -> list[tuple[str, nn.Parameter]]:
