@@ -22,7 +22,7 @@ from meshwright.cost.fitting import Held, chance, shares
 from meshwright.cost.uncertainty import Cause, spread, weights
 from meshwright.replay.express import express
 from meshwright.replay.models import InexpressibleError
-from meshwright.replay.published import peak_bytes, quickest
+from meshwright.replay.published import peak_bytes, priced
 from meshwright.replay.regimes import Regime, regime
 from meshwright.replay.runs import Run, read_runs
 from meshwright.spec.errors import ConfigError
@@ -81,13 +81,10 @@ def predicted(runs: Iterable[Run]) -> list[Predicted]:
     found = []
     for run in runs:
         try:
-            expressed = express(run)
-            designs = (expressed.design, *expressed.others)
-            reports = [cost.predict(design) for design in designs]
+            one = priced(express(run))
         except (InexpressibleError, ConfigError):
             continue
-        report = quickest(reports)
-        found.append(Predicted(run=run, design=designs[reports.index(report)], report=report))
+        found.append(Predicted(run=run, design=one.design, report=one.report))
     return found
 
 

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshwright.catalog.node_links import pcie
 from meshwright.cost import PlanTable
-from meshwright.cost.network import collective, hand_on, occupied, send
+from meshwright.cost.network import collective, hand_on, occupied, send, send_inside
 from meshwright.cost.placement import ring, strides
 from meshwright.spec.cluster import Collective, CollectiveFit, Link
 from meshwright.spec.plan import AxisName
@@ -148,3 +149,36 @@ def test_hops_between_processes_of_a_node_hide_behind_nothing():
     kind = cluster.groups[0].device.kind
     assert occupied(around, kind=kind) == 1.0
     assert occupied(replace(around, racks=np.full_like(around.racks, 2.0)), kind=kind) == 0.0
+
+
+def on_sockets(nodes=1):
+    """Eight devices a node on PCI Express: SimuMax measured 20.8, 7.65, 4 and 13.5 GB/s of bus for groups of four side
+    by side, of four and of two that lie in both halves, and of all eight."""
+    return with_group(selene(nodes=nodes), inside=pcie(generation=4))
+
+
+@pytest.mark.parametrize(
+    ("columns", "ranks", "measured"),
+    [
+        ({"tensor": 2, "replicate": 4}, 4, 7.65e9),
+        ({"tensor": 4, "replicate": 2}, 2, 4e9),
+        ({"replicate": 8}, 8, 13.5e9),
+    ],
+)
+def test_groups_that_cross_sockets_share_what_joins_them(columns, ranks, measured):
+    found = seconds(Collective.ALL_GATHER, on_sockets(), AxisName.REPLICATE, **columns)
+    assert found[0] == pytest.approx((ranks - 1) / ranks * 1e11 / measured, rel=0.15)
+
+
+def test_groups_in_one_half_have_their_lanes():
+    found = seconds(Collective.ALL_GATHER, on_sockets(), AxisName.TENSOR, tensor=4, replicate=2)
+    assert found[0] == pytest.approx(3 / 4 * 1e11 / 20.8e9, rel=0.01)
+    all_eight = seconds(Collective.ALL_TO_ALL, on_sockets(), AxisName.REPLICATE, replicate=8)
+    assert all_eight[0] == pytest.approx(4 * 4 / 8 * 1e11 / (0.48 * 31.5e9), rel=0.01)
+
+
+@pytest.mark.parametrize(("senders", "share"), [(1.0, 1.0), (2.0, 2.0), (8.0, 4.0)])
+def test_messages_to_the_other_half_share_its_link(senders, share):
+    group = on_sockets().groups[0]
+    found = send_inside(group, senders=np.array([senders]))
+    assert found.per_byte[0, 0] == pytest.approx(share / (0.48 * 31.5e9))

@@ -140,3 +140,17 @@ def test_before_2022_megatron_added_gradients_apart_from_products():
     )
     layers = 12 * 8192**2 * 2
     assert old.step.find(LineName.BACKWARD).seconds - new.step.find(LineName.BACKWARD).seconds > 2 * layers / 2.039e12
+
+
+def test_blackwell_keeps_one_copy_of_weights_that_share_a_scale():
+    """Hopper's units read eight-bit matrices one way only, and recipes of blocks scale either way apart."""
+    model = llama(**WIDE)
+    layers = float(sum(layer.parameters for layer in model.layers))
+
+    def parameters(cluster, precision):
+        found = seconds(model, cluster=cluster, software="megatron-bridge", precision=precision)
+        return found.memory[0].parts["parameters"]
+
+    one, two = (parameters(cluster, Precision.FP8) for cluster in ("8xB200", "8xH100"))
+    assert two - one == pytest.approx(layers, rel=0.01)
+    assert parameters("8xB200", Precision.MXFP8) > one + 0.9 * layers

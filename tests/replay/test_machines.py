@@ -195,3 +195,18 @@ def test_what_stays_in_a_rack_does_not_meet_the_network(changes: dict[str, str])
     assert fast is not None
     assert slow is not None
     assert fast.predicted_seconds < slow.predicted_seconds
+
+
+def test_what_the_host_drives_is_slower_than_its_line() -> None:
+    """84.7 of 400 Gb/s over four Omni-Path links (bigscience-workshop/bigscience, experiments/bandwidth)."""
+    slow = express(row(inter_link="Omni-Path (4 links/node)", inter_gbit_per_node="400")).design.cluster.groups[0]
+    plain = express(row(inter_link="InfiniBand", inter_gbit_per_node="400")).design.cluster.groups[0]
+    assert slow.nic.bandwidth == plain.nic.bandwidth
+    assert slow.nic.bandwidth * slow.nic.efficiency * slow.nics == pytest.approx(84.7e9 / 8, rel=0.01)
+
+
+def test_lanes_that_a_source_measured_are_as_fast_as_it_says() -> None:
+    said = express(row(gpu="T4", intra_link="PCIe (modelled as 50 Gb/s)")).design.cluster.groups[0].inside
+    lanes = express(row(gpu="T4", intra_link="PCIe Gen3")).design.cluster.groups[0].inside
+    assert said.bandwidth * said.efficiency == 6.25e9
+    assert said.across_sockets / 6.25e9 == pytest.approx(lanes.across_sockets / (lanes.bandwidth * lanes.efficiency))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from meshwright.replay.express import express
+from meshwright.replay.published import priced
 from meshwright.replay.runs import Run
-from meshwright.spec.plan import ScheduleKind
+from meshwright.spec.plan import Offload, Recompute, ScheduleKind
 
 MIXTRAL = {
     "id": "mixtral",
@@ -82,3 +83,53 @@ def test_only_where_the_table_says_so():
     assert {one.plan.schedule.chunks for one in express(row()).others} == {1}
     assert not express(row(mbs="1", extra="dispatcher=deepep")).others
     assert not express(row(mbs="1", pp="1", dp="64", extra="vpp not printed")).others
+
+
+DENSE = {"arch": "llama", "n_experts": "", "topk": "", "ep": "", "expert_ffn": "", "ffn": "16384", "mbs": "1"}
+
+
+def test_layers_whose_activations_are_offloaded_are_the_first_of_a_stage():
+    plan = express(row(**DENSE, pp="1", dp="64", offload="act-40-layers", recompute="none")).design.plan
+    (first, rest) = plan.stages[0].groups
+    assert (first.start, first.stop, first.offload) == (0, 41, Offload.ACTIVATIONS)
+    assert (rest.start, rest.stop, rest.offload) == (41, 58, Offload.NONE)
+    whole = express(row(**DENSE, offload="activations", recompute="none")).design.plan
+    assert {group.offload for stage in whole.stages for group in stage.groups} == {Offload.ACTIVATIONS}
+
+
+def test_what_cannot_have_run_without_recompute_ran_with_less_in_memory():
+    """Of 64 sequences at once one device holds no layer's activations; where a source says none, it is believed."""
+    large = {**DENSE, "tp": "1", "pp": "1", "dp": "128", "zero": "3", "mbs": "16", "gbs": "2048"}
+    silent, said = express(row(**large, recompute="")), express(row(**large, recompute="none"))
+    found = priced(silent)
+    ways = (
+        {group.recompute for group in found.design.plan.groups},
+        {group.offload for group in found.design.plan.groups},
+    )
+    assert ways != ({Recompute.NONE}, {Offload.NONE})
+    assert found.report.fit_probability > priced(said).report.fit_probability
+    assert priced(said).design == said.design
+    assert not said.smaller
+
+
+def test_a_pipeline_of_deepspeed_computes_layers_again():
+    found = express(row(**DENSE, framework="DeepSpeed 3D", recompute=""))
+    assert found.design.plan.first_group.recompute is Recompute.FULL
+    assert any("as in the stack's own scripts" in told for told in found.assumed)
+
+
+@pytest.mark.parametrize(("layers", "counts"), [("30", [7, 8, 8, 7]), ("29", [8, 7, 7, 7]), ("32", [8, 8, 8, 8])])
+def test_embedding_and_head_stand_for_a_layer_where_that_comes_out_even(layers: str, counts: list[int]):
+    """As Llama 3's 126 layers on 16 stages of 8 (2407.21783)."""
+    stages = express(row(**DENSE, layers=layers, pp="4", dp="16")).design.plan.stages
+    held = [stage.stop - stage.start for stage in stages]
+    assert [count - (index in (0, 3)) for index, count in enumerate(held)] == counts
+
+
+@pytest.mark.parametrize(
+    ("width", "tensor", "heads"), [("1024", "1", 16), ("4096", "8", 32), ("13824", "8", 96), ("14400", "8", 120)]
+)
+def test_heads_that_are_not_printed_suit_the_width_and_the_tensor_ranks(width: str, tensor: str, heads: int):
+    unsaid = {"hidden": width, "tp": tensor, "dp": str(128 // int(tensor)), "pp": "1"}
+    found = express(row(**{**DENSE, **unsaid, "heads": "", "kv_heads": "", "head_dim": "", "ffn": ""}))
+    assert found.design.model.layers[0].mixer.heads == heads

@@ -33,6 +33,7 @@ _ABOVE_ZERO = frozenset(
         "bytes_per_second",
         "oversubscription",
         "peers",
+        "across_sockets",
         "forward_flops",
         "backward_flops",
         "hours_between_failures",
@@ -60,7 +61,9 @@ _DELAY = _Unit(read_as="seconds", meant=("us", "ns"), most=1.0)
 _UNITS: Mapping[str, _Unit] = MappingProxyType(
     {
         **dict.fromkeys(("memory_bytes", "host_bytes"), _BYTES),
-        **dict.fromkeys(("bandwidth", "memory_bandwidth", "optimizer_bandwidth", "host_bandwidth"), _A_SECOND),
+        **dict.fromkeys(
+            ("bandwidth", "across_sockets", "memory_bandwidth", "optimizer_bandwidth", "host_bandwidth"), _A_SECOND
+        ),
         **dict.fromkeys(("latency_seconds", "launch_seconds"), _DELAY),
         "peak_flops": _Unit(read_as="FLOP/s", meant=("TFLOP/s", "GFLOP/s"), least=1e6),
     }

@@ -112,6 +112,7 @@ NVLINK_V100 = Link(
         "and 1 GiB of vTrain's tables (VIA-Research/vTrain trace/v100, MIT)",
     },
 )
+_PCIE = "SimuMax's table of eight A100 PCIe (configs/system/a100_pcie.json, Apache-2.0)"
 INFINITY_MI250X = Link(
     bandwidth=50 * GB,
     latency_seconds=5e-6,
@@ -137,14 +138,19 @@ INFINITY_MI300X = Link(
 
 
 def pcie(*, generation: int) -> Link:
-    """Sixteen lanes of PCI Express, shared by nobody."""
+    """Sixteen lanes of PCI Express for each device, half of which hang from either processor of a host."""
+    lanes = PCIE_GB[generation] * GB
+    other = "" if generation == 4 else "by analogy with the fourth generation, "
     return Link(
-        bandwidth=PCIE_GB[generation] * GB,
+        bandwidth=lanes,
         latency_seconds=5.7e-6,
-        efficiency=0.6,
+        efficiency=0.66,
+        across_sockets=0.48 * lanes,
         sources={
             "bandwidth": f"PCI Express {generation}.0, sixteen lanes each way",
-            "efficiency": "copies through host memory; by analogy, not measured",
+            "efficiency": f"{other}{_PCIE}: 20.8 GB/s of bus among two and four devices (all-gather, all-reduce)",
+            "across_sockets": f"{other}{_PCIE}: all-gathers reach 13.5 GB/s of bus among eight devices, 7.65 among "
+            "four beside another such group and 4 between two beside three, some 15 GB/s over the middle in each case",
             "latency_seconds": _STEP.replace("NVLink", "PCI Express"),
         },
     )
@@ -176,6 +182,13 @@ HDR = network(gigabits=200, title="InfiniBand HDR, 200 Gb/s an adapter")
 NDR = network(gigabits=400, title="InfiniBand NDR, 400 Gb/s an adapter")
 XDR = network(gigabits=800, title="InfiniBand XDR, 800 Gb/s an adapter (ConnectX-8: NVIDIA GB300 NVL72 data sheet)")
 SLINGSHOT = network(gigabits=200, title="Slingshot 11, 200 Gb/s an adapter (2312.12705: 25 GB/s)")
+
+
+def omni_path(*, gigabits: float, title: str) -> Link:
+    """One adapter of Omni-Path, whose transport the host's cores drive and for which NCCL has none of its own."""
+    measured = "all-reduces of 4 GB with NCCL among four nodes of four V100 reach 84.7 of 400 Gb/s, of eight A100 40.5"
+    share = f"{measured} (bigscience-workshop/bigscience experiments/bandwidth): the better of the two"
+    return network(gigabits=gigabits, title=title, efficiency=0.21, share=share)
 
 
 def ethernet(*, gigabits: float, title: str) -> Link:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from meshwright.cost.exchanges import ContextLinks, ExpertLinks, LayerLinks
 from meshwright.cost.grid_rows import grid_dims
-from meshwright.cost.network import Linear, collective, hand_on, occupied, send
+from meshwright.cost.network import Linear, collective, hand_on, occupied, over_sockets, send
 from meshwright.cost.overlap import Contention, Mutual, Way
 from meshwright.cost.placement import Ring, axis_sizes, distinct, lay, strides
 from meshwright.cost.processor import Sharing, share
@@ -84,6 +84,7 @@ class _Floor:
         near, met = hand_on(
             group.rack or group.inside, ranks=around.size, senders=np.ones_like(around.size), adapters=1.0
         )
+        near = over_sockets(near, group.inside, flows=around.crossing)
         far, _ = hand_on(
             group.nic, ranks=around.size, senders=group.devices_per_node / around.per_node, adapters=float(group.nics)
         )

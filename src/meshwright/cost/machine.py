@@ -10,7 +10,7 @@ import numpy as np
 from meshwright.cost.kinds import BlockSeconds, combine, price_block
 from meshwright.cost.layouts import Kind
 from meshwright.cost.links import RoundLinks, lay_links
-from meshwright.cost.network import Linear, collective, send
+from meshwright.cost.network import Linear, collective, send, send_inside
 from meshwright.cost.optimizers import UpdateRates, update_rates
 from meshwright.cost.overlap import Contention
 from meshwright.cost.placement import distinct, ring, strides
@@ -122,7 +122,7 @@ def hops(
     split = np.where(software.scatters_transfers, table.tensor, table.residual_parts)
     apart = strides(table)[AxisName.PIPELINE]
     senders = np.minimum(float(group.devices_per_node), apart)
-    near = send(group.rack or group.inside, senders=senders, adapters=float(group.devices_per_node))
+    near = send_inside(group, senders=senders)
     far = send(group.nic, senders=senders, adapters=float(group.nics))
     gather = np.zeros(len(table))
     if software.scatters_transfers:

@@ -83,7 +83,7 @@ def _at(
     features, device = software(job.software), group.device
     changed = trained_of(blocks, kinds=arrays.kinds)
     local = _local(table, blocks, changed, arrays=arrays, counts=counts, model=model, job=job)
-    state = states(table, local, away=optimizes_away(table), software=features)
+    state = states(table, local, away=optimizes_away(table), software=features, device=device)
     state = without_parameters(state, keeps_parameters_away(table))
     source = Holdings(
         table=table,

@@ -18,7 +18,7 @@ from meshwright.cost.protocols import SUMS_LATENCY, Protocols, ring_protocols, t
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import ClusterSpec, Collective, CollectiveFit, DeviceKind, Link, NodeGroup
 
-__all__ = ["Linear", "collective", "occupied", "routes", "send"]
+__all__ = ["Linear", "collective", "occupied", "over_sockets", "routes", "send", "send_inside"]
 # What messages to many nodes at once reach of an adapter, over what a ring to one neighbour does: 0.7 of the line rate
 # is what mixtures of 2504.14960 and Megatron-Bridge trained with; no table of all-to-alls by themselves was found.
 _SCATTERED = 0.8
@@ -111,6 +111,26 @@ def hand_on(link: Link, *, ranks: FloatArray, senders: FloatArray, adapters: flo
     return Linear.line(latency, per_byte / np.minimum(1.0, adapters / senders)), True
 
 
+def send_inside(group: NodeGroup, *, senders: FloatArray) -> Linear:
+    """One message between devices of a node, or of a rack, so many in a row sending to as many behind them."""
+    if group.rack is not None:
+        return send(group.rack, senders=senders, adapters=float(group.devices_per_node))
+    found = send(group.inside, senders=senders, adapters=float(group.devices_per_node))
+    return over_sockets(found, group.inside, flows=np.minimum(senders, 0.5 * group.devices_per_node))
+
+
+def over_sockets(found: Linear, link: Link, *, flows: FloatArray) -> Linear:
+    """`found`, or as slow as what so many `flows` have between the halves of a node."""
+    return replace(found, per_byte=np.maximum(found.per_byte, 1.0 / _across(link, flows)))
+
+
+def _across(link: Link, flows: FloatArray) -> FloatArray:
+    """Bytes/s of one of the `flows` between the halves of a node; infinite where there are none."""
+    if link.across_sockets is None:
+        return np.full_like(flows, np.inf)
+    return np.where(flows > 0.0, link.across_sockets / np.maximum(flows, 1.0), np.inf)
+
+
 def occupied(ring: Ring, *, kind: DeviceKind) -> FloatArray:
     """The share of a device's compute that carries bytes while a collective of `ring` runs (rows,).
 
@@ -139,11 +159,13 @@ def _met(link: Link, ranks: FloatArray) -> FloatArray:
 class _Tiers:
     """The three tiers under a group: in a node, in a rack, beyond it; links per rank, infinite where not crossed.
 
-    `adapter` is one rank's share of its node's adapters and `beyond` what all ranks of a group in one rack have of
-    them together: groups side by side use the rest.
+    `sockets` is what is left to a group of the link between the halves of a node that it lies in, infinite where it
+    lies in one. `adapter` is one rank's share of its node's adapters and `beyond` what all ranks of a group in one rack
+    have of them together: groups side by side use the rest.
     """
 
     inside: FloatArray
+    sockets: FloatArray
     rack: FloatArray
     adapter: FloatArray
     beyond: FloatArray
@@ -159,6 +181,7 @@ class _Tiers:
         each = _achieved(group.nic) * group.nics / group.devices_per_node
         return cls(
             inside=np.where(ring.per_node > 1.0, _achieved(group.inside) * _met(group.inside, ring.per_node), np.inf),
+            sockets=_across(group.inside, ring.crossing),
             rack=np.where(boxes > 1.0, rack, np.inf),
             adapter=np.where(ring.racks > 1.0, each, np.inf),
             beyond=np.where(ring.racks > 1.0, each * ring.fewest_rack, np.inf),
@@ -167,6 +190,10 @@ class _Tiers:
             rack_step=group.rack.latency_seconds if group.rack else 0.0,
             far_step=group.nic.latency_seconds,
         )
+
+    @property
+    def near(self) -> FloatArray:
+        return np.minimum(self.inside, self.sockets)
 
     def steps(self, inside: FloatArray, rack: FloatArray, far: FloatArray, *, protocol: Protocols) -> FloatArray:
         near = inside * self.inside_step + rack * self.rack_step
@@ -184,7 +211,7 @@ def _without(count: FloatArray) -> FloatArray:
 
 
 def _flat(operation: Collective, ring: Ring, at: _Tiers, protocol: Protocols) -> Linear:
-    slowest = np.minimum(np.minimum(at.inside, at.rack), at.beyond)
+    slowest = np.minimum(np.minimum(at.near, at.rack), at.beyond)
     within = at.boxes * ring.racks
     steps = at.steps(ring.size - within, within - ring.racks, ring.racks - 1.0, protocol=protocol)
     turns = _turns(operation)
@@ -196,13 +223,13 @@ def _staged(operation: Collective, ring: Ring, at: _Tiers, protocol: Protocols) 
     stages = (at.boxes > 1.0).astype(np.float64) + (ring.per_node > 1.0) + (ring.racks > 1.0)
     steps = at.steps(ring.per_node - 1.0, at.boxes - 1.0, ring.racks - 1.0, protocol=protocol)
     turns = _turns(operation)
-    moved = _without(ring.per_node) / at.inside + _without(at.boxes) / (at.rack * ring.fewest)
+    moved = _without(ring.per_node) / at.near + _without(at.boxes) / (at.rack * ring.fewest)
     moved = moved + (ring.size - ring.fewest_rack) / np.maximum(ring.size, 1.0) / at.beyond
     return Linear.line(protocol.start * stages * turns + turns * steps, turns * moved / protocol.share)
 
 
 def _tree(ring: Ring, at: _Tiers, protocol: Protocols) -> Linear:
-    slowest = np.minimum(np.minimum(at.inside, at.rack), at.beyond)
+    slowest = np.minimum(np.minimum(at.near, at.rack), at.beyond)
     levels = at.steps(ring.per_node - 1.0, _levels(at.boxes), _levels(ring.racks), protocol=protocol)
     return Linear.line(protocol.start + 2.0 * levels, 2.0 / (slowest * protocol.share))
 
@@ -220,9 +247,13 @@ def _sums(ring: Ring, *, group: NodeGroup, share: float) -> Linear:
 
 
 def _direct(ring: Ring, at: _Tiers, protocols: Protocols) -> Linear:
-    """Each rank sends (n - 1)/n of its bytes: over its node's links, its rack's, and its share of the adapters."""
+    """Each rank sends (n - 1)/n of its bytes: over its node's links, its rack's, and its share of the adapters.
+
+    Half of a node's ranks send half of theirs to the other half of it.
+    """
     plain, quick = protocols.only(0), protocols.only(-1)
-    near = (ring.per_node - 1.0) / at.inside + np.maximum(ring.per_rack - ring.per_node, 0.0) / at.rack
+    near = np.maximum((ring.per_node - 1.0) / at.inside, np.square(0.5 * ring.per_node) / at.sockets)
+    near = near + np.maximum(ring.per_rack - ring.per_node, 0.0) / at.rack
     far = (ring.size - np.minimum(ring.fewest_rack, ring.size)) / (_SCATTERED * at.adapter)
     first = at.steps(
         *((count > 1.0).astype(np.float64) for count in (ring.per_node, at.boxes, ring.racks)), protocol=plain

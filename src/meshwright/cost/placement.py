@@ -25,7 +25,8 @@ class Ring:
     `size` ranks; the most that one node holds of any group is `per_node`, the fewest that a group which leaves its
     node has in one of its nodes is `fewest`, the most nodes that a group touches is `nodes`; `per_rack`,
     `fewest_rack` and `racks` say the same of racks (of nodes, where the cluster has no racks). `sites` they lie in;
-    `rivals` groups that cross between sites at the same time.
+    `rivals` groups that cross between sites at the same time, and `crossing` those of a node that cross its middle,
+    where that is a link of its own.
     """
 
     size: FloatArray
@@ -37,6 +38,7 @@ class Ring:
     racks: FloatArray
     sites: FloatArray
     rivals: FloatArray
+    crossing: FloatArray
 
 
 def strides(table: PlanTable) -> dict[AxisName, IntArray]:
@@ -108,7 +110,18 @@ def lay(table: PlanTable, dims: Sequence[Dim], *, group: NodeGroup, cluster: Clu
         wide = _spread(runs, room=group.devices_per_node * group.rack_nodes, size=size, world=table.world)
     figures = [values.astype(np.float64) for values in (size, most, fewest, nodes, *wide, np.minimum(sites, size))]
     names = ("size", "per_node", "fewest", "nodes", "per_rack", "fewest_rack", "racks", "sites")
-    return Ring(**dict(zip(names, figures, strict=True)), rivals=table.world / size)
+    crossing = _crossing(runs, most, group=group, world=table.world)
+    return Ring(**dict(zip(names, figures, strict=True)), rivals=table.world / size, crossing=crossing)
+
+
+def _crossing(runs: Sequence[Dim], most: IntArray, *, group: NodeGroup, world: IntArray) -> FloatArray:
+    """How many groups of a node, each of at the `most` so many ranks there, lie in both halves of it."""
+    half = group.devices_per_node // 2
+    if group.inside.across_sockets is None or half < 2:
+        return np.zeros(len(most))
+    in_half, _, _ = _spread(runs, room=half, size=most, world=world)
+    beside = np.minimum(group.devices_per_node, world) / most
+    return np.where(most > in_half, np.maximum(beside, 1.0), 0.0)
 
 
 def _runs(dims: Sequence[Dim]) -> list[Dim]:

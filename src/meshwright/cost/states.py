@@ -9,7 +9,7 @@ import numpy as np
 from meshwright.cost.software import Software
 from meshwright.cost.table import PRECISIONS, SHARDINGS, BoolArray, PlanTable
 from meshwright.cost.work import FloatArray
-from meshwright.spec.cluster import Precision
+from meshwright.spec.cluster import DeviceSpec, Precision
 from meshwright.spec.optimizer import Master
 from meshwright.spec.plan import Sharding
 from meshwright.spec.synchronize import PACKINGS
@@ -19,6 +19,7 @@ _ZERO1 = SHARDINGS.index(Sharding.OPTIMIZER)
 _ZERO2 = SHARDINGS.index(Sharding.GRADIENTS)
 _ZERO3 = SHARDINGS.index(Sharding.PARAMETERS)
 _COPIES = 2.0  # a quantised weight lies by rows and by columns, over the microbatches of a step
+_EITHER_WAY = (Precision.FP8,)  # one scale a tensor: devices that multiply either form need one of them
 _NARROW = (Precision.FP8, Precision.MXFP8, Precision.NVFP4)  # recipes whose parameters may be quantised themselves
 _SENT_ALONE = (Precision.FP8, Precision.NVFP4)  # and of these, whose quantised form travels
 _MASTER = np.asarray([8.0 if entry is Precision.FP64 else 4.0 for entry in PRECISIONS])
@@ -96,12 +97,13 @@ class States:
     share: FloatArray
 
 
-def states(table: PlanTable, local: Local, *, away: BoolArray, software: Software) -> States:
+def states(table: PlanTable, local: Local, *, away: BoolArray, software: Software, device: DeviceSpec) -> States:
     """What each rank keeps of its parameters.
 
     Where the optimizer's state is `away` in the host's memory, none of it is here.
     """
-    kept = _with_copies(table, local, software=software) if software.keeps_copies else _masters(table, local)
+    copied = software.keeps_copies
+    kept = _with_copies(table, local, software=software, device=device) if copied else _masters(table, local)
     here = ~away[:, None]
     return replace(kept, optimizer=np.where(here, kept.optimizer, 0.0), step=np.where(here, kept.step, 0.0))
 
@@ -155,7 +157,7 @@ def left_bytes(table: PlanTable, local: Local) -> FloatArray:
     return np.where(narrow[:, None], local.trained * ((1.0 + own) * master)[:, None], 0.0)
 
 
-def _with_copies(table: PlanTable, local: Local, *, software: Software) -> States:
+def _with_copies(table: PlanTable, local: Local, *, software: Software, device: DeviceSpec) -> States:
     """Parameters in the precision that multiplies beside fp32 masters, and gradients in one buffer that stays.
 
     Gradients that add up in less than fp32 are copied to fp32 for the optimizer's step.
@@ -167,7 +169,7 @@ def _with_copies(table: PlanTable, local: Local, *, software: Software) -> State
     added = np.where(wide, compute if software.adds_narrow else reduced, master)
     gradients = np.where(sharding < _ZERO2, local.trained, local.trained_owned) * added
     return States(
-        parameters=_parameters(table, local, compute=compute, software=software),
+        parameters=_parameters(table, local, compute=compute, software=software, device=device),
         optimizer=local.moments + local.trained_owned * np.where(wide, master, 0.0),
         step=local.step,
         before=gradients,
@@ -179,16 +181,22 @@ def _with_copies(table: PlanTable, local: Local, *, software: Software) -> State
     )
 
 
-def _parameters(table: PlanTable, local: Local, *, compute: FloatArray, software: Software) -> FloatArray:
+def _parameters(
+    table: PlanTable, local: Local, *, compute: FloatArray, software: Software, device: DeviceSpec
+) -> FloatArray:
     """Bytes of the copy that multiplies: of layers quantised beside it or, where software keeps no other, instead.
 
+    A device with units of four bits multiplies eight-bit matrices as they lie or transposed, others need both copies
+    (Transformer Engine's is_non_tn_fp8_gemm_supported: compute capability 10.0).
     Where parameters are sharded, a block's quantised copies are made as it is gathered, and go with it.
     """
     sharded = (table.sharding == _ZERO3)[:, None]
     held = np.where(sharded, local.owned, local.whole)
     layers = np.where(sharded, local.layers * local.owned / np.maximum(local.whole, 1.0), local.layers)
-    quantized = np.asarray([_COPIES * entry.stored_bytes if entry.quantized else 0.0 for entry in PRECISIONS])
-    copies = quantized[table.precision][:, None]
+    either = Precision.NVFP4 in device.peak_flops
+    count = [1.0 if either and entry in _EITHER_WAY else _COPIES for entry in PRECISIONS]
+    each = [number * entry.stored_bytes * entry.quantized for number, entry in zip(count, PRECISIONS, strict=True)]
+    copies = np.asarray(each)[table.precision][:, None]
     alone = np.asarray([software.narrow_parameters and entry in _NARROW for entry in PRECISIONS])[table.precision]
     beside = np.where(sharded, 0.0, copies * layers)
     return np.asarray(held * compute + np.where(alone[:, None], layers * (copies - compute), beside))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from meshwright import schedule
-from meshwright.spec.plan import Design, Schedule, ScheduleKind, Stage
+from meshwright.spec.plan import BlockGroup, Design, Offload, Recompute, Schedule, ScheduleKind, Stage
 
 _MICROBATCHES = (2, 4, 8, 16, 32)
 _CHUNKS = (2, 3, 4, 5, 6, 7, 8, 10, 12)
@@ -17,6 +18,21 @@ def alternatives(design: Design, *, microbatches: bool, chunks: bool) -> tuple[D
     batches = [found for size in sizes if (found := _with_microbatch(design, size)) is not None]
     layered = [_with_chunks(one, count) for one in batches for count in (_CHUNKS if chunks else ())]
     return (*batches[1:], *(one for one in layered if one is not None))
+
+
+def smaller(designs: Sequence[Design]) -> tuple[Design, ...]:
+    """Every design with attention, and with every layer computed again; with activations in the host's memory where
+    there is one stage."""
+    found = [_with(one, recompute=how) for one in designs for how in (Recompute.SELECTIVE, Recompute.FULL)]
+    return (*found, *(_with(one, offload=Offload.ACTIVATIONS) for one in designs if one.plan.pipeline == 1))
+
+
+def _with(design: Design, *, recompute: Recompute | None = None, offload: Offload | None = None) -> Design:
+    def changed(group: BlockGroup) -> BlockGroup:
+        return replace(group, recompute=recompute or group.recompute, offload=offload or group.offload)
+
+    stages = tuple(replace(stage, groups=tuple(map(changed, stage.groups))) for stage in design.plan.stages)
+    return replace(design, plan=replace(design.plan, stages=stages))
 
 
 def _with_microbatch(design: Design, size: int) -> Design | None:

@@ -10,7 +10,7 @@ from typing import NoReturn, TypeVar
 
 from meshwright import schedule
 from meshwright.replay import words
-from meshwright.replay.alternatives import alternatives
+from meshwright.replay.alternatives import alternatives, smaller
 from meshwright.replay.machines import Machines, machines_of
 from meshwright.replay.models import InexpressibleError, model_of
 from meshwright.replay.runs import Run
@@ -54,12 +54,14 @@ _SCHEDULES = {
 class Expressed:
     """The design of one run, and in words what its source left open.
 
-    `others` are the same with other microbatches and stages on a rank, where none are printed.
+    `others` are the same with other microbatches and stages on a rank, where none are printed, and `smaller` all of
+    them with less in the device's memory, where recompute is not.
     """
 
     design: Design
     assumed: tuple[str, ...]
     others: tuple[Design, ...] = ()
+    smaller: tuple[Design, ...] = ()
 
 
 def express(run: Run) -> Expressed:
@@ -96,10 +98,12 @@ class _Reader:
             software=software,
         )
         design = Design(model=model, cluster=machines.spec, job=job, plan=plan)
+        others = alternatives(design, microbatches=self.open, chunks=self._unsaid_chunks())
         return Expressed(
             design=design,
             assumed=tuple(self.assumed),
-            others=alternatives(design, microbatches=self.open, chunks=self._unsaid_chunks()),
+            others=others,
+            smaller=() if self.run.text("recompute") else smaller((design, *others)),
         )
 
     def _plan(self, model: ModelSpec, used: Machines) -> Plan:
@@ -129,6 +133,7 @@ class _Reader:
             precision=self._precision(),
         )
         edges = self._edges(len(model.layers), pipeline * chunks)
+        ranks = [schedule.stage_rank(kind, i, pipeline=pipeline, chunks=chunks) for i in range(pipeline * chunks)]
         sizes = {
             AxisName.PIPELINE: pipeline,
             AxisName.REPLICATE: data // shard,
@@ -140,7 +145,7 @@ class _Reader:
             model=model.name,
             cluster=machines.name,
             axes=tuple(Axis(name=name, size=size) for name, size in sizes.items()),
-            stages=_stages(edges, settings, kind=kind, pipeline=pipeline, chunks=chunks),
+            stages=_stages(edges, settings, ranks=ranks, layers_away=self._layers_away()),
             experts=self._experts(model, tensor=tensor, ranks=devices // pipeline),
             schedule=Schedule(kind=kind, microbatches=microbatches, chunks=chunks),
             sequence_length=self.run.lengths.encoder or _refuse("seq is not printed"),
@@ -173,6 +178,11 @@ class _Reader:
         if text.startswith(("opt", "cpu-adam", "cpu_adam")):
             return Offload.OPTIMIZER
         return _refuse(f"offload {text} is not known")
+
+    def _layers_away(self) -> int | None:
+        """Of how many layers of a stage, the first ones, activations are offloaded; None where it is all of them."""
+        said = re.search(r"act\D*(\d+)\D*layer", self.run.text("offload").lower())
+        return int(said[1]) if said else None
 
     def _batch(self, data: int) -> tuple[int, int]:
         """Sequences of a microbatch, and microbatches of a data rank."""
@@ -243,8 +253,10 @@ class _Reader:
         modules = re.search(r"recompute_modules=(\S+)", self.run.text("extra"))
         if text == Recompute.SELECTIVE and modules and "core_attn" not in modules[1]:
             return self._assume("norms and activations computed again for nothing", Recompute.NONE)
+        if not text and self.stack.recomputes:
+            return self._assume("every layer computed again, as in the stack's own scripts", Recompute.FULL)
         if not text:
-            return self._assume("no recompute", Recompute.NONE)
+            return self._assume("no recompute where that can fit", Recompute.NONE)
         if text not in set(Recompute):
             _refuse(f"recompute {text} is not known")
         return Recompute(text)
@@ -264,7 +276,8 @@ class _Reader:
         if said := _STAGE_LAYERS.search(extra):
             return self._said_edges([int(count) for count in re.split(r"\s*[+,]\s*", said[1])], layers, stages)
         fewer = stages > 1 and "first and last stage have one layer fewer" in extra
-        if layers < stages <= layers + 2 and stages > 2:
+        alike = layers % stages > 0 and (layers + 2) % stages == 0
+        if stages > 2 and (layers < stages <= layers + 2 or alike):
             fewer = self._assume("one layer fewer in the first stage and the last", True)
         if stages > layers + (2 if fewer else 0):
             _refuse(f"{layers} layers do not fill {stages} stages")
@@ -301,15 +314,21 @@ def _even(layers: int, stages: int, *, fewer_at_ends: bool) -> list[int]:
 
 
 def _stages(
-    edges: Sequence[int], settings: BlockGroup, *, kind: ScheduleKind, pipeline: int, chunks: int
+    edges: Sequence[int], settings: BlockGroup, *, ranks: Sequence[int], layers_away: int | None
 ) -> tuple[Stage, ...]:
+    """Stages between `edges` on their `ranks`; what is offloaded is of the first `layers_away` of each, where said."""
     return tuple(
-        Stage(
-            rank=schedule.stage_rank(kind, index, pipeline=pipeline, chunks=chunks),
-            groups=(replace(settings, start=start, stop=stop),),
-        )
-        for index, (start, stop) in enumerate(pairwise(edges))
+        Stage(rank=rank, groups=_groups(replace(settings, start=start, stop=stop), layers_away))
+        for rank, (start, stop) in zip(ranks, pairwise(edges), strict=True)
     )
+
+
+def _groups(whole: BlockGroup, layers_away: int | None) -> tuple[BlockGroup, ...]:
+    if layers_away is None:
+        return (whole,)
+    edge = min(whole.start + layers_away + (whole.start == 0), whole.stop)
+    first, rest = replace(whole, stop=edge), replace(whole, start=edge, offload=Offload.NONE)
+    return tuple(group for group in (first, rest) if group.start < group.stop)
 
 
 def _refuse(reason: str) -> NoReturn:

@@ -18,6 +18,7 @@ from meshwright.spec.errors import ConfigError
 from meshwright.spec.model import ModelSpec
 
 MEGATRON_VOCAB = 51200  # GPT-2's 50,257 tokens, padded as Megatron pads them
+_WIDE = 2560  # from here on heads of GPT-3 (2005.14165, table 2.1) are of 80 to 128 features
 T = TypeVar("T")
 
 
@@ -209,10 +210,20 @@ class _Reader:
 
     def _heads(self, width: int) -> int:
         head_dim = self.run.whole("head_dim")
-        heads = self.run.whole("heads") or self._assume("heads of 64 features", width // (head_dim or 64))
+        heads = self.run.whole("heads") or self._unsaid_heads(width, head_dim)
         if width % heads and head_dim is None:
             _refuse(f"{heads} heads do not divide a width of {width}")
         return heads
+
+    def _unsaid_heads(self, width: int, head_dim: int | None) -> int:
+        """Of 64 features, as GPT-3's and Llama's, and of 128 in wide models; or nearly so where that divides the width
+        and suits the tensor ranks."""
+        usual = head_dim or (64 if width < _WIDE else 128)
+        tensor = self.run.whole("tp") or 1
+        able = [count for count in range(tensor, width // 8 + 1, tensor) if width % count == 0]
+        able = [count for count in able if width // count % 8 == 0] or [max(width // usual, 1)]
+        heads = width // usual if head_dim else min(able, key=lambda count: abs(math.log(width / count / usual)))
+        return self._assume(f"heads of {width // heads} features", heads)
 
     def _vocab(self) -> int:
         if self.run.text("arch").lower() in ("vit", "deit") and not self.run.whole("vocab"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from meshwright.catalog.node_links import GB, NVLINK_V100, ethernet, network, pcie
+from meshwright.catalog.node_links import GB, NVLINK_V100, ethernet, network, omni_path, pcie
 from meshwright.replay.runs import Run
 from meshwright.spec.cluster import Link, NodeGroup, Precision
 
@@ -30,6 +30,7 @@ _PLAIN_RATE = re.compile(r"(?:(\d+)\s*[x×]\s*|(?<![\w.]))(25|40|50|56|100|200|4
 _COUNT = re.compile(r"\b(\d+)\s*[x×]")
 _SLOW = re.compile(r"ethernet|tcp|gbe\b|socket", re.IGNORECASE)
 _REMOTE = re.compile(r"infiniband|\bib\b|roce|rdma|slingshot|omni|\befa\b|rocev2", re.IGNORECASE)
+_HOST_DRIVEN = re.compile(r"omni-?path|\bopa\b", re.IGNORECASE)
 _BETWEEN = re.compile(r"[;,+]?\s*([^;,+]*?)\s*\bbetween\b[^;,+]*", re.IGNORECASE)
 
 
@@ -83,8 +84,13 @@ def _by_generation(link: str, group: NodeGroup) -> float | None:
 
 
 def _kind(link: str, group: NodeGroup) -> Link:
-    """The adapters of `group`, without remote memory access where `link` says Ethernet, with it where it says so."""
+    """The adapters of `group`, without remote memory access where `link` says Ethernet, with it where it says so.
+
+    Omni-Path is a kind of its own.
+    """
     remote, now = bool(_REMOTE.search(link)), group.nic
+    if _HOST_DRIVEN.search(link):
+        return omni_path(gigabits=now.bandwidth * 8 / GB, title=f"{link} (the source of the run)")
     sockets = "sockets" in now.sources.get("latency_seconds", "")
     if remote == (not sockets) or not (remote or _SLOW.search(link)):
         return now
@@ -97,10 +103,20 @@ def _inside(run: Run, group: NodeGroup) -> NodeGroup:
     text = run.text("intra_link").lower()
     if "pci" in text and "nvlink" not in text:
         number = re.search(r"(?:gen\s*|express\s*|pcie\s*)([345])", text)
-        return replace(group, inside=pcie(generation=int(number[1]) if number else _generation(group)))
+        return replace(group, inside=_lanes(run.text("intra_link"), int(number[1]) if number else _generation(group)))
     if group.inside.fits == NVLINK_V100.fits and (group.devices_per_node > 8 or "switch" in text):
         return replace(group, inside=_SWITCHED_V100)
     return group
+
+
+def _lanes(text: str, generation: int) -> Link:
+    """PCI Express of `generation`; where the source says bits a second, and not lanes, that is what it reaches."""
+    link, said = pcie(generation=generation), re.search(r"(\d+(?:\.\d+)?)\s*Gb(?:it)?/s", text)
+    if said is None:
+        return link
+    rate = float(said[1]) / 8 * GB
+    across = (link.across_sockets or rate) * rate / (link.bandwidth * link.efficiency)
+    return replace(link, bandwidth=rate, efficiency=1.0, across_sockets=across)
 
 
 def _generation(group: NodeGroup) -> int:

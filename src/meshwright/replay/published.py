@@ -14,7 +14,7 @@ from pathlib import Path
 
 from meshwright import cost
 from meshwright.cost.uncertainty import SPREADS, Cause
-from meshwright.replay.express import express
+from meshwright.replay.express import Expressed, express
 from meshwright.replay.learned import learned
 from meshwright.replay.models import InexpressibleError
 from meshwright.replay.regimes import launch_share, regime
@@ -22,9 +22,11 @@ from meshwright.replay.runs import Run, read_runs
 from meshwright.replay.scores import Point, RegimeScores, Scores, by_regime, leave_one_group_out, overall, score
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.paths import expanded
+from meshwright.spec.plan import Design
 from meshwright.spec.report import Report, StageMemory
 
 _CHUNK = 16  # rows sent to a process at once
+_UNLIKELY = 0.1  # to fit: memory is seldom so far off
 _ROWS_EACH = 200  # for fewer a process costs more than it saves
 
 
@@ -99,7 +101,7 @@ def replay(run: Run) -> Replayed:
     """The prediction of one row, or why there is none."""
     try:
         expressed = express(run)
-        report = quickest([cost.predict(design) for design in (expressed.design, *expressed.others)])
+        report = priced(expressed).report
     except (InexpressibleError, ConfigError) as error:
         return Replayed(run=run, reason=" ".join(str(error).split()))
     low, high = report.error_band
@@ -126,9 +128,23 @@ def _doubts(report: Report) -> dict[str, float]:
     return {**report.doubts, Cause.COMPUTE: compute - launches, "launches": launches}
 
 
-def quickest(reports: list[Report]) -> Report:
-    """Of one run whose microbatch is not printed: its authors will have tried some and kept the fastest that fits."""
-    return min(reports, key=lambda report: (not report.fits, report.step_seconds))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Priced:
+    """A design that the run may have been, with its prediction."""
+
+    design: Design
+    report: Report
+
+
+def priced(expressed: Expressed) -> Priced:
+    """Of one run that is not told in full: its authors will have tried some designs and kept the fastest that fits.
+
+    What hardly fits as it is told was another one, with less in memory.
+    """
+    found = [Priced(design=one, report=cost.predict(one)) for one in (expressed.design, *expressed.others)]
+    if all((one.report.fit_probability or 0.0) < _UNLIKELY for one in found):
+        found += [Priced(design=one, report=cost.predict(one)) for one in expressed.smaller]
+    return min(found, key=lambda one: (not one.report.fits, one.report.step_seconds))
 
 
 def peak_bytes(report: Report, run: Run) -> float:

@@ -88,6 +88,12 @@ class Stack:
         return self.has(_RECENT) or (eight_bit and self.has(_MEGATRON))
 
     @property
+    def recomputes(self) -> bool:
+        """DeepSpeed's pipelines of Megatron: --checkpoint-activations in microsoft/DeepSpeedExamples,
+        Megatron-LM-v1.1.5-3D_parallelism/examples."""
+        return self.has(("deepspeed 3d",))
+
+    @property
     def is_tuned(self) -> bool:
         return self.has(_TUNED)
 

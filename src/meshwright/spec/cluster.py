@@ -217,7 +217,9 @@ class Link:
     switch does. `staged` says that libraries meet over this tier in stages: among the devices below it first, then
     over every adapter at once, then below again; otherwise one ring or tree passes all tiers (NCCL). Without a
     switch each of `peers` others has a link of its own: the bandwidth is that to all of them together, and a group of
-    n has (n - 1) / peers of it. None where any two have all of it.
+    n has (n - 1) / peers of it. None where any two have all of it. `across_sockets` is what joins the first half of a
+    node's devices to the second each way, shared by all that goes from one to the other; None where nothing is slower
+    there.
     """
 
     bandwidth: float
@@ -227,6 +229,7 @@ class Link:
     sums: float | None = None
     staged: bool = False
     peers: int | None = None
+    across_sockets: float | None = None
     fits: tuple[CollectiveFit, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
 
