@@ -158,7 +158,7 @@ def reference(design: Design, steps: int, absence: Absence | None = None) -> lis
     """The parameters of every learner after `steps` steps, by plain autograd and the papers' formulas, tensor by
     tensor."""
     plan, job = design.plan, design.job
-    learners = [_learner(design) for _ in range(plan.learners)]
+    learners = [new_learner(design) for _ in range(plan.learners)]
     rule = _Reference(plan.gradients.kind, plan.gradients.rounds, learners, design)
     for number in range(1, steps + 1):
         tokens, targets = tokens_of(number, design)
@@ -181,7 +181,7 @@ def reference(design: Design, steps: int, absence: Absence | None = None) -> lis
     return [{name: p.numpy().copy() for name, p in learner.named.items()} for learner in learners]
 
 
-def _learner(design: Design) -> Learner:
+def new_learner(design: Design) -> Learner:
     spec: Any = design.job.optimizer
     decoder = Decoder(design.model).double()
     initialize(decoder, seed=SEED)
@@ -267,7 +267,7 @@ def leave(rule: _Reference, index: int) -> None:
 
 def come(rule: _Reference, index: int, design: Design) -> None:
     """A learner begins from the anchor, with the optimizer of the first one."""
-    new = _learner(design)
+    new = new_learner(design)
     new.optimizer.load_state_dict(copy.deepcopy(rule.learners[0].optimizer.state_dict()))
     for name, p in new.named.items():
         p.copy_(rule.anchor[name])

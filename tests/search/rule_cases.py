@@ -26,6 +26,7 @@ from meshwright.spec.synchronize import GradientSync, SyncKind
 from tests.search import search_samples as samples
 from tests.search.compression_cases import COMPRESSION_CASES, Case
 from tests.search.elastic_cases import ELASTIC_CASES
+from tests.search.quorum_cases import QUORUM_CASES
 from tests.search.rule_designs import (
     DROPPING,
     FEWER,
@@ -352,4 +353,5 @@ CASES = {
     ),
     **COMPRESSION_CASES,
     **ELASTIC_CASES,
+    **QUORUM_CASES,
 }

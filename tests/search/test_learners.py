@@ -15,6 +15,7 @@ from meshwright.spec.plan import AxisName
 from meshwright.spec.report import LineName
 from meshwright.spec.synchronize import SynchronizeSpec, SyncKind
 from tests.search import search_samples as samples
+from tests.search.quorum_cases import REFUSED
 
 LEARNERS = tuple(kind for kind in SyncKind if kind.has_learners)
 FEWER = {"tensor": 1, "recompute": "none", "sequence_parallel": "off"}
@@ -104,3 +105,24 @@ def test_grids_of_experts_stay_inside_learners():
     assert any(entry.plan.experts and entry.plan.learners > 1 for entry in found.ranked)
     for entry in found.ranked:
         assert check(replace(found.design, plan=entry.plan), scopes=frozenset({Scope.PLAN})) == ()
+
+
+def test_a_quorum_is_of_plans_with_as_many_learners():
+    quorum = asked((SyncKind.DILOCO,), quorum=2, grace_seconds=5.0, fix={"pipeline": 1}, precision=Precision.BF16)
+    found = chosen(quorum)
+    assert found.design.plan.learners > 2
+    rounds = found.design.plan.gradients.rounds
+    assert (rounds.quorum, rounds.grace_seconds) == (2, 5.0)
+    assert check_answer(found.design) == ()
+    assert check(found.design) == ()
+    for entry in found.ranked:
+        assert entry.plan.learners == 1 or entry.plan.learners > 2
+    with pytest.raises(ConfigError, match="as streaming do not wait for each other"):
+        chosen(asked((SyncKind.STREAMING,), quorum=1))
+
+
+@pytest.mark.parametrize(("rule", "made", "says"), REFUSED)
+def test_a_quorum_that_means_nothing_is_refused(rule, made, says):
+    (problem,) = [problem for problem in check(made()) if f"rule {rule})" in str(problem)]
+    assert says in str(problem)
+    assert problem.fix

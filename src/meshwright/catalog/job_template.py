@@ -25,6 +25,8 @@ COMMENTS: Mapping[str, str] = MappingProxyType(
         "synchronize.every": "Steps between meetings; 0: as few as hide the network.",
         "synchronize.most_every": "The most steps between meetings that are chosen.",
         "synchronize.precision": "What replicas send then: fp32, bf16, int8, fp8 or int4.",
+        "synchronize.quorum": "A round of local or diloco ends without the others when so many learners came; 0: all.",
+        "synchronize.grace_seconds": "How long it then waits for the others, which come at the end of their step.",
         "synchronize.compressions": "How gradients may be compressed: tables of powersgd, acpsgd, topk, demo, one_bit.",
         "low_rank": "Two thin factors in the place of a matrix after a while, where that pays.",
         "low_rank.kind": "none, pufferfish or cuttlefish, each with fields of its own: see the page on low rank.",

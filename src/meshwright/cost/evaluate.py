@@ -341,14 +341,18 @@ def stage_rows(
 
 
 def _join(pieces: list[Costs]) -> Costs:
-    """The rows of all pieces in order."""
+    """The rows of all pieces in order; what only some pieces have, as those with learners do, is 0 in the others."""
     joined: dict[str, Any] = {}
     for field in fields(Costs):
         first = getattr(pieces[0], field.name)
         if isinstance(first, np.ndarray):
             joined[field.name] = np.concatenate([getattr(piece, field.name) for piece in pieces])
         else:
+            held = [getattr(piece, field.name) for piece in pieces]
+            keys = dict.fromkeys(key for entry in held for key in entry)
+            none = [np.zeros_like(next(iter(entry.values()))) for entry in held] if keys else []
             joined[field.name] = {
-                key: np.concatenate([getattr(piece, field.name)[key] for piece in pieces]) for key in first
+                key: np.concatenate([entry.get(key, zeros) for entry, zeros in zip(held, none, strict=True)])
+                for key in keys
             }
     return replace(pieces[0], **joined)

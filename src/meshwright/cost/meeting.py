@@ -24,12 +24,14 @@ _PLAIN, _NOTHING = Packing(elements=1, block_bytes=1, head_bytes=0), Coding(byte
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
-    """One way of meeting. `rounds` None are the usual ones of as many steps as a row has, sent in `precision`;
-    gradients that meet in every step may be compressed."""
+    """One way of meeting. `rounds` None are the usual ones of as many steps as a row has, sent in `precision`, that end
+    `grace_seconds` after `quorum` learners have come; gradients that meet in every step may be compressed."""
 
     kind: SyncKind = SyncKind.EVERY_STEP
     compression: Compression | None = None
     precision: Precision = Precision.FP32
+    quorum: int = 0
+    grace_seconds: float = 0.0
     rounds: Rounds | None = None
 
     def of(self, *, every: int, learners: int) -> Rounds:
@@ -38,7 +40,8 @@ class Meeting:
             return self.rounds
         if not self.kind.has_learners:
             return Rounds()
-        return usual_rounds(self.kind, every=max(every, 1), learners=learners, precision=self.precision)
+        usual = usual_rounds(self.kind, every=max(every, 1), learners=learners, precision=self.precision)
+        return replace(usual, quorum=self.quorum, grace_seconds=self.grace_seconds)
 
     def gradients(self, *, every: int, learners: int, precision: Precision) -> GradientSync:
         """Of a plan whose gradients meet in `precision` inside a learner."""
@@ -54,9 +57,10 @@ USUAL_MEETINGS = (
 
 def meetings_of(job: JobSpec) -> tuple[Meeting, ...]:
     """USUAL_MEETINGS as the job says them, and with its defaults what it does not."""
-    said = {each.kind: each for each in job.synchronize.compressions}
+    asked = job.synchronize
+    said = {each.kind: each for each in asked.compressions}
     return tuple(
-        replace(meeting, precision=job.synchronize.precision)
+        replace(meeting, precision=asked.precision, quorum=asked.quorum, grace_seconds=asked.grace_seconds)
         if meeting.compression is None
         else replace(meeting, compression=said.get(meeting.compression.kind, meeting.compression))
         for meeting in USUAL_MEETINGS

@@ -22,6 +22,12 @@ all_gather_single: Callable[..., Any] = getattr(dist, "all_gather_single", dist.
 reduce_scatter_single: Callable[..., Any] = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
+def store_of_ranks() -> dist.Store:
+    """Where the ranks of the default process group found each other."""
+    store: dist.Store = dist.distributed_c10d._get_default_store()
+    return store
+
+
 @contextmanager
 def without_memory() -> Iterator[None]:
     """Tensors made inside have no memory until their module is given some; a fake mode outside does not see them."""

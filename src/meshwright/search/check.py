@@ -20,6 +20,7 @@ from meshwright.search.low_rank_rules import LOW_RANK_RULES
 from meshwright.search.memory_rule import MEMORY_RULES
 from meshwright.search.order_rules import ORDER_RULES
 from meshwright.search.prefix_rules import PREFIX_RULES
+from meshwright.search.quorum_rules import QUORUM_RULES
 from meshwright.search.rules import ALL_SCOPES, Rule, Scope, apply
 from meshwright.search.runtime_rules import RUNTIME_RULES
 from meshwright.search.skip_rules import SKIP_RULES
@@ -37,6 +38,7 @@ RULES: tuple[Rule, ...] = (
     *ORDER_RULES,
     *DEGREE_RULES,
     *LEARNER_RULES,
+    *QUORUM_RULES,
     *COMPRESSION_RULES,
     *CONTEXT_RULES,
     *PREFIX_RULES,

@@ -69,7 +69,8 @@ def choose_meetings(product: Product, key: Key, job: JobSpec) -> None:
     way = product["sync"]
     learners, compressed = (way != EVERY_STEP) & (way < COMPRESSED), way >= COMPRESSED
     product.columns["every"] = np.where(learners, job.synchronize.every, 0)
-    apart = (product["replicate"] > 1) & (product["shard"] % key.shards == 0)
+    least = max(2, job.synchronize.quorum + (job.synchronize.grace_seconds > 0.0))
+    apart = (product["replicate"] >= least) & (product["shard"] % key.shards == 0)
     whole = product["sharding"] == _UNSHARDED
     one_axis = np.where(whole, (product["data"] > 1) != key.context, product["replicate"] > 1)
     product.keep(np.where(learners, apart, ~compressed | (one_axis & (not key.grid))))

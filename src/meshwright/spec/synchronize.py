@@ -44,6 +44,11 @@ class SyncKind(StrEnum):
         """What a round changed is applied when the next one has ended."""
         return self in (SyncKind.EAGER, SyncKind.CO2)
 
+    @property
+    def waits(self) -> bool:
+        """Learners stand still until what meets is there."""
+        return self in (SyncKind.LOCAL, SyncKind.DILOCO)
+
 
 # Every way of meeting in a word: of those in every step, gradients are whole or compressed.
 MEETINGS: tuple[str, ...] = (*(kind.value for kind in SyncKind), *(made().kind for made in COMPRESSIONS))
@@ -85,7 +90,8 @@ class Rounds:
     one, and what met is applied `delay` steps after that: 0 waits for it, `every` is one round late. The outer
     optimizer is SGD of `learning_rate` and Nesterov `momentum`; what learners send is in `precision`. Where a streamed
     part comes back, `own_share` of the learner's own stays in it. `penalty` weighs what is stale, and an element of an
-    outer step is at most `clip` large (both co2's).
+    outer step is at most `clip` large (both co2's). A round ends `grace_seconds` after `quorum` learners have come to
+    it, with those that have; 0 waits for all.
     """
 
     every: int = 1
@@ -97,6 +103,8 @@ class Rounds:
     own_share: float = 0.0
     penalty: float = 1.0
     clip: float = 1.0
+    quorum: int = 0
+    grace_seconds: float = 0.0
 
     def starts(self, fragment: int) -> int:
         """Steps into a round at which `fragment` sets out, in 1 ... every."""
@@ -135,7 +143,8 @@ class GradientSync:
             return f"replicas meet in every step by {self.compression.words}"
         if not self.kind.has_learners:
             return "replicas meet in every step"
-        return f"learners meet as {self.kind.value} every {self.rounds.every} step{'s' * (self.rounds.every != 1)}"
+        often = f"learners meet as {self.kind.value} every {self.rounds.every} step{'s' * (self.rounds.every != 1)}"
+        return f"{often}, {self.rounds.quorum} of them at the least" if self.rounds.quorum else often
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,13 +153,15 @@ class SynchronizeSpec:
     step, one of each kind; numerics change with both, so none is the default.
 
     `every` is how many steps a round has; 0 takes the fewest that hide the network, `most_every` at most. `precision`
-    is what learners send.
+    is what learners send. A round ends `grace_seconds` after `quorum` learners have come; 0 waits for all.
     """
 
     kinds: tuple[SyncKind, ...] = ()
     every: int = 0
     most_every: int = 128
     precision: Precision = Precision.FP32
+    quorum: int = 0
+    grace_seconds: float = 0.0
     compressions: tuple[Compression, ...] = ()
 
 

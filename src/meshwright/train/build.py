@@ -39,6 +39,7 @@ from meshwright.train.observe.spans import SpanFile
 from meshwright.train.observe.timekeeper import Timekeeper, goodput_of
 from meshwright.train.observe.whereabouts import Marker
 from meshwright.train.policies import EndAt, EvaluateEvery, SaveEvery
+from meshwright.train.rounds import RoundFile, needs_all
 from meshwright.train.run import Run
 from meshwright.train.spikes import Usual
 from meshwright.train.spoilt import OnSpoilt
@@ -144,6 +145,13 @@ def _begin(run: Run, *, saved: bool, inherited: Inherited | None) -> int | None:
     return None
 
 
+def _with_rounds(run: Run, *, run_dir: Path, pause_at: int | None) -> None:
+    """Where learners may miss rounds they know to which ones all of them come, and who came is kept."""
+    if run.outer is not None and run.outer.quorum is not None:
+        run.outer.quorum.with_all = needs_all(run.design, pause_at=pause_at)
+        run.rounds = RoundFile.of(run_dir, run.learners)
+
+
 def _pause(joining: Joining | None, *, step: int, max_steps: int | None) -> int | None:
     """The step at which the run pauses; None where it trains to its end."""
     if joining is not None and joining.pause_at is not None:
@@ -201,6 +209,7 @@ def _reactors(
     run: Run, *, place: Place, predicted: Report, saved: int | None, pause_at: int | None
 ) -> tuple[Reactor, ...]:
     job, membership = run.design.job, run.membership
+    _with_rounds(run, run_dir=place.run_dir, pause_at=pause_at)
     compiler = LayerCompiler(parts=run.laid.parts, refusal=uncompiled(run.design.plan))
     trial = CompileTrial(compiler=compiler, total_steps=job.total_steps)
     return (

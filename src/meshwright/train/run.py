@@ -18,10 +18,9 @@ import torch
 from meshwright.cost.holdings import Contents
 from meshwright.data import Corpus, Loader
 from meshwright.parallel import Laid
-from meshwright.parallel.outer import Learners, Met, OuterSync, loaded, saved, state_of
+from meshwright.parallel.outer import Learners, OuterSync, loaded, saved, state_of
 from meshwright.parallel.relocate import State
 from meshwright.spec.errors import ConfigError, Problem, WorkerFailed
-from meshwright.spec.job import NonFinite
 from meshwright.spec.plan import Design
 from meshwright.spec.report import LineName
 from meshwright.train.agree import Agreed, Told, agree
@@ -62,6 +61,7 @@ from meshwright.train.observe.profile import Profiler
 from meshwright.train.observe.spans import SpanFile
 from meshwright.train.observe.whereabouts import Marker, Section
 from meshwright.train.replan import lay_again, replan
+from meshwright.train.rounds import RoundFile, leave_out, meet
 from meshwright.train.spikes import Usual
 from meshwright.train.state import TrainState
 from meshwright.train.technique import Technique
@@ -73,7 +73,8 @@ class Run:
     """One worker's run. `stop_asked` says whether this process was asked to stop; `observer` is for rank 0 alone.
 
     `rate_scales` are of techniques: what the learning rate of a step, 0 being the first, is multiplied by. `log` is of
-    collectives and `inquiries` are what is asked about ranks and links, where they are watched.
+    collectives and `inquiries` are what is asked about ranks and links, where they are watched; `rounds` are kept where
+    learners may miss some.
     """
 
     design: Design
@@ -106,6 +107,7 @@ class Run:
     paces: deque[float] = field(default_factory=lambda: deque(maxlen=33))
     log: CollectiveLog | None = None
     inquiries: Inquiries | None = None
+    rounds: RoundFile | None = None
 
     def start(self) -> Started:
         self.clock = time.perf_counter()
@@ -141,7 +143,7 @@ class Run:
                     for group in self.optimizer.param_groups:
                         group["lr"] = rate
                     self.optimizer.step()
-            met = self._meet(number, finite=known.sound)
+            met = None if self.outer is None else meet(self, self.outer, number, known=known)
         self.marker.mark(step=number, section=Section.AGREE)
         if not known.sound and self.outer is None:
             return self._spoilt(number, known)
@@ -150,8 +152,10 @@ class Run:
         self.state.advance(sequences=plan.batch, tokens=plan.batch_tokens)
         self.ledger.note(rows.fingerprint, dropped=0 if known.sound else self.feed.rows)
         self.usual.note(loss=known.loss, norm=known.norm)
+        if met is not None and met.round is not None:
+            leave_out(self, met.round)
         if met is not None and met.spoilt:
-            return self._spoilt(number + 1, replace(known, loss=math.nan))
+            return self._spoilt(self.state.step + 1, replace(known, loss=math.nan))
         return StepDone(
             step=self.state.step,
             tokens=self.state.tokens,
@@ -163,7 +167,7 @@ class Run:
             input_seconds=agreed.input_seconds,
             stop_asked=agreed.stop if self.outer is None else met is not None and met.stop,
             change_asked=agreed.change if self.outer is None else met is not None and met.change,
-            together=self.outer is None or self.outer.told_at == number,
+            together=self.outer is None or self.outer.told_at == self.state.step,
             expert_load=agreed.load,
             ranks=agreed.ranks,
         )
@@ -272,22 +276,6 @@ class Run:
         peak = job.optimizer.learning_rate
         rate = learning_rate(step, shape=job.learning_rate, peak=peak, total_steps=job.total_steps)
         return rate * math.prod(scale(step) for scale in self.rate_scales)
-
-    def _meet(self, number: int, *, finite: bool) -> Met | None:
-        """What learners told each other after step `number`, where they did."""
-        if self.outer is None:
-            return None
-        self.dropped_in_a_row = 0 if finite else self.dropped_in_a_row + 1
-        if not finite:
-            self.laid.undo()
-        spec = self.design.job.non_finite
-        borne = spec.policy is NonFinite.SKIP and self.dropped_in_a_row <= spec.most_in_a_row
-        spoilt = not finite and not borne
-        met = self.outer.after_step(number, stop=self.asked, change=self.changing, spoilt=spoilt)
-        if met is not None and met.changed is not None and self.observer is not None:
-            every = met.changed.every
-            self.observer.say(f"learners meet every {every} steps from here on, as what they send takes now")
-        return met
 
     def _skip_to(self, past: int) -> None:
         self.ledger.skip(self.state.consumed, past)

@@ -12,7 +12,7 @@ from meshwright.parallel.compress import CompressedReduction
 from meshwright.parallel.wire import Wire
 from meshwright.spec.cluster import Precision
 
-_DTYPES = {Precision.FP64: torch.float64, Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}
+DTYPES = {Precision.FP64: torch.float64, Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}
 _WIRES = {Precision.INT8: Wire.INT8, Precision.FP8: Wire.E4M3, Precision.INT4: Wire.INT4}
 
 
@@ -38,7 +38,7 @@ def build_average(like: Tensor, *, group: dist.ProcessGroup, precision: Precisio
         return PlainAverage(group=group, dtype=like.dtype)
     if precision in _WIRES:
         return RoundedAverage(like, group=group, wire=_WIRES[precision])
-    return PlainAverage(group=group, dtype=_DTYPES[precision])
+    return PlainAverage(group=group, dtype=DTYPES[precision])
 
 
 class PlainAverage:

@@ -14,6 +14,8 @@ from meshwright.parallel.outer.flat import Flat
 from meshwright.parallel.outer.pace import Pace
 from meshwright.parallel.outer.updates import Held, Update
 
+CatchUp = Callable[[Held], None]
+
 _INTEGERS = {4: torch.int32, 8: torch.int64}
 
 
@@ -73,8 +75,11 @@ class Fragment:
         if self.is_away and self._arrived is None and not self.average.advance():
             self.travelled += 1
 
-    def meet(self, step: int, *, lands: bool, departs: bool, scale: float = 1.0) -> None:
-        """What is due after step `step` lands, and what is due sets out, times `scale`; waits for what lands."""
+    def meet(
+        self, step: int, *, lands: bool, departs: bool, scale: float = 1.0, catch_up: CatchUp | None = None
+    ) -> None:
+        """What is due after step `step` lands, and what is due sets out, times `scale`; waits for what lands. What is
+        held is brought up to date by `catch_up` before it sets out."""
         own, out = self.flat.read(), None
         if departs and self._update.sets_out_first:
             out = torch.sub(self.held.anchor, own, out=own)
@@ -90,6 +95,8 @@ class Fragment:
             out = torch.sub(self.held.anchor, own, out=own if spare else None)
         if self._away is not None:
             self._away.copy_(out)
+        if catch_up is not None:
+            catch_up(self.held)
         self.average.start(out if scale == 1.0 else out.mul_(scale))
         self._lands_at, self.travelled = step + self._pace.rounds.delay, 0
         if not self._pace.rounds.delay:

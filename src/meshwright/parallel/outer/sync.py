@@ -25,6 +25,8 @@ from meshwright.parallel.outer.flat import Flat
 from meshwright.parallel.outer.fragment import Fragment
 from meshwright.parallel.outer.learners import Learners
 from meshwright.parallel.outer.pace import Pace
+from meshwright.parallel.outer.quorum import Quorum
+from meshwright.parallel.outer.roll import Round
 from meshwright.parallel.outer.shares import Shares
 from meshwright.parallel.outer.updates import Total, build_update
 from meshwright.spec import codec
@@ -41,12 +43,14 @@ _NOTHING, _CHANGE, _STOP = range(3)  # what a learner is asked for; who stops do
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Met:
     """What some learner told when they met: that it was asked to stop, that it had a step that was spoilt; at the end
-    of a round that ranks are to change. `changed` are the rounds from here on where they are others."""
+    of a round that ranks are to change. `changed` are the rounds from here on where they are others. `round` is that
+    which some may have missed, after which all that met stand at the step that ends it."""
 
     stop: bool = False
     change: bool = False
     spoilt: bool = False
     changed: Rounds | None = None
+    round: Round | None = None
 
 
 class OuterSync:
@@ -69,6 +73,7 @@ class OuterSync:
         self._asked, self._spoilt, self._changes = _NOTHING, False, False
         self._told: Tensor | None = None
         self._telling: dist.Work | None = None
+        self.quorum = self._quorum(design) if self.gradients.rounds.quorum else None
 
     def begin(self) -> None:
         """All learners have the same parameters, and nothing that they sent before counts. Collective."""
@@ -78,6 +83,8 @@ class OuterSync:
         self.shares = self._even()
         for fragment in self._fragments:
             fragment.begin()
+        if self.quorum is not None:
+            self.quorum.begin()
 
     def after_step(self, step: int, *, stop: bool, spoilt: bool, change: bool = False) -> Met | None:
         """Step `step` of this learner is done: what is due lands and sets out. What learners told where they met.
@@ -87,6 +94,10 @@ class OuterSync:
         self._spoilt = self._spoilt or spoilt
         self._asked = max(self._asked, _STOP if stop else _CHANGE if change else _NOTHING)
         start = time.perf_counter()
+        if self.quorum is not None:
+            met = self._meet_who_came(step, quorum=self.quorum)
+            self._recorder.record(LineName.OUTER, start, time.perf_counter() - start)
+            return met
         self._step_seconds = min(self._step_seconds, start - self._clock)
         due = [(fragment, fragment.lands(step), fragment.departs(step)) for fragment in self._fragments]
         ended = self.pace.ends_round(step)
@@ -107,6 +118,33 @@ class OuterSync:
         self._clock = time.perf_counter()
         self._recorder.record(LineName.OUTER, start, self._clock - start)
         return met if changed is None else replace(met or Met(), changed=changed)
+
+    def _quorum(self, design: Design) -> Quorum:
+        patience = design.job.peer_timeout_seconds
+        device, total = self._laid.device, self._over_learner
+        return Quorum(self.learners, pace=self.pace, patience_seconds=patience, device=device, total=total)
+
+    def _meet_who_came(self, step: int, *, quorum: Quorum) -> Met | None:
+        """What this learner brings and takes where it meets after step `step`, be others there or not."""
+        self.shares.step()
+        print_, stop = self._fingerprint(), self._asked == _STOP
+        found = quorum.met(step, fingerprint=print_, stop=stop, spoilt=self._spoilt)
+        if found is None:
+            return None
+        for fragment in self._fragments:
+            fragment.average = quorum.average(found, fragment.held.anchor)
+            scale, catch_up = found.scale(self.learners.index), partial(quorum.catch_up, found)
+            fragment.meet(step, lands=False, departs=True, scale=scale, catch_up=catch_up)
+        self.shares, self.told_at = self._even(), quorum.last_step(found.number)
+        self._asked, self._spoilt = _NOTHING, False
+        entries = found.arrivals.values()
+        return Met(
+            stop=any(entry.stop for entry in entries), spoilt=any(entry.spoilt for entry in entries), round=found
+        )
+
+    def _fingerprint(self) -> int:
+        """Of what this rank has of all go from."""
+        return sum(fragment.fingerprint() for fragment in self._fragments) % _BITS
 
     def _even(self) -> Shares:
         return Shares.even(fragments=self.gradients.rounds.fragments, learners=self.learners.count, rows=self._rows)
@@ -140,8 +178,9 @@ class OuterSync:
 
     def goes_on_from(self, told: Mapping[str, Any] | None) -> bool:
         """Whether learners that `told` so were as many and met as these; these have their rounds then."""
-        mine = self.told()
-        if not told or any(told.get(name) != mine[name] for name in ("count", "gradients")):
+        if not told or told.get("count") != self.learners.count:
+            return False
+        if codec.decode(GradientSync, told.get("gradients")) != self.gradients:
             return False
         self._stand(told, range(self.learners.count))
         return True
@@ -240,6 +279,8 @@ class OuterSync:
         """As `tensors`, of a run that stands after `step`, to be loaded into."""
         self.drain()
         self._telling = None
+        if self.quorum is not None:
+            self.quorum.begin()
         for fragment in self._fragments:
             fragment.expect(step)
             yield from fragment.tensors()
@@ -277,7 +318,7 @@ class OuterSync:
             assert self._told is not None
             met = self._read(self._told.tolist(), step=step)
         landings = sum(fragment.landings for fragment in self._fragments)
-        print_ = sum(fragment.fingerprint() for fragment in self._fragments) % _BITS
+        print_ = self._fingerprint()
         told = [self._asked, int(self._spoilt), print_, -print_, landings, -landings, self._needed]
         self._told = torch.tensor(told, dtype=torch.int64, device=self._laid.device)
         assert self._told.nbytes == TOLD_BYTES
@@ -308,7 +349,8 @@ def build_outer_sync(design: Design, *, laid: Laid, learners: Learners, recorder
 def _most_every(design: Design) -> int | None:
     """The longest round that the run may take of itself; None where its rounds are the plan's, or nobody is met."""
     asked = design.job.synchronize
-    free = asked.kinds and not asked.every and not design.job.deterministic and design.plan.learners > 1
+    kept = design.job.deterministic or design.plan.gradients.rounds.quorum > 0
+    free = asked.kinds and not asked.every and not kept and design.plan.learners > 1
     return asked.most_every if free else None
 
 
