@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import signal
+import socket
 import threading
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
+import psutil
 import pytest
+from torch.distributed import DistError, DistNetworkError, TCPStore
 
 from meshwright.run.audit import audit
+from meshwright.run.elastic.board import Board
+from meshwright.run.elastic.homes import Home
+from meshwright.run.handshake import WORD_VARIABLE
 from meshwright.run.train import train
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ExitCode, WorkerFailed
@@ -205,3 +212,37 @@ def test_a_run_that_loses_too_many_says_who_was_lost(tmp_path: Path) -> None:
     with pytest.raises(WorkerFailed, match=r"rank [12] was killed \(signal 9\)"):
         train(elastic(tmp_path, REPLICAS, steps=5000, fewest=3), run_dir=run, say=quiet)
     thread.join()
+
+
+@pytest.mark.slow
+def test_strangers_at_the_board_change_nothing_and_nobody_reads_the_word(tmp_path: Path) -> None:
+    run, said, words = tmp_path / "run", list[str](), list[str]()
+    begins = "the board refused a connection of 127.0.0.1:"
+
+    def act() -> None:
+        until_step(run, 3)
+        worker = member("1.0")
+        words.append(worker.environ()[WORD_VARIABLE])
+        at = Home.of(worker.cmdline()[worker.cmdline().index("--board") + 1])
+        for word in ("", "another", words[0][:-1]):
+            with pytest.raises(DistNetworkError):
+                Board.at([at], word=word)
+        with pytest.raises(DistError):
+            TCPStore(at.address, at.port, is_master=False, timeout=timedelta(seconds=1), wait_for_workers=False)
+        with socket.create_connection((at.address, at.port)):
+            kill_in(run, "2.0", rank=2, section=Section.MODEL)
+            until(lambda: len(epochs(run)) == 3)
+        lines = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
+        words.extend(line for line in lines if words[0] in line)
+        ask_to_stop()
+
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    outcome = train(elastic(tmp_path, SHARDS, steps=5000), run_dir=run, say=said.append)
+    thread.join()
+    assert outcome.exit_code is ExitCode.SAVED
+    assert sorted(losses(run)) == list(range(1, outcome.ended.step + 1))
+    assert len(words) == 1, "no command has it"
+    assert len([line for line in said if line.startswith(begins)]) >= 4, said
+    kept = [path for path in run.rglob("*") if path.is_file()]
+    assert not [path for path in kept if words[0].encode() in path.read_bytes()]

@@ -11,9 +11,11 @@ from meshwright.run.elastic.board import Board, Epoch
 from meshwright.run.elastic.crew import Place
 from meshwright.run.elastic.deputy import Deputy
 from meshwright.run.elastic.fleet import Fleet
-from meshwright.run.elastic.homes import Home, Term, claim, connections_of, newest_term, own_connections
+from meshwright.run.elastic.homes import Home, Term, claim, newest_term
+from meshwright.run.elastic.lines import connections_of, own_connections
 from tests.run.pretended import PretendCrew
 
+WORD = "the word"
 PLACES = tuple(Place(host=host, group=0) for host in (0, 0, 1, 1))
 
 
@@ -26,7 +28,7 @@ def until(known: Callable[[], bool]) -> None:
 
 def leading(folder: Path) -> Fleet:
     """Host 0 leads, with workers that do as a test says."""
-    board = Board.host()
+    board = Board.host(word=WORD, say=str.strip)
     term = Term(number=1, home=board.home, digest="d")
     assert claim(folder, term)
     board.lead(1)
@@ -38,7 +40,7 @@ def leading(folder: Path) -> Fleet:
 
 def following(fleet: Fleet, *, name: str = "gpu-7") -> Deputy:
     """Host 1."""
-    board = Board.at([fleet.board.home])
+    board = Board.at([fleet.board.home], word=WORD)
     home = Home(host=1, address="127.0.0.1", port=1)
     deputy = Deputy(board=board, crew=PretendCrew(board), home=home, name=name)
     assert deputy.look()
@@ -59,8 +61,8 @@ def looked(fleet: Fleet, known: Callable[[], bool]) -> None:
 
 
 def test_a_process_finds_its_own_connections_as_the_system_tells_of_them() -> None:
-    board = Board.host()
-    other = Board.at([board.home])
+    board = Board.host(word=WORD, say=str.strip)
+    other = Board.at([board.home], word=WORD)
     found = own_connections()
     assert other.home.port in {one.raddr.port for one in found}
     assert sorted(found) == sorted((one.fd, one.laddr, one.raddr) for one in connections_of(os.getpid()))
@@ -77,9 +79,9 @@ def test_one_host_leads_in_a_term(tmp_path: Path) -> None:
 
 
 def test_who_loses_the_board_turns_to_the_one_that_leads_and_tells_it_all_again() -> None:
-    first, second = Board.host(), Board.host(host=1)
+    first, second = Board.host(word=WORD, say=str.strip), Board.host(word=WORD, say=str.strip, host=1)
     first.lead(1)
-    worker = Board.at([first.home, second.home])
+    worker = Board.at([first.home, second.home], word=WORD)
     worker.register("0.0", pid=7)
     worker.stand_ready("0.0")
     second.make(Epoch(number=0, members=("0.0",), design="design.json", homes=(second.home,)))

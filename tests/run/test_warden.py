@@ -35,7 +35,7 @@ class EndsMeanwhile(PretendCrew):
 
 @pytest.fixture
 def board() -> Board:
-    return Board.host()
+    return Board.host(word="the word", say=str.strip)
 
 
 def warden(
@@ -288,7 +288,7 @@ def test_another_host_decides_from_where_the_last_one_was(board: Board, tmp_path
     made.look()
     epochs = of_this_launch(tmp_path)
     assert epochs == [board.epoch(0), board.epoch(1)]
-    other, crew = Board.host(), PretendCrew(board)
+    other, crew = Board.host(word="the word", say=str.strip), PretendCrew(board)
     for name in ("0.0", "1.0"):
         crew.start(name)
     crew.fails("3.0")

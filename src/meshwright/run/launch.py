@@ -26,6 +26,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from meshwright.run.handshake import WORD_VARIABLE
 from meshwright.run.machine import this_machine
 from meshwright.run.rendezvous import alone
 from meshwright.run.screen import Screen
@@ -218,8 +219,9 @@ def signal_workers(number: signal.Signals, *, module: str) -> None:
 
 
 @contextmanager
-def workers_environment(num_workers: int, *, interface: str) -> Iterator[None]:
-    """What workers and the agent read from the environment, as it was before afterwards.
+def workers_environment(num_workers: int, *, interface: str, word: str = "") -> Iterator[None]:
+    """What workers and the agent read from the environment, as it was before afterwards; `word` is for those of an
+    elastic run, since others of this machine see arguments and not this.
 
     Gloo would else take the interface of the host's own name, which on many systems is the loopback.
     """
@@ -230,6 +232,8 @@ def workers_environment(num_workers: int, *, interface: str) -> Iterator[None]:
     }
     if Path("/sys/class/net", interface).exists():
         wanted["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", interface)
+    if word:
+        wanted[WORD_VARIABLE] = word
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:

@@ -53,12 +53,11 @@ class Assigned(RendezvousHandler):
         return True
 
 
-def store_at(address: str = LOOPBACK_ADDRESS, *, timeout: timedelta = _PATIENCE) -> TCPStore:
-    """A store of this process that is reached at `address` alone, on a port that the system chooses; on loopback by
-    other processes of this host."""
-    listening = socket.create_server((address, 0), backlog=_WAITING)
+def store_here(*, timeout: timedelta = _PATIENCE) -> TCPStore:
+    """A store of this process that is reached from this host alone, on a port that the system chooses."""
+    listening = socket.create_server((LOOPBACK_ADDRESS, 0), backlog=_WAITING)
     return TCPStore(
-        address,
+        LOOPBACK_ADDRESS,
         listening.getsockname()[1],
         is_master=True,
         wait_for_workers=False,
@@ -86,5 +85,5 @@ def server_at(host: str, port: int) -> socket.socket:
 
 def alone() -> Assigned:
     """The rendezvous of one host by itself."""
-    store = store_at()
+    store = store_here()
     return Assigned(PrefixStore("agents", store), node=0, nodes=1, host=LOOPBACK_ADDRESS, port=store.port)

@@ -24,6 +24,7 @@ from meshwright.run import failure
 from meshwright.run.elastic.member import train_as_member
 from meshwright.run.environment import environment
 from meshwright.run.files import load_design, write_json
+from meshwright.run.handshake import WORD_VARIABLE
 from meshwright.run.last_words import LastWords
 from meshwright.run.machine import cache_root
 from meshwright.run.outcome import read_report
@@ -63,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             train_as_member(
                 options.run,
                 homes=options.board,
+                word=os.environ.pop(WORD_VARIABLE, ""),
                 name=options.member,
                 max_steps=options.steps,
                 stop_at=options.stop_at,

@@ -16,7 +16,7 @@ from torch.distributed import DistError, TCPStore
 
 from meshwright.run.launching import token
 from meshwright.run.launching.gate import Door, Gate, knows, leave_a_note
-from meshwright.run.rendezvous import server_at, store_at
+from meshwright.run.rendezvous import server_at, store_here
 
 WORD = "the word"
 SOON = timedelta(seconds=5)
@@ -24,9 +24,9 @@ SOON = timedelta(seconds=5)
 
 @pytest.fixture(scope="module")
 def gate() -> Iterator[Gate]:
-    store = store_at(timeout=SOON)
+    store = store_here(timeout=SOON)
     store.set("key", "value")
-    made = Gate(server_at("127.0.0.1", 0), word=WORD, store_port=store.port)
+    made = Gate(server_at("127.0.0.1", 0), word=WORD, store_port=store.port, say=str.strip)
     made.start()
     yield made
     del store

@@ -34,7 +34,7 @@ def together(greetings: Sequence[Greeting], folders: Sequence[Path], *, seconds:
 
     def come(place: int) -> Met | str:
         try:
-            return meet(greetings[place], head=head, run_dir=folders[place], seconds=seconds)
+            return meet(greetings[place], head=head, run_dir=folders[place], say=str.strip, seconds=seconds)
         except EnvironmentUnfit as error:
             return str(error)
 
@@ -94,16 +94,16 @@ def test_of_two_nodes_with_one_number_the_second_is_told(tmp_path: Path) -> None
 
 def test_a_head_that_is_not_there_and_one_that_is_elsewhere(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentUnfit, match=r"node 1 \(here\) does not reach node 0 at 127.0.0.1"):
-        meet(replace(HELLO, node=1), head=f"127.0.0.1:{free_port()}", run_dir=tmp_path, seconds=0.5)
+        meet(replace(HELLO, node=1), head=f"127.0.0.1:{free_port()}", run_dir=tmp_path, say=str.strip, seconds=0.5)
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(EnvironmentUnfit, match="node 0 cannot hold the meeting"):
-            meet(HELLO, head=f"127.0.0.1:{port}", run_dir=tmp_path, seconds=0.5)
+            meet(HELLO, head=f"127.0.0.1:{port}", run_dir=tmp_path, say=str.strip, seconds=0.5)
     for head in ("host", ":5", "host:port", "host:70000"):
         with pytest.raises(EnvironmentUnfit, match="is no HOST:PORT to meet at"):
-            meet(HELLO, head=head, run_dir=tmp_path, seconds=0.5)
+            meet(HELLO, head=head, run_dir=tmp_path, say=str.strip, seconds=0.5)
 
 
 def test_nobody_waits_for_ever_for_how_the_run_ended(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Board: what the launcher and the workers of an elastic run tell each other, in a store that the launcher hosts.
+"""Board: what the launcher and the workers of an elastic run tell each other, in values that the launcher keeps.
 
 The workers of one epoch train together by one design. Only the launcher makes epochs; a worker that has left one never
 comes back into it. A worker is named by its place and how often that was filled before: `2.0`, then `2.1`.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,8 +20,9 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from meshwright.run.elastic.homes import Home, connected
-from meshwright.run.rendezvous import LOOPBACK_ADDRESS, store_at
+from meshwright.run.elastic.homes import Home
+from meshwright.run.elastic.keys import KeyServer, KeyStore
+from meshwright.run.rendezvous import LOOPBACK_ADDRESS
 from meshwright.run.waiting import Waiting
 from meshwright.spec import codec
 from meshwright.spec.json_text import parse_json
@@ -77,35 +79,49 @@ class Left:
 
 
 class Board:
-    """One side's view of the store. Nothing here waits for a worker that is gone.
+    """One side's view of it. Nothing here waits for a worker that is gone.
 
     It is at `home`, and may be at any of `homes` later; `term` counts the hosts that have led, and `turns` how often
-    this side turned to another one. Raises DistError where none of them leads.
+    this side turned to another one. `server` is there where this process keeps it. Raises DistError where none of them
+    leads, or knows `word`.
     """
 
-    def __init__(self, store: dist.TCPStore, homes: Sequence[Home]) -> None:
+    def __init__(self, store: KeyStore, homes: Sequence[Home], *, word: str, server: KeyServer | None = None) -> None:
         self.store, self.homes, self.home, self.term, self.turns = store, tuple(homes), homes[0], 0, 0
+        self.server, self._word = server, word
         self._own: dict[str, str] = {}
         self._newest = 0
         self._expected: tuple[str, Epoch | None] = ("", None)
 
     @classmethod
-    def host(cls, *, address: str = LOOPBACK_ADDRESS, host: int = 0) -> Board:
-        """A new board, which this process keeps, on a port of this machine that the system chooses."""
-        store = store_at(address, timeout=_PATIENCE)
-        return cls(store, [Home(host=host, address=address, port=int(store.port))])
+    def host(cls, *, word: str, say: Callable[[str], None], address: str = LOOPBACK_ADDRESS, host: int = 0) -> Board:
+        """A new board, which this process keeps, on a port of this machine that the system chooses, for those who know
+        `word`; `say` is told of others that come."""
+        server = KeyServer(address, word=word, say=say)
+        server.start()
+        store = KeyStore(address, server.port, word=word, timeout=_PATIENCE)
+        found = cls(store, [Home(host=host, address=address, port=server.port)], word=word, server=server)
+        weakref.finalize(found, server.close)
+        return found
 
     @classmethod
-    def at(cls, homes: Sequence[Home]) -> Board:
+    def at(cls, homes: Sequence[Home], *, word: str) -> Board:
         """The board that another process keeps, at the first of `homes`; the others may lead after it."""
-        found = cls(connected(homes[0], timeout=_PATIENCE), homes)
+        home = homes[0]
+        store = KeyStore(home.address, home.port, word=word, timeout=_PATIENCE)
+        store.notice_loss()
+        found = cls(store, homes, word=word)
         found.term = found.leads
         return found
+
+    def another(self, homes: Sequence[Home]) -> Board:
+        """The same run's board at `homes`, over a connection of its own."""
+        return Board.at(homes, word=self._word)
 
     @property
     def leads(self) -> int:
         """The term in which the host of this board leads; 0 before it does."""
-        return int(self.store.get("lead")) if self.store.check(["lead"]) else 0
+        return int(self.store.find("lead") or 0)
 
     def lead(self, term: int) -> None:
         """The host of this board leads from now on, and all that others need to know is here."""
@@ -206,7 +222,7 @@ class Board:
 
     def has(self, *keys: str) -> bool:
         """Whether all of them were told."""
-        return self._ask(lambda store: bool(store.check(list(keys))))
+        return self._ask(lambda store: store.check(keys))
 
     def tell(self, key: str, value: str) -> None:
         self._own[key] = value
@@ -214,7 +230,8 @@ class Board:
 
     def told(self, key: str) -> str | None:
         """None before anybody has."""
-        return self._ask(lambda store: store.get(key).decode() if store.check([key]) else None)
+        found = self._ask(lambda store: store.find(key))
+        return None if found is None else found.decode()
 
     def _tell(self, key: str, value: object) -> None:
         self.tell(key, json.dumps(codec.encode(value)))
@@ -222,7 +239,7 @@ class Board:
     def _told(self, key: str, kind: type[T]) -> T:
         return codec.decode(kind, parse_json(self.told(key) or ""), key)
 
-    def _ask(self, of: Callable[[dist.TCPStore], T]) -> T:
+    def _ask(self, of: Callable[[KeyStore], T]) -> T:
         while True:
             try:
                 return of(self.store)
@@ -236,7 +253,7 @@ class Board:
         while time.monotonic() < end:
             for home in self.homes:
                 with suppress(dist.DistError):
-                    found = Board.at([home])
+                    found = self.another([home])
                     if found.term and found.term >= self.term:
                         self.store, self.home, self.term, self.turns = found.store, home, found.term, self.turns + 1
                         for key, value in self._own.items():

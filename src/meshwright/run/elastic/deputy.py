@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from meshwright.run.elastic.board import Board
 from meshwright.run.elastic.crew import Crew
 from meshwright.run.elastic.fleet import Orders, Told
-from meshwright.run.elastic.homes import Home, own_connections, text_of
+from meshwright.run.elastic.homes import Home
 from meshwright.run.failure import Failure
 from meshwright.spec import codec
 
@@ -45,7 +45,7 @@ class Deputy:
     def _tell(self) -> None:
         """The host that leads knows that this one is there, by which connection, and how its workers are."""
         if self.told is None or self.turns != self.board.turns:
-            self.told, self.turns = Told(home=self.home, name=self.name, end=_end(self.board)), self.board.turns
+            self.told, self.turns = Told(home=self.home, name=self.name, end=self.board.store.end), self.board.turns
             self._say(self.told)
         names = self.crew.names
         ended: dict[str, Failure | None] = {
@@ -58,11 +58,3 @@ class Deputy:
 
     def _say(self, told: Told) -> None:
         self.board.tell(f"host/{self.home.host}", json.dumps(codec.encode(told)))
-
-
-def _end(board: Board) -> str:
-    """This process's newest end of a connection to the board, which no other of it is."""
-    home = board.home
-    place = f"{home.address}:{home.port}"
-    newest = max((one for one in own_connections() if text_of(one.raddr) == place), key=lambda one: one.fd)
-    return text_of(newest.laddr)

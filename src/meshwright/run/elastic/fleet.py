@@ -12,7 +12,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from meshwright.run.elastic.board import Board
 from meshwright.run.elastic.crew import Crew, Place
-from meshwright.run.elastic.homes import Home, Term, claim, notice_loss, own_connections, text_of
+from meshwright.run.elastic.homes import Home, Term, claim
 from meshwright.run.failure import Failure, Nearness
 from meshwright.spec import codec
 from meshwright.spec.errors import ExitCode, Problem
@@ -76,8 +76,8 @@ class Fleet(Crew):
         if time.monotonic() - self._looked < _LOOK_SECONDS:
             return
         self._looked = time.monotonic()
-        port = self.board.home.port
-        ends = {text_of(one.raddr): one for one in own_connections() if one.laddr.port == port}
+        assert self.board.server is not None, "the host that leads keeps the board"
+        ends = self.board.server.guests
         for host in {place.host for place in self._places} - {self._host}:
             text = self.board.told(f"host/{host}")
             now = None if text is None else codec.decode(Told, json.loads(text), f"host {host}")
@@ -87,7 +87,6 @@ class Fleet(Crew):
             ):
                 self._lose(host)
             if now is not None and now.end in ends:
-                notice_loss([ends[now.end]])
                 self._told[host] = now
                 self._gone_hosts.pop(host, None)
                 self._order(host, kill=tuple(name for name in now.started if name in self._lost))

@@ -61,7 +61,8 @@ def leading(run_dir: Path, *, digest: str) -> Home | None:
 
 @dataclass(slots=True, kw_only=True)
 class Host:
-    """Host `number`, called `name`, of those that `places` lie on: it speaks from `address`, over `interface`."""
+    """Host `number`, called `name`, of those that `places` lie on: it speaks from `address`, over `interface`, to those
+    who know `word`."""
 
     design: Design
     run_dir: Path
@@ -72,35 +73,37 @@ class Host:
     places: tuple[Place, ...]
     digest: str
     arguments: tuple[str, ...]
+    word: str = field(repr=False)
+    say: Callable[[str], None]
     own: Board = field(init=False)
     crew: Crew = field(init=False)
     term: int = 0
     homes: tuple[Home, ...] = ()
 
     def __post_init__(self) -> None:
-        self.own = Board.host(address=self.address, host=self.number)
+        self.own = Board.host(address=self.address, host=self.number, word=self.word, say=self.say)
         self.crew = Crew(self.run_dir, board=self.own, arguments=(*self.arguments, "--several-hosts"))
 
     @property
     def home(self) -> Home:
         return self.own.home
 
-    def begin(self, homes: Sequence[Home], *, say: Callable[[str], None]) -> Finished:
+    def begin(self, homes: Sequence[Home]) -> Finished:
         """The run has ended, which all hosts at `homes` begin together; the first of them leads."""
         self.homes = tuple(homes)
-        return self._train(say, homes[0] if self.number != homes[0].host else None)
+        return self._train(homes[0] if self.number != homes[0].host else None)
 
-    def come_back(self, to: Home, *, say: Callable[[str], None]) -> Finished:
+    def come_back(self, to: Home) -> Finished:
         """The run has ended, which others are training; this host was taken in."""
         self.homes = (to, self.home)
-        return self._train(say, to)
+        return self._train(to)
 
-    def _train(self, say: Callable[[str], None], to: Home | None) -> Finished:
+    def _train(self, to: Home | None) -> Finished:
         count = sum(place.host == self.number for place in self.places)
         with (
-            workers_environment(count, interface=self.interface),
+            workers_environment(count, interface=self.interface, word=self.word),
             agent_log(Screen.NORMAL),
-            forwarding(say, module=WORKER_MODULE, patient=True) as asked,
+            forwarding(self.say, module=WORKER_MODULE, patient=True) as asked,
         ):
             board = self._follow_at(to) if to is not None else None
             if board is None:
@@ -260,9 +263,8 @@ class Host:
             time.sleep(_PAUSE)
         raise EnvironmentUnfit(Problem(what="the node that is to lead does not", where=str(home)))
 
-    @staticmethod
-    def _at(home: Home) -> Board | None:
+    def _at(self, home: Home) -> Board | None:
         try:
-            return Board.at([home])
+            return self.own.another([home])
         except dist.DistError:
             return None

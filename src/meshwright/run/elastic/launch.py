@@ -14,6 +14,7 @@ from meshwright.run.elastic.crew import Crew
 from meshwright.run.elastic.templates import Templates
 from meshwright.run.elastic.warden import Warden
 from meshwright.run.launch import LOOPBACK, WORKER_MODULE, Launched, agent_log, forwarding, workers_environment
+from meshwright.run.launching import token
 from meshwright.run.screen import Screen
 from meshwright.spec.plan import Design
 
@@ -26,7 +27,8 @@ def launch_elastic(
     Rank 0 writes to this terminal unless `screen` is quiet, whichever process it is; all else is under `RUN/logs`.
     """
     ranks = design.plan.world_size
-    board, templates = Board.host(), Templates(design, run_dir)
+    word = token.drawn()
+    board, templates = Board.host(word=word, say=say), Templates(design, run_dir)
     first = Epoch(
         number=0,
         members=tuple(named(place, times=0) for place in range(ranks)),
@@ -43,7 +45,7 @@ def launch_elastic(
         epoch=first,
     )
     with (
-        workers_environment(ranks, interface=LOOPBACK),
+        workers_environment(ranks, interface=LOOPBACK, word=word),
         agent_log(screen),
         forwarding(say, module=WORKER_MODULE, patient=False) as asked,
     ):

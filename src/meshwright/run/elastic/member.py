@@ -54,7 +54,14 @@ from meshwright.train.run import Run
 
 
 def train_as_member(
-    run_dir: Path, *, homes: str, name: str, max_steps: int | None, stop_at: float | None, several_hosts: bool
+    run_dir: Path,
+    *,
+    homes: str,
+    word: str,
+    name: str,
+    max_steps: int | None,
+    stop_at: float | None,
+    several_hosts: bool,
 ) -> None:
     """The run in `run_dir` has ended, or this worker, which is `name` to the launcher's board, is not needed.
 
@@ -67,7 +74,7 @@ def train_as_member(
     stop = StopRequest(stop_at=stop_at, heeds_launcher=not several_hosts)
     if several_hosts:
         end_with_launcher()
-    member = _Member(run_dir=run_dir, board=Board.at(places), name=name, max_steps=max_steps, stop=stop)
+    member = _Member(run_dir=run_dir, board=Board.at(places, word=word), name=name, max_steps=max_steps, stop=stop)
     member.stop.listen()
     member.board.register(name, pid=os.getpid())
     design = load_design(run_dir / "design.json")

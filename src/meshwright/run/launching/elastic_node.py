@@ -18,6 +18,7 @@ from meshwright.run.elastic.hosts import Finished, Host
 from meshwright.run.environment import environment
 from meshwright.run.files import write_json
 from meshwright.run.launch import Launched
+from meshwright.run.launching import token
 from meshwright.run.launching.meeting import Met, interface_towards
 from meshwright.run.launching.shares import shares
 from meshwright.run.outcome import read_ended
@@ -46,7 +47,7 @@ class ElasticNode:
 
     def begin(self, met: Met, *, nodes: int) -> int:
         """The run has ended, which all nodes begin; its exit code. Raises as `take_part`."""
-        host = self._host(met.address, met.interface)
+        host = self._host(met.address, met.interface, word=met.word)
         met.store.set(f"home/{self.number}", str(host.home))
         try:
             met.store.wait([f"home/{node}" for node in range(nodes)], timedelta(seconds=_SEEING_SECONDS))
@@ -54,17 +55,19 @@ class ElasticNode:
             raise EnvironmentUnfit(Problem(what="not all nodes say where they keep a board")) from None
         homes = [Home.of(met.store.get(f"home/{node}").decode()) for node in range(nodes)]
         if self.number == 0:
+            token.leave(self.run_dir, word=met.word, use=token.Use.BOARDS)
             write_json(self.run_dir / "environment.json", environment(self.design))
             note(self.run_dir, Mark(what=Moment.LAUNCHED, at=time.time(), plan=self.design.plan.digest()))
-        return self._code(host.begin(homes, say=self.say))
+        return self._code(host.begin(homes))
 
     def come_back(self, to: Home) -> int:
         """The run has ended, which others train; its exit code. Raises as `take_part`."""
         self.say(f"node {to.host} leads the run; this node is taken in after a step")
         address, interface = interface_towards(to.address, to.port)
-        return self._code(self._host(address, interface).come_back(to, say=self.say))
+        word = token.read(self.run_dir, use=token.Use.BOARDS)
+        return self._code(self._host(address, interface, word=word).come_back(to))
 
-    def _host(self, address: str, interface: str) -> Host:
+    def _host(self, address: str, interface: str, *, word: str) -> Host:
         places = (Place(host=one.node, group=one.group) for one in shares(self.design) for _ in range(one.count))
         return Host(
             design=self.design,
@@ -75,6 +78,8 @@ class ElasticNode:
             interface=interface,
             places=tuple(places),
             digest=self.digest,
+            word=word,
+            say=self.say,
             arguments=() if self.stop_at is None else ("--stop-at", str(self.stop_at)),
         )
 

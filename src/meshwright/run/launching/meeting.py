@@ -7,9 +7,9 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler
 
 from meshwright.run.launching import token
 from meshwright.run.launching.gate import Door, Gate, knows, leave_a_note
-from meshwright.run.rendezvous import LOOPBACK_ADDRESS, Assigned, server_at, store_at
+from meshwright.run.rendezvous import LOOPBACK_ADDRESS, Assigned, server_at, store_here
 from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit, Problem
 from meshwright.spec.json_text import parse_json
@@ -59,16 +59,21 @@ class Greeting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Met:
-    """All nodes have come and agree: `store` is theirs, and this one reaches others from `address`, by `interface`."""
+    """All nodes have come and agree: `store` is theirs, they know `word`, and this one reaches others from `address`,
+    by `interface`."""
 
     store: Store
+    word: str = field(repr=False)
     address: str
     interface: str
     rendezvous: RendezvousHandler
 
 
-def meet(mine: Greeting, *, head: str, run_dir: Path, seconds: float = MEETING_SECONDS) -> Met:
-    """Every node of the launch has come to `head`, HOST:PORT of node 0, and all run the same.
+def meet(
+    mine: Greeting, *, head: str, run_dir: Path, say: Callable[[str], None], seconds: float = MEETING_SECONDS
+) -> Met:
+    """Every node of the launch has come to `head`, HOST:PORT of node 0, and all run the same. Node 0 may `say` who else
+    came.
 
     Raises EnvironmentUnfit, on every node that came, with what hinders any of them, with each difference and with the
     nodes that did not come within `seconds`.
@@ -76,9 +81,10 @@ def meet(mine: Greeting, *, head: str, run_dir: Path, seconds: float = MEETING_S
     host, port = _endpoint(head)
     gate: Gate | None = None
     if mine.node == 0:
-        found, gate = _behind_a_gate(host, port, word=token.leave(run_dir), seconds=seconds)
+        word = token.leave(run_dir)
+        found, gate = _behind_a_gate(host, port, word=word, say=say, seconds=seconds)
     else:
-        found = _through_the_gate(mine, host, port, run_dir=run_dir, seconds=seconds)
+        found, word = _through_the_gate(mine, host, port, run_dir=run_dir, seconds=seconds)
     store, address = PrefixStore("meeting", found), _address_towards(host, port)
     mine = replace(mine, address=address)
     if store.add(f"came/{mine.node}", 1) > 1:
@@ -92,7 +98,7 @@ def meet(mine: Greeting, *, head: str, run_dir: Path, seconds: float = MEETING_S
     address, interface = interface_towards(far, port) if far else (address, _interface(address))
     agents = PrefixStore("agents", found)
     rendezvous = Assigned(agents, node=mine.node, nodes=mine.nodes, host=LOOPBACK_ADDRESS, port=found.port)
-    return Met(store=store, address=address, interface=interface, rendezvous=rendezvous)
+    return Met(store=store, word=word, address=address, interface=interface, rendezvous=rendezvous)
 
 
 def interface_towards(host: str, port: int) -> tuple[str, str]:
@@ -181,10 +187,10 @@ def _of_each(came: Iterable[Greeting]) -> Iterator[Problem]:
 def _differences(came: list[Greeting]) -> Iterator[Problem]:
     head = came[0]
     for each in came[1:]:
-        for field, what in _ALIKE.items():
-            ours, theirs = getattr(head, field), getattr(each, field)
+        for name, what in _ALIKE.items():
+            ours, theirs = getattr(head, name), getattr(each, name)
             # A node that could not read its design has said so.
-            if ours != theirs and not (field == "design" and not (ours and theirs)):
+            if ours != theirs and not (name == "design" and not (ours and theirs)):
                 yield Problem(what=what, where=str(each), why=f"{theirs}; node 0 has {ours}")
 
 
@@ -194,7 +200,9 @@ def _unseeing(each: Greeting) -> Problem:
     return Problem(what=what, where=str(each), fix=fix)
 
 
-def _behind_a_gate(host: str, port: int, *, word: str, seconds: float) -> tuple[TCPStore, Gate]:
+def _behind_a_gate(
+    host: str, port: int, *, word: str, say: Callable[[str], None], seconds: float
+) -> tuple[TCPStore, Gate]:
     """Node 0's store, and the gate at its one open port."""
     try:
         listening = server_at(host, port)
@@ -202,15 +210,15 @@ def _behind_a_gate(host: str, port: int, *, word: str, seconds: float) -> tuple[
         what = f"node 0 cannot hold the meeting at {host}:{port}"
         fix = "node 0 must be the host of that address, and the port free on it"
         raise EnvironmentUnfit(Problem(what=what, why=error.strerror or str(error), fix=fix)) from None
-    store = store_at(timeout=timedelta(seconds=seconds))
-    gate = Gate(listening, word=word, store_port=store.port)
+    store = store_here(timeout=timedelta(seconds=seconds))
+    gate = Gate(listening, word=word, store_port=store.port, say=say)
     gate.start()
     return store, gate
 
 
-def _through_the_gate(mine: Greeting, host: str, port: int, *, run_dir: Path, seconds: float) -> TCPStore:
-    """Node 0's store, for a node that finds the word. It may be late: network file systems show files late, and until
-    node 0 has come the word is that of another launch."""
+def _through_the_gate(mine: Greeting, host: str, port: int, *, run_dir: Path, seconds: float) -> tuple[TCPStore, str]:
+    """Node 0's store, for a node that finds the word, and the word. It may be late: network file systems show files
+    late, and until node 0 has come the word is that of another launch."""
     end, sees_until = time.monotonic() + seconds, None
     while True:
         word = token.read(run_dir)
@@ -229,7 +237,7 @@ def _through_the_gate(mine: Greeting, host: str, port: int, *, run_dir: Path, se
     door = Door(head=(host, port), word=word)
     door.start()
     waits = timedelta(seconds=seconds)
-    return TCPStore(LOOPBACK_ADDRESS, door.port, is_master=False, timeout=waits, wait_for_workers=False)
+    return TCPStore(LOOPBACK_ADDRESS, door.port, is_master=False, timeout=waits, wait_for_workers=False), word
 
 
 def _unreached(mine: Greeting, host: str, port: int, error: OSError, *, seconds: float) -> Problem:

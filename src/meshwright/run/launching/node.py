@@ -113,7 +113,8 @@ def take_part(
     if design is not None and node == 0 and not gathered.problems:
         begun = design
         gathered.attempt(lambda: _begin(begun, run_dir, again=begin_with is not None))
-    met = meet(replace(greeting, problems=tuple(gathered.problems)), head=head, run_dir=run_dir, seconds=seconds)
+    greeting = replace(greeting, problems=tuple(gathered.problems))
+    met = meet(greeting, head=head, run_dir=run_dir, say=_say, seconds=seconds)
     assert design is not None
     assert mine is not None
     if elastic is not None:
