@@ -83,7 +83,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Once:
-    """Seconds once a step on every rank, shape (rows, ranks)."""
+    """Seconds once a step on every rank, shape (rows, ranks); `tied` of the two that hold a tied table, (rows,)."""
 
     gather: FloatArray
     gradients: FloatArray
@@ -91,6 +91,7 @@ class _Once:
     whole_gather: FloatArray
     whole_gradients: FloatArray
     halves: FloatArray
+    tied: FloatArray
 
 
 def assemble(
@@ -118,29 +119,24 @@ def assemble(
     of, passed, passes = pipe.of, pipe.of(shape.passed), pipe.of(shape.passed) * pipe.stretch
     start, early = _ahead(each, shape=shape)
     agree = np.max([entry.agree for entry in machines], axis=0)
-    fixed = max(entry.group.device.step_overhead_seconds for entry in machines)
-    features = software(job.software)
-    ends = [tied_seconds(table, model, ends=e.ends, sizes=e.sizes, software=features) for e in machines]
-    tied = np.max(ends, axis=0)
     after = np.maximum(_worst(once.gradients - early, shape.valid), 0.0) + agree
     before = np.maximum(_worst(once.gather - start, shape.valid), 0.0)
     parts: dict[str, FloatArray] = {line: of(each.by_name[name]) * passes for line, name in _EVERY_PASS.items()}
     parts |= {
         LineName.TENSOR: parts[LineName.TENSOR] + _worst(once.halves, shape.valid),
-        LineName.TRANSFER: pipe.moving - pipe.still + tied,
+        LineName.TRANSFER: pipe.moving - pipe.still + once.tied,
         LineName.BUBBLE: pipe.still - pipe.own,
         LineName.GRADIENTS: of(each.by_name["scatter"]) * passes + after,
         LineName.PARAMETERS: of(each.by_name["gather"]) * passes + before,
         LineName.OUTER: np.zeros(len(table)),
         LineName.OPTIMIZER: _worst(once.optimizer, shape.valid),
         LineName.INPUT: _input_seconds(table, machines, job=job),
-        LineName.OTHER: np.full(len(table), fixed),
+        LineName.OTHER: np.full(len(table), max(entry.group.device.step_overhead_seconds for entry in machines)),
     }
     total: dict[str, FloatArray] = {line: of(each.by_name[name]) * passes for line, name in _WHOLE.items()}
     total[LineName.TENSOR] = total[LineName.TENSOR] + _worst(once.halves, shape.valid)
     total[LineName.GRADIENTS] = total[LineName.GRADIENTS] + _worst(once.whole_gradients, shape.valid) + agree
     total[LineName.PARAMETERS] = total[LineName.PARAMETERS] + _worst(once.whole_gather, shape.valid)
-    exchanged = _weighted(counts["total"], [block.tensor_bytes for block in machines[0].blocks])
     return Step(
         seconds=np.sum(list(parts.values()), axis=0),
         parts=parts,
@@ -152,7 +148,9 @@ def assemble(
             "makespan_seconds": pipe.seconds,
             "first_gather_seconds": before,
             "last_reduce_seconds": after,
-            "tensor_bytes": of(exchanged) * passed,
+            "tied_seconds": once.tied,
+            "tensor_bytes": of(_weighted(counts["total"], [block.tensor_bytes for block in machines[0].blocks]))
+            * passed,
         },
         busiest=pipe.busiest,
     )
@@ -273,7 +271,8 @@ def _once(
         }
         for name, values in found.items():
             worst[name] = np.maximum(worst[name], np.where(place[..., position], values, 0.0))
-    return _Once(**worst)
+    tied = tied_seconds(table, machines, model=model, software=software(job.software))
+    return _Once(tied=tied, **worst)
 
 
 def _halves(table: PlanTable, entry: Machine, *, arrays: LayoutArrays, counts: FloatArray) -> FloatArray:

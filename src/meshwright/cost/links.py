@@ -182,8 +182,6 @@ def lay_links(table: PlanTable, *, group: NodeGroup, cluster: ClusterSpec, softw
     slices, experts, _, _ = _grid(table)
     data, expert_data = _data(floor, table)
     everyone = floor.around(*axes.values())
-    stages, step = axes[AxisName.PIPELINE]
-    ends = floor.around((np.minimum(stages, 2), step * np.maximum(stages - 1, 1)))
     layer = LayerLinks(
         tensor=floor.tensor(axes[AxisName.TENSOR]),
         grid=tuple(floor.tensor(dim) for dim in _directions(table, steps[AxisName.TENSOR])),
@@ -196,8 +194,26 @@ def lay_links(table: PlanTable, *, group: NodeGroup, cluster: ClusterSpec, softw
         data=data,
         expert_data=expert_data,
         everyone=floor.price(Collective.ALL_REDUCE, everyone),
-        ends=floor.price(Collective.ALL_REDUCE, ends),
+        ends=floor.price(Collective.ALL_REDUCE, _ends(floor.around(axes[AxisName.PIPELINE]))),
         rounds=_rounds(floor, apart, layer=layer, data=data) if (learners > 1).any() else None,
+    )
+
+
+def _ends(line: Ring) -> Ring:
+    """The first and the last rank of every line alone."""
+    pair = np.minimum(line.size, 2.0)
+    in_node, in_rack = (np.where(boxes > 1.0, 1.0, pair) for boxes in (line.nodes, line.racks))
+    return replace(
+        line,
+        size=pair,
+        per_node=in_node,
+        fewest=in_node,
+        nodes=np.minimum(line.nodes, 2.0),
+        per_rack=in_rack,
+        fewest_rack=in_rack,
+        racks=np.minimum(line.racks, 2.0),
+        sites=np.minimum(line.sites, 2.0),
+        crossing=np.where(line.nodes > 1.0, 0.0, line.crossing),
     )
 
 

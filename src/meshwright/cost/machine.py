@@ -61,8 +61,7 @@ def machine(
     software: Software,
 ) -> Machine:
     """The prices of `table`'s rows on `group`; raises ConfigError where its device lacks a figure they need."""
-    world = table.world.astype(np.float64)
-    sharing = share(group, world=world, pipeline=table.pipeline.astype(np.float64))
+    sharing = share(group, world=table.world.astype(np.float64), pipeline=table.pipeline.astype(np.float64))
     links = lay_links(table, group=group, cluster=cluster, software=software)
     combination = combine(table, device=group.device, job=job, software=software)
     overlaps = software.overlap and group.device.kind is not DeviceKind.CPU

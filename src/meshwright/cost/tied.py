@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from meshwright.cost.network import Linear
+from meshwright.cost.machine import Machine
 from meshwright.cost.software import Software
-from meshwright.cost.states import StateBytes
 from meshwright.cost.table import PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.model import ModelSpec
 
 
-def tied_seconds(
-    table: PlanTable, model: ModelSpec, *, ends: Linear, sizes: StateBytes, software: Software
-) -> FloatArray:
-    """Seconds after the last backward, shape (rows,), over `ends`, the way between those two ranks.
+def tied_seconds(table: PlanTable, machines: Sequence[Machine], *, model: ModelSpec, software: Software) -> FloatArray:
+    """Seconds after the last backward, shape (rows,), of the slowest of `machines`.
 
     Nothing hides them: the first rank's copy has its gradient last. Each rank sends what it has of it after its data
     ranks have met, a shard where those divide it, and all of it where the software has a buffer of whole gradients.
@@ -24,6 +23,9 @@ def tied_seconds(
         return np.zeros(len(table))
     apart = np.array([layout.ranks[0] != layout.ranks[-1] and 0 not in layout.frozen for layout in table.layouts])
     divided = np.where((table.sharding > 0) & (not software.keeps_copies), table.divided, 1.0)
-    each = sizes.compute if software.adds_narrow else sizes.master
-    sent = model.head.matrix_parameters / table.tensor / divided * each
-    return np.where(apart[table.layout], ends.seconds(sent), 0.0)
+    elements = model.head.matrix_parameters / table.tensor / divided
+
+    def of(entry: Machine) -> FloatArray:
+        return entry.ends.seconds(elements * (entry.sizes.compute if software.adds_narrow else entry.sizes.master))
+
+    return np.where(apart[table.layout], np.max([of(entry) for entry in machines], axis=0), 0.0)

@@ -21,7 +21,8 @@ _NAMES = {Work.FORWARD: LineName.FORWARD}
 def timeline(design: Design) -> tuple[Span, ...]:
     """Spans of one step on every pipeline rank, by LineName, from second 0 to the end of the predicted step.
 
-    What is done once comes before and after the pipeline, the next step's batch last; gathers and gradients of every
+    What is done once comes before and after the pipeline, first what the two copies of a tied table exchange, the next
+    step's batch last; gathers and gradients of every
     microbatch, recompute and exchanges are in the span of their pass. Raises ConfigError for a plan that `predict`
     refuses.
     """
@@ -42,9 +43,11 @@ def timeline(design: Design) -> tuple[Span, ...]:
         LineName.OTHER: float(costs.parts[LineName.OTHER][0]),
     }
     spans = [span for event in events for span in _spans(event, start, scale)]
+    ends, tied = {plan.stages[0].rank, plan.stages[-1].rank}, float(costs.figures["tied_seconds"][0])
     for rank in range(plan.pipeline):
+        first = {LineName.TRANSFER if rank in ends else LineName.BUBBLE: tied}
         spans += _in_turn({LineName.PARAMETERS: start}, rank=rank, start=0.0)
-        spans += _in_turn(last, rank=rank, start=start + makespan)
+        spans += _in_turn(first | last, rank=rank, start=start + makespan)
     return tuple(sorted(spans, key=lambda span: (span.rank, span.start)))
 
 
