@@ -14,6 +14,7 @@ from meshwright.cost.costs import Costs
 from meshwright.cost.evaluate import evaluate
 from meshwright.cost.goodput import outlook
 from meshwright.cost.placed import as_placed
+from meshwright.cost.quorum import paced
 from meshwright.cost.table import PlanTable
 from meshwright.cost.uncertainty import REACH, doubts, spread, weights
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, NodeGroup
@@ -64,7 +65,11 @@ def predict_all(designs: Sequence[Design]) -> list[Report]:
 def _report(design: Design, costs: Costs, table: PlanTable, *, cluster: ClusterSpec, job: JobSpec) -> Report:
     """Of a design whose costs are those of one row."""
     plan, model, origin = design.plan, design.model, cluster.origin
-    step = _step_line(costs, plan=plan, model=model, origin=origin)
+    uneven = paced(costs, table, plan=plan, model=model, cluster=cluster, job=job)
+    trained, met = 1.0, plan.gradients.words
+    if uneven is not None:
+        costs, trained, met = uneven.costs, uneven.paces.trained, uneven.words
+    step = _step_line(costs, plan=plan, model=model, origin=origin, met=met)
     memory = _memory(costs, filled=_filled(plan, cluster))
     weight = weights(costs, table, model=model, cluster=cluster, job=job)
     reach = REACH * float(spread(weight, measured=cluster.step_error)[0])
@@ -72,9 +77,9 @@ def _report(design: Design, costs: Costs, table: PlanTable, *, cluster: ClusterS
         plan=plan.digest(),
         step=step,
         memory=memory,
-        tokens_per_step=plan.batch_tokens,
+        tokens_per_step=round(trained * plan.batch_tokens),
         devices=plan.world_size,
-        model_flops=_model_flops(design),
+        model_flops=trained * _model_flops(design),
         peak_flops=_peak_flops(plan, cluster),
         error_band=(math.exp(-reach), math.exp(reach)),
         doubts={
@@ -103,7 +108,8 @@ def _model_flops(design: Design) -> float:
     return whole * plan.batch_tokens
 
 
-def _step_line(costs: Costs, *, plan: Plan, model: ModelSpec, origin: Origin) -> Line:
+def _step_line(costs: Costs, *, plan: Plan, model: ModelSpec, origin: Origin, met: str) -> Line:
+    """The step by its lines; on that of meeting is how ranks have `met`, in words."""
     lines = []
     flops = _pass_flops(costs, plan=plan, model=model)
     for name, values in costs.parts.items():
@@ -116,7 +122,7 @@ def _step_line(costs: Costs, *, plan: Plan, model: ModelSpec, origin: Origin) ->
                 flops=flops.get(name, 0.0),
                 bytes=float(costs.figures.get(_BYTES.get(name, ""), np.zeros(1))[0]),
                 origin=origin,
-                note=_note(costs, name, seconds, plan=plan),
+                note=_note(costs, name, seconds, plan=plan, met=met),
                 lines=children,
             )
         )
@@ -145,12 +151,12 @@ def _pass_flops(costs: Costs, *, plan: Plan, model: ModelSpec) -> dict[str, floa
     return {LineName.FORWARD: forward, LineName.BACKWARD: whole - forward}
 
 
-def _note(costs: Costs, name: str, seconds: float, *, plan: Plan) -> str:
+def _note(costs: Costs, name: str, seconds: float, *, plan: Plan, met: str) -> str:
     if name in costs.total:
         hidden = float(costs.total[name][0]) - seconds
         told = [f"{format_seconds(hidden)} more are hidden behind work"] if hidden > 1e-9 else []
         shown = name == (LineName.GRADIENTS if plan.gradients.compression is not None else LineName.OUTER)
-        return "; ".join([plan.gradients.words, *told] if shown else told)
+        return "; ".join([met, *told] if shown else told)
     if name == LineName.BUBBLE and plan.pipeline > 1:
         return f"pipeline rank {int(costs.busiest[0])} works most; the bubble is its idle time"
     return ""

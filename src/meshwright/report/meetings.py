@@ -22,7 +22,8 @@ def meeting_sentences(design: Design, predicted: Report) -> tuple[str, ...]:
     ways = ways_of_meeting(design)
     if not ways:
         return ()
-    found = [*_links(design, predicted), _alternatives(ways), *_losses(design, ways)]
+    others = _alternatives(ways, waits="" if not design.plan.gradients.rounds.quorum else ", all learners waited for,")
+    found = [*_links(design, predicted), *_quorum(design, predicted), others, *_losses(design, ways)]
     return (*found, *(f"{line[:1].upper()}{line[1:]}." for line in advice(design, ways)))
 
 
@@ -38,10 +39,17 @@ def _links(design: Design, predicted: Report) -> Iterator[str]:
             yield f"Of {name} a device sends {' and '.join(sent)} a step: {shown}."
 
 
-def _alternatives(ways: Sequence[WayOfMeeting]) -> str:
+def _quorum(design: Design, predicted: Report) -> Iterator[str]:
+    """How rounds go that a quorum ends."""
+    line = predicted.step.find(LineName.OUTER)
+    if design.plan.gradients.rounds.quorum and line is not None and line.note:
+        yield f"Rounds: {line.note}."
+
+
+def _alternatives(ways: Sequence[WayOfMeeting], *, waits: str) -> str:
     own, others = ways[0], ways[1:]
     told = ", ".join(_told(way, own) for way in others)
-    return f"This plan's ranks meet as {own.words}; for its layout other ways would take: {told}."
+    return f"This plan's ranks meet as {own.words}; for its layout{waits} other ways would take: {told}."
 
 
 def _losses(design: Design, ways: Sequence[WayOfMeeting]) -> Iterator[str]:
