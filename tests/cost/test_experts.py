@@ -12,6 +12,7 @@ from meshwright.spec.cluster import Precision
 from meshwright.spec.model import Layer, Mixture, ModelSpec
 from meshwright.spec.plan import Design, Dispatch, ExpertGrid
 from meshwright.spec.report import LineName
+from meshwright.spec.routing import Routing
 from tests.support import designs, models
 
 MACHINES = catalog.load_cluster("8xH100")
@@ -52,3 +53,24 @@ def test_a_table_keeps_how_tokens_reach_experts() -> None:
         table = PlanTable.from_plan(plan)
         again = table.to_plan(0, model=plan.model, cluster=plan.cluster, sequence_length=plan.sequence_length)
         assert again.experts == plan.experts
+
+
+def crossing(groups: int, *, software: str) -> float:
+    """Seconds of tokens on their way on eight nodes, where a token may choose in a half of `groups` of experts."""
+    machines, grid = catalog.load_cluster("64xH100"), ExpertGrid(expert=64)
+    layout = designs.Layout(replicate=64, batch=262144, microbatch=4096, precision=Precision.BF16, experts=grid)
+    routing = Routing(groups=groups, chosen_groups=max(groups // 2, 1))
+    part = Mixture(width=models.WIDTH, hidden=64, experts=64, top_k=8, norm=models.NORM, routing=routing)
+    model = models.model("grouped", layer=Layer(mixer=models.attention(), transform=part), layers=2)
+    entry = designs.design(model, layout)
+    plan, job = replace(entry.plan, cluster=machines.name), replace(entry.job, software=software)
+    line = predict(replace(entry, cluster=machines, plan=plan, job=job)).step.find(LineName.EXPERTS)
+    assert line is not None
+    return line.seconds
+
+
+def test_groups_of_experts_keep_a_token_on_fewer_nodes() -> None:
+    """A token sent to a node once, and from there to its experts (2412.19437): fewer nodes are fewer copies."""
+    assert crossing(8, software="megatron-core-deepep") < 0.95 * crossing(1, software="megatron-core-deepep")
+    assert crossing(4, software="megatron-core-deepep") < 0.95 * crossing(1, software="megatron-core-deepep")
+    assert crossing(8, software="megatron-core") == crossing(1, software="megatron-core")

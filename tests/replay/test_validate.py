@@ -120,6 +120,7 @@ def test_recipes_that_a_stack_ships_fill_what_a_source_leaves_open() -> None:
         ({"framework": "torchtitan (FSDP2)", "compile": "no"}, "torch-2024"),
         ({"framework": "NeMo/Megatron-Core", "flash": "yes"}, "nemo"),
         ({"framework": "Megatron-Bridge", "flash": "", "extra": "dispatcher=deepep"}, "megatron-bridge-deepep"),
+        ({"framework": "HAI-LLM", "flash": "yes"}, "megatron-core-deepep-overlap"),
     ],
 )
 def test_kernels_that_a_source_names_choose_the_software(changes: dict[str, str], software: str) -> None:

@@ -261,15 +261,19 @@ def _expert_seconds(
     """Seconds and bytes of a pass there and back: tokens to experts, gathered by the ranks that divide them, and back.
 
     Backward takes as long: gradients go the same ways (2504.14960). A token sent `once` to a node is handed on there:
-    of n nodes that k experts are drawn from evenly, n (1 - (1 - 1/n)^k) hold one of them. Where all ranks gather all
-    tokens, a token travels once, whatever the experts that chose it, and sums are scattered.
+    of n nodes that k experts are drawn from evenly, n (1 - (1 - 1/n)^k) hold one of them; those n are the nodes of the
+    groups that it may choose in, where experts are in groups (2412.19437). Where all ranks gather all tokens, a token
+    travels once, whatever the experts that chose it, and sums are scattered.
     """
     if not any(np.any(part.dispatched) for part in works):
         return np.zeros(len(inverse)), np.zeros(len(inverse))
     sent, whole = (_rows((getattr(part, name) for part in works), inverse) for name in ("dispatched", "regathered"))
-    there, copies = links.dispatch.seconds(sent, calls=1.0), max(part.copies for part in works)
+    routed = max(works, key=lambda part: part.copies)
+    there, copies = links.dispatch.seconds(sent, calls=1.0), routed.copies
     if once:
-        met = links.nodes * (1.0 - (1.0 - 1.0 / links.nodes) ** copies) / copies
+        spread = _drawn(links.nodes, routed.chosen_groups)
+        nodes = np.where(links.nodes < routed.groups, spread, links.nodes * routed.chosen_groups / routed.groups)
+        met = _drawn(np.maximum(nodes, 1.0), copies) / copies
         handed = links.dispatch.seconds(sent * met) + links.forward.seconds(sent)
         there = np.where(links.nodes > 1.0, np.minimum(there, handed), there)
     found = 2.0 * there + links.gather.seconds(whole) + links.scatter.seconds(whole)
@@ -281,6 +285,11 @@ def _expert_seconds(
         found = np.where(gathers, gathered + links.gather.seconds(both) + links.scatter.seconds(both), found)
         sent = np.where(gathers, every, sent)
     return np.where(sent > 0.0, found, 0.0), 2.0 * sent
+
+
+def _drawn(nodes: FloatArray, times: float) -> FloatArray:
+    """How many of `nodes` are met in so many draws of one of them."""
+    return np.asarray(nodes * (1.0 - (1.0 - 1.0 / nodes) ** times), dtype=np.float64)
 
 
 def _rows(values: Iterable[FloatArray | float], inverse: IndexArray) -> FloatArray:

@@ -345,6 +345,8 @@ def _mixture(part: Mixture, sizes: Sizes) -> PartWork:
         expert_parameters=on_grid,
         dispatched=sent,
         copies=float(part.top_k),
+        groups=float(part.routing.groups),
+        chosen_groups=float(part.routing.chosen_groups),
         regathered=np.where(grid, e * routed * w, 0.0),
         exchanged=np.where(grid & (part.shared is None), 0.0, 1.0),
     )

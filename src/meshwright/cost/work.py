@@ -164,7 +164,8 @@ class PartWork:
     or not at all); `parameters` on one device, of which `expert_parameters` lie on the grid of experts. Of a part that
     `closes`, nothing after its last product keeps anything for backward. Bytes of one rank that cross to others in a
     pass: `circulated` keys and values that context ranks pass on, `traded` queries, keys, values and outputs that they
-    trade for heads, `dispatched` tokens on their way to their experts (and as many back), each `copies` times,
+    trade for heads, `dispatched` tokens on their way to their experts (and as many back), each `copies` times
+    and to experts of `chosen_groups` runs of all `groups`,
     `regathered` those that expert tensor ranks gather.
     """
 
@@ -189,4 +190,6 @@ class PartWork:
     traded: FloatArray | float = 0.0
     dispatched: FloatArray | float = 0.0
     copies: float = 1.0
+    groups: float = 1.0
+    chosen_groups: float = 1.0
     regathered: FloatArray | float = 0.0

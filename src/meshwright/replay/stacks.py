@@ -30,6 +30,7 @@ _RECENT = (
     "moe folding",
 )
 _2022 = ("megatron-lm v3", "nemo-megatron 22", "zero bubble")
+_DUAL, _BOTH = ("hai-llm",), "-deepep-overlap"  # DeepSeek's own, with DeepEP and DualPipe
 _TUNED = ("nemo/", "megatron-bridge", "mlperf")  # recipes whose speed their authors publish
 _XLA = (
     *("maxtext", "t5x", "pax", "levanter", "easylm", "pathways", "alpa", "jax", "xla", "axlearn", "flax", "gspmd"),
@@ -149,6 +150,8 @@ class Stack:
         latent = self._run.text("arch").lower() == "moe-mla" and "dispatcher=" not in extra
         if latent and self.has(("megatron-bridge",)):
             once = self._assume("tokens cross to a node once, as in the stack's own recipes", True)
+        if self.has(_DUAL):
+            return self._assume("tokens cross to a node once, beside other work (2412.19437)", f"megatron-core{_BOTH}")
         name = "nemo" if self.is_tuned else "megatron-core"
         name = "megatron-bridge" if self.has(("megatron-bridge",)) else name
         return name + ("-deepep" if once else "") + ("-overlap" if "moe_a2a_overlap" in extra else "")

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 KINDS = ("gpt", "llama", "moe", "moe-mla", "mla", "hybrid-mamba", "hybrid-mamba-moe", "t5", "bert")
 _DENSE = ("dense", "decoder", "decoder-only", "transformer", "causal", "lm")  # gated as the column says
 _ALIKE: Mapping[str, str] = {
-    "gpt": "gpt gpt2 gpt3 gptj gptneox neox opt bloom mpt starcoder falcon megatron",
-    "llama": "llama mistral qwen gemma palm phi olmo baichuan chatglm glm yi internlm",
-    "moe": "moe mixtral moellama llamamoe gptmoe moegpt sparsemoe qwenmoe glam switch",
+    "gpt": "gpt gpt2 gpt3 gptj gptneox neox opt bloom mpt starcoder falcon megatron nemotron",
+    "llama": "llama mistral qwen gemma palm phi olmo baichuan chatglm glm yi internlm granite minicpm",
+    "moe": "moe mixtral moellama llamamoe gptmoe moegpt sparsemoe qwenmoe glam switch gptoss dbrx grok olmoe",
     "moe-mla": "moemla mlamoe deepseek deepseekv deepseekmoe kimik",
     "t5": "t5 mt5 ul2 flant5 encoderdecoder encdec seq2seq bart",
     "bert": "bert roberta deberta distilbert electra encoder encoderonly vit deit",
@@ -18,7 +18,7 @@ _ALIKE: Mapping[str, str] = {
     "hybridgdn kda hybridkda hybridkdamla kimilinear lightning hybridlightning minimax retnet gla qwennext",
     "mamba": "mamba ssm",
     "jamba": "jamba",
-    "hybrid-mamba": "hybrid hybridmamba mambahybrid mamba2hybrid mambatransformer nemotronh hybridssm",
+    "hybrid-mamba": "hybrid hybridmamba mambahybrid mamba2hybrid mambatransformer nemotronh nemotronnano hybridssm",
 }
 _KIND_OF = {alias: kind for kind, aliases in _ALIKE.items() for alias in aliases.split()}
 _PRECISIONS: Mapping[str, str] = {
@@ -62,7 +62,9 @@ def model_kind(text: str, *, gated: bool | None = None, experts: bool = False) -
     word = _plain(text)
     mixed = experts or word.endswith("moe") or word.startswith("moe")
     bare = word.removesuffix("moe")
-    forms = (word, re.sub(r"\d+$", "", word), bare, re.sub(r"\d+$", "", bare))
+    bare = bare or word
+    words = (word, bare, bare.removeprefix("moe"))
+    forms = [form for each in words for form in (each, re.sub(r"\d+$", "", each), re.sub(r"\d", "", each))]
     found = next((_KIND_OF[form] for form in forms if form in _KIND_OF), None)
     if not word or text.lower() in _DENSE:
         found = "llama" if gated else "gpt"
