@@ -199,6 +199,8 @@ def test_who_only_looks_whether_somebody_listens_is_not_told_of(door: Door) -> N
     door.line().close()
     with door.line() as line:
         line.sendall(b"K" + bytes(CALLS - 2))
+        line.shutdown(socket.SHUT_WR)  # a close would take back what the door has not read
+        assert ends(line)
     assert door.tells("it hung up in the middle of a handshake")
 
 
@@ -239,6 +241,7 @@ def test_a_board_that_does_not_know_the_word_is_not_believed(door: Door) -> None
 
 def test_a_board_knows_who_is_there(door: Door) -> None:
     other = door.store()
+    other.set("other", "is there")
     assert {other.end, door.friend.end} <= door.server.guests
     other.hang_up()
     with pytest.raises(dist.DistNetworkError, match="connection closed by peer"):
