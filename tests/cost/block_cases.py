@@ -20,6 +20,7 @@ from meshwright.spec.model import (
     Activation,
     Attention,
     Block,
+    Choice,
     Embedding,
     FeedForward,
     Head,
@@ -31,6 +32,9 @@ from meshwright.spec.model import (
     NormKind,
     QueryKeyNorm,
     Rotary,
+    Routing,
+    Score,
+    Weighing,
 )
 from meshwright.spec.ranks import factorable
 from tests.cost.cost_examples import A100
@@ -124,6 +128,9 @@ TRANSFORMS: dict[str, Layer] = {
     "mixture, gated shared": mixture(shared=SHARED, shared_gate=True, top_k=3),
     "mixture, norm of the router": mixture(router_norm=ROOT),
     "mixture, norms inside, scales": mixture(**ROUTED),
+    "mixture, scores of all": mixture(shared=SHARED, routing=Routing(score=Score.SIGMOID, bias_rate=1e-3, scale=2.5)),
+    "mixture, scores as weights": mixture(routing=Routing(weighing=Weighing.SCORE)),
+    "mixture, prototypes": mixture(routing=Routing(choice=Choice.PROTOTYPES)),
 }
 BESIDE = FeedForward(width=WIDTH, hidden=48, norm=ROOT, post_norm=ROOT, activation=Activation.GELU_TANH)
 BOTH: dict[str, Layer] = {

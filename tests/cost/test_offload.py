@@ -34,14 +34,14 @@ def test_devices_that_copy_at_once_share_the_switch_and_the_memory_behind_it():
 
 def test_copies_take_latency_and_bytes_where_they_are_made():
     pair = group(host=replace(LINK, oversubscription=2.0))
-    found = carried(np.array([24e9, 24e9]), np.array([True, False]), group=pair)
+    found = carried(np.array([24e9, 0.0]), group=pair)
     assert found.seconds == pytest.approx([2.00001, 0.0])
     assert found.lanes == pytest.approx([1.0, 0.0])
     assert 0.0 < found.memory[0] < 0.1
     assert found.memory[1] == 0.0
-    assert not carried(np.ones(2), np.zeros(2, dtype=bool), group=group(host=None)).seconds.any()
+    assert not carried(np.zeros(2), group=group(host=None)).seconds.any()
     with pytest.raises(ConfigError):
-        carried(np.ones(1), np.ones(1, dtype=bool), group=group(host=None))
+        carried(np.ones(1), group=group(host=None))
 
 
 @pytest.mark.parametrize("name", ["2x8xA100-80GB", "4x8xH100"])

@@ -17,15 +17,18 @@ from meshwright.spec.model import (
     Embedding,
     FeedForward,
     Head,
+    LatentAttention,
     Layer,
     MatrixRank,
     Mixture,
     ModelSpec,
     Norm,
     Rotary,
+    Routing,
+    Score,
 )
 from meshwright.spec.optimizer import Master, Moments
-from meshwright.spec.plan import Design, Offload, Recompute, ScheduleKind, Sharding, TensorGrid
+from meshwright.spec.plan import Design, ExpertGrid, Offload, Recompute, ScheduleKind, Sharding, TensorGrid
 from meshwright.spec.report import MemoryPart
 from tests.parallel.offload_cases import with_groups
 from tests.run import dry_cases
@@ -39,6 +42,37 @@ DENSE = Layer(mixer=MIXER, transform=FeedForward(width=WIDTH, hidden=2816, norm=
 SPARSE = Layer(mixer=MIXER, transform=Mixture(width=WIDTH, hidden=704, experts=8, top_k=2, norm=NORM))
 RANKS = {"mixer.query": 128, "mixer.output": 64, "transform.down": 256, "transform.gate": 192, "transform.up": 192}
 THIN = replace(DENSE, ranks=tuple(MatrixRank(name=name, rank=rank) for name, rank in sorted(RANKS.items())))
+LATENT = LatentAttention(
+    width=WIDTH,
+    heads=8,
+    query_rank=256,
+    kv_rank=128,
+    nope_dim=128,
+    rope_dim=64,
+    value_dim=128,
+    norm=NORM,
+    rotary=Rotary(dims=64),
+)
+# As Kimi-K2 has them: more experts than a rank's choices can be dealt evenly, and the scores of all are kept.
+DEALT = Mixture(
+    width=WIDTH,
+    hidden=704,
+    experts=24,
+    top_k=4,
+    norm=NORM,
+    shared=FeedForward(width=WIDTH, hidden=704, norm=None),
+    routing=Routing(score=Score.SIGMOID, bias_rate=1e-3, scale=2.5),
+)
+CHOSEN = Layer(mixer=LATENT, transform=DEALT)
+GRID = Layout(
+    shard=4,
+    tensor=2,
+    sequence_parallel=True,
+    sharding=Sharding.PARAMETERS,
+    recompute=Recompute.SELECTIVE,
+    experts=ExpertGrid(expert=4, tensor=1),
+    batch=8,
+)
 MACHINES, MORE_MACHINES = load_cluster("8xH100"), load_cluster("2x8xH100")
 CASES = {
     "dense": (DENSE, Layout(batch=3)),
@@ -51,6 +85,9 @@ CASES = {
     ),
 }
 MORE = {
+    "context ranks and zero3": (DENSE, Layout(shard=2, context=2, sharding=Sharding.PARAMETERS, batch=6)),
+    "context ranks, computed again": (DENSE, Layout(context=2, recompute=Recompute.FULL, batch=3)),
+    "experts on a grid": (CHOSEN, replace(GRID, sharding=Sharding.OPTIMIZER, recompute=Recompute.NONE)),
     "frozen under tensor": (DENSE, Layout(tensor=4, sequence_parallel=True, recompute=Recompute.FULL, batch=3)),
     "whole sequences": (DENSE, Layout(tensor=4, batch=3)),
     "selective": (DENSE, Layout(recompute=Recompute.SELECTIVE, batch=3)),
@@ -108,6 +145,17 @@ SHORT = {
     )
 }
 ONE_LAYER_STAGES = "breadth-first x4, zero1 over 2"
+
+
+ONE_LAYER = Layout(
+    pipeline=3, chunks=2, kind=ScheduleKind.BREADTH_FIRST, shard=2, sharding=Sharding.PARAMETERS, batch=8
+)
+
+
+def by_document() -> Design:
+    """Four layers like Kimi-K2's, under masks of documents that are kept for the scores computed again."""
+    found = asked(CHOSEN, GRID, layers=4)
+    return replace(found, job=replace(found.job, data=replace(found.job.data, document_mask=True)))
 
 
 def short(name: str) -> Design:
@@ -182,6 +230,15 @@ MORE_AWAY = {
 
 def test_peaks_are_predicted() -> None:
     hold({**laid(CASES), **away(AWAY), ONE_LAYER_STAGES: short(ONE_LAYER_STAGES)})
+
+
+def test_peaks_of_plans_like_those_that_are_chosen_are_too() -> None:
+    """Of Llama-3.1-405B on 16,384 H100, its activations on the device and away, and of Kimi-K2 on 3,072."""
+    stages = asked(DENSE, ONE_LAYER, length=128, layers=4)
+    away_too = with_groups(stages, offload=Offload.ACTIVATIONS)
+    long = asked(DENSE, Layout(pipeline=2, context=2, batch=2), length=4096, layers=2)
+    grid = by_document()
+    hold({"one-layer stages": stages, "away": away_too, "context ranks": long, "experts on a grid": grid})
 
 
 @pytest.mark.slow

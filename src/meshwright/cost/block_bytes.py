@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from meshwright.cost.kept import kept_eager, operator_outputs
+from meshwright.cost.backward_bytes import beside_kept
+from meshwright.cost.kept import kept_eager
+from meshwright.cost.kept_chosen import operator_outputs
 from meshwright.cost.kept_fused import kept_fused
 from meshwright.cost.kept_grid import kept_on_grids
-from meshwright.cost.kept_part import Kept
 from meshwright.cost.layouts import Backward, Kind
+from meshwright.cost.offload import keeps_away
 from meshwright.cost.software import Software
 from meshwright.cost.states import state_bytes
 from meshwright.cost.table import RECOMPUTES, BoolArray, PlanTable
@@ -30,10 +32,9 @@ class BlockBytes:
     """Arrays of shape (rows,), bytes of one block of a kind for one microbatch.
 
     `kept` for backward under the row's recompute, `away` in the host's memory instead; `working` the most that its
-    backward has beside that, with what it computes again, `ending` what it has at its last product, and `mixing`
-    where it comes to the mixer of a layer that has more; `waits` is what
-    is left of `kept` between the halves of a split backward; `logits` of the loss. `weights` are those of `kept` that
-    are copies of weights, which stay on the device.
+    backward has beside that, with what it computes again, `ending` what it has at its last product, `mixing` where it
+    comes to the core of a mixer that is not alone and `opening` to the first products of that; `waits` is what
+    is left of `kept` between the halves of a split backward; `logits` of the loss.
     """
 
     kept: FloatArray
@@ -41,21 +42,9 @@ class BlockBytes:
     logits: FloatArray
     ending: FloatArray | float = 0.0
     mixing: FloatArray | float = 0.0
+    opening: FloatArray | float = 0.0
     waits: FloatArray | float = 0.0
     away: FloatArray | float = 0.0
-    weights: FloatArray | float = 0.0
-
-    @property
-    def activations(self) -> FloatArray:
-        """What of `kept` may leave the device."""
-        return self.kept - self.weights
-
-    def without(self, away: BoolArray) -> BlockBytes:
-        """Where kept bytes are `away` in the host's memory, those of two blocks on their way are left."""
-        there = np.where(away, self.activations, 0.0)
-        transit = 2.0 * there
-        moments = {name: getattr(self, name) + transit for name in ("working", "ending", "mixing")}
-        return replace(self, kept=self.kept - there, away=there, **moments)
 
 
 class Holds(Protocol):
@@ -98,50 +87,26 @@ def block_bytes(
     chosen = operator_outputs(block, sizes) if software.selects_operators else None
     core = row(part.core for part in parts) if chosen is None else np.maximum(kept - chosen[inverse], 0.0)
     full, selective = recomputes(kind, table, FULL), recomputes(kind, table, SELECTIVE)
-    once = _working(parts, sizes)[inverse]
-    repeated = _working(parts, sizes, again=True)[inverse] if chosen is None else once + core
     entering = (sizes.tokens * width_of(block) * sizes.itemsize / sizes.split)[inverse]
     # A first norm that is not written out in another precision keeps the very tensor that entered.
     again = kept - (0.0 if sizes.composite_norms and bool((sizes.itemsize < sizes.wide).all()) else entering)
     if kind.backward is Backward.NONE:
         return BlockBytes(kept=0.0 * kept, working=0.0 * kept, logits=0.0 * kept)
+    held = np.where(full, entering, np.where(selective, kept - core, kept))
+    # Copies of weights stay on the device.
+    away = np.where(keeps_away(kind, table), held - np.where(full, 0.0, copies), 0.0)
+    repeats = selective if chosen is None else np.zeros_like(selective)
+    beside = beside_kept(parts, block, sizes, inverse=inverse, again=repeats, stays=(away > 0.0) & ~full)
+    if chosen is not None:
+        beside["working"] = beside["working"] + np.where(selective, core, 0.0)
     return BlockBytes(
-        kept=np.where(full, entering, np.where(selective, kept - core, kept)),
-        working=np.where(selective, repeated, once + np.where(full, again, 0.0)),
-        ending=_ending(parts, sizes)[inverse] + np.where(full, again, 0.0),
-        mixing=_mixing(block, parts, sizes)[inverse] + np.where(full, again, 0.0),
+        kept=held - away,
+        away=away,
         logits=row(part.logits for part in parts),
         waits=row(part.waits for part in parts) if trains else 0.0 * kept,
-        weights=np.where(full, 0.0, copies),
+        # What is away is here, all of it, until its block's backward is done.
+        **{name: values + np.where(full, again, 0.0) + away for name, values in beside.items()},
     )
-
-
-def _working(parts: tuple[Kept, ...], sizes: Sizes, *, again: bool = False) -> FloatArray:
-    """The most over the parts, their cores computed `again`: backward comes to one when what those after it kept is
-    gone."""
-    most, gone = sizes.zeros, sizes.zeros
-    for part in reversed(parts):
-        core = part.core if again else 0.0
-        most = np.maximum(most, part.working + core - gone)
-        gone = gone + part.saved - core
-    return most
-
-
-def _ending(parts: tuple[Kept, ...], sizes: Sizes) -> FloatArray:
-    """What backward has beside what it keeps at the block's last product: what norms after it kept is not gone yet."""
-    at = (part.ending for part in reversed(parts) if np.any(part.ending))
-    return sizes.zeros + next(at, 0.0)
-
-
-def _mixing(block: Block, parts: tuple[Kept, ...], sizes: Sizes) -> FloatArray:
-    """What the mixer's backward has when nothing is left of the transform; nothing where either is missing."""
-    if not isinstance(block, Layer) or block.mixer is None or block.transform is None:
-        return sizes.zeros
-    place = 0 if block.mixer.norm is None else 1
-    found = sizes.zeros + parts[place].working
-    for part in parts[place + 1 :]:
-        found = found - part.saved
-    return found
 
 
 def recomputes(kind: Kind, table: PlanTable, policy: int) -> BoolArray:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from meshwright.cost.block_bytes import FULL, SELECTIVE, recomputes
 from meshwright.cost.layouts import LayoutArrays
 from meshwright.cost.software import Software
 from meshwright.cost.states import state_bytes
@@ -47,7 +48,7 @@ def fixed_bytes(
     found = np.zeros(counts["total"].shape[:2]) + workspace_bytes(device, software=software)
     if software.eager:
         masked = job.data.document_mask and software.masks_documents(device.kind)
-        found = found + _shared_tensors(table, model=model, job=job, masked=masked)[:, None]
+        found = found + _lasting_tensors(table, counts["total"][..., -1], model=model, job=job, masked=masked)
     return found + _placeholders(table, arrays=arrays, counts=counts) if software.placeholders else found
 
 
@@ -108,19 +109,50 @@ def _two_products(where: str, hidden: int, width: float, *, gated: bool) -> set[
     return {(where, float(hidden) * (2.0 if gated else 1.0), width), (where, width, float(hidden))}
 
 
-def _shared_tensors(table: PlanTable, *, model: ModelSpec, job: JobSpec, masked: bool) -> FloatArray:
-    """Angles of rotary positions in fp32 at the least, and masks of bytes, each once for all layers of a pass; of every
-    sequence where attention is `masked` by documents."""
-    length = float(job.sequence_length)
-    mixers = [layer.mixer for layer in model.layers]
-    rotaries = {getattr(mixer, "rotary", None) for mixer in mixers} - {None}
-    dims = float(sum(rotary.dims for rotary in rotaries if rotary is not None))
+def _angles(model: ModelSpec) -> float:
+    """Of one position, all rotaries' together."""
+    rotaries = {getattr(layer.mixer, "rotary", None) for layer in model.layers} - {None}
+    return float(sum(rotary.dims for rotary in rotaries if rotary is not None))
+
+
+def _masks(table: PlanTable, *, model: ModelSpec, job: JobSpec, masked: bool) -> FloatArray:
+    """Bytes of all masks of a pass, shape (rows,): of every sequence where attention is `masked` by documents."""
+    length, mixers = float(job.sequence_length), [layer.mixer for layer in model.layers]
     limits = {
         (mixer.window, getattr(mixer, "chunk", None))
         for mixer in mixers
         if isinstance(mixer, (Attention, LatentAttention))
     }
     cut = [pair for pair in limits if masked or any(limit is not None and limit < length for limit in pair)]
-    sequences = table.microbatch if masked else np.ones(len(table))
+    return np.asarray(len(cut) * length**2 / table.context * (table.microbatch if masked else 1.0), dtype=np.float64)
+
+
+def shared_bytes(
+    table: PlanTable,
+    *,
+    arrays: LayoutArrays,
+    model: ModelSpec,
+    job: JobSpec,
+    device: DeviceSpec,
+    software: Software,
+) -> FloatArray:
+    """Bytes that the layers of a stage share in a pass and that live until its backward, shape (rows,): masks where
+    layers are computed again, and the angles of its own positions that a context rank picks."""
+    if not software.eager:
+        return np.zeros(len(table))
+    masked = job.data.document_mask and software.masks_documents(device.kind)
+    again = [recomputes(kind, table, policy) for kind in arrays.kinds for policy in (FULL, SELECTIVE)]
+    reread = np.any(again, axis=0) & (table.context == 1)
+    masks = np.where(reread, _masks(table, model=model, job=job, masked=masked), 0.0)
+    own = job.sequence_length / table.context * _angles(model) * np.maximum(state_bytes(table).compute, 4.0)
+    return np.asarray(masks + np.where(table.context > 1, own, 0.0), dtype=np.float64)
+
+
+def _lasting_tensors(
+    table: PlanTable, stages: FloatArray, *, model: ModelSpec, job: JobSpec, masked: bool
+) -> FloatArray:
+    """Angles of rotary positions in fp32 at the least, which each of a rank's `stages` has for all of its passes, and
+    masks of bytes, each once for all layers of one; shape (rows, ranks)."""
     wide = np.maximum(state_bytes(table).compute, 4.0)
-    return np.asarray(length / table.context * (dims * wide + len(cut) * length * sequences), dtype=np.float64)
+    angles = stages * (job.sequence_length * _angles(model) * wide)[:, None]
+    return np.asarray(angles + _masks(table, model=model, job=job, masked=masked)[:, None], dtype=np.float64)

@@ -15,7 +15,7 @@ from meshwright.cost.states import state_bytes
 from meshwright.cost.table import SCHEDULES, BoolArray, IntArray, PlanTable
 from meshwright.cost.thin import closing_elements, thin_matrices
 from meshwright.cost.work import FloatArray
-from meshwright.spec.model import Attention, Embedding, LatentAttention, Layer, Mixture, ModelSpec
+from meshwright.spec.model import Attention, Embedding, LatentAttention, Layer, Mixer, Mixture, ModelSpec
 from meshwright.spec.plan import ScheduleKind
 
 _SAME = 1.0 + 1e-9
@@ -53,7 +53,10 @@ class StageHeld:
     those `whole` and those `made` that have gradients; `largest` layer, `behind_head` that of the head's own stage,
     `head`, and what of layer and head has gradients (`largest_made`, `head_made`), `embedding`, `closing` of a layer's
     last product, `formed` of them when its backward has most, `tied` of a head that multiplies with the table, and
-    `head_own` beside it. `sends` bytes of gradients on their way to other stages and of room for what comes.
+    `head_own` beside it. `sends` bytes of gradients on their way to other stages and of room for what comes. Of
+    `layers` that keep what they keep in the host's memory the next one's comes back while one goes back: `ahead`.
+    Until a stage's backward is done it has what it `sent`, and of what `entered` it or came of its table that or its
+    gradient: `apart` from what layers keep where that is away.
     """
 
     one_kept: FloatArray
@@ -78,6 +81,11 @@ class StageHeld:
     formed: FloatArray
     tied: FloatArray
     sends: FloatArray
+    layers: FloatArray
+    ahead: FloatArray
+    sent: FloatArray
+    entered: FloatArray
+    apart: FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +130,8 @@ class Moment:
 
 @dataclass(frozen=True, kw_only=True)
 class Holdings:
-    """Where what stages hold is read: the blocks' bytes, and `hidden` of a microbatch's residual stream, shape (rows,).
+    """Where what stages hold is read: the blocks' bytes, `hidden` of a microbatch's residual stream, and of what the
+    layers of a stage share in a pass what is `shared` until its backward, shape (rows,).
 
     Where operators run one by one (`eager`), stages keep what they send, and halves of backwards only what they read.
     """
@@ -132,6 +141,7 @@ class Holdings:
     arrays: LayoutArrays
     model: ModelSpec
     hidden: FloatArray
+    shared: FloatArray
     eager: bool
 
     @cached_property
@@ -142,7 +152,7 @@ class Holdings:
     def of(self, counts: FloatArray, rows: IntArray | None = None) -> StageHeld:
         """Of the blocks that are counted, (rows, ranks, kinds + 1); of the rows chosen, where some are."""
         zeros = np.zeros(counts.shape[:2])
-        most, sums = dict.fromkeys(_ONES, zeros), dict.fromkeys(("one_kept", "whole", "made"), zeros)
+        most, sums = dict.fromkeys(_ONES, zeros), dict.fromkeys(("one_kept", "whole", "made", "layers"), zeros)
         for index, (kind, block) in enumerate(zip(self.arrays.kinds, self.blocks, strict=True)):
             number = counts[..., index]
             here = number > 0
@@ -154,12 +164,26 @@ class Holdings:
             sums["one_kept"], sums["whole"] = sums["one_kept"] + held, sums["whole"] + parameters
             if kind.backward is Backward.WHOLE:
                 sums["made"] = sums["made"] + parameters
+            if isinstance(kind.block, Layer):
+                sums["layers"] = sums["layers"] + number
         if self.eager:
-            sums["one_kept"] = sums["one_kept"] + self.outputs(counts, rows)
+            sums["one_kept"] = sums["one_kept"] + self.passed_on(counts, rows)
         # A tied head away from its table has a copy of it.
         copied = np.where(most["embedding"] > 0.0, 0.0, most["tied"])
         sums["whole"], sums["made"] = sums["whole"] + copied, sums["made"] + copied
-        return StageHeld(**most, **sums, behind_head=most["largest"], sends=self._on_the_way(counts, rows))
+        away = self._away(counts, rows)
+        ahead = zeros if away is None else np.where(away[1] > 1.0, away[0], 0.0)
+        sends, hidden = self._on_the_way(counts, rows), _chosen(self.hidden * self.eager, rows)
+        return StageHeld(
+            **most,
+            **sums,
+            behind_head=most["largest"],
+            sends=sends,
+            ahead=ahead,
+            sent=hidden * (self._sends(counts) > 0),
+            entered=hidden + zeros,
+            apart=zeros if away is None else hidden * (away[1] > 0.0),
+        )
 
     def largest_layer(self, counts: FloatArray) -> FloatArray:
         """Parameters of the largest layer that is counted, shape (rows, ranks)."""
@@ -169,14 +193,39 @@ class Holdings:
                 found = np.where(counts[..., index] > 0, np.maximum(found, block.parameters[:, None]), found)
         return found
 
-    def outputs(self, counts: FloatArray, rows: IntArray | None = None) -> FloatArray:
-        """Bytes of what the stages counted send: each keeps it until its gradient is back, shape (rows, ranks)."""
-        sending = counts[..., -1] - (self.arrays.of(self.model.head, counts) > 0)
-        return np.asarray(_chosen(self.hidden, rows) * np.maximum(sending, 0.0), dtype=np.float64)
+    def passed_on(self, counts: FloatArray, rows: IntArray | None = None) -> FloatArray:
+        """Bytes of what the stages counted send: each keeps it until its gradient is back, shape (rows, ranks); of
+        what they are sent, where the layer that reads it keeps its own in the host's memory; and of what is shared."""
+        number, away = self._sends(counts), self._away(counts, rows)
+        if away is not None:
+            number = number + np.minimum(self._receives(counts), away[1])
+        hidden = _chosen(self.hidden, rows) * np.maximum(number, 0.0)
+        return np.asarray(hidden + _chosen(self.shared, rows) * counts[..., -1], dtype=np.float64)
+
+    def _sends(self, counts: FloatArray) -> FloatArray:
+        """Of the stages counted those that send features on."""
+        return np.asarray(counts[..., -1] - (self.arrays.of(self.model.head, counts) > 0))
+
+    def _receives(self, counts: FloatArray) -> FloatArray:
+        """And those that are sent them."""
+        return np.asarray(counts[..., -1] - (self.arrays.of(self.model.embedding, counts) > 0))
+
+    def _away(self, counts: FloatArray, rows: IntArray | None) -> tuple[FloatArray, FloatArray] | None:
+        """The most that one of the blocks counted keeps in the host's memory, and how many of them do, both of shape
+        (rows, ranks); None where none does."""
+        if not any(np.any(block.bytes.away) for block in self.blocks):
+            return None
+        zeros = np.zeros(counts.shape[:2])
+        most, several = zeros, zeros
+        for index, block in enumerate(self.blocks):
+            away = _chosen(block.bytes.away + np.zeros(len(self.table)), rows)
+            here = (counts[..., index] > 0) & (away > 0.0)
+            most, several = np.where(here, np.maximum(most, away), most), several + counts[..., index] * here
+        return most, several
 
     def _on_the_way(self, counts: FloatArray, rows: IntArray | None) -> FloatArray:
         """Hidden features on their way at once: gradients that a stage has sent, and what it makes room for."""
-        receives = counts[..., -1] - (self.arrays.of(self.model.embedding, counts) > 0)
+        receives = self._receives(counts)
         sent = _chosen(np.minimum(_PATIENT_SENDS, self.table.microbatches - 1.0), rows)
         return np.asarray(_chosen(self.hidden, rows) * np.where(receives > 0, receives * sent + 1.0, 0.0))
 
@@ -199,7 +248,7 @@ def collect(source: Holdings, counts: Mapping[str, FloatArray], *, shape: Shape,
             logits[name] = logits[name] + number * block.bytes.logits[:, None]
         waits = waits + total[..., index] * np.asarray(block.bytes.waits)[..., None]
     for name in kept if source.eager else ():
-        kept[name] = kept[name] + source.outputs(counts[name])
+        kept[name] = kept[name] + source.passed_on(counts[name])
     waits = waits if source.eager else kept["total"]
     whole = held(shape, first=kept["first"], last=kept["last"], total=kept["total"], waits=waits)
     scored, both = zeros, whole
@@ -241,11 +290,12 @@ def _of_one(kind: Kind, priced: Holds, table: PlanTable, *, model: ModelSpec) ->
         thin = closing_elements(block, tensor)
         closing = _closing(block) / slices if thin is None else thin
         compute = state_bytes(table).compute
-        changed = compute * _changed(block, tensor, slices) * trains
+        at_core = np.asarray(priced.bytes.mixing) + compute * _before_core(block, priced, tensor) * trains
+        at_first = np.asarray(priced.bytes.opening) + compute * priced.parameters * trains
         return {
             "working": priced.bytes.working,
             "ending": priced.bytes.ending + compute * (_experts(block) / slices * trains),
-            "mixing": np.where(table.sharding > 0, np.asarray(priced.bytes.mixing) + changed, 0.0),
+            "mixing": np.where(table.sharding > 0, np.maximum(at_core, at_first), 0.0),
             "largest": priced.parameters,
             "largest_made": priced.parameters * trains,
             "largest_kept": priced.bytes.kept,
@@ -268,12 +318,14 @@ def _of_one(kind: Kind, priced: Holds, table: PlanTable, *, model: ModelSpec) ->
     }
 
 
-def _changed(block: Layer, tensor: FloatArray, slices: FloatArray) -> FloatArray:
-    """Parameters of a layer's transforms, whose gradients are there when backward comes to its mixer."""
+def _before_core(block: Layer, priced: Holds, tensor: FloatArray) -> FloatArray:
+    """Parameters of a layer's transforms and of its mixer's last product, whose gradients are there when backward comes
+    to the mixer's core."""
     parts = {place: part for place, part in block.places.items() if place != "mixer"}
-    whole = sum((float(part.matrix_parameters) for part in parts.values()), 0.0)
-    thin = (each.parameters for place in parts for each in thin_matrices(block, place, tensor))
-    return np.asarray(whole / slices + sum(thin))
+    whole = sum((float(part.matrix_parameters) for part in parts.values()), 0.0) + _last_of(block.mixer)
+    thin = [(place, each) for place in block.places for each in thin_matrices(block, place, tensor)]
+    less = sum(each.parameters for place, each in thin if place != "mixer" or each.name == "output")
+    return np.asarray(priced.expert_parameters + (whole - _experts(block)) / tensor + less, dtype=np.float64)
 
 
 def _experts(block: Layer) -> float:
@@ -289,7 +341,12 @@ def _closing(block: Layer) -> float:
     if block.transform is not None:
         experts = block.transform.experts if isinstance(block.transform, Mixture) else 1
         return float(block.transform.width * block.transform.hidden * experts)
-    if isinstance(block.mixer, (Attention, LatentAttention)):
-        value = block.mixer.head_dim if isinstance(block.mixer, Attention) else block.mixer.value_dim
-        return float(block.mixer.width * block.mixer.heads * value)
-    return 0.0 if block.mixer is None else float(block.mixer.width * block.mixer.inner)
+    return _last_of(block.mixer)
+
+
+def _last_of(mixer: Mixer | None) -> float:
+    """Parameters of a mixer's last product."""
+    if isinstance(mixer, (Attention, LatentAttention)):
+        value = mixer.head_dim if isinstance(mixer, Attention) else mixer.value_dim
+        return float(mixer.width * mixer.heads * value)
+    return 0.0 if mixer is None else float(mixer.width * mixer.inner)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from meshwright.cost.kept_context import kept_by_meeting, traded_copies
 from meshwright.cost.kept_part import Kept
 from meshwright.cost.software import Software
 from meshwright.cost.thin import thin_kept, thin_matrices
@@ -16,18 +17,20 @@ from meshwright.spec.model import (
     Activation,
     Attention,
     Block,
+    Choice,
     Embedding,
     FeedForward,
     Head,
     LatentAttention,
-    Layer,
     Mixer,
     Mixture,
     Norm,
     NormKind,
     QueryKeyNorm,
     Recurrence,
+    Score,
     Transform,
+    Weighing,
 )
 
 _INDEX_BYTES = 8.0
@@ -110,6 +113,8 @@ def _attention(mixer: Attention, sizes: Sizes) -> Kept:
             read=query + 2.0 * held, written=query, heads=heads, inputs=read, sizes=sizes, flash=mask is None
         )
         inside = inside if mask is None else inside + mask
+    met = held * traded_copies(key_heads, sizes)
+    inside = kept_by_meeting(inside, query=query, key=met, value=0.0 * met if same else met, heads=heads, sizes=sizes)
     # The sinks' copy in less precision is an input that only a repeated core needs.
     core = inside - e * m * read - (np.where(e < sizes.wide, e * heads, 0.0) if mixer.sinks else 0.0)
     width = sizes.zeros + mixer.width
@@ -220,6 +225,9 @@ def _latent_attention(mixer: LatentAttention, sizes: Sizes) -> Kept:
             flash=even and mask is None,
         )
         inside = inside if mask is None else inside + mask
+    # Values that are traded are copied out of what the up-projection gave.
+    met = np.where(np.asarray(sizes.inner) > 1.0, value, inputs - 2.0 * query)
+    inside = kept_by_meeting(inside, query=query, key=query, value=met, heads=heads, sizes=sizes)
     core = inside - e * m * inputs
     width, rank, latent = sizes.zeros + mixer.width, mixer.query_rank, float(mixer.kv_rank + mixer.rope_dim)
     around = _root_mean_square(m * mixer.kv_rank, m, sizes) + e * m * mixer.kv_rank
@@ -284,20 +292,23 @@ def _mixture(part: Mixture, sizes: Sizes, *, beside: FeedForward | None) -> Kept
 
     Backward has most when rows are given their weights' gradients, of which forward kept one set that is gone by then,
     and when the experts' are all there. Of every choice the index of its expert, its place in the order twice, its
-    weight before and after sorting.
+    weight before and after sorting. On a grid of experts a rank routes its own tokens, sends the choices of those and
+    receives others; a shared branch reads the tokens of all tensor ranks beside them.
     """
     m, e = sizes.tokens, sizes.itemsize
     grid = np.asarray(sizes.expert + sizes.zeros) > 0.0
     slices = np.where(grid, sizes.expert_tensor, sizes.tensor)
     holders = np.where(grid, sizes.expert, 1.0)
-    routed, h = m * part.top_k * slices / sizes.tensor, part.hidden / slices
+    own = m / np.where(grid, sizes.tensor, 1.0)
+    sent, h = own * part.top_k, part.hidden / slices
+    received = np.where(grid, slices * _received(sent, holders, experts=part.experts), sent)
     inside = hidden_copies(gated=part.gated, activation=part.activation) * h
-    choices = m * part.top_k * (_INDEX_BYTES + sizes.wide) + routed * (2.0 * _INDEX_BYTES + e)
-    saved = e * (m * part.width + routed * (3.0 * part.width + inside)) + choices
+    choices = sent * (3.0 * _INDEX_BYTES + e) + _scores_kept(part, own, sent, sizes)
+    read = np.where((part.shared is not None) & (own < m), own + m, own)
+    saved = e * (read * part.width + received * (part.width + inside) + 2.0 * sent * part.width) + choices
     expert = float(part.width * part.hidden * (3 if part.gated else 2) * part.experts)
-    saved = saved + _gate(part, sizes, tokens=m / np.where(grid, sizes.tensor, 1.0), beside=beside)
-    norms = sum(norm.parameters for norm in part.inner_norms)
-    copied = part.width * part.experts + norms + expert / (slices * holders)
+    saved = saved + _gate(part, sizes, tokens=own, beside=beside)
+    copied = sum(norm.parameters for norm in part.inner_norms) + part.width * part.experts + expert / (slices * holders)
     if part.shared is not None:
         shared = hidden_copies(gated=part.shared.gated, activation=part.shared.activation)
         saved = saved + e * m * shared * part.shared.hidden / sizes.tensor
@@ -306,11 +317,29 @@ def _mixture(part: Mixture, sizes: Sizes, *, beside: FeedForward | None) -> Kept
         saved, copied = saved + e * m * (part.width + 1.0), copied + part.width
     return Kept(
         saved=saved,
-        working=e * (m * part.width + 2.0 * routed * part.width),
-        ending=e * (m * part.width - routed * inside),
-        waits=e * (m * (part.width + part.experts) + routed * (2.0 * part.width + (3.0 if part.gated else 2.0) * h)),
+        working=e * (m * part.width + 2.0 * sent * part.width),
+        ending=e * (m * part.width - received * inside),
+        waits=e * (m * (part.width + part.experts) + received * (2.0 * part.width + (3.0 if part.gated else 2.0) * h)),
         copied=copied,
     )
+
+
+def _received(sent: FloatArray, holders: FloatArray, *, experts: int) -> FloatArray:
+    """Choices that the fullest of `holders` of experts receives where each of them sends as many to every expert: what
+    is left over is of the first ones."""
+    here, each = experts / holders, np.floor(sent / experts)
+    return np.asarray(holders * (here * each + np.minimum(sent - experts * each, here)), dtype=np.float64)
+
+
+def _scores_kept(part: Mixture, tokens: FloatArray, choices: FloatArray, sizes: Sizes) -> FloatArray:
+    """In fp32 at the least the weights of choices, a softmax over them alone; or the scores of all experts, and what is
+    chosen of them with its sum where one is divided by the other."""
+    how = part.routing
+    parted = how.weighing is Weighing.NORMALIZED and how.choice is not Choice.PROTOTYPES
+    alone = parted and how.score is Score.SOFTMAX and how.groups == 1
+    if alone and not how.bias_rate and not how.balance_loss:
+        return choices * sizes.wide
+    return sizes.wide * (tokens * part.experts + ((choices + tokens) if parted else 0.0))
 
 
 def _gate(part: Mixture, sizes: Sizes, *, tokens: FloatArray, beside: FeedForward | None) -> FloatArray:
@@ -334,26 +363,6 @@ def _embedding(block: Embedding, sizes: Sizes) -> Kept:
     """The tokens; where ranks share the table, also which rows are here."""
     split = np.where(sizes.tensor > 1.0, 1.0, 0.0)
     return Kept(saved=sizes.tokens * (_INDEX_BYTES + split), working=sizes.tokens * block.width * sizes.itemsize)
-
-
-def operator_outputs(block: Block, sizes: Sizes) -> FloatArray | None:
-    """Bytes that a policy by operators keeps of a layer: its input, what attention and every second product give.
-
-    torchtitan's selective recompute (activation_checkpoint, `selective_ac_option = "op"`): products are counted from
-    the layer's first, and odd ones keep what they give. None where the layer is not attention and a feed-forward.
-    """
-    attends = isinstance(block, Layer) and isinstance(block.mixer, Attention)
-    if not (attends and isinstance(block, Layer) and isinstance(block.transform, FeedForward)):
-        return None
-    mixer, part = block.mixer, block.transform
-    assert isinstance(mixer, Attention)
-    m, t = sizes.tokens, sizes.tensor
-    width, hidden = mixer.width / sizes.split, part.hidden / t
-    query, key = mixer.heads * mixer.head_dim / t, np.maximum(mixer.kv_heads / t, 1.0) * mixer.head_dim
-    given = [query, key, *([] if mixer.shared_key_value else [key]), width]
-    given += [hidden, *([hidden] if part.gated else []), width]
-    kept = width + query + sum(given[::2], sizes.zeros)
-    return sizes.itemsize * m * kept + sizes.wide * m * mixer.heads / t
 
 
 def _head(block: Head, sizes: Sizes, software: Software) -> tuple[Kept, ...]:

@@ -14,7 +14,7 @@ from meshwright.cost.compute import PassSeconds, Rates, part_seconds, rates
 from meshwright.cost.exchanges import Exchanges, LayerLinks, exchange_seconds
 from meshwright.cost.grid_rows import grid_dims, held_on_grids
 from meshwright.cost.layouts import Backward, Kind
-from meshwright.cost.offload import carried, keeps_away
+from meshwright.cost.offload import carried
 from meshwright.cost.operators import MIXTURE, block_work
 from meshwright.cost.overlap import Slack
 from meshwright.cost.software import Software
@@ -231,9 +231,9 @@ def price_block(
     )
     full, selective = (recomputes(kind, table, policy) for policy in (FULL, SELECTIVE))
     held = block_bytes(kind, table, combination.sizes, combination.inverse, software=software)
-    away, exchange = keeps_away(kind, table), exchange.repeated(full=full, scores=selective)
+    exchange = exchange.repeated(full=full, scores=selective)
     again = _again(whole, _scores(passes, combination, speed=speed), full=full, selective=selective)
-    copies, hides = carried(held.activations, away, group=group), software.hides_experts
+    copies, hides = carried(held.away + np.zeros(len(table)), group=group), software.hides_experts
     waits = partial(waited, copies=copies, contention=links.contention, hides_experts=hides)
     return BlockSeconds(
         forward=forward.whole * slow,
@@ -247,7 +247,7 @@ def price_block(
         flops=row([*_flops(works, kind.backward)]),
         parameters=parameters,
         expert_parameters=row(part.expert_parameters for part in works),
-        bytes=held.without(away),
+        bytes=held,
         parts=_parts(works, passes),
         inverse=combination.inverse,
         factor=slow / speed,

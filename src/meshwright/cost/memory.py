@@ -11,7 +11,7 @@ import numpy as np
 from meshwright.cost.block_bytes import BlockBytes, Holds
 from meshwright.cost.compression import compression_bytes
 from meshwright.cost.copies import copied_bytes
-from meshwright.cost.fixed_buffers import fixed_bytes
+from meshwright.cost.fixed_buffers import fixed_bytes, shared_bytes
 from meshwright.cost.holding import Holdings, collect
 from meshwright.cost.layouts import Backward, Kind, LayoutArrays
 from meshwright.cost.moments import heaviest_moment
@@ -91,6 +91,7 @@ def _at(
         arrays=arrays,
         model=model,
         hidden=_hidden_bytes(table, model=model, job=job),
+        shared=shared_bytes(table, arrays=arrays, model=model, job=job, device=device, software=features),
         eager=features.eager,
     )
     fixed = fixed_bytes(table, arrays=arrays, counts=counts, model=model, device=device, job=job, software=features)

@@ -69,20 +69,25 @@ class EagerMoments:
         if stage.tied.any():
             tied = np.where(self.sharded, self.compute * head, self._tied(at))
             waits = np.where(stage.tied > 0.0, tied, 0.0)
-        behind, end = at.kept - stage.head_kept, np.maximum(at.kept - stage.one_kept, 0.0)
+        behind, others = at.kept - stage.head_kept, np.maximum(at.kept - stage.one_kept, 0.0)
+        end = others + stage.sent + stage.apart
         inside = np.maximum(stage.made - stage.largest_made - stage.embedding, 0.0)
         flies = np.where(self.sharded & (~self.sums_whole | at.ends), self.reduced, 0.0)
-        layer = 2.0 * self.gathered * stage.largest + self.found.wire + self._layer(at) + waits
+        # The layer whose backward comes next is gathered meanwhile, and what it kept comes back.
+        several = stage.layers > 1.0
+        layer = self.gathered * stage.largest * (1.0 + several) + self.found.wire + self._layer(at) + waits
         reduces = waits + self._reducing(stage.largest_made, stage.closing, at)
         alone = np.where(self._in_root(stage), 0.0, head)
-        yield told.moment(behind, layer + flies * alone, done=head)
+        yield told.moment(behind, layer + stage.ahead + flies * alone, done=head)
         yield told.moment(
             np.maximum(behind - stage.largest_kept, 0.0),
-            np.where(self.splits, 0.0, self.gathered * stage.largest) + reduces,
+            np.where(self.splits, 0.0, self.gathered * stage.largest) + stage.ahead + reduces,
             done=head,
             dropped=head + stage.largest_made,
         )
-        yield told.moment(end + stage.largest_kept, layer + flies * stage.largest_made, done=inside)
+        before = np.where(several, stage.largest_made, alone)
+        yield told.moment(end + stage.largest_kept, layer + flies * before, done=inside)
+        end = others + stage.sent + stage.entered
         yield told.moment(end, reduces, done=inside, dropped=inside + stage.largest_made)
 
     def _table(self, at: Beside, told: _Told) -> Moment:
@@ -95,7 +100,10 @@ class EagerMoments:
         reduced = self._reducing(unit, unit, at, alone=stage.tied == 0.0)
         return told.moment(
             # What waits is there when the table's gradient comes, and is gone when the last unit is reduced.
-            np.maximum(at.kept - stage.one_kept, 0.0) + np.where(self.sharded & ~self.sums_whole, 0.0, at.waits),
+            np.maximum(at.kept - stage.one_kept, 0.0)
+            + np.where(self.sharded & ~self.sums_whole, 0.0, at.waits)
+            + stage.sent
+            + stage.entered,
             np.where(self.sharded, reduced, whole),
             done=np.maximum(stage.made - unit, 0.0),
             dropped=stage.made,

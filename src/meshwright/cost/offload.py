@@ -40,14 +40,13 @@ class Copies:
     memory: FloatArray
 
 
-def carried(kept: FloatArray, away: BoolArray, *, group: NodeGroup) -> Copies:
-    """Of `kept` bytes in rows that keep them `away`; raises ConfigError where the host link is not known."""
-    if not away.any():
-        return Copies(**dict.fromkeys(("seconds", "lanes", "memory"), np.zeros(len(away))))
+def carried(moved: FloatArray, *, group: NodeGroup) -> Copies:
+    """Of `moved` bytes of a block, where there are any; raises ConfigError where the host link is not known."""
+    if not moved.any():
+        return Copies(**dict.fromkeys(("seconds", "lanes", "memory"), np.zeros(len(moved))))
     link, device = host_link(group), group.device
-    moved = np.where(away, kept, 0.0)
     return Copies(
-        seconds=np.where(away, link.latency_seconds + moved / host_rate(group), 0.0),
+        seconds=np.where(moved > 0.0, link.latency_seconds + moved / host_rate(group), 0.0),
         lanes=moved / (link.bandwidth * link.efficiency),
         memory=moved / (device.memory_bandwidth * device.memory_fraction),
     )

@@ -128,7 +128,7 @@ def _masters(table: PlanTable, local: Local) -> States:
     sharding = table.sharding[:, None]
     sharded = sharding > 0
     whole = np.where(sharded & (sharding < _ZERO3), compute, 0.0)
-    bucketed = ~sharded & (table.meeting[:, None] > 1)
+    bucketed = ~sharded & ((table.meeting * table.context)[:, None] > 1)
     left = left_bytes(table, local) + local.left
     # Gradients of bf16 travel in fp32 unless the plan says less.
     rounds = (table.master is Master.BF16_STOCHASTIC) & (reduced > master)
@@ -151,8 +151,9 @@ def left_bytes(table: PlanTable, local: Local) -> FloatArray:
 
     Of all that a rank sends; where every rank is sent the sum back, of its own part of it too.
     """
-    narrow = _COMPRESSED[table.gradient_precision] & (table.meeting > 1)
-    own = np.where(table.sharding > 0, 0.0, 1.0 / table.meeting)
+    ranks = table.meeting * table.context
+    narrow = _COMPRESSED[table.gradient_precision] & (ranks > 1)
+    own = np.where(table.sharding > 0, 0.0, 1.0 / ranks)
     master = _MASTER[table.precision]
     return np.where(narrow[:, None], local.trained * ((1.0 + own) * master)[:, None], 0.0)
 

@@ -15,6 +15,9 @@ from torch.nn.attention import SDPBackend
 
 aten = torch.ops.aten
 
+# Types of devices for which torch ships FlashAttention-2: nvidia's and AMD's have one name.
+FLASH_DEVICES = frozenset({"cuda"})
+
 Pair = tuple[Tensor, Tensor]
 Triple = tuple[Tensor, Tensor, Tensor]
 
@@ -82,7 +85,7 @@ def _fits_accelerator(q: Tensor, _k: Tensor, v: Tensor, scores: Scores) -> bool:
     """FlashAttention-2 (2307.08691) as torch ships it: half precision, no mask but the causal one."""
     dims = q.shape[-1]
     plain = scores.softcap is None and scores.mask is None and dims == v.shape[-1]
-    return plain and q.device.type == "cuda" and q.itemsize == 2 and dims % 8 == 0 and dims <= 256
+    return plain and q.device.type in FLASH_DEVICES and q.itemsize == 2 and dims % 8 == 0 and dims <= 256
 
 
 def _fits_cudnn(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> bool:

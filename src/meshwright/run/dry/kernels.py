@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from meshwright.run.dry.torch_compat import flop_formula
+from meshwright.parallel import kernels_compat
+from meshwright.run.dry.torch_compat import ACCELERATOR, flop_formula
 from meshwright.spec.model import visible_keys
 
 _FORWARD = frozenset(
@@ -38,6 +39,7 @@ def accelerator_kernels() -> Iterator[None]:
         stack.enter_context(mock.patch.object(functional, "rms_norm", fused_root_mean_square))
         stack.enter_context(mock.patch.object(functional, "layer_norm", fused_layer_norm))
         stack.enter_context(mock.patch.object(functional, "scaled_dot_product_attention", fused_attention))
+        stack.enter_context(mock.patch.object(kernels_compat, "FLASH_DEVICES", frozenset({ACCELERATOR})))
         yield
 
 
