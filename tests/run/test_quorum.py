@@ -6,16 +6,20 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from meshwright.parallel.outer import Round
+from meshwright.parallel.outer import Met, Round
 from meshwright.run.audit import audit
 from meshwright.run.train import train
-from meshwright.spec.job import CheckpointSpec, EvaluationSpec
+from meshwright.spec.job import CheckpointSpec, EvaluationSpec, JobSpec
 from meshwright.spec.synchronize import GradientSync, Rounds, SynchronizeSpec, SyncKind
 from meshwright.train.events import Ending
-from meshwright.train.rounds import needs_all
+from meshwright.train.known import Known
+from meshwright.train.observe.collective_log import CollectiveLog
+from meshwright.train.rounds import meet, needs_all
 from tests.run.runs import after_steps, design, losses, worker_of
 from tests.support.designs import Layout
 
@@ -80,3 +84,17 @@ def test_all_are_needed_where_something_of_all_comes_before_the_next_round(tmp_p
     )
     needed = needs_all(made, pause_at=33)
     assert [first for first in range(5, 60, 5) if needed(first, first + 4)] == [20, 30, 40, 55]
+
+
+def test_who_waits_for_other_learners_is_not_taken_for_a_slow_rank() -> None:
+    log = CollectiveLog(None, rank=0)
+    log.begin_step(5)
+    found = Round(number=1, arrivals={})
+    outer: Any = SimpleNamespace(
+        quorum=SimpleNamespace(waited_seconds=7.0), after_step=lambda *_, **__: Met(round=found)
+    )
+    run: Any = SimpleNamespace(
+        log=log, dropped_in_a_row=0, design=SimpleNamespace(job=JobSpec()), asked=False, changing=False, observer=None
+    )
+    assert meet(run, outer, 5, known=Known(loss=1.0, norm=1.0, num_targets=1)) == Met(round=found)
+    assert log.step_seconds()[1] == pytest.approx(7.0, abs=0.1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +75,9 @@ def meet(run: Run, outer: OuterSync, number: int, *, known: Known) -> Met | None
     borne = spec.policy is NonFinite.SKIP and run.dropped_in_a_row <= spec.most_in_a_row
     spoilt = not known.sound and not borne
     met = outer.after_step(number, stop=run.asked, change=run.changing, spoilt=spoilt)
+    if outer.quorum is not None and met is not None and run.log is not None:
+        # Who speaks for its learner waits for others where no collective is, and is not slow for that.
+        run.log.held(time.perf_counter() - outer.quorum.waited_seconds)
     if met is not None and met.changed is not None and run.observer is not None:
         every = met.changed.every
         run.observer.say(f"learners meet every {every} steps from here on, as what they send takes now")

@@ -7,6 +7,7 @@ round with what it has learnt since; there it is given what all go from.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import torch
@@ -29,7 +30,8 @@ class Quorum:
     """One learner's part in rounds that some may miss; `total` sums over its ranks.
 
     `with_all` says whether all learners do something together after one of the steps from the first to the last that it
-    is given: a round that ends at such a step, or is the last to end before it, ends with all of them.
+    is given: a round that ends at such a step, or is the last to end before it, ends with all of them. This rank itself
+    has waited so many `waited_seconds` for others to come to the last round, in no collective.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Quorum:
         )
         self.with_all: Callable[[int, int], bool] = lambda _first, _last: False
         self._base = 0
+        self.waited_seconds = 0.0
         self.roll: Roll | None = None
 
     def begin(self) -> None:
@@ -73,8 +76,10 @@ class Quorum:
             stop=stop,
             spoilt=spoilt,
         )
+        start = time.perf_counter()
         if self._speaks:
             roll.come(self._learners.index, arrival, with_all=self._is_for_all)
+        self.waited_seconds = time.perf_counter() - start
         self._agreed(True)
         found = roll.closed()
         self._base = found.number
