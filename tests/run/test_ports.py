@@ -68,7 +68,7 @@ def ends(line: socket.socket) -> bool:
 
 def test_values_are_there_for_all_who_know_the_word(door: Door) -> None:
     other = door.store()
-    assert other.find("nothing") is None
+    assert other.find("nothing", "key") == (None, b"value")
     assert not other.check(["key", "nothing"])
     late = threading.Timer(0.05, door.friend.set, ("late", b"\0\xff"))
     late.start()

@@ -93,6 +93,36 @@ def flipped(design: Design, folder: str, steps: dict[int, int]) -> dict[str, Any
     return {**_held(run), "told": told, "failure": failure}
 
 
+def miscomputing(design: Design, folder: str, wrong: int, where: str) -> tuple[str, ...]:
+    """What a run says in which rank `wrong` is: its update in every step (`update`), or in its second step alone, and
+    from then on what its first layer gives (`layer`), to something else each time (`restless`), or nothing (`once`)."""
+    run, told, calls, begun = _run(design, folder), list[str](), [0], [False]
+    step = run.optimizer.step
+    if run.observer is not None:
+        run.observer.say = told.append  # type: ignore[method-assign]  # what a person would read
+
+    def update(*arguments: Any) -> None:
+        step(*arguments)
+        if dist.get_rank() == wrong and run.state.step + 1 >= 2 and (where == "update" or not begun[0]):
+            begun[0] = True
+            _, parameter = run.laid.named_parameters()[0]
+            local_part(parameter.detach()).view(-1).view(torch.int64)[3] ^= 1
+
+    def layer(_module: torch.nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        calls[0] += 1
+        times = {"layer": 1.0, "restless": float(calls[0])}.get(where, 0.0)
+        return output * (1.0 + 1e-9 * times) if begun[0] else output
+
+    run.optimizer.step = update  # type: ignore[method-assign]  # arithmetic that is wrong
+    next(iter(run.laid.parts[0].get_submodule("layers").children())).get_submodule("mixer").register_forward_hook(layer)
+    try:
+        fit(run)
+    except WorkerFailed as failed:
+        told.append(str(failed))
+    run.close()
+    return tuple(told)
+
+
 def without(design: Design, folder: str, batches: tuple[int, ...]) -> dict[str, Any]:
     """A run that passes these batches by, to its end; what it holds then."""
     run = _run(design, folder)

@@ -26,7 +26,8 @@ from meshwright.train.events import (
     Verified,
     Verify,
 )
-from meshwright.train.verify import VerifyEvery, fingerprint
+from meshwright.train.fingerprints import fingerprint
+from meshwright.train.verify import VerifyEvery
 from tests.run import runs
 from tests.support.designs import Layout
 from tests.support.pool import Pool
@@ -133,7 +134,8 @@ def test_a_bit_that_flips_is_found_and_the_run_ends_as_if_it_had_not(pool: Pool,
         for name, value in other["parameters"].items():
             numpy.testing.assert_array_equal(one["parameters"][name], value, err_msg=name)
     told = " ".join(found[0]["told"])
-    assert "after step 6 ranks 0, 1 hold unlike parameters, which should be the same; back to step 4" in told
+    differ = "after step 6 ranks 0, 1 hold unlike parameters, which should be the same"
+    assert f"{differ}; replayed, all of them come to the same: nobody computes wrong now; back to step 4" in told
     assert "step 6 again: rank 1 had been wrong in silence" in told
     stopped = pool.run(spoilt_cases.flipped, verified(tmp_path, Unlike.STOP), str(tmp_path / "c"), {3: 0}, ranks=2)
     assert all("ranks 0, 1 hold unlike parameters" in rank["failure"] for rank in stopped)

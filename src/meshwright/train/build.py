@@ -39,7 +39,11 @@ from meshwright.train.observe.spans import SpanFile
 from meshwright.train.observe.timekeeper import Timekeeper, goodput_of
 from meshwright.train.observe.whereabouts import Marker
 from meshwright.train.policies import EndAt, EvaluateEvery, SaveEvery
+<<<<<<< HEAD
 from meshwright.train.rounds import RoundFile, needs_all
+=======
+from meshwright.train.replay import can_replay
+>>>>>>> board
 from meshwright.train.run import Run
 from meshwright.train.spikes import Usual
 from meshwright.train.spoilt import OnSpoilt
@@ -232,7 +236,7 @@ def _copying(membership: Membership, *, steps: int) -> KeepCopies:
 def _verifying(run: Run, *, saved: int | None) -> Iterator[Reactor]:
     spec = run.design.job.verify
     if spec.every_steps:
-        yield VerifyEvery(spec=spec, alike=alike(run.design), good=saved)
+        yield VerifyEvery(spec=spec, alike=alike(run.design), replays=can_replay(run.design), good=saved)
 
 
 def _watching(run: Run, *, place: Place) -> tuple[Reactor, ...]:

@@ -126,6 +126,15 @@ class Verified:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """`prints[r]` tells of every bit that rank r computed in a step that was made for that: of its layers, forward and
+    backward, twice from the same state, and of the state after the update."""
+
+    step: int
+    prints: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stopping:
     """No step follows this one."""
 
@@ -154,7 +163,7 @@ class LinksProbed:
     seconds: tuple[tuple[float, ...], ...]
 
 
-Event = Started | StepDone | StepSpoilt | Evaluated | Saved | Verified | Stopping | Examined | LinksProbed
+Event = Started | StepDone | StepSpoilt | Evaluated | Saved | Verified | Replayed | Stopping | Examined | LinksProbed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +187,14 @@ class Save:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verify:
     """Take the fingerprints of the parameters of all ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """The ranks of each of `groups`, who should hold the same, make a step alike, from the state of the first of them.
+    What the run held is not there any more afterwards. Collective over all ranks."""
+
+    groups: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +244,7 @@ class Stop:
     ending: Ending
 
 
-Action = Log | Evaluate | Save | CopyState | Verify | Skip | RollBack | Replan | Examine | ProbeLinks | Stop
+Action = Log | Evaluate | Save | CopyState | Verify | Replay | Skip | RollBack | Replan | Examine | ProbeLinks | Stop
 
 
 class Reactor(Protocol):

@@ -39,6 +39,7 @@ from meshwright.train.events import (
     ProbeLinks,
     Reactor,
     Replan,
+    Replay,
     RollBack,
     Save,
     Saved,
@@ -47,10 +48,10 @@ from meshwright.train.events import (
     StepDone,
     StepSpoilt,
     Stopping,
-    Verified,
     Verify,
 )
 from meshwright.train.feed import Feed
+from meshwright.train.fingerprints import verified
 from meshwright.train.inquiries import Inquiries
 from meshwright.train.known import Known
 from meshwright.train.learning_rate import learning_rate
@@ -61,11 +62,14 @@ from meshwright.train.observe.profile import Profiler
 from meshwright.train.observe.spans import SpanFile
 from meshwright.train.observe.whereabouts import Marker, Section
 from meshwright.train.replan import lay_again, replan
+<<<<<<< HEAD
 from meshwright.train.rounds import RoundFile, leave_out, meet
+=======
+from meshwright.train.replay import replayed
+>>>>>>> board
 from meshwright.train.spikes import Usual
 from meshwright.train.state import TrainState
 from meshwright.train.technique import Technique
-from meshwright.train.verify import fingerprints
 
 
 @dataclass(slots=True, kw_only=True)
@@ -188,7 +192,9 @@ class Run:
         elif isinstance(action, Save):
             followed = self._save()
         elif isinstance(action, Verify):
-            followed = self._verify()
+            followed = verified(self)
+        elif isinstance(action, Replay):
+            followed = replayed(self, action)
         elif isinstance(action, CopyState):
             copy_state(self)
         elif isinstance(action, Skip):
@@ -320,10 +326,6 @@ class Run:
             num_sequences=found.num_sequences,
             seconds=found.seconds,
         )
-
-    def _verify(self) -> Verified:
-        tensors = state_of(self.design, learners=self.learners, laid=self.laid, contents=Contents.PARAMETERS).tensors
-        return Verified(step=self.state.step, prints=fingerprints(tensors.values(), device=self.feed.device))
 
     def _is_finite(self) -> bool:
         return self.laid.is_finite() if self.outer is None else self.outer.is_finite()

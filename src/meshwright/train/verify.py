@@ -6,33 +6,23 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import torch
-import torch.distributed as dist
-from torch import Tensor
-
-from meshwright.parallel.clip import local_part
 from meshwright.spec.errors import Problem, WorkerFailed
 from meshwright.spec.job import Unlike, VerifySpec
-from meshwright.train.events import Action, Event, Log, RollBack, Saved, Started, StepDone, Stopping, Verified, Verify
-
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def fingerprint(tensors: Iterable[Tensor]) -> int:
-    """A number of 64 bits that changes with every single bit of what this rank keeps of `tensors`."""
-    total = 0
-    for x in tensors:
-        local = local_part(x.detach()).contiguous()
-        total += int(local.view(-1).view(_INTEGERS[local.element_size()]).sum(dtype=torch.int64))
-    return (total + 2**63) % 2**64 - 2**63
-
-
-def fingerprints(tensors: Iterable[Tensor], *, device: torch.device) -> tuple[int, ...]:
-    """That of every rank, in order. Collective over all of them."""
-    own = torch.tensor([fingerprint(tensors)], dtype=torch.int64, device=device)
-    everyone = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyone, own)
-    return tuple(int(each) for each in torch.cat(everyone).tolist())
+from meshwright.train.events import (
+    Action,
+    Event,
+    Log,
+    Replay,
+    Replayed,
+    RollBack,
+    Saved,
+    Started,
+    StepDone,
+    Stopping,
+    Verified,
+    Verify,
+)
+from meshwright.train.replay import Verdict, judged
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,6 +30,7 @@ class VerifyEvery:
     """Asks for fingerprints as `spec` says, and answers those of ranks `alike` that differ. `good` is the newest
     checkpoint whose ranks held the same.
 
+    Where it `replays`, those ranks first make a step alike. Who computes wrong now would do so again: the run stops.
     A run that rolls back makes the same steps again from the same batches: at the step where ranks differed the ones
     whose fingerprint is another one now had been wrong. Where they differ again the run stops: what is broken does not
     mend itself; and where they differ once its last step is done.
@@ -47,11 +38,13 @@ class VerifyEvery:
 
     spec: VerifySpec
     alike: Sequence[Sequence[int]]
+    replays: bool = False
     good: int | None = None
     verified: int = -1
     saved: int = -1
     before: Verified | None = None
     ends: bool = False
+    suspected: Verified | None = None
 
     def react(self, event: Event) -> Iterable[Action]:
         if not self.alike:
@@ -65,12 +58,22 @@ class VerifyEvery:
             if self.verified != event.step:
                 return (Verify(),)
             self.good = event.step
+        if isinstance(event, Replayed) and self.suspected is not None:
+            before, self.suspected = self.suspected, None
+            unlike = self._unlike(before)
+            return self._answer(before, unlike, judged(event, unlike))
         return self._judged(event) if isinstance(event, Verified) else ()
 
+    def _unlike(self, event: Verified) -> list[Sequence[int]]:
+        return [group for group in self.alike if len({event.prints[rank] for rank in group}) > 1]
+
     def _judged(self, event: Verified) -> Iterable[Action]:
-        unlike = [group for group in self.alike if len({event.prints[rank] for rank in group}) > 1]
+        unlike = self._unlike(event)
+        if unlike and self.replays:
+            self.suspected = event
+            return (Replay(groups=tuple(map(tuple, unlike))),)
         if unlike:
-            return self._answer(event, unlike)
+            return self._answer(event, unlike, Verdict(words=""))
         self.verified = event.step
         if self.saved == event.step:
             self.good = event.step
@@ -79,15 +82,18 @@ class VerifyEvery:
         before, self.before = self.before, None
         return (Log(text=_named(before, event)),)
 
-    def _answer(self, event: Verified, unlike: Sequence[Sequence[int]]) -> Iterable[Action]:
-        what = f"after step {event.step} {_differing(event, unlike)}"
-        if self.spec.policy is Unlike.STOP or self.good is None or self.before is not None or self.ends:
-            raise WorkerFailed(self._failure(event, what))
+    def _answer(self, event: Verified, unlike: Sequence[Sequence[int]], verdict: Verdict) -> Iterable[Action]:
+        what = "; ".join(filter(None, (f"after step {event.step} {_differing(event, unlike)}", verdict.words)))
+        stops = self.spec.policy is Unlike.STOP or self.before is not None or self.ends or verdict.wrong
+        if stops or self.good is None:
+            raise WorkerFailed(self._failure(event, what, verdict))
         self.before, self.saved, self.verified = event, self.good, self.good
         return RollBack(to=self.good), Log(values={"unlike_ranks": 1.0}, text=f"{what}; back to step {self.good}")
 
-    def _failure(self, event: Verified, what: str) -> Problem:
+    def _failure(self, event: Verified, what: str, verdict: Verdict) -> Problem:
         why = "a bit was lost in a memory, on a link or in a processor, or arithmetic there is not what it is elsewhere"
+        if verdict.wrong:
+            why = "it computes wrong now, and steps that are done again would be wrong too"
         if self.before is not None:
             why = f"they had differed after step {self.before.step}, and the run went back since: {why}"
         good = "begin again" if self.good is None else f"--resume goes on from step {self.good}"

@@ -121,7 +121,7 @@ class Board:
     @property
     def leads(self) -> int:
         """The term in which the host of this board leads; 0 before it does."""
-        return int(self.store.find("lead") or 0)
+        return int(self.store.find("lead")[0] or 0)
 
     def lead(self, term: int) -> None:
         """The host of this board leads from now on, and all that others need to know is here."""
@@ -185,7 +185,14 @@ class Board:
     @property
     def expected(self) -> Epoch | None:
         """The epoch that was expected last, which is asked for often and changes rarely."""
-        text = self.told("expected")
+        return self._expected_by(self.told("expected"))
+
+    def news(self, number: int) -> tuple[bool, Epoch | None]:
+        """Whether epoch `number` is broken, and `expected`: what all who train ask for all the time, in one request."""
+        broken, text = self._told_of(f"broken/{number}", "expected")
+        return broken is not None, self._expected_by(text)
+
+    def _expected_by(self, text: str | None) -> Epoch | None:
         if text is not None and text != self._expected[0]:
             self._expected = text, codec.decode(Epoch, parse_json(text), "expected")
         return self._expected[1]
@@ -230,8 +237,12 @@ class Board:
 
     def told(self, key: str) -> str | None:
         """None before anybody has."""
-        found = self._ask(lambda store: store.find(key))
-        return None if found is None else found.decode()
+        return self._told_of(key)[0]
+
+    def _told_of(self, *keys: str) -> tuple[str | None, ...]:
+        """What was told under each of them, asked at once."""
+        found = self._ask(lambda store: store.find(*keys))
+        return tuple(None if each is None else each.decode() for each in found)
 
     def _tell(self, key: str, value: object) -> None:
         self.tell(key, json.dumps(codec.encode(value)))

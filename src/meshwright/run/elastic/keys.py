@@ -61,8 +61,8 @@ class KeyServer(Guarded):
                 if coming is not None:
                     coming.set_result(None)
                 return [_YES]
-            case [kind, key] if kind == _FIND:
-                return [_YES, self._kept[key]] if key in self._kept else [_NO]
+            case [kind, *keys] if kind == _FIND:
+                return [_YES + self._kept[key] if key in self._kept else _NO for key in keys]
             case [kind, *keys] if kind == _HAS:
                 return [_YES if all(key in self._kept for key in keys) else _NO]
             case [kind, *keys] if kind == _WAIT:
@@ -104,14 +104,14 @@ class KeyStore(dist.Store):
     def set(self, key: str, value: str | bytes) -> None:
         self._ask(_SET, key.encode(), value.encode() if isinstance(value, str) else value)
 
-    def find(self, key: str) -> bytes | None:
-        """None before anybody has set it."""
-        found = self._ask(_FIND, key.encode())
-        return found[1] if found[0] == _YES else None
+    def find(self, *keys: str) -> tuple[bytes | None, ...]:
+        """Of each of them its value, None before anybody has set it."""
+        found = self._ask(_FIND, *(key.encode() for key in keys))
+        return tuple(each.removeprefix(_YES) if each.startswith(_YES) else None for each in found)
 
     def get(self, key: str) -> bytes:
         self.wait([key])
-        found = self.find(key)
+        (found,) = self.find(key)
         assert found is not None, "values stay"
         return found
 

@@ -63,10 +63,11 @@ class Lines:
     def _watch(self, stop: threading.Event, look_ahead: Callable[[Epoch], None]) -> None:
         board, expected = self._board.another(self._homes), None
         while not stop.wait(_LOOK_SECONDS):
-            if board.is_broken(self._epoch.number):
+            broken, now = board.news(self._epoch.number)
+            if broken:
                 self.hang_up()
                 return
-            before, expected = expected, board.expected
+            before, expected = expected, now
             if expected is not None and expected != before and expected.number == self._epoch.number + 1:
                 with suppress(Exception):  # whoever needs it meets it again
                     look_ahead(expected)

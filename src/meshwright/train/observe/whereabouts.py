@@ -28,6 +28,7 @@ class Section(StrEnum):
     SAVE = "checkpoint"
     COPY = "copy of the state"
     RESTORE = "roll back"
+    REPLAY = "replay of a step"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
