@@ -39,11 +39,8 @@ from meshwright.train.observe.spans import SpanFile
 from meshwright.train.observe.timekeeper import Timekeeper, goodput_of
 from meshwright.train.observe.whereabouts import Marker
 from meshwright.train.policies import EndAt, EvaluateEvery, SaveEvery
-<<<<<<< HEAD
-from meshwright.train.rounds import RoundFile, needs_all
-=======
 from meshwright.train.replay import can_replay
->>>>>>> board
+from meshwright.train.rounds import RoundFile, needs_all
 from meshwright.train.run import Run
 from meshwright.train.spikes import Usual
 from meshwright.train.spoilt import OnSpoilt

@@ -62,11 +62,8 @@ from meshwright.train.observe.profile import Profiler
 from meshwright.train.observe.spans import SpanFile
 from meshwright.train.observe.whereabouts import Marker, Section
 from meshwright.train.replan import lay_again, replan
-<<<<<<< HEAD
-from meshwright.train.rounds import RoundFile, leave_out, meet
-=======
 from meshwright.train.replay import replayed
->>>>>>> board
+from meshwright.train.rounds import RoundFile, leave_out, meet
 from meshwright.train.spikes import Usual
 from meshwright.train.state import TrainState
 from meshwright.train.technique import Technique
