@@ -1,6 +1,6 @@
 """How long learners stand still while one of them has stopped: `python benchmarks/faults/stopped_learner.py`.
 
-Three learners of one process each train one layer of llama-5m on this machine and meet as diloco every 10 steps; one
+Three learners of one process each train one layer of llama-5m on this machine and meet as diloco every 5 steps; one
 is stopped for some seconds and goes on. With a quorum of two the others wait for no longer than the grace; with all
 learners they wait until it is back.
 """
@@ -30,7 +30,7 @@ from meshwright.spec.plan import Design
 from meshwright.spec.synchronize import GradientSync, Rounds, SynchronizeSpec, SyncKind
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-LEARNERS, EVERY, STEPS, STRUCK, GRACE = 3, 10, 120, 25, 0.5
+LEARNERS, EVERY, STEPS, STRUCK, GRACE = 3, 5, 50, 12, 0.5
 
 
 def design(quorum: int) -> Design:

@@ -50,9 +50,9 @@ class RingAverage:
     def _pass_on(self, part: Tensor, like: Tensor) -> Tensor:
         """`part` is with the next on the ring; what came from the one before, which is as long as `like`."""
         came = torch.empty_like(like)
-        sent = dist.isend(part, self._after, group=self._group) if part.numel() else None
-        got = dist.irecv(came, self._before, group=self._group) if came.numel() else None
-        for work in (sent, got):
-            if work is not None:
-                work.wait()
+        both = [(dist.isend, part, self._after), (dist.irecv, came, self._before)]
+        messages = [dist.P2POp(op, held, peer, group=self._group) for op, held, peer in both if held.numel()]
+        # Together, so that no rank of a ring of accelerators waits with its message for the next one's to be done.
+        for work in dist.batch_isend_irecv(messages) if messages else ():
+            work.wait()
         return came
