@@ -14,14 +14,16 @@ from meshwright.cost.pipeline import Shape, held
 from meshwright.cost.states import state_bytes
 from meshwright.cost.table import SCHEDULES, BoolArray, IntArray, PlanTable
 from meshwright.cost.thin import closing_elements, thin_matrices
+from meshwright.cost.unlike import Shards, Unlike, of_blocks, shards
 from meshwright.cost.work import FloatArray
-from meshwright.spec.model import Attention, Embedding, LatentAttention, Layer, Mixture, ModelSpec
+from meshwright.spec.model import Attention, Embedding, Head, LatentAttention, Layer, Mixture, ModelSpec
 from meshwright.spec.plan import ScheduleKind
 
 _SAME = 1.0 + 1e-9
 _SPLIT = [SCHEDULES.index(kind) for kind in (ScheduleKind.ZERO_BUBBLE_H1, ScheduleKind.ZERO_BUBBLE_H2)]
 _TURNS = [SCHEDULES.index(kind) for kind in (ScheduleKind.INTERLEAVED, ScheduleKind.BREADTH_FIRST)]
 _PATIENT_SENDS = 2.0  # gradients that a stage has sent and does not wait for (parallel/stages/torch_compat.py)
+_SUMS = ("one_kept", "whole", "made", "stays", "added")
 _ONES = (
     "one_logits",
     "loss_logits",
@@ -53,7 +55,9 @@ class StageHeld:
     those `whole` and those `made` that have gradients; `largest` layer, `behind_head` that of the head's own stage,
     `head`, and what of layer and head has gradients (`largest_made`, `head_made`), `embedding`, `closing` of a layer's
     last product, `formed` of them when its backward has most, `tied` of a head that multiplies with the table, and
-    `head_own` beside it. `sends` bytes of gradients on their way to other stages and of room for what comes.
+    `head_own` beside it. Of those whole `stays` are sharded and yet freed by no pass, and of those made `added` are
+    summed whole. `sends` bytes of gradients on their way to other stages and of room for what comes. `unlike` is what
+    blocks hold that are sharded in unlike ways, where rows have them.
     """
 
     one_kept: FloatArray
@@ -78,6 +82,9 @@ class StageHeld:
     formed: FloatArray
     tied: FloatArray
     sends: FloatArray
+    stays: FloatArray
+    added: FloatArray
+    unlike: Unlike | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,10 +146,19 @@ class Holdings:
         pairs = zip(self.arrays.kinds, self.blocks, strict=True)
         return [_of_one(kind, block, self.table, model=self.model) for kind, block in pairs]
 
+    @cached_property
+    def _shards(self) -> list[Shards]:
+        return shards(self.arrays.kinds, self.table)
+
+    @cached_property
+    def unlike(self) -> BoolArray:
+        """Rows whose blocks are sharded in unlike ways."""
+        return np.array([layout.shards_unlike for layout in self.table.layouts])[self.table.layout]
+
     def of(self, counts: FloatArray, rows: IntArray | None = None) -> StageHeld:
         """Of the blocks that are counted, (rows, ranks, kinds + 1); of the rows chosen, where some are."""
         zeros = np.zeros(counts.shape[:2])
-        most, sums = dict.fromkeys(_ONES, zeros), dict.fromkeys(("one_kept", "whole", "made"), zeros)
+        most, sums = dict.fromkeys(_ONES, zeros), dict.fromkeys(_SUMS, zeros)
         for index, (kind, block) in enumerate(zip(self.arrays.kinds, self.blocks, strict=True)):
             number = counts[..., index]
             here = number > 0
@@ -151,15 +167,27 @@ class Holdings:
             for name, values in self._each[index].items():
                 most[name] = np.where(here, np.maximum(most[name], _chosen(values, rows)), most[name])
             held, parameters = number * _chosen(block.bytes.kept, rows), number * _chosen(block.parameters, rows)
-            sums["one_kept"], sums["whole"] = sums["one_kept"] + held, sums["whole"] + parameters
-            if kind.backward is Backward.WHOLE:
-                sums["made"] = sums["made"] + parameters
+            sums["one_kept"], way = sums["one_kept"] + held, self._shards[index]
+            if isinstance(kind.block, Head):
+                # A tied head away from its table has a copy of it.
+                away = here & (self.arrays.of(self.model.embedding, counts) == 0)
+                parameters = parameters + np.where(away, most["tied"], 0.0)
+            made = parameters if kind.backward is Backward.WHOLE else 0.0 * parameters
+            for name, more in (("whole", parameters), ("made", made)):
+                sums[name] = sums[name] + more
+            sums["stays"] = sums["stays"] + parameters * _chosen(way.stays, rows)
+            sums["added"] = sums["added"] + made * _chosen(way.sums, rows)
         if self.eager:
             sums["one_kept"] = sums["one_kept"] + self.outputs(counts, rows)
-        # A tied head away from its table has a copy of it.
-        copied = np.where(most["embedding"] > 0.0, 0.0, most["tied"])
-        sums["whole"], sums["made"] = sums["whole"] + copied, sums["made"] + copied
-        return StageHeld(**most, **sums, behind_head=most["largest"], sends=self._on_the_way(counts, rows))
+        unlike = None
+        apart = self.unlike if rows is None else self.unlike[rows]
+        if apart.any() and apart.all():
+            places = self.arrays.places[self.table.layout if rows is None else self.table.layout[rows]]
+            unlike = of_blocks(
+                counts, kinds=self.arrays.kinds, places=places, each=self._each, ways=self._shards, rows=rows
+            )
+        behind = most["largest"]
+        return StageHeld(**most, **sums, behind_head=behind, sends=self._on_the_way(counts, rows), unlike=unlike)
 
     def largest_layer(self, counts: FloatArray) -> FloatArray:
         """Parameters of the largest layer that is counted, shape (rows, ranks)."""
