@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from meshwright.cost import RECOMPUTES, SCHEDULES, SHARDINGS, Layout, PlanTable, evaluate, predict
 from meshwright.cost.evaluate import stage_seconds
+from meshwright.cost.layout import Policy
 from meshwright.cost.simulate import makespan, simulate
 from meshwright.cost.table import OFFLOADS
 from meshwright.schedule.build import V_SHAPES, build
@@ -194,7 +195,8 @@ def with_policies(table, *, model, share):
     """The plan of `table` with the first `share` of its layers recomputed whole."""
     layout = table.layouts[int(table.layout[0])]
     recomputed = round(share * len(model.layers))
-    policies = tuple((FULL if 1 <= block <= recomputed else NONE, 0) for block in range(len(model.blocks)))
+    kept = int(table.sharding[0])
+    policies = tuple(Policy(FULL if 1 <= block <= recomputed else NONE, 0, kept) for block in range(len(model.blocks)))
     return replace(table, layouts=(Layout(bounds=layout.bounds, ranks=layout.ranks, policies=policies),))
 
 

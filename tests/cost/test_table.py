@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from meshwright.cost import PRECISIONS, SHARDINGS, Layout, PlanTable, evaluate
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError
-from meshwright.spec.plan import BlockGroup, Recompute, ScheduleKind, Sharding, Stage
+from meshwright.spec.plan import Axis, AxisName, BlockGroup, Recompute, ScheduleKind, Sharding, Stage
+from meshwright.spec.report import LineName
 from tests.cost.cost_examples import design, even_layout, llama, selene
+from tests.support.designs import sharded
 
 
 @given(
@@ -66,6 +68,27 @@ def test_blocks_may_differ_in_what_they_compute_again():
     none, half, full = costs(halved()), costs(plan), costs(recomputed(halved()))
     assert half.parts["recompute"][0] == pytest.approx(full.parts["recompute"][0] / 2)
     assert none.memory_bytes[0] > half.memory_bytes[0] > full.memory_bytes[0]
+
+
+def test_blocks_may_differ_in_how_they_are_sharded():
+    made = design(llama(layers=4), selene(nodes=1), layout=even_layout(layers=4, pipeline=1))
+    plan = replace(made.plan, axes=(Axis(name=AxisName.SHARD, size=8),))
+    plan = replace(plan, schedule=replace(plan.schedule, microbatches=4))
+
+    def sharded_as(word):
+        return sharded(replace(made, plan=plan), word).plan
+
+    def costs(word):
+        return evaluate(PlanTable.from_plan(sharded_as(word)), model=made.model, cluster=made.cluster, job=made.job)
+
+    mixed = sharded_as("331113")
+    table = PlanTable.from_plan(mixed)
+    again = table.to_plan(0, model=mixed.model, cluster=mixed.cluster, sequence_length=mixed.sequence_length)
+    assert PlanTable.from_plan(again).layouts == table.layouts
+    first, unlike, third = (costs(word) for word in ("111111", "331113", "333333"))
+    assert third.memory_bytes[0] < unlike.memory_bytes[0] < first.memory_bytes[0]
+    for line in (LineName.PARAMETERS, LineName.GRADIENTS):
+        assert first.total[line][0] < unlike.total[line][0] < third.total[line][0]
 
 
 def recomputed(plan):

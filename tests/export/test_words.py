@@ -15,6 +15,7 @@ from meshwright.spec.model import Mixture, Routing
 from meshwright.spec.optimizer import Adafactor, Muon, Optimizer, OptimizerSpec, ParameterGroup, Sgd
 from meshwright.spec.plan import Design, Dispatch, ExpertGrid, Offload, Recompute, ScheduleKind, Sharding
 from tests.export.plans import design
+from tests.support.designs import sharded
 from tests.support.models import with_prefix
 
 MEGATRON, TITAN, DEEPSPEED = Peer.MEGATRON_LM, Peer.TORCHTITAN, Peer.DEEPSPEED
@@ -152,6 +153,14 @@ def test_a_routing_of_its_own_is_not_lost(peer: Peer) -> None:
     routed = replace(layer, transform=replace(layer.transform, routing=Routing(capacity=1.25)))
     odd = replace(entry, model=replace(entry.model, layers=(routed,) * len(entry.model.layers)))
     with pytest.raises(NotExpressible, match="cannot say a routing of its own"):
+        export(odd, to=peer)
+
+
+@pytest.mark.parametrize("peer", Peer)
+def test_blocks_that_are_sharded_in_unlike_ways_are_not_lost(peer: Peer) -> None:
+    entry = design(sharding=ZERO3)
+    odd = sharded(entry, "3" * 9 + "1" * (len(entry.model.blocks) - 9))
+    with pytest.raises(NotExpressible, match=r"cannot say .*blocks that are sharded in unlike ways"):
         export(odd, to=peer)
 
 

@@ -14,7 +14,18 @@ from tests.parallel.draws import Draw
 def choices(draw: Draw) -> dict[str, object]:
     """What a draw chose, by dimension; what `_slices_shared`, `_prefix` and `_factored` add is no choice."""
     plain = asdict(draw if is_whole(draw) else replace(draw, slices=1))
-    for name in ("axes", "bounds", "recompute", "frozen", "layers", "exchange", "table", "prefix", "factored"):
+    for name in (
+        "axes",
+        "bounds",
+        "recompute",
+        "frozen",
+        "layers",
+        "exchange",
+        "table",
+        "prefix",
+        "factored",
+        "shards",
+    ):
         del plain[name]
     kind, inner, layout = draw.exchange
     names = [name for name, _ in draw.axes]
@@ -23,7 +34,8 @@ def choices(draw: Draw) -> dict[str, object]:
     mixed = "mixed" if len(set(draw.recompute)) > 1 else draw.recompute[0]
     meeting = {"meeting": kind, "inner": inner, "layout": layout}
     frozen = "none" if not draw.frozen else "first" if draw.frozen == tuple(range(len(draw.frozen))) else "some"
-    return {**plain, **sizes, **meeting, "usual order": usual, "recompute": mixed, "frozen": frozen}
+    own = {"recompute": mixed, "frozen": frozen, "sharding": "unlike" if draw.shards else draw.sharding}
+    return {**plain, **sizes, **meeting, "usual order": usual, **own}
 
 
 def effort(draw: Draw) -> float:

@@ -43,7 +43,7 @@ def legal(count: int, *, seed: int) -> list[Draw]:
         one = next((one for one in tries if one is not None and is_whole(one) and not refused(one)), None)
         if one is not None:
             one = _tabled(replace(one, masks=_masks(one), prefix=_prefix(one), slices=_slices_shared(one)))
-            found[_offloaded(_on_grid(_routed(replace(one, factored=_factored(one)))))] = None
+            found[_sharded(_offloaded(_on_grid(_routed(replace(one, factored=_factored(one))))))] = None
     return sorted(found, key=lambda draw: draw.ranks)
 
 
@@ -130,6 +130,18 @@ def _offloaded(draw: Draw) -> Draw:
     kind = random.choice((Offload.OPTIMIZER, Offload.ACTIVATIONS)) if whole else Offload.PARAMETERS
     one = replace(draw, offload=kind.value)
     return draw if refused(one) else one
+
+
+def _sharded(draw: Draw) -> Draw:
+    """Of a third of those that are sharded every block in a way of its own, or layers alike and both ends otherwise;
+    by the draw alone."""
+    random, kinds = Random(f"shards {draw}"), [kind.value for kind in Sharding if kind is not Sharding.NONE]
+    if draw.sharding == Sharding.NONE.value or random.random() > 1 / 3:
+        return draw
+    inside = random.choice(([random.choice(kinds)] * draw.layers, random.choices(kinds, k=draw.layers)))
+    end = random.choice(kinds)
+    one = replace(draw, shards=(end, *inside, end))
+    return draw if len(set(one.shards)) == 1 or refused(one) else one
 
 
 def _any(random: Random, axes: tuple[tuple[str, int], ...], kind: ScheduleKind, chunks: int) -> Draw | None:

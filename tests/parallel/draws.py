@@ -47,7 +47,8 @@ class Draw:
     """One design of a tiny model. Defaults are the simplest; a draw shrinks towards them.
 
     `axes` are sizes of more than one from the outermost inwards, `bounds` the first block of every stage but the
-    first, `recompute` the kind of each layer, `frozen` the blocks that are, `exchange` and `experts` the fields of
+    first, `recompute` the kind of each layer, `shards` the sharding of each block where they are sharded in unlike
+    ways, `frozen` the blocks that are, `exchange` and `experts` the fields of
     Exchange and ExpertGrid in order, `table` the rows of a schedule that is one, `routing` one of models.ROUTINGS or
     the model's own.
     """
@@ -79,6 +80,7 @@ class Draw:
     routing: str = "own"
     tensor_grid: str = "line"
     offload: str = "none"
+    shards: tuple[str, ...] = ()
 
     def size(self, axis: AxisName) -> int:
         return dict(self.axes).get(axis.value, 1)
@@ -99,7 +101,7 @@ class Draw:
 def read(text: str) -> Draw:
     """The draw that `str` wrote."""
     told: dict[str, Any] = json.loads(text)
-    for key in {"bounds", "recompute", "frozen", "exchange", "experts", "table"} & told.keys():
+    for key in {"bounds", "recompute", "frozen", "exchange", "experts", "table", "shards"} & told.keys():
         told[key] = tuple(told[key])
     told["axes"] = tuple((name, size) for name, size in told.get("axes", ()))
     return Draw(**told)
@@ -163,9 +165,11 @@ def _experts(draw: Draw) -> ExpertGrid | None:
 
 
 def _groups(draw: Draw, start: int, stop: int) -> Iterator[BlockGroup]:
-    """Runs of blocks [start, stop) of one recompute, all frozen or none; what is not a layer has no recompute."""
+    """Runs of blocks [start, stop) of one recompute and sharding, all frozen or none; what is not a layer has no
+    recompute."""
     recompute = ("none", *draw.recompute, "none")
-    kinds = [(kind, block in draw.frozen) for block, kind in enumerate(recompute)]
+    shards = draw.shards or (draw.sharding,) * len(recompute)
+    kinds = [(kind, shards[block], block in draw.frozen) for block, kind in enumerate(recompute)]
     edges = [start, *(block for block in range(start + 1, stop) if kinds[block] != kinds[block - 1]), stop]
     for first, last in pairwise(edges):
         yield BlockGroup(
@@ -173,7 +177,7 @@ def _groups(draw: Draw, start: int, stop: int) -> Iterator[BlockGroup]:
             stop=last,
             tensor=draw.size(AxisName.TENSOR),
             sequence_parallel=draw.sequence_parallel,
-            sharding=Sharding(draw.sharding),
+            sharding=Sharding(shards[first]),
             recompute=Recompute(recompute[first]),
             offload=Offload(draw.offload),
             training=Training.FROZEN if first in draw.frozen else Training.ALL,

@@ -140,7 +140,7 @@ def lay(plan: Plan) -> Laid:
             for layer in part.layers.values():
                 fully_shard(layer, mesh=mesh["data"], reshard_after_forward=whole)
             fully_shard(part, mesh=mesh["data"], reshard_after_forward=whole)
-            synchronizers.append(manner(part, sharding=sharding))
+            synchronizers.append(manner(part, shardings=dict.fromkeys(part.modules(), sharding)))
         parts.append(part)
     spans = Spans()
     local = plan.batch // plan.data

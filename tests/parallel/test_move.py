@@ -11,7 +11,7 @@ from meshwright.spec.exchange import Exchange
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design, ScheduleKind, Sharding, TensorGrid
 from tests.parallel.move_cases import go_on, moved, names_and_round_trip, runner, train
-from tests.support.designs import Layout, design
+from tests.support.designs import Layout, design, sharded
 from tests.support.models import all_models, gpt
 from tests.support.pool import Pool
 
@@ -28,6 +28,19 @@ WIDE = Layout(shard=2, tensor=2, pipeline=2, sharding=Sharding.PARAMETERS, batch
 
 def of(layout: Layout, model: ModelSpec | None = None) -> Design:
     return design(model or all_models()["tiny"], layout)
+
+
+def test_blocks_that_are_sharded_in_unlike_ways_go_on_as_others_do(pool: Pool, tmp_path: Path) -> None:
+    alike = Layout(shard=2, sharding=Sharding.PARAMETERS, batch=8)
+    unlike = sharded(of(alike), "331123")
+    expected = pool.run(train, unlike, str(tmp_path / "unlike"), 2, 2, ranks=2)[0]
+    for folder, source, target in (("unlike", unlike, of(alike)), ("alike", of(alike), unlike)):
+        if source is not unlike:
+            again = pool.run(train, source, str(tmp_path / folder), 2, 2, ranks=2)[0]
+            assert again == pytest.approx(expected, abs=1e-9)
+        for losses, counts in pool.run(go_on, target, str(tmp_path / folder), 2, 2, ranks=2):
+            assert losses == pytest.approx(expected[2:], abs=1e-9)
+            assert counts == {2.0}
 
 
 def check_resume(pool: Pool, tmp_path: Path, model: ModelSpec, source: Layout, targets: tuple[Layout, ...]) -> None:

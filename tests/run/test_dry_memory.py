@@ -181,6 +181,31 @@ def asked(layer: Layer, layout: Layout, *, length: int = LENGTH, layers: int = 8
     return replace(found, cluster=machines, job=job, plan=plan)
 
 
+# Blocks of eight or of six layers that are sharded in unlike ways: embedding, layers and head.
+UNLIKE = {
+    "ends and first layers": ("33333113", Layout(shard=4, sharding=Sharding.PARAMETERS, batch=12)),
+    "last layers": ("11113331", Layout(shard=4, sharding=Sharding.PARAMETERS, batch=12)),
+    "layers alone": ("13333331", Layout(shard=2, sharding=Sharding.PARAMETERS, batch=4)),
+    "parameters alone": ("33322223", Layout(shard=4, sharding=Sharding.PARAMETERS, batch=12)),
+    "three ways": ("33221111", Layout(shard=4, sharding=Sharding.PARAMETERS, batch=12)),
+    "runs that come again": ("33113311", Layout(shard=4, sharding=Sharding.PARAMETERS, batch=12)),
+    "of a pipeline": ("33133113", Layout(pipeline=2, shard=2, sharding=Sharding.PARAMETERS, batch=8)),
+    "of halves of backwards": (
+        "33133113",
+        Layout(pipeline=2, kind=ScheduleKind.ZERO_BUBBLE_H1, shard=2, sharding=Sharding.PARAMETERS, batch=8),
+    ),
+    "of stages that take turns": (
+        "31313113",
+        Layout(pipeline=2, chunks=2, kind=ScheduleKind.BREADTH_FIRST, shard=2, sharding=Sharding.PARAMETERS, batch=8),
+    ),
+}
+
+
+def unlike(name: str) -> Design:
+    word, layout = UNLIKE[name]
+    return designs.sharded(asked(DENSE, layout, length=128, layers=len(word) - 2), word)
+
+
 # The first blocks keep nothing, and those in the middle no inputs of their products.
 FROZEN = {"frozen": frozenset({0, 1, 4, 5}), "frozen under tensor": frozenset({0, 1, 2, 9})}
 
@@ -229,7 +254,24 @@ MORE_AWAY = {
 
 
 def test_peaks_are_predicted() -> None:
-    hold({**laid(CASES), **away(AWAY), ONE_LAYER_STAGES: short(ONE_LAYER_STAGES)})
+    first = next(iter(UNLIKE))
+    hold({**laid(CASES), **away(AWAY), ONE_LAYER_STAGES: short(ONE_LAYER_STAGES), first: unlike(first)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(UNLIKE)[1:])
+def test_peaks_of_blocks_that_are_sharded_in_unlike_ways_are_too(name: str) -> None:
+    hold({name: unlike(name)})
+
+
+@pytest.mark.slow
+def test_probes_tell_blocks_that_are_sharded_in_unlike_ways() -> None:
+    layout = Layout(shard=4, sharding=Sharding.PARAMETERS, batch=12)
+    entry = designs.sharded(asked(DENSE, layout, length=128, layers=16), "3" * 9 + "1" * 9)
+    (ranks,) = dry_cases.apart(dry_cases.count_both, designs=[entry])
+    for whole, probed in ranks:
+        assert probed.probed
+        assert (dict(whole.bytes), dict(whole.memory)) == (dict(probed.bytes), dict(probed.memory))
 
 
 def test_peaks_of_plans_like_those_that_are_chosen_are_too() -> None:

@@ -59,6 +59,7 @@ from tests.search.rule_designs import (
     tied,
     turned,
 )
+from tests.support.designs import sharded
 from tests.support.models import with_prefix
 
 EVEN = ((0, 1, 3), (0, 2, 3)) * 4
@@ -197,6 +198,11 @@ CASES = {
     "sequence-parallel-divides": Case(D, odd_length, "tensor 2 does not divide the sequence length 129"),
     "sharding-has-ranks": Case(
         D, lambda: regrouped(regrouped(D(), 0, sharding=Sharding.NONE), 1, sharding=Sharding.NONE), "nothing is sharded"
+    ),
+    "sharding-mixes": Case(
+        lambda: sharded(D(), "32111113"),
+        lambda: sharded(D(of=samples.model(tied=True), pipeline=1, shard=4), "31111111"),
+        "zero1 of a head that is tied to a table of zero3",
     ),
     "precision-known": Case(
         lambda: D(precision=Precision.FP32), lambda: D(precision=Precision.FP8), "device has no fp8 arithmetic"

@@ -8,12 +8,14 @@ import pytest
 
 from meshwright import cost
 from meshwright.cost import PlanTable
+from meshwright.search import Scope, check
 from meshwright.search.constraints import columns_of, keeps_constraints
 from meshwright.search.lighten import lightened
 from meshwright.search.refine import refine
 from meshwright.spec.job import Constraints
-from meshwright.spec.plan import Design, Recompute
+from meshwright.spec.plan import Design, Recompute, Sharding
 from tests.search import search_samples as samples
+from tests.support.designs import sharded
 
 LARGE = samples.model(layers=10, layer=samples.dense_layer(hidden=2048), vocab=512)
 
@@ -75,6 +77,47 @@ def test_one_layer_less_would_not_fit() -> None:
         more = replace(groups[heavy + 1], start=less.stop)
         stages = (replace(made.plan.stages[0], groups=(*groups[:heavy], less, more, *groups[heavy + 2 :])),)
         assert not cost.predict(replace(made, plan=replace(made.plan, stages=stages))).fits
+
+
+def short_of_memory(share: float, *, pipeline: int = 1) -> Design:
+    """A design that fits under zero3, with `share` of the room that zero1 would need, over a slow network."""
+    made = samples.design(
+        of=LARGE, pipeline=pipeline, tensor=1, shard=8 // pipeline, sharding=Sharding.PARAMETERS, microbatch=1
+    )
+    made = replace(made, plan=replace(made.plan, schedule=replace(made.plan.schedule, microbatches=4 * pipeline)))
+    third, first = (cost.predict(sharded(made, digit * 12)).peak_bytes for digit in "31")
+    assert third < first
+    nodes = samples.nodes(of=samples.device(memory_bytes=(third + share * (first - third)) / 0.94))
+    slow = replace(nodes.inside, bandwidth=nodes.inside.bandwidth / 100)
+    return replace(made, cluster=samples.cluster(replace(nodes, inside=slow)))
+
+
+@pytest.mark.parametrize("share", [0.3, 0.7])
+@pytest.mark.parametrize("pipeline", [1, 2])
+def test_as_few_blocks_are_sharded_whole_as_memory_asks_for(share: float, pipeline: int) -> None:
+    design = short_of_memory(share, pipeline=pipeline)
+    before = cost.predict(design)
+    assert before.fits
+    assert not cost.predict(sharded(design, "1" * 12)).fits
+    found = lightened([design])[0]
+    best, report = min(found, key=lambda entry: entry[1].step_seconds)
+    assert report.fits
+    assert report.step_seconds < 0.99 * before.step_seconds
+    assert check(best, scopes=frozenset({Scope.PLAN, Scope.RUNTIME})) == ()
+    assert {"zero1", "zero2", "zero3"} > set(str(columns_of(best.plan)["zero"]).split("+")) != {"zero3"}
+    held = replace(best, job=replace(best.job, constraints=Constraints(fix={"zero": "zero3"})))
+    refused = keeps_constraints(held)
+    assert refused is not None
+    assert "zero" in refused.where
+
+
+def test_a_tied_table_and_its_head_are_sharded_alike() -> None:
+    design = short_of_memory(0.5)
+    model = replace(design.model, head=replace(design.model.head, tied=True))
+    found = lightened([replace(design, model=model)])[0]
+    assert found
+    for made, _ in found:
+        assert made.plan.group_of(0).sharding is made.plan.group_of(11).sharding is not Sharding.OPTIMIZER
 
 
 def test_nothing_is_lightened_where_nothing_is_computed_again_or_nothing_fits() -> None:

@@ -147,6 +147,20 @@ def frozen(entry: Design, blocks: frozenset[int]) -> Design:
     return replace(entry, plan=replace(entry.plan, stages=stages))
 
 
+def sharded(entry: Design, word: str) -> Design:
+    """The same, what is sharded of every block as ZeRO of its digit in `word` does, 0 none; every block is a group of
+    its own."""
+
+    def alone(group: BlockGroup, block: int) -> BlockGroup:
+        return replace(group, start=block, stop=block + 1, sharding=list(Sharding)[int(word[block])])
+
+    stages = tuple(
+        replace(stage, groups=tuple(alone(g, block) for g in stage.groups for block in range(g.start, g.stop)))
+        for stage in entry.plan.stages
+    )
+    return replace(entry, plan=replace(entry.plan, stages=stages))
+
+
 def cluster(ranks: int) -> ClusterSpec:
     device = DeviceSpec(
         name="processor", kind=DeviceKind.CPU, memory_bytes=1e9, memory_bandwidth=1e9, peak_flops={}, matrix={}

@@ -14,14 +14,16 @@ from meshwright.cost.pipeline import Shape, held
 from meshwright.cost.states import state_bytes
 from meshwright.cost.table import SCHEDULES, BoolArray, IntArray, PlanTable
 from meshwright.cost.thin import closing_elements, thin_matrices
+from meshwright.cost.unlike import Shards, Unlike, of_blocks, shards
 from meshwright.cost.work import FloatArray
-from meshwright.spec.model import Attention, Embedding, LatentAttention, Layer, Mixer, Mixture, ModelSpec
+from meshwright.spec.model import Attention, Embedding, Head, LatentAttention, Layer, Mixer, Mixture, ModelSpec
 from meshwright.spec.plan import ScheduleKind
 
 _SAME = 1.0 + 1e-9
 _SPLIT = [SCHEDULES.index(kind) for kind in (ScheduleKind.ZERO_BUBBLE_H1, ScheduleKind.ZERO_BUBBLE_H2)]
 _TURNS = [SCHEDULES.index(kind) for kind in (ScheduleKind.INTERLEAVED, ScheduleKind.BREADTH_FIRST)]
 _PATIENT_SENDS = 2.0  # gradients that a stage has sent and does not wait for (parallel/stages/torch_compat.py)
+_SUMS = ("one_kept", "whole", "made", "stays", "added", "layers")
 _ONES = (
     "one_logits",
     "loss_logits",
@@ -53,10 +55,12 @@ class StageHeld:
     those `whole` and those `made` that have gradients; `largest` layer, `behind_head` that of the head's own stage,
     `head`, and what of layer and head has gradients (`largest_made`, `head_made`), `embedding`, `closing` of a layer's
     last product, `formed` of them when its backward has most, `tied` of a head that multiplies with the table, and
-    `head_own` beside it. `sends` bytes of gradients on their way to other stages and of room for what comes. Of
+    `head_own` beside it. Of those whole `stays` are sharded and yet freed by no pass, and of those made `added` are
+    summed whole. `sends` bytes of gradients on their way to other stages and of room for what comes. Of
     `layers` that keep what they keep in the host's memory the next one's comes back while one goes back: `ahead`.
     Until a stage's backward is done it has what it `sent`, and of what `entered` it or came of its table that or its
-    gradient: `apart` from what layers keep where that is away.
+    gradient: `apart` from what layers keep where that is away. `unlike` is what blocks hold that are sharded in unlike
+    ways, where rows have them.
     """
 
     one_kept: FloatArray
@@ -86,6 +90,9 @@ class StageHeld:
     sent: FloatArray
     entered: FloatArray
     apart: FloatArray
+    stays: FloatArray
+    added: FloatArray
+    unlike: Unlike | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,10 +156,19 @@ class Holdings:
         pairs = zip(self.arrays.kinds, self.blocks, strict=True)
         return [_of_one(kind, block, self.table, model=self.model) for kind, block in pairs]
 
+    @cached_property
+    def _shards(self) -> list[Shards]:
+        return shards(self.arrays.kinds, self.table)
+
+    @cached_property
+    def unlike(self) -> BoolArray:
+        """Rows whose blocks are sharded in unlike ways."""
+        return np.array([layout.shards_unlike for layout in self.table.layouts])[self.table.layout]
+
     def of(self, counts: FloatArray, rows: IntArray | None = None) -> StageHeld:
         """Of the blocks that are counted, (rows, ranks, kinds + 1); of the rows chosen, where some are."""
         zeros = np.zeros(counts.shape[:2])
-        most, sums = dict.fromkeys(_ONES, zeros), dict.fromkeys(("one_kept", "whole", "made", "layers"), zeros)
+        most, sums = dict.fromkeys(_ONES, zeros), dict.fromkeys(_SUMS, zeros)
         for index, (kind, block) in enumerate(zip(self.arrays.kinds, self.blocks, strict=True)):
             number = counts[..., index]
             here = number > 0
@@ -161,16 +177,20 @@ class Holdings:
             for name, values in self._each[index].items():
                 most[name] = np.where(here, np.maximum(most[name], _chosen(values, rows)), most[name])
             held, parameters = number * _chosen(block.bytes.kept, rows), number * _chosen(block.parameters, rows)
-            sums["one_kept"], sums["whole"] = sums["one_kept"] + held, sums["whole"] + parameters
-            if kind.backward is Backward.WHOLE:
-                sums["made"] = sums["made"] + parameters
+            sums["one_kept"], way = sums["one_kept"] + held, self._shards[index]
+            if isinstance(kind.block, Head):
+                # A tied head away from its table has a copy of it.
+                alone = here & (self.arrays.of(self.model.embedding, counts) == 0)
+                parameters = parameters + np.where(alone, most["tied"], 0.0)
+            made = parameters if kind.backward is Backward.WHOLE else 0.0 * parameters
+            for name, more in (("whole", parameters), ("made", made)):
+                sums[name] = sums[name] + more
+            sums["stays"] = sums["stays"] + parameters * _chosen(way.stays, rows)
+            sums["added"] = sums["added"] + made * _chosen(way.sums, rows)
             if isinstance(kind.block, Layer):
                 sums["layers"] = sums["layers"] + number
         if self.eager:
             sums["one_kept"] = sums["one_kept"] + self.passed_on(counts, rows)
-        # A tied head away from its table has a copy of it.
-        copied = np.where(most["embedding"] > 0.0, 0.0, most["tied"])
-        sums["whole"], sums["made"] = sums["whole"] + copied, sums["made"] + copied
         away = self._away(counts, rows)
         ahead = zeros if away is None else np.where(away[1] > 1.0, away[0], 0.0)
         sends, hidden = self._on_the_way(counts, rows), _chosen(self.hidden * self.eager, rows)
@@ -183,7 +203,16 @@ class Holdings:
             sent=hidden * (self._sends(counts) > 0),
             entered=hidden + zeros,
             apart=zeros if away is None else hidden * (away[1] > 0.0),
+            unlike=self._unlike(counts, rows),
         )
+
+    def _unlike(self, counts: FloatArray, rows: IntArray | None) -> Unlike | None:
+        """What the blocks counted hold, where all rows shard them in unlike ways."""
+        apart = self.unlike if rows is None else self.unlike[rows]
+        if not (apart.any() and apart.all()):
+            return None
+        places = self.arrays.places[self.table.layout if rows is None else self.table.layout[rows]]
+        return of_blocks(counts, kinds=self.arrays.kinds, places=places, each=self._each, ways=self._shards, rows=rows)
 
     def largest_layer(self, counts: FloatArray) -> FloatArray:
         """Parameters of the largest layer that is counted, shape (rows, ranks)."""

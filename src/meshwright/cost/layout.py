@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from meshwright.spec.plan import BlockGroup, Offload, Recompute, Sharding
+
+_RECOMPUTES, _OFFLOADS, _SHARDINGS = tuple(Recompute), tuple(Offload), tuple(Sharding)
+
+
+class Policy(NamedTuple):
+    """What is done with one block, as indexes into RECOMPUTES, OFFLOADS and SHARDINGS."""
+
+    recompute: int
+    offload: int
+    sharding: int
+
+    @classmethod
+    def of(cls, group: BlockGroup) -> Policy:
+        recompute, offload = _RECOMPUTES.index(group.recompute), _OFFLOADS.index(group.offload)
+        return cls(recompute=recompute, offload=offload, sharding=_SHARDINGS.index(group.sharding))
+
+    def given(self, group: BlockGroup) -> BlockGroup:
+        """`group` with this done to its blocks."""
+        recompute, offload = _RECOMPUTES[self.recompute], _OFFLOADS[self.offload]
+        return replace(group, recompute=recompute, offload=offload, sharding=_SHARDINGS[self.sharding])
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Which blocks each stage holds and which pipeline rank holds each stage.
 
-    Stage s is blocks [bounds[s], bounds[s + 1]); `ranks[s]` is its pipeline rank. `policies` holds indexes into
-    RECOMPUTES and OFFLOADS for every block, in place of the row's; () where the row's hold for all. `frozen` blocks
-    are not trained. `table` is what ranks do where the schedule is a table, `paths` what stages its microbatches pass,
-    as in Schedule.
+    Stage s is blocks [bounds[s], bounds[s + 1]); `ranks[s]` is its pipeline rank. `policies` are of every block, in
+    place of the row's; () where the row's hold for all. `frozen` blocks are not trained. `table` is what ranks do where
+    the schedule is a table, `paths` what stages its microbatches pass, as in Schedule.
     """
 
     bounds: tuple[int, ...]
     ranks: tuple[int, ...]
-    policies: tuple[tuple[int, int], ...] = ()
+    policies: tuple[Policy, ...] = ()
     frozen: frozenset[int] = frozenset()
     table: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
@@ -25,6 +47,11 @@ class Layout:
     @property
     def num_stages(self) -> int:
         return len(self.ranks)
+
+    @property
+    def shards_unlike(self) -> bool:
+        """Whether blocks differ in what is sharded of them."""
+        return len({policy.sharding for policy in self.policies}) > 1
 
     @property
     def pipeline(self) -> int:

@@ -8,8 +8,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from meshwright.cost.layout import Layout
-from meshwright.cost.table import BoolArray, IntArray
+from meshwright.cost.layout import Layout, Policy
+from meshwright.cost.table import BoolArray, IntArray, PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.model import Block, Layer, ModelSpec
 
@@ -29,7 +29,14 @@ class Kind:
     block: Block
     recompute: int | None = None
     offload: int | None = None
+    sharding: int | None = None
     backward: Backward = Backward.WHOLE
+
+    def rows(self, table: PlanTable) -> PlanTable:
+        """`table` with what is sharded of such a block; nothing is where a row has no ranks to shard over."""
+        if self.sharding is None:
+            return table
+        return replace(table, sharding=np.where(table.sharding > 0, self.sharding, 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +45,8 @@ class LayoutArrays:
 
     The column after the kinds counts stages. `total` is over all stages of the rank, `first` in its first stage,
     `last` in its last one; `first_upto` and `last_upto` are sums of `first` and `last` over all ranks up to and with
-    this one. `rank` is the pipeline rank; `everything` the sum over all ranks, shape (layouts, kinds + 1).
+    this one. `rank` is the pipeline rank; `everything` the sum over all ranks, shape (layouts, kinds + 1). `places` are
+    the numbers of a rank's blocks of a kind, on the mean.
     """
 
     kinds: tuple[Kind, ...]
@@ -50,6 +58,7 @@ class LayoutArrays:
     first_upto: FloatArray
     last_upto: FloatArray
     everything: FloatArray
+    places: FloatArray
 
     def of(self, block: Block, counts: FloatArray) -> FloatArray:
         """How many of `counts` (rows, ranks, kinds + 1) are of `block`, however it is treated; shape (rows, ranks)."""
@@ -69,12 +78,12 @@ def count(layouts: Sequence[Layout], *, model: ModelSpec, every_rank: bool) -> L
         for treated in dict.fromkeys(_treated(layout) for layout in layouts)
     }
     kinds = tuple(index)
-    sums: dict[_Treated, FloatArray] = {}
+    sums: dict[_Treated, tuple[FloatArray, FloatArray]] = {}
     for treated, each in told.items():
         ones = np.zeros((len(each) + 1, len(kinds) + 1))
         ones[np.arange(1, len(each) + 1), each] = 1.0
-        sums[treated] = np.cumsum(ones, axis=0)
-    shown = [_ranks(layout, sums[_treated(layout)], every_rank=every_rank) for layout in layouts]
+        sums[treated] = np.cumsum(ones, axis=0), np.cumsum(ones * np.arange(len(ones))[:, None], axis=0)
+    shown = [_ranks(layout, *sums[_treated(layout)], every_rank=every_rank) for layout in layouts]
     width = max(len(entry.rank) for entry in shown)
 
     def pad(name: str) -> FloatArray:
@@ -89,14 +98,18 @@ def count(layouts: Sequence[Layout], *, model: ModelSpec, every_rank: bool) -> L
     for row, entry in enumerate(shown):
         valid[row, : len(entry.rank)] = True
         rank[row, : len(entry.rank)] = entry.rank
-    names = ("total", "first", "last", "first_upto", "last_upto")
+    names = ("total", "first", "last", "first_upto", "last_upto", "places")
     padded = {name: pad(name) for name in names}
     return LayoutArrays(
-        kinds=kinds, valid=valid, rank=rank, everything=np.stack([entry.everything for entry in shown]), **padded
+        kinds=kinds,
+        valid=valid,
+        rank=rank,
+        everything=np.stack([entry.everything for entry in shown]),
+        **padded,
     )
 
 
-_Treated = tuple[tuple[tuple[int, int], ...], frozenset[int]]
+_Treated = tuple[tuple[Policy, ...], frozenset[int]]
 
 
 def _treated(layout: Layout) -> _Treated:
@@ -104,15 +117,18 @@ def _treated(layout: Layout) -> _Treated:
 
 
 def _kinds(model: ModelSpec, treated: _Treated) -> list[Kind]:
-    """The kind of every block; only layers have a policy of their own."""
+    """The kind of every block; only layers are computed again or kept away by themselves."""
     policies, frozen = treated
+    unlike = len({policy.sharding for policy in policies}) > 1
     first = next((index for index in range(len(model.blocks)) if index not in frozen), len(model.blocks))
     found = []
     for index, block in enumerate(model.blocks):
         backward = Backward.INPUT if index in frozen else Backward.WHOLE
         kind = Kind(block=block, backward=Backward.NONE if index < first else backward)
         if policies and isinstance(block, Layer):
-            kind = replace(kind, recompute=policies[index][0], offload=policies[index][1])
+            kind = replace(kind, recompute=policies[index].recompute, offload=policies[index].offload)
+        if unlike:
+            kind = replace(kind, sharding=policies[index].sharding)
         found.append(kind)
     return found
 
@@ -126,15 +142,18 @@ class _Ranks:
     first_upto: FloatArray
     last_upto: FloatArray
     everything: FloatArray
+    places: FloatArray
 
 
-def _ranks(layout: Layout, upto: FloatArray, *, every_rank: bool) -> _Ranks:
+def _ranks(layout: Layout, upto: FloatArray, numbers_upto: FloatArray, *, every_rank: bool) -> _Ranks:
+    """Of counts and of numbers of all blocks up to each one."""
     bounds, ranks = np.asarray(layout.bounds), np.asarray(layout.ranks)
     stages = upto[bounds[1:]] - upto[bounds[:-1]]
     stages[:, -1] = 1.0
     pipeline = layout.pipeline
-    total = np.zeros((pipeline, upto.shape[1]))
+    total, numbers = np.zeros((2, pipeline, upto.shape[1]))
     np.add.at(total, ranks, stages)
+    np.add.at(numbers, ranks, numbers_upto[bounds[1:]] - numbers_upto[bounds[:-1]])
     first, last = stages[:pipeline], stages[-pipeline:][np.argsort(ranks[-pipeline:])]
     alike = np.concatenate([total, first, last], axis=1)
     changed = np.any(alike[1:] != alike[:-1], axis=1)
@@ -148,4 +167,5 @@ def _ranks(layout: Layout, upto: FloatArray, *, every_rank: bool) -> _Ranks:
         first_upto=np.cumsum(first, axis=0)[shown],
         last_upto=np.cumsum(last, axis=0)[shown],
         everything=total.sum(axis=0),
+        places=(numbers / np.maximum(total, 1.0))[shown],
     )

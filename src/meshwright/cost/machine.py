@@ -66,12 +66,12 @@ def machine(
     combination = combine(table, device=group.device, job=job, software=software)
     overlaps = software.overlap and group.device.kind is not DeviceKind.CPU
     contention = links.layer.contention if overlaps else None
-    shared = turns(table)
-    sizes = state_bytes(table, narrow=software.narrow_parameters)
+    sizes, shared = state_bytes(table, narrow=software.narrow_parameters), turns(table)
+    tables = [kind.rows(table) for kind in kinds]
     blocks = [
         price_block(
             kind,
-            table,
+            rows,
             combination,
             group=group,
             software=software,
@@ -79,12 +79,12 @@ def machine(
             slow=sharing.lockstep,
             speed=sharing.speed,
         )
-        for kind in kinds
+        for kind, rows in zip(kinds, tables, strict=True)
     ]
     syncs = [
         synchronize(
             block,
-            table,
+            rows,
             sizes=sizes,
             links=links.data,
             experts=links.expert_data,
@@ -93,7 +93,7 @@ def machine(
             turns=shared,
             backward=kind.backward,
         )
-        for kind, block in zip(kinds, blocks, strict=True)
+        for kind, rows, block in zip(kinds, tables, blocks, strict=True)
     ]
     return Machine(
         group=group,

@@ -20,7 +20,7 @@ from meshwright.cost.optimizers import Optimized, kept_bytes, step_bytes
 from meshwright.cost.pipeline import Shape, held
 from meshwright.cost.round_memory import RoundBytes, round_bytes
 from meshwright.cost.software import software
-from meshwright.cost.states import Local, state_bytes, states, without_parameters
+from meshwright.cost.states import ZERO1, ZERO2, Local, state_bytes, states, without_parameters
 from meshwright.cost.table import IntArray, PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import NodeGroup
@@ -140,12 +140,18 @@ def _local(
     whole = local_parameters(table, blocks, arrays=arrays, counts=counts, model=model)
     trained = local_parameters(table, changed, arrays=arrays, counts=counts, model=model)
     trained_owned = owned_parameters(table, trained, grid_parameters(table, changed, counts=counts))
+    among = partial(sharded_as, table=table, arrays=arrays, counts=counts, model=model)
+    summed = among([ZERO1], all_=Shared(whole=trained, owned=trained_owned), blocks=changed)
+    owned = owned_parameters(table, whole, grid_parameters(table, blocks, counts=counts))
     optimized = Optimized(table=table, arrays=arrays, counts=counts, model=model, spec=job.optimizer)
     return Local(
         whole=whole,
-        owned=owned_parameters(table, whole, grid_parameters(table, blocks, counts=counts)),
+        owned=owned,
         trained=trained,
         trained_owned=trained_owned,
+        stays=among([ZERO1, ZERO2], all_=Shared(whole=whole, owned=owned), blocks=blocks).whole,
+        summed=summed.whole,
+        summed_owned=summed.owned,
         layers=_in_layers(blocks, arrays=arrays, counts=counts),
         moments=kept_bytes(optimized, trained_owned),
         step=step_bytes(optimized),
@@ -227,17 +233,20 @@ def trained_of(blocks: Sequence[Holds], *, kinds: Sequence[Kind]) -> list[Holds]
 
 
 def _untrained(block: Holds) -> Holds:
-    return _Untrained(bytes=block.bytes, parameters=0.0 * block.parameters)
+    return _of(block, 0.0)
+
+
+def _of(block: Holds, share: FloatArray | float) -> Holds:
+    """The block as though it had only `share` of its parameters, by row."""
+    parameters, experts = block.parameters * share, block.expert_parameters * share
+    return _Less(bytes=block.bytes, parameters=parameters, expert_parameters=experts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Untrained:
+class _Less:
     bytes: BlockBytes
     parameters: FloatArray
-
-    @property
-    def expert_parameters(self) -> FloatArray:
-        return self.parameters
+    expert_parameters: FloatArray
 
 
 def local_parameters(
@@ -255,12 +264,60 @@ def local_parameters(
     total = counts["total"]
     values = np.stack([block.parameters for block in blocks], axis=1)
     parameters = np.einsum("nrk,nk->nr", total[..., :-1], values)
-    embeds, heads = arrays.of(model.embedding, total), arrays.of(model.head, total)
-    table_counts = next(b for k, b in zip(arrays.kinds, blocks, strict=True) if k.block == model.embedding)
-    if model.head.tied and table_counts.parameters.any():
-        copied = np.maximum(heads - embeds, 0.0)
-        parameters = parameters + copied * (model.head.matrix_parameters / table.tensor)[:, None]
+    copied = _copied_tables(table, blocks, arrays=arrays, counts=counts, model=model)
+    parameters = parameters if copied is None else parameters + copied
+    embeds = arrays.of(model.embedding, total)
     return np.asarray(parameters + embeds * float(sum(tower.parameters for tower in model.towers)))
+
+
+def _copied_tables(
+    table: PlanTable,
+    blocks: Sequence[Holds],
+    *,
+    arrays: LayoutArrays,
+    counts: Mapping[str, FloatArray],
+    model: ModelSpec,
+) -> FloatArray | None:
+    """Parameters of tied heads' copies of the matrix, away from their embedding; None where it has none."""
+    of_table = next(b for k, b in zip(arrays.kinds, blocks, strict=True) if k.block == model.embedding)
+    if not (model.head.tied and of_table.parameters.any()):
+        return None
+    embeds, heads = (arrays.of(block, counts["total"]) for block in (model.embedding, model.head))
+    return np.maximum(heads - embeds, 0.0) * (model.head.matrix_parameters / table.tensor)[:, None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """Parameters of every rank that are sharded in one of some ways, shape (rows, ranks): `whole` before it, and those
+    `owned` after it."""
+
+    whole: FloatArray
+    owned: FloatArray
+
+
+def sharded_as(
+    ways: Sequence[int],
+    *,
+    all_: Shared,
+    table: PlanTable,
+    blocks: Sequence[Holds],
+    arrays: LayoutArrays,
+    counts: Mapping[str, FloatArray],
+    model: ModelSpec,
+) -> Shared:
+    """Of parameters of every rank, `all_` of which are of `blocks`, those of blocks that are sharded in one of these
+    `ways`, indexes into SHARDINGS."""
+    if all(kind.sharding is None for kind in arrays.kinds):
+        those = np.isin(table.sharding, ways)[:, None]
+        return Shared(whole=np.where(those, all_.whole, 0.0), owned=np.where(those, all_.owned, 0.0))
+    chosen = [np.isin(kind.rows(table).sharding, ways).astype(np.float64) for kind in arrays.kinds]
+    held = [_of(block, share) for block, share in zip(blocks, chosen, strict=True)]
+    whole = np.einsum("nrk,nk->nr", counts["total"][..., :-1], np.stack([each.parameters for each in held], axis=1))
+    copied = _copied_tables(table, blocks, arrays=arrays, counts=counts, model=model)
+    if copied is not None:
+        heads = [index for index, kind in enumerate(arrays.kinds) if kind.block == model.head]
+        whole = whole + copied * sum(np.where(counts["total"][..., k] > 0, chosen[k][:, None], 0.0) for k in heads)
+    return Shared(whole=whole, owned=owned_parameters(table, whole, grid_parameters(table, held, counts=counts)))
 
 
 def grid_parameters(table: PlanTable, blocks: Sequence[Holds], *, counts: Mapping[str, FloatArray]) -> FloatArray:

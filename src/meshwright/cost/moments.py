@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 
@@ -10,8 +11,9 @@ import numpy as np
 
 from meshwright.cost.holding import Held, Holdings, Moment
 from meshwright.cost.moments_eager import EagerMoments
+from meshwright.cost.moments_unlike import UnlikeMoments
 from meshwright.cost.peak_parts import Rows, Setting, taken
-from meshwright.cost.peak_walk import backwards, needs, usual_backward
+from meshwright.cost.peak_walk import UNLIKE, backwards, needs, usual_backward
 from meshwright.cost.pipeline import Shape
 from meshwright.cost.software import Software
 from meshwright.cost.states import StateBytes, States, state_bytes
@@ -46,12 +48,14 @@ def heaviest_moment(
         usual = told.backward(usual_backward(whole))
         return _heaviest((*usual, told.full(entry), *told.others(entry), *besides), like=entry.kept)
     peak = {name: np.zeros(entry.kept.shape) for name in _PARTS}
-    asked = needs(whole)
+    asked = needs(whole, unlike=source.unlike)
     for need in np.unique(asked).tolist():
         rows = np.flatnonzero(asked == need)
         at = whole if len(rows) == len(asked) else taken(whole, rows)
-        told = EagerMoments(at, kind=kind, software=software)
         those = {name: counts[name][rows] for name in ("first", "last", "total")}
+        if need & UNLIKE:
+            at = replace(at, entry=replace(at.entry, all_stages=source.of(those["total"], rows)))
+        told = (UnlikeMoments if need & UNLIKE else EagerMoments)(at, kind=kind, software=software)
         walked = backwards(at, need, counts=those, count=partial(source.of, rows=rows))
         moments = chain.from_iterable(told.backward(beside) for beside in walked)
         others = (*told.others(at.entry), *(taken(moment, rows) for moment in besides))

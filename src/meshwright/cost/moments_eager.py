@@ -33,7 +33,7 @@ class EagerMoments:
 
     def backward(self, at: Beside) -> Iterator[Moment]:
         """The head's moments where a stage has one, layers', and the table's."""
-        told = _Told(at, self.fixed + at.sends + self._root(at.stage), grown=self._grown(at), freed=self._freed(at))
+        told = Told(at, self.fixed + at.sends + self._root(at.stage), grown=self._grown(at), freed=self._freed(at))
         if at.follows is not None:
             yield self._loss(at, told, here=at.here & at.follows)
         if at.stage.head.any():
@@ -43,7 +43,7 @@ class EagerMoments:
         if at.stage.embedding.any() or at.stage.tied.any():
             yield self._table(at, told)
 
-    def _head(self, at: Beside, told: _Told) -> Iterator[Moment]:
+    def _head(self, at: Beside, told: Told) -> Iterator[Moment]:
         """Its product, which lets go of what it read before its gradient is widened, and its reduction."""
         stage, head, splits = at.stage, at.stage.head_made, self.splits
         # Halves of backwards form gradients when an earlier half has let go of the rest.
@@ -59,10 +59,10 @@ class EagerMoments:
         yield told.moment(behind, stage.head_working + head * self._forming(at), logits=left, done=whole)
         alone = np.where(self._in_root(stage), 0.0, head)
         reduced = self._reducing(alone, alone, at, alone=True)
-        ahead = np.where(splits, 0.0, self.gathered * stage.behind_head)
+        ahead = np.where(splits, 0.0, self._ahead(stage))
         yield told.moment(behind, ahead + reduced, dropped=alone)
 
-    def _layers(self, at: Beside, told: _Told) -> Iterator[Moment]:
+    def _layers(self, at: Beside, told: Told) -> Iterator[Moment]:
         """The first layer's backward and its reduction, and the last one's."""
         stage, head = at.stage, at.stage.head_made
         waits = np.zeros_like(at.kept)
@@ -90,7 +90,7 @@ class EagerMoments:
         end = others + stage.sent + stage.entered
         yield told.moment(end, reduces, done=inside, dropped=inside + stage.largest_made)
 
-    def _table(self, at: Beside, told: _Told) -> Moment:
+    def _table(self, at: Beside, told: Told) -> Moment:
         """The table's gradient is made whole; a tied head's part of it waits, and the sum of both is a third one."""
         stage = at.stage
         both = 2.0 * self.master * np.minimum(stage.embedding, stage.tied)
@@ -128,13 +128,13 @@ class EagerMoments:
         if not entry.alone.any():
             return [step]
         stage = entry.all_stages
-        layer = 2.0 * self.gathered * stage.largest + self.found.wire + stage.working
+        layer = 2.0 * self._gathered_layer(stage) + self.found.wire + stage.working
         gradients = np.where(entry.goes_on, self.found.summed, self.found.before)
         buffers = self.fixed + stage.sends + self._root(stage) + layer
         here = entry.alone > 0.0
         return [step, Moment(gradients=gradients, activations=entry.alone, logits=nothing, buffers=buffers, here=here)]
 
-    def _loss(self, at: Beside, told: _Told, *, here: BoolArray) -> Moment:
+    def _loss(self, at: Beside, told: Told, *, here: BoolArray) -> Moment:
         """A cap gives the gradient of its input beside what it kept. A loss of torch's own has beside the log-softmax
         the gradients of it and of the logits, in fp32 too."""
         stage = at.stage
@@ -152,6 +152,14 @@ class EagerMoments:
     def _freed(self, at: Beside) -> FloatArray:
         """Bytes of whole parameters that a unit gives back when its gradients are there."""
         return np.where(at.ends, self.dropped, 0.0)
+
+    def _ahead(self, stage: StageHeld) -> FloatArray:
+        """Bytes of the layer before the head, which is gathered while the head goes back."""
+        return self.gathered * stage.behind_head
+
+    def _gathered_layer(self, stage: StageHeld) -> FloatArray:
+        """The most bytes of a layer that is gathered for a pass."""
+        return self.gathered * stage.largest
 
     def _root(self, stage: StageHeld) -> FloatArray:
         """A stage with a tied head gathers what no layer holds once, and reduces its gradients last."""
@@ -210,7 +218,7 @@ class EagerMoments:
         return np.asarray(np.where(self.sharded, np.where(self.sums_whole & ~at.ends, kept, sends), 0.0))
 
 
-class _Told:
+class Told:
     """Moments of one backward: units that are `done` have their gradients, those `dropped` no whole parameters."""
 
     def __init__(self, at: Beside, buffers: FloatArray, *, grown: FloatArray, freed: FloatArray) -> None:

@@ -27,9 +27,10 @@ class Setting:
     """What decides how long what lives, shape (rows, 1).
 
     Bytes of a parameter: `master`, `compute`, `reduced` as it travels, `narrow` of a gradient that is widened, `copied`
-    of a matrix's own copy, which is gone by then, `gathered` for a pass, `row` for all passes of a stage in a row, and
-    `dropped` when its stage ends. Whole gradients are summed until a stage ends where it `sums_whole`. The stages of a
-    rank end one after another `in_turns`; the only stage of one that `splits` has halves of backwards.
+    of a matrix's own copy, which is gone by then, `gathered` for a pass, and `dropped` when its stage ends. All passes
+    of a stage in a row have what is gathered where it is `shared`. Whole gradients are summed until a stage ends where
+    it `sums_whole`. The stages of a rank end one after another `in_turns`; the only stage of one that `splits` has
+    halves of backwards.
     """
 
     microbatches: FloatArray
@@ -47,7 +48,7 @@ class Setting:
     narrow: FloatArray
     copied: FloatArray
     gathered: FloatArray
-    row: FloatArray
+    shared: BoolArray
     dropped: FloatArray
 
     @classmethod
@@ -72,7 +73,7 @@ class Setting:
             "narrow": narrow,
             "copied": narrow if software.casts_each_pass else 0.0 * narrow,
             "gathered": np.where(zero3 & ~shared, compute, 0.0),
-            "row": np.where(zero3 & shared, compute, 0.0),
+            "shared": shared,
             "dropped": np.where(sharded & (~zero3 | shared), compute, 0.0),
         }
         return cls(**{name: values[:, None] for name, values in found.items()})

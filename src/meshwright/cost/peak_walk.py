@@ -15,23 +15,26 @@ import numpy as np
 
 from meshwright.cost.holding import StageHeld
 from meshwright.cost.peak_parts import Beside, Rows
-from meshwright.cost.table import IntArray
+from meshwright.cost.table import BoolArray, IntArray
 from meshwright.cost.work import FloatArray
 
 Count = Callable[[FloatArray], StageHeld]
 _TOGETHER, _BEGINS, _ENDS, _APART, _TURNS = 1, 2, 4, 8, 16
+UNLIKE = 32
 
 
-def needs(at: Rows) -> IntArray:
-    """Which backwards rows need, a number for each row: those that need the same are walked together."""
+def needs(at: Rows, *, unlike: BoolArray) -> IntArray:
+    """Which backwards rows need, a number for each row: those that need the same are walked together. Rows whose blocks
+    are sharded in `unlike` ways are apart."""
     setting, entry = at.setting, at.entry
     turns, first = setting.in_turns[:, 0], setting.breadth_first[:, 0]
     begins = (~entry.goes_on | (setting.microbatches == 1.0)).any(axis=1)
-    ends = setting.sums_whole[:, 0]
+    ends = setting.sums_whole[:, 0] | unlike
     steady = entry.goes_on.any(axis=1) & ~first
     apart = turns & (first | begins | ends)
     together = ~turns | steady
-    return np.asarray(together * _TOGETHER + begins * _BEGINS + ends * _ENDS + apart * _APART + turns * _TURNS)
+    found = together * _TOGETHER + begins * _BEGINS + ends * _ENDS + apart * _APART + turns * _TURNS
+    return np.asarray(found + unlike * UNLIKE)
 
 
 def backwards(at: Rows, need: int, *, counts: Mapping[str, FloatArray], count: Count) -> Iterator[Beside]:
@@ -96,18 +99,20 @@ def _together(at: Rows, need: int) -> Iterator[Beside]:
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """Of some stages of a rank the bytes that a microbatch keeps, trained parameters, and all of them."""
+    """Of some stages of a rank the bytes that a microbatch keeps, trained parameters, those of them whose gradients are
+    summed whole, and those that stay whole until their stage ends."""
 
     kept: FloatArray
     made: FloatArray
-    whole: FloatArray
+    added: FloatArray
+    stays: FloatArray
 
     @classmethod
     def of(cls, stage: StageHeld) -> _Sums:
-        return cls(stage.one_kept, stage.made, stage.whole)
+        return cls(stage.one_kept, stage.made, stage.added, stage.stays)
 
     def less(self, *others: _Sums) -> _Sums:
-        names = ("kept", "made", "whole")
+        names = ("kept", "made", "added", "stays")
         parts = {name: sum((getattr(other, name) for other in others), 0.0 * self.kept) for name in names}
         return _Sums(**{name: np.maximum(getattr(self, name) - part, 0.0) for name, part in parts.items()})
 
@@ -146,16 +151,15 @@ def _in_turn(at: Rows, place: _Place, need: int) -> Iterator[Beside]:
     apart = setting.breadth_first | ~entry.goes_on
     most, scores = m * (place.below.kept + own.one_kept), m * own.one_logits
     after = setting.master * np.where(setting.sharded, found.share, 1.0)
-    sums = np.where(setting.sums_whole, setting.master, after)
     done = found.before + after * place.above.made
-    copies = np.where(setting.row > 0.0, 0.0, setting.dropped)
+    row = np.where(setting.shared, own.whole - own.stays, 0.0)
     first = Beside(
         stage=own,
         here=apart,
         kept=most,
         logits=scores,
         gradients=done,
-        freed=copies * place.above.whole - setting.row * own.whole,
+        freed=setting.compute * (place.above.stays - row),
         sends=entry.all_stages.sends * np.where(setting.breadth_first, place.begun, 1.0),
         waits=entry.waits,
         sums=found.before > 0.0,
@@ -167,7 +171,7 @@ def _in_turn(at: Rows, place: _Place, need: int) -> Iterator[Beside]:
         here=apart & (m > 1.0),
         kept=most - own.one_kept,
         logits=scores - own.one_logits,
-        gradients=done + sums * own.made,
+        gradients=done + after * own.made + (setting.master - after) * own.added,
         sums=m > 1.0,
         ends=m == 2.0,
         follows=None,
@@ -181,6 +185,7 @@ def _in_turn(at: Rows, place: _Place, need: int) -> Iterator[Beside]:
             here=np.broadcast_to(m > 1.0, apart.shape),
             kept=ahead * place.below.kept + own.one_kept,
             logits=own.one_logits,
-            gradients=second.gradients + np.where(apart, 0.0, sums * place.below.made),
+            gradients=second.gradients
+            + np.where(apart, 0.0, after * place.below.made + (setting.master - after) * place.below.added),
             ends=m > 1.0,
         )

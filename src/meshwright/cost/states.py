@@ -15,9 +15,9 @@ from meshwright.spec.plan import Sharding
 from meshwright.spec.synchronize import PACKINGS
 
 BUCKET_BYTES = 25.0 * 2**20  # of gradients that meet together where nothing is sharded
-_ZERO1 = SHARDINGS.index(Sharding.OPTIMIZER)
-_ZERO2 = SHARDINGS.index(Sharding.GRADIENTS)
-_ZERO3 = SHARDINGS.index(Sharding.PARAMETERS)
+ZERO1 = SHARDINGS.index(Sharding.OPTIMIZER)
+ZERO2 = SHARDINGS.index(Sharding.GRADIENTS)
+ZERO3 = SHARDINGS.index(Sharding.PARAMETERS)
 _COPIES = 2.0  # a quantised weight lies by rows and by columns, over the microbatches of a step
 _EITHER_WAY = (Precision.FP8,)  # one scale a tensor: devices that multiply either form need one of them
 _NARROW = (Precision.FP8, Precision.MXFP8, Precision.NVFP4)  # recipes whose parameters may be quantised themselves
@@ -62,14 +62,18 @@ def state_bytes(table: PlanTable, *, narrow: bool = False) -> StateBytes:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Local:
     """Parameters of every rank, shape (rows, ranks): `whole` before sharding and `owned` after it; `layers` of the
-    former are in layers. `trained` and `trained_owned` are what of both has gradients. `moments` are bytes of the
-    optimizer's state, and `step` those that one step of it needs for a moment; `left` what is kept of gradients that
-    are compressed."""
+    former are in layers. `trained` and `trained_owned` are what of both has gradients. Of what is sharded, `stays` are
+    those of `whole` that no pass frees, `summed` those of `trained` whose gradients are summed whole, and
+    `summed_owned` what this rank owns of those. `moments` are bytes of the optimizer's state, and `step` those that one
+    step of it needs for a moment; `left` what is kept of gradients that are compressed."""
 
     whole: FloatArray
     owned: FloatArray
     trained: FloatArray
     trained_owned: FloatArray
+    stays: FloatArray
+    summed: FloatArray
+    summed_owned: FloatArray
     layers: FloatArray
     moments: FloatArray
     step: FloatArray
@@ -125,23 +129,21 @@ def _masters(table: PlanTable, local: Local) -> States:
     """Parameters are the optimizer's masters; zero1 sums whole gradients until it scatters them once."""
     sizes = state_bytes(table)
     master, compute, reduced = (size[:, None] for size in (sizes.master, sizes.compute, sizes.reduced))
-    sharding = table.sharding[:, None]
-    sharded = sharding > 0
-    whole = np.where(sharded & (sharding < _ZERO3), compute, 0.0)
+    sharded = (table.sharding > 0)[:, None]
     bucketed = ~sharded & ((table.meeting * table.context)[:, None] > 1)
     left = left_bytes(table, local) + local.left
     # Gradients of bf16 travel in fp32 unless the plan says less.
     rounds = (table.master is Master.BF16_STOCHASTIC) & (reduced > master)
-    share = np.where(sharding == _ZERO1, local.trained, local.trained_owned) * master
+    share = (local.summed + local.trained_owned - local.summed_owned) * master
     return States(
-        parameters=local.owned * master + local.whole * whole,
+        parameters=local.owned * master + local.stays * compute,
         optimizer=local.moments,
         step=local.step,
         before=np.where(bucketed, share, 0.0) + left,
         summed=share + left,
         after=np.where(sharded, local.trained_owned, local.trained) * master + left,
         wire=np.where(bucketed & ((reduced < master) | rounds), local.trained * reduced, 0.0),
-        gathered=local.whole * whole,
+        gathered=local.stays * compute,
         share=local.trained_owned / np.maximum(local.trained, 1.0),
     )
 
@@ -168,7 +170,7 @@ def _with_copies(table: PlanTable, local: Local, *, software: Software, device: 
     sharding = table.sharding[:, None]
     wide = compute < master
     added = np.where(wide, compute if software.adds_narrow else reduced, master)
-    gradients = np.where(sharding < _ZERO2, local.trained, local.trained_owned) * added
+    gradients = np.where(sharding < ZERO2, local.trained, local.trained_owned) * added
     return States(
         parameters=_parameters(table, local, compute=compute, software=software, device=device),
         optimizer=local.moments + local.trained_owned * np.where(wide, master, 0.0),
@@ -191,7 +193,7 @@ def _parameters(
     (Transformer Engine's is_non_tn_fp8_gemm_supported: compute capability 10.0).
     Where parameters are sharded, a block's quantised copies are made as it is gathered, and go with it.
     """
-    sharded = (table.sharding == _ZERO3)[:, None]
+    sharded = (table.sharding == ZERO3)[:, None]
     held = np.where(sharded, local.owned, local.whole)
     layers = np.where(sharded, local.layers * local.owned / np.maximum(local.whole, 1.0), local.layers)
     either = Precision.NVFP4 in device.peak_flops

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from meshwright.cost.layout import Layout
+from meshwright.cost.layout import Layout, Policy
 from meshwright.cost.meeting import USUAL_MEETINGS, Meeting
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError, Problem
@@ -207,9 +207,9 @@ class PlanTable:
     def from_plan(cls, plan: Plan) -> PlanTable:
         """The one-row table of `plan`; raises ConfigError when its block groups differ in what no layout can say."""
         groups = plan.groups
-        if len({(group.tensor, group.sequence_parallel, group.sharding, group.precision) for group in groups}) > 1:
+        if len({(group.tensor, group.sequence_parallel, group.precision) for group in groups}) > 1:
             what = "block groups of this plan differ from each other, and this cost model prices one setting"
-            why = "tensor, sequence_parallel, sharding and precision are one value a plan here"
+            why = "tensor, sequence_parallel and precision are one value a plan here"
             fix = "give every group the same settings"
             raise ConfigError(Problem(what=what, where="plan.stages", why=why, fix=fix))
         group = plan.first_group
@@ -316,7 +316,7 @@ class PlanTable:
     def _groups(self, row: int, layout: Layout, start: int, stop: int) -> tuple[BlockGroup, ...]:
         """The blocks of a stage, cut where their policy changes or training begins or ends."""
 
-        def treatment(block: int) -> tuple[tuple[int, int] | None, bool]:
+        def treatment(block: int) -> tuple[Policy | None, bool]:
             return layout.policies[block] if layout.policies else None, block in layout.frozen
 
         found = []
@@ -324,7 +324,7 @@ class PlanTable:
             held = tuple(places)
             group = self._group(row, held[0], held[-1] + 1)
             if policy is not None:
-                group = replace(group, recompute=RECOMPUTES[policy[0]], offload=OFFLOADS[policy[1]])
+                group = policy.given(group)
             found.append(replace(group, training=Training.FROZEN) if frozen else group)
         return tuple(found)
 
@@ -383,9 +383,9 @@ class PlanTable:
         return self if job.master is self.master else replace(self, master=job.master)
 
 
-def _policies(groups: Sequence[BlockGroup]) -> tuple[tuple[int, int], ...]:
-    """Recompute and offload of every block; () when all are alike."""
-    each = [(RECOMPUTES.index(group.recompute), OFFLOADS.index(group.offload)) for group in groups]
+def _policies(groups: Sequence[BlockGroup]) -> tuple[Policy, ...]:
+    """What is done with every block; () when all are alike."""
+    each = [Policy.of(group) for group in groups]
     if len(set(each)) <= 1:
         return ()
     return tuple(

@@ -122,7 +122,8 @@ class _Rank:
         assert shard is not None
         group, padded = shard.group, sum(part.padded for part in unit.parts)
         comes_back = unit.block is None or unit.block >= self.plan.first_trained_block
-        self._add(group, "all_gather", padded * self.compute, calls=gathers(self.plan, index, comes_back=comes_back))
+        calls = gathers(self.plan, index, unit, comes_back=comes_back)
+        self._add(group, "all_gather", padded * self.compute, calls=calls)
         if not unit.parts[0].trained:
             return
         replicas = self.grid.replicas if unit.experts and self.grid else along(self.plan, AxisName.REPLICATE)

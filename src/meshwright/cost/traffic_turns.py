@@ -19,10 +19,10 @@ def shares_turns(plan: Plan) -> bool:
     return plan.schedule.kind is ScheduleKind.BREADTH_FIRST and max(layers) <= 1
 
 
-def gathers(plan: Plan, index: int, *, comes_back: bool) -> int:
-    """Of each unit of stage `index` in a step: once, or for every pass forward and, where backward `comes_back`, again
+def gathers(plan: Plan, index: int, unit: Unit, *, comes_back: bool) -> int:
+    """Of `unit` of stage `index` in a step: once, or for every pass forward and, where backward `comes_back`, again
     for that where they are freed between."""
-    if plan.first_group.sharding is not Sharding.PARAMETERS:
+    if _sharding(plan, index, unit) is not Sharding.PARAMETERS:
         return 1
     ways = 1 + comes_back
     return ways if shares_turns(plan) else ways * planned.passes(plan.schedule, index)
@@ -35,7 +35,7 @@ def scatters(plan: Plan, index: int, unit: Unit, *, replicas: int) -> Counter[Pa
     reductions of matrices find none of them; replicas, which sum their shards once, take those as zero.
     """
     found: Counter[Parts] = Counter()
-    if plan.first_group.sharding is Sharding.OPTIMIZER or shares_turns(plan):
+    if _sharding(plan, index, unit) is Sharding.OPTIMIZER or shares_turns(plan):
         found[unit.parts] = 1
         return found
     if plan.pipeline == 1 or not planned.splits(plan.schedule):
@@ -48,6 +48,12 @@ def scatters(plan: Plan, index: int, unit: Unit, *, replicas: int) -> Counter[Pa
         found[unit.parts if early or fills else late] += 1
     del found[()]
     return found
+
+
+def _sharding(plan: Plan, index: int, unit: Unit) -> Sharding:
+    """What is sharded of `unit`; what a stage with a tied head leaves is as its head is."""
+    last = plan.stages[index].stop - 1
+    return plan.group_of(last if unit.block is None else unit.block).sharding
 
 
 def _early_waits(plan: Plan, index: int) -> Iterator[bool]:

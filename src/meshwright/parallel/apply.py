@@ -43,7 +43,7 @@ from meshwright.schedule import planned
 from meshwright.spec.blocks import Block
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.job import Switch
-from meshwright.spec.plan import AxisName, BlockGroup, Design, Offload, Plan, Recompute, Stage, TensorGrid
+from meshwright.spec.plan import AxisName, BlockGroup, Design, Offload, Plan, Sharding, Stage, TensorGrid
 from meshwright.spec.span import Recorder, Silent
 
 
@@ -96,11 +96,12 @@ def lay_stage(
     seed: int | None,
 ) -> Parted:
     """One stage. Each unit (embedding, layer, head) is filled, divided and sharded before the next one has memory."""
-    sharding, grid, offload = stage.groups[0].sharding, mesh.experts, stage.groups[0].offload
-    sharded = is_sharded(sharding, mesh)
+    grid, offload = mesh.experts, stage.groups[0].offload
+    sharded = is_sharded(stage.groups[0].sharding, mesh)
     with without_memory():
         part = Decoder(design.model, start=stage.start, stop=stage.stop).to(kinds.master)
     names = tuple(name for name, _ in part.named_parameters())
+    shardings: dict[nn.Module, Sharding] = {part: stage.groups[-1].sharding}
     if axis is not None:
         axis.lay_part(part)
     for prefix, unit, block in units(part):
@@ -121,18 +122,20 @@ def lay_stage(
         if block in design.plan.frozen_blocks:
             unit.requires_grad_(False)
         if isinstance(unit, DecoderLayer):
-            apply_recompute(unit, _recompute(stage, block))
+            apply_recompute(unit, _group(stage, block).recompute)
+        sharding = shardings[unit] = _group(stage, block).sharding
         if mixture is not None and experts_are_sharded(sharding, mesh):
+            shardings[mixture.experts] = sharding
             shard_experts(mixture.experts, mesh=mesh, sharding=sharding, dtypes=kinds)
         if sharded and not (part.tied and not isinstance(unit, DecoderLayer)):
             shard_module(unit, mesh=mesh, sharding=sharding, dtypes=kinds, offload=offload)
     if sharded:
-        shard_module(part, mesh=mesh, sharding=sharding, dtypes=kinds, offload=offload)
+        shard_module(part, mesh=mesh, sharding=shardings[part], dtypes=kinds, offload=offload)
     keep_activations_away(_kept_away(stage, part), copies=Copies(device))
     splits = planned.splits(design.plan.schedule) and design.plan.pipeline > 1
     manner = SharedGradients if shares_turns(design.plan) else ShardedGradients
     still = [unit for _, unit, block in units(part) if block < design.plan.first_trained_block]
-    synchronizer = build_synchronizer(part, mesh=mesh, sharding=sharding, dtypes=kinds, sharded=manner, still=still)
+    synchronizer = build_synchronizer(part, mesh=mesh, shardings=shardings, dtypes=kinds, sharded=manner, still=still)
     return Parted(
         module=part,
         synchronizer=synchronizer,
@@ -190,8 +193,8 @@ def unfit(design: Design) -> tuple[Problem, ...]:
     if plan.learners > 1:
         what = f"its {plan.learners} learners are laid each by itself"
         problems.append(Problem(what=what, where="plan.gradients.kind", fix="lay plan.of_learner()"))
-    if len({group.sharding for group in groups}) > 1:
-        problems.append(Problem(what="groups shard differently", where="plan.stages", fix="use one sharding"))
+    if len({group.sharding is Sharding.NONE for group in groups}) > 1:
+        problems.append(Problem(what="some groups are sharded", where="plan.stages", fix="shard all or none"))
     if len({group.sequence_parallel for group in groups}) > 1:
         problems.append(Problem(what="groups differ in sequence parallel", where="plan.stages", fix="use one choice"))
     if any(group.tensor != plan.tensor for group in groups):
@@ -223,9 +226,8 @@ def _kept_away(stage: Stage, part: Decoder) -> list[DecoderLayer]:
     return [layer for block, layer in layers.items() if block in blocks]
 
 
-def _recompute(stage: Stage, block: int) -> Recompute:
-    group: BlockGroup = next(group for group in stage.groups if group.start <= block < group.stop)
-    return group.recompute
+def _group(stage: Stage, block: int) -> BlockGroup:
+    return next(group for group in stage.groups if group.start <= block < group.stop)
 
 
 def _partial(

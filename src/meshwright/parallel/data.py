@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -115,16 +115,17 @@ def build_synchronizer(
     part: nn.Module,
     *,
     mesh: Mesh,
-    sharding: Sharding,
+    shardings: Mapping[nn.Module, Sharding],
     dtypes: Dtypes,
     sharded: type[ShardedGradients],
     still: Sequence[nn.Module] = (),
 ) -> Synchronizer:
     """How the gradients of `part`, laid out already, meet those of the other data parallel ranks; in the manner of
-    `sharded` where it is. Backward does not come to modules that are `still`.
+    `sharded` where it is, each of its modules by its own of `shardings`. Backward does not come to modules that are
+    `still`.
     """
-    dense = _dense_synchronizer(part, mesh=mesh, sharding=sharding, dtypes=dtypes, sharded=sharded, still=still)
-    if mesh.experts is None or experts_are_sharded(sharding, mesh):
+    dense = _dense_synchronizer(part, mesh=mesh, shardings=shardings, dtypes=dtypes, sharded=sharded, still=still)
+    if mesh.experts is None or experts_are_sharded(shardings[part], mesh):
         return dense
     return Together((dense, expert_gradients(part, grid=mesh.experts, dtypes=dtypes)))
 
@@ -133,18 +134,18 @@ def _dense_synchronizer(
     part: nn.Module,
     *,
     mesh: Mesh,
-    sharding: Sharding,
+    shardings: Mapping[nn.Module, Sharding],
     dtypes: Dtypes,
     sharded: type[ShardedGradients],
     still: Sequence[nn.Module] = (),
 ) -> Synchronizer:
-    if is_sharded(sharding, mesh):
+    if is_sharded(shardings[part], mesh):
         assert isinstance(part, FSDPModule)
         units = [module for module in part.modules() if isinstance(module, FSDPModule) and module is not part]
         gather_back(units, root=part, still=still)
         if next(part.parameters()).device.type == "cpu":
             gather_ahead(units, root=part)
-        summed, replicas = sharded(part, sharding=sharding), mesh.group(AxisName.REPLICATE)
+        summed, replicas = sharded(part, shardings=shardings), mesh.group(AxisName.REPLICATE)
         if dtypes.compression is None or replicas is None:
             return summed
         return Together((summed, ShardBuckets(part.parameters(), group=replicas, compression=dtypes.compression)))

@@ -179,7 +179,13 @@ def _lay(
     parts.read(rest, dtype=casts)
     if sharded:
         shard_module(module, mesh=mesh, sharding=sharding, dtypes=kinds)
-    synchronizer = build_synchronizer(module, mesh=mesh, sharding=sharding, dtypes=kinds, sharded=ShardedGradients)
+    synchronizer = build_synchronizer(
+        module,
+        mesh=mesh,
+        shardings=dict.fromkeys((*blocks, module), sharding),
+        dtypes=kinds,
+        sharded=ShardedGradients,
+    )
     _watch(module, axis=axis, dtype=kinds.compute if kinds.casts else None, synchronizer=synchronizer)
     if axis is not None:
         _draw_alike(axis, device)

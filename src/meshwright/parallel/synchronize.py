@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from torch import nn
@@ -43,7 +44,7 @@ class Synchronizer(Protocol):
 
 
 class ShardedGradients:
-    """Gradients of a part under `fully_shard`, by what its sharding divides (ZeRO, 1910.02054).
+    """Gradients of a part under `fully_shard`, by what the sharding of each module in it divides (ZeRO, 1910.02054).
 
     ZeRO-1 keeps whole gradients and whole parameters until the step's last backward, and reduces once. ZeRO-2 reduces
     after every microbatch, so that only shards of gradients last. ZeRO-3 also frees parameters after every pass (after
@@ -51,12 +52,11 @@ class ShardedGradients:
     all three. Gradients are summed, never averaged.
     """
 
-    def __init__(self, part: FSDPModule, *, sharding: Sharding) -> None:
-        assert sharding is not Sharding.NONE, "a part that is not sharded has BucketedGradients"
-        self._part, self._sharding = part, sharding
+    def __init__(self, part: FSDPModule, *, shardings: Mapping[nn.Module, Sharding]) -> None:
         assert isinstance(part, nn.Module)
-        self._modules = tuple(module for module in part.modules() if isinstance(module, FSDPModule))
-        self._goes_back = False
+        self._part, self._goes_back = part, False
+        self._modules = {module: shardings[module] for module in part.modules() if isinstance(module, FSDPModule)}
+        assert Sharding.NONE not in self._modules.values(), "a part that is not sharded has BucketedGradients"
         for module in self._modules:
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
@@ -69,15 +69,17 @@ class ShardedGradients:
 
     def before_backward(self, *, last: bool) -> None:
         self._goes_back = True
-        self._part.set_requires_gradient_sync(last or self._sharding is not Sharding.OPTIMIZER)
         self._part.set_requires_all_reduce(last)
-        self._part.set_reshard_after_backward(last or self._sharding is Sharding.PARAMETERS)
+        for module, sharding in self._modules.items():
+            module.set_requires_gradient_sync(last or sharding is not Sharding.OPTIMIZER, recurse=False)
+            module.set_reshard_after_backward(last or sharding is Sharding.PARAMETERS, recurse=False)
 
     def before_input(self) -> None:
         """Nothing is reduced before the matrices' gradients are there too."""
         self._goes_back = True
         self._part.set_requires_gradient_sync(False)
-        self._part.set_reshard_after_backward(self._sharding is Sharding.PARAMETERS)
+        for module, sharding in self._modules.items():
+            module.set_reshard_after_backward(sharding is Sharding.PARAMETERS, recurse=False)
 
     def before_weights(self, *, last: bool) -> None:
         self.before_backward(last=last)
@@ -98,9 +100,6 @@ class ShardedGradients:
 
     def after_evaluation(self) -> None:
         """Parameters are shards again: kept whole they would outlive the optimizer's next update."""
-        self._free()
-
-    def _free(self) -> None:
         for module in self._modules:
             module.reshard()
 
@@ -110,13 +109,14 @@ class SharedGradients(ShardedGradients):
     share one gather of its parameters each way, and one reduction of its gradients.
     """
 
-    def __init__(self, part: FSDPModule, *, sharding: Sharding) -> None:
-        super().__init__(part, sharding=sharding)
+    def __init__(self, part: FSDPModule, *, shardings: Mapping[nn.Module, Sharding]) -> None:
+        super().__init__(part, shardings=shardings)
         part.set_reshard_after_forward(False)
 
     def after_forward(self, *, last: bool) -> None:
-        if last and self._sharding is Sharding.PARAMETERS:
-            self._free()
+        for module, sharding in self._modules.items():
+            if last and sharding is Sharding.PARAMETERS:
+                module.reshard()
 
     def before_backward(self, *, last: bool) -> None:
         self._goes_back = True

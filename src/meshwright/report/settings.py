@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from meshwright.spec.placement_words import placement_words
-from meshwright.spec.plan import BlockGroup, Design, Dispatch, Plan, Sharding, TensorGrid
+from meshwright.spec.plan import BlockGroup, Design, Dispatch, Plan, TensorGrid
 
 Setting = tuple[str, str]
 _NONE = "none"
@@ -35,7 +35,7 @@ def plan_settings(plan: Plan, *, has_experts: bool) -> tuple[Setting, ...]:
         ("chunks", str(schedule.chunks)),
         ("slices", str(schedule.slices)),
         ("shard", str(plan.shard)),
-        ("sharding", group.sharding.value if group.sharding is not Sharding.NONE else _NONE),
+        ("sharding", _by_blocks(plan, lambda each: each.sharding.value)),
         ("replicate", str(plan.replicate)),
         ("microbatch", _sequences(plan.microbatch)),
         ("microbatches", f"{schedule.microbatches:,}"),
@@ -93,7 +93,7 @@ def by_blocks(plan: Plan, value: Callable[[BlockGroup], str], noun: str) -> list
     counts = _counts(plan, value)
     alike = len(counts) == 1
     kinds = sorted((name, count) for name, count in counts.items() if name != _NONE)
-    return [f"{name} {noun}" + ("" if alike else f" in {count} blocks") for name, count in kinds]
+    return [f"{name} {noun}".rstrip() + ("" if alike else f" in {count} blocks") for name, count in kinds]
 
 
 def _counts(plan: Plan, value: Callable[[BlockGroup], str]) -> dict[str, int]:

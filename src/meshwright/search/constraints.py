@@ -112,7 +112,7 @@ def limits(constraints: Constraints) -> Limits:
 
 
 def columns_of(plan: Plan) -> dict[str, Value]:
-    """The value of every column of a plan; of recompute and offload all that its blocks do, as in `full+none`."""
+    """The value of every column of a plan; of zero, recompute and offload all that its blocks do, as in `full+none`."""
     group = plan.first_group
     policies = _policies(plan)
     return {
@@ -129,7 +129,7 @@ def columns_of(plan: Plan) -> dict[str, Value]:
         "chunks": plan.schedule.chunks,
         "slices": plan.schedule.slices,
         "microbatch": plan.microbatch,
-        "zero": group.sharding.value,
+        "zero": "+".join(policies["zero"]),
         "recompute": "+".join(policies["recompute"]),
         "offload": "+".join(policies["offload"]),
         "exchange": plan.exchange.kind.value,
@@ -142,9 +142,10 @@ def columns_of(plan: Plan) -> dict[str, Value]:
 
 
 def _policies(plan: Plan) -> dict[str, list[str]]:
-    """What the blocks of a plan compute again and keep away, each policy once."""
+    """What the blocks of a plan shard, compute again and keep away, each policy once."""
     groups = plan.groups
     return {
+        "zero": sorted({group.sharding.value for group in groups}),
         "recompute": sorted({group.recompute.value for group in groups}),
         "offload": sorted({group.offload.value for group in groups}),
     }

@@ -112,6 +112,31 @@ def sharding_has_ranks(design: Design) -> Problem | None:
     return None
 
 
+def sharding_mixes(design: Design) -> Problem | None:
+    """Groups that are sharded in unlike ways are all sharded, and a stage that holds a table and the head that is tied
+    to it gathers both at once."""
+    plan = design.plan
+    found = list(groups_of(plan))
+    whole = [where for where, group in found if group.sharding is Sharding.NONE]
+    if whole and len(whole) < len(found):
+        return Problem(
+            where=f"{whole[0]}.sharding",
+            what="none beside groups that are sharded",
+            why="zero1 sends as much as none and holds less",
+            fix="choose zero1, or none for all groups",
+        )
+    for index, stage in enumerate(plan.stages):
+        table, head = stage.groups[0].sharding, stage.groups[-1].sharding
+        both = stage.start == 0 and stage.stop == len(design.model.blocks) and design.model.head.tied
+        if both and table is not head:
+            return Problem(
+                where=f"plan.stages[{index}].groups[{len(stage.groups) - 1}].sharding",
+                what=f"{head.value} of a head that is tied to a table of {table.value}",
+                fix=f"choose {table.value}, or {head.value} for the embedding's group too",
+            )
+    return None
+
+
 def precision_known(design: Design) -> Problem | None:
     """The devices multiply in the precision that the plan asks for."""
     for where, group in groups_of(design.plan):
@@ -271,6 +296,7 @@ DEGREE_RULES = (
     *(Rule(name=name, scope=Scope.PLAN, check=_divides(noun, sizes)) for name, noun, sizes in DIVIDED),
     Rule(name="sequence-parallel-divides", scope=Scope.PLAN, check=sequence_parallel_divides),
     Rule(name="sharding-has-ranks", scope=Scope.PLAN, check=sharding_has_ranks),
+    Rule(name="sharding-mixes", scope=Scope.PLAN, check=sharding_mixes),
     Rule(name="precision-known", scope=Scope.PLAN, check=precision_known),
     Rule(name="batch-is-asked", scope=Scope.PLAN, check=batch_is_asked),
     Rule(name="sequence-fits-positions", scope=Scope.PLAN, check=sequence_fits_positions),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -229,7 +230,7 @@ MIXED = -1  # of a dimension in which the blocks of a plan differ
 def _value_of(chosen: Design, name: str) -> int:
     plan, group = chosen.plan, chosen.plan.first_group
     groups = [each for stage in plan.stages for each in stage.groups]
-    if name in ("recompute", "offload") and len({getattr(each, name) for each in groups}) > 1:
+    if name in ("recompute", "offload", "sharding") and len({getattr(each, name) for each in groups}) > 1:
         return MIXED
     return {
         "precision": PRECISIONS.index(group.precision),
@@ -254,7 +255,7 @@ def _own_word(design: Design, name: str, *, bare: bool = False) -> str:
     if value != MIXED:
         return _word(name, value, bare=bare)
     counts: dict[int, int] = {}
-    known = RECOMPUTES if name == "recompute" else OFFLOADS
+    known: Sequence[StrEnum] = {"recompute": RECOMPUTES, "offload": OFFLOADS, "sharding": SHARDINGS}[name]
     for group in design.plan.groups:
         kind = known.index(getattr(group, name))
         counts[kind] = counts.get(kind, 0) + group.stop - group.start

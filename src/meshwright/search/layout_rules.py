@@ -180,9 +180,9 @@ def _has_places(design: Design) -> bool:
 
 
 def groups_uniform(design: Design) -> Problem | None:
-    """All groups of blocks have one tensor degree, sequence parallelism, sharding and precision."""
+    """All groups of blocks have one tensor degree, sequence parallelism and precision."""
     groups = design.plan.groups
-    for name in ("tensor", "sequence_parallel", "sharding", "precision"):
+    for name in ("tensor", "sequence_parallel", "precision"):
         values = {str(getattr(group, name)) for group in groups}
         if len(values) > 1:
             return Problem(

@@ -18,7 +18,7 @@ def trains_something(design: Design) -> Problem | None:
 def tied_ends_train_alike(design: Design) -> Problem | None:
     """A table that the embedding and the head share is trained at both or at neither."""
     ends = {"embedding": 0, "head": len(design.model.blocks) - 1}
-    frozen = [name for name, block in ends.items() if design.plan.is_frozen(block)]
+    frozen = [name for name, block in ends.items() if block in design.plan.frozen_blocks]
     if not design.model.head.tied or len(frozen) != 1:
         return None
     one, other = (*frozen, *(name for name in ends if name not in frozen))

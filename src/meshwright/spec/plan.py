@@ -307,10 +307,9 @@ class Plan:
         """The block groups of all stages, in model order."""
         return tuple(group for stage in self.stages for group in stage.groups)
 
-    def is_frozen(self, block: int) -> bool:
-        """Whether training leaves `block` as it is."""
-        frozen = (group for group in self.groups if group.training is Training.FROZEN)
-        return any(group.start <= block < group.stop for group in frozen)
+    def group_of(self, block: int) -> BlockGroup:
+        """The group that has `block`."""
+        return next(group for group in self.groups if group.start <= block < group.stop)
 
     @property
     def frozen_blocks(self) -> frozenset[int]:
@@ -323,14 +322,14 @@ class Plan:
         """The first block that training changes, where backward ends; the number of blocks where it changes none."""
         return next((group.start for group in self.groups if group.training is Training.ALL), self.groups[-1].stop)
 
-    def _recompute_words(self) -> list[str]:
-        """`recompute full`, or where blocks differ `recompute full in 12 blocks`; nothing where nothing is."""
-        counts: dict[Recompute, int] = {}
+    def _words_of(self, name: str) -> list[str]:
+        """What groups have in field `name`: `full`, or where blocks differ `full in 12 blocks`; nothing of none."""
+        counts: dict[StrEnum, int] = {}
         for group in self.groups:
-            counts[group.recompute] = counts.get(group.recompute, 0) + group.stop - group.start
-        alike = len(counts) == 1
-        kinds = (kind for kind in Recompute if kind is not Recompute.NONE and kind in counts)
-        return [f"recompute {kind.value}" + ("" if alike else f" in {counts[kind]} blocks") for kind in kinds]
+            kind = getattr(group, name)
+            counts[kind] = counts.get(kind, 0) + group.stop - group.start
+        kinds = [kind for kind in type(getattr(self.first_group, name)) if kind in counts and kind.value != "none"]
+        return [kind.value + ("" if len(counts) == 1 else f" in {counts[kind]} blocks") for kind in kinds]
 
     def passing(self, stage: int) -> float:
         """The share of microbatches that pass stage `stage`."""
@@ -357,10 +356,10 @@ class Plan:
         """One line a person can read: `4 devices: pipeline 2 x shard 2 (zero3), 1f1b, 8 microbatches of 1`."""
         group = self.first_group
         parts = [f"{axis.name.value} {axis.size}" for axis in self.axes if axis.size > 1]
-        extra = [group.sharding.value] if group.sharding is not Sharding.NONE else []
+        extra = self._words_of("sharding")
         extra += [f"tensor {self.tensor_grid.value}"] if self.tensor_grid is not TensorGrid.LINE else []
         extra += ["sequence parallel"] if group.sequence_parallel else []
-        extra += self._recompute_words()
+        extra += [f"recompute {words}" for words in self._words_of("recompute")]
         extra += [f"{group.offload.value} offloaded"] if group.offload is not Offload.NONE else []
         extra += [group.precision.value]
         frozen = sum(group.stop - group.start for group in self.groups if group.training is Training.FROZEN)

@@ -55,7 +55,7 @@ class StepCounter(MemoryTracker):
         self, design: Design, *, parts: Sequence[nn.Module], optimizer: torch.optim.Optimizer, device: str
     ) -> None:
         plan = design.plan
-        freed = plan.first_group.sharding is Sharding.PARAMETERS
+        freed = all(group.sharding is Sharding.PARAMETERS for group in plan.groups)
         super().__init__(
             parts=parts,
             optimizer=optimizer,

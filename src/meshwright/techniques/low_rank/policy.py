@@ -50,7 +50,7 @@ def candidates(design: Design, spec: LowRank) -> tuple[Candidate, ...]:
     """Matrices of layers that are trained, past the first `dense_layers`, large enough, whose factors are smaller."""
     found = []
     for block, layer in enumerate(design.model.blocks):
-        if not isinstance(layer, Layer) or block <= spec.dense_layers or design.plan.is_frozen(block):
+        if not isinstance(layer, Layer) or block <= spec.dense_layers or block in design.plan.frozen_blocks:
             continue
         for name, (rows, columns) in factorable(layer.places).items():
             one = Candidate(block=block, name=name, rows=rows, columns=columns)

@@ -182,7 +182,7 @@ class Profiler:
         vocab = self._design.model.vocab // max(plan.tensor_grid.side(plan.stages[-1].groups[-1].tensor), 1)
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
-        freed = plan.first_group.sharding is Sharding.PARAMETERS
+        freed = all(group.sharding is Sharding.PARAMETERS for group in plan.groups)
         tracker = MemoryTracker(
             parts=self._parts,
             optimizer=self._optimizer,

@@ -1,0 +1,154 @@
+"""Where memory may be highest in a backward of a stage whose blocks are sharded in unlike ways.
+
+Blocks whose parameters are freed between passes are gathered as backward comes to them, and may give back their
+gradients but for a share; others keep both until their stage ends. So memory rises and falls as backward goes from one
+run of layers to the next, and each run is looked at where it begins and where it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import copy
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from meshwright.cost.holding import Moment, StageHeld
+from meshwright.cost.moments_eager import EagerMoments, Told
+from meshwright.cost.peak_parts import Beside
+from meshwright.cost.unlike import LayerRun, Unlike
+from meshwright.cost.work import FloatArray
+
+_OF_LAYER = ("working", "ending", "mixing", "largest", "largest_made", "largest_kept", "closing", "formed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Behind:
+    """What backward has passed, shape (rows, ranks): bytes of gradients that have come, of whole parameters that are
+    gone and of activations, and those of the last unit's gradients, on their way."""
+
+    grown: FloatArray
+    freed: FloatArray
+    kept: FloatArray
+    flying: FloatArray
+
+
+class UnlikeMoments(EagerMoments):
+    """The moments of a backward of rows whose stages have blocks that are sharded in unlike ways."""
+
+    def backward(self, at: Beside) -> Iterator[Moment]:
+        """The head's moments where a stage has one, those of every run of layers, and the table's."""
+        stage, unlike = at.stage, _of(at.stage)
+        head = self._under(frees=unlike.head_frees, sums=unlike.head_sums)
+        buffers = self.fixed + at.sends + self._root(stage)
+        told = Told(at, buffers, grown=head._grown(at), freed=head._freed(at))
+        if at.follows is not None:
+            yield self._loss(at, told, here=at.here & at.follows)
+        if stage.head.any():
+            product, formed, reduced = head._head(at, told)
+            ahead = np.where(self.splits, 0.0, self._ahead(stage))
+            yield from (replace(moment, buffers=moment.buffers + ahead) for moment in (product, formed))
+            yield reduced
+        # A tied head is in the stage's root, whose gradients and parameters go last.
+        alone = np.where(self._in_root(stage), 0.0, stage.head_made)
+        behind = _Behind(
+            grown=head._grown(at) * alone,
+            freed=head._freed(at) * alone,
+            kept=stage.head_kept + 0.0 * alone,
+            flying=head._flies(at) * alone,
+        )
+        buffers = buffers + np.where(stage.tied > 0.0, self.compute * stage.head_made, 0.0)
+        for run, after in zip(unlike.runs, self._after(stage), strict=True):
+            own = self._under(frees=run.frees, sums=run.sums)
+            yield from own._run(at, run, behind, after=after, buffers=buffers)
+            behind = own._passed(at, run, behind)
+        if stage.embedding.any() or stage.tied.any():
+            table = self._under(frees=unlike.table_frees, sums=unlike.table_sums)
+            root = head if stage.tied.any() else table
+            yield root._end(at, behind, buffers=self.fixed + at.sends + self._root(stage))
+
+    def _run(
+        self, at: Beside, run: LayerRun, behind: _Behind, *, after: FloatArray, buffers: FloatArray
+    ) -> Iterator[Moment]:
+        """The first layer's backward and its reduction, the last one's, and in between the second one's, which has a
+        layer on both sides; `after` are bytes of the unit that follows the run, gathered ahead."""
+        stage = replace(at.stage, **{name: getattr(run, name) for name in _OF_LAYER})
+        inside = replace(at, stage=stage, here=at.here & (run.number > 0.0))
+        grown, freed, several = self._grown(at), self._freed(at), run.number > 1.0
+        own, left = self.gathered * run.largest, at.logits - at.stage.one_logits
+        layer = own + self.found.wire + self._layer(inside) + buffers
+        reduces = self._reducing(run.largest_made, run.closing, inside) + buffers
+        ahead = np.where(several, own, after)
+
+        def moment(done: FloatArray, dropped: FloatArray, kept: FloatArray, held: FloatArray) -> Moment:
+            return Moment(
+                gradients=at.gradients + behind.grown + grown * done * run.largest_made,
+                activations=np.maximum(at.kept - behind.kept - kept * run.largest_kept, 0.0),
+                logits=left,
+                buffers=held,
+                freed=at.freed + behind.freed + freed * dropped * run.largest_made,
+                here=inside.here,
+            )
+
+        none, one, all_ = 0.0 * run.number, 1.0 + 0.0 * run.number, run.number
+        own_flying = self._flies(at) * run.largest_made
+        flying = np.where(several, own_flying, behind.flying)
+        yield moment(none, none, none, layer + ahead + behind.flying)
+        yield moment(none, one, one, reduces + np.where(self.splits, 0.0, ahead))
+        yield replace(moment(one, one, one, layer + own + own_flying), here=inside.here & (run.number > 2.0))
+        yield moment(all_ - 1.0, all_ - 1.0, all_ - 1.0, layer + after + flying)
+        yield moment(all_ - 1.0, all_, all_, reduces + np.where(self.splits, 0.0, after))
+
+    def _passed(self, at: Beside, run: LayerRun, behind: _Behind) -> _Behind:
+        """As `behind`, the run with it."""
+        made = run.number * run.largest_made
+        return _Behind(
+            grown=behind.grown + self._grown(at) * made,
+            freed=behind.freed + self._freed(at) * made,
+            kept=behind.kept + run.number * run.largest_kept,
+            flying=np.where(run.number > 0.0, self._flies(at) * run.largest_made, behind.flying),
+        )
+
+    def _end(self, at: Beside, behind: _Behind, *, buffers: FloatArray) -> Moment:
+        """The table's gradient, when all else is behind."""
+        stage = replace(at.stage, made=self._last_unit(at.stage))
+        last = replace(at, stage=stage, gradients=at.gradients + behind.grown, freed=at.freed + behind.freed)
+        return self._table(last, Told(last, buffers, grown=self._grown(at), freed=self._freed(at)))
+
+    def _under(self, *, frees: FloatArray, sums: FloatArray) -> UnlikeMoments:
+        """The same of blocks whose parameters are freed between passes or not, and gradients summed whole or not."""
+        found = copy(self)
+        found.gathered, found.dropped = self.compute * frees, self.compute * (1.0 - frees)
+        found.sums_whole = sums > 0.0
+        return found
+
+    def _flies(self, at: Beside) -> FloatArray:
+        """Bytes per parameter of gradients that are reduced while the next unit goes back."""
+        return np.where(~self.sums_whole | at.ends, self.reduced, 0.0)
+
+    def _after(self, stage: StageHeld) -> list[FloatArray]:
+        """Bytes of the unit that is gathered ahead in the last layer of every run."""
+        unlike, found = _of(stage), []
+        bytes_ = np.where(self._in_root(stage), 0.0, self.compute * unlike.table_frees * stage.embedding)
+        for run in reversed(unlike.runs):
+            found.append(bytes_)
+            bytes_ = np.where(run.number > 0.0, self.compute * run.frees * run.largest, bytes_)
+        return found[::-1]
+
+    def _ahead(self, stage: StageHeld) -> FloatArray:
+        found = 0.0 * stage.largest
+        for run in reversed(_of(stage).runs):
+            found = np.where(run.number > 0.0, self.compute * run.frees * run.largest, found)
+        return found
+
+    def _gathered_layer(self, stage: StageHeld) -> FloatArray:
+        each = [self.compute * run.frees * run.largest * (run.number > 0.0) for run in _of(stage).runs]
+        return np.asarray(np.max(each, axis=0), dtype=np.float64)
+
+    def _root(self, stage: StageHeld) -> FloatArray:
+        return np.where(stage.tied > 0.0, self.compute * _of(stage).head_frees * self._last_unit(stage), 0.0)
+
+
+def _of(stage: StageHeld) -> Unlike:
+    assert stage.unlike is not None, "rows of like blocks have EagerMoments"
+    return stage.unlike
