@@ -57,9 +57,9 @@ class BlockLeast:
     working: Floats
     ending: Floats
     mixing: Floats
+    opening: Floats
     waits: Floats
     logits: Floats
-    weights: Floats
     parameters: Floats
     apart: Floats
 
