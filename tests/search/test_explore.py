@@ -34,8 +34,9 @@ MODELS = {
     "latent": samples.model(layers=3, layer=samples.latent_layer()),
     "recurrent": samples.model(layers=3, layer=samples.recurrent_layer()),
 }
+BOX = samples.nodes(devices_per_node=4, host=HOST)
 CLUSTERS = {
-    "one box": samples.cluster(samples.nodes(devices_per_node=4, host=HOST)),
+    "one box": samples.cluster(replace(BOX, inside=replace(BOX.inside, across_sockets=5e10))),
     "two boxes": samples.cluster(samples.nodes(num_nodes=2, devices_per_node=2)),
     "unlike": samples.cluster(
         samples.nodes(devices_per_node=2), samples.nodes(devices_per_node=2, of=SLOW, site="b", host=HOST)
