@@ -135,17 +135,17 @@ def shared_bytes(
     job: JobSpec,
     device: DeviceSpec,
     software: Software,
-) -> FloatArray:
-    """Bytes that the layers of a stage share in a pass and that live until its backward, shape (rows,): masks where
-    layers are computed again, and the angles of its own positions that a context rank picks."""
+) -> list[FloatArray]:
+    """Bytes that the layers of a stage share in a pass and that live until its backward, shape (rows,), as a layer of
+    each kind has them do: masks where it is computed again, and the angles of its own positions that a context rank
+    picks."""
     if not software.eager:
-        return np.zeros(len(table))
+        return [np.zeros(len(table))] * len(arrays.kinds)
     masked = job.data.document_mask and software.masks_documents(device.kind)
-    again = [recomputes(kind, table, policy) for kind in arrays.kinds for policy in (FULL, SELECTIVE)]
-    reread = np.any(again, axis=0) & (table.context == 1)
-    masks = np.where(reread, _masks(table, model=model, job=job, masked=masked), 0.0)
+    masks = _masks(table, model=model, job=job, masked=masked)
     own = job.sequence_length / table.context * _angles(model) * np.maximum(state_bytes(table).compute, 4.0)
-    return np.asarray(masks + np.where(table.context > 1, own, 0.0), dtype=np.float64)
+    again = [recomputes(kind, table, FULL) | recomputes(kind, table, SELECTIVE) for kind in arrays.kinds]
+    return [np.where(table.context > 1, own, np.where(each, masks, 0.0)) for each in again]
 
 
 def _lasting_tensors(

@@ -138,7 +138,7 @@ class Moment:
 @dataclass(frozen=True, kw_only=True)
 class Holdings:
     """Where what stages hold is read: the blocks' bytes, `hidden` of a microbatch's residual stream, and of what the
-    layers of a stage share in a pass what is `shared` until its backward, shape (rows,).
+    layers of a stage share in a pass what is `shared` until its backward where there is a layer of a kind.
 
     Where operators run one by one (`eager`), stages keep what they send, and halves of backwards only what they read.
     """
@@ -148,7 +148,7 @@ class Holdings:
     arrays: LayoutArrays
     model: ModelSpec
     hidden: FloatArray
-    shared: FloatArray
+    shared: Sequence[FloatArray]
     eager: bool
 
     @cached_property
@@ -229,7 +229,15 @@ class Holdings:
         if away is not None:
             number = number + np.minimum(self._receives(counts), away[1])
         hidden = _chosen(self.hidden, rows) * np.maximum(number, 0.0)
-        return np.asarray(hidden + _chosen(self.shared, rows) * counts[..., -1], dtype=np.float64)
+        shared = np.zeros(counts.shape[:2])
+        for index, each in self._sharing:
+            shared = np.where(counts[..., index] > 0, np.maximum(shared, _chosen(each, rows)), shared)
+        return np.asarray(hidden + shared * counts[..., -1], dtype=np.float64)
+
+    @cached_property
+    def _sharing(self) -> list[tuple[int, FloatArray]]:
+        """The kinds whose layers share something, and how much."""
+        return [(index, each) for index, each in enumerate(self.shared) if each.any()]
 
     def _sends(self, counts: FloatArray) -> FloatArray:
         """Of the stages counted those that send features on."""
