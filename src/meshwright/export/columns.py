@@ -99,11 +99,6 @@ class Columns:
         return np.where(spelt, said, self.among(name, *kinds))
 
     @property
-    def shards_unlike(self) -> Mask:
-        """Rows whose blocks are sharded in unlike ways."""
-        return self.of_layouts(lambda layout: layout.shards_unlike)
-
-    @property
     def has_experts(self) -> bool:
         return bool(self.sizes.mixture)
 

@@ -123,8 +123,6 @@ def dealt_stages(layers: int, pipeline: int) -> tuple[int, ...]:
 
 def _refuse_states(said: Columns, found: Refusals) -> None:
     groups, kind, table = "plan.stages[*].groups[*]", said.word("sharding"), said.table
-    unlike, fix = "blocks that are sharded in unlike ways", "give all groups one choice"
-    found.when(said.shards_unlike, f"{groups}.sharding", unlike, fix=fix)
     none = said.among("sharding", Sharding.NONE)
     deep = said.among("sharding", Sharding.GRADIENTS, Sharding.PARAMETERS) & (table.pipeline > 1)
     why = "ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism"

@@ -105,8 +105,6 @@ def refuse(said: Columns) -> Refusals:
 
 def _refuse_states(said: Columns, found: Refusals) -> None:
     where = "plan.stages[*].groups[*].sharding"
-    unlike, fix = "blocks that are sharded in unlike ways", "give all groups one choice"
-    found.when(said.shards_unlike, where, unlike, fix=fix)
     full = said.among("sharding", Sharding.GRADIENTS, Sharding.PARAMETERS)
     what = f"{said.word('sharding')} with a pipeline"
     why = "its sharding of gradients and parameters is FSDP, documented beside tensor, context and expert ranks alone"

@@ -130,8 +130,6 @@ def _there_and_back(layout: Layout) -> tuple[int, ...]:
 
 def _refuse_states(said: Columns, found: Refusals) -> None:
     where, kind, table = "plan.stages[*].groups[*].sharding", said.word("sharding"), said.table
-    unlike, fix = "blocks that are sharded in unlike ways", "give all groups one choice"
-    found.when(said.shards_unlike, where, unlike, fix=fix)
     divided, piped = table.divided, table.pipeline > 1
     what = f"{kind} over {int(divided[0])} ranks"
     none, first = said.among("sharding", Sharding.NONE), said.among("sharding", Sharding.OPTIMIZER)
