@@ -227,7 +227,8 @@ def _kept_away(stage: Stage, part: Decoder) -> list[DecoderLayer]:
 
 
 def _group(stage: Stage, block: int) -> BlockGroup:
-    return next(group for group in stage.groups if group.start <= block < group.stop)
+    """That of the block; the head's of a tied table's copy, whose block is in another stage."""
+    return next((group for group in stage.groups if group.start <= block < group.stop), stage.groups[-1])
 
 
 def _partial(
