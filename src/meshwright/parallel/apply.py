@@ -227,7 +227,8 @@ def _kept_away(stage: Stage, part: Decoder) -> list[DecoderLayer]:
 
 
 def _group(stage: Stage, block: int) -> BlockGroup:
-    return next(group for group in stage.groups if group.start <= block < group.stop)
+    """The group that has `block`; the table of a tied head away from its embedding is the head's."""
+    return next((group for group in stage.groups if group.start <= block < group.stop), stage.groups[-1])
 
 
 def _partial(
