@@ -227,7 +227,7 @@ def _kept_away(stage: Stage, part: Decoder) -> list[DecoderLayer]:
 
 
 def _group(stage: Stage, block: int) -> BlockGroup:
-    """That of the block; the head's of a tied table's copy, whose block is in another stage."""
+    """The group that has `block`; the table of a tied head away from its embedding is the head's."""
     return next((group for group in stage.groups if group.start <= block < group.stop), stage.groups[-1])
 
 

@@ -69,10 +69,11 @@ class ShardedGradients:
 
     def before_backward(self, *, last: bool) -> None:
         self._goes_back = True
-        self._part.set_requires_all_reduce(last)
         for module, sharding in self._modules.items():
             module.set_requires_gradient_sync(last or sharding is not Sharding.OPTIMIZER, recurse=False)
             module.set_reshard_after_backward(last or sharding is Sharding.PARAMETERS, recurse=False)
+        # The first of these says that replicas reduce every time too.
+        self._part.set_requires_all_reduce(last)
 
     def before_input(self) -> None:
         """Nothing is reduced before the matrices' gradients are there too."""
