@@ -172,7 +172,9 @@ def test_bytes_are_one_an_element_and_four_a_part(pool: Pool) -> None:
 def test_what_is_left_is_what_the_cost_model_counts(pool: Pool, layout: Layout, precision: Precision) -> None:
     entry = narrow(layout, precision)
     one, zero = numpy.full((1, 1), float(TINY.parameters)), numpy.zeros((1, 1))
-    local = Local(whole=one, owned=one, trained=one, trained_owned=one, layers=zero, moments=zero, step=zero, left=zero)
+    all_of_it = dict.fromkeys(("whole", "owned", "trained", "trained_owned"), one)
+    none = dict.fromkeys(("stays", "summed", "summed_owned", "layers", "moments", "step", "left"), zero)
+    local = Local(**all_of_it, **none)
     told = left_bytes(PlanTable.from_plan(entry.plan), local).item()
     assert all(left == told for left in pool.run(compress_cases.bytes_left, entry, ranks=layout.ranks))
     # ZeRO-1 is fullest at another moment once residuals are there, so that its peaks differ by more than these.
