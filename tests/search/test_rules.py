@@ -21,6 +21,7 @@ from meshwright.spec.plan import (
     Design,
     Schedule,
     ScheduleKind,
+    Training,
 )
 from meshwright.spec.skip import Swap
 from tests.search import search_samples as samples
@@ -268,3 +269,12 @@ def test_an_offload_that_is_fixed_needs_a_host_that_is_known() -> None:
         check_job(samples.model(), samples.cluster(), fixed)
     assert len(caught.value.problems) == 1
     check_job(samples.model(), samples.cluster(), job)
+
+
+def test_a_group_of_more_blocks_than_there_are_is_refused_before_anybody_counts_them():
+    made = samples.design()
+    stage = made.plan.stages[-1]
+    endless = replace(stage.groups[-1], stop=10**15, training=Training.FROZEN)
+    stages = (*made.plan.stages[:-1], replace(stage, groups=(endless,)))
+    (problem,) = check(replace(made, plan=replace(made.plan, stages=stages)))
+    assert "are more than the" in problem.what

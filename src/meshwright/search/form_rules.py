@@ -18,13 +18,18 @@ def counts_are_positive(design: Design) -> Problem | None:
 
 
 def stages_hold_blocks(design: Design) -> Problem | None:
-    """There are stages, and each has a group of blocks."""
-    stages = design.plan.stages
+    """There are stages, and each has groups of blocks, none of more than the model has."""
+    stages, blocks = design.plan.stages, len(design.model.blocks)
     if not stages:
         return Problem(where="plan.stages", what="the plan has no stages", fix="give it one or more")
     for index, stage in enumerate(stages):
         if not stage.groups:
             return Problem(where=f"plan.stages[{index}]", what="the stage holds no blocks", fix="give it one or more")
+        for position, group in enumerate(stage.groups):
+            if group.stop - group.start > blocks:
+                where = f"plan.stages[{index}].groups[{position}].stop"
+                what = f"blocks {group.start} to {group.stop - 1} are more than the {blocks} of the model"
+                return Problem(where=where, what=what, fix=f"choose {group.start + blocks} or less")
     return None
 
 
