@@ -49,7 +49,7 @@ def edited(document: dict[str, Any], path: str, value: Any) -> str:
         ("plan.schedule.chunks", 10**6, "is more than the 34 blocks of the model"),
         ("plan.schedule.microbatches", HUGE, "rule batch-is-asked"),
         ("plan.stages.0.groups.0.stop", 5, "rule stages-cover"),
-        ("plan.stages.0.groups.0.stop", 10**6, "rule stages-cover"),
+        ("plan.stages.0.groups.0.stop", 10**6, "rule stages-hold-blocks"),
         ("plan.placement", [0] * 16, "placement"),
         ("plan.schedule.kind", "zigzag", "'zigzag' is not a choice"),
         ("plan.schema", 9, "plan.schema: schema 9 is not known"),
