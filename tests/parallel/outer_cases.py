@@ -157,7 +157,7 @@ class Absence:
 def reference(design: Design, steps: int, absence: Absence | None = None) -> list[dict[str, numpy.ndarray]]:
     """The parameters of every learner after `steps` steps, by plain autograd and the papers' formulas, tensor by
     tensor."""
-    plan, job = design.plan, design.job
+    plan = design.plan
     learners = [new_learner(design) for _ in range(plan.learners)]
     rule = _Reference(plan.gradients.kind, plan.gradients.rounds, learners, design)
     for number in range(1, steps + 1):
@@ -165,13 +165,7 @@ def reference(design: Design, steps: int, absence: Absence | None = None) -> lis
         each = plan.batch // len(learners)
         for index, learner in enumerate(learners):
             rows = slice(index * each, (index + 1) * each)
-            learner.optimizer.zero_grad()
-            logits = learner.decoder(tokens[rows])
-            functional.cross_entropy(logits.flatten(0, 1), targets[rows].flatten()).backward()
-            norm = torch.stack([p.grad.square().sum() for p in learner.decoder.parameters()]).sum().sqrt()
-            for p in learner.decoder.parameters():
-                p.grad *= min(1.0, job.optimizer.clip_norm / float(norm))
-            learner.optimizer.step()
+            own_step(learner, tokens[rows], targets[rows], clip_norm=design.job.optimizer.clip_norm)
         rule.after(number, rows=each)
         if absence is not None and absence.learner is not None:
             if number == absence.left:
@@ -179,6 +173,17 @@ def reference(design: Design, steps: int, absence: Absence | None = None) -> lis
             if number == absence.back:
                 come(rule, absence.learner, design)
     return [{name: p.numpy().copy() for name, p in learner.named.items()} for learner in learners]
+
+
+def own_step(learner: Learner, tokens: Tensor, targets: Tensor, *, clip_norm: float) -> None:
+    """One step of a learner by itself on its own rows."""
+    learner.optimizer.zero_grad()
+    logits = learner.decoder(tokens)
+    functional.cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
+    norm = torch.stack([p.grad.square().sum() for p in learner.decoder.parameters()]).sum().sqrt()
+    for p in learner.decoder.parameters():
+        p.grad *= min(1.0, clip_norm / float(norm))
+    learner.optimizer.step()
 
 
 def new_learner(design: Design) -> Learner:

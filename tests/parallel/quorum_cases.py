@@ -10,13 +10,12 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from meshwright.parallel.outer import Round
 from meshwright.spec.errors import WorkerFailed
 from meshwright.spec.plan import Design
 from meshwright.spec.synchronize import SyncKind
-from tests.parallel.outer_cases import Learner, Parameters, Worker, new_learner, tokens_of
+from tests.parallel.outer_cases import Learner, Parameters, Worker, new_learner, own_step, tokens_of
 
 Told = list[dict[str, Any]]
 _PATIENCE = 60.0
@@ -111,17 +110,10 @@ def _mean(values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 
 
 def _step(learner: Learner, number: int, *, index: int, design: Design) -> None:
-    plan, clip = design.plan, design.job.optimizer.clip_norm
     tokens, targets = tokens_of(number, design)
-    each = plan.batch // plan.learners
+    each = design.plan.batch // design.plan.learners
     rows = slice(index * each, (index + 1) * each)
-    learner.optimizer.zero_grad()
-    logits = learner.decoder(tokens[rows])
-    functional.cross_entropy(logits.flatten(0, 1), targets[rows].flatten()).backward()
-    norm = torch.stack([p.grad.square().sum() for p in learner.decoder.parameters()]).sum().sqrt()
-    for p in learner.decoder.parameters():
-        p.grad *= min(1.0, clip / float(norm))
-    learner.optimizer.step()
+    own_step(learner, tokens[rows], targets[rows], clip_norm=design.job.optimizer.clip_norm)
 
 
 def with_quorum(design: Design, quorum: int, *, grace_seconds: float = 0.0) -> Design:

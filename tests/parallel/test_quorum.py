@@ -11,6 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from meshwright.parallel.outer import Round
+from meshwright.parallel.outer import roll as rolls
 from meshwright.parallel.outer.roll import Arrival, Roll, Terms
 from meshwright.spec.plan import Sharding
 from meshwright.spec.synchronize import SyncKind
@@ -96,12 +97,14 @@ def roll(store: dist.Store, *, quorum: int = 2, grace: float = 0.0, patience: fl
     return Roll(store, name="roll", terms=terms, first=1)
 
 
-def come(store: dist.Store, arrivals: dict[int, Arrival], *, with_all: bool = False, **terms: float) -> list[Round]:
+def come(
+    store: dist.Store, arrivals: dict[int, Arrival], *, with_all: bool = False, quorum: int = 2, grace: float = 0.0
+) -> list[Round]:
     """The rounds that these learners are in, who come at once."""
     found: list[Round] = []
 
     def one(learner: int, entry: Arrival) -> None:
-        found.append(roll(store, **terms).come(learner, entry, with_all=lambda _: with_all))  # type: ignore[arg-type]
+        found.append(roll(store, quorum=quorum, grace=grace).come(learner, entry, with_all=lambda _: with_all))
 
     threads = [threading.Thread(target=one, args=entry) for entry in arrivals.items()]
     for thread in threads:
@@ -111,25 +114,44 @@ def come(store: dist.Store, arrivals: dict[int, Arrival], *, with_all: bool = Fa
     return found
 
 
-def test_who_does_not_come_is_waited_for_no_longer_than_the_grace() -> None:
-    store, start = dist.HashStore(), time.monotonic()
-    found = come(store, {0: arrival(), 2: arrival()}, grace=0.2)
-    assert 0.2 <= time.monotonic() - start < 1.0
-    assert [entry.members for entry in found] == [(0, 2)] * 2
+class Clock:
+    """Time that passes while somebody sleeps, and not else."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_who_does_not_come_is_waited_for_no_longer_than_the_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, clock = dist.HashStore(), Clock()
+    monkeypatch.setattr(rolls, "time", clock)
+    found = roll(store, quorum=1, grace=0.2).come(2, arrival(), with_all=lambda _: False)
+    assert 0.2 <= clock.now < 0.23
+    assert found.members == (2,)
     assert roll(store).open().number == 2
 
 
-def test_a_round_waits_for_all_where_all_are_needed_and_where_one_is_to_stop() -> None:
-    for case in ({"with_all": True}, {"stop": True}):
-        store, found = dist.HashStore(), list[Round]()
-        first = {0: arrival(stop="stop" in case), 2: arrival()}
-        waits = threading.Thread(target=lambda: found.extend(come(store, first, with_all="with_all" in case)))  # noqa: B023
-        waits.start()
-        time.sleep(0.1)
-        assert roll(store).open().members == (0, 2)
-        found.extend(come(store, {1: arrival(1)}))
-        waits.join()
-        assert [entry.members for entry in found] == [(0, 1, 2)] * 3
+def test_who_came_is_together_in_the_round_that_ends() -> None:
+    found = come(dist.HashStore(), {0: arrival(), 2: arrival()}, grace=0.2)
+    assert [entry.members for entry in found] == [(0, 2)] * 2
+
+
+@pytest.mark.parametrize(("with_all", "stop"), [(True, False), (False, True)])
+def test_a_round_waits_for_all_where_all_are_needed_and_where_one_is_to_stop(with_all: bool, stop: bool) -> None:
+    store, found = dist.HashStore(), list[Round]()
+    first = {0: arrival(stop=stop), 2: arrival()}
+    waits = threading.Thread(target=lambda: found.extend(come(store, first, with_all=with_all)))
+    waits.start()
+    time.sleep(0.1)
+    assert roll(store).open().members == (0, 2)
+    found.extend(come(store, {1: arrival(1)}))
+    waits.join()
+    assert [entry.members for entry in found] == [(0, 1, 2)] * 3
 
 
 def test_a_round_does_not_end_without_one_that_has_what_all_go_from() -> None:

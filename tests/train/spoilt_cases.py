@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy
 import torch
@@ -62,11 +64,11 @@ def overshot(design: Design, folder: str) -> str:
         if dist.get_rank() == 1:
             local_part(parameter.detach()).fill_(float("inf"))
 
-    run.optimizer.step = too_far  # type: ignore[method-assign]  # an update that overshoots
-    try:
-        fit(run)
-    except WorkerFailed as failure:
-        return str(failure)
+    with patch.object(run.optimizer, "step", too_far):
+        try:
+            fit(run)
+        except WorkerFailed as failure:
+            return str(failure)
     return ""
 
 
@@ -98,8 +100,6 @@ def miscomputing(design: Design, folder: str, wrong: int, where: str) -> tuple[s
     from then on what its first layer gives (`layer`), to something else each time (`restless`), or nothing (`once`)."""
     run, told, calls, begun = _run(design, folder), list[str](), [0], [False]
     step = run.optimizer.step
-    if run.observer is not None:
-        run.observer.say = told.append  # type: ignore[method-assign]  # what a person would read
 
     def update(*arguments: Any) -> None:
         step(*arguments)
@@ -113,12 +113,15 @@ def miscomputing(design: Design, folder: str, wrong: int, where: str) -> tuple[s
         times = {"layer": 1.0, "restless": float(calls[0])}.get(where, 0.0)
         return output * (1.0 + 1e-9 * times) if begun[0] else output
 
-    run.optimizer.step = update  # type: ignore[method-assign]  # arithmetic that is wrong
     next(iter(run.laid.parts[0].get_submodule("layers").children())).get_submodule("mixer").register_forward_hook(layer)
-    try:
-        fit(run)
-    except WorkerFailed as failed:
-        told.append(str(failed))
+    with ExitStack() as patches:
+        patches.enter_context(patch.object(run.optimizer, "step", update))
+        if run.observer is not None:
+            patches.enter_context(patch.object(run.observer, "say", told.append))
+        try:
+            fit(run)
+        except WorkerFailed as failed:
+            told.append(str(failed))
     run.close()
     return tuple(told)
 
