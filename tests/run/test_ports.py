@@ -15,6 +15,7 @@ import torch.distributed as dist
 from meshwright.run import handshake, ports
 from meshwright.run.elastic.keys import KeyServer, KeyStore
 from meshwright.run.handshake import introduce
+from tests.run.false_port import false_port
 
 WORD = "the word"
 HERE = "127.0.0.1"
@@ -224,19 +225,8 @@ def test_no_more_than_some_are_told_of(door: Door, monkeypatch: pytest.MonkeyPat
 
 def test_a_board_that_does_not_know_the_word_is_not_believed(door: Door) -> None:
     """Nobody is led to another's board by taking its place."""
-    with socket.create_server((HERE, 0)) as false:
-
-        def pretend() -> None:
-            caller, _ = false.accept()
-            with caller:
-                caller.sendall(bytes(64))
-                caller.recv(200)
-
-        liar = threading.Thread(target=pretend)
-        liar.start()
-        with pytest.raises(dist.DistNetworkError, match="does not know the word of this run"):
-            door.store(port=false.getsockname()[1])
-        liar.join()
+    with false_port() as (_, port), pytest.raises(dist.DistNetworkError, match="does not know the word of this run"):
+        door.store(port=port)
 
 
 def test_a_board_knows_who_is_there(door: Door) -> None:

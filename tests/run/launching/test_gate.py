@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import stat
-import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch.distributed import DistError, TCPStore
 from meshwright.run.launching import token
 from meshwright.run.launching.gate import Door, Gate, knows, leave_a_note
 from meshwright.run.rendezvous import server_at, store_here
+from tests.run.false_port import false_port
 
 WORD = "the word"
 SOON = timedelta(seconds=5)
@@ -67,18 +67,8 @@ def test_whatever_is_sent_the_gate_stays_open_for_those_who_know(gate: Gate) -> 
 
 def test_the_head_must_know_the_word_too() -> None:
     """Nobody is led to another's store by taking the place of node 0."""
-    with socket.create_server(("127.0.0.1", 0)) as false:
-
-        def pretend() -> None:
-            answer, _ = false.accept()
-            with answer:
-                answer.sendall(bytes(64))
-                answer.recv(200)
-
-        liar = threading.Thread(target=pretend)
-        liar.start()
-        assert not knows(WORD, head=false.getsockname())
-        liar.join()
+    with false_port() as address:
+        assert not knows(WORD, head=address)
 
 
 def test_only_the_gate_listens_at_the_head(gate: Gate) -> None:
