@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import numpy
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.parallel.outer import Round
+from meshwright.parallel.torch_compat import store_of_ranks
 from meshwright.spec.errors import WorkerFailed
 from meshwright.spec.plan import Design
 from meshwright.spec.synchronize import SyncKind
@@ -22,22 +25,26 @@ _PATIENCE = 60.0
 
 
 class Absent(Worker):
-    """A learner of which number `slow` waits after its second step until round `until` is open."""
+    """A learner of which number `slow` waits after its second step until round `until` is open, and the others after
+    theirs until it waits: it is called to no round before."""
 
     def __init__(self, design: Design, *, slow: int, until: int, rounds: int) -> None:
         super().__init__(design)
-        every, last = design.plan.gradients.rounds.every, rounds * design.plan.gradients.rounds.every
+        last = rounds * design.plan.gradients.rounds.every
         assert self.outer.quorum is not None
         self.quorum = self.outer.quorum
         self.quorum.with_all = lambda first, final: first <= last <= final
         self.number, self.found = 0, list[Round]()
-        self.waits = self.learners.index == slow
-        self.until, self.last, self.every = until, last, every
+        self.slow, self.until, self.last = slow, until, last
+        self.store = store_of_ranks()
+        # Workers of a pool serve many tests over one store: each has a name of its own.
+        times = (self.store.add("absences", 1) - 1) // dist.get_world_size()
+        self.word = f"away {times}"
 
     def train(self) -> None:
         """All rounds are over."""
         while self.number < self.last:
-            if self.waits and self.number == 2:
+            if self.number == 2:
                 self._wait()
             self.number += 1
             met = self.step(self.number)
@@ -46,6 +53,12 @@ class Absent(Worker):
                 self.number = self.quorum.last_step(met.round.number)
 
     def _wait(self) -> None:
+        if self.slow < 0:
+            return
+        if self.learners.index != self.slow:
+            self.store.wait([self.word], timedelta(seconds=_PATIENCE))
+            return
+        self.store.set(self.word, "")
         end = time.monotonic() + _PATIENCE
         assert self.quorum.roll is not None
         while self.quorum.roll.open().number < self.until and time.monotonic() < end:
