@@ -110,6 +110,7 @@ def design_of(sets: tuple[str, ...], *, rows: int) -> Design:
             f"total_tokens={rows * 128 * 100_000}",
             "constraints.order=usual",
             "constraints.devices=all",
+            "evaluation.every_steps=0",
             *sets,
         ],
     )
