@@ -2,7 +2,9 @@
 step, and time to a loss where curves of `run.py` are there. Two hosts of a lab, even and uneven; root is needed.
 
 The device is measured with one core (`cluster measure` in a process that may use no other) while another process
-multiplies on the other, as the other host does; links are those of the lab.
+multiplies on the other, as the other host does; links are those of the lab. A machine that is shared has fast and slow
+minutes: fixed work on both cores is timed beside each way, its step is predicted for cores as slow as they are then,
+and ways are compared as they would be on cores as they were measured.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import record
-from meshwright import catalog, search
-from meshwright.spec.cluster import ClusterSpec, Link
+from meshwright import catalog, cost, search
+from meshwright.spec.cluster import ClusterSpec, DeviceSpec, Link
 from meshwright.spec.compression import PowerSgd
 from meshwright.spec.errors import ConfigError, NoPlanFits
 from meshwright.spec.job import Constraints
@@ -41,8 +43,27 @@ WAYS: Mapping[str, Mapping[str, int | str]] = {
     "powersgd": {"sync": "powersgd"},
     **{kind.value: {"sync": kind.value} for kind in KINDS},
 }
-MOST_STEPS = 60
+MOST_STEPS, LEAST_STEPS, LEAST_ROUNDS = 60, 10, 3
+HOST_SECONDS = (
+    "launch_seconds",
+    "layer_seconds",
+    "tensor_layer_seconds",
+    "context_layer_seconds",
+    "shard_layer_seconds",
+    "action_seconds",
+    "step_overhead_seconds",
+)
 BESIDE = "import torch; x = torch.ones(512, 512)\nwhile True: x @ x"
+FIXED = """import time, torch
+torch.set_num_threads(1)
+x, y = torch.ones(512, 512), torch.ones(8 * 2**20)
+for turn in range(2):
+    start = time.perf_counter()
+    for _ in range(400):
+        x @ x
+    for _ in range(60):
+        y.add_(1.0)
+print(time.perf_counter() - start)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +85,17 @@ PLACES = (
 )
 
 
-def measured_device(path: Path) -> ClusterSpec:
-    """One core of this machine as `meshwright cluster measure` finds it."""
-    if not path.is_file():
+def fixed_seconds() -> float:
+    """What fixed work takes now on both cores at once, of products and of memory."""
+    processes = [subprocess.Popen([sys.executable, "-c", FIXED], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    return sum(float(process.communicate()[0]) for process in processes) / len(processes)
+
+
+def measured_device(path: Path) -> tuple[ClusterSpec, float]:
+    """One core of this machine as `meshwright cluster measure` finds it, and what fixed work took around that."""
+    beside = path.with_name("fixed-seconds.json")
+    if not (path.is_file() and beside.is_file()):
+        before = fixed_seconds()
         command = [sys.executable, "-m", "meshwright", "cluster", "measure", "--devices", "1", "--out", str(path)]
         environment = {**os.environ, "MESHWRIGHT_CACHE": str(path.parent / "cache")}
         with subprocess.Popen(["taskset", "-c", "1", sys.executable, "-c", BESIDE]) as other:
@@ -74,7 +103,8 @@ def measured_device(path: Path) -> ClusterSpec:
                 subprocess.run(["taskset", "-c", "0", *command], check=True, env=environment)
             finally:
                 other.kill()
-    return catalog.load_cluster(str(path))
+        beside.write_text(json.dumps((before + fixed_seconds()) / 2.0))
+    return catalog.load_cluster(str(path)), float(json.loads(beside.read_text()))
 
 
 def cluster_of(place: Place, one: ClusterSpec) -> ClusterSpec:
@@ -83,17 +113,33 @@ def cluster_of(place: Place, one: ClusterSpec) -> ClusterSpec:
     base = replace(one.groups[0], num_nodes=1, nic=link)
     if place.shares[0] == place.shares[1]:
         return replace(one, name=place.name, groups=(replace(base, num_nodes=2),))
-    slow = place.shares[1] / place.shares[0]
-    device = base.device
-    slower = replace(
+    slow = slowed(base.device, place.shares[0] / place.shares[1], name="slow")
+    return replace(one, name=place.name, groups=(base, replace(base, name="slow", device=slow)))
+
+
+def slowed(device: DeviceSpec, times: float, *, name: str) -> DeviceSpec:
+    """The same that takes so many times as long for all that it does."""
+    host = {each: times * getattr(device, each) for each in HOST_SECONDS}
+    return replace(
         device,
-        name="slow",
-        peak_flops={kind: slow * each for kind, each in device.peak_flops.items()},
-        memory_bandwidth=slow * device.memory_bandwidth,
-        optimizer_bandwidth=slow * (device.optimizer_bandwidth or device.memory_bandwidth),
-        launch_seconds=device.launch_seconds / slow,
+        name=name,
+        peak_flops={kind: each / times for kind, each in device.peak_flops.items()},
+        memory_bandwidth=device.memory_bandwidth / times,
+        optimizer_bandwidth=(device.optimizer_bandwidth or device.memory_bandwidth) / times,
+        attention_rates=tuple(
+            replace(each, forward_flops=each.forward_flops / times, backward_flops=each.backward_flops / times)
+            for each in device.attention_rates
+        ),
+        **host,
     )
-    return replace(one, name=place.name, groups=(base, replace(base, name="slow", device=slower)))
+
+
+def predicted_on(made: Design, times: float) -> float:
+    """The predicted step of the design on cores that are so many times as slow as when they were measured."""
+    groups = tuple(
+        replace(group, device=slowed(group.device, times, name=group.device.name)) for group in made.cluster.groups
+    )
+    return cost.predict(replace(made, cluster=replace(made.cluster, groups=groups))).step_seconds
 
 
 def asked(place: Place, one: ClusterSpec, fix: Mapping[str, int | str]) -> tuple[Design, float] | None:
@@ -110,9 +156,10 @@ def asked(place: Place, one: ClusterSpec, fix: Mapping[str, int | str]) -> tuple
 
 
 def steps_of(made: Design) -> int:
-    """As many steps as show a round of its learners, and a few where it has none."""
-    rounds = made.plan.gradients.rounds.every if made.plan.learners > 1 else 1
-    return min(MOST_STEPS, WARM + max(10, 2 * rounds))
+    """As many steps as show whole rounds of its learners, and a few where it has none."""
+    every = made.plan.gradients.rounds.every if made.plan.learners > 1 else 1
+    rounds = max(LEAST_ROUNDS, math.ceil(LEAST_STEPS / every))
+    return WARM + every * max(1, min(rounds, MOST_STEPS // every))
 
 
 def step_of(made: Design, place: Place, *, folder: Path) -> Curve:
@@ -161,7 +208,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "bench-choice")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    one, learned = measured_device(options.folder / "one-core.json"), curves()
+    (one, usual), learned = measured_device(options.folder / "one-core.json"), curves()
     rows: list[record.Row] = []
     raw: dict[str, Any] = {}
     for place in (PLACES[index] for index in options.places):
@@ -171,12 +218,22 @@ def main() -> None:
         designs = {way: made for way, fix in WAYS.items() if (made := asked(place, one, fix)) is not None}
         designs[name] = chosen
         found: dict[str, float] = {}
+        before = fixed_seconds()
         for way, (made, predicted) in designs.items():
             curve = step_of(made, place, folder=options.folder / "run")
-            found[way] = curve.step_seconds
-            told = f"{curve.step_seconds:.3f} s a step, predicted {predicted:.3f}"
+            after = fixed_seconds()
+            times = (before + after) / (2.0 * usual)
+            then = predicted_on(made, times)
+            found[way] = curve.step_seconds * predicted / then
+            told = f"{curve.step_seconds:.3f} s a step, predicted {then:.3f} on cores {times:.2f} times as slow"
             print(f"{place.name}, {way}{' (chosen)' if way == name else ''}: {told}", flush=True)
-            raw[f"{place.name}, {way}"] = {"predicted": predicted, "plan": made.plan.describe(), **asdict(curve)}
+            raw[f"{place.name}, {way}"] = {
+                "predicted": predicted,
+                "plan": made.plan.describe(),
+                "fixed_seconds": [before, after, usual],
+                **asdict(curve),
+            }
+            before = after
         rows += rows_of(place, found, name=name, predicted=chosen[1], learned=learned)
     record.finish("choice", rows, raw)
 
