@@ -12,6 +12,7 @@ import pytest
 
 from meshwright.lab import Lab, Topology, Uplink
 from meshwright.lab.fabric import unfit
+from meshwright.lab.hosts import Host
 from meshwright.lab.links import islands, measure_pairs
 
 WHY_NOT = unfit() or ("" if Path("/dev/net/tun").exists() else "there is no /dev/net/tun for delays")
@@ -59,24 +60,32 @@ def test_commands_know_their_place_and_what_they_send_is_counted() -> None:
 def test_a_command_that_never_ends_is_ended_and_nothing_is_left() -> None:
     with Lab.of(TWO_SITES) as lab:
         (found,) = lab.run(["sleep", "1000"], hosts=[1], timeout_seconds=0.2)
-        holder = lab.hosts[0].enter[-3]
+        holder = holder_of(lab.hosts[0])
     assert found.exit_code == -15
     assert not Path("/proc", holder).exists()
 
 
+def holder_of(host: Host) -> str:
+    """The process that holds its namespace."""
+    return host.enter[host.enter.index("-t") + 1]
+
+
 def test_nothing_is_left_of_a_lab_that_is_killed() -> None:
     script = (
-        "import time; from meshwright.lab import Lab; from tests.lab.test_lab import TWO_SITES\n"
-        "lab = Lab.of(TWO_SITES); print([host.enter[-3] for host in lab.hosts], flush=True); time.sleep(1000)"
+        "from meshwright.lab import Lab; from tests.lab.test_lab import TWO_SITES, holder_of\n"
+        "lab = Lab.of(TWO_SITES); print(*map(holder_of, lab.hosts), flush=True)\n"
+        "lab.run(['sh', '-c', 'echo $$; exec sleep 1000'], say=lambda _, line: print(line, flush=True))"
     )
     lab = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=os.getcwd())
     assert lab.stdout is not None
-    holders = [word.strip("[]' \n") for word in lab.stdout.readline().split(",")]
+    holders = lab.stdout.readline().split()
+    left = [*holders, *(lab.stdout.readline().strip() for _ in holders)]
+    assert all(Path("/proc", each).exists() for each in left)
     lab.kill()
     lab.wait()
     deadline = time.monotonic() + 30
-    while any(Path("/proc", holder).exists() for holder in holders):
-        assert time.monotonic() < deadline, holders
+    while any(Path("/proc", each).exists() for each in left):
+        assert time.monotonic() < deadline, left
         time.sleep(0.05)
 
 

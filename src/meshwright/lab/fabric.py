@@ -17,7 +17,8 @@ from meshwright.lab.hosts import Host
 from meshwright.lab.topology import Topology, Uplink
 from meshwright.spec.errors import EnvironmentUnfit, Problem
 
-_NEEDED = ("ip", "tc", "nsenter", "unshare")
+_NEEDED = ("ip", "tc", "nsenter", "setpriv", "unshare")
+_WITH_THE_LAB = ("setpriv", "--pdeathsig", "TERM", "--")  # however the lab ends, what runs in it is asked to end
 _CAP_NET_ADMIN, _CAP_SYS_ADMIN = 12, 21
 _INTERFACE = "eth0"
 _TRIAL = "ip link add try type bridge; tc qdisc add dev lo root tbf rate 1mbit burst 64kb latency 400ms"
@@ -123,7 +124,8 @@ class Fabric:
         for index, name in enumerate(topology.hosts):
             inside = self._namespace()
             address = f"10.77.{index // 250}.{index % 250 + 1}"
-            hosts[name] = Host(name=name, address=address, interface=_INTERFACE, enter=inside.enter)
+            enter = (*inside.enter, *_WITH_THE_LAB)
+            hosts[name] = Host(name=name, address=address, interface=_INTERFACE, enter=enter)
         holders = dict(zip(topology.hosts, self._namespaces[1:], strict=True))
         for index, uplink in enumerate(topology.uplinks):
             above, below = bridges[uplink.above], bridges.get(uplink.below)
