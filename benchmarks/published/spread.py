@@ -22,7 +22,8 @@ from meshwright.cost.fitting import Held, chance, shares
 from meshwright.cost.uncertainty import Cause, spread, weights
 from meshwright.replay.express import express
 from meshwright.replay.models import InexpressibleError
-from meshwright.replay.published import peak_bytes, priced
+from meshwright.replay.pricing import priced
+from meshwright.replay.published import peak_bytes
 from meshwright.replay.regimes import Regime, regime
 from meshwright.replay.runs import Run, read_runs
 from meshwright.spec.errors import ConfigError

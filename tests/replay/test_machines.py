@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshwright.replay.express import express
+from meshwright.replay.machines import machines_of
 from meshwright.replay.names import known_device, named_devices
 from meshwright.replay.networks import islands, node_gigabits
 from meshwright.replay.published import replay
@@ -210,3 +211,12 @@ def test_lanes_that_a_source_measured_are_as_fast_as_it_says() -> None:
     lanes = express(row(gpu="T4", intra_link="PCIe Gen3")).design.cluster.groups[0].inside
     assert said.bandwidth * said.efficiency == 6.25e9
     assert said.across_sockets / 6.25e9 == pytest.approx(lanes.across_sockets / (lanes.bandwidth * lanes.efficiency))
+
+
+def test_pods_of_tpus_that_are_not_whole_are_alike() -> None:
+    """As PaLM's 6,144 TPU v4 in two pods (2204.02311)."""
+    assumed: list[str] = []
+    found = machines_of(row(gpu="TPU v4", n_gpus="6144", gpus_per_node=""), assumed=assumed)
+    assert not isinstance(found, str)
+    assert found.spec.groups[0].rack_nodes == 3072 // 4
+    assert assumed

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from meshwright.replay.express import express
-from meshwright.replay.published import priced
+from meshwright.replay.pricing import priced
+from meshwright.replay.published import replay, replay_all
 from meshwright.replay.runs import Run
-from meshwright.spec.plan import Offload, Recompute, ScheduleKind
+from meshwright.spec.plan import Offload, Recompute, ScheduleKind, Sharding
 
 MIXTRAL = {
     "id": "mixtral",
@@ -133,3 +134,62 @@ def test_heads_that_are_not_printed_suit_the_width_and_the_tensor_ranks(width: s
     unsaid = {"hidden": width, "tp": tensor, "dp": str(128 // int(tensor)), "pp": "1"}
     found = express(row(**{**DENSE, **unsaid, "heads": "", "kv_heads": "", "head_dim": "", "ffn": ""}))
     assert found.design.model.layers[0].mixer.heads == heads
+
+
+def test_an_interleaved_schedule_without_a_number_of_stages_on_a_rank_tries_them():
+    found = express(row(**DENSE, layers="126", pp="16", dp="4", schedule="interleaved-1f1b"))
+    assert any("predicted fastest" in told for told in found.assumed)
+    loops = {one.plan.schedule.chunks: one.plan for one in found.others}
+    assert set(loops) == {2, 4, 8}
+    first, *between, last = (stage.stop - stage.start for stage in loops[8].stages)
+    assert (first, set(between), last) == (1, {1}, 1)
+
+
+def test_layers_that_are_computed_again_are_the_first_of_a_stage():
+    for said in ("full, 3 of 7 layers", "block 3"):
+        stages = express(row(**DENSE, recompute=said)).design.plan.stages
+        again = [
+            sum(group.stop - group.start for group in stage.groups if group.recompute is Recompute.FULL)
+            for stage in stages
+        ]
+        assert again == [4, *[3] * 7]
+
+
+@pytest.mark.parametrize(("bounds", "layers"), [("0, 9, 15, 21, 30", [7, 6, 6, 5]), ("0, 5, 10, 16, 24", [5, 5, 6, 8])])
+def test_boundaries_of_stages_count_layers_or_all_modules_of_a_pipeline(bounds: str, layers: list[int]):
+    """DeepSpeed's GPT2ModelPipe has two modules before its 24 layers and four behind."""
+    stages = express(
+        row(**DENSE, layers="24", pp="4", dp="16", extra=f"layer boundaries=[{bounds}]")
+    ).design.plan.stages
+    held = [stage.stop - stage.start - (index in (0, 3)) for index, stage in enumerate(stages)]
+    assert held == layers
+
+
+def test_torchtitan_gathers_once_a_step_in_a_pipeline_and_divides_sequences():
+    titan = {**DENSE, "framework": "torchtitan", "zero": "3", "sp": ""}
+    piped, flat = (express(row(**titan, **how)).design.plan.first_group for how in ({}, {"pp": "1", "dp": "64"}))
+    assert (piped.sharding, flat.sharding) == (Sharding.OPTIMIZER, Sharding.PARAMETERS)
+    assert piped.sequence_parallel
+
+
+def test_a_device_whose_host_is_unknown_offloads_nothing_where_nothing_is_said():
+    """Of TPUs nothing is known of the way to the host's memory: what does not fit is predicted as it is told."""
+    large = {
+        "tp": "1",
+        "pp": "1",
+        "dp": "128",
+        "zero": "3",
+        "mbs": "16",
+        "gbs": "2048",
+        "recompute": "",
+        "framework": "JAX",
+    }
+    found = priced(express(row(**DENSE | large | {"gpu": "TPU-v4", "gpus_per_node": ""})))
+    assert {group.offload for group in found.design.plan.groups} == {Offload.NONE}
+
+
+def test_rows_priced_together_are_those_priced_alone():
+    """Of another batch, microbatch and recompute each, and one that no plan says."""
+    runs = [row(**DENSE | {"mbs": mbs, "gbs": gbs}) for mbs, gbs in (("1", "256"), ("2", "512"))]
+    runs += [row(**DENSE, dp="3"), row(**DENSE, recompute="full")]
+    assert replay_all(runs) == [replay(run) for run in runs]

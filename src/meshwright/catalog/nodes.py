@@ -158,6 +158,14 @@ def _dgx() -> dict[str, Node]:
     }
 
 
+def _grace() -> Host:
+    """Of one Hopper and its own Grace."""
+    chip = _copies(gigabytes=450, title="NVLink-C2C, 900 GB/s both ways between a Grace and its GPU")
+    return _host(
+        chip, gigabytes=480, bandwidth_gb=512, title="one Grace with 480 GB of LPDDR5X: NVIDIA GH200 data sheet"
+    )
+
+
 def _boards() -> dict[str, Node]:
     """Devices on PCI Express, in the servers that clouds sell or in one's own."""
     plain = Node(devices=8, inside=pcie(generation=4), nic=CLOUD)
@@ -215,16 +223,19 @@ def _others() -> dict[str, Node]:
 
 
 def _relatives() -> dict[str, Node]:
-    """Nodes like better known ones with fewer or other links; nothing is known of their hosts."""
-    a100, h100 = (replace(_dgx()[name], host=None) for name in ("A100-80GB", "H100"))
-    pcie3, pcie4, pcie5 = (Node(devices=8, inside=pcie(generation=number), nic=CLOUD) for number in (3, 4, 5))
+    """Nodes like better known ones with fewer or other links; their hosts are taken to be those."""
+    a100, h100, boards, others = _dgx()["A100-80GB"], _dgx()["H100"], _boards(), _others()
+    pcie3, pcie4, pcie5 = (
+        Node(devices=8, inside=pcie(generation=number), nic=CLOUD, host=boards[like].host)
+        for number, like in ((3, "T4"), (4, "A100-80GB-PCIe"), (5, "H100-PCIe"))
+    )
     a800 = _like(NVLINK_A100, gigabytes=200, title="NVIDIA A800: NVLink 3, 400 GB/s both ways")
     h800 = _like(NVLINK_H100, gigabytes=200, title="NVIDIA H800: NVLink 4, 400 GB/s both ways")
     p100 = _like(NVLINK_V100, gigabytes=80, title="NVIDIA P100: NVLink 1, 160 GB/s both ways")
     mi355x = _like(INFINITY_MI300X, gigabytes=537.6, title="AMD MI355X: seven links of 153.6 GB/s both ways")
     mi300a = _like(INFINITY_MI300X, gigabytes=384, title="AMD MI300A: two links of 128 GB/s both ways to each of three")
     mi300a = replace(mi300a, peers=3)
-    mi300x = Node(devices=8, inside=INFINITY_MI300X, nic=NDR, nics=8)
+    mi300x = others["MI300X"]
     v2, v3 = (
         "10.1145/3360307: four links of 496 Gb/s each way a TPU v2 chip",
         "How to Scale Your Model: four links of 100 GB/s",
@@ -236,18 +247,17 @@ def _relatives() -> dict[str, Node]:
         "H100-NVL": pcie5,
         "H200-NVL": pcie5,
         "A800-80GB-PCIe": pcie4,
-        "B100": replace(_dgx()["B200"], host=None),
-        "GH200": Node(devices=1, inside=NVLINK_H100, nic=NDR),
-        "V100-32GB-PCIe": pcie3,
-        "V100-16GB-PCIe": pcie3,
-        "P100": Node(devices=8, inside=p100, nic=CLOUD),
+        "B100": _dgx()["B200"],
+        "GH200": Node(devices=1, inside=NVLINK_H100, nic=NDR, host=_grace()),
+        **dict.fromkeys(("V100-32GB-PCIe", "V100-16GB-PCIe", "V100S-PCIe"), pcie3),
+        "P100": replace(_dgx()["V100-32GB"], inside=p100),
         "P100-PCIe": pcie3,
         "A6000": pcie4,
-        **dict.fromkeys(("A10", "A30", "A40", "L40"), pcie4),
-        **dict.fromkeys(("Titan-RTX", "RTX-2080Ti", "P40"), pcie3),
+        **dict.fromkeys(("A10", "A30", "A40", "L40", "RTX-6000-Ada"), pcie4),
+        **dict.fromkeys(("Titan-RTX", "RTX-8000", "RTX-2080Ti", "P40"), pcie3),
         "M60": replace(pcie3, devices=4),
         "MI210": pcie4,
-        "MI250-GCD": replace(_others()["MI250X-GCD"], host=None),
+        "MI250-GCD": others["MI250X-GCD"],
         "MI300A": Node(devices=4, inside=mi300a, nic=SLINGSHOT, nics=4),
         "MI350X": replace(mi300x, inside=mi355x),
         "RTX-5090": pcie5,

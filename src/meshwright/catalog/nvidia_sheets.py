@@ -261,10 +261,9 @@ NVIDIA = (
     ),
     _H100.variant(
         name="GH200",
-        title="NVIDIA GH200 data sheet, 96 GB",
+        title="NVIDIA GH200 data sheet, 96 GB; power that of H100, for 450 to 1,000 W are of Grace as well",
         memory_gib=94.5,
         bandwidth_gb=4000,
-        watts=900,
         aliases=("GH200-96GB",),
     ),
     _B200.variant(
@@ -297,6 +296,15 @@ NVIDIA = (
         aliases=("A800-PCIe",),
     ),
     _V100_PCIE,
+    _V100_PCIE.variant(
+        name="V100S-PCIe",
+        title="NVIDIA V100S PCIe data sheet",
+        bandwidth_gb=1134,
+        fp16=130,
+        fp32=16.4,
+        fp64=8.2,
+        aliases=("V100S", "V100S-32GB", "V100S-PCIe-32GB", "V100S-32GB-PCIe"),
+    ),
     _V100_PCIE.variant(name="V100-16GB-PCIe", title=_V100_PCIE.title, memory_gib=15.8, aliases=("V100-PCIe-16GB",)),
     Sheet(
         name="P100",

@@ -171,7 +171,7 @@ OTHERS = (
         bandwidth_gb=819,
         watts=None,
         bf16=197,
-        aliases=("TPUv5e", "v5e", "TPU-v5-lite"),
+        aliases=("TPUv5e", "v5e", "TPU-v5-lite", "TPU-v5litepod", "v5litepod"),
     ),
     _TPU_V3.variant(
         name="TPU-v5p",

@@ -41,25 +41,34 @@ def predict(design: Design) -> Report:
 
 
 def predict_all(designs: Sequence[Design]) -> list[Report]:
-    """As `predict` of each; those of one model, cluster and job that are placed alike are priced together."""
+    """As `predict` of each; those of one model, cluster and job, their batches apart, that are placed alike are priced
+    together."""
     alike: list[tuple[tuple[Any, ...], list[int]]] = []
+    jobs = [_job_of(design) for design in designs]
     for place, design in enumerate(designs):
         plan = design.plan
-        job = replace(design.job, sequence_length=plan.sequence_length, batch_tokens=plan.batch_tokens)
-        key = (design.model, design.cluster, job, plan.placement)
+        key = (plan.placement, design.model, design.cluster, replace(jobs[place], batch_tokens=1))
         places = next((found for known, found in alike if known == key), None)
         if places is None:
             alike.append((key, [place]))
         else:
             places.append(place)
     reports: dict[int, Report] = {}
-    for (model, unplaced, job, _), places in alike:
+    for (_, model, unplaced, _), places in alike:
         table = PlanTable.stacked([PlanTable.from_plan(designs[place].plan) for place in places])
         cluster = as_placed(designs[places[0]].plan, unplaced)
-        costs = evaluate(table, model=model, cluster=cluster, job=job, every_rank=True)
+        costs = evaluate(table, model=model, cluster=cluster, job=jobs[places[0]], every_rank=True)
         for row, place in enumerate(places):
-            reports[place] = _report(designs[place], costs.row(row), table.take([row]), cluster=cluster, job=job)
+            reports[place] = _report(
+                designs[place], costs.row(row), table.take([row]), cluster=cluster, job=jobs[place]
+            )
     return [reports[place] for place in range(len(designs))]
+
+
+def _job_of(design: Design) -> JobSpec:
+    """The job with the batch of the plan."""
+    plan = design.plan
+    return replace(design.job, sequence_length=plan.sequence_length, batch_tokens=plan.batch_tokens)
 
 
 def _report(design: Design, costs: Costs, table: PlanTable, *, cluster: ClusterSpec, job: JobSpec) -> Report:

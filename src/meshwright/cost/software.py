@@ -164,8 +164,21 @@ _TITAN: Mapping[str, Any] = {
     "fused_loss": False,
     "selects_operators": True,
 }
+_COMPILED: Mapping[str, Mapping[str, Any]] = {
+    "": {"plain_norms": True},
+    "-compiled": {"compiled": True},
+    "-async": {"compiled": True, "pieces": True},
+}
 _NEMO: Mapping[str, Any] = {**_CORE, "pieces": True}
 _BRIDGE: Mapping[str, Any] = {**_NEMO, "narrow_parameters": True}
+_XLA: Mapping[str, Any] = {
+    "eager": False,
+    "composite_norms": False,
+    "fused_accumulation": True,
+    "fused_loss": False,
+    "dense_masks": False,
+    "sums_biases": False,
+}
 _EXPERTS: Mapping[str, Mapping[str, Any]] = {
     "": {},
     "-deepep": {"dispatches_once": True},
@@ -175,10 +188,13 @@ _EXPERTS: Mapping[str, Mapping[str, Any]] = {
 SOFTWARE: Mapping[str, Software] = MappingProxyType(
     {
         "torch": Software(),
+        "torch-2021": Software(fused_attention=False, dropout=True, plain_softmax=True, stops_early=False, **_OLD_NCCL),
         "torch-2023": Software(attention_kernel=AttentionKernel.FLASH_1, plain_norms=True, stops_early=False),
-        "torch-2024": Software(plain_norms=True, **_TITAN),
-        "torch-2024-compiled": Software(compiled=True, **_TITAN),
-        "torch-2024-async": Software(compiled=True, pieces=True, **_TITAN),
+        **{f"torch-2024{name}": Software(**_TITAN, **how) for name, how in _COMPILED.items()},
+        **{
+            f"torch-2025{name}": Software(**{**_TITAN, "attention_kernel": AttentionKernel.NATIVE}, **how)
+            for name, how in _COMPILED.items()
+        },
         "megatron-2021": Software(**_UNFUSED),
         "megatron-2022": Software(hides_gradients=True, regathers=True, **{**_UNFUSED, "fused_accumulation": True}),
         "megatron-flash": Software(attention_kernel=AttentionKernel.FLASH_2, **_MEGATRON),
@@ -187,14 +203,8 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
         "scaling-flash-1": Software(attention_kernel=AttentionKernel.FLASH_1, plain_norms=True, **_SCALING),
         "scaling-fused-softmax": Software(fused_attention=False, plain_norms=True, **_SCALING),
         "scaling-plain-softmax": Software(fused_attention=False, plain_softmax=True, plain_norms=True, **_SCALING),
-        "xla": Software(
-            eager=False,
-            composite_norms=False,
-            fused_accumulation=True,
-            fused_loss=False,
-            dense_masks=False,
-            sums_biases=False,
-        ),
+        "xla": Software(**_XLA),
+        "xla-2022": Software(fused_attention=False, **_XLA),
         "internevo": Software(
             attention_kernel=AttentionKernel.FLASH_2,
             **{**_MEGATRON, "overlap": True, "fused_accumulation": False, "adds_narrow": True},

@@ -49,15 +49,18 @@ def _with_microbatch(design: Design, size: int) -> Design | None:
 
 
 def _with_chunks(design: Design, chunks: int) -> Design | None:
-    """None where the layers or the microbatches are not whole runs of them, or another schedule is named."""
+    """None where the layers, or those with the embedding and the head for two, or the microbatches are not whole runs
+    of them, or another schedule is named."""
     plan, layers = design.plan, len(design.model.layers)
     pipeline, kind = plan.pipeline, ScheduleKind.INTERLEAVED
-    if pipeline == 1 or plan.schedule.kind is not ScheduleKind.ONE_F_ONE_B or layers % (pipeline * chunks):
+    alone = next((extra for extra in (0, 2) if (layers + extra) % (pipeline * chunks) == 0), None)
+    if pipeline == 1 or plan.schedule.kind is not ScheduleKind.ONE_F_ONE_B or alone is None:
         return None
     if schedule.problems(kind, pipeline=pipeline, chunks=chunks, microbatches=plan.schedule.microbatches):
         return None
-    each, count = layers // (pipeline * chunks), pipeline * chunks
-    edges = [0, *(1 + each * index for index in range(1, count)), layers + 2]
+    each, count = (layers + alone) // (pipeline * chunks), pipeline * chunks
+    before = 0 if alone else 1
+    edges = [0, *(before + each * index for index in range(1, count)), layers + 2]
     stages = tuple(
         Stage(
             rank=schedule.stage_rank(kind, index, pipeline=pipeline, chunks=chunks),

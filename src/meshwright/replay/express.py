@@ -37,6 +37,9 @@ from meshwright.spec.synchronize import GradientSync
 
 T = TypeVar("T")
 _STAGE_LAYERS = re.compile(r"(?:stage_layers|pp_layers|layers per stage)\s*[=:]?\s*\[?\s*(\d+(?:\s*[+,]\s*\d+)+)")
+_LAYERS_AGAIN = re.compile(r"\b(\d+)(?:\s*(?:of|/)\s*\d+)?\s*layers?\b|\bblock\D{0,3}(\d+)")
+_MODULES = re.compile(r"layer boundaries\s*=\s*\[\s*(\d+(?:\s*,\s*\d+)+)\s*\]")
+_BEFORE, _AROUND = 2, 6  # modules of DeepSpeed's GPT2ModelPipe: embedding and transpose; those, and four at its end
 _SCHEDULES = {
     "": ScheduleKind.ONE_F_ONE_B,
     "1f1b": ScheduleKind.ONE_F_ONE_B,
@@ -74,6 +77,7 @@ class _Reader:
     run: Run
     assumed: list[str] = field(default_factory=list)
     open: bool = False
+    loops: bool = False
     stack: Stack = field(init=False)
 
     def expressed(self) -> Expressed:
@@ -122,6 +126,8 @@ class _Reader:
         if problems:
             _refuse("; ".join(map(str, problems)))
         sharding, shard = self._sharding(data, machines)
+        if sharding is Sharding.PARAMETERS and pipeline > 1 and self.stack.keeps_gathered:
+            sharding = self._assume("parameters gathered and gradients reduced once a step", Sharding.OPTIMIZER)
         settings = BlockGroup(
             start=0,
             stop=1,
@@ -145,7 +151,7 @@ class _Reader:
             model=model.name,
             cluster=machines.name,
             axes=tuple(Axis(name=name, size=size) for name, size in sizes.items()),
-            stages=_stages(edges, settings, ranks=ranks, layers_away=self._layers_away()),
+            stages=_stages(edges, settings, ranks=ranks, layers_away=self._layers_away(), again=self._layers_again()),
             experts=self._experts(model, tensor=tensor, ranks=devices // pipeline),
             schedule=Schedule(kind=kind, microbatches=microbatches, chunks=chunks),
             sequence_length=self.run.lengths.encoder or _refuse("seq is not printed"),
@@ -184,6 +190,11 @@ class _Reader:
         said = re.search(r"act\D*(\d+)\D*layer", self.run.text("offload").lower())
         return int(said[1]) if said else None
 
+    def _layers_again(self) -> int | None:
+        """How many layers of a stage, the first ones, are computed again; None where it is all of them."""
+        said = _LAYERS_AGAIN.search(self.run.text("recompute").lower())
+        return int(said[1] or said[2]) if said else None
+
     def _batch(self, data: int) -> tuple[int, int]:
         """Sequences of a microbatch, and microbatches of a data rank."""
         microbatch, steps = self.run.whole("mbs"), self.run.whole("ga")
@@ -212,14 +223,16 @@ class _Reader:
         if pipeline == 1:
             return ScheduleKind.ONE_F_ONE_B, 1
         if kind is ScheduleKind.INTERLEAVED and chunks == 1:
-            _refuse("an interleaved schedule without its number of chunks")
+            kind = self._assume("as many stages on a rank as are predicted fastest", ScheduleKind.ONE_F_ONE_B)
+            self.loops = True
         if chunks > 1 and kind is ScheduleKind.ONE_F_ONE_B:
             return ScheduleKind.INTERLEAVED, chunks
         return kind, 2 if kind in (ScheduleKind.ZERO_BUBBLE_V, ScheduleKind.DUAL_PIPE_V) else chunks
 
     def _unsaid_chunks(self) -> bool:
         """Whether the table says that its source keeps the number of stages on a rank to itself."""
-        return bool(re.search(r"\bvpp\b[^;]*not printed", f"{self.run.text('extra')}; {self.run.text('notes')}"))
+        told = f"{self.run.text('extra')}; {self.run.text('notes')}"
+        return self.loops or bool(re.search(r"\bvpp\b[^;]*not printed", told))
 
     def _sharding(self, data: int, machines: ClusterSpec) -> tuple[Sharding, int]:
         """What is sharded, and over how many of the data ranks."""
@@ -245,8 +258,8 @@ class _Reader:
         said = self.run.is_yes("sp")
         if said is not None:
             return said
-        recent = self.stack.is_recent
-        return self._assume("sequence parallel on" if recent else "sequence parallel off", recent)
+        divides = self.stack.divides_sequences
+        return self._assume("sequence parallel on" if divides else "sequence parallel off", divides)
 
     def _recompute(self) -> Recompute:
         text = words.recompute(self.run.text("recompute"))
@@ -275,6 +288,8 @@ class _Reader:
         extra = self.run.text("extra")
         if said := _STAGE_LAYERS.search(extra):
             return self._said_edges([int(count) for count in re.split(r"\s*[+,]\s*", said[1])], layers, stages)
+        if said := _MODULES.search(extra):
+            return self._said_edges(_between([int(bound) for bound in said[1].split(",")], layers), layers, stages)
         fewer = stages > 1 and "first and last stage have one layer fewer" in extra
         alike = layers % stages > 0 and (layers + 2) % stages == 0
         if stages > 2 and (layers < stages <= layers + 2 or alike):
@@ -302,6 +317,13 @@ class _Reader:
         return value
 
 
+def _between(bounds: Sequence[int], layers: int) -> list[int]:
+    """Layers of each stage between `bounds`, which count layers alone or all modules of DeepSpeed's GPT2ModelPipe."""
+    before = _BEFORE if bounds[-1] == layers + _AROUND else 0
+    inside = [min(max(bound - before, 0), layers) for bound in bounds]
+    return [stop - start for start, stop in pairwise(inside)]
+
+
 def _even(layers: int, stages: int, *, fewer_at_ends: bool) -> list[int]:
     """Blocks before each stage: the embedding is of the first and the head of the last."""
     total = layers + (2 if fewer_at_ends else 0)
@@ -314,21 +336,39 @@ def _even(layers: int, stages: int, *, fewer_at_ends: bool) -> list[int]:
 
 
 def _stages(
-    edges: Sequence[int], settings: BlockGroup, *, ranks: Sequence[int], layers_away: int | None
+    edges: Sequence[int],
+    settings: BlockGroup,
+    *,
+    ranks: Sequence[int],
+    layers_away: int | None,
+    again: int | None,
 ) -> tuple[Stage, ...]:
-    """Stages between `edges` on their `ranks`; what is offloaded is of the first `layers_away` of each, where said."""
+    """Stages between `edges` on their `ranks`; what is offloaded is of the first `layers_away` of each, and what is
+    computed again of the first `again`, where said."""
     return tuple(
-        Stage(rank=rank, groups=_groups(replace(settings, start=start, stop=stop), layers_away))
+        Stage(rank=rank, groups=_groups(replace(settings, start=start, stop=stop), layers_away, again))
         for rank, (start, stop) in zip(ranks, pairwise(edges), strict=True)
     )
 
 
-def _groups(whole: BlockGroup, layers_away: int | None) -> tuple[BlockGroup, ...]:
-    if layers_away is None:
+def _groups(whole: BlockGroup, layers_away: int | None, again: int | None) -> tuple[BlockGroup, ...]:
+    if layers_away is None and again is None:
         return (whole,)
-    edge = min(whole.start + layers_away + (whole.start == 0), whole.stop)
-    first, rest = replace(whole, stop=edge), replace(whole, start=edge, offload=Offload.NONE)
-    return tuple(group for group in (first, rest) if group.start < group.stop)
+    here, redone = (
+        whole.stop if count is None else min(whole.start + count + (whole.start == 0), whole.stop)
+        for count in (layers_away, again)
+    )
+    bounds = sorted({whole.start, here, redone, whole.stop})
+    return tuple(
+        replace(
+            whole,
+            start=start,
+            stop=stop,
+            offload=whole.offload if stop <= here else Offload.NONE,
+            recompute=whole.recompute if stop <= redone else Recompute.NONE,
+        )
+        for start, stop in pairwise(bounds)
+    )
 
 
 def _refuse(reason: str) -> NoReturn:

@@ -8,7 +8,7 @@ from meshwright.catalog.nodes import group_of
 from meshwright.replay.names import Named, known_device, named_devices
 from meshwright.replay.networks import Islands, between_sites, islands, joined
 from meshwright.replay.runs import Run
-from meshwright.spec.cluster import ClusterSpec, DeviceSpec, NodeGroup
+from meshwright.spec.cluster import ClusterSpec, DeviceKind, DeviceSpec, NodeGroup
 
 _MEMORY_DIFFERS = 0.15
 _TWO_DIES = {"MI250X-GCD": 128.0, "MI250-GCD": 128.0}  # GB of a board that holds two devices
@@ -123,12 +123,15 @@ def _group(kind: _Kind, *, index: int, alone: bool) -> NodeGroup:
 def _in_segments(group: NodeGroup, *, assumed: list[str]) -> NodeGroup:
     """Where racks would be left in part, as many nodes of each as the largest power of two: 16 of an NVL72's 18.
 
-    So batch systems give them out (SLURM's topology/block, `--segment 16` in NVIDIA's scripts for GB200).
+    So batch systems give them out (SLURM's topology/block, `--segment 16` in NVIDIA's scripts for GB200). Of pods of
+    TPUs, whose slices come in any size, as many of each.
     """
     racked = group.rack_nodes
     if not racked or group.num_nodes <= racked or group.num_nodes % racked == 0:
         return group
     segment = 2 ** (racked.bit_length() - 1)
+    if group.device.kind is DeviceKind.TPU:
+        segment = group.num_nodes // -(-group.num_nodes // racked)
     if segment == racked or group.num_nodes % segment:
         return group
     assumed.append(f"{segment} of the {racked} nodes of every rack")

@@ -12,21 +12,18 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
-from meshwright import cost
 from meshwright.cost.uncertainty import SPREADS, Cause
 from meshwright.replay.express import Expressed, express
 from meshwright.replay.learned import learned
 from meshwright.replay.models import InexpressibleError
+from meshwright.replay.pricing import Priced, in_alike_parts, priced_all
 from meshwright.replay.regimes import launch_share, regime
 from meshwright.replay.runs import Run, read_runs
 from meshwright.replay.scores import Point, RegimeScores, Scores, by_regime, leave_one_group_out, overall, score
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.paths import expanded
-from meshwright.spec.plan import Design
 from meshwright.spec.report import Report, StageMemory
 
-_CHUNK = 16  # rows sent to a process at once
-_UNLIKELY = 0.1  # to fit: memory is seldom so far off
 _ROWS_EACH = 200  # for fewer a process costs more than it saves
 
 
@@ -58,11 +55,12 @@ def validate(path: Path | str, *, progress: Callable[[int, int], None] | None = 
     that spawned processes may import. Raises ConfigError where the file is no such table; a row is never an error.
     """
     runs = read_runs(path)
-    rows = []
-    for number, row in enumerate(_replayed(runs, min(processes, 1 + len(runs) // _ROWS_EACH)), start=1):
-        rows.append(row)
+    placed: dict[int, Replayed] = {}
+    for part in _replayed(runs, min(processes, 1 + len(runs) // _ROWS_EACH)):
+        placed.update(part)
         if progress is not None:
-            progress(number, len(runs))
+            progress(len(placed), len(runs))
+    rows = [placed[place] for place in range(len(runs))]
     points = [row.point for row in rows if row.point is not None]
     factors = leave_one_group_out(points)
     by_source: dict[str, list[Replayed]] = defaultdict(list)
@@ -87,23 +85,51 @@ def _score(rows: Sequence[Replayed], *, factors: Mapping[int, float]) -> Scores:
     return score(points, rows=len(rows), factors=factors, told=told)
 
 
-def _replayed(runs: Sequence[Run], processes: int) -> Iterator[Replayed]:
+def _replayed(runs: Sequence[Run], processes: int) -> Iterator[Sequence[tuple[int, Replayed]]]:
+    """The rows of `runs` with their places, part by part."""
+    places = in_alike_parts(runs)
+    parts = [[runs[place] for place in part] for part in places]
     if processes == 1:
-        yield from map(replay, runs)
+        for part, found in zip(places, map(replay_all, parts), strict=True):
+            yield list(zip(part, found, strict=True))
         return
     ignore = (signal.SIGINT, signal.SIG_IGN)
     spawn = get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=spawn, initializer=signal.signal, initargs=ignore) as pool:
-        yield from pool.map(replay, runs, chunksize=_CHUNK)
+        for part, found in zip(places, pool.map(replay_all, parts), strict=True):
+            yield list(zip(part, found, strict=True))
 
 
 def replay(run: Run) -> Replayed:
     """The prediction of one row, or why there is none."""
+    return replay_all([run])[0]
+
+
+def replay_all(runs: Sequence[Run]) -> list[Replayed]:
+    """As `replay` of each; rows that are alike are priced together."""
+    said = [_said(run) for run in runs]
+    prices = iter(priced_all([one for one in said if isinstance(one, Expressed)]))
+    return [
+        _found(run, one, next(prices)) if isinstance(one, Expressed) else Replayed(run=run, reason=_line(one))
+        for run, one in zip(runs, said, strict=True)
+    ]
+
+
+def _said(run: Run) -> Expressed | Exception:
     try:
-        expressed = express(run)
-        report = priced(expressed).report
+        return express(run)
     except (InexpressibleError, ConfigError) as error:
-        return Replayed(run=run, reason=" ".join(str(error).split()))
+        return error
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _found(run: Run, expressed: Expressed, price: Priced | ConfigError) -> Replayed:
+    if isinstance(price, ConfigError):
+        return Replayed(run=run, reason=_line(price))
+    report = price.report
     low, high = report.error_band
     printed = run.number("mem_gb")
     point = Point(
@@ -126,25 +152,6 @@ def _doubts(report: Report) -> dict[str, float]:
     compute = report.doubts.get(Cause.COMPUTE, 0.0)
     launches = min(SPREADS[Cause.COMPUTE] * launch_share(report), compute)
     return {**report.doubts, Cause.COMPUTE: compute - launches, "launches": launches}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Priced:
-    """A design that the run may have been, with its prediction."""
-
-    design: Design
-    report: Report
-
-
-def priced(expressed: Expressed) -> Priced:
-    """Of one run that is not told in full: its authors will have tried some designs and kept the fastest that fits.
-
-    What hardly fits as it is told was another one, with less in memory.
-    """
-    found = [Priced(design=one, report=cost.predict(one)) for one in (expressed.design, *expressed.others)]
-    if all((one.report.fit_probability or 0.0) < _UNLIKELY for one in found):
-        found += [Priced(design=one, report=cost.predict(one)) for one in expressed.smaller]
-    return min(found, key=lambda one: (not one.report.fits, one.report.step_seconds))
 
 
 def peak_bytes(report: Report, run: Run) -> float:

@@ -32,10 +32,13 @@ _RECENT = (
 _2022 = ("megatron-lm v3", "nemo-megatron 22", "zero bubble")
 _DUAL, _BOTH = ("hai-llm",), "-deepep-overlap"  # DeepSeek's own, with DeepEP and DualPipe
 _TUNED = ("nemo/", "megatron-bridge", "mlperf")  # recipes whose speed their authors publish
-_XLA = (
-    *("maxtext", "t5x", "pax", "levanter", "easylm", "pathways", "alpa", "jax", "xla", "axlearn", "flax", "gspmd"),
-    *("mesh-tensorflow", "mesh tensorflow", "gshard", "tensorflow", "seqio"),
+_XLA_2022 = (  # before XLA had fused attention
+    *("t5x", "pathways", "alpa", "gspmd", "mesh-tensorflow", "mesh tensorflow", "gshard", "tensorflow", "seqio"),
 )
+_XLA = (*_XLA_2022, "maxtext", "pax", "levanter", "easylm", "jax", "xla", "axlearn", "flax")
+_REMATERIALIZES = ("maxtext", "levanter")  # configs/base.yml: remat_policy; models/llama.py: gradient_checkpointing
+_NEMO = re.compile(r"\bnemo\b(?:.*\b(?:2[3-9]\.\d|2\.\d)|/| framework)")
+_BEFORE_NEMO = ("nemo-megatron 22", "nemo megatron 22")
 _TORCH = {
     "composer": "torch-2023",
     "foundry": "torch-2023",
@@ -47,11 +50,11 @@ _TORCH = {
 }
 _MEGATRON = (
     *("megatron", "nemo", "internevo", "deepspeed 3d", "gpt-neox", "neox", "colossal", "primus", "nanotron", "mlperf"),
-    *("hai-llm", "llama 3", "megascale", "galvatron", "moe folding"),
+    *("hai-llm", "llama 3", "megascale", "galvatron", "moe folding", "metaseq", "mindspeed", "vescale"),
 )
 _EAGER = (
     *("trainer", "transformers", "accelerate", "hugging", "lightning", "litgpt", "ddp", "distributeddataparallel"),
-    *("fairscale", "fairseq", "metaseq", "axolotl", "olmo", "nanogpt", "deepspeed", "pytorch", "torch", "unsloth"),
+    *("fairscale", "fairseq", "axolotl", "olmo", "nanogpt", "deepspeed", "pytorch", "torch", "unsloth"),
 )
 
 
@@ -65,11 +68,12 @@ class Stack:
 
     def name(self) -> str:
         """The software of that name in the cost model."""
-        if self.has(_XLA) or (self._device.kind is DeviceKind.TPU and not self.has(_MEGATRON)):
-            return "xla"
+        if self._is_xla:
+            fused = self._fuses(unless=self.has(_XLA_2022))
+            return "xla" if fused else "xla-2022"
         for name, software in _TORCH.items():
             if self.has((name,)):
-                return f"{software}{self._compiled()}" if self.has(("torchtitan",)) else software
+                return self._titan() if self.has(("torchtitan",)) else self._eager() if name == "fsdp" else software
         if self.has(_MEGATRON):
             return self._megatron()
         if self.has(_EAGER):
@@ -83,30 +87,75 @@ class Stack:
 
     @property
     def is_recent(self) -> bool:
-        """Megatron on Transformer Engine, which alone multiplies in eight bits."""
+        """Megatron on Transformer Engine, which alone multiplies in eight bits, and all there is of Megatron-LM and
+        NeMo for devices that can."""
         said = words.precision(self._run.text("precision"))
         eight_bit = said in EIGHT_BIT or said in ("mxfp8", "nvfp4")
-        return self.has(_RECENT) or (eight_bit and self.has(_MEGATRON))
+        older = ("deepspeed", "megatron-lm v1", "megatron-lm v2", *_2022)
+        young = self._is_young and self.has(("megatron-lm", "nemo")) and not self.has(older)
+        return self.has(_RECENT) or self._is_nemo or young or (eight_bit and self.has(_MEGATRON))
 
     @property
     def recomputes(self) -> bool:
         """DeepSpeed's pipelines of Megatron: --checkpoint-activations in microsoft/DeepSpeedExamples,
-        Megatron-LM-v1.1.5-3D_parallelism/examples."""
-        return self.has(("deepspeed 3d",))
+        Megatron-LM-v1.1.5-3D_parallelism/examples. MaxText and Levanter unless they are told otherwise."""
+        return self.has(("deepspeed 3d", *_REMATERIALIZES))
+
+    @property
+    def divides_sequences(self) -> bool:
+        """Whether features between tensor ranks' parts are theirs by token unless a run says otherwise.
+
+        torchtitan has no other way (models/llama3/infra/parallelize.py), XLA divides them as it is told the features
+        lie (`activation_embed` of MaxText's rules).
+        """
+        return self.is_recent or self._is_xla or self.has(("torchtitan", "megascale"))
+
+    @property
+    def keeps_gathered(self) -> bool:
+        """torchtitan in a pipeline gathers parameters once a step and reduces gradients once (reshard_after_forward in
+        its models/llama3/infra/parallelize.py, backward_maybe_with_nosync in torch's pipelining/stage.py)."""
+        return self.has(("torchtitan",))
 
     @property
     def is_tuned(self) -> bool:
-        return self.has(_TUNED)
+        return self.has(_TUNED) or self._is_nemo
 
     @property
     def defaults_to_bf16(self) -> bool:
         return self.has((*_RECENT, *_TORCH, *_XLA)) and Precision.BF16 in self._device.peak_flops
 
+    @property
+    def _is_xla(self) -> bool:
+        return self.has(_XLA) or (self._device.kind is DeviceKind.TPU and not self.has(_MEGATRON))
+
+    @property
+    def _is_nemo(self) -> bool:
+        """NeMo since it stands on Megatron-Core."""
+        framework = self._run.text("framework").lower()
+        return bool(_NEMO.search(framework)) and not self.has(_BEFORE_NEMO)
+
+    @property
+    def _is_young(self) -> bool:
+        """A device that came after fused attention: it multiplies in eight bits."""
+        return Precision.FP8 in self._device.peak_flops
+
+    def _fuses(self, *, unless: bool) -> bool:
+        """Whether attention is fused: as the run says, else where there is a kernel for the device and stack.
+
+        FlashAttention starts with Ampere (2307.08691), whose products alone take bf16.
+        """
+        said = self._run.is_yes("flash")
+        if said is not None:
+            return said
+        if not unless and Precision.BF16 in self._device.peak_flops:
+            return True
+        return self._assume("attention not fused", False)
+
     def gradients(self, precision: Precision) -> Precision:
         """Stacks of fp16 add and reduce gradients as they are, others in fp32; tuned recipes in bf16."""
         if precision is Precision.FP16:
             return Precision.FP16
-        tuned = self.has((*_TUNED, "internevo")) or (precision.quantized and self.has(_MEGATRON))
+        tuned = self.is_tuned or self.has(("internevo",)) or (precision.quantized and self.has(_MEGATRON))
         return self._assume("gradients in bf16", Precision.BF16) if tuned else Precision.FP32
 
     def has(self, names: Sequence[str]) -> bool:
@@ -117,16 +166,14 @@ class Stack:
         return any((self._run.whole(name) or 1) > 1 for name in ("tp", "pp"))
 
     def _eager(self) -> str:
-        """PyTorch itself, with fused attention or, where the source says that it is not, as before there was one."""
-        if self._run.is_yes("flash") is not False:
-            return "torch"
-        return self._assume("element-wise work and attention as in stacks before fused attention", "megatron-2021")
+        """PyTorch itself, with fused attention or as before there was one."""
+        return "torch" if self._fuses(unless=False) else "torch-2021"
 
     def _megatron(self) -> str:
         flash = self._run.is_yes("flash")
         if flash is None:
-            recent = self.is_recent
-            flash = self._assume("fused attention" if recent else "attention not fused", recent)
+            fused = self.is_recent or self._is_young
+            flash = self._assume("fused attention" if fused else "attention not fused", fused)
         if kernel := re.search(r"norm kernel=(\w+)([^;]*)", self._run.text("extra")):
             return "scaling-fused-norms" if "RMS kernel" in kernel[2] else _scaling(kernel[1])
         if not flash:
@@ -135,11 +182,15 @@ class Stack:
             return "internevo"
         return self._core() if self.is_recent else "megatron-flash"
 
-    def _compiled(self) -> str:
-        """What of torchtitan's ways to be quicker the run says that it used."""
+    def _titan(self) -> str:
+        """torchtitan with what of its ways to be quicker the run says that it used.
+
+        On Blackwell cuDNN's attention comes first (torchtitan's models/attention.py), as in all of its later versions.
+        """
+        year = "torch-2025" if Precision.NVFP4 in self._device.peak_flops else "torch-2024"
         if "async TP" in self._run.text("extra"):
-            return "-async"
-        return "-compiled" if self._run.is_yes("compile") else ""
+            return f"{year}-async"
+        return f"{year}-compiled" if self._run.is_yes("compile") else year
 
     def _core(self) -> str:
         """Megatron-Core with what the run says of its communication."""

@@ -10,45 +10,56 @@ _DENSE = ("dense", "decoder", "decoder-only", "transformer", "causal", "lm")  # 
 _ALIKE: Mapping[str, str] = {
     "gpt": "gpt gpt2 gpt3 gptj gptneox neox opt bloom mpt starcoder falcon megatron nemotron",
     "llama": "llama mistral qwen gemma palm phi olmo baichuan chatglm glm yi internlm granite minicpm",
-    "moe": "moe mixtral moellama llamamoe gptmoe moegpt sparsemoe qwenmoe glam switch gptoss dbrx grok olmoe",
+    "moe": "moe mixtral mixtureofexperts sparse gshard moellama llamamoe gptmoe moegpt sparsemoe qwenmoe "
+    "glam switch gptoss dbrx grok olmoe",
     "moe-mla": "moemla mlamoe deepseek deepseekv deepseekmoe kimik",
-    "t5": "t5 mt5 ul2 flant5 encoderdecoder encdec seq2seq bart",
-    "bert": "bert roberta deberta distilbert electra encoder encoderonly vit deit",
+    "t5": "t5 t5v11 mt5 ul2 flant5 encoderdecoder encdec seq2seq bart",
+    "bert": "bert roberta deberta distilbert electra encoder encoderonly transformerencoder vit deit",
     "linear": "linear linearattention hybridlinear hybridlinearattention deltanet gateddeltanet hybriddeltanet gdn "
     "hybridgdn kda hybridkda hybridkdamla kimilinear lightning hybridlightning minimax retnet gla qwennext",
-    "mamba": "mamba ssm",
+    "mamba": "mamba ssm statespace",
     "jamba": "jamba",
-    "hybrid-mamba": "hybrid hybridmamba mambahybrid mamba2hybrid mambatransformer nemotronh nemotronnano hybridssm",
+    "hybrid-mamba": "hybrid hybridmamba mambahybrid mamba2hybrid mambatransformer nemotronh nemotronnano hybridssm "
+    "hybridmambaattention hybridmambatransformer ssmhybrid ssmattention hybridstatespace",
 }
 _KIND_OF = {alias: kind for kind, aliases in _ALIKE.items() for alias in aliases.split()}
 _PRECISIONS: Mapping[str, str] = {
     **dict.fromkeys(("float32", "single", "fp32"), "fp32"),
     **dict.fromkeys(("float16", "half", "fp16mixed", "amp", "fp16amp", "16mixed", "fp16"), "fp16"),
-    **dict.fromkeys(("bfloat16", "bf16mixed", "bf16amp", "bf16"), "bf16"),
+    **dict.fromkeys(("bfloat16", "bf16mixed", "bf16amp", "ampbf16", "bf16true", "bf16"), "bf16"),
     **dict.fromkeys(("fp8delayed", "fp8delayedscaling", "fp8hybrid", "fp8tensorwise", "fp8e4m3", "float8"), "fp8"),
+    **dict.fromkeys(("fp8mixed", "fp8te", "te8", "bf16fp8", "fp8ds", "float8tensorwise"), "fp8"),
+    **dict.fromkeys(("fp8rowwise", "float8rowwise", "fp8row"), "fp8-row"),
+    **dict.fromkeys(("ampfp16", "fp16true", "16"), "fp16"),
+    **dict.fromkeys(("fp4", "nvfp4"), "nvfp4"),
     **dict.fromkeys(("fp8currentscaling", "fp8cs"), "fp8-cs"),
     **dict.fromkeys(("fp8mx", "mxfp8"), "mxfp8"),
     **dict.fromkeys(("fp8block", "fp8blockwise", "fp8blockwise128"), "fp8-blockwise128"),
 }
 _SHARDINGS: Mapping[str, str] = {
-    **dict.fromkeys(("no", "none", "ddp", "stage0", "zero0"), "0"),
-    **dict.fromkeys(("zero1", "stage1", "distributedoptimizer", "distopt", "yes", "os"), "1"),
-    **dict.fromkeys(("zero2", "stage2", "osg"), "2"),
-    **dict.fromkeys(("zero3", "stage3", "fsdp", "fsdp1", "fsdp2", "fullshard", "zero++", "osgp"), "3"),
+    **dict.fromkeys(("no", "none", "ddp", "stage0", "zero0", "noshard"), "0"),
+    **dict.fromkeys(("zero1", "stage1", "distributedoptimizer", "distopt", "yes", "os", "optimizer", "z1"), "1"),
+    **dict.fromkeys(("zero2", "stage2", "osg", "shardgradop", "gradop", "z2"), "2"),
+    **dict.fromkeys(("zero3", "stage3", "fsdp", "fsdp1", "fsdp2", "fullshard", "zero++", "osgp", "full", "z3"), "3"),
     **dict.fromkeys(("hybrid", "hybridshard", "hsdp"), "hsdp"),
 }
 _RECOMPUTES: Mapping[str, str] = {
-    **dict.fromkeys(("no", "off"), "none"),
-    **dict.fromkeys(("yes", "on", "uniform", "all", "checkpointing", "layer"), "full"),
-    **dict.fromkeys(("attention", "attn", "core_attn", "core-attn"), "selective"),
+    **dict.fromkeys(("no", "off", "false"), "none"),
+    **dict.fromkeys(("yes", "on", "true", "uniform", "all", "checkpointing", "checkpoint", "layer"), "full"),
+    **dict.fromkeys(("block", "remat", "granular", "nothing_saveable", "full-uniform", "full-block"), "full"),
+    **dict.fromkeys(("attention", "attn", "core_attn", "core-attn", "sac", "op", "per-op"), "selective"),
+    **dict.fromkeys(("minimal", "save_qkv_proj", "save_dot_except_mlp", "checkpoint_dots", "dots"), "selective"),
 }
 _SCHEDULES: Mapping[str, str] = {
     **dict.fromkeys(("none", "no", "dapple", "pipedreamflush", "pipedream1f1b", "non-interleaved"), "1f1b"),
-    **dict.fromkeys(("interleaved1f1b", "interleaved", "vpp", "virtualpipeline"), "interleaved-1f1b"),
+    **dict.fromkeys(("interleaved1f1b", "interleaved", "vpp", "virtualpipeline", "circular"), "interleaved-1f1b"),
+    **dict.fromkeys(("1f1binterleaved", "1f1bi", "1f1bvpp", "megatroninterleaved"), "interleaved-1f1b"),
     **dict.fromkeys(("afab", "f-then-b", "fthenb", "allforwardallbackward"), "gpipe"),
     **dict.fromkeys(("loopedbfs", "bfs", "breadthfirst"), "breadth-first"),
-    **dict.fromkeys(("zb1p",), "zb-1p"),
-    **dict.fromkeys(("zb2p",), "zb-2p"),
+    **dict.fromkeys(("zb1p", "zbh1", "zerobubble", "zb1", "zb"), "zb-1p"),
+    **dict.fromkeys(("zb2p", "zbh2", "zb2"), "zb-2p"),
+    **dict.fromkeys(("zbv", "zerobubblev"), "zbv"),
+    **dict.fromkeys(("1f1bflush", "flush"), "1f1b"),
 }
 
 
@@ -78,12 +89,15 @@ def precision(text: str) -> str:
 
 
 def sharding(text: str) -> str:
-    return _SHARDINGS.get(_plain(text, keep="+"), text.lower())
+    """0 to 3 or hsdp; a remark in brackets after it is not read."""
+    bare = re.sub(r"\(.*\)|-?offload", "", text.lower()).strip()
+    return _SHARDINGS.get(_plain(bare, keep="+"), bare)
 
 
 def recompute(text: str) -> str:
-    word = text.lower().split(" ")[0].split("(")[0]
-    return _RECOMPUTES.get(word, word)
+    """none, selective or full, by the first word; so many layers are layers computed again in full."""
+    word = re.split(r"[ (,;:=+/]", text.lower())[0]
+    return "full" if re.match(r"\d+ (?:of \d+ )?layers?", text.lower()) else _RECOMPUTES.get(word, word)
 
 
 def pipeline_schedule(text: str) -> str:
