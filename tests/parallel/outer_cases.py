@@ -106,22 +106,27 @@ def trained(design: Design, steps: int) -> tuple[int, dict[str, numpy.ndarray], 
     return worker.learners.index, own, mean
 
 
-def resumed(design: Design, folder: str, at: int, steps: int) -> bool:
-    """Whether a run that is saved after `at` steps, forgotten and loaded ends in the same bits as one that is not."""
+def resumed(design: Design, folder: str, at: int, steps: int, begun: int = 0) -> bool:
+    """Whether a run that is saved after `at` steps, forgotten and loaded ends in the same bits as one that is not;
+    where `begun`, its learners begin after so many steps."""
     unbroken = Worker(design)
-    for number in range(1, at + 1):
+    if begun:
+        unbroken.outer.begin(begun)
+    for number in range(begun + 1, at + 1):
         unbroken.step(number)
     state = state_of(design, learners=unbroken.learners, laid=unbroken.laid, optimizer=unbroken.optimizer)
     kept = saved(state, unbroken.outer)
     path = Path(folder)
     path.mkdir(exist_ok=True)
     stored.write(relocate.kept(kept, group=dist.group.WORLD), path, group=dist.group.WORLD)
+    told = unbroken.outer.told()
     for number in range(at + 1, steps + 1):
         unbroken.step(number)
     unbroken.outer.drain()
     again = Worker(design)
     again.step(steps + 7)
     target = state_of(design, learners=again.learners, laid=again.laid, optimizer=again.optimizer)
+    assert again.outer.goes_on_from(told)
     relocate.load(stored.Reader(path), loaded(target, again.outer, step=at), group=dist.group.WORLD)
     again.outer.settle()
     for number in range(at + 1, steps + 1):
@@ -159,7 +164,7 @@ def reference(design: Design, steps: int, absence: Absence | None = None) -> lis
     tensor."""
     plan = design.plan
     learners = [new_learner(design) for _ in range(plan.learners)]
-    rule = _Reference(plan.gradients.kind, plan.gradients.rounds, learners, design)
+    rule = Reference(plan.gradients.kind, plan.gradients.rounds, learners, design)
     for number in range(1, steps + 1):
         tokens, targets = tokens_of(number, design)
         each = plan.batch // len(learners)
@@ -197,7 +202,7 @@ def new_learner(design: Design) -> Learner:
     return Learner(decoder, torch.optim.AdamW(groups, lr=spec.learning_rate, betas=betas, eps=spec.epsilon))
 
 
-class _Reference:
+class Reference:
     """Meetings of all learners at once, as dictionaries of whole parameters."""
 
     def __init__(self, kind: SyncKind, rounds: Rounds, learners: list[Learner], design: Design) -> None:
@@ -261,7 +266,7 @@ class _Reference:
             self.anchor[n] -= rounds.learning_rate * self.momentum[n].clamp(-rounds.clip, rounds.clip)
 
 
-def leave(rule: _Reference, index: int) -> None:
+def leave(rule: Reference, index: int) -> None:
     """The learner is gone, with what it had sent."""
     del rule.learners[index]
     for read in rule.read:
@@ -270,7 +275,7 @@ def leave(rule: _Reference, index: int) -> None:
         del entries[index]
 
 
-def come(rule: _Reference, index: int, design: Design) -> None:
+def come(rule: Reference, index: int, design: Design) -> None:
     """A learner begins from the anchor, with the optimizer of the first one."""
     new = new_learner(design)
     new.optimizer.load_state_dict(copy.deepcopy(rule.learners[0].optimizer.state_dict()))
@@ -298,13 +303,16 @@ def in_every_step(design: Design, steps: int) -> dict[str, numpy.ndarray]:
     return by_name([(name, p.detach()) for name, p in laid.named_parameters()])
 
 
-def spoilt_anchor(design: Design) -> str:
-    """What is raised where a bit of one learner's anchor is another."""
+def spoilt_anchor(design: Design, missed: bool) -> str:
+    """What is raised where a bit of one learner's anchor is another, or it `missed` a landing of a fragment."""
     worker = Worker(design)
     try:
         for number in range(1, 20):
             if number == 4 and worker.learners.index == 1:
-                next(worker.outer.tensors())[2].view(-1)[0] += 1e-12
+                if missed:
+                    worker.outer._fragments[0].landings -= 1
+                else:
+                    next(worker.outer.tensors())[2].view(-1)[0] += 1e-12
             worker.step(number)
     except WorkerFailed as error:
         return str(error)

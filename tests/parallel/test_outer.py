@@ -145,10 +145,21 @@ def test_a_run_goes_on_bit_by_bit_while_something_travels(
     assert all(pool.run(outer_cases.resumed, entry, str(tmp_path), at, 8, ranks=LAYOUTS[layout].ranks))
 
 
-def test_learners_that_went_from_unlike_parameters_are_named(pool: Pool) -> None:
+@pytest.mark.parametrize("at", [5, 6])
+def test_learners_that_begin_within_a_round_go_on_bit_by_bit(pool: Pool, tmp_path: Path, at: int) -> None:
+    """As where they go on from a checkpoint of another plan: of a round before there is nothing on its way."""
+    entry = met(LAYOUTS["replicas"], SyncKind.EAGER)
+    assert all(pool.run(outer_cases.resumed, entry, str(tmp_path), at, 12, 4, ranks=2))
+
+
+@pytest.mark.parametrize(
+    ("missed", "why"), [(False, "a byte changed on its way or in memory"), (True, "they met unlike numbers of times")]
+)
+def test_learners_that_went_from_unlike_parameters_are_named(pool: Pool, missed: bool, why: str) -> None:
     entry = met(LAYOUTS["replicas"], SyncKind.DILOCO)
-    for told in pool.run(outer_cases.spoilt_anchor, entry, ranks=2):
+    for told in pool.run(outer_cases.spoilt_anchor, entry, missed, ranks=2):
         assert "learners went from unlike parameters" in told
+        assert why in told
 
 
 @pytest.mark.parametrize("kind", [SyncKind.EAGER, SyncKind.STREAMING])
@@ -173,3 +184,5 @@ def test_pace_follows_what_travels() -> None:
     assert pace.changed(100, step=28) == Rounds(every=20, delay=20)
     assert pace.changed(2, step=48) == Rounds(every=2, delay=2)
     assert Pace(kind=SyncKind.EAGER, rounds=Rounds(every=6, delay=6)).changed(100, step=6) is None
+    begun = Pace(kind=SyncKind.EAGER, rounds=Rounds(every=6, delay=6), begun=8)
+    assert [begun.away_since(0, step) for step in (8, 11, 12, 17, 18)] == [None, None, 12, 12, 18]

@@ -8,10 +8,13 @@ from dataclasses import replace
 import pytest
 
 from meshwright import cost
+from meshwright.cost.traffic_rounds import round_traffic
 from meshwright.run.dry.count import RankCount
 from meshwright.run.dry_run import of_one_step
 from meshwright.spec.cluster import Precision
+from meshwright.spec.model import MatrixRank
 from meshwright.spec.plan import Design, Sharding
+from meshwright.spec.ranks import factorable
 from meshwright.spec.synchronize import GradientSync, SyncKind, usual_rounds
 from tests.run import dry_cases
 from tests.run.test_dry_memory import DENSE, asked, hold
@@ -55,6 +58,33 @@ def test_every_stage_of_learners_sends_what_it_has_of_a_fragment() -> None:
     entries = of([(SyncKind.STREAMING, Precision.FP8, PIPED)])
     found: list[list[RankCount]] = dry_cases.apart(dry_cases.count_whole, designs=list(entries.values()))
     check_traffic(entries, found)
+
+
+def thin(entry: Design) -> tuple[Design, int]:
+    """The same, of a model whose first layer has factors of a quarter of full rank, and the elements that saves."""
+    shapes = sorted(factorable(entry.model.layers[0].places).items())
+    ranks = tuple(MatrixRank(name=name, rank=min(shape) // 4) for name, shape in shapes)
+    saved = sum(
+        rows * columns - each.rank * (rows + columns) for each, (_, (rows, columns)) in zip(ranks, shapes, strict=True)
+    )
+    return replace(entry, model=entry.model.with_ranks({1: ranks})), saved
+
+
+def test_learners_of_thin_factors_keep_and_send_what_those_have() -> None:
+    entries = {name: thin(entry)[0] for name, entry in of(QUICK).items()}
+    check_traffic(entries, hold(entries))
+
+
+def test_a_round_of_thin_factors_is_shorter_by_what_they_save() -> None:
+    """Of W (m, n) as U (m, r) and V (r, n) r (m + n) elements cross, and not m n."""
+    (dense,) = of([(SyncKind.DILOCO, Precision.FP32, PLAIN)]).values()
+    low, saved = thin(dense)
+    sent, before = (
+        sum(each.bytes for each in round_traffic(entry, rank=0) if each.fragment is not None) for entry in (low, dense)
+    )
+    assert saved > 0
+    assert before == 4 * dense.model.parameters
+    assert sent == before - 4 * saved
 
 
 @pytest.mark.slow

@@ -19,8 +19,8 @@ def of_one(**changes: Any) -> Design:
     return replace(entry, job=replace(entry.job, **changes))
 
 
-def asked(*kinds: SyncKind, quorum: int = 1, grace_seconds: float = 0.0) -> Design:
-    return of_one(synchronize=SynchronizeSpec(kinds=kinds, quorum=quorum, grace_seconds=grace_seconds))
+def asked(*kinds: SyncKind, quorum: int = 1, **fields: float) -> Design:
+    return of_one(synchronize=SynchronizeSpec(kinds=kinds, quorum=quorum, **fields))
 
 
 def evaluated(every: int) -> Design:
@@ -61,4 +61,7 @@ REFUSED = (
     ("quorum-is-read", lambda: asked(), "a quorum of 1 learners, and the job allows none"),
     ("quorum-is-read", lambda: asked(SyncKind.LOCAL, quorum=0, grace_seconds=1.0), "waits for all learners"),
     ("quorum-is-read", lambda: asked(SyncKind.LOCAL, quorum=-1), "-1 learners, 0.0 s"),
+    ("quorum-is-read", lambda: asked(SyncKind.LOCAL, quorum=0, most_left_out=1.0), "1.0 is no share of the sequences"),
+    ("quorum-is-read", lambda: asked(SyncKind.LOCAL, most_left_out=0.1), "and none is left to choose"),
+    ("quorum-is-read", lambda: asked(SyncKind.EAGER, quorum=0, most_left_out=0.1), "no learners that wait"),
 )

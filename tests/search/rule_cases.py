@@ -153,10 +153,11 @@ CASES = {
         lambda: replace(gridded(), job=replace(gridded().job, compile=Switch.ON)),
         "compiled layers beside a square of tensor ranks can be predicted and not trained yet",
     ),
-    "low-rank-training-learners": Case(
-        lambda: factoring(D()),
-        lambda: factoring(met()),
-        "2 learners have a model each, and low rank training factors one",
+    "low-rank-training-rounds": Case(
+        lambda: factoring(met(), switch_at=10),
+        lambda: factoring(met(), switch_at=95),
+        "2 learners meet every 10 steps, and no round ends from step 95, when the switch is due, to the last one, 100 "
+        "(rule low-rank-training-rounds); choose low_rank.switch_at = 90",
     ),
     "low-rank-training-decay": Case(
         lambda: factoring(D()),

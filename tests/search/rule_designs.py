@@ -41,9 +41,10 @@ def planned(design: Design, **fields: object) -> Design:
     return replace(design, plan=replace(design.plan, **fields))
 
 
-def factoring(design: Design) -> Design:
-    """One that is to become low rank."""
-    return replace(design, job=replace(design.job, low_rank=Pufferfish()))
+def factoring(design: Design, *, steps: int = 100, **fields: Any) -> Design:
+    """One that is to become low rank, of so many steps."""
+    tokens = steps * design.job.batch_tokens
+    return replace(design, job=replace(design.job, total_tokens=tokens, low_rank=Pufferfish(**fields)))
 
 
 def leaping(entry: Design) -> Design:

@@ -27,6 +27,7 @@ COMMENTS: Mapping[str, str] = MappingProxyType(
         "synchronize.precision": "What replicas send then: fp32, bf16, int8, fp8 or int4.",
         "synchronize.quorum": "A round of local or diloco ends without the others when so many learners came; 0: all.",
         "synchronize.grace_seconds": "How long it then waits for the others, which come at the end of their step.",
+        "synchronize.most_left_out": "Share of the sequences that a quorum which is chosen may leave out; 0: none is.",
         "synchronize.compressions": "How gradients may be compressed: tables of powersgd, acpsgd, topk, demo, one_bit.",
         "low_rank": "Two thin factors in the place of a matrix after a while, where that pays.",
         "low_rank.kind": "none, pufferfish or cuttlefish, each with fields of its own: see the page on low rank.",

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from meshwright.catalog.loss_gaps import nearest_gaps
 from meshwright.cost.ways import WayOfMeeting, met_over, ways_of_meeting
 from meshwright.search.advice import advice
+from meshwright.search.quorum import advise_quorum
 from meshwright.spec.plan import Design
 from meshwright.spec.report import LineName, Report
 from meshwright.spec.units import format_bytes, format_percent, format_seconds
@@ -24,7 +25,8 @@ def meeting_sentences(design: Design, predicted: Report) -> tuple[str, ...]:
         return ()
     others = _alternatives(ways, waits="" if not design.plan.gradients.rounds.quorum else ", all learners waited for,")
     found = [*_links(design, predicted), *_quorum(design, predicted), others, *_losses(design, ways)]
-    return (*found, *(f"{line[:1].upper()}{line[1:]}." for line in advice(design, ways)))
+    advised = (*advice(design, ways), *advise_quorum(design, predicted))
+    return (*found, *(f"{line[:1].upper()}{line[1:]}." for line in advised))
 
 
 def _links(design: Design, predicted: Report) -> Iterator[str]:

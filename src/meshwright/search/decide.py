@@ -22,6 +22,7 @@ from meshwright.search.misses import nothing_fits, nothing_legal
 from meshwright.search.orders import WORTH, reorder
 from meshwright.search.pareto import pareto
 from meshwright.search.product import Rejection
+from meshwright.search.quorum import Called, advise_quorum, with_quorum
 from meshwright.search.refine import Entry, entry_order, entry_value, priced, refine
 from meshwright.search.rules import Scope
 from meshwright.search.skip import Skipped, skip
@@ -84,7 +85,7 @@ def design(
     refined = _placed(kept, cluster, job.objective)
     tailored = [tailor(refined[0], job.objective)] if synthesize else []
     refined = [*(each.entry for each in tailored if each.entry is not None), *refined]
-    left_out = _left_out(refined, job, trainer)
+    left_out: list[Skipped | Called] = [*_left_out(refined, job, trainer), *_called(refined, job, trainer)]
     refined = [*(each.entry for each in left_out if each.entry is not None), *refined]
     chosen, report = refined[0]
     reasons = why(*best.refined[0], best.found, laid_out=partial(best_of, best.found))
@@ -98,6 +99,7 @@ def design(
             *_why_placed(best, tried.fitting[0]),
             *advise(chosen, report),
             *advise_wider(chosen, report),
+            *advise_quorum(chosen, report),
             *(each.words for each in tailored),
             *(each.words for each in left_out),
         ),
@@ -118,7 +120,7 @@ def best(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, trainer: Train
     """The best plan alone, as `design` finds it, without the reasons and the others. Raises as `design` does."""
     tried = _tried(model, cluster, job, top=1, trainer=trainer)
     refined = _placed(_worthwhile(tried.fitting, job.objective), cluster, job.objective)
-    left_out = _left_out(refined, job, trainer)
+    left_out: list[Skipped | Called] = [*_left_out(refined, job, trainer), *_called(refined, job, trainer)]
     made, report = next((each.entry for each in left_out if each.entry is not None), refined[0])
     return Best(design=made, report=report)
 
@@ -126,6 +128,11 @@ def best(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, trainer: Train
 def _left_out(refined: Sequence[Entry], job: JobSpec, trainer: Trainer | None) -> list[Skipped]:
     """What leaving out stages gains, where the job allows it; other trainers have no words for it."""
     return [skip(refined, job)] if job.skip.share > 0.0 and trainer is None else []
+
+
+def _called(refined: Sequence[Entry], job: JobSpec, trainer: Trainer | None) -> list[Called]:
+    """What rounds that a quorum ends gain, where the job allows it; other trainers have none."""
+    return [with_quorum(refined, job)] if job.synchronize.most_left_out > 0.0 and trainer is None else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from meshwright.schedule import planned
 from meshwright.search.rules import Rule, Scope
 from meshwright.search.runtime_rules import EMULATED_PRECISIONS
 from meshwright.spec.errors import Problem
+from meshwright.spec.low_rank import Pufferfish, switches_last
 from meshwright.spec.model import MatrixRank
 from meshwright.spec.plan import Design, TensorGrid
 from meshwright.spec.ranks import factorable
@@ -35,13 +36,20 @@ def ranks_trained(design: Design) -> Problem | None:
     return Problem(where=where, what=what, why=_first(design) or "", fix="choose bf16, or the model of whole matrices")
 
 
-def no_learners(design: Design) -> Problem | None:
-    """Learners hold unlike parameters, which have no one set of factors."""
-    if design.job.factoring is None or design.plan.learners == 1:
+def a_round_ends(design: Design) -> Problem | None:
+    """Learners become low rank where they are one: at the end of a round, before that of the run."""
+    spec, plan, steps = design.job.factoring, design.plan, design.job.total_steps
+    if spec is None or plan.learners == 1:
         return None
-    what = f"{design.plan.learners} learners have a model each, and low rank training factors one"
-    fix = "drop low_rank, or let replicas meet in every step: --set job.synchronize.kinds=[]"
-    return Problem(where=_TRAINING, what=what, fix=fix)
+    due, every = switches_last(spec, total_steps=steps), plan.gradients.rounds.every
+    if -(-due // every) * every < steps:
+        return None
+    met = f"{plan.learners} learners meet every {every} steps"
+    name = "switch_at" if isinstance(spec, Pufferfish) else "switch_by"
+    last = (steps - 1) // every * every
+    fix = f"choose low_rank.{name} = {last}" if last else f"choose synchronize.every below {steps}"
+    what = f"{met}, and no round ends from step {due}, when the switch is due, to the last one, {steps}"
+    return Problem(where=_TRAINING, what=what, fix=f"{fix}, or drop low_rank")
 
 
 def decay_in_time(design: Design) -> Problem | None:
@@ -75,7 +83,7 @@ def _first(design: Design) -> str | None:
 LOW_RANK_RULES = (
     Rule(name="low-rank-line", scope=Scope.PLAN, check=ranks_on_line),
     Rule(name="runtime-low-rank", scope=Scope.RUNTIME, check=ranks_trained),
-    Rule(name="low-rank-training-learners", scope=Scope.RUNTIME, check=no_learners),
+    Rule(name="low-rank-training-rounds", scope=Scope.RUNTIME, check=a_round_ends),
     Rule(name="low-rank-training-decay", scope=Scope.RUNTIME, check=decay_in_time),
     Rule(name="low-rank-training-layout", scope=Scope.RUNTIME, check=comes_to_be_laid),
 )

@@ -10,6 +10,7 @@ from meshwright.spec.plan import Design
 from meshwright.spec.synchronize import PACKINGS, SyncKind
 
 _QUORUM, _GRACE = "plan.gradients.rounds.quorum", "plan.gradients.rounds.grace_seconds"
+_LEFT_OUT = "job.synchronize.most_left_out"
 WAITING = tuple(kind for kind in SyncKind if kind.waits)
 ASKED = "quorum-is-read"
 
@@ -20,9 +21,18 @@ def quorum_problem(job: JobSpec) -> Problem | None:
     where, usual = "job.synchronize.quorum", "--set 'job.synchronize.kinds=[\"diloco\"]'"
     if asked.quorum < 0 or not 0.0 <= asked.grace_seconds < float("inf"):
         return Problem(where=where, what=f"{asked.quorum} learners, {asked.grace_seconds} s", fix="choose 0 or more")
+    if not 0.0 <= asked.most_left_out < 1.0:
+        what = f"{asked.most_left_out} is no share of the sequences"
+        return Problem(where=_LEFT_OUT, what=what, fix="choose from 0 to below 1")
+    if asked.quorum and asked.most_left_out:
+        what = f"a quorum of {asked.quorum} is asked for, and none is left to choose"
+        return Problem(where=_LEFT_OUT, what=what, fix="leave it out, or the quorum")
     if asked.grace_seconds and not asked.quorum:
         what = "a round that waits for all learners has no grace"
         return Problem(where="job.synchronize.grace_seconds", what=what, fix="choose a quorum, or leave grace out")
+    if asked.most_left_out and not any(kind.waits for kind in allowed):
+        what = "a quorum may leave sequences out, and the job allows no learners that wait for each other"
+        return Problem(where=_LEFT_OUT, what=what, fix=usual)
     if not asked.quorum:
         return None
     if not allowed:

@@ -153,7 +153,8 @@ class SynchronizeSpec:
     step, one of each kind; numerics change with both, so none is the default.
 
     `every` is how many steps a round has; 0 takes the fewest that hide the network, `most_every` at most. `precision`
-    is what learners send. A round ends `grace_seconds` after `quorum` learners have come; 0 waits for all.
+    is what learners send. A round ends `grace_seconds` after `quorum` learners have come; 0 waits for all, but where a
+    quorum of unlike learners saves time and leaves out at most the share `most_left_out` of the sequences.
     """
 
     kinds: tuple[SyncKind, ...] = ()
@@ -162,6 +163,7 @@ class SynchronizeSpec:
     precision: Precision = Precision.FP32
     quorum: int = 0
     grace_seconds: float = 0.0
+    most_left_out: float = 0.0
     compressions: tuple[Compression, ...] = ()
 
 

@@ -228,7 +228,7 @@ class Run:
             outer.settle()
         else:
             saved = self.store.load(checkpoint, state)
-            outer.begin()
+            outer.begin(checkpoint.step)
         self.stand(saved, past=past)
 
     def stand(self, progress: Mapping[str, Any], *, past: int | None = None) -> None:
@@ -259,7 +259,7 @@ class Run:
             folder, state_of(self.design, learners=self.learners, laid=self.laid, contents=Contents.PARAMETERS)
         )
         if self.outer is not None:
-            self.outer.begin()
+            self.outer.begin(0)
 
     def stop(self, ending: Ending) -> Stopping:
         return Stopping(step=self.state.step, ending=ending)

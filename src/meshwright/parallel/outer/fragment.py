@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from meshwright.cost.learner_holdings import ANCHOR, AWAY, MOMENTUM, SENT
+from meshwright.parallel.clip import local_part
 from meshwright.parallel.outer.average import Average
 from meshwright.parallel.outer.flat import Flat
 from meshwright.parallel.outer.pace import Pace
@@ -50,12 +52,18 @@ class Fragment:
         self._lands_at: int | None = None
         self._arrived: Tensor | None = None
 
-    def begin(self) -> None:
-        """Every learner goes on from what it has, which is the same on all of them, and nothing travels."""
+    def begin(self, momentum: Mapping[str, Tensor] = MappingProxyType({})) -> None:
+        """Every learner goes on from what it has, which is the same on all of them, and nothing travels. The outer
+        optimizer begins, but for the `momentum` of the parameters that there is one of."""
         self.held.anchor.copy_(self.flat.read())
-        for kept in (self.held.momentum, self.held.sent, *self.average.left):
+        for kept in (self.held.sent, *self.average.left):
             if kept is not None:
                 kept.zero_()
+        for name, view in () if self.held.momentum is None else self.flat.views(self.held.momentum):
+            if name in momentum:
+                local_part(view).copy_(local_part(momentum[name]))
+            else:
+                local_part(view).zero_()
         self._lands_at = self._arrived = None
 
     @property

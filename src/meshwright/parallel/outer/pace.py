@@ -13,12 +13,14 @@ EXPOSED = 0.05  # of all time, that learners wait for what they do not hide
 
 @dataclass(kw_only=True)
 class Pace:
-    """Rounds as they are since step `origin`; `most_every` None keeps them so."""
+    """Rounds as they are since step `origin`; `most_every` None keeps them so. After step `begun` all learners were one
+    and nothing was on its way."""
 
     kind: SyncKind
     rounds: Rounds
     most_every: int | None = None
     origin: int = 0
+    begun: int = 0
 
     def departs(self, fragment: int, step: int) -> bool:
         """Fragment `fragment` sets out after step `step`."""
@@ -34,10 +36,14 @@ class Pace:
             # The last fragment of the rounds before these set out where these begin.
             follows = self.origin > 0 and fragment == rounds.fragments - 1
             left = self.origin if follows else step - rounds.delay
-        return left if step - left < rounds.delay else None
+        return left if left > self.begun and step - left < rounds.delay else None
+
+    def at_edge(self, step: int) -> bool:
+        """A round ends at `step`, or these rounds begin there."""
+        return (step - self.origin) % self.rounds.every == 0
 
     def ends_round(self, step: int) -> bool:
-        return step > self.origin and (step - self.origin) % self.rounds.every == 0
+        return step > self.origin and self.at_edge(step)
 
     def needed(self, *, travelled: int, waited: float, step_seconds: float) -> int:
         """Steps that a round should have, in which something travelled for so many or was waited for so long."""

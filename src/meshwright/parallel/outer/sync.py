@@ -19,22 +19,20 @@ from torch import Tensor
 
 from meshwright.cost.learner_holdings import Origins
 from meshwright.parallel.layout import Laid
-from meshwright.parallel.optimizer import block_of
-from meshwright.parallel.outer.average import build_average
 from meshwright.parallel.outer.flat import Flat
 from meshwright.parallel.outer.fragment import Fragment
 from meshwright.parallel.outer.learners import Learners
 from meshwright.parallel.outer.pace import Pace
+from meshwright.parallel.outer.parts import everything, fragments_of
 from meshwright.parallel.outer.quorum import Quorum
 from meshwright.parallel.outer.roll import Round
 from meshwright.parallel.outer.shares import Shares
-from meshwright.parallel.outer.updates import Total, build_update
 from meshwright.spec import codec
 from meshwright.spec.errors import Problem, WorkerFailed
 from meshwright.spec.plan import Design
 from meshwright.spec.report import LineName
 from meshwright.spec.span import Recorder
-from meshwright.spec.synchronize import TOLD_BYTES, TOLD_EVERY, GradientSync, Rounds, dealt
+from meshwright.spec.synchronize import TOLD_BYTES, TOLD_EVERY, GradientSync, Rounds
 
 _BITS = 2**62
 _NOTHING, _CHANGE, _STOP = range(3)  # what a learner is asked for; who stops does not change
@@ -64,27 +62,58 @@ class OuterSync:
         self._laid, self._recorder = laid, recorder
         self._across, self._meeting = learners.across, learners.meeting
         self.pace = Pace(kind=self.gradients.kind, rounds=self.gradients.rounds, most_every=_most_every(design))
-        self._fragments = _fragments(design, laid=laid, pace=self.pace, across=self._across, total=self._over_learner)
+        self._fragments = self._parts(design, laid)
         self._rows = design.plan.batch // learners.count
         self.shares = self._even()
         self._needed = self._told_needed = self.told_at = 0
         self._step_seconds, self._clock = math.inf, time.perf_counter()
-        self._whole = Flat(_everything(laid))
+        self._whole = Flat(everything(laid))
         self._asked, self._spoilt, self._changes = _NOTHING, False, False
         self._told: Tensor | None = None
         self._telling: dist.Work | None = None
         self.quorum = self._quorum(design) if self.gradients.rounds.quorum else None
 
-    def begin(self) -> None:
-        """All learners have the same parameters, and nothing that they sent before counts. Collective."""
+    def begin(self, step: int) -> None:
+        """All learners have the same parameters after `step`, and nothing that they sent before counts. Collective."""
         self.drain()
         self._telling = None
         self.pace.rounds, self.pace.origin = self.gradients.rounds, 0
-        self.shares = self._even()
+        self._begin(step, momentum={})
+
+    def _begin(self, step: int, *, momentum: Mapping[str, Tensor]) -> None:
+        self.pace.begun, self.shares = step, self._even()
         for fragment in self._fragments:
-            fragment.begin()
+            fragment.begin(momentum)
         if self.quorum is not None:
             self.quorum.begin()
+
+    def come_together(self) -> None:
+        """What travels has landed, and every learner holds the mean of all of them. Collective."""
+        for fragment in self._fragments:
+            fragment.land()
+        self._whole.write(self._averaged(self._whole.read()))
+
+    def follow(self, design: Design, *, laid: Laid) -> None:
+        """These learners train `laid` from here on, of the plan that they had and of a model of other ranks; they have
+        to be told what to go on from. Collective."""
+        self.drain()
+        self._laid, self._whole = laid, Flat(everything(laid))
+        self._fragments = self._parts(design, laid)
+
+    def go_on_as_one(self, step: int, *, momentum: Mapping[str, Tensor]) -> None:
+        """All learners have the same parameters after `step`, with which a round ends, and go on in the rounds that
+        they had; of the outer optimizer `momentum` stays, by parameter. Collective. Raises WorkerFailed where a bit of
+        what they go from is another."""
+        self._begin(step, momentum=momentum)
+        self._needed = self._told_needed = 0
+        own = self._fingerprint()
+        told = torch.tensor([own, -own], device=self._laid.device)
+        if self._telling is not None:
+            self._telling.wait()
+        dist.all_reduce(told, op=dist.ReduceOp.MAX, group=self._meeting)
+        largest, smallest = told.tolist()
+        if largest != -smallest:
+            raise self._unlike(step, why="they made unlike factors, or a byte changed on its way or in memory")
 
     def after_step(self, step: int, *, stop: bool, spoilt: bool, change: bool = False) -> Met | None:
         """Step `step` of this learner is done: what is due lands and sets out. What learners told where they met.
@@ -118,6 +147,9 @@ class OuterSync:
         self._clock = time.perf_counter()
         self._recorder.record(LineName.OUTER, start, self._clock - start)
         return met if changed is None else replace(met or Met(), changed=changed)
+
+    def _parts(self, design: Design, laid: Laid) -> tuple[Fragment, ...]:
+        return fragments_of(design, laid=laid, pace=self.pace, across=self._across, total=self._over_learner)
 
     def _quorum(self, design: Design) -> Quorum:
         patience = design.job.peer_timeout_seconds
@@ -173,7 +205,7 @@ class OuterSync:
     def told(self) -> dict[str, Any]:
         """What has to be known to go on as these learners, as JSON has it."""
         asked = {"count": self.learners.count, "gradients": codec.encode(self.gradients)}
-        rounds = {"rounds": codec.encode(self.pace.rounds), "origin": self.pace.origin}
+        rounds = {"rounds": codec.encode(self.pace.rounds), "origin": self.pace.origin, "begun": self.pace.begun}
         return {**asked, **rounds, "shares": self.shares.told()}
 
     def goes_on_from(self, told: Mapping[str, Any] | None) -> bool:
@@ -207,6 +239,7 @@ class OuterSync:
 
     def _stand(self, told: Mapping[str, Any], origins: Origins) -> None:
         self.pace.rounds, self.pace.origin = codec.decode(Rounds, told["rounds"]), int(told["origin"])
+        self.pace.begun = int(told.get("begun", 0))
         if "shares" in told:
             self.shares.inherit(told["shares"], origins)
 
@@ -268,6 +301,11 @@ class OuterSync:
         total = values.clone()
         dist.all_reduce(total, group=self._meeting)
         return total
+
+    def of_all(self, what: str) -> dict[str, Tensor]:
+        """By parameter the anchor or the momentum, as `what` says, which all learners have alike; live tensors laid out
+        as the parameters are."""
+        return {name: x for kept, name, x in self.remembered() if kept == what}
 
     def tensors(self) -> Iterator[tuple[str, str, Tensor]]:
         """(what it is, of which parameter, tensor) of all that this keeps between steps. Collective."""
@@ -332,11 +370,14 @@ class OuterSync:
             self._told_needed = needed
         if (largest, most) != (-smallest, -fewest):
             why = "they met unlike numbers of times" if most != -fewest else "a byte changed on its way or in memory"
-            what = f"learners went from unlike parameters when step {step} was done"
-            fix = "--resume goes on from the last checkpoint"
-            raise WorkerFailed(Problem(what=what, where=f"learner {self.learners.index}", why=why, fix=fix))
+            raise self._unlike(step, why=why)
         self._changes = self._changes or asked == _CHANGE
         return Met(stop=asked == _STOP, spoilt=spoilt > 0)
+
+    def _unlike(self, step: int, *, why: str) -> WorkerFailed:
+        what = f"learners went from unlike parameters when step {step} was done"
+        fix = "--resume goes on from the last checkpoint"
+        return WorkerFailed(Problem(what=what, where=f"learner {self.learners.index}", why=why, fix=fix))
 
 
 def build_outer_sync(design: Design, *, laid: Laid, learners: Learners, recorder: Recorder) -> OuterSync | None:
@@ -352,36 +393,3 @@ def _most_every(design: Design) -> int | None:
     kept = design.job.deterministic or design.plan.gradients.rounds.quorum > 0
     free = asked.kinds and not asked.every and not kept and design.plan.learners > 1
     return asked.most_every if free else None
-
-
-def _fragments(
-    design: Design, *, laid: Laid, pace: Pace, across: dist.ProcessGroup, total: Total
-) -> tuple[Fragment, ...]:
-    """The model's blocks dealt by their parameters, the same on every rank; those of which this rank has a part."""
-    gradients, model = design.plan.gradients, design.model
-    rounds = gradients.rounds
-    trained = [(name, x) for name, x in laid.named_parameters() if x.requires_grad]
-    parts = dealt([block.parameters for block in model.blocks], parts=rounds.fragments)
-    found = []
-    for index, blocks in enumerate(parts):
-        flat = Flat([(name, x) for name, x in trained if block_of(name, model) in blocks])
-        if not flat.numel:
-            continue
-        found.append(
-            Fragment(
-                flat,
-                number=index,
-                pace=pace,
-                update=build_update(gradients.kind, rounds, total=total),
-                average=partial(build_average, group=across, precision=rounds.precision),
-                remembers=design.job.elastic.on and rounds.delay > 0,
-            )
-        )
-    return tuple(found)
-
-
-def _everything(laid: Laid) -> list[tuple[str, Tensor]]:
-    """All that a model is by name: what is trained, and buffers of numbers."""
-    named = [(name, x.detach()) for name, x in laid.named_parameters() if x.requires_grad]
-    buffers = [pair for part in laid.parts for pair in part.named_buffers() if pair[1].is_floating_point()]
-    return [*named, *buffers]

@@ -22,12 +22,14 @@ class Stage(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class Memory:
-    """`tracks` are stable ranks by matrix, one an interval from the start; `vectors` the last singular vectors, bf16 in
-    base64; `losses` those of the newest steps, and `before` those of the dense model up to the switch."""
+    """`tracks` are stable ranks by matrix, one an interval from the start, the last one of step `tracked`; `vectors`
+    the last singular vectors, bf16 in base64; `losses` those of the newest steps, and `before` those of the dense model
+    up to the switch."""
 
     stage: Stage = Stage.WATCHING
     tracks: dict[str, tuple[float, ...]] = field(default_factory=dict)
     vectors: dict[str, str] = field(default_factory=dict)
+    tracked: int = 0
     losses: tuple[float, ...] = ()
     before: tuple[float, ...] = ()
     switched: int = 0

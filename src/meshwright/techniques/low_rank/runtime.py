@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from meshwright.cost.holdings import Contents
-from meshwright.parallel.outer import state_of
+from meshwright.cost.holdings import PARAMETERS, Contents
+from meshwright.cost.learner_holdings import ANCHOR
+from meshwright.parallel import relocate
+from meshwright.parallel.relocate import State
 from meshwright.parallel.stable_rank import stable_ranks
 from meshwright.spec import codec
 from meshwright.spec.low_rank import Cuttlefish, LowRank, Pufferfish, Ranks, matrices_with_ranks, ranks_of, steps_of
@@ -42,8 +44,9 @@ class _Weighed:
 class LowRankTraining:
     """Low rank training of one run, as `design.job.low_rank` says; `design` is of the dense model.
 
-    Every rank decides alike: stable ranks and losses are the same on all, and what is predicted rank 0 tells the
-    others. The dense state is saved before the switch, and stays while it may be gone back to.
+    Every rank decides alike: what is found of ranks and losses, and what is predicted, rank 0 tells the others. The
+    dense state is saved before the switch, and stays while it may be gone back to. Learners, which are unlike within
+    their rounds, decide at the edges of rounds, by what all of them go from.
     """
 
     name = "low_rank"
@@ -95,13 +98,13 @@ class LowRankTraining:
         if not weighed.pays:
             yield self._decline(weighed)
         elif isinstance(self._spec, Cuttlefish):
-            self._track()
+            self._track(step)
 
     def _after(self, event: StepDone) -> Iterator[Action]:
         memory = self._memory
         if memory.stage in (Stage.WATCHING, Stage.GUARDED):
             memory.lose(event.loss, most=self._window * (1 if memory.stage is Stage.GUARDED else _DENSE_WINDOWS))
-        if memory.stage is Stage.DUE:
+        if memory.stage is Stage.DUE and self._at_edge(event.step):
             yield from self._ask(event.step)
         elif memory.stage is Stage.WATCHING:
             yield from self._watch(event.step)
@@ -115,8 +118,10 @@ class LowRankTraining:
     def _watch(self, step: int) -> Iterator[Action]:
         """Ranks are tracked every interval until the switch is due and pays, or does not."""
         spec = self._spec
-        if isinstance(spec, Cuttlefish) and step % steps_of(spec.interval, total_steps=self._total) == 0:
-            self._track()
+        if not self._at_edge(step):
+            return
+        if isinstance(spec, Cuttlefish) and self._is_time(step, interval=spec.interval):
+            self._track(step)
             yield Log(values={"rank_share": policy.rank_share(self._found, self._memory.tracks)})
         if step >= self._total or not policy.is_due(step, spec, total_steps=self._total, tracks=self._memory.tracks):
             return
@@ -176,7 +181,10 @@ class LowRankTraining:
         if tolerance is None or step >= self._total or len(before) < 2:
             self._pin()
             return
-        found = policy.guard(before, after, switched=memory.switched, last=step, tolerance=tolerance)
+        # Of learners it is the first one's losses that were saved with the run.
+        found = self._run.store.share(
+            lambda: policy.guard(before, after, switched=memory.switched, last=step, tolerance=tolerance)
+        )
         words = f"the loss is {found.loss:.4f} by step {step}, where the dense trend is {found.expected:.4f}"
         if not found.broken:
             self._pin()
@@ -194,9 +202,8 @@ class LowRankTraining:
         yield Save()
 
     def _is_stale(self, step: int) -> bool:
-        every = self._spec.refactorise_every
-        since = step - self._memory.switched
-        return bool(every) and since > 0 and step < self._total and since % every == 0
+        every, since = self._spec.refactorise_every, step - self._memory.balanced
+        return bool(every) and since >= every and step < self._total and self._at_edge(step)
 
     def _rate_scale(self, step: int) -> float:
         memory = self._memory
@@ -207,20 +214,33 @@ class LowRankTraining:
             scale *= policy.rate_factor(step, since=memory.balanced, steps=self._spec.recovery_steps)
         return scale
 
-    def _track(self) -> None:
-        """One more stable rank of every matrix that may be factored. Collective."""
+    def _at_edge(self, step: int) -> bool:
+        """After `step` all ranks may do something together: learners have ended a round."""
+        outer = self._run.outer
+        return outer is None or outer.pace.at_edge(step)
+
+    def _is_time(self, step: int, *, interval: float) -> bool:
+        """An interval has ended since ranks were tracked the last time."""
+        steps = steps_of(interval, total_steps=self._total)
+        return step // steps > self._memory.tracked // steps
+
+    def _track(self, step: int) -> None:
+        """One more stable rank of every matrix that may be factored, after `step`. Collective."""
         memory, run = self._memory, self._run
         names = {f"{one.key}.weight": one.key for one in self._found}
-        found = stable_ranks(
+        ranks = stable_ranks(
             tuple(names),
-            state_of(run.design, learners=run.learners, laid=run.laid, contents=Contents.PARAMETERS),
+            _watched(run),
             starts={f"{key}.weight": _vector(text) for key, text in memory.vectors.items()},
             group=run.learners.mesh.everyone,
             device=run.laid.device,
         )
-        for name, key in names.items():
-            memory.tracks[key] = (*memory.tracks.get(key, ()), found[name].value)
-            memory.vectors[key] = _text(found[name].vector)
+        own = {key: (ranks[name].value, _text(ranks[name].vector)) for name, key in names.items()}
+        found = own if run.outer is None else run.store.share(lambda: own)
+        memory.tracked = step
+        for key, (value, vector) in found.items():
+            memory.tracks[key] = (*memory.tracks.get(key, ()), value)
+            memory.vectors[key] = vector
 
     def _pin(self, step: int | None = None) -> None:
         """The dense checkpoint of the switch stays, while there is a way back to it."""
@@ -233,6 +253,17 @@ class LowRankTraining:
         if self._run.observer is not None:
             self._run.observer.decided.append(text)
         return Log(text=f"{_LOG}{text}")
+
+
+def _watched(run: Run) -> State:
+    """The parameters whose ranks are tracked, in the layout of one learner: of learners what all of them go from, which
+    no byte has to be sent for."""
+    own = replace(run.design, plan=run.design.plan.of_learner())
+    state = relocate.state_of(own, laid=run.laid, contents=Contents.PARAMETERS)
+    if run.outer is None:
+        return state
+    anchors = {f"{PARAMETERS}{name}": x for name, x in run.outer.of_all(ANCHOR).items()}
+    return replace(state, own=replace(state.own, tensors={**state.own.tensors, **anchors}))
 
 
 def _text(vector: Tensor) -> str:

@@ -85,7 +85,9 @@ class Store:
         return design
 
     def share(self, look: Callable[[], T]) -> T:
-        """What `look` gave on rank 0, which alone looks, on every rank. Collective."""
+        """What `look` gave on rank 0, which alone looks, on every rank. Collective. Waits for a save that is under way,
+        whose ranks speak to each other in the same group; raises as `wait` does."""
+        self.wait()
         return self._peers.share(look)
 
     def of_step(self, step: int) -> Checkpoint:

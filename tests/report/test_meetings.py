@@ -1,0 +1,75 @@
+"""How ranks meet, in words: bytes, time and choice on every tier of links, and what other ways would cost."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from meshwright.cost import predict
+from meshwright.cost.ways import met_over, ways_of_meeting
+from meshwright.report.meetings import meeting_sentences
+from meshwright.spec.plan import Design
+from meshwright.spec.report import LineName
+from meshwright.spec.synchronize import SyncKind
+from meshwright.spec.units import format_bytes, format_seconds
+from tests.cost.test_rounds import met
+
+
+def told(design: Design) -> list[str]:
+    return list(meeting_sentences(design, predict(design)))
+
+
+@pytest.mark.parametrize("kind", [SyncKind.STREAMING, SyncKind.DILOCO])
+def test_of_every_tier_bytes_and_what_is_exposed_and_hidden_are_told(kind: SyncKind) -> None:
+    """Shards of a learner meet in its node in every step, learners between sites in rounds."""
+    design = met(kind)
+    report = predict(design)
+    outer = report.step.find(LineName.OUTER)
+    assert outer is not None
+    sent = met_over(design, outer_bytes=outer.bytes)
+    assert {(each.line, each.tier) for each in sent} == {
+        (LineName.GRADIENTS, "in a node"),
+        (LineName.PARAMETERS, "in a node"),
+        (LineName.OUTER, "between sites"),
+    }
+    sentences = told(design)
+    for each in sent:
+        line = report.step.find(each.line)
+        assert line is not None
+        hidden = max(report.detail.get(f"{each.line}, hidden included", line.seconds) - line.seconds, 0.0)
+        assert (
+            f"Of {each.line} a device sends {format_bytes(each.bytes)} {each.tier} a step: "
+            f"{format_seconds(line.seconds)} exposed, {format_seconds(hidden)} hidden." in sentences
+        )
+
+
+def test_the_choice_and_what_every_other_way_would_take_and_cost_in_loss_are_told() -> None:
+    design = met(SyncKind.STREAMING)
+    own, *others = ways_of_meeting(design)
+    (ways,) = [line for line in told(design) if "other ways would take" in line]
+    assert ways.startswith(f"This plan's ranks meet as {own.words}; for its layout")
+    assert len(others) > len(SyncKind) - 2
+    for way in others:
+        assert f"{way.words} {format_seconds(way.step_seconds)} (" in ways
+    (losses,) = [line for line in told(design) if line.startswith("Loss above that")]
+    assert re.search(r"streaming [+-]\d\.\d{3} nats \(.*; .+\)", losses)
+
+
+def test_a_way_of_meeting_that_memory_has_no_room_for_is_told() -> None:
+    """Learners keep copies: where what every step holds just fits, no round of theirs does, however long it is."""
+    design = met(SyncKind.EVERY_STEP)
+    (memory,) = {stage.total for stage in predict(design).memory}
+    groups = tuple(
+        replace(group, device=replace(group.device, memory_bytes=1.001 * memory / group.device.usable_fraction))
+        for group in design.cluster.groups
+    )
+    tight = replace(design, cluster=replace(design.cluster, groups=groups))
+    own, *others = ways_of_meeting(tight)
+    assert own.fits
+    assert not any(way.fits for way in others if way.every)
+    (ways,) = [line for line in told(tight) if "other ways would take" in line]
+    for way in others:
+        if way.every:
+            assert re.search(rf"{re.escape(way.words)} [^()]*\([^()]*and does not fit\)", ways), way.words
