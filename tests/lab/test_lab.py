@@ -46,8 +46,9 @@ def test_commands_know_their_place_and_what_they_send_is_counted() -> None:
         "import os, socket; place = int(os.environ['NODE_RANK'])\n"
         "if place: server = socket.create_server(('{address}', 29501)); peer = server.accept()[0]\n"
         "if place: print(len(peer.makefile('rb').read()))\n"
-        "import time; time.sleep(0.5)\n"
-        "if not place: socket.create_connection(('10.77.0.3', 29501)).sendall(bytes(2_000_000))\n"
+        "while not place:\n"
+        "    try: socket.create_connection(('10.77.0.3', 29501)).sendall(bytes(2_000_000)); break\n"
+        "    except ConnectionRefusedError: pass\n"
     )
     with Lab.of(TWO_SITES) as lab:
         sender, receiver = lab.run([sys.executable, "-c", send], hosts=[0, 2], timeout_seconds=60)
