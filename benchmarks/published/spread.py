@@ -20,9 +20,9 @@ import numpy.typing as npt
 from meshwright import cost
 from meshwright.cost.fitting import Held, chance, shares
 from meshwright.cost.uncertainty import Cause, spread, weights
-from meshwright.replay.express import express
+from meshwright.replay.express import Expressed, express
 from meshwright.replay.models import InexpressibleError
-from meshwright.replay.pricing import priced
+from meshwright.replay.pricing import Priced, in_alike_parts, priced_all
 from meshwright.replay.published import peak_bytes
 from meshwright.replay.regimes import Regime, regime
 from meshwright.replay.runs import Run, read_runs
@@ -79,14 +79,20 @@ class Predicted:
 
 def predicted(runs: Iterable[Run]) -> list[Predicted]:
     """Every run that can be said, with its report."""
-    found = []
-    for run in runs:
-        try:
-            one = priced(express(run))
-        except (InexpressibleError, ConfigError):
-            continue
-        found.append(Predicted(run=run, design=one.design, report=one.report))
+    listed, found = list(runs), []
+    for part in in_alike_parts(listed):
+        known = [(listed[place], one) for place in part if (one := _said(listed[place])) is not None]
+        for (run, _), price in zip(known, priced_all([one for _, one in known]), strict=True):
+            if isinstance(price, Priced):
+                found.append(Predicted(run=run, design=price.design, report=price.report))
     return found
+
+
+def _said(run: Run) -> Expressed | None:
+    try:
+        return express(run)
+    except (InexpressibleError, ConfigError):
+        return None
 
 
 def priors() -> Floats:

@@ -276,6 +276,8 @@ class _Reader:
 
     def _precision(self) -> Precision:
         text = words.precision(self.run.text("precision"))
+        if text == Precision.FP8 and "rowwise" in self.run.text("extra").lower():
+            return Precision.FP8_ROW
         if text in EIGHT_BIT:
             return EIGHT_BIT[text]
         if text:
