@@ -8,7 +8,7 @@ from typing import Any
 from meshwright.spec.cluster import DeviceKind
 from meshwright.spec.job import ElasticSpec, Switch
 from meshwright.spec.low_rank import Pufferfish
-from meshwright.spec.plan import Design, Sharding
+from meshwright.spec.plan import AxisName, Design, Sharding
 from meshwright.spec.synchronize import GradientSync, Rounds, SynchronizeSpec, SyncKind
 from tests.search.compression_cases import Case
 from tests.support import designs, models
@@ -31,6 +31,13 @@ def on_accelerators() -> Design:
 def on_two_nodes(made: Design) -> Design:
     group = replace(made.cluster.groups[0], num_nodes=2, devices_per_node=made.plan.world_size // 2)
     return replace(made, cluster=replace(made.cluster, groups=(group,)))
+
+
+def across(made: Design) -> Design:
+    """The same with the ranks of a learner apart: shards are the outer axis."""
+    order = [AxisName.PIPELINE, AxisName.SHARD, AxisName.REPLICATE, AxisName.TENSOR]
+    axes = sorted(made.plan.axes, key=lambda axis: order.index(axis.name))
+    return replace(made, plan=replace(made.plan, axes=tuple(axes)))
 
 
 def apart(*, fewest: int) -> Design:
@@ -57,10 +64,10 @@ ELASTIC_CASES = {
         lambda: apart(fewest=3),
         "learners of 2 ranks are lost whole, and 3 of 4 ranks are needed",
     ),
-    "elastic-learners-on-one-node": Case(
-        lambda: apart(fewest=2),
+    "elastic-learners-outlive-nodes": Case(
         lambda: on_two_nodes(apart(fewest=2)),
-        "elastic runs of learners on several nodes can be predicted and not trained yet",
+        lambda: on_two_nodes(across(apart(fewest=2))),
+        "each of the 2 learners has ranks on node 0, and none is left whole without it",
     ),
     "elastic-of-one-model": Case(
         elastic, lambda: elastic(low_rank=Pufferfish()), "whose matrices become thin factors on the way"

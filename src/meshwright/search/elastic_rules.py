@@ -42,13 +42,25 @@ def of_whole_learners(design: Design) -> Problem | None:
     return Problem(where="job.elastic.min_ranks", what=what, fix=fix)
 
 
-def learners_on_one_node(design: Design) -> Problem | None:
-    """Learners that are lost are known by their ranks, of one host."""
-    inside = design.plan.world_size <= design.cluster.groups[0].devices_per_node
-    if not design.job.elastic.on or design.plan.learners == 1 or inside:
+def learners_outlive_nodes(design: Design) -> Problem | None:
+    """Of learners on several nodes one is left whole whichever node is lost: it has what all of them go from."""
+    plan, nodes = design.plan, _nodes(design)
+    if not design.job.elastic.on or plan.learners == 1 or len(set(nodes)) == 1:
         return None
-    what = "elastic runs of learners on several nodes can be predicted and not trained yet"
-    return Problem(where="job.elastic.min_ranks", what=what, fix=f"fix the plan to one node, or {_OFF}")
+    node_of = {plan.rank_on(device): nodes[device] for device in range(plan.world_size)}
+    touched = [{node_of[rank] for rank in plan.ranks_of_learner(learner)} for learner in range(plan.learners)]
+    lost = next((node for node in sorted(set(nodes)) if all(node in each for each in touched)), None)
+    if lost is None:
+        return None
+    what = f"each of the {plan.learners} learners has ranks on node {lost}, and none is left whole without it"
+    fix = f"order the plan's axes so that a learner's ranks are on one node, or {_OFF}"
+    return Problem(where="job.elastic.min_ranks", what=what, fix=fix)
+
+
+def _nodes(design: Design) -> list[int]:
+    """By device of the plan the node that it is of."""
+    sizes = [group.devices_per_node for group in design.cluster.groups for _ in range(group.num_nodes)]
+    return [node for node, size in enumerate(sizes) for _ in range(size)][: design.plan.world_size]
 
 
 def of_one_model(design: Design) -> Problem | None:
@@ -71,7 +83,7 @@ ELASTIC_RULES = (
     Rule(name="elastic-fewest-ranks", scope=Scope.RUNTIME, check=fewest_ranks),
     Rule(name="elastic-on-processors", scope=Scope.RUNTIME, check=on_processors),
     Rule(name="elastic-of-whole-learners", scope=Scope.RUNTIME, check=of_whole_learners),
-    Rule(name="elastic-learners-on-one-node", scope=Scope.RUNTIME, check=learners_on_one_node),
+    Rule(name="elastic-learners-outlive-nodes", scope=Scope.RUNTIME, check=learners_outlive_nodes),
     Rule(name="elastic-of-one-model", scope=Scope.RUNTIME, check=of_one_model),
     Rule(name="elastic-not-compiled", scope=Scope.RUNTIME, check=not_compiled),
 )

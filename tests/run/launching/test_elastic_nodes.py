@@ -21,11 +21,15 @@ from meshwright.run.audit import audit
 from meshwright.run.launch import WORKER_MODULE
 from meshwright.run.launching.command import node_command
 from meshwright.run.train import train
+from meshwright.search.check import check
+from meshwright.search.decide import RUNTIME
+from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ExitCode
 from meshwright.spec.plan import Design, Sharding
+from meshwright.spec.synchronize import GradientSync, SynchronizeSpec, SyncKind, usual_rounds
 from tests.run.elastic_runs import elastic, epochs, until, until_step
 from tests.run.launching.test_node import ended, head
-from tests.run.runs import design, losses
+from tests.run.runs import design, losses, rows
 from tests.support.designs import Layout
 
 BATCH = 12
@@ -111,6 +115,59 @@ def test_a_run_goes_on_without_a_node_and_takes_it_in_again(lost: int, tmp_path:
     assert without["undone_steps"] <= 1
     assert back["plan"] == first["plan"]
     is_as_undisturbed(run, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("layout", "kind", "lost"),
+    [
+        (Layout(replicate=4, batch=BATCH), SyncKind.STREAMING, 0),
+        (Layout(replicate=2, shard=2, sharding=Sharding.PARAMETERS, batch=BATCH), SyncKind.DILOCO, 1),
+    ],
+    ids=["two on each, the node that leads", "one on each, the node that follows"],
+)
+def test_learners_go_on_without_those_of_a_node_and_take_them_in_again(
+    layout: Layout, kind: SyncKind, lost: int, tmp_path: Path
+) -> None:
+    run, at = tmp_path / "run", head()
+    made = over_nodes(tmp_path, layout, fewest=2, synchronize=SynchronizeSpec(kinds=(kind,), every=6))
+    rounds = usual_rounds(kind, every=6, learners=layout.replicate, precision=Precision.FP64)
+    made = replace(made, plan=replace(made.plan, gradients=GradientSync(kind=kind, rounds=rounds)))
+    assert check(made, scopes=RUNTIME) == ()
+    (tmp_path / "design.json").write_text(made.to_json())
+    started = [node(run, number, at=at, design_file=tmp_path / "design.json") for number in range(NODES)]
+    kept = 1 - lost
+    try:
+        until_step(run, 9)
+        before = workers(started[kept])
+        lose(started[lost])
+        until(lambda: len(epochs(run)) == 2)
+        until_step(run, max(losses(run)) + 9)
+        started[lost] = node(run, lost, at=at)
+        until(lambda: len(epochs(run)[-1]["members"]) == NODES * EACH)
+        until_step(run, max(losses(run)) + 9)
+        assert workers(started[kept]) == before, "no survivor was started again"
+        started[kept].send_signal(signal.SIGTERM)
+        codes, said = ended(started)
+    finally:
+        for each in started:
+            if each.poll() is None:
+                lose(each)
+    assert codes == [ExitCode.SAVED, ExitCode.SAVED], said
+    _, without, *_, back = epochs(run)
+    assert without["why"].startswith(f"node {lost}")
+    assert without["source"] is not None, "what all learners go from is on each"
+    assert back["source"]["step"] % rounds.every == 0, "they are taken in at the end of a round"
+    assert back["undone_steps"] == 0
+    steps = max(losses(run))
+    assert sorted(losses(run)) == list(range(1, steps + 1))
+    found = audit(run, cache=tmp_path / "cache")
+    assert (found.read, found.problems) == (steps * BATCH, ())
+    regrouped = [row for row in rows(run) if "regroup_seconds" in row]
+    assert regrouped[0]["learners"] == layout.replicate / NODES
+    assert regrouped[-1]["learners"] == layout.replicate
+    assert found.dropped == sum(row["dropped_sequences"] for row in regrouped)
 
 
 def is_as_undisturbed(run: Path, folder: Path) -> None:
