@@ -38,7 +38,7 @@ test: check
 	@$(BIN)/python -m pytest -m "not slow and not gpu" --durations=30 -n 3 --dist worksteal --ignore tests/test_architecture.py
 
 test-full: check
-	@$(BIN)/python -m pytest -m "not gpu" --ignore tests/test_architecture.py
+	@$(BIN)/python -m pytest -m "not gpu" --hypothesis-profile searching --ignore tests/test_architecture.py
 
 bench-%: setup
 	@$(BIN)/python benchmarks/$*/run.py
