@@ -1,6 +1,6 @@
 """Checkpoints beside the disk that they go to: bandwidth of save and load over its own, and what training waits for.
 
-    python benchmarks/faults/checkpoint.py [--rounds 5] [--steps 150] [--layers 8] [--only bandwidth|training]
+    python benchmarks/faults/checkpoint.py [--rounds 5] [--steps 150] [--only bandwidth|training]
 
 The disk's own: one file a rank, of as many bytes as its part of the state, written and flushed, and read when the
 operating system has forgotten it. A save counts from when training goes on until its commit is durable, a load until
@@ -42,7 +42,8 @@ from meshwright.spec.units import format_bytes
 from meshwright.train.observe.timekeeper import marks_of
 
 SHARE, STALL = 0.8, 0.02
-WIDTH, LAYERS, EVERY = 512, 8, 15
+EVERY = 15
+TRAINED, STORED = (512, 8), (1024, 6)  # width and layers: some 315 MiB and 1 GiB of state
 HOURS_BETWEEN_FAILURES = 1.0
 LAYOUTS = {
     1: Layout(batch=runs.BATCH, precision=Precision.FP32),
@@ -67,45 +68,45 @@ class Trained:
     saves: list[float]
 
 
-def model(layers: int) -> ModelSpec:
-    norm = replace(models.NORM, width=WIDTH)
-    mixer = models.attention(width=WIDTH, heads=8, kv_heads=8, head_dim=64, norm=norm)
+def model(width: int, layers: int) -> ModelSpec:
+    norm, heads = replace(models.NORM, width=width), width // 64
+    mixer = models.attention(width=width, heads=heads, kv_heads=heads, head_dim=64, norm=norm)
     mixer = replace(mixer, rotary=replace(mixer.rotary, dims=64) if mixer.rotary else None)
-    layer = Layer(mixer=mixer, transform=models.feed_forward(width=WIDTH, hidden=3 * WIDTH, norm=norm))
+    layer = Layer(mixer=mixer, transform=models.feed_forward(width=width, hidden=3 * width, norm=norm))
     made = models.model(layer=layer, layers=layers)
     return replace(
         made,
-        embedding=replace(made.embedding, vocab=runs.VOCAB, width=WIDTH),
-        head=replace(made.head, vocab=runs.VOCAB, width=WIDTH, norm=norm),
+        embedding=replace(made.embedding, vocab=runs.VOCAB, width=width),
+        head=replace(made.head, vocab=runs.VOCAB, width=width, norm=norm),
     )
 
 
-def design(folder: Path, ranks: int, *, steps: int, saving: CheckpointSpec, layers: int) -> Design:
+def design(folder: Path, ranks: int, *, steps: int, saving: CheckpointSpec, model: ModelSpec) -> Design:
     evaluation = EvaluationSpec(every_steps=0)
-    made = runs.design(
-        folder, LAYOUTS[ranks], steps=steps, evaluation=evaluation, model=model(layers), checkpoint=saving
-    )
+    made = runs.design(folder, LAYOUTS[ranks], steps=steps, evaluation=evaluation, model=model, checkpoint=saving)
     return replace(made, cluster=runs.failing(made.cluster, hours=HOURS_BETWEEN_FAILURES))
 
 
-def bandwidth(folder: Path, rounds: int, *, layers: int) -> tuple[list[record.Row], dict[str, Any]]:
+def bandwidth(folder: Path, rounds: int) -> tuple[list[record.Row], dict[str, Any]]:
     rows, raw, pool = [], dict[str, Any](), Pool()
     for ranks in LAYOUTS:
-        entry = design(folder, ranks, steps=1, saving=CheckpointSpec(), layers=layers)
+        entry = design(folder, ranks, steps=1, saving=CheckpointSpec(), model=model(*STORED))
         took = pool.run(stored.measure, entry, str(folder), rounds, ranks=ranks, timeout=3600.0)[0]
         raw[f"{ranks} ranks"] = asdict(took)
+        both = [write + read for write, read in zip(took.disk_write, took.disk_read, strict=True)]
         for name, disk, ours, busy in (
-            ("save", took.disk_write, took.save, took.save_processor),
-            ("load", took.disk_read, took.load, took.load_processor),
+            ("save, of the disk's that writes and reads back", both, took.save, took.save_processor),
+            ("save, of the disk's that only writes", took.disk_write, took.save, None),
+            ("load, of the disk's", took.disk_read, took.load, took.load_processor),
         ):
             share = statistics.median(plain / other for plain, other in zip(disk, ours, strict=True))
             plain, other = (took.bytes / statistics.median(each) for each in (disk, ours))
+            spent = f"; {statistics.median(busy):.2f} s of a processor a rank" if busy else ""
             rows.append(
                 record.Row(
-                    name=f"{name}, {ranks} rank{'s' if ranks > 1 else ''}, {format_bytes(took.bytes)}: of the disk's",
+                    name=f"{ranks} rank{'s' if ranks > 1 else ''}, {format_bytes(took.bytes)}: {name}",
                     target=f">= {SHARE:.0%}",
-                    measured=f"{share:.0%} ({format_bytes(other)}/s, the disk {format_bytes(plain)}/s; "
-                    f"{statistics.median(busy):.2f} s of a processor a rank)",
+                    measured=f"{share:.0%} ({format_bytes(other)}/s, the disk {format_bytes(plain)}/s{spent})",
                     holds=share >= SHARE,
                 )
             )
@@ -114,9 +115,9 @@ def bandwidth(folder: Path, rounds: int, *, layers: int) -> tuple[list[record.Ro
     return rows, raw
 
 
-def trained(folder: Path, name: str, *, steps: int, layers: int) -> Trained:
+def trained(folder: Path, name: str, *, steps: int) -> Trained:
     run = folder / name.replace(" ", "-")
-    entry = design(folder, 2, steps=steps, saving=SAVING[name], layers=layers)
+    entry = design(folder, 2, steps=steps, saving=SAVING[name], model=model(*TRAINED))
     outcome = train(entry, run_dir=run, say=lambda _line: None)
     assert outcome.goodput is not None, "the run was kept account of"
     spent = outcome.goodput.seconds
@@ -141,10 +142,10 @@ def trained(folder: Path, name: str, *, steps: int, layers: int) -> Trained:
     )
 
 
-def training(folder: Path, steps: int, *, layers: int) -> tuple[list[record.Row], dict[str, Any]]:
+def training(folder: Path, steps: int) -> tuple[list[record.Row], dict[str, Any]]:
     rows, raw, usual = [], dict[str, Any](), 0.0
     for name in SAVING:
-        found = trained(folder, name, steps=steps, layers=layers)
+        found = trained(folder, name, steps=steps)
         raw[name] = asdict(found)
         alone = statistics.median(found.alone)
         if not found.saves:
@@ -177,17 +178,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--layers", type=int, default=LAYERS, help="of the model, some 40 MB of state each")
     parser.add_argument("--only", choices=("bandwidth", "training"), default=None)
     parser.add_argument("--on", default=None, help="a folder of the disk that is meant, in place of that of TMPDIR")
     options = parser.parse_args()
     rows, raw = [], dict[str, Any]()
     with tempfile.TemporaryDirectory(dir=options.on) as place:
         if options.only != "training":
-            found, raw["bandwidth"] = bandwidth(Path(place), options.rounds, layers=options.layers)
+            found, raw["bandwidth"] = bandwidth(Path(place), options.rounds)
             rows += found
         if options.only != "bandwidth":
-            found, raw["training"] = training(Path(place), options.steps, layers=options.layers)
+            found, raw["training"] = training(Path(place), options.steps)
             rows += found
     record.finish("checkpoint", rows, raw)
 

@@ -48,9 +48,11 @@ def measure(design: Design, folder: str, rounds: int) -> Times:
     for number in range(rounds):
         took.disk_write.append(_taken(lambda: _write(file, data)))
         _save(run, design, place / str(number), took)
+        before = _emptied(run)
         _forget(file)
         took.disk_read.append(_taken(lambda: _read(file)))
-        _load(run, design, place / str(number), took)
+        _forget(file)  # what one has read does not leave the other without free memory
+        _load(run, design, place / str(number), took, before)
         dist.barrier()
         if dist.get_rank() == 0:
             shutil.rmtree(place / str(number))
@@ -70,15 +72,20 @@ def _save(run: Runner, design: Design, place: Path, took: Times) -> None:
     store.close()
 
 
-def _load(run: Runner, design: Design, place: Path, took: Times) -> None:
-    """What is in the memory of the operating system of it is forgotten before; every bit is as it was after."""
-    for path in place.rglob("*"):
-        if path.is_file():
-            _forget(path)
+def _emptied(run: Runner) -> dict[str, torch.Tensor]:
+    """What the state was before every element of it is zero."""
     before = {name: local_part(x).clone() for name, x in run.state().tensors.items()}
     with torch.no_grad():
         for x in run.state().tensors.values():
             local_part(x).zero_()
+    return before
+
+
+def _load(run: Runner, design: Design, place: Path, took: Times, before: dict[str, torch.Tensor]) -> None:
+    """What is in the memory of the operating system of it is forgotten before; every bit is as `before` after."""
+    for path in place.rglob("*"):
+        if path.is_file():
+            _forget(path)
     store = Store(place, design=design)
     began, busy = _together(), time.process_time()
     found = store.newest(lambda found: store.load(found, run.state()))

@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from meshwright.parallel import stored
 from meshwright.parallel.stored import blob, direct
+from meshwright.parallel.stored.reading import Caches, FileReader
 from meshwright.spec.errors import ConfigError
 
 TENSORS = {
@@ -48,7 +49,6 @@ def test_every_type_and_shape_comes_back(tmp_path: Path) -> None:
 def test_long_tensors_are_written_and_checked_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct, "AT_ONCE", 4096)
     monkeypatch.setattr(blob, "BLOCK_BYTES", 100)
-    monkeypatch.setattr(blob, "BUFFER_BYTES", 30)
     stored.write(TENSORS, tmp_path, group=None)
     assert stored.spoilt_part(tmp_path) is None
     found = {key: torch.zeros_like(x) for key, x in TENSORS.items()}
@@ -89,9 +89,11 @@ def test_a_spoilt_block_is_named_to_who_reads_it_and_to_no_other(
     assert caught.value.spoilt == expected
     sums = [zlib.crc32(content[first : first + 100]) for first in range(at, at + 8400, 100)]
     rows = [torch.zeros(rows, 7, dtype=torch.float32) for rows in (3, 40)]
-    for start, into in ((0, rows[0]), (15, rows[1])):
-        with (tmp_path / name).open("rb") as file:
-            blob.read_part(blob.bytes_of(into), file.fileno(), at=at, size=8400, sums=sums, start=28 * start)
+    for start, into, caches in ((0, rows[0], Caches.KEEP), (15, rows[1], Caches.PASS)):
+        with FileReader(tmp_path / name, caches=caches) as file:
+            file.read(blob.bytes_of(into), at=at, size=8400, sums=sums, start=28 * start, spoilt=KeyError)
+    with pytest.raises(KeyError, match="2"), FileReader(tmp_path / name, caches=caches) as file:
+        file.check(at=at, size=8400, sums=[*sums[:2], 0, *sums[3:]], spoilt=KeyError)
     assert torch.equal(rows[0], TENSORS["long"][:3])
     assert torch.equal(rows[1], TENSORS["long"][15:55])
 

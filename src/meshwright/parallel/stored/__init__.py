@@ -9,7 +9,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch.distributed as dist
@@ -22,9 +23,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageReader
 
 from meshwright.cost.holdings import Box, Holding
-from meshwright.parallel.stored.blob import THREADS, SpoiltBlock, check_part
-from meshwright.parallel.stored.index import INDEX, Entry, Part, Spoilt, SpoiltError, read_index, spoilt
-from meshwright.parallel.stored.storage import Reader, Writer, opened
+from meshwright.parallel.stored.index import INDEX, Entry, Part, Spoilt, SpoiltError, read_index, spoilt_error
+from meshwright.parallel.stored.reading import FILES_AT_ONCE, Caches, FileReader
+from meshwright.parallel.stored.storage import Reader, Writer
 from meshwright.parallel.stored.writing import Earlier, Written
 
 __all__ = [
@@ -92,20 +93,22 @@ def spoilt_part(folder: Path, *, index: int = 0, ways: int = 1) -> Spoilt | None
 
     Share `index` of `ways` of the parts is read. Raises OSError where a file cannot be.
     """
-    parts = list(read_index(folder).everything())[index::ways]
-    with ExitStack() as stack, ThreadPoolExecutor(THREADS) as pool:
-        files = {file: stack.enter_context(opened(folder / file)) for file in {part.file for _, _, part in parts}}
+    files: dict[str, list[tuple[str, Entry, Part]]] = {}
+    for name, entry, part in list(read_index(folder).everything())[index::ways]:
+        files.setdefault(part.file, []).append((name, entry, part))
 
-        def look(each: tuple[str, Entry, Part]) -> Spoilt | None:
-            name, entry, part = each
-            size = entry.part_bytes(part)
-            try:
-                check_part(files[part.file], at=part.at, size=size, sums=part.sums)
-            except SpoiltBlock as error:
-                return spoilt(name, entry, part, error.number)
-            return None
+    def look(file: str) -> Spoilt | None:
+        try:
+            with FileReader(folder / file, caches=Caches.PASS) as reader:
+                for name, entry, part in files[file]:
+                    told = partial(spoilt_error, name, entry, part)
+                    reader.check(at=part.at, size=entry.part_bytes(part), sums=part.sums, spoilt=told)
+        except SpoiltError as error:
+            return error.spoilt
+        return None
 
-        return next((found for found in pool.map(look, parts) if found is not None), None)
+    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+        return next((found for found in pool.map(look, files) if found is not None), None)
 
 
 def sums(folder: Path) -> dict[tuple[str, tuple[int, ...]], tuple[int, ...]]:

@@ -1,7 +1,6 @@
-"""A file that is written from its beginning to its end and read back past the caches of the system, where it can be.
+"""A file that is written from its beginning to its end past the caches of the system, where it can be.
 
-The way through those caches takes a processor many times what it takes to let the disk move the bytes itself, and what
-is read back from them says nothing of the disk.
+The way through those caches takes a processor many times what it takes to let the disk move the bytes itself.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import errno
 import fcntl
 import mmap
 import os
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -28,7 +26,7 @@ class DirectFile:
     """`path` is begun. Of two pieces of memory one is filled while a thread of `pool` writes the other."""
 
     def __init__(self, path: Path, pool: ThreadPoolExecutor) -> None:
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         self._direct = self._set_direct(on=True)
         self._pool = pool
         self._memory: list[Bytes] = [_aligned(), _aligned()]
@@ -55,18 +53,6 @@ class DirectFile:
         os.ftruncate(self._file, self.bytes)  # the last write was of whole blocks
         os.fsync(self._file)
         self._memory.clear()
-
-    def read(self, start: int, stop: int) -> Iterator[Bytes]:
-        """Bytes [start, stop), once all are on the disk, in pieces that are to be used before the next is asked for."""
-        memory = _aligned()
-        while start < stop:
-            first = start // ALIGNED * ALIGNED
-            count = os.preadv(self._file, [memory.data], first)
-            if first + count <= start:
-                raise OSError(errno.EIO, f"the file ends at byte {first + count} of {stop}")
-            piece = memory[start - first : min(count, stop - first)]
-            yield piece
-            start += piece.nbytes
 
     def close(self) -> None:
         os.close(self._file)

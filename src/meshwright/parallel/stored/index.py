@@ -79,10 +79,10 @@ class SpoiltError(Exception):
         self.spoilt = spoilt
 
 
-def spoilt(tensor: str, entry: Entry, part: Part, number: int) -> Spoilt:
-    """Block `number` of `part`."""
+def spoilt_error(tensor: str, entry: Entry, part: Part, number: int) -> SpoiltError:
+    """Block `number` of `part` is spoilt."""
     start, stop = block(number, entry.part_bytes(part))
-    return Spoilt(file=part.file, tensor=tensor, start=part.at + start, stop=part.at + stop)
+    return SpoiltError(Spoilt(file=part.file, tensor=tensor, start=part.at + start, stop=part.at + stop))
 
 
 def dtype_of(name: str) -> torch.dtype:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from meshwright.parallel.stored.blob import THREADS, SpoiltBlock, bytes_of, check_ends, lies_whole, read_part
-from meshwright.parallel.stored.index import Entry, Index, Part, SpoiltError, dtype_of, read_index, spoilt, write_index
+from meshwright.parallel.stored.blob import bytes_of, lies_whole
+from meshwright.parallel.stored.index import Entry, Index, Part, dtype_of, read_index, spoilt_error, write_index
+from meshwright.parallel.stored.reading import FILES_AT_ONCE, Caches, FileReader
 from meshwright.parallel.stored.writing import Earlier, Key, Written, write_parts
 
 
@@ -112,41 +114,63 @@ class Reader(StorageReader):
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        return plans
+        """Every rank is told which files several of them read."""
+        files = [{self._parts[item.storage_index][1].file for item in plan.items} for plan in plans]
+        readers = Counter(name for each in files for name in each)
+        shared = frozenset(name for name, count in readers.items() if count > 1)
+        return [replace(plan, storage_data=shared) for plan in plans]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        parts = [self._parts[item.storage_index] for item in plan.items]
-        order = sorted(range(len(parts)), key=lambda number: (parts[number][1].file, parts[number][1].at))
-        targets = [planner.resolve_tensor(item).detach() for item in plan.items]
-        with ExitStack() as stack, ThreadPoolExecutor(THREADS) as pool:
-            names = {part.file for _, part in parts}
-            files = {name: stack.enter_context(opened(self.folder / name)) for name in names}
-
-            def read(number: int) -> None:
-                entry, part = parts[number]
-                try:
-                    _read(plan.items[number], targets[number], entry, part, file=files[part.file])
-                except SpoiltBlock as error:
-                    raise SpoiltError(spoilt(plan.items[number].storage_index.fqn, entry, part, error.number)) from None
-
-            list(pool.map(read, order))
+        """Of each file one thread goes from its beginning to its end."""
+        wanted: dict[str, list[_Wanted]] = {}
+        for item in plan.items:
+            entry, part = self._parts[item.storage_index]
+            one = _Wanted(item=item, target=planner.resolve_tensor(item).detach(), entry=entry, part=part)
+            wanted.setdefault(part.file, []).append(one)
+        with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+            list(pool.map(partial(self._read_file, shared=plan.storage_data), wanted, wanted.values()))
         done: Future[None] = Future()
         done.set_result(None)
         return done
+
+    def _read_file(self, name: str, wanted: list[_Wanted], *, shared: Collection[str]) -> None:
+        with FileReader(self.folder / name, caches=Caches.KEEP if name in shared else Caches.PASS) as file:
+            for one in sorted(wanted, key=lambda one: one.part.at):
+                one.read(file)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return Path(checkpoint_id).is_dir()
 
 
-@contextmanager
-def opened(path: Path) -> Iterator[int]:
-    """A descriptor of the file, to be read."""
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        yield file
-    finally:
-        os.close(file)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wanted:
+    """`target` is to hold what `item` asks of `part`."""
+
+    item: ReadItem
+    target: Tensor
+    entry: Entry
+    part: Part
+
+    def read(self, file: FileReader) -> None:
+        """Rows are read, and cut where not all of their elements are meant. Raises as `FileReader.read`."""
+        starts, sizes = tuple(self.item.storage_offsets), tuple(self.item.lengths)
+        kind, across = dtype_of(self.entry.dtype), self.part.sizes[1:]
+        start = starts[0] * math.prod(across) * kind.itemsize if starts else 0
+        if sizes[1:] == across and lies_whole(self.target) and self.target.dtype == kind:
+            self._read_rows(self.target, file, start=start)
+            return
+        rows = torch.empty((*sizes[:1], *across), dtype=kind)
+        self._read_rows(rows, file, start=start)
+        for dim in range(1, len(sizes)):
+            rows = rows.narrow(dim, starts[dim], sizes[dim])
+        with torch.no_grad():
+            self.target.copy_(rows)
+
+    def _read_rows(self, into: Tensor, file: FileReader, *, start: int) -> None:
+        part, size = self.part, self.entry.part_bytes(self.part)
+        told = partial(spoilt_error, self.item.storage_index.fqn, self.entry, part)
+        file.read(bytes_of(into), at=part.at, size=size, sums=part.sums, spoilt=told, start=start)
 
 
 def _key(item: WriteItem) -> Key:
@@ -160,20 +184,3 @@ def _described(entry: Entry) -> TensorStorageMetadata:
     chunks = [ChunkStorageMetadata(torch.Size(part.starts), torch.Size(part.sizes)) for part in entry.parts]
     properties = TensorProperties(dtype=dtype_of(entry.dtype))
     return TensorStorageMetadata(properties=properties, size=torch.Size(entry.shape), chunks=chunks)
-
-
-def _read(item: ReadItem, target: Tensor, entry: Entry, part: Part, *, file: int) -> None:
-    """`target` holds what `item` asks of `part`: rows are read, and cut where not all of their elements are meant."""
-    starts, sizes = tuple(item.storage_offsets), tuple(item.lengths)
-    size, kind = entry.part_bytes(part), dtype_of(entry.dtype)
-    check_ends(file, part.at + size)
-    start = starts[0] * math.prod(part.sizes[1:]) * kind.itemsize if starts else 0
-    if sizes[1:] == part.sizes[1:] and lies_whole(target) and target.dtype == kind:
-        read_part(bytes_of(target), file, at=part.at, size=size, sums=part.sums, start=start)
-        return
-    rows = torch.empty((*sizes[:1], *part.sizes[1:]), dtype=kind)
-    read_part(bytes_of(rows), file, at=part.at, size=size, sums=part.sums, start=start)
-    for dim in range(1, len(sizes)):
-        rows = rows.narrow(dim, starts[dim], sizes[dim])
-    with torch.no_grad():
-        target.copy_(rows)

@@ -4,8 +4,7 @@ not changed since an earlier checkpoint is referred to by a hard link."""
 from __future__ import annotations
 
 import os
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -13,17 +12,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from meshwright.parallel.stored.blob import (
-    THREADS,
-    Bytes,
-    block,
-    bytes_of,
-    num_blocks,
-    sum_of_block,
-)
+from meshwright.parallel.stored.blob import Bytes, block, bytes_of, num_blocks, sum_of_block
 from meshwright.parallel.stored.direct import DirectFile
+from meshwright.parallel.stored.reading import Caches, FileReader
 
-READERS = 2  # so that the disk has the next piece to read while one is summed
+FILES = 2  # of what changes and of what stands still
 
 Key = tuple[str, tuple[int, ...], tuple[int, ...], str]
 
@@ -35,12 +28,6 @@ class Place:
     at: int
     size: int
     sums: tuple[int, ...]
-
-    def stretches(self) -> Iterator[tuple[int, int, int]]:
-        """[start, stop) in the file of every block, and its sum."""
-        for number, known in enumerate(self.sums):
-            start, stop = block(number, self.size)
-            yield self.at + start, self.at + stop, known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +93,7 @@ def write_parts(
     """`folder` has the parts `keys` of this rank, of which `resolve(i)` gives the i-th; each is on the disk and reads
     back as it was. None is asked for before the one before it is written, or waits to be referred to. Raises OSError
     otherwise."""
-    with ExitStack() as stack, ThreadPoolExecutor(THREADS) as pool:
+    with ExitStack() as stack, ThreadPoolExecutor(FILES) as pool:
         outs = _Outs(folder, rank=rank, step=step, last=earlier.last, pool=pool, stack=stack)
         referring = _Referring(folder, keys, shared=earlier.shared, write=outs.put)
         for number, key in enumerate(keys):
@@ -179,7 +166,7 @@ class _Out:
     """A file of parts."""
 
     def __init__(self, path: Path, pool: ThreadPoolExecutor) -> None:
-        self._path, self._pool = path, pool
+        self._path = path
         self._file = DirectFile(path, pool)
         self.parts: dict[Key, Place] = {}
 
@@ -202,22 +189,11 @@ class _Out:
         self.parts[piece.key] = Place(at=at, size=data.nbytes, sums=tuple(piece.sums))
 
     def finish(self) -> None:
-        """Every part is on the disk and reads back. Raises OSError."""
+        """Every part is on the disk and reads back from there. Raises OSError."""
         self._file.finish()
-        stretches = [stretch for place in self.parts.values() for stretch in place.stretches()]
-        share = max(1, -(-len(stretches) // READERS))
-        shares = [stretches[first : first + share] for first in range(0, len(stretches), share)]
-        list(self._pool.map(self._check, shares))
+        with FileReader(self._path, caches=Caches.PASS) as file:
+            for place in self.parts.values():
+                file.check(at=place.at, size=place.size, sums=place.sums, spoilt=self._spoilt)
 
-    def _check(self, stretches: Sequence[tuple[int, int, int]]) -> None:
-        """Those that follow each other in the file have their sums."""
-        wanted = iter(stretches)
-        (_, stop, known), total, at = next(wanted), 0, stretches[0][0]
-        for piece in self._file.read(at, stretches[-1][1]):
-            while piece.nbytes:
-                part = piece[: stop - at]
-                total, at, piece = zlib.crc32(part.data, total), at + part.nbytes, piece[part.nbytes :]
-                if at == stop:
-                    if total != known:
-                        raise OSError(f"{self._path} does not read back as it was written")
-                    (_, stop, known), total = next(wanted, (0, 0, 0)), 0
+    def _spoilt(self, number: int) -> OSError:
+        return OSError(f"{self._path} does not read back as it was written")
