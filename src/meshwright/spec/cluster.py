@@ -95,7 +95,8 @@ class MatrixTiles:
     A tile of x rows and y columns takes as long as (x + `load`) (y + `load`) - `load`^2 elements of its result would
     without loads, for k + `depth` steps of its inner dim in multiples of `step`; a curve's fraction is reached by the
     first tile. A last wave that does not fill the units idles the share `tail` of what it leaves free (1: whole
-    waves; 0: work is split evenly), and the share `store` of the time to write results is not hidden.
+    waves; 0: work is split evenly), and the share `store` of the time to write results is not hidden. Of several
+    products that share the units, the share `cold` of the time to read what each multiplies is not hidden either.
     """
 
     units: int
@@ -105,6 +106,7 @@ class MatrixTiles:
     step: int
     tail: float
     store: float
+    cold: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
