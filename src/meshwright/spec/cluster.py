@@ -221,7 +221,8 @@ class Link:
     switch each of `peers` others has a link of its own: the bandwidth is that to all of them together, and a group of
     n has (n - 1) / peers of it. None where any two have all of it. `across_sockets` is what joins the first half of a
     node's devices to the second each way, shared by all that goes from one to the other; None where nothing is slower
-    there.
+    there. On a torus of so many dims (`torus`) the bandwidth is that of all links of a device together, and a group has
+    those of the sides it lies along; ends of sides of `wraps` devices and more are joined, None where none are.
     """
 
     bandwidth: float
@@ -232,6 +233,8 @@ class Link:
     staged: bool = False
     peers: int | None = None
     across_sockets: float | None = None
+    torus: int | None = None
+    wraps: int | None = None
     fits: tuple[CollectiveFit, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
 
