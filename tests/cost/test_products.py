@@ -216,6 +216,11 @@ def test_every_device_has_a_node():
         ("A100-80GB-PCIe", "experts", 0.06),
         ("B200", "product", 0.13),
         ("B200", "weight gradient", 0.13),
+        ("B200", "experts", 0.11),
+        ("B200", "sustained product", 0.2),
+        ("B300", "sustained product", 0.11),
+        ("GB200", "sustained product", 0.07),
+        ("GB300", "sustained product", 0.07),
     ],
 )
 def test_kernels_that_others_measured_are_met(device, kind, most):

@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 
 from meshwright import catalog
+from meshwright.catalog.device_curves import BLACKWELL
+from meshwright.catalog.device_sheet import Sheet
 from meshwright.catalog.devices import devices
 from meshwright.cost import SCHEDULES, PlanTable, evaluate, predict
 from meshwright.cost.evaluate import stage_rows, stage_seconds
@@ -80,6 +82,24 @@ def test_a_lower_power_limit_sustains_less():
     assert limited.matrix[Precision.BF16].fraction < full.matrix[Precision.BF16].fraction
     assert "a watt" in limited.sources["matrix"]
     assert known["A100-80GB-PCIe"].matrix[Precision.BF16].fraction < known["A100-80GB"].matrix[Precision.BF16].fraction
+
+
+def test_blackwell_sustains_what_its_power_limit_leaves_in_every_precision():
+    """The board's watts decide, not its peak: B300 does no more in four bits than its watts over those of B200."""
+    known = devices()
+
+    def sustained(name: str, precision: Precision) -> float:
+        return known[name].peak_flops[precision] * known[name].matrix[precision].fraction
+
+    for precision in (Precision.BF16, Precision.FP8, Precision.MXFP8, Precision.NVFP4):
+        for name in ("B300", "GB200", "GB300"):
+            expected = known[name].watts / known["B200"].watts
+            assert sustained(name, precision) / sustained("B200", precision) == pytest.approx(expected)
+    assert known["B300"].peak_flops[Precision.NVFP4] > 1.4 * known["B200"].peak_flops[Precision.NVFP4]
+    assert sustained("B300", Precision.NVFP4) == pytest.approx(13.10 / 3.764 * sustained("B300", Precision.BF16))
+    assert known["B200"].matrix[Precision.BF16].fraction < BLACKWELL.curve.fraction
+    boundless = Sheet(name="", generation=BLACKWELL, title="", memory_gib=1, bandwidth_gb=1, watts=1e4, bf16=2250)
+    assert boundless.device().matrix[Precision.BF16].fraction == BLACKWELL.curve.fraction
 
 
 @pytest.mark.parametrize(("software", "least", "most"), [("megatron-2021", 1.1, 1.6), ("megatron-flash", 0.95, 1.05)])

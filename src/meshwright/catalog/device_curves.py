@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from meshwright.spec.cluster import AttentionKernel, AttentionShare, MatrixCurve, MatrixTiles
+from meshwright.spec.cluster import AttentionKernel, AttentionShare, MatrixCurve, MatrixTiles, Precision
 
 LLAMA3_HOURS_BETWEEN_FAILURES = 16384 * 54 * 24 / 419
 RSC1_HOURS_BETWEEN_FAILURES = 8 * 24 * 1000 / 6.5
@@ -17,6 +17,8 @@ class Generation:
 
     `flops_per_watt` is what bf16 products sustain of the board's power limit, where that is less than their curve.
     `eight_bit` is the share of its peak that the best product of eight bits reaches, over that of the best in bf16.
+    `narrow` says how many times the FLOPs of bf16 a joule does in other precisions, where that was measured; elsewhere
+    the power limit takes the same share of every peak.
     """
 
     measured: str
@@ -32,6 +34,7 @@ class Generation:
     eight_bit_source: str = ""
     flops_per_watt: float | None = None
     power_source: str = ""
+    narrow: Mapping[Precision, float] = field(default_factory=dict)
     hours_between_failures: float | None = None
     failure_source: str = ""
 
@@ -98,9 +101,9 @@ HOPPER = Generation(
 )
 BLACKWELL = Generation(
     measured="B200",
-    curve=MatrixCurve(fraction=0.495, half_m=80.0, half_n=80.0, half_k=200.0),
-    curve_source="fit to 514 bf16 products measured on B200 (SimuMax's table); short runs at full clock "
-    "reach 0.776 (MAMF, ml-engineering)",
+    curve=MatrixCurve(fraction=0.776, half_m=80.0, half_n=80.0, half_k=200.0),
+    curve_source=f"{_MAMF} of B200: 1,745 of 2,250 TFLOP/s at full clock; halves a fit to 514 bf16 products of B200 "
+    "(SimuMax's table)",
     launch_seconds=3.3e-6,
     launch_source="by analogy with H100",
     attention={
@@ -112,13 +115,20 @@ BLACKWELL = Generation(
     },
     attention_source="fit to SimuMax's table of B200, heads of 128 features, 8 to 128 of them at 4,096 to 131,072 "
     "tokens; older kernels at their FLOP/s on H100",
-    tiles=MatrixTiles(units=148, sizes=_TILES, load=0, depth=40, step=64, tail=0.5, store=0.20),
-    tiles_source="fit to 514 bf16 products of B200 (SimuMax's table), mean error 10.3 %, median 4.8 %; "
-    "multiprocessors from the data sheet",
+    tiles=MatrixTiles(units=148, sizes=_TILES, load=0, depth=40, step=64, tail=0.5, store=0.20, cold=1.0),
+    tiles_source="fit to 514 bf16 products of B200 (SimuMax's table); experts one by one wait for their weights, "
+    "36 shapes of it within 10.4 %; multiprocessors from the data sheet",
     eight_bit=0.763 / 0.776,
     eight_bit_source=f"{_MAMF}: 3,432.5 of 4,500 TFLOP/s in fp8, 1,745 of 2,250 in bf16 on B200",
-    flops_per_watt=1.09e12,
-    power_source="large bf16 products of B200, 1,000 W, sustain 0.485 of peak in SimuMax's table",
+    flops_per_watt=1.2e12,
+    power_source="bf16 products of more than 10 ms on B200, B300, GB200 and GB300 sustain 1.34, 1.26, 1.14 and 1.21e12 "
+    "FLOP/s a watt (medians of aiconfigurator 0.12.0's tables, trtllm and sglang), on SimuMax's B200 1.15e12: their "
+    "mean; fewer bits from Transformer Engine's products on B300, quantised before (docs/examples/gemm_profiling)",
+    narrow={
+        **dict.fromkeys((Precision.FP8, Precision.FP8_ROW), 13.10 / 6.81),
+        **dict.fromkeys((Precision.MXFP8, Precision.FP8_BLOCK), 13.10 / 7.16),
+        Precision.NVFP4: 13.10 / 3.764,
+    },
 )
 _OLDER_CURVE = MatrixCurve(fraction=0.8, half_m=99.6, half_n=99.6, half_k=105.0)
 _OLDER_TILES = MatrixTiles(units=84, sizes=_TILES, load=23.2, depth=42, step=32, tail=0.65, store=0.50)

@@ -58,15 +58,21 @@ class Sheet:
         }
         return {precision: peak * 1e12 for precision, peak in peaks.items() if peak}
 
-    def _sustained(self) -> float:
-        """The share of the peak that the board's power limit sustains; 1 where nobody measured it."""
-        each, peak = self.generation.flops_per_watt, self.fp16 or self.bf16
-        return 1.0 if not (each and self.watts and peak) else min(1.0, each * self.watts / (peak * 1e12))
+    def _sustained(self, peak: float | None, *, gain: float = 1.0) -> float:
+        """The share of `peak` TFLOP/s that the board's power limit sustains; 1 where nobody measured it.
+
+        A joule does `gain` times the FLOPs that it does in bf16.
+        """
+        each = self.generation.flops_per_watt
+        return 1.0 if not (each and self.watts and peak) else min(1.0, gain * each * self.watts / (peak * 1e12))
 
     def _curve(self, precision: Precision) -> MatrixCurve:
-        curve = self.generation.curve
+        curve, gain = self.generation.curve, self.generation.narrow.get(precision)
         share = self.generation.eight_bit if precision.quantized else 1.0
-        return replace(curve, fraction=share * min(curve.fraction, self._sustained()))
+        if gain is None:
+            return replace(curve, fraction=share * min(curve.fraction, self._sustained(self.fp16 or self.bf16)))
+        sustained = self._sustained(self.peaks[precision] / 1e12, gain=gain)
+        return replace(curve, fraction=min(share * curve.fraction, sustained))
 
     def _tiles(self) -> MatrixTiles | None:
         tiles = self.generation.tiles
@@ -96,7 +102,7 @@ class Sheet:
             sources["attention_kernels"] = analogy + shared.attention_source
         if shared.eight_bit_source and self.fp8:
             sources["matrix"] += f"; of eight bits {shared.eight_bit_source}"
-        if self._sustained() < shared.curve.fraction:
+        if self._sustained(self.fp16 or self.bf16) < shared.curve.fraction:
             sources["matrix"] += f"; at most {shared.flops_per_watt or 0.0:.3g} FLOP/s a watt: {shared.power_source}"
         return DeviceSpec(
             name=self.name,

@@ -199,18 +199,20 @@ def ethernet(*, gigabits: float, title: str) -> Link:
 CLOUD = ethernet(gigabits=100, title="cloud network, 100 Gb/s a node")
 
 
-def ici(*, gigabytes: float, title: str) -> Link:
-    """The torus between TPUs: what one has each way over all its links together, as groups that span all axes use it.
-
-    A group along one axis of the torus has the links of that axis alone.
-    """
+def ici(*, gigabytes: float, title: str, torus: int, wraps: int) -> Link:
+    """The torus between TPUs: what one has each way over all its links together; sides of `wraps` chips are rings."""
+    book = "How to Scale Your Model (jax-ml.github.io/scaling-book)"
     return Link(
         bandwidth=gigabytes * GB,
         latency_seconds=1e-6,
-        efficiency=0.8,
+        efficiency=0.9,
+        torus=torus,
+        wraps=wraps,
         sources={
             "bandwidth": title,
-            "efficiency": "by analogy with NVLink; not measured",
-            "latency_seconds": "about a microsecond a hop (How to Scale Your Model, jax-ml.github.io/scaling-book)",
+            "efficiency": f"{book}: 45 and 90 GB/s a link each way of 50 and 100",
+            "latency_seconds": f"{book}: about a microsecond a hop",
+            "torus": title,
+            "wraps": f"{book}: sides of sixteen in two dims, of four in three",
         },
     )

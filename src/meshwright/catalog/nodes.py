@@ -215,10 +215,14 @@ def _others() -> dict[str, Node]:
             host=_host(fabric, gigabytes=512, bandwidth_gb=204.8, title=trento),
         ),
         "MI300X": Node(devices=8, inside=INFINITY_MI300X, nic=NDR, nics=8, host=mi300x_host),
-        "TPU-v4": _tpu(4, pod=4096, gigabytes=300, datacenter=25, title="Cloud TPU v4: 2,400 Gb/s a chip, 3D torus"),
-        "TPU-v5p": _tpu(4, pod=8960, gigabytes=600, datacenter=50, title="Cloud TPU v5p: 4,800 Gb/s a chip, 3D torus"),
+        "TPU-v4": _tpu(
+            4, dims=3, pod=4096, gigabytes=300, datacenter=25, title="Cloud TPU v4: 2,400 Gb/s a chip, 3D torus"
+        ),
+        "TPU-v5p": _tpu(
+            4, dims=3, pod=8960, gigabytes=600, datacenter=50, title="Cloud TPU v5p: 4,800 Gb/s a chip, 3D torus"
+        ),
         "TPU-v5e": _tpu(8, pod=256, gigabytes=200, datacenter=25, title="Cloud TPU v5e: 1,600 Gb/s a chip, 2D torus"),
-        "TPU-v6e": _tpu(8, pod=256, gigabytes=448, datacenter=100, title="Cloud TPU v6e: 3,584 Gb/s a chip, 2D torus"),
+        "TPU-v6e": _tpu(8, pod=256, gigabytes=400, datacenter=100, title="Cloud TPU v6e: 800 GB/s both ways, 2D torus"),
     }
 
 
@@ -267,7 +271,9 @@ def _relatives() -> dict[str, Node]:
         "TPU-v2-core": _tpu(8, pod=512, gigabytes=124, datacenter=12.5, title=f"{v2}, a core half of it"),
         "TPU-v3": _tpu(4, pod=1024, gigabytes=400, datacenter=25, title=v3),
         "TPU-v3-core": _tpu(8, pod=2048, gigabytes=200, datacenter=12.5, title=f"{v3}, a core half of it"),
-        "TPU-v7": _tpu(4, pod=9216, gigabytes=600, datacenter=100, title="Cloud TPU7x: 1,200 GB/s both ways, 3D torus"),
+        "TPU-v7": _tpu(
+            4, dims=3, pod=9216, gigabytes=600, datacenter=100, title="Cloud TPU7x: 1,200 GB/s both ways, 3D torus"
+        ),
     }
 
 
@@ -278,9 +284,9 @@ def _like(link: Link, *, gigabytes: float, title: str) -> Link:
     )
 
 
-def _tpu(devices: int, *, pod: int, gigabytes: float, datacenter: float, title: str) -> Node:
+def _tpu(devices: int, *, pod: int, gigabytes: float, datacenter: float, title: str, dims: int = 2) -> Node:
     """A host of `devices` chips in a pod of `pod`, each with `datacenter` Gb/s of the network between pods."""
-    torus = ici(gigabytes=gigabytes, title=title)
+    torus = ici(gigabytes=gigabytes, title=title, torus=dims, wraps={2: 16, 3: 4}[dims])
     beyond = ethernet(
         gigabits=datacenter, title=f"data centre network, {datacenter:g} Gb/s a chip (Cloud TPU documents)"
     )

@@ -15,6 +15,7 @@ import numpy as np
 from meshwright.cost.lines import Linear, either, quickest
 from meshwright.cost.placement import Ring
 from meshwright.cost.protocols import SUMS_LATENCY, Protocols, ring_protocols, tree_protocols
+from meshwright.cost.torus import Lying, lie
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import ClusterSpec, Collective, CollectiveFit, DeviceKind, Link, NodeGroup
 
@@ -65,7 +66,7 @@ def routes(operation: Collective, ring: Ring, *, group: NodeGroup) -> Mapping[st
 
 def _routes(operation: Collective, ring: Ring, *, group: NodeGroup) -> list[tuple[tuple[str, ...], Linear]]:
     """`routes` by family: the names of its protocols, and one line for each."""
-    at = _Tiers.of(ring, group=group)
+    at = _Tiers.of(ring, group=group, scattered=operation is Collective.ALL_TO_ALL)
     protocols = ring_protocols(group.device.kind)
     if operation is Collective.ALL_TO_ALL:
         return [(("direct",), _direct(ring, at, protocols))]
@@ -151,7 +152,9 @@ def _achieved(link: Link) -> float:
 
 
 def _met(link: Link, ranks: FloatArray) -> FloatArray:
-    """The share of a device's links that lead to the others of so many ranks."""
+    """The share of a device's links that lead to the others of so many ranks; on a torus to the next of them."""
+    if link.torus is not None:
+        return np.full_like(ranks, 0.5 / link.torus)
     return np.ones_like(ranks) if link.peers is None else np.clip((ranks - 1.0) / link.peers, 0.0, 1.0)
 
 
@@ -161,7 +164,7 @@ class _Tiers:
 
     `sockets` is what is left to a group of the link between the halves of a node that it lies in, infinite where it
     lies in one. `adapter` is one rank's share of its node's adapters and `beyond` what all ranks of a group in one rack
-    have of them together: groups side by side use the rest.
+    have of them together: groups side by side use the rest. Steps on a torus last no longer than `hops` do.
     """
 
     inside: FloatArray
@@ -173,14 +176,17 @@ class _Tiers:
     inside_step: float
     rack_step: float
     far_step: float
+    hops: FloatArray | float
 
     @classmethod
-    def of(cls, ring: Ring, *, group: NodeGroup) -> _Tiers:
+    def of(cls, ring: Ring, *, group: NodeGroup, scattered: bool = False) -> _Tiers:
         boxes = ring.nodes / ring.racks if group.rack else np.ones_like(ring.nodes)
-        rack = _achieved(group.rack) if group.rack else np.inf
+        torus = _torus(ring, group=group)
+        met = _met(group.inside, ring.per_node) if torus is None else torus.scattered if scattered else torus.rings
+        rack = _achieved(group.rack) * (1.0 if torus is None else met) if group.rack else np.inf
         each = _achieved(group.nic) * group.nics / group.devices_per_node
         return cls(
-            inside=np.where(ring.per_node > 1.0, _achieved(group.inside) * _met(group.inside, ring.per_node), np.inf),
+            inside=np.where(ring.per_node > 1.0, _achieved(group.inside) * met, np.inf),
             sockets=_across(group.inside, ring.crossing),
             rack=np.where(boxes > 1.0, rack, np.inf),
             adapter=np.where(ring.racks > 1.0, each, np.inf),
@@ -189,6 +195,7 @@ class _Tiers:
             inside_step=group.inside.latency_seconds,
             rack_step=group.rack.latency_seconds if group.rack else 0.0,
             far_step=group.nic.latency_seconds,
+            hops=np.inf if torus is None else torus.hops * group.inside.latency_seconds,
         )
 
     @property
@@ -196,8 +203,16 @@ class _Tiers:
         return np.minimum(self.inside, self.sockets)
 
     def steps(self, inside: FloatArray, rack: FloatArray, far: FloatArray, *, protocol: Protocols) -> FloatArray:
-        near = inside * self.inside_step + rack * self.rack_step
+        near = np.minimum(inside * self.inside_step + rack * self.rack_step, self.hops)
         return near * protocol.near + far * self.far_step * protocol.far
+
+
+def _torus(ring: Ring, *, group: NodeGroup) -> Lying | None:
+    """How the ranks of a rack, or of a node without one, lie on the torus that joins its devices, if one does."""
+    if group.inside.torus is None:
+        return None
+    devices = group.devices_per_node * min(group.num_nodes, group.rack_nodes or 1)
+    return lie(group.inside, ring.per_rack if group.rack else ring.per_node, devices=devices)
 
 
 def _turns(operation: Collective) -> float:

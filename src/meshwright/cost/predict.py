@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -43,18 +42,19 @@ def predict(design: Design) -> Report:
 def predict_all(designs: Sequence[Design]) -> list[Report]:
     """As `predict` of each; those of one model, cluster and job, their batches apart, that are placed alike are priced
     together."""
-    alike: list[tuple[tuple[Any, ...], list[int]]] = []
     jobs = [_job_of(design) for design in designs]
-    for place, design in enumerate(designs):
-        plan = design.plan
-        key = (plan.placement, design.model, design.cluster, replace(jobs[place], batch_tokens=1))
-        places = next((found for known, found in alike if known == key), None)
-        if places is None:
-            alike.append((key, [place]))
-        else:
-            places.append(place)
+    columns = (
+        _alike(design.plan.placement for design in designs),
+        _alike(design.model for design in designs),
+        _alike(design.cluster for design in designs),
+        _alike(replace(job, batch_tokens=1) for job in jobs),
+    )
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for place, key in enumerate(zip(*columns, strict=True)):
+        alike.setdefault(key, []).append(place)
     reports: dict[int, Report] = {}
-    for (_, model, unplaced, _), places in alike:
+    for places in alike.values():
+        model, unplaced = designs[places[0]].model, designs[places[0]].cluster
         table = PlanTable.stacked([PlanTable.from_plan(designs[place].plan) for place in places])
         cluster = as_placed(designs[places[0]].plan, unplaced)
         costs = evaluate(table, model=model, cluster=cluster, job=jobs[places[0]], every_rank=True)
@@ -63,6 +63,17 @@ def predict_all(designs: Sequence[Design]) -> list[Report]:
                 designs[place], costs.row(row), table.take([row]), cluster=cluster, job=jobs[place]
             )
     return [reports[place] for place in range(len(designs))]
+
+
+def _alike(values: Iterable[object]) -> list[int]:
+    """Which of the distinct values each is."""
+    known: list[object] = []
+    found = []
+    for value in values:
+        place = next((place for place, other in enumerate(known) if other is value or other == value), len(known))
+        known += [value] if place == len(known) else []
+        found.append(place)
+    return found
 
 
 def _job_of(design: Design) -> JobSpec:

@@ -64,4 +64,5 @@ def _tiled(
         waves = np.maximum(1.0, tiles.tail * np.ceil(waves) + (1.0 - tiles.tail) * waves)
         slower = (1.0 + tiles.load * (1.0 / rows + 1.0 / columns)) / first
         best = np.minimum(best, waves * (rows * columns) * (steps * slower + stored))
-    return best * tiles.units / together
+    read = np.where(np.asarray(together) > 1.0, tiles.cold * rates.operand * (m * k + k * n) / rates.bandwidth, 0.0)
+    return best * tiles.units / together + read

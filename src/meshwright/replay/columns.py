@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from meshwright.replay.words import KINDS, model_kind
 
@@ -60,6 +61,7 @@ LISTS = ("n_gpus", "gpus_per_node", "gpu_mem_gb", "inter_gbit_per_node", "seq")
 _MULTIPLES = {"k": 2**10, "m": 2**20}  # of tokens: 128k, 1M
 
 
+@lru_cache(maxsize=4096)
 def values(name: str, text: str) -> tuple[float, ...]:
     """The numbers of a cell: one, or where the column may hold several those that + or / joins. Raises ValueError."""
     parts = re.split(r"\s*[+/]\s*", text) if name in LISTS else [text]

@@ -51,8 +51,11 @@ class Run:
 
     def numbers(self, name: str) -> tuple[float, ...]:
         """Every number of a cell that may hold several; none where it is blank or cannot be read."""
+        text = self.text(name)
+        if not text:
+            return ()
         try:
-            found = values(name, self.text(name))
+            found = values(name, text)
         except ValueError:
             return ()
         return found if all(map(math.isfinite, found)) else ()

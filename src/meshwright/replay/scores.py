@@ -248,11 +248,12 @@ def _groups(points: Iterable[Point]) -> list[list[Point]]:
 def _order(points: Sequence[Point]) -> float | None:
     """Share of pairs in the right order, ties half; None where no pair differs by more than the noise."""
     right, count = 0.0, 0
-    for one, other in combinations(points, 2):
-        measured = math.log(one.pace / other.pace)
-        if abs(measured) <= math.log1p(max(one.run.noise, other.run.noise)):
+    told = [(point.pace, point.predicted_pace, point.run.noise) for point in points]
+    for (pace, told_pace, noise), (other_pace, other_told_pace, other_noise) in combinations(told, 2):
+        measured = math.log(pace / other_pace)
+        if abs(measured) <= math.log1p(max(noise, other_noise)):
             continue
-        predicted = math.log(one.predicted_pace / other.predicted_pace)
+        predicted = math.log(told_pace / other_told_pace)
         right += 0.5 if abs(predicted) < _TIE else float((measured > 0.0) == (predicted > 0.0))
         count += 1
     return right / count if count else None

@@ -95,7 +95,8 @@ class MatrixTiles:
     A tile of x rows and y columns takes as long as (x + `load`) (y + `load`) - `load`^2 elements of its result would
     without loads, for k + `depth` steps of its inner dim in multiples of `step`; a curve's fraction is reached by the
     first tile. A last wave that does not fill the units idles the share `tail` of what it leaves free (1: whole
-    waves; 0: work is split evenly), and the share `store` of the time to write results is not hidden.
+    waves; 0: work is split evenly), and the share `store` of the time to write results is not hidden. Of several
+    products that share the units, the share `cold` of the time to read what each multiplies is not hidden either.
     """
 
     units: int
@@ -105,6 +106,7 @@ class MatrixTiles:
     step: int
     tail: float
     store: float
+    cold: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +221,8 @@ class Link:
     switch each of `peers` others has a link of its own: the bandwidth is that to all of them together, and a group of
     n has (n - 1) / peers of it. None where any two have all of it. `across_sockets` is what joins the first half of a
     node's devices to the second each way, shared by all that goes from one to the other; None where nothing is slower
-    there.
+    there. On a torus of so many dims (`torus`) the bandwidth is that of all links of a device together, and a group has
+    those of the sides it lies along; ends of sides of `wraps` devices and more are joined, None where none are.
     """
 
     bandwidth: float
@@ -230,6 +233,8 @@ class Link:
     staged: bool = False
     peers: int | None = None
     across_sockets: float | None = None
+    torus: int | None = None
+    wraps: int | None = None
     fits: tuple[CollectiveFit, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
 
