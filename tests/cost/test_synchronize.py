@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from meshwright.cost import SCHEDULES, SHARDINGS, PlanTable, evaluate
+from meshwright.cost.kinds import accumulation_seconds
+from meshwright.cost.software import SOFTWARE
 from meshwright.cost.synchronize import turns
 from meshwright.spec.plan import ScheduleKind, Sharding
 from meshwright.spec.report import LineName
@@ -51,3 +53,14 @@ def test_a_head_or_an_embedding_beside_a_layer_is_no_second_layer():
     table = breadth_first(chunks=2, microbatches=4)
     uneven = replace(table.layouts[0], bounds=(0, 3, 4, 5, 6, 7, 8, 9, 10))
     assert np.array_equal(turns(replace(table, layouts=(uneven,))), [1.0])
+
+
+def test_gradients_of_context_ranks_are_added_to_buckets_as_those_of_replicas_are():
+    cluster = selene(nodes=4)
+
+    def seconds(**columns):
+        table = PlanTable.build({"microbatches": 4, **columns}, layouts=[even_layout(layers=8, pipeline=1)])
+        device, software = cluster.groups[0].device, replace(SOFTWARE["megatron-core"], fused_accumulation=False)
+        return float(accumulation_seconds(np.array([1e9]), table, device=device, software=software)[0])
+
+    assert seconds(context=8) == seconds(replicate=8) > seconds(tensor=8)

@@ -113,7 +113,7 @@ def coding_seconds(table: PlanTable, trained: FloatArray, *, device: DeviceSpec)
     moved = (_PROCESSOR_ROUNDED if device.kind is DeviceKind.CPU else _ROUNDED)[table.gradient_precision]
     replicated = table.sharding == _NONE
     times = np.where(replicated | (table.sharding == _ZERO1), 1.0, table.microbatches)
-    each = np.where(table.meeting > 1, moved * times * np.where(replicated, 1.0, _SCATTERED), 0.0)
+    each = np.where(table.meeting * table.context > 1, moved * times * np.where(replicated, 1.0, _SCATTERED), 0.0)
     return np.asarray(trained * each[:, None] / (device.memory_bandwidth * device.memory_fraction))
 
 

@@ -371,7 +371,7 @@ def accumulation_seconds(
         return np.zeros_like(parameters)
     sizes = state_bytes(table)
     divided = np.where(table.sharding > _ZERO1, table.divided, 1)
-    bucketed = (table.sharding == 0) & (table.meeting > 1)
+    bucketed = (table.sharding == 0) & (table.meeting * table.context > 1)
     share = np.where(bucketed, 1.0, 1.0 - 1.0 / table.microbatches)
     total = sizes.compute if software.adds_narrow else sizes.master
     one = np.where((table.sharding > 0) | software.adds_narrow, sizes.compute, sizes.master)
