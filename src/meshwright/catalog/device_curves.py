@@ -13,7 +13,8 @@ RSC1_HOURS_BETWEEN_FAILURES = 8 * 24 * 1000 / 6.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """`measured` is the device whose products were measured; every other device is like it by analogy.
+    """`measured` is the device whose products were measured; every other device is like it by analogy, but for
+    long products of those `beside`, which were measured too.
 
     `flops_per_watt` is what bf16 products sustain of the board's power limit, where that is less than their curve.
     `eight_bit` is the share of its peak that the best product of eight bits reaches, over that of the best in bf16.
@@ -37,6 +38,7 @@ class Generation:
     narrow: Mapping[Precision, float] = field(default_factory=dict)
     hours_between_failures: float | None = None
     failure_source: str = ""
+    beside: tuple[str, ...] = ()
 
 
 _SUSTAINED = (
@@ -101,6 +103,7 @@ HOPPER = Generation(
 )
 BLACKWELL = Generation(
     measured="B200",
+    beside=("B300", "GB200", "GB300"),
     curve=MatrixCurve(fraction=0.776, half_m=80.0, half_n=80.0, half_k=200.0),
     curve_source=f"{_MAMF} of B200: 1,745 of 2,250 TFLOP/s at full clock; halves a fit to 514 bf16 products of B200 "
     "(SimuMax's table)",

@@ -87,7 +87,7 @@ class Sheet:
             "memory_bandwidth": self.title,
             "memory_bytes": _MEMORY,
             "watts": self.title if self.watts else "not published",
-            "matrix": analogy + shared.curve_source,
+            "matrix": ("" if self.name in shared.beside else analogy) + shared.curve_source,
             "launch_seconds": analogy + shared.launch_source,
             "memory_fraction": _ELEMENTWISE if self.generation is AMPERE else f"by analogy with A100: {_ELEMENTWISE}",
             "attention_fraction": _ATTENTION if self.generation is AMPERE else f"by analogy with A100: {_ATTENTION}",
