@@ -12,7 +12,7 @@ from tests.parallel.draws import Draw
 
 
 def choices(draw: Draw) -> dict[str, object]:
-    """What a draw chose, by dimension; what `_slices_shared`, `_prefix` and `_factored` add is no choice."""
+    """What a draw chose, by dimension; what `_slices_shared`, `_prefix`, `_factored` and `_uneven` add is no choice."""
     plain = asdict(draw if is_whole(draw) else replace(draw, slices=1))
     for name in (
         "axes",
@@ -25,6 +25,7 @@ def choices(draw: Draw) -> dict[str, object]:
         "prefix",
         "factored",
         "shards",
+        "vocab",
     ):
         del plain[name]
     kind, inner, layout = draw.exchange

@@ -43,7 +43,8 @@ def legal(count: int, *, seed: int) -> list[Draw]:
         one = next((one for one in tries if one is not None and is_whole(one) and not refused(one)), None)
         if one is not None:
             one = _tabled(replace(one, masks=_masks(one), prefix=_prefix(one), slices=_slices_shared(one)))
-            found[_sharded(_offloaded(_on_grid(_routed(replace(one, factored=_factored(one))))))] = None
+            routed = _routed(replace(one, factored=_factored(one)))
+            found[_uneven(_sharded(_offloaded(_on_grid(routed))))] = None
     return sorted(found, key=lambda draw: draw.ranks)
 
 
@@ -142,6 +143,15 @@ def _sharded(draw: Draw) -> Draw:
     end = random.choice(kinds)
     one = replace(draw, shards=(end, *inside, end))
     return draw if len(set(one.shards)) == 1 or refused(one) else one
+
+
+def _uneven(draw: Draw) -> Draw:
+    """Of half of those with tensor ranks a vocabulary that not every number of them divides; by the draw alone."""
+    random = Random(f"vocabulary {draw}")
+    if draw.size(AxisName.TENSOR) == 1 or random.random() > 1 / 2:
+        return draw
+    one = replace(draw, vocab=random.choice((61, 37, 43, 5)))
+    return draw if refused(one) else one
 
 
 def _any(random: Random, axes: tuple[tuple[str, int], ...], kind: ScheduleKind, chunks: int) -> Draw | None:

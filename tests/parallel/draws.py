@@ -81,6 +81,7 @@ class Draw:
     tensor_grid: str = "line"
     offload: str = "none"
     shards: tuple[str, ...] = ()
+    vocab: int = models.VOCAB
 
     def size(self, axis: AxisName) -> int:
         return dict(self.axes).get(axis.value, 1)
@@ -113,6 +114,7 @@ def build(draw: Draw) -> Design:
     model = models.with_prefix(model) if draw.prefix else model
     model = models.factored(model) if draw.factored else model
     model = model if draw.routing == "own" else models.routed(model, models.ROUTINGS[draw.routing])
+    model = models.with_vocab(model, draw.vocab)
     edges = (0, *draw.bounds, len(model.blocks))
     places = planned.placement(schedule, pipeline=draw.size(AxisName.PIPELINE))
     plan = Plan(

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from meshwright.nn import Decoder
 from meshwright.parallel import build_optimizer, lay
 from meshwright.parallel.clip import local_part
-from meshwright.parallel.torch_compat import held_part
+from meshwright.parallel.shards import held_part
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import AxisName, Design
 from tests.parallel.parity_cases import SEED, mesh_over

@@ -72,6 +72,7 @@ def _plainer(draw: Draw) -> Iterator[Draw]:
         "routing",
         "offload",
         "tensor_grid",
+        "vocab",
     ):
         yield replace(draw, **{name: getattr(plain, name)})
     yield replace(draw, recompute=("none",) * draw.layers)

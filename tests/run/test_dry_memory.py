@@ -163,11 +163,11 @@ def short(name: str) -> Design:
     return asked(DENSE, SHORT[name], length=128, layers=6)
 
 
-def asked(layer: Layer, layout: Layout, *, length: int = LENGTH, layers: int = 8) -> Design:
-    head = Head(vocab=VOCAB, width=WIDTH, norm=NORM)
+def asked(layer: Layer, layout: Layout, *, length: int = LENGTH, layers: int = 8, vocab: int = VOCAB) -> Design:
+    head = Head(vocab=vocab, width=WIDTH, norm=NORM)
     model = ModelSpec(
         name="medium",
-        embedding=Embedding(vocab=VOCAB, width=WIDTH),
+        embedding=Embedding(vocab=vocab, width=WIDTH),
         layers=(layer,) * layers,
         head=head,
         max_positions=4096,
@@ -253,9 +253,20 @@ MORE_AWAY = {
 }
 
 
+# Vocabularies of which the last tensor rank has less than the first, which is counted.
+UNEVEN = {
+    "vocabulary of two": (50257, Layout(tensor=2, sequence_parallel=True, batch=3)),
+    "vocabulary of four and zero3": (509, Layout(shard=2, tensor=4, sharding=Sharding.PARAMETERS, batch=6)),
+}
+
+
+def uneven() -> dict[str, Design]:
+    return {name: asked(DENSE, layout, layers=2, vocab=vocab) for name, (vocab, layout) in UNEVEN.items()}
+
+
 def test_peaks_are_predicted() -> None:
     first = next(iter(UNLIKE))
-    hold({**laid(CASES), **away(AWAY), ONE_LAYER_STAGES: short(ONE_LAYER_STAGES), first: unlike(first)})
+    hold({**laid(CASES), **uneven(), **away(AWAY), ONE_LAYER_STAGES: short(ONE_LAYER_STAGES), first: unlike(first)})
 
 
 @pytest.mark.slow

@@ -14,7 +14,8 @@ from meshwright.spec.plan import Design, ExpertGrid, Recompute, ScheduleKind, Sh
 from meshwright.spec.synchronize import GradientSync
 from tests.run import dry_cases
 from tests.run.dry_cases import case
-from tests.support.designs import Layout
+from tests.support import models
+from tests.support.designs import Layout, design
 
 FULL, SELECTIVE = Recompute.FULL, Recompute.SELECTIVE
 PLAIN, PROMPTED = DataSpec(), DataSpec(sources=(Source(path="rows.jsonl", prompt_field="ask"),))
@@ -53,12 +54,23 @@ def compressed(kind: Compression | None) -> Design:
     return replace(plain, plan=replace(plain.plan, gradients=GradientSync(compression=kind)))
 
 
+def thin(layout: Layout) -> Design:
+    """Of thin matrices."""
+    return design(models.factored(models.gpt(layers=1)), layout)
+
+
 def told(entry: Design) -> dict[str, float]:
     return dict(cost.traffic(entry, rank=0).bytes)
 
 
 def test_every_byte_that_is_sent_is_predicted() -> None:
     check(QUICK, accelerator=True, beside=[compressed(kind) for kind in KINDS[2:4]])
+
+
+def test_so_is_that_of_tensor_ranks_whose_gradients_no_bucket_holds() -> None:
+    """Distributed gradients add up there, of layouts that torch works out under a fake mode of its own."""
+    layouts = (Layout(tensor=2, batch=4), Layout(tensor=2, sequence_parallel=True, batch=4))
+    check((), accelerator=False, beside=[thin(layout) for layout in layouts])
 
 
 def test_what_replicas_compress_changes_nothing_inside_islands() -> None:

@@ -193,8 +193,10 @@ CASES = {
         lambda: D(of=samples.model(layer=samples.dense_layer(hidden=191))),
         "2 does not divide 191 features of the feed-forward",
     ),
-    "tensor-divides-vocab": Case(
-        D, lambda: D(of=samples.model(vocab=511)), "2 does not divide 511 entries of the vocabulary"
+    "tensor-shares-vocab": Case(
+        lambda: D(of=samples.model(vocab=511)),
+        lambda: D(of=samples.model(vocab=5), tensor=4, shard=1, schedule=Schedule(microbatches=16)),
+        "4 ranks of 2 entries of a vocabulary of 5 leave the last one none (rule tensor-shares-vocab); choose 2",
     ),
     "sequence-parallel-divides": Case(D, odd_length, "tensor 2 does not divide the sequence length 129"),
     "sharding-has-ranks": Case(

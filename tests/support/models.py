@@ -112,6 +112,11 @@ def gpt(*, layers: int = 4) -> ModelSpec:
     )
 
 
+def with_vocab(spec: ModelSpec, vocab: int) -> ModelSpec:
+    """The same with another vocabulary."""
+    return replace(spec, embedding=replace(spec.embedding, vocab=vocab), head=replace(spec.head, vocab=vocab))
+
+
 def with_prefix(spec: ModelSpec, share: float = 0.5) -> ModelSpec:
     """The same, every second layer with a prefix mask."""
     layers = [

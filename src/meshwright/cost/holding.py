@@ -15,6 +15,7 @@ from meshwright.cost.states import state_bytes
 from meshwright.cost.table import SCHEDULES, BoolArray, IntArray, PlanTable
 from meshwright.cost.thin import closing_elements, thin_matrices
 from meshwright.cost.unlike import Shards, Unlike, of_blocks, shards
+from meshwright.cost.vocabulary import table_elements
 from meshwright.cost.work import FloatArray
 from meshwright.spec.model import Attention, Embedding, Head, LatentAttention, Layer, Mixer, Mixture, ModelSpec
 from meshwright.spec.plan import ScheduleKind
@@ -341,7 +342,7 @@ def _of_one(kind: Kind, priced: Holds, table: PlanTable, *, model: ModelSpec) ->
         }
     if isinstance(block, Embedding):
         return {"working": priced.bytes.working, "embedding": priced.parameters * trains}
-    tied = np.asarray((model.head.matrix_parameters if model.head.tied else 0.0) / table.tensor)
+    tied = table_elements(model.head, table) * float(model.head.tied)
     head = np.maximum(priced.parameters, tied)
     return {
         "head": head,

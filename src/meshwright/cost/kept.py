@@ -12,6 +12,7 @@ from meshwright.cost.kept_context import kept_by_meeting, traded_copies
 from meshwright.cost.kept_part import Kept
 from meshwright.cost.software import Software
 from meshwright.cost.thin import thin_kept, thin_matrices
+from meshwright.cost.vocabulary import first_rows
 from meshwright.cost.work import FloatArray, Sizes
 from meshwright.spec.model import (
     Activation,
@@ -372,7 +373,8 @@ def _head(block: Head, sizes: Sizes, software: Software) -> tuple[Kept, ...]:
     """
     m, e = sizes.tokens, sizes.itemsize
     norms = () if block.norm is None else (_norm(block.norm, sizes),)
-    logits = m * block.vocab / sizes.tensor
+    rows = first_rows(block.vocab, sizes.tensor)
+    logits = m * rows
     capped = 0.0 if block.softcap is None else e * logits
     head = Kept(
         saved=m * (e * block.width + _LOSS_BYTES + sizes.wide),
@@ -380,6 +382,6 @@ def _head(block: Head, sizes: Sizes, software: Software) -> tuple[Kept, ...]:
         fed=e * m * block.width,
         waits=e * m * block.width,
         logits=capped + logits * (e if software.fused_loss else sizes.wide),
-        copied=block.matrix_parameters / sizes.tensor,
+        copied=rows * block.width,
     )
     return (*norms, head)

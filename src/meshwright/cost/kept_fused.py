@@ -14,6 +14,7 @@ from meshwright.cost.kept import recurrence
 from meshwright.cost.kept_part import Kept
 from meshwright.cost.software import Software
 from meshwright.cost.thin import thin_kept, thin_matrices
+from meshwright.cost.vocabulary import first_rows
 from meshwright.cost.work import FloatArray, Sizes
 from meshwright.spec.model import (
     Attention,
@@ -182,7 +183,7 @@ def _mixture(part: Mixture, sizes: Sizes) -> Kept:
 
 def _head(block: Head, sizes: Sizes, software: Software) -> tuple[Kept, ...]:
     """Logits as the product gives them, over which a fused loss writes their gradient, or their fp32 exponentials."""
-    m, v = sizes.tokens, block.vocab / sizes.tensor
+    m, v = sizes.tokens, first_rows(block.vocab, sizes.tensor)
     norms = () if block.norm is None else (_norm(block.norm, sizes),)
     logit = sizes.itemsize if software.fused_loss else sizes.wide
     whole = m * block.width * sizes.itemsize

@@ -22,6 +22,7 @@ from meshwright.cost.round_memory import RoundBytes, round_bytes
 from meshwright.cost.software import software
 from meshwright.cost.states import ZERO1, ZERO2, Local, state_bytes, states, without_parameters
 from meshwright.cost.table import IntArray, PlanTable
+from meshwright.cost.vocabulary import table_elements
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import NodeGroup
 from meshwright.spec.job import JobSpec
@@ -283,7 +284,7 @@ def _copied_tables(
     if not (model.head.tied and of_table.parameters.any()):
         return None
     embeds, heads = (arrays.of(block, counts["total"]) for block in (model.embedding, model.head))
-    return np.maximum(heads - embeds, 0.0) * (model.head.matrix_parameters / table.tensor)[:, None]
+    return np.maximum(heads - embeds, 0.0) * table_elements(model.head, table)[:, None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from meshwright.cost.blockwise_work import with_meetings
 from meshwright.cost.heaviest import heaviest_rank
 from meshwright.cost.norm_work import NORM, norm_parameters, norm_work, norms_work, scale_work
 from meshwright.cost.thin import thin_matrices, thin_work
+from meshwright.cost.vocabulary import first_rows
 from meshwright.cost.work import PAIR, FloatArray, PartWork, Product, Sizes, TensorExchanges
 from meshwright.spec.model import (
     Attention,
@@ -356,7 +357,7 @@ def _embedding(block: Embedding, sizes: Sizes) -> PartWork:
     hidden = sizes.tokens * block.width * sizes.itemsize
     return PartWork(
         name=EMBEDDING,
-        parameters=sizes.zeros + (block.vocab / sizes.tensor + block.positions) * block.width,
+        parameters=sizes.zeros + (first_rows(block.vocab, sizes.tensor) + block.positions) * block.width,
         traffic=(2.0 + (2.0 if block.positions else 0.0)) * hidden,
         backward_traffic=3.0 * hidden,
         kernels=2.0 + (1.0 if block.positions else 0.0),
@@ -367,13 +368,13 @@ def _embedding(block: Embedding, sizes: Sizes) -> PartWork:
 def _head(block: Head, sizes: Sizes) -> tuple[PartWork, ...]:
     """The product with the vocabulary and the loss, which reads logits in fp32 by chunks."""
     m = sizes.tokens
-    w, v = sizes.zeros + block.width, block.vocab / sizes.tensor
-    own = (0 if block.tied else block.matrix_parameters) + (block.vocab if block.bias else 0)
+    w, v = sizes.zeros + block.width, first_rows(block.vocab, sizes.tensor)
+    own = (0 if block.tied else block.width) + (1 if block.bias else 0)
     norms = () if block.norm is None else (norm_work(block.norm, sizes),)
     forward, backward = _loss_bytes(sizes)
     head = PartWork(
         name=HEAD,
-        parameters=own / sizes.tensor,
+        parameters=own * v,
         products=(Product(m=m, n=v, k=w),),
         traffic=m * v * forward,
         backward_traffic=m * v * backward,

@@ -9,6 +9,7 @@ import numpy as np
 from meshwright.cost.machine import Machine
 from meshwright.cost.software import Software
 from meshwright.cost.table import PlanTable
+from meshwright.cost.vocabulary import table_elements
 from meshwright.cost.work import FloatArray
 from meshwright.spec.model import ModelSpec
 
@@ -23,7 +24,7 @@ def tied_seconds(table: PlanTable, machines: Sequence[Machine], *, model: ModelS
         return np.zeros(len(table))
     apart = np.array([layout.ranks[0] != layout.ranks[-1] and 0 not in layout.frozen for layout in table.layouts])
     divided = np.where((table.sharding > 0) & (not software.keeps_copies), table.divided, 1.0)
-    elements = model.head.matrix_parameters / table.tensor / divided
+    elements = table_elements(model.head, table) / divided
 
     def of(entry: Machine) -> FloatArray:
         return entry.ends.seconds(elements * (entry.sizes.compute if software.adds_narrow else entry.sizes.master))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from meshwright.parallel.reduction import Reduction, Travel
+from meshwright.parallel.shards import as_part
 
 BUCKET_BYTES = 25 * 2**20
 
@@ -166,7 +167,7 @@ def _like(parameter: Tensor, piece: Tensor) -> Tensor:
     if not isinstance(parameter, DTensor):
         return piece.view_as(parameter)
     local = piece.view_as(parameter.to_local())
-    return DTensor.from_local(local, parameter.device_mesh, parameter.placements, run_check=False)
+    return as_part(local, parameter.device_mesh, parameter.placements, of=parameter)
 
 
 def _local(parameter: Tensor) -> Tensor:

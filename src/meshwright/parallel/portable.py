@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from meshwright.parallel.optimizer import LocalOptimizer
-from meshwright.parallel.torch_compat import held_part
+from meshwright.parallel.shards import held_part
 from meshwright.spec.errors import ConfigError, Problem
 
 RESIDUAL = "optimizer.residual."

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from meshwright.parallel.torch_compat import moved_shard
+from meshwright.parallel.torch_compat import moved_shard, split_factor, told_start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -29,6 +30,10 @@ class Cut:
         each = -(-self.extent // self.group.size())
         return max(0, min(each, self.extent - rank * each))
 
+    def start(self, rank: int) -> int:
+        """Where they begin."""
+        return min(rank * -(-self.extent // self.group.size()), self.extent)
+
 
 def cuts(x: Tensor) -> tuple[Cut, ...]:
     """How x is cut, the last cut first: joining what the ranks hold in this order makes it whole."""
@@ -45,6 +50,38 @@ def cuts(x: Tensor) -> tuple[Cut, ...]:
         found.append(cut)
         extents[dim] = cut.length(x.device_mesh.get_local_rank(place))
     return tuple(reversed(found))
+
+
+def as_part(local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], *, of: Tensor) -> DTensor:
+    """`local` as this rank's part of a tensor of the shape of `of`, which it may share unevenly with others."""
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=of.shape, stride=of.stride())
+
+
+def held_start(x: DTensor) -> tuple[int, ...]:
+    """Where the part that this rank keeps of x begins in the whole.
+
+    Where the tensor axis divides rows unevenly and shards divide what each of its ranks has, torch tells of other
+    shards than there are: it takes the tensor ranks' parts for equal.
+    """
+    if not is_uneven(x):
+        return told_start(x)
+    first = [0] * x.dim()
+    for cut in cuts(x):
+        first[cut.dim] += cut.start(cut.group.rank())
+    return tuple(first)
+
+
+def held_part(whole: Tensor, like: DTensor) -> Tensor:
+    """The part of `whole` that this rank keeps in the layout of `like`: a view."""
+    sizes = like.to_local().shape
+    for dim, (size, first) in enumerate(zip(sizes, held_start(like), strict=True)):
+        whole = whole.narrow(dim, first if size else 0, size)
+    return whole
+
+
+def is_uneven(x: DTensor) -> bool:
+    """The ranks inside a strided shard have unequal parts of the dim that it divides."""
+    return any(x.shape[_divided(place)] % split for place in x.placements if (split := split_factor(place)) > 1)
 
 
 def without_dim(x: Tensor, dim: int) -> Tensor:

@@ -29,7 +29,7 @@ def places(x: Tensor, *, start: int, stop: int) -> Tensor:
     local = x.to_local() if hasattr(x, "to_local") else x
     first = [0] * x.dim()
     for cut in cuts(x):
-        first[cut.dim] += cut.group.rank() * -(-cut.extent // cut.group.size())
+        first[cut.dim] += cut.start(cut.group.rank())
     # Dims that no cut parts from those inside them are one run of neighbours in the whole, as they are here.
     runs: list[tuple[int, int]] = []
     moved = 0

@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn import functional
 
+from meshwright.cost.vocabulary import rows_of
 from meshwright.nn.attention import GroupedAttention
 from meshwright.nn.decoder import DecoderLayer, OutputHead, TokenEmbedding
 from meshwright.nn.linear import Table
@@ -34,6 +35,7 @@ from meshwright.parallel.collectives import (
     LeaveSequence,
     SumShared,
 )
+from meshwright.parallel.shards import as_part
 from meshwright.spec.blocks import Attention, Block, LatentAttention, Layer, Mixture, QueryKeyNorm
 from meshwright.spec.errors import Problem
 from meshwright.spec.model import ModelSpec
@@ -131,7 +133,7 @@ class TensorAxis:
 
     def vocabulary(self, vocab: int) -> Vocabulary:
         """Which columns of the logits this rank holds."""
-        return SplitVocabulary(self.group, offset=self.rank * (vocab // self.size))
+        return SplitVocabulary(self.group, offset=rows_of(vocab, tensor=self.size, rank=self.rank)[0])
 
     def lay_part(self, part: nn.Module) -> None:
         """A stage works on all sequences of a microbatch, as it is."""
@@ -158,8 +160,12 @@ def has_partial_gradient(name: str, *, block: Block, sequence: bool) -> bool:
 
 
 def indivisible(model: ModelSpec, *, tensor: int) -> tuple[Problem, ...]:
-    """Every dimension of the model that `tensor` ranks cannot share evenly."""
+    """Every dimension of the model that `tensor` ranks cannot share: evenly, but for a vocabulary, of which the last
+    one may have less."""
     problems = []
+    if not rows_of(model.vocab, tensor=tensor, rank=tensor - 1)[1]:
+        text = f"vocabulary of {model.vocab} leaves nothing to the last of tensor {tensor}"
+        problems.append(Problem(what=text, where=f"{model.name}.embedding", fix="use a smaller degree"))
     for where, what, number in _dimensions(model):
         if number % tensor:
             text = f"{what} of {number} do not divide by tensor {tensor}"
@@ -168,7 +174,7 @@ def indivisible(model: ModelSpec, *, tensor: int) -> tuple[Problem, ...]:
 
 
 def _dimensions(model: ModelSpec) -> list[tuple[str, str, int]]:
-    found = [("embedding", "vocabulary", model.vocab)]
+    found: list[tuple[str, str, int]] = []
     for index, layer in enumerate(model.layers):
         if isinstance(layer.mixer, Attention):
             found.append((f"layers[{index}].mixer", "key-value heads", layer.mixer.kv_heads))
@@ -198,7 +204,7 @@ def divide_parameters(
             whole = parameter.detach()
             local = whole if dim is None else _own(whole, dim, axis)
             placement = Replicate() if dim is None else Shard(dim)
-            held = DTensor.from_local(local, axis.mesh, [placement], run_check=False)
+            held = as_part(local, axis.mesh, [placement], of=whole)
             setattr(owner, key, nn.Parameter(held))
 
 
@@ -253,10 +259,11 @@ class SplitTable(Table):
         self.weight = whole.weight
         self.reader = whole.reader
         self.axis = axis
+        self.first = rows_of(self.weight.shape[0], tensor=axis.size, rank=axis.rank)[0]
 
     def forward(self, indexes: Tensor) -> Tensor:
         local = self.read(self.weight)
-        own = indexes - self.axis.rank * len(local)
+        own = indexes - self.first
         here = (own >= 0) & (own < len(local))
         rows = functional.embedding(own.clamp(0, len(local) - 1), local)
         return self.axis.leave(rows * here[..., None])

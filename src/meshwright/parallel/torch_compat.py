@@ -127,16 +127,8 @@ def multiply_scaled(
     return found
 
 
-def held_part(whole: Tensor, like: DTensor) -> Tensor:
-    """The part of `whole` that this rank keeps in the layout of `like`: a view."""
-    shape, start = compute_local_shape_and_global_offset(like.shape, like.device_mesh, like.placements)
-    for dim, (size, offset) in enumerate(zip(shape, start, strict=True)):
-        whole = whole.narrow(dim, offset if size else 0, size)
-    return whole
-
-
-def held_start(x: DTensor) -> tuple[int, ...]:
-    """Where the part that this rank keeps of x begins in the whole."""
+def told_start(x: DTensor) -> tuple[int, ...]:
+    """Where the part that this rank keeps of x begins in the whole, as torch tells it."""
     _, start = compute_local_shape_and_global_offset(x.shape, x.device_mesh, x.placements)
     return tuple(int(first) for first in start)
 
@@ -166,6 +158,11 @@ def forget_compiled(module: nn.Module) -> None:
 def moved_shard(placement: Any, dim: int) -> Any:
     """The same strided shard of another dim; FSDP2 makes it where the tensor axis divides dim 0 too."""
     return type(placement)(dim, split_factor=placement.split_factor)
+
+
+def split_factor(placement: Any) -> int:
+    """How many parts that the tensor axis made a strided shard divides; 1 of any other placement."""
+    return int(getattr(placement, "split_factor", 1))
 
 
 def with_local(x: Tensor, local: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from meshwright.cost.holdings import Box, Holding
 from meshwright.cost.routes import Hop
-from meshwright.parallel.torch_compat import held_start
+from meshwright.parallel.shards import held_start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import gcd
 
 from meshwright.search.constraints import limits
-from meshwright.search.degree_rules import DIVIDED
 from meshwright.search.rules import divisors
 from meshwright.search.space import Space
+from meshwright.search.tensor_degrees import legal_degrees
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.errors import Problem
 from meshwright.spec.job import JobSpec
@@ -52,8 +51,8 @@ def batch_problem(
 def data_sizes(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> tuple[int, ...]:
     """Data parallel sizes that fill all devices with tensor and pipeline degrees the model and the job allow."""
     asked, devices = limits(job.constraints), cluster.num_devices
-    common = gcd(*(size for _, _, sizes in DIVIDED for size in sizes(model)))
-    tensors = [degree for degree in divisors(gcd(common, devices)) if asked.allows("tensor", degree)]
+    legal = legal_degrees(model, most=devices)
+    tensors = [degree for degree in legal if devices % degree == 0 and asked.allows("tensor", degree)]
     pipelines = [degree for degree in divisors(devices) if degree <= len(model.blocks)]
     inner = {tensor * pipeline for tensor in tensors for pipeline in pipelines if asked.allows("pipeline", pipeline)}
     found = {devices // size for size in inner if devices % size == 0}

@@ -9,7 +9,7 @@ from meshwright.cost.meeting import meetings_of
 from meshwright.search.compression_rules import COMPRESSION_RULES
 from meshwright.search.constraints import CONSTRAINT_RULES
 from meshwright.search.context_rules import CONTEXT_RULES
-from meshwright.search.degree_rules import DEGREE_RULES, groups_of
+from meshwright.search.degree_rules import DEGREE_RULES
 from meshwright.search.elastic_rules import ELASTIC_RULES
 from meshwright.search.form_rules import FORM_RULES
 from meshwright.search.grid_rules import GRID_RULES
@@ -21,7 +21,7 @@ from meshwright.search.memory_rule import MEMORY_RULES
 from meshwright.search.order_rules import ORDER_RULES
 from meshwright.search.prefix_rules import PREFIX_RULES
 from meshwright.search.quorum_rules import QUORUM_RULES
-from meshwright.search.rules import ALL_SCOPES, Rule, Scope, apply
+from meshwright.search.rules import ALL_SCOPES, Rule, Scope, apply, groups_of
 from meshwright.search.runtime_rules import RUNTIME_RULES
 from meshwright.search.skip_rules import SKIP_RULES
 from meshwright.search.training_rules import TRAINING_RULES

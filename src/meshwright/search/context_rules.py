@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from meshwright.schedule.build import SLICED
-from meshwright.search.degree_rules import groups_of, tensor_heads
-from meshwright.search.rules import Rule, Scope, choices, divisors
+from meshwright.search.rules import Rule, Scope, choices, divisors, groups_of
+from meshwright.search.tensor_degrees import tensor_heads
 from meshwright.spec.errors import Problem
 from meshwright.spec.model import Mixture, ModelSpec, Recurrence
 from meshwright.spec.plan import Design, Offload, Sharding

@@ -2,69 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from meshwright.schedule import planned
 from meshwright.schedule.build import CHUNKED, LOOPS, V_SHAPES
-from meshwright.search.rules import Rule, Scope, choices, divisors
+from meshwright.search.rules import Rule, Scope, choices, divisors, groups_of
+from meshwright.search.tensor_degrees import TENSOR_RULES
 from meshwright.spec.errors import Problem
-from meshwright.spec.model import Attention, FeedForward, LatentAttention, Mixture, ModelSpec, Recurrence
-from meshwright.spec.plan import BlockGroup, Design, Plan, ScheduleKind, Sharding
-
-
-def groups_of(plan: Plan) -> Iterator[tuple[str, BlockGroup]]:
-    """Every group with the path a message names it by."""
-    for index, stage in enumerate(plan.stages):
-        for position, group in enumerate(stage.groups):
-            yield f"plan.stages[{index}].groups[{position}]", group
-
-
-def tensor_heads(model: ModelSpec) -> tuple[int, ...]:
-    """Distinct numbers of query heads (or recurrence heads) that tensor parallelism divides."""
-    mixers = (layer.mixer for layer in model.layers)
-    counts = {mixer.heads for mixer in mixers if isinstance(mixer, (Attention, LatentAttention, Recurrence))}
-    return tuple(sorted(counts))
-
-
-def tensor_kv_heads(model: ModelSpec) -> tuple[int, ...]:
-    mixers = (layer.mixer for layer in model.layers)
-    return tuple(sorted({mixer.kv_heads for mixer in mixers if isinstance(mixer, Attention)}))
-
-
-def tensor_hidden(model: ModelSpec) -> tuple[int, ...]:
-    """Distinct feed-forward widths, those of experts and of dense branches included."""
-    sizes = set()
-    for layer in model.layers:
-        sizes |= {part.hidden for part in layer.parts if isinstance(part, (FeedForward, Mixture))}
-        if isinstance(layer.transform, Mixture) and layer.transform.shared:
-            sizes.add(layer.transform.shared.hidden)
-    return tuple(sorted(sizes))
-
-
-def tensor_vocab(model: ModelSpec) -> tuple[int, ...]:
-    return (model.vocab,)
-
-
-DIVIDED: tuple[tuple[str, str, Callable[[ModelSpec], tuple[int, ...]]], ...] = (
-    ("tensor-divides-heads", "heads", tensor_heads),
-    ("tensor-divides-kv-heads", "key-value heads", tensor_kv_heads),
-    ("tensor-divides-hidden", "features of the feed-forward", tensor_hidden),
-    ("tensor-divides-vocab", "entries of the vocabulary", tensor_vocab),
-)
-
-
-def _divides(noun: str, sizes: Callable[[ModelSpec], tuple[int, ...]]) -> Callable[[Design], Problem | None]:
-    def check(design: Design) -> Problem | None:
-        for where, group in groups_of(design.plan):
-            for size in sizes(design.model):
-                if group.tensor >= 1 and size % design.plan.tensor_grid.side(group.tensor):
-                    legal = [number for number in divisors(size) if number <= design.cluster.num_devices]
-                    what = f"{group.tensor} does not divide {size:,} {noun}"
-                    return Problem(where=f"{where}.tensor", what=what, fix=choices(legal))
-        return None
-
-    return check
+from meshwright.spec.model import LatentAttention, ModelSpec
+from meshwright.spec.plan import Design, Plan, ScheduleKind, Sharding
 
 
 def tensor_is_axis(design: Design) -> Problem | None:
@@ -293,7 +239,7 @@ def _number(count: int, what: str) -> str:
 
 DEGREE_RULES = (
     Rule(name="tensor-is-axis", scope=Scope.PLAN, check=tensor_is_axis),
-    *(Rule(name=name, scope=Scope.PLAN, check=_divides(noun, sizes)) for name, noun, sizes in DIVIDED),
+    *TENSOR_RULES,
     Rule(name="sequence-parallel-divides", scope=Scope.PLAN, check=sequence_parallel_divides),
     Rule(name="sharding-has-ranks", scope=Scope.PLAN, check=sharding_has_ranks),
     Rule(name="sharding-mixes", scope=Scope.PLAN, check=sharding_mixes),

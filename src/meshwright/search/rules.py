@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from meshwright.spec.errors import Problem, name_rule
-from meshwright.spec.plan import Design
+from meshwright.spec.plan import BlockGroup, Design, Plan
 
 
 class Scope(StrEnum):
@@ -75,6 +75,13 @@ def _causes(broken: Mapping[str, Problem]) -> tuple[Problem, ...]:
             or (group is not None and problem.where in (f"{group}.tensor", f"{group}.sequence_parallel"))
         )
     )
+
+
+def groups_of(plan: Plan) -> Iterator[tuple[str, BlockGroup]]:
+    """Every group with the path a message names it by."""
+    for index, stage in enumerate(plan.stages):
+        for position, group in enumerate(stage.groups):
+            yield f"plan.stages[{index}].groups[{position}]", group
 
 
 def divisors(number: int) -> tuple[int, ...]:

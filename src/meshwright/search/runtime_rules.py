@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from meshwright.schedule import planned
 from meshwright.schedule.build import SPLIT
-from meshwright.search.degree_rules import groups_of
-from meshwright.search.rules import Rule, Scope, divisors
+from meshwright.search.rules import Rule, Scope, divisors, groups_of
 from meshwright.spec.blocks import Layer
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, Precision
 from meshwright.spec.errors import Problem

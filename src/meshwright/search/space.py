@@ -19,13 +19,13 @@ from meshwright.cost.table import EXCHANGES, OFFLOADS, PRECISIONS, RECOMPUTES, S
 from meshwright.schedule import stage_rank
 from meshwright.search.constraints import Limits, limits
 from meshwright.search.context_rules import mixtures
-from meshwright.search.degree_rules import DIVIDED, tensor_heads
 from meshwright.search.job_rules import allowed_meetings, allowed_precisions, check_job
 from meshwright.search.meetings import COMPRESSED, EVERY_STEP, Key, choose_meetings, shards_of_grid
 from meshwright.search.product import Columns, Product, Rejection, merged
 from meshwright.search.rules import divisors
 from meshwright.search.runtime_rules import trained_precisions, untrained, untrained_with_context
 from meshwright.search.schedules import add_schedules
+from meshwright.search.tensor_degrees import SHARED, tensor_heads
 from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.exchange import ExchangeKind, TokenLayout
 from meshwright.spec.job import JobSpec
@@ -231,14 +231,11 @@ def enumerate_plans(
 
 def _tensor(product: Product, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> None:
     devices = cluster.num_devices
-    most = min(devices, max((size for _, _, sizes in DIVIDED[:1] for size in sizes(model)), default=devices))
+    most = min(devices, max(tensor_heads(model), default=devices))
     whole = job.constraints.devices == "all"
     product.times(["tensor"], [[degree] for degree in range(1, most + 1) if not whole or devices % degree == 0])
-    for name, _, sizes in DIVIDED:
-        divides = np.ones(product.rows, dtype=np.bool_)
-        for size in sizes(model):
-            divides &= size % product["tensor"] == 0
-        product.keep(divides, name)
+    for shared in SHARED:
+        product.keep(shared.degrees(model, product["tensor"]), shared.rule)
     product.constrain("tensor", product["tensor"])
     product.times(["sequence_parallel"], [[0], [1]])
     product.keep((product["tensor"] > 1) | (product["sequence_parallel"] == 0))

@@ -26,6 +26,10 @@ from meshwright.cost.holdings import Box, Holding
 from meshwright.parallel.stored.index import INDEX, Entry, Part, Spoilt, SpoiltError, read_index, spoilt_error
 from meshwright.parallel.stored.reading import FILES_AT_ONCE, Caches, FileReader
 from meshwright.parallel.stored.storage import Reader, Writer
+from meshwright.parallel.stored.blob import THREADS, SpoiltBlock, check_part
+from meshwright.parallel.stored.index import INDEX, Entry, Part, Spoilt, SpoiltError, read_index, spoilt
+from meshwright.parallel.stored.storage import Reader, Writer, opened
+from meshwright.parallel.stored.uneven import told
 from meshwright.parallel.stored.writing import Earlier, Written
 
 __all__ = [
@@ -61,7 +65,8 @@ def write(
     """
     writer = Writer(folder, step=step, earlier=earlier)
     with _alone(group):
-        save(dict(tensors), storage_writer=writer, planner=planner, process_group=group, no_dist=group is None)
+        known = {name: told(x) for name, x in tensors.items()}
+        save(known, storage_writer=writer, planner=planner, process_group=group, no_dist=group is None)
     return writer.written
 
 
@@ -71,8 +76,9 @@ def read(targets: Mapping[str, Tensor], source: StorageReader, *, group: dist.Pr
     Raises SpoiltError where one is not as it was written, and OSError where it cannot be read, on every rank what the
     first found.
     """
+    known = {name: told(x) for name, x in targets.items()}
     with _alone(group), _first_failure():
-        load(dict(targets), storage_reader=source, process_group=group, no_dist=group is None)
+        load(known, storage_reader=source, process_group=group, no_dist=group is None)
 
 
 def held_in(source: StorageReader) -> dict[str, Holding]:

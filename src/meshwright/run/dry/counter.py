@@ -29,7 +29,7 @@ from meshwright.train.observe.collectives import (
     whole_bytes,
 )
 from meshwright.train.observe.memory import Followed, MemoryTracker
-from meshwright.train.observe.samples import axes_spanned
+from meshwright.train.observe.samples import axes_spanned, local_vocab
 from meshwright.train.torch_compat import in_backward, is_distributed, storage_key, tree_leaves, unboxed
 
 
@@ -59,7 +59,7 @@ class StepCounter(MemoryTracker):
         super().__init__(
             parts=parts,
             optimizer=optimizer,
-            vocab=design.model.vocab // plan.tensor_grid.side(plan.tensor),
+            vocab=local_vocab(design, rank=dist.get_rank() if dist.is_initialized() else 0),
             gathered=MemoryPart.BUFFERS if freed else MemoryPart.PARAMETERS,
         )
         self.forms_gradients = False

@@ -215,8 +215,11 @@ class DecidedMode(FakeTensorMode):
         self._recipes = recipes
 
     def run(self, func: Any, args: Any, options: Any) -> Any:
-        """What `func` gives back, from another mode around this one: what is known needs no dispatch."""
-        recipe = self._recipes.known(self, func, args, options)
+        """What `func` gives back, from another mode around this one: what is known needs no dispatch.
+
+        Where torch works out a layout of distributed tensors it has a fake mode of its own, and what is made is its.
+        """
+        recipe = self._recipes.known(self, func, args, options) if active_fake_mode() is self else None
         return func(*args, **options) if recipe is None else recipe.make(self, args, options)
 
     @classmethod

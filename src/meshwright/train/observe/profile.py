@@ -21,7 +21,7 @@ from meshwright.train.observe.collectives import CollectiveTimer
 from meshwright.train.observe.measured import measured_report
 from meshwright.train.observe.memory import MemoryTracker
 from meshwright.train.observe.recompute import RecomputeClock
-from meshwright.train.observe.samples import CollectiveCall, MemoryPeak, RankSample, StepTiming
+from meshwright.train.observe.samples import CollectiveCall, MemoryPeak, RankSample, StepTiming, local_vocab
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,14 +179,13 @@ class Profiler:
             timer = CollectiveTimer(self._design.plan, synchronize=synchronize)
             return stack.enter_context(timer.watching()), clock
         plan = self._design.plan
-        vocab = self._design.model.vocab // max(plan.tensor_grid.side(plan.stages[-1].groups[-1].tensor), 1)
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
         freed = all(group.sharding is Sharding.PARAMETERS for group in plan.groups)
         tracker = MemoryTracker(
             parts=self._parts,
             optimizer=self._optimizer,
-            vocab=vocab,
+            vocab=local_vocab(self._design, rank=self._rank),
             gathered=MemoryPart.BUFFERS if freed else MemoryPart.PARAMETERS,
         )
         self._tracker = stack.enter_context(tracker.watching())

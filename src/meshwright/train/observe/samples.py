@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from meshwright.spec.plan import AxisName, Plan
+from meshwright.cost.vocabulary import rows_of
+from meshwright.spec.plan import AxisName, Design, Plan, TensorGrid
 from meshwright.spec.report import LineName
 from meshwright.spec.span import Span
 
@@ -73,6 +74,13 @@ def coordinates(plan: Plan, *, rank: int) -> dict[AxisName, int]:
     for axis in reversed(plan.axes):
         rank, found[axis.name] = divmod(rank, axis.size)
     return found
+
+
+def local_vocab(design: Design, *, rank: int) -> int:
+    """Columns of the logits that `rank` of the plan makes."""
+    plan = design.plan
+    place = coordinates(plan, rank=rank).get(AxisName.TENSOR, 0) if plan.tensor_grid is TensorGrid.LINE else 0
+    return rows_of(design.model.vocab, tensor=plan.tensor_grid.side(plan.tensor), rank=place)[1]
 
 
 def axes_spanned(plan: Plan, *, ranks: tuple[int, ...]) -> frozenset[AxisName]:
