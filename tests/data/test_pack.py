@@ -131,7 +131,8 @@ def test_a_window_joins_stretches() -> None:
 def test_ranks_part_the_global_batch_whatever_their_number(replicas: int, steps: int, consumed: int) -> None:
     source, start = packed(600, 400), Position(consumed=consumed)
     loaders = [
-        Loader(source, position=start, batch=12, replica=replica, replicas=replicas) for replica in range(replicas)
+        Loader(source, position=start, batch=12, first=replica * 12 // replicas, rows=12 // replicas)
+        for replica in range(replicas)
     ]
     for step in range(steps):
         whole = source.sequences(consumed + 12 * step, 12)
@@ -148,7 +149,8 @@ def test_going_on_with_other_ranks_loses_and_repeats_nothing() -> None:
     seen: list[np.ndarray] = []
     position = Position()
     for replicas, steps in ((4, 3), (2, 5), (1, 2)):
-        loaders = [Loader(source, position=position, batch=8, replica=r, replicas=replicas) for r in range(replicas)]
+        rows = 8 // replicas
+        loaders = [Loader(source, position=position, batch=8, first=r * rows, rows=rows) for r in range(replicas)]
         for _ in range(steps):
             seen += [next(loader).tokens for loader in loaders]
         position = loaders[0].position
@@ -158,6 +160,6 @@ def test_going_on_with_other_ranks_loses_and_repeats_nothing() -> None:
     assert np.array_equal(np.concatenate(seen), source.sequences(0, 80).tokens)
 
 
-def test_a_batch_that_does_not_divide_is_a_fault_of_the_plan() -> None:
-    with pytest.raises(AssertionError, match="legal plan"):
-        Loader(packed(100), position=Position(), batch=7, replica=0, replicas=2)
+def test_rows_beyond_the_batch_are_a_fault_of_who_asks() -> None:
+    with pytest.raises(AssertionError, match="of the batch"):
+        Loader(packed(100), position=Position(), batch=7, first=4, rows=4)

@@ -59,6 +59,7 @@ from tests.search.rule_designs import (
     tied,
     turned,
 )
+from tests.search.torchft_cases import TORCHFT_CASES
 from tests.support.designs import sharded
 from tests.support.models import with_prefix
 
@@ -363,4 +364,5 @@ CASES = {
     **COMPRESSION_CASES,
     **ELASTIC_CASES,
     **QUORUM_CASES,
+    **TORCHFT_CASES,
 }

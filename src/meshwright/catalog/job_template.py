@@ -73,6 +73,8 @@ COMMENTS: Mapping[str, str] = MappingProxyType(
         "elastic.min_ranks": "As long as so many are left; 0: the loss of a rank ends the run.",
         "elastic.copies_every": "Steps between the copies in memory that are gone on from.",
         "elastic.replacements": "How often a worker that was lost is started again.",
+        "elastic.backend": "own, or torchft, where that is installed: replicas that vote in every step.",
+        "elastic.lighthouse": "Where torchft's replicas find each other, http://HOST:PORT; empty: the run starts one.",
         "non_finite": "What follows a loss or a gradient norm that is not a finite number.",
         "non_finite.policy": "stop, skip (the batch), or roll_back (to the last checkpoint, and past the batch).",
         "non_finite.most_in_a_row": "After so many with no new step between them the run stops.",

@@ -11,19 +11,17 @@ from meshwright.data.pack import Batch, Packed, Position
 
 
 class Loader:
-    """Yields rank `replica`'s rows of one global batch after another, for ever, from `position` on.
+    """Yields `rows` rows of one global batch after another, from row `first` of each, for ever, from `position` on.
 
-    The global batch that begins at position p is sequences [p, p + batch); rank r of n reads rows
-    [r * batch / n, (r + 1) * batch / n), so the ranks together read each sequence once whatever n is. `position`
-    is where the next batch to be yielded begins.
+    The global batch that begins at position p is sequences [p, p + batch). `position` is where the next batch to be
+    yielded begins.
     """
 
-    def __init__(self, packed: Packed, *, position: Position, batch: int, replica: int, replicas: int) -> None:
-        assert batch % replicas == 0, "a legal plan divides its batch among data ranks"
-        assert 0 <= replica < replicas
+    def __init__(self, packed: Packed, *, position: Position, batch: int, first: int, rows: int) -> None:
+        assert 0 <= first < first + rows <= batch, "rows are of the batch"
         self.position = position
         self._packed, self._batch = packed, batch
-        self._first, self._rows = replica * (batch // replicas), batch // replicas
+        self._first, self._rows = first, rows
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="loader")
         self._next: Future[Batch] = self._fetch()
 

@@ -229,6 +229,7 @@ def workers_environment(num_workers: int, *, interface: str, word: str = "") -> 
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(threads_per_worker(num_workers)),
         "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
         "PYTHONUNBUFFERED": "1",
+        "RUST_LOG": os.environ.get("RUST_LOG", "error"),
     }
     if Path("/sys/class/net", interface).exists():
         wanted["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", interface)

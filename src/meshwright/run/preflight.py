@@ -19,6 +19,7 @@ from meshwright.data.documents import files_of
 from meshwright.data.train_tokenizer import parse_vocab
 from meshwright.run.files import load_design, read_json
 from meshwright.run.machine import this_machine
+from meshwright.run.torchft import present
 from meshwright.spec.cluster import DeviceKind
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit, MeshwrightError, NoPlanFits, Problem
 from meshwright.spec.job import JobSpec
@@ -40,6 +41,7 @@ def check_job(job: JobSpec) -> None:
     """
     importlib.import_module("meshwright.techniques").check(job.techniques)
     trackers.check(job.trackers)
+    present.check(job)
     if not job.data.sources:
         fix = "--data names a JSONL, text or xz file"
         raise ConfigError(Problem(what="no text is given", where="job.data.sources", fix=fix))
@@ -67,6 +69,7 @@ def job_problems(job: JobSpec, *, model_vocab: int) -> tuple[Problem, ...]:
     checks: list[Callable[[], object]] = [
         lambda: importlib.import_module("meshwright.techniques").check(job.techniques),
         lambda: trackers.check(job.trackers),
+        lambda: present.check(job),
         *(partial(files_of, source) for source in job.data.sources),
         check_tokenizer,
     ]

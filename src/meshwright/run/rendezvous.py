@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import os
 import socket
 from datetime import timedelta
 
+import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
@@ -87,3 +89,11 @@ def alone() -> Assigned:
     """The rendezvous of one host by itself."""
     store = store_here()
     return Assigned(PrefixStore("agents", store), node=0, nodes=1, host=LOOPBACK_ADDRESS, port=store.port)
+
+
+def store_of_launch(timeout: timedelta) -> Store:
+    """Where the ranks of this launch find each other; of this process alone where nobody launched it."""
+    if "MASTER_ADDR" not in os.environ:
+        return dist.HashStore()
+    store: Store = next(dist.rendezvous("env://", timeout=timeout))[0]
+    return store

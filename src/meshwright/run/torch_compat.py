@@ -6,14 +6,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 from torch.distributed.distributed_c10d import _set_pg_timeout, _world
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import _disable_current_modes
 
 from meshwright.parallel.torch_compat import forget_layouts
 
@@ -49,6 +51,11 @@ def forget_groups() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
     forget_layouts()
+
+
+def unseen() -> AbstractContextManager[Any]:
+    """Inside, nothing of this process looks at what torch is asked to do."""
+    return _disable_current_modes()
 
 
 @contextmanager

@@ -101,6 +101,10 @@ def _launched(design: Design, run_dir: Path, *, arguments: Sequence[str], say: S
     from meshwright.run.elastic.launch import launch_elastic
     from meshwright.run.launch import launch
 
+    if design.job.elastic.by_torchft:
+        from meshwright.run.torchft.launch import launch_replicas
+
+        return launch_replicas(design, run_dir, arguments=arguments, say=say, screen=screen)
     if design.job.elastic.on:
         return launch_elastic(design, run_dir, arguments=arguments, say=say, screen=screen)
     ranks = [design.plan.rank_on(device) for device in range(design.plan.world_size)]

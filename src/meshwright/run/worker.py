@@ -17,7 +17,6 @@ from datetime import timedelta
 from pathlib import Path
 
 import psutil
-import torch.distributed as dist
 
 from meshwright import cost
 from meshwright.run import failure
@@ -29,6 +28,8 @@ from meshwright.run.last_words import LastWords
 from meshwright.run.machine import cache_root
 from meshwright.run.outcome import read_report
 from meshwright.run.rank import StopRequest, finish, join, settle
+from meshwright.run.rendezvous import store_of_launch
+from meshwright.run.screen import Screen
 from meshwright.run.torch_compat import limit_waits
 from meshwright.run.waiting import Waiting, waiting_of
 from meshwright.spec.errors import ConfigError, ExitCode, Problem, WorkerFailed
@@ -69,6 +70,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 max_steps=options.steps,
                 stop_at=options.stop_at,
                 several_hosts=options.several_hosts,
+            )
+        elif options.replica:
+            # A run without torchft needs none of it.
+            importlib.import_module("meshwright.run.torchft.replica").train_as_replica(
+                options.run,
+                name=options.replica,
+                lighthouse=options.lighthouse,
+                word=os.environ.pop(WORD_VARIABLE, ""),
+                max_steps=options.steps,
+                stop_at=options.stop_at,
+                screen=Screen.QUIET if options.quiet else Screen.NORMAL,
             )
         else:
             work(options.run, max_steps=options.steps, stop_at=options.stop_at, begun=begun.append)
@@ -123,9 +135,8 @@ def work(run_dir: Path, *, max_steps: int | None, stop_at: float | None, begun: 
     words = LastWords(run_dir, rank=rank)
     begun(Begun(marker=marker, words=words))
     timeout = timedelta(seconds=design.job.peer_timeout_seconds)
-    device = join(
-        design, rank=rank, ranks=world.size, local_device=world.local_device, store=_store(timeout), timeout=timeout
-    )
+    store = store_of_launch(timeout)
+    device = join(design, rank=rank, ranks=world.size, local_device=world.local_device, store=store, timeout=timeout)
     techniques = importlib.import_module("meshwright.techniques").build(design.job.all_techniques, design=design)
     log = CollectiveLog(run_dir, rank=rank)
     place = Place(
@@ -171,6 +182,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--stop-at", type=float, default=None, help="save and stop then, in seconds since the epoch")
     parser.add_argument("--member", default="", help="name of this worker in an elastic run")
     parser.add_argument("--board", default="", help="HOST@ADDRESS:PORT,... where its launcher tells of others")
+    parser.add_argument("--replica", default="", help="name of the replica that this worker is of, under torchft")
+    parser.add_argument("--lighthouse", default="", help="where its replicas find each other")
+    parser.add_argument("--quiet", action="store_true", help="no replica writes to the launcher's terminal")
     parser.add_argument("--several-hosts", action="store_true", help="others go on when its launcher is gone")
     return parser.parse_args(arguments)
 
@@ -191,14 +205,6 @@ def _rank_of(design: Design, world: World) -> int:
         why = f"{world.size} workers were started and the plan has {wanted} ranks"
         raise ConfigError(Problem(what="wrong number of workers", why=why, fix=f"start {wanted} workers"))
     return design.plan.rank_on(world.device)
-
-
-def _store(timeout: timedelta) -> dist.Store:
-    """Where the ranks of this launch find each other."""
-    if "MASTER_ADDR" not in os.environ:
-        return dist.HashStore()
-    store: dist.Store = next(dist.rendezvous("env://", timeout=timeout))[0]
-    return store
 
 
 if __name__ == "__main__":

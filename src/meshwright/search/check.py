@@ -24,6 +24,7 @@ from meshwright.search.quorum_rules import QUORUM_RULES
 from meshwright.search.rules import ALL_SCOPES, Rule, Scope, apply, groups_of
 from meshwright.search.runtime_rules import RUNTIME_RULES
 from meshwright.search.skip_rules import SKIP_RULES
+from meshwright.search.torchft_rules import TORCHFT_RULES
 from meshwright.search.training_rules import TRAINING_RULES
 from meshwright.spec import codec
 from meshwright.spec.cluster import Precision
@@ -52,6 +53,7 @@ RULES: tuple[Rule, ...] = (
     *LOW_RANK_RULES[1:],
     *SKIP_RULES[-1:],
     *ELASTIC_RULES,
+    *TORCHFT_RULES,
 )
 
 

@@ -103,21 +103,36 @@ class CheckpointSpec:
         return self.every_steps > 0 or self.interval is Interval.GOODPUT
 
 
+class ElasticBackend(StrEnum):
+    """Who says which ranks train together: `own` is this runtime, `torchft` a quorum of replicas by torchft."""
+
+    OWN = "own"
+    TORCHFT = "torchft"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticSpec:
     """A run that loses ranks goes on with the others while there are `min_ranks`; with 0 it ends.
 
     Every `copies_every` steps each rank copies its part of the state into memory, and what no other rank has into that
-    of its neighbour (Gemini, SOSP 2023). A worker that was lost is started again `replacements` times at most.
+    of its neighbour (Gemini, SOSP 2023). A worker that was lost is started again `replacements` times at most. With
+    the backend torchft replicas copy nothing and vote in every step; `lighthouse` is where they find each other, by
+    http://HOST:PORT, or empty for one that the run starts.
     """
 
     min_ranks: int = 0
     copies_every: int = 1
     replacements: int = 1
+    backend: ElasticBackend = ElasticBackend.OWN
+    lighthouse: str = ""
 
     @property
     def on(self) -> bool:
         return self.min_ranks > 0
+
+    @property
+    def by_torchft(self) -> bool:
+        return self.on and self.backend is ElasticBackend.TORCHFT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

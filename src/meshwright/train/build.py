@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -40,6 +41,7 @@ from meshwright.train.observe.timekeeper import Timekeeper, goodput_of
 from meshwright.train.observe.whereabouts import Marker
 from meshwright.train.policies import EndAt, EvaluateEvery, SaveEvery
 from meshwright.train.replay import can_replay
+from meshwright.train.replicas import ReplicaRun, Replicas
 from meshwright.train.rounds import RoundFile, needs_all
 from meshwright.train.run import Run
 from meshwright.train.spikes import Usual
@@ -53,7 +55,8 @@ from meshwright.train.watch import Watch
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """Where one worker runs: its rank, its device, the run directory, the cache of tokenised text, its screen, what
-    tells others where it is, the log of its collectives, where ranks are watched, and the `corpus` if it is open."""
+    tells others where it is, the log of its collectives, where ranks are watched, and the `corpus` if it is open. One
+    of a replica that meets its `replicas` has a number among the ranks of all of them, by which files are named."""
 
     rank: int
     device: torch.device
@@ -63,6 +66,8 @@ class Place:
     marker: Marker | None = None
     log: CollectiveLog | None = None
     corpus: Corpus | None = None
+    replicas: Replicas | None = None
+    number: int | None = None
 
 
 def build(
@@ -83,7 +88,7 @@ def build(
     """
     asked, job, plan = design, design.job, design.plan
     corpus = place.corpus or prepare_corpus(design, cache=place.cache)
-    spans = SpanFile(place.run_dir, rank=place.rank)
+    spans = SpanFile(place.run_dir, rank=place.rank if place.number is None else place.number)
     store, inherited = Store(place.run_dir / "checkpoints", design=design), joining.inherited if joining else None
     newest = None if inherited else _unless_lost(store, store.committed())
     before = inherited or newest
@@ -96,7 +101,7 @@ def build(
     laid = parallel.lay(own, learners.mesh, device=place.device, seed=seed, recorder=profiler)
     optimizer = parallel.build_optimizer(laid, job.optimizer)
     profiler.watch(parts=laid.parts, optimizer=optimizer)
-    run = Run(
+    run = _kind(place)(
         design=design,
         state=state,
         laid=laid,
@@ -120,11 +125,16 @@ def build(
     saved = _begin(run, saved=newest is not None, inherited=inherited)
     pause_at = _pause(joining, step=state.step, max_steps=max_steps)
     run.reactors = _reactors(run, place=place, predicted=predicted, saved=saved, pause_at=pause_at)
-    if place.rank == 0:
+    if place.rank == 0 and place.replicas is None:
         predicted = predicted if design is asked else cost.predict(design)
         run.observer = _observer(run, place=place, predicted=predicted, pause_at=pause_at)
         _say_skipped(run.observer, store.skipped, begins=before is None)
     return run
+
+
+def _kind(place: Place) -> Callable[..., Run]:
+    """A run of a world of its own, or of a replica among others."""
+    return Run if place.replicas is None else partial(ReplicaRun, replicas=place.replicas)
 
 
 def _profiler(design: Design, *, place: Place, first_step: int, spans: SpanFile) -> Profiler:
@@ -211,6 +221,8 @@ def _reactors(
 ) -> tuple[Reactor, ...]:
     job, membership = run.design.job, run.membership
     _with_rounds(run, run_dir=place.run_dir, pause_at=pause_at)
+    if isinstance(run, ReplicaRun):
+        run.observe = partial(_observer, run, place=place, predicted=predicted, pause_at=pause_at)
     compiler = LayerCompiler(parts=run.laid.parts, refusal=uncompiled(run.design.plan))
     trial = CompileTrial(compiler=compiler, total_steps=job.total_steps)
     return (

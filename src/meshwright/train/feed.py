@@ -13,7 +13,8 @@ from meshwright.spec.plan import Design
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feed:
-    """Data rank `replica` of `replicas` reads `rows` rows of each global batch of `batch`, from row `first` on.
+    """Data rank `replica` of `replicas` reads `rows` rows of each global batch of `batch`, from row `first` on, so that
+    the ranks together read each sequence once whatever their number.
 
     Ranks that differ only along the pipeline or the tensor axis are the same data rank and read the same rows.
     """
@@ -40,6 +41,7 @@ class Feed:
 
     @property
     def rows(self) -> int:
+        assert self.batch % self.replicas == 0, "a legal plan divides its batch among data ranks"
         return self.batch // self.replicas
 
     @property
@@ -49,7 +51,7 @@ class Feed:
     def loader(self, corpus: Corpus, *, consumed: int) -> Loader:
         """These rows of one batch after another, from sequence `consumed` of the order on."""
         position = Position(consumed=consumed)
-        return Loader(corpus.train, position=position, batch=self.batch, replica=self.replica, replicas=self.replicas)
+        return Loader(corpus.train, position=position, batch=self.batch, first=self.first, rows=self.rows)
 
     def tensors(self, rows: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Tokens and targets (rows, s) int64; documents (rows, s) int32, None where documents are not masked; and how
