@@ -18,10 +18,12 @@ from meshwright.run.launching.start import document
 from meshwright.run.launching.yaml_text import yaml_text
 from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError
-from meshwright.spec.job import ElasticSpec
+from meshwright.spec.job import ElasticBackend, ElasticSpec
 from meshwright.spec.plan import Design
 from tests.run.launching.made import FAR, ask, on_gpus, on_processors
 from tests.run.launching.schema import problems
+from tests.run.runs import design
+from tests.support.designs import Layout
 
 JOBSET = json.loads((Path(__file__).parent / "jobset.json").read_text())["schema"]
 # docs.skypilot.co/en/latest/reference/yaml-spec.html, and sky/utils/schemas.py.
@@ -187,6 +189,15 @@ NESTED = st.recursive(LEAF, lambda inner: st.lists(inner, max_size=3) | st.dicti
 @given(st.dictionaries(TEXT, NESTED, min_size=1, max_size=4))
 def test_yaml_is_read_back_as_it_was(value: dict[str, Any]) -> None:
     assert yaml.safe_load(yaml_text(value)) == value
+
+
+@pytest.mark.parametrize(("place", "more"), [("ssh", {"hosts": ("a",)}), ("slurm", {}), ("kubernetes", FAR)])
+def test_replicas_under_torchft_are_started_here_alone(place: str, more: dict[str, Any], tmp_path: Path) -> None:
+    spec = ElasticSpec(min_ranks=1, backend=ElasticBackend.TORCHFT)
+    made = design(tmp_path, Layout(replicate=2, batch=8), steps=4, elastic=spec)
+    with pytest.raises(ConfigError, match=f"--on {place} does not start replicas under torchft"):
+        document(made, ask(place, **more))
+    assert document(made, ask("local")).nodes == 1
 
 
 @pytest.mark.parametrize("place", ["kubernetes", "skypilot", "dstack"])

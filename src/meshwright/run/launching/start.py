@@ -48,6 +48,7 @@ def document(design: Design, ask: Ask) -> Document:
     check(ask)
     found = shares(design)
     preflight.check_plan(design)
+    _check_is_here(design, ask)
     if ask.place.is_far:
         _check_far_paths(design)
         _check_starts_all_again(design, ask)
@@ -143,6 +144,14 @@ def _check_starts_all_again(design: Design, ask: Ask) -> None:
     if design.job.elastic.on and len(shares(design)) > 1:
         what, where = f"--on {ask.place} starts all nodes again when one is lost", "job.elastic.min_ranks"
         fix = "leave it at 0, and what was saved is gone on from; or launch it --on ssh or --on slurm"
+        raise ConfigError(Problem(what=what, where=where, fix=fix))
+
+
+def _check_is_here(design: Design, ask: Ask) -> None:
+    """Raises ConfigError for replicas under torchft, which `meshwright train` alone starts, elsewhere than here."""
+    if design.job.elastic.by_torchft and ask.place is not Place.LOCAL:
+        what, where = f"--on {ask.place} does not start replicas under torchft", "job.elastic.backend"
+        fix = 'choose elastic.backend = "own", or run meshwright train on that host'
         raise ConfigError(Problem(what=what, where=where, fix=fix))
 
 
