@@ -26,9 +26,6 @@ from meshwright.cost.holdings import Box, Holding
 from meshwright.parallel.stored.index import INDEX, Entry, Part, Spoilt, SpoiltError, read_index, spoilt_error
 from meshwright.parallel.stored.reading import FILES_AT_ONCE, Caches, FileReader
 from meshwright.parallel.stored.storage import Reader, Writer
-from meshwright.parallel.stored.blob import THREADS, SpoiltBlock, check_part
-from meshwright.parallel.stored.index import INDEX, Entry, Part, Spoilt, SpoiltError, read_index, spoilt
-from meshwright.parallel.stored.storage import Reader, Writer, opened
 from meshwright.parallel.stored.uneven import told
 from meshwright.parallel.stored.writing import Earlier, Written
 
