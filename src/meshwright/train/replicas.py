@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import Any, Protocol
 
@@ -23,7 +23,7 @@ from meshwright.parallel.portable import portable
 from meshwright.spec.replicas import share_of
 from meshwright.spec.report import LineName
 from meshwright.spec.units import format_seconds
-from meshwright.train.events import Action, Event, Save, Started, StepDone, StepSpoilt
+from meshwright.train.events import Action, Ending, Event, Save, Started, StepDone, StepSpoilt, Stopping
 from meshwright.train.known import Known
 from meshwright.train.observe.observer import Observer
 from meshwright.train.observe.whereabouts import Section
@@ -117,7 +117,8 @@ class Met:
 class ReplicaRun(Run):
     """One rank's run of one replica. Its plan is that of the replica alone, by which it would read the whole batch.
 
-    The first of those who train tells of it: `observe` makes what it tells with, and it saves for all.
+    The first of those who train tells of it: `observe` makes what it tells with, and it saves for all. `last` is the
+    step that was done last here, `missed` the last one of a run that the others end.
     """
 
     replicas: Replicas
@@ -128,6 +129,10 @@ class ReplicaRun(Run):
     since: float | None = None
     read_by: tuple[int, int, int] | None = None
     gathered: float = field(default_factory=time.time)
+    last: StepDone | None = None
+    ending: Ending | None = None
+    missed: StepDone | None = None
+    closed: bool = False
 
     def start(self) -> Started:
         self.replicas.stand(self.rounds_done, give=self._give, take=self._take)
@@ -139,11 +144,18 @@ class ReplicaRun(Run):
         return self.state.consumed // self.design.plan.batch
 
     def step(self) -> StepDone | StepSpoilt:
-        """As of any run; the step is tried until it is done, by as many replicas as there are each time."""
+        """As of any run; the step is tried until it is done, by as many replicas as there are each time.
+
+        The last one of the run, where the others have done it and stop: this one stands where they stand.
+        """
         while True:
             self.marker.mark(step=self.state.step + 1, section=Section.AGREE)
             seat = self.replicas.meet()
             self._tell(seat)
+            if self.missed is not None:
+                if self._closes():
+                    return self.missed
+                continue
             done = self._try(seat)
             if done is not None:
                 self.gathered = time.time()
@@ -154,6 +166,14 @@ class ReplicaRun(Run):
         if isinstance(action, Save) and not self.tells:
             return None
         return Run.perform(self, action)
+
+    def stop(self, ending: Ending) -> Stopping:
+        """None of those who train leaves before all of them have done the last step: each may be the one that saves."""
+        self.ending = ending
+        while not self.closed:
+            self._tell(self.replicas.meet())
+            self._closes()
+        return Run.stop(self, ending)
 
     def stand(self, progress: Mapping[str, Any], *, past: int | None = None) -> None:
         Run.stand(self, progress, past=past)
@@ -187,13 +207,19 @@ class ReplicaRun(Run):
         self._note_present(met.present, seat)
         return self._done(met, known, rate=rate) if known.sound else self._left_out(met, known)
 
+    def _closes(self) -> bool:
+        """Whether all who have met know that they have met for the last time."""
+        self.replicas.sum(torch.ones(1))
+        self.closed = self.replicas.commit()
+        return self.closed
+
     def _done(self, met: Met, known: Known, *, rate: float) -> StepDone:
         agreed = self._agree(None)
         plan = self.design.plan
         self.state.advance(sequences=plan.batch, tokens=plan.batch_tokens)
         self.ledger.note(met.fingerprint)
         self.usual.note(loss=known.loss, norm=known.norm)
-        return StepDone(
+        self.last = StepDone(
             step=self.state.step,
             tokens=self.state.tokens,
             loss=known.loss,
@@ -205,6 +231,7 @@ class ReplicaRun(Run):
             stop_asked=met.stop,
             ranks=agreed.ranks,
         )
+        return self.last
 
     def _left_out(self, met: Met, known: Known) -> StepSpoilt:
         found = self._spoilt(self.state.step + 1, known)
@@ -294,7 +321,7 @@ class ReplicaRun(Run):
 
     def _give(self) -> Handed:
         tensors = {name: local_part(x) for name, x in portable(self.laid, self.optimizer).tensors.items()}
-        beside = {"own_read": self.ledger.own_read, "present": self.present}
+        beside = {"own_read": self.ledger.own_read, "present": self.present, "last": self._told_last()}
         return Handed(tensors=tensors, progress={**self.progress(), "replica": beside})
 
     def _take(self, handed: Handed) -> None:
@@ -307,6 +334,13 @@ class ReplicaRun(Run):
         beside = handed.progress["replica"]
         self.ledger.own_read = int(beside["own_read"])
         self.present = None if beside["present"] is None else tuple(beside["present"])
+        self.missed = None if beside["last"] is None else StepDone(**beside["last"])
+
+    def _told_last(self) -> dict[str, Any] | None:
+        """The last step of a run that stops, as one sees it that missed it."""
+        if self.ending is None or self.last is None:
+            return None
+        return asdict(replace(self.last, stop_asked=self.ending is Ending.SIGNALLED, ranks=None))
 
 
 def _buckets(gradients: list[Tensor]) -> Iterator[list[Tensor]]:
