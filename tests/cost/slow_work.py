@@ -6,6 +6,7 @@ each element-wise operator of eager torch reads and writes.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import ceil
@@ -285,7 +286,7 @@ def _embedding(block: Embedding, at: Local, bench: Bench, work: Work) -> None:
     size = HALF * at.tokens * block.width
     bench.touch(work, (4 if block.positions else 2) * size, 3 * size)
     work.kernels += 3 if block.positions else 2
-    work.dense += (block.vocab / at.tensor + block.positions) * block.width
+    work.dense += (math.ceil(block.vocab / at.tensor) + block.positions) * block.width
     work.hidden_bytes = size
     work.hidden_forward = ["scatter"] if at.split > 1 else ["reduce"]
     work.hidden_backward = ["gather"] if at.split > 1 else []
@@ -294,7 +295,7 @@ def _embedding(block: Embedding, at: Local, bench: Bench, work: Work) -> None:
 
 def _head(block: Head, at: Local, bench: Bench, work: Work) -> None:
     _norm(block.norm, at, bench, work)
-    m, v = at.tokens, block.vocab / at.tensor
+    m, v = at.tokens, math.ceil(block.vocab / at.tensor)
     bench.linear(work, m, v, block.width)
     # cast to fp32, largest, difference, exponential, sum; backward: again, less one at the target, times the loss, cast
     bench.touch(work, m * v * (6 + 4 + 8 + 8 + 4), m * v * (6 + 8 + 8 + 8 + 6))

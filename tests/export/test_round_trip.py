@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from meshwright.export import NotExpressible, NotTheSame, Peer, Verdict, check, export, meaning, peers, read
 from meshwright.spec.plan import Design, Offload, ScheduleKind, Sharding
 from tests.export.plans import MODELS, anything, design, listed
+from tests.support import designs, models
 
 ROOM = Path(peers.__file__).parent
 
@@ -94,3 +95,12 @@ def test_readers_know_nothing_of_writers() -> None:
     for path in ROOM.glob("read_*.py"):
         names = {node.module for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)}
         assert not [name for name in names if name and ".write_" in name], path.name
+
+
+@pytest.mark.parametrize("peer", [Peer.MEGATRON_LM, Peer.DEEPSPEED])
+def test_a_vocabulary_that_tensor_ranks_do_not_divide_is_refused_by_name(peer: Peer) -> None:
+    for vocab, refused in ((models.VOCAB, False), (models.VOCAB - 1, True)):
+        entry = designs.design(models.with_vocab(models.model(), vocab), designs.Layout(tensor=2, batch=4))
+        with pytest.raises(NotExpressible) as told:  # of other things too, as fp64
+            export(entry, to=peer)
+        assert any("unequally many" in problem.what for problem in told.value.problems) is refused

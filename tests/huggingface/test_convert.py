@@ -143,6 +143,18 @@ def test_every_rank_of_any_plan_reads_its_part(pool: Pool, tmp_path: Path, case:
             assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+def test_ranks_that_share_a_vocabulary_unevenly_read_their_rows(pool: Pool, tmp_path: Path) -> None:
+    config = {**CASES["llama"], "vocab_size": 43}
+    shapes = {name: [43, 16] if shape == [48, 16] else shape for name, shape in TOLD["llama"]["tensors"].items()}
+    source = write_model(tmp_path / "llama", config, shapes)
+    expected = parameters_of(source)
+    convert.to_run(source, tmp_path / "run")
+    laid = design(open_folder(source).model, Layout(shard=3, tensor=2, sharding=Sharding.PARAMETERS, batch=6))
+    for start in (str(source), None):
+        for found in pool.run(begun, laid, str(tmp_path / "run"), start, ranks=6):
+            assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
 def test_a_run_begins_with_the_weights_it_is_told_to_and_no_others(tmp_path: Path) -> None:
     """Through `train`: the first loss is that of the folder's weights."""
     from meshwright.run.preflight import check_start

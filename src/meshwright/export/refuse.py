@@ -118,6 +118,18 @@ def refuse_odd_model(said: Columns, refusals: Refusals) -> None:
         refusals.when(True, "model", words, why=f"the model is {said.model.name}")
 
 
+def refuse_uneven_vocabulary(said: Columns, refusals: Refusals) -> None:
+    """A vocabulary that a peer fills up with rows where tensor ranks do not divide it."""
+    vocab = said.model.vocab
+    refusals.when(
+        vocab % said.table.tensor != 0,
+        "plan.stages[*].groups[*].tensor",
+        f"a vocabulary of {vocab:,} of whose rows tensor ranks have unequally many",
+        why="it adds rows until they divide it",
+        fix="choose a tensor degree that divides it, or give the model a larger vocabulary",
+    )
+
+
 def refuse_optimizer(job: JobSpec, refusals: Refusals) -> None:
     """Every optimizer but AdamW in full precision whose groups are the usual ones."""
     spec = job.optimizer

@@ -9,7 +9,14 @@ from meshwright.export.columns import Columns
 from meshwright.export.compare import Line, Verdict
 from meshwright.export.meaning import Meaning, meaning
 from meshwright.export.megatron_flags import norm_epsilon, optimizer_flags, refuse_activation, size_flags
-from meshwright.export.refuse import Refusals, refuse_all, refuse_everywhere, refuse_layout, refuse_odd_model
+from meshwright.export.refuse import (
+    Refusals,
+    refuse_all,
+    refuse_everywhere,
+    refuse_layout,
+    refuse_odd_model,
+    refuse_uneven_vocabulary,
+)
 from meshwright.export.script import Flag, launch_script
 from meshwright.spec.cluster import Precision
 from meshwright.spec.exchange import TokenLayout
@@ -78,6 +85,7 @@ def refuse(said: Columns) -> Refusals:
     found, shape = Refusals(PEER), said.sizes
     refuse_everywhere(said, found)
     refuse_odd_model(said, found)
+    refuse_uneven_vocabulary(said, found)
     found.when(bool(shape.latent), "model", "latent attention")
     found.when(shape.qk_norm, "model", "norms of queries and keys")
     found.when(shape.qkv_bias != shape.bias, "model", "biases of queries, keys and values alone")

@@ -10,7 +10,14 @@ from meshwright.export.columns import Columns
 from meshwright.export.compare import Line, Verdict
 from meshwright.export.meaning import Meaning, meaning
 from meshwright.export.megatron_flags import norm_epsilon, optimizer_flags, refuse_activation, size_flags
-from meshwright.export.refuse import Refusals, refuse_all, refuse_everywhere, refuse_layout, refuse_odd_model
+from meshwright.export.refuse import (
+    Refusals,
+    refuse_all,
+    refuse_everywhere,
+    refuse_layout,
+    refuse_odd_model,
+    refuse_uneven_vocabulary,
+)
 from meshwright.export.script import Flag, launch_script
 from meshwright.spec.cluster import Precision
 from meshwright.spec.exchange import ExchangeKind, TokenLayout
@@ -71,6 +78,7 @@ def refuse(said: Columns) -> Refusals:
     found, table = Refusals(PEER), said.table
     refuse_everywhere(said, found)
     refuse_odd_model(said, found)
+    refuse_uneven_vocabulary(said, found)
     where, what = "plan.schedule.kind", f"the {said.word('schedule')} schedule"
     found.when(~said.among("schedule", *_SCHEDULES), where, what, fix="choose 1f1b or interleaved")
     looped = said.of_layouts(lambda layout: all(rank == at % layout.pipeline for at, rank in enumerate(layout.ranks)))
