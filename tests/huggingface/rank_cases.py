@@ -30,3 +30,13 @@ def begun(design: Design, run_dir: str, start: str | None) -> dict[str, Tensor]:
     gathered: list[dict[str, Tensor]] = [{}] * dist.get_world_size()
     dist.all_gather_object(gathered, state)
     return {name: value.to(torch.float64) for part in gathered for name, value in part.items()}
+
+
+def kept(design: Design, run_dir: str, start: str) -> None:
+    """A checkpoint of step 1 has the weights of the folder `start`, each rank's part of them."""
+    laid = lay(design, build_mesh(design.plan, device_type="cpu"), device="cpu", seed=7)
+    target = relocate.state_of(design, laid=laid, contents=Contents.PARAMETERS)
+    store = Store(Path(run_dir) / "checkpoints", design=design)
+    store.start(Path(start), target)
+    store.save(target, step=1, progress={})
+    store.close()

@@ -30,7 +30,7 @@ from meshwright.train.huggingface.files import MappedFiles
 from tests.huggingface import oracle
 from tests.huggingface.cases import configs
 from tests.huggingface.folders import write_model
-from tests.huggingface.rank_cases import begun
+from tests.huggingface.rank_cases import begun, kept
 from tests.huggingface.whole import Whole
 from tests.support.designs import Layout, design
 from tests.support.models import all_models, factored, with_prefix
@@ -143,7 +143,7 @@ def test_every_rank_of_any_plan_reads_its_part(pool: Pool, tmp_path: Path, case:
             assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_ranks_that_share_a_vocabulary_unevenly_read_their_rows(pool: Pool, tmp_path: Path) -> None:
+def test_ranks_that_share_a_vocabulary_unevenly_read_and_write_their_rows(pool: Pool, tmp_path: Path) -> None:
     config = {**CASES["llama"], "vocab_size": 43}
     shapes = {name: [43, 16] if shape == [48, 16] else shape for name, shape in TOLD["llama"]["tensors"].items()}
     source = write_model(tmp_path / "llama", config, shapes)
@@ -153,6 +153,10 @@ def test_ranks_that_share_a_vocabulary_unevenly_read_their_rows(pool: Pool, tmp_
     for start in (str(source), None):
         for found in pool.run(begun, laid, str(tmp_path / "run"), start, ranks=6):
             assert all(torch.equal(found[name], expected[name]) for name in expected)
+    pool.run(kept, laid, str(tmp_path / "run"), str(source), ranks=6)
+    convert.to_huggingface(tmp_path / "run", tmp_path / "back", dtype="fp32")
+    back = parameters_of(tmp_path / "back")
+    assert all(torch.equal(back[name], expected[name]) for name in expected)
 
 
 def test_a_run_begins_with_the_weights_it_is_told_to_and_no_others(tmp_path: Path) -> None:
