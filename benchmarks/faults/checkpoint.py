@@ -189,7 +189,7 @@ def main() -> None:
         if options.only != "bandwidth":
             found, raw["training"] = training(Path(place), options.steps)
             rows += found
-    record.finish("checkpoint", rows, raw)
+    record.finish(f"checkpoint-{options.only}" if options.only else "checkpoint", rows, raw)
 
 
 if __name__ == "__main__":

@@ -156,6 +156,15 @@ def test_a_rank_that_died_before_others_had_waited_too_long_was_killed(tmp_path:
     assert "hung" not in told
 
 
+def test_a_killed_rank_is_told_before_one_that_could_not_write_why_it_failed(tmp_path: Path) -> None:
+    """The disk may be full where a rank dies: the other has lost it and cannot say so."""
+    untold = ended(int(ExitCode.WORKER))
+    assert "rank 1 was killed (signal 9)" in str(first({0: untold, 1: ended(-signal.SIGKILL)}))
+    assert "rank 0 ended with exit code 5" in str(first({0: untold, 1: recorded(LOST, tmp_path / "1")}))
+    full = ended(int(ExitCode.ENVIRONMENT))
+    assert "rank 0 ended with exit code 4" in str(first({0: full, 1: ended(-signal.SIGKILL)}))
+
+
 def test_a_killed_rank_is_told_with_what_the_others_were_in(tmp_path: Path) -> None:
     told = str(first({0: waited(tmp_path, 0, timed_out=False), 1: ended(-signal.SIGKILL)}))
     assert "rank 1 was killed (signal 9)" in told
@@ -171,4 +180,10 @@ def test_marks_outlive_the_process_that_made_them(tmp_path: Path) -> None:
 
 
 def test_nearness_orders_causes() -> None:
-    assert sorted(Nearness) == [Nearness.OWN, Nearness.KILLED, Nearness.LOST_PEER, Nearness.TERMINATED]
+    assert sorted(Nearness) == [
+        Nearness.OWN,
+        Nearness.KILLED,
+        Nearness.UNTOLD,
+        Nearness.LOST_PEER,
+        Nearness.TERMINATED,
+    ]

@@ -50,8 +50,9 @@ class Nearness(IntEnum):
 
     OWN = 0
     KILLED = 1
-    LOST_PEER = 2
-    TERMINATED = 3
+    UNTOLD = 2
+    LOST_PEER = 3
+    TERMINATED = 4
 
 
 class LostPeers(RuntimeError):
@@ -237,7 +238,8 @@ def _read_one(rank: int, failure: Any) -> Failure:
         )
     number, codes = -failure.exitcode, set(ExitCode)
     name = signal.Signals(number).name if number in set(signal.Signals) else f"exit code {failure.exitcode}"
-    nearness = Nearness.TERMINATED if number == signal.SIGTERM else Nearness.KILLED if number > 0 else Nearness.OWN
+    untold = Nearness.UNTOLD if failure.exitcode == ExitCode.WORKER else Nearness.OWN
+    nearness = Nearness.TERMINATED if number == signal.SIGTERM else Nearness.KILLED if number > 0 else untold
     return Failure(
         rank=rank,
         nearness=nearness,
