@@ -15,7 +15,7 @@ from meshwright.cost.kept_part import Kept
 from meshwright.cost.work import FloatArray, PartWork, Product, Sizes
 from meshwright.spec.model import Attention, Block, Layer
 from meshwright.spec.ranks import MatrixRank, factored
-from meshwright.spec.tensors import tensors
+from meshwright.spec.tensors import ParameterTensor, tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ def closing_elements(layer: Layer, tensor: FloatArray) -> FloatArray | None:
 def _thin(layer: Layer, each: MatrixRank, place: str, tensor: FloatArray) -> Thin:
     matrix = next(entry for entry in tensors(replace(layer, ranks=())) if entry.name == f"{each.name}.weight")
     halves = tuple(factored([matrix], [each]))
-    ways = np.where(matrix.divided is None, 1.0, tensor)
+    ways = np.where(matrix.divided is None, 1.0, divided_by(matrix, tensor))
     local = sum((half.size / (1.0 if half.divided is None else ways) for half in halves), np.zeros_like(tensor))
     return Thin(
         name=each.name.removeprefix(f"{place}."),
@@ -65,6 +65,11 @@ def _thin(layer: Layer, each: MatrixRank, place: str, tensor: FloatArray) -> Thi
         parameters=local - matrix.size / ways,
         whole=sum(half.size for half in halves if half.divided is None and matrix.divided is not None),
     )
+
+
+def divided_by(tensor: ParameterTensor, ranks: FloatArray) -> FloatArray:
+    """Into how many parts `ranks` tensor ranks on a line divide a parameter that they do: no more than it has runs."""
+    return ranks if tensor.runs is None else np.minimum(ranks, float(tensor.runs))
 
 
 def _tokens(layer: Layer, name: str) -> float:
