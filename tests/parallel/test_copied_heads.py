@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from meshwright import cost
 from meshwright.spec.exchange import Exchange
 from meshwright.spec.model import Layer, ModelSpec, QueryKeyNorm, Rotary
 from meshwright.spec.optimizer import Adafactor, Muon, Optimizer, OptimizerSpec, Sgd
 from meshwright.spec.plan import Design, ExpertGrid, Recompute, ScheduleKind, Sharding
-from tests.parallel import parity_cases
+from tests.parallel import move_cases, parity_cases, relocate_cases
 from tests.parallel.parity_cases import Documents
+from tests.parallel.test_relocate import check as check_move
+from tests.run import dry_cases
 from tests.support import models
 from tests.support.designs import SEQUENCE, Layout, design
 from tests.support.pool import Pool
@@ -98,3 +103,56 @@ def test_it_gives_what_one_device_gives(pool: Pool, name: str) -> None:
 )
 def test_every_optimizer_keeps_copies_equal(pool: Pool, optimizer: Optimizer) -> None:
     check(pool, design(TWO, CASES["zero3"][1]), optimizer=optimizer, packed=Documents.ONE)
+
+
+def test_every_byte_is_predicted() -> None:
+    entries = [design(model, layout) for model, layout in CASES.values()]
+    for entry, counted in zip(entries, dry_cases.apart(dry_cases.count_fake, designs=entries, rank=0), strict=True):
+        assert dict(cost.traffic(entry, rank=0).bytes) == dict(counted.bytes), entry.plan.describe()
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Pool]:
+    """Workers of their own: after a mesh on some of them they are in unlike numbers of groups."""
+    made = Pool()
+    yield made
+    made.close()
+
+
+SHARDED = Layout(shard=2, tensor=4, sharding=ZERO3, sequence_parallel=True, batch=8)
+MOVES = {
+    "to stages of fewer": (TWO, SHARDED, Layout(pipeline=2, tensor=2, batch=8), (0, 1, 2, 3)),
+    "to one": (ONE, Layout(tensor=4, batch=8), Layout(batch=8), (2,)),
+    "between copies": (
+        ONE,
+        Layout(tensor=4, batch=8),
+        Layout(shard=2, tensor=2, sharding=ZERO1, batch=8),
+        (0, 1, 2, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(MOVES))
+@pytest.mark.parametrize("through", ["memory", "files"])
+def test_state_moves_to_and_from_it(workers: Pool, tmp_path: Path, name: str, through: str) -> None:
+    model, one, other, theirs = MOVES[name]
+    here, there = design(model, one), design(model, other)
+    for source, target, ours, yours in ((here, there, None, theirs), (there, here, theirs, None)):
+        sides = [
+            tuple(range(side.plan.world_size)) if who is None else who
+            for side, who in ((source, ours), (target, yours))
+        ]
+        folder = None if through == "memory" else str(tmp_path / source.plan.digest())
+        found = workers.run(relocate_cases.moved, source, target, *sides, folder, ranks=here.plan.world_size)
+        check_move(found, counted=through == "memory")
+
+
+def test_what_a_plan_says_of_its_state_is_what_is_laid(pool: Pool) -> None:
+    for entry in (design(UNLIKE, SHARDED), design(FULL, CASES["stages"][1])):
+        for found in pool.run(relocate_cases.disagreements, entry, ranks=entry.plan.world_size):
+            assert found == []
+
+
+def test_a_checkpoint_goes_on_with_whole_values(pool: Pool) -> None:
+    for _, change in pool.run(move_cases.names_and_round_trip, design(TWO, SHARDED), ranks=8):
+        assert change == 0.0

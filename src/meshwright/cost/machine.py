@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from meshwright.cost.copied_heads import heads_of
 from meshwright.cost.kinds import BlockSeconds, combine, price_block
 from meshwright.cost.layouts import Kind
-from meshwright.cost.links import RoundLinks, lay_links
+from meshwright.cost.links import RoundLinks, copy_links, lay_links
 from meshwright.cost.network import Linear, collective, send, send_inside
 from meshwright.cost.optimizers import UpdateRates, update_rates
 from meshwright.cost.overlap import Contention
@@ -31,8 +32,8 @@ class Machine:
     """What a step costs on nodes like those of `group`, block kind by block kind.
 
     `contention` is between work and what travels between data parallel ranks; None where nothing runs beside work.
-    `rounds` is what learners meet by, None where no row has some. Tensor ranks sum gradients by `halves`,
-    the first and the last pipeline rank by `ends`.
+    `rounds` is what learners meet by, None where no row has some. Tensor ranks sum gradients by `halves`, those that
+    hold the same one of so many key-value heads by `copies`, the first and the last pipeline rank by `ends`.
     """
 
     group: NodeGroup
@@ -48,6 +49,7 @@ class Machine:
     update: UpdateRates | None
     rounds: RoundLinks | None
     halves: Linear
+    copies: Mapping[int, Linear]
     ends: Linear
 
 
@@ -95,6 +97,7 @@ def machine(
         )
         for kind, rows, block in zip(kinds, tables, blocks, strict=True)
     ]
+    heads = {number for kind in kinds if (number := heads_of(kind.block)) is not None}
     return Machine(
         group=group,
         contention=contention,
@@ -109,6 +112,7 @@ def machine(
         update=update_rates(table, group=group, cluster=cluster, job=job, software=software),
         rounds=links.rounds,
         halves=links.layer.tensor.reduce,
+        copies=copy_links(table, heads, group=group, cluster=cluster, software=software),
         ends=links.ends,
     )
 

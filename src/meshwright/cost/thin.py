@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from meshwright.cost.copied_heads import divided_by
 from meshwright.cost.kept_part import Kept
 from meshwright.cost.work import FloatArray, PartWork, Product, Sizes
 from meshwright.spec.model import Attention, Block, Layer
 from meshwright.spec.ranks import MatrixRank, factored
-from meshwright.spec.tensors import ParameterTensor, tensors
+from meshwright.spec.tensors import tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +66,6 @@ def _thin(layer: Layer, each: MatrixRank, place: str, tensor: FloatArray) -> Thi
         parameters=local - matrix.size / ways,
         whole=sum(half.size for half in halves if half.divided is None and matrix.divided is not None),
     )
-
-
-def divided_by(tensor: ParameterTensor, ranks: FloatArray) -> FloatArray:
-    """Into how many parts `ranks` tensor ranks on a line divide a parameter that they do: no more than it has runs."""
-    return ranks if tensor.runs is None else np.minimum(ranks, float(tensor.runs))
 
 
 def _tokens(layer: Layer, name: str) -> float:
