@@ -81,9 +81,9 @@ def test_layers_of_every_kind_divide_over_tensor_ranks(layer: Layer) -> None:
 
 
 def test_all_violations_come_at_once() -> None:
-    design = D(of=samples.model(layer=samples.dense_layer(kv_heads=1, hidden=191)), precision=Precision.FP8)
+    design = D(of=samples.model(layer=samples.dense_layer(heads=6, kv_heads=3, hidden=191)), precision=Precision.FP8)
     text = " ".join(map(str, check(design)))
-    assert all(name in text for name in ("tensor-divides-kv-heads", "tensor-divides-hidden", "precision-known"))
+    assert all(name in text for name in ("tensor-shares-kv-heads", "tensor-divides-hidden", "precision-known"))
 
 
 def test_of_one_wrong_number_of_a_group_the_first_cause_is_told() -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from meshwright.cost.copied_heads import heads_of
 from meshwright.cost.exchanges import ContextLinks, ExpertLinks, LayerLinks
 from meshwright.cost.grid_rows import grid_dims
+from meshwright.cost.layouts import Kind
 from meshwright.cost.network import Linear, collective, hand_on, occupied, over_sockets, send
 from meshwright.cost.overlap import Contention, Mutual, Way
 from meshwright.cost.placement import Ring, axis_sizes, distinct, lay, strides
@@ -200,10 +202,11 @@ def lay_links(table: PlanTable, *, group: NodeGroup, cluster: ClusterSpec, softw
 
 
 def copy_links(
-    table: PlanTable, heads: Collection[int], *, group: NodeGroup, cluster: ClusterSpec, software: Software
+    table: PlanTable, kinds: Sequence[Kind], *, group: NodeGroup, cluster: ClusterSpec, software: Software
 ) -> dict[int, Linear]:
     """Sums among the neighbours on the tensor axis that hold the same one of so many key-value heads, by their
     number, where some row has such."""
+    heads = {number for kind in kinds if (number := heads_of(kind.block)) is not None}
     shared = sorted(number for number in heads if (table.tensor > number).any())
     if not shared:
         return {}

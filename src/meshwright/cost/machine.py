@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.cost.copied_heads import heads_of
 from meshwright.cost.kinds import BlockSeconds, combine, price_block
 from meshwright.cost.layouts import Kind
 from meshwright.cost.links import RoundLinks, copy_links, lay_links
@@ -66,8 +65,7 @@ def machine(
     sharing = share(group, world=table.world.astype(np.float64), pipeline=table.pipeline.astype(np.float64))
     links = lay_links(table, group=group, cluster=cluster, software=software)
     combination = combine(table, device=group.device, job=job, software=software)
-    overlaps = software.overlap and group.device.kind is not DeviceKind.CPU
-    contention = links.layer.contention if overlaps else None
+    contention = links.layer.contention if software.overlap and group.device.kind is not DeviceKind.CPU else None
     sizes, shared = state_bytes(table, narrow=software.narrow_parameters), turns(table)
     tables = [kind.rows(table) for kind in kinds]
     blocks = [
@@ -97,7 +95,6 @@ def machine(
         )
         for kind, rows, block in zip(kinds, tables, blocks, strict=True)
     ]
-    heads = {number for kind in kinds if (number := heads_of(kind.block)) is not None}
     return Machine(
         group=group,
         contention=contention,
@@ -112,7 +109,7 @@ def machine(
         update=update_rates(table, group=group, cluster=cluster, job=job, software=software),
         rounds=links.rounds,
         halves=links.layer.tensor.reduce,
-        copies=copy_links(table, heads, group=group, cluster=cluster, software=software),
+        copies=copy_links(table, kinds, group=group, cluster=cluster, software=software),
         ends=links.ends,
     )
 
