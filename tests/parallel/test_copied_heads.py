@@ -70,6 +70,7 @@ CASES: dict[str, tuple[ModelSpec, Layout]] = {
     ),
     "context": (TWO, Layout(context=2, tensor=4, sharding=ZERO3, batch=4)),
 }
+QUICK = ("alone", "multi-query, shards", "zero1, full norm", "unlike layers, thin matrices", "traders of heads")
 
 
 def check(pool: Pool, entry: Design, *, optimizer: Optimizer = ADAMW, packed: Documents) -> None:
@@ -86,7 +87,9 @@ def check(pool: Pool, entry: Design, *, optimizer: Optimizer = ADAMW, packed: Do
     parity_cases.compare(expected, found)
 
 
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
 def test_it_gives_what_one_device_gives(pool: Pool, name: str) -> None:
     model, layout = CASES[name]
     check(pool, design(model, layout, z_loss=1e-3), packed=Documents.TWO)
@@ -96,8 +99,8 @@ def test_it_gives_what_one_device_gives(pool: Pool, name: str) -> None:
     "optimizer",
     [
         Adafactor(learning_rate=1e-2, clip_norm=0.5),
-        Muon(learning_rate=1e-2, clip_norm=0.5),
-        Sgd(learning_rate=1e-2, clip_norm=0.5),
+        pytest.param(Muon(learning_rate=1e-2, clip_norm=0.5), marks=pytest.mark.slow),
+        pytest.param(Sgd(learning_rate=1e-2, clip_norm=0.5), marks=pytest.mark.slow),
     ],
     ids=["adafactor", "muon", "sgd"],
 )
@@ -132,7 +135,9 @@ MOVES = {
 }
 
 
-@pytest.mark.parametrize("name", list(MOVES))
+@pytest.mark.parametrize(
+    "name", [name if name == "between copies" else pytest.param(name, marks=pytest.mark.slow) for name in MOVES]
+)
 @pytest.mark.parametrize("through", ["memory", "files"])
 def test_state_moves_to_and_from_it(workers: Pool, tmp_path: Path, name: str, through: str) -> None:
     model, one, other, theirs = MOVES[name]
