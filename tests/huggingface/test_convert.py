@@ -159,22 +159,6 @@ def test_ranks_that_share_a_vocabulary_unevenly_read_and_write_their_rows(pool: 
     assert all(torch.equal(back[name], expected[name]) for name in expected)
 
 
-def test_ranks_that_hold_copies_of_key_value_heads_read_and_write_them_once(pool: Pool, tmp_path: Path) -> None:
-    source = write_model(tmp_path / "llama", CASES["llama"], TOLD["llama"]["tensors"])
-    expected, model = parameters_of(source), open_folder(source).model
-    assert model.kv_heads == (2,)
-    convert.to_run(source, tmp_path / "run")
-    laid = design(model, Layout(shard=2, tensor=4, sharding=Sharding.PARAMETERS, batch=4))
-    for start in (str(source), None):
-        for found in pool.run(begun, laid, str(tmp_path / "run"), start, ranks=8):
-            assert all(torch.equal(found[name], expected[name]) for name in expected)
-    pool.run(kept, laid, str(tmp_path / "run"), str(source), ranks=8)
-    convert.to_huggingface(tmp_path / "run", tmp_path / "back", dtype="fp32")
-    back = parameters_of(tmp_path / "back")
-    assert back.keys() == expected.keys()
-    assert all(torch.equal(back[name], expected[name]) for name in expected)
-
-
 def test_a_run_begins_with_the_weights_it_is_told_to_and_no_others(tmp_path: Path) -> None:
     """Through `train`: the first loss is that of the folder's weights."""
     from meshwright.run.preflight import check_start
