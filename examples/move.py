@@ -50,7 +50,7 @@ class Trainer:
 
 def trainer(design: Design, *, processes: range, seed: int) -> Trainer | None:
     """None on a process that has no rank of the plan."""
-    mesh = build_mesh_over(design.plan, device_type="cpu", processes=processes)
+    mesh = build_mesh_over(design.plan, device_type="cpu", processes=processes, kv_heads=design.model.kv_heads)
     if mesh is None:
         return None
     device = torch.device("cpu")

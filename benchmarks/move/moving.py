@@ -56,7 +56,7 @@ def moves(first: Design, second: Design, ours: Processes, theirs: Processes, fol
 
 
 def _state(design: Design, processes: Processes, *, seed: int) -> State:
-    mesh = build_mesh_over(design.plan, device_type="cpu", processes=processes)
+    mesh = build_mesh_over(design.plan, device_type="cpu", processes=processes, kv_heads=design.model.kv_heads)
     if mesh is None:
         return state_of(design, laid=None, processes=processes)
     laid = lay(design, mesh, device=torch.device("cpu"), seed=seed)

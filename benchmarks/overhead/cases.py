@@ -67,7 +67,7 @@ def both(design: Design, bare: str, rounds: int) -> tuple[list[float], list[floa
 
 
 def ours(design: Design) -> Step:
-    laid = lay(design, mesh_over(design.plan), device="cpu", seed=1)
+    laid = lay(design, mesh_over(design), device="cpu", seed=1)
     optimizer = build_optimizer(laid, design.job.optimizer)
 
     def step(tokens: Tensor, targets: Tensor) -> float:

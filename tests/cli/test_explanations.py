@@ -32,7 +32,7 @@ def test_every_explanation_is_shown_within_the_terminal(
         "ideal compute at peak",
         "why not tensor 4: worse",
         "why not tensor 3: illegal",
-        "tensor-divides-kv-heads",
+        "tensor-shares-kv-heads",
         "what holds it back",
         "sensitivity of the step",
         "what if: cluster.nodes",

@@ -104,3 +104,12 @@ def test_a_vocabulary_that_tensor_ranks_do_not_divide_is_refused_by_name(peer: P
         with pytest.raises(NotExpressible) as told:  # of other things too, as fp64
             export(entry, to=peer)
         assert any("unequally many" in problem.what for problem in told.value.problems) is refused
+
+
+@pytest.mark.parametrize("peer", [Peer.MEGATRON_LM, Peer.DEEPSPEED, Peer.TORCHTITAN])
+def test_copies_of_key_value_heads_are_refused_by_name(peer: Peer) -> None:
+    for tensor, refused in ((2, False), (4, True)):
+        entry = designs.design(models.model(), designs.Layout(tensor=tensor, batch=4))
+        with pytest.raises(NotExpressible) as told:  # of other things too, as fp64
+            export(entry, to=peer)
+        assert any("copies of 2 key-value heads" in problem.what for problem in told.value.problems) is refused

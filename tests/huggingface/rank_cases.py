@@ -17,7 +17,7 @@ from meshwright.train.checkpoint import Store
 
 def begun(design: Design, run_dir: str, start: str | None) -> dict[str, Tensor]:
     """The whole parameters after this rank's part was read: from the folder `start`, or the run's checkpoint."""
-    mesh = build_mesh(design.plan, device_type="cpu")
+    mesh = build_mesh(design.plan, device_type="cpu", kv_heads=design.model.kv_heads)
     laid = lay(design, mesh, device="cpu", seed=7)
     target = relocate.state_of(design, laid=laid, contents=Contents.PARAMETERS)
     store = Store(Path(run_dir) / "checkpoints", design=design)
@@ -34,7 +34,7 @@ def begun(design: Design, run_dir: str, start: str | None) -> dict[str, Tensor]:
 
 def kept(design: Design, run_dir: str, start: str) -> None:
     """A checkpoint of step 1 has the weights of the folder `start`, each rank's part of them."""
-    laid = lay(design, build_mesh(design.plan, device_type="cpu"), device="cpu", seed=7)
+    laid = lay(design, build_mesh(design.plan, device_type="cpu", kv_heads=design.model.kv_heads), device="cpu", seed=7)
     target = relocate.state_of(design, laid=laid, contents=Contents.PARAMETERS)
     store = Store(Path(run_dir) / "checkpoints", design=design)
     store.start(Path(start), target)

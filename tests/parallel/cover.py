@@ -12,7 +12,7 @@ from tests.parallel.draws import Draw
 
 
 def choices(draw: Draw) -> dict[str, object]:
-    """What a draw chose, by dimension; what `_slices_shared`, `_prefix`, `_factored` and `_uneven` add is no choice."""
+    """What a draw chose, by dimension; what is added by the draw alone (`_prefix` and after) is none."""
     plain = asdict(draw if is_whole(draw) else replace(draw, slices=1))
     for name in (
         "axes",
@@ -26,6 +26,7 @@ def choices(draw: Draw) -> dict[str, object]:
         "factored",
         "shards",
         "vocab",
+        "kv_heads",
     ):
         del plain[name]
     kind, inner, layout = draw.exchange

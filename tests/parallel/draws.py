@@ -50,7 +50,7 @@ class Draw:
     first, `recompute` the kind of each layer, `shards` the sharding of each block where they are sharded in unlike
     ways, `frozen` the blocks that are, `exchange` and `experts` the fields of
     Exchange and ExpertGrid in order, `table` the rows of a schedule that is one, `routing` one of models.ROUTINGS or
-    the model's own.
+    the model's own, `kv_heads` likewise, of which 0 is the model's own.
     """
 
     model: str = "tiny"
@@ -82,6 +82,7 @@ class Draw:
     offload: str = "none"
     shards: tuple[str, ...] = ()
     vocab: int = models.VOCAB
+    kv_heads: int = 0
 
     def size(self, axis: AxisName) -> int:
         return dict(self.axes).get(axis.value, 1)
@@ -115,6 +116,7 @@ def build(draw: Draw) -> Design:
     model = models.factored(model) if draw.factored else model
     model = model if draw.routing == "own" else models.routed(model, models.ROUTINGS[draw.routing])
     model = models.with_vocab(model, draw.vocab)
+    model = models.with_kv_heads(model, draw.kv_heads) if draw.kv_heads else model
     edges = (0, *draw.bounds, len(model.blocks))
     places = planned.placement(schedule, pipeline=draw.size(AxisName.PIPELINE))
     plan = Plan(

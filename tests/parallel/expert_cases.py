@@ -28,7 +28,7 @@ def first_mixture(part: torch.nn.Module) -> MixtureOfExperts:
 
 def crowded(design: Design) -> dict[str, float]:
     """Largest differences from one device of outputs and gradients, all tokens of all ranks choosing two experts."""
-    mesh = mesh_over(design.plan)
+    mesh = mesh_over(design)
     laid = lay(design, mesh, device="cpu", seed=SEED)
     decoder = Decoder(design.model).double()
     initialize(decoder, seed=SEED)
@@ -69,7 +69,7 @@ def crowded(design: Design) -> dict[str, float]:
 
 def balanced_calls(design: Design) -> list[tuple[str, str, int]]:
     """(line, operation, bytes) of a forward of one mixture in which every rank sends as many tokens to every other."""
-    mesh = mesh_over(design.plan)
+    mesh = mesh_over(design)
     laid = lay(design, mesh, device="cpu", seed=SEED)
     here = first_mixture(laid.parts[0])
     experts, top_k = here.spec.experts, here.spec.top_k

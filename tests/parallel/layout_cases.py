@@ -24,7 +24,9 @@ class Spans:
 
 def first_weights(design: Design) -> dict[str, numpy.ndarray]:
     """Every parameter of this rank's stages as they were initialised, whole."""
-    laid = lay(design, build_mesh(design.plan, device_type="cpu"), device="cpu", seed=SEED)
+    laid = lay(
+        design, build_mesh(design.plan, device_type="cpu", kv_heads=design.model.kv_heads), device="cpu", seed=SEED
+    )
     return {name: whole(parameter.detach()) for name, parameter in laid.named_parameters()}
 
 

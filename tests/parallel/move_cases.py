@@ -49,7 +49,7 @@ def sequences(first: int, count: int, design: Design) -> Tensor:
 
 
 def runner(design: Design, *, seed: int = SEED) -> Runner:
-    mesh = build_mesh(design.plan, device_type="cpu")
+    mesh = build_mesh(design.plan, device_type="cpu", kv_heads=design.model.kv_heads)
     laid = lay(design, mesh, device="cpu", seed=seed)
     return Runner(laid=laid, optimizer=build_optimizer(laid, design.job.optimizer))
 

@@ -29,7 +29,7 @@ def given(name: str, shape: tuple[int, ...], step: int) -> Tensor:
 
 def laid_steps(design: Design) -> tuple[dict[str, Any], dict[str, int]]:
     """Parameters, gathered whole, after STEPS steps by `given`, of the first ranks; bytes of what this rank keeps."""
-    mesh = mesh_over(design.plan)
+    mesh = mesh_over(design)
     laid = lay(design, mesh, device="cpu", seed=SEED)
     optimizer = build_optimizer(laid, design.job.optimizer)
     for step in range(STEPS):

@@ -62,7 +62,7 @@ def one_device(
 def one_rank(design: Design) -> tuple[list[float], dict[str, numpy.ndarray], float]:
     """The same laid out: losses, this rank's parameters gathered whole, and elements of optimizer state it holds."""
     plan = design.plan
-    mesh = mesh_over(plan)
+    mesh = mesh_over(design)
     laid = lay(design, mesh, device="cpu", seed=SEED)
     optimizer = build_optimizer(laid, design.job.optimizer)
     tokens, targets, _ = batch(plan.batch, plan.sequence_length, design.model.vocab, packed=Documents.ONE)

@@ -196,12 +196,13 @@ _MESHES: dict[object, Mesh] = {}
 _LAST: list[object] = []
 
 
-def mesh_over(plan: Plan) -> Mesh:
+def mesh_over(design: Design) -> Mesh:
     """One mesh for all plans of the same ranks: a worker forms each process group once. Torch keeps no layout of
     another mesh, which may look the same."""
-    ranks = (plan.axes, plan.exchange.inner, plan.experts, plan.tensor_grid)
+    plan, copied = design.plan, [heads for heads in design.model.kv_heads if heads < design.plan.tensor]
+    ranks = (plan.axes, plan.exchange.inner, plan.experts, plan.tensor_grid, tuple(copied))
     if ranks not in _MESHES:
-        _MESHES[ranks] = build_mesh(plan, device_type="cpu")
+        _MESHES[ranks] = build_mesh(plan, device_type="cpu", kv_heads=copied)
     if [ranks] != _LAST:
         forget_layouts()
         _LAST[:] = [ranks]
@@ -219,7 +220,7 @@ def one_rank(design: Design, packed: Documents, masks: Masks = Masks.NONE) -> Ou
 
 def _one_rank(design: Design, packed: Documents, masks: Masks) -> Outcome:
     plan = design.plan
-    mesh = mesh_over(plan)
+    mesh = mesh_over(design)
     laid = lay(design, mesh, device="cpu", seed=SEED)
     optimizer = build_optimizer(laid, design.job.optimizer)
     tokens, targets, parts = batch(plan.batch, plan.sequence_length, design.model.vocab, packed=packed, masks=masks)

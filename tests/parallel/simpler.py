@@ -73,6 +73,7 @@ def _plainer(draw: Draw) -> Iterator[Draw]:
         "offload",
         "tensor_grid",
         "vocab",
+        "kv_heads",
     ):
         yield replace(draw, **{name: getattr(plain, name)})
     yield replace(draw, recompute=("none",) * draw.layers)

@@ -133,7 +133,7 @@ def test_training_stays_near_bf16(precision: Precision) -> None:
 
 def test_products_outside_layers_and_of_gates_are_left_as_they_are() -> None:
     entry = design(models.all_models()["mixture_full"], Layout(batch=4, precision=Precision.MXFP8))
-    laid = lay(entry, build_mesh(entry.plan, device_type="cpu"), device="cpu", seed=0)
+    laid = lay(entry, build_mesh(entry.plan, device_type="cpu", kv_heads=entry.model.kv_heads), device="cpu", seed=0)
     changed = {name for name, module in laid.parts[0].named_modules() if getattr(module, "product", None) is not None}
     layer = {name.removeprefix("layers.0.") for name in changed if name.startswith("layers.0.")}
     assert layer == {

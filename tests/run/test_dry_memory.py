@@ -264,9 +264,32 @@ def uneven() -> dict[str, Design]:
     return {name: asked(DENSE, layout, layers=2, vocab=vocab) for name, (vocab, layout) in UNEVEN.items()}
 
 
+# Key-value heads of which tensor ranks hold copies: large ones beside what the ranks divide.
+FEW_HEADS = {
+    "heads that runs of ranks hold": (2, Layout(tensor=8, sequence_parallel=True, batch=3)),
+    "a head that every rank holds, zero3": (1, Layout(shard=2, tensor=4, sharding=Sharding.PARAMETERS, batch=6)),
+}
+
+
+def few_heads() -> dict[str, Design]:
+    def layer(kv_heads: int) -> Layer:
+        return replace(DENSE, mixer=replace(MIXER, kv_heads=kv_heads))
+
+    return {name: asked(layer(heads), layout, layers=2, vocab=512) for name, (heads, layout) in FEW_HEADS.items()}
+
+
 def test_peaks_are_predicted() -> None:
     first = next(iter(UNLIKE))
-    hold({**laid(CASES), **uneven(), **away(AWAY), ONE_LAYER_STAGES: short(ONE_LAYER_STAGES), first: unlike(first)})
+    hold(
+        {
+            **laid(CASES),
+            **uneven(),
+            **few_heads(),
+            **away(AWAY),
+            ONE_LAYER_STAGES: short(ONE_LAYER_STAGES),
+            first: unlike(first),
+        }
+    )
 
 
 @pytest.mark.slow

@@ -184,10 +184,11 @@ CASES = {
         lambda: D(of=samples.model(layer=samples.dense_layer(heads=9))),
         "2 does not divide 9 heads",
     ),
-    "tensor-divides-kv-heads": Case(
-        D,
+    "tensor-shares-kv-heads": Case(
         lambda: D(of=samples.model(layer=samples.dense_layer(kv_heads=1))),
-        "plan.stages[0].groups[0].tensor: 2 does not divide 1 key-value heads (rule tensor-divides-kv-heads); choose 1",
+        lambda: D(of=samples.model(layer=samples.dense_layer(heads=6, kv_heads=3))),
+        "plan.stages[0].groups[0].tensor: 2 neither divides 3 key-value heads nor is a multiple of them "
+        "(rule tensor-shares-kv-heads); choose 1",
     ),
     "tensor-divides-hidden": Case(
         D,

@@ -14,6 +14,7 @@ from meshwright.search import RULES, Rule, Scope, check
 from meshwright.search.degree_rules import least_microbatches
 from meshwright.search.job_rules import check_job
 from meshwright.search.rules import choices, divisors
+from meshwright.search.runtime_rules import products_whole
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.model import Layer
@@ -81,9 +82,18 @@ def test_layers_of_every_kind_divide_over_tensor_ranks(layer: Layer) -> None:
 
 
 def test_all_violations_come_at_once() -> None:
-    design = D(of=samples.model(layer=samples.dense_layer(kv_heads=1, hidden=191)), precision=Precision.FP8)
+    design = D(of=samples.model(layer=samples.dense_layer(heads=6, kv_heads=3, hidden=191)), precision=Precision.FP8)
     text = " ".join(map(str, check(design)))
-    assert all(name in text for name in ("tensor-divides-kv-heads", "tensor-divides-hidden", "precision-known"))
+    assert all(name in text for name in ("tensor-shares-kv-heads", "tensor-divides-hidden", "precision-known"))
+
+
+def test_rounded_products_are_of_heads_that_one_rank_holds() -> None:
+    few = samples.model(layer=samples.dense_layer(kv_heads=1))
+    for precision, told in ((Precision.FP8, True), (Precision.BF16, False)):
+        found = products_whole(D(of=few, precision=precision))
+        assert (found is not None) is told
+        assert found is None or found.fix == "choose a tensor degree up to 1, or bf16"
+    assert products_whole(D(precision=Precision.FP8)) is None
 
 
 def test_of_one_wrong_number_of_a_group_the_first_cause_is_told() -> None:

@@ -146,9 +146,10 @@ def test_every_degree_is_tried_not_only_powers_of_two() -> None:
 
 def test_what_each_rule_refused_is_counted_with_an_example() -> None:
     job = samples.job(constraints=Constraints(forbid=("zero=zero2",)))
-    found = {rejection.rule: rejection for rejection in space(samples.model(), samples.cluster(), job).rejected}
-    assert found["tensor-divides-kv-heads"].count == 1
-    assert found["tensor-divides-kv-heads"].example == "tensor 8"
+    three = samples.model(layer=samples.dense_layer(heads=24, kv_heads=3))
+    found = {rejection.rule: rejection for rejection in space(three, samples.cluster(), job).rejected}
+    assert found["tensor-shares-kv-heads"].count == 3
+    assert found["tensor-shares-kv-heads"].example == "tensor 2"
     assert found["microbatches-fill"].count > 0
     assert "pipeline" in found["microbatches-fill"].example
     assert "zero2" in found["keeps-constraints"].example

@@ -17,16 +17,20 @@ from meshwright.search.settings import differing, read_settings
 from meshwright.search.why_not import Verdict
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.job import SHORT_NAMES, Constraints, Objective
+from meshwright.spec.model import ModelSpec
 from meshwright.spec.report import LineName
 from meshwright.spec.units import format_percent
 from tests.search import search_samples as samples
 
 LARGE = samples.model(layers=10, layer=samples.dense_layer(hidden=2048), vocab=2048)
+FEW_HEADS = samples.model(layers=10, layer=samples.dense_layer(heads=4, hidden=2048), vocab=2048)
 
 
-def question(*, memory_bytes: float = 16 * 2**30, constraints: Constraints | None = None) -> Question:
+def question(
+    *, memory_bytes: float = 16 * 2**30, constraints: Constraints | None = None, of: ModelSpec = LARGE
+) -> Question:
     cluster = samples.cluster(samples.nodes(of=samples.device(memory_bytes=memory_bytes)))
-    return Question(model=LARGE, cluster=cluster, job=samples.job(constraints=constraints))
+    return Question(model=of, cluster=cluster, job=samples.job(constraints=constraints))
 
 
 def decide(asked: Question) -> search.Decision:
@@ -137,7 +141,7 @@ def test_what_costs_more_or_needs_more_is_called_so() -> None:
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        ("tp=8", "tensor-divides-kv-heads"),
+        ("tp=8", "tensor-divides-heads"),
         ("pp=4,mbs=16,schedule=1f1b", "microbatches-fill"),
         ("mbs=3", "batch-is-asked"),
         ("devices=4", "world-is-whole"),
@@ -147,7 +151,7 @@ def test_what_costs_more_or_needs_more_is_called_so() -> None:
     ],
 )
 def test_illegal_settings_name_the_rule(text: str, rule: str) -> None:
-    answer = ask(text)
+    answer = ask(text, question(of=FEW_HEADS))
     assert answer.verdict is Verdict.ILLEGAL
     assert any(f"rule {rule}" in problem.why for problem in answer.problems), answer.problems
     assert any(rule in line for line in answer.sentences)
@@ -160,7 +164,7 @@ def test_a_precision_that_no_device_has_is_illegal() -> None:
 
 
 def test_the_nearest_change_of_illegal_settings_is_legal_and_fits() -> None:
-    asked = question()
+    asked = question(of=FEW_HEADS)
     answer = ask("tp=8", asked)
     assert answer.nearest is not None
     assert answer.nearest.tensor == 4

@@ -117,6 +117,17 @@ def with_vocab(spec: ModelSpec, vocab: int) -> ModelSpec:
     return replace(spec, embedding=replace(spec.embedding, vocab=vocab), head=replace(spec.head, vocab=vocab))
 
 
+def with_kv_heads(spec: ModelSpec, kv_heads: int) -> ModelSpec:
+    """The same, every second layer of attention with so many key-value heads."""
+    layers = [
+        replace(layer, mixer=replace(layer.mixer, kv_heads=kv_heads))
+        if index % 2 == 0 and isinstance(layer.mixer, Attention)
+        else layer
+        for index, layer in enumerate(spec.layers)
+    ]
+    return replace(spec, layers=tuple(layers))
+
+
 def with_prefix(spec: ModelSpec, share: float = 0.5) -> ModelSpec:
     """The same, every second layer with a prefix mask."""
     layers = [

@@ -72,7 +72,7 @@ def _cut_short(copies: Copies, state: State) -> None:
 
 
 def _runner(design: Design, processes: tuple[int, ...]) -> Runner | None:
-    mesh = build_mesh_over(design.plan, device_type="cpu", processes=processes)
+    mesh = build_mesh_over(design.plan, device_type="cpu", processes=processes, kv_heads=design.model.kv_heads)
     if mesh is None:
         return None
     laid = lay(design, mesh, device="cpu", seed=SEED)

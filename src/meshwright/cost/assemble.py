@@ -9,6 +9,7 @@ from types import MappingProxyType
 import numpy as np
 
 from meshwright.cost.compression import coding_seconds, compressed_seconds
+from meshwright.cost.copied_heads import heads_of, summed_copies
 from meshwright.cost.layouts import Backward, LayoutArrays
 from meshwright.cost.longest_path import Path
 from meshwright.cost.machine import Machine
@@ -276,12 +277,29 @@ def _once(
 
 
 def _halves(table: PlanTable, entry: Machine, *, arrays: LayoutArrays, counts: FloatArray) -> FloatArray:
-    """Seconds to sum the gradients of thin matrices that every tensor rank has whole, shape (rows, ranks)."""
+    """Seconds to sum the gradients of which tensor ranks have summands, shape (rows, ranks): of thin matrices that all
+    of them have whole, and of key-value heads that several have."""
+    found = _copies(table, entry, arrays=arrays, counts=counts)
     each = [summed_elements(kind.block) * (kind.backward is Backward.WHOLE) for kind in arrays.kinds]
     if not any(each):
-        return np.zeros(counts.shape[:2])
+        return found
     sent = (counts[..., :-1] * np.asarray(each, dtype=np.float64)).sum(axis=-1) * entry.sizes.master[:, None]
-    return np.where((sent > 0.0) & (table.tensor > 1)[:, None], entry.halves.seconds(sent), 0.0)
+    return found + np.where((sent > 0.0) & (table.tensor > 1)[:, None], entry.halves.seconds(sent), 0.0)
+
+
+def _copies(table: PlanTable, entry: Machine, *, arrays: LayoutArrays, counts: FloatArray) -> FloatArray:
+    """Of key-value heads alone: those of one number together, as the runtime sums them."""
+    sent: dict[int, FloatArray] = {}
+    each_shard = entry.sizes.master / np.where(table.sharding > 0, table.divided, 1.0)
+    for index, kind in enumerate(arrays.kinds):
+        elements, heads = summed_copies(kind.block, table), heads_of(kind.block)
+        if elements is not None and heads is not None and kind.backward is Backward.WHOLE:
+            more = counts[..., index] * (elements * each_shard)[:, None]
+            sent[heads] = sent.get(heads, np.zeros(counts.shape[:2])) + more
+    found = np.zeros(counts.shape[:2])
+    for heads, size in sent.items():
+        found = found + np.where(size > 0.0, entry.copies[heads].seconds(size), 0.0)
+    return found
 
 
 def _weighted(counts: FloatArray, values: list[FloatArray]) -> FloatArray:

@@ -221,7 +221,11 @@ class _Maker:
 
     def _add(self, name: str, entry: _Entry | ParameterTensor, stage: Stage, *, block: Block) -> None:
         ranks = [rank for rank, place in enumerate(self._places) if place.stage == stage.rank]
-        places, parts = self._parts(entry, stage, ranks, dims=self._dims(name, entry, block))
+        dims = self._dims(name, entry, block)
+        copies = 1
+        if isinstance(entry, ParameterTensor) and self._plan.tensor_grid is TensorGrid.LINE:
+            copies = entry.copies(self._plan.tensor)
+        places, parts = self._parts(entry, stage, ranks, dims=dims, copies=copies)
         before = self.found.get(name)
         if before is not None:
             places, parts = {**self.places[name], **places}, {**before.parts, **parts}
@@ -236,16 +240,21 @@ class _Maker:
             return (entry.divided,)
         return divided_dims(name, block=block, grid=self._plan.tensor_grid)
 
-    def _parts(self, entry: _Entry | ParameterTensor, stage: Stage, ranks: list[int], *, dims: Dims) -> _Parts:
+    def _parts(
+        self, entry: _Entry | ParameterTensor, stage: Stage, ranks: list[int], *, dims: Dims, copies: int
+    ) -> _Parts:
         shards = stage.groups[0].sharding is not Sharding.NONE and not isinstance(entry, _Entry)
         gridded = self._plan.experts is not None and isinstance(entry, ParameterTensor) and entry.grid
-        key = (entry.shape, dims, gridded, shards, stage.rank)
+        key = (entry.shape, dims, copies, gridded, shards, stage.rank)
         if key not in self._known:
             boxes = {}
             for rank in ranks:
                 place = self._places[rank]
-                lay = _on_grid if gridded else _dense
-                boxes[self._processes[rank]] = lay(entry.shape, dims, place=place, plan=self._plan, shards=shards)
+                boxes[self._processes[rank]] = (
+                    _on_grid(entry.shape, dims, place=place, plan=self._plan, shards=shards)
+                    if gridded
+                    else _dense(entry.shape, dims, copies=copies, place=place, plan=self._plan, shards=shards)
+                )
             self._known[key] = boxes, _filled(boxes)
         return self._known[key]
 
@@ -308,11 +317,12 @@ def _directions(tensor: int, plan: Plan) -> tuple[int, ...]:
     return tuple(reversed(found))
 
 
-def _dense(shape: tuple[int, ...], dims: Dims, *, place: _Place, plan: Plan, shards: bool) -> Box:
+def _dense(shape: tuple[int, ...], dims: Dims, *, copies: int, place: _Place, plan: Plan, shards: bool) -> Box:
+    """The part of a rank; `copies` tensor ranks in a row have the same."""
     box, side = whole(shape), plan.tensor_grid.side(plan.tensor)
     for dim, index in zip(dims, place.tensor, strict=False):
         if dim is not None:
-            box = box.cut(dim, index=index, ways=side)
+            box = box.cut(dim, index=index // copies, ways=side // copies)
     return box.cut(0, index=place.shard, ways=plan.shard * plan.context) if shards else box
 
 

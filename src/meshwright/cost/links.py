@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from meshwright.cost.copied_heads import heads_of
 from meshwright.cost.exchanges import ContextLinks, ExpertLinks, LayerLinks
 from meshwright.cost.grid_rows import grid_dims
+from meshwright.cost.layouts import Kind
 from meshwright.cost.network import Linear, collective, hand_on, occupied, over_sockets, send
 from meshwright.cost.overlap import Contention, Mutual, Way
 from meshwright.cost.placement import Ring, axis_sizes, distinct, lay, strides
@@ -197,6 +199,22 @@ def lay_links(table: PlanTable, *, group: NodeGroup, cluster: ClusterSpec, softw
         ends=floor.price(Collective.ALL_REDUCE, _ends(floor.around(axes[AxisName.PIPELINE]))),
         rounds=_rounds(floor, apart, layer=layer, data=data) if (learners > 1).any() else None,
     )
+
+
+def copy_links(
+    table: PlanTable, kinds: Sequence[Kind], *, group: NodeGroup, cluster: ClusterSpec, software: Software
+) -> dict[int, Linear]:
+    """Sums among the neighbours on the tensor axis that hold the same one of so many key-value heads, by their
+    number, where some row has such."""
+    heads = {number for kind in kinds if (number := heads_of(kind.block)) is not None}
+    shared = sorted(number for number in heads if (table.tensor > number).any())
+    if not shared:
+        return {}
+    table, inverse = distinct(table)
+    floor = _Floor(table=table, inverse=inverse, group=group, cluster=cluster, software=software)
+    step = strides(table)[AxisName.TENSOR]
+    holders = {number: floor.around((np.maximum(table.tensor // number, 1), step)) for number in shared}
+    return {number: floor.price(Collective.ALL_REDUCE, ring) for number, ring in holders.items()}
 
 
 def _ends(line: Ring) -> Ring:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from meshwright.cost.kinds import BlockSeconds, combine, price_block
 from meshwright.cost.layouts import Kind
-from meshwright.cost.links import RoundLinks, lay_links
+from meshwright.cost.links import RoundLinks, copy_links, lay_links
 from meshwright.cost.network import Linear, collective, send, send_inside
 from meshwright.cost.optimizers import UpdateRates, update_rates
 from meshwright.cost.overlap import Contention
@@ -31,8 +31,8 @@ class Machine:
     """What a step costs on nodes like those of `group`, block kind by block kind.
 
     `contention` is between work and what travels between data parallel ranks; None where nothing runs beside work.
-    `rounds` is what learners meet by, None where no row has some. Tensor ranks sum gradients by `halves`,
-    the first and the last pipeline rank by `ends`.
+    `rounds` is what learners meet by, None where no row has some. Tensor ranks sum gradients by `halves`, those that
+    hold the same one of so many key-value heads by `copies`, the first and the last pipeline rank by `ends`.
     """
 
     group: NodeGroup
@@ -48,6 +48,7 @@ class Machine:
     update: UpdateRates | None
     rounds: RoundLinks | None
     halves: Linear
+    copies: Mapping[int, Linear]
     ends: Linear
 
 
@@ -64,8 +65,7 @@ def machine(
     sharing = share(group, world=table.world.astype(np.float64), pipeline=table.pipeline.astype(np.float64))
     links = lay_links(table, group=group, cluster=cluster, software=software)
     combination = combine(table, device=group.device, job=job, software=software)
-    overlaps = software.overlap and group.device.kind is not DeviceKind.CPU
-    contention = links.layer.contention if overlaps else None
+    contention = links.layer.contention if software.overlap and group.device.kind is not DeviceKind.CPU else None
     sizes, shared = state_bytes(table, narrow=software.narrow_parameters), turns(table)
     tables = [kind.rows(table) for kind in kinds]
     blocks = [
@@ -109,6 +109,7 @@ def machine(
         update=update_rates(table, group=group, cluster=cluster, job=job, software=software),
         rounds=links.rounds,
         halves=links.layer.tensor.reduce,
+        copies=copy_links(table, kinds, group=group, cluster=cluster, software=software),
         ends=links.ends,
     )
 

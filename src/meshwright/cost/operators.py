@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from meshwright.cost.blockwise_work import with_meetings
+from meshwright.cost.copied_heads import beside_even_share
 from meshwright.cost.heaviest import heaviest_rank
 from meshwright.cost.norm_work import NORM, norm_parameters, norm_work, norms_work, scale_work
 from meshwright.cost.thin import thin_matrices, thin_work
@@ -123,7 +124,7 @@ def _attention(mixer: Attention, score_flops: FloatArray, sizes: Sizes) -> PartW
     replicated = (2 * mixer.head_dim if mixer.qk_norm is QueryKeyNorm.HEAD else 0) + (
         mixer.width if mixer.output_bias else 0
     )
-    own = mixer.parameters - norm_parameters(mixer) - replicated
+    own = (mixer.parameters - norm_parameters(mixer) - replicated) / t + beside_even_share(mixer, t)
     residual = 3.0 * e * w / sizes.split
     forward, backward = _turn_bytes(sizes) if mixer.rotary else (sizes.zeros, sizes.zeros)
     forward, backward = forward + (2.0 * e if normed else 0.0), backward + (3.0 * e if normed else 0.0)
@@ -139,7 +140,7 @@ def _attention(mixer: Attention, score_flops: FloatArray, sizes: Sizes) -> PartW
     dropped = sizes.dropout * w / sizes.split
     return PartWork(
         name=ATTENTION,
-        parameters=own / t + replicated,
+        parameters=own + replicated,
         products=(
             Product(m=m, n=query, k=w, of=("query",)),
             Product(m=m * mixer.keys, n=key, k=w, count=keys, of=("key", "value")[: int(keys)]),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.cost.compute import optimizer_seconds, rates
+from meshwright.cost.copied_heads import divided_by
 from meshwright.cost.layouts import Backward, Kind, LayoutArrays
 from meshwright.cost.lines import Linear
 from meshwright.cost.network import collective
@@ -275,6 +276,7 @@ def _cuts(tensor: ParameterTensor, table: PlanTable) -> dict[int, FloatArray]:
     found = {0: shards * np.where(gridded, table.expert, 1).astype(np.float64)}
     if tensor.divided is not None:
         inside = np.where(gridded, table.expert_tensor, table.tensor).astype(np.float64)
+        inside = np.where(table.tensor_grid > 0, inside, divided_by(tensor, inside))
         found[tensor.divided] = found.get(tensor.divided, 1.0) * inside
     return found
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from meshwright.cost.copied_heads import divided_by
 from meshwright.cost.kept_part import Kept
 from meshwright.cost.work import FloatArray, PartWork, Product, Sizes
 from meshwright.spec.model import Attention, Block, Layer
@@ -56,7 +57,7 @@ def closing_elements(layer: Layer, tensor: FloatArray) -> FloatArray | None:
 def _thin(layer: Layer, each: MatrixRank, place: str, tensor: FloatArray) -> Thin:
     matrix = next(entry for entry in tensors(replace(layer, ranks=())) if entry.name == f"{each.name}.weight")
     halves = tuple(factored([matrix], [each]))
-    ways = np.where(matrix.divided is None, 1.0, tensor)
+    ways = np.where(matrix.divided is None, 1.0, divided_by(matrix, tensor))
     local = sum((half.size / (1.0 if half.divided is None else ways) for half in halves), np.zeros_like(tensor))
     return Thin(
         name=each.name.removeprefix(f"{place}."),

@@ -160,7 +160,7 @@ class BlockTraffic:
 def _heads(mixer: Attention | LatentAttention, *, tensor: int) -> tuple[int, int]:
     """Heads of queries and of keys on one tensor rank."""
     keys = mixer.kv_heads if isinstance(mixer, Attention) else mixer.heads
-    return mixer.heads // tensor, keys // tensor
+    return mixer.heads // tensor, max(keys // tensor, 1)
 
 
 def _features(mixer: Attention | LatentAttention) -> tuple[int, int, int]:

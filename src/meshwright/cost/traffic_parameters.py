@@ -36,7 +36,8 @@ class Cut:
 class Part:
     """One parameter on this rank. `name` is the whole model's. `cuts`, the last one first, made `shape` of the whole;
     `shard` is the one of them that sharding made. `early` where its gradient comes with the input's, `trained` where it
-    has one. `repeats`, on a square or cube of tensor ranks, counts the directions along which its gradient is summed.
+    has one. `repeats`, on a square or cube of tensor ranks, counts the directions along which its gradient is summed;
+    so many `copies` of it do tensor ranks on a line have, among whom it is summed too.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Part:
     early: bool = False
     trained: bool = True
     repeats: int | None = None
+    copies: int = 1
 
     @property
     def size(self) -> int:
@@ -167,7 +169,9 @@ def _divided(found: tuple[Part, ParameterTensor], design: Design, *, grid: GridG
         return _on_square_or_cube(part, design.plan)
     if tensor.divided is None or design.plan.tensor == 1:
         return part
-    return replace(part.cut(tensor.divided, along(design.plan, AxisName.TENSOR)), whole=False)
+    axis, copies = along(design.plan, AxisName.TENSOR), tensor.copies(design.plan.tensor)
+    cut = part.cut(tensor.divided, replace(axis, size=axis.size // copies))
+    return replace(cut, whole=False, copies=copies)
 
 
 def _on_square_or_cube(part: Part, plan: Plan) -> Part:
@@ -196,7 +200,7 @@ def summands(part: Part, *, sequence: bool) -> int:
         return 0
     if part.repeats is not None:
         return part.repeats
-    return part.whole and (sequence or any(region in part.name for region in _REGIONS))
+    return part.copies > 1 or (part.whole and (sequence or any(region in part.name for region in _REGIONS)))
 
 
 def buckets(parts: Sequence[Part], *, each: float, most: float) -> list[list[Part]]:

@@ -130,6 +130,20 @@ def refuse_uneven_vocabulary(said: Columns, refusals: Refusals) -> None:
     )
 
 
+def refuse_copied_heads(said: Columns, refusals: Refusals, *, why: str) -> None:
+    """Key-value heads of which there are fewer than tensor ranks, and `why` a peer lays them otherwise or not."""
+    least = min(said.model.kv_heads, default=None)
+    if least is None:
+        return
+    refusals.when(
+        said.table.tensor > least,
+        "plan.stages[*].groups[*].tensor",
+        f"copies of {least} key-value heads on more tensor ranks",
+        why=why,
+        fix=f"choose a tensor degree up to {least}",
+    )
+
+
 def refuse_optimizer(job: JobSpec, refusals: Refusals) -> None:
     """Every optimizer but AdamW in full precision whose groups are the usual ones."""
     spec = job.optimizer

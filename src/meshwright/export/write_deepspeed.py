@@ -12,6 +12,7 @@ from meshwright.export.megatron_flags import norm_epsilon, optimizer_flags, refu
 from meshwright.export.refuse import (
     Refusals,
     refuse_all,
+    refuse_copied_heads,
     refuse_everywhere,
     refuse_layout,
     refuse_odd_model,
@@ -86,6 +87,7 @@ def refuse(said: Columns) -> Refusals:
     refuse_everywhere(said, found)
     refuse_odd_model(said, found)
     refuse_uneven_vocabulary(said, found)
+    refuse_copied_heads(said, found, why="it asserts that tensor ranks divide them")
     found.when(bool(shape.latent), "model", "latent attention")
     found.when(shape.qk_norm, "model", "norms of queries and keys")
     found.when(shape.qkv_bias != shape.bias, "model", "biases of queries, keys and values alone")

@@ -13,6 +13,7 @@ from meshwright.export.megatron_flags import norm_epsilon, optimizer_flags, refu
 from meshwright.export.refuse import (
     Refusals,
     refuse_all,
+    refuse_copied_heads,
     refuse_everywhere,
     refuse_layout,
     refuse_odd_model,
@@ -79,6 +80,8 @@ def refuse(said: Columns) -> Refusals:
     refuse_everywhere(said, found)
     refuse_odd_model(said, found)
     refuse_uneven_vocabulary(said, found)
+    why = "it divides rows of the projections evenly and gathers what all ranks make of them, or does not start"
+    refuse_copied_heads(said, found, why=why)
     where, what = "plan.schedule.kind", f"the {said.word('schedule')} schedule"
     found.when(~said.among("schedule", *_SCHEDULES), where, what, fix="choose 1f1b or interleaved")
     looped = said.of_layouts(lambda layout: all(rank == at % layout.pipeline for at, rank in enumerate(layout.ranks)))

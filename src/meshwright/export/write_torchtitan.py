@@ -12,7 +12,7 @@ from meshwright.cost.layout import Layout
 from meshwright.export.columns import Columns
 from meshwright.export.compare import Line, Verdict
 from meshwright.export.meaning import Meaning, meaning
-from meshwright.export.refuse import Refusals, refuse_all, refuse_everywhere, refuse_layout
+from meshwright.export.refuse import Refusals, refuse_all, refuse_copied_heads, refuse_everywhere, refuse_layout
 from meshwright.spec.cluster import Precision
 from meshwright.spec.exchange import ExchangeKind, TokenLayout
 from meshwright.spec.job import Switch
@@ -88,6 +88,7 @@ def refuse(said: Columns) -> Refusals:
     """What torchtitan cannot say of each row."""
     found, table = Refusals(PEER), said.table
     refuse_everywhere(said, found)
+    refuse_copied_heads(said, found, why="it raises where tensor ranks do not divide them")
     name, known = said.model.name, ", ".join(_FLAVORS)
     found.when(name not in _FLAVORS, "model.name", f"the model {name}", why="it has no flavor of it", fix=f"of {known}")
     flavor = _FLAVORS.get(name, ("", ""))[0]

@@ -183,7 +183,7 @@ def tensor_axis(plan: Plan, mesh: Mesh) -> TensorRanks | None:
         return None
     if plan.tensor_grid is not TensorGrid.LINE:
         return RankGrid(kind=plan.tensor_grid, mesh=submesh)
-    return TensorAxis(mesh=submesh, sequence=plan.first_group.sequence_parallel)
+    return TensorAxis(mesh=submesh, sequence=plan.first_group.sequence_parallel, copied=mesh.copied)
 
 
 def unfit(design: Design) -> tuple[Problem, ...]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from meshwright.nn.attention import GroupedAttention
 from meshwright.nn.low_rank import FactoredLinear
 from meshwright.schedule import planned
 from meshwright.spec.plan import Design
@@ -27,10 +28,17 @@ def decay_products(unit: nn.Module, design: Design, *, stage: int) -> None:
     """Every product of factors under `unit` decays, each time that it goes backward by its share of a step."""
     plan = design.plan
     share = decay_of(design) / (plan.data * plan.context * planned.passes(plan.schedule, stage))
-    if share:
-        for module in unit.modules():
-            if isinstance(module, FactoredLinear):
-                module.register_forward_hook(partial(_after, share=share))
+    if not share:
+        return
+    for name, module in unit.named_modules():
+        if isinstance(module, FactoredLinear):
+            module.register_forward_hook(partial(_after, share=share / _copies(unit, name, tensor=plan.tensor)))
+
+
+def _copies(unit: nn.Module, name: str, *, tensor: int) -> int:
+    """How many of the tensor ranks that sum the gradients of a factor have the same rows of the product `name`."""
+    mixer = unit.get_submodule("mixer") if name in ("mixer.key", "mixer.value") else None
+    return max(tensor // mixer.spec.kv_heads, 1) if isinstance(mixer, GroupedAttention) else 1
 
 
 def _after(module: FactoredLinear, _inputs: tuple[Tensor, ...], output: Tensor, *, share: float) -> Tensor:

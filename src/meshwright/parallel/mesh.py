@@ -6,13 +6,14 @@ dim of the device mesh, called shard. The context axis alone has process groups 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from meshwright.parallel.copied_heads import Copied, copied_heads
 from meshwright.parallel.expert_mesh import ExpertMesh, build_expert_mesh
 from meshwright.parallel.torch_compat import forget_layouts
 from meshwright.spec.errors import EnvironmentUnfit, Problem
@@ -48,8 +49,8 @@ class Mesh:
 
     Ranks of the tensor axis that lie on a square or cube are two or three dims of `root`, the last varying fastest;
     `tensor_places` is where this rank stands on the tensor axis, by the names of its dims. Submeshes are made with the
-    mesh, so that no collective hides in a later look-up. `everyone` is the group of all ranks of the plan; None when
-    there is one.
+    mesh, so that no collective hides in a later look-up. `copied` are the numbers of key-value heads that tensor ranks
+    have copies of. `everyone` is the group of all ranks of the plan; None when there is one.
     """
 
     root: DeviceMesh | None
@@ -61,6 +62,7 @@ class Mesh:
     context: ContextRanks | None = None
     experts: ExpertMesh | None = None
     tensor_places: dict[str, int] = field(default_factory=dict)
+    copied: Mapping[int, Copied] = field(default_factory=dict)
     everyone: dist.ProcessGroup | None = None
 
     def size(self, axis: AxisName) -> int:
@@ -99,8 +101,9 @@ class Mesh:
         return self.size(AxisName.SHARD) * self.size(AxisName.CONTEXT)
 
 
-def build_mesh(plan: Plan, *, device_type: str) -> Mesh:
-    """The mesh of `plan` over the processes of the default group, whose ranks are the plan's.
+def build_mesh(plan: Plan, *, device_type: str, kv_heads: Collection[int] = ()) -> Mesh:
+    """The mesh of `plan` over the processes of the default group, whose ranks are the plan's, for models whose mixers
+    have so many key-value heads: those of which tensor ranks hold copies need groups of their own.
 
     Which device holds which rank is settled when that group is made (`Plan.rank_on`): torch numbers the ranks of
     every group in ascending order, so a mesh in any other order would not be the plan's. Collective: every process
@@ -110,12 +113,16 @@ def build_mesh(plan: Plan, *, device_type: str) -> Mesh:
     if processes != plan.world_size:
         what = f"the plan lays the model over {plan.world_size} devices and {processes} processes run"
         raise EnvironmentUnfit(Problem(what=what, where="plan.axes", fix="start one process for each device"))
-    mesh = _build(plan, device_type=device_type, processes=range(processes), own_group=_by_its_members)
+    mesh = _build(
+        plan, device_type=device_type, processes=range(processes), own_group=_by_its_members, kv_heads=kv_heads
+    )
     assert mesh is not None, "every process has a rank"
     return mesh
 
 
-def build_mesh_over(plan: Plan, *, device_type: str, processes: Sequence[int]) -> Mesh | None:
+def build_mesh_over(
+    plan: Plan, *, device_type: str, processes: Sequence[int], kv_heads: Collection[int] = ()
+) -> Mesh | None:
     """The mesh of `plan`, whose rank r is process `processes[r]` of the default group; None where this is none of them.
 
     `processes` are in ascending order. Collective: every process of the default group calls it alike. What its members
@@ -124,10 +131,12 @@ def build_mesh_over(plan: Plan, *, device_type: str, processes: Sequence[int]) -
     """
     assert list(processes) == sorted(set(processes)), "torch numbers the ranks of a group in ascending order"
     assert len(processes) == plan.world_size, "one process for each rank of the plan"
-    return _build(plan, device_type=device_type, processes=processes, own_group=_by_all)
+    return _build(plan, device_type=device_type, processes=processes, own_group=_by_all, kv_heads=kv_heads)
 
 
-def _build(plan: Plan, *, device_type: str, processes: Sequence[int], own_group: OwnGroup) -> Mesh | None:
+def _build(
+    plan: Plan, *, device_type: str, processes: Sequence[int], own_group: OwnGroup, kv_heads: Collection[int]
+) -> Mesh | None:
     here = dist.get_rank() if dist.is_initialized() else 0
     axes = [axis for axis in plan.axes if axis.size > 1]
     if not axes:
@@ -139,6 +148,8 @@ def _build(plan: Plan, *, device_type: str, processes: Sequence[int], own_group:
     held = {name: _dims_of(name, plan) for name in dim_names}
     shape = [size for name in dim_names for size in _sizes_of(name, plan, ranks=dims.shape[dim_names.index(name)])]
     root = DeviceMesh(device_type, dims.reshape(shape), mesh_dim_names=tuple(d for each in held.values() for d in each))
+    on_line = AxisName.TENSOR in held and plan.tensor_grid is TensorGrid.LINE
+    copied = copied_heads(root, tensor=plan.tensor, kv_heads=kv_heads) if on_line else {}
     everyone = _everyone(processes)
     experts = build_expert_mesh(plan, device_type=device_type, processes=processes)
     context = _context_ranks(plan, grid, names, own_group=own_group) if AxisName.CONTEXT in names else None
@@ -155,6 +166,7 @@ def _build(plan: Plan, *, device_type: str, processes: Sequence[int], own_group:
         context=context,
         experts=experts,
         tensor_places={name: root.get_local_rank(name) for name in held.get(AxisName.TENSOR, ())},
+        copied=copied,
         everyone=everyone,
     )
 

@@ -8,8 +8,8 @@ the tensor axis; modules read their local parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -35,6 +35,7 @@ from meshwright.parallel.collectives import (
     LeaveSequence,
     SumShared,
 )
+from meshwright.parallel.copied_heads import Copied
 from meshwright.parallel.shards import as_part
 from meshwright.spec.blocks import Attention, Block, LatentAttention, Layer, Mixture, QueryKeyNorm
 from meshwright.spec.errors import Problem
@@ -62,6 +63,8 @@ _DIVIDED: tuple[tuple[str, int], ...] = (
     ("layers.*.transform.*up.*", 0),
     ("layers.*.transform.*down.weight", 1),
 )
+_OF_KEYS: tuple[str, ...] = ("layers.*.mixer.key.*", "layers.*.mixer.value.*", "layers.*.mixer.key_norm.*")
+_KV_HEADS = "key-value heads"
 _WHOLE: tuple[str, ...] = ("layers.*.transform.shared_gate.weight",)
 # What is given out is a sum over the ranks: a bias of it counts once.
 _SUMMED: tuple[str, ...] = (
@@ -76,10 +79,12 @@ _REGIONS: tuple[str, ...] = ("layers.*.mixer.*", "layers.*.dense.*", "layers.*.t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorAxis:
-    """The tensor axis of one rank; `sequence` says that the residual stream is divided along the sequence."""
+    """The tensor axis of one rank; `sequence` says that the residual stream is divided along the sequence, `copied` how
+    key-value heads lie of which there are fewer than ranks, by their number."""
 
     mesh: DeviceMesh
     sequence: bool
+    copied: Mapping[int, Copied] = field(default_factory=dict)
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -118,7 +123,19 @@ class TensorAxis:
 
     def partial_over(self, name: str, *, block: Block) -> tuple[dist.ProcessGroup, ...]:
         """The groups over which each rank's gradient of `name` is one summand."""
+        if (copied := self.copied_of(name, block=block)) is not None:
+            return (copied.among,)
         return (self.group,) if has_partial_gradient(name, block=block, sequence=self.sequence) else ()
+
+    def copied_of(self, name: str, *, block: Block) -> Copied | None:
+        """How parameter `name` lies where it is of key-value heads that several ranks hold; None of any other."""
+        mixer = block.mixer if isinstance(block, Layer) else None
+        if not isinstance(mixer, Attention) or mixer.kv_heads >= self.size:
+            return None
+        if divided_dim(name, block=block) is None or not any(fnmatchcase(name, pattern) for pattern in _OF_KEYS):
+            return None
+        assert mixer.kv_heads in self.copied, f"the mesh was built without copies of {mixer.kv_heads} key-value heads"
+        return self.copied[mixer.kv_heads]
 
     def divide(
         self, unit: nn.Module, *, prefix: str, block: Block, apart: Callable[[str], bool], has_grid: bool
@@ -161,13 +178,13 @@ def has_partial_gradient(name: str, *, block: Block, sequence: bool) -> bool:
 
 def indivisible(model: ModelSpec, *, tensor: int) -> tuple[Problem, ...]:
     """Every dimension of the model that `tensor` ranks cannot share: evenly, but for a vocabulary, of which the last
-    one may have less."""
+    one may have less, and key-value heads, of which several may hold the same."""
     problems = []
     if not rows_of(model.vocab, tensor=tensor, rank=tensor - 1)[1]:
         text = f"vocabulary of {model.vocab} leaves nothing to the last of tensor {tensor}"
         problems.append(Problem(what=text, where=f"{model.name}.embedding", fix="use a smaller degree"))
     for where, what, number in _dimensions(model):
-        if number % tensor:
+        if number % tensor and not (what == _KV_HEADS and tensor % number == 0):
             text = f"{what} of {number} do not divide by tensor {tensor}"
             problems.append(Problem(what=text, where=f"{model.name}.{where}", fix="use a divisor"))
     return tuple(problems)
@@ -177,7 +194,7 @@ def _dimensions(model: ModelSpec) -> list[tuple[str, str, int]]:
     found: list[tuple[str, str, int]] = []
     for index, layer in enumerate(model.layers):
         if isinstance(layer.mixer, Attention):
-            found.append((f"layers[{index}].mixer", "key-value heads", layer.mixer.kv_heads))
+            found.append((f"layers[{index}].mixer", _KV_HEADS, layer.mixer.kv_heads))
         if isinstance(layer.mixer, (Attention, LatentAttention)):
             found.append((f"layers[{index}].mixer", "heads", layer.mixer.heads))
         if layer.dense is not None:
@@ -202,9 +219,13 @@ def divide_parameters(
                 continue
             dim = divided_dim(f"{path}.{key}", block=block)
             whole = parameter.detach()
-            local = whole if dim is None else _own(whole, dim, axis)
-            placement = Replicate() if dim is None else Shard(dim)
-            held = as_part(local, axis.mesh, [placement], of=whole)
+            copied = axis.copied_of(f"{path}.{key}", block=block)
+            if dim is None:
+                held = as_part(whole, axis.mesh, [Replicate()], of=whole)
+            elif copied is not None:
+                held = as_part(copied.own(whole, dim), copied.mesh, copied.placements(dim), of=whole)
+            else:
+                held = as_part(_own(whole, dim, axis), axis.mesh, [Shard(dim)], of=whole)
             setattr(owner, key, nn.Parameter(held))
 
 
@@ -270,17 +291,18 @@ class SplitTable(Table):
 
 
 class SplitNorm(RootMeanSquareNorm):
-    """A norm over features that the ranks share: their squares are summed across them."""
+    """A norm over features that the ranks share: their squares are summed across them, those of `copies` once."""
 
-    def __init__(self, whole: RootMeanSquareNorm, axis: TensorAxis) -> None:
+    def __init__(self, whole: RootMeanSquareNorm, axis: TensorAxis, *, copies: int = 1) -> None:
         Weighted.__init__(self)
+        self.counted = whole.width * copies
         self.width, self.eps = whole.width, whole.eps
         self.weight, self.reader, self.axis = whole.weight, whole.reader, axis
 
     def forward(self, x: Tensor) -> Tensor:
         work = x.to(torch.promote_types(x.dtype, torch.float32))
         squares: Tensor = SumShared.apply(work.square().sum(dim=-1, keepdim=True), self.axis.group)
-        normed = work * torch.rsqrt(squares / self.width + self.eps)
+        normed = work * torch.rsqrt(squares / self.counted + self.eps)
         weight = self.weight
         return (normed if weight is None else normed * self.read(weight)).to(x.dtype)
 
@@ -304,7 +326,7 @@ def _split_full_norms(mixer: nn.Module | None, axis: TensorAxis) -> None:
     assert mixer.query_norm is not None
     assert mixer.key_norm is not None
     mixer.query_norm = SplitNorm(mixer.query_norm, axis)
-    mixer.key_norm = SplitNorm(mixer.key_norm, axis)
+    mixer.key_norm = SplitNorm(mixer.key_norm, axis, copies=max(axis.size // mixer.spec.kv_heads, 1))
 
 
 def _entering(axis: TensorAxis) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 from torch.distributed.tensor import DTensor, _redistribute, debug
@@ -125,6 +126,12 @@ def multiply_scaled(
         left, right.t(), scale_a=left_scale, scale_b=right_scale.t().contiguous(), out_dtype=dtype
     )
     return found
+
+
+def unflattened(mesh: DeviceMesh, dim: str, sizes: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
+    """`mesh` with `dim` as several dims, the last varying fastest, and groups along those. Collective over all
+    processes, and of one root with `mesh`: shards go beside them."""
+    return mesh._unflatten(dim, sizes, names)
 
 
 def told_start(x: DTensor) -> tuple[int, ...]:

@@ -160,7 +160,7 @@ def _step_seconds(design: Design, *, seconds: float) -> float:
     from meshwright import parallel
 
     device = torch.device("cpu")
-    mesh = parallel.build_mesh(design.plan, device_type="cpu")
+    mesh = parallel.build_mesh(design.plan, device_type="cpu", kv_heads=design.model.kv_heads)
     laid = parallel.lay(design, mesh, device=device, seed=0)
     optimizer = parallel.build_optimizer(laid, design.job.optimizer)
     plan = design.plan

@@ -11,7 +11,7 @@ from meshwright.spec.errors import Problem
 from meshwright.spec.job import JobSpec, Switch
 from meshwright.spec.model import Attention, LatentAttention, Mixture, ModelSpec, Recurrence
 from meshwright.spec.optimizer import Master, OptimizerKind
-from meshwright.spec.plan import Design, Offload, ScheduleKind
+from meshwright.spec.plan import Design, Offload, ScheduleKind, TensorGrid
 
 TRAINED_PRECISIONS = (Precision.BF16, Precision.FP32, Precision.TF32, Precision.FP64)
 EIGHT_BIT_GRADIENTS = (Precision.FP8, Precision.INT8)
@@ -51,13 +51,20 @@ def trained_precisions(cluster: ClusterSpec, model: ModelSpec) -> tuple[Precisio
 
 
 def products_whole(design: Design) -> Problem | None:
-    """Products of rounded operands go backward in one piece, and their experts lie as the tensor axis divides them."""
+    """Products of rounded operands go backward in one piece, each on one tensor rank, and their experts lie as the
+    tensor axis divides them."""
     plan, precision = design.plan, design.plan.first_group.precision
     if precision not in EMULATED_PRECISIONS:
         return None
     if plan.experts is not None:
         what = f"{precision.value} products of experts on a grid of their own can be predicted and not trained yet"
         return Problem(where="plan.experts", what=what, fix="leave it out, or choose bf16")
+    least = min(design.model.kv_heads, default=plan.tensor)
+    if plan.tensor > least and plan.tensor_grid is TensorGrid.LINE:
+        what = f"{precision.value} products of key-value heads of which tensor ranks hold copies"
+        told = f"{what} can be predicted and not trained yet"
+        why = "each holder would round its own share of their gradient"
+        return Problem(where="plan.axes", what=told, why=why, fix=f"choose a tensor degree up to {least}, or bf16")
     if not planned.splits(plan.schedule) or plan.pipeline == 1:
         return None
     what = f"{precision.value} products whose backward {plan.schedule.kind.value} splits"

@@ -48,8 +48,7 @@ class Shared:
 
 def legal_degrees(model: ModelSpec, *, most: int) -> tuple[int, ...]:
     """Every number of tensor ranks up to `most` that can share all of the model on a line, ascending."""
-    least = min(size for shared in SHARED for size in shared.sizes(model))
-    degrees = np.arange(1, min(most, least) + 1)
+    degrees = np.arange(1, min(most, model.vocab) + 1)
     legal = np.logical_and.reduce([shared.degrees(model, degrees) for shared in SHARED])
     return tuple(int(degree) for degree in degrees[legal])
 
@@ -71,8 +70,8 @@ def tensor_heads(model: ModelSpec) -> tuple[int, ...]:
 
 
 def tensor_kv_heads(model: ModelSpec) -> tuple[int, ...]:
-    mixers = (layer.mixer for layer in model.layers)
-    return tuple(sorted({mixer.kv_heads for mixer in mixers if isinstance(mixer, Attention)}))
+    """Distinct numbers of key-value heads, which tensor ranks divide or hold copies of."""
+    return model.kv_heads
 
 
 def tensor_hidden(model: ModelSpec) -> tuple[int, ...]:
@@ -93,6 +92,11 @@ def _evenly(size: int, degrees: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     return np.asarray(size % degrees == 0)
 
 
+def _in_copies(size: int, degrees: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """As many on every rank, or one on each, which as many ranks hold as any other."""
+    return np.asarray((size % degrees == 0) | (degrees % size == 0))
+
+
 def _in_runs(size: int, degrees: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     """Runs of equal length of which the last one is shorter and has something."""
     return np.asarray((degrees - 1) * -(-size // degrees) < size)
@@ -102,6 +106,10 @@ def _divides(noun: str) -> Callable[[int, int], str]:
     return lambda size, degree: f"{degree} does not divide {size:,} {noun}"
 
 
+def _neither(size: int, degree: int) -> str:
+    return f"{degree} neither divides {size:,} key-value heads nor is a multiple of them"
+
+
 def _leaves_none(size: int, degree: int) -> str:
     each = rows_of(size, tensor=degree, rank=0)[1]
     return f"{degree} ranks of {each:,} entries of a vocabulary of {size:,} leave the last one none"
@@ -109,7 +117,7 @@ def _leaves_none(size: int, degree: int) -> str:
 
 SHARED: tuple[Shared, ...] = (
     Shared(rule="tensor-divides-heads", sizes=tensor_heads, allows=_evenly, refused=_divides("heads")),
-    Shared(rule="tensor-divides-kv-heads", sizes=tensor_kv_heads, allows=_evenly, refused=_divides("key-value heads")),
+    Shared(rule="tensor-shares-kv-heads", sizes=tensor_kv_heads, allows=_in_copies, refused=_neither),
     Shared(
         rule="tensor-divides-hidden",
         sizes=tensor_hidden,

@@ -103,6 +103,12 @@ class ModelSpec:
         return self.embedding.vocab
 
     @property
+    def kv_heads(self) -> tuple[int, ...]:
+        """Distinct numbers of key-value heads of its mixers, ascending."""
+        mixers = (layer.mixer for layer in self.layers)
+        return tuple(sorted({mixer.kv_heads for mixer in mixers if isinstance(mixer, Attention)}))
+
+    @property
     def parameters(self) -> int:
         """Every parameter of the real module, tied ones once."""
         blocks = sum(count * block.parameters for block, count in _runs(self.blocks))

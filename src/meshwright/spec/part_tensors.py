@@ -24,13 +24,19 @@ from meshwright.spec.parts import (
 class ParameterTensor:
     """One parameter: its name inside its block (`mixer.query.weight`), and the dim that the tensor axis divides.
 
-    Of `grid` tensors the first dim counts experts, which a grid of experts divides.
+    Of `grid` tensors the first dim counts experts, which a grid of experts divides. What lies in `runs`, those of
+    key-value heads, is not divided further: of more tensor ranks several in a row hold the same run.
     """
 
     name: str
     shape: tuple[int, ...]
     divided: int | None = None
     grid: bool = False
+    runs: int | None = None
+
+    def copies(self, tensor: int) -> int:
+        """How many of `tensor` ranks on a line hold what the first of them does, where the axis divides it."""
+        return 1 if self.runs is None else max(tensor // self.runs, 1)
 
     @property
     def size(self) -> int:
@@ -55,20 +61,22 @@ def part_tensors(place: str, part: Mixer | Transform) -> Iterator[ParameterTenso
         yield from _mixture(part)
 
 
-def norm_tensors(name: str, norm: Norm | None, *, divided: int | None = None) -> Iterator[ParameterTensor]:
+def norm_tensors(
+    name: str, norm: Norm | None, *, divided: int | None = None, runs: int | None = None
+) -> Iterator[ParameterTensor]:
     if norm is None:
         return
-    yield ParameterTensor(name=f"{name}.weight", shape=(norm.width,), divided=divided)
+    yield ParameterTensor(name=f"{name}.weight", shape=(norm.width,), divided=divided, runs=runs)
     if norm.kind is NormKind.LAYER:
         yield ParameterTensor(name=f"{name}.bias", shape=(norm.width,), divided=divided)
 
 
 def _linear(
-    name: str, outputs: int, inputs: int, *, divided: int | None, bias: bool = False
+    name: str, outputs: int, inputs: int, *, divided: int | None, bias: bool = False, runs: int | None = None
 ) -> Iterator[ParameterTensor]:
-    yield ParameterTensor(name=f"{name}.weight", shape=(outputs, inputs), divided=divided)
+    yield ParameterTensor(name=f"{name}.weight", shape=(outputs, inputs), divided=divided, runs=runs)
     if bias:
-        yield ParameterTensor(name=f"{name}.bias", shape=(outputs,), divided=0 if divided == 0 else None)
+        yield ParameterTensor(name=f"{name}.bias", shape=(outputs,), divided=0 if divided == 0 else None, runs=runs)
 
 
 def _attention(mixer: Attention) -> Iterator[ParameterTensor]:
@@ -76,15 +84,16 @@ def _attention(mixer: Attention) -> Iterator[ParameterTensor]:
     if mixer.sinks:
         yield ParameterTensor(name="mixer.sinks", shape=(mixer.heads,), divided=0)
     yield from _linear("mixer.query", query, width, divided=0, bias=mixer.qkv_bias)
-    yield from _linear("mixer.key", key, width, divided=0, bias=mixer.qkv_bias)
+    runs = mixer.kv_heads
+    yield from _linear("mixer.key", key, width, divided=0, bias=mixer.qkv_bias, runs=runs)
     if not mixer.shared_key_value:
-        yield from _linear("mixer.value", key, width, divided=0, bias=mixer.qkv_bias)
+        yield from _linear("mixer.value", key, width, divided=0, bias=mixer.qkv_bias, runs=runs)
     if mixer.qk_norm is QueryKeyNorm.HEAD:
         yield from norm_tensors("mixer.query_norm", Norm(width=mixer.head_dim))
         yield from norm_tensors("mixer.key_norm", Norm(width=mixer.head_dim))
     if mixer.qk_norm is QueryKeyNorm.FULL:
         yield from norm_tensors("mixer.query_norm", Norm(width=query), divided=0)
-        yield from norm_tensors("mixer.key_norm", Norm(width=key), divided=0)
+        yield from norm_tensors("mixer.key_norm", Norm(width=key), divided=0, runs=runs)
     yield from _linear("mixer.output", width, query, divided=1, bias=mixer.output_bias)
 
 

@@ -67,7 +67,10 @@ def factored(inside: Iterable[ParameterTensor], ranks: Sequence[MatrixRank]) -> 
             continue
         names, shapes = factor_names(tensor.name), ((tensor.shape[0], rank), (rank, tensor.shape[1]))
         for dim, (name, shape) in enumerate(zip(names, shapes, strict=True)):
-            yield ParameterTensor(name=name, shape=shape, divided=dim if tensor.divided == dim else None)
+            if tensor.divided == dim:
+                yield ParameterTensor(name=name, shape=shape, divided=dim, runs=tensor.runs)
+            else:
+                yield ParameterTensor(name=name, shape=shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,7 +95,7 @@ def build(
     design = store.follow(of_checkpoint(asked, newest)) if newest else asked
     state = TrainState(seed=job.seed, step=before.step if before else 0)
     profiler = _profiler(design, place=place, first_step=state.step + 1, spans=spans)
-    learners = outer.build_learners(plan, device_type=place.device.type)
+    learners = outer.build_learners(plan, device_type=place.device.type, kv_heads=asked.model.kv_heads)
     feed = Feed.of(design, learners, device=place.device)
     own, seed = replace(design, plan=plan.of_learner()), None if before else job.seed
     laid = parallel.lay(own, learners.mesh, device=place.device, seed=seed, recorder=profiler)

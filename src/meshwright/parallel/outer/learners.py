@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -35,14 +36,15 @@ class Learners:
         return 0 if self.everyone is None else dist.get_rank(self.everyone)
 
 
-def build_learners(plan: Plan, *, device_type: str) -> Learners:
-    """The learners of `plan` over the processes of the default group. Collective; raises as `build_mesh` does."""
+def build_learners(plan: Plan, *, device_type: str, kv_heads: Collection[int] = ()) -> Learners:
+    """The learners of `plan` over the processes of the default group. Collective; takes and raises what `build_mesh`
+    does."""
     if not plan.gradients.kind.has_learners:
-        mesh = build_mesh(plan, device_type=device_type)
+        mesh = build_mesh(plan, device_type=device_type, kv_heads=kv_heads)
         return Learners(index=0, count=1, mesh=mesh, everyone=mesh.everyone)
     members = [plan.ranks_of_learner(learner) for learner in range(plan.learners)]
     own = plan.of_learner()
-    meshes = [build_mesh_over(own, device_type=device_type, processes=ranks) for ranks in members]
+    meshes = [build_mesh_over(own, device_type=device_type, processes=ranks, kv_heads=kv_heads) for ranks in members]
     index, mesh = next((index, found) for index, found in enumerate(meshes) if found is not None)
     places = list(zip(*members, strict=True))
     across, meeting = (

@@ -46,7 +46,7 @@ def traced(design: Design, *, rank: int, recipes: Recipes | None = None) -> tupl
 def counted_step(design: Design, *, device: str) -> tuple[Event, ...]:
     """The second step of this rank of the default process group, counted. Collective."""
     marks, job = Marks(), design.job
-    learners = real(build_learners)(design.plan, device_type=device)
+    learners = real(build_learners)(design.plan, device_type=device, kv_heads=design.model.kv_heads)
     own = replace(design, plan=design.plan.of_learner())
     laid = parallel.lay(own, learners.mesh, device=device, seed=job.seed, recorder=marks)
     if design.plan.pipeline > 1:

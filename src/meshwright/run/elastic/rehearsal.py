@@ -21,7 +21,7 @@ def rehearse(design: Design, *, rank: int, corpus: Corpus) -> None:
     but what torch loads, compiles and remembers as it is first used."""
     plan, device = design.plan, torch.device("cpu")
     with alone(rank=rank, ranks=plan.world_size):
-        learners = outer.build_learners(plan, device_type=device.type)
+        learners = outer.build_learners(plan, device_type=device.type, kv_heads=design.model.kv_heads)
         own = replace(design, plan=plan.of_learner())
         laid = parallel.lay(own, learners.mesh, device=device, seed=design.job.seed)
         optimizer = parallel.build_optimizer(laid, design.job.optimizer)
