@@ -43,7 +43,7 @@ from meshwright.train.observe.timekeeper import marks_of
 
 SHARE, STALL = 0.8, 0.02
 EVERY = 15
-TRAINED, STORED = (512, 8), (1024, 6)  # width and layers: some 315 MiB and 1 GiB of state
+TRAINED, STORED = (512, 8), (2048, 5)  # width and layers: some 315 MiB and 3 GiB of state
 HOURS_BETWEEN_FAILURES = 1.0
 LAYOUTS = {
     1: Layout(batch=runs.BATCH, precision=Precision.FP32),
@@ -189,7 +189,7 @@ def main() -> None:
         if options.only != "bandwidth":
             found, raw["training"] = training(Path(place), options.steps)
             rows += found
-    record.finish("checkpoint", rows, raw)
+    record.finish(f"checkpoint-{options.only}" if options.only else "checkpoint", rows, raw)
 
 
 if __name__ == "__main__":

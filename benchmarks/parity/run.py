@@ -38,6 +38,7 @@ def on_the_tiny_model(draw: Draw) -> Draw | None:
         layers=LAYERS,
         bounds=tuple(range(1, stages)),
         recompute=(draw.recompute * LAYERS)[:LAYERS],
+        shards=(draw.shards * (LAYERS + 2))[: LAYERS + 2],
         frozen=tuple(block for block in draw.frozen if block < LAYERS + 2),
         experts=None,
     )

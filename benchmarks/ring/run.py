@@ -41,7 +41,8 @@ def steps(hosts: int, rate: float) -> tuple[list[float], int]:
 
 
 def least_exposed(hosts: int, rate: float, free: float) -> float:
-    """Seconds that no overlap hides: forward a block is on its way while one is used, backward its gradient as well.
+    """Seconds that no overlap hides: forward a block is on its way while one is used, backward its gradient as well,
+    which follows from the second block on.
 
     Passes over one block take an equal share of the free step, forward 2 of its 7 products. The last gradients go home
     with nothing beside them.
@@ -49,7 +50,8 @@ def least_exposed(hosts: int, rate: float, free: float) -> float:
     block = 2 * (LENGTH // hosts) * HEADS * HEAD_DIM * ELEMENT_BYTES / rate
     forward, backward = 2 / 7 * free / hosts, 5 / 7 * free / hosts
     hops = hosts - 1
-    return hops * max(0.0, block - forward) + hops * max(0.0, 2 * block - backward) + block
+    shown = hops * max(0.0, block - forward) + max(0.0, block - backward)
+    return shown + (hops - 1) * max(0.0, 2 * block - backward) + block
 
 
 def main() -> None:

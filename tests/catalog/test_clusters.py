@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -222,6 +223,27 @@ def test_local_shares_cores_and_memory() -> None:
     assert len(group.device.scaling) == 2
     assert "not measured" in cluster.source
     assert {fit.ranks for fit in group.inside.fits} == {2, 4, 8}
+
+
+def test_processors_without_arithmetic_of_bf16_are_slower_in_it() -> None:
+    def peaks(speed: float) -> Mapping[Precision, float]:
+        return (
+            catalog.local_cluster(cores=2, memory_bytes=2**33, devices=2, bf16_speed=speed).groups[0].device.peak_flops
+        )
+
+    assert peaks(0.02)[Precision.BF16] == pytest.approx(0.02 * peaks(0.02)[Precision.FP32])
+    assert peaks(1.0)[Precision.BF16] == peaks(1.0)[Precision.FP32]
+
+
+@pytest.mark.parametrize(
+    ("flags", "slower"),
+    [("fpu avx2", True), ("fpu avx2 avx512bw", True), ("avx2 avx512bw avx512_bf16", False), ("", False)],
+)
+def test_what_a_processor_has_units_for_is_read_of_its_flags(flags: str, slower: bool, tmp_path: Path) -> None:
+    told = tmp_path / "cpuinfo"
+    told.write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
+    assert (machine.this_machine(cpu_info=told).bf16_speed < 1.0) is slower
+    assert machine.this_machine(cpu_info=tmp_path / "none").bf16_speed == 1.0
 
 
 def test_impossible_local_clusters_are_refused_whole() -> None:

@@ -120,7 +120,7 @@ def test_what_was_asked_and_what_is_a_default_is_said(capsys: pytest.CaptureFixt
     assert document["defaults"] == {
         "sequence_length": "2,048",
         "total_tokens": "1T",
-        "precision": "bf16",
+        "precision": "auto",
         "objective": "time",
     }
     assert document["ordered_by"].startswith("the step that 19 of 20 stay under")

@@ -6,6 +6,7 @@ python -m tests.run.hang_worker RUN hang|apart
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from datetime import timedelta
@@ -23,6 +24,7 @@ PATIENCE = 2.0
 
 def main(run_dir: Path, manner: str) -> None:
     rank = int(os.environ["RANK"])
+    signal.signal(signal.SIGTERM, end_soon)
     words, log = LastWords(run_dir, rank=rank), CollectiveLog(run_dir, rank=rank)
     dist.init_process_group("gloo", timeout=timedelta(seconds=PATIENCE))
     try:
@@ -34,6 +36,12 @@ def main(run_dir: Path, manner: str) -> None:
     except RuntimeError as error:
         words.of(error)
         os._exit(1)
+
+
+def end_soon(_number: int, _frame: object) -> None:
+    """As a launcher would, which is not to be waited for."""
+    time.sleep(0.5)
+    os._exit(128 + signal.SIGTERM)
 
 
 def go_astray(manner: str) -> None:

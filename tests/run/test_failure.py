@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,8 +23,8 @@ def recorded(error: BaseException, path: Path) -> SimpleNamespace:
     return SimpleNamespace(exitcode=code, error_file_data=json.loads(path.read_text()), timestamp=0)
 
 
-def ended(exit_code: int) -> SimpleNamespace:
-    return SimpleNamespace(exitcode=exit_code, error_file_data={}, timestamp=0)
+def ended(exit_code: int, *, timestamp: int = 2**62) -> SimpleNamespace:
+    return SimpleNamespace(exitcode=exit_code, error_file_data={}, timestamp=timestamp)
 
 
 def first(failures: dict[int, SimpleNamespace]) -> MeshwrightError:
@@ -147,6 +148,23 @@ def test_a_rank_that_was_ended_after_others_had_waited_too_long_had_hung(tmp_pat
     assert str(first(failures)).startswith("ranks waited in vain for each other (ranks 0 and 2 waited in all_reduce 12")
 
 
+def test_a_rank_that_died_before_others_had_waited_too_long_was_killed(tmp_path: Path) -> None:
+    failures = {0: waited(tmp_path, 0, timed_out=True), 1: ended(-signal.SIGKILL, timestamp=int(time.time()) - 4)}
+    told = str(first(failures))
+    assert "rank 1 was killed (signal 9)" in told
+    assert "rank 0 waited in all_reduce 12" in told
+    assert "hung" not in told
+
+
+def test_a_killed_rank_is_told_before_one_that_could_not_write_why_it_failed(tmp_path: Path) -> None:
+    """The disk may be full where a rank dies: the other has lost it and cannot say so."""
+    untold = ended(int(ExitCode.WORKER))
+    assert "rank 1 was killed (signal 9)" in str(first({0: untold, 1: ended(-signal.SIGKILL)}))
+    assert "rank 0 ended with exit code 5" in str(first({0: untold, 1: recorded(LOST, tmp_path / "1")}))
+    full = ended(int(ExitCode.ENVIRONMENT))
+    assert "rank 0 ended with exit code 4" in str(first({0: full, 1: ended(-signal.SIGKILL)}))
+
+
 def test_a_killed_rank_is_told_with_what_the_others_were_in(tmp_path: Path) -> None:
     told = str(first({0: waited(tmp_path, 0, timed_out=False), 1: ended(-signal.SIGKILL)}))
     assert "rank 1 was killed (signal 9)" in told
@@ -162,4 +180,10 @@ def test_marks_outlive_the_process_that_made_them(tmp_path: Path) -> None:
 
 
 def test_nearness_orders_causes() -> None:
-    assert sorted(Nearness) == [Nearness.OWN, Nearness.KILLED, Nearness.LOST_PEER, Nearness.TERMINATED]
+    assert sorted(Nearness) == [
+        Nearness.OWN,
+        Nearness.KILLED,
+        Nearness.UNTOLD,
+        Nearness.LOST_PEER,
+        Nearness.TERMINATED,
+    ]

@@ -134,3 +134,32 @@ def test_replicas_go_on_without_a_lost_one_and_take_it_in_again(layout: Layout, 
     assert (found.read, found.problems) == (steps * BATCH, ())
     assert [row["ranks"] for row in rows(run) if "regroup_seconds" in row] == [layout.replicate - 1, layout.replicate]
     assert not any("--replica" in child.cmdline() for child in psutil.Process().children())
+
+
+@pytest.mark.slow
+def test_a_replica_that_hangs_is_ended_and_started_again_and_the_run_goes_on_later(tmp_path: Path) -> None:
+    pytest.importorskip("torchft")
+    run, said = tmp_path / "run", list[str]()
+
+    def act() -> None:
+        until_step(run, 6)
+        member("1.0").suspend()
+        until(lambda: len(epochs(run)) >= 3)
+        until_step(run, max(losses(run)) + 6)
+        ask_to_stop()
+
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    made = design(tmp_path, Layout(replicate=2, batch=BATCH), steps=50000, elastic=SPEC, peer_timeout_seconds=6.0)
+    outcome = train(made, run_dir=run, say=said.append)
+    thread.join()
+    assert outcome.exit_code is ExitCode.SAVED
+    assert [epoch["ranks"] for epoch in epochs(run)] == [2, 1, 2]
+    assert any("replica 1 has not come back: it hung or was stopped, and is ended" in line for line in said)
+    found = audit(run, cache=tmp_path / "cache")
+    assert (found.read, found.problems) == (outcome.ended.step * BATCH, ())
+    again = train(made, run_dir=run, resume=True, steps=5, say=quiet)
+    assert again.ended.step == outcome.ended.step + 5
+    assert sorted(losses(run)) == list(range(1, again.ended.step + 1))
+    found = audit(run, cache=tmp_path / "cache")
+    assert (found.read, found.problems) == (again.ended.step * BATCH, ())

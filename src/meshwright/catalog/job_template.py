@@ -17,7 +17,7 @@ COMMENTS: Mapping[str, str] = MappingProxyType(
         "sequence_length": "Tokens of one sequence.",
         "batch_tokens": 'Tokens of one optimizer step over all devices; may be written "4Mi".',
         "total_tokens": 'Tokens of the whole run; may be written "300G".',
-        "precision": f"Arithmetic of matrix products: {_PRODUCTS}. Master weights stay in fp32.",
+        "precision": f"Of matrix products: auto (what devices are best at), {_PRODUCTS}. Master weights stay in fp32.",
         "other_precisions": "Others that the search may take instead where that is better; they change the numerics.",
         "z_loss": "Weight of the z-loss, which keeps logits small; 0 is none.",
         "synchronize": "How replicas may meet other than by their gradients in every step; the numerics change.",

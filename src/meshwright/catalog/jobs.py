@@ -12,7 +12,7 @@ from meshwright.catalog.overrides import set_path
 from meshwright.catalog.ranges import checked_design, checked_job
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError, Gathering, Problem
-from meshwright.spec.job import Constraints, JobSpec
+from meshwright.spec.job import Automatic, Constraints, JobSpec
 from meshwright.spec.optimizer import OptimizerSpec
 from meshwright.spec.paths import expanded
 from meshwright.spec.plan import Design
@@ -63,6 +63,8 @@ def _rooted(document: documents.Document, folder: Path) -> documents.Document:
 
 def _check_precision(job: JobSpec, *, said: str) -> None:
     """Raises ConfigError where the job fixes a precision other than those that it allows, which it says at `said`."""
+    if isinstance(job.precision, Automatic):
+        return
     fixed = job.constraints.fix.get("precision")
     allowed = [kind.value for kind in (job.precision, *job.other_precisions)]
     if fixed in (None, *allowed) or fixed not in tuple(Precision):

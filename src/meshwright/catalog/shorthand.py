@@ -136,7 +136,9 @@ def _local(devices: int | None, *, cache: Path | None) -> ClusterSpec:
     path = calibration_path(cache, machine.fingerprint) if cache is not None else None
     if path is not None and path.is_file():
         return with_devices(_file(path), devices=count)
-    return local_cluster(cores=machine.cores, memory_bytes=machine.memory_bytes, devices=count)
+    return local_cluster(
+        cores=machine.cores, memory_bytes=machine.memory_bytes, devices=count, bf16_speed=machine.bf16_speed
+    )
 
 
 def _devices(text: str, product: re.Match[str]) -> ClusterSpec:

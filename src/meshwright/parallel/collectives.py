@@ -10,8 +10,6 @@ from torch import Tensor
 
 from meshwright.parallel.torch_compat import all_gather_single, reduce_scatter_single
 
-_PIECE = 2**16  # elements of a message: 4 MB each way took 2.4 s at 25 Mbit/s in one, and 1.4 s so (docs/lab.md)
-
 
 def total(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """A new tensor, the sum of x over the group."""
@@ -47,14 +45,12 @@ def scatter_sequence(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 def exchange(own: Tensor, *, group: dist.ProcessGroup, peer: int) -> Tensor:
     """What rank `peer` of the group has where this one has `own`, which is contiguous; both call it.
 
-    Gloo needs up to twice as long for one long message each way as for short ones.
+    Receives come first: gloo tells that it waits behind what it sends, and one way would wait for the other.
     """
     other = torch.empty_like(own)
-    each = _PIECE if own.device.type == "cpu" else max(own.numel(), 1)
     operations = [
-        dist.P2POp(operation, piece, group=group, group_peer=peer)
-        for pieces in zip(own.view(-1).split(each), other.view(-1).split(each), strict=True)
-        for operation, piece in zip((dist.isend, dist.irecv), pieces, strict=True)
+        dist.P2POp(dist.irecv, other, group=group, group_peer=peer),
+        dist.P2POp(dist.isend, own, group=group, group_peer=peer),
     ]
     for work in dist.batch_isend_irecv(operations):
         work.wait()

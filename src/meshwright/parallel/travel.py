@@ -68,12 +68,13 @@ class Ring:
         return _RingReturns(ring=self)
 
     def hop(self, block: Tensor, *, tag: int) -> _Hop:
+        """Receives first: gloo tells that it waits behind what it sends, and one way would wait for the other."""
         assert self.group is not None
         received = torch.empty_like(block)
         after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
         operations = [
-            dist.P2POp(dist.isend, block, group=self.group, group_peer=after, tag=tag),
             dist.P2POp(dist.irecv, received, group=self.group, group_peer=before, tag=tag),
+            dist.P2POp(dist.isend, block, group=self.group, group_peer=after, tag=tag),
         ]
         return _Hop(sent=block, received=received, works=dist.batch_isend_irecv(operations))
 

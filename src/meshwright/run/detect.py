@@ -57,7 +57,11 @@ def accelerator_names() -> tuple[str, ...]:
 def uncalibrated(machine: Machine, *, devices: int | None = None) -> ClusterSpec:
     """The machine's processor with the catalog's default figures for its kind."""
     cluster = catalog.local_cluster(
-        cores=machine.cores, memory_bytes=machine.memory_bytes, devices=devices or machine.cores, name="local"
+        cores=machine.cores,
+        memory_bytes=machine.memory_bytes,
+        devices=devices or machine.cores,
+        name="local",
+        bf16_speed=machine.bf16_speed,
     )
     group = cluster.groups[0]
     sources = dict(group.device.sources) | {f"detected {key}": value for key, value in machine.sources.items()}

@@ -50,8 +50,9 @@ class Nearness(IntEnum):
 
     OWN = 0
     KILLED = 1
-    LOST_PEER = 2
-    TERMINATED = 3
+    UNTOLD = 2
+    LOST_PEER = 3
+    TERMINATED = 4
 
 
 class LostPeers(RuntimeError):
@@ -168,12 +169,13 @@ def told(
 
     `predicted_bytes` is what the worker was predicted to need, `machine_bytes` what all of them share. `last_seen` is
     where ranks were, `found` what their logs say of who kept whom waiting. Ranks that waited longer than they may were
-    not left by one that died: those that were ended after them had never come.
+    not left by one that died, unless it died before: those that were ended after them had never come.
     """
     first = failures[0]
     problems = first.problems
     waited = [(failure.rank, failure.waiting) for failure in failures if failure.waiting is not None]
-    if first.nearness in (Nearness.KILLED, Nearness.LOST_PEER) and any(entry.timed_out for _, entry in waited):
+    in_vain = any(entry.timed_out for _, entry in waited) and not _died_before_time_outs(failures)
+    if first.nearness in (Nearness.KILLED, Nearness.LOST_PEER) and in_vain:
         ended = [failure.rank for failure in failures if failure.nearness in (Nearness.KILLED, Nearness.TERMINATED)]
         problems = (never_came(ended, waited=waited, last_seen=last_seen),)
     elif first.nearness is Nearness.KILLED:
@@ -184,12 +186,18 @@ def told(
         problems = (Problem(what=f"rank {first.rank} lost contact with another rank", why=why),)
     elif first.trace:
         problems = (Problem(what=f"rank {first.rank} failed: {first.problems[0].what}\n\n{first.trace.rstrip()}"),)
-    killed = first.signal_number == signal.SIGKILL and not any(entry.timed_out for _, entry in waited)
+    killed = first.signal_number == signal.SIGKILL and not in_vain
     if found and not killed and (first.trace or first.nearness is not Nearness.OWN):
         problems = (replace(problems[0], why="; ".join(part for part in (problems[0].why, *found) if part)),)
     error = WorkerFailed(problems)
     error.exit_code = ExitCode(first.exit_code)
     return error
+
+
+def _died_before_time_outs(failures: Sequence[Failure]) -> bool:
+    """Whether the first to fail was killed before others gave up waiting; the agent knows its end to a whole second."""
+    gave_up = [failure.seconds for failure in failures if failure.waiting is not None and failure.waiting.timed_out]
+    return failures[0].nearness is Nearness.KILLED and bool(gave_up) and failures[0].seconds < int(min(gave_up))
 
 
 def _killed(failure: Failure, predicted_bytes: float, machine_bytes: float, num_ranks: int) -> Problem:
@@ -230,7 +238,8 @@ def _read_one(rank: int, failure: Any) -> Failure:
         )
     number, codes = -failure.exitcode, set(ExitCode)
     name = signal.Signals(number).name if number in set(signal.Signals) else f"exit code {failure.exitcode}"
-    nearness = Nearness.TERMINATED if number == signal.SIGTERM else Nearness.KILLED if number > 0 else Nearness.OWN
+    untold = Nearness.UNTOLD if failure.exitcode == ExitCode.WORKER else Nearness.OWN
+    nearness = Nearness.TERMINATED if number == signal.SIGTERM else Nearness.KILLED if number > 0 else untold
     return Failure(
         rank=rank,
         nearness=nearness,

@@ -114,8 +114,8 @@ def _call(
 
     def to_the_next() -> None:
         operations = [
-            dist.P2POp(dist.isend, whole, group=group, group_peer=(rank + 1) % size),
             dist.P2POp(dist.irecv, other, group=group, group_peer=(rank - 1) % size),
+            dist.P2POp(dist.isend, whole, group=group, group_peer=(rank + 1) % size),
         ]
         for work in dist.batch_isend_irecv(operations):
             work.wait()

@@ -54,7 +54,7 @@ def advise_wider(design: Design, report: Report) -> tuple[str, ...]:
     groups = [group for stage in design.plan.stages for group in stage.groups]
     peaks = [group.device.peak_flops for group in design.cluster.groups]
     narrow = {group.precision for group in groups}
-    if fp32 in allowed_precisions(design.job) or not all(
+    if fp32 in allowed_precisions(design.job, design.cluster) or not all(
         peak.get(fp32, 0.0) > peak.get(precision, 0.0) for peak in peaks for precision in narrow
     ):
         return ()

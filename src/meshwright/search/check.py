@@ -74,7 +74,7 @@ def check_answer(design: Design) -> tuple[Problem, ...]:
     """
     gathered = Gathering()
     gathered.attempt(lambda: check_job(design.model, design.cluster, design.job))
-    allowed = gathered.attempt(lambda: allowed_precisions(design.job))
+    allowed = gathered.attempt(lambda: allowed_precisions(design.job, design.cluster))
     if allowed is not None:
         gathered.problems += _other_precisions(design, allowed)
     meetings = gathered.attempt(lambda: allowed_meetings(design.job))

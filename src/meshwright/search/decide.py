@@ -324,7 +324,7 @@ def legal_space(
     check_job(model, cluster, job)
     boundaries = {
         kind: _boundaries(balanced_stages(model, cluster, job, precision=kind), model, trainer)
-        for kind in allowed_precisions(job)
+        for kind in allowed_precisions(job, cluster)
     }
     return enumerate_plans(model, cluster, job, boundaries=boundaries, trainable=trainable)
 

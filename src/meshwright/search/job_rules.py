@@ -16,7 +16,7 @@ from meshwright.search.trainer import Trainer
 from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.codec import nearest
 from meshwright.spec.errors import ConfigError, Gathering, Problem, name_rule
-from meshwright.spec.job import JobSpec
+from meshwright.spec.job import Automatic, JobSpec
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design, Offload
 from meshwright.spec.synchronize import SyncKind
@@ -58,7 +58,7 @@ def check_job(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, trainer: 
         fix = "drop it, or give cluster.groups.host"
         where = "job.constraints.fix.offload"
         problems.append(Problem(where=where, what=what, why="rule offload-has-host", fix=fix))
-    allowed = gathered.attempt(lambda: allowed_precisions(job)) or ()
+    allowed = gathered.attempt(lambda: allowed_precisions(job, cluster)) or ()
     if trainer is not None and not set(allowed) & set(trainer.precisions):
         problems += [_unspoken(cluster, job, precision, trainer) for precision in allowed]
     for precision in allowed:
@@ -90,13 +90,15 @@ def groups_name_parameters(design: Design) -> Problem | None:
     return next(iter(group_problems(design.model, design.job)), None)
 
 
-def allowed_precisions(job: JobSpec) -> tuple[Precision, ...]:
-    """The precision that the job fixes, or its own and the others that it allows, without those that it forbids.
+def allowed_precisions(job: JobSpec, cluster: ClusterSpec) -> tuple[Precision, ...]:
+    """The precision that the job fixes, or its own and the others that it allows, without those that it forbids; where
+    it says none, those that the devices are best at.
 
     Raises ConfigError where it forbids them all.
     """
     asked = limits(job.constraints)
-    named = dict.fromkeys((job.precision, *job.other_precisions))
+    own = usual_precisions(cluster) if isinstance(job.precision, Automatic) else (job.precision,)
+    named = dict.fromkeys((*own, *job.other_precisions))
     if "precision" in asked.fixed:
         named = dict.fromkeys([Precision(str(asked.fixed["precision"]))])
     refusals = {kind: asked.refusal("precision", kind.value) for kind in named}
@@ -107,6 +109,17 @@ def allowed_precisions(job: JobSpec) -> tuple[Precision, ...]:
         Problem(where=_field(job, kind), what=f"{kind.value} is forbidden by {refusal}")
         for kind, refusal in refusals.items()
     )
+
+
+def usual_precisions(cluster: ClusterSpec) -> tuple[Precision, ...]:
+    """What a job that says no precision is trained in on `cluster`: bf16 where all devices have it, and fp32 beside it
+    where one of them is faster in that; else fp16 or fp32."""
+    peaks = [group.device.peak_flops for group in cluster.groups]
+    if not all(peak.get(Precision.BF16) for peak in peaks):
+        halves = (Precision.FP16,) if all(peak.get(Precision.FP16) for peak in peaks) else ()
+        return (*halves, Precision.FP32)
+    emulated = any(peak.get(Precision.FP32, 0.0) > peak[Precision.BF16] for peak in peaks)
+    return (Precision.BF16, Precision.FP32) if emulated else (Precision.BF16,)
 
 
 def allowed_meetings(job: JobSpec) -> tuple[str, ...]:
@@ -123,7 +136,7 @@ def _field(job: JobSpec, precision: Precision) -> str:
     """Where the job names `precision`."""
     if "precision" in job.constraints.fix:
         return "job.constraints.fix.precision"
-    if precision is job.precision:
+    if precision not in job.other_precisions or precision is job.precision:
         return "job.precision"
     return f"job.other_precisions[{job.other_precisions.index(precision)}]"
 

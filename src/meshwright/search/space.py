@@ -188,7 +188,7 @@ def enumerate_plans(
     if trainable:
         asked = asked.without(untrained(model, job))
     check_job(model, cluster, job)
-    precisions = allowed_precisions(job)
+    precisions = allowed_precisions(job, cluster)
     product = Product(asked)
     _tensor(product, model, cluster, job)
     _context(product, model, cluster, job)

@@ -61,16 +61,17 @@ def lasting(value: Any) -> str:
 
 def _changed(value: Any) -> Any:
     kind: type = type(value)
+    if kind in _PLAIN:
+        return value
     names = _field_names(kind)
     if names is None:
         return [_changed(item) for item in value] if isinstance(value, (tuple, list)) else encode(value)
-    defaults = _defaults(kind)
-    held = {name: getattr(value, name) for name in names}
-    return {
-        name: _changed(item)
-        for name, item in held.items()
-        if name == "kind" or name not in defaults or defaults[name] != item
-    }
+    defaults, found = _defaults(kind), {}
+    for name in names:
+        item = getattr(value, name)
+        if name == "kind" or name not in defaults or (defaults[name] is not item and defaults[name] != item):
+            found[name] = _changed(item)
+    return found
 
 
 @cache

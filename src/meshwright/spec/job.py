@@ -258,23 +258,30 @@ def _full_text(text: str) -> str:
     return f"{full_name(name.strip())}{equals}{value}"
 
 
+class Automatic(StrEnum):
+    """What nobody says is chosen by the devices."""
+
+    AUTO = "auto"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """One training job. `batch_tokens` is the global batch of one optimizer step; `total_tokens` the whole run.
 
-    `other_precisions` may be taken in place of `precision` where the plan is better for it; numerics change with them,
-    as with other ways to `synchronize` replicas than in every step. `trackers` and `techniques` are names of the
-    registries of train/observe and techniques. `start` is a Hugging Face folder whose weights a new run begins with; ""
-    draws them from `seed`. With `low_rank` training ends on thin factors of matrices where that pays; `skip` allows
-    microbatches that leave out stages of a pipeline. A rank that waits longer than `peer_timeout_seconds` for another
-    one ends the run.
+    A `precision` that is not said is what the devices are best at: bf16; fp32 where that is faster, as on processors
+    that emulate sixteen bits; and fp16 or fp32 where they have no bf16. `other_precisions` may be taken in place of it
+    where the plan is better for it; numerics change with them, as with other ways to `synchronize` replicas than in
+    every step. `trackers` and `techniques` are names of the registries of train/observe and techniques. `start` is a
+    Hugging Face folder whose weights a new run begins with; "" draws them from `seed`. With `low_rank` training ends on
+    thin factors of matrices where that pays; `skip` allows microbatches that leave out stages of a pipeline. A rank
+    that waits longer than `peer_timeout_seconds` for another one ends the run.
     """
 
     name: str = "job"
     sequence_length: int = 2048
     batch_tokens: int = 4 * 2**20
     total_tokens: int = 10**12
-    precision: Precision = Precision.BF16
+    precision: Automatic | Precision = Automatic.AUTO
     other_precisions: tuple[Precision, ...] = ()
     data: DataSpec = DataSpec()
     optimizer: Optimizer = OptimizerSpec()

@@ -50,7 +50,8 @@ class RingAverage:
     def _pass_on(self, part: Tensor, like: Tensor) -> Tensor:
         """`part` is with the next on the ring; what came from the one before, which is as long as `like`."""
         came = torch.empty_like(like)
-        both = [(dist.isend, part, self._after), (dist.irecv, came, self._before)]
+        # Received first: gloo tells that it waits behind what it sends, and one way would wait for the other.
+        both = [(dist.irecv, came, self._before), (dist.isend, part, self._after)]
         messages = [dist.P2POp(op, held, peer, group=self._group) for op, held, peer in both if held.numel()]
         # Together, so that no rank of a ring of accelerators waits with its message for the next one's to be done.
         for work in dist.batch_isend_irecv(messages) if messages else ():

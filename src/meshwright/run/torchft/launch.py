@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 
 import psutil
@@ -14,6 +15,8 @@ from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from meshwright.run import failure
+from meshwright.run.elastic.board import Epoch
+from meshwright.run.elastic.epochs import epochs_path, of_this_launch
 from meshwright.run.failure import Nearness
 from meshwright.run.launch import (
     LOOPBACK,
@@ -72,7 +75,10 @@ def _found(design: Design) -> Iterator[str]:
 
 @dataclass(slots=True, kw_only=True)
 class _Keeper:
-    """Starts the replicas of one launch, each by name, `PLACE.TIMES`, and those that are lost `replacements` times."""
+    """Starts the replicas of one launch, each by name, `PLACE.TIMES`, and those that are lost `replacements` times.
+
+    One that the others went on without, and that has not come back for as long as they would wait for it, is ended.
+    """
 
     design: Design
     run_dir: Path
@@ -82,6 +88,10 @@ class _Keeper:
     replaces: bool = True
     agents: dict[int, Agent] = field(default_factory=dict)
     times: dict[int, int] = field(default_factory=dict)
+    began: dict[int, float] = field(default_factory=dict)
+    hung: set[str] = field(default_factory=set)
+    epochs: Sequence[Epoch] = ()
+    read_at: int = 0
     ended: set[int] = field(default_factory=set)
     broke: Mapping[int, ProcessFailure] = field(default_factory=dict)
     lost: Mapping[int, ProcessFailure] = field(default_factory=dict)
@@ -103,7 +113,35 @@ class _Keeper:
             fewest = fewest_replicas(self.design.plan, self.design.job.elastic)
             if len(running) < fewest:
                 self._give_up()
+            else:
+                self._end_hung(running)
         return bool(running)
+
+    def _end_hung(self, running: set[int]) -> None:
+        self._read_epochs()
+        for replica in running:
+            name, since = f"{replica}.{self.times[replica]}", self._missed_since(replica)
+            late = since is not None and time.time() - since > self.design.job.peer_timeout_seconds
+            if late and name not in self.hung:
+                self.hung.add(name)
+                self.say(f"replica {replica} has not come back: it hung or was stopped, and is ended")
+                self._kill(name)
+
+    def _read_epochs(self) -> None:
+        path = epochs_path(self.run_dir)
+        written = path.stat().st_mtime_ns if path.is_file() else 0
+        if written != self.read_at:
+            self.epochs, self.read_at = of_this_launch(self.run_dir), written
+
+    def _missed_since(self, replica: int) -> float | None:
+        """When the others went on without one that had trained since it was started; None where it is there, or was
+        not yet."""
+        rank = f"{ranks_of_replica(self.design.plan, replica)[0]}.0"
+        without = list(takewhile(lambda epoch: rank not in epoch.members, reversed(self.epochs)))
+        if len(without) in (0, len(self.epochs)):
+            return None
+        trained = self.epochs[-len(without) - 1]
+        return without[-1].since if trained.since >= self.began[replica] else None
 
     def _meet_end(self, replica: int) -> set[int]:
         """What follows from the end of one: the replica, where it is started again."""
@@ -142,14 +180,17 @@ class _Keeper:
         config = config_of(self.run_dir, workers=len(ranks), quiet=quiet, monitor_seconds=_LOOK_SECONDS)
         words = ("-m", WORKER_MODULE, str(self.run_dir), *self.arguments, "--replica", f"{replica}.{times}")
         self.agents[replica], self.times[replica] = Agent(config, words, run_dir=self.run_dir), times
+        self.began[replica] = time.time()
         self.agents[replica].start()
 
     def _by_rank(self, replica: int, failures: Mapping[int, ProcessFailure]) -> dict[int, ProcessFailure]:
         ranks = ranks_of_replica(self.design.plan, replica)
         return {ranks[local]: found for local, found in failures.items()}
 
-    def _kill(self) -> None:
+    def _kill(self, name: str = "") -> None:
+        """All replicas, or the one of that name, are ended at once."""
         for child in psutil.Process().children():
             with suppress(psutil.Error):
-                if "--replica" in child.cmdline():
+                words = child.cmdline()
+                if "--replica" in words and (not name or name in words):
                     child.kill()
