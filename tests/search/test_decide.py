@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,13 +17,12 @@ from meshwright.search import Scope, check, decide
 from meshwright.search.candidate import TIE
 from meshwright.search.decide import best_refined, explored, legal_space
 from meshwright.search.explore import Explorer
-from meshwright.search.job_rules import allowed_precisions
 from meshwright.search.prices import Prices, may_fit, price
 from meshwright.search.refine import refine
 from meshwright.spec import codec
 from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.errors import ConfigError, ExitCode, NoPlanFits
-from meshwright.spec.job import Automatic, Constraints, JobSpec, Objective
+from meshwright.spec.job import Constraints, JobSpec, Objective
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design, Plan
 from meshwright.spec.report import Report
@@ -363,29 +361,6 @@ def test_constraints_choose_among_precisions(constraints: Constraints, left: set
     job = precise(other_precisions=(Precision.FP8, Precision.FP16), constraints=constraints)
     table = legal_space(samples.model(layers=2), BOXES, job).table
     assert {tuple(Precision)[int(kind)] for kind in np.unique(table.precision)} == left
-
-
-@pytest.mark.parametrize(
-    ("peaks", "taken"),
-    [
-        ({Precision.BF16: 200.0, Precision.FP32: 100.0}, {Precision.BF16}),
-        ({Precision.BF16: 2.0, Precision.FP32: 100.0}, {Precision.BF16, Precision.FP32}),
-        ({Precision.FP16: 200.0, Precision.FP32: 100.0}, {Precision.FP16, Precision.FP32}),
-        ({Precision.FP32: 100.0}, {Precision.FP32}),
-    ],
-)
-def test_a_job_that_says_no_precision_is_trained_in_what_the_devices_are_best_at(
-    peaks: Mapping[Precision, float], taken: set[Precision]
-) -> None:
-    group = BOXES.groups[0]
-    device = replace(
-        group.device, peak_flops=peaks, matrix=dict.fromkeys(peaks, next(iter(group.device.matrix.values())))
-    )
-    cluster = replace(BOXES, groups=(replace(group, device=device),))
-    assert set(allowed_precisions(precise(precision=Automatic.AUTO), cluster)) == taken
-    assert set(allowed_precisions(precise(precision=Precision.BF16), cluster)) == {Precision.BF16}
-    fixed = precise(precision=Automatic.AUTO, constraints=Constraints(fix={"precision": "fp32"}))
-    assert allowed_precisions(fixed, cluster) == (Precision.FP32,)
 
 
 def test_precisions_that_cannot_be_are_refused_by_name() -> None:
