@@ -64,8 +64,7 @@ def machine(
     sharing = share(group, world=table.world.astype(np.float64), pipeline=table.pipeline.astype(np.float64))
     links = lay_links(table, group=group, cluster=cluster, software=software)
     combination = combine(table, device=group.device, job=job, software=software)
-    overlaps = software.overlap and group.device.kind is not DeviceKind.CPU
-    contention = links.layer.contention if overlaps else None
+    contention = links.layer.contention if software.overlap and group.device.kind is not DeviceKind.CPU else None
     sizes, shared = state_bytes(table, narrow=software.narrow_parameters), turns(table)
     tables = [kind.rows(table) for kind in kinds]
     blocks = [
@@ -89,7 +88,8 @@ def machine(
             links=links.data,
             experts=links.expert_data,
             contention=contention,
-            reduces_whole=software.reduces_whole,
+            software=software,
+            device=group.device,
             turns=shared,
             backward=kind.backward,
         )
