@@ -92,7 +92,7 @@ def test_compare_prints_a_verdict_and_one_document(tmp_path: Path, capsys: pytes
 def test_the_same_answers_come_from_python() -> None:
     narrow = meshwright.Constraints(fix={"context": 1, "recompute": "none", "pipeline": 1})
     job = meshwright.JobSpec(batch_tokens=2**18, constraints=narrow)
-    answer = meshwright.why_not("llama-3.1-8b", "16xH100", job, settings="tp=16")
+    answer = meshwright.why_not("llama-3.1-8b", "16xH100", job, settings="tp=3")
     assert answer.verdict.value == "illegal"
     assert meshwright.headroom("llama-3.1-8b", "16xH100", job).limits
     assert len(meshwright.sensitivity("llama-3.1-8b", "16xH100", job).effects) == 6

@@ -22,6 +22,7 @@ from tests.cost.slow_network import Network, rate
 from tests.cost.slow_work import Bench, Local, Work, work_of
 
 BUCKET = 25 * 2**20
+OUT, IN = 2.0 + 2.0, 2.0 + 4.0  # bytes to read and write what was gathered (bf16), and what is scattered (in fp32)
 OPERATIONS = {"reduce": Collective.ALL_REDUCE, "gather": Collective.ALL_GATHER, "scatter": Collective.REDUCE_SCATTER}
 
 
@@ -128,6 +129,8 @@ class SlowSimulator:
         if place in self.fetched[rank]:
             device.pause(self.fetched[rank][place])
         self._ahead(rank, row, place + 1)
+        if place in self.tickets[rank]:
+            self._copy(rank, step.block, OUT)
         self._forward(rank, step) if step.action is Pass.FORWARD else self._backward(rank, step)
         following = row[place + 1] if place + 1 < len(row) else step
         if following.opens and following.action is Pass.BACKWARD and self._away(following.block):
@@ -167,6 +170,7 @@ class SlowSimulator:
             seconds = self.network.seconds(Collective.ALL_GATHER, self.groups.shards, 2.0 * work.dense)
             seconds += self.network.seconds(Collective.ALL_GATHER, self.groups.grid_shards, 2.0 * work.on_grid)
             self.tickets[rank][place] = device.issue(seconds)
+            self._cross(device, 2.0 * work.dense, seconds)
         if step.action is Pass.BACKWARD and self._away(step.block) and not step.opens:
             self._fetch(rank, step, place, leaving=1)
 
@@ -325,12 +329,26 @@ class SlowSimulator:
         if step.last or self.sharding is not Sharding.OPTIMIZER:
             seconds = net.seconds(Collective.REDUCE_SCATTER, self.groups.shards, 4.0 * work.dense)
             device.wait(self.scattered[rank])  # FSDP2 has one reduce-scatter on its way
+            self._copy(rank, step.block, IN)
             seconds += net.seconds(Collective.REDUCE_SCATTER, self.groups.grid_shards, 4.0 * work.on_grid)
             self.scattered[rank] = device.issue(seconds)
+            self._cross(device, 4.0 * work.dense, seconds)
         if step.last:
             seconds = net.seconds(Collective.ALL_REDUCE, self.groups.replicas, 4.0 * work.dense / self.groups.divided)
             apart = 4.0 * work.on_grid / self.groups.grid_divided
             device.issue(seconds + net.seconds(Collective.ALL_REDUCE, self.groups.grid_replicas, apart))
+
+    def _cross(self, device: Device, size: float, seconds: float) -> None:
+        """Tensors of shards that leave the node keep the lanes on which the device copies to its host busy."""
+        members, host = self.groups.shards, self.network.group.host
+        if host is not None and self._far(members):
+            here = sum(self.network.node(member) == self.network.node(members[0]) for member in members)
+            busy = min(seconds, size * (1.0 - 1.0 / len(members)) / here / rate(host))
+            device.out, device.back = (max(at, device.clock) + busy for at in (device.out, device.back))
+
+    def _copy(self, rank: int, block: int, each: float) -> None:
+        work = self.works[block]
+        self.ranks[rank].work(each * (work.dense + work.on_grid) / self.bench.bandwidth)
 
     def _fill(self, rank: int, size: float, which: int, members: list[int]) -> None:
         bucket = self.bucket[rank]

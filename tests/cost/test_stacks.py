@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from meshwright import catalog
@@ -10,7 +11,9 @@ from meshwright.catalog.device_sheet import Sheet
 from meshwright.catalog.devices import devices
 from meshwright.cost import SCHEDULES, PlanTable, evaluate, predict
 from meshwright.cost.evaluate import stage_rows, stage_seconds
+from meshwright.cost.operators import HEAD, block_work
 from meshwright.cost.software import SOFTWARE
+from meshwright.cost.work import LossKernel, Sizes
 from meshwright.spec.cluster import AttentionKernel, Precision
 from meshwright.spec.job import DataSpec, JobSpec
 from meshwright.spec.plan import ScheduleKind
@@ -38,7 +41,7 @@ def seconds(model, *, cluster="8xH100", software="torch", precision=Precision.BF
 def test_newer_attention_is_faster_and_the_more_the_longer_the_sequence():
     model = llama(**WIDE)
     gains = []
-    for length in (2048, 16384):
+    for length in (8192, 32768):
         first, second, native = (
             seconds(model, software=name, sequence=length).step_seconds
             for name in ("torch-2023", "torch-2024", "torch")
@@ -174,3 +177,30 @@ def test_blackwell_keeps_one_copy_of_weights_that_share_a_scale():
     one, two = (parameters(cluster, Precision.FP8) for cluster in ("8xB200", "8xH100"))
     assert two - one == pytest.approx(layers, rel=0.01)
     assert parameters("8xB200", Precision.MXFP8) > one + 0.9 * layers
+
+
+def test_a_loss_kernel_reads_logits_twice_and_its_metrics_read_them_again():
+    head = llama(**WIDE).blocks[-1]
+
+    def each(kernel, *, eager=True):
+        one = np.ones(1)
+        sizes = Sizes(batch=one, sequence=512.0, tensor=one, split=one, itemsize=2.0 * one, eager=eager)
+        part = next(part for part in block_work(head, replace(sizes, loss_kernel=kernel)) if part.name == HEAD)
+        return tuple(float(way[0]) / (512.0 * head.vocab) for way in (part.traffic, part.backward_traffic))
+
+    # bf16 logits are read, and read again to write their gradient.
+    assert each(LossKernel()) == (2.0, 4.0) == each(LossKernel(), eager=False)
+    # Each metric widens them and writes what a log-softmax gives.
+    assert each(LossKernel(metrics=2)) == (2.0 + 2 * (6.0 + 8.0), 4.0)
+    assert sum(each(None)) > sum(each(None, eager=False)) > sum(each(LossKernel()))
+
+
+def test_element_wise_work_reaches_less_of_newer_memories():
+    known = devices()
+    shares = [known[name].memory_fraction for name in ("A100-80GB", "H100", "B200")]
+    assert shares[0] > shares[1] >= shares[2]
+    assert not any(known[name].sources["memory_fraction"].startswith("by analogy") for name in ("H100", "B200"))
+    rates = [
+        known[name].memory_fraction * known[name].memory_bandwidth for name in ("A100-80GB", "H100", "H200", "B200")
+    ]
+    assert rates == sorted(rates)

@@ -19,7 +19,8 @@ class Generation:
     `flops_per_watt` is what bf16 products sustain of the board's power limit, where that is less than their curve.
     `eight_bit` is the share of its peak that the best product of eight bits reaches, over that of the best in bf16.
     `narrow` says how many times the FLOPs of bf16 a joule does in other precisions, where that was measured; elsewhere
-    the power limit takes the same share of every peak.
+    the power limit takes the same share of every peak. `memory_fraction` is what element-wise work reaches of the
+    bandwidth; without a `memory_source` that is A100's.
     """
 
     measured: str
@@ -36,6 +37,8 @@ class Generation:
     flops_per_watt: float | None = None
     power_source: str = ""
     narrow: Mapping[Precision, float] = field(default_factory=dict)
+    memory_fraction: float = 0.7
+    memory_source: str = ""
     hours_between_failures: float | None = None
     failure_source: str = ""
     beside: tuple[str, ...] = ()
@@ -48,6 +51,10 @@ _SUSTAINED = (
 _MAMF = "best product found by MAMF (table of ml-engineering, S. Bekman)"
 _TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
 
+_HOPPER_ELEMENTWISE = (
+    "0.55 of the data sheet's bandwidth is the median of what step times of six sources ask for on H100 (0.4 to 0.8), "
+    "whichever is left out; one plain kernel reaches 0.91 there (fp8 casts of aiconfigurator 0.12.0)"
+)
 _A100_FLASH = AttentionShare(forward=0.69, backward=0.53, forward_half=192, backward_half=75, block=128)
 
 AMPERE = Generation(
@@ -91,13 +98,15 @@ HOPPER = Generation(
     attention_source="2407.08608: the second version reaches 35 % of peak on H100, the third up to 75 %, causal less; "
     "the first in proportion to A100; shares of causal attention taken from that, not measured; blocks as on A100 in "
     "proportion to the multiprocessors",
-    tiles=MatrixTiles(units=132, sizes=_TILES, load=23.2, depth=97, step=64, tail=0.65, store=0.20),
+    tiles=MatrixTiles(units=132, sizes=_TILES, load=23.2, depth=97, step=64, tail=0.65, store=0.157),
     tiles_source="multiprocessors from the data sheet, tiles and waves by analogy with A100; results are stored beside "
     "the next tile's work as on B200, and the depth is what that leaves of the curve's half_k",
     eight_bit=0.709 / 0.803,
     eight_bit_source=f"{_MAMF}: 1,402.6 of 1,979 TFLOP/s in fp8, 794.5 of 989 in bf16 on H100",
     flops_per_watt=720e12 / 700,
     power_source=f"{_SUSTAINED}: 720 of 989 TFLOP/s in bf16 on H100 and H200, 700 W",
+    memory_fraction=0.55,
+    memory_source=_HOPPER_ELEMENTWISE,
     hours_between_failures=LLAMA3_HOURS_BETWEEN_FAILURES,
     failure_source="Llama 3, 2407.21783, section 3.3.4: 419 unexpected interruptions in 54 days on 16,384 H100",
 )
@@ -118,7 +127,7 @@ BLACKWELL = Generation(
     },
     attention_source="fit to SimuMax's table of B200, heads of 128 features, 8 to 128 of them at 4,096 to 131,072 "
     "tokens; older kernels at their FLOP/s on H100",
-    tiles=MatrixTiles(units=148, sizes=_TILES, load=0, depth=40, step=64, tail=0.5, store=0.20, cold=1.0),
+    tiles=MatrixTiles(units=148, sizes=_TILES, load=0, depth=40, step=64, tail=0.5, store=0.157, cold=0.786),
     tiles_source="fit to 514 bf16 products of B200 (SimuMax's table); experts one by one wait for their weights, "
     "36 shapes of it within 10.4 %; multiprocessors from the data sheet",
     eight_bit=0.763 / 0.776,
@@ -127,6 +136,8 @@ BLACKWELL = Generation(
     power_source="bf16 products of more than 10 ms on B200, B300, GB200 and GB300 sustain 1.34, 1.26, 1.14 and 1.21e12 "
     "FLOP/s a watt (medians of aiconfigurator 0.12.0's tables, trtllm and sglang), on SimuMax's B200 1.15e12: their "
     "mean; fewer bits from Transformer Engine's products on B300, quantised before (docs/examples/gemm_profiling)",
+    memory_fraction=0.55,
+    memory_source="as on H100; on B200 plain kernels reach 0.67, permutations 0.50 and the loss 0.32 (SimuMax's table)",
     narrow={
         **dict.fromkeys((Precision.FP8, Precision.FP8_ROW), 13.10 / 6.81),
         **dict.fromkeys((Precision.MXFP8, Precision.FP8_BLOCK), 13.10 / 7.16),

@@ -89,7 +89,8 @@ class Sheet:
             "watts": self.title if self.watts else "not published",
             "matrix": ("" if self.name in shared.beside else analogy) + shared.curve_source,
             "launch_seconds": analogy + shared.launch_source,
-            "memory_fraction": _ELEMENTWISE if self.generation is AMPERE else f"by analogy with A100: {_ELEMENTWISE}",
+            "memory_fraction": shared.memory_source
+            or (_ELEMENTWISE if self.generation is AMPERE else f"by analogy with A100: {_ELEMENTWISE}"),
             "attention_fraction": _ATTENTION if self.generation is AMPERE else f"by analogy with A100: {_ATTENTION}",
             "reserved_bytes": _RESERVED,
             "usable_fraction": _USABLE,
@@ -112,7 +113,7 @@ class Sheet:
             peak_flops=self.peaks,
             matrix={precision: self._curve(precision) for precision in self.peaks},
             tiles=self._tiles(),
-            memory_fraction=0.7,
+            memory_fraction=shared.memory_fraction,
             attention_kernels=shared.attention,
             launch_seconds=shared.launch_seconds,
             reserved_bytes=0.87 * GIB,

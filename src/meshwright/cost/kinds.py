@@ -189,6 +189,7 @@ def operator_sizes(
         summed_biases=software.sums_biases,
         dropout=software.dropout,
         unfused=not software.fused_attention,
+        loss_kernel=software.loss_kernel,
     )
 
 
@@ -290,8 +291,7 @@ def _pass_seconds(
     trained has no gradients of weights, and backward need not come to it at all.
     """
     row, block, trains = combination.rows, kind.block, kind.backward is Backward.WHOLE
-    works, passes, exchange = priced.works, priced.passes, priced.exchange
-    parameters = priced.parameters
+    works, passes, exchange, parameters = priced.works, priced.passes, priced.exchange, priced.parameters
     casts = parameters * cast_bytes(table, software=software)
     extra = _host_extra(block, table, device=device, software=software)
     cast = 3.0 * casts / (device.memory_bandwidth * device.memory_fraction)
@@ -318,8 +318,8 @@ def _pass_seconds(
         exchange.backward.tensor.whole,
         cpu=cpu,
     )
-    late = weight if trains else 0.0 * weight
-    return forward, again, backward, _with_host(late / speed, weight_host, 0.0 * weight, cpu=cpu)
+    late = (weight if trains else 0.0 * weight) / speed
+    return forward, again, backward, _with_host(late, weight_host, 0.0 * weight, cpu=cpu)
 
 
 def _splits(table: PlanTable) -> BoolArray:
@@ -394,7 +394,7 @@ def _host_extra(block: Block, table: PlanTable, *, device: DeviceSpec, software:
     """Host seconds per layer and pass that no kernel explains: measured on the device, else the software's."""
     if not isinstance(block, Layer):
         return np.zeros(len(table))
-    extra = np.full(len(table), device.layer_seconds or software.host_seconds(device.kind))
-    extra += np.where(table.tensor > 1, device.tensor_layer_seconds, 0.0)
+    extra = np.where(table.tensor > 1, device.tensor_layer_seconds, 0.0)
+    extra += device.layer_seconds or software.host_seconds(device.kind)
     extra += np.where(table.context > 1, device.context_layer_seconds, 0.0)
     return np.asarray(extra + np.where(table.sharding > 0, device.shard_layer_seconds, 0.0), dtype=np.float64)

@@ -89,7 +89,8 @@ def machine(
             links=links.data,
             experts=links.expert_data,
             contention=contention,
-            reduces_whole=software.reduces_whole,
+            software=software,
+            device=group.device,
             turns=shared,
             backward=kind.backward,
         )

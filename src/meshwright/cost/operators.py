@@ -386,8 +386,10 @@ def _head(block: Head, sizes: Sizes) -> tuple[PartWork, ...]:
 
 
 def _loss_bytes(sizes: Sizes) -> tuple[FloatArray, FloatArray]:
-    """Bytes per logit forward and backward: every operator's where eager, else a few passes in fp32."""
+    """Bytes per logit forward and backward: of one kernel each, of every operator where eager, else of a few passes."""
     e = sizes.itemsize
+    if sizes.loss_kernel is not None:
+        return e + sizes.loss_kernel.metrics * (sizes.casts + 2.0 * sizes.wide), 2.0 * e
     if not sizes.eager:
         return 2.0 * e + 16.0, 2.0 * e + 12.0
     return e + sizes.casts + 5.0 * sizes.wide, e + sizes.casts + 7.0 * sizes.wide

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.work import FloatArray
+from meshwright.cost.shard_copies import ShardCopies
+from meshwright.cost.work import FloatArray, LossKernel
 from meshwright.spec.cluster import AttentionKernel, DeviceKind
 from meshwright.spec.errors import ConfigError, Problem
 
@@ -57,7 +58,8 @@ class Software:
     as torch did before its products took them along, and sum the gradients of biases. `selects_operators`: selective
     recompute keeps what attention and every second product give, and nothing else. `stops_early`: a layer computed
     again ends before the last product whose result backward does not need (pytorch/pytorch 96866, since 2.1; XLA leaves
-    out what nothing reads).
+    out what nothing reads). `shard_copies`: what sharding copies on the device itself. `loss_kernel`: what works
+    out the loss instead of operators, eager or fused.
     """
 
     fused_attention: bool = True
@@ -98,6 +100,8 @@ class Software:
     sums_biases: bool = True
     selects_operators: bool = False
     stops_early: bool = True
+    shard_copies: ShardCopies = ShardCopies.UNITS
+    loss_kernel: LossKernel | None = None
 
     def experts_together(self, experts: FloatArray | float) -> FloatArray | float:
         """How many of `experts` share the device's units."""
@@ -121,6 +125,7 @@ class Software:
 
 
 _MEGATRON: Mapping[str, Any] = {
+    "shard_copies": ShardCopies.NONE,
     "waits_for_transfers": True,
     "waits_in_loops": True,
     "overlap": False,
@@ -172,6 +177,7 @@ _COMPILED: Mapping[str, Mapping[str, Any]] = {
 _NEMO: Mapping[str, Any] = {**_CORE, "pieces": True}
 _BRIDGE: Mapping[str, Any] = {**_NEMO, "narrow_parameters": True}
 _XLA: Mapping[str, Any] = {
+    "shard_copies": ShardCopies.NONE,
     "eager": False,
     "composite_norms": False,
     "fused_accumulation": True,
@@ -189,7 +195,13 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
     {
         "torch": Software(),
         "torch-2021": Software(fused_attention=False, dropout=True, plain_softmax=True, stops_early=False, **_OLD_NCCL),
-        "torch-2023": Software(attention_kernel=AttentionKernel.FLASH_1, plain_norms=True, stops_early=False),
+        # llm-foundry with the images of its tables (torch 2.1); ComposerMPTCausalLM in its modeling_mpt.py
+        "torch-2023": Software(
+            attention_kernel=AttentionKernel.FLASH_1,
+            plain_norms=True,
+            shard_copies=ShardCopies.FLAT,
+            loss_kernel=LossKernel(metrics=2),
+        ),
         **{f"torch-2024{name}": Software(**_TITAN, **how) for name, how in _COMPILED.items()},
         **{
             f"torch-2025{name}": Software(**{**_TITAN, "attention_kernel": AttentionKernel.NATIVE}, **how)
@@ -205,9 +217,11 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
         "scaling-plain-softmax": Software(fused_attention=False, plain_softmax=True, plain_norms=True, **_SCALING),
         "xla": Software(**_XLA),
         "xla-2022": Software(fused_attention=False, **_XLA),
+        # doc/en/install.md and modeling_internlm.py of InternLM/InternEvo: flash-attention 1.0.5, modules one by one
         "internevo": Software(
-            attention_kernel=AttentionKernel.FLASH_2,
-            **{**_MEGATRON, "overlap": True, "fused_accumulation": False, "adds_narrow": True},
+            attention_kernel=AttentionKernel.FLASH_1,
+            loss_kernel=LossKernel(),
+            **{**_MEGATRON, "eager": True, "overlap": True, "fused_accumulation": False, "adds_narrow": True},
         ),
         "megatron-core-serial": Software(
             **{**_CORE, "overlap": False, "waits_in_loops": True, "hides_gradients": False}

@@ -12,9 +12,12 @@ from meshwright.cost.layout import Layout
 from meshwright.cost.layouts import Backward
 from meshwright.cost.network import Linear
 from meshwright.cost.overlap import Contention, Slack, Traffic, Way, exposed
+from meshwright.cost.shard_copies import copy_seconds
+from meshwright.cost.software import Software
 from meshwright.cost.states import BUCKET_BYTES, StateBytes
 from meshwright.cost.table import SCHEDULES, SHARDINGS, BoolArray, PlanTable
 from meshwright.cost.work import FloatArray
+from meshwright.spec.cluster import DeviceSpec
 from meshwright.spec.plan import ScheduleKind, Sharding
 
 _BREADTH_FIRST = SCHEDULES.index(ScheduleKind.BREADTH_FIRST)
@@ -57,8 +60,9 @@ def synchronize(
     links: DataLinks,
     experts: DataLinks,
     contention: Contention | None,
+    software: Software,
+    device: DeviceSpec,
     turns: FloatArray,
-    reduces_whole: bool,
     backward: Backward = Backward.WHOLE,
 ) -> SyncSeconds:
     """What the sharding of every row does with one block's parameters and gradients.
@@ -70,8 +74,38 @@ def synchronize(
     block of a neighbouring layer works or waits for other links, unless `contention` is None, and what that does not
     cover is exposed: gradients beside the products that give them, where those are a pass of their own. Parameters on a
     grid of experts travel over `experts`. A block has no gradients that `backward` does not give it, and is gathered
-    once where backward does not come.
+    once where backward does not come. What is copied for it on the device itself hides behind nothing.
     """
+    copied = _Copied.of(block, table, sizes, software=software, device=device, turns=turns, backward=backward)
+    found = _travelling(
+        block,
+        table,
+        sizes=sizes,
+        links=links,
+        experts=experts,
+        contention=contention,
+        windows=copied.windows(block, table, contention),
+        reduces_whole=software.reduces_whole,
+        turns=turns,
+        backward=backward,
+    )
+    return copied.beside(found, table)
+
+
+def _travelling(
+    block: BlockSeconds,
+    table: PlanTable,
+    *,
+    sizes: StateBytes,
+    links: DataLinks,
+    experts: DataLinks,
+    contention: Contention | None,
+    windows: tuple[Slack, Slack],
+    reduces_whole: bool,
+    turns: FloatArray,
+    backward: Backward,
+) -> SyncSeconds:
+    """As `synchronize`, without copies; `windows` are what the block leaves free forward and backward."""
     sharded, zero3 = table.sharding > 0, table.sharding == _ZERO3
     dense, apart = grid_parameters(block, table)
 
@@ -87,14 +121,13 @@ def synchronize(
     scatter = both_ways("scatter", "sharded", dense * sizes.reduced, apart * sizes.reduced).where(trains)
     own, theirs = (sizes.reduced / parts for parts in (table.divided, table.expert_divided))
     replicas = both_ways("reduce_replicas", "replicas", dense * own, apart * theirs).where(trains & ~compresses(table))
-    ahead, behind = block.forth.slack, block.back.slack
+    ahead, behind = windows
     each_scatter = scatter.where(table.sharding > _ZERO1).times(1.0 / turns)
     each_gather = gather.where(zero3).times(1.0 / turns)
-    once = scatter.where(table.sharding == _ZERO1) + replicas
+    once, first = scatter.where(table.sharding == _ZERO1) + replicas, gather.where(~zero3)
     if reduces_whole:
         whole = both_ways("reduce_all", "everywhere", dense * sizes.reduced, apart * sizes.reduced).where(trains)
         once = whole.where(table.sharding == _ZERO1) + once.where(table.sharding != _ZERO1)
-    first = gather.where(~zero3)
     split, slice_share = block.late.near > 0.0, 1.0 / table.slices
     gather_back = each_gather.where(sharded & (backward is not Backward.NONE))
     back = exposed(gather_back, behind, contention)
@@ -109,6 +142,66 @@ def synchronize(
         once_gather=(exposed(first, ahead.times(slice_share), contention), first.whole),
         once_gradients=(ended - slice_share * (before + scattered), once.whole),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Copied:
+    """Seconds of a block's copies on the device itself: after a gather in `forward` and in `backward`, and before a
+    scatter; shape (rows,)."""
+
+    forward: FloatArray
+    backward: FloatArray
+    scatter: FloatArray
+
+    @classmethod
+    def of(
+        cls,
+        block: BlockSeconds,
+        table: PlanTable,
+        sizes: StateBytes,
+        *,
+        software: Software,
+        device: DeviceSpec,
+        turns: FloatArray,
+        backward: Backward,
+    ) -> _Copied:
+        copies = copy_seconds(software.shard_copies, compute=sizes.compute, reduced=sizes.reduced, device=device)
+        sharded = table.sharding > 0
+        gathered = np.where(sharded, copies.gathered * block.parameters, 0.0)
+        scattered = np.where(sharded & (backward is Backward.WHOLE), copies.scattered * block.parameters, 0.0)
+        return cls(
+            forward=np.where(table.sharding == _ZERO3, gathered / turns, gathered),
+            backward=np.where(table.sharding == _ZERO3, gathered / turns, 0.0) * (backward is not Backward.NONE),
+            scatter=np.where(table.sharding > _ZERO1, scattered / turns, scattered),
+        )
+
+    def windows(self, block: BlockSeconds, table: PlanTable, contention: Contention | None) -> tuple[Slack, Slack]:
+        """What the block leaves free forward and backward of every microbatch, while it copies too."""
+        ahead, behind = block.forth.slack, block.back.slack
+        if contention is None:
+            return ahead, behind
+        forward = np.where(table.sharding == _ZERO3, self.forward, 0.0)
+        back = self.backward + np.where(table.sharding > _ZERO1, self.scatter, 0.0)
+        ahead, behind = (
+            slack + Slack.beside(seconds, np.zeros_like(seconds), contention)
+            for slack, seconds in ((ahead, forward), (behind, back))
+        )
+        return ahead, behind
+
+    def beside(self, found: SyncSeconds, table: PlanTable) -> SyncSeconds:
+        """`found` with the copies, which hide behind nothing themselves."""
+        zero3, every = table.sharding == _ZERO3, table.sharding > _ZERO1
+
+        def more(pair: tuple[FloatArray, FloatArray], seconds: FloatArray) -> tuple[FloatArray, FloatArray]:
+            return pair[0] + seconds, pair[1] + seconds
+
+        return SyncSeconds(
+            each_gather_forward=more(found.each_gather_forward, np.where(zero3, self.forward, 0.0)),
+            each_gather_backward=more(found.each_gather_backward, self.backward),
+            each_scatter=more(found.each_scatter, np.where(every, self.scatter, 0.0)),
+            once_gather=more(found.once_gather, np.where(zero3, 0.0, self.forward)),
+            once_gradients=more(found.once_gradients, np.where(every, 0.0, self.scatter)),
+        )
 
 
 def compresses(table: PlanTable) -> BoolArray:

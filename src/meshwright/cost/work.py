@@ -11,6 +11,16 @@ FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LossKernel:
+    """One kernel reads logits for the loss, and one reads them for their gradients (flash-attn's xentropy).
+
+    `metrics` times more the loss is worked out in fp32, operator by operator and without gradients, to be reported.
+    """
+
+    metrics: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
     """What the operators of a block depend on beside the model; every array has one entry a combination.
 
@@ -28,7 +38,8 @@ class Sizes:
     bytes of the queries, keys and values that attention reads. `processor`: no accelerator runs this.
     `product_itemsize`: bytes of an element that a product keeps of its input. `added_biases` and `summed_biases`:
     kernels of their own add biases to products, and sum their gradients. `dropout`: branches drop elements out.
-    `unfused`: attention is separate products, whose inputs and result are laid out anew.
+    `unfused`: attention is separate products, whose inputs and result are laid out anew. `loss_kernel`: what works out
+    the loss, where that is not the stack's usual operators.
     """
 
     batch: FloatArray
@@ -54,6 +65,7 @@ class Sizes:
     summed_biases: bool = False
     dropout: bool = False
     unfused: bool = False
+    loss_kernel: LossKernel | None = None
 
     @property
     def wide(self) -> FloatArray:
