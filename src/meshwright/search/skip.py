@@ -142,7 +142,7 @@ def _words(best: Entry, table: Entry, *, gap: float, objective: Objective, pays:
     if not pays:
         more = format_percent(entry_value(table, objective) / entry_value(best, objective) - 1.0)
         return f"no plan whose microbatches leave out stages pays: the best leaves out {left_out} and takes {more} more"
-    least = f"no order of their passes is shorter by more than {format_percent(1.0 - 1.0 / (1.0 + gap))}"
+    least = f"no order of their passes is shorter by more than {format_percent(1.0 - 1.0 / (1.0 + max(gap, 0.0)))}"
     return (
         f"microbatches that leave out {left_out}, as job.skip allows, in a pipeline of {plan.pipeline}: {gain} faster "
         f"than the best plan of whole passes; {least}; the quality is not that of the full model and has to be measured"

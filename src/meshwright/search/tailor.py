@@ -106,7 +106,7 @@ def _tighter(work: Workload, report: Report) -> Workload:
 def _words(classic: Report, table: Report, *, kind: str, gap: float, pays: bool) -> str:
     gain = format_percent(classic.step_seconds / table.step_seconds - 1.0)
     bubbles = " to ".join(format_percent(report.share(LineName.BUBBLE)) for report in (classic, table))
-    least = f"no order of its passes is shorter by more than {format_percent(1.0 - 1.0 / (1.0 + gap))}"
+    least = f"no order of its passes is shorter by more than {format_percent(1.0 - 1.0 / (1.0 + max(gap, 0.0)))}"
     if pays:
         return f"a table made for these stages instead of {kind}: {gain} faster, bubble {bubbles}; {least}"
     told = f"{gain} faster" if table.step_seconds < classic.step_seconds else "no faster"
