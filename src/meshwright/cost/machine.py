@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -68,19 +69,10 @@ def machine(
     contention = links.layer.contention if software.overlap and group.device.kind is not DeviceKind.CPU else None
     sizes, shared = state_bytes(table, narrow=software.narrow_parameters), turns(table)
     tables = [kind.rows(table) for kind in kinds]
-    blocks = [
-        price_block(
-            kind,
-            rows,
-            combination,
-            group=group,
-            software=software,
-            links=links.layer,
-            slow=sharing.lockstep,
-            speed=sharing.speed,
-        )
-        for kind, rows in zip(kinds, tables, strict=True)
-    ]
+    priced = partial(
+        price_block, group=group, software=software, links=links.layer, slow=sharing.lockstep, speed=sharing.speed
+    )
+    blocks = [priced(kind, rows, combination) for kind, rows in zip(kinds, tables, strict=True)]
     syncs = [
         synchronize(
             block,
