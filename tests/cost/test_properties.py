@@ -129,7 +129,8 @@ def test_memory_falls_with_what_divides_or_forgets_it(column, name, seed):
 def test_memory_falls_where_the_host_holds_it(name, seed):
     """The optimizer's state is gone; of activations none is kept.
 
-    Two blocks on their way are buffers, at the last block of backward too: the whole may rise where stages are short.
+    Two blocks on their way are buffers, at the last block of backward too: the whole may rise where stages are short,
+    and the fullest moment of stages of one layer is another one then.
     """
     at, table = case(name), sample(name, count=ROWS, seed=seed)
     table = table.take(table.offload == 0)
@@ -138,7 +139,9 @@ def test_memory_falls_where_the_host_holds_it(name, seed):
     )
     assert (optimizer.memory_bytes < before.memory_bytes).all()
     assert (parameters.memory_bytes < optimizer.memory_bytes).all()
-    assert (activations.memory[MemoryPart.ACTIVATIONS] <= before.memory[MemoryPart.ACTIVATIONS]).all()
+    layers = len(at.model.layers) / (table.pipeline * table.chunks)
+    kept, without = (of.memory[MemoryPart.ACTIVATIONS][layers >= 2] for of in (activations, before))
+    assert (kept <= without).all()
 
 
 @given(**SAMPLES)

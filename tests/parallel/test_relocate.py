@@ -61,6 +61,7 @@ def pairs(draws_: list[Draw], *, seed: int) -> list[Pair]:
         for model in (one.model, other.model):
             first = replace(one, model=model, prefix=False)
             alike = {"factored": one.factored, "routing": one.routing, "optimizer": one.optimizer}
+            alike |= {"vocab": one.vocab, "kv_heads": one.kv_heads}
             second = replace(other, model=model, prefix=False, **alike)
             if first.layers == second.layers and not draws.refused(first) and not draws.refused(second):
                 wide = max(first.ranks, second.ranks)

@@ -74,6 +74,8 @@ def test_every_divided_dim_divides_by_two(kind: str) -> None:
 
 
 def test_dimensions_that_do_not_divide_are_named() -> None:
-    found = [problem.what for problem in indivisible(models.model(), tensor=4)]
-    assert found == ["key-value heads of 2 do not divide by tensor 4"] * 4
-    assert indivisible(models.model(), tensor=2) == ()
+    found = [problem.what for problem in indivisible(models.model(), tensor=8)]
+    assert found == ["heads of 4 do not divide by tensor 8"] * 4
+    told = [problem.what for problem in indivisible(models.model(), tensor=3)]
+    assert "key-value heads of 2 do not divide by tensor 3" in told
+    assert indivisible(models.model(), tensor=2) == indivisible(models.model(), tensor=4) == ()
