@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from meshwright.catalog.devices import devices
 from meshwright.catalog.nodes import nodes
 from meshwright.cost.compute import part_seconds, quantize_bytes, rates
-from meshwright.cost.operators import ATTENTION, MIXTURE, RECURRENCE, block_work
+from meshwright.cost.operators import ATTENTION, HEAD, MIXTURE, RECURRENCE, block_work
 from meshwright.cost.products import product_seconds
 from meshwright.cost.software import SOFTWARE
 from meshwright.cost.table import PRECISIONS
 from meshwright.cost.work import Sizes
 from meshwright.search import RULES, Scope
 from meshwright.spec.cluster import DeviceKind, Precision
-from meshwright.spec.model import Attention, Layer, Mixture, Norm, Recurrence, score_flops_per_token
+from meshwright.spec.model import Attention, Head, Layer, Mixture, Norm, Recurrence, score_flops_per_token
 from tests.support.designs import Layout, design
 from tests.support.models import model
 
@@ -80,6 +80,35 @@ def test_a_wave_that_is_hardly_begun_costs_more_than_its_share():
     whole = replace(found, tiles=replace(tiles, tail=0.0))
     split = float(product_seconds(np.array([1280.0]), np.array([3072.0]), np.array([4096.0]), whole)[0])
     assert split / at(9) == pytest.approx(10 / 9)
+
+
+@pytest.mark.parametrize(("columns", "share"), [(50304, 1.0), (50260, 0.63), (50258, 0.4), (50257, 0.25)])
+def test_rows_that_are_no_whole_16_bytes_are_loaded_by_narrower_instructions(columns, share):
+    """Of rows of 4, 2 and 1 elements' multiple; what reads none of them is as fast as ever."""
+    rows = (np.array([float(columns)]),)
+    took, apart = seconds("A100-80GB", 8192, 1024, columns, rows=rows), seconds("A100-80GB", 8192, 1024, columns)
+    assert apart / took == pytest.approx(share)
+    assert seconds("TPU-v4", 8192, 1024, columns, rows=rows) == seconds("TPU-v4", 8192, 1024, columns)
+
+
+def test_gradients_of_an_odd_vocabulary_are_slow_and_its_logits_are_not():
+    """GPT-2's 50,257 columns on A100; vTrain's tables have a head of them at a third of the rate of a full one."""
+    shape = sizes(batch=8, sequence=1024)
+    odd, full = (
+        part_seconds(
+            next(
+                part
+                for part in block_work(Head(vocab=vocab, width=2048, norm=Norm(width=2048)), shape)
+                if part.name == HEAD
+            ),
+            device=devices()["A100-80GB"],
+            rates=figures("A100-80GB", length=1024),
+            software=STACK,
+        )
+        for vocab in (50257, 50304)
+    )
+    assert odd.forward[0] == pytest.approx(full.forward[0], rel=0.01)
+    assert 2.5 < odd.backward[0] / full.backward[0] < 4.0
 
 
 def test_dims_are_padded_to_the_sides_of_a_systolic_unit():

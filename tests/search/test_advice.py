@@ -1,9 +1,10 @@
-"""What the planner says of a precision that the devices have no arithmetic for."""
+"""What the planner says of precisions that devices emulate, and of vocabularies that they load slowly."""
 
 from dataclasses import replace
 
 import pytest
 
+from meshwright import catalog
 from meshwright.search import design
 from meshwright.spec.cluster import Precision
 from tests.search import search_samples as samples
@@ -25,3 +26,17 @@ def test_bf16_that_is_emulated_is_spoken_of(rate, spoken):
     (precision,) = {group.precision for stage in free.design.plan.stages for group in stage.groups}
     assert (precision is Precision.FP32) == spoken
     assert not any("in fp32 this plan would take" in line for line in free.why)
+
+
+@pytest.mark.parametrize(("device", "spoken"), [("A100-80GB", True), ("TPU-v4", False)])
+def test_a_vocabulary_that_is_loaded_slowly_is_to_be_filled_up(device, spoken):
+    """GPT-2's own 50,257: nanoGPT became a quarter faster with 50,304."""
+    model = catalog.load_model("gpt3-125m")
+    job = replace(samples.job(), sequence_length=1024, batch_tokens=2**19)
+    cluster = catalog.load_cluster(f"8x{device}")
+    found = design(model, cluster, job, top=1)
+    said = [line for line in found.why if line.startswith("a vocabulary of 50,304 rows, 47 of them unused")]
+    assert bool(said) == spoken
+    filled = design(catalog.with_vocab(model, vocab=50304), cluster, job, top=1)
+    assert not any("a vocabulary of" in line for line in filled.why)
+    assert (filled.report.step_seconds < 0.9 * found.report.step_seconds) == spoken

@@ -50,6 +50,12 @@ _SUSTAINED = (
 )
 _MAMF = "best product found by MAMF (table of ml-engineering, S. Bekman)"
 _TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
+_MISALIGNED = (0.63, 0.4, 0.25)
+_ODD = (
+    "gradients of a head of 50,257 columns, whose rows are multiples of 2 bytes alone, run at 58 TFLOP/s and not 235 "
+    "(what grows with a microbatch's tokens and width in vTrain's A100 tables, whose module does not pad); multiples "
+    "of 4 and 8 bytes taken to lie evenly between"
+)
 
 _HOPPER_ELEMENTWISE = (
     "0.55 of the data sheet's bandwidth is the median of what step times of six sources ask for on H100 (0.4 to 0.8), "
@@ -64,9 +70,11 @@ AMPERE = Generation(
     "other half the mean error is 8.7 %, the median 6.0 %",
     launch_seconds=6.3e-6,
     launch_source="intercept of that fit",
-    tiles=MatrixTiles(units=108, sizes=_TILES, load=23.2, depth=42, step=32, tail=0.65, store=0.50),
+    tiles=MatrixTiles(
+        units=108, sizes=_TILES, load=23.2, depth=42, step=32, tail=0.65, store=0.50, misaligned=_MISALIGNED
+    ),
     tiles_source="fit to 183 bf16 products of A100 PCIe, weight gradients added in fp32 among them (SimuMax's table), "
-    "mean error 3.1 %, median 1.2 %; multiprocessors from the data sheet",
+    f"mean error 3.1 %, median 1.2 %; multiprocessors from the data sheet; {_ODD}",
     attention={
         AttentionKernel.FLASH_1: AttentionShare(forward=0.38, backward=0.29),
         AttentionKernel.FLASH_2: _A100_FLASH,
@@ -98,9 +106,11 @@ HOPPER = Generation(
     attention_source="2407.08608: the second version reaches 35 % of peak on H100, the third up to 75 %, causal less; "
     "the first in proportion to A100; shares of causal attention taken from that, not measured; blocks as on A100 in "
     "proportion to the multiprocessors",
-    tiles=MatrixTiles(units=132, sizes=_TILES, load=23.2, depth=97, step=64, tail=0.65, store=0.157),
+    tiles=MatrixTiles(
+        units=132, sizes=_TILES, load=23.2, depth=97, step=64, tail=0.65, store=0.157, misaligned=_MISALIGNED
+    ),
     tiles_source="multiprocessors from the data sheet, tiles and waves by analogy with A100; results are stored beside "
-    "the next tile's work as on B200, and the depth is what that leaves of the curve's half_k",
+    "the next tile's work as on B200, and the depth is what that leaves of the curve's half_k; misaligned as on A100",
     eight_bit=0.709 / 0.803,
     eight_bit_source=f"{_MAMF}: 1,402.6 of 1,979 TFLOP/s in fp8, 794.5 of 989 in bf16 on H100",
     flops_per_watt=720e12 / 700,
@@ -127,9 +137,11 @@ BLACKWELL = Generation(
     },
     attention_source="fit to SimuMax's table of B200, heads of 128 features, 8 to 128 of them at 4,096 to 131,072 "
     "tokens; older kernels at their FLOP/s on H100",
-    tiles=MatrixTiles(units=148, sizes=_TILES, load=0, depth=40, step=64, tail=0.5, store=0.157, cold=0.786),
+    tiles=MatrixTiles(
+        units=148, sizes=_TILES, load=0, depth=40, step=64, tail=0.5, store=0.157, cold=0.786, misaligned=_MISALIGNED
+    ),
     tiles_source="fit to 514 bf16 products of B200 (SimuMax's table); experts one by one wait for their weights, "
-    "36 shapes of it within 10.4 %; multiprocessors from the data sheet",
+    "36 shapes of it within 10.4 %; multiprocessors from the data sheet; misaligned as on A100",
     eight_bit=0.763 / 0.776,
     eight_bit_source=f"{_MAMF}: 3,432.5 of 4,500 TFLOP/s in fp8, 1,745 of 2,250 in bf16 on B200",
     flops_per_watt=1.2e12,
@@ -145,7 +157,9 @@ BLACKWELL = Generation(
     },
 )
 _OLDER_CURVE = MatrixCurve(fraction=0.8, half_m=99.6, half_n=99.6, half_k=105.0)
-_OLDER_TILES = MatrixTiles(units=84, sizes=_TILES, load=23.2, depth=42, step=32, tail=0.65, store=0.50)
+_OLDER_TILES = MatrixTiles(
+    units=84, sizes=_TILES, load=23.2, depth=42, step=32, tail=0.65, store=0.50, misaligned=_MISALIGNED
+)
 _BY_A100 = "by analogy with A100; not measured"
 OLDER = Generation(
     measured="",

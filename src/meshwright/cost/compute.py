@@ -210,8 +210,9 @@ def part_seconds(part: PartWork, *, device: DeviceSpec, rates: Rates, software: 
             backward = backward + rates.quantize_gradient * product.count * m * n / rates.bandwidth
         least = np.where(np.asarray(product.together) > 1.0, software.expert_seconds, 0.0)
         once = partial(product_seconds, together=software.experts_together(product.together), least=least)
-        result, data = product.count * once(m, n, k, products), product.count * once(m, k, n, products)
-        weight = product.count * once(k, n, m, sums)
+        result = product.count * once(m, n, k, products, rows=(k,))
+        data = product.count * once(m, k, n, products, rows=(k, n))
+        weight = product.count * once(k, n, m, sums, rows=(k, n))
         each.append((result, data, weight))
         forward, backward, weights = forward + result, backward + data, weights + weight
     core, core_backward = (seconds * part.heaviest for seconds in _score_seconds(part, rates=rates, software=software))

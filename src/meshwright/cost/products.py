@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import MatrixTiles
+
+_MULTIPLES = (8.0, 4.0, 2.0)  # bytes: whole rows of 16 are loaded by the widest instructions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,14 +39,33 @@ def product_seconds(
     *,
     together: FloatArray | float = 1.0,
     least: FloatArray | float = 0.0,
+    rows: Sequence[FloatArray] = (),
 ) -> FloatArray:
-    """Seconds of each (m, k) x (k, n) of `together` that share the units.
+    """Seconds of each (m, k) x (k, n) of `together` that share the units, whose factors lie in `rows` of so many
+    elements.
 
     Not under the time to read and write its elements once, nor under `least`.
     """
     moved = rates.operand * (m * k + k * n) + rates.result * m * n
-    work = _smooth(m, n, k, rates) if rates.tiles is None else _tiled(m, n, k, rates, rates.tiles, together)
+    if rates.tiles is None:
+        work = _smooth(m, n, k, rates)
+    else:
+        work = _tiled(m, n, k, rates, rates.tiles, together) / _aligned(rows, rates, rates.tiles)
     return np.maximum(np.maximum(work, least), moved / rates.bandwidth)
+
+
+def _aligned(rows: Sequence[FloatArray], rates: ProductRates, tiles: MatrixTiles) -> FloatArray | float:
+    """The share of their rate that kernels reach which load such rows: the least of them."""
+    if tiles.misaligned == (1.0, 1.0, 1.0):
+        return 1.0
+    share: FloatArray | float = 1.0
+    for length in rows:
+        size = np.ceil(length) * rates.operand
+        reached = np.ones_like(size)
+        for multiple, entry in zip(_MULTIPLES, tiles.misaligned, strict=True):
+            reached = np.where(np.mod(size, 2.0 * multiple) > 0.0, entry, reached)
+        share = np.minimum(share, reached)
+    return share
 
 
 def _smooth(m: FloatArray, n: FloatArray, k: FloatArray, rates: ProductRates) -> FloatArray:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import NoReturn, TypeVar
 
-from meshwright import schedule
+from meshwright import catalog, schedule
 from meshwright.replay import words
 from meshwright.replay.alternatives import alternatives, smaller
 from meshwright.replay.machines import Machines, machines_of
@@ -90,7 +90,7 @@ class _Reader:
             _refuse(machines)
         self.stack = Stack(self.run, machines.spec.groups[0].device, assumed=self.assumed)
         try:
-            model = model_of(self.run, assumed=self.assumed)
+            model = self._padded(model_of(self.run, assumed=self.assumed))
             plan, software = self._plan(model, machines), self.stack.name()
         except ConfigError as error:
             _refuse("; ".join(map(str, error.problems)))
@@ -109,6 +109,11 @@ class _Reader:
             others=others,
             smaller=() if self.run.text("recompute") else smaller((design, *others)),
         )
+
+    def _padded(self, model: ModelSpec) -> ModelSpec:
+        """With the rows that the stack adds to the vocabulary, so that tensor ranks share it in whole cache lines."""
+        rows = self.stack.vocabulary_rows * (self.run.whole("tp") or 1)
+        return catalog.with_vocab(model, vocab=-(-model.vocab // rows) * rows)
 
     def _plan(self, model: ModelSpec, used: Machines) -> Plan:
         run = self.run

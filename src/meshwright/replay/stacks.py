@@ -117,6 +117,11 @@ class Stack:
         return self.has(("torchtitan",))
 
     @property
+    def vocabulary_rows(self) -> int:
+        """Megatron fills a tensor rank's vocabulary up to multiples of 128 rows (--make-vocab-size-divisible-by)."""
+        return 128 if self.has(_MEGATRON) else 1
+
+    @property
     def is_tuned(self) -> bool:
         return self.has(_TUNED) or self._is_nemo
 

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from meshwright.search.advice import advise, advise_wider
+from meshwright.search.advice import advise, advise_filled, advise_wider
 from meshwright.search.alternatives import Alternatives
 from meshwright.search.arrangements import Arrangement, arrangements, placed
 from meshwright.search.candidate import ORDERED_BY, Candidate, Decision, candidate
@@ -99,6 +99,7 @@ def design(
             *_why_placed(best, tried.fitting[0]),
             *advise(chosen, report),
             *advise_wider(chosen, report),
+            *advise_filled(chosen, report),
             *advise_quorum(chosen, report),
             *(each.words for each in tailored),
             *(each.words for each in left_out),

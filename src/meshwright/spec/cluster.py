@@ -97,6 +97,8 @@ class MatrixTiles:
     first tile. A last wave that does not fill the units idles the share `tail` of what it leaves free (1: whole
     waves; 0: work is split evenly), and the share `store` of the time to write results is not hidden. Of several
     products that share the units, the share `cold` of the time to read what each multiplies is not hidden either.
+    Where the rows that a kernel loads are no multiples of 16 bytes, but of 8, of 4 or of 2, it reaches the shares
+    `misaligned` of its rate.
     """
 
     units: int
@@ -107,6 +109,7 @@ class MatrixTiles:
     tail: float
     store: float
     cold: float = 0.0
+    misaligned: tuple[float, float, float] = (1.0, 1.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
