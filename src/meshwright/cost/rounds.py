@@ -193,7 +193,7 @@ class _Road:
         stops = np.where(waits, whole + stops, stops)
         least = np.maximum((1.0 / _WAITED - 1.0) * stops, np.where(waits, 0.0, _RESERVE * whole)) / step
         sound = np.array([meeting.kind.least_every for meeting in table.syncs])[table.sync]
-        found = np.minimum(np.maximum(np.ceil(least - 1e-9), sound), most).astype(np.int64)
+        found: IntArray = np.minimum(np.maximum(np.ceil(least - 1e-9), sound), most).astype(np.int64)
         for _ in range(_TRIED):
             late = ~waits & (found < most) & ~self._is_hidden(round_figures(table.syncs, table.sync, found))
             if not late.any():
