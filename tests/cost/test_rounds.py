@@ -144,7 +144,7 @@ def test_fewer_bits_make_rounds_shorter_until_outer_steps_are_a_twentieth_of_the
     slow = way_of(kind, precision=Precision.INT4, slower=3e3)
     hasty = way_of(kind, precision=Precision.INT4, slower=3e3, every=slow.every // 2)
     assert slow.exposed_seconds <= 0.05 * slow.step_seconds
-    assert hasty.exposed_seconds > 0.05 * hasty.step_seconds
+    assert hasty.exposed_seconds > 0.05 * hasty.step_seconds or slow.every == kind.least_every
 
 
 @pytest.mark.parametrize("kind", LEARNERS)

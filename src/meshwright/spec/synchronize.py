@@ -56,9 +56,7 @@ class SyncKind(StrEnum):
         return _LEAST_EVERY.get(self, 1)
 
 
-_LEAST_EVERY: Mapping[SyncKind, int] = MappingProxyType(
-    {SyncKind.DILOCO: 4, SyncKind.EAGER: 2, SyncKind.CO2: 2, SyncKind.STREAMING: 4}
-)
+_LEAST_EVERY: Mapping[SyncKind, int] = MappingProxyType({SyncKind.DILOCO: 8, SyncKind.CO2: 2, SyncKind.STREAMING: 4})
 
 # Every way of meeting in a word: of those in every step, gradients are whole or compressed.
 MEETINGS: tuple[str, ...] = (*(kind.value for kind in SyncKind), *(made().kind for made in COMPRESSIONS))
