@@ -54,9 +54,15 @@ def finish(name: str, rows: Sequence[Row], raw: Any) -> None:
     print(f"\n{'':{width}}  {'target':{target}}  measured")
     for row in rows:
         print(f"{row.name:{width}}  {row.target:{target}}  {row.measured}{'' if row.holds else '   NOT REACHED'}")
+    path = keep(name, rows, raw)
+    print(f"\nraw numbers: {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
+    sys.exit(0 if all(row.holds for row in rows) else 3)
+
+
+def keep(name: str, rows: Sequence[Row], raw: Any) -> Path:
+    """Writes `results/NAME.json`."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     document = {"benchmark": name, "machine": machine(), "rows": [asdict(row) for row in rows], "raw": raw}
     path.write_text(json.dumps(document, indent=1) + "\n")
-    print(f"\nraw numbers: {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
-    sys.exit(0 if all(row.holds for row in rows) else 3)
+    return path

@@ -1,10 +1,12 @@
 """What the planner chooses over links of several rates, beside every other way as the lab measures them: seconds of a
-step, and time to a loss where curves of `run.py` are there. Two hosts of a lab, even and uneven; root is needed.
+step, and time to a loss. Two hosts of a lab, even and uneven; root is needed.
 
 The device is measured with one core (`cluster measure` in a process that may use no other) while another process
 multiplies on the other, as the other host does; links are those of the lab. A machine that is shared has fast and slow
 minutes: fixed work on both cores is timed beside each way, its step is predicted for cores as slow as they are then,
-and ways are compared as they would be on cores as they were measured.
+and ways are compared as they would be on cores as they were measured. What a way learns by step does not depend on the
+link, and is that of the very rounds, in the very precision, that the planner chose for it in that place (`losses.py`):
+what is kept of an earlier call, or is measured here. Of places that are not run, what is kept is told again.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ import argparse
 import json
 import math
 import os
+import statistics
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -24,11 +27,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import losses
+
 import record
 from meshwright import catalog, cost, search
-from meshwright.spec.cluster import ClusterSpec, DeviceSpec, Link
+from meshwright.lab.fabric import unfit
+from meshwright.spec.cluster import ClusterSpec, DeviceSpec, Link, Precision
 from meshwright.spec.compression import PowerSgd
-from meshwright.spec.errors import ConfigError, NoPlanFits
+from meshwright.spec.errors import ConfigError, ExitCode, NoPlanFits
 from meshwright.spec.job import Constraints
 from meshwright.spec.plan import Design
 from meshwright.spec.synchronize import SynchronizeSpec, SyncKind
@@ -43,7 +49,10 @@ WAYS: Mapping[str, Mapping[str, int | str]] = {
     "powersgd": {"sync": "powersgd"},
     **{kind.value: {"sync": kind.value} for kind in KINDS},
 }
-MOST_STEPS, LEAST_STEPS, LEAST_ROUNDS = 60, 10, 3
+SENT = Precision.INT4  # by learners, as docs/learners.md recommends
+TIMED_SECONDS, LEAST_TIMES = 8.0, 3  # of steps, in whole rounds, so many of them at the least
+LONGEST = 96  # steps that are timed at the most
+LOSS_AT = 125  # steps of ranks that meet in every step, whose loss is to be reached
 HOST_SECONDS = (
     "launch_seconds",
     "layer_seconds",
@@ -144,8 +153,8 @@ def predicted_on(made: Design, times: float) -> float:
 
 def asked(place: Place, one: ClusterSpec, fix: Mapping[str, int | str]) -> tuple[Design, float] | None:
     """The planner's design under `fix` with every way of meeting allowed, and its predicted step; None without one."""
-    base = design(2, steps=MOST_STEPS, seed=0, every=0)
-    kinds = SynchronizeSpec(kinds=KINDS, compressions=(PowerSgd(),))
+    base = design(2, steps=LONGEST, seed=0, every=0)
+    kinds = SynchronizeSpec(kinds=KINDS, precision=SENT, compressions=(PowerSgd(),))
     job = replace(base.job, synchronize=kinds, constraints=Constraints(fix=dict(fix), devices="any"))
     try:
         decision = search.design(base.model, cluster_of(place, one), job, trainable=True)
@@ -155,41 +164,37 @@ def asked(place: Place, one: ClusterSpec, fix: Mapping[str, int | str]) -> tuple
     return decision.design, decision.report.step_seconds
 
 
-def steps_of(made: Design) -> int:
-    """As many steps as show whole rounds of its learners, and a few where it has none."""
-    every = made.plan.gradients.rounds.every if made.plan.learners > 1 else 1
-    rounds = max(LEAST_ROUNDS, math.ceil(LEAST_STEPS / every))
-    return WARM + every * max(1, min(rounds, MOST_STEPS // every))
+def steps_of(made: Design, *, predicted: float) -> int:
+    """As many steps as take TIMED_SECONDS, in whole rounds of its learners."""
+    every = rounds_of(made)
+    times = max(LEAST_TIMES, math.ceil(TIMED_SECONDS / (predicted * every)))
+    return WARM + every * max(1, min(times, LONGEST // every))
 
 
-def step_of(made: Design, place: Place, *, folder: Path) -> Curve:
+def rounds_of(made: Design) -> int:
+    return made.plan.gradients.rounds.every if made.plan.learners > 1 else 1
+
+
+def step_of(made: Design, place: Place, *, predicted: float, folder: Path) -> Curve:
     """The design trained for a few steps where it is to run."""
-    job = replace(made.job, total_tokens=steps_of(made) * made.plan.batch_tokens)
+    job = replace(made.job, total_tokens=steps_of(made, predicted=predicted) * made.plan.batch_tokens)
     shares = place.shares if made.plan.world_size == 2 else place.shares[:1]
     return run(replace(made, job=job), rate=place.rate, folder=folder, shares=shares)
 
 
-def tokens_to(loss: float, curve: Mapping[float, float]) -> float:
+def usual_step(seconds: Sequence[float], *, every: int) -> float:
+    """The median over whole rounds of the mean of a step: what else ran for a moment is of few of them."""
+    timed = seconds[WARM:]
+    rounds = [statistics.mean(timed[first : first + every]) for first in range(0, len(timed) - every + 1, every)]
+    return statistics.median(rounds)
+
+
+def steps_to(loss: float, curve: Mapping[int, float]) -> float:
     """Steps after which a curve of validation loss by step reaches `loss`; infinite where it does not."""
-    known = sorted((float(step), value) for step, value in curve.items())
-    for (s0, l0), (s1, l1) in pairwise(known):
+    for (s0, l0), (s1, l1) in pairwise(sorted(curve.items())):
         if l1 <= loss <= l0:
             return s0 + (s1 - s0) * (l0 - loss) / max(l0 - l1, 1e-12)
     return math.inf
-
-
-def curves() -> dict[str, dict[float, float]]:
-    """Mean validation loss by step of ways of meeting, from the results of `run.py`; {} where it was not run."""
-    path = record.RESULTS / "network-2.json"
-    if not path.is_file():
-        return {}
-    found: dict[str, list[dict[str, float]]] = {}
-    for name, entry in json.loads(path.read_text())["raw"]["runs"].items():
-        found.setdefault(name.partition(",")[0], []).append(entry["validation"])
-    return {
-        name: {float(step): sum(each[step] for each in seeds) / len(seeds) for step in seeds[0]}
-        for name, seeds in found.items()
-    }
 
 
 def way_named(made: Design) -> str:
@@ -202,79 +207,97 @@ def way_named(made: Design) -> str:
     return plan.gradients.word if plan.gradients.word in WAYS else "every step"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--places", type=int, nargs="*", default=list(range(len(PLACES))))
-    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "bench-choice")
-    options = parser.parse_args()
-    options.folder.mkdir(parents=True, exist_ok=True)
-    (one, usual), learned = measured_device(options.folder / "one-core.json"), curves()
-    rows: list[record.Row] = []
-    raw: dict[str, Any] = {}
-    for place in (PLACES[index] for index in options.places):
-        chosen = asked(place, one, {})
-        assert chosen is not None, f"{place.name}: no plan at all"
-        name = way_named(chosen[0])
-        designs = {way: made for way, fix in WAYS.items() if (made := asked(place, one, fix)) is not None}
-        designs[name] = chosen
-        found: dict[str, float] = {}
-        before = fixed_seconds()
-        for way, (made, predicted) in designs.items():
-            curve = step_of(made, place, folder=options.folder / "run")
-            after = fixed_seconds()
-            times = (before + after) / (2.0 * usual)
-            then = predicted_on(made, times)
-            found[way] = curve.step_seconds * predicted / then
-            told = f"{curve.step_seconds:.3f} s a step, predicted {then:.3f} on cores {times:.2f} times as slow"
-            print(f"{place.name}, {way}{' (chosen)' if way == name else ''}: {told}", flush=True)
-            raw[f"{place.name}, {way}"] = {
-                "predicted": predicted,
-                "plan": made.plan.describe(),
-                "fixed_seconds": [before, after, usual],
-                **asdict(curve),
-            }
-            before = after
-        rows += rows_of(place, found, name=name, predicted=chosen[1], learned=learned)
-    record.finish("choice", rows, raw)
+def measured_in(place: Place, one: ClusterSpec, *, usual: float, folder: Path) -> dict[str, Any]:
+    """Every way in `place`, and which of them the planner chose."""
+    chosen = asked(place, one, {})
+    assert chosen is not None, f"{place.name}: no plan at all"
+    name = way_named(chosen[0])
+    designs = {way: made for way, fix in WAYS.items() if (made := asked(place, one, fix)) is not None}
+    designs[name] = chosen
+    found: dict[str, Any] = {}
+    before = fixed_seconds()
+    for way, (made, predicted) in designs.items():
+        curve = step_of(made, place, predicted=predicted, folder=folder)
+        after = fixed_seconds()
+        times = (before + after) / (2.0 * usual)
+        then, seconds = predicted_on(made, times), usual_step(curve.seconds, every=rounds_of(made))
+        told = f"{seconds:.3f} s a step, predicted {then:.3f} on cores {times:.2f} times as slow"
+        print(f"{place.name}, {way}{' (chosen)' if way == name else ''}: {told}", flush=True)
+        found[way] = {
+            "plan": made.plan.describe(),
+            "setting": losses.setting_of(made.plan.gradients),
+            "predicted": predicted,
+            "predicted_then": then,
+            "step_seconds": seconds,
+            "fixed_seconds": [before, after, usual],
+            **asdict(curve),
+        }
+        before = after
+    return {"chosen": name, "machine": record.machine(), "ways": found}
 
 
-def rows_of(
-    place: Place, found: Mapping[str, float], *, name: str, predicted: float, learned: Mapping[str, dict[float, float]]
-) -> list[record.Row]:
+def rows_of(name: str, place: Mapping[str, Any], *, curves: Mapping[str, losses.Curve]) -> list[record.Row]:
     """The choice against the fastest way, its step against the predicted one, and its time to a loss."""
-    best = min(found, key=lambda way: found[way])
-    behind, missed = found[name] / found[best] - 1.0, predicted / found[name] - 1.0
-    rows = [
+    ways, chosen = place["ways"], place["chosen"]
+    steps = {way: each["step_seconds"] * each["predicted"] / each["predicted_then"] for way, each in ways.items()}
+    loss = curves[losses.EVERY_STEP][LOSS_AT]
+    times = {way: steps[way] * steps_to(loss, curves[ways[way]["setting"]]) for way in ways}
+    best, first = (min(found, key=lambda way: found[way]) for found in (steps, times))
+    behind, late = steps[chosen] / steps[best] - 1.0, times[chosen] / times[first] - 1.0
+    missed = ways[chosen]["predicted"] / steps[chosen] - 1.0
+    setting = ways[chosen]["setting"]
+    return [
         record.Row(
-            name=f"{place.name}: step of the choice ({name}) beyond the shortest ({best})",
+            name=f"{name}: step of the choice ({chosen}, {setting}) beyond the shortest ({best})",
             target="told",
             measured=f"{100 * behind:.1f} %",
             holds=True,
         ),
         record.Row(
-            name=f"{place.name}: predicted step of the choice",
+            name=f"{name}: predicted step of the choice",
             target="15 %",
             measured=f"{100 * missed:+.1f} %",
             holds=abs(missed) <= 0.15,
         ),
-    ]
-    same = {"every step": "every_step", "one host": "every_step", "two stages": "every_step"}
-    known = {way: learned[same.get(way, way)] for way in found if same.get(way, way) in learned}
-    if name not in known:
-        return rows
-    loss = max(min(curve.values()) for curve in known.values())
-    times = {way: found[way] * tokens_to(loss, curve) for way, curve in known.items()}
-    late = times[name] / min(times.values()) - 1.0
-    first = min(times, key=lambda way: times[way])
-    return [
-        *rows,
         record.Row(
-            name=f"{place.name}: time to a loss of {loss:.2f} beyond the shortest ({first})",
+            name=f"{name}: time to a loss of {loss:.2f} beyond the shortest ({first})",
             target="10 %",
             measured=f"{100 * late:.1f} %",
             holds=late <= 0.10,
         ),
     ]
+
+
+def kept() -> dict[str, Any]:
+    """By place what an earlier call measured; nothing of results that have another form."""
+    path = record.RESULTS / "choice.json"
+    raw = json.loads(path.read_text())["raw"] if path.is_file() else {}
+    return {place.name: raw[place.name] for place in PLACES if "ways" in raw.get(place.name, {})}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--places", type=int, nargs="*", default=list(range(len(PLACES))))
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0], help="of the losses by step")
+    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "bench-choice")
+    options = parser.parse_args()
+    if why := unfit():
+        print(f"skipped: {why}", file=sys.stderr)
+        sys.exit(ExitCode.ENVIRONMENT)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    one, usual = measured_device(options.folder / "one-core.json")
+    for place in (PLACES[index] for index in options.places):
+        found = measured_in(place, one, usual=usual, folder=options.folder / "run")
+        raw = {**kept(), place.name: found}
+        record.keep("choice", [], raw)
+    raw = kept()
+    settings = {each["setting"] for place in raw.values() for each in place["ways"].values()}
+    curves = {
+        setting: losses.mean_curve([losses.curve_of(setting, seed=seed, steps=losses.STEPS) for seed in options.seeds])
+        for setting in sorted(settings)
+    }
+    rows = [row for name, place in raw.items() for row in rows_of(name, place, curves=curves)]
+    record.finish("choice", rows, {**raw, "curves": curves})
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""What rounds cost in loss at equal tokens: `python benchmarks/network/losses.py streaming:4:int4 eager:2:int8`.
+"""What ways of meeting cost in loss at equal tokens: `python benchmarks/network/losses.py streaming:4:int4 powersgd:4`.
 
-Two learners of one core each on this machine train as in `run.py`, whose every step's loss stands beside theirs; what
-they learn does not depend on the link, so that none is shaped and no root is needed.
+Two learners of one core each on this machine train as in `run.py`, beside ranks whose whole gradients meet in every
+step; what they learn does not depend on the link, so that none is shaped and no root is needed. Curves that are kept
+from earlier calls are not measured again but with --again.
 """
 
 from __future__ import annotations
@@ -13,33 +14,54 @@ import shutil
 import statistics
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import record
 from meshwright.run.files import write_json
+from meshwright.spec import codec
 from meshwright.spec.cluster import Precision
+from meshwright.spec.compression import PowerSgd
 from meshwright.spec.plan import Design
-from meshwright.spec.synchronize import Rounds, SyncKind, usual_rounds
-from run import ROOT, design, meeting
+from meshwright.spec.synchronize import GradientSync, SyncKind, usual_rounds
+from run import ROOT, design
 
-HOSTS = 2
+HOSTS, STEPS, APART = 2, 150, 25
+EVERY_STEP = SyncKind.EVERY_STEP.value
+FOLDER = ROOT / "runs" / "bench-losses"
+KEPT = record.RESULTS / "network-losses.json"
+Curve = dict[int, float]  # validation loss by step
 
 
-def rounds_named(setting: str) -> tuple[SyncKind, Rounds]:
+def gradients_named(setting: str) -> GradientSync:
     """`streaming:4:int4` is the kind, the steps of a round and what learners send; fields of its rounds may follow, as
-    in `streaming:4:int4:own_share=0`."""
-    name, every, precision, *fields = setting.split(":")
+    in `streaming:4:int4:own_share=0`. `powersgd:4` is compression of that rank."""
+    name, *told = setting.split(":")
+    if name == EVERY_STEP:
+        return GradientSync()
+    if name == PowerSgd().kind:
+        return GradientSync(compression=PowerSgd(rank=int(told[0])))
+    every, precision, *fields = told
     rounds = usual_rounds(SyncKind(name), every=int(every), learners=HOSTS, precision=Precision(precision))
     changed = {field.partition("=")[0]: json.loads(field.partition("=")[2]) for field in fields}
-    return SyncKind(name), replace(rounds, **changed)
+    return GradientSync(kind=SyncKind(name), rounds=replace(rounds, **changed))
 
 
-def losses(made: Design, *, folder: Path) -> dict[int, float]:
+def setting_of(gradients: GradientSync) -> str:
+    """The setting that `gradients` are of, where their rounds are the usual ones."""
+    if gradients.compression is not None:
+        assert isinstance(gradients.compression, PowerSgd)
+        return f"{gradients.word}:{gradients.compression.rank}"
+    if not gradients.kind.has_learners:
+        return EVERY_STEP
+    return f"{gradients.word}:{gradients.rounds.every}:{gradients.rounds.precision.value}"
+
+
+def trained(made: Design, *, folder: Path) -> Curve:
     """Validation loss by step of the design trained to its end by as many processes here as it has ranks."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -56,40 +78,65 @@ def losses(made: Design, *, folder: Path) -> dict[int, float]:
     return {row["step"]: row["validation_loss"] for row in rows if "validation_loss" in row}
 
 
+def curve_of(setting: str, *, seed: int, steps: int, again: bool = False) -> Curve:
+    """The curve that is kept of it, or one that is measured now and kept."""
+    known = kept()
+    found = known.get(setting, {}).get(seed, {})
+    if again or not set(range(APART, steps + 1, APART)) <= found.keys():
+        made = design(HOSTS, steps=steps, seed=seed, every=APART)
+        made = replace(made, plan=replace(made.plan, gradients=gradients_named(setting)))
+        found = trained(made, folder=FOLDER / f"{setting.replace(':', '-')}-{seed}")
+        known.setdefault(setting, {})[seed] = found if again else {**known.get(setting, {}).get(seed, {}), **found}
+        record.keep("network-losses", rows_of(known), raw_of(known))
+    print(f"{setting}, seed {seed}: {found[max(step for step in found if step <= steps)]:.4f}", flush=True)
+    return found
+
+
+def kept() -> dict[str, dict[int, Curve]]:
+    """By setting and seed."""
+    if not KEPT.is_file():
+        return {}
+    losses = json.loads(KEPT.read_text())["raw"]["losses"]
+    return {
+        setting: {int(seed): {int(step): loss for step, loss in curve.items()} for seed, curve in seeds.items()}
+        for setting, seeds in losses.items()
+    }
+
+
+def mean_curve(curves: Sequence[Curve]) -> Curve:
+    return {step: statistics.mean(curve[step] for curve in curves) for step in curves[0]}
+
+
+def rows_of(known: dict[str, dict[int, Curve]]) -> list[record.Row]:
+    """Of every setting, how far it ends above every step's with the seeds and after the steps that both have."""
+    rows = []
+    for setting, seeds in known.items():
+        alike = known.get(EVERY_STEP, {})
+        both = [(curve, alike[seed]) for seed, curve in seeds.items() if max(alike.get(seed, {}), default=-1) in curve]
+        if setting != EVERY_STEP and both:
+            gap = statistics.mean(curve[max(whole)] - whole[max(whole)] for curve, whole in both)
+            name = f"{setting}: loss above every step's (seeds: {len(both)})"
+            rows.append(record.Row(name=name, target="told", measured=f"{gap:+.3f} nats", holds=True))
+    return rows
+
+
+def raw_of(known: dict[str, dict[int, Curve]]) -> object:
+    return {"losses": known, "gradients": {setting: codec.encode(gradients_named(setting)) for setting in known}}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("settings", nargs="+")
-    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("settings", nargs="*")
+    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
-    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "bench-losses")
+    parser.add_argument("--again", action="store_true", help="also what is kept")
     options = parser.parse_args()
-    steps, raw, rows = options.steps, {}, []
-    for setting in ("every_step", *options.settings):
-        raw[setting] = {}
+    for setting in (EVERY_STEP, *options.settings):
         for seed in options.seeds:
-            known = record.RESULTS / f"network-{HOSTS}.json"
-            made = design(HOSTS, steps=steps, seed=seed, every=steps)
-            if setting != "every_step":
-                made = meeting(made, *rounds_named(setting))
-            curve = _known(known, seed=seed, steps=steps) if setting == "every_step" else None
-            raw[setting][seed] = curve or losses(made, folder=options.folder / f"{setting.replace(':', '-')}-{seed}")
-            print(f"{setting}, seed {seed}: {raw[setting][seed][steps]:.4f}", flush=True)
-        gap = statistics.mean(raw[setting][seed][steps] - raw["every_step"][seed][steps] for seed in options.seeds)
-        told = record.Row(
-            name=f"{setting}: loss above every step's", target="told", measured=f"{gap:+.3f} nats", holds=True
-        )
-        rows += [told] if setting != "every_step" else []
-    rounds = {setting: asdict(rounds_named(setting)[1]) for setting in options.settings}
-    record.finish("network-losses", rows, {"losses": raw, "rounds": rounds})
-
-
-def _known(path: Path, *, seed: int, steps: int) -> dict[int, float] | None:
-    """Every step's curve as `run.py` kept it, of as many steps."""
-    entries: dict[str, Any] = json.loads(path.read_text())["raw"]["runs"] if path.is_file() else {}
-    curve = {
-        int(step): loss for step, loss in entries.get(f"every_step, seed {seed}", {}).get("validation", {}).items()
-    }
-    return curve if max(curve, default=0) == steps else None
+            curve_of(setting, seed=seed, steps=options.steps, again=options.again)
+    known = kept()
+    if rows := rows_of(known):
+        record.finish("network-losses", rows, raw_of(known))
 
 
 if __name__ == "__main__":

@@ -321,15 +321,35 @@ def spoilt_anchor(design: Design, missed: bool) -> str:
     return ""
 
 
-def other_rounds(design: Design, needed: tuple[int, int], steps: int) -> list[tuple[int, int]]:
-    """(step, steps of the rounds after it) wherever they change, in a run whose learners need rounds of so many."""
+def spoilt_late(design: Design, steps: int) -> str:
+    """What is raised at a save after `steps` steps where a bit of one learner's anchor is another since the last but
+    one."""
+    worker = Worker(design)
+    try:
+        for number in range(1, steps + 1):
+            if number == steps and worker.learners.index == 1:
+                next(worker.outer.tensors())[2].view(-1)[0] += 1e-12
+            worker.step(number)
+            if number < steps:
+                worker.outer.check(number)
+        worker.outer.check(steps)
+    except WorkerFailed as error:
+        return str(error)
+    finally:
+        worker.close()
+    return ""
+
+
+def other_rounds(design: Design, needed: tuple[int, int], steps: int) -> list[tuple[int, int, float]]:
+    """(step, steps of the rounds after it, their outer learning rate) wherever they change, in a run whose learners
+    need rounds of so many."""
     worker, found = Worker(design), []
     asked = mock.patch.object(worker.outer.pace, "needed", return_value=needed[worker.learners.index])
     for number in range(1, steps + 1):
         with asked:
             met = worker.step(number)
         if met is not None and met.changed is not None:
-            found.append((number, met.changed.every))
+            found.append((number, met.changed.every, met.changed.learning_rate))
     told = worker.outer.told()
     assert worker.outer.goes_on_from(told)
     worker.close()

@@ -15,7 +15,7 @@ from meshwright.spec.job import ElasticSpec
 from meshwright.spec.model import Head
 from meshwright.spec.optimizer import OptimizerSpec, Sgd
 from meshwright.spec.plan import Design, ScheduleKind, Sharding
-from meshwright.spec.synchronize import GradientSync, Rounds, SynchronizeSpec, SyncKind
+from meshwright.spec.synchronize import GradientSync, Rounds, SynchronizeSpec, SyncKind, usual_rounds
 from tests.parallel import absence_cases, outer_cases
 from tests.parallel.outer_cases import Absence
 from tests.parallel.parity_cases import TOLERANCE
@@ -162,14 +162,40 @@ def test_learners_that_went_from_unlike_parameters_are_named(pool: Pool, missed:
         assert why in told
 
 
+def test_a_byte_that_changed_after_the_last_telling_is_found_before_a_save(pool: Pool) -> None:
+    entry = met(LAYOUTS["replicas"], SyncKind.DILOCO, Rounds(every=40, momentum=0.9, precision=Precision.FP64))
+    for told in pool.run(outer_cases.spoilt_late, entry, 18, ranks=2):
+        assert "learners went from unlike parameters when step 18 was done" in told
+
+
 @pytest.mark.parametrize("kind", [SyncKind.EAGER, SyncKind.STREAMING])
 def test_rounds_change_at_one_step_everywhere_where_one_learner_needs_longer_ones(pool: Pool, kind: SyncKind) -> None:
     entry = met(LAYOUTS["replicas"], kind)
     free = replace(entry, job=replace(entry.job, synchronize=SynchronizeSpec(kinds=(kind,), most_every=8)))
     first, other = pool.run(outer_cases.other_rounds, free, (5, 11), 40, ranks=2)
     assert first == other
-    assert [every for _, every in first] == [8]
+    assert [(every, rate) for _, every, rate in first] == [(8, ROUNDS[kind].learning_rate)]
+    usual = met(LAYOUTS["replicas"], kind, usual_rounds(kind, every=5, learners=2, precision=Precision.FP64))
+    usual = replace(usual, job=free.job)
+    for found in pool.run(outer_cases.other_rounds, usual, (5, 11), 40, ranks=2):
+        assert [rate for *_, rate in found] == [usual_rounds(kind, every=8, learners=2).learning_rate]
     assert pool.run(outer_cases.other_rounds, entry, (5, 11), 20, ranks=2) == [[], []]
+
+
+def test_rounds_of_another_length_have_the_outer_learning_rate_of_that_length() -> None:
+    usual = usual_rounds(SyncKind.STREAMING, every=8, learners=4)
+    pace = Pace(kind=SyncKind.STREAMING, rounds=usual, learners=4, most_every=400)
+    assert pace.changed(400, step=8) == usual_rounds(SyncKind.STREAMING, every=400, learners=4)
+    shortest = pace.changed(1, step=408)
+    assert shortest is not None
+    assert shortest == replace(usual, every=4, delay=1, learning_rate=shortest.learning_rate)
+    assert shortest.learning_rate == usual_rounds(SyncKind.STREAMING, every=4, learners=4).learning_rate
+    chosen = Pace(kind=SyncKind.STREAMING, rounds=replace(usual, learning_rate=0.5), learners=4, most_every=400)
+    longer = chosen.changed(400, step=8)
+    assert longer is not None
+    assert (longer.every, longer.learning_rate) == (400, 0.5)
+    capped = Pace(kind=SyncKind.DILOCO, rounds=Rounds(every=8), most_every=2)
+    assert capped.changed(1, step=8) == Rounds(every=2)
 
 
 def test_pace_follows_what_travels() -> None:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest import mock
 
 import pytest
 
 from meshwright.run.audit import audit
 from meshwright.run.generate import generate
 from meshwright.run.train import train
-from meshwright.spec.errors import ExitCode, WorkerFailed
+from meshwright.spec.errors import ExitCode, Problem, WorkerFailed
 from meshwright.spec.optimizer import OptimizerSpec
 from meshwright.spec.plan import Design, Sharding
 from meshwright.spec.report import LineName
 from meshwright.spec.synchronize import GradientSync, Rounds, SynchronizeSpec, SyncKind
 from meshwright.train.events import Ending
+from meshwright.train.run import Run
 from tests.run.runs import BATCH, after_steps, ask_to_stop, design, losses, validation
 from tests.support.designs import Layout
 
@@ -81,3 +84,15 @@ def test_a_loss_of_one_learner_that_is_not_finite_ends_the_run_with_what_was_goo
     with pytest.raises(WorkerFailed, match=r"of step \d+ is (nan|inf)") as caught:
         train(learners(whole, optimizer=wild), run_dir=whole / "wild", say=quiet)
     assert "Traceback" not in str(caught.value)
+
+
+def test_learners_that_parted_are_not_saved() -> None:
+    parted, store = WorkerFailed(Problem(what="learners went from unlike parameters")), mock.Mock()
+    outer = mock.Mock(check=mock.Mock(side_effect=parted))
+    run = SimpleNamespace(
+        state=SimpleNamespace(step=7), outer=outer, store=store, marker=mock.Mock(), _is_finite=lambda: True
+    )
+    with pytest.raises(WorkerFailed, match="unlike"):
+        Run._save(cast(Run, run))
+    outer.check.assert_called_once_with(7)
+    store.save.assert_not_called()

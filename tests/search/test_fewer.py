@@ -8,7 +8,7 @@ from meshwright.search import check, for_hosts, hosts_of, in_order, losses
 from meshwright.search.decide import RUNTIME
 from meshwright.spec.job import Constraints, ElasticSpec
 from meshwright.spec.plan import Design, Sharding
-from meshwright.spec.synchronize import GradientSync, Rounds, SynchronizeSpec, SyncKind
+from meshwright.spec.synchronize import GradientSync, Rounds, SynchronizeSpec, SyncKind, usual_rounds
 from tests.support import designs, models
 from tests.support.designs import Layout
 
@@ -51,6 +51,17 @@ def test_fewer_learners_are_what_they_were_and_share_the_batch() -> None:
         assert found.plan.microbatch <= 2
         assert found.cluster.num_devices == found.plan.world_size
     assert for_hosts(entry, ((0, 1),)) is None
+
+
+def test_fewer_learners_have_the_outer_learning_rate_that_is_usual_for_them() -> None:
+    rounds = usual_rounds(SyncKind.STREAMING, every=6, learners=4)
+    made = elastic(12)
+    made = replace(made, plan=replace(made.plan, gradients=GradientSync(kind=SyncKind.STREAMING, rounds=rounds)))
+    made = replace(made, job=replace(made.job, synchronize=SynchronizeSpec(kinds=(SyncKind.STREAMING,))))
+    found = for_hosts(made, ((0, 2),))
+    assert found is not None
+    assert found.plan.gradients.rounds == usual_rounds(SyncKind.STREAMING, every=6, learners=2)
+    assert found.plan.gradients.rounds.learning_rate < rounds.learning_rate
 
 
 def test_degrees_that_fewer_ranks_cannot_keep_are_left_out() -> None:

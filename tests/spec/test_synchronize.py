@@ -11,6 +11,7 @@ from meshwright.spec.synchronize import (
     GradientSync,
     Rounds,
     SyncKind,
+    as_usual,
     dealt,
     outer_learning_rate,
     usual_rounds,
@@ -74,3 +75,24 @@ def test_usual_rounds_are_ones_that_their_kind_has(kind: SyncKind, every: int) -
     assert rounds.every == every
     assert rounds.delay * rounds.fragments <= every
     assert (rounds.delay == every) == kind.is_late or rounds.fragments == 1
+
+
+def test_the_usual_outer_learning_rate_follows_learners_and_rounds_and_a_chosen_one_stays() -> None:
+    for kind in (kind for kind in SyncKind if kind.has_learners):
+        usual = usual_rounds(kind, every=4, learners=4)
+        fewer = as_usual(usual, usual, kind=kind, learners=2, were=4)
+        assert fewer == replace(usual, learning_rate=usual_rounds(kind, every=4, learners=2).learning_rate)
+        assert as_usual(fewer, fewer, kind=kind, learners=4, were=2) == usual
+        longer = as_usual(replace(usual, every=400), usual, kind=kind, learners=4, were=4)
+        assert longer.learning_rate == usual_rounds(kind, every=400, learners=4).learning_rate
+        assert (longer.learning_rate > usual.learning_rate) == (kind in (SyncKind.DILOCO, SyncKind.STREAMING))
+        chosen = replace(usual, learning_rate=0.123)
+        assert as_usual(chosen, chosen, kind=kind, learners=2, were=4) is chosen
+
+
+def test_rounds_that_step_by_a_momentum_have_a_least_number_of_steps() -> None:
+    assert SyncKind.STREAMING.least_every == 4
+    assert SyncKind.EVERY_STEP.least_every == SyncKind.LOCAL.least_every == 1
+    for kind in (kind for kind in SyncKind if kind.has_learners):
+        rounds = usual_rounds(kind, every=kind.least_every, learners=2)
+        assert rounds.momentum < 0.5 or kind.least_every >= 4

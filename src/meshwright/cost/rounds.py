@@ -59,9 +59,9 @@ def outer(
 ) -> Outer | None:
     """What learners add to `step`, which is that of one of them; None where no row has some.
 
-    Where the table leaves open how many steps a round has, the fewest that hide it with a reserve, and of which what is
-    not hidden takes at most a twentieth: outer steps, and what travels where it is waited for. The slowest machine
-    decides.
+    Where the table leaves open how many steps a round has, the fewest that are sound for its kind, that hide it with a
+    reserve, and of which what is not hidden takes at most a twentieth: outer steps, and what travels where it is waited
+    for. The slowest machine decides.
     """
     learners = table.learners
     apart = learners > 1
@@ -183,7 +183,8 @@ class _Road:
         return np.asarray(moved / (device.memory_bandwidth * device.memory_fraction) * sharing.everyone / sharing.speed)
 
     def fewest(self, *, most: int) -> IntArray:
-        """Steps of a round, from 1 to `most`: the fewest that hide it and leave little that is not hidden."""
+        """Steps of a round, `most` at most: the fewest that are sound for its kind, hide it and leave little that is
+        not hidden."""
         table, step = self._table, self._window.seconds
         many = round_figures(table.syncs, table.sync, np.zeros_like(table.sync))
         alone = replace(many, fragments=np.ones_like(many.fragments))
@@ -191,7 +192,8 @@ class _Road:
         whole, stops = self.whole(alone), self.update(alone)
         stops = np.where(waits, whole + stops, stops)
         least = np.maximum((1.0 / _WAITED - 1.0) * stops, np.where(waits, 0.0, _RESERVE * whole)) / step
-        found = np.clip(np.ceil(least - 1e-9), 1, most).astype(np.int64)
+        sound = np.array([meeting.kind.least_every for meeting in table.syncs])[table.sync]
+        found: IntArray = np.minimum(np.maximum(np.ceil(least - 1e-9), sound), most).astype(np.int64)
         for _ in range(_TRIED):
             late = ~waits & (found < most) & ~self._is_hidden(round_figures(table.syncs, table.sync, found))
             if not late.any():

@@ -22,17 +22,18 @@ ORDERED_BY: Mapping[Objective, str] = MappingProxyType(
     }
 )
 # Times the step that each way of meeting counts for: learners cost quality, more of it from one to the next, and are to
-# save more than that. The order is that of losses after as many tokens, as measured (catalog/loss_gaps.py); they rise
-# with the number of learners too (2503.09799).
+# save more than that. The least is what was measured of streaming in its shortest rounds: as many more steps to a loss
+# (docs/lab.md). The order is that of losses after as many tokens (catalog/loss_gaps.py); they rise with the number of
+# learners too (2503.09799).
 WORTH = {
     SyncKind.EVERY_STEP: 1.0,
-    SyncKind.STREAMING: 1.01,
-    SyncKind.EAGER: 1.012,
-    SyncKind.DILOCO: 1.012,
-    SyncKind.LOCAL: 1.015,
-    SyncKind.CO2: 1.05,
+    SyncKind.STREAMING: 1.03,
+    SyncKind.EAGER: 1.032,
+    SyncKind.DILOCO: 1.032,
+    SyncKind.LOCAL: 1.035,
+    SyncKind.CO2: 1.07,
 }
-COMPRESSED = 1.01  # that a step with compressed gradients counts for: it costs quality too
+COMPRESSED = 1.03  # that a step with compressed gradients counts for: it costs quality too
 DOUBLED = 0.0025  # that every doubling of two learners adds
 LEAST_LIKELY = 1e-3  # to fit, that a step is divided by
 TIE = 0.0005  # of the step: two plans nearer than this are as good

@@ -110,7 +110,7 @@ class Explorer:
         """Seconds of a step or device-seconds at the cautious end of their interval, or bytes at the peak.
 
         Seconds are over the probability of fitting: a plan that fits half the time is tried, and given up, as often as
-        it runs; those of learners, or of compressed gradients, count a hundredth more. Ties of memory go to the
+        it runs; those of learners, or of compressed gradients, count a few hundredths more. Ties of memory go to the
         faster plan.
         """
         if self.job.objective is Objective.MEMORY:

@@ -10,15 +10,16 @@ from meshwright.search.decide import RUNTIME
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.job import Constraints, ElasticSpec
 from meshwright.spec.plan import AxisName, Design, Plan
-from meshwright.spec.synchronize import GradientSync, Rounds, SyncKind
+from meshwright.spec.synchronize import GradientSync, Rounds, SyncKind, as_usual
 
 
 def fewer_learners(entry: Design, learners: int) -> Design | None:
     """The design of so many of the learners of `entry`, which share its batch, or the nearest that they can; None where
     no such plan is legal.
 
-    Inside a learner all is as it was but the number and the size of its microbatches; rounds and the outer optimizer
-    stay. One learner that is left goes on in rounds of its own, so that others can come back to it.
+    Inside a learner all is as it was but the number and the size of its microbatches; rounds stay, and the outer
+    learning rate where it was chosen. One learner that is left goes on in rounds of its own, so that others can come
+    back to it.
     """
     for plan in _plans(entry.plan, learners):
         found = replace(entry, plan=plan)
@@ -33,6 +34,9 @@ def fewer_learners(entry: Design, learners: int) -> Design | None:
 def _plans(plan: Plan, learners: int) -> Iterator[Plan]:
     """The largest microbatches first, and none larger than they were."""
     readers = learners * plan.shard
+    rounds, kind = plan.gradients.rounds, plan.gradients.kind
+    rounds = as_usual(rounds, rounds, kind=kind, learners=learners, were=plan.learners)
+    plan = replace(plan, gradients=replace(plan.gradients, rounds=rounds))
     axes = tuple(replace(axis, size=learners) if axis.name is AxisName.REPLICATE else axis for axis in plan.axes)
     for each in _shares(plan.batch, readers=readers):
         for size in range(min(plan.microbatch, each), 0, -1):

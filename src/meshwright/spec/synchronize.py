@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -49,6 +49,14 @@ class SyncKind(StrEnum):
         """Learners stand still until what meets is there."""
         return self in (SyncKind.LOCAL, SyncKind.DILOCO)
 
+    @property
+    def least_every(self) -> int:
+        """Steps of the shortest rounds that are taken for it where none are asked for: with fewer the loss after as
+        many steps is worse, not better (docs/learners.md)."""
+        return _LEAST_EVERY.get(self, 1)
+
+
+_LEAST_EVERY: Mapping[SyncKind, int] = MappingProxyType({SyncKind.DILOCO: 8, SyncKind.CO2: 2, SyncKind.STREAMING: 4})
 
 # Every way of meeting in a word: of those in every step, gradients are whole or compressed.
 MEETINGS: tuple[str, ...] = (*(kind.value for kind in SyncKind), *(made().kind for made in COMPRESSIONS))
@@ -207,3 +215,13 @@ def outer_learning_rate(*, learners: int, every: int) -> float:
     """
     rate = 0.7 + 0.1 * math.log2(learners / 8) + 0.05 * math.log10(every / 500)
     return round(min(max(rate, 0.2), 1.0), 2)
+
+
+def as_usual(rounds: Rounds, before: Rounds, *, kind: SyncKind, learners: int, were: int) -> Rounds:
+    """`rounds` of so many learners with the outer learning rate that is usual for both, where `before` had the one that
+    was for as many learners as there `were`; one that was chosen stays."""
+    usual, now = (
+        usual_rounds(kind, every=each.every, learners=count).learning_rate
+        for each, count in ((before, were), (rounds, learners))
+    )
+    return replace(rounds, learning_rate=now) if kind.has_learners and before.learning_rate == usual else rounds

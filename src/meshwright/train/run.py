@@ -341,6 +341,8 @@ class Run:
         self.marker.mark(step=self.state.step, section=Section.SAVE)
         if not self._is_finite():
             raise WorkerFailed(self._unsaved())
+        if self.outer is not None:
+            self.outer.check(self.state.step)
         self.ledger.gather(self.learners, self.outer, device=self.feed.device)
         state = self.laid_state() if self.outer is None else saved(self.laid_state(), self.outer)
         pace = statistics.median(self.paces) if self.paces else 0.0

@@ -176,7 +176,7 @@ class Fragment:
         start = time.perf_counter()
         change = self.average.finish() if self._arrived is None else self._arrived
         self.waited = time.perf_counter() - start
-        own = self._update.land(self.held, own, change)
+        own = self._update.land(self.held, own, change, learning_rate=self._pace.rounds.learning_rate)
         self.flat.write(own)
         self._lands_at = self._arrived = None
         self.landings += 1

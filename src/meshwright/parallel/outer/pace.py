@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from meshwright.spec.synchronize import Rounds, SyncKind
+from meshwright.spec.synchronize import Rounds, SyncKind, as_usual
 
 RESERVE = 1.2  # of the steps that what travels takes
 EXPOSED = 0.05  # of all time, that learners wait for what they do not hide
@@ -13,11 +13,12 @@ EXPOSED = 0.05  # of all time, that learners wait for what they do not hide
 
 @dataclass(kw_only=True)
 class Pace:
-    """Rounds as they are since step `origin`; `most_every` None keeps them so. After step `begun` all learners were one
-    and nothing was on its way."""
+    """Rounds of so many `learners` as they are since step `origin`; `most_every` None keeps them so. After step `begun`
+    all learners were one and nothing was on its way."""
 
     kind: SyncKind
     rounds: Rounds
+    learners: int = 2
     most_every: int | None = None
     origin: int = 0
     begun: int = 0
@@ -54,13 +55,16 @@ class Pace:
 
     def changed(self, needed: int, *, step: int) -> Rounds | None:
         """The rounds that begin after `step`, which ends one, where they need another length: longer than these are,
-        or less than half; None where they stay."""
+        or less than half; None where they stay. None is shorter than is sound for its kind, and the outer learning rate
+        follows where it was the usual one."""
         rounds = self.rounds
         if self.most_every is None or not needed:
             return None
-        every = max(rounds.fragments, min(needed, self.most_every))
+        every = max(rounds.fragments, min(max(needed, self.kind.least_every), self.most_every))
         if rounds.every // 2 <= every <= rounds.every:
             return None
         delay = every if self.kind.is_late else every // rounds.fragments if rounds.delay else 0
-        self.rounds, self.origin = replace(rounds, every=every, delay=delay), step
+        longer = replace(rounds, every=every, delay=delay)
+        self.rounds = as_usual(longer, rounds, kind=self.kind, learners=self.learners, were=self.learners)
+        self.origin = step
         return self.rounds

@@ -27,12 +27,12 @@ from meshwright.parallel.outer.parts import everything, fragments_of
 from meshwright.parallel.outer.quorum import Quorum
 from meshwright.parallel.outer.roll import Round
 from meshwright.parallel.outer.shares import Shares
+from meshwright.parallel.outer.telling import Said, Telling
 from meshwright.spec import codec
-from meshwright.spec.errors import Problem, WorkerFailed
 from meshwright.spec.plan import Design
 from meshwright.spec.report import LineName
 from meshwright.spec.span import Recorder
-from meshwright.spec.synchronize import TOLD_BYTES, TOLD_EVERY, GradientSync, Rounds
+from meshwright.spec.synchronize import TOLD_EVERY, GradientSync, Rounds, as_usual
 
 _BITS = 2**62
 _NOTHING, _CHANGE, _STOP = range(3)  # what a learner is asked for; who stops does not change
@@ -61,7 +61,12 @@ class OuterSync:
         self.gradients: GradientSync = design.plan.gradients
         self._laid, self._recorder = laid, recorder
         self._across, self._meeting = learners.across, learners.meeting
-        self.pace = Pace(kind=self.gradients.kind, rounds=self.gradients.rounds, most_every=_most_every(design))
+        self.pace = Pace(
+            kind=self.gradients.kind,
+            rounds=self.gradients.rounds,
+            learners=learners.count,
+            most_every=_most_every(design),
+        )
         self._fragments = self._parts(design, laid)
         self._rows = design.plan.batch // learners.count
         self.shares = self._even()
@@ -69,14 +74,13 @@ class OuterSync:
         self._step_seconds, self._clock = math.inf, time.perf_counter()
         self._whole = Flat(everything(laid))
         self._asked, self._spoilt, self._changes = _NOTHING, False, False
-        self._told: Tensor | None = None
-        self._telling: dist.Work | None = None
+        self._telling = Telling(self._meeting, learner=learners.index, device=laid.device)
         self.quorum = self._quorum(design) if self.gradients.rounds.quorum else None
 
     def begin(self, step: int) -> None:
         """All learners have the same parameters after `step`, and nothing that they sent before counts. Collective."""
         self.drain()
-        self._telling = None
+        self._telling.forget()
         self.pace.rounds, self.pace.origin = self.gradients.rounds, 0
         self._begin(step, momentum={})
 
@@ -106,14 +110,12 @@ class OuterSync:
         what they go from is another."""
         self._begin(step, momentum=momentum)
         self._needed = self._told_needed = 0
-        own = self._fingerprint()
-        told = torch.tensor([own, -own], device=self._laid.device)
-        if self._telling is not None:
-            self._telling.wait()
-        dist.all_reduce(told, op=dist.ReduceOp.MAX, group=self._meeting)
-        largest, smallest = told.tolist()
-        if largest != -smallest:
-            raise self._unlike(step, why="they made unlike factors, or a byte changed on its way or in memory")
+        why = "they made unlike factors, or a byte changed on its way or in memory"
+        self._telling.compare(self._fingerprint(), step=step, why=why)
+
+    def check(self, step: int) -> None:
+        """Collective, after step `step` of all learners. Raises WorkerFailed where they do not have one anchor."""
+        self._telling.compare(self._fingerprint(), step=step)
 
     def after_step(self, step: int, *, stop: bool, spoilt: bool, change: bool = False) -> Met | None:
         """Step `step` of this learner is done: what is due lands and sets out. What learners told where they met.
@@ -225,6 +227,9 @@ class OuterSync:
         before = replace(self.shares)
         before.inherit(told["shares"], range(told["count"]))
         self._stand(told, origins)
+        self.pace.rounds = as_usual(
+            self.pace.rounds, self.pace.rounds, kind=self.pace.kind, learners=self.learners.count, were=told["count"]
+        )
         for fragment in self._fragments:
             fragment.settle()
             if origins[self.learners.index] is None:
@@ -260,8 +265,7 @@ class OuterSync:
         """Nothing of this rank is on the network. Collective."""
         for fragment in self._fragments:
             fragment.drain()
-        if self._telling is not None:
-            self._telling.wait()
+        self._telling.wait()
 
     @contextmanager
     def as_one(self) -> Iterator[None]:
@@ -296,8 +300,7 @@ class OuterSync:
 
     def over_learners(self, values: Tensor) -> Tensor:
         """The sum of `values` over all learners, without waiting for what travels. Collective."""
-        if self._telling is not None:
-            self._telling.wait()
+        self._telling.wait()
         total = values.clone()
         dist.all_reduce(total, group=self._meeting)
         return total
@@ -316,7 +319,7 @@ class OuterSync:
     def expected(self, step: int) -> Iterator[tuple[str, str, Tensor]]:
         """As `tensors`, of a run that stands after `step`, to be loaded into."""
         self.drain()
-        self._telling = None
+        self._telling.forget()
         if self.quorum is not None:
             self.quorum.begin()
         for fragment in self._fragments:
@@ -350,34 +353,21 @@ class OuterSync:
 
     def _meet(self, step: int) -> Met | None:
         """What was told the last time, and this learner's own on its way to the others."""
-        met = None
-        if self._telling is not None:
-            self._telling.wait()
-            assert self._told is not None
-            met = self._read(self._told.tolist(), step=step)
-        landings = sum(fragment.landings for fragment in self._fragments)
-        print_ = self._fingerprint()
-        told = [self._asked, int(self._spoilt), print_, -print_, landings, -landings, self._needed]
-        self._told = torch.tensor(told, dtype=torch.int64, device=self._laid.device)
-        assert self._told.nbytes == TOLD_BYTES
-        self._telling = dist.all_reduce(self._told, op=dist.ReduceOp.MAX, group=self._meeting, async_op=True)
+        heard = self._telling.hear(step=step)
+        if heard is not None:
+            if self.told_at > self.pace.origin:
+                self._told_needed = heard.needed
+            self._changes = self._changes or heard.asked == _CHANGE
+        said = Said(
+            asked=self._asked,
+            spoilt=self._spoilt,
+            needed=self._needed,
+            fingerprint=self._fingerprint(),
+            landings=sum(fragment.landings for fragment in self._fragments),
+        )
+        self._telling.tell(said)
         self._asked, self._spoilt, self.told_at = _NOTHING, False, step
-        return met
-
-    def _read(self, told: list[int], *, step: int) -> Met:
-        asked, spoilt, largest, smallest, most, fewest, needed = told
-        if self.told_at > self.pace.origin:
-            self._told_needed = needed
-        if (largest, most) != (-smallest, -fewest):
-            why = "they met unlike numbers of times" if most != -fewest else "a byte changed on its way or in memory"
-            raise self._unlike(step, why=why)
-        self._changes = self._changes or asked == _CHANGE
-        return Met(stop=asked == _STOP, spoilt=spoilt > 0)
-
-    def _unlike(self, step: int, *, why: str) -> WorkerFailed:
-        what = f"learners went from unlike parameters when step {step} was done"
-        fix = "--resume goes on from the last checkpoint"
-        return WorkerFailed(Problem(what=what, where=f"learner {self.learners.index}", why=why, fix=fix))
+        return None if heard is None else Met(stop=heard.asked == _STOP, spoilt=heard.spoilt)
 
 
 def build_outer_sync(design: Design, *, laid: Laid, learners: Learners, recorder: Recorder) -> OuterSync | None:

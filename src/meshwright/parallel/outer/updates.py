@@ -35,9 +35,10 @@ class Update(Protocol):
     sets_out_first: bool
     mixes: bool
 
-    def land(self, held: Held, own: Tensor, change: Tensor) -> Tensor:
-        """The anchor has made its outer step by `change`, the mean of anchor less own of all learners; what the learner
-        that has `own` goes on from. Both may be written over; `own` is not read where nothing is mixed."""
+    def land(self, held: Held, own: Tensor, change: Tensor, *, learning_rate: float) -> Tensor:
+        """The anchor has made its outer step of `learning_rate` by `change`, the mean of anchor less own of all
+        learners; what the learner that has `own` goes on from. Both may be written over; `own` is not read where
+        nothing is mixed."""
 
 
 class Nesterov:
@@ -51,11 +52,11 @@ class Nesterov:
         self.sets_out_first = False
         self.mixes = own_progress or rounds.own_share > 0.0
 
-    def land(self, held: Held, own: Tensor, change: Tensor) -> Tensor:
+    def land(self, held: Held, own: Tensor, change: Tensor, *, learning_rate: float) -> Tensor:
         if held.momentum is not None:
             held.momentum.mul_(self._rounds.momentum).add_(change)
             change.add_(held.momentum, alpha=self._rounds.momentum)
-        held.anchor.sub_(change, alpha=self._rounds.learning_rate)
+        held.anchor.sub_(change, alpha=learning_rate)
         if held.sent is not None:
             return own.sub_(held.sent).add_(held.anchor)
         share = self._rounds.own_share
@@ -74,16 +75,16 @@ class StaleGap:
     def __init__(self, rounds: Rounds, *, total: Total) -> None:
         self._rounds, self._total = rounds, total
 
-    def land(self, held: Held, own: Tensor, change: Tensor) -> Tensor:
+    def land(self, held: Held, own: Tensor, change: Tensor, *, learning_rate: float) -> Tensor:
         rounds, momentum = self._rounds, held.momentum
         assert momentum is not None
-        last = momentum.clamp(-rounds.clip, rounds.clip).mul_(rounds.learning_rate)
+        last = momentum.clamp(-rounds.clip, rounds.clip).mul_(learning_rate)
         step = torch.linalg.vector_norm(last)
         moved = torch.linalg.vector_norm(last.sub_(change))
         moved, step = self._total(torch.stack([moved, step]).square()).sqrt()
         gap = 1.0 + torch.where(step > 0.0, rounds.penalty * moved / step, 0.0)
         momentum.mul_(rounds.momentum).add_(change.div_(gap))
-        held.anchor.sub_(torch.clamp(momentum, -rounds.clip, rounds.clip, out=last), alpha=rounds.learning_rate)
+        held.anchor.sub_(torch.clamp(momentum, -rounds.clip, rounds.clip, out=last), alpha=learning_rate)
         return held.anchor
 
 
