@@ -135,8 +135,8 @@ def ways_of(sites: Sites) -> tuple[dict[str, Way], dict[str, str]]:
     """Arrangements by name, and which of them the planner chooses where every step is to be that of one device and
     where learners are allowed; a choice that is none of the others is one of its own."""
     found = {name: way for name, fix in ACROSS.items() if (way := asked(sites, fix, learners=name == LEARNERS))}
-    if WEIGHTED in found:
-        found[EVEN] = evenly(found[WEIGHTED])
+    if WEIGHTED in found and (even := evenly(found[WEIGHTED])).made.plan != found[WEIGHTED].made.plan:
+        found[EVEN] = even
     chosen = {}
     for word, learners in (("every step", False), ("learners allowed", True)):
         free = asked(sites, {}, learners=learners)
