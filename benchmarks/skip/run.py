@@ -2,7 +2,8 @@
 
 `gain`: seconds of a step of 16 microbatches through four stages, beside 1F1B: played by the event simulation, and run
 by the real executor on four processes whose stages sleep for known times. `quality`: validation loss, at full depth, of
-a small byte model on the pages of docs/, trained with every layer and with a quarter of its stages left out.
+a small byte model on the pages of docs/, trained with every layer and with a quarter of its stages left out. Either
+alone is kept under a name of its own.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import record
 from meshwright.cost.simulate import StageSeconds, makespan, simulate
 from meshwright.nn import Decoder, fill
 from meshwright.nn.context import Context
@@ -136,25 +141,39 @@ def measured(line: Line, schedules: list[Schedule]) -> list[float]:
         return list(found)
 
 
-def gain() -> None:
+def gain() -> tuple[list[record.Row], dict[str, Any]]:
+    """Steps with a quarter left out over whole ones, as run and as simulated."""
+    rows, raw = [], dict[str, Any]()
     print(f"{'':40}{'1f1b':>16}{'a quarter left out':>26}{'ratio':>16}{'two ahead':>11}{'bound':>8}")
     for name, line in LINES.items():
         whole, left_out = one_f_one_b(line), skipping(line, microbatches=MICROBATCHES, skipped=1)
         ahead = skipping(line, microbatches=MICROBATCHES, skipped=1, ahead=2).seconds / whole
+        simulated = left_out.seconds / whole
+        raw[name] = {"whole": whole * TICK, "left_out": left_out.seconds * TICK, "two_ahead": ahead}
         text = f"{name:40}{whole * TICK:8.2f}"
         if any(line.transfer):
             print(
-                f"{text}{'':8}{left_out.seconds * TICK:18.2f}{'':8}{left_out.seconds / whole:8.2f}{ahead:19.2f}",
+                f"{text}{'':8}{left_out.seconds * TICK:18.2f}{'':8}{simulated:8.2f}{ahead:19.2f}",
                 flush=True,
             )
             continue
         schedules = [Schedule(microbatches=MICROBATCHES), planned.of(left_out.program, chunks=1)]
         slow, fast = measured(line, schedules)
-        text += f" ({slow:5.2f}) {left_out.seconds * TICK:17.2f} ({fast:5.2f}) {left_out.seconds / whole:8.2f}"
+        text += f" ({slow:5.2f}) {left_out.seconds * TICK:17.2f} ({fast:5.2f}) {simulated:8.2f}"
         print(f"{text} ({fast / slow:4.2f}) {ahead:10.2f}{left_out.bound * TICK:8.2f}", flush=True)
+        raw[name] |= {"measured_whole": slow, "measured_left_out": fast}
+        rows.append(
+            record.Row(
+                name=f"{name}: a step with a quarter left out over a whole one",
+                target=f"{simulated:.2f} simulated, 5 %",
+                measured=f"{fast / slow:.2f}",
+                holds=abs(fast / slow / simulated - 1.0) <= 0.05,
+            )
+        )
     print(
         "seconds as simulated, and in brackets as measured; two ahead: with two more microbatches under way, simulated"
     )
+    return rows, raw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +248,8 @@ def losses(paths: Paths, *, seed: int, text: Text, at: tuple[int, ...]) -> list[
     return found
 
 
-def quality() -> None:
+def quality() -> tuple[list[record.Row], dict[str, Any]]:
+    """Losses with a quarter left out above those of every layer, of each seed."""
     torch.set_num_threads(1)
     text, at = Text.of_docs(), (STEPS * 3 // 4, STEPS)
     every: Paths = (tuple(range(STAGES)),) * 4
@@ -238,21 +258,34 @@ def quality() -> None:
         f"{LAYERS} layers in {STAGES} stages, {STEPS} steps of {ROWS * LENGTH} tokens, nats on text that was held out"
     )
     print(f"{'seed':6}{'every layer':>13}{'a quarter left out':>20}{'at equal tokens':>17}{'at equal work':>15}")
-    gaps = []
+    gaps, raw = [], dict[str, Any]()
     for seed in range(SEEDS):
         early, whole = losses(every, seed=seed, text=text, at=at)
         skipped = losses(left_out, seed=seed, text=text, at=at[-1:])[0]
         gaps.append((skipped - whole, skipped - early))
+        raw[f"seed {seed}"] = {"every layer": whole, "at three quarters": early, "a quarter left out": skipped}
         print(f"{seed:<6}{whole:13.3f}{skipped:20.3f}{gaps[-1][0]:+17.3f}{gaps[-1][1]:+15.3f}", flush=True)
     tokens, work = (statistics.mean(column) for column in zip(*gaps, strict=True))
     print(f"{'mean':39}{tokens:+17.3f}{work:+15.3f}")
+    return [
+        record.Row(
+            name=f"loss with a quarter left out above that of every layer at equal {what}, {SEEDS} seeds",
+            target="told",
+            measured=f"{mean:+.3f} nats",
+            holds=True,
+        )
+        for what, mean in (("tokens", tokens), ("work", work))
+    ], raw
 
 
 def main() -> None:
-    asked = sys.argv[1:] or ["gain", "quality"]
-    for name, work in (("gain", gain), ("quality", quality)):
-        if name in asked:
-            work()
+    works = {"gain": gain, "quality": quality}
+    asked = [name for name in works if name in sys.argv[1:]] or list(works)
+    rows, raw = [], dict[str, Any]()
+    for name in asked:
+        found, raw[name] = works[name]()
+        rows += found
+    record.finish("skip" if len(asked) == len(works) else f"skip-{asked[0]}", rows, raw)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ def test_block_times_grow_with_the_work() -> None:
 
 def test_equal_machines_get_equal_stages_but_for_the_ends() -> None:
     boundaries = balanced_stages(samples.model(layers=16), samples.cluster(), samples.job(), precision=Precision.BF16)
-    sizes = [stop - start for start, stop in pairwise(boundaries(4, 1))]
+    sizes = [stop - start for start, stop in pairwise(boundaries(4, range(4)))]
     assert sum(sizes) == 18
     assert max(sizes) - min(sizes) <= 2
 
@@ -29,8 +29,18 @@ def test_slower_machines_hold_fewer_blocks() -> None:
     fast, slow = samples.device(name="fast", speed=4.0), samples.device(name="slow")
     cluster = samples.cluster(samples.nodes(of=fast, site="a"), samples.nodes(of=slow, site="b"))
     boundaries = balanced_stages(samples.model(layers=30), cluster, samples.job(length=4096), precision=Precision.BF16)
-    first, second = (stop - start for start, stop in pairwise(boundaries(2, 1)))
+    first, second = (stop - start for start, stop in pairwise(boundaries(2, range(2))))
     assert first > second
+
+
+def test_both_ends_of_a_v_shape_are_those_of_the_machines_that_it_begins_on() -> None:
+    fast, slow = samples.device(name="fast", speed=4.0), samples.device(name="slow")
+    cluster = samples.cluster(samples.nodes(of=slow, site="a"), samples.nodes(of=fast, site="b"))
+    boundaries = balanced_stages(samples.model(layers=30), cluster, samples.job(length=4096), precision=Precision.BF16)
+    sizes = [stop - start for start, stop in pairwise(boundaries(2, (0, 1, 1, 0)))]
+    assert max(sizes[0], sizes[3]) < min(sizes[1:3])
+    loop = [stop - start for start, stop in pairwise(boundaries(2, (0, 1, 0, 1)))]
+    assert max(loop[0], loop[2]) < min(loop[1], loop[3])
 
 
 def test_a_pipeline_rank_is_as_fast_as_its_slowest_machine() -> None:

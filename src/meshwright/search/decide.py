@@ -331,9 +331,9 @@ def legal_space(
 
 
 def _boundaries(balanced: Boundaries, model: ModelSpec, trainer: Trainer | None) -> Boundaries:
-    def dealt(pipeline: int, chunks: int) -> Sequence[int]:
-        own = trainer.stages(model, pipeline) if trainer is not None and chunks == 1 else None
-        return balanced(pipeline, chunks) if own is None else (*own, len(model.blocks))
+    def dealt(pipeline: int, ranks: Sequence[int]) -> Sequence[int]:
+        own = trainer.stages(model, pipeline) if trainer is not None and len(ranks) == pipeline else None
+        return balanced(pipeline, ranks) if own is None else (*own, len(model.blocks))
 
     return dealt
 

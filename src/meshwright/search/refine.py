@@ -121,10 +121,8 @@ def _rebalanced(one: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: 
         tensor=plan.tensor,
         microbatch=plan.microbatch,
     )
-    layout = Layout(
-        bounds=tuple(boundaries(plan.pipeline, plan.schedule.chunks)),
-        ranks=tuple(stage.rank for stage in plan.stages),
-    )
+    ranks = tuple(stage.rank for stage in plan.stages)
+    layout = Layout(bounds=tuple(boundaries(plan.pipeline, ranks)), ranks=ranks)
     if layout == one.layouts[int(one.layout[0])]:
         return None
     return replace(one, layout=np.zeros_like(one.layout), layouts=(layout,))

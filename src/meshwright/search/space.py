@@ -33,7 +33,7 @@ from meshwright.spec.model import ModelSpec, Recurrence
 from meshwright.spec.plan import Offload, Sharding
 from meshwright.spec.synchronize import MEETINGS
 
-Boundaries = Callable[[int, int], Sequence[int]]
+Boundaries = Callable[[int, Sequence[int]], Sequence[int]]
 Ids = npt.NDArray[np.int64]
 UNSHARDED = SHARDINGS.index(Sharding.NONE)
 RING, GATHER = (EXCHANGES.index(kind) for kind in (ExchangeKind.RING, ExchangeKind.GATHER))
@@ -165,7 +165,7 @@ class Space:
         key = (pipeline, chunks, -1 if plain else schedule, precision)
         if key not in self.layouts:
             self.layouts[key] = len(self.made)
-            self.made.append(Layout(bounds=tuple(self.boundaries[precision](pipeline, chunks)), ranks=ranks))
+            self.made.append(Layout(bounds=tuple(self.boundaries[precision](pipeline, ranks)), ranks=ranks))
         return self.layouts[key]
 
 
@@ -179,7 +179,7 @@ def enumerate_plans(
 ) -> Space:
     """Every plan that the rules of scope `plan` allow, one layout of stages for each (pipeline, chunks, precision).
 
-    `boundaries(pipeline, chunks)` gives the boundaries of a layout's stages, or one such is given for every precision;
+    `boundaries(pipeline, ranks)` gives the boundaries of the stages that ranks hold, or one such is given a precision;
     `trainable` leaves out what this runtime cannot train. Plans that differ in name alone are listed once: one pipeline
     rank runs 1f1b; chunk counts whose largest stage is equal are one, the smallest; a context axis of one exchanges
     nothing. Raises ConfigError when the job itself is wrong. A space without plans is a possible answer.

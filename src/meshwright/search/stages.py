@@ -28,7 +28,7 @@ class Settings(TypedDict):
     microbatch: int
 
 
-BalancedStages = Callable[[int, int], Sequence[int]]
+BalancedStages = Callable[[int, Sequence[int]], Sequence[int]]
 
 
 def block_seconds(
@@ -78,11 +78,12 @@ def balanced_stages(
     microbatch: int = 1,
     weights: Sequence[float] = (),
 ) -> BalancedStages:
-    """A function (pipeline, chunks) -> boundaries of stages, the slowest stage as fast as it can be.
+    """A function (pipeline, rank of every stage) -> boundaries of stages, the slowest stage as fast as it can be.
 
     A stage is as fast as the slowest device of the pipeline rank that holds it: pipeline ranks are equal runs of
-    devices in the cluster's order, so that on uneven clusters slower machines hold fewer blocks. `weights` are
-    how often as much as others each stage's layers count, once where it is not said.
+    devices in the cluster's order, so that on uneven clusters slower machines hold fewer blocks, at both ends of a
+    V shape that they begin. `weights` are how often as much as others each stage's layers count, once where it is not
+    said.
     """
     first = cluster.groups[0].device
     settings: Settings = {"precision": precision, "tensor": tensor, "microbatch": microbatch}
@@ -93,12 +94,12 @@ def balanced_stages(
         for group in cluster.groups
     ]
 
-    def boundaries(pipeline: int, chunks: int) -> Sequence[int]:
-        ranks = rank_speeds(cluster, speeds, pipeline=pipeline)
-        speeds_of_stages = ranks * chunks
+    def boundaries(pipeline: int, ranks: Sequence[int]) -> Sequence[int]:
+        each = rank_speeds(cluster, speeds, pipeline=pipeline)
+        speeds_of_stages = tuple(each[rank] for rank in ranks)
         if weights:
-            speeds_of_stages = tuple(speed / weight for speed, weight in zip(ranks, weights, strict=True))
-        return balancer.bounds(pipeline * chunks, speeds=speeds_of_stages)
+            speeds_of_stages = tuple(speed / weight for speed, weight in zip(speeds_of_stages, weights, strict=True))
+        return balancer.bounds(len(ranks), speeds=speeds_of_stages)
 
     return boundaries
 
