@@ -6,7 +6,7 @@ import json
 import signal
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from meshwright.run.vigil import Stood, stood_still
 from meshwright.run.waiting import Waiting, never_came, told_waits
 from meshwright.spec import codec
 from meshwright.spec.errors import ExitCode, MeshwrightError, Problem, WorkerFailed
@@ -35,6 +36,7 @@ _LOST_PEER = (
     "nccl communicator was aborted",
     "connection refused",
     "socket timeout",
+    "client socket has timed out",
     "failed to recv, got 0 bytes",
     "application timeout caused pair closure",
     "collective operation timeout",
@@ -150,9 +152,10 @@ def is_lost_peer(error: BaseException) -> bool:
     return isinstance(error, RuntimeError | MeshwrightError) and any(words in text for words in _LOST_PEER)
 
 
-def read(failures: Mapping[int, Any]) -> tuple[Failure, ...]:
-    """What torchelastic's failures say, the nearest to the cause first."""
+def read(failures: Mapping[int, Any], *, ended: Collection[int] = ()) -> tuple[Failure, ...]:
+    """What torchelastic's failures say, the nearest to the cause first; ranks `ended` were killed after the others."""
     found = [_read_one(rank, failure) for rank, failure in failures.items()]
+    found = [_as_ended(each) if each.rank in ended else each for each in found]
     return tuple(sorted(found, key=lambda failure: (failure.nearness, failure.seconds, failure.rank)))
 
 
@@ -164,19 +167,26 @@ def told(
     num_ranks: int,
     last_seen: Mapping[int, Whereabouts] = _NOBODY,
     found: Sequence[str] = (),
+    missing: Sequence[int] = (),
+    stood: Sequence[Stood] = (),
 ) -> WorkerFailed:
     """The error that says what the first failure was; it has that worker's exit code.
 
     `predicted_bytes` is what the worker was predicted to need, `machine_bytes` what all of them share. `last_seen` is
     where ranks were, `found` what their logs say of who kept whom waiting. Ranks that waited longer than they may were
-    not left by one that died, unless it died before: those that were ended after them had never come.
+    not left by one that died, unless it died before: those that are `missing`, or were ended after them, had never
+    come. Ranks that `stood` still are told before all others.
     """
     first = failures[0]
     problems = first.problems
     waited = [(failure.rank, failure.waiting) for failure in failures if failure.waiting is not None]
     in_vain = any(entry.timed_out for _, entry in waited) and not _died_before_time_outs(failures)
-    if first.nearness in (Nearness.KILLED, Nearness.LOST_PEER) and in_vain:
-        ended = [failure.rank for failure in failures if failure.nearness in (Nearness.KILLED, Nearness.TERMINATED)]
+    if stood:
+        problems = (stood_still(stood),)
+    elif first.nearness in (Nearness.KILLED, Nearness.LOST_PEER) and in_vain:
+        ended = missing or [
+            failure.rank for failure in failures if failure.nearness in (Nearness.KILLED, Nearness.TERMINATED)
+        ]
         problems = (never_came(ended, waited=waited, last_seen=last_seen),)
     elif first.nearness is Nearness.KILLED:
         problem = _killed(first, predicted_bytes, machine_bytes, num_ranks)
@@ -186,12 +196,29 @@ def told(
         problems = (Problem(what=f"rank {first.rank} lost contact with another rank", why=why),)
     elif first.trace:
         problems = (Problem(what=f"rank {first.rank} failed: {first.problems[0].what}\n\n{first.trace.rstrip()}"),)
-    killed = first.signal_number == signal.SIGKILL and not in_vain
+    killed = first.nearness is Nearness.KILLED and first.signal_number == signal.SIGKILL and not (in_vain or stood)
     if found and not killed and (first.trace or first.nearness is not Nearness.OWN):
         problems = (replace(problems[0], why="; ".join(part for part in (problems[0].why, *found) if part)),)
     error = WorkerFailed(problems)
     error.exit_code = ExitCode(first.exit_code)
     return error
+
+
+def are_asked(failures: Sequence[Failure]) -> bool:
+    """Whether workers ended because they were asked to, which they had not learnt to heed yet."""
+    alike = all(failure.nearness in (Nearness.TERMINATED, Nearness.LOST_PEER) for failure in failures)
+    return alike and any(failure.signal_number == signal.SIGTERM for failure in failures)
+
+
+def ended_how(failure: Failure) -> str:
+    """What is told of a rank that ended without a word of its own."""
+    if failure.nearness is Nearness.KILLED:
+        return f"rank {failure.rank} was killed (signal {failure.signal_number})"
+    return failure.problems[0].what
+
+
+def _as_ended(failure: Failure) -> Failure:
+    return replace(failure, nearness=Nearness.TERMINATED) if failure.nearness is Nearness.KILLED else failure
 
 
 def _died_before_time_outs(failures: Sequence[Failure]) -> bool:
@@ -201,7 +228,7 @@ def _died_before_time_outs(failures: Sequence[Failure]) -> bool:
 
 
 def _killed(failure: Failure, predicted_bytes: float, machine_bytes: float, num_ranks: int) -> Problem:
-    what = f"rank {failure.rank} was killed (signal {failure.signal_number})"
+    what = ended_how(failure)
     if failure.signal_number != signal.SIGKILL:
         return Problem(what=what, why=failure.problems[0].what)
     total = predicted_bytes * num_ranks

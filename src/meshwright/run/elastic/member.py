@@ -49,7 +49,7 @@ from meshwright.train.loop import fit
 from meshwright.train.observe.collective_log import CollectiveLog, keep_logs_of
 from meshwright.train.observe.listening import listening
 from meshwright.train.observe.timekeeper import first_line
-from meshwright.train.observe.whereabouts import Marker
+from meshwright.train.observe.whereabouts import Marker, Section
 from meshwright.train.run import Run
 
 
@@ -295,6 +295,7 @@ class _Member:
             if not lost:
                 if run.outer is not None:
                     run.outer.drain()
+                run.marker.mark(step=run.state.step, section=Section.SAVE)
                 run.close()
             abandon(run)
 
@@ -308,6 +309,7 @@ def _tell(runs: Sequence[Run], error: BaseException) -> None:
         if run.observer is not None:
             run.observer.timekeeper.end(why=first_line(error))
         if isinstance(error, WorkerFailed):
+            run.marker.mark(step=run.state.step, section=Section.SAVE)
             run.store.wait()
 
 
