@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 import traceback
@@ -17,7 +18,7 @@ from typing import Any
 from meshwright.run.vigil import Stood, stood_still
 from meshwright.run.waiting import Waiting, never_came, told_waits
 from meshwright.spec import codec
-from meshwright.spec.errors import ExitCode, MeshwrightError, Problem, WorkerFailed
+from meshwright.spec.errors import EnvironmentUnfit, ExitCode, MeshwrightError, Problem, WorkerFailed
 from meshwright.spec.units import format_bytes
 from meshwright.train.disk import is_full, no_room
 from meshwright.train.observe.whereabouts import Whereabouts
@@ -44,6 +45,7 @@ _LOST_PEER = (
 NEAR_FULL = 0.6  # of the machine's memory: from there on a kill without a word is probably the system's for want of it
 _UNTOLD = "it could not write why: is the disk of the run full?"
 _ROOM_BYTES = 2**16
+_SAVE_OF = re.compile(r"rank (\d+): ")
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
 
 
@@ -67,7 +69,8 @@ class LostPeers(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """One worker's end. `problems` in words, `trace` only for what nobody foresaw."""
+    """One worker's end. `problems` in words, `trace` only for what nobody foresaw; `local` where it is of what this
+    rank has alone, as its memory or its disk, as far as it knows."""
 
     rank: int
     nearness: Nearness
@@ -77,6 +80,7 @@ class Failure:
     seconds: float = 0.0
     signal_number: int = 0
     waiting: Waiting | None = None
+    local: bool = False
 
 
 def keep_room(path: Path | None) -> None:
@@ -119,6 +123,7 @@ def record(error: BaseException, *, path: Path | None, run_dir: Path, waiting: W
             "exit_code": code,
             "problems": codec.encode(problems),
             "waiting": codec.encode(waiting),
+            "local": is_local(error),
         }
         document = {"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}}
         try:
@@ -134,7 +139,7 @@ def translate(error: BaseException, *, run_dir: Path) -> MeshwrightError | None:
         return error
     if isinstance(error, OSError) and is_full(error):
         return no_room(error, folder=run_dir)
-    if isinstance(error, MemoryError) or any(words in str(error).lower() for words in _OUT_OF_MEMORY):
+    if _is_out_of_memory(error):
         reason = str(error).strip().splitlines()[0][:300] if str(error).strip() else "the system gave no memory"
         fix = "take a smaller microbatch, recompute activations or shard more"
         return WorkerFailed(Problem(what="out of memory", why=reason, fix=fix))
@@ -142,6 +147,24 @@ def translate(error: BaseException, *, run_dir: Path) -> MeshwrightError | None:
         why = error.strerror or type(error).__name__
         return WorkerFailed(Problem(what="a file could not be read or written", where=str(error.filename), why=why))
     return None
+
+
+def is_local(error: BaseException) -> bool:
+    """Whether the error is of the memory or the disk of this rank's host, which others need not meet."""
+    if isinstance(error, EnvironmentUnfit):
+        return rank_of_save(error) is not None
+    lost = isinstance(error, ConnectionError)
+    return (isinstance(error, OSError | MemoryError) and not lost) or _is_out_of_memory(error)
+
+
+def rank_of_save(error: BaseException) -> int | None:
+    """The rank whose disk did not take its part of a checkpoint, which all ranks are told; None for other errors."""
+    found = _SAVE_OF.match(error.problems[0].why) if isinstance(error, EnvironmentUnfit) else None
+    return int(found[1]) if found is not None else None
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, MemoryError) or any(words in str(error).lower() for words in _OUT_OF_MEMORY)
 
 
 def is_lost_peer(error: BaseException) -> bool:
@@ -262,6 +285,7 @@ def _read_one(rank: int, failure: Any) -> Failure:
             trace=extra["py_callstack"] if bug else "",
             seconds=float(extra["seconds"]),
             waiting=codec.decode(Waiting, extra["waiting"], "error file") if extra.get("waiting") else None,
+            local=bool(extra.get("local", False)),
         )
     number, codes = -failure.exitcode, set(ExitCode)
     name = signal.Signals(number).name if number in set(signal.Signals) else f"exit code {failure.exitcode}"
@@ -274,4 +298,5 @@ def _read_one(rank: int, failure: Any) -> Failure:
         problems=(Problem(what=f"rank {rank} ended with {name}", why="" if number > 0 else _UNTOLD),),
         seconds=float(failure.timestamp),
         signal_number=max(number, 0),
+        local=failure.exitcode == ExitCode.ENVIRONMENT,
     )

@@ -86,7 +86,7 @@ class Lookout:
             ranks = tuple(each.rank for each in self.stood)
             self._tell(stood_still(self.stood), ranks=ranks, step=max(each.seen.step for each in self.stood))
             for rank in ranks:
-                _signal(running[rank], signal.SIGTERM)
+                _signal(running[rank], signal.SIGUSR2)
 
     def _end_those_that_stood(self, running: Mapping[int, Worker]) -> None:
         late = time.time() - self._since > _STACK_SECONDS

@@ -98,11 +98,11 @@ class Vigil:
         half = self.limit(seen.section) / 2.0
         if before.silent - before.sampled < half:
             return False
-        computed, since = _computed(process), before.silent - before.sampled
-        idle = before.computed is not None and computed - before.computed < _IDLE * since
+        spent, since = computed(process), before.silent - before.sampled
+        idle = before.computed is not None and spent - before.computed < _IDLE * since
         if idle and not _is_running(process) and before.silent >= 2.0 * half:
             return True
-        before.sampled, before.computed = before.silent, computed
+        before.sampled, before.computed = before.silent, spent
         return False
 
 
@@ -131,7 +131,7 @@ def _is_running(process: psutil.Process) -> bool:
         return False
 
 
-def _computed(process: psutil.Process) -> float:
+def computed(process: psutil.Process) -> float:
     """Seconds of processors that it and its children have had."""
     total = 0.0
     try:

@@ -34,6 +34,7 @@ from meshwright.run.elastic.outlook import Outlook
 from meshwright.run.elastic.rehearsal import rehearse
 from meshwright.run.elastic.seats import origins
 from meshwright.run.files import load_design
+from meshwright.run.last_words import LastWords
 from meshwright.run.machine import cache_root
 from meshwright.run.rank import StopRequest, end_with_launcher, finish, join, settle
 from meshwright.run.torch_compat import forget_groups, limit_waits
@@ -180,20 +181,24 @@ class _Member:
             return self._train(design, rank=rank, epoch=epoch, screen=screen, lines=lines)
 
     def _train(self, design: Design, *, rank: int, epoch: Epoch, screen: TextIO, lines: Lines) -> Left | None:
-        marker, runs = Marker(self.run_dir, rank=rank), list[Run]()
+        marker, words, runs = Marker(self.run_dir, rank=rank), LastWords(self.run_dir, rank=rank), list[Run]()
         error, waiting = "", None
         try:
             place = self._place(design, rank=rank, screen=screen, marker=marker, store=lines.store)
             if self._run(design, place=place, epoch=epoch, runs=runs):
+                words.unneeded()
                 return None
         except Exception as caught:
             # Connections that were shut down for a loss fail in more words than those of one.
             broken = isinstance(caught, RuntimeError) and self.board.is_broken(epoch.number)
-            if not (broken or failure.is_lost_peer(caught)):
+            theirs = failure.rank_of_save(caught) not in (None, rank)
+            if not (broken or theirs or failure.is_lost_peer(caught)):
+                words.of(caught)
                 _tell(runs, caught)
                 raise
             error, waiting = first_line(caught), waiting_of(caught, now=marker.now)
             lines.hang_up()
+        words.unneeded()
         # Outside of the handler: what was raised refers to the run and to its groups.
         self._let_go(runs, lost=bool(error))
         return self._left(error=error, waiting=waiting)
