@@ -196,6 +196,8 @@ def test_errors_of_one_host_alone_are_told_from_those_of_all(tmp_path: Path) -> 
         ConnectionResetError("reset"),
         LOST,
     )
+    other = EnvironmentUnfit(Problem(what=unsaved, why="rank 0: [Errno 28] No space left on device on rank 2"))
+    assert [failure.rank_of_save(error) for error in (local[-1], other, *of_all[:4])] == [1, 2, *[None] * 4]
     assert [failure.is_local(error) for error in (*local, *of_all)] == [True] * len(local) + [False] * len(of_all)
     (found,) = failure.read({1: recorded(MemoryError(), tmp_path / "1")})
     assert found.local

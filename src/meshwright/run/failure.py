@@ -45,7 +45,7 @@ _LOST_PEER = (
 NEAR_FULL = 0.6  # of the machine's memory: from there on a kill without a word is probably the system's for want of it
 _UNTOLD = "it could not write why: is the disk of the run full?"
 _ROOM_BYTES = 2**16
-_SAVE_OF = re.compile(r"rank (\d+): ")
+_SAVE_OF = re.compile(r"rank (\d+): (?:.* on rank (\d+)$)?")  # whose it is stands last, where another one tells it
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
 
 
@@ -160,7 +160,7 @@ def is_local(error: BaseException) -> bool:
 def rank_of_save(error: BaseException) -> int | None:
     """The rank whose disk did not take its part of a checkpoint, which all ranks are told; None for other errors."""
     found = _SAVE_OF.match(error.problems[0].why) if isinstance(error, EnvironmentUnfit) else None
-    return int(found[1]) if found is not None else None
+    return int(found[2] or found[1]) if found is not None else None
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
