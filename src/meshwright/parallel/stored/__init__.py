@@ -58,7 +58,8 @@ def write(
     """`folder` holds `tensors` of all ranks of `group`, which each give what they keep; None is one process alone.
 
     Every file is on the disk and reads back as it was written, or OSError is raised, which says on which rank of others
-    it was not. What is as in a file of `earlier` is referred to. A `planner` of its own may make what is saved while it is written.
+    it was not. What is as in a file of `earlier` is referred to. A `planner` of its own may make what is saved while it
+    is written.
     """
     writer = Writer(folder, step=step, earlier=earlier)
     with _alone(group), _told_whose(group):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from meshwright.spec.faults import Fault, FaultKind
@@ -13,6 +14,7 @@ _SAID = {
     FaultKind.DISK_FULL: ("can be written", "not saved", "could not write", "could not be read or written"),
     FaultKind.PREEMPT: ("asked to stop",),
 }
+_NAMED = re.compile(r"ranks? ([\d, andmore]+) (?:did not come|stood still)")
 _EARLY_SECONDS = 0.05  # between two clocks
 
 
@@ -21,9 +23,9 @@ def is_told(fault: Fault, words: str) -> bool:
     if fault.kind in (FaultKind.KILL, FaultKind.CORRUPT):
         who = "was killed (signal 9)" if fault.rank is None else f"rank {fault.rank} was killed (signal 9)"
         return who in words
-    named = fault.kind is FaultKind.HANG and fault.rank is not None and "waited in vain" not in words
-    about = not named or f"rank {fault.rank} " in words.partition("(")[0] or f"and {fault.rank} " in words
-    return about and any(said in words for said in _SAID.get(fault.kind, ()))
+    named = _NAMED.match(words) if fault.kind is FaultKind.HANG and fault.rank is not None else None
+    others = named is not None and "more" not in named[1] and str(fault.rank) not in re.findall(r"\d+", named[1])
+    return not others and any(said in words for said in _SAID.get(fault.kind, ()))
 
 
 def told_of(faults: Sequence[Fault], words: str) -> list[bool]:
