@@ -6,12 +6,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from meshwright.run.train import train
-from meshwright.spec.errors import WorkerFailed
+from meshwright.spec.errors import ExitCode, WorkerFailed
 from meshwright.spec.incident import Trouble
 from meshwright.spec.plan import Sharding
 from meshwright.train.observe.collective_log import read_logs
@@ -19,7 +21,7 @@ from meshwright.train.observe.incidents import incidents_of
 from meshwright.train.observe.inquest import held_in
 from meshwright.train.observe.timekeeper import marks_of
 from meshwright.train.observe.whereabouts import Section, last_seen
-from tests.run.runs import BATCH, after_steps, design, worker_of
+from tests.run.runs import BATCH, after_steps, ask_to_stop, design, worker_of
 from tests.support.designs import Layout
 
 PATIENCE = 10.0
@@ -122,3 +124,25 @@ def test_a_rank_that_dies_as_the_run_is_built_ends_it_at_once(tmp_path: Path) ->
     (lost,) = incidents_of(run)
     assert lost.at - done[0] < NAMED_SECONDS
     assert marks_of(run)[-1].at - done[0] < 10.0
+
+
+def test_a_run_that_is_asked_to_stop_as_its_workers_start_ends_as_one_that_is_saved(tmp_path: Path) -> None:
+    """They die of the signal before they have learnt to heed it: no rank has hung."""
+    entry = design(tmp_path, SHARDED, steps=5000, peer_timeout_seconds=60.0)
+
+    def stop() -> None:
+        end = time.monotonic() + 120.0
+        while time.monotonic() < end:
+            with suppress(AssertionError, psutil.Error):
+                worker_of(1)
+                ask_to_stop()
+                return
+            time.sleep(0.01)
+
+    thread = threading.Thread(target=stop, daemon=True)
+    thread.start()
+    with pytest.raises(WorkerFailed, match="asked to stop before it had begun to train") as caught:
+        train(entry, run_dir=tmp_path / "run", say=lambda _line: None)
+    thread.join()
+    assert caught.value.exit_code is ExitCode.SAVED
+    assert not incidents_of(tmp_path / "run")
