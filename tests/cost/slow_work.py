@@ -185,14 +185,15 @@ def _attention(part: Attention, at: Local, bench: Bench, work: Work) -> None:
     share = share or AttentionShare(
         forward=bench.device.attention_fraction, backward=bench.device.attention_backward_fraction
     )
-    seen = scores if at.masked else at.sequences * keys_seen(at.length, part.window, share.block) / at.context
+    masked = at.masked and at.context == 1  # context ranks cut what is masked into tiles
+    seen = scores if masked else at.sequences * keys_seen(at.length, part.window, share.block) / at.context
     flops = 2 * 2 * heads * part.head_dim * seen
     queries = heads * at.sequences * at.length / at.context
     idle = [half * share.block / max(queries, share.block) for half in (share.forward_half, share.backward_half)]
     work.core_forward += flops / (share.forward * bench.peak) * (1 + idle[0])
     work.core_backward += 2.5 * flops / (share.backward * bench.peak) * (1 + idle[1])
     work.flops += flops
-    if at.masked:
+    if masked:
         bench.touch(work, 2 * HALF * scores, 3 * HALF * scores)
         work.kept_core += HALF * scores
     work.dense += (w * (2 * query + 2 * key)) + (query + 2 * key if part.qkv_bias else 0) + (w * bool(part.output_bias))

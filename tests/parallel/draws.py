@@ -16,7 +16,7 @@ from meshwright.spec.errors import Problem
 from meshwright.spec.exchange import Exchange, ExchangeKind, TokenLayout
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import Layer, ModelSpec
-from meshwright.spec.optimizer import Muon, OptimizerSpec, Sgd
+from meshwright.spec.optimizer import Adafactor, Muon, Optimizer, OptimizerSpec, Sgd
 from meshwright.spec.plan import (
     Axis,
     AxisName,
@@ -38,8 +38,11 @@ from tests.parallel.parity_cases import Masks, data_of
 from tests.support import models
 from tests.support.designs import LINK, SEQUENCE, cluster
 
-# Not Adafactor: its first step divides a gradient by itself, and some of these gradients are rounding alone.
 OPTIMIZERS = {"adamw": OptimizerSpec, "muon": Muon, "sgd": Sgd}
+# Adafactor's first step divides a gradient by its own size, and some of these gradients are rounding alone: not below
+# this.
+ADAFACTOR = "adafactor"
+_SQUARED = 1e-8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,10 +143,16 @@ def build(draw: Draw) -> Design:
         total_tokens=100 * plan.batch_tokens,
         precision=Precision(draw.precision),
         data=data_of(Masks(draw.masks)),
-        optimizer=OPTIMIZERS[draw.optimizer](learning_rate=1e-2, clip_norm=draw.clip_norm),
+        optimizer=_optimizer(draw),
         z_loss=draw.z_loss,
     )
     return Design(model=model, cluster=_processors(draw.ranks), job=job, plan=plan)
+
+
+def _optimizer(draw: Draw) -> Optimizer:
+    if draw.optimizer == ADAFACTOR:
+        return Adafactor(learning_rate=1e-2, clip_norm=draw.clip_norm, epsilon_squared=_SQUARED)
+    return OPTIMIZERS[draw.optimizer](learning_rate=1e-2, clip_norm=draw.clip_norm)
 
 
 def scheduled(draw: Draw) -> Schedule:

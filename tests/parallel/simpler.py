@@ -80,7 +80,7 @@ def _plainer(draw: Draw) -> Iterator[Draw]:
     for layer in range(draw.layers):
         yield replace(draw, recompute=(*draw.recompute[:layer], "none", *draw.recompute[layer + 1 :]))
     yield _restaged(draw)
-    for kind in ("1f1b", "gpipe") if draw.table else ("1f1b",):
+    for kind in ("1f1b", "gpipe") if draw.table or draw.slices > 1 else ("1f1b",):
         yield _restaged(replace(draw, schedule=kind, chunks=1, slices=1, table=()))
     for microbatches in range(1, draw.microbatches):
         shorter = planned.of_first(scheduled(draw), microbatches)

@@ -13,12 +13,26 @@ from meshwright.search import Scope, check
 from meshwright.spec import codec
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError, Problem
-from meshwright.spec.exchange import ExchangeKind
-from meshwright.spec.plan import AxisName, Design, Offload, Plan, Recompute, ScheduleKind, Sharding
+from meshwright.spec.exchange import ExchangeKind, TokenLayout
+from meshwright.spec.plan import (
+    AxisName,
+    Design,
+    Dispatch,
+    Offload,
+    Plan,
+    Recompute,
+    ScheduleKind,
+    Sharding,
+    TensorGrid,
+    Training,
+)
 from tests.parallel import drawing, draws
 
 Path = tuple[str | int, ...]
-WORDS: tuple[type[Enum], ...] = (AxisName, ExchangeKind, Offload, Precision, Recompute, ScheduleKind, Sharding)
+WORDS: tuple[type[Enum], ...] = (
+    *(AxisName, Dispatch, ExchangeKind, Offload, Precision, Recompute, ScheduleKind, Sharding),
+    *(TensorGrid, TokenLayout, Training),
+)
 
 
 def spoilt(random: Random) -> tuple[str, Design | ConfigError]:

@@ -152,6 +152,20 @@ def test_a_dry_run_is_a_report_beside_the_prediction() -> None:
     assert any(gap.name == "rank 0 peak" and gap.measured == stage.total for gap in found.gaps)
 
 
+@pytest.mark.parametrize("layout", [TokenLayout.CONTIGUOUS, TokenLayout.ZIGZAG])
+def test_of_context_ranks_the_one_with_most_scores_is_counted(layout: TokenLayout) -> None:
+    """Of ranks that hold a sequence one behind the other the last sees all keys and the first but its own."""
+    made, length = case(Layout(context=4, batch=2, exchange=Exchange(layout=layout))), 4096
+    job = replace(made.job, sequence_length=length, batch_tokens=2 * length)
+    plan = replace(made.plan, cluster="4xH100", sequence_length=length)
+    told = dry_run(replace(made, cluster=load_cluster("4xH100"), job=job, plan=plan))
+    for name in (LineName.FORWARD, LineName.BACKWARD):
+        counted, predicted = told.counted.step.find(name), told.predicted.step.find(name)
+        assert counted is not None
+        assert predicted is not None
+        assert counted.flops == pytest.approx(predicted.flops, rel=0.05)
+
+
 def test_what_does_not_fit_is_counted_and_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     machines = load_cluster("1xH100")
     group = machines.groups[0]

@@ -31,6 +31,11 @@ SHARDS = Layout(replicate=2, shard=2, sharding=Sharding.PARAMETERS, batch=BATCH)
 SPEC = ElasticSpec(min_ranks=1, backend=ElasticBackend.TORCHFT)
 
 
+def listens(process: psutil.Process) -> set[str]:
+    """Addresses that it listens at."""
+    return {each.laddr.ip for each in process.net_connections("inet") if each.status == psutil.CONN_LISTEN}
+
+
 def quiet(line: str) -> None:
     """Nobody watches a test."""
 
@@ -102,12 +107,13 @@ def test_a_replica_gives_strangers_nothing_and_takes_nothing_else_than_it_holds(
 @pytest.mark.parametrize(("layout", "replica"), [(REPLICAS, 0), (REPLICAS, 2), (SHARDS, 1)], ids=str)
 def test_replicas_go_on_without_a_lost_one_and_take_it_in_again(layout: Layout, replica: int, tmp_path: Path) -> None:
     pytest.importorskip("torchft")
-    run, pids = tmp_path / "run", list[dict[str, int]]()
+    run, pids, heard = tmp_path / "run", list[dict[str, int]](), set[str]()
     others = [f"{other}.0" for other in range(layout.replicate) if other != replica]
 
     def act() -> None:
         until_step(run, 6)
         pids.append({other: member(other).pid for other in others})
+        heard.update(place for other in others for place in listens(member(other)))
         member(f"{replica}.0").kill()
         until(lambda: len(epochs(run)) >= 3)
         until_step(run, max(losses(run)) + 6)
@@ -125,6 +131,7 @@ def test_replicas_go_on_without_a_lost_one_and_take_it_in_again(layout: Layout, 
     ]
     assert epochs(run)[1]["why"] == f"replica {replica} was lost"
     assert pids[0] == pids[1], "no survivor was started again"
+    assert heard == {"127.0.0.1"}
     steps = outcome.ended.step
     assert sorted(losses(run)) == list(range(1, steps + 1))
     train(design(tmp_path, Layout(batch=BATCH), steps=steps), run_dir=tmp_path / "alone", say=quiet)

@@ -65,6 +65,11 @@ def test_a_table_knows_no_more_microbatches_than_it_has() -> None:
         planned.program(planned.of_first(planned.of(table, chunks=1), 6), pipeline=2)
 
 
+def test_more_stages_than_passes_are_told_and_not_counted_out() -> None:
+    with pytest.raises(ConfigError, match="8 passes for 2,000,000,000 stages"):
+        written.legal(["0F*2 0B*2", "1F*2 1B*2"], pipeline=2, chunks=10**9, microbatches=2)
+
+
 def test_microbatches_out_of_order_are_taken_in_order() -> None:
     """They are alike: a table that a search has shuffled is written without their names, and stays legal."""
     table, _ = made(ScheduleKind.GPIPE, pipeline=2, microbatches=4)

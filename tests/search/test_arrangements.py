@@ -20,7 +20,7 @@ from tests.search import search_samples as samples
 from tests.support.sampled import sampled
 
 MODEL = samples.model(layers=4)
-LEGAL = frozenset({Scope.PLAN, Scope.MEMORY})
+LEGAL = frozenset({Scope.PLAN, Scope.SEARCH, Scope.MEMORY})
 
 
 def group(

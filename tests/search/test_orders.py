@@ -28,7 +28,7 @@ from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import AxisName, Design, ExpertGrid, Plan
 from tests.search import search_samples as samples
 
-LEGAL = frozenset({Scope.PLAN, Scope.MEMORY})
+LEGAL = frozenset({Scope.PLAN, Scope.SEARCH, Scope.MEMORY})
 NAMES = {"model": "small", "cluster": "box", "sequence_length": 128}
 PLAIN = {"recompute": "none", "offload": "none", "microbatch": 1}
 NIC = Link(bandwidth=1e9, latency_seconds=1e-4)

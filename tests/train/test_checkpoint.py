@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import sys
+import threading
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -132,6 +135,30 @@ def test_only_the_newest_stay(tmp_path: Path) -> None:
         for step in (1, 2, 3, 4):
             store.save(run.state(), step=step, progress={})
         assert sorted(int(path.name[-8:]) for path in directory.iterdir()) == left
+
+
+def test_those_of_every_so_many_steps_stay_for_good(tmp_path: Path) -> None:
+    made = of(ONE, keep=2, asynchronous=False)
+    job = replace(made.job, checkpoint=replace(made.job.checkpoint, keep_every_steps=4))
+    run, store = runner(made), Store(tmp_path, design=replace(made, job=job))
+    store.pinned = frozenset({3})
+    for step in range(1, 12):
+        store.save(run.state(), step=step, progress={})
+    assert sorted(int(path.name[-8:]) for path in tmp_path.iterdir()) == [3, 4, 8, 10, 11]
+
+
+def test_a_disk_that_does_not_answer_is_told(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+    module = sys.modules[Store.__module__]
+    monkeypatch.setattr(module, "PATIENCE", timedelta(milliseconds=50))
+    monkeypatch.setattr(module, "write", lambda *_, **__: answers.wait() and None)
+    saved.store.save(saved.run.state(), step=7, progress={})
+    with pytest.raises(EnvironmentUnfit) as told:
+        saved.store.wait()
+    answers.set()
+    (problem,) = told.value.problems
+    assert problem.what == "the checkpoint of step 7 was not saved"
+    assert "the checkpoint of step 2 is whole" in str(problem.fix)
 
 
 def test_a_step_saved_again_replaces_the_first(saved: Saved) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,12 @@ import pytest
 import torch
 
 from meshwright.parallel import stored
+from meshwright.spec.errors import EnvironmentUnfit
 from meshwright.spec.job import CheckpointSpec
 from meshwright.spec.plan import Design
 from meshwright.train.checkpoint import Checkpoint, Store, corrupt, newest, open_checkpoint
+from meshwright.train.checkpoint.find import path_of
+from meshwright.train.checkpoint.manifest import COMMITTED
 from meshwright.train.state import TrainState
 from tests.parallel.move_cases import SEED, Runner, runner
 from tests.support.designs import Layout, design, frozen
@@ -173,6 +176,52 @@ def at_every_call(monkeypatch: pytest.MonkeyPatch, do: Callable[[str], None]) ->
 
             patch.setattr(os, name, call)
         yield
+
+
+def test_a_marker_is_on_the_disk_before_older_checkpoints_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a folder's names a power cut takes those that were not flushed."""
+    saves, calls = Saves(tmp_path / "run", keep=1), list[str]()
+    saves.save(steps=1)
+    real_fsync, real_rmtree = os.fsync, shutil.rmtree
+
+    def fsync(handle: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        marked = path.is_dir() and (path / COMMITTED).exists()
+        calls.append(f"flush {path.name}{' with its marker' if marked else ''}")
+        real_fsync(handle)
+
+    def rmtree(folder: Path, **settings: bool) -> None:
+        calls.append(f"remove {Path(folder).name}")
+        real_rmtree(folder, **settings)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    saves.save()
+    first, second = (path_of(saves.directory, step).name for step in (1, 2))
+    assert calls.index(f"flush {second} with its marker") < calls.index(f"remove {first}")
+
+
+@pytest.mark.parametrize("goes", CALLS)
+def test_a_folder_that_vanishes_costs_that_save_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, goes: str
+) -> None:
+    """Before the first call of each kind, of a save: it is told or not begun yet, and the next one is whole."""
+    saves, gone = Saves(tmp_path / "run"), list[str]()
+    saves.save(steps=4)
+
+    def vanish(call: str) -> None:
+        if call == goes and not gone:
+            gone.append(call)
+            shutil.rmtree(saves.directory)
+
+    with at_every_call(monkeypatch, vanish), suppress(EnvironmentUnfit):
+        saves.save()
+    assert gone == [goes]
+    saves.save()
+    found = newest(saves.directory).checkpoint
+    assert found is not None
+    assert found.step == 6
+    assert corrupt(found) is None
 
 
 def test_a_kill_at_any_point_leaves_a_whole_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

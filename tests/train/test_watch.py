@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -169,6 +170,29 @@ def test_a_save_that_takes_long_is_the_disk(tmp_path: Path) -> None:
         run.emit(Saved(step=10 * number, seconds=0.1, write_seconds=seconds))
     assert [text for _, text in run.said] == ["a checkpoint took 9.00 s to be written, 4.2 times those before"]
     assert incidents_of(tmp_path)[0].ended == incidents_of(tmp_path)[0].begun
+
+
+def test_a_save_that_does_not_end_is_told_while_it_lasts(tmp_path: Path) -> None:
+    run = Watched(tmp_path)
+    times = RankTimes(own=(0.9,) * 4, waited=(0.1,) * 4, input=(0.0,) * 4)
+    for number in range(3):
+        run.emit(Saved(step=number, seconds=0.1, write_seconds=2.0))
+    for step in range(1, 20):
+        run.emit(done(step, 1.0, replace(times, writing=2 <= step < 15)))
+    assert run.said == [
+        (7, "a checkpoint has been written for 6.00 s and is not whole yet; those before took 2.00 s"),
+        (15, "the checkpoint is written, after 8 steps"),
+    ]
+    (incident,) = incidents_of(tmp_path)
+    assert (incident.trouble, incident.begun, incident.ended) == (Trouble.DISK, 7, 15)
+
+
+def test_a_first_save_has_ten_minutes(tmp_path: Path) -> None:
+    run = Watched(tmp_path)
+    times = RankTimes(own=(29.0,) * 4, waited=(1.0,) * 4, input=(0.0,) * 4, writing=True)
+    for step in range(1, 30):
+        run.emit(done(step, 30.0, times))
+    assert run.said == [(20, "a checkpoint has been written for 10 min 0 s and is not whole yet")]
 
 
 def test_first_and_instrumented_steps_say_nothing() -> None:

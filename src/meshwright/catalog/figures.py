@@ -68,7 +68,7 @@ _UNITS: Mapping[str, _Unit] = MappingProxyType(
         "peak_flops": _Unit(read_as="FLOP/s", meant=("TFLOP/s", "GFLOP/s"), least=1e6),
     }
 )
-_SHARES = frozenset({"efficiency", "sums", "usable_fraction", "memory_fraction"})
+_SHARES = frozenset({"efficiency", "misaligned", "sums", "usable_fraction", "memory_fraction"})
 
 
 def is_finite(number: float) -> bool:

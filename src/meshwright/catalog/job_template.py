@@ -69,6 +69,7 @@ COMMENTS: Mapping[str, str] = MappingProxyType(
         "checkpoint.every_steps": "0 saves at the end and on a signal only.",
         "checkpoint.interval": "steps, as every_steps says, or goodput: as often as wastes least time.",
         "checkpoint.keep": "How many of the newest stay.",
+        "checkpoint.keep_every_steps": "Of older ones those of every so many steps stay for good; 0: none.",
         "elastic": "A run that loses ranks goes on with the others, and takes in those that are started for them.",
         "elastic.min_ranks": "As long as so many are left; 0: the loss of a rank ends the run.",
         "elastic.copies_every": "Steps between the copies in memory that are gone on from.",

@@ -84,7 +84,7 @@ def _mixer(layer: Layer, mixer: Mixer, sizes: Sizes) -> PartWork:
         chunk, causal = getattr(mixer, "chunk", None), getattr(mixer, "causal", True)
         prefix = prefix_tokens(length, mixer.prefix)
         seen = visible_keys(length, mixer.window, chunk, causal=causal, prefix=prefix)
-        flops = flops * (sizes.sequence / seen)
+        flops = flops * np.where(np.asarray(sizes.context) > 1.0, 1.0, sizes.sequence / seen)
     if isinstance(mixer, Attention):
         return _attention(mixer, flops, sizes)
     if isinstance(mixer, LatentAttention):
@@ -93,7 +93,7 @@ def _mixer(layer: Layer, mixer: Mixer, sizes: Sizes) -> PartWork:
 
 
 def _is_dense(mixer: Attention | LatentAttention, sizes: Sizes) -> bool:
-    """The mask is a matrix of its own, which hides no score from the kernel."""
+    """The mask is a matrix of its own, which hides no score from the kernel; context ranks cut it into tiles."""
     if isinstance(mixer, LatentAttention) and mixer.indexer is not None:
         return False
     narrow = (mixer.window or sizes.sequence) < sizes.sequence
@@ -102,9 +102,10 @@ def _is_dense(mixer: Attention | LatentAttention, sizes: Sizes) -> bool:
 
 
 def _mask_bytes(mixer: Attention | LatentAttention, sizes: Sizes) -> FloatArray:
-    """The kernel's own copy of the mask, one element a score of one head."""
-    dense = _is_dense(mixer, sizes)
-    return sizes.scores * sizes.itemsize if dense else sizes.zeros
+    """The kernel's own copy of the mask, one element a score of one head; of context ranks only tiles have one."""
+    if not _is_dense(mixer, sizes):
+        return sizes.zeros
+    return np.where(np.asarray(sizes.context) > 1.0, 0.0, sizes.scores * sizes.itemsize)
 
 
 def _transform(part: Transform, sizes: Sizes) -> PartWork:

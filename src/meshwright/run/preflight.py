@@ -98,7 +98,8 @@ def check_plan(design: Design) -> None:
 
     Raises ConfigError with every broken rule, NoPlanFits when only memory is short.
     """
-    problems = search.check_answer(design) or search.check(design, scopes=frozenset({search.Scope.RUNTIME}))
+    plans, runtime = frozenset({search.Scope.PLAN}), frozenset({search.Scope.RUNTIME})
+    problems = search.check_answer(design, scopes=plans) or search.check(design, scopes=runtime)
     if problems:
         raise ConfigError(problems)
     problems = search.check(design, scopes=frozenset({search.Scope.MEMORY}))

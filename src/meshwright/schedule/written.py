@@ -101,15 +101,20 @@ def _legal(lines: tuple[str, ...], pipeline: int, chunks: int, microbatches: int
 
 
 def _misshapen(table: Table, *, pipeline: int, chunks: int) -> Iterator[Problem]:
-    """Another number of ranks, and stages that are not down the ranks in turn, nor, of two a rank, up again."""
+    """Another number of ranks, more stages than passes, and stages that are not down the ranks in turn, nor, of two a
+    rank, up again."""
     where = "schedule.table"
     if len(table) != pipeline:
         yield Problem(
             what=f"{_number(len(table), 'row')} for {pipeline} pipeline ranks", where=where, fix="write one row a rank"
         )
         return
+    number, passes = pipeline * chunks, sum(map(len, table))
+    if number > passes:
+        what = f"{passes:,} passes for {number:,} stages"
+        yield Problem(what=what, where=where, fix="write all passes of every stage, or choose fewer chunks")
+        return
     told = [{action.stage for action in row} for row in table]
-    number = pipeline * chunks
     stages = range(number)
     loop = [{stage for stage in stages if stage % pipeline == rank} for rank in range(pipeline)]
     bend = [{rank, number - 1 - rank} for rank in range(pipeline)]

@@ -56,21 +56,23 @@ RULES: tuple[Rule, ...] = (
     *TORCHFT_RULES,
 )
 
+ANSWERS = frozenset({Scope.PLAN, Scope.SEARCH})
+
 
 def check(design: Design, *, scopes: frozenset[Scope] = ALL_SCOPES) -> tuple[Problem, ...]:
     """Every rule of `scopes` that the design breaks, named, in the order of RULES; () when legal.
 
-    Rules of memory and runtime are asked once no plan rule is broken, and these once it has the form of a plan.
+    Other rules are asked once no rule of plans is broken, and these once it has the form of a plan.
     Raises ConfigError when the job's constraints cannot be read.
     """
     return apply(RULES, design, scopes=scopes)
 
 
-def check_answer(design: Design) -> tuple[Problem, ...]:
+def check_answer(design: Design, *, scopes: frozenset[Scope] = ANSWERS) -> tuple[Problem, ...]:
     """Why the search would never answer the design's own job with it; () where it could.
 
     What no plan can mend of the job, a precision or a way of meeting that the job does not allow, and every rule of
-    plans that is broken.
+    `scopes` that is broken: those of plans, and unless it is to run whatever it costs those of the search.
     """
     gathered = Gathering()
     gathered.attempt(lambda: check_job(design.model, design.cluster, design.job))
@@ -80,7 +82,7 @@ def check_answer(design: Design) -> tuple[Problem, ...]:
     meetings = gathered.attempt(lambda: allowed_meetings(design.job))
     if meetings is not None:
         gathered.problems += [*_other_meetings(design, meetings), *_other_compressions(design, meetings)]
-    found = gathered.attempt(lambda: check(design, scopes=frozenset({Scope.PLAN}))) or ()
+    found = gathered.attempt(lambda: check(design, scopes=scopes)) or ()
     told = {(problem.where, problem.what) for problem in gathered.problems}
     return (*gathered.problems, *(problem for problem in found if (problem.where, problem.what) not in told))
 

@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.cost.placement import site_edges
-from meshwright.cost.table import DEFAULT_ORDER
 from meshwright.search.rules import Rule, Scope
 from meshwright.spec.cluster import ClusterSpec, DeviceKind
 from meshwright.spec.errors import Problem
@@ -46,7 +45,8 @@ def order_laid(design: Design) -> Problem | None:
     if is_trained([axis.name for axis in design.plan.axes if axis.size > 1]):
         return None
     what = f"axes in the order {_named(design)} can be predicted and not trained yet"
-    return Problem(where="plan.axes", what=what, fix="choose replicate, shard, tensor; the pipeline may be anywhere")
+    fix = "choose replicate outside shard and context; the others may be anywhere"
+    return Problem(where="plan.axes", what=what, fix=fix)
 
 
 def _named(design: Design) -> str:
@@ -54,9 +54,11 @@ def _named(design: Design) -> str:
 
 
 def is_trained(order: Sequence[AxisName]) -> bool:
-    """Whether the runtime lays axes in `order`: the pipeline anywhere, the others as usual (torch slices meshes so)."""
-    places = [DEFAULT_ORDER.index(name) for name in order if name is not AxisName.PIPELINE]
-    return places == sorted(places)
+    """Whether the runtime lays axes in `order`: replicas outside what is sharded, since torch slices meshes in the
+    order of their dims, and the others anywhere. Context ranks without shards are what is sharded."""
+    sharded = AxisName.SHARD if AxisName.SHARD in order else AxisName.CONTEXT
+    both = [name for name in order if name in (AxisName.REPLICATE, sharded)]
+    return both != [sharded, AxisName.REPLICATE]
 
 
 def uneven(
@@ -97,6 +99,6 @@ def _fills(size: Ids, step: Ids, room: int) -> Mask:
 
 
 ORDER_RULES = (
-    Rule(name="axes-order", scope=Scope.PLAN, check=axes_order),
+    Rule(name="axes-order", scope=Scope.SEARCH, check=axes_order),
     Rule(name="runtime-order", scope=Scope.RUNTIME, check=order_laid),
 )

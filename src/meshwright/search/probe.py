@@ -9,9 +9,8 @@ from itertools import product
 from meshwright.cost import Layout, PlanTable
 from meshwright.cost.meeting import meetings_of
 from meshwright.cost.table import column_names
-from meshwright.search.check import check
+from meshwright.search.check import ANSWERS, check
 from meshwright.search.constraints import WORDS, Value
-from meshwright.search.rules import Scope
 from meshwright.spec.errors import Problem
 from meshwright.spec.plan import Design, ScheduleKind, Sharding
 
@@ -25,8 +24,7 @@ def broken_rules(settings: Mapping[str, Value], near: Design) -> tuple[Problem, 
 
     Of plans that break as many the one that differs least from the plan of `near`. Its job is the one asked.
     """
-    plan_rules = frozenset({Scope.PLAN})
-    found = [check(made, scopes=plan_rules) for made in _probes(settings, near)]
+    found = [check(made, scopes=ANSWERS) for made in _probes(settings, near)]
     return min(found, key=len, default=())
 
 

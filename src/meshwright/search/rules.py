@@ -14,12 +14,13 @@ class Scope(StrEnum):
     """Why a design is refused.
 
     `form`: it is not a plan at all, and no other rule can read it. `plan`: no runtime could run it, so the search
-    never emits it. `memory`: it is legal and does not fit. `runtime`: it can be predicted and this runtime cannot
-    train it yet.
+    never emits it. `search`: it runs, and the search never emits it, for what it costs is not known. `memory`: it is
+    legal and does not fit. `runtime`: it can be predicted and this runtime cannot train it yet.
     """
 
     FORM = "form"
     PLAN = "plan"
+    SEARCH = "search"
     MEMORY = "memory"
     RUNTIME = "runtime"
 
@@ -44,8 +45,8 @@ ALL_SCOPES = frozenset(Scope)
 def apply(rules: Iterable[Rule], design: Design, *, scopes: frozenset[Scope]) -> tuple[Problem, ...]:
     """What the rules of `scopes` find, in their order; those of a plan tell what is broken in its form too.
 
-    Rules of a plan ask what has the form of one, and rules of memory and runtime what is one: they are silent while
-    a rule before them is broken.
+    Rules of a plan ask what has the form of one, and all others what is one: they are silent while a rule before them
+    is broken.
     """
     rules = tuple(rules)
     for first in (Scope.FORM, Scope.PLAN):

@@ -11,7 +11,7 @@ from typing import Any
 
 from meshwright.search import vary
 from meshwright.search.candidate import TIE, Candidate, candidate
-from meshwright.search.check import check
+from meshwright.search.check import ANSWERS, check
 from meshwright.search.constraints import Value
 from meshwright.search.decide import Best
 from meshwright.search.fields import Field, field_problems, find_field, with_field
@@ -110,7 +110,7 @@ def _point(
 def _kept(plan: Plan, found: Best) -> float | None:
     """What staying with `plan` would cost where `found` is best."""
     held = replace(found.design, plan=plan)
-    if check(held, scopes=frozenset({Scope.PLAN, Scope.MEMORY})):
+    if check(held, scopes=ANSWERS | {Scope.MEMORY}):
         return None
     return vary.repriced(held, held.cluster).step_seconds / found.report.step_seconds - 1.0
 

@@ -90,11 +90,12 @@ class Interval(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSpec:
     """When the state is saved; `every_steps` 0 saves only at the end and on a signal, unless `interval` is `goodput`.
-    `keep` newest stay."""
+    `keep` newest stay, and of older ones those whose step is a multiple of `keep_every_steps`."""
 
     every_steps: int = 0
     interval: Interval = Interval.STEPS
     keep: int = 2
+    keep_every_steps: int = 0
     asynchronous: bool = True
 
     @property

@@ -34,6 +34,7 @@ PATIENCE = 200  # steps until links that were not slow are probed again, then tw
 _SLOW_SAVE = 3.0  # times the median of the saves before
 _SAVES = 3
 _LEAST_SECONDS = 1.0
+_FIRST_SAVE = 600.0  # seconds, while there are no saves before to hold one against
 _FIXES = {
     Trouble.RANK: "see what else runs on its machine, or leave that machine out and --resume with a plan for the rest",
     Trouble.LINK: "see the cable, port and switch between them; meshwright diagnose says which order of axes helps",
@@ -65,6 +66,7 @@ class Watch:
     open: dict[tuple[Trouble, tuple[int, ...]], Incident] = field(default_factory=dict)
     pending: dict[int, Finding] = field(default_factory=dict)
     writes: list[float] = field(default_factory=list)
+    writing_seconds: float = 0.0
     step: int = 0
     seen: int = 0
     due: int = 0
@@ -94,6 +96,9 @@ class Watch:
 
     def _step(self, event: StepDone, times: RankTimes) -> list[Action]:
         self.seen += 1
+        late = self._late_save(event.seconds if times.writing else 0.0)
+        if late:
+            return late
         if self.seen <= SETTLING or self.instrumented(event.step):
             return []
         if self.links is None and self.seen > SETTLING + 1:
@@ -166,14 +171,32 @@ class Watch:
         said = "ranks wait for each other no longer than at first"
         return [action for ranks in found for action in self._end(Trouble.LINK, ranks, said)]
 
+    def _late_save(self, seconds: float) -> list[Action]:
+        """A save that goes on beside a step of `seconds` (0: none does), much longer than those before it; told once,
+        and over with it."""
+        self.writing_seconds = self.writing_seconds + seconds if seconds else 0.0
+        told = (Trouble.DISK, ()) in self.open
+        if not seconds:
+            return self._end(Trouble.DISK, (), "the checkpoint is written") if told else []
+        usual = self._usual_save()
+        limit = _FIRST_SAVE if usual is None else _longest(usual)
+        if told or self.writing_seconds < limit:
+            return []
+        before = "" if usual is None else f"; those before took {format_seconds(usual)}"
+        what = f"a checkpoint has been written for {format_seconds(self.writing_seconds)} and is not whole yet{before}"
+        return self._begin(Trouble.DISK, what, ratio=self.writing_seconds / (usual or limit))
+
+    def _usual_save(self) -> float | None:
+        return statistics.median(self.writes) if len(self.writes) >= _SAVES else None
+
     def _saved(self, event: Saved) -> list[Action]:
         """A save that took much longer than those before it; told by itself, for the next may be quick again."""
         took = event.write_seconds
         if took is None:
             return []
-        usual = statistics.median(self.writes) if len(self.writes) >= _SAVES else took
+        usual = self._usual_save() or took
         self.writes = [*self.writes[-15:], took]
-        if took < max(_SLOW_SAVE * usual, usual + _LEAST_SECONDS):
+        if took < _longest(usual):
             return []
         what = f"a checkpoint took {format_seconds(took)} to be written, {took / usual:.1f} times those before"
         actions = self._begin(Trouble.DISK, what, ratio=took / usual)
@@ -227,3 +250,8 @@ class Watch:
         if self.links is None or len(self.links.hosts) < 2:
             return name
         return f"{name} ({self.links.hosts[self.links.host_of[rank]]})"
+
+
+def _longest(usual: float) -> float:
+    """Seconds of a save that are not yet remarkable where others take `usual`."""
+    return max(_SLOW_SAVE * usual, usual + _LEAST_SECONDS)

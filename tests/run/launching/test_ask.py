@@ -14,6 +14,7 @@ from meshwright.run.launching.grace import grace_seconds
 from meshwright.run.launching.shares import check_alike, shares
 from meshwright.spec.cluster import DeviceKind
 from meshwright.spec.errors import ConfigError
+from meshwright.spec.job import EvaluationSpec
 from tests.run.launching.made import FAR, ask, on_gpus, on_processors
 
 
@@ -102,15 +103,18 @@ def test_devices_that_nothing_starts_on_are_named(tmp_path: Path) -> None:
 
 
 def test_the_grace_covers_steps_and_saves_and_leaves_time_to_train(tmp_path: Path) -> None:
-    predicted = cost.predict(on_processors(tmp_path))
-    usual = grace_seconds(ask("slurm"), predicted=predicted)
+    made = on_processors(tmp_path)
+    predicted, job = cost.predict(made), replace(made.job, evaluation=EvaluationSpec())
+    usual = grace_seconds(ask("slurm"), job=job, predicted=predicted)
     assert usual >= 60 + 2 * predicted.step_seconds
     assert usual % 30 == 0
     slow = replace(predicted, step=replace(predicted.step, seconds=100.0))
-    assert grace_seconds(ask("slurm"), predicted=slow) >= 260
-    assert grace_seconds(ask("slurm", grace_seconds=7.5), predicted=slow) == 8
+    assert 260 <= grace_seconds(ask("slurm"), job=job, predicted=slow) < 360
+    evaluates = replace(job, evaluation=EvaluationSpec(every_steps=10, tokens=8 * slow.tokens_per_step))
+    assert grace_seconds(ask("slurm"), job=evaluates, predicted=slow) >= 260 + 8 * 50
+    assert grace_seconds(ask("slurm", grace_seconds=7.5), job=job, predicted=slow) == 8
     with pytest.raises(ConfigError, match=r"no time is left to train: 60\.0 s of which 90\.0 s"):
-        grace_seconds(ask("slurm", time_seconds=60.0), predicted=predicted)
+        grace_seconds(ask("slurm", time_seconds=60.0), job=job, predicted=predicted)
 
 
 def test_one_question_has_one_answer(tmp_path: Path) -> None:

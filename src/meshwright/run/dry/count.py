@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from meshwright.spec.codec import canonical
-from meshwright.spec.plan import Design
+from meshwright.spec.exchange import TokenLayout
+from meshwright.spec.plan import AxisName, Design, Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCount:
-    """What one step does on pipeline rank `rank`, at the heaviest of its data and tensor ranks: bytes by part at the
-    peak, FLOPs by line, calls and bytes of collectives by `line|operation|axes`; `host` are the most bytes of what is
-    offloaded. `probed` from few layers and microbatches, else all were traced."""
+    """What one step does on pipeline rank `rank`, at the first of its data and tensor ranks and that of its context
+    ranks with most scores: bytes by part at the peak, FLOPs by line, calls and bytes of collectives by
+    `line|operation|axes`; `host` are the most bytes of what is offloaded. `probed` from few layers and microbatches,
+    else all were traced."""
 
     rank: int
     memory: Mapping[str, float]
@@ -22,6 +25,17 @@ class RankCount:
     bytes: Mapping[str, float]
     host: float = 0.0
     probed: bool = False
+
+
+def heaviest(plan: Plan, pipeline_rank: int) -> int:
+    """The rank of that pipeline rank with most work: the first on every other axis, but the last of context ranks that
+    hold a sequence one behind the other, whose queries see all keys before them."""
+    names = [axis.name for axis in plan.axes]
+    first = plan.first_rank_of(pipeline_rank)
+    if plan.exchange.layout is not TokenLayout.CONTIGUOUS or AxisName.CONTEXT not in names:
+        return first
+    inside = plan.axes[names.index(AxisName.CONTEXT) + 1 :]
+    return first + (plan.context - 1) * math.prod(axis.size for axis in inside)
 
 
 def content(design: Design, rank: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from meshwright.run.dry.count import RankCount, content
+from meshwright.run.dry.count import RankCount, content, heaviest
 from meshwright.run.dry.events import Event, Stretch, is_receive, stretches
 from meshwright.run.dry.extend import NotSteady, extended, grown
 from meshwright.run.dry.order import RECEIVE, Orders
@@ -93,7 +93,7 @@ class Counter:
         if key not in self._known:
             layers, microbatches = len(design.model.layers), plan.schedule.microbatches
             self.say(f"pipeline rank {rank}: tracing {layers} layers, {microbatches} microbatches")
-            self._known[key] = traced(design, rank=plan.first_rank_of(rank), recipes=self._recipes)
+            self._known[key] = traced(design, rank=heaviest(plan, rank), recipes=self._recipes)
         return self._known[key]
 
 

@@ -58,7 +58,7 @@ def document(design: Design, ask: Ask) -> Document:
         text = skypilot.task(ask, found=found)
         return _made(ask, found, text, suffix=".sky.yaml", use="sky jobs launch", design=design)
     predicted = cost.predict(design)
-    grace = grace_seconds(ask, predicted=predicted)
+    grace = grace_seconds(ask, job=design.job, predicted=predicted)
     asked = "asked for" if ask.grace_seconds is not None else "predicted"
     notes = (f"{format_seconds(grace)} are kept to save in ({asked})",)
     if ask.place is Place.SLURM:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ReduceOp, TCPStore
+from torchft import manager as torchft_manager
 from torchft.manager import Manager
 from torchft.process_group import ProcessGroupGloo
 
@@ -28,6 +30,22 @@ from meshwright.train.replicas import Changed, Handed, Seat
 _QUORUM_SECONDS = 3600.0  # a replica that is left alone waits for another as long as its launcher lets it
 _PAUSE_SECONDS = 0.01
 _FRUITLESS = 8  # rounds in a row that nobody was lost in and that failed all the same
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Managers that are made here listen where processes of this host alone reach them: torchft gives its own every
+    address of the host."""
+    server = torchft_manager.ManagerServer
+
+    def here(*, bind: str, **settings: Any) -> Any:
+        return server(bind=f"{LOOPBACK_ADDRESS}:{bind.rpartition(':')[2]}", **settings)
+
+    torchft_manager.ManagerServer = here
+    try:
+        yield
+    finally:
+        torchft_manager.ManagerServer = server
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,26 +82,27 @@ class Quorum:
         group, patience = self._group, timedelta(seconds=self._group.patience_seconds)
         port = self._store_port()
         transport = Transport(word=group.word, like=lambda: give().tensors, say=self._say)
-        self._manager = Manager(
-            pg=self._wire,
-            load_state_dict=take,
-            state_dict=give,
-            min_replica_size=group.fewest,
-            use_async_quorum=False,
-            timeout=patience,
-            quorum_timeout=timedelta(seconds=_QUORUM_SECONDS),
-            connect_timeout=patience,
-            rank=group.rank,
-            world_size=group.size,
-            store_addr=LOOPBACK_ADDRESS,
-            store_port=port,
-            lighthouse_addr=group.lighthouse,
-            replica_id=f"{group.own:05d}",
-            hostname=LOOPBACK_ADDRESS,
-            heartbeat_interval=timedelta(seconds=HEARTBEAT_SECONDS),
-            checkpoint_transport=transport,
-            init_sync=False,
-        )
+        with _on_loopback():
+            self._manager = Manager(
+                pg=self._wire,
+                load_state_dict=take,
+                state_dict=give,
+                min_replica_size=group.fewest,
+                use_async_quorum=False,
+                timeout=patience,
+                quorum_timeout=timedelta(seconds=_QUORUM_SECONDS),
+                connect_timeout=patience,
+                rank=group.rank,
+                world_size=group.size,
+                store_addr=LOOPBACK_ADDRESS,
+                store_port=port,
+                lighthouse_addr=group.lighthouse,
+                replica_id=f"{group.own:05d}",
+                hostname=LOOPBACK_ADDRESS,
+                heartbeat_interval=timedelta(seconds=HEARTBEAT_SECONDS),
+                checkpoint_transport=transport,
+                init_sync=False,
+            )
         self._manager.load_state_dict({"step": rounds, "batches_committed": 0})
         if self._ready is not None and group.rank == 0:
             self._wait_for_all(self._ready)

@@ -24,6 +24,7 @@ from meshwright.spec.errors import ConfigError, EnvironmentUnfit, Problem
 from meshwright.spec.low_rank import ranks_of
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design
+from meshwright.spec.units import format_seconds
 from meshwright.train.checkpoint.find import (
     Checkpoint,
     corrupt,
@@ -37,9 +38,9 @@ from meshwright.train.checkpoint.find import (
     reader_of,
 )
 from meshwright.train.checkpoint.manifest import Manifest, model_digest
-from meshwright.train.checkpoint.peers import Peers, told
+from meshwright.train.checkpoint.peers import PATIENCE, Peers, told
 from meshwright.train.checkpoint.staging import Staging
-from meshwright.train.checkpoint.write import failed, forget, write
+from meshwright.train.checkpoint.write import Retention, failed, forget, write
 from meshwright.train.huggingface import load_weights
 from meshwright.train.state import TrainState
 
@@ -69,6 +70,7 @@ class Store:
         self._thread: threading.Thread | None = None
         self._failure: Problem | None = None
         self._write_seconds: float | None = None
+        self._saving = 0
         self._written: dict[int, Written] = {}
         self._staging = Staging()
         self.skipped: tuple[Problem, ...] = ()
@@ -188,6 +190,7 @@ class Store:
             self.wait()
         took = self._agreed(time.perf_counter() - began, step_seconds)
         if beside:
+            self._saving = step
             self._thread = threading.Thread(target=work, name=f"checkpoint-{step}", daemon=True)
             self._thread.start()
         return took
@@ -198,7 +201,9 @@ class Store:
         By one process alone. Raises EnvironmentUnfit when it cannot be.
         """
         manifest = self._manifest(0, {**TrainState(seed=self._design.job.seed).to_dict(), "techniques": {}})
-        done = write(write_tensors, manifest, directory=self._directory, peers=self._peers, keep=0)
+        done = write(
+            write_tensors, manifest, directory=self._directory, peers=self._peers, retention=Retention(newest=0)
+        )
         if isinstance(done, Problem):
             raise EnvironmentUnfit(done)
 
@@ -224,9 +229,13 @@ class Store:
             self._thread = None
 
     def wait(self) -> None:
-        """No save is under way, and the last one is committed. Raises EnvironmentUnfit when it failed, on all ranks."""
+        """No save is under way, and the last one is committed. Raises EnvironmentUnfit when it failed, on all ranks, or
+        when a disk does not answer for as long as ranks wait for each other."""
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(PATIENCE.total_seconds())
+            if self._thread.is_alive():
+                why = f"its files are not written after {format_seconds(PATIENCE.total_seconds())} of waiting"
+                raise EnvironmentUnfit(failed(self._saving, why, directory=self._directory))
             self._thread = None
         failure, self._failure = self._failure, None
         if failure is not None:
@@ -247,11 +256,12 @@ class Store:
 
     def _write(self, tensors: dict[str, Tensor], manifest: Manifest, pinned: frozenset[int], *, began: float) -> None:
         """The checkpoint is committed, or `_failure` says why not. Runs beside training."""
-        keep, step = self._design.job.checkpoint.keep, manifest.step
-        earlier = self._earlier(step, keep=keep)
+        kept, step = self._design.job.checkpoint, manifest.step
+        earlier = self._earlier(step, keep=kept.keep)
+        retention = Retention(newest=kept.keep, every_steps=kept.keep_every_steps, pinned=pinned)
         tensors_of = partial(stored.write, tensors, group=self._peers.group, step=step, earlier=earlier)
         try:
-            done = write(tensors_of, manifest, directory=self._directory, peers=self._peers, keep=keep, pinned=pinned)
+            done = write(tensors_of, manifest, directory=self._directory, peers=self._peers, retention=retention)
         except (Exception, CheckpointException) as error:  # a thread's exception is lost; the run must hear of it
             done = failed(step, told(error), directory=self._directory)
         if isinstance(done, Problem):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,17 +18,31 @@ from meshwright.train.checkpoint.peers import Peers
 from meshwright.train.disk import file_system
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """Which complete checkpoints stay: the `newest` (0: all), those of steps that are multiples of `every_steps`, and
+    those of steps `pinned`."""
+
+    newest: int
+    every_steps: int = 0
+    pinned: frozenset[int] = frozenset()
+
+    def stays(self, step: int, *, newer: int) -> bool:
+        """Whether the checkpoint of `step` does, of which `newer` are kept for being newest."""
+        regular = self.every_steps > 0 and step % self.every_steps == 0
+        return step in self.pinned or regular or self.newest == 0 or newer < self.newest
+
+
 def write(
     write_tensors: Callable[[Path], Written],
     manifest: Manifest,
     *,
     directory: Path,
     peers: Peers,
-    keep: int,
-    pinned: Collection[int] = (),
+    retention: Retention,
 ) -> Written | Problem:
-    """The checkpoint is committed and the `keep` newest stay (0: all) and those of steps `pinned`, or nothing changed
-    and the problem is returned.
+    """The checkpoint is committed and of those before it stay whom `retention` names, or nothing changed and the
+    problem is returned.
 
     `write_tensors` writes those of this rank into the folder that it is given. Collective; the result is what this
     rank wrote, or on every rank the same problem.
@@ -40,7 +54,7 @@ def write(
         done = peers.agree(partial(write_tensors, begun))
     if isinstance(done, Written):
         files = _gathered(done, peers)
-        commit = partial(_commit, begun, final, replace(manifest, files=files), keep, pinned)
+        commit = partial(_commit, begun, final, replace(manifest, files=files), retention)
         failure = peers.agree(partial(_on_first, peers, commit))
         if failure is None:
             return replace(done, folder=final)
@@ -78,7 +92,7 @@ def _begin(begun: Path) -> None:
     begun.mkdir(parents=True)
 
 
-def _commit(begun: Path, final: Path, manifest: Manifest, keep: int, pinned: Collection[int]) -> None:
+def _commit(begun: Path, final: Path, manifest: Manifest, retention: Retention) -> None:
     """From here on the folder counts: it is renamed when its manifest is right, and sealed when it has its name."""
     write_manifest(begun, replace(manifest, index=digest_of(begun / stored.INDEX)))
     _flush_folder(begun)
@@ -88,9 +102,10 @@ def _commit(begun: Path, final: Path, manifest: Manifest, keep: int, pinned: Col
         final.rename(replaced)
     begun.rename(final)
     seal(final)
+    _flush_folder(final)
     _flush_folder(final.parent)
     shutil.rmtree(replaced, ignore_errors=True)
-    _retain(final.parent, keep=keep, pinned=pinned)
+    _retain(final.parent, retention)
 
 
 def forget(directory: Path, *, after: int) -> None:
@@ -101,18 +116,15 @@ def forget(directory: Path, *, after: int) -> None:
             _remove(folder)
 
 
-def _retain(directory: Path, *, keep: int, pinned: Collection[int]) -> None:
-    """The `keep` newest complete checkpoints stay and those of steps `pinned`; older ones, and halves of saves that
-    never ended, are gone."""
-    complete = 0
+def _retain(directory: Path, retention: Retention) -> None:
+    """Complete checkpoints that `retention` does not name, and halves of saves that never ended, are gone."""
+    newer = 0
     for folder in folders(directory):
         opened = open_checkpoint(folder)
-        if isinstance(opened, Checkpoint) and opened.step in pinned:
-            continue
         if isinstance(opened, Checkpoint):
-            complete += 1
-            if keep and complete > keep:
+            if not retention.stays(opened.step, newer=newer):
                 _remove(folder)
+            newer += opened.step not in retention.pinned
         elif folder.name.endswith(PARTIAL) or not (folder / COMMITTED).exists():
             _remove(folder)
 
