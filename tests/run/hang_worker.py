@@ -1,6 +1,7 @@
-"""A worker that meets its peer once and then goes astray: rank 1 reads for ever, or calls another collective.
+"""A worker that meets its peer once and then goes astray: rank 1 reads for ever, or calls another collective, or both
+read from what does not answer.
 
-python -m tests.run.hang_worker RUN hang|apart
+python -m tests.run.hang_worker RUN hang|apart|read
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from meshwright.run.last_words import LastWords
 from meshwright.train.observe.collective_log import CollectiveLog
 from meshwright.train.observe.listening import listening
+from meshwright.train.observe.whereabouts import Marker, Section
 
 PATIENCE = 2.0
 
@@ -25,13 +27,16 @@ PATIENCE = 2.0
 def main(run_dir: Path, manner: str) -> None:
     rank = int(os.environ["RANK"])
     signal.signal(signal.SIGTERM, end_soon)
-    words, log = LastWords(run_dir, rank=rank), CollectiveLog(run_dir, rank=rank)
+    marker, words, log = Marker(run_dir, rank=rank), LastWords(run_dir, rank=rank), CollectiveLog(run_dir, rank=rank)
     dist.init_process_group("gloo", timeout=timedelta(seconds=PATIENCE))
     try:
         with listening(log):
             log.begin_step(1)
             dist.all_reduce(torch.ones(64))
             log.begin_step(2)
+            if manner == "read":
+                marker.mark(step=2, section=Section.INPUT)
+                read_what_does_not_answer(run_dir / "data")
             go_astray(manner) if rank == 1 else dist.all_reduce(torch.ones(1024))
     except RuntimeError as error:
         words.of(error)
@@ -49,6 +54,11 @@ def go_astray(manner: str) -> None:
         read_for_ever()
     dist.broadcast(torch.ones(16), src=0)
     dist.broadcast(torch.ones(16), src=0)
+
+
+def read_what_does_not_answer(path: Path) -> None:
+    """A pipe that nobody writes to holds who opens it as a dead file system does."""
+    path.read_bytes()
 
 
 def read_for_ever() -> None:

@@ -49,6 +49,12 @@ class PretendCrew(Crew):
         problems = (Problem(what="a bad thing"),)
         self.told[name] = Failure(rank=0, nearness=nearness, exit_code=1, problems=problems, signal_number=9)
 
+    def fails_locally(self, name: str, what: str) -> None:
+        """With an error of what its host alone has."""
+        self.running[name] = False
+        own = Failure(rank=0, nearness=Nearness.OWN, exit_code=4, problems=(Problem(what=what),), local=True)
+        self.told[name] = own
+
 
 class PretendTemplates(Templates):
     """Plans of replicas, or of shards, or of learners of `each` shards, for every number of ranks but those that are

@@ -16,12 +16,19 @@ from meshwright.run.chaos.chaos import chaos
 from meshwright.run.chaos.compare import compare, losses
 from meshwright.run.chaos.soak import draw
 from meshwright.run.chaos.supervise import MOST_IN_VAIN, Supervisor, Trial
+from meshwright.run.chaos.words import first_named, is_told, told_of
+from meshwright.run.elastic.epochs import epochs_path
 from meshwright.run.files import write_json
 from meshwright.spec.chaos import LaunchEnd
 from meshwright.spec.errors import ConfigError, ExitCode
 from meshwright.spec.faults import At, Fault, FaultKind, Moment, check_faults, read_fault
-from meshwright.spec.job import CheckpointSpec, EvaluationSpec
+from meshwright.spec.goodput import Mark
+from meshwright.spec.goodput import Moment as Marked
+from meshwright.spec.incident import Incident, Trouble
+from meshwright.spec.job import CheckpointSpec, ElasticSpec, EvaluationSpec
+from meshwright.spec.optimizer import OptimizerSpec
 from meshwright.spec.plan import Sharding
+from meshwright.train.observe.timekeeper import note
 from tests.run import fake_run
 from tests.run.runs import BATCH, design
 from tests.support.designs import Layout
@@ -140,6 +147,97 @@ def test_what_is_wrong_is_told_before_anything_is_done(tmp_path: Path, capsys: p
     assert main([*run, "--kill", "@step=2"]) == ExitCode.USAGE
     assert "this directory holds a run already" in capsys.readouterr().err
     assert not (tmp_path / "run" / "chaos").exists()
+
+
+def test_plans_of_epochs_count_where_ranks_changed(tmp_path: Path) -> None:
+    """A deterministic run that went on with fewer ranks has not the same bits."""
+    made = design(tmp_path, steps=4, deterministic=True)
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        write_json(tmp_path / name / "design.json", made)
+        note(tmp_path / name, Mark(what=Marked.LAUNCHED, at=1.0, plan="a"))
+    assert compare(tmp_path / "one", tmp_path / "other").tolerance == 0.0
+    path = epochs_path(tmp_path / "one")
+    path.parent.mkdir()
+    path.write_text('{"number": 0, "plan": "a"}\n{"number": 1, "pl')
+    assert compare(tmp_path / "one", tmp_path / "other").tolerance == 0.0
+    path.write_text('{"number": 0, "plan": "a"}\n{"number": 1, "plan": "b"}\n')
+    assert compare(tmp_path / "one", tmp_path / "other").tolerance == 1e-9
+
+
+def test_what_a_launch_said_is_of_the_faults_that_it_fits() -> None:
+    killed = "rank 1 was killed (signal 9): the system or a person ended it (rank 0 waited in all_reduce 3)"
+    hung = "rank 0 did not come to where the others waited: hung or stopped (rank 1 waited in all_reduce 3)"
+    alone = "ranks 0 and 1 stood still in step 3, reading data for 4.6 s"
+    full = "rank 0 ended with exit code 4 (it could not write why: is the disk of the run full?)"
+    saved = "it was asked to stop, and saved"
+    told = (killed, hung, alone, full, saved)
+    texts = {
+        (FaultKind.KILL, "rank=1@step=3"): (True, False, False, False, False),
+        (FaultKind.KILL, "rank=0@step=3"): (False, False, False, False, False),
+        (FaultKind.CORRUPT, "@step=3"): (False, False, False, False, False),
+        (FaultKind.HANG, "rank=0@step=3"): (False, True, True, False, False),
+        (FaultKind.HANG, "rank=1@step=3"): (False, False, True, False, False),
+        (FaultKind.DISK_FULL, "@step=3"): (False, False, False, True, False),
+        (FaultKind.PREEMPT, "@step=3"): (False, False, False, False, True),
+        (FaultKind.SLOW, "rank=0@step=3"): (False, False, False, False, False),
+    }
+    faults = [read_fault(kind, text) for kind, text in texts]
+    assert [tuple(is_told(fault, words) for words in told) for fault in faults] == list(texts.values())
+    corrupt, kill = faults[2], faults[0]
+    assert told_of([corrupt, kill], killed) == [False, True]
+    assert told_of([corrupt], killed) == [True], "what else would it be of"
+    assert told_of([corrupt, kill], "exit code 5") == [True, True]
+    incidents = [
+        Incident(trouble=Trouble.RANK, begun=1, at=9.0, what="rank 1 is slow", ranks=(1,)),
+        Incident(trouble=Trouble.LOST, begun=1, at=8.0, what="rank 1 was killed (signal 9)", ranks=(1,)),
+        Incident(trouble=Trouble.LOST, begun=2, at=10.0, what="rank 1 was killed (signal 9)", ranks=(1,)),
+    ]
+    named = first_named(kill, incidents, at=9.5)
+    assert named is not None
+    assert named.at == 10.0
+    assert first_named(corrupt, incidents, at=9.5) is None
+    assert first_named(kill, incidents, at=10.5) is None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_an_elastic_run_loses_nothing_and_has_the_losses_of_one_that_kept_its_ranks(tmp_path: Path) -> None:
+    steps = 360
+    made = design(
+        tmp_path,
+        Layout(batch=12, shard=3, sharding=Sharding.PARAMETERS),
+        steps=steps,
+        deterministic=True,
+        # What rounding does grows tenfold in twenty steps at a hundredth.
+        optimizer=OptimizerSpec(learning_rate=1e-4),
+        elastic=ElasticSpec(min_ranks=1, replacements=20),
+        checkpoint=CheckpointSpec(every_steps=20, keep=3),
+        evaluation=EvaluationSpec(every_steps=0, tokens=12 * 16),
+        peer_timeout_seconds=10.0,
+    )
+    plan = tmp_path / "plan.json"
+    plan.write_text(made.to_json())
+    words = {
+        FaultKind.KILL: ["rank=1@step=20", "rank=0@save,step=100"],
+        FaultKind.HANG: ["rank=2@step=180"],
+        FaultKind.PREEMPT: ["@step=260"],
+    }
+    faults = [read_fault(kind, text) for kind, texts in words.items() for text in texts]
+    found = chaos(plan, run_dir=tmp_path / "run", faults=faults, against=tmp_path / "still", say=quiet)
+    assert found.is_sound, (found.gave_up, found.missed, found.problems, found.curve)
+    assert len(found.launches) == 2, "one that was asked to stop, and no other"
+    assert found.read == steps * 12
+    assert found.curve is not None
+    assert found.curve.tolerance == 1e-9
+    lost = [each for each in found.struck if each.fault.kind is not FaultKind.PREEMPT]
+    assert all(each.found_seconds is None for each in lost), "it went on"
+    assert [each.words.partition(":")[0] for each in lost] == [
+        "rank 1 was killed (signal 9)",
+        "rank 0 was killed (signal 9)",
+        "rank 2 did not come to where the others waited",
+    ]
+    assert all(each.named_seconds is not None for each in lost)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -10,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from meshwright.report import diagnose
+from meshwright.run import failure
 from meshwright.run.launch import launch
 from meshwright.run.train import train
 from meshwright.spec.incident import Trouble
 from meshwright.spec.plan import Sharding
-from meshwright.train.observe.inquest import Inquest, inquest
+from meshwright.train.observe.inquest import Inquest, inquest, stood_in
 from tests.run.runs import BATCH, after_steps, ask_to_stop, design, worker_of
 from tests.support.designs import Layout
 
@@ -36,6 +38,36 @@ def test_a_rank_that_hangs_is_named_with_where_it_stands(tmp_path: Path) -> None
     assert "rank 1 kept others waiting in step 2: rank 0 waited for it in all_reduce 2 of ranks 0 and 1" in waited
     assert "it came out of all_reduce 1 last" in waited
     assert stood.startswith("rank 1 stood in read_for_ever (hang_worker.py:")
+
+
+@pytest.mark.slow
+def test_ranks_that_all_read_from_what_does_not_answer_are_named(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "data")
+    said, patience = list[str](), 4.0
+    launched = launch(
+        tmp_path,
+        ranks=[0, 1],
+        arguments=["read"],
+        say=said.append,
+        module="tests.run.hang_worker",
+        patience_seconds=patience,
+    )
+    assert launched.failures
+    assert sorted(each.rank for each in launched.stood) == [0, 1]
+    assert all(patience < each.seconds < patience + 3.0 for each in launched.stood)
+    assert said[0].startswith("ranks 0 and 1 stood still in step 2, reading data for ")
+    places = stood_in(tmp_path, [0, 1])
+    assert [place.partition(" (")[0] for place in places] == ["rank 0 stood in open", "rank 1 stood in open"]
+    told = failure.told(
+        failure.read(launched.failures, ended=launched.ended),
+        predicted_bytes=1.0,
+        machine_bytes=2.0,
+        num_ranks=2,
+        found=places,
+        stood=launched.stood,
+    )
+    assert str(told).startswith("ranks 0 and 1 stood still in step 2, reading data")
+    assert "called by read_what_does_not_answer (hang_worker.py:" in str(told)
 
 
 @pytest.mark.slow

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import socket
 import threading
+import time
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -21,9 +23,11 @@ from meshwright.run.train import train
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ExitCode, WorkerFailed
 from meshwright.spec.goodput import Spent
+from meshwright.spec.job import CheckpointSpec
 from meshwright.spec.plan import Sharding
 from meshwright.spec.synchronize import GradientSync, SynchronizeSpec, SyncKind, usual_rounds
 from meshwright.train.observe.collective_log import read_logs
+from meshwright.train.observe.incidents import incidents_of
 from meshwright.train.observe.whereabouts import Section
 from tests.run.elastic_runs import elastic, epochs, kill_in, member, until, until_step
 from tests.run.runs import ask_to_stop, design, losses, rows
@@ -180,10 +184,11 @@ def test_learners_go_on_without_a_lost_one_and_take_another_in(
 
 @pytest.mark.slow
 def test_a_rank_that_stops_is_ended_and_the_others_go_on(tmp_path: Path) -> None:
-    run = tmp_path / "run"
+    run, done, patience = tmp_path / "run", list[float](), 4.0
 
     def act() -> None:
         until_step(run, 3)
+        done.append(time.time())
         member("1.0").send_signal(signal.SIGSTOP)
         until(lambda: len(epochs(run)) == 2)
         until_step(run, max(losses(run)) + 3)
@@ -192,10 +197,63 @@ def test_a_rank_that_stops_is_ended_and_the_others_go_on(tmp_path: Path) -> None
     thread = threading.Thread(target=act, daemon=True)
     thread.start()
     layout = Layout(shard=2, sharding=Sharding.PARAMETERS, batch=BATCH)
-    outcome = train(elastic(tmp_path, layout, steps=5000, fewest=1, peer_timeout_seconds=4.0), run_dir=run, say=quiet)
+    outcome = train(
+        elastic(tmp_path, layout, steps=5000, fewest=1, peer_timeout_seconds=patience), run_dir=run, say=quiet
+    )
     thread.join()
     assert outcome.exit_code is ExitCode.SAVED
     assert epochs(run)[1]["why"] == "rank 1 did not come to where the others waited: hung or stopped"
+    (lost,) = incidents_of(run)
+    assert (lost.ranks, lost.what) == ((1,), epochs(run)[1]["why"])
+    assert lost.at - done[0] < patience + 3.0  # one of them on an idle machine
+
+
+@pytest.mark.slow
+def test_a_rank_whose_files_cannot_grow_is_lost_alone(tmp_path: Path) -> None:
+    """It meets that where it writes the spans of a sampled step, and cannot even write why it failed."""
+    run = tmp_path / "run"
+
+    def act() -> None:
+        until_step(run, 8)
+        resource.prlimit(member("1.0").pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        until(lambda: len(epochs(run)) == 2)
+        until_step(run, max(losses(run)) + 3)
+        ask_to_stop()
+
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    made = elastic(tmp_path, Layout(replicate=3, batch=BATCH), steps=5000)
+    outcome = train(made, run_dir=run, say=quiet)
+    thread.join()
+    assert outcome.exit_code is ExitCode.SAVED
+    assert epochs(run)[1]["why"].startswith("rank 1 failed: rank 1 ended with exit code 4")
+    assert sorted(losses(run)) == list(range(1, outcome.ended.step + 1))
+    found = audit(run, cache=tmp_path / "cache")
+    assert (found.read, found.problems) == (outcome.ended.step * BATCH, ())
+
+
+@pytest.mark.slow
+def test_a_disk_that_takes_no_part_of_a_checkpoint_of_one_rank_loses_that_rank(tmp_path: Path) -> None:
+    """All are told by the one whose disk it is, and take that as its loss."""
+    run = tmp_path / "run"
+
+    def act() -> None:
+        until_step(run, 8)
+        resource.prlimit(member("2.0").pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        until(lambda: len(epochs(run)) == 2)
+        until_step(run, max(losses(run)) + 12)
+        ask_to_stop()
+
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    saves = CheckpointSpec(every_steps=10, keep=3)
+    made = elastic(tmp_path, Layout(shard=3, sharding=Sharding.PARAMETERS, batch=BATCH), steps=5000, checkpoint=saves)
+    outcome = train(made, run_dir=run, say=quiet)
+    thread.join()
+    assert outcome.exit_code is ExitCode.SAVED
+    assert "rank 2 failed: " in epochs(run)[1]["why"]
+    found = audit(run, cache=tmp_path / "cache")
+    assert (found.read, found.problems) == (outcome.ended.step * BATCH, ())
 
 
 @pytest.mark.slow

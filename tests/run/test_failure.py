@@ -179,6 +179,39 @@ def test_marks_outlive_the_process_that_made_them(tmp_path: Path) -> None:
     assert last_seen(tmp_path, 3) is None
 
 
+def test_errors_of_one_host_alone_are_told_from_those_of_all(tmp_path: Path) -> None:
+    unsaved = "the checkpoint of step 6 was not saved"
+    local = (
+        OSError(28, "No space left on device", "/somewhere/file"),
+        PermissionError(13, "Permission denied", "/somewhere"),
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+        EnvironmentUnfit(Problem(what=unsaved, why="rank 1: [Errno 28] No space left on device")),
+    )
+    of_all = (
+        KeyError("nowhere"),
+        WorkerFailed(Problem(what="the loss of step 3 is nan")),
+        ConfigError(Problem(what="no such file")),
+        EnvironmentUnfit(Problem(what="no compiler")),
+        ConnectionResetError("reset"),
+        LOST,
+    )
+    other = EnvironmentUnfit(Problem(what=unsaved, why="rank 0: [Errno 28] No space left on device on rank 2"))
+    assert [failure.rank_of_save(error) for error in (local[-1], other, *of_all[:4])] == [1, 2, *[None] * 4]
+    assert [failure.is_local(error) for error in (*local, *of_all)] == [True] * len(local) + [False] * len(of_all)
+    (found,) = failure.read({1: recorded(MemoryError(), tmp_path / "1")})
+    assert found.local
+    assert failure.read({1: ended(int(ExitCode.ENVIRONMENT))})[0].local, "it could not even write why"
+
+
+def test_ranks_that_the_launcher_ended_are_not_told_as_killed(tmp_path: Path) -> None:
+    failures = {0: ended(-9, timestamp=1), 1: ended(-9, timestamp=2)}
+    assert [each.rank for each in failure.read(failures, ended=[0])] == [1, 0]
+    asked = failure.read({0: waited(tmp_path, 0, timed_out=True), 1: ended(-signal.SIGTERM)})
+    assert failure.are_asked(asked)
+    assert not failure.are_asked(failure.read({0: waited(tmp_path, 0, timed_out=True), 1: ended(-9)}, ended=[1]))
+
+
 def test_nearness_orders_causes() -> None:
     assert sorted(Nearness) == [
         Nearness.OWN,

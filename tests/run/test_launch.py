@@ -143,7 +143,7 @@ def test_a_node_of_a_party_heeds_a_scheduler_that_says_all_twice(tmp_path: Path,
         free.bind(("localhost", 0))
         head = f"127.0.0.1:{free.getsockname()[1]}"
     hello = Greeting(node=0, nodes=1, host="here", session="s", design="d", meshwright="m", torch="t")
-    met = meet(hello, head=head, run_dir=tmp_path, seconds=10.0)
+    met = meet(hello, head=head, run_dir=tmp_path, say=str.strip, seconds=10.0)
     party = Party(node=0, nodes=1, first=0, count=2, rendezvous=met.rendezvous, interface=met.interface)
     said = list[str]()
     sender = signal_when_ready(tmp_path, signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)

@@ -238,6 +238,45 @@ def test_an_error_of_its_own_ends_the_run(board: Board, tmp_path: Path) -> None:
     assert "1.1" not in crew.names
 
 
+def test_an_error_of_one_rank_s_own_disk_is_a_loss(board: Board, tmp_path: Path) -> None:
+    made = warden(board, tmp_path)
+    crew = crew_of(made)
+    crew.fails_locally("1.0", "nothing more can be written: No space left on device")
+    leave(made, "0.0", "2.0", "3.0", newest=3)
+    made.look()
+    assert made.epoch.members == ("0.0", "2.0", "3.0")
+    assert made.epoch.why == "rank 1 failed: nothing more can be written: No space left on device"
+    assert made.epoch.lost
+    assert made.wanted == ["1.1"]
+
+
+def test_a_full_disk_that_a_second_rank_meets_ends_the_run(board: Board, tmp_path: Path) -> None:
+    made = warden(board, tmp_path)
+    crew = crew_of(made)
+    crew.fails_locally("1.0", "the checkpoint of step 10 was not saved")
+    leave(made, "0.0", "2.0", "3.0", newest=3)
+    made.look()
+    assert made.over is None
+    crew.fails_locally("2.0", "out of memory")
+    leave(made, "0.0", "3.0", newest=5)
+    made.look()
+    assert made.over is None, "that is another matter"
+    assert made.epoch.members == ("0.0", "3.0")
+    crew.fails_locally("3.0", "the checkpoint of step 20 was not saved")
+    leave(made, "0.0", newest=20)
+    made.look()
+    assert made.over == "the checkpoint of step 20 was not saved"
+
+
+def test_what_all_ranks_meet_at_once_ends_the_run(board: Board, tmp_path: Path) -> None:
+    made = warden(board, tmp_path)
+    for name in ("1.0", "2.0"):
+        crew_of(made).fails_locally(name, "out of memory")
+    leave(made, "0.0", "3.0", newest=3)
+    made.look()
+    assert made.over == "out of memory"
+
+
 def test_without_a_plan_for_those_who_are_left_the_run_ends(board: Board, tmp_path: Path) -> None:
     made = warden(board, tmp_path, known=(4,))
     crew_of(made).fails("1.0")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -14,9 +15,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from meshwright.run.vigil import Stood, stood_still
 from meshwright.run.waiting import Waiting, never_came, told_waits
 from meshwright.spec import codec
-from meshwright.spec.errors import ExitCode, MeshwrightError, Problem, WorkerFailed
+from meshwright.spec.errors import EnvironmentUnfit, ExitCode, MeshwrightError, Problem, WorkerFailed
 from meshwright.spec.units import format_bytes
 from meshwright.train.disk import is_full, no_room
 from meshwright.train.observe.whereabouts import Whereabouts
@@ -35,6 +37,7 @@ _LOST_PEER = (
     "nccl communicator was aborted",
     "connection refused",
     "socket timeout",
+    "client socket has timed out",
     "failed to recv, got 0 bytes",
     "application timeout caused pair closure",
     "collective operation timeout",
@@ -42,6 +45,7 @@ _LOST_PEER = (
 NEAR_FULL = 0.6  # of the machine's memory: from there on a kill without a word is probably the system's for want of it
 _UNTOLD = "it could not write why: is the disk of the run full?"
 _ROOM_BYTES = 2**16
+_SAVE_OF = re.compile(r"rank (\d+): (?:.* on rank (\d+)$)?")  # whose it is stands last, where another one tells it
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
 
 
@@ -65,7 +69,8 @@ class LostPeers(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """One worker's end. `problems` in words, `trace` only for what nobody foresaw."""
+    """One worker's end. `problems` in words, `trace` only for what nobody foresaw; `local` where it is of what this
+    rank has alone, as its memory or its disk, as far as it knows."""
 
     rank: int
     nearness: Nearness
@@ -75,6 +80,7 @@ class Failure:
     seconds: float = 0.0
     signal_number: int = 0
     waiting: Waiting | None = None
+    local: bool = False
 
 
 def keep_room(path: Path | None) -> None:
@@ -117,6 +123,7 @@ def record(error: BaseException, *, path: Path | None, run_dir: Path, waiting: W
             "exit_code": code,
             "problems": codec.encode(problems),
             "waiting": codec.encode(waiting),
+            "local": is_local(error),
         }
         document = {"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}}
         try:
@@ -132,7 +139,7 @@ def translate(error: BaseException, *, run_dir: Path) -> MeshwrightError | None:
         return error
     if isinstance(error, OSError) and is_full(error):
         return no_room(error, folder=run_dir)
-    if isinstance(error, MemoryError) or any(words in str(error).lower() for words in _OUT_OF_MEMORY):
+    if _is_out_of_memory(error):
         reason = str(error).strip().splitlines()[0][:300] if str(error).strip() else "the system gave no memory"
         fix = "take a smaller microbatch, recompute activations or shard more"
         return WorkerFailed(Problem(what="out of memory", why=reason, fix=fix))
@@ -140,6 +147,24 @@ def translate(error: BaseException, *, run_dir: Path) -> MeshwrightError | None:
         why = error.strerror or type(error).__name__
         return WorkerFailed(Problem(what="a file could not be read or written", where=str(error.filename), why=why))
     return None
+
+
+def is_local(error: BaseException) -> bool:
+    """Whether the error is of the memory or the disk of this rank's host, which others need not meet."""
+    if isinstance(error, EnvironmentUnfit):
+        return rank_of_save(error) is not None
+    lost = isinstance(error, ConnectionError)
+    return (isinstance(error, OSError | MemoryError) and not lost) or _is_out_of_memory(error)
+
+
+def rank_of_save(error: BaseException) -> int | None:
+    """The rank whose disk did not take its part of a checkpoint, which all ranks are told; None for other errors."""
+    found = _SAVE_OF.match(error.problems[0].why) if isinstance(error, EnvironmentUnfit) else None
+    return int(found[2] or found[1]) if found is not None else None
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, MemoryError) or any(words in str(error).lower() for words in _OUT_OF_MEMORY)
 
 
 def is_lost_peer(error: BaseException) -> bool:
@@ -150,9 +175,10 @@ def is_lost_peer(error: BaseException) -> bool:
     return isinstance(error, RuntimeError | MeshwrightError) and any(words in text for words in _LOST_PEER)
 
 
-def read(failures: Mapping[int, Any]) -> tuple[Failure, ...]:
-    """What torchelastic's failures say, the nearest to the cause first."""
+def read(failures: Mapping[int, Any], *, ended: Collection[int] = ()) -> tuple[Failure, ...]:
+    """What torchelastic's failures say, the nearest to the cause first; ranks `ended` were killed after the others."""
     found = [_read_one(rank, failure) for rank, failure in failures.items()]
+    found = [_as_ended(each) if each.rank in ended else each for each in found]
     return tuple(sorted(found, key=lambda failure: (failure.nearness, failure.seconds, failure.rank)))
 
 
@@ -164,19 +190,26 @@ def told(
     num_ranks: int,
     last_seen: Mapping[int, Whereabouts] = _NOBODY,
     found: Sequence[str] = (),
+    missing: Sequence[int] = (),
+    stood: Sequence[Stood] = (),
 ) -> WorkerFailed:
     """The error that says what the first failure was; it has that worker's exit code.
 
     `predicted_bytes` is what the worker was predicted to need, `machine_bytes` what all of them share. `last_seen` is
     where ranks were, `found` what their logs say of who kept whom waiting. Ranks that waited longer than they may were
-    not left by one that died, unless it died before: those that were ended after them had never come.
+    not left by one that died, unless it died before: those that are `missing`, or were ended after them, had never
+    come. Ranks that `stood` still are told before all others.
     """
     first = failures[0]
     problems = first.problems
     waited = [(failure.rank, failure.waiting) for failure in failures if failure.waiting is not None]
     in_vain = any(entry.timed_out for _, entry in waited) and not _died_before_time_outs(failures)
-    if first.nearness in (Nearness.KILLED, Nearness.LOST_PEER) and in_vain:
-        ended = [failure.rank for failure in failures if failure.nearness in (Nearness.KILLED, Nearness.TERMINATED)]
+    if stood:
+        problems = (stood_still(stood),)
+    elif first.nearness in (Nearness.KILLED, Nearness.LOST_PEER) and in_vain:
+        ended = missing or [
+            failure.rank for failure in failures if failure.nearness in (Nearness.KILLED, Nearness.TERMINATED)
+        ]
         problems = (never_came(ended, waited=waited, last_seen=last_seen),)
     elif first.nearness is Nearness.KILLED:
         problem = _killed(first, predicted_bytes, machine_bytes, num_ranks)
@@ -186,12 +219,29 @@ def told(
         problems = (Problem(what=f"rank {first.rank} lost contact with another rank", why=why),)
     elif first.trace:
         problems = (Problem(what=f"rank {first.rank} failed: {first.problems[0].what}\n\n{first.trace.rstrip()}"),)
-    killed = first.signal_number == signal.SIGKILL and not in_vain
+    killed = first.nearness is Nearness.KILLED and first.signal_number == signal.SIGKILL and not (in_vain or stood)
     if found and not killed and (first.trace or first.nearness is not Nearness.OWN):
         problems = (replace(problems[0], why="; ".join(part for part in (problems[0].why, *found) if part)),)
     error = WorkerFailed(problems)
     error.exit_code = ExitCode(first.exit_code)
     return error
+
+
+def are_asked(failures: Sequence[Failure]) -> bool:
+    """Whether workers ended because they were asked to, which they had not learnt to heed yet."""
+    alike = all(failure.nearness in (Nearness.TERMINATED, Nearness.LOST_PEER) for failure in failures)
+    return alike and any(failure.signal_number == signal.SIGTERM for failure in failures)
+
+
+def ended_how(failure: Failure) -> str:
+    """What is told of a rank that ended without a word of its own."""
+    if failure.nearness is Nearness.KILLED:
+        return f"rank {failure.rank} was killed (signal {failure.signal_number})"
+    return failure.problems[0].what
+
+
+def _as_ended(failure: Failure) -> Failure:
+    return replace(failure, nearness=Nearness.TERMINATED) if failure.nearness is Nearness.KILLED else failure
 
 
 def _died_before_time_outs(failures: Sequence[Failure]) -> bool:
@@ -201,7 +251,7 @@ def _died_before_time_outs(failures: Sequence[Failure]) -> bool:
 
 
 def _killed(failure: Failure, predicted_bytes: float, machine_bytes: float, num_ranks: int) -> Problem:
-    what = f"rank {failure.rank} was killed (signal {failure.signal_number})"
+    what = ended_how(failure)
     if failure.signal_number != signal.SIGKILL:
         return Problem(what=what, why=failure.problems[0].what)
     total = predicted_bytes * num_ranks
@@ -235,6 +285,7 @@ def _read_one(rank: int, failure: Any) -> Failure:
             trace=extra["py_callstack"] if bug else "",
             seconds=float(extra["seconds"]),
             waiting=codec.decode(Waiting, extra["waiting"], "error file") if extra.get("waiting") else None,
+            local=bool(extra.get("local", False)),
         )
     number, codes = -failure.exitcode, set(ExitCode)
     name = signal.Signals(number).name if number in set(signal.Signals) else f"exit code {failure.exitcode}"
@@ -247,4 +298,5 @@ def _read_one(rank: int, failure: Any) -> Failure:
         problems=(Problem(what=f"rank {rank} ended with {name}", why="" if number > 0 else _UNTOLD),),
         seconds=float(failure.timestamp),
         signal_number=max(number, 0),
+        local=failure.exitcode == ExitCode.ENVIRONMENT,
     )

@@ -19,10 +19,11 @@ _READ = 64
 
 
 class LastWords:
-    """Keeps `RUN/stacks/rank-00000.txt` ready: at SIGTERM, with which launchers end what is left of a run, the stacks
-    of all threads are in it, also where the main thread is held in a call; what else the signal asks for is done too.
+    """Keeps `RUN/stacks/rank-00000.txt` ready: at SIGTERM, with which launchers end what is left of a run, and at
+    SIGUSR2, which asks for nothing else, the stacks of all threads are in it, also where the main thread is held in a
+    call; what else SIGTERM asks for is done too.
 
-    The signal has to have a handler of Python's, and this to be made in the main thread. A thread of its own writes,
+    SIGTERM has to have a handler of Python's, and this to be made in the main thread. A thread of its own writes,
     while no other runs: what faulthandler writes from the signal itself, as others go on, can crash the process.
     """
 
@@ -34,13 +35,14 @@ class LastWords:
             self._file = self._path.open("w")
             heard, self._signals = os.pipe()
             os.set_blocking(self._signals, False)
+            signal.signal(signal.SIGUSR2, _hear)
             signal.set_wakeup_fd(self._signals, warn_on_full_buffer=False)
             threading.Thread(target=self._listen, args=(heard,), name="last words", daemon=True).start()
 
     def _listen(self, heard: int) -> None:
         """Until there is nobody to hear any more."""
         while numbers := os.read(heard, _READ):
-            if signal.SIGTERM in numbers:
+            if signal.SIGTERM in numbers or signal.SIGUSR2 in numbers:
                 self._write(_stacks())
         os.close(heard)
 
@@ -68,6 +70,10 @@ class LastWords:
             self._file.close()
             self._path.unlink(missing_ok=True)
             self._path.parent.rmdir()
+
+
+def _hear(_number: int, _frame: FrameType | None) -> None:
+    """The thread that listens does what there is to do."""
 
 
 def _stacks() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import signal
 import sys
@@ -27,15 +28,18 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from meshwright.run.handshake import WORD_VARIABLE
+from meshwright.run.lookout import Lookout
 from meshwright.run.machine import this_machine
 from meshwright.run.rendezvous import alone
 from meshwright.run.screen import Screen
-from meshwright.run.standstill import Standstill
+from meshwright.run.vigil import Stood
+from meshwright.run.workers import Asked
 from meshwright.spec.errors import Problem, WorkerFailed
 from meshwright.train.disk import file_system
 
 WORKER_MODULE = "meshwright.run.worker"
 LOOPBACK = "lo"
+_LOOK_SECONDS = 0.05
 _PARTY = "meshwright"
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
@@ -44,11 +48,17 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 class Launched:
     """How the workers ended: `failures` by the plan's rank, empty when all ended well; whether they were killed at
     once.
+
+    Ranks `ended` are those that this process had to end after others had failed, `missing` those that others waited for
+    in vain, and `stood` those that stood still where nobody waited for them.
     """
 
     failures: Mapping[int, ProcessFailure] = field(default_factory=dict)
     asked_to_stop: bool = False
     killed: bool = False
+    ended: frozenset[int] = frozenset()
+    missing: tuple[int, ...] = ()
+    stood: tuple[Stood, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +85,14 @@ def launch(
     module: str = WORKER_MODULE,
     screen: Screen = Screen.NORMAL,
     party: Party | None = None,
+    patience_seconds: float = math.inf,
 ) -> Launched:
     """All workers of this node have ended. The first signal asks them to save and stop, the second stops them at once;
     SIGUSR1 asks however often it comes.
 
     `ranks[d]` is the rank of the worker on device d of the plan, all of which are here unless there is a `party`. Rank
-    0 writes to this terminal unless `screen` is quiet; what other ranks write is under `RUN/logs`.
+    0 writes to this terminal unless `screen` is quiet; what other ranks write is under `RUN/logs`. A rank that stands
+    still for `patience_seconds` or more, though nobody waits for it, is ended (`vigil.Vigil`).
     """
     here = range(len(ranks)) if party is None else range(party.first, party.first + party.count)
     quiet = {local: Std.ALL for local, device in enumerate(here) if ranks[device] or screen is Screen.QUIET}
@@ -93,12 +105,26 @@ def launch(
         forwarding(say, module=module, patient=patient) as asked,
     ):
         agent.start()
-        stopped = Standstill(len(here), module=module)
+        lookout = Lookout(
+            run_dir=run_dir,
+            ranks=[ranks[device] for device in here],
+            alone=len(ranks) == 1,
+            module=module,
+            patience_seconds=patience_seconds,
+            say=say,
+            asked=asked,
+        )
         while agent.is_alive():
-            agent.join(0.2)
-            stopped.end()
-    failures = {ranks[device]: failure for device, failure in agent.failures.items()}
-    return Launched(failures=failures, asked_to_stop=asked.once, killed=asked.at_once)
+            agent.join(_LOOK_SECONDS)
+            lookout.look()
+    return Launched(
+        failures={ranks[device]: failure for device, failure in agent.failures.items()},
+        asked_to_stop=asked.once,
+        killed=asked.at_once,
+        ended=frozenset(lookout.ended),
+        missing=lookout.missing,
+        stood=lookout.stood,
+    )
 
 
 def config_of(
@@ -159,15 +185,6 @@ class Agent(threading.Thread):
         if self._error is not None and not isinstance(self._error, ChildFailedError):
             raise self._error
         return self._error.failures if isinstance(self._error, ChildFailedError) else {}
-
-
-@dataclass(slots=True)
-class Asked:
-    """Whether workers were asked to stop, how often by a signal that means it the second time, and were killed."""
-
-    once: bool = False
-    insisted: int = 0
-    at_once: bool = False
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from meshwright.spec.cluster import DeviceKind
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
 from meshwright.train.events import Ending
+from meshwright.train.observe.whereabouts import Section
 from meshwright.train.run import Run
 
 _PARENT_SECONDS = 0.1
@@ -94,6 +95,7 @@ def join(
 def finish(run: Run, *, run_dir: Path, predicted: Report, ending: Ending, seconds: float) -> None:
     """The run is closed, rank 0 has written how it ended, and the process group is gone."""
     measured = run.profiler.report(predicted)
+    run.marker.mark(step=run.state.step, section=Section.SAVE)
     run.close()
     if run.observer is not None:
         run.observer.finish()

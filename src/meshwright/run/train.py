@@ -108,7 +108,8 @@ def _launched(design: Design, run_dir: Path, *, arguments: Sequence[str], say: S
     if design.job.elastic.on:
         return launch_elastic(design, run_dir, arguments=arguments, say=say, screen=screen)
     ranks = [design.plan.rank_on(device) for device in range(design.plan.world_size)]
-    return launch(run_dir, ranks=ranks, arguments=arguments, say=say, screen=screen)
+    patience = design.job.peer_timeout_seconds
+    return launch(run_dir, ranks=ranks, arguments=arguments, say=say, screen=screen, patience_seconds=patience)
 
 
 def with_absolute_paths(design: Design) -> Design:
@@ -177,17 +178,32 @@ def _outcome(design: Design, run_dir: Path, *, predicted: Report, launched: Laun
 def failure_of(design: Design, run_dir: Path, *, predicted: Report, launched: Launched) -> WorkerFailed:
     """What the first of this machine's workers to fail says of it."""
     from meshwright.run import failure
-    from meshwright.train.observe.inquest import inquest
+    from meshwright.train.observe.inquest import inquest, stood_in
     from meshwright.train.observe.whereabouts import last_seen
 
+    failures = failure.read(launched.failures, ended=launched.ended)
+    if launched.asked_to_stop and failure.are_asked(failures):
+        return _asked_too_early(run_dir)
+    seen = {rank: last_seen(run_dir, rank) for rank in launched.failures}
+    found = (*inquest(run_dir).sentences, *stood_in(run_dir, [each.rank for each in launched.stood]))
     return failure.told(
-        failure.read(launched.failures),
+        failures,
         predicted_bytes=predicted.peak_bytes,
         machine_bytes=this_machine().memory_bytes,
         num_ranks=design.plan.world_size,
-        last_seen={rank: seen for rank in launched.failures if (seen := last_seen(run_dir, rank)) is not None},
-        found=inquest(run_dir).sentences,
+        last_seen={rank: at for rank, at in seen.items() if at and at.process == launched.failures[rank].pid},
+        found=tuple(dict.fromkeys(found)),
+        missing=launched.missing,
+        stood=launched.stood,
     )
+
+
+def _asked_too_early(run_dir: Path) -> WorkerFailed:
+    """A worker that was asked to stop before it could hear it."""
+    what, fix = "it was asked to stop before it had begun to train, and saved nothing new", "--resume goes on"
+    error = WorkerFailed(Problem(what=what, where=str(run_dir), fix=fix))
+    error.exit_code = ExitCode.SAVED
+    return error
 
 
 def _interrupted(run_dir: Path) -> WorkerFailed:

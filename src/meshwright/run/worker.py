@@ -41,7 +41,7 @@ from meshwright.train.loop import fit
 from meshwright.train.observe.collective_log import CollectiveLog
 from meshwright.train.observe.listening import listening
 from meshwright.train.observe.timekeeper import first_line, note_launch
-from meshwright.train.observe.whereabouts import Marker
+from meshwright.train.observe.whereabouts import Marker, Section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +163,7 @@ def work(run_dir: Path, *, max_steps: int | None, stop_at: float | None, begun: 
             run.observer.timekeeper.end(why=first_line(error))
         if isinstance(error, WorkerFailed):
             # Every rank raises it alike, so the checkpoint that its message names can still be completed.
+            marker.mark(step=run.state.step, section=Section.SAVE)
             run.store.wait()
         raise
     words.unneeded()

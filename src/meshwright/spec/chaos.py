@@ -16,7 +16,9 @@ class Struck:
     """A fault that was done `at_seconds` after the first launch began, when rank 0 was at `step` of launch `launch`.
 
     `recovered`: a whole step was done again, or the run ended well, `back_seconds` later. `found_seconds` is until the
-    launch ended, None where it went on; `words` are why it said that it ended, and `undone_steps` had to be done again.
+    launch ended, None where it went on, and `named_seconds` until the run said which rank was lost, None where it did
+    not. `words` are what it said of this fault as it ended, or as it went on without a rank; `undone_steps` had to be
+    done again.
     """
 
     fault: Fault
@@ -28,6 +30,7 @@ class Struck:
     found_seconds: float | None = None
     words: str = ""
     undone_steps: int = 0
+    named_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from enum import StrEnum
 class Trouble(StrEnum):
     """What is the matter."""
 
+    LOST = "lost rank"
     RANK = "slow rank"
     LINK = "slow link"
     DATA = "waiting for data"

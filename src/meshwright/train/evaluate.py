@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,8 +41,11 @@ def num_batches(*, tokens: int, batch: int, sequence_length: int, available: int
     return max(1, min(wanted, available) // batch)
 
 
-def validate(laid: Evaluates, *, held_out: Packed, feed: Feed, tokens: int) -> Validation:
-    """The mean over targets of the first batches of `held_out`; every rank must call it and is given the same.
+def validate(
+    laid: Evaluates, *, held_out: Packed, feed: Feed, tokens: int, beat: Callable[[], None] = lambda: None
+) -> Validation:
+    """The mean over targets of the first batches of `held_out`; every rank must call it and is given the same. `beat`
+    is told of every batch.
 
     Raises ConfigError where all of them are masked.
     """
@@ -50,6 +54,7 @@ def validate(laid: Evaluates, *, held_out: Packed, feed: Feed, tokens: int) -> V
     count = num_batches(tokens=tokens, batch=batch, sequence_length=length, available=held_out.num_sequences)
     losses, sizes, targets = [], [], []
     for index in range(count):
+        beat()
         first = index * batch
         losses.append(laid.evaluate(*feed.tensors(held_out.sequences(first + feed.first, feed.rows))))
         whole = held_out.sequences(first, batch)

@@ -314,7 +314,9 @@ class Run:
         tokens = self.design.job.evaluation.tokens
         with nullcontext() if self.outer is None else self.outer.as_one():
             judge = self.laid if self.outer is None else self.outer
-            found = validate(judge, held_out=self.corpus.validation, feed=self.feed, tokens=tokens)
+            found = validate(
+                judge, held_out=self.corpus.validation, feed=self.feed, tokens=tokens, beat=self.marker.beat
+            )
         return Evaluated(
             step=self.state.step,
             tokens=self.state.tokens,

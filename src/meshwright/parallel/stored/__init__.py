@@ -57,11 +57,12 @@ def write(
 ) -> Written:
     """`folder` holds `tensors` of all ranks of `group`, which each give what they keep; None is one process alone.
 
-    Every file is on the disk and reads back as it was written, or OSError is raised. What is as in a file of `earlier`
-    is referred to. A `planner` of its own may make what is saved while it is written.
+    Every file is on the disk and reads back as it was written, or OSError is raised, which says on which rank of others
+    it was not. What is as in a file of `earlier` is referred to. A `planner` of its own may make what is saved while it
+    is written.
     """
     writer = Writer(folder, step=step, earlier=earlier)
-    with _alone(group):
+    with _alone(group), _told_whose(group):
         known = {name: told(x) for name, x in tensors.items()}
         save(known, storage_writer=writer, planner=planner, process_group=group, no_dist=group is None)
     return writer.written
@@ -117,6 +118,23 @@ def spoilt_part(folder: Path, *, index: int = 0, ways: int = 1) -> Spoilt | None
 def sums(folder: Path) -> dict[tuple[str, tuple[int, ...]], tuple[int, ...]]:
     """Those of the blocks of every part that `folder` says it has, by tensor and where the part begins."""
     return {(name, part.starts): part.sums for name, _, part in read_index(folder).everything()}
+
+
+@contextmanager
+def _told_whose(group: dist.ProcessGroup | None) -> Iterator[None]:
+    """What torch tells of all ranks at once is raised as what this one found, or else as what the first of others did,
+    with its rank."""
+    try:
+        yield
+    except CheckpointException as error:
+        if group is None:
+            raise
+        own = dist.get_rank(group)
+        rank = own if own in error.failures else min(error.failures)
+        found, _ = error.failures[rank]
+        if isinstance(found, OSError):
+            raise found if rank == own else OSError(f"{found} on rank {rank}") from None
+        raise
 
 
 @contextmanager

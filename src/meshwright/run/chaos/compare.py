@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from meshwright.parallel import stored
+from meshwright.run.elastic.epochs import plans_of
 from meshwright.run.files import load_design
 from meshwright.spec.chaos import Curve
 from meshwright.spec.cluster import Precision
@@ -52,6 +53,7 @@ def _apart(one: float, other: float) -> float:
 def _tolerance(run_dir: Path, against: Path) -> float:
     design = load_design(against / "design.json")
     plans = {mark.plan for run in (run_dir, against) for mark in marks_of(run) if mark.what is Moment.LAUNCHED}
+    plans |= {plan for run in (run_dir, against) for plan in plans_of(run)}
     if design.job.deterministic and len(plans) <= 1:
         return 0.0
     precisions = {group.precision for stage in design.plan.stages for group in stage.groups}

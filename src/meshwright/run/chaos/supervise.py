@@ -11,10 +11,12 @@ from meshwright.lab.fabric import Namespace
 from meshwright.run.chaos.launches import Launch
 from meshwright.run.chaos.strike import Scene, Strike, strike
 from meshwright.run.chaos.watch import Watch
+from meshwright.run.chaos.words import first_named, told_of
 from meshwright.spec.chaos import LaunchEnd, Struck
 from meshwright.spec.errors import ExitCode
 from meshwright.spec.faults import At, Fault
 from meshwright.spec.goodput import Moment as Marked
+from meshwright.train.observe.incidents import incidents_of
 from meshwright.train.observe.timekeeper import marks_of, steady_clock
 from meshwright.train.observe.whereabouts import Section
 
@@ -54,6 +56,7 @@ class _Open:
     lasts: bool = True
     ended: LaunchEnd | None = None
     found: float | None = None
+    told: bool = True
     undone: int = 0
 
 
@@ -142,13 +145,18 @@ class Supervisor:
                     each.strike.lift()
         watch.wait_for_the_end()
         self._ended.append(ended)
-        for each in self._open:
-            each.lasts = False
-            if each.ended is None:
-                each.ended, each.found, each.done = ended, at - each.at, self._progress.done
+        self._end_open(ended, at=at)
         if ended.exit_code != ExitCode.OK:
             self.say(f"launch {number} ended: {ended.words}")
         return ended
+
+    def _end_open(self, ended: LaunchEnd, *, at: float) -> None:
+        """The launch has ended by faults that are open; what it said is of those that it fits."""
+        fresh = [each for each in self._open if each.ended is None]
+        for each, told in zip(fresh, told_of([each.fault for each in fresh], ended.words), strict=True):
+            each.ended, each.found, each.told, each.done = ended, at - each.at, told, self._progress.done
+        for each in self._open:
+            each.lasts = False
 
     def _look(self, watch: Watch) -> None:
         """What rank 0 is at; faults that are over, and recovered from, are closed."""
@@ -187,6 +195,8 @@ class Supervisor:
         self._open.remove(each)
         again = each.ended is not None and each.ended.exit_code != ExitCode.OK
         undone = each.undone + (max(0, each.done - self._started_at()) if again and recovered else 0)
+        named = first_named(each.fault, incidents_of(self.run_dir), at=each.at)
+        words = each.ended.words if again and each.told and each.ended is not None else ""
         self._struck.append(
             Struck(
                 fault=each.fault,
@@ -196,8 +206,9 @@ class Supervisor:
                 recovered=recovered,
                 back_seconds=now - each.at if recovered else None,
                 found_seconds=each.found if again else None,
-                words=each.ended.words if again and each.ended is not None else "",
+                words=words or (named.what if named is not None and not again else ""),
                 undone_steps=undone,
+                named_seconds=None if named is None else max(0.0, named.at - each.at),
             )
         )
         if recovered:

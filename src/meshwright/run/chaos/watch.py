@@ -46,10 +46,14 @@ class Watch:
         return found if found is not None and self._is_worker(found.process) else None
 
     def process(self, rank: int) -> psutil.Process | None:
-        """The process of `rank`; None where there is none that lives."""
+        """The process of `rank`; None where there is none that lives, or where it has had another rank since."""
         found = self.seen(rank)
         process = self._processes.get(found.process) if found is not None else None
-        return process if process is not None and is_alive(process) else None
+        if found is None or process is None or not is_alive(process):
+            return None
+        since = (last_seen(self._run_dir, other) for other in range(self._ranks) if other != rank)
+        moved = any(mark is not None and mark.process == found.process and mark.at > found.at for mark in since)
+        return None if moved else process
 
     def workers(self) -> list[psutil.Process]:
         """Processes of all ranks that live."""

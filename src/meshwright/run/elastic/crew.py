@@ -59,6 +59,10 @@ class Crew:
         """Whether there is a host for it."""
         return True
 
+    def is_here(self, name: str) -> bool:
+        """Whether this process has started it."""
+        return name in self._agents
+
     def place(self, name: str) -> Place:
         """Where the worker is, whether it runs or not."""
         return Place(host=0, group=0)

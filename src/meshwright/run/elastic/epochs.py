@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from meshwright.run.elastic.board import Epoch
 from meshwright.spec import codec
+from meshwright.spec.json_text import parse_json
 
 _BESIDE = ("at", "ranks", "plan")
 
@@ -23,6 +25,15 @@ def write(run_dir: Path, epoch: Epoch, *, plan: str) -> None:
     row = {"at": time.time(), "ranks": len(epoch.members), "plan": plan, **codec.encode(epoch)}
     with path.open("a") as file:
         file.write(json.dumps(row) + "\n")
+
+
+def plans_of(run_dir: Path) -> set[str]:
+    """Digests of all plans that a run was on, in any launch; a line that a writer did not finish is left out."""
+    path, found = epochs_path(run_dir), set[str]()
+    for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
+        with suppress(ValueError, KeyError, TypeError):
+            found.add(str(parse_json(line)["plan"]))
+    return found
 
 
 def of_this_launch(run_dir: Path) -> list[Epoch]:

@@ -22,9 +22,10 @@ from meshwright.run.elastic.fleet import Fleet
 from meshwright.run.elastic.homes import Home, Term, claim, newest_term
 from meshwright.run.elastic.templates import Templates
 from meshwright.run.elastic.warden import Warden
-from meshwright.run.launch import WORKER_MODULE, Asked, agent_log, forwarding, workers_environment
+from meshwright.run.launch import WORKER_MODULE, agent_log, forwarding, workers_environment
 from meshwright.run.outcome import read_ended
 from meshwright.run.screen import Screen
+from meshwright.run.workers import Asked
 from meshwright.spec.errors import EnvironmentUnfit, Problem
 from meshwright.spec.plan import Design
 

@@ -54,4 +54,9 @@ def launch_elastic(
         while warden.look():
             warden.replaces = not asked.once
             time.sleep(warden.pause_seconds)
-    return Launched(failures=warden.failures, asked_to_stop=asked.once, killed=asked.at_once)
+    return Launched(
+        failures=warden.failures,
+        asked_to_stop=asked.once,
+        killed=asked.at_once,
+        stood=tuple(warden.hung.stood.values()),
+    )

@@ -34,6 +34,7 @@ from meshwright.run.elastic.outlook import Outlook
 from meshwright.run.elastic.rehearsal import rehearse
 from meshwright.run.elastic.seats import origins
 from meshwright.run.files import load_design
+from meshwright.run.last_words import LastWords
 from meshwright.run.machine import cache_root
 from meshwright.run.rank import StopRequest, end_with_launcher, finish, join, settle
 from meshwright.run.torch_compat import forget_groups, limit_waits
@@ -49,7 +50,7 @@ from meshwright.train.loop import fit
 from meshwright.train.observe.collective_log import CollectiveLog, keep_logs_of
 from meshwright.train.observe.listening import listening
 from meshwright.train.observe.timekeeper import first_line
-from meshwright.train.observe.whereabouts import Marker
+from meshwright.train.observe.whereabouts import Marker, Section
 from meshwright.train.run import Run
 
 
@@ -180,20 +181,24 @@ class _Member:
             return self._train(design, rank=rank, epoch=epoch, screen=screen, lines=lines)
 
     def _train(self, design: Design, *, rank: int, epoch: Epoch, screen: TextIO, lines: Lines) -> Left | None:
-        marker, runs = Marker(self.run_dir, rank=rank), list[Run]()
+        marker, words, runs = Marker(self.run_dir, rank=rank), LastWords(self.run_dir, rank=rank), list[Run]()
         error, waiting = "", None
         try:
             place = self._place(design, rank=rank, screen=screen, marker=marker, store=lines.store)
             if self._run(design, place=place, epoch=epoch, runs=runs):
+                words.unneeded()
                 return None
         except Exception as caught:
             # Connections that were shut down for a loss fail in more words than those of one.
             broken = isinstance(caught, RuntimeError) and self.board.is_broken(epoch.number)
-            if not (broken or failure.is_lost_peer(caught)):
+            theirs = failure.rank_of_save(caught) not in (None, rank)
+            if not (broken or theirs or failure.is_lost_peer(caught)):
+                words.of(caught)
                 _tell(runs, caught)
                 raise
             error, waiting = first_line(caught), waiting_of(caught, now=marker.now)
             lines.hang_up()
+        words.unneeded()
         # Outside of the handler: what was raised refers to the run and to its groups.
         self._let_go(runs, lost=bool(error))
         return self._left(error=error, waiting=waiting)
@@ -295,6 +300,7 @@ class _Member:
             if not lost:
                 if run.outer is not None:
                     run.outer.drain()
+                run.marker.mark(step=run.state.step, section=Section.SAVE)
                 run.close()
             abandon(run)
 
@@ -308,6 +314,7 @@ def _tell(runs: Sequence[Run], error: BaseException) -> None:
         if run.observer is not None:
             run.observer.timekeeper.end(why=first_line(error))
         if isinstance(error, WorkerFailed):
+            run.marker.mark(step=run.state.step, section=Section.SAVE)
             run.store.wait()
 
 

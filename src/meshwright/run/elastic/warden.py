@@ -5,6 +5,7 @@ Nothing here trains or is waited for by a step: while all is well it only looks.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from meshwright.cost.moved import unfit
 from meshwright.run.elastic.board import Board, Epoch, Key, Left, named
 from meshwright.run.elastic.crew import Crew, Place
 from meshwright.run.elastic.epochs import write
+from meshwright.run.elastic.hung import Hung
 from meshwright.run.elastic.outlook import Outlook
 from meshwright.run.elastic.seats import origins, seated, waiting, wanted
 from meshwright.run.elastic.templates import Templates
@@ -26,9 +28,9 @@ from meshwright.spec.job import ElasticSpec
 from meshwright.train.checkpoint import newest
 
 _LOOK_SECONDS, _WAITED_FOR_SECONDS, _LEAVING_SECONDS = 0.02, 0.002, 1.0
+_NUMBER = re.compile(r"\d+")
 _FRUITLESS = 3  # epochs in a row that ended for a lost connection, all of their workers alive, without a step
 _TOGETHER_SECONDS = 10.0  # from the first that is ready to be taken in to the last that is waited for
-_HUNG = "did not come to where the others waited: hung or stopped"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,11 +50,15 @@ class Warden:
     since_ready: float | None = None
     furthest: int = 0
     fruitless: int = 0
-    hung: set[str] = field(default_factory=set)
+    hung: Hung = field(init=False)
+    local: dict[str, int] = field(default_factory=dict)
     known: set[str] = field(default_factory=set)
     wanted: list[str] = field(default_factory=list)
     ranks: dict[str, int] = field(default_factory=dict)
     outlook: Outlook = field(default_factory=Outlook)
+
+    def __post_init__(self) -> None:
+        self.hung = Hung(run_dir=self.run_dir, board=self.board, crew=self.crew, patience_seconds=self.patience_seconds)
 
     def begin(self) -> None:
         """The workers of the first epoch are on their way."""
@@ -81,6 +87,7 @@ class Warden:
         if self.over is not None or len(ended) == len(members):
             return self._end()
         gone = self._gone(ended)
+        self._watch(gone, ended)
         told = {name: self.board.left(self.epoch.number, name) for name in members}
         left = {name: one for name, one in told.items() if one is not None}
         if not gone and not left:
@@ -91,7 +98,7 @@ class Warden:
         if gone or any(one.error for one in left.values()):
             self.board.break_up(self.epoch.number)
         missing = [name for name in members if name not in left and name not in ended]
-        self._end_hung(missing, list(left.values()))
+        self.hung.end({name: self.ranks[name] for name in missing}, list(left.values()), noticed=self.noticed)
         if not missing:
             self._form(gone, left)
         return True
@@ -135,21 +142,17 @@ class Warden:
         if late or all(self.crew.has_ended(name) for name in coming):
             self.board.ask_change(self.epoch.number)
 
-    def _end_hung(self, missing: Sequence[str], left: Sequence[Left]) -> None:
-        """Workers that the others waited for too long are ended: at once where they are stopped."""
-        waited = any(one.waiting is not None and one.waiting.timed_out for one in left)
-        late = time.time() - (self.noticed or time.time()) > self.patience_seconds
-        for name in missing:
-            pid = self.board.pid(name)
-            if pid is None or not left or not (late or waited):
-                continue
-            if self.crew.end_stopped(name, pid=pid, late=late):
-                self.hung.add(name)
+    def _watch(self, gone: Mapping[str, Failure], ended: Collection[str]) -> None:
+        """Who is lost is in the records of the run; who stands still is found."""
+        for name, failure in gone.items():
+            self.hung.note(name, self._lost(name, failure), rank=failure.rank)
+        running = {name: rank for name, rank in self.ranks.items() if name not in ended}
+        self.hung.watch(running, alone=len(self.ranks) == 1)
 
     def _form(self, gone: Mapping[str, Failure], left: Mapping[str, Left]) -> None:
         """The next epoch is there: of those who left the last one, and of those who are ready; or there is none."""
         survivors = [name for name in self.epoch.members if name in left]
-        own = [failure for failure in gone.values() if failure.nearness is Nearness.OWN]
+        own = [failure for name, failure in gone.items() if self._is_of_all(name, failure)]
         if own:
             self._give_up(own[0].problems[0].what)
         elif len(survivors) + len(gone) < len(self.epoch.members):
@@ -159,6 +162,16 @@ class Warden:
         else:
             self._want(gone)
             self._go_on(survivors, gone, left)
+
+    def _is_of_all(self, name: str, failure: Failure) -> bool:
+        """Whether the others would meet it too: any error but one of a rank's own memory or disk, unless another one
+        has met that as well. Where there are several hosts it is theirs."""
+        if failure.nearness is not Nearness.OWN:
+            return False
+        hosts = {self.crew.place(member).host for member in self.epoch.members}
+        spot = self.crew.place(name).host if len(hosts) > 1 else _place(name)
+        kind = _NUMBER.sub("", failure.problems[0].what)
+        return not failure.local or self.local.setdefault(kind, spot) != spot
 
     def _go_on(self, survivors: Sequence[str], gone: Mapping[str, Failure], left: Mapping[str, Left]) -> None:
         for others in (self._ready() if self.replaces else [], list[str]()):
@@ -203,7 +216,7 @@ class Warden:
         write(self.run_dir, epoch, plan=self.outlook.plan(epoch).digest())
         self.board.make(epoch)
         self.epoch, self.noticed, self.since_ready = epoch, None, None
-        self.hung.clear()
+        self.hung.begin()
         self.known.update(epoch.members)
         self.ranks = self.outlook.ranks(epoch)
 
@@ -266,10 +279,11 @@ class Warden:
         return "; ".join(told) or "ranks were to change"
 
     def _lost(self, name: str, failure: Failure) -> str:
-        if name in self.hung:
-            return f"rank {failure.rank} {_HUNG}"
+        if name in self.hung.found:
+            return self.hung.found[name]
         if not failure.signal_number:
-            return failure.problems[0].what
+            what = failure.problems[0].what
+            return f"rank {failure.rank} failed: {what}" if failure.local else what
         return f"rank {failure.rank} was killed (signal {failure.signal_number})"
 
     def _with_source(self, epoch: Epoch, left: Mapping[str, Left]) -> Epoch:

@@ -179,7 +179,8 @@ def _train(design: Design, run_dir: Path, *, mine: Share, nodes: int, met: Met, 
         interface=met.interface,
     )
     arguments = [] if stop_at is None else ["--stop-at", str(stop_at)]
-    launched = launch(run_dir, ranks=ranks, arguments=arguments, say=_say, party=party)
+    patience = design.job.peer_timeout_seconds
+    launched = launch(run_dir, ranks=ranks, arguments=arguments, say=_say, party=party, patience_seconds=patience)
     if launched.killed:
         return int(ExitCode.INTERRUPTED)
     if launched.failures:

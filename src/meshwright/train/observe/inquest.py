@@ -31,7 +31,7 @@ def inquest(run_dir: Path) -> Inquest:
 
 def judge(logs: Mapping[int, RankLog], stacks: Mapping[int, Stack]) -> Inquest:
     """What the logs of all ranks say together: who called another collective, who did not come, who stood where."""
-    waiting = {rank: entry for rank, log in logs.items() if (entry := _open(log)) is not None}
+    waiting = {rank: entry for rank, log in logs.items() if (entry := held_in(log)) is not None}
     apart = _apart(logs)
     if not waiting and not apart:
         return Inquest(suspects=(), sentences=())
@@ -44,11 +44,21 @@ def judge(logs: Mapping[int, RankLog], stacks: Mapping[int, Stack]) -> Inquest:
     if not suspects and not apart and waiting:
         said.append(_none_behind(waiting))
     strange = [rank for rank in suspects if rank in stacks] if suspects else outliers(stacks)
-    said += [f"{ranks_in_words((rank,))} stood in {in_words(stacks[rank])}" for rank in strange[:MOST_NAMED]]
+    said += [_stood_in(rank, stacks[rank]) for rank in strange[:MOST_NAMED]]
     return Inquest(suspects=suspects, sentences=tuple(said))
 
 
-def _open(log: RankLog) -> Entry | None:
+def stood_in(run_dir: Path, ranks: Sequence[int]) -> tuple[str, ...]:
+    """Where those of the `ranks` stood that left a stack."""
+    stacks = stacks_of(run_dir)
+    return tuple(_stood_in(rank, stacks[rank]) for rank in ranks[:MOST_NAMED] if rank in stacks)
+
+
+def _stood_in(rank: int, stack: Stack) -> str:
+    return f"{ranks_in_words((rank,))} stood in {in_words(stack)}"
+
+
+def held_in(log: RankLog) -> Entry | None:
     """The newest collective that holds a rank; others that it began may still be on their way."""
     return next((entry for entry in reversed(log.entries) if entry.holds), None)
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
 from meshwright.spec.json_text import parse_json
 
-_SIZE = 96
+_SIZE = 160
 
 
 class Section(StrEnum):
@@ -33,11 +34,15 @@ class Section(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whereabouts:
-    """A rank is, or was last seen, in this section of this step, as process `process` of its host (0: not known)."""
+    """A rank is, or was last seen, in this section of this step, as process `process` of its host (0: not known).
+
+    It said so `at` that time, in seconds of its system's clock (0: not known).
+    """
 
     step: int
     section: Section
     process: int = 0
+    at: float = field(default=0.0, compare=False)
 
     def __str__(self) -> str:
         return f"step {self.step}, {self.section.value}"
@@ -64,8 +69,12 @@ class Marker:
         """From here on this rank is in `section` of `step`."""
         self.now = Whereabouts(step=step, section=section)
         if self._memory is not None:
-            told = {"step": step, "section": section.value, "process": self._process}
+            told = {"step": step, "section": section.value, "process": self._process, "at": round(time.time(), 3)}
             self._memory[:] = json.dumps(told).encode().ljust(_SIZE)
+
+    def beat(self) -> None:
+        """This rank gets on in the section that it is in."""
+        self.mark(step=self.now.step, section=self.now.section)
 
 
 def path_of(run_dir: Path, rank: int) -> Path:
@@ -77,6 +86,6 @@ def last_seen(run_dir: Path, rank: int) -> Whereabouts | None:
     try:
         value = parse_json(path_of(run_dir, rank).read_bytes())
         section, process = Section(value["section"]), int(value.get("process", 0))
-        return Whereabouts(step=int(value["step"]), section=section, process=process)
+        return Whereabouts(step=int(value["step"]), section=section, process=process, at=float(value.get("at", 0.0)))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None
