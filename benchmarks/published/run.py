@@ -5,6 +5,7 @@ runs.csv holds figures of public repositories and papers, each row with its own 
 
 from __future__ import annotations
 
+import statistics
 import sys
 from pathlib import Path
 
@@ -30,6 +31,21 @@ def at_least(name: str, value: float | None, limit: float) -> record.Row:
     return record.Row(name=name, target=f">= {limit:g} %", measured=shown, holds=value is not None and value >= limit)
 
 
+def table_1(found: replay.Validation) -> list[record.Row]:
+    """The ten rows of the paper's table; ten more of that source are of the README of three months before."""
+    own = [row.point for row in found.rows if row.run.text("source_id") == TABLE_1 and row.point is not None]
+    errors = [
+        100.0 * abs(point.predicted_seconds / point.run.seconds - 1.0)
+        for point in own
+        if point.run.seconds and "Table 1" in point.run.text("source_ref")
+    ]
+    assert len(errors) == 10
+    return [
+        at_most("2104.04473 table 1: error of the step", statistics.fmean(errors), 3.5),
+        at_most("2104.04473 table 1: largest", max(errors), 8),
+    ]
+
+
 def memory(scores: Scores) -> list[record.Row]:
     """Right answers of all, and runs that died among those that are accepted."""
     oom = scores.oom
@@ -53,7 +69,7 @@ def main() -> None:
     rows = [
         at_most("mean of sources, nothing fitted: error of the step", whole.mape_zero_shot, 15),
         at_most("mean of sources, one factor a stack: error of the step", whole.mape_one_factor, 8),
-        at_most("2104.04473 table 1: error of the step", sources[TABLE_1].mape_zero_shot, 3.5),
+        *table_1(found),
         at_most("2205.05198 table 5: error of the step", sources[TABLE_5].mape_zero_shot, 2.5),
         at_most("vTrain, several nodes: error of the step", sources[VTRAIN].mape_zero_shot, 7),
         at_most("vTrain, one node, ten designed runs measured: the others", sources[ONE_NODE].mape_calibrated, 6),
