@@ -190,8 +190,8 @@ def usual_step(seconds: Sequence[float], *, every: int) -> float:
 
 
 def steps_to(loss: float, curve: Mapping[int, float]) -> float:
-    """Steps after which a curve of validation loss by step reaches `loss`; where it does not, all of its steps, of which
-    it needs more."""
+    """Steps after which a curve of validation loss by step reaches `loss`; where it does not, all its steps: it needs
+    more."""
     for (s0, l0), (s1, l1) in pairwise(sorted(curve.items())):
         if l1 <= loss <= l0:
             return s0 + (s1 - s0) * (l0 - loss) / max(l0 - l1, 1e-12)
