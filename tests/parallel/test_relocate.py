@@ -97,6 +97,12 @@ def test_drawn_plans_give_each_other_their_state(pool: Pool, pair: Pair) -> None
     check_pair(pool, pair)
 
 
+def test_a_process_that_is_not_in_a_plan_takes_part_where_its_ranks_have_copies_of_a_head(pool: Pool) -> None:
+    first = Draw(layers=2, axes=(("tensor", 2),), microbatches=6, recompute=("none", "none"), kv_heads=1)
+    second = replace(first, axes=(("shard", 3),), microbatches=2, sharding="zero2")
+    check_pair(pool, (first, second, (0, 2), (0, 1, 2)))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("pair", [pair for pair in PAIRS if pair not in FEW], ids=ids)
 def test_more_drawn_plans_give_each_other_their_state(pool: Pool, pair: Pair) -> None:

@@ -53,18 +53,19 @@ class Copied:
 def copied_heads(root: DeviceMesh, *, tensor: int, kv_heads: Collection[int]) -> dict[int, Copied]:
     """Of each number of key-value heads that `tensor` ranks on a line have copies of, how they lie on `root`.
 
-    Collective over all processes; those that are not on `root` get meshes that are not theirs.
+    Collective over all processes; those that are not on `root` get nothing.
     """
-    found, line = {}, AxisName.TENSOR.value
+    found, line, is_there = {}, AxisName.TENSOR.value, root.get_coordinate() is not None
     for heads in sorted(kv_heads):
         if heads >= tensor or tensor % heads:
             continue
-        if heads == 1:
-            mesh = root[line]
-        else:
+        names: tuple[str, ...] = (line,)
+        held = root
+        if heads > 1:
             names = (f"{_HEADS}_{heads}", f"{_COPIES}_{heads}")
-            mesh = unflattened(root, line, (heads, tensor // heads), names)[names]
-        found[heads] = Copied(heads=heads, mesh=mesh)
+            held = unflattened(root, line, (heads, tensor // heads), names)
+        if is_there:
+            found[heads] = Copied(heads=heads, mesh=held[names])
     return found
 
 

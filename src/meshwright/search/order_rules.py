@@ -45,7 +45,7 @@ def order_laid(design: Design) -> Problem | None:
     if is_trained([axis.name for axis in design.plan.axes if axis.size > 1]):
         return None
     what = f"axes in the order {_named(design)} can be predicted and not trained yet"
-    fix = "choose replicate outside shard and context; the others may be anywhere"
+    fix = "choose replicate, shard, context in this order; pipeline and tensor may be anywhere"
     return Problem(where="plan.axes", what=what, fix=fix)
 
 
@@ -54,11 +54,11 @@ def _named(design: Design) -> str:
 
 
 def is_trained(order: Sequence[AxisName]) -> bool:
-    """Whether the runtime lays axes in `order`: replicas outside what is sharded, since torch slices meshes in the
-    order of their dims, and the others anywhere. Context ranks without shards are what is sharded."""
-    sharded = AxisName.SHARD if AxisName.SHARD in order else AxisName.CONTEXT
-    both = [name for name in order if name in (AxisName.REPLICATE, sharded)]
-    return both != [sharded, AxisName.REPLICATE]
+    """Whether the runtime lays axes in `order`: those that parameters are the same or divided over as usual, since
+    torch slices meshes in the order of their dims and numbers the ranks of a group in ascending order, others anywhere.
+    """
+    divided = (AxisName.REPLICATE, AxisName.SHARD, AxisName.CONTEXT)
+    return [name for name in order if name in divided] == [name for name in divided if name in order]
 
 
 def uneven(
