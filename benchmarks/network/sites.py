@@ -25,7 +25,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from choice import fixed_seconds, measured_device, slowed
+from choice import fixed_seconds, measured_device, slowed, usual_step
 
 import record
 from meshwright import cost, search
@@ -58,6 +58,12 @@ class Way:
 
     made: Design
     predicted: float
+
+    @property
+    def every(self) -> int:
+        """Steps of a round, one where ranks meet in every step."""
+        plan = self.made.plan
+        return plan.gradients.rounds.every if plan.learners > 1 else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,8 +155,7 @@ def ways_of(sites: Sites) -> tuple[dict[str, Way], dict[str, str]]:
 
 def steps_of(way: Way) -> int:
     """Steps to train: those before the ones that count, and as many as ten seconds have, whole rounds of learners."""
-    plan = way.made.plan
-    every = plan.gradients.rounds.every if plan.learners > 1 else 1
+    every = way.every
     counted = min(MOST, max(FEWEST, round(SECONDS / way.predicted)))
     return WARM + every * max(2 if every > 1 else 1, math.ceil(counted / every))
 
@@ -172,9 +177,10 @@ def place(sites: Sites, *, usual: float, folder: Path) -> tuple[list[record.Row]
         curve = measured(way, sites, folder=folder / "run")
         after = fixed_seconds()
         times = (before + after) / (2.0 * usual)
-        found[name] = curve.step_seconds / times
+        step = usual_step(curve.seconds, every=way.every)
+        found[name] = step / times
         marks = [f"chosen: {word}" for word, which in chosen.items() if which == name]
-        told = f"{found[name]:.3f} s a step ({curve.step_seconds:.3f} on cores {times:.2f} times as slow)"
+        told = f"{found[name]:.3f} s a step ({step:.3f} on cores {times:.2f} times as slow)"
         words = f"{way.made.plan.describe()}, blocks {blocks_of(way.made.plan)}"
         print(f"{sites.words}, {name}: {told}, predicted {way.predicted:.3f}; {words} {'; '.join(marks)}", flush=True)
         fixed = [before, after, usual]
