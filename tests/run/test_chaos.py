@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +17,7 @@ from meshwright.run.chaos.chaos import chaos
 from meshwright.run.chaos.compare import compare, losses
 from meshwright.run.chaos.soak import draw
 from meshwright.run.chaos.supervise import MOST_IN_VAIN, Supervisor, Trial
+from meshwright.run.chaos.watch import Watch
 from meshwright.run.chaos.words import first_named, is_told, told_of
 from meshwright.run.elastic.epochs import epochs_path
 from meshwright.run.files import write_json
@@ -29,6 +31,7 @@ from meshwright.spec.job import CheckpointSpec, ElasticSpec, EvaluationSpec
 from meshwright.spec.optimizer import OptimizerSpec
 from meshwright.spec.plan import Sharding
 from meshwright.train.observe.timekeeper import note
+from meshwright.train.observe.whereabouts import Section, path_of
 from tests.run import fake_run
 from tests.run.runs import BATCH, design
 from tests.support.designs import Layout
@@ -149,6 +152,19 @@ def test_what_is_wrong_is_told_before_anything_is_done(tmp_path: Path, capsys: p
     assert not (tmp_path / "run" / "chaos").exists()
 
 
+def test_a_process_that_has_another_rank_by_now_is_not_struck_as_the_one_before(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()", str(tmp_path)], stdin=subprocess.PIPE) as process:
+        watch = Watch(tmp_path, ranks=3)
+        for rank, at in ((2, 1.0), (0, 2.0)):
+            path = path_of(tmp_path, rank)
+            path.parent.mkdir(exist_ok=True)
+            told = {"step": 3, "section": Section.INPUT.value, "process": process.pid, "at": at}
+            path.write_text(json.dumps(told))
+        found = [watch.process(rank) for rank in range(3)]
+        process.communicate(b"\n")
+    assert [each.pid if each is not None else None for each in found] == [process.pid, None, None]
+
+
 def test_plans_of_epochs_count_where_ranks_changed(tmp_path: Path) -> None:
     """A deterministic run that went on with fewer ranks has not the same bits."""
     made = design(tmp_path, steps=4, deterministic=True)
@@ -226,7 +242,7 @@ def test_an_elastic_run_loses_nothing_and_has_the_losses_of_one_that_kept_its_ra
     faults = [read_fault(kind, text) for kind, texts in words.items() for text in texts]
     found = chaos(plan, run_dir=tmp_path / "run", faults=faults, against=tmp_path / "still", say=quiet)
     assert found.is_sound, (found.gave_up, found.missed, found.problems, found.curve)
-    assert len(found.launches) == 2, "one that was asked to stop, and no other"
+    assert [each.exit_code for each in found.launches] == [ExitCode.SAVED, ExitCode.OK], found.launches
     assert found.read == steps * 12
     assert found.curve is not None
     assert found.curve.tolerance == 1e-9

@@ -111,7 +111,7 @@ class Lookout:
         self._first, self._since = first, time.time()
         if first.nearness is Nearness.OWN or self.asked.at_once:
             return
-        if first.nearness is not Nearness.KILLED and self.asked.once:
+        if self.asked.once and failure.are_asked(found):
             return
         known = inquest(self.run_dir)
         waited = [(each.rank, each.waiting) for each in found if each.waiting is not None]
