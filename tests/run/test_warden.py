@@ -9,16 +9,22 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch.distributed import DistNetworkError
 
 from meshwright.run.elastic.board import Board, Epoch, Key, Left, named
 from meshwright.run.elastic.epochs import of_this_launch
+from meshwright.run.elastic.launch import launch_elastic
 from meshwright.run.elastic.seats import origins
 from meshwright.run.elastic.warden import Warden
 from meshwright.run.failure import Nearness
 from meshwright.run.files import load_design
+from meshwright.run.screen import Screen
 from meshwright.run.waiting import Waiting
+from meshwright.spec.errors import EnvironmentUnfit
 from meshwright.spec.job import ElasticSpec
+from tests.run.elastic_runs import elastic
 from tests.run.pretended import PretendCrew, PretendTemplates
+from tests.support.designs import Layout
 
 FIRST = tuple(named(place, times=0) for place in range(4))
 
@@ -318,6 +324,17 @@ def test_one_that_is_stopped_where_others_waited_too_long_is_ended(board: Board,
     crew_of(made).fails("2.0")
     made.look()
     assert made.epoch.why == "rank 2 did not come to where the others waited: hung or stopped"
+
+
+def test_a_launcher_that_loses_its_own_network_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut(_warden: Warden) -> bool:
+        raise DistNetworkError("connection closed by peer, a board: [Errno 104] Connection reset by peer")
+
+    monkeypatch.setattr(Warden, "begin", lambda _warden: None)
+    monkeypatch.setattr(Warden, "look", cut)
+    made = elastic(tmp_path, Layout(replicate=3, batch=12), steps=4)
+    with pytest.raises(EnvironmentUnfit, match="the launcher has lost its own network"):
+        launch_elastic(made, tmp_path, arguments=(), say=str.strip, screen=Screen.QUIET)
 
 
 def test_another_host_decides_from_where_the_last_one_was(board: Board, tmp_path: Path) -> None:

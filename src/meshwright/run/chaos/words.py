@@ -10,7 +10,7 @@ from meshwright.spec.incident import Incident, Trouble
 
 _SAID = {
     FaultKind.HANG: ("did not come", "stood still", "waited in vain"),
-    FaultKind.PARTITION: ("did not come", "waited in vain", "lost contact"),
+    FaultKind.PARTITION: ("did not come", "waited in vain", "lost contact", "lost its own network"),
     FaultKind.DISK_FULL: ("can be written", "not saved", "could not write", "could not be read or written"),
     FaultKind.PREEMPT: ("asked to stop",),
 }

@@ -5,18 +5,31 @@ While a run is not elastic `run.launch` launches it, and nothing here is there.
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import torch.distributed as dist
 
 from meshwright.run.elastic.board import Board, Epoch, named
 from meshwright.run.elastic.crew import Crew
 from meshwright.run.elastic.templates import Templates
 from meshwright.run.elastic.warden import Warden
-from meshwright.run.launch import LOOPBACK, WORKER_MODULE, Launched, agent_log, forwarding, workers_environment
+from meshwright.run.launch import (
+    LOOPBACK,
+    WORKER_MODULE,
+    Launched,
+    agent_log,
+    forwarding,
+    signal_workers,
+    workers_environment,
+)
 from meshwright.run.launching import token
 from meshwright.run.screen import Screen
+from meshwright.spec.errors import EnvironmentUnfit, Problem
 from meshwright.spec.plan import Design
+from meshwright.train.observe.timekeeper import first_line
 
 
 def launch_elastic(
@@ -25,6 +38,7 @@ def launch_elastic(
     """All workers have ended. Signals are as of `launch`; after the first one none is started for those that are lost.
 
     Rank 0 writes to this terminal unless `screen` is quiet, whichever process it is; all else is under `RUN/logs`.
+    Raises EnvironmentUnfit, with no worker left, where this process does not reach its own board any more.
     """
     ranks = design.plan.world_size
     word = token.drawn()
@@ -51,9 +65,16 @@ def launch_elastic(
     ):
         warden.begin()
         templates.start()
-        while warden.look():
-            warden.replaces = not asked.once
-            time.sleep(warden.pause_seconds)
+        try:
+            while warden.look():
+                warden.replaces = not asked.once
+                time.sleep(warden.pause_seconds)
+        except dist.DistError as error:
+            signal_workers(signal.SIGKILL, module=WORKER_MODULE)
+            fix = "see that its loopback is up; --resume goes on from the newest checkpoint"
+            raise EnvironmentUnfit(
+                Problem(what="the launcher has lost its own network", why=first_line(error), fix=fix)
+            ) from None
     return Launched(
         failures=warden.failures,
         asked_to_stop=asked.once,
