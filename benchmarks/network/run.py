@@ -166,13 +166,12 @@ def sent_bytes(parameters: int, *, hosts: int, precision: Precision) -> float:
 
 
 def rounds_of(made: Design, kind: SyncKind, *, precision: Precision, step: float, cores: float) -> Rounds:
-    """So many steps that an exchange beside them, which takes the cores that train, costs a few per cent of them, and
-    an outer step a twentieth at most of a host with so many `cores`; where it is waited for, that both are a twentieth
+    """So many steps that an exchange beside them, which takes the cores that train, costs a few per cent of them on a
+    host with so many `cores`, and an outer step a twentieth at most; where it is waited for, that both are a twentieth
     of the time."""
-    hosts, parameters = made.plan.world_size, made.model.parameters
+    hosts, parameters, whole = made.plan.world_size, made.model.parameters, min(1.0, cores)
     exchange = sent_bytes(parameters, hosts=hosts, precision=precision) / SLOW
-    stop = STOP * parameters / min(1.0, cores)
-    hidden, stops = math.ceil(ROOM * exchange / step), math.ceil(20 * stop / step)
+    hidden, stops = math.ceil(ROOM * exchange / (whole * step)), math.ceil(20 * STOP * parameters / (whole * step))
     if kind in LATE:
         every = max(2, hidden, stops)
     elif kind is SyncKind.STREAMING:
