@@ -55,6 +55,7 @@ from tests.search.rule_designs import (
     scheduled,
     small_memory,
     tabled,
+    tens,
     thin,
     tied,
     turned,
@@ -64,6 +65,7 @@ from tests.support.designs import sharded
 from tests.support.models import with_prefix
 
 EVEN = ((0, 1, 3), (0, 2, 3)) * 4
+PAIRED = Schedule(kind=ScheduleKind.DUAL_PIPE_V, microbatches=2, chunks=2)
 ANYWHERE = frozenset({Scope.PLAN, Scope.SEARCH, Scope.MEMORY})
 
 
@@ -246,6 +248,11 @@ CASES = {
         lambda: D(microbatch=16, schedule=Schedule(microbatches=1)),
         "1 microbatches do not fill a pipeline of 2 under 1f1b",
     ),
+    "microbatches-pair": Case(
+        lambda: reranked(D(schedule=replace(PAIRED, microbatches=8)), 0, 1, 1, 0),
+        lambda: reranked(D(schedule=PAIRED, microbatch=8), 0, 1, 1, 0),
+        "2 microbatches are not two for each of 2 ranks under dualpipe-v",
+    ),
     "microbatches-round": Case(
         lambda: D(schedule=INTERLEAVED),
         lambda: D(microbatch=1, schedule=replace(INTERLEAVED, microbatches=5), asked=samples.job(sequences=10)),
@@ -314,9 +321,9 @@ CASES = {
     ),
     "memory-fits": Case(D, small_memory, "has"),
     "runtime-experts": Case(
-        lambda: D(experts=ExpertGrid(expert=2), of=samples.model(layer=samples.mixture_layer(routing=DROPPING))),
         lambda: D(context=2, shard=1, asked=HALF, of=samples.model(layer=samples.mixture_layer(routing=DROPPING))),
-        "experts counted over a sequence that ranks or slices divide can be predicted and not trained yet",
+        tens,
+        "10 ranks of a stage are not whole grids of 2 ranks that share 2 ways",
     ),
     "runtime-schedule": Case(
         lambda: D(context=2, shard=1, asked=HALF, schedule=SLICED),

@@ -30,6 +30,7 @@ from meshwright.parallel.frobenius import decay_products
 from meshwright.parallel.grid import RankGrid, TensorRanks, misplaced
 from meshwright.parallel.layout import Laid, Parted
 from meshwright.parallel.mesh import Mesh
+from meshwright.parallel.neighbours import count_together
 from meshwright.parallel.offload import Copies, keep_activations_away
 from meshwright.parallel.precision import Dtypes, dtypes
 from meshwright.parallel.quantized import quantize_products
@@ -70,6 +71,7 @@ def lay(
     if share is not None:
         for part in parts:
             divide_sequences(part.module, share, kind=plan.exchange.kind)
+            count_together(part.module, share)
     if design.job.compile is Switch.ON:
         compile_layers([part.module for part in parts])
     return Laid(
@@ -118,7 +120,8 @@ def lay_stage(
         decay_products(unit, design, stage=design.plan.stages.index(stage))
         if isinstance(unit, DecoderLayer) and kinds.recipe is not None:
             group = axis.group if isinstance(axis, TensorAxis) else None
-            quantize_products(unit, kinds.recipe, group=group, multiply=multiplier(device))
+            slices = group if grid is None else grid.slices
+            quantize_products(unit, kinds.recipe, group=group, slices=slices, multiply=multiplier(device))
         if block in design.plan.frozen_blocks:
             unit.requires_grad_(False)
         if isinstance(unit, DecoderLayer):
