@@ -42,6 +42,7 @@ class ContextNeighbours:
         self._share, self._inside = share, inside
         self.parts = share.ranks.size * (1 if inside is None else inside.parts)
 
+    @torch.compiler.disable
     def counted(self, chosen: Tensor, *, experts: int, context: Context) -> Counted:
         """Every rank is told all choices, and puts them in the order of positions."""
         ranks, inside = self._share.ranks, self._inside
@@ -54,6 +55,7 @@ class ContextNeighbours:
         own = places[:, first * chosen.shape[1] : (first + 1) * chosen.shape[1]]
         return Counted(places=every.places.gather(1, _wide(own, chosen)), counts=every.counts)
 
+    @torch.compiler.disable
     def everywhere(self, counts: Tensor) -> Tensor:
         counts = counts if self._inside is None else self._inside.everywhere(counts)
         for group in self._share.ranks.levels:
