@@ -25,6 +25,7 @@ def choices(draw: Draw) -> dict[str, object]:
         "prefix",
         "factored",
         "shards",
+        "extents",
         "vocab",
         "kv_heads",
     ):

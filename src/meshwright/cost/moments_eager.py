@@ -29,7 +29,7 @@ class EagerMoments:
         self.sharded, self.sums_whole, self.divided = setting.sharded, setting.sums_whole, setting.divided
         self.gathered, self.dropped = setting.gathered, setting.dropped
         self.narrow, self.copied, self.splits = setting.narrow, setting.copied, setting.splits
-        self.received = 1.0 if kind is DeviceKind.CPU else 0.0
+        self.received: FloatArray | float = 1.0 if kind is DeviceKind.CPU else 0.0
 
     def backward(self, at: Beside) -> Iterator[Moment]:
         """The head's moments where a stage has one, layers', and the table's."""
