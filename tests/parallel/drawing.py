@@ -146,8 +146,8 @@ def _sharded(draw: Draw) -> Draw:
 
 
 def _over_others(draw: Draw) -> Draw:
-    """Of a third of those that are sharded every block over the shard axis, a part or several of it; by the draw alone.
-    """
+    """Of a third of those that are sharded every block over the shard axis, a part of it or several; by the draw
+    alone."""
     random, shard = Random(f"extents {draw}"), draw.size(AxisName.SHARD)
     data = shard * draw.size(AxisName.REPLICATE)
     others = [n for n in range(1, data + 1) if n != shard and data % n == 0 and (shard % n == 0 or n % shard == 0)]

@@ -8,12 +8,12 @@ from functools import partial
 
 import numpy as np
 
-from meshwright.cost.block_bytes import BlockBytes, Holds
+from meshwright.cost.block_bytes import Holds
 from meshwright.cost.compression import compression_bytes
 from meshwright.cost.copies import copied_bytes
 from meshwright.cost.fixed_buffers import fixed_bytes, shared_bytes
 from meshwright.cost.holding import Holdings, collect
-from meshwright.cost.layouts import Backward, Kind, LayoutArrays
+from meshwright.cost.layouts import LayoutArrays
 from meshwright.cost.moments import heaviest_moment
 from meshwright.cost.offload import keeps_parameters_away, optimizes_away, overflow
 from meshwright.cost.optimizers import Optimized, kept_bytes, step_bytes
@@ -23,7 +23,6 @@ from meshwright.cost.round_memory import RoundBytes, round_bytes
 from meshwright.cost.software import software
 from meshwright.cost.states import ZERO1, ZERO2, Local, state_bytes, states, without_parameters
 from meshwright.cost.table import IntArray, PlanTable
-from meshwright.cost.vocabulary import table_elements
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import NodeGroup
 from meshwright.spec.job import JobSpec

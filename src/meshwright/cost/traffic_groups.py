@@ -66,9 +66,7 @@ class Sharers:
 def sharers(plan: Plan, shards: int | None) -> Sharers:
     """Of a block that is sharded over so many data parallel ranks, None those of the shard axis."""
     if shards is None:
-        return Sharers(
-            shards=along(plan, AxisName.SHARD, AxisName.CONTEXT), replicas=along(plan, AxisName.REPLICATE)
-        )
+        return Sharers(shards=along(plan, AxisName.SHARD, AxisName.CONTEXT), replicas=along(plan, AxisName.REPLICATE))
     inside = _spanned(plan, range(shards))
     context = along(plan, AxisName.CONTEXT)
     replicas = range(0, plan.data, shards)

@@ -43,7 +43,7 @@ def data_meshes(root: DeviceMesh, plan: Plan) -> DataMeshes:
     if root.get_coordinate() is None:
         return DataMeshes(own={}, extents={})
     sizes = dict(zip(_BOTH, shares[plan.shard], strict=True))
-    wanted = ((AxisName.REPLICATE,), (AxisName.SHARD,), _BOTH)
+    wanted: list[tuple[AxisName, ...]] = [(AxisName.REPLICATE,), (AxisName.SHARD,), _BOTH]
     there = [axes for axes in wanted if all(sizes[axis] > 1 for axis in axes)]
     own = {axes: cut[plan.shard][tuple(axis.value for axis in axes)] for axes in there}
     extents = {}

@@ -19,10 +19,10 @@ def extents_divide(design: Design) -> Problem | None:
             continue
         where = f"{where}.shards"
         if group.sharding is Sharding.NONE:
-            what = f"{shards} ranks are to divide what is not sharded"
+            what = f"{shards} of a group that is not sharded"
             return Problem(where=where, what=what, fix="leave it out, or choose zero1, zero2 or zero3")
         if shards == plan.shard:
-            what = f"{shards} are the ranks of the shard axis, which every group is sharded over"
+            what = f"{shards} is the size of the shard axis, which groups are sharded over that do not say"
             return Problem(where=where, what=what, fix="leave it out")
         if not _fits(shards, plan):
             what = f"{shards} ranks neither divide the shard axis of {plan.shard} nor are several of it"
