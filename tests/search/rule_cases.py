@@ -66,6 +66,8 @@ from tests.support.models import with_prefix
 
 EVEN = ((0, 1, 3), (0, 2, 3)) * 4
 PAIRED = Schedule(kind=ScheduleKind.DUAL_PIPE_V, microbatches=2, chunks=2)
+FOUR = Schedule(microbatches=4)
+WIDE = D(pipeline=1, shard=4, schedule=FOUR)
 ANYWHERE = frozenset({Scope.PLAN, Scope.SEARCH, Scope.MEMORY})
 
 
@@ -210,6 +212,17 @@ CASES = {
         lambda: sharded(D(), "32111113"),
         lambda: sharded(D(of=samples.model(tied=True), pipeline=1, shard=4), "31111111"),
         "zero1 of a head that is tied to a table of zero3",
+    ),
+    "shards-divide": Case(
+        lambda: sharded(WIDE, "31333333", over=".1......"),
+        lambda: sharded(WIDE, "31333333", over=".3......"),
+        "3 ranks neither divide the shard axis of 4 nor are several of it that divide the 4 data parallel ranks (rule "
+        "shards-divide); choose 1 or 2, or leave it out",
+    ),
+    "shards-laid": Case(
+        lambda: sharded(WIDE, "31333333", over=".1......"),
+        lambda: turned(sharded(D(pipeline=1, replicate=2, schedule=FOUR), "31333333", over=".1......")),
+        "a group over ranks of its own in a plan with axes in another order",
     ),
     "precision-known": Case(
         lambda: D(precision=Precision.FP32), lambda: D(precision=Precision.FP8), "device has no fp8 arithmetic"

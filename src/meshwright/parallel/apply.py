@@ -131,9 +131,11 @@ def lay_stage(
             shardings[mixture.experts] = sharding
             shard_experts(mixture.experts, mesh=mesh, sharding=sharding, dtypes=kinds)
         if sharded and not (part.tied and not isinstance(unit, DecoderLayer)):
-            shard_module(unit, mesh=mesh, sharding=sharding, dtypes=kinds, offload=offload)
+            shards = _group(stage, block).shards
+            shard_module(unit, mesh=mesh, sharding=sharding, dtypes=kinds, offload=offload, shards=shards)
     if sharded:
-        shard_module(part, mesh=mesh, sharding=shardings[part], dtypes=kinds, offload=offload)
+        shards = stage.groups[-1].shards
+        shard_module(part, mesh=mesh, sharding=shardings[part], dtypes=kinds, offload=offload, shards=shards)
     keep_activations_away(_kept_away(stage, part), copies=Copies(device))
     splits = planned.splits(design.plan.schedule) and design.plan.pipeline > 1
     manner = SharedGradients if shares_turns(design.plan) else ShardedGradients
@@ -197,7 +199,10 @@ def unfit(design: Design) -> tuple[Problem, ...]:
         what = f"its {plan.learners} learners are laid each by itself"
         problems.append(Problem(what=what, where="plan.gradients.kind", fix="lay plan.of_learner()"))
     if len({group.sharding is Sharding.NONE for group in groups}) > 1:
-        problems.append(Problem(what="some groups are sharded", where="plan.stages", fix="shard all or none"))
+        problems.append(Problem(what="some groups are sharded", where="plan.stages", fix="use zero1 over 1 for none"))
+    if any(shards < 1 or plan.data % shards for shards in plan.extents):
+        what = f"not every number of shards divides the {plan.data} data parallel ranks"
+        problems.append(Problem(what=what, where="plan.stages", fix="use divisors"))
     if len({group.sequence_parallel for group in groups}) > 1:
         problems.append(Problem(what="groups differ in sequence parallel", where="plan.stages", fix="use one choice"))
     if any(group.tensor != plan.tensor for group in groups):

@@ -69,7 +69,7 @@ def sharding_mixes(design: Design) -> Problem | None:
             where=f"{whole[0]}.sharding",
             what="none beside groups that are sharded",
             why="zero1 sends as much as none and holds less",
-            fix="choose zero1, or none for all groups",
+            fix="choose zero1, with shards = 1 to hold it whole, or none for all groups",
         )
     for index, stage in enumerate(plan.stages):
         table, head = stage.groups[0].sharding, stage.groups[-1].sharding
