@@ -107,6 +107,7 @@ def resumed_after_absence(design: Design, slow: int, folder: str) -> bool:
         assert worker.outer.quorum is not None
         worker.outer.quorum.with_all = lambda _first, _last: True
     every = design.plan.gradients.rounds.every
+    again.step(unbroken.last + every + 1)
     return goes_on_alike(unbroken, again, folder=Path(folder), at=unbroken.last, steps=unbroken.last + 2 * every)
 
 
