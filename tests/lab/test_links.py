@@ -63,6 +63,22 @@ def test_the_cluster_has_a_site_for_each_island_and_the_slowest_link_of_each_tie
     assert [group.device for group in found.groups] == [local.device] * 2
 
 
+def test_islands_that_reach_others_faster_than_the_slowest_have_uplinks_of_their_own() -> None:
+    local = catalog.local_cluster(cores=1, memory_bytes=2e9, devices=1).groups[0]
+    slower = [
+        replace(pair, bandwidth=0.2 * SLOW) if pair.second > 3 > pair.first or pair.first == 3 < pair.second else pair
+        for pair in pairs([0, 0, 1, 1, 2, 2])
+    ]
+    found = cluster(slower, [local] * 6)
+    assert found.sites == ("island0", "island1", "island2")
+    assert set(found.uplinks) == {"island0", "island1"}
+    for one, other, rate in (("island0", "island1", SLOW), ("island1", "island2", 0.2 * SLOW)):
+        between = found.between(one, other)
+        assert between is not None
+        assert between.bandwidth == pytest.approx(rate)
+    assert not cluster(pairs([0, 0, 1, 1, 2], jitter=0.3), [local] * 5).uplinks
+
+
 def test_unlike_hosts_of_an_island_are_groups_of_their_own() -> None:
     local = catalog.local_cluster(cores=1, memory_bytes=2e9, devices=1).groups[0]
     twice = replace(local, devices_per_node=2)

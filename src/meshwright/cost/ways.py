@@ -223,7 +223,7 @@ def _rings(design: Design, axes: Sequence[AxisName]) -> tuple[ClusterSpec, list[
 def tier(design: Design, *axes: AxisName) -> str:
     """The farthest links that ranks along `axes` of the plan meet over, in words."""
     cluster, around = _rings(design, axes)
-    if any(each.sites[0] > 1.0 for each in around) and cluster.wide_area is not None:
+    if any(each.sites[0] > 1.0 for each in around) and cluster.has_uplinks:
         return "between sites"
     if any(each.racks[0] > 1.0 for each in around):
         return "between racks" if cluster.groups[0].rack is not None else "between nodes"

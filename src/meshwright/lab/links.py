@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 
@@ -88,7 +88,8 @@ def cluster_of(
 
     `nodes[h]` is host h, called `hosts[h]`, with what is inside it, whose figures are of `origin`. The adapter of an
     island's nodes is the slowest link in it, the wide-area link the slowest between two; both as one flow alone has
-    them, and each names the pairs that it stands for with what they have.
+    them, and each names the pairs that it stands for with what they have. An island that reaches some other at more
+    than twice that has an uplink of its own.
     """
     found = islands(pairs, hosts=len(nodes))
     place = {host: number for number, island in enumerate(found) for host in island}
@@ -105,8 +106,25 @@ def cluster_of(
             else:
                 groups.append(replace(alone, name=f"island{number}-{len(groups)}"))
     wide = _link(across, hosts) if len(found) > 1 else None
+    uplinks = _uplinks(across, place, hosts)
     source = "links measured pair by pair" + (", devices by each host" if origin is Origin.CALIBRATED else "")
-    return ClusterSpec(name=name, groups=tuple(groups), wide_area=wide, origin=origin, source=source)
+    return ClusterSpec(name=name, groups=tuple(groups), wide_area=wide, uplinks=uplinks, origin=origin, source=source)
+
+
+def _uplinks(across: Sequence[Pair], place: Mapping[int, int], hosts: Sequence[str]) -> dict[str, Link]:
+    """By site the link of each island of which some other is reached at a rate well above the slowest between two: the
+    best that it has with any, since two meet at the slower one's."""
+    between: dict[tuple[int, int], list[Pair]] = {}
+    for pair in across:
+        for one, other in ((pair.first, pair.second), (pair.second, pair.first)):
+            between.setdefault((place[one], place[other]), []).append(pair)
+    links = {ends: _link(pairs, hosts) for ends, pairs in between.items()}
+    slowest = min((link.bandwidth for link in links.values()), default=0.0)
+    best = {
+        island: max((link for (one, _), link in links.items() if one == island), key=lambda link: link.bandwidth)
+        for island in sorted({one for one, _ in links})
+    }
+    return {f"island{one}": link for one, link in best.items() if link.bandwidth > _TOLD_APART * slowest}
 
 
 def _link(pairs: Sequence[Pair], hosts: Sequence[str]) -> Link:
