@@ -16,8 +16,8 @@ from meshwright.spec.plan import (
     ScheduleKind,
     Sharding,
     Stage,
-    placement_words,
 )
+from meshwright.spec.placement_words import placement_words
 
 
 def plan() -> Plan:
