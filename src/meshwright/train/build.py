@@ -211,6 +211,8 @@ def memory_of(device: torch.device) -> Callable[[], float]:
 
 def _saving(run: Run, *, place: Place, predicted: Report, saved: int | None) -> Reactor:
     spec = run.design.job.checkpoint
+    if spec.on_the_way and spec.asynchronous and run.membership is None:
+        run.store.prepare(run.laid_state())
     if spec.interval is Interval.STEPS:
         return SaveEvery(steps=spec.every_steps, saved=saved)
     past = run.store.share(lambda: goodput_of(place.run_dir))
