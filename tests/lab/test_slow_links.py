@@ -63,9 +63,9 @@ def test_a_link_of_a_third_of_the_rate_is_told_and_none_of_links_that_are_alike(
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_rounds_of_learners_are_longer_once_the_link_gives_an_eighth_and_the_run_ends(tmp_path: Path) -> None:
-    run, kind, count = tmp_path / "run", SyncKind.STREAMING, 160
+    run, kind, count = tmp_path / "run", SyncKind.STREAMING, 100
     run.mkdir()
-    layer = Layer(mixer=models.attention(), transform=models.feed_forward(hidden=4096))
+    layer = Layer(mixer=models.attention(), transform=models.feed_forward(hidden=2048))
     wide = models.model(layer=layer)
     wide = replace(wide, embedding=replace(wide.embedding, vocab=VOCAB), head=replace(wide.head, vocab=VOCAB))
     spec = SynchronizeSpec(kinds=(kind,), every=0)
@@ -89,7 +89,7 @@ def test_rounds_of_learners_are_longer_once_the_link_gives_an_eighth_and_the_run
             if found:
                 lengths[slowed.is_set()].append(int(found[1]))
 
-        acting = after_steps(run, count // 3, slow)
+        acting = after_steps(run, count // 4, slow)
         found = lab.without_shares().run(command(run), say=say, timeout_seconds=240.0)
         acting.join()
     assert [each.exit_code for each in found] == [0, 0], found[0].output

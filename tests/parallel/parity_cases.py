@@ -227,7 +227,11 @@ def _one_rank(design: Design, packed: Documents, masks: Masks) -> Outcome:
     count = plan.sequences
     tokens, targets, parts = batch(count, plan.sequence_length, design.model.vocab, packed=packed, masks=masks)
     feed = Feed(
-        batch=count, replica=mesh.data_coordinate, replicas=plan.data, device=laid.device, document_mask=parts is not None
+        batch=count,
+        replica=mesh.data_coordinate,
+        replicas=plan.data,
+        device=laid.device,
+        document_mask=parts is not None,
     )
     rows, more = slice(feed.first, feed.first + feed.held), (0, 0, 0, feed.rows - feed.held)
     ahead = prompts(parts, count=count, length=plan.sequence_length) if design.model.prefix else None

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from meshwright.spec import codec
+from meshwright.spec.placement_words import placement_words
 from meshwright.spec.plan import (
     Axis,
     AxisName,
@@ -17,7 +18,6 @@ from meshwright.spec.plan import (
     Sharding,
     Stage,
 )
-from meshwright.spec.placement_words import placement_words
 
 
 def plan() -> Plan:

@@ -25,8 +25,8 @@ from meshwright.train.events import (
     StepDone,
 )
 from meshwright.train.observe import incidents
-from meshwright.train.observe.health import Health
 from meshwright.train.observe.described import Described, undescribed
+from meshwright.train.observe.health import Health
 from meshwright.train.observe.links import SlowLink, least, slow_from_start, slow_links
 from meshwright.train.observe.slowness import WINDOW, Communication, DataWaits, Finding, SlowRanks
 
