@@ -2,11 +2,12 @@
 step, and time to a loss. Two hosts of a lab, even and uneven; root is needed.
 
 The device is measured with one core (`cluster measure` in a process that may use no other) while another process
-multiplies on the other, as the other host does; links are those of the lab. A machine that is shared has fast and slow
-minutes: fixed work on both cores is timed beside each way, its step is predicted for cores as slow as they are then,
-and ways are compared as they would be on cores as they were measured. What a way learns by step does not depend on the
-link, and is that of the very rounds, in the very precision, that the planner chose for it in that place (`losses.py`):
-what is kept of an earlier call, or is measured here. Of places that are not run, what is kept is told again.
+multiplies on the other, as the other host does; links are what `meshwright lab` measures between the hosts. A machine
+that is shared has fast and slow minutes: fixed work on both cores is timed beside each way, its step is predicted for
+cores as slow as they are then, and ways are compared as they would be on cores as they were measured. What a way learns
+by step does not depend on the link, and is that of the very rounds, in the very precision, that the planner chose for
+it in that place (`losses.py`): what is kept of an earlier call, or is measured here. Of places that are not run, what
+is kept is told again.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ import losses
 import record
 from meshwright import catalog, cost, search
 from meshwright.lab.fabric import unfit
+from meshwright.lab.lab import Lab
+from meshwright.lab.links import measure_pairs
+from meshwright.lab.topology import Topology, Uplink
 from meshwright.spec.cluster import ClusterSpec, DeviceSpec, Link, Precision
 from meshwright.spec.compression import PowerSgd
 from meshwright.spec.errors import ConfigError, ExitCode, NoPlanFits
@@ -52,6 +56,7 @@ WAYS: Mapping[str, Mapping[str, int | str]] = {
 SENT = Precision.INT4  # by learners, as docs/learners.md recommends
 TIMED_SECONDS, LEAST_TIMES = 8.0, 3  # of steps, in whole rounds, so many of them at the least
 LONGEST = 96  # steps that are timed at the most
+LINK_SECONDS = 1.0  # that a link is measured in
 LOSS_AT = 125  # steps of ranks that meet in every step, whose loss is to be reached
 HOST_SECONDS = (
     "launch_seconds",
@@ -116,9 +121,17 @@ def measured_device(path: Path) -> tuple[ClusterSpec, float]:
     return catalog.load_cluster(str(path)), float(json.loads(beside.read_text()))
 
 
-def cluster_of(place: Place, one: ClusterSpec) -> ClusterSpec:
-    """The two hosts: one core each, or less where a host has a smaller share."""
-    link = Link(bandwidth=place.rate, latency_seconds=1e-4, efficiency=0.95 if place.rate < FREE else 0.6)
+def measured_link(place: Place) -> Link:
+    """What crosses between two hosts of `place`, as `meshwright lab` measures it."""
+    names = ("near", "far")
+    uplinks = tuple(Uplink(below=name, above="core", bandwidth=place.rate) for name in names)
+    with Lab.of(Topology(hosts=names, shares=place.shares, uplinks=uplinks)) as lab:
+        (pair,) = measure_pairs(lab, seconds=LINK_SECONDS)
+    return Link(bandwidth=pair.bandwidth, latency_seconds=pair.latency_seconds, efficiency=1.0)
+
+
+def cluster_of(place: Place, one: ClusterSpec, link: Link) -> ClusterSpec:
+    """The two hosts on `link`: one core each, or less where a host has a smaller share."""
     base = replace(one.groups[0], num_nodes=1, nic=link)
     if place.shares[0] == place.shares[1]:
         return replace(one, name=place.name, groups=(replace(base, num_nodes=2),))
@@ -151,13 +164,13 @@ def predicted_on(made: Design, times: float) -> float:
     return cost.predict(replace(made, cluster=replace(made.cluster, groups=groups))).step_seconds
 
 
-def asked(place: Place, one: ClusterSpec, fix: Mapping[str, int | str]) -> tuple[Design, float] | None:
+def asked(place: Place, cluster: ClusterSpec, fix: Mapping[str, int | str]) -> tuple[Design, float] | None:
     """The planner's design under `fix` with every way of meeting allowed, and its predicted step; None without one."""
     base = design(2, steps=LONGEST, seed=0, every=0)
     kinds = SynchronizeSpec(kinds=KINDS, precision=SENT, compressions=(PowerSgd(),))
     job = replace(base.job, synchronize=kinds, constraints=Constraints(fix=dict(fix), devices="any"))
     try:
-        decision = search.design(base.model, cluster_of(place, one), job, trainable=True)
+        decision = search.design(base.model, cluster, job, trainable=True)
     except (NoPlanFits, ConfigError) as error:
         print(f"{place.name}, {dict(fix) or 'free'}: {error}", flush=True)
         return None
@@ -210,10 +223,11 @@ def way_named(made: Design) -> str:
 
 def measured_in(place: Place, one: ClusterSpec, *, usual: float, folder: Path) -> dict[str, Any]:
     """Every way in `place`, and which of them the planner chose."""
-    chosen = asked(place, one, {})
+    cluster = cluster_of(place, one, measured_link(place))
+    chosen = asked(place, cluster, {})
     assert chosen is not None, f"{place.name}: no plan at all"
     name = way_named(chosen[0])
-    designs = {way: made for way, fix in WAYS.items() if (made := asked(place, one, fix)) is not None}
+    designs = {way: made for way, fix in WAYS.items() if (made := asked(place, cluster, fix)) is not None}
     designs[name] = chosen
     found: dict[str, Any] = {}
     before = fixed_seconds()

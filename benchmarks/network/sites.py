@@ -25,7 +25,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from choice import fixed_seconds, measured_device, slowed, usual_step
+from choice import Place, fixed_seconds, measured_device, measured_link, slowed, usual_step
 
 import record
 from meshwright import cost, search
@@ -89,7 +89,7 @@ def sites_of(one: ClusterSpec, *, gbits: int, name: str, rate: float) -> Sites:
     """Hosts of one core of `one`, each with its share of all cores, by two on sites with `rate` bytes/s between."""
     shares = [speed / (2.0 * sum(SPEEDS[name])) for speed in SPEEDS[name]]
     cores = len(os.sched_getaffinity(0))
-    near = Link(bandwidth=FREE, latency_seconds=1e-4, efficiency=0.6)
+    near = measured_link(Place(name="inside a site", rate=FREE))
     groups = tuple(
         replace(
             one.groups[0],

@@ -9,7 +9,7 @@ from meshwright.catalog.node_links import pcie
 from meshwright.cost import PlanTable
 from meshwright.cost.network import collective, hand_on, occupied, send, send_inside
 from meshwright.cost.placement import ring, strides
-from meshwright.spec.cluster import Collective, CollectiveFit, Link
+from meshwright.spec.cluster import Collective, CollectiveFit, DeviceKind, Link
 from meshwright.spec.plan import AxisName
 from tests.cost.cost_examples import even_layout, processor, selene, with_group
 
@@ -113,6 +113,22 @@ def test_sites_share_one_link():
     assert eight[0] > 7.0 * one[0] > 6.5
     inside = lay(cluster, AxisName.TENSOR, replicate=2, tensor=8)
     assert inside.sites[0] == 1.0
+
+
+def test_a_ring_crosses_between_sites_with_all_that_a_rank_does_not_hold():
+    first = selene(nodes=1).groups[0]
+    link = Link(bandwidth=1e6, latency_seconds=1e-3, efficiency=1.0)
+
+    def over(kind: DeviceKind, operation: Collective) -> float:
+        like = replace(first, device=replace(first.device, kind=kind))
+        groups = (replace(like, site="east"), replace(like, name="west", site="west"))
+        cluster = replace(selene(nodes=1), groups=groups, wide_area=link)
+        return float(seconds(operation, cluster, AxisName.REPLICATE, replicate=16, num_bytes=1e9)[0])
+
+    assert over(DeviceKind.CPU, Collective.ALL_REDUCE) == pytest.approx(1000.0 * 2 * 15 / 16, rel=0.01)
+    assert over(DeviceKind.CPU, Collective.ALL_GATHER) == pytest.approx(1000.0 * 15 / 16, rel=0.01)
+    assert over(DeviceKind.CUDA, Collective.ALL_GATHER) == pytest.approx(1000.0 * 15 / 16, rel=0.01)
+    assert over(DeviceKind.CUDA, Collective.ALL_REDUCE) == pytest.approx(1000.0, rel=0.01)  # trees: all, each way
 
 
 def test_senders_of_a_node_share_its_adapters():

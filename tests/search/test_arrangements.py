@@ -87,7 +87,7 @@ def test_a_design_is_never_worse_than_on_machines_as_listed(cluster: ClusterSpec
     decision = search.design(MODEL, cluster, job, top=2)
 
     def value(found: search.Decision) -> float:
-        return minimised(found.design.plan, found.report, objective)
+        return minimised(found.design, found.report, objective)
 
     each = [value(search.design(MODEL, other.cluster, usual(job), top=2)) for other in arrangements(cluster, job)]
     assert min(each) * (1 - 1e-9) <= value(decision) <= min(each) * (1 + 1.001e-3)

@@ -40,7 +40,7 @@ def collective(operation: Collective, ring: Ring, *, group: NodeGroup, cluster: 
         racked = _fitted(operation, ring, priced, link=group.rack, group=group)
         far = either(ring.racks <= 1.0, racked, far)
     local = either(ring.nodes <= 1.0, near, far)
-    wide = _wide(operation, ring, cluster=cluster)
+    wide = _wide(operation, ring, kind=group.device.kind, cluster=cluster)
     apart = ring.size > 1.0
     return Linear(
         latency=np.where(apart, local.latency + wide.latency, 0.0),
@@ -277,20 +277,27 @@ def _direct(ring: Ring, at: _Tiers, protocols: Protocols) -> Linear:
     return Linear.line(plain.start + first + rest, np.maximum(near, far) / ring.size)
 
 
-def _wide(operation: Collective, ring: Ring, *, cluster: ClusterSpec) -> Linear:
+def _wide(operation: Collective, ring: Ring, *, kind: DeviceKind, cluster: ClusterSpec) -> Linear:
     """The part between sites: every rival group sends through the site's one link.
 
-    Reduced or gathered, that is one tensor a group; of an all-to-all, what every rank of the site has for the others.
+    A ring leaves every site once and comes back once, in each of its steps, and each edge of it carries what a rank
+    does not hold; double trees cross with the whole tensor each way and wait for the levels between sites alone. Of an
+    all-to-all it is what every rank of the site has for the others.
     """
     link = cluster.wide_area
     if link is None:
         return Linear.line(np.zeros_like(ring.size), np.zeros_like(ring.size))
     crossed = ring.sites > 1.0
-    ranks = ring.size / ring.sites if operation is Collective.ALL_TO_ALL else 1.0
     turns = _turns(operation)
+    if operation is Collective.ALL_TO_ALL:
+        steps, share = ring.sites - 1.0, _without(ring.sites) * ring.size / ring.sites
+    elif operation is Collective.ALL_REDUCE and kind in (DeviceKind.CUDA, DeviceKind.ROCM):
+        steps, share = 2.0 * _levels(ring.sites), np.ones_like(ring.size)
+    else:
+        steps, share = turns * (ring.size - 1.0), turns * _without(ring.size)
     return Linear.line(
-        np.where(crossed, turns * (ring.sites - 1.0) * link.latency_seconds, 0.0),
-        np.where(crossed, turns * _without(ring.sites) * ranks * ring.rivals / _achieved(link), 0.0),
+        np.where(crossed, steps * link.latency_seconds, 0.0),
+        np.where(crossed, share * ring.rivals / _achieved(link), 0.0),
     )
 
 

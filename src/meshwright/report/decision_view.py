@@ -24,7 +24,7 @@ from meshwright.report.settings import Setting, settings
 from meshwright.report.timeline_chart import step_table, timeline_figure
 from meshwright.report.view import Tile, facts, plan_tiles
 from meshwright.search import Candidate, Decision
-from meshwright.search.candidate import candidate, expected_seconds
+from meshwright.search.candidate import candidate
 from meshwright.spec.report import Gap, LineName, Report, diff
 from meshwright.spec.units import format_bytes, format_count, format_percent, format_seconds
 
@@ -157,7 +157,7 @@ def _priced(decision: Decision, index: int, *, chosen: int) -> _Priced:
     return _Priced(
         number=index + 1,
         files=files,
-        entry=candidate(design.plan, report),
+        entry=candidate(design, report),
         report=report,
         step=drawn_step(design),
         marks=_marks(decision.ranked[:MOST_PLANS], index, chosen=chosen),
@@ -180,7 +180,7 @@ _HEADERS = ("step", "band", "ranked by", "tokens/s", "MFU", "memory", "free", "f
 def _row(plan: _Priced, name: str) -> RankedRow:
     entry = plan.entry
     low, high = (end * entry.step_seconds for end in entry.error_band)
-    expected = expected_seconds(entry.plan, plan.report)
+    expected = entry.expected_seconds or 0.0
     cells = (
         Cell(text=format_seconds(entry.step_seconds), value=entry.step_seconds),
         Cell(text=f"{format_seconds(low)} to {format_seconds(high)}", value=high),

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from meshwright.search.product import Rejection
+from meshwright.search.worth import worth
 from meshwright.spec.errors import Problem
 from meshwright.spec.job import Objective
 from meshwright.spec.plan import Design, Plan
 from meshwright.spec.report import LineName, Report
-from meshwright.spec.synchronize import SyncKind
 
 ORDERED_BY: Mapping[Objective, str] = MappingProxyType(
     {
@@ -21,20 +20,6 @@ ORDERED_BY: Mapping[Objective, str] = MappingProxyType(
         Objective.MEMORY: "the memory at the peak, and of equals by the step that 19 of 20 stay under",
     }
 )
-# Times the step that each way of meeting counts for: learners cost quality, more of it from one to the next, and are to
-# save more than that. The least is what was measured of streaming in its shortest rounds: as many more steps to a loss
-# (docs/lab.md). The order is that of losses after as many tokens (catalog/loss_gaps.py); they rise with the number of
-# learners too (2503.09799).
-WORTH = {
-    SyncKind.EVERY_STEP: 1.0,
-    SyncKind.STREAMING: 1.03,
-    SyncKind.EAGER: 1.032,
-    SyncKind.DILOCO: 1.032,
-    SyncKind.LOCAL: 1.035,
-    SyncKind.CO2: 1.07,
-}
-COMPRESSED = 1.03  # that a step with compressed gradients counts for: it costs quality too
-DOUBLED = 0.0025  # that every doubling of two learners adds
 LEAST_LIKELY = 1e-3  # to fit, that a step is divided by
 TIE = 0.0005  # of the step: two plans nearer than this are as good
 COMMUNICATION = (
@@ -115,23 +100,21 @@ class Decision:
     schema: int = 1
 
 
-def expected_seconds(plan: Plan, report: Report) -> float:
+def expected_seconds(design: Design, report: Report) -> float:
     """The step at the cautious end of its interval, which 19 of 20 stay under, over the probability of fitting: a plan
-    that fits half the time is tried, and given up, as often as it runs. Learners' counts for more (WORTH),
-    and that of compressed gradients."""
-    worth = COMPRESSED if plan.gradients.compression is not None else 1.0
-    if plan.learners > 1:
-        worth = WORTH[plan.gradients.kind] + DOUBLED * math.log2(plan.learners / 2)
-    upper = report.step_seconds * report.error_band[1] * worth
+    that fits half the time is tried, and given up, as often as it runs. Learners' counts for more, and that of
+    compressed gradients, as they take more steps to the same loss (`worth`)."""
+    times = worth(design.plan, parameters=design.model.parameters)
+    upper = report.step_seconds * report.error_band[1] * times
     return upper / max(1.0 if report.fit_probability is None else report.fit_probability, LEAST_LIKELY)
 
 
-def candidate(plan: Plan, report: Report) -> Candidate:
-    """The figures of `plan` that a ranked table shows."""
+def candidate(design: Design, report: Report) -> Candidate:
+    """The figures of the plan of `design` that a ranked table shows."""
     tightest = min(report.memory, key=lambda stage: stage.capacity - stage.total)
     whole = report.outlook
     return Candidate(
-        plan=plan,
+        plan=design.plan,
         step_seconds=report.step_seconds,
         error_band=report.error_band,
         tokens_per_second=report.tokens_per_second,
@@ -143,7 +126,7 @@ def candidate(plan: Plan, report: Report) -> Candidate:
         total_seconds=whole.seconds if whole else report.total_seconds,
         total_cost=report.total_cost,
         fit_probability=report.fit_probability,
-        expected_seconds=expected_seconds(plan, report),
+        expected_seconds=expected_seconds(design, report),
         goodput=whole.goodput if whole else None,
         total_kilowatt_hours=whole.kilowatt_hours if whole else None,
         dollars_per_billion=whole.dollars_per_billion if whole else None,

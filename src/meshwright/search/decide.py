@@ -92,7 +92,7 @@ def design(
     return Decision(
         design=chosen,
         report=report,
-        ranked=tuple(candidate(entry.plan, figures) for entry, figures in refined[:top]),
+        ranked=tuple(candidate(entry, figures) for entry, figures in refined[:top]),
         rejected=best.rejected,
         why=(
             *reasons,
@@ -358,7 +358,7 @@ def front(found: Explorer) -> list[Entry]:
 
 def _joint(fronts: Sequence[Sequence[Entry]]) -> tuple[Candidate, ...]:
     """Of fronts of machines in several orders what none of them beats, the fastest first."""
-    found = [candidate(made.plan, report) for entries in fronts for made, report in entries]
+    found = [candidate(made, report) for entries in fronts for made, report in entries]
     if len(fronts) == 1:
         return tuple(found)
     upper = np.array([entry.step_seconds * entry.error_band[1] for entry in found])

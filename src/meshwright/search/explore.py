@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.cost import PlanTable
-from meshwright.cost.synchronize import compresses
 from meshwright.search.bound import least_bytes
-from meshwright.search.candidate import COMPRESSED, DOUBLED, LEAST_LIKELY, WORTH
+from meshwright.search.candidate import LEAST_LIKELY
 from meshwright.search.choices import Choices
 from meshwright.search.floors import Floors
 from meshwright.search.ladder import Ladder
@@ -20,6 +19,7 @@ from meshwright.search.prices import Prices, may_fit, price
 from meshwright.search.space import Space
 from meshwright.search.trainer import Held, Trainer
 from meshwright.search.wanted import Wanted
+from meshwright.search.worth import worth_of_rows
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.job import JobSpec, Objective
 from meshwright.spec.model import ModelSpec
@@ -110,18 +110,14 @@ class Explorer:
         """Seconds of a step or device-seconds at the cautious end of their interval, or bytes at the peak.
 
         Seconds are over the probability of fitting: a plan that fits half the time is tried, and given up, as often as
-        it runs; those of learners, or of compressed gradients, count a few hundredths more. Ties of memory go to the
-        faster plan.
+        it runs; those of learners, or of compressed gradients, count for more, as they take more steps to the same
+        loss. Ties of memory go to the faster plan.
         """
         if self.job.objective is Objective.MEMORY:
             value = prices.memory_bytes + 0.5 * prices.step_seconds / (1.0 + prices.step_seconds)
         else:
             expected = prices.upper_seconds / np.maximum(prices.fit_probability, LEAST_LIKELY)
-            if table.has_learners:
-                worth = np.array([WORTH[meeting.kind] for meeting in table.syncs])[table.sync]
-                worth = worth + DOUBLED * np.log2(table.learners / 2.0)
-                expected = np.where(table.learners > 1, worth, 1.0) * expected
-            expected = np.where(compresses(table), COMPRESSED, 1.0) * expected
+            expected = expected * worth_of_rows(table, parameters=self.model.parameters)
             value = expected * (table.world if self.job.objective is Objective.COST else 1.0)
         return np.where(prices.finite, value, np.inf)
 

@@ -18,7 +18,7 @@ from meshwright.search.trainer import Held
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.job import JobSpec, Objective
 from meshwright.spec.model import ModelSpec
-from meshwright.spec.plan import Design, Plan
+from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
 
 Entry = tuple[Design, Report]
@@ -88,8 +88,8 @@ def _with_rounds(
 
 def entry_order(entry: Entry, objective: Objective) -> tuple[bool, float, float]:
     """Plans that fit come first, then what the objective minimises."""
-    plan, report = entry[0].plan, entry[1]
-    return not report.fits, minimised(plan, report, objective), report.step_seconds * report.error_band[1]
+    design, report = entry
+    return not report.fits, minimised(design, report, objective), report.step_seconds * report.error_band[1]
 
 
 def entry_value(entry: Entry, objective: Objective) -> float:
@@ -98,12 +98,12 @@ def entry_value(entry: Entry, objective: Objective) -> float:
     return float("inf") if misses else value
 
 
-def minimised(plan: Plan, report: Report, objective: Objective) -> float:
+def minimised(design: Design, report: Report, objective: Objective) -> float:
     """What the best plan has least of: seconds of a step, device-seconds or bytes."""
-    expected = expected_seconds(plan, report)
+    expected = expected_seconds(design, report)
     return {
         Objective.TIME: expected,
-        Objective.COST: expected * plan.world_size,
+        Objective.COST: expected * design.plan.world_size,
         Objective.MEMORY: report.peak_bytes,
     }[objective]
 

@@ -102,7 +102,7 @@ def _point(
     if not isinstance(found, Best):
         return None, Point(labels=labels, best=None, devices=devices, changed={}, problems=found)
     flips = _flips(before.design, found.design, axes) if before else {}
-    best = candidate(found.design.plan, found.report)
+    best = candidate(found.design, found.report)
     kept = _kept(before.design.plan, found) if before and flips else None
     return found, Point(labels=labels, best=best, devices=best.plan.world_size, changed=flips, kept=kept)
 

@@ -141,8 +141,8 @@ def _compared(answer: WhyNot, found: Best) -> WhyNot:
 def _verdict(answer: WhyNot, found: Best, *, change: float) -> Verdict:
     """By what the job minimises; `change` is that of the step."""
     least = found.design.job.objective
-    ours = minimised(answer.chosen, answer.chosen_report, least)
-    theirs = minimised(found.design.plan, found.report, least)
+    ours = minimised(replace(found.design, plan=answer.chosen), answer.chosen_report, least)
+    theirs = minimised(found.design, found.report, least)
     faster = least is Objective.TIME and change <= -TIE
     if abs(theirs / ours - 1.0) < TIE:
         return Verdict.UNSURE if faster else Verdict.ALIKE
