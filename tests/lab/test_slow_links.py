@@ -15,6 +15,7 @@ from meshwright.lab.fabric import unfit
 from meshwright.run.files import write_json
 from meshwright.run.launch import WORKER_MODULE
 from meshwright.spec.incident import Incident, Trouble
+from meshwright.spec.job import EvaluationSpec
 from meshwright.spec.model import Layer
 from meshwright.spec.synchronize import GradientSync, SynchronizeSpec, SyncKind, usual_rounds
 from meshwright.train.observe.incidents import incidents_of
@@ -62,14 +63,16 @@ def test_a_link_of_a_third_of_the_rate_is_told_and_none_of_links_that_are_alike(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_rounds_of_learners_are_longer_once_the_link_gives_an_eighth_and_the_run_ends(tmp_path: Path) -> None:
-    run, kind, count = tmp_path / "run", SyncKind.STREAMING, 100
+def test_rounds_of_learners_are_longer_once_the_link_gives_a_quarter_and_the_run_ends(tmp_path: Path) -> None:
+    run, kind, count = tmp_path / "run", SyncKind.STREAMING, 240
     run.mkdir()
     layer = Layer(mixer=models.attention(), transform=models.feed_forward(hidden=2048))
     wide = models.model(layer=layer)
     wide = replace(wide, embedding=replace(wide.embedding, vocab=VOCAB), head=replace(wide.head, vocab=VOCAB))
     spec = SynchronizeSpec(kinds=(kind,), every=0)
-    made = design(tmp_path, Layout(replicate=2, batch=8), steps=count, model=wide, synchronize=spec)
+    never = EvaluationSpec(every_steps=0)  # which would have them together all the time
+    layout = Layout(replicate=2, batch=8)
+    made = design(tmp_path, layout, steps=count, model=wide, synchronize=spec, evaluation=never)
     rounds = usual_rounds(kind, every=6, learners=2)
     made = replace(made, plan=replace(made.plan, gradients=GradientSync(kind=kind, rounds=rounds)))
     write_json(run / "design.json", made)
@@ -82,14 +85,14 @@ def test_rounds_of_learners_are_longer_once_the_link_gives_an_eighth_and_the_run
         def slow() -> None:
             slowed.set()
             for host in range(len(hosts)):
-                lab.slow(host, RATE / 8)
+                lab.slow(host, RATE / 4)
 
         def say(_host: str, line: str) -> None:
             found = re.search(r"learners meet every (\d+) steps from here on", line)
             if found:
                 lengths[slowed.is_set()].append(int(found[1]))
 
-        acting = after_steps(run, count // 4, slow)
+        acting = after_steps(run, count // 3, slow)
         found = lab.without_shares().run(command(run), say=say, timeout_seconds=240.0)
         acting.join()
     assert [each.exit_code for each in found] == [0, 0], found[0].output
