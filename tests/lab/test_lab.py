@@ -46,7 +46,7 @@ def test_links_are_slowed_while_the_lab_is_up() -> None:
         lab.slow(1, RATE / 4)
         lab.slow(2, RATE / 2)
         slowed = measure_pairs(lab, seconds=0.5)
-    assert [pair.bandwidth < 1.1 * RATE / part for pair, part in zip(slowed, (4, 2, 4), strict=True)] == [True] * 3
+    assert [pair.bandwidth < 1.4 * RATE / part for pair, part in zip(slowed, (4, 2, 4), strict=True)] == [True] * 3
 
 
 def test_commands_know_their_place_and_what_they_send_is_counted() -> None:
