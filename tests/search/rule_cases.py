@@ -37,6 +37,7 @@ from tests.search.rule_designs import (
     D,
     compiled,
     constrained,
+    emptied,
     factoring,
     frozen,
     gridded,
@@ -228,6 +229,11 @@ CASES = {
         lambda: D(precision=Precision.FP32), lambda: D(precision=Precision.FP8), "device has no fp8 arithmetic"
     ),
     "batch-is-asked": Case(D, lambda: D(microbatch=1), "are 16 sequences, and the job's batch is 32"),
+    "empty-rows-are-last": Case(
+        lambda: emptied(D(), 1),
+        lambda: emptied(D(), 2),
+        "2 empty rows of 2 data ranks with 16 rows each (rule empty-rows-are-last); choose 0 to 1",
+    ),
     "sequence-fits-positions": Case(
         lambda: D(of=samples.model(positions=128)),
         lambda: D(of=samples.model(positions=64)),
@@ -381,6 +387,11 @@ CASES = {
     ),
     "runtime-towers": Case(
         D, lambda: D(of=replace(samples.model(), towers=(Tower(name="vision", parameters=1000),))), "vision"
+    ),
+    "runtime-empty-rows": Case(
+        lambda: emptied(D(), 1),
+        lambda: emptied(D(of=samples.model(layer=samples.mixture_layer())), 1),
+        "routers of experts would count rows that have no sequence",
     ),
     **COMPRESSION_CASES,
     **ELASTIC_CASES,

@@ -195,7 +195,7 @@ class _Rank:
             return
         line = everyone.line("all_reduce", num_bytes=_NUMBER_BYTES)
         self.traffic.add(line, "all_reduce", *everyone.axes, each=_NUMBER_BYTES, calls=2)
-        if self.design.job.data.masks:
+        if self.design.job.data.masks or self.plan.empty_rows:
             self.traffic.add(LineName.OTHER, "all_reduce", *everyone.axes, each=_NUMBER_BYTES, calls=1)
         mixtures = [layer.transform for layer in self.design.model.layers if isinstance(layer.transform, Mixture)]
         if any(part.routing.bias_rate for part in mixtures):

@@ -83,6 +83,11 @@ class Lab:
         assert self._fabric is not None, "cables of real hosts are for people to pull"
         self._fabric.pull(self.hosts[host])
 
+    def slow(self, host: int, bandwidth: float) -> None:
+        """The host's link gives so many bytes a second from now on, each way. Only of a lab that was made here."""
+        assert self._fabric is not None, "links of real hosts are as they are"
+        self._fabric.slow(self.hosts[host], bandwidth)
+
     def without_shares(self) -> Lab:
         """The same hosts, whose commands may use all cores of the machine; it goes with this one."""
         return self if self._fabric is None else Lab(self._fabric.hosts, python=self.python)
