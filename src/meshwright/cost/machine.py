@@ -10,7 +10,7 @@ import numpy as np
 
 from meshwright.cost.kinds import BlockSeconds, combine, price_block
 from meshwright.cost.layouts import Kind
-from meshwright.cost.links import RoundLinks, copy_links, lay_links
+from meshwright.cost.links import RoundLinks, copy_links, data_links, lay_links
 from meshwright.cost.network import Linear, collective, send, send_inside
 from meshwright.cost.optimizers import UpdateRates, update_rates
 from meshwright.cost.overlap import Contention
@@ -73,12 +73,16 @@ def machine(
         price_block, group=group, software=software, links=links.layer, slow=sharing.lockstep, speed=sharing.speed
     )
     blocks = [priced(kind, rows, combination) for kind, rows in zip(kinds, tables, strict=True)]
+    over: dict[int | None, DataLinks] = {None: links.data}
+    for kind, rows in zip(kinds, tables, strict=True):
+        if kind.shards not in over:
+            over[kind.shards], _ = data_links(rows, group=group, cluster=cluster, software=software)
     syncs = [
         synchronize(
             block,
             rows,
             sizes=sizes,
-            links=links.data,
+            links=over[kind.shards],
             experts=links.expert_data,
             contention=contention,
             software=software,

@@ -11,6 +11,7 @@ from enum import StrEnum
 from meshwright.spec import codec
 from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.exchange import Exchange, exchange_words
+from meshwright.spec.group_words import words_of
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.placement_words import placement_words
@@ -92,7 +93,11 @@ class Axis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockGroup:
-    """Consecutive blocks [start, stop) of the model and what happens to them."""
+    """Consecutive blocks [start, stop) of the model and what happens to them.
+
+    `shards` neighbours among the data parallel ranks divide what `sharding` divides, and the others repeat it; None are
+    those of the shard axis. zero1 over 1 is plain data parallel.
+    """
 
     start: int
     stop: int
@@ -103,6 +108,7 @@ class BlockGroup:
     offload: Offload = Offload.NONE
     precision: Precision = Precision.BF16
     training: Training = Training.ALL
+    shards: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,14 +328,10 @@ class Plan:
         """The first block that training changes, where backward ends; the number of blocks where it changes none."""
         return next((group.start for group in self.groups if group.training is Training.ALL), self.groups[-1].stop)
 
-    def _words_of(self, name: str) -> list[str]:
-        """What groups have in field `name`: `full`, or where blocks differ `full in 12 blocks`; nothing of none."""
-        counts: dict[StrEnum, int] = {}
-        for group in self.groups:
-            kind = getattr(group, name)
-            counts[kind] = counts.get(kind, 0) + group.stop - group.start
-        kinds = [kind for kind in type(getattr(self.first_group, name)) if kind in counts and kind.value != "none"]
-        return [kind.value + ("" if len(counts) == 1 else f" in {counts[kind]} blocks") for kind in kinds]
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """Over how many data parallel ranks groups are sharded that say so, each number once, in ascending order."""
+        return tuple(sorted({group.shards for group in self.groups if group.shards is not None}))
 
     def passing(self, stage: int) -> float:
         """The share of microbatches that pass stage `stage`."""
@@ -356,10 +358,10 @@ class Plan:
         """One line a person can read: `4 devices: pipeline 2 x shard 2 (zero3), 1f1b, 8 microbatches of 1`."""
         group = self.first_group
         parts = [f"{axis.name.value} {axis.size}" for axis in self.axes if axis.size > 1]
-        extra = self._words_of("sharding")
+        extra = words_of(self.groups, "sharding")
         extra += [f"tensor {self.tensor_grid.value}"] if self.tensor_grid is not TensorGrid.LINE else []
         extra += ["sequence parallel"] if group.sequence_parallel else []
-        extra += [f"recompute {words}" for words in self._words_of("recompute")]
+        extra += [f"recompute {words}" for words in words_of(self.groups, "recompute")]
         extra += [f"{group.offload.value} offloaded"] if group.offload is not Offload.NONE else []
         extra += [group.precision.value]
         frozen = sum(group.stop - group.start for group in self.groups if group.training is Training.FROZEN)
