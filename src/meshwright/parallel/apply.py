@@ -100,6 +100,7 @@ def lay_stage(
     """One stage. Each unit (embedding, layer, head) is filled, divided and sharded before the next one has memory."""
     grid, offload = mesh.experts, stage.groups[0].offload
     sharded = is_sharded(stage.groups[0].sharding, mesh)
+    shard = partial(shard_module, mesh=mesh, dtypes=kinds, offload=offload)
     with without_memory():
         part = Decoder(design.model, start=stage.start, stop=stage.stop).to(kinds.master)
     names = tuple(name for name, _ in part.named_parameters())
@@ -131,11 +132,9 @@ def lay_stage(
             shardings[mixture.experts] = sharding
             shard_experts(mixture.experts, mesh=mesh, sharding=sharding, dtypes=kinds)
         if sharded and not (part.tied and not isinstance(unit, DecoderLayer)):
-            shards = _group(stage, block).shards
-            shard_module(unit, mesh=mesh, sharding=sharding, dtypes=kinds, offload=offload, shards=shards)
+            shard(unit, sharding=sharding, shards=_group(stage, block).shards)
     if sharded:
-        shards = stage.groups[-1].shards
-        shard_module(part, mesh=mesh, sharding=shardings[part], dtypes=kinds, offload=offload, shards=shards)
+        shard(part, sharding=shardings[part], shards=stage.groups[-1].shards)
     keep_activations_away(_kept_away(stage, part), copies=Copies(device))
     splits = planned.splits(design.plan.schedule) and design.plan.pipeline > 1
     manner = SharedGradients if shares_turns(design.plan) else ShardedGradients
