@@ -16,7 +16,7 @@ from meshwright.spec.errors import Problem
 from meshwright.spec.exchange import Exchange, ExchangeKind, TokenLayout
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import Layer, ModelSpec
-from meshwright.spec.optimizer import Adafactor, Muon, Optimizer, OptimizerSpec, Sgd
+from meshwright.spec.optimizer import Adafactor, Moments, Muon, Optimizer, OptimizerSpec, Sgd
 from meshwright.spec.plan import (
     Axis,
     AxisName,
@@ -34,6 +34,7 @@ from meshwright.spec.plan import (
     TensorGrid,
     Training,
 )
+from meshwright.spec.synchronize import GradientSync
 from tests.parallel.parity_cases import Masks, data_of
 from tests.support import models
 from tests.support.designs import LINK, SEQUENCE, cluster
@@ -51,9 +52,11 @@ class Draw:
 
     `axes` are sizes of more than one from the outermost inwards, `bounds` the first block of every stage but the
     first, `recompute` the kind of each layer, `shards` the sharding of each block where they are sharded in unlike
-    ways, `frozen` the blocks that are, `exchange` and `experts` the fields of
+    ways, `extents` over how many ranks where some are over other ones than the shard axis' (0), `frozen` the blocks
+    that are, `exchange` and `experts` the fields of
     Exchange and ExpertGrid in order, `table` the rows of a schedule that is one, `routing` one of models.ROUTINGS or
-    the model's own, `kv_heads` likewise, of which 0 is the model's own.
+    the model's own, `kv_heads` likewise, of which 0 is the model's own. There are as many `microbatches` as it says but
+    for `fewer` of them. `gradients` travel whole or in a precision of eight bits.
     """
 
     model: str = "tiny"
@@ -84,8 +87,12 @@ class Draw:
     tensor_grid: str = "line"
     offload: str = "none"
     shards: tuple[str, ...] = ()
+    extents: tuple[int, ...] = ()
     vocab: int = models.VOCAB
     kv_heads: int = 0
+    fewer: int = 0
+    moments: str = "fp32"
+    gradients: str = "whole"
 
     def size(self, axis: AxisName) -> int:
         return dict(self.axes).get(axis.value, 1)
@@ -106,7 +113,7 @@ class Draw:
 def read(text: str) -> Draw:
     """The draw that `str` wrote."""
     told: dict[str, Any] = json.loads(text)
-    for key in {"bounds", "recompute", "frozen", "exchange", "experts", "table", "shards"} & told.keys():
+    for key in {"bounds", "recompute", "frozen", "exchange", "experts", "table", "shards", "extents"} & told.keys():
         told[key] = tuple(told[key])
     told["axes"] = tuple((name, size) for name, size in told.get("axes", ()))
     return Draw(**told)
@@ -136,6 +143,7 @@ def build(draw: Draw) -> Design:
         exchange=_exchange(draw),
         experts=_experts(draw),
         tensor_grid=TensorGrid(draw.tensor_grid),
+        gradients=GradientSync() if draw.gradients == "whole" else GradientSync(precision=Precision(draw.gradients)),
     )
     job = JobSpec(
         sequence_length=SEQUENCE,
@@ -152,13 +160,15 @@ def build(draw: Draw) -> Design:
 def _optimizer(draw: Draw) -> Optimizer:
     if draw.optimizer == ADAFACTOR:
         return Adafactor(learning_rate=1e-2, clip_norm=draw.clip_norm, epsilon_squared=_SQUARED)
+    if draw.moments != Moments.FP32.value:
+        return OptimizerSpec(learning_rate=1e-2, clip_norm=draw.clip_norm, state=Moments(draw.moments))
     return OPTIMIZERS[draw.optimizer](learning_rate=1e-2, clip_norm=draw.clip_norm)
 
 
 def scheduled(draw: Draw) -> Schedule:
     return Schedule(
         kind=ScheduleKind(draw.schedule),
-        microbatches=draw.microbatches,
+        microbatches=draw.microbatches - draw.fewer,
         chunks=draw.chunks,
         slices=draw.slices,
         table=draw.table,
@@ -182,7 +192,8 @@ def _groups(draw: Draw, start: int, stop: int) -> Iterator[BlockGroup]:
     recompute."""
     recompute = ("none", *draw.recompute, "none")
     shards = draw.shards or (draw.sharding,) * len(recompute)
-    kinds = [(kind, shards[block], block in draw.frozen) for block, kind in enumerate(recompute)]
+    extents = draw.extents or (0,) * len(recompute)
+    kinds = [(kind, shards[block], extents[block], block in draw.frozen) for block, kind in enumerate(recompute)]
     edges = [start, *(block for block in range(start + 1, stop) if kinds[block] != kinds[block - 1]), stop]
     for first, last in pairwise(edges):
         yield BlockGroup(
@@ -191,6 +202,7 @@ def _groups(draw: Draw, start: int, stop: int) -> Iterator[BlockGroup]:
             tensor=draw.size(AxisName.TENSOR),
             sequence_parallel=draw.sequence_parallel,
             sharding=Sharding(shards[first]),
+            shards=extents[first] or None,
             recompute=Recompute(recompute[first]),
             offload=Offload(draw.offload),
             training=Training.FROZEN if first in draw.frozen else Training.ALL,
@@ -222,7 +234,8 @@ def _model(kind: str, layers: int) -> ModelSpec:
 def _processors(ranks: int) -> ClusterSpec:
     machines = cluster(ranks)
     group = machines.groups[0]
-    device = replace(group.device, peak_flops=dict.fromkeys((Precision.FP64, Precision.FP32, Precision.BF16), 1e9))
+    known = (Precision.FP64, Precision.FP32, Precision.BF16, *(kind for kind in Precision if kind.quantized))
+    device = replace(group.device, peak_flops=dict.fromkeys(known, 1e9))
     return replace(machines, groups=(replace(group, device=device, host=LINK),))
 
 

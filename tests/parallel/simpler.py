@@ -25,7 +25,7 @@ def _fewer_ranks(draw: Draw) -> Iterator[Draw]:
             axes = (*draw.axes[:index], *kept, *draw.axes[index + 1 :])
             one = replace(draw, axes=axes)
             if one.size(AxisName.SHARD) * one.size(AxisName.CONTEXT) == 1:
-                one = replace(one, sharding="none", shards=())
+                one = replace(one, sharding="none", shards=(), extents=())
             if one.size(AxisName.TENSOR) == 1:
                 one = replace(one, sequence_parallel=False)
             if name == AxisName.TENSOR.value:
@@ -37,8 +37,10 @@ def _fewer_layers(draw: Draw) -> Iterator[Draw]:
     for layers in range(1, draw.layers):
         frozen = tuple(block for block in draw.frozen if block <= layers)
         shards = (*draw.shards[: layers + 1], *draw.shards[-1:])
+        extents = (*draw.extents[: layers + 1], *draw.extents[-1:])
         for recompute in (draw.recompute[:layers], draw.recompute[-layers:]):
-            yield _restaged(replace(draw, layers=layers, recompute=recompute, frozen=frozen, shards=shards))
+            kept = {"recompute": recompute, "frozen": frozen, "shards": shards, "extents": extents}
+            yield _restaged(replace(draw, layers=layers, **kept))
 
 
 def _restaged(draw: Draw) -> Draw:
@@ -57,6 +59,7 @@ def _plainer(draw: Draw) -> Iterator[Draw]:
         "model",
         "exchange",
         "experts",
+        "extents",
         "shards",
         "sharding",
         "sequence_parallel",
@@ -74,6 +77,9 @@ def _plainer(draw: Draw) -> Iterator[Draw]:
         "tensor_grid",
         "vocab",
         "kv_heads",
+        "fewer",
+        "moments",
+        "gradients",
     ):
         yield replace(draw, **{name: getattr(plain, name)})
     yield replace(draw, recompute=("none",) * draw.layers)
@@ -82,6 +88,6 @@ def _plainer(draw: Draw) -> Iterator[Draw]:
     yield _restaged(draw)
     for kind in ("1f1b", "gpipe") if draw.table or draw.slices > 1 else ("1f1b",):
         yield _restaged(replace(draw, schedule=kind, chunks=1, slices=1, table=()))
-    for microbatches in range(1, draw.microbatches):
+    for microbatches in range(1, draw.microbatches - draw.fewer):
         shorter = planned.of_first(scheduled(draw), microbatches)
-        yield replace(draw, microbatches=microbatches, table=shorter.table)
+        yield replace(draw, microbatches=microbatches, fewer=0, table=shorter.table)

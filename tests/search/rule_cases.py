@@ -56,6 +56,7 @@ from tests.search.rule_designs import (
     scheduled,
     small_memory,
     tabled,
+    tens,
     thin,
     tied,
     turned,
@@ -65,6 +66,9 @@ from tests.support.designs import sharded
 from tests.support.models import with_prefix
 
 EVEN = ((0, 1, 3), (0, 2, 3)) * 4
+PAIRED = Schedule(kind=ScheduleKind.DUAL_PIPE_V, microbatches=2, chunks=2)
+FOUR = Schedule(microbatches=4)
+WIDE = D(pipeline=1, shard=4, schedule=FOUR)
 ANYWHERE = frozenset({Scope.PLAN, Scope.SEARCH, Scope.MEMORY})
 
 
@@ -210,6 +214,17 @@ CASES = {
         lambda: sharded(D(of=samples.model(tied=True), pipeline=1, shard=4), "31111111"),
         "zero1 of a head that is tied to a table of zero3",
     ),
+    "shards-divide": Case(
+        lambda: sharded(WIDE, "31333333", over=".1......"),
+        lambda: sharded(WIDE, "31333333", over=".3......"),
+        "3 ranks neither divide the shard axis of 4 nor are several of it that divide the 4 data parallel ranks (rule "
+        "shards-divide); choose 1 or 2, or leave it out",
+    ),
+    "shards-laid": Case(
+        lambda: sharded(WIDE, "31333333", over=".1......"),
+        lambda: turned(sharded(D(pipeline=1, replicate=2, schedule=FOUR), "31333333", over=".1......")),
+        "a group over ranks of its own in a plan with axes in another order",
+    ),
     "precision-known": Case(
         lambda: D(precision=Precision.FP32), lambda: D(precision=Precision.FP8), "device has no fp8 arithmetic"
     ),
@@ -251,6 +266,11 @@ CASES = {
         lambda: D(microbatch=16, schedule=Schedule(kind=ScheduleKind.GPIPE, microbatches=1)),
         lambda: D(microbatch=16, schedule=Schedule(microbatches=1)),
         "1 microbatches do not fill a pipeline of 2 under 1f1b",
+    ),
+    "microbatches-pair": Case(
+        lambda: reranked(D(schedule=replace(PAIRED, microbatches=8)), 0, 1, 1, 0),
+        lambda: reranked(D(schedule=PAIRED, microbatch=8), 0, 1, 1, 0),
+        "2 microbatches are not two for each of 2 ranks under dualpipe-v",
     ),
     "microbatches-round": Case(
         lambda: D(schedule=INTERLEAVED),
@@ -320,9 +340,9 @@ CASES = {
     ),
     "memory-fits": Case(D, small_memory, "has"),
     "runtime-experts": Case(
-        lambda: D(experts=ExpertGrid(expert=2), of=samples.model(layer=samples.mixture_layer(routing=DROPPING))),
         lambda: D(context=2, shard=1, asked=HALF, of=samples.model(layer=samples.mixture_layer(routing=DROPPING))),
-        "experts counted over a sequence that ranks or slices divide can be predicted and not trained yet",
+        tens,
+        "10 ranks of a stage are not whole grids of 2 ranks that share 2 ways",
     ),
     "runtime-schedule": Case(
         lambda: D(context=2, shard=1, asked=HALF, schedule=SLICED),

@@ -139,6 +139,22 @@ def grouped(*names: str) -> Design:
     return replace(D(), job=replace(D().job, optimizer=Muon(groups=(ParameterGroup(names=names),))))
 
 
+def tens() -> Design:
+    """Of ten ranks five share what is sharded, and two hold different experts."""
+    return D(
+        pipeline=1,
+        tensor=1,
+        shard=5,
+        replicate=2,
+        experts=ExpertGrid(expert=2),
+        of=samples.model(layer=samples.mixture_layer()),
+        on=samples.cluster(samples.nodes(devices_per_node=10)),
+        asked=samples.job(sequences=80),
+        schedule=Schedule(microbatches=8),
+        microbatch=1,
+    )
+
+
 def rounded() -> Design:
     device = samples.device()
     eight = replace(device, peak_flops={**device.peak_flops, Precision.FP8: 2e14})

@@ -55,7 +55,8 @@ def refuse_all(design: Design, refuse: Callable[[Columns], Refusals], *, peer: s
     """Raises NotExpressible with everything of `design` that `peer`, whose rules are `refuse`, cannot say."""
     plan = design.plan
     groups = plan.groups
-    if len({(group.tensor, group.sequence_parallel, group.sharding, group.precision) for group in groups}) > 1:
+    settings = {(each.tensor, each.sequence_parallel, each.sharding, each.shards, each.precision) for each in groups}
+    if len(settings) > 1:
         found, what = Refusals(peer), "tensor degrees, sharding or precision that differ between blocks"
         found.when(True, "plan.stages", what, fix="give every block the same")
     else:

@@ -30,6 +30,7 @@ from meshwright.parallel.frobenius import decay_products
 from meshwright.parallel.grid import RankGrid, TensorRanks, misplaced
 from meshwright.parallel.layout import Laid, Parted
 from meshwright.parallel.mesh import Mesh
+from meshwright.parallel.neighbours import count_together
 from meshwright.parallel.offload import Copies, keep_activations_away
 from meshwright.parallel.precision import Dtypes, dtypes
 from meshwright.parallel.quantized import quantize_products
@@ -70,6 +71,7 @@ def lay(
     if share is not None:
         for part in parts:
             divide_sequences(part.module, share, kind=plan.exchange.kind)
+            count_together(part.module, share)
     if design.job.compile is Switch.ON:
         compile_layers([part.module for part in parts])
     return Laid(
@@ -118,7 +120,8 @@ def lay_stage(
         decay_products(unit, design, stage=design.plan.stages.index(stage))
         if isinstance(unit, DecoderLayer) and kinds.recipe is not None:
             group = axis.group if isinstance(axis, TensorAxis) else None
-            quantize_products(unit, kinds.recipe, group=group, multiply=multiplier(device))
+            slices = group if grid is None else grid.slices
+            quantize_products(unit, kinds.recipe, group=group, slices=slices, multiply=multiplier(device))
         if block in design.plan.frozen_blocks:
             unit.requires_grad_(False)
         if isinstance(unit, DecoderLayer):
@@ -128,9 +131,11 @@ def lay_stage(
             shardings[mixture.experts] = sharding
             shard_experts(mixture.experts, mesh=mesh, sharding=sharding, dtypes=kinds)
         if sharded and not (part.tied and not isinstance(unit, DecoderLayer)):
-            shard_module(unit, mesh=mesh, sharding=sharding, dtypes=kinds, offload=offload)
+            shards = _group(stage, block).shards
+            shard_module(unit, mesh=mesh, sharding=sharding, dtypes=kinds, offload=offload, shards=shards)
     if sharded:
-        shard_module(part, mesh=mesh, sharding=shardings[part], dtypes=kinds, offload=offload)
+        shards = stage.groups[-1].shards
+        shard_module(part, mesh=mesh, sharding=shardings[part], dtypes=kinds, offload=offload, shards=shards)
     keep_activations_away(_kept_away(stage, part), copies=Copies(device))
     splits = planned.splits(design.plan.schedule) and design.plan.pipeline > 1
     manner = SharedGradients if shares_turns(design.plan) else ShardedGradients
@@ -194,7 +199,10 @@ def unfit(design: Design) -> tuple[Problem, ...]:
         what = f"its {plan.learners} learners are laid each by itself"
         problems.append(Problem(what=what, where="plan.gradients.kind", fix="lay plan.of_learner()"))
     if len({group.sharding is Sharding.NONE for group in groups}) > 1:
-        problems.append(Problem(what="some groups are sharded", where="plan.stages", fix="shard all or none"))
+        problems.append(Problem(what="some groups are sharded", where="plan.stages", fix="use zero1 over 1 for none"))
+    if any(shards < 1 or plan.data % shards for shards in plan.extents):
+        what = f"not every number of shards divides the {plan.data} data parallel ranks"
+        problems.append(Problem(what=what, where="plan.stages", fix="use divisors"))
     if len({group.sequence_parallel for group in groups}) > 1:
         problems.append(Problem(what="groups differ in sequence parallel", where="plan.stages", fix="use one choice"))
     if any(group.tensor != plan.tensor for group in groups):

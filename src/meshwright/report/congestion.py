@@ -163,7 +163,7 @@ def _slowed(cluster: ClusterSpec, tier: Tier, factor: float) -> ClusterSpec:
         return replace(link, bandwidth=link.bandwidth * factor, fits=())
 
     if tier is Tier.SITES:
-        return replace(cluster, wide_area=slow(cluster.wide_area) if cluster.wide_area else None)
+        return cluster.with_uplinks(slow)
     groups = []
     for group in cluster.groups:
         if tier is Tier.NODE:

@@ -69,7 +69,7 @@ def sharding_mixes(design: Design) -> Problem | None:
             where=f"{whole[0]}.sharding",
             what="none beside groups that are sharded",
             why="zero1 sends as much as none and holds less",
-            fix="choose zero1, or none for all groups",
+            fix="choose zero1, with shards = 1 to hold it whole, or none for all groups",
         )
     for index, stage in enumerate(plan.stages):
         table, head = stage.groups[0].sharding, stage.groups[-1].sharding
@@ -212,12 +212,25 @@ def least_microbatches(kind: ScheduleKind, *, pipeline: int, slices: int = 1) ->
 
 
 def microbatches_fill(design: Design) -> Problem | None:
-    """Every pipeline rank has microbatches enough to work while others do."""
+    """Every pipeline rank has microbatches enough to work while others do: fewer run, and what they cost is told short
+    before the path through a plan that is shown is followed.
+    """
     plan, schedule = design.plan, design.plan.schedule
     least = least_microbatches(schedule.kind, pipeline=plan.pipeline, slices=schedule.slices)
     if schedule.microbatches >= least:
         return None
     what = f"{schedule.microbatches} microbatches do not fill a pipeline of {plan.pipeline} under {schedule.kind.value}"
+    return Problem(where="plan.schedule.microbatches", what=what, fix=_fill_fix(design, least=least))
+
+
+def microbatches_pair(design: Design) -> Problem | None:
+    """DualPipeV has a microbatch that goes down the ranks and one that comes up for each of them."""
+    plan, schedule = design.plan, design.plan.schedule
+    least = least_microbatches(schedule.kind, pipeline=plan.pipeline)
+    if schedule.kind is not ScheduleKind.DUAL_PIPE_V or schedule.microbatches >= least:
+        return None
+    what = f"{schedule.microbatches} microbatches are not two for each of {plan.pipeline} ranks"
+    what += f" under {schedule.kind.value}"
     return Problem(where="plan.schedule.microbatches", what=what, fix=_fill_fix(design, least=least))
 
 
@@ -261,6 +274,7 @@ DEGREE_RULES = (
     Rule(name="sequence-fits-positions", scope=Scope.PLAN, check=sequence_fits_positions),
     Rule(name="chunks-are-interleaved", scope=Scope.PLAN, check=chunks_are_interleaved),
     Rule(name="table-is-legal", scope=Scope.PLAN, check=table_is_legal),
-    Rule(name="microbatches-fill", scope=Scope.PLAN, check=microbatches_fill),
+    Rule(name="microbatches-fill", scope=Scope.SEARCH, check=microbatches_fill),
+    Rule(name="microbatches-pair", scope=Scope.PLAN, check=microbatches_pair),
     Rule(name="microbatches-round", scope=Scope.PLAN, check=microbatches_round),
 )

@@ -92,7 +92,11 @@ class Axis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockGroup:
-    """Consecutive blocks [start, stop) of the model and what happens to them."""
+    """Consecutive blocks [start, stop) of the model and what happens to them.
+
+    `shards` neighbours among the data parallel ranks divide what `sharding` divides, and the others repeat it; None are
+    those of the shard axis. zero1 over 1 is plain data parallel.
+    """
 
     start: int
     stop: int
@@ -103,6 +107,7 @@ class BlockGroup:
     offload: Offload = Offload.NONE
     precision: Precision = Precision.BF16
     training: Training = Training.ALL
+    shards: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,6 +337,11 @@ class Plan:
     def first_trained_block(self) -> int:
         """The first block that training changes, where backward ends; the number of blocks where it changes none."""
         return next((group.start for group in self.groups if group.training is Training.ALL), self.groups[-1].stop)
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """Over how many data parallel ranks groups are sharded that say so, each number once, in ascending order."""
+        return tuple(sorted({group.shards for group in self.groups if group.shards is not None}))
 
     def passing(self, stage: int) -> float:
         """The share of microbatches that pass stage `stage`."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from meshwright.spec.exchange import exchange_words
+from meshwright.spec.group_words import words_of
 from meshwright.spec.placement_words import placement_words
 
 if TYPE_CHECKING:
@@ -16,10 +16,10 @@ def plan_words(plan: Plan) -> str:
     """`4 devices: pipeline 2 x shard 2 (zero3), 1f1b, 8 microbatches of 1`."""
     group = plan.first_group
     parts = [f"{axis.name.value} {axis.size}" for axis in plan.axes if axis.size > 1]
-    extra = _words_of(plan, "sharding")
+    extra = words_of(plan.groups, "sharding")
     extra += [f"tensor {plan.tensor_grid.value}"] if plan.tensor_grid != "line" else []
     extra += ["sequence parallel"] if group.sequence_parallel else []
-    extra += [f"recompute {words}" for words in _words_of(plan, "recompute")]
+    extra += [f"recompute {words}" for words in words_of(plan.groups, "recompute")]
     extra += [f"{group.offload.value} offloaded"] if group.offload != "none" else []
     extra += [group.precision.value]
     frozen = sum(group.stop - group.start for group in plan.groups if group.training == "frozen")
@@ -43,13 +43,3 @@ def plan_words(plan: Plan) -> str:
     steps = f"{count} microbatch{'' if count == 1 else 'es'} of {plan.microbatch}"
     steps += f", {plan.empty_rows} row{'s' * (plan.empty_rows > 1)} empty" if plan.empty_rows else ""
     return f"{devices}: {layout} ({', '.join(extra)}), {schedule}{chunks}{steps}"
-
-
-def _words_of(plan: Plan, name: str) -> list[str]:
-    """What groups have in field `name`: `full`, or where blocks differ `full in 12 blocks`; nothing of none."""
-    counts: dict[StrEnum, int] = {}
-    for group in plan.groups:
-        kind = getattr(group, name)
-        counts[kind] = counts.get(kind, 0) + group.stop - group.start
-    kinds = [kind for kind in type(getattr(plan.first_group, name)) if kind in counts and kind.value != "none"]
-    return [kind.value + ("" if len(counts) == 1 else f" in {counts[kind]} blocks") for kind in kinds]
