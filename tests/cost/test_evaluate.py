@@ -10,7 +10,7 @@ from meshwright import catalog
 from meshwright.cost import PRECISIONS, SCHEDULES, SHARDINGS, Layout, PlanTable, evaluate
 from meshwright.cost.layouts import count
 from meshwright.cost.machine import machine
-from meshwright.cost.memory import local_parameters
+from meshwright.cost.parameters import local_parameters
 from meshwright.cost.software import software
 from meshwright.spec.cluster import DeviceKind, Precision
 from meshwright.spec.errors import ConfigError

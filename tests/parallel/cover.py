@@ -27,6 +27,7 @@ def choices(draw: Draw) -> dict[str, object]:
         "prefix",
         "factored",
         "shards",
+        "extents",
         "vocab",
         "kv_heads",
         "fewer",

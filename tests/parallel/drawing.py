@@ -49,7 +49,7 @@ def legal(count: int, *, seed: int) -> list[Draw]:
             one = _tabled(replace(one, masks=_masks(one), prefix=_prefix(one), slices=_slices_shared(one)))
             routed = _routed(replace(one, factored=_factored(one)))
             one = _by_means(_few_heads(_uneven(_sharded(_offloaded(_on_grid(routed))))))
-            found[_kept(_unfilled(_counted(one)))] = None
+            found[_over_others(_kept(_unfilled(_counted(one))))] = None
     return sorted(found, key=lambda draw: draw.ranks)
 
 
@@ -168,6 +168,20 @@ def _sharded(draw: Draw) -> Draw:
     end = random.choice(kinds)
     one = replace(draw, shards=(end, *inside, end))
     return draw if len(set(one.shards)) == 1 or refused(one) else one
+
+
+def _over_others(draw: Draw) -> Draw:
+    """Of a third of those that are sharded every block over the shard axis, a part of it or several; by the draw
+    alone."""
+    random, shard = Random(f"extents {draw}"), draw.size(AxisName.SHARD)
+    data = shard * draw.size(AxisName.REPLICATE)
+    others = [n for n in range(1, data + 1) if n != shard and data % n == 0 and (shard % n == 0 or n % shard == 0)]
+    if draw.sharding == Sharding.NONE.value or random.random() > 1 / 3 or not others:
+        return draw
+    inside = [random.choice((0, *others)) for _ in range(draw.layers)]
+    end = random.choice((0, *others))
+    one = replace(draw, extents=(end, *inside, end))
+    return draw if not any(one.extents) or refused(one) else one
 
 
 def _uneven(draw: Draw) -> Draw:

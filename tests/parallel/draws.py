@@ -52,7 +52,8 @@ class Draw:
 
     `axes` are sizes of more than one from the outermost inwards, `bounds` the first block of every stage but the
     first, `recompute` the kind of each layer, `shards` the sharding of each block where they are sharded in unlike
-    ways, `frozen` the blocks that are, `exchange` and `experts` the fields of
+    ways, `extents` over how many ranks where some are over other ones than the shard axis' (0), `frozen` the blocks
+    that are, `exchange` and `experts` the fields of
     Exchange and ExpertGrid in order, `table` the rows of a schedule that is one, `routing` one of models.ROUTINGS or
     the model's own, `kv_heads` likewise, of which 0 is the model's own. There are as many `microbatches` as it says but
     for `fewer` of them. `gradients` travel whole or in a precision of eight bits.
@@ -86,6 +87,7 @@ class Draw:
     tensor_grid: str = "line"
     offload: str = "none"
     shards: tuple[str, ...] = ()
+    extents: tuple[int, ...] = ()
     vocab: int = models.VOCAB
     kv_heads: int = 0
     fewer: int = 0
@@ -111,7 +113,7 @@ class Draw:
 def read(text: str) -> Draw:
     """The draw that `str` wrote."""
     told: dict[str, Any] = json.loads(text)
-    for key in {"bounds", "recompute", "frozen", "exchange", "experts", "table", "shards"} & told.keys():
+    for key in {"bounds", "recompute", "frozen", "exchange", "experts", "table", "shards", "extents"} & told.keys():
         told[key] = tuple(told[key])
     told["axes"] = tuple((name, size) for name, size in told.get("axes", ()))
     return Draw(**told)
@@ -190,7 +192,8 @@ def _groups(draw: Draw, start: int, stop: int) -> Iterator[BlockGroup]:
     recompute."""
     recompute = ("none", *draw.recompute, "none")
     shards = draw.shards or (draw.sharding,) * len(recompute)
-    kinds = [(kind, shards[block], block in draw.frozen) for block, kind in enumerate(recompute)]
+    extents = draw.extents or (0,) * len(recompute)
+    kinds = [(kind, shards[block], extents[block], block in draw.frozen) for block, kind in enumerate(recompute)]
     edges = [start, *(block for block in range(start + 1, stop) if kinds[block] != kinds[block - 1]), stop]
     for first, last in pairwise(edges):
         yield BlockGroup(
@@ -199,6 +202,7 @@ def _groups(draw: Draw, start: int, stop: int) -> Iterator[BlockGroup]:
             tensor=draw.size(AxisName.TENSOR),
             sequence_parallel=draw.sequence_parallel,
             sharding=Sharding(shards[first]),
+            shards=extents[first] or None,
             recompute=Recompute(recompute[first]),
             offload=Offload(draw.offload),
             training=Training.FROZEN if first in draw.frozen else Training.ALL,

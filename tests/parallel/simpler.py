@@ -25,7 +25,7 @@ def _fewer_ranks(draw: Draw) -> Iterator[Draw]:
             axes = (*draw.axes[:index], *kept, *draw.axes[index + 1 :])
             one = replace(draw, axes=axes)
             if one.size(AxisName.SHARD) * one.size(AxisName.CONTEXT) == 1:
-                one = replace(one, sharding="none", shards=())
+                one = replace(one, sharding="none", shards=(), extents=())
             if one.size(AxisName.TENSOR) == 1:
                 one = replace(one, sequence_parallel=False)
             if name == AxisName.TENSOR.value:
@@ -37,8 +37,10 @@ def _fewer_layers(draw: Draw) -> Iterator[Draw]:
     for layers in range(1, draw.layers):
         frozen = tuple(block for block in draw.frozen if block <= layers)
         shards = (*draw.shards[: layers + 1], *draw.shards[-1:])
+        extents = (*draw.extents[: layers + 1], *draw.extents[-1:])
         for recompute in (draw.recompute[:layers], draw.recompute[-layers:]):
-            yield _restaged(replace(draw, layers=layers, recompute=recompute, frozen=frozen, shards=shards))
+            kept = {"recompute": recompute, "frozen": frozen, "shards": shards, "extents": extents}
+            yield _restaged(replace(draw, layers=layers, **kept))
 
 
 def _restaged(draw: Draw) -> Draw:
@@ -57,6 +59,7 @@ def _plainer(draw: Draw) -> Iterator[Draw]:
         "model",
         "exchange",
         "experts",
+        "extents",
         "shards",
         "sharding",
         "sequence_parallel",

@@ -23,7 +23,8 @@ from tests.run import dry_cases
 RUNS = 20
 KINDS = (PowerSgd(rank=2), AcpSgd(rank=2, start_step=3), TopK(share=0.03), DeMo(), OneBit())
 EIGHT_BITS = (Precision.FP8, Precision.INT8)
-FEW = [*FIXED[:7], *(next(filter(lambda draw: getattr(draw, name), FIXED[7:])) for name in ("factored", "shards"))]
+ALONE = ("factored", "shards", "extents")
+FEW = [*FIXED[:7], *(next(filter(lambda draw: getattr(draw, name), FIXED[7:])) for name in ALONE)]
 REST = [ALL[start : start + RUNS] for start in range(0, len(ALL), RUNS)]
 
 

@@ -37,6 +37,7 @@ from tests.search.rule_designs import (
     D,
     compiled,
     constrained,
+    emptied,
     factoring,
     frozen,
     gridded,
@@ -66,6 +67,8 @@ from tests.support.models import with_prefix
 
 EVEN = ((0, 1, 3), (0, 2, 3)) * 4
 PAIRED = Schedule(kind=ScheduleKind.DUAL_PIPE_V, microbatches=2, chunks=2)
+FOUR = Schedule(microbatches=4)
+WIDE = D(pipeline=1, shard=4, schedule=FOUR)
 ANYWHERE = frozenset({Scope.PLAN, Scope.SEARCH, Scope.MEMORY})
 
 
@@ -211,10 +214,26 @@ CASES = {
         lambda: sharded(D(of=samples.model(tied=True), pipeline=1, shard=4), "31111111"),
         "zero1 of a head that is tied to a table of zero3",
     ),
+    "shards-divide": Case(
+        lambda: sharded(WIDE, "31333333", over=".1......"),
+        lambda: sharded(WIDE, "31333333", over=".3......"),
+        "3 ranks neither divide the shard axis of 4 nor are several of it that divide the 4 data parallel ranks (rule "
+        "shards-divide); choose 1 or 2, or leave it out",
+    ),
+    "shards-laid": Case(
+        lambda: sharded(WIDE, "31333333", over=".1......"),
+        lambda: turned(sharded(D(pipeline=1, replicate=2, schedule=FOUR), "31333333", over=".1......")),
+        "a group over ranks of its own in a plan with axes in another order",
+    ),
     "precision-known": Case(
         lambda: D(precision=Precision.FP32), lambda: D(precision=Precision.FP8), "device has no fp8 arithmetic"
     ),
     "batch-is-asked": Case(D, lambda: D(microbatch=1), "are 16 sequences, and the job's batch is 32"),
+    "empty-rows-are-last": Case(
+        lambda: emptied(D(), 1),
+        lambda: emptied(D(), 2),
+        "2 empty rows of 2 data ranks with 16 rows each (rule empty-rows-are-last); choose 0 to 1",
+    ),
     "sequence-fits-positions": Case(
         lambda: D(of=samples.model(positions=128)),
         lambda: D(of=samples.model(positions=64)),
@@ -368,6 +387,11 @@ CASES = {
     ),
     "runtime-towers": Case(
         D, lambda: D(of=replace(samples.model(), towers=(Tower(name="vision", parameters=1000),))), "vision"
+    ),
+    "runtime-empty-rows": Case(
+        lambda: emptied(D(), 1),
+        lambda: emptied(D(of=samples.model(layer=samples.mixture_layer())), 1),
+        "routers of experts would count rows that have no sequence",
     ),
     **COMPRESSION_CASES,
     **ELASTIC_CASES,

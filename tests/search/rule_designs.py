@@ -41,6 +41,12 @@ def planned(design: Design, **fields: object) -> Design:
     return replace(design, plan=replace(design.plan, **fields))
 
 
+def emptied(design: Design, rows: int) -> Design:
+    """The same with so many rows without a sequence, and a job that asks for the others."""
+    plan = replace(design.plan, empty_rows=rows)
+    return replace(design, plan=plan, job=replace(design.job, batch_tokens=plan.read_tokens))
+
+
 def factoring(design: Design, *, steps: int = 100, **fields: Any) -> Design:
     """One that is to become low rank, of so many steps."""
     tokens = steps * design.job.batch_tokens

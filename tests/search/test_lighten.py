@@ -124,3 +124,34 @@ def test_nothing_is_lightened_where_nothing_is_computed_again_or_nothing_fits() 
     assert lightened([uniform(squeezed(0.5), Recompute.NONE)]) == [[]]
     tiny = replace(squeezed(0.5), cluster=samples.cluster(samples.nodes(of=samples.device(memory_bytes=2**16))))
     assert lightened([tiny]) == [[]]
+
+
+def over_nodes(share: float) -> Design:
+    """A design that fits where all blocks are divided over two nodes of four, with `share` of the room that they would
+    need over one, between which the network is slow."""
+    made = samples.design(of=LARGE, pipeline=1, tensor=1, shard=8, sharding=Sharding.PARAMETERS, microbatch=1)
+    made = replace(made, plan=replace(made.plan, schedule=replace(made.plan.schedule, microbatches=4)))
+    nodes = samples.nodes(num_nodes=2, devices_per_node=4)
+    wide, near = (
+        cost.predict(replace(entry, cluster=samples.cluster(nodes))).peak_bytes
+        for entry in (made, sharded(made, "3" * 12, over="4" * 12))
+    )
+    assert wide < near
+    short = samples.device(memory_bytes=(wide + share * (near - wide)) / 0.94)
+    nodes = replace(nodes, device=short, nic=replace(nodes.nic, bandwidth=nodes.inside.bandwidth / 100))
+    return replace(made, cluster=samples.cluster(nodes))
+
+
+def test_as_few_blocks_leave_their_node_as_memory_asks_for() -> None:
+    design = over_nodes(0.5)
+    before = cost.predict(design)
+    found = [entry for entry in lightened([design])[0] if entry[0].plan.extents]
+    best, report = min(found, key=lambda entry: entry[1].step_seconds)
+    assert before.fits
+    assert report.fits
+    assert report.step_seconds < 0.99 * before.step_seconds
+    assert {group.shards for group in best.plan.groups} == {None, 4}
+    assert check(best, scopes=frozenset({Scope.PLAN, Scope.RUNTIME})) == ()
+    assert "zero3 over 4 in" in best.plan.describe()
+    held = replace(design, job=replace(design.job, constraints=Constraints(fix={"shard": 8})))
+    assert not any(made.plan.extents for made, _ in lightened([held])[0])

@@ -147,12 +147,14 @@ def frozen(entry: Design, blocks: frozenset[int]) -> Design:
     return replace(entry, plan=replace(entry.plan, stages=stages))
 
 
-def sharded(entry: Design, word: str) -> Design:
-    """The same, what is sharded of every block as ZeRO of its digit in `word` does, 0 none; every block is a group of
-    its own."""
+def sharded(entry: Design, word: str, *, over: str = "") -> Design:
+    """The same, what is sharded of every block as ZeRO of its digit in `word` does, 0 none, `over` as many ranks as its
+    digit there says, those of the shard axis where that is a dot; every block is a group of its own."""
 
     def alone(group: BlockGroup, block: int) -> BlockGroup:
-        return replace(group, start=block, stop=block + 1, sharding=list(Sharding)[int(word[block])])
+        shards = None if not over or over[block] == "." else int(over[block])
+        sharding = list(Sharding)[int(word[block])]
+        return replace(group, start=block, stop=block + 1, sharding=sharding, shards=shards)
 
     stages = tuple(
         replace(stage, groups=tuple(alone(g, block) for g in stage.groups for block in range(g.start, g.stop)))

@@ -13,11 +13,11 @@ from meshwright.cost.copied_heads import heads_of, summed_copies
 from meshwright.cost.layouts import Backward, LayoutArrays
 from meshwright.cost.longest_path import Path
 from meshwright.cost.machine import Machine
-from meshwright.cost.memory import grid_parameters, local_parameters, owned_parameters, trained_of
 from meshwright.cost.microbatch import Each, microbatch
 from meshwright.cost.offload import away_seconds, optimizes_away
 from meshwright.cost.optimizers import Optimized, passed_bytes, update_seconds
 from meshwright.cost.overlap import LINKS, Slack
+from meshwright.cost.parameters import grid_parameters, local_parameters, owned_of, trained_of
 from meshwright.cost.pipeline import RankSeconds, Shape, makespan
 from meshwright.cost.software import software
 from meshwright.cost.synchronize import bucketed
@@ -239,7 +239,7 @@ def _once(
             sizes=entry.sizes,
             contention=entry.contention,
         )
-        owned = owned_parameters(table, parameters, apart)
+        owned = owned_of(table, changed, arrays=arrays, counts=counts, model=model)
         optimized = Optimized(table=table, arrays=arrays, counts=counts, model=model, spec=job.optimizer)
         small = compressed_seconds(
             optimized,
@@ -290,10 +290,11 @@ def _halves(table: PlanTable, entry: Machine, *, arrays: LayoutArrays, counts: F
 def _copies(table: PlanTable, entry: Machine, *, arrays: LayoutArrays, counts: FloatArray) -> FloatArray:
     """Of key-value heads alone: those of one number together, as the runtime sums them."""
     sent: dict[int, FloatArray] = {}
-    each_shard = entry.sizes.master / np.where(table.sharding > 0, table.divided, 1.0)
     for index, kind in enumerate(arrays.kinds):
         elements, heads = summed_copies(kind.block, table), heads_of(kind.block)
         if elements is not None and heads is not None and kind.backward is Backward.WHOLE:
+            rows = kind.rows(table)
+            each_shard = entry.sizes.master / np.where(rows.sharding > 0, rows.divided, 1.0)
             more = counts[..., index] * (elements * each_shard)[:, None]
             sent[heads] = sent.get(heads, np.zeros(counts.shape[:2])) + more
     found = np.zeros(counts.shape[:2])

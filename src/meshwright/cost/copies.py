@@ -145,14 +145,16 @@ def copied_bytes(
 ) -> FloatArray:
     """What copies take of the memory of every rank, which has `owned` parameters, `moments` bytes of an optimizer's
     state and what learners that `met` keep; all of shape (rows, ranks). It keeps as much again of its neighbour where
-    no other rank has the same, or no other host where there are several, of `per_node` ranks. Under torchft it is one
-    copy, while a replica that comes is given it.
+    no other rank has the same of the blocks that most ranks divide, or no other host where there are several, of
+    `per_node` ranks. Under torchft it is one copy, while a replica that comes is given it.
     """
     if not job.elastic.on:
         return np.zeros_like(owned)
     if job.elastic.by_torchft:
         return np.asarray(owned * state_bytes(table).master[:, None] + moments)
-    same = table.replicate * np.where(table.sharding == 0, table.shard * table.context, 1)
+    told = np.array([max((p.shards for p in layout.policies), default=0) for layout in table.layouts])[table.layout]
+    fewest = table.data // np.maximum(told, table.shard)
+    same = np.where(table.sharding == 0, table.data * table.context, fewest)
     inside = table.replicate * table.shard * table.context * table.tensor <= per_node
     sole = ((same == 1) | (inside & (table.world > per_node))) & (table.world > 1)
     sides = np.where(sole, 2.0, 1.0)[:, None]

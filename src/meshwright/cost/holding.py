@@ -159,7 +159,7 @@ class Holdings:
 
     @cached_property
     def _shards(self) -> list[Shards]:
-        return shards(self.arrays.kinds, self.table)
+        return shards(self.arrays.kinds, self.blocks, self.table)
 
     @cached_property
     def unlike(self) -> BoolArray:

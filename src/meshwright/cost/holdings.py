@@ -17,7 +17,7 @@ from meshwright.cost.grid_places import Dims, divided_dims
 from meshwright.spec.blocks import Block
 from meshwright.spec.cluster import Precision
 from meshwright.spec.optimizer import Adafactor, Master, Moments, Muon, Optimizer, OptimizerSpec, Sgd, treatment
-from meshwright.spec.plan import AxisName, Design, Plan, Sharding, Stage, TensorGrid
+from meshwright.spec.plan import AxisName, BlockGroup, Design, Plan, Sharding, Stage, TensorGrid
 from meshwright.spec.tensors import ParameterTensor, prefix, states, tensors
 
 PARAMETERS, OPTIMIZER = "model.", "optimizer."
@@ -212,20 +212,23 @@ class _Maker:
             if index in self._plan.frozen_blocks:
                 self.untrained.update(before + entry.name for entry in tensors(block))
             for entry in tensors(block):
-                self._add(before + entry.name, entry, stage, block=block)
+                self._add(before + entry.name, entry, stage, index=index)
             for state in states(block):
                 self.untrained.add(before + state.name)
-                self._add(before + state.name, _Entry(shape=state.shape), stage, block=block)
+                self._add(before + state.name, _Entry(shape=state.shape), stage, index=index)
         if self._model.head.tied and stage.stop == len(self._model.blocks) and stage.start > 0:
-            self._add(_TABLE, tensors(self._model.embedding)[0], stage, block=self._model.embedding)
+            self._add(_TABLE, tensors(self._model.embedding)[0], stage, index=0)
 
-    def _add(self, name: str, entry: _Entry | ParameterTensor, stage: Stage, *, block: Block) -> None:
+    def _add(self, name: str, entry: _Entry | ParameterTensor, stage: Stage, *, index: int) -> None:
+        """An `entry` of block `index`; what a stage has of a block that is not its own lies as its last group does."""
+        block = self._model.blocks[index]
         ranks = [rank for rank, place in enumerate(self._places) if place.stage == stage.rank]
         dims = self._dims(name, entry, block)
         copies = 1
         if isinstance(entry, ParameterTensor) and self._plan.tensor_grid is TensorGrid.LINE:
             copies = entry.copies(self._plan.tensor)
-        places, parts = self._parts(entry, stage, ranks, dims=dims, copies=copies)
+        group = next((group for group in stage.groups if group.start <= index < group.stop), stage.groups[-1])
+        places, parts = self._parts(entry, group, ranks, dims=dims, copies=copies)
         before = self.found.get(name)
         if before is not None:
             places, parts = {**self.places[name], **places}, {**before.parts, **parts}
@@ -241,17 +244,18 @@ class _Maker:
         return divided_dims(name, block=block, grid=self._plan.tensor_grid)
 
     def _parts(
-        self, entry: _Entry | ParameterTensor, stage: Stage, ranks: list[int], *, dims: Dims, copies: int
+        self, entry: _Entry | ParameterTensor, group: BlockGroup, ranks: list[int], *, dims: Dims, copies: int
     ) -> _Parts:
-        shards = stage.groups[0].sharding is not Sharding.NONE and not isinstance(entry, _Entry)
+        divides = group.sharding is not Sharding.NONE and not isinstance(entry, _Entry)
+        shards = (self._plan.shard if group.shards is None else group.shards) if divides else 0
         gridded = self._plan.experts is not None and isinstance(entry, ParameterTensor) and entry.grid
-        key = (entry.shape, dims, copies, gridded, shards, stage.rank)
+        key = (entry.shape, dims, copies, gridded, shards, ranks[0])
         if key not in self._known:
             boxes = {}
             for rank in ranks:
                 place = self._places[rank]
                 boxes[self._processes[rank]] = (
-                    _on_grid(entry.shape, dims, place=place, plan=self._plan, shards=shards)
+                    _on_grid(entry.shape, dims, place=place, plan=self._plan, shards=divides)
                     if gridded
                     else _dense(entry.shape, dims, copies=copies, place=place, plan=self._plan, shards=shards)
                 )
@@ -268,11 +272,12 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Where a rank stands: its pipeline rank, its shard of the dense parts, along each direction of the tensor ranks,
-    and on the grid of experts its shard, expert and tensor rank."""
+    """Where a rank stands: its pipeline rank, its data parallel and its context rank, along each direction of the
+    tensor ranks, and on the grid of experts its shard, expert and tensor rank."""
 
     stage: int
-    shard: int
+    data: int
+    context: int
     tensor: tuple[int, ...]
     grid: tuple[int, int, int]
 
@@ -292,7 +297,8 @@ def _places(plan: Plan) -> list[_Place]:
         found.append(
             _Place(
                 stage=stage,
-                shard=place.get(AxisName.SHARD, 0) * plan.context + place.get(AxisName.CONTEXT, 0),
+                data=place.get(AxisName.REPLICATE, 0) * plan.shard + place.get(AxisName.SHARD, 0),
+                context=place.get(AxisName.CONTEXT, 0),
                 tensor=_directions(place.get(AxisName.TENSOR, 0), plan),
                 grid=(inside % held[0], expert, slice_),
             )
@@ -317,13 +323,16 @@ def _directions(tensor: int, plan: Plan) -> tuple[int, ...]:
     return tuple(reversed(found))
 
 
-def _dense(shape: tuple[int, ...], dims: Dims, *, copies: int, place: _Place, plan: Plan, shards: bool) -> Box:
-    """The part of a rank; `copies` tensor ranks in a row have the same."""
+def _dense(shape: tuple[int, ...], dims: Dims, *, copies: int, place: _Place, plan: Plan, shards: int) -> Box:
+    """The part of a rank; `copies` tensor ranks in a row have the same, and `shards` data parallel ranks divide it, 0
+    where none do."""
     box, side = whole(shape), plan.tensor_grid.side(plan.tensor)
     for dim, index in zip(dims, place.tensor, strict=False):
         if dim is not None:
             box = box.cut(dim, index=index // copies, ways=side // copies)
-    return box.cut(0, index=place.shard, ways=plan.shard * plan.context) if shards else box
+    if not shards:
+        return box
+    return box.cut(0, index=place.data % shards * plan.context + place.context, ways=shards * plan.context)
 
 
 def _on_grid(shape: tuple[int, ...], dims: Dims, *, place: _Place, plan: Plan, shards: bool) -> Box:

@@ -11,21 +11,30 @@ _RECOMPUTES, _OFFLOADS, _SHARDINGS = tuple(Recompute), tuple(Offload), tuple(Sha
 
 
 class Policy(NamedTuple):
-    """What is done with one block, as indexes into RECOMPUTES, OFFLOADS and SHARDINGS."""
+    """What is done with one block, as indexes into RECOMPUTES, OFFLOADS and SHARDINGS; `shards` as of its group, 0
+    those of the row."""
 
     recompute: int
     offload: int
     sharding: int
+    shards: int = 0
 
     @classmethod
     def of(cls, group: BlockGroup) -> Policy:
         recompute, offload = _RECOMPUTES.index(group.recompute), _OFFLOADS.index(group.offload)
-        return cls(recompute=recompute, offload=offload, sharding=_SHARDINGS.index(group.sharding))
+        sharding = _SHARDINGS.index(group.sharding)
+        return cls(recompute=recompute, offload=offload, sharding=sharding, shards=group.shards or 0)
 
     def given(self, group: BlockGroup) -> BlockGroup:
         """`group` with this done to its blocks."""
         recompute, offload = _RECOMPUTES[self.recompute], _OFFLOADS[self.offload]
-        return replace(group, recompute=recompute, offload=offload, sharding=_SHARDINGS[self.sharding])
+        sharding, shards = _SHARDINGS[self.sharding], self.shards or None
+        return replace(group, recompute=recompute, offload=offload, sharding=sharding, shards=shards)
+
+
+def sharded_unlike(policies: tuple[Policy, ...]) -> bool:
+    """Whether blocks under `policies` are sharded in unlike ways, or over other ranks than the row's."""
+    return len({policy.sharding for policy in policies}) > 1 or any(policy.shards for policy in policies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +59,8 @@ class Layout:
 
     @property
     def shards_unlike(self) -> bool:
-        """Whether blocks differ in what is sharded of them."""
-        return len({policy.sharding for policy in self.policies}) > 1
+        """Whether blocks differ in what is sharded of them, or over how many ranks."""
+        return sharded_unlike(self.policies)
 
     @property
     def pipeline(self) -> int:

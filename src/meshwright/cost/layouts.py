@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from meshwright.cost.layout import Layout, Policy
+from meshwright.cost.layout import Layout, Policy, sharded_unlike
 from meshwright.cost.table import BoolArray, IntArray, PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.model import Block, Layer, ModelSpec
@@ -24,19 +24,29 @@ class Backward(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A distinct block under a distinct policy, indexes as in the table; None takes the row's own."""
+    """A distinct block under a distinct policy, indexes as in the table; None takes the row's own.
+
+    `shards` is over how many data parallel ranks it is sharded.
+    """
 
     block: Block
     recompute: int | None = None
     offload: int | None = None
     sharding: int | None = None
+    shards: int | None = None
     backward: Backward = Backward.WHOLE
 
     def rows(self, table: PlanTable) -> PlanTable:
-        """`table` with what is sharded of such a block; nothing is where a row has no ranks to shard over."""
+        """`table` as though all blocks were sharded as such a block is; nothing is where a row has no ranks to shard
+        over."""
         if self.sharding is None:
             return table
-        return replace(table, sharding=np.where(table.sharding > 0, self.sharding, 0))
+        sharded = table.sharding > 0
+        found = replace(table, sharding=np.where(sharded, self.sharding, 0))
+        if self.shards is None:
+            return found
+        replicate = np.where(sharded, np.maximum(table.data // self.shards, 1), table.replicate)
+        return replace(found, replicate=replicate, shard=np.where(sharded, self.shards, table.shard))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +129,7 @@ def _treated(layout: Layout) -> _Treated:
 def _kinds(model: ModelSpec, treated: _Treated) -> list[Kind]:
     """The kind of every block; only layers are computed again or kept away by themselves."""
     policies, frozen = treated
-    unlike = len({policy.sharding for policy in policies}) > 1
+    unlike = sharded_unlike(policies)
     first = next((index for index in range(len(model.blocks)) if index not in frozen), len(model.blocks))
     found = []
     for index, block in enumerate(model.blocks):
@@ -128,7 +138,7 @@ def _kinds(model: ModelSpec, treated: _Treated) -> list[Kind]:
         if policies and isinstance(block, Layer):
             kind = replace(kind, recompute=policies[index].recompute, offload=policies[index].offload)
         if unlike:
-            kind = replace(kind, sharding=policies[index].sharding)
+            kind = replace(kind, sharding=policies[index].sharding, shards=policies[index].shards or None)
         found.append(kind)
     return found
 

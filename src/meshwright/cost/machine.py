@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from meshwright.cost.kinds import BlockSeconds, combine, price_block
 from meshwright.cost.layouts import Kind
-from meshwright.cost.links import RoundLinks, copy_links, lay_links
+from meshwright.cost.links import RoundLinks, copy_links, data_links, lay_links
 from meshwright.cost.network import Linear, collective, send, send_inside
 from meshwright.cost.optimizers import UpdateRates, update_rates
 from meshwright.cost.overlap import Contention
-from meshwright.cost.placement import distinct, ring, strides
+from meshwright.cost.placement import distinct, ring, site_links, strides
 from meshwright.cost.processor import Sharing, share
 from meshwright.cost.software import Software
 from meshwright.cost.states import StateBytes, state_bytes
@@ -73,12 +73,16 @@ def machine(
         price_block, group=group, software=software, links=links.layer, slow=sharing.lockstep, speed=sharing.speed
     )
     blocks = [priced(kind, rows, combination) for kind, rows in zip(kinds, tables, strict=True)]
+    over: dict[int | None, DataLinks] = {None: links.data}
+    for kind, rows in zip(kinds, tables, strict=True):
+        if kind.shards not in over:
+            over[kind.shards], _ = data_links(rows, group=group, cluster=cluster, software=software)
     syncs = [
         synchronize(
             block,
             rows,
             sizes=sizes,
-            links=links.data,
+            links=over[kind.shards],
             experts=links.expert_data,
             contention=contention,
             software=software,
@@ -123,9 +127,10 @@ def hops(
         around = ring(alike, (AxisName.TENSOR,), group=group, cluster=cluster)
         joined = collective(Collective.ALL_GATHER, around, group=group, cluster=cluster).take(inverse).seconds(size)
         gather = np.where(table.sequence_parallel, 0.0, joined)
-    beyond = cluster.wide_area
     wide = far.seconds(size / split) + gather
-    if beyond is not None:
+    if between := [link for link in site_links(cluster) if link is not None]:
+        slowest = min(between, key=lambda link: link.achieved)
+        beyond = replace(slowest, latency_seconds=max(link.latency_seconds for link in between))
         over = send(beyond, senders=apart.astype(np.float64), adapters=1.0)
         wide = over.seconds(size / split) + gather
     return near.seconds(size / split) + gather, far.seconds(size / split) + gather, wide

@@ -8,21 +8,21 @@ from functools import partial
 
 import numpy as np
 
-from meshwright.cost.block_bytes import BlockBytes, Holds
+from meshwright.cost.block_bytes import Holds
 from meshwright.cost.compression import compression_bytes
 from meshwright.cost.copies import copied_bytes
 from meshwright.cost.fixed_buffers import fixed_bytes, shared_bytes
 from meshwright.cost.holding import Holdings, collect
-from meshwright.cost.layouts import Backward, Kind, LayoutArrays
+from meshwright.cost.layouts import LayoutArrays
 from meshwright.cost.moments import heaviest_moment
 from meshwright.cost.offload import keeps_parameters_away, optimizes_away, overflow
 from meshwright.cost.optimizers import Optimized, kept_bytes, step_bytes
+from meshwright.cost.parameters import Shared, local_parameters, owned_of, sharded_as, trained_of, untrained
 from meshwright.cost.pipeline import Shape, held
 from meshwright.cost.round_memory import RoundBytes, round_bytes
 from meshwright.cost.software import software
 from meshwright.cost.states import ZERO1, ZERO2, Local, state_bytes, states, without_parameters
 from meshwright.cost.table import IntArray, PlanTable
-from meshwright.cost.vocabulary import table_elements
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import NodeGroup
 from meshwright.spec.job import JobSpec
@@ -140,10 +140,10 @@ def _local(
     """Parameters of every rank and what the optimizer keeps of those of `changed` blocks, which are trained."""
     whole = local_parameters(table, blocks, arrays=arrays, counts=counts, model=model)
     trained = local_parameters(table, changed, arrays=arrays, counts=counts, model=model)
-    trained_owned = owned_parameters(table, trained, grid_parameters(table, changed, counts=counts))
+    trained_owned = owned_of(table, changed, arrays=arrays, counts=counts, model=model)
     among = partial(sharded_as, table=table, arrays=arrays, counts=counts, model=model)
     summed = among([ZERO1], all_=Shared(whole=trained, owned=trained_owned), blocks=changed)
-    owned = owned_parameters(table, whole, grid_parameters(table, blocks, counts=counts))
+    owned = owned_of(table, blocks, arrays=arrays, counts=counts, model=model)
     optimized = Optimized(table=table, arrays=arrays, counts=counts, model=model, spec=job.optimizer)
     return Local(
         whole=whole,
@@ -207,9 +207,8 @@ def _passing_host(
     """Elements of gradients on their way through the host's memory, shape (rows, ranks): of an optimizer there those
     that step together, embeddings or all else; of parameters there those that are added to a block's."""
     apart = [isinstance(kind.block, Embedding) for kind in arrays.kinds]
-    rest = [_untrained(block) if alone else block for block, alone in zip(changed, apart, strict=True)]
-    whole = local_parameters(table, rest, arrays=arrays, counts=counts, model=model)
-    others = owned_parameters(table, whole, grid_parameters(table, rest, counts=counts))
+    rest = [untrained(block) if alone else block for block, alone in zip(changed, apart, strict=True)]
+    others = owned_of(table, rest, arrays=arrays, counts=counts, model=model)
     several = (table.microbatches > 1)[:, None]
     added = np.where(several, _largest_block(local, changed, counts=counts), 0.0)
     return np.where(keeps_parameters_away(table)[:, None], added, np.maximum(others, local.trained_owned - others))
@@ -223,132 +222,6 @@ def _away(blocks: Sequence[Holds], *, counts: Mapping[str, FloatArray], shape: S
     each = np.stack([block.bytes.away + np.zeros(len(zeros)) for block in blocks], axis=1)[:, None, :]
     names = ("first", "last", "total")
     return held(shape, **{name: (counts[name][..., :-1] * each).sum(axis=2) for name in names})
-
-
-def trained_of(blocks: Sequence[Holds], *, kinds: Sequence[Kind]) -> list[Holds]:
-    """The blocks as though those that are not trained had no parameters."""
-    return [
-        block if kind.backward is Backward.WHOLE else _untrained(block)
-        for kind, block in zip(kinds, blocks, strict=True)
-    ]
-
-
-def _untrained(block: Holds) -> Holds:
-    return _of(block, 0.0)
-
-
-def _of(block: Holds, share: FloatArray | float) -> Holds:
-    """The block as though it had only `share` of its parameters, by row."""
-    parameters, experts = block.parameters * share, block.expert_parameters * share
-    return _Less(bytes=block.bytes, parameters=parameters, expert_parameters=experts)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Less:
-    bytes: BlockBytes
-    parameters: FloatArray
-    expert_parameters: FloatArray
-
-
-def local_parameters(
-    table: PlanTable,
-    blocks: Sequence[Holds],
-    *,
-    arrays: LayoutArrays,
-    counts: Mapping[str, FloatArray],
-    model: ModelSpec,
-) -> FloatArray:
-    """Parameters of every rank after tensor division and before sharding, shape (rows, ranks).
-
-    A tied head away from its embedding holds a copy of the matrix; towers live with the embedding.
-    """
-    total = counts["total"]
-    values = np.stack([block.parameters for block in blocks], axis=1)
-    parameters = np.einsum("nrk,nk->nr", total[..., :-1], values)
-    copied = _copied_tables(table, blocks, arrays=arrays, counts=counts, model=model)
-    parameters = parameters if copied is None else parameters + copied
-    embeds = arrays.of(model.embedding, total)
-    return np.asarray(parameters + embeds * float(sum(tower.parameters for tower in model.towers)))
-
-
-def _copied_tables(
-    table: PlanTable,
-    blocks: Sequence[Holds],
-    *,
-    arrays: LayoutArrays,
-    counts: Mapping[str, FloatArray],
-    model: ModelSpec,
-) -> FloatArray | None:
-    """Parameters of tied heads' copies of the matrix, away from their embedding; None where it has none."""
-    of_table = next(b for k, b in zip(arrays.kinds, blocks, strict=True) if k.block == model.embedding)
-    if not (model.head.tied and of_table.parameters.any()):
-        return None
-    embeds, heads = (arrays.of(block, counts["total"]) for block in (model.embedding, model.head))
-    return np.maximum(heads - embeds, 0.0) * table_elements(model.head, table)[:, None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
-    """Parameters of every rank that are sharded in one of some ways, shape (rows, ranks): `whole` before it, and those
-    `owned` after it."""
-
-    whole: FloatArray
-    owned: FloatArray
-
-
-def sharded_as(
-    ways: Sequence[int],
-    *,
-    all_: Shared,
-    table: PlanTable,
-    blocks: Sequence[Holds],
-    arrays: LayoutArrays,
-    counts: Mapping[str, FloatArray],
-    model: ModelSpec,
-) -> Shared:
-    """Of parameters of every rank, `all_` of which are of `blocks`, those of blocks that are sharded in one of these
-    `ways`, indexes into SHARDINGS."""
-    if all(kind.sharding is None for kind in arrays.kinds):
-        those = np.isin(table.sharding, ways)[:, None]
-        return Shared(whole=np.where(those, all_.whole, 0.0), owned=np.where(those, all_.owned, 0.0))
-    chosen = [np.isin(kind.rows(table).sharding, ways).astype(np.float64) for kind in arrays.kinds]
-    held = [_of(block, share) for block, share in zip(blocks, chosen, strict=True)]
-    whole = np.einsum("nrk,nk->nr", counts["total"][..., :-1], np.stack([each.parameters for each in held], axis=1))
-    copied = _copied_tables(table, blocks, arrays=arrays, counts=counts, model=model)
-    if copied is not None:
-        heads = [index for index, kind in enumerate(arrays.kinds) if kind.block == model.head]
-        whole = whole + copied * sum(np.where(counts["total"][..., k] > 0, chosen[k][:, None], 0.0) for k in heads)
-    return Shared(whole=whole, owned=owned_parameters(table, whole, grid_parameters(table, held, counts=counts)))
-
-
-def grid_parameters(table: PlanTable, blocks: Sequence[Holds], *, counts: Mapping[str, FloatArray]) -> FloatArray:
-    """Of `local_parameters`, those that lie on a grid of experts, shape (rows, ranks)."""
-    if not table.on_grid.any():
-        return np.zeros(counts["total"].shape[:2])
-    values = np.stack([np.where(table.on_grid, block.expert_parameters, 0.0) for block in blocks], axis=1)
-    return np.asarray(np.einsum("nrk,nk->nr", counts["total"][..., :-1], values))
-
-
-def owned_parameters(table: PlanTable, parameters: FloatArray, apart: FloatArray) -> FloatArray:
-    """Parameters of every rank after sharding: `apart` are over other ranks than the rest, shape (rows, ranks)."""
-    sharded = table.sharding > 0
-    dense = np.where(sharded, table.divided, 1)[:, None]
-    experts = np.where(sharded, table.expert_divided, 1)[:, None]
-    return np.asarray((parameters - apart) / dense + apart / experts)
-
-
-def sent_parameters(
-    table: PlanTable,
-    blocks: Sequence[Holds],
-    *,
-    arrays: LayoutArrays,
-    counts: Mapping[str, FloatArray],
-    model: ModelSpec,
-) -> FloatArray:
-    """What every rank owns of trained parameters, which it sends where it is a learner's; shape (rows, ranks)."""
-    changed = trained_of(blocks, kinds=arrays.kinds)
-    parameters = local_parameters(table, changed, arrays=arrays, counts=counts, model=model)
-    return owned_parameters(table, parameters, grid_parameters(table, changed, counts=counts))
 
 
 def _in_layers(blocks: Sequence[Holds], *, arrays: LayoutArrays, counts: Mapping[str, FloatArray]) -> FloatArray:

@@ -29,7 +29,7 @@ class EagerMoments:
         self.sharded, self.sums_whole, self.divided = setting.sharded, setting.sums_whole, setting.divided
         self.gathered, self.dropped = setting.gathered, setting.dropped
         self.narrow, self.copied, self.splits = setting.narrow, setting.copied, setting.splits
-        self.received = 1.0 if kind is DeviceKind.CPU else 0.0
+        self.received: FloatArray | float = 1.0 if kind is DeviceKind.CPU else 0.0
 
     def backward(self, at: Beside) -> Iterator[Moment]:
         """The head's moments where a stage has one, layers', and the table's."""
@@ -202,13 +202,13 @@ class EagerMoments:
     ) -> FloatArray:
         """Bytes of a unit whose gradients are reduced, beside sums that are whole: as backward gave them beside the
         copy that is sent, then that copy beside this rank's part and, on processors, what is received. A parameter
-        that is `alone` in its unit has its gradient until then (FSDP2 lets go of all but the last). Halves of
-        backwards give it in the precision that travels. Where sums are whole until a stage `ends`, gradients are added
-        to them or, the `latest` parameter's last, become them.
+        that is `alone` in its unit has its gradient until then (FSDP2 lets go of all but the last, and of all where one
+        rank has the whole). Halves of backwards give it in the precision that travels. Where sums are whole until a
+        stage `ends`, gradients are added to them or, the `latest` parameter's last, become them.
         """
         if not self.sharded.any():
             return np.zeros_like(parameters)
-        summed = at.sums & self.sums_whole
+        summed, alone = at.sums & self.sums_whole, alone & (self.divided > 1.0)
         given = np.where(summed, 0.0, np.where(self.splits, self.reduced, self.compute))
         gone = np.where(summed, np.where(alone, 0.0, self.reduced), 0.0)
         sent = self.reduced * (1.0 + self.received + 1.0 / self.divided) + np.where(alone, given, 0.0) - gone

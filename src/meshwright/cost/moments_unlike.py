@@ -16,7 +16,7 @@ import numpy as np
 from meshwright.cost.holding import Moment, StageHeld
 from meshwright.cost.moments_eager import EagerMoments, Told
 from meshwright.cost.peak_parts import Beside
-from meshwright.cost.unlike import LayerRun, Unlike
+from meshwright.cost.unlike import End, LayerRun, Unlike
 from meshwright.cost.work import FloatArray
 
 _OF_LAYER = ("working", "ending", "mixing", "largest", "largest_made", "largest_kept", "closing", "formed")
@@ -39,7 +39,7 @@ class UnlikeMoments(EagerMoments):
     def backward(self, at: Beside) -> Iterator[Moment]:
         """The head's moments where a stage has one, those of every run of layers, and the table's."""
         stage, unlike = at.stage, _of(at.stage)
-        head = self._under(frees=unlike.head_frees, sums=unlike.head_sums)
+        head = self._under(unlike.head)
         buffers = self.fixed + at.sends + self._root(stage)
         told = Told(at, buffers, grown=head._grown(at), freed=head._freed(at))
         if at.follows is not None:
@@ -59,11 +59,11 @@ class UnlikeMoments(EagerMoments):
         )
         buffers = buffers + np.where(stage.tied > 0.0, self.compute * stage.head_made, 0.0)
         for run, after in zip(unlike.runs, self._after(stage), strict=True):
-            own = self._under(frees=run.frees, sums=run.sums)
+            own = self._under(run)
             yield from own._run(at, run, behind, after=after, buffers=buffers)
             behind = own._passed(at, run, behind)
         if stage.embedding.any() or stage.tied.any():
-            table = self._under(frees=unlike.table_frees, sums=unlike.table_sums)
+            table = self._under(unlike.table)
             root = head if stage.tied.any() else table
             yield root._end(at, behind, buffers=self.fixed + at.sends + self._root(stage))
 
@@ -115,11 +115,14 @@ class UnlikeMoments(EagerMoments):
         last = replace(at, stage=stage, gradients=at.gradients + behind.grown, freed=at.freed + behind.freed)
         return self._table(last, Told(last, buffers, grown=self._grown(at), freed=self._freed(at)))
 
-    def _under(self, *, frees: FloatArray, sums: FloatArray) -> UnlikeMoments:
-        """The same of blocks whose parameters are freed between passes or not, and gradients summed whole or not."""
+    def _under(self, way: LayerRun | End) -> UnlikeMoments:
+        """The same of blocks that are sharded so. Where one rank has all of a block, FSDP2 divides a copy of its
+        gradients by one beside those that it sends."""
         found = copy(self)
-        found.gathered, found.dropped = self.compute * frees, self.compute * (1.0 - frees)
-        found.sums_whole = sums > 0.0
+        found.gathered, found.dropped = self.compute * way.frees, self.compute * (1.0 - way.frees)
+        found.sums_whole, found.divided = way.sums > 0.0, np.maximum(way.ranks, 1.0)
+        found.received = np.where(found.divided > 1.0, self.received, 1.0)
+        found.found = replace(self.found, share=np.where(self.found.share > 0.0, way.share, 0.0))
         return found
 
     def _flies(self, at: Beside) -> FloatArray:
@@ -129,7 +132,7 @@ class UnlikeMoments(EagerMoments):
     def _after(self, stage: StageHeld) -> list[FloatArray]:
         """Bytes of the unit that is gathered ahead in the last layer of every run."""
         unlike, found = _of(stage), []
-        bytes_ = np.where(self._in_root(stage), 0.0, self.compute * unlike.table_frees * stage.embedding)
+        bytes_ = np.where(self._in_root(stage), 0.0, self.compute * unlike.table.frees * stage.embedding)
         for run in reversed(unlike.runs):
             found.append(bytes_)
             bytes_ = np.where(run.number > 0.0, self.compute * run.frees * run.largest, bytes_)
@@ -146,7 +149,7 @@ class UnlikeMoments(EagerMoments):
         return np.asarray(np.max(each, axis=0), dtype=np.float64)
 
     def _root(self, stage: StageHeld) -> FloatArray:
-        return np.where(stage.tied > 0.0, self.compute * _of(stage).head_frees * self._last_unit(stage), 0.0)
+        return np.where(stage.tied > 0.0, self.compute * _of(stage).head.frees * self._last_unit(stage), 0.0)
 
 
 def _of(stage: StageHeld) -> Unlike:

@@ -109,13 +109,14 @@ class Optimized:
     def held(self, kind: Kind) -> Iterator[Treated]:
         """Every tensor of blocks of `kind`; blocks that are alike but for their names may be treated unlike."""
         indexes = [index for index, block in enumerate(self.model.blocks) if block == kind.block]
+        rows = kind.rows(self.table)
         named = any(group.kind is not None for group in self.spec.groups)
         for entry in tensors(kind.block):
             names = [prefix(kind.block, index) + entry.name for index in (indexes if named else indexes[:1])]
             rules = [treatment(self.spec, name).rule for name in names]
             for rule in dict.fromkeys(rules):
                 share = rules.count(rule) / len(rules)
-                yield Treated(tensor=entry, rule=rule, share=share, cuts=_cuts(entry, self.table))
+                yield Treated(tensor=entry, rule=rule, share=share, cuts=_cuts(entry, rows))
 
     def everywhere(self, of: Callable[[Treated], FloatArray]) -> FloatArray:
         """The sum over the trained blocks of every rank of what `of` says of a tensor, shape (rows, ranks)."""
@@ -363,19 +364,19 @@ def _muon_seconds(found: Optimized, figures: UpdateRates) -> FloatArray:
     """
     compute, total = state_bytes(found.table).compute, found.counts["total"]
     zeros = np.zeros(total.shape[:2])
-    dealt: dict[tuple[tuple[int, ...], bool, bool, int], FloatArray] = {}
-    sharing: dict[tuple[tuple[int, ...], bool, bool, int], FloatArray] = {}
+    dealt: dict[tuple[tuple[int, ...], bool, bool, int, int | None], FloatArray] = {}
+    sharing: dict[tuple[tuple[int, ...], bool, bool, int, int | None], FloatArray] = {}
     over_shards, over_tensor = zeros, zeros
     for index, kind in enumerate(found.arrays.kinds):
         for entry in found.held(kind):
             if not isinstance(entry.rule, Muon):
                 continue
             number, divided = total[..., index] * entry.share, entry.tensor.divided is not None
-            key = (entry.tensor.shape[-2:], divided, entry.is_stack, entry.rule.steps)
+            key = (entry.tensor.shape[-2:], divided, entry.is_stack, entry.rule.steps, kind.shards)
             sharing[key] = entry.sharing[:, None]
             dealt[key] = dealt.get(key, zeros) + number * entry.stack[:, None]
             sent = number * (entry.local * compute)[:, None]
-            over_shards = over_shards + (0.0 if entry.is_stack else sent)
+            over_shards = over_shards + (0.0 if entry.is_stack or kind.shards == 1 else sent)
             over_tensor = over_tensor + (sent if divided else 0.0)
     seconds = zeros
     for key, number in dealt.items():

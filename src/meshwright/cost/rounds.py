@@ -16,9 +16,9 @@ from meshwright.cost.layouts import LayoutArrays
 from meshwright.cost.links import RoundLinks
 from meshwright.cost.machine import Machine
 from meshwright.cost.meeting import RoundFigures, round_figures
-from meshwright.cost.memory import sent_parameters
 from meshwright.cost.network import Linear
 from meshwright.cost.overlap import Contention, Mutual, Slack, Traffic, exposed
+from meshwright.cost.parameters import sent_parameters
 from meshwright.cost.states import state_bytes
 from meshwright.cost.table import BoolArray, IntArray, PlanTable
 from meshwright.cost.work import FloatArray

@@ -386,7 +386,7 @@ class PlanTable:
 def _policies(groups: Sequence[BlockGroup]) -> tuple[Policy, ...]:
     """What is done with every block; () when all are alike."""
     each = [Policy.of(group) for group in groups]
-    if len(set(each)) <= 1:
+    if len(set(each)) <= 1 and not each[0].shards:
         return ()
     return tuple(
         policy for group, policy in zip(groups, each, strict=True) for _ in range(max(group.stop - group.start, 0))

@@ -23,7 +23,9 @@ def tied_seconds(table: PlanTable, machines: Sequence[Machine], *, model: ModelS
     if not model.head.tied:
         return np.zeros(len(table))
     apart = np.array([layout.ranks[0] != layout.ranks[-1] and 0 not in layout.frozen for layout in table.layouts])
-    divided = np.where((table.sharding > 0) & (not software.keeps_copies), table.divided, 1.0)
+    told = np.array([layout.policies[-1].shards if layout.policies else 0 for layout in table.layouts])[table.layout]
+    shards = np.where(told > 0, told * table.context, table.divided)
+    divided = np.where((table.sharding > 0) & (not software.keeps_copies), shards, 1.0)
     elements = table_elements(model.head, table) / divided
 
     def of(entry: Machine) -> FloatArray:

@@ -120,15 +120,13 @@ class _Rank:
 
     def _unit(self, unit: Unit, index: int) -> None:
         """Its parameters are gathered and its gradients reduced over the ranks that share it."""
-        shard = unit.parts[0].shard
-        assert shard is not None
-        group, padded = shard.group, sum(part.padded for part in unit.parts)
+        group, replicas = unit.sharers.shards, unit.sharers.replicas
+        padded = sum(part.padded for part in unit.parts)
         comes_back = unit.block is None or unit.block >= self.plan.first_trained_block
         calls = gathers(self.plan, index, unit, comes_back=comes_back)
         self._add(group, "all_gather", padded * self.compute, calls=calls)
         if not unit.parts[0].trained:
             return
-        replicas = self.grid.replicas if unit.experts and self.grid else along(self.plan, AxisName.REPLICATE)
         together = 1 if self.apart else replicas.size
         for parts, calls in scatters(self.plan, index, unit, replicas=together).items():
             elements = sum(part.padded for part in parts)
@@ -197,7 +195,7 @@ class _Rank:
             return
         line = everyone.line("all_reduce", num_bytes=_NUMBER_BYTES)
         self.traffic.add(line, "all_reduce", *everyone.axes, each=_NUMBER_BYTES, calls=2)
-        if self.design.job.data.masks:
+        if self.design.job.data.masks or self.plan.empty_rows:
             self.traffic.add(LineName.OTHER, "all_reduce", *everyone.axes, each=_NUMBER_BYTES, calls=1)
         mixtures = [layer.transform for layer in self.design.model.layers if isinstance(layer.transform, Mixture)]
         if any(part.routing.bias_rate for part in mixtures):

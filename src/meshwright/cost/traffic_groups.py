@@ -56,6 +56,33 @@ def along(plan: Plan, *names: AxisName) -> Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sharers:
+    """The first rank's: those who divide a block's parameters with it, and `replicas` of its own share."""
+
+    shards: Group
+    replicas: Group
+
+
+def sharers(plan: Plan, shards: int | None) -> Sharers:
+    """Of a block that is sharded over so many data parallel ranks, None those of the shard axis."""
+    if shards is None:
+        return Sharers(shards=along(plan, AxisName.SHARD, AxisName.CONTEXT), replicas=along(plan, AxisName.REPLICATE))
+    inside = _spanned(plan, range(shards))
+    context = along(plan, AxisName.CONTEXT)
+    replicas = range(0, plan.data, shards)
+    return Sharers(
+        shards=Group(size=shards * context.size, axes=(*inside, *context.axes)),
+        replicas=Group(size=len(replicas), axes=_spanned(plan, replicas)),
+    )
+
+
+def _spanned(plan: Plan, ranks: range) -> tuple[AxisName, ...]:
+    """The axes along which these data parallel ranks differ."""
+    places = {AxisName.REPLICATE: {r // plan.shard for r in ranks}, AxisName.SHARD: {r % plan.shard for r in ranks}}
+    return tuple(name for name, found in places.items() if len(found) > 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GridGroups:
     """The grid of experts of one stage, from the innermost: `slices` divide each expert, `experts` hold different
     ones, `shards` share the state of the same ones, `replicas` repeat it all."""

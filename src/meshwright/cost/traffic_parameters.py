@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from meshwright.cost.traffic_groups import GridGroups, Group, along
+from meshwright.cost.traffic_groups import GridGroups, Group, Sharers, along, sharers
 from meshwright.spec.blocks import Embedding, Layer
 from meshwright.spec.plan import AxisName, Design, Plan, Sharding, TensorGrid
 from meshwright.spec.tensors import ParameterTensor, prefix, tensors
@@ -76,10 +76,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """Parameters that are gathered and reduced together. `block` is whose they are, None of what a stage with a tied
-    head leaves; `experts` where they are a grid's."""
+    """Parameters that are gathered and reduced together, among `sharers`. `block` is whose they are, None of what a
+    stage with a tied head leaves; `experts` where they are a grid's."""
 
     parts: tuple[Part, ...]
+    sharers: Sharers
     block: int | None = None
     experts: bool = False
 
@@ -109,7 +110,7 @@ def is_sharded(design: Design) -> bool:
 def held(design: Design, index: int, *, grid: GridGroups | None) -> Held:
     """The parameters of stage `index` on the first rank of it."""
     model, plan, stage = design.model, design.plan, design.plan.stages[index]
-    shards, sharded = along(plan, AxisName.SHARD, AxisName.CONTEXT), is_sharded(design)
+    sharded, end = is_sharded(design), sharers(plan, stage.groups[-1].shards)
     last = len(plan.stages) - 1
     tied = model.head.tied and index == last
     units: list[Unit] = []
@@ -121,22 +122,24 @@ def held(design: Design, index: int, *, grid: GridGroups | None) -> Held:
         experts = tuple(part for part in found if part.grid)
         if experts and sharded and grid is not None and grid.shards.size > 1:
             places = tuple(part.sharded(_dim_of_shards(part, grid.shards.size), grid.shards) for part in experts)
-            units.append(Unit(parts=places, block=block, experts=True))
+            same = Sharers(shards=grid.shards, replicas=grid.replicas)
+            units.append(Unit(parts=places, sharers=same, block=block, experts=True))
         else:
             apart += experts
         own = [part for part in found if not part.grid]
         if not sharded:
             dense += own
         elif tied and not isinstance(model.blocks[block], Layer):
-            left += [part.sharded(0, shards) for part in own]
+            left += [part.sharded(0, end.shards) for part in own]
         elif own:
-            units.append(Unit(parts=tuple(part.sharded(0, shards) for part in own), block=block))
+            among = sharers(plan, plan.group_of(block).shards)
+            units.append(Unit(parts=tuple(part.sharded(0, among.shards) for part in own), sharers=among, block=block))
     if tied and index > 0:
         table = _divided(_table(design), design, grid=grid)
-        left += [table.sharded(0, shards)] if sharded else []
+        left += [table.sharded(0, end.shards)] if sharded else []
         dense = dense if sharded else [table, *dense]
     if left:
-        units.append(Unit(parts=tuple(left)))
+        units.append(Unit(parts=tuple(left), sharers=end))
     return Held(units=tuple(units), dense=tuple(dense), apart=tuple(apart))
 
 

@@ -7,46 +7,55 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from meshwright.cost.block_bytes import Holds
 from meshwright.cost.layouts import Kind
+from meshwright.cost.parameters import owned_parameters
 from meshwright.cost.states import ZERO1, ZERO3
 from meshwright.cost.synchronize import turns
 from meshwright.cost.table import BoolArray, IntArray, PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.model import Embedding, Head, Layer
 
+_WAYS = ("frees", "sums", "ranks", "share")
 _OF_LAYERS = ("largest_kept", "working", "ending", "mixing", "largest", "largest_made", "closing", "formed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shards:
     """Of a block that is sharded, by row, 1 or 0: whether passes free its parameters (`frees`), whether it is one of
-    those that zero3 does not free (`stays`), and whether its gradients are summed whole (`sums`)."""
+    those that zero3 does not free (`stays`), and whether its gradients are summed whole (`sums`). So many `ranks`
+    divide it, each of which owns a `share` of it."""
 
     frees: FloatArray
     stays: FloatArray
     sums: FloatArray
+    ranks: FloatArray
+    share: FloatArray
 
 
-def shards(kinds: Sequence[Kind], table: PlanTable) -> list[Shards]:
+def shards(kinds: Sequence[Kind], blocks: Sequence[Holds], table: PlanTable) -> list[Shards]:
     """Of a block of every kind, shape (rows,)."""
     shared = turns(table) > 1.0
-    known = {way: _shards(kind.rows(table).sharding, shared) for way, kind in {k.sharding: k for k in kinds}.items()}
-    return [known[kind.sharding] for kind in kinds]
+    return [_shards(kind.rows(table), block, shared) for kind, block in zip(kinds, blocks, strict=True)]
 
 
-def _shards(sharding: IntArray, shared: BoolArray) -> Shards:
-    sharded = sharding > 0
+def _shards(table: PlanTable, block: Holds, shared: BoolArray) -> Shards:
+    sharding, sharded = table.sharding, table.sharding > 0
+    whole = np.maximum(block.parameters, 1.0)
+    apart = np.where(table.on_grid, block.expert_parameters, 0.0)
     return Shards(
         frees=1.0 * ((sharding == ZERO3) & ~shared),
         stays=1.0 * (sharded & (sharding != ZERO3)),
         sums=1.0 * ((sharding == ZERO1) | (sharded & shared)),
+        ranks=1.0 * np.where(sharded, table.divided, 1),
+        share=owned_parameters(table, whole[:, None], apart[:, None])[:, 0] / whole,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerRun:
     """Layers of one kind, one after another on a stage: `number` of them, shape (rows, ranks). What one of them holds,
-    as in StageHeld, and whether its parameters are freed and its gradients summed whole (0 or 1)."""
+    as in StageHeld, and how it is sharded, as in Shards."""
 
     number: FloatArray
     largest_kept: FloatArray
@@ -59,17 +68,27 @@ class LayerRun:
     formed: FloatArray
     frees: FloatArray
     sums: FloatArray
+    ranks: FloatArray
+    share: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """How the head or the table of a stage is sharded, as in Shards; zeros where it has none."""
+
+    frees: FloatArray
+    sums: FloatArray
+    ranks: FloatArray
+    share: FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unlike:
-    """Layers in the order of backward; whether those of head and table are freed and summed whole (0 or 1)."""
+    """Layers in the order of backward, and how both ends are sharded."""
 
     runs: tuple[LayerRun, ...]
-    head_frees: FloatArray
-    head_sums: FloatArray
-    table_frees: FloatArray
-    table_sums: FloatArray
+    head: End
+    table: End
 
 
 def of_blocks(
@@ -96,7 +115,7 @@ def of_blocks(
         return np.take_along_axis(spread, order, axis=2)
 
     told = {name: sorted_([each[index][name] for index in layers]) for name in _OF_LAYERS}
-    for name in ("frees", "sums"):
+    for name in _WAYS:
         told[name] = sorted_([getattr(ways[index], name) for index in layers])
     told["number"] = np.take_along_axis(numbers, order, axis=2)
     runs = tuple(
@@ -104,15 +123,12 @@ def of_blocks(
         for place in range(len(layers))
     )
 
-    def of_end(block: type, name: str) -> FloatArray:
+    def of_end(block: type) -> End:
         ends = [index for index, kind in enumerate(kinds) if isinstance(kind.block, block)]
-        found = [(counts[..., index] > 0) * getattr(ways[index], name)[chosen][:, None] for index in ends]
-        return np.asarray(np.sum(found, axis=0), dtype=np.float64)
+        found = {
+            name: [(counts[..., index] > 0) * getattr(ways[index], name)[chosen][:, None] for index in ends]
+            for name in _WAYS
+        }
+        return End(**{name: np.asarray(np.sum(values, axis=0), dtype=np.float64) for name, values in found.items()})
 
-    return Unlike(
-        runs=runs,
-        head_frees=of_end(Head, "frees"),
-        head_sums=of_end(Head, "sums"),
-        table_frees=of_end(Embedding, "frees"),
-        table_sums=of_end(Embedding, "sums"),
-    )
+    return Unlike(runs=runs, head=of_end(Head), table=of_end(Embedding))

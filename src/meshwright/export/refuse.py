@@ -55,7 +55,8 @@ def refuse_all(design: Design, refuse: Callable[[Columns], Refusals], *, peer: s
     """Raises NotExpressible with everything of `design` that `peer`, whose rules are `refuse`, cannot say."""
     plan = design.plan
     groups = plan.groups
-    if len({(group.tensor, group.sequence_parallel, group.sharding, group.precision) for group in groups}) > 1:
+    settings = {(each.tensor, each.sequence_parallel, each.sharding, each.shards, each.precision) for each in groups}
+    if len(settings) > 1:
         found, what = Refusals(peer), "tensor degrees, sharding or precision that differ between blocks"
         found.when(True, "plan.stages", what, fix="give every block the same")
     else:
@@ -65,6 +66,8 @@ def refuse_all(design: Design, refuse: Callable[[Columns], Refusals], *, peer: s
     found.when(not plan.has_usual_order, "plan.axes", "axes in this order", fix=usual)
     gathered = plan.experts is not None and plan.experts.dispatch is not Dispatch.ALL_TO_ALL
     found.when(gathered, "plan.experts.dispatch", "tokens gathered by experts", fix="choose all_to_all")
+    empty = plan.empty_rows > 0
+    found.when(empty, "plan.empty_rows", "rows without a sequence", fix="choose data ranks that divide the batch")
     grid = plan.tensor_grid
     found.when(grid is not TensorGrid.LINE, "plan.tensor_grid", f"a {grid.value} of tensor ranks", fix="choose line")
     kind = plan.gradients.kind

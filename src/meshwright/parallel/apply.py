@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -100,6 +101,7 @@ def lay_stage(
     """One stage. Each unit (embedding, layer, head) is filled, divided and sharded before the next one has memory."""
     grid, offload = mesh.experts, stage.groups[0].offload
     sharded = is_sharded(stage.groups[0].sharding, mesh)
+    shard = partial(shard_module, mesh=mesh, dtypes=kinds, offload=offload)
     with without_memory():
         part = Decoder(design.model, start=stage.start, stop=stage.stop).to(kinds.master)
     names = tuple(name for name, _ in part.named_parameters())
@@ -131,9 +133,9 @@ def lay_stage(
             shardings[mixture.experts] = sharding
             shard_experts(mixture.experts, mesh=mesh, sharding=sharding, dtypes=kinds)
         if sharded and not (part.tied and not isinstance(unit, DecoderLayer)):
-            shard_module(unit, mesh=mesh, sharding=sharding, dtypes=kinds, offload=offload)
+            shard(unit, sharding=sharding, shards=_group(stage, block).shards)
     if sharded:
-        shard_module(part, mesh=mesh, sharding=shardings[part], dtypes=kinds, offload=offload)
+        shard(part, sharding=shardings[part], shards=stage.groups[-1].shards)
     keep_activations_away(_kept_away(stage, part), copies=Copies(device))
     splits = planned.splits(design.plan.schedule) and design.plan.pipeline > 1
     manner = SharedGradients if shares_turns(design.plan) else ShardedGradients
@@ -197,7 +199,10 @@ def unfit(design: Design) -> tuple[Problem, ...]:
         what = f"its {plan.learners} learners are laid each by itself"
         problems.append(Problem(what=what, where="plan.gradients.kind", fix="lay plan.of_learner()"))
     if len({group.sharding is Sharding.NONE for group in groups}) > 1:
-        problems.append(Problem(what="some groups are sharded", where="plan.stages", fix="shard all or none"))
+        problems.append(Problem(what="some groups are sharded", where="plan.stages", fix="use zero1 over 1 for none"))
+    if any(shards < 1 or plan.data % shards for shards in plan.extents):
+        what = f"not every number of shards divides the {plan.data} data parallel ranks"
+        problems.append(Problem(what=what, where="plan.stages", fix="use divisors"))
     if len({group.sequence_parallel for group in groups}) > 1:
         problems.append(Problem(what="groups differ in sequence parallel", where="plan.stages", fix="use one choice"))
     if any(group.tensor != plan.tensor for group in groups):

@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from meshwright.parallel.copied_heads import places_on
 from meshwright.parallel.experts import is_expert
+from meshwright.parallel.extents import data_places
 from meshwright.parallel.mesh import Mesh
 from meshwright.parallel.torch_compat import multiply_all
 from meshwright.spec.plan import AxisName
@@ -58,16 +59,17 @@ def local_part(x: Tensor) -> Tensor:
 
 def _is_first_copy(name: str, parameter: Tensor, mesh: Mesh) -> bool:
     """This rank stands first on each axis along which `parameter` is repeated."""
-    divided: set[str] = set()
+    divided, extent = set[str](), dict[str, int]()
     of_tensor = mesh.tensor_places
     if isinstance(parameter, DTensor):
         of_tensor = places_on(parameter.device_mesh, of_tensor)
         names = parameter.device_mesh.mesh_dim_names or ()
         divided = {name for name, place in zip(names, parameter.placements, strict=True) if not place.is_replicate()}
+        extent = data_places(parameter.device_mesh)
     if AxisName.SHARD.value in divided:
         divided.add(AxisName.CONTEXT.value)  # one dim of the mesh
     axes = (AxisName.REPLICATE, AxisName.SHARD, AxisName.CONTEXT)
-    places = {axis.value: mesh.coordinate(axis) for axis in axes} | of_tensor
+    places = (extent or {axis.value: mesh.coordinate(axis) for axis in axes}) | of_tensor
     if mesh.experts is not None and is_expert(name):
         places = mesh.experts.places
     return all(axis in divided or place == 0 for axis, place in places.items())

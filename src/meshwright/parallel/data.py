@@ -16,6 +16,7 @@ from meshwright.parallel.clip import local_part
 from meshwright.parallel.compress import Rounding, sent_elements
 from meshwright.parallel.expert_mesh import SHARD
 from meshwright.parallel.experts import Together, dim_of_shards, expert_gradients, expert_parameters
+from meshwright.parallel.extents import divides
 from meshwright.parallel.mesh import Mesh
 from meshwright.parallel.precision import Dtypes
 from meshwright.parallel.reduce_scatter import CompressedReduceScatter, ExchangeReduceScatter
@@ -37,15 +38,22 @@ def experts_are_sharded(sharding: Sharding, mesh: Mesh) -> bool:
 
 
 def shard_module(
-    module: nn.Module, *, mesh: Mesh, sharding: Sharding, dtypes: Dtypes, offload: Offload = Offload.NONE
+    module: nn.Module,
+    *,
+    mesh: Mesh,
+    sharding: Sharding,
+    dtypes: Dtypes,
+    offload: Offload = Offload.NONE,
+    shards: int | None = None,
 ) -> None:
     """The parameters under `module` that no shard holds yet are one FSDP2 group over the data parallel ranks, or over
-    those that shard where replicas round or compress what they send.
+    those that shard where replicas round or compress what they send; so many `shards` in place of the shard axis' where
+    told.
 
     Experts on a grid of their own are left as they are. Where `offload` says so, shards lie in the host's memory.
     """
     axes = (AxisName.REPLICATE, AxisName.SHARD) if dtypes.meets_whole else (AxisName.SHARD,)
-    submesh = mesh.along(*axes)
+    submesh = mesh.along(*axes) if shards is None else mesh.extents[shards]
     assert submesh is not None
     apart = expert_parameters(module) if mesh.experts is not None else ()
     _shard(module, submesh, sharding=sharding, dtypes=dtypes, apart=apart, offload=offload)
@@ -171,5 +179,4 @@ def _is_sharded(parameter: Tensor) -> bool:
     """An FSDP2 group has it already."""
     if not isinstance(parameter, DTensor):
         return False
-    names = parameter.device_mesh.mesh_dim_names or ()
-    return AxisName.SHARD.value in names
+    return any(map(divides, parameter.device_mesh.mesh_dim_names or ()))

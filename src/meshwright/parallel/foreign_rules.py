@@ -160,6 +160,9 @@ def _shards(plan: Plan) -> Found:
     if sharding is not Sharding.NONE and plan.shard == 1:
         what = f"{sharding.value} has one rank to shard over"
         yield Problem(what=what, where=where, fix="use none, or a shard axis of 2 or more")
+    if plan.extents:
+        what = f"blocks of yours are sharded over the shard axis, and a group says {plan.extents[0]}"
+        yield Problem(what=what, where=f"{_GROUPS}.shards", fix="leave it out")
     if sharding is Sharding.NONE and plan.shard > 1:
         what = f"nothing is sharded over the shard axis of {plan.shard}"
         yield Problem(what=what, where=where, fix="use zero1, zero2 or zero3, or the replicate axis")

@@ -1,7 +1,8 @@
 """Mesh: the ranks of a plan on its axes, and the process groups along them; passed by value, never global.
 
 What the shard axis divides is divided over the context axis too, and gradients meet over both alike: the two are one
-dim of the device mesh, called shard. The context axis alone has process groups of its own (ContextRanks).
+dim of the device mesh, called shard. The context axis alone has process groups of its own (ContextRanks). Where groups
+of blocks are sharded over other numbers of ranks, all data parallel ranks are one dim (DataMeshes).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from meshwright.parallel.copied_heads import Copied, copied_heads
 from meshwright.parallel.expert_mesh import ExpertMesh, build_expert_mesh
+from meshwright.parallel.extents import DATA, DataMeshes, all_data, data_meshes
 from meshwright.parallel.torch_compat import forget_layouts
 from meshwright.spec.errors import EnvironmentUnfit, Problem
 from meshwright.spec.plan import AxisName, Plan, TensorGrid
@@ -55,7 +57,8 @@ class Mesh:
     Ranks of the tensor axis that lie on a square or cube are two or three dims of `root`, the last varying fastest;
     `tensor_places` is where this rank stands on the tensor axis, by the names of its dims. Submeshes are made with the
     mesh, so that no collective hides in a later look-up. `copied` are the numbers of key-value heads that tensor ranks
-    have copies of. `everyone` is the group of all ranks of the plan; None when there is one.
+    have copies of. `extents` are the meshes of blocks that so many data parallel ranks divide, where those are others
+    than the shard axis has. `everyone` is the group of all ranks of the plan; None when there is one.
     """
 
     root: DeviceMesh | None
@@ -68,6 +71,7 @@ class Mesh:
     experts: ExpertMesh | None = None
     tensor_places: dict[str, int] = field(default_factory=dict)
     copied: Mapping[int, Copied] = field(default_factory=dict)
+    extents: Mapping[int, DeviceMesh] = field(default_factory=dict)
     everyone: dist.ProcessGroup | None = None
 
     def size(self, axis: AxisName) -> int:
@@ -150,9 +154,12 @@ def _build(
     names = [axis.name for axis in axes]
     grid = torch.tensor(processes).view([axis.size for axis in axes])
     dims, dim_names = _joined(grid, names)
+    if plan.extents:
+        dims, dim_names = all_data(dims, dim_names)
     held = {name: _dims_of(name, plan) for name in dim_names}
     shape = [size for name in dim_names for size in _sizes_of(name, plan, ranks=dims.shape[dim_names.index(name)])]
     root = DeviceMesh(device_type, dims.reshape(shape), mesh_dim_names=tuple(d for each in held.values() for d in each))
+    data = data_meshes(root, plan) if plan.extents else DataMeshes(own={}, extents={})
     on_line = AxisName.TENSOR in held and plan.tensor_grid is TensorGrid.LINE
     copied = copied_heads(root, tensor=plan.tensor, kv_heads=kv_heads) if on_line else {}
     everyone = _everyone(processes)
@@ -167,17 +174,20 @@ def _build(
         world_size=plan.world_size,
         sizes={axis.name: axis.size for axis in axes},
         coordinates=dict(zip(names, place, strict=True)),
-        submeshes=_submeshes(root, held),
+        submeshes=_submeshes(root, held) | dict(data.own),
         context=context,
         experts=experts,
         tensor_places={name: root.get_local_rank(name) for name in held.get(AxisName.TENSOR, ())},
         copied=copied,
+        extents=data.extents,
         everyone=everyone,
     )
 
 
 def _dims_of(name: AxisName, plan: Plan) -> tuple[str, ...]:
     """Names of the dims of the device mesh that an axis is."""
+    if name is AxisName.SHARD and plan.extents:
+        return (DATA,)
     if name is not AxisName.TENSOR or plan.tensor_grid is TensorGrid.LINE:
         return (name.value,)
     return tuple(f"{name.value}_{index}" for index in range(plan.tensor_grid.dims))

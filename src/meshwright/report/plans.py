@@ -8,6 +8,7 @@ from meshwright.report.explain import UNKNOWN
 from meshwright.report.figure import Table
 from meshwright.search import Decision
 from meshwright.search.candidate import Candidate
+from meshwright.spec.group_words import sharding_words
 from meshwright.spec.plan import BlockGroup, Design, Recompute, Sharding
 from meshwright.spec.units import format_bytes, format_count, format_percent, format_seconds
 
@@ -90,7 +91,7 @@ def _row(index: int, entry: Candidate) -> tuple[str, ...]:
 def _treatment(group: BlockGroup) -> str:
     parts = [f"tensor {group.tensor}" if group.tensor > 1 else ""]
     parts.append("sequence parallel" if group.sequence_parallel else "")
-    parts.append(group.sharding.value if group.sharding is not Sharding.NONE else "")
+    parts.append(sharding_words(group) if group.sharding is not Sharding.NONE else "")
     parts.append(f"recompute {group.recompute.value}" if group.recompute is not Recompute.NONE else "")
     parts.append(group.precision.value)
     return ", ".join(part for part in parts if part)

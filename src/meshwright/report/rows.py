@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from meshwright.report.settings import Setting, by_blocks, plan_settings
 from meshwright.spec.exchange import exchange_words
+from meshwright.spec.group_words import sharding_words
 from meshwright.spec.plan import AxisName, Plan
 from meshwright.spec.units import format_percent
 
@@ -23,7 +24,7 @@ def setting_words(plan: Plan) -> str:
     """`zero1, seq. parallel, ring, full recompute in 20 blocks, interleaved 3, 32 x 1`: what the layout leaves open,
     microbatches last."""
     group, schedule = plan.first_group, plan.schedule
-    words = by_blocks(plan, lambda each: each.sharding.value, "")
+    words = by_blocks(plan, sharding_words, "")
     words += ["seq. parallel"] if group.sequence_parallel else []
     if plan.context > 1:
         words.append(exchange_words(plan.exchange, plan.context))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from meshwright.spec.group_words import sharding_words
 from meshwright.spec.placement_words import placement_words
 from meshwright.spec.plan import BlockGroup, Design, Dispatch, Plan, TensorGrid
 
@@ -35,7 +36,7 @@ def plan_settings(plan: Plan, *, has_experts: bool) -> tuple[Setting, ...]:
         ("chunks", str(schedule.chunks)),
         ("slices", str(schedule.slices)),
         ("shard", str(plan.shard)),
-        ("sharding", _by_blocks(plan, lambda each: each.sharding.value)),
+        ("sharding", _by_blocks(plan, sharding_words)),
         ("replicate", str(plan.replicate)),
         ("microbatch", _sequences(plan.microbatch)),
         ("microbatches", f"{schedule.microbatches:,}"),
@@ -44,7 +45,7 @@ def plan_settings(plan: Plan, *, has_experts: bool) -> tuple[Setting, ...]:
         ("precision", group.precision.value),
         ("gradients meet in", _gradients(plan)),
         ("replicas meet", _meeting(plan)),
-        ("batch", _sequences(plan.batch)),
+        ("batch", _sequences(plan.sequences)),
         ("axes, outermost first", " ".join(axis.name.value for axis in plan.axes if axis.size > 1) or _NONE),
         ("devices of the ranks", _devices(plan)),
         ("blocks a stage", _blocks(plan)),

@@ -10,10 +10,11 @@ import numpy.typing as npt
 from meshwright.cost import Layout, PlanTable
 from meshwright.cost.block_bytes import BlockBytes
 from meshwright.cost.layouts import LayoutArrays, count
-from meshwright.cost.memory import memory, owned_parameters
+from meshwright.cost.memory import memory
 from meshwright.cost.offload import away_seconds, optimizes_away
 from meshwright.cost.optimizers import least_seconds as least_update_seconds
 from meshwright.cost.optimizers import least_state, passed_bytes
+from meshwright.cost.parameters import owned_parameters
 from meshwright.cost.pipeline import Shape
 from meshwright.cost.software import software
 from meshwright.cost.states import state_bytes

@@ -11,6 +11,7 @@ from meshwright.search.constraints import CONSTRAINT_RULES
 from meshwright.search.context_rules import CONTEXT_RULES
 from meshwright.search.degree_rules import DEGREE_RULES
 from meshwright.search.elastic_rules import ELASTIC_RULES
+from meshwright.search.extent_rules import EXTENT_RULES
 from meshwright.search.form_rules import FORM_RULES
 from meshwright.search.grid_rules import GRID_RULES
 from meshwright.search.job_rules import JOB_RULES, allowed_meetings, allowed_precisions, check_job
@@ -38,6 +39,7 @@ RULES: tuple[Rule, ...] = (
     *TRAINING_RULES,
     *ORDER_RULES,
     *DEGREE_RULES,
+    *EXTENT_RULES,
     *LEARNER_RULES,
     *QUORUM_RULES,
     *COMPRESSION_RULES,

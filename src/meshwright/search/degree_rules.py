@@ -69,7 +69,7 @@ def sharding_mixes(design: Design) -> Problem | None:
             where=f"{whole[0]}.sharding",
             what="none beside groups that are sharded",
             why="zero1 sends as much as none and holds less",
-            fix="choose zero1, or none for all groups",
+            fix="choose zero1, with shards = 1 to hold it whole, or none for all groups",
         )
     for index, stage in enumerate(plan.stages):
         table, head = stage.groups[0].sharding, stage.groups[-1].sharding
@@ -110,14 +110,26 @@ def batch_is_asked(design: Design) -> Problem | None:
             what=f"{job.batch_tokens:,} tokens are not whole sequences of {job.sequence_length:,}",
             fix=f"choose {whole}",
         )
-    if plan.batch != job.batch_sequences:
+    if plan.sequences != job.batch_sequences:
         microbatches = plan.schedule.microbatches
+        without = f" without {plan.empty_rows:,} empty rows" if plan.empty_rows else ""
         what = (
-            f"{plan.data} data ranks x {microbatches} microbatches of {plan.microbatch} are {plan.batch:,} sequences, "
-            f"and the job's batch is {job.batch_sequences:,}"
+            f"{plan.data} data ranks x {microbatches} microbatches of {plan.microbatch}{without} are "
+            f"{plan.sequences:,} sequences, and the job's batch is {job.batch_sequences:,}"
         )
         return Problem(where="plan.microbatch", what=what, fix=_batch_fix(plan, job.batch_sequences))
     return None
+
+
+def empty_rows_are_last(design: Design) -> Problem | None:
+    """Of the rows of a data rank one may be empty, and not of every one; each rank has a sequence."""
+    plan = design.plan
+    rows, most = plan.batch // plan.data, plan.data - 1
+    if 0 <= plan.empty_rows <= (most if rows > 1 else 0):
+        return None
+    what = f"{plan.empty_rows:,} empty rows of {plan.data} data rank{'s' * (plan.data > 1)} with {rows:,} rows each"
+    fix = f"choose 0 to {most}" if rows > 1 and most else "choose 0"
+    return Problem(where="plan.empty_rows", what=what, fix=fix)
 
 
 def _batch_fix(plan: Plan, sequences: int) -> str:
@@ -257,6 +269,7 @@ DEGREE_RULES = (
     Rule(name="sharding-has-ranks", scope=Scope.PLAN, check=sharding_has_ranks),
     Rule(name="sharding-mixes", scope=Scope.PLAN, check=sharding_mixes),
     Rule(name="precision-known", scope=Scope.PLAN, check=precision_known),
+    Rule(name="empty-rows-are-last", scope=Scope.PLAN, check=empty_rows_are_last),
     Rule(name="batch-is-asked", scope=Scope.PLAN, check=batch_is_asked),
     Rule(name="sequence-fits-positions", scope=Scope.PLAN, check=sequence_fits_positions),
     Rule(name="chunks-are-interleaved", scope=Scope.PLAN, check=chunks_are_interleaved),

@@ -49,6 +49,8 @@ def _counts(plan: Plan) -> Iterator[tuple[str, int]]:
     for index, stage in enumerate(plan.stages):
         for position, group in enumerate(stage.groups):
             yield f"plan.stages[{index}].groups[{position}].tensor", group.tensor
+            if group.shards is not None:
+                yield f"plan.stages[{index}].groups[{position}].shards", group.shards
 
 
 FORM_RULES = (

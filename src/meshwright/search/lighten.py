@@ -1,4 +1,5 @@
-"""Less of what a plan does to fit: layers that it computes again, and blocks that it shards as deeply as it does.
+"""Less of what a plan does to fit: layers that it computes again, and blocks that it shards as deeply as it does, or
+over as many ranks.
 
 A knapsack for every rank: blocks are treated so, or in a lighter way, in the order of bytes saved by second lost, until
 the rank fits. Blocks of one kind are alike, so that counting them is exact; unlike ones are taken greedily, which loses
@@ -7,6 +8,7 @@ less than one block a rank.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, combinations, product
@@ -18,6 +20,8 @@ from meshwright import cost
 from meshwright.cost import PlanTable
 from meshwright.cost.layout import Policy
 from meshwright.cost.table import RECOMPUTES, SHARDINGS
+from meshwright.search.constraints import limits
+from meshwright.search.extent_rules import extents_laid
 from meshwright.spec.model import Layer
 from meshwright.spec.plan import BlockGroup, Design, Offload, Recompute, Sharding
 from meshwright.spec.report import LineName, Report
@@ -65,7 +69,7 @@ class _Lever:
 
         Only layers are computed again; a tied head and its table are gathered as one.
         """
-        blocks, every = design.model.blocks, self.field == "sharding" and not design.model.head.tied
+        blocks, every = design.model.blocks, self.field != "recompute" and not design.model.head.tied
         held = [
             place
             for stage in design.plan.stages
@@ -77,11 +81,34 @@ class _Lever:
 
     def weight(self, design: Design, block: int) -> float:
         """What of memory one block stands for."""
-        return float(design.model.blocks[block].parameters) if self.field == "sharding" else 1.0
+        return float(design.model.blocks[block].parameters) if self.field != "recompute" else 1.0
 
     def given(self, group: BlockGroup, value: int) -> BlockGroup:
         changed: dict[str, Any] = {self.field: self.known[value]}
         return replace(group, **changed)
+
+
+class _Extents(_Lever):
+    """The number of ranks that divide a group: the plan's own, 0, or lighter those of the shard axis in one node; its
+    own alone where the job fixes how many those are."""
+
+    def moves(self, design: Design) -> bool:
+        near = _in_node(design)
+        is_open = "shard" not in limits(design.job.constraints).fixed
+        sharded = design.plan.first_group.sharding is not Sharding.NONE and 1 < near < design.plan.shard
+        return is_open and sharded and extents_laid(_uniform(design, self, near)) is None
+
+    def pairs(self, design: Design) -> list[tuple[int, int]]:
+        return [(0, _in_node(design))]
+
+    def given(self, group: BlockGroup, value: int) -> BlockGroup:
+        return replace(group, shards=value or None)
+
+
+def _in_node(design: Design) -> int:
+    """Of the ranks of the shard axis those that lie in one node, the fewest where nodes differ."""
+    plan, room = design.plan, min(group.devices_per_node for group in design.cluster.groups)
+    return math.gcd(plan.shard, max(room // (plan.context * plan.tensor), 1))
 
 
 _AGAIN = _Lever(
@@ -98,14 +125,18 @@ _SHARDS = _Lever(
 )
 
 
+_NEAR = _Extents(field="shards", known=(), values=(), rooms=(1.0, _ROOM), worth=_WORTH)
+_LEVERS = (_AGAIN, _SHARDS, _NEAR)
+
+
 def lightened(designs: Sequence[Design]) -> list[list[Entry]]:
     """Of each of `designs`, which are of one job and priced together: designs like it that fit and of which fewer
-    layers are computed again, or fewer blocks are sharded as deeply, with their reports.
+    layers are computed again, or fewer blocks are sharded as deeply or as widely, with their reports.
 
     None where nothing could be lighter, or where even all of it does not fit.
     """
     found: list[list[Entry]] = [[] for _ in designs]
-    moved = [(index, lever) for index, made in enumerate(designs) for lever in (_AGAIN, _SHARDS) if lever.moves(made)]
+    moved = [(index, lever) for index, made in enumerate(designs) for lever in _LEVERS if lever.moves(made)]
     deep = [index for index, lever in moved if lever.worth]
     own = dict(zip(deep, _priced([designs[index] for index in deep]), strict=True))
     moved = [(index, lever) for index, lever in moved if not lever.worth or lever.may_pay(own[index][1])]

@@ -242,6 +242,20 @@ def untrained_with_context(length: int, *, context: int) -> tuple[tuple[str, int
     return tuple(("slices", count) for count in divisors(length) if length % (2 * context * count))
 
 
+def rows_may_be_empty(design: Design) -> Problem | None:
+    """A row without a sequence adds nothing to what is learnt: no router counts it, and ranks meet in every step."""
+    plan = design.plan
+    if not plan.empty_rows:
+        return None
+    where, fix = "plan.empty_rows", "choose 0, and data ranks that divide the batch"
+    if any(isinstance(layer.transform, Mixture) for layer in design.model.layers):
+        return Problem(where=where, what="routers of experts would count rows that have no sequence", fix=fix)
+    if plan.learners > 1 or design.job.elastic.by_torchft:
+        who = "learners" if plan.learners > 1 else "replicas under torchft"
+        return Problem(where=where, what=f"{who} share a batch among themselves, without empty rows", fix=fix)
+    return None
+
+
 RUNTIME_RULES = (
     Rule(name="runtime-experts", scope=Scope.RUNTIME, check=experts_laid),
     Rule(name="runtime-schedule", scope=Scope.RUNTIME, check=schedule_played),
@@ -253,4 +267,5 @@ RUNTIME_RULES = (
     Rule(name="runtime-products", scope=Scope.RUNTIME, check=products_whole),
     Rule(name="runtime-layers", scope=Scope.RUNTIME, check=layers_built),
     Rule(name="runtime-towers", scope=Scope.RUNTIME, check=towers_built),
+    Rule(name="runtime-empty-rows", scope=Scope.RUNTIME, check=rows_may_be_empty),
 )

@@ -1,0 +1,71 @@
+"""Extents: groups of blocks that other numbers of data parallel ranks divide than the shard axis has.
+
+The data parallel ranks, context ranks fastest, are one dim of the device mesh, which is cut anew for every number: into
+the ranks that divide a block, neighbours, and those that repeat it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from meshwright.parallel.torch_compat import unflattened
+from meshwright.spec.plan import AxisName, Plan
+
+DATA = "data"
+_BOTH = (AxisName.REPLICATE, AxisName.SHARD)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataMeshes:
+    """Of this rank: those along the plan's own axes, and by their number those of blocks that so many ranks divide."""
+
+    own: Mapping[tuple[AxisName, ...], DeviceMesh]
+    extents: Mapping[int, DeviceMesh]
+
+
+def all_data(dims: torch.Tensor, names: list[AxisName]) -> tuple[torch.Tensor, list[AxisName]]:
+    """The grid of ranks with replicate and shard, which lies inside it, as one dim; it has the name of shard."""
+    if AxisName.REPLICATE not in names:
+        return dims, names
+    place = names.index(AxisName.REPLICATE)
+    return dims.flatten(place, place + 1), [name for name in names if name is not AxisName.REPLICATE]
+
+
+def data_meshes(root: DeviceMesh, plan: Plan) -> DataMeshes:
+    """Of a `root` whose data parallel ranks are one dim. Collective over all processes; those that are not on `root`
+    get nothing."""
+    shares = {number: (plan.data // number, number * plan.context) for number in (plan.shard, *plan.extents)}
+    cut = {number: unflattened(root, DATA, sizes, dim_names(number, plan)) for number, sizes in shares.items()}
+    if root.get_coordinate() is None:
+        return DataMeshes(own={}, extents={})
+    sizes = dict(zip(_BOTH, shares[plan.shard], strict=True))
+    wanted: list[tuple[AxisName, ...]] = [(AxisName.REPLICATE,), (AxisName.SHARD,), _BOTH]
+    there = [axes for axes in wanted if all(sizes[axis] > 1 for axis in axes)]
+    own = {axes: cut[plan.shard][tuple(axis.value for axis in axes)] for axes in there}
+    extents = {}
+    for number in plan.extents:
+        replicas, shards = dim_names(number, plan)
+        extents[number] = cut[number][(replicas, shards) if shares[number][0] > 1 else (shards,)]
+    return DataMeshes(own=own, extents=extents)
+
+
+def dim_names(number: int, plan: Plan) -> tuple[str, str]:
+    """Names of the dims of ranks that repeat and that divide what `number` ranks divide."""
+    after = "" if number == plan.shard else f"_{number}"
+    return f"{AxisName.REPLICATE.value}{after}", f"{AxisName.SHARD.value}{after}"
+
+
+def divides(dim: str) -> bool:
+    """Whether the ranks along a dim of a mesh are those that sharding divides something over."""
+    return dim.split("_")[0] == AxisName.SHARD.value
+
+
+def data_places(mesh: DeviceMesh) -> dict[str, int]:
+    """Where this rank stands on the dims of a parameter's `mesh` that are an extent's; none of the plan's own axes."""
+    own = {axis.value for axis in _BOTH}
+    names = [name for name in mesh.mesh_dim_names or () if name.split("_")[0] in own and name not in own]
+    return {name: mesh.get_local_rank(name) for name in names}
