@@ -1,11 +1,8 @@
-"""Runs over hosts of a lab of which a link is slow from the first step on, or becomes so while they go on."""
+"""Runs over hosts of a lab of which a link is slow from the first step on."""
 
 from __future__ import annotations
 
-import re
 import sys
-import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,12 +12,8 @@ from meshwright.lab.fabric import unfit
 from meshwright.run.files import write_json
 from meshwright.run.launch import WORKER_MODULE
 from meshwright.spec.incident import Incident, Trouble
-from meshwright.spec.job import EvaluationSpec
-from meshwright.spec.model import Layer
-from meshwright.spec.synchronize import GradientSync, SynchronizeSpec, SyncKind, usual_rounds
 from meshwright.train.observe.incidents import incidents_of
-from tests.run.runs import VOCAB, after_steps, design, losses
-from tests.support import models
+from tests.run.runs import design, losses
 from tests.support.designs import Layout
 
 WHY_NOT = unfit()
@@ -59,43 +52,3 @@ def test_a_link_of_a_third_of_the_rate_is_told_and_none_of_links_that_are_alike(
     assert found.ratio == pytest.approx(3.0, rel=0.3)
     (tmp_path / "alike").mkdir()
     assert told(tmp_path / "alike", (RATE, RATE, RATE)) == ()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_rounds_of_learners_are_longer_once_the_link_gives_a_quarter_and_the_run_ends(tmp_path: Path) -> None:
-    run, kind, count = tmp_path / "run", SyncKind.STREAMING, 240
-    run.mkdir()
-    layer = Layer(mixer=models.attention(), transform=models.feed_forward(hidden=2048))
-    wide = models.model(layer=layer)
-    wide = replace(wide, embedding=replace(wide.embedding, vocab=VOCAB), head=replace(wide.head, vocab=VOCAB))
-    spec = SynchronizeSpec(kinds=(kind,), every=0)
-    never = EvaluationSpec(every_steps=0)  # which would have them together all the time
-    layout = Layout(replicate=2, batch=8)
-    made = design(tmp_path, layout, steps=count, model=wide, synchronize=spec, evaluation=never)
-    rounds = usual_rounds(kind, every=6, learners=2)
-    made = replace(made, plan=replace(made.plan, gradients=GradientSync(kind=kind, rounds=rounds)))
-    write_json(run / "design.json", made)
-    hosts = NAMES[:2]
-    uplinks = tuple(Uplink(below=name, above="core", bandwidth=RATE) for name in hosts)
-    lengths: dict[bool, list[int]] = {False: [6], True: []}
-    slowed = threading.Event()
-    with Lab.of(Topology(hosts=hosts, shares=(0.5, 0.5), uplinks=uplinks)) as lab:
-
-        def slow() -> None:
-            slowed.set()
-            for host in range(len(hosts)):
-                lab.slow(host, RATE / 4)
-
-        def say(_host: str, line: str) -> None:
-            found = re.search(r"learners meet every (\d+) steps from here on", line)
-            if found:
-                lengths[slowed.is_set()].append(int(found[1]))
-
-        acting = after_steps(run, count // 3, slow)
-        found = lab.without_shares().run(command(run), say=say, timeout_seconds=240.0)
-        acting.join()
-    assert [each.exit_code for each in found] == [0, 0], found[0].output
-    assert max(losses(run)) == count
-    assert lengths[True], f"rounds stayed as they were: {lengths}"
-    assert lengths[True][-1] > 1.5 * lengths[False][-1], lengths
