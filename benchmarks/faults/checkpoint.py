@@ -111,6 +111,16 @@ def bandwidth(folder: Path, rounds: int) -> tuple[list[record.Row], dict[str, An
                 )
             )
             print(rows[-1].name, rows[-1].measured, flush=True)
+        stall, prepared = (statistics.median(each) for each in (took.stall, took.prepared_stall or took.stall))
+        rows.append(
+            record.Row(
+                name=f"{ranks} rank{'s' if ranks > 1 else ''}, {format_bytes(took.bytes)}: a first save stops training",
+                target="told",
+                measured=f"{prepared:.2f} s; {stall:.2f} s where the memory of its copy was not got before",
+                holds=True,
+            )
+        )
+        print(rows[-1].name, rows[-1].measured, flush=True)
     pool.close()
     return rows, raw
 

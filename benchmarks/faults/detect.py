@@ -4,6 +4,7 @@ something is told of clean steps.
     python benchmarks/faults/detect.py ranks [EPISODES]      one of two ranks is stopped for a part of the time
     python benchmarks/faults/detect.py clean [STEPS]         nothing is done
     sudo python benchmarks/faults/detect.py links [EPISODES] the link between two hosts of a lab gives a third
+    sudo python benchmarks/faults/detect.py start [RUNS]     one link of three is slow in every other run
 
 Ranks are slowed by SIGSTOP and SIGCONT in turns: of every period a share, such that own work takes so many times as
 long. What is asked is in `episodes`, what was told in `incidents`.
@@ -14,7 +15,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -30,7 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import psutil
 from recording import LAYOUTS, wide
-from tests.run.runs import losses
+from tests.run.runs import design, losses
+from tests.support.designs import Layout
 
 import record
 from meshwright.lab import Lab, Topology, Uplink
@@ -46,6 +47,7 @@ TIMES = (1.3, 1.5, 2.0)
 PERIOD_SECONDS = 0.02
 RATE = 12.5e6
 SLOWER = 3.0
+THREE, FIRST_STEPS = ("host0", "host1", "host2"), 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,9 +119,11 @@ def links(count: int) -> None:
 
             @contextmanager
             def slow(_rank: int, _times: float) -> Iterator[None]:
-                _rate(lab, RATE / SLOWER)
+                for host in range(len(names)):
+                    lab.slow(host, RATE / SLOWER)
                 yield
-                _rate(lab, RATE)
+                for host in range(len(names)):
+                    lab.slow(host, RATE)
 
             def act() -> None:
                 found.extend(episodes(run_dir, count, slow=slow, who=(0,)))
@@ -129,15 +133,55 @@ def links(count: int) -> None:
 
             acting = threading.Thread(target=act)
             acting.start()
-            script = (
-                "RANK={host} LOCAL_RANK=0 WORLD_SIZE={hosts} exec " + f"{sys.executable} -m {WORKER_MODULE} {run_dir}"
-            )
-            ended = lab.run(["sh", "-c", script], timeout_seconds=3600.0)
+            ended = lab.run(["sh", "-c", _worker_script(run_dir)], timeout_seconds=3600.0)
             acting.join()
         told = incidents_of(run_dir)
         if any(each.exit_code for each in ended):
             raise SystemExit("\n".join(each.output[-2000:] for each in ended))
     _finish("detect_links", found, told, trouble=Trouble.LINK)
+
+
+def start(count: int) -> None:
+    """Runs of three hosts: in every other one a link is slow before the first step, in the rest all are alike."""
+    draw, found, told, alarms = random.Random(1), list[Episode](), list[Incident](), 0
+    for number in range(count):
+        slow = None if number % 2 else draw.randrange(len(THREE))
+        times = (2.0, 3.0, 5.0)[number // 2 % 3]
+        rates = [RATE / times if host == slow else RATE for host in range(len(THREE))]
+        uplinks = tuple(
+            Uplink(below=name, above="core", bandwidth=rate) for name, rate in zip(THREE, rates, strict=True)
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            run_dir = Path(folder) / "run"
+            run_dir.mkdir()
+            write_json(run_dir / "design.json", design(Path(folder), Layout(batch=9, replicate=3), steps=FIRST_STEPS))
+            with Lab.of(Topology(hosts=THREE, shares=(1 / 3,) * 3, uplinks=uplinks)) as lab:
+                ended = lab.run(["sh", "-c", _worker_script(run_dir)], timeout_seconds=600.0)
+            if any(each.exit_code for each in ended):
+                raise SystemExit("\n".join(each.output[-2000:] for each in ended))
+            of_links = [each for each in incidents_of(run_dir) if each.trouble is Trouble.LINK]
+        told += of_links
+        if slow is None:
+            alarms += len(of_links)
+            continue
+        right = len(of_links) == 1 and of_links[0].ranks == (slow,)
+        ended_at = of_links[0].begun if right else 0
+        found.append(Episode(begun=0, ended=ended_at, who=(slow,), times=times))
+    named = [episode for episode in found if episode.ended]
+    rows = [
+        record.Row(
+            name=f"links slow from the start: {len(found)} runs",
+            target=f">= {FOUND:.0%} named within {WITHIN} steps",
+            measured=f"{len(named)}; after {sorted(episode.ended for episode in named)} steps",
+            holds=sum(episode.ended <= WITHIN for episode in named) >= FOUND * len(found),
+        ),
+        record.Row(
+            name=f"told of {count // 2} runs of equal links", target="0", measured=str(alarms), holds=not alarms
+        ),
+    ]
+    record.finish(
+        "detect_start", rows, {"runs": [asdict(each) for each in found], "incidents": [asdict(each) for each in told]}
+    )
 
 
 def clean(steps: int) -> None:
@@ -195,12 +239,8 @@ def _worker(rank: int) -> psutil.Process:
     raise SystemExit(f"no worker of rank {rank}")
 
 
-def _rate(lab: Lab, bandwidth: float) -> None:
-    """What hosts send crosses at so many bytes a second."""
-    for host in lab.hosts:
-        rate = ("rate", f"{int(8 * bandwidth)}bit", "burst", "65536", "latency", "400ms")
-        words = ["tc", "qdisc", "change", "dev", host.interface, "root", "tbf", *rate]
-        subprocess.run(host.command(words, {}), check=True)
+def _worker_script(run_dir: Path) -> str:
+    return "RANK={host} LOCAL_RANK=0 WORLD_SIZE={hosts} exec " + f"{sys.executable} -m {WORKER_MODULE} {run_dir}"
 
 
 def _step(run_dir: Path) -> int:
@@ -217,4 +257,5 @@ def _await_step(run_dir: Path, step: int) -> None:
 
 if __name__ == "__main__":
     kind, number = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 0
-    {"ranks": ranks, "links": links, "clean": clean}[kind](number or {"ranks": 12, "links": 6, "clean": 5000}[kind])
+    counts = {"ranks": 12, "links": 6, "start": 12, "clean": 5000}
+    {"ranks": ranks, "links": links, "start": start, "clean": clean}[kind](number or counts[kind])

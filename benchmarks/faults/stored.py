@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,12 +25,14 @@ AT_ONCE = 2**24
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
     """Seconds of every round, between two moments at which all ranks were there, the bytes of a checkpoint, and the
-    processor seconds that a save and a load took of this rank."""
+    processor seconds that a save and a load took of this rank. A save stops training for `stall`; in every other round
+    for `prepared_stall`, where the memory of its copy was got before."""
 
     bytes: int
     disk_write: list[float] = field(default_factory=list)
     save: list[float] = field(default_factory=list)
     stall: list[float] = field(default_factory=list)
+    prepared_stall: list[float] = field(default_factory=list)
     disk_read: list[float] = field(default_factory=list)
     load: list[float] = field(default_factory=list)
     save_processor: list[float] = field(default_factory=list)
@@ -47,7 +50,7 @@ def measure(design: Design, folder: str, rounds: int) -> Times:
     took, file = Times(bytes=int(kept)), place / f"plain-{dist.get_rank()}"
     for number in range(rounds):
         took.disk_write.append(_taken(lambda: _write(file, data)))
-        _save(run, design, place / str(number), took)
+        _save(run, design, place / str(number), took, prepared=number % 2 == 1)
         before = _emptied(run)
         _forget(file)
         took.disk_read.append(_taken(lambda: _read(file)))
@@ -60,12 +63,18 @@ def measure(design: Design, folder: str, rounds: int) -> Times:
     return took
 
 
-def _save(run: Runner, design: Design, place: Path, took: Times) -> None:
+def _save(run: Runner, design: Design, place: Path, took: Times, *, prepared: bool) -> None:
     """Training goes on when `save` returns, and what is then written is durable when `wait` does."""
     store = Store(place, design=design)
+    if prepared:
+        store.prepare(run.state())
+        for thread in threading.enumerate():
+            if thread.name == "staging":
+                thread.join()
+    dist.barrier()
     began = time.perf_counter()
     store.save(run.state(), step=1, progress={})
-    took.stall.append(time.perf_counter() - began)
+    (took.prepared_stall if prepared else took.stall).append(time.perf_counter() - began)
     busy = time.process_time()
     took.save.append(_taken(store.wait))
     took.save_processor.append(time.process_time() - busy)

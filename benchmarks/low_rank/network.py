@@ -25,11 +25,10 @@ from sent import sent_bytes
 
 import record
 from meshwright import catalog, search
+from meshwright.cost.low_rank import Verdict, candidates, given_ranks, verdict
 from meshwright.run.outcome import read_report
 from meshwright.spec.low_rank import Pufferfish
 from meshwright.spec.plan import Design
-from meshwright.techniques.low_rank.policy import candidates, given_ranks
-from meshwright.techniques.low_rank.price import Verdict, verdict
 from meshwright.train.checkpoint.find import newest, of_checkpoint
 from run import FREE, ROOT, SLOW, WARM, Curve, design, in_a_lab, run
 

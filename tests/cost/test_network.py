@@ -56,6 +56,35 @@ def test_ranks_of_a_node_share_its_adapters():
     assert narrow[0] == pytest.approx(2 * 7 / 8 * 1e11 / nic, rel=0.02)
 
 
+def three_sites(**uplinks):
+    """A node each, of which those in `uplinks` have one of so many bits/s, and the others 1 Gbit/s."""
+    group = replace(selene(nodes=1).groups[0], num_nodes=1)
+    wide = Link(bandwidth=1.25e8, latency_seconds=10e-3, efficiency=1.0)
+    return replace(
+        selene(nodes=1),
+        groups=tuple(replace(group, name=name, site=name) for name in ("a", "b", "c")),
+        wide_area=wide,
+        uplinks={site: replace(wide, bandwidth=bits / 8, latency_seconds=30e-3) for site, bits in uplinks.items()},
+    )
+
+
+@pytest.mark.parametrize("operation", [Collective.ALL_REDUCE, Collective.ALL_TO_ALL])
+def test_the_slowest_of_the_sites_that_are_crossed_decides(operation):
+    plain, uneven = three_sites(), three_sites(c=1e8)
+    slow = replace(plain, wide_area=replace(plain.wide_area, bandwidth=1.25e7, latency_seconds=20e-3))
+    for ranks, alike in ((16, plain), (24, slow)):
+        found, wanted = (
+            seconds(operation, cluster, AxisName.REPLICATE, num_bytes=1e9, replicate=ranks)[0]
+            for cluster in (uneven, alike)
+        )
+        assert found == pytest.approx(wanted)
+    assert uneven.between("a", "c") == uneven.between("c", "a")
+    faster = three_sites(c=1e10)
+    assert seconds(operation, faster, AxisName.REPLICATE, num_bytes=1e9, replicate=24)[0] == pytest.approx(
+        seconds(operation, plain, AxisName.REPLICATE, num_bytes=1e9, replicate=24)[0], rel=0.02
+    )
+
+
 @given(size=st.sampled_from([2, 4, 8, 16, 64]), operation=st.sampled_from(list(Collective)[:3]))
 def test_an_all_reduce_is_a_scatter_and_a_gather(size, operation):
     cluster = selene(nodes=8)

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from meshwright.cli import main
+from meshwright.cli.links import Links
 from meshwright.export import Line
+from meshwright.lab.links import Pair
 from meshwright.report.congestion import Congestion, Relief, TierUse
 from meshwright.report.diagnosis import Diagnosis, RankUse
 from meshwright.report.loss_gap import LossGap
@@ -79,6 +81,7 @@ def test_every_key_that_is_printed_is_documented(tmp_path: Path, capsys: pytest.
     _same("`goodput`", [field.name for field in fields(Goodput)])
     _same("each of `interruptions`", [field.name for field in fields(Interruption)])
     _keys_of_a_diagnosis()
+    _keys_of_links()
     _keys_of_commands_with_torch()
     assert not DOCUMENTED, "a row of the table is of nothing that is printed"
 
@@ -90,6 +93,13 @@ def _keys_of_a_diagnosis() -> None:
     _same("`traffic`", [field.name for field in fields(Congestion)])
     _same("each of `tiers`", [field.name for field in fields(TierUse)])
     _same("`relief`", [field.name for field in fields(Relief)])
+
+
+def _keys_of_links() -> None:
+    pair = Pair(first=0, second=1, bandwidth=1.0, latency_seconds=0.0)
+    told: dict[str, Any] = dict(Links(hosts=("a", "b"), pairs=(pair,), islands=((0, 1),), asked=None).document())
+    _same("`cluster measure --across`", [*told, "cluster"])
+    _same("each of `pairs`", told["pairs"][0])
 
 
 def _keys_of_commands_with_torch() -> None:

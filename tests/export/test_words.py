@@ -234,3 +234,11 @@ def test_axes_in_another_order_are_refused(peer: Peer) -> None:
 def test_what_is_lost_is_told(peer: Peer) -> None:
     lost = {line.name for line in export(design(sharding=ZERO2), to=peer).lines if line.verdict is Verdict.LOST}
     assert {"text and tokenizer", "weight decay", "document mask"} <= lost
+
+
+@pytest.mark.parametrize("peer", Peer)
+def test_rows_without_a_sequence_are_not_read_as_some(peer: Peer) -> None:
+    entry = design()
+    entry = replace(entry, plan=replace(entry.plan, empty_rows=1))
+    with pytest.raises(NotExpressible, match="cannot say rows without a sequence"):
+        export(entry, to=peer)

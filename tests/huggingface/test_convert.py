@@ -377,10 +377,13 @@ def test_a_model_of_our_own_goes_out_and_comes_in(tmp_path: Path) -> None:
     assert all(torch.equal(found[f"model.{name}"], x.double()) for name, x in decoder.named_parameters())
 
 
-def test_two_thin_matrices_go_out_as_a_whole_one(tmp_path: Path) -> None:
-    """Of the model of whole matrices, whose logits are the same."""
+@pytest.mark.parametrize("begun_as", ["thin", "whole"])
+def test_two_thin_matrices_go_out_as_a_whole_one(tmp_path: Path, begun_as: str) -> None:
+    """Of the model of whole matrices, whose logits are the same; a run that became low rank began with whole ones."""
     low = factored(all_models()["gpt"])
     decoder = saved(tmp_path / "run", low).double()
+    if begun_as == "whole":
+        (tmp_path / "run" / "design.json").write_text(design(low.dense(), Layout(batch=8)).to_json())
     told = convert.to_huggingface(tmp_path / "run", tmp_path / "out", dtype="fp32")
     assert told.parameters == low.dense().parameters > low.parameters
     opened = open_folder(tmp_path / "out")

@@ -41,6 +41,14 @@ def test_links_are_as_asked_and_islands_are_found() -> None:
     assert islands([near, *far], hosts=3) == ((0, 1), (2,))
 
 
+def test_links_are_slowed_while_the_lab_is_up() -> None:
+    with Lab.of(TWO_SITES) as lab:
+        lab.slow(1, RATE / 4)
+        lab.slow(2, RATE / 2)
+        slowed = measure_pairs(lab, seconds=0.5)
+    assert [pair.bandwidth < 1.4 * RATE / part for pair, part in zip(slowed, (4, 2, 4), strict=True)] == [True] * 3
+
+
 def test_commands_know_their_place_and_what_they_send_is_counted() -> None:
     send = (
         "import os, socket; place = int(os.environ['NODE_RANK'])\n"

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from meshwright.lab.real import is_real, node_of, real_lab
+from meshwright.lab.nodes import detected
+from meshwright.lab.real import WAYS, is_real, real_lab
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit
+from tests.run.launching import sshd_here
 
 SSH = """#!/bin/sh
 [ "$1 $2" = "-o BatchMode=yes" ] || exit 255
-[ "$3" = nobody@localhost ] && exit 255
-shift 3
+shift 4
+[ "$1" = nobody@localhost ] && exit 255
+[ "$1" = silent@localhost ] && exec sleep 60
+shift
 exec sh -c "$*"
 """
+
+
+PATH = os.environ["PATH"]
+SILENT = WAYS["ssh"].enter
 
 
 @pytest.fixture(autouse=True)
@@ -36,8 +46,19 @@ def test_words_come_there_as_they_are() -> None:
     assert lab.hosts[0].interface == "lo"
 
 
+@pytest.mark.skipif(bool(sshd_here.why_not()), reason=sshd_here.why_not())
+def test_words_come_over_ssh_itself_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", PATH)
+    with sshd_here.real(tmp_path / "sshd") as reached:
+        monkeypatch.setenv("PATH", f"{reached}:{PATH}")
+        with real_lab("ssh:first,second") as lab:
+            told = lab.run(["printf", "%s|", "a b", "$HOME", "it's", "{host} of {hosts} at {first}"])
+    assert [each.output for each in told] == [f"a b|$HOME|it's|{place} of 2 at 127.0.0.1|" for place in range(2)]
+
+
 def test_a_host_says_what_it_is() -> None:
-    assert node_of(real_lab("ssh:localhost").hosts[0]).num_nodes == 1
+    (found,) = detected(real_lab("ssh:localhost"))
+    assert found.num_nodes == 1
 
 
 def test_hosts_that_cannot_be_entered_are_told() -> None:
@@ -45,6 +66,11 @@ def test_hosts_that_cannot_be_entered_are_told() -> None:
         real_lab("ssh:localhost,nobody@localhost")
     with pytest.raises(ConfigError, match="no host is named"):
         real_lab("ssh:,")
+    host = replace(real_lab("ssh:localhost").hosts[0], name="silent@localhost", enter=(*SILENT, "silent@localhost"))
+    with pytest.raises(EnvironmentUnfit, match="silent@localhost: true has not ended after 0 s there"):
+        host.read("true", within_seconds=0.2)
+    with pytest.raises(EnvironmentUnfit, match="no-such-program"):
+        replace(host, enter=("no-such-program",)).read("true")
 
 
 def test_a_cluster_is_no_way_to_hosts() -> None:

@@ -31,6 +31,19 @@ def test_hosts_of_a_site_meet_below_its_uplink() -> None:
     assert [uplink.below for uplink in found.path(1, 2)] == ["host1", "site-near", "site-far", "host2"]
 
 
+def test_a_site_has_an_uplink_of_its_own_and_two_meet_at_the_slower_one() -> None:
+    quick = replace(SLOW, bandwidth=125e6, latency_seconds=30e-3)
+    cluster = replace(two_sites(), uplinks={"near": quick})
+    found = topology(cluster)
+    assert {uplink.below: uplink.bandwidth for uplink in found.uplinks if uplink.above == "core"} == {
+        "site-near": quick.bandwidth,
+        "site-far": SLOW.bandwidth,
+    }
+    between = cluster.between("near", "far")
+    assert between is not None
+    assert found.between(1, 2) == (between.bandwidth, between.latency_seconds) == (SLOW.bandwidth, 20e-3)
+
+
 def test_hosts_share_the_machine_as_their_devices_are_fast() -> None:
     cluster = two_sites(nodes=1)
     fast, slow = cluster.groups

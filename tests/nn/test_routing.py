@@ -79,7 +79,7 @@ def test_every_prototype_chooses_its_best_by_a_softmax_of_its_own() -> None:
 def test_capacity_keeps_the_first_of_each_sequence() -> None:
     part = spec(Routing(capacity=0.5))
     module, x = mixture(part), hidden()
-    routed = module._route(x)
+    routed = module._route(x, Context())
     assert routed.kept is not None
     room = math.ceil(0.5 * 16 * 2 / 8)
     seen: dict[tuple[int, int], int] = {}
@@ -99,7 +99,7 @@ def test_what_is_dropped_adds_nothing_and_earlier_tokens_do_not_see_later_ones()
     changed = x.clone()
     changed[:, 10:] = 1.0
     torch.testing.assert_close(module(changed, Context())[:, :10], whole[:, :10])
-    routed = module._route(x)
+    routed = module._route(x, Context())
     assert routed.kept is not None
     lost = ~routed.kept.any(dim=1)
     assert lost.any()
@@ -122,7 +122,7 @@ def test_the_balance_loss_is_what_its_formula_says() -> None:
     plain = mixture(spec(Routing()))
     plain(x, Context()).sum().backward()
     scores = plain.router(x).softmax(dim=2)
-    share = counts_by_sequence(scores.topk(2).indices.flatten(0, 1), sequences=4, experts=8) / (16 * 2)
+    share = counts_by_sequence(scores.topk(2).indices, experts=8) / (16 * 2)
     loss = 0.3 * 8 * (share * scores.mean(dim=1)).sum() / 4
     loss.backward()
     torch.testing.assert_close(found, plain.router.weight.grad)

@@ -9,12 +9,14 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import functional
 
-from meshwright.parallel import relocate, stored
+from meshwright.nn import Decoder, initialize
+from meshwright.parallel import lay, relocate, stored
 from meshwright.parallel.clip import local_part
 from meshwright.spec.plan import Design
 from tests.parallel.move_cases import Runner, runner, sequences
-from tests.parallel.parity_cases import whole
+from tests.parallel.parity_cases import SEED, mesh_over, whole
 
 
 def steps_without_update(design: Design, count: int) -> tuple[dict[str, Any], dict[str, Any], float]:
@@ -86,3 +88,50 @@ def resumed(design: Design, folder: str) -> tuple[list[float], list[float], list
     relocate.load(stored.Reader(Path(folder)), other.state(), group=dist.group.WORLD)
     keys = [name for name in state if name.startswith("optimizer.residual.")]
     return on, [other.step(number) for number in (2, 3)], keys
+
+
+def beside_the_written_out(design: Design) -> float:
+    """How far this rank's shards of the first gradients are from those that rounding gives which is written out: of
+    what each rank sends of a unit to an owner, of what replicas send each other of all shards, and of their sums."""
+    mesh, plan = mesh_over(design), design.plan
+    laid = lay(design, mesh, device="cpu", seed=SEED)
+    tokens = sequences(0, plan.batch, design)
+    own = tokens[mesh.data_coordinate : mesh.data_coordinate + 1]
+    laid.step(own[:, :-1].contiguous(), own[:, 1:].contiguous())
+    every = [_alone(design, tokens[row : row + 1]) for row in range(plan.batch)]
+    names, shards, place = list(every[0]), plan.shard, mesh.data_coordinate % plan.shard
+    sent = []
+    for replica in range(plan.replicate):
+        members = every[replica * shards : (replica + 1) * shards]
+        sums: dict[str, Tensor] = {}
+        for unit in dict.fromkeys(_unit(name) for name in names):
+            inside = [name for name in names if _unit(name) == unit]
+            parts = [[each[name].chunk(shards)[place] for name in inside] for each in members]
+            total = torch.stack([_rounded(torch.cat([x.flatten() for x in part])) for part in parts]).sum(dim=0)
+            sums |= dict(zip(inside, total.split([x.numel() for x in parts[0]]), strict=True))
+        sent.append(torch.cat([sums[name] for name in reversed(names)]))
+    halves = torch.stack([torch.stack([_rounded(x) for x in each.chunk(plan.replicate)]) for each in sent]).sum(dim=0)
+    wanted = torch.cat([_rounded(half) for half in halves])
+    found = torch.cat([local_part(dict(laid.named_parameters())[name].grad).flatten() for name in reversed(names)])
+    return float((found - wanted).abs().max())
+
+
+def _unit(name: str) -> str:
+    """The module that is sharded at once."""
+    return ".".join(name.split(".")[:2]) if name.startswith("layers.") else name.split(".")[0]
+
+
+def _alone(design: Design, tokens: Tensor) -> dict[str, Tensor]:
+    """Gradients of some sequences of the batch, on one device."""
+    decoder = Decoder(design.model).double()
+    initialize(decoder, seed=SEED)
+    logits = decoder(tokens[:, :-1])
+    loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum")
+    (loss / design.plan.batch_tokens).backward()
+    return {name: parameter.grad for name, parameter in decoder.named_parameters() if parameter.grad is not None}
+
+
+def _rounded(x: Tensor) -> Tensor:
+    """Whole numbers up to 127 of a scale that is a power of two."""
+    scale = 2.0 ** torch.ceil(torch.log2(x.abs().max() / 127))
+    return torch.round(x / scale) * scale

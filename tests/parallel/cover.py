@@ -7,13 +7,15 @@ from dataclasses import asdict, replace
 from itertools import combinations
 
 from meshwright.spec.plan import AxisName
-from tests.parallel.drawing import is_whole
+from tests.parallel.drawing import counts_parts, is_whole
 from tests.parallel.draws import Draw
 
 
 def choices(draw: Draw) -> dict[str, object]:
     """What a draw chose, by dimension; what is added by the draw alone (`_prefix` and after) is none."""
     plain = asdict(draw if is_whole(draw) else replace(draw, slices=1))
+    if counts_parts(draw):
+        plain["routing"] = "own"
     for name in (
         "axes",
         "bounds",
@@ -28,6 +30,9 @@ def choices(draw: Draw) -> dict[str, object]:
         "extents",
         "vocab",
         "kv_heads",
+        "fewer",
+        "moments",
+        "gradients",
     ):
         del plain[name]
     kind, inner, layout = draw.exchange

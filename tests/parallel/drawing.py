@@ -10,10 +10,14 @@ from meshwright.schedule import planned
 from meshwright.schedule.build import LOOPS, NAMED, SLICED, V_SHAPES
 from meshwright.schedule.synthesize import synthesize
 from meshwright.schedule.workload import Workload
+from meshwright.search.degree_rules import least_microbatches, microbatches_fill
+from meshwright.search.runtime_rules import EIGHT_BIT_GRADIENTS
+from meshwright.spec.cluster import Precision
 from meshwright.spec.exchange import ExchangeKind, TokenLayout
 from meshwright.spec.model import Attention, FeedForward
+from meshwright.spec.optimizer import Moments
 from meshwright.spec.plan import AxisName, Dispatch, Offload, Recompute, ScheduleKind, Sharding, TensorGrid
-from tests.parallel.draws import ADAFACTOR, KINDS, MIXTURES, OPTIMIZERS, Draw, refused, scheduled
+from tests.parallel.draws import ADAFACTOR, KINDS, MIXTURES, OPTIMIZERS, Draw, build, refused, scheduled
 from tests.parallel.parity_cases import Documents, Masks
 from tests.support import models
 
@@ -40,12 +44,18 @@ def legal(count: int, *, seed: int) -> list[Draw]:
         axes = _axes(random)
         kind, chunks = _schedule(random, dict(axes).get("pipeline", 1))
         tries = (_any(random, axes, kind, chunks) for _ in range(TRIES))
-        one = next((one for one in tries if one is not None and is_whole(one) and not refused(one)), None)
+        one = next((one for one in tries if one is not None and is_whole(one) and _is_drawn(one)), None)
         if one is not None:
             one = _tabled(replace(one, masks=_masks(one), prefix=_prefix(one), slices=_slices_shared(one)))
             routed = _routed(replace(one, factored=_factored(one)))
-            found[_over_others(_by_means(_few_heads(_uneven(_sharded(_offloaded(_on_grid(routed)))))))] = None
+            one = _by_means(_few_heads(_uneven(_sharded(_offloaded(_on_grid(routed))))))
+            found[_over_others(_kept(_unfilled(_counted(one))))] = None
     return sorted(found, key=lambda draw: draw.ranks)
+
+
+def _is_drawn(draw: Draw) -> bool:
+    """Legal, of microbatches that fill the pipeline: fewer are of `_unfilled`."""
+    return not refused(draw) and microbatches_fill(build(draw)) is None
 
 
 def is_whole(draw: Draw) -> bool:
@@ -100,6 +110,21 @@ def _routed(draw: Draw) -> Draw:
     if draw.model not in MIXTURES:
         return draw
     one = replace(draw, routing=Random(f"routing {draw}").choice((draw.routing, *models.ROUTINGS)))
+    return draw if refused(one) or counts_parts(one) else one
+
+
+def counts_parts(draw: Draw) -> bool:
+    """Whether experts are counted along sequences that ranks or slices divide: such are of `_counted`."""
+    return draw.routing in models.COUNTED and (draw.slices > 1 or draw.size(AxisName.CONTEXT) > 1)
+
+
+def _counted(draw: Draw) -> Draw:
+    """Of half of the mixtures of which ranks or slices divide the sequences, experts counted along those; by the draw
+    alone."""
+    random = Random(f"counted {draw}")
+    one = replace(draw, routing=random.choice(models.COUNTED))
+    if draw.model not in MIXTURES or draw.routing != "own" or not counts_parts(one) or random.random() > 1 / 2:
+        return draw
     return draw if refused(one) else one
 
 
@@ -180,6 +205,36 @@ def _by_means(draw: Draw) -> Draw:
     """Of a fifth second moments as means of rows and columns; by the draw alone."""
     one = replace(draw, optimizer=ADAFACTOR)
     return draw if Random(f"means {draw}").random() > 1 / 5 or refused(one) else one
+
+
+def _unfilled(draw: Draw) -> Draw:
+    """Of two thirds of pipelines fewer microbatches than fill it; by the draw alone."""
+    random, pipeline = Random(f"fewer {draw}"), draw.size(AxisName.PIPELINE)
+    least = least_microbatches(ScheduleKind(draw.schedule), pipeline=pipeline, slices=draw.slices)
+    if least == 1 or random.random() > 2 / 3:
+        return draw
+    one = replace(draw, fewer=draw.microbatches - random.randrange(1, least))
+    return draw if refused(one) else one
+
+
+def _kept(draw: Draw) -> Draw:
+    """Of a third under AdamW moments in less than fp32, which a first step makes of nothing; by the draw alone."""
+    random = Random(f"moments {draw}")
+    one = replace(draw, moments=random.choice([kind.value for kind in Moments if kind is not Moments.FP32]))
+    return draw if draw.optimizer != "adamw" or random.random() > 1 / 3 or refused(one) else one
+
+
+def rounded(draw: Draw) -> Draw:
+    """With gradients that travel in eight bits, or products rounded to eight or four, where the plan can have them; by
+    the draw alone."""
+    random = Random(f"rounded {draw}")
+    meets = any(draw.size(axis) > 1 for axis in (AxisName.REPLICATE, AxisName.SHARD, AxisName.CONTEXT))
+    gradients = [replace(draw, gradients=kind.value) for kind in EIGHT_BIT_GRADIENTS if meets]
+    products = [replace(draw, precision=kind.value) for kind in Precision if kind.quantized]
+    random.shuffle(gradients)
+    random.shuffle(products)
+    ways = [*gradients, *products] if random.random() < 1 / 2 else [*products, *gradients]
+    return next((one for one in ways if not refused(one)), draw)
 
 
 def _any(random: Random, axes: tuple[tuple[str, int], ...], kind: ScheduleKind, chunks: int) -> Draw | None:

@@ -16,7 +16,7 @@ from meshwright.spec.errors import Problem
 from meshwright.spec.exchange import Exchange, ExchangeKind, TokenLayout
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import Layer, ModelSpec
-from meshwright.spec.optimizer import Adafactor, Muon, Optimizer, OptimizerSpec, Sgd
+from meshwright.spec.optimizer import Adafactor, Moments, Muon, Optimizer, OptimizerSpec, Sgd
 from meshwright.spec.plan import (
     Axis,
     AxisName,
@@ -34,6 +34,7 @@ from meshwright.spec.plan import (
     TensorGrid,
     Training,
 )
+from meshwright.spec.synchronize import GradientSync
 from tests.parallel.parity_cases import Masks, data_of
 from tests.support import models
 from tests.support.designs import LINK, SEQUENCE, cluster
@@ -54,7 +55,8 @@ class Draw:
     ways, `extents` over how many ranks where some are over other ones than the shard axis' (0), `frozen` the blocks
     that are, `exchange` and `experts` the fields of
     Exchange and ExpertGrid in order, `table` the rows of a schedule that is one, `routing` one of models.ROUTINGS or
-    the model's own, `kv_heads` likewise, of which 0 is the model's own.
+    the model's own, `kv_heads` likewise, of which 0 is the model's own. There are as many `microbatches` as it says but
+    for `fewer` of them. `gradients` travel whole or in a precision of eight bits.
     """
 
     model: str = "tiny"
@@ -88,6 +90,9 @@ class Draw:
     extents: tuple[int, ...] = ()
     vocab: int = models.VOCAB
     kv_heads: int = 0
+    fewer: int = 0
+    moments: str = "fp32"
+    gradients: str = "whole"
 
     def size(self, axis: AxisName) -> int:
         return dict(self.axes).get(axis.value, 1)
@@ -138,6 +143,7 @@ def build(draw: Draw) -> Design:
         exchange=_exchange(draw),
         experts=_experts(draw),
         tensor_grid=TensorGrid(draw.tensor_grid),
+        gradients=GradientSync() if draw.gradients == "whole" else GradientSync(precision=Precision(draw.gradients)),
     )
     job = JobSpec(
         sequence_length=SEQUENCE,
@@ -154,13 +160,15 @@ def build(draw: Draw) -> Design:
 def _optimizer(draw: Draw) -> Optimizer:
     if draw.optimizer == ADAFACTOR:
         return Adafactor(learning_rate=1e-2, clip_norm=draw.clip_norm, epsilon_squared=_SQUARED)
+    if draw.moments != Moments.FP32.value:
+        return OptimizerSpec(learning_rate=1e-2, clip_norm=draw.clip_norm, state=Moments(draw.moments))
     return OPTIMIZERS[draw.optimizer](learning_rate=1e-2, clip_norm=draw.clip_norm)
 
 
 def scheduled(draw: Draw) -> Schedule:
     return Schedule(
         kind=ScheduleKind(draw.schedule),
-        microbatches=draw.microbatches,
+        microbatches=draw.microbatches - draw.fewer,
         chunks=draw.chunks,
         slices=draw.slices,
         table=draw.table,
@@ -226,7 +234,8 @@ def _model(kind: str, layers: int) -> ModelSpec:
 def _processors(ranks: int) -> ClusterSpec:
     machines = cluster(ranks)
     group = machines.groups[0]
-    device = replace(group.device, peak_flops=dict.fromkeys((Precision.FP64, Precision.FP32, Precision.BF16), 1e9))
+    known = (Precision.FP64, Precision.FP32, Precision.BF16, *(kind for kind in Precision if kind.quantized))
+    device = replace(group.device, peak_flops=dict.fromkeys(known, 1e9))
     return replace(machines, groups=(replace(group, device=device, host=LINK),))
 
 

@@ -114,20 +114,22 @@ def resumed(design: Design, folder: str, at: int, steps: int, begun: int = 0) ->
         unbroken.outer.begin(begun)
     for number in range(begun + 1, at + 1):
         unbroken.step(number)
-    state = state_of(design, learners=unbroken.learners, laid=unbroken.laid, optimizer=unbroken.optimizer)
-    kept = saved(state, unbroken.outer)
-    path = Path(folder)
-    path.mkdir(exist_ok=True)
-    stored.write(relocate.kept(kept, group=dist.group.WORLD), path, group=dist.group.WORLD)
+    again = Worker(design)
+    again.step(steps + 7)
+    return goes_on_alike(unbroken, again, folder=Path(folder), at=at, steps=steps)
+
+
+def goes_on_alike(unbroken: Worker, again: Worker, *, folder: Path, at: int, steps: int) -> bool:
+    """Whether `again`, loaded from what `unbroken` saves after step `at`, ends in the same bits after `steps`."""
+    kept = saved(unbroken.state(), unbroken.outer)
+    folder.mkdir(exist_ok=True)
+    stored.write(relocate.kept(kept, group=dist.group.WORLD), folder, group=dist.group.WORLD)
     told = unbroken.outer.told()
     for number in range(at + 1, steps + 1):
         unbroken.step(number)
     unbroken.outer.drain()
-    again = Worker(design)
-    again.step(steps + 7)
-    target = state_of(design, learners=again.learners, laid=again.laid, optimizer=again.optimizer)
     assert again.outer.goes_on_from(told)
-    relocate.load(stored.Reader(path), loaded(target, again.outer, step=at), group=dist.group.WORLD)
+    relocate.load(stored.Reader(folder), loaded(again.state(), again.outer, step=at), group=dist.group.WORLD)
     again.outer.settle()
     for number in range(at + 1, steps + 1):
         again.step(number)

@@ -24,6 +24,7 @@ from meshwright.spec.model import ModelSpec
 from meshwright.spec.optimizer import Optimizer, OptimizerSpec
 from meshwright.spec.plan import AxisName, Design, Offload, Plan
 from meshwright.spec.targets import MASKED
+from meshwright.train.feed import Feed
 from tests.parallel.offload_cases import copying
 from tests.parallel.reference_optimizers import is_small, update
 
@@ -223,11 +224,19 @@ def _one_rank(design: Design, packed: Documents, masks: Masks) -> Outcome:
     mesh = mesh_over(design)
     laid = lay(design, mesh, device="cpu", seed=SEED)
     optimizer = build_optimizer(laid, design.job.optimizer)
-    tokens, targets, parts = batch(plan.batch, plan.sequence_length, design.model.vocab, packed=packed, masks=masks)
-    own = plan.batch // plan.data
-    rows = slice(mesh.data_coordinate * own, (mesh.data_coordinate + 1) * own)
-    ahead = prompts(parts, count=plan.batch, length=plan.sequence_length) if design.model.prefix else None
-    mine = (tokens[rows], targets[rows], *(None if x is None else x[rows] for x in (parts, ahead)))
+    count = plan.sequences
+    tokens, targets, parts = batch(count, plan.sequence_length, design.model.vocab, packed=packed, masks=masks)
+    feed = Feed(
+        batch=count,
+        replica=mesh.data_coordinate,
+        replicas=plan.data,
+        device=laid.device,
+        document_mask=parts is not None,
+    )
+    rows, more = slice(feed.first, feed.first + feed.held), (0, 0, 0, feed.rows - feed.held)
+    ahead = prompts(parts, count=count, length=plan.sequence_length) if design.model.prefix else None
+    beside = (None if x is None else functional.pad(x[rows], more) for x in (parts, ahead))
+    mine = (functional.pad(tokens[rows], more), functional.pad(targets[rows], more, value=MASKED), *beside)
     loss = laid.step(*mine)
     gradients = by_name([(name, p.grad) for name, p in laid.named_parameters() if p.grad is not None])
     norm = laid.clip(design.job.optimizer.clip_norm)

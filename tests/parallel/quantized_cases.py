@@ -105,18 +105,27 @@ def in_parts(x: Tensor, precision: Precision, operand: int, parts: int) -> Tenso
 
 
 def one_device(
-    model: ModelSpec, precision: Precision, *, count: int, length: int, rate: float, parts: int = 1
+    model: ModelSpec,
+    precision: Precision,
+    *,
+    count: int,
+    length: int,
+    rate: float,
+    parts: int = 1,
+    together: int = 1,
 ) -> Outcome:
     """One sequence at a time, then one plain step down the gradient.
 
-    Sums over features that `parts` tensor ranks would share are of as many parts, in linears alone.
+    Sums over features that `parts` tensor ranks would share are of as many parts, in linears alone. Experts multiply
+    the rows of as many sequences `together` as data parallel ranks would send them.
     """
     decoder = Decoder(model).double()
     initialize(decoder, seed=SEED)
 
     def product_in(split: tuple[int, int]) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
         def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-            result: Tensor = Product.apply(x, weight, precision, split)
+            apart = x.split(1) if x.dim() == 3 else (x,)  # sequences, or the rows of one expert
+            result = torch.cat([Product.apply(each, weight, precision, split) for each in apart])
             return result if bias is None else result + bias
 
         return product
@@ -128,11 +137,12 @@ def one_device(
     tokens, targets, _ = batch(count, length, model.vocab)
 
     def loss(row: int) -> Tensor:
-        logits = decoder(tokens[row : row + 1]).flatten(0, 1)
-        return functional.cross_entropy(logits, targets[row]) / count
+        rows = slice(row, None, count // together)
+        logits = decoder(tokens[rows]).flatten(0, 1)
+        return functional.cross_entropy(logits, targets[rows].flatten()) * together / count
 
     total = 0.0
-    for row in range(count):
+    for row in range(count // together):
         share = loss(row)
         share.backward()
         total += float(share.detach())
@@ -143,7 +153,7 @@ def one_device(
         for parameter in named.values():
             assert parameter.grad is not None
             parameter -= rate * parameter.grad
-        after = sum(float(loss(row)) for row in range(count))
+        after = sum(float(loss(row)) for row in range(count // together))
     parameters = {name: p.detach().numpy() for name, p in named.items()}
     return Outcome(loss=total, evaluation=after, norm=norm, gradients=gradients, parameters=parameters)
 

@@ -16,14 +16,15 @@ from tests.support.pool import Pool
 Rank = Callable[..., Outcome]
 MOST_TRIES = 120
 # How far a loss and the whole gradient may be from those of fp64, as parts of them.
-NEAR = {"fp32": 1e-4, "bf16": 0.1}
+NEAR = {"fp32": 1e-4, "bf16": 0.1, "fp8": 0.3, "fp8-row": 0.3, "fp8-block": 0.3, "mxfp8": 0.3, "nvfp4": 0.8}
+NEAR_GRADIENTS = {"int8": 0.1, "fp8": 0.1}
 
 
 def beside_one_device(pool: Pool, draw: Draw, *, rank: Rank = parity_cases.one_rank) -> None:
     """Every rank's losses, norm, gradients and parameters are those of one device; AssertionError where not."""
     given = (build(draw), Documents(draw.documents), Masks(draw.masks))
     found = pool.run(rank, *given, ranks=draw.ranks)
-    expected, bound = _reference(draw), NEAR.get(draw.precision)
+    expected, bound = _reference(draw), NEAR.get(draw.precision, NEAR_GRADIENTS.get(draw.gradients))
     if bound is None:
         parity_cases.compare(expected, found)
     else:

@@ -77,6 +77,9 @@ def _plainer(draw: Draw) -> Iterator[Draw]:
         "tensor_grid",
         "vocab",
         "kv_heads",
+        "fewer",
+        "moments",
+        "gradients",
     ):
         yield replace(draw, **{name: getattr(plain, name)})
     yield replace(draw, recompute=("none",) * draw.layers)
@@ -85,6 +88,6 @@ def _plainer(draw: Draw) -> Iterator[Draw]:
     yield _restaged(draw)
     for kind in ("1f1b", "gpipe") if draw.table or draw.slices > 1 else ("1f1b",):
         yield _restaged(replace(draw, schedule=kind, chunks=1, slices=1, table=()))
-    for microbatches in range(1, draw.microbatches):
+    for microbatches in range(1, draw.microbatches - draw.fewer):
         shorter = planned.of_first(scheduled(draw), microbatches)
-        yield replace(draw, microbatches=microbatches, table=shorter.table)
+        yield replace(draw, microbatches=microbatches, fewer=0, table=shorter.table)

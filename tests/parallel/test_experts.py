@@ -10,6 +10,7 @@ import torch
 
 from meshwright.nn.mixture import MixtureOfExperts
 from meshwright.parallel import build_mesh, lay, unfit
+from meshwright.spec.exchange import Exchange, ExchangeKind, TokenLayout
 from meshwright.spec.model import Layer, Mixture, ModelSpec, Routing
 from meshwright.spec.plan import Dispatch, ExpertGrid, Recompute, ScheduleKind, Sharding
 from meshwright.spec.report import LineName
@@ -97,6 +98,47 @@ def test_every_routing_is_that_of_one_device(pool: Pool, name: str, layout: Layo
     check(pool, design(model(name, routing=ROUTINGS[name]), layout), packed=Documents.TWO)
 
 
+# Choices are counted along sequences of which ranks hold tokens between each other's, and slices come one by one.
+SLICED, BALANCED = ScheduleKind.SEQUENCE_1F1B, TokenLayout.BALANCED
+ACROSS = Layout(
+    context=2,
+    tensor=2,
+    sharding=ZERO3,
+    sequence_parallel=True,
+    experts=grid(4),
+    exchange=Exchange(layout=TokenLayout.STRIPED),
+    batch=4,
+)
+BY_SLICES = Layout(
+    pipeline=2,
+    context=2,
+    kind=SLICED,
+    slices=2,
+    microbatch=2,
+    recompute=Recompute.FULL,
+    exchange=Exchange(kind=ExchangeKind.GATHER, layout=BALANCED),
+    batch=4,
+)
+ALONG = (
+    ("both", ACROSS),
+    ("both", BY_SLICES),
+    ("bounded prototypes", Layout(context=4, exchange=Exchange(inner=2, layout=BALANCED), batch=2)),
+    ("softmax", Layout(context=2, exchange=Exchange(layout=TokenLayout.CONTIGUOUS), batch=2)),
+    ("balanced", replace(ACROSS, exchange=Exchange(inner=2), recompute=Recompute.FULL)),
+    ("capacity", Layout(pipeline=2, kind=SLICED, slices=4, recompute=Recompute.FULL, batch=2)),
+    ("capacity", replace(BY_SLICES, shard=2, sharding=ZERO3, experts=grid(2, 2, GATHER), batch=8)),
+    ("both", Layout(pipeline=2, tensor=2, kind=SLICED, slices=2, sequence_parallel=True, experts=grid(2), batch=2)),
+)
+BOTH = {**models.ROUTINGS, "both": replace(models.ROUTINGS["balanced"], capacity=0.75)}
+
+
+@pytest.mark.parametrize(("name", "layout"), sampled(ALONG, quick=3), ids=str)
+def test_choices_are_counted_along_sequences_that_ranks_and_slices_divide(
+    pool: Pool, name: str, layout: Layout
+) -> None:
+    check(pool, design(model(name, routing=BOTH[name]), layout), packed=Documents.TWO)
+
+
 @pytest.mark.parametrize("layout", [DIVIDED, GATHERED], ids=str)
 def test_experts_beside_a_dense_branch_lie_on_a_grid_too(pool: Pool, layout: Layout) -> None:
     check(pool, design(models.beside(), layout, z_loss=1e-3), packed=Documents.TWO)
@@ -154,18 +196,18 @@ def test_bytes_of_balanced_tokens_are_those_of_the_formula(pool: Pool) -> None:
 MIXED = model("balanced", routing=ROUTINGS["groups"])
 TWO = Layout(shard=4, sharding=ZERO3, experts=grid(2), batch=8)
 FOUR = Layout(replicate=2, tensor=2, sequence_parallel=True, experts=grid(4), batch=8)
-SLICED = Layout(shard=4, sharding=ZERO2, experts=grid(2, 2), batch=8)
+HALVES = Layout(shard=4, sharding=ZERO2, experts=grid(2, 2), batch=8)
 
 
 def test_state_goes_from_a_grid_to_none_and_back(pool: Pool, tmp_path: Path) -> None:
     none = Layout(pipeline=2, shard=2, sharding=ZERO1, batch=8)
     check_resume(pool, tmp_path / "two", MIXED, TWO, (none,))
-    check_resume(pool, tmp_path / "none", MIXED, none, (SLICED,))
+    check_resume(pool, tmp_path / "none", MIXED, none, (HALVES,))
 
 
 @pytest.mark.slow
 def test_state_goes_between_more_grids(pool: Pool, tmp_path: Path) -> None:
-    check_resume(pool, tmp_path / "two", MIXED, TWO, (FOUR, SLICED))
+    check_resume(pool, tmp_path / "two", MIXED, TWO, (FOUR, HALVES))
     check_resume(pool, tmp_path / "four", MIXED, FOUR, (TWO,))
 
 

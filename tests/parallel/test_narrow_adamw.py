@@ -330,4 +330,4 @@ def test_what_is_not_kept_in_bf16_is_refused_by_name() -> None:
         replace(entry, plan=replace(entry.plan, gradients=GradientSync(precision=Precision.FP8))),
     )
     assert all(rule(each) is not None for each in refused)
-    assert ("offload", "optimizer") in untrained(TINY, entry.job)
+    assert ("offload", "optimizer") in untrained(entry.job)

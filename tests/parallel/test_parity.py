@@ -7,13 +7,15 @@ from functools import cache
 
 import pytest
 
+from meshwright import search
+from meshwright.search.decide import RUNTIME
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.optimizer import OptimizerSpec
 from meshwright.spec.plan import Axis, AxisName, Design, Recompute, ScheduleKind, Sharding
 from tests.parallel import parity_cases
 from tests.parallel.parity_cases import Documents, Outcome
 from tests.support import models
-from tests.support.designs import SEQUENCE, Layout, design
+from tests.support.designs import SEQUENCE, Layout, design, with_speed
 from tests.support.pool import Pool
 from tests.support.sampled import sampled
 from tests.support.space import covering, emitted, pairs
@@ -53,7 +55,27 @@ def reference(model: ModelSpec, count: int, z_loss: float, packed: Documents) ->
 def check(pool: Pool, entry: Design, *, packed: Documents = Documents.ONE) -> None:
     entry = replace(entry, job=replace(entry.job, optimizer=OPTIMIZER))
     found = pool.run(parity_cases.one_rank, entry, packed, ranks=entry.plan.world_size)
-    parity_cases.compare(reference(entry.model, entry.plan.batch, entry.job.z_loss, packed), found)
+    parity_cases.compare(reference(entry.model, entry.plan.sequences, entry.job.z_loss, packed), found)
+
+
+@pytest.mark.parametrize(
+    ("layout", "sequences"),
+    [
+        (Layout(shard=3, sharding=Sharding.PARAMETERS, batch=9), 8),
+        (Layout(replicate=3, batch=12, microbatch=2), 10),
+        pytest.param(Layout(pipeline=2, replicate=2, batch=8), 7, marks=pytest.mark.slow),
+        pytest.param(Layout(tensor=2, shard=3, sharding=Sharding.GRADIENTS, batch=9), 7, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_rows_without_a_sequence_change_nothing(layout: Layout, sequences: int, pool: Pool) -> None:
+    """Data ranks that do not divide the sequences of a step train them as one device does."""
+    made = design(MODEL, layout)
+    plan = replace(made.plan, empty_rows=layout.batch - sequences)
+    job = replace(made.job, batch_tokens=plan.read_tokens, z_loss=1e-3)
+    entry = replace(made, plan=plan, job=job)
+    assert search.check(with_speed(entry), scopes=RUNTIME) == ()
+    check(pool, entry, packed=Documents.TWO)
 
 
 def name(entry: Design) -> str:

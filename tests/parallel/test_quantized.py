@@ -14,7 +14,7 @@ from meshwright.parallel.quantized import quantized, recipe
 from meshwright.spec.cluster import Precision
 from meshwright.spec.model import Layer, ModelSpec
 from meshwright.spec.optimizer import Sgd
-from meshwright.spec.plan import Recompute, Sharding
+from meshwright.spec.plan import Dispatch, ExpertGrid, Recompute, Sharding
 from tests.parallel import layout_cases, quantized_cases
 from tests.parallel.parity_cases import Outcome
 from tests.support import models
@@ -50,18 +50,45 @@ LAYOUTS = (
 )
 TURNS = [(precision, LAYOUTS[place % len(LAYOUTS)]) for place, precision in enumerate(RECIPES)]
 REST = [(precision, layout) for precision in RECIPES for layout in LAYOUTS if (precision, layout) not in TURNS]
+# Experts on a grid of their own, whose two ranks send each other rows; their features in whole blocks of 32.
+FULL = models.all_models()["mixture_full"].layers[0]
+EXPERTS = models.model("experts", layers=2, layer=replace(FULL, transform=replace(FULL.transform, hidden=64)))
+GRIDS = (
+    Layout(replicate=2, experts=ExpertGrid(expert=2), batch=BATCH),
+    Layout(shard=2, sharding=Sharding.PARAMETERS, experts=ExpertGrid(expert=1, tensor=2), batch=BATCH),
+    Layout(
+        pipeline=2,
+        shard=2,
+        sharding=Sharding.OPTIMIZER,
+        experts=ExpertGrid(expert=2, dispatch=Dispatch.ALL_GATHER),
+        recompute=Recompute.FULL,
+        batch=BATCH,
+    ),
+)
+# Two slices have a part each of a row, or of a tile of 128.
+CUT = (Precision.FP8_ROW, Precision.FP8_BLOCK)
+ON_GRID = [
+    (precision, layout)
+    for layout in GRIDS
+    for precision in RECIPES
+    if precision not in CUT or (layout.experts is not None and layout.experts.tensor == 1)
+]
 DIVIDED = Layout(tensor=2, sequence_parallel=True, batch=BATCH)
 
 
 @cache
-def reference(model: ModelSpec, precision: Precision, parts: int = 1) -> Outcome:
-    return quantized_cases.one_device(model, precision, count=BATCH, length=SEQUENCE, rate=RATE, parts=parts)
+def reference(model: ModelSpec, precision: Precision, parts: int = 1, together: int = 1) -> Outcome:
+    return quantized_cases.one_device(
+        model, precision, count=BATCH, length=SEQUENCE, rate=RATE, parts=parts, together=together
+    )
 
 
-def check(pool: Pool, model: ModelSpec, precision: Precision, layout: Layout, *, parts: int = 1) -> None:
+def check(
+    pool: Pool, model: ModelSpec, precision: Precision, layout: Layout, *, parts: int = 1, together: int = 1
+) -> None:
     spec = Sgd(learning_rate=RATE, momentum=0.0, clip_norm=None)
     entry = design(model, layout, optimizer=spec)
-    wanted, seen = reference(model, precision, parts), set()
+    wanted, seen = reference(model, precision, parts, together), set()
     for found in pool.run(quantized_cases.one_rank, entry, precision, ranks=layout.ranks):
         assert found.loss == pytest.approx(wanted.loss, rel=0, abs=1e-9)
         assert found.norm == pytest.approx(wanted.norm, rel=0, abs=1e-9)
@@ -96,6 +123,13 @@ def test_a_layout_that_divides_no_scale_trains_as_one_device(pool: Pool, precisi
 @pytest.mark.parametrize(("precision", "layout"), REST, ids=str)
 def test_every_recipe_does_so_in_every_layout(pool: Pool, precision: Precision, layout: Layout) -> None:
     check(pool, models.all_models()["mixture_full"], precision, layout)
+
+
+@pytest.mark.parametrize(("precision", "layout"), sampled(ON_GRID, quick=3), ids=str)
+def test_experts_on_a_grid_round_the_rows_that_all_ranks_send_them(
+    pool: Pool, precision: Precision, layout: Layout
+) -> None:
+    check(pool, EXPERTS, precision, layout, together=2)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
@@ -13,8 +14,9 @@ import torch.distributed as dist
 from meshwright.parallel.outer import Round
 from meshwright.parallel.outer import roll as rolls
 from meshwright.parallel.outer.roll import Arrival, Roll, Terms
-from meshwright.spec.plan import Sharding
-from meshwright.spec.synchronize import SyncKind
+from meshwright.spec.cluster import Precision
+from meshwright.spec.plan import Design, Sharding
+from meshwright.spec.synchronize import PACKINGS, SyncKind
 from tests.parallel import outer_cases, quorum_cases
 from tests.parallel.quorum_cases import with_quorum
 from tests.parallel.test_outer import LAYOUTS, met
@@ -27,17 +29,20 @@ SHARDED = Layout(replicate=2, shard=2, sharding=Sharding.PARAMETERS, batch=8)
 
 
 @pytest.mark.parametrize(
-    ("layout", "kind"),
+    ("layout", "kind", "precision"),
     [
-        ("replicas", SyncKind.DILOCO),
-        ("sharded", SyncKind.DILOCO),
-        pytest.param("replicas", SyncKind.LOCAL, marks=pytest.mark.slow),
-        pytest.param("pipeline", SyncKind.DILOCO, marks=pytest.mark.slow),
-        pytest.param("tensor", SyncKind.LOCAL, marks=pytest.mark.slow),
+        ("replicas", SyncKind.DILOCO, Precision.FP64),
+        ("sharded", SyncKind.DILOCO, Precision.FP64),
+        pytest.param("replicas", SyncKind.LOCAL, Precision.FP64, marks=pytest.mark.slow),
+        pytest.param("pipeline", SyncKind.DILOCO, Precision.FP64, marks=pytest.mark.slow),
+        pytest.param("tensor", SyncKind.LOCAL, Precision.FP64, marks=pytest.mark.slow),
+        pytest.param("sharded", SyncKind.DILOCO, Precision.INT4, marks=pytest.mark.slow),
     ],
 )
-def test_a_quorum_of_all_is_what_learners_do_without_one(pool: Pool, layout: str, kind: SyncKind) -> None:
-    entry, ranks = met(LAYOUTS[layout], kind), LAYOUTS[layout].ranks
+def test_a_quorum_of_all_is_what_learners_do_without_one(
+    pool: Pool, layout: str, kind: SyncKind, precision: Precision
+) -> None:
+    entry, ranks = narrow(met(LAYOUTS[layout], kind), precision), LAYOUTS[layout].ranks
     plain = pool.run(outer_cases.trained, entry, 8, ranks=ranks)
     quorum = pool.run(outer_cases.trained, with_quorum(entry, 2), 8, ranks=ranks)
     for (_, own, mean), (_, other, together) in zip(plain, quorum, strict=True):
@@ -46,25 +51,30 @@ def test_a_quorum_of_all_is_what_learners_do_without_one(pool: Pool, layout: str
 
 
 @pytest.mark.parametrize(
-    ("layout", "kind", "quorum", "slow"),
+    ("layout", "kind", "quorum", "slow", "precision"),
     [
-        (THREE, SyncKind.DILOCO, 2, 1),
-        (SHARDED, SyncKind.DILOCO, 1, 0),
-        pytest.param(THREE, SyncKind.LOCAL, 1, 0, marks=pytest.mark.slow),
-        pytest.param(LAYOUTS["pipeline"], SyncKind.DILOCO, 1, 1, marks=pytest.mark.slow),
-        pytest.param(LAYOUTS["tensor"], SyncKind.DILOCO, 1, 1, marks=pytest.mark.slow),
+        (THREE, SyncKind.DILOCO, 2, 1, Precision.INT4),
+        (SHARDED, SyncKind.DILOCO, 1, 0, Precision.FP64),
+        pytest.param(THREE, SyncKind.DILOCO, 2, 1, Precision.FP64, marks=pytest.mark.slow),
+        pytest.param(THREE, SyncKind.DILOCO, 2, 0, Precision.INT8, marks=pytest.mark.slow),
+        pytest.param(LAYOUTS["replicas"], SyncKind.LOCAL, 1, 0, Precision.INT8, marks=pytest.mark.slow),
+        pytest.param(THREE, SyncKind.LOCAL, 1, 0, Precision.FP64, marks=pytest.mark.slow),
+        pytest.param(LAYOUTS["pipeline"], SyncKind.DILOCO, 1, 1, Precision.FP64, marks=pytest.mark.slow),
+        pytest.param(LAYOUTS["tensor"], SyncKind.DILOCO, 1, 1, Precision.FP64, marks=pytest.mark.slow),
     ],
     ids=str,
 )
 def test_a_learner_that_misses_rounds_brings_what_it_learnt_and_takes_the_newer_state(
-    pool: Pool, layout: Layout, kind: SyncKind, quorum: int, slow: int
+    pool: Pool, layout: Layout, kind: SyncKind, quorum: int, slow: int, precision: Precision
 ) -> None:
     """By the record of who came, what all go from is that of one device that does what the rule says."""
-    entry, rounds = with_quorum(met(layout, kind), quorum, grace_seconds=0.05), 5
+    entry, rounds = with_quorum(narrow(met(layout, kind), precision), quorum, grace_seconds=0.05), 5
     answers = pool.run(quorum_cases.met_without, entry, slow, 3, rounds, ranks=layout.ranks)
-    told = {entry["round"]: Round.of(entry) for _, _, met_in in answers for entry in met_in}
+    told = {entry["round"]: Round.of(entry) for _, _, met_in, _ in answers for entry in met_in}
     assert sorted(told) == list(range(1, rounds + 1))
-    for learner, _, met_in in answers:
+    for learner, _, met_in, sent in answers:
+        if layout.ranks == entry.plan.learners and precision in PACKINGS:
+            assert sent == [among(entry, told[number["round"]]) for number in met_in]
         assert [entry["round"] for entry in met_in] == [n for n in sorted(told) if learner in told[n].arrivals]
         assert all(Round.of(entry) == told[entry["round"]] for entry in met_in)
     assert all(slow not in told[number].arrivals for number in (1, 2))
@@ -72,9 +82,32 @@ def test_a_learner_that_misses_rounds_brings_what_it_learnt_and_takes_the_newer_
     assert told[first].late(slow) == first - 1
     assert told[rounds].members == tuple(range(entry.plan.learners))
     wanted = quorum_cases.reference(entry, [told[number] for number in sorted(told)])
-    for _, own, _ in answers:
+    for _, own, _, _ in answers:
         for name, value in own.items():
             numpy.testing.assert_allclose(value, wanted[name], rtol=0, atol=EXACT, err_msg=name)
+
+
+def narrow(entry: Design, precision: Precision) -> Design:
+    """The same, whose learners send numbers of `precision`."""
+    gradients = entry.plan.gradients
+    rounds = replace(gradients.rounds, precision=precision)
+    return replace(entry, plan=replace(entry.plan, gradients=replace(gradients, rounds=rounds)))
+
+
+def among(entry: Design, found: Round) -> int:
+    """Bytes that each of those that came sends to the others of them, where some did not come."""
+    packing, count = PACKINGS[entry.plan.gradients.rounds.precision], len(found.members)
+    whole = count == entry.plan.learners
+    return 0 if whole else 2 * (count - 1) * packing.part_bytes(-(-entry.model.parameters // count))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", [Precision.INT8, Precision.INT4])
+def test_what_rounding_left_of_rounds_that_some_missed_is_gone_on_with_bit_by_bit(
+    pool: Pool, tmp_path: Path, precision: Precision
+) -> None:
+    entry = with_quorum(narrow(met(THREE, SyncKind.DILOCO), precision), 2)
+    assert all(pool.run(quorum_cases.resumed_after_absence, entry, 1, str(tmp_path), ranks=3))
 
 
 def test_a_run_with_a_quorum_goes_on_bit_by_bit_from_the_middle_of_a_round(pool: Pool, tmp_path: Path) -> None:

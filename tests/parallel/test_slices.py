@@ -55,6 +55,24 @@ def test_slices_attend_to_each_other_as_tokens_of_one_sequence(kind: str, docume
         torch.testing.assert_close(gradient, parameter.grad, rtol=1e-9, atol=1e-9, msg=name)
 
 
+@pytest.mark.parametrize("kind", models.COUNTED)
+def test_slices_choose_experts_as_tokens_of_one_sequence(kind: str) -> None:
+    """The first ones too, whose balance loss knows of later choices."""
+    spec = models.routed(models.all_models()["mixture"], models.ROUTINGS[kind])
+    tokens = torch.randint(0, models.VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(1))
+    plain, part = (Decoder(spec).double() for _ in range(2))
+    for one in (plain, part):
+        initialize(one, seed=2)
+    for layer, recompute in zip(part.layers.values(), (*Recompute, Recompute.FULL), strict=True):
+        apply_recompute(layer, recompute)
+    expected = plain(tokens).square().sum()
+    expected.backward()
+    torch.testing.assert_close(sliced(part, tokens, None, number=3), expected.detach(), rtol=1e-12, atol=0)
+    for name, parameter in plain.named_parameters():
+        gradient = part.get_parameter(name).grad
+        torch.testing.assert_close(gradient, parameter.grad, rtol=1e-9, atol=1e-9, msg=name)
+
+
 @pytest.mark.parametrize("returns", [True, False], ids=["evaluated", "still"])
 def test_where_nothing_goes_backward_nothing_of_a_microbatch_is_left(returns: bool) -> None:
     part, store = Decoder(models.model()).double(), SliceStore(number=3, length=4, returns=returns)

@@ -45,6 +45,30 @@ def test_of_every_tier_bytes_and_what_is_exposed_and_hidden_are_told(kind: SyncK
         )
 
 
+def test_what_crosses_two_tiers_has_its_exposed_and_hidden_seconds_on_each() -> None:
+    """Gradients are scattered in a node and reduced between sites: by the time that either takes alone."""
+    shares = []
+    for bits in (1e9, 1e10):
+        design = met(SyncKind.EVERY_STEP, bits=bits)
+        report = predict(design)
+        line = report.step.find(LineName.GRADIENTS)
+        assert line is not None
+        near, far = (each for each in met_over(design, outer_bytes=0.0) if each.line is LineName.GRADIENTS)
+        assert (near.tier, far.tier) == ("in a node", "between sites")
+        assert near.share + far.share == pytest.approx(1.0)
+        shares.append(far.share / near.share)
+        hidden = report.detail[f"{LineName.GRADIENTS}, hidden included"] - line.seconds
+        each = " and ".join(
+            f"{format_bytes(one.bytes)} {one.tier} ({format_seconds(one.share * line.seconds)} exposed, "
+            f"{format_seconds(one.share * hidden)} hidden)"
+            for one in (near, far)
+        )
+        assert f"Of {LineName.GRADIENTS} a device sends {each} a step." in told(design)
+    slow, fast = shares
+    assert slow > fast > 1.0
+    assert slow == pytest.approx(10.0 * fast, rel=0.1)
+
+
 def test_the_choice_and_what_every_other_way_would_take_and_cost_in_loss_are_told() -> None:
     design = met(SyncKind.STREAMING)
     own, *others = ways_of_meeting(design)

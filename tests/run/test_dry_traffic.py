@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 
 from meshwright import cost
+from meshwright.spec.cluster import Precision
 from meshwright.spec.compression import AcpSgd, Compression, DeMo, OneBit, PowerSgd, TopK
 from meshwright.spec.job import DataSpec, Source
 from meshwright.spec.plan import Design, ExpertGrid, Recompute, ScheduleKind, Sharding, TensorGrid
 from meshwright.spec.synchronize import GradientSync
+from tests.parallel import test_experts
 from tests.run import dry_cases
 from tests.run.dry_cases import case
 from tests.support import models
@@ -54,9 +56,20 @@ def compressed(kind: Compression | None) -> Design:
     return replace(plain, plan=replace(plain.plan, gradients=GradientSync(compression=kind)))
 
 
+def rounded() -> Design:
+    """The same, all of whose gradients travel in eight bits."""
+    plain = compressed(None)
+    return replace(plain, plan=replace(plain.plan, gradients=GradientSync(precision=Precision.INT8)))
+
+
 def thin(layout: Layout) -> Design:
     """Of thin matrices."""
     return design(models.factored(models.gpt(layers=1)), layout)
+
+
+def counting(name: str, layout: Layout) -> Design:
+    """Of experts that are counted along sequences."""
+    return design(test_experts.model(name, routing=test_experts.BOTH[name]), layout)
 
 
 def told(entry: Design) -> dict[str, float]:
@@ -64,7 +77,7 @@ def told(entry: Design) -> dict[str, float]:
 
 
 def test_every_byte_that_is_sent_is_predicted() -> None:
-    check(QUICK, accelerator=True, beside=[compressed(kind) for kind in KINDS[2:4]])
+    check(QUICK, accelerator=True, beside=[*(compressed(kind) for kind in KINDS[2:4]), rounded()])
 
 
 def test_so_is_that_of_tensor_ranks_whose_gradients_no_bucket_holds() -> None:
@@ -77,6 +90,15 @@ def test_what_replicas_compress_changes_nothing_inside_islands() -> None:
     plain, *small = ({n: x for n, x in told(compressed(kind)).items() if "replicate" not in n} for kind in KINDS)
     assert plain
     assert all(each == plain for each in small)
+
+
+def test_so_is_what_counts_experts_along_divided_sequences() -> None:
+    check((), accelerator=True, beside=[counting(name, layout) for name, layout in test_experts.ALONG[:3]])
+
+
+@pytest.mark.slow
+def test_so_is_all_that_counts_them() -> None:
+    check((), accelerator=False, beside=[counting(name, layout) for name, layout in test_experts.ALONG])
 
 
 @pytest.mark.slow

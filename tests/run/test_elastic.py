@@ -18,19 +18,20 @@ from torch.distributed import DistError, DistNetworkError, TCPStore
 from meshwright.run.audit import audit
 from meshwright.run.elastic.board import Board
 from meshwright.run.elastic.homes import Home
+from meshwright.run.files import load_design
 from meshwright.run.handshake import WORD_VARIABLE
 from meshwright.run.train import train
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ExitCode, WorkerFailed
 from meshwright.spec.goodput import Spent
-from meshwright.spec.job import CheckpointSpec
+from meshwright.spec.job import CheckpointSpec, Constraints
 from meshwright.spec.plan import Sharding
 from meshwright.spec.synchronize import GradientSync, SynchronizeSpec, SyncKind, usual_rounds
 from meshwright.train.observe.collective_log import read_logs
 from meshwright.train.observe.incidents import incidents_of
 from meshwright.train.observe.whereabouts import Section
 from tests.run.elastic_runs import elastic, epochs, kill_in, member, until, until_step
-from tests.run.runs import ask_to_stop, design, losses, rows
+from tests.run.runs import ask_to_stop, design, losses, rows, validation
 from tests.support.designs import Layout
 
 BATCH = 12
@@ -94,6 +95,36 @@ def test_a_run_goes_on_without_a_rank_and_takes_in_another(
     logs = read_logs(run)
     assert sorted(logs) == [0, 1, 2, 3], "the ranks of the last epoch are watched"
     assert all(log.entries[-1].step > lost["source"]["step"] for log in logs.values())
+
+
+@pytest.mark.slow
+def test_a_batch_that_the_ranks_left_do_not_divide_is_read_whole(tmp_path: Path) -> None:
+    """Three ranks with three rows each, of which one is empty, read the eight sequences that four read."""
+    run, spec = tmp_path / "run", Constraints(forbid=("pipeline", "tensor", "context"))
+
+    def act() -> None:
+        until_step(run, 5)
+        member("1.0").kill()
+
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    layout = Layout(shard=4, sharding=Sharding.PARAMETERS, batch=8)
+    made = elastic(tmp_path, layout, steps=30, constraints=spec)
+    made = replace(made, job=replace(made.job, elastic=replace(made.job.elastic, replacements=0)))
+    outcome = train(made, run_dir=run, say=quiet)
+    thread.join()
+    assert outcome.exit_code is ExitCode.OK
+    assert [epoch["ranks"] for epoch in epochs(run)] == [4, 3]
+    (path,) = (run / "elastic").glob("ranks-3/design.json")
+    assert load_design(path).plan.empty_rows == 1
+    assert sorted(losses(run)) == list(range(1, 31))
+    train(design(tmp_path, Layout(batch=8), steps=30), run_dir=tmp_path / "alone", say=quiet)
+    for told in (losses, validation):
+        expected = told(tmp_path / "alone")
+        assert told(run).keys() == expected.keys()
+        assert all(abs(loss - expected[step]) <= 1e-9 * abs(expected[step]) for step, loss in told(run).items())
+    found = audit(run, cache=tmp_path / "cache")
+    assert (found.read, found.problems) == (30 * 8, ())
 
 
 @pytest.mark.slow

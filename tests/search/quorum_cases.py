@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from meshwright.spec.cluster import Precision
 from meshwright.spec.job import CheckpointSpec, EvaluationSpec, Interval
 from meshwright.spec.plan import Design
 from meshwright.spec.synchronize import SynchronizeSpec, SyncKind
@@ -35,11 +34,6 @@ QUORUM_CASES = {
     ),
     "quorum-of-learners": Case(
         lambda: met(quorum=2), lambda: met(quorum=3), "a quorum of 3 of 2 learners never comes together"
-    ),
-    "quorum-sends-plainly": Case(
-        lambda: met(quorum=1, precision=Precision.BF16),
-        lambda: met(quorum=1, precision=Precision.INT8),
-        "learners that meet in int8 keep what rounding leaves",
     ),
     "quorum-has-rounds": Case(
         lambda: evaluated(11), lambda: evaluated(10), "all learners are waited for every 10 steps"

@@ -37,6 +37,7 @@ from tests.search.rule_designs import (
     D,
     compiled,
     constrained,
+    emptied,
     factoring,
     frozen,
     gridded,
@@ -55,6 +56,7 @@ from tests.search.rule_designs import (
     scheduled,
     small_memory,
     tabled,
+    tens,
     thin,
     tied,
     turned,
@@ -64,6 +66,7 @@ from tests.support.designs import sharded
 from tests.support.models import with_prefix
 
 EVEN = ((0, 1, 3), (0, 2, 3)) * 4
+PAIRED = Schedule(kind=ScheduleKind.DUAL_PIPE_V, microbatches=2, chunks=2)
 FOUR = Schedule(microbatches=4)
 WIDE = D(pipeline=1, shard=4, schedule=FOUR)
 ANYWHERE = frozenset({Scope.PLAN, Scope.SEARCH, Scope.MEMORY})
@@ -226,6 +229,11 @@ CASES = {
         lambda: D(precision=Precision.FP32), lambda: D(precision=Precision.FP8), "device has no fp8 arithmetic"
     ),
     "batch-is-asked": Case(D, lambda: D(microbatch=1), "are 16 sequences, and the job's batch is 32"),
+    "empty-rows-are-last": Case(
+        lambda: emptied(D(), 1),
+        lambda: emptied(D(), 2),
+        "2 empty rows of 2 data ranks with 16 rows each (rule empty-rows-are-last); choose 0 to 1",
+    ),
     "sequence-fits-positions": Case(
         lambda: D(of=samples.model(positions=128)),
         lambda: D(of=samples.model(positions=64)),
@@ -258,6 +266,11 @@ CASES = {
         lambda: D(microbatch=16, schedule=Schedule(kind=ScheduleKind.GPIPE, microbatches=1)),
         lambda: D(microbatch=16, schedule=Schedule(microbatches=1)),
         "1 microbatches do not fill a pipeline of 2 under 1f1b",
+    ),
+    "microbatches-pair": Case(
+        lambda: reranked(D(schedule=replace(PAIRED, microbatches=8)), 0, 1, 1, 0),
+        lambda: reranked(D(schedule=PAIRED, microbatch=8), 0, 1, 1, 0),
+        "2 microbatches are not two for each of 2 ranks under dualpipe-v",
     ),
     "microbatches-round": Case(
         lambda: D(schedule=INTERLEAVED),
@@ -327,9 +340,9 @@ CASES = {
     ),
     "memory-fits": Case(D, small_memory, "has"),
     "runtime-experts": Case(
-        lambda: D(experts=ExpertGrid(expert=2), of=samples.model(layer=samples.mixture_layer(routing=DROPPING))),
         lambda: D(context=2, shard=1, asked=HALF, of=samples.model(layer=samples.mixture_layer(routing=DROPPING))),
-        "experts counted over a sequence that ranks or slices divide can be predicted and not trained yet",
+        tens,
+        "10 ranks of a stage are not whole grids of 2 ranks that share 2 ways",
     ),
     "runtime-schedule": Case(
         lambda: D(context=2, shard=1, asked=HALF, schedule=SLICED),
@@ -374,6 +387,11 @@ CASES = {
     ),
     "runtime-towers": Case(
         D, lambda: D(of=replace(samples.model(), towers=(Tower(name="vision", parameters=1000),))), "vision"
+    ),
+    "runtime-empty-rows": Case(
+        lambda: emptied(D(), 1),
+        lambda: emptied(D(of=samples.model(layer=samples.mixture_layer())), 1),
+        "routers of experts would count rows that have no sequence",
     ),
     **COMPRESSION_CASES,
     **ELASTIC_CASES,

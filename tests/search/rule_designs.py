@@ -41,6 +41,12 @@ def planned(design: Design, **fields: object) -> Design:
     return replace(design, plan=replace(design.plan, **fields))
 
 
+def emptied(design: Design, rows: int) -> Design:
+    """The same with so many rows without a sequence, and a job that asks for the others."""
+    plan = replace(design.plan, empty_rows=rows)
+    return replace(design, plan=plan, job=replace(design.job, batch_tokens=plan.read_tokens))
+
+
 def factoring(design: Design, *, steps: int = 100, **fields: Any) -> Design:
     """One that is to become low rank, of so many steps."""
     tokens = steps * design.job.batch_tokens
@@ -131,6 +137,22 @@ def hosted() -> Design:
 
 def grouped(*names: str) -> Design:
     return replace(D(), job=replace(D().job, optimizer=Muon(groups=(ParameterGroup(names=names),))))
+
+
+def tens() -> Design:
+    """Of ten ranks five share what is sharded, and two hold different experts."""
+    return D(
+        pipeline=1,
+        tensor=1,
+        shard=5,
+        replicate=2,
+        experts=ExpertGrid(expert=2),
+        of=samples.model(layer=samples.mixture_layer()),
+        on=samples.cluster(samples.nodes(devices_per_node=10)),
+        asked=samples.job(sequences=80),
+        schedule=Schedule(microbatches=8),
+        microbatch=1,
+    )
 
 
 def rounded() -> Design:

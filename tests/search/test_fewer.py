@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from meshwright import cost
 from meshwright.search import check, for_hosts, hosts_of, in_order, losses
 from meshwright.search.decide import RUNTIME
 from meshwright.spec.job import Constraints, ElasticSpec
@@ -71,14 +72,25 @@ def test_degrees_that_fewer_ranks_cannot_keep_are_left_out() -> None:
     assert found.plan.first_group.recompute.value == "full"
 
 
-def test_a_batch_that_fewer_ranks_cannot_share_is_the_nearest() -> None:
+def test_a_batch_that_fewer_ranks_do_not_divide_is_kept_by_rows_that_are_empty() -> None:
     entry = elastic(8, forbid=("pipeline", "tensor", "context"))
     found = for_hosts(entry, ((0, 3),))
     assert found is not None
-    assert (found.plan.data, found.plan.batch) == (3, 9)
-    assert found.job.batch_tokens == entry.job.batch_tokens
+    assert (found.plan.data, found.plan.batch, found.plan.empty_rows, found.plan.sequences) == (3, 9, 1, 8)
+    assert found.plan.describe().endswith(", 1 row empty")
+    assert found.job == entry.job
     alone = replace(found, job=replace(found.job, elastic=ElasticSpec()))
     assert check(alone, scopes=RUNTIME) == ()
+    assert cost.predict(found).tokens_per_step == entry.job.batch_tokens
+
+
+def test_a_batch_whose_rows_routers_would_count_is_the_nearest() -> None:
+    entry = elastic(8, forbid=("pipeline", "tensor", "context"))
+    entry = replace(entry, model=models.all_models()["mixture"])
+    found = for_hosts(entry, ((0, 3),))
+    assert found is not None
+    assert (found.plan.data, found.plan.batch, found.plan.empty_rows) == (3, 9, 0)
+    assert found.job.batch_tokens == entry.job.batch_tokens
 
 
 def over_nodes(made: Design, *, nodes: int) -> Design:

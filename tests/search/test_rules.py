@@ -14,7 +14,7 @@ from meshwright.search import RULES, Rule, Scope, check
 from meshwright.search.degree_rules import least_microbatches
 from meshwright.search.job_rules import check_job
 from meshwright.search.rules import choices, divisors
-from meshwright.search.runtime_rules import products_whole
+from meshwright.search.runtime_rules import gradients_reduced, products_whole
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.model import Layer
@@ -25,9 +25,20 @@ from meshwright.spec.plan import (
     Training,
 )
 from meshwright.spec.skip import Swap
+from meshwright.spec.synchronize import GradientSync
 from tests.search import search_samples as samples
 from tests.search.rule_cases import ANYWHERE, CASES, EVEN
-from tests.search.rule_designs import INTERLEAVED, D, on_paths, planned, regrouped, reranked, scheduled, tabled
+from tests.search.rule_designs import (
+    INTERLEAVED,
+    SHARDS_AWAY,
+    D,
+    on_paths,
+    planned,
+    regrouped,
+    reranked,
+    scheduled,
+    tabled,
+)
 
 
 def test_every_rule_has_a_case_in_both_directions() -> None:
@@ -96,6 +107,16 @@ def test_rounded_products_are_of_heads_that_one_rank_holds() -> None:
     assert products_whole(D(precision=Precision.FP8)) is None
 
 
+def test_gradients_in_eight_bits_meet_over_two_axes_where_devices_hold_them() -> None:
+    eight = GradientSync(precision=Precision.INT8)
+    for replicate, told in ((1, False), (2, True)):
+        held = planned(D(replicate=replicate, pipeline=1), gradients=eight)
+        assert gradients_reduced(held) is None
+        away = gradients_reduced(regrouped(held, 0, **SHARDS_AWAY))
+        assert (away is not None) is told
+        assert away is None or "among replicas of shards in the host's memory" in away.what
+
+
 def test_of_one_wrong_number_of_a_group_the_first_cause_is_told() -> None:
     for value in (1, 3):
         (problem,) = check(regrouped(D(), 1, tensor=value))
@@ -124,6 +145,7 @@ def told(design: Design) -> dict[str, str]:
     names = (
         "chunks-are-interleaved",
         "microbatches-fill",
+        "microbatches-pair",
         "microbatches-round",
         "embedding-first",
         "head-last",
@@ -234,10 +256,10 @@ def test_what_fills_a_pipeline_and_rounds_is_what_build_gives(kind: ScheduleKind
         design = D(pipeline=pipeline, shard=4 // pipeline, schedule=shape)
         places = placement(kind, pipeline=pipeline, chunks=chunks)
         heard = told(reranked(design, *places))
-        assert ("microbatches-fill" in heard) == (microbatches < least)
         sizes = {"pipeline": pipeline, "chunks": chunks, "microbatches": microbatches, "slices": slices}
-        if not heard:
-            assert schedule_problems(kind, **sizes) == ()
+        unbuilt = schedule_problems(kind, **sizes)
+        assert ("microbatches-fill" in heard) == (microbatches < least)
+        assert bool(heard.keys() - {"microbatches-fill"}) == bool(unbuilt)
 
 
 @pytest.mark.parametrize(
@@ -264,8 +286,9 @@ def test_microbatches_that_are_suggested_can_be_taken(kind: ScheduleKind, sequen
         size = sequences // microbatches
         return told(reranked(D(pipeline=4, shard=1, schedule=shape, microbatch=size, asked=job), *places))
 
-    (said,) = heard(6 if kind is ScheduleKind.INTERLEAVED else 2).values()
-    assert f"; {fix}" in said
+    said = heard(6 if kind is ScheduleKind.INTERLEAVED else 2)
+    assert said
+    assert all(f"; {fix}" in each for each in said.values())
     if "microbatches of" in fix:
         assert heard(int(fix.split()[1])) == {}
 

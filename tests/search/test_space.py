@@ -23,7 +23,7 @@ from meshwright.spec.plan import Design, ScheduleKind
 from tests.search import search_samples as samples
 from tests.support.models import with_prefix
 
-PLAN = frozenset({Scope.PLAN})
+EMITTED = frozenset({Scope.PLAN, Scope.SEARCH})
 
 
 def space(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> Space:
@@ -84,7 +84,7 @@ def by_the_rules(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> set[st
                 }
                 table = PlanTable.build(columns, layouts=(layout,))
                 plan = table.to_plan(0, model=model.name, cluster=cluster.name, sequence_length=job.sequence_length)
-                if not check(Design(model=model, cluster=cluster, job=job, plan=plan), scopes=PLAN):
+                if not check(Design(model=model, cluster=cluster, job=job, plan=plan), scopes=EMITTED):
                     legal.add(plan.digest())
     return legal
 
@@ -103,7 +103,7 @@ def test_the_space_is_every_plan_that_the_rules_allow(devices: str, count: int) 
     found = designs(space(model, cluster, job), model, cluster, job)
     digests = [design.plan.digest() for design in found]
     assert len(digests) == len(set(digests)) > 100
-    assert all(not check(design, scopes=PLAN) for design in found)
+    assert all(not check(design, scopes=EMITTED) for design in found)
     classic = (ScheduleKind.ONE_F_ONE_B, ScheduleKind.GPIPE, ScheduleKind.INTERLEAVED)
     digests = [design.plan.digest() for design in found if design.plan.schedule.kind in classic]
     assert {design.plan.schedule.kind for design in found} == set(NAMED)
@@ -127,7 +127,7 @@ def test_prompts_that_see_all_of_themselves_are_neither_sliced_nor_in_a_zigzag()
     job = samples.job(sequences=12, constraints=Constraints(forbid=("recompute=full", "zero=zero2")))
     found = designs(space(model, cluster, job), model, cluster, job)
     assert found
-    assert all(not check(design, scopes=PLAN) for design in found)
+    assert all(not check(design, scopes=EMITTED) for design in found)
     divided = [design.plan.exchange.layout for design in found if design.plan.context > 1]
     assert set(divided) == {TokenLayout.BALANCED}
     refused = {rejection.rule for rejection in space(model, cluster, job).rejected}

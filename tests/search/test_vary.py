@@ -116,6 +116,9 @@ def test_what_was_measured_moves_with_the_figure_beside_it() -> None:
     assert wide is not None
     assert cluster.wide_area is not None
     assert wide.bandwidth == 2 * cluster.wide_area.bandwidth
+    uneven = replace(cluster, uplinks={"a": cluster.wide_area})
+    assert vary.between_nodes(uneven, 2.0).uplinks == {"a": wide}
+    assert vary.latency(uneven, 0.5).uplinks["a"].latency_seconds == 0.5 * cluster.wide_area.latency_seconds
     asked = Question(model=LARGE, cluster=cluster, job=samples.job())
     swept = with_field(asked, find_field(asked, "cluster.inter.bandwidth"), "50GB/s")
     assert swept.cluster.groups[0].nic.fits[0].bytes_per_second == pytest.approx(2e10)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from meshwright.spec import codec
+from meshwright.spec.placement_words import placement_words
 from meshwright.spec.plan import (
     Axis,
     AxisName,
@@ -16,7 +17,6 @@ from meshwright.spec.plan import (
     ScheduleKind,
     Sharding,
     Stage,
-    placement_words,
 )
 
 

@@ -83,6 +83,8 @@ ROUTINGS = {
     "bounded prototypes": Routing(choice=Choice.PROTOTYPES, bias_rate=0.01, capacity=1.25),
     "balanced": Routing(weighing=Weighing.SCORE, weigh_inputs=True, balance_loss=0.1),
 }
+# What counts choices along whole sequences.
+COUNTED = tuple(name for name, how in ROUTINGS.items() if how.capacity is not None or how.balance_loss)
 
 
 def routed(spec: ModelSpec, routing: Routing) -> ModelSpec:

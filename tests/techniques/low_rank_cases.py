@@ -13,11 +13,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from meshwright.cost.low_rank import Candidate, Price, Verdict
 from meshwright.spec.low_rank import Ranks, matrices_with_ranks
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Line, Report
-from meshwright.techniques.low_rank import price
-from meshwright.techniques.low_rank.policy import Candidate
+from meshwright.techniques.low_rank import runtime
 from meshwright.techniques.low_rank.runtime import LowRankTraining
 from meshwright.train import replan
 from meshwright.train.build import Place, build
@@ -98,11 +98,11 @@ def higher_after(step: int, loss: float) -> float:
     return loss + 9.0 if step > 8 else loss
 
 
-def accepted(design: Design, _found: Iterable[Candidate], ranks: Ranks, *, gain: float) -> price.Verdict:
+def accepted(design: Design, _found: Iterable[Candidate], ranks: Ranks, *, gain: float) -> Verdict:
     """Low rank pays, whatever it costs."""
     factored = replace(design, model=design.model.with_ranks(ranks))
-    dense, paid = (price.Price(seconds=seconds, collective_bytes=seconds) for seconds in (2.0, 1.0))
-    return price.Verdict(design=factored, dense=dense, factored=paid, whole=(), gain=gain)
+    dense, paid = (Price(seconds=seconds, collective_bytes=seconds) for seconds in (2.0, 1.0))
+    return Verdict(design=factored, dense=dense, factored=paid, whole=(), gain=gain)
 
 
 def ran(
@@ -116,7 +116,7 @@ def ran(
     sizes: dict[int, int] = {}
     said: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(price, "verdict", accepted)
+        patch.setattr(runtime, "verdict", accepted)
         patch.setattr(replan.cost, "predict", lambda _design: UNPRICED)
         for kill in (*kills, None):
             technique = Spoilt(inner=LowRankTraining(design), losses=losses, said=said)

@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 
 from meshwright.catalog.ranges import checked_job
+from meshwright.cost import low_rank
+from meshwright.cost.low_rank import Candidate
 from meshwright.spec.cluster import Link, Precision
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.job import JobSpec, Switch
 from meshwright.spec.low_rank import Cuttlefish, LowRank, Pufferfish, ranks_of, steps_of
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design
-from meshwright.techniques.low_rank import policy, price
-from meshwright.techniques.low_rank.policy import Candidate
+from meshwright.techniques.low_rank import policy
 from tests.run.runs import cluster
 from tests.support import designs, models
 from tests.support.designs import Layout
@@ -53,24 +54,24 @@ def low(spec: LowRank, *, ranks: int = 2, bandwidth: float | None = None, length
 
 def test_candidates_are_large_matrices_of_trained_layers_past_the_first() -> None:
     design = low(Pufferfish(least_dim=64))
-    found = policy.candidates(design, Pufferfish(least_dim=64))
+    found = low_rank.candidates(design, Pufferfish(least_dim=64))
     assert {one.block for one in found} == {2, 3, 4}
     assert {one.name for one in found if one.block == 2} == {
         *(f"mixer.{name}" for name in ("query", "key", "value", "output")),
         *(f"transform.{name}" for name in ("gate", "up", "down")),
     }
-    assert policy.candidates(design, Pufferfish(least_dim=65)) == ()
-    assert {one.block for one in policy.candidates(design, Pufferfish(least_dim=64, dense_layers=3))} == {4}
+    assert low_rank.candidates(design, Pufferfish(least_dim=65)) == ()
+    assert {one.block for one in low_rank.candidates(design, Pufferfish(least_dim=64, dense_layers=3))} == {4}
     still = designs.frozen(design, frozenset({0, 1, 2, 3}))
-    assert {one.block for one in policy.candidates(still, Pufferfish(least_dim=64))} == {4}
+    assert {one.block for one in low_rank.candidates(still, Pufferfish(least_dim=64))} == {4}
 
 
 def test_ranks_are_multiples_of_sixteen_that_save_parameters() -> None:
     assert (SQUARE.most, FLAT.most) == (112, 192)
-    assert policy.rounded(SQUARE, 64.0) == 64
-    assert policy.rounded(SQUARE, 64.1) == 80
-    assert policy.rounded(SQUARE, 250.0) == 112
-    assert policy.rounded(SQUARE, 0.0) == 16
+    assert low_rank.rounded(SQUARE, 64.0) == 64
+    assert low_rank.rounded(SQUARE, 64.1) == 80
+    assert low_rank.rounded(SQUARE, 250.0) == 112
+    assert low_rank.rounded(SQUARE, 0.0) == 16
     for one in (SQUARE, FLAT):
         assert one.most * (one.rows + one.columns) < one.rows * one.columns
 
@@ -146,21 +147,21 @@ def test_bytes_after_the_switch_are_those_of_the_parameters_left() -> None:
 def test_a_kind_of_matrix_that_would_slow_the_step_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = Pufferfish(least_dim=64)
 
-    def paid(design: Design) -> price.Price:
+    def paid(design: Design) -> low_rank.Price:
         names = [each.name for ranks in ranks_of(design.model).values() for each in ranks]
         seconds = 10.0 - len(names) + 3.0 * names.count("mixer.query")
-        return price.Price(seconds=seconds, collective_bytes=0.0)
+        return low_rank.Price(seconds=seconds, collective_bytes=0.0)
 
-    monkeypatch.setattr(price, "price", paid)
+    monkeypatch.setattr(low_rank, "price", paid)
     found = _verdict(low(spec), spec)
     assert found.whole == ("mixer.query",)
     assert "mixer.query would not pay" in found.words
     assert not any(each.name == "mixer.query" for ranks in ranks_of(found.design.model).values() for each in ranks)
 
 
-def _verdict(design: Design, spec: Pufferfish) -> price.Verdict:
-    found = policy.candidates(design, spec)
-    return price.verdict(design, found, policy.given_ranks(found, ratio=spec.ratio), gain=spec.gain)
+def _verdict(design: Design, spec: Pufferfish) -> low_rank.Verdict:
+    found = low_rank.candidates(design, spec)
+    return low_rank.verdict(design, found, low_rank.given_ranks(found, ratio=spec.ratio), gain=spec.gain)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from meshwright.data.pack import Packed, Stream
+from meshwright.spec.targets import MASKED
 from meshwright.train.evaluate import num_batches, validate
 from meshwright.train.feed import Feed
 
@@ -34,6 +35,16 @@ def held_out(windows: int, *, bytes_of_token: int) -> Packed:
 def feed(*, replica: int, replicas: int, batch: int = 8) -> Feed:
     device = torch.device("cpu")
     return Feed(batch=batch, replica=replica, replicas=replicas, device=device, document_mask=True)
+
+
+@pytest.mark.parametrize(("batch", "replicas", "rows"), [(8, 2, 4), (8, 3, 3), (10, 4, 3), (5, 4, 2), (7, 7, 1)])
+def test_ranks_read_each_sequence_once_and_compute_as_many_rows(batch: int, replicas: int, rows: int) -> None:
+    feeds = [feed(replica=replica, replicas=replicas, batch=batch) for replica in range(replicas)]
+    assert [number for each in feeds for number in range(each.first, each.first + each.held)] == list(range(batch))
+    assert {each.rows for each in feeds} == {rows}
+    read = [each.tensors(held_out(40, bytes_of_token=1).sequences(each.first, each.held)) for each in feeds]
+    assert {len(tokens) for tokens, *_ in read} == {rows}
+    assert sum(int((targets == MASKED).all(dim=1).sum()) for _, targets, *_ in read) == rows * replicas - batch
 
 
 class Means:

@@ -45,6 +45,7 @@ class Watched:
         )
         self.ranks, self.hosts = ranks, hosts
         self.hop_seconds = 0.1
+        self.first_seconds: list[float] = []  # of the probes to come, the next one first
         self.said: list[tuple[int, str]] = []
         self.probes = 0
 
@@ -76,6 +77,8 @@ class Watched:
         seconds = [[0.0 if one == other else 0.1 for other in names] for one in names]
         if self.hosts > 1 and self.probes > 1:
             seconds[0][1] = self.hop_seconds
+        if self.first_seconds:
+            seconds[0][1] = self.first_seconds.pop(0)
         host_of = tuple(rank * self.hosts // self.ranks for rank in range(self.ranks))
         rows = tuple(tuple(row) for row in seconds)
         return LinksProbed(hosts=names, host_of=host_of, num_bytes=SIZE, seconds=rows if self.hosts > 1 else ())
@@ -136,6 +139,28 @@ def test_a_slow_link_is_told_after_the_links_were_probed(tmp_path: Path) -> None
     assert first.startswith("the link a - b gives 28.0 Mbit/s of the 83.9 Mbit/s it gave; ")
     assert last.startswith("ranks wait for each other no longer than at first, after ")
     assert incidents_of(tmp_path)[0].trouble is Trouble.LINK
+
+
+def test_a_link_that_is_slow_from_the_start_is_told_at_once_and_when_it_is_mended(tmp_path: Path) -> None:
+    run = Watched(tmp_path, hosts=4)
+    run.first_seconds = [0.3, 0.32, 0.3]
+    run.run(own_seconds(4, 3 * PATIENCE + 50, seed=2))
+    (began, first), (ended, last) = run.said
+    assert began == SETTLING + 3, "step 7 was instrumented"
+    assert first == "the link a - b gives 28.0 Mbit/s from the start, where the link a - c gives 83.9 Mbit/s"
+    assert run.probes == 4, "twice at first, after 200 steps and after 400"
+    assert last == f"links between a and b give what others do, after {ended - began} steps"
+    (incident,) = incidents_of(tmp_path)
+    assert (incident.trouble, incident.ranks, incident.hosts) == (Trouble.LINK, (0, 1), ("a", "b"))
+    assert (incident.begun, incident.ended) == (began, ended)
+
+
+def test_a_first_probe_that_stutters_is_asked_again_and_not_told() -> None:
+    run = Watched(None, hosts=4)
+    run.first_seconds = [0.4, 0.1]
+    run.run(own_seconds(4, 60, seed=2))
+    assert run.said == []
+    assert run.probes == 2
 
 
 def test_links_that_give_what_they_gave_are_not_blamed_and_seldom_probed(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What ways of meeting cost in loss where it was measured: figures with their sources, which no plan is ranked by."""
+"""What ways of meeting and thin matrices cost in loss where it was measured: figures that no plan is ranked by."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from meshwright.spec.units import format_count
 class MeasuredGap:
     """Loss in nats a token above that of ranks which meet whole in every step, after as many `tokens`.
 
-    `word` is one of MEETINGS, met in rounds of `every` steps (0: in every step) by so many `ranks`; `parameters` are
-    the model's, and `source` says who measured it or how to measure it again.
+    `word` is one of MEETINGS, met in rounds of `every` steps (0: in every step) by so many `ranks`, or that of matrices
+    that have become thin, at the share `ratio` of their full rank; `parameters` are the model's, and `source` says who
+    measured it or how to measure it again.
     """
 
     word: str
@@ -23,6 +24,7 @@ class MeasuredGap:
     ranks: int
     every: int = 0
     tokens: float | None = None
+    ratio: float | None = None
     source: str
 
     @property
@@ -30,6 +32,7 @@ class MeasuredGap:
         """`eager +0.127 nats (5.4 M parameters, 2 ranks, every 11 steps, 154 K tokens; benchmarks/network/run.py)`."""
         said = [f"{format_count(self.parameters)} parameters", f"{self.ranks} rank{'s' * (self.ranks > 1)}"]
         said += [f"every {self.every} steps"] if self.every else []
+        said += [f"{self.ratio:g} of the rank from a quarter of the run on"] if self.ratio else []
         said += [f"{format_count(self.tokens)} tokens"] if self.tokens else []
         return f"{self.word} {self.nats:+.3f} nats ({', '.join(said)}; {self.source})"
 
@@ -40,6 +43,10 @@ _FOUR_BITS = "benchmarks/network/losses.py in int4, three seeds"
 _ONE_SEED = "benchmarks/network/losses.py in int4, one seed"
 _RANK_FOUR = "benchmarks/network/losses.py at rank 4, one seed"
 _SMALL = "training loss of benchmarks/compression/run.py"
+
+_THIN = "benchmarks/low_rank/network.py, three seeds"
+_THICKER = "benchmarks/low_rank/network.py at a quarter, two seeds"
+LOW_RANK = "low rank"
 
 MEASURED: tuple[MeasuredGap, ...] = (
     MeasuredGap(word="diloco", nats=-0.004, parameters=4e9, ranks=2, every=30, source=_LAW),
@@ -58,6 +65,22 @@ MEASURED: tuple[MeasuredGap, ...] = (
     MeasuredGap(word="demo", nats=0.363, parameters=127e3, ranks=1, tokens=76.8e3, source=_SMALL),
     MeasuredGap(word="one_bit", nats=0.934, parameters=127e3, ranks=1, tokens=76.8e3, source=_SMALL),
 )
+
+THIN: tuple[MeasuredGap, ...] = (
+    MeasuredGap(word=LOW_RANK, nats=-0.001, parameters=5.4e6, ranks=2, tokens=154e3, ratio=0.1, source=_THIN),
+    MeasuredGap(word=LOW_RANK, nats=0.018, parameters=5.4e6, ranks=2, tokens=154e3, ratio=0.25, source=_THICKER),
+)
+
+
+def low_rank_gap(ratio: float, *, parameters: float) -> MeasuredGap:
+    """Of low rank training, the figure of the model nearest in size to `parameters`, and of those of one size that of
+    the share of the rank nearest to `ratio`."""
+
+    def distance(gap: MeasuredGap) -> tuple[float, float]:
+        assert gap.ratio is not None
+        return abs(math.log(gap.parameters / parameters)), abs(math.log(gap.ratio / ratio))
+
+    return min(THIN, key=distance)
 
 
 def nearest_gaps(ways: Mapping[str, int], *, parameters: float) -> tuple[MeasuredGap, ...]:

@@ -23,6 +23,7 @@ from meshwright.catalog.named_devices import spelt_out
 from meshwright.catalog.names import normal
 from meshwright.catalog.nodes import nodes
 from meshwright.spec.cluster import ClusterSpec
+from meshwright.spec.codec import nearest
 from meshwright.spec.errors import ConfigError, Problem
 
 _COUNT = r"([0-9]{1,3}(?:_[0-9]{3}){0,2}|[0-9]{1,9})"
@@ -82,8 +83,14 @@ def checked(cluster: ClusterSpec) -> ClusterSpec:
         if missing:
             what = f"no curve for {', '.join(missing)}"
             problems.append(Problem(what=what, where=f"{place}.device.matrix", why="peak_flops has it"))
-    if len(cluster.sites) > 1 and cluster.wide_area is None:
-        problems.append(Problem(what="sites are apart and no wide_area joins them", where="groups"))
+    alone = [site for site in cluster.sites if cluster.uplink(site) is None]
+    if len(cluster.sites) > 1 and alone:
+        what = f"nothing joins site {alone[0]}" if cluster.uplinks else "sites are apart and no wide_area joins them"
+        problems.append(Problem(what=what, where="groups", fix="give a wide_area, or an uplink of each site"))
+    for site in cluster.uplinks:
+        if site not in cluster.sites:
+            fix = nearest(site, cluster.sites)
+            problems.append(Problem(what=f"there is no site {site}", where=f"uplinks.{site}", fix=fix))
     if problems:
         raise ConfigError(problems)
     return cluster

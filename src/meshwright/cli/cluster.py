@@ -1,4 +1,4 @@
-"""`meshwright cluster detect` and `measure`: what this machine is, and how fast."""
+"""`meshwright cluster detect` and `measure`: what this machine is and how fast, or several and their links."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 Devices = Annotated[int | None, typer.Option("--devices", "-d", min=1, help="How many workers. [default: one a core]")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Write the cluster here, for --cluster.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+_LINK_SECONDS = 1.0
 
 
 def build() -> typer.Typer:
@@ -35,16 +37,67 @@ def detect(devices: Devices = None, out: Out = None, as_json: Json = False) -> N
 def measure(
     devices: Devices = None,
     seconds: Annotated[float, typer.Option("--seconds", min=5.0, help="About how long it may take.")] = 90.0,
+    across: Annotated[
+        str | None,
+        typer.Option(
+            "--across", help="Measure several machines and the links between them: a cluster's file, or ssh:ONE,TWO."
+        ),
+    ] = None,
+    python: Annotated[
+        str | None, typer.Option("--python", help="The Python of real hosts, by its path there. [default: as here]")
+    ] = None,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
     """Measure this machine: products, memory, attention, start of work and collectives; kept for later plans."""
     from meshwright.cli.output import note
+
+    if across is not None:
+        _across(across, devices=devices, seconds=seconds, python=python, out=out, as_json=as_json)
+        return
+    if python is not None:
+        raise _unused("--python", fix="--across names hosts that it is of")
     from meshwright.run.detect import detect as find
     from meshwright.run.measure import measure as run
 
     cluster = run(None if devices is None else find(devices=devices), seconds_budget=seconds, progress=note)
     _show(cluster, out=out, as_json=as_json)
+
+
+def _across(
+    where: str, *, devices: int | None, seconds: float, python: str | None, out: Path | None, as_json: bool
+) -> None:
+    from meshwright.cli import links
+    from meshwright.cli.output import note, print_json, write
+    from meshwright.lab.nodes import measured, require_processors
+    from meshwright.lab.opened import opened
+    from meshwright.run.machine import cache_root
+    from meshwright.spec.codec import canonical
+    from meshwright.spec.report import Origin
+
+    if devices is not None:
+        raise _unused("--devices", fix="leave it out: each host of --across says how many it has")
+    with opened(where, cache=cache_root(), say=note, python=python) as made:
+        said, here = made.nodes(), made.asked is not None
+        if here:
+            require_processors(said)
+        found = links.measured(made, seconds=_LINK_SECONDS)
+        nodes = measured(made.lab, said, made=here, seconds=seconds, say=note)
+    cluster = found.cluster(nodes, name=out.stem if out else "across", origin=Origin.CALIBRATED)
+    if out is not None:
+        write(out, canonical(cluster))
+        note(f"cluster written to {out}")
+    if as_json:
+        print_json({**found.document(), "cluster": cluster})
+        return
+    found.show()
+    _show(cluster, out=None, as_json=False)
+
+
+def _unused(option: str, *, fix: str) -> Exception:
+    from meshwright.spec.errors import ConfigError, Problem
+
+    return ConfigError(Problem(what="would do nothing here", where=option, fix=fix))
 
 
 def _show(cluster: ClusterSpec, *, out: Path | None, as_json: bool) -> None:

@@ -10,9 +10,8 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from meshwright.lab import Lab, Outcome, Topology
-    from meshwright.lab.links import Pair
-    from meshwright.spec.cluster import NodeGroup
+    from meshwright.lab import Lab, Outcome
+    from meshwright.lab.opened import Opened
 
 
 def lab(
@@ -32,13 +31,14 @@ def lab(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Write the machines with their links as measured, for --cluster.")
     ] = None,
+    python: Annotated[
+        str | None, typer.Option("--python", help="The Python of real hosts, by its path there. [default: as here]")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> int:
     """Lay a cluster's nodes out as hosts whose links have its rates, and measure them or run a command on all."""
-    from meshwright import catalog
     from meshwright.cli.output import note
-    from meshwright.lab import Lab, topology
-    from meshwright.lab.real import is_real, node_of, real_lab
+    from meshwright.lab.opened import opened
     from meshwright.run.machine import cache_root
     from meshwright.spec.errors import ConfigError, Problem
 
@@ -46,23 +46,10 @@ def lab(
         raise ConfigError(
             Problem(what="--out is of measured links, which a command is not", fix="leave one of them out")
         )
-    if is_real(where):
-        if loss or cores:
-            what = "--loss and --cores are of hosts that are made here"
-            raise ConfigError(Problem(what=what, where=where, fix="leave them out: real hosts are as they are"))
-        with real_lab(where) as made:
-            if command:
-                return _run(made, command, as_json=as_json)
-            nodes = [node_of(host) for host in made.hosts] if out else []
-            return _measure(made, None, nodes, seconds=seconds, out=out, as_json=as_json)
-    cluster = catalog.load_cluster(where, cache=cache_root())
-    asked = topology(cluster, loss=loss)
-    note(f"hosts and links that are made: {len(asked.hosts)} and {len(asked.uplinks)}")
-    with Lab.of(asked, cores=cores) as made:
+    with opened(where, cache=cache_root(), say=note, loss=loss, cores=cores, python=python) as made:
         if command:
-            return _run(made, command, as_json=as_json)
-        nodes = [group for group in cluster.groups for _ in range(group.num_nodes)]
-        return _measure(made, asked, nodes, seconds=seconds, out=out, as_json=as_json)
+            return _run(made.lab, command, as_json=as_json)
+        return _measure(made, seconds=seconds, out=out, as_json=as_json)
 
 
 def _run(made: Lab, command: Sequence[str], *, as_json: bool) -> int:
@@ -83,60 +70,21 @@ def _run(made: Lab, command: Sequence[str], *, as_json: bool) -> int:
     return int(ExitCode.WORKER if any(outcome.exit_code for outcome in outcomes) else ExitCode.OK)
 
 
-def _measure(
-    made: Lab,
-    asked: Topology | None,
-    nodes: Sequence[NodeGroup],
-    *,
-    seconds: float,
-    out: Path | None,
-    as_json: bool,
-) -> int:
-    from meshwright.cli.output import console, note, print_json, write
-    from meshwright.lab.links import cluster_of, islands, measure_pairs
+def _measure(made: Opened, *, seconds: float, out: Path | None, as_json: bool) -> int:
+    from meshwright.cli import links
+    from meshwright.cli.output import note, print_json, write
     from meshwright.spec.codec import canonical
+    from meshwright.spec.report import Origin
 
-    pairs = measure_pairs(made, seconds=seconds, done=lambda now, of: note(f"{now} of {of} links measured"))
-    found = islands(pairs, hosts=len(made.hosts))
+    found = links.measured(made, seconds=seconds)
     if out is not None:
-        write(out, canonical(cluster_of(pairs, name=out.stem, nodes=nodes)))
+        write(out, canonical(found.cluster(made.nodes(), name=out.stem, origin=Origin.ANALYTIC)))
         note(f"cluster written to {out}")
     if as_json:
-        names = [host.name for host in made.hosts]
-        print_json({"hosts": names, "pairs": [_told(pair, asked) for pair in pairs], "islands": found})
-        return 0
-    console().print(_pairs(made, pairs, asked))
-    for number, island in enumerate(found):
-        print(f"island {number}: {', '.join(made.hosts[host].name for host in island)}")
+        print_json(found.document())
+    else:
+        found.show()
     return 0
-
-
-def _told(pair: Pair, asked: Topology | None) -> dict[str, object]:
-    bandwidth, latency = asked.between(pair.first, pair.second) if asked else (None, None)
-    return {
-        "first": pair.first,
-        "second": pair.second,
-        "bandwidth": pair.bandwidth,
-        "latency_seconds": pair.latency_seconds,
-        "asked_bandwidth": bandwidth,
-        "asked_latency_seconds": latency,
-    }
-
-
-def _pairs(made: Lab, pairs: Sequence[Pair], asked: Topology | None) -> object:
-    from meshwright.report.terminal_parts import table
-    from meshwright.spec.units import format_rate, format_seconds
-
-    columns = [("between", "left"), ("rate", "right"), ("one way", "right")]
-    shown = table(columns=columns + ([("rate asked", "right"), ("one way asked", "right")] if asked else []))
-    for pair in pairs:
-        row = [f"{made.hosts[pair.first].name} {made.hosts[pair.second].name}"]
-        row += [format_rate(pair.bandwidth), format_seconds(pair.latency_seconds)]
-        if asked:
-            bandwidth, latency = asked.between(pair.first, pair.second)
-            row += [format_rate(bandwidth), format_seconds(latency) if latency else "the machine's own"]
-        shown.add_row(*row)
-    return shown
 
 
 def _outcomes(outcomes: Sequence[Outcome]) -> object:

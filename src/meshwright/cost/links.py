@@ -240,7 +240,7 @@ _OF_ROUNDS = (Collective.ALL_REDUCE, Collective.ALL_TO_ALL, Collective.ALL_GATHE
 
 def _rounds(floor: _Floor, replicas: Dim, *, layer: LayerLinks, data: DataLinks) -> RoundLinks:
     around = floor.around(replicas)
-    alone = replace(floor, cluster=replace(floor.cluster, wide_area=None))
+    alone = replace(floor, cluster=floor.cluster.without_uplinks)
     far = {
         LineName.TENSOR: layer.tensor.way.far,
         LineName.CONTEXT: layer.context.traders.far | layer.context.runs.far,

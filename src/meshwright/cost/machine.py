@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -14,7 +14,7 @@ from meshwright.cost.links import RoundLinks, copy_links, data_links, lay_links
 from meshwright.cost.network import Linear, collective, send, send_inside
 from meshwright.cost.optimizers import UpdateRates, update_rates
 from meshwright.cost.overlap import Contention
-from meshwright.cost.placement import distinct, ring, strides
+from meshwright.cost.placement import distinct, ring, site_links, strides
 from meshwright.cost.processor import Sharing, share
 from meshwright.cost.software import Software
 from meshwright.cost.states import StateBytes, state_bytes
@@ -127,9 +127,10 @@ def hops(
         around = ring(alike, (AxisName.TENSOR,), group=group, cluster=cluster)
         joined = collective(Collective.ALL_GATHER, around, group=group, cluster=cluster).take(inverse).seconds(size)
         gather = np.where(table.sequence_parallel, 0.0, joined)
-    beyond = cluster.wide_area
     wide = far.seconds(size / split) + gather
-    if beyond is not None:
+    if between := [link for link in site_links(cluster) if link is not None]:
+        slowest = min(between, key=lambda link: link.achieved)
+        beyond = replace(slowest, latency_seconds=max(link.latency_seconds for link in between))
         over = send(beyond, senders=apart.astype(np.float64), adapters=1.0)
         wide = over.seconds(size / split) + gather
     return near.seconds(size / split) + gather, far.seconds(size / split) + gather, wide

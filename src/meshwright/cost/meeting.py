@@ -135,8 +135,10 @@ def _figures(meeting: Meeting, *, every: int) -> tuple[float, ...]:
     kept = 1.0 + momentum + own if kind.has_learners else 0.0
     narrow = rounds.precision not in (Precision.FP32, Precision.FP64)
     # A learner's own, and what came back where that is not what travelled itself; co2 makes its last step beside both.
-    # Of those that come without the others each takes a part at a time from its neighbour: half, where they are two.
-    moment, stepping = 1.0 + narrow + 0.5 * (rounds.quorum > 0), 3.0 * (kind is SyncKind.CO2)
+    # Of those that come without the others each takes a part at a time from its neighbour: half, where they are two; of
+    # rounded numbers it packs beside what it gives, and what came is unpacked in the place of both.
+    ring = rounds.quorum > 0 and rounds.precision not in PACKINGS
+    moment, stepping = 1.0 + narrow + 0.5 * ring, 3.0 * (kind is SyncKind.CO2)
     passes = _PASSES + _MOMENTUM * momentum + _OWN * own
     return (
         rounds.every,

@@ -91,7 +91,7 @@ def send(link: Link, *, senders: FloatArray, adapters: float) -> Linear:
     if fits:
         latency, bandwidth = fits[0].latency_seconds, fits[0].bytes_per_second
     else:
-        latency, bandwidth = link.latency_seconds, _achieved(link) * float(_met(link, np.full(1, 2.0))[0])
+        latency, bandwidth = link.latency_seconds, link.achieved * float(_met(link, np.full(1, 2.0))[0])
     return Linear.line(latency + np.zeros_like(senders), 1.0 / (bandwidth * share))
 
 
@@ -147,10 +147,6 @@ def occupied(ring: Ring, *, kind: DeviceKind) -> FloatArray:
     return np.where(ring.racks > 1.0, _FAR_PROCESSORS, _NEAR_PROCESSORS)
 
 
-def _achieved(link: Link) -> float:
-    return link.bandwidth * link.efficiency / link.oversubscription
-
-
 def _met(link: Link, ranks: FloatArray) -> FloatArray:
     """The share of a device's links that lead to the others of so many ranks; on a torus to the next of them."""
     if link.torus is not None:
@@ -183,10 +179,10 @@ class _Tiers:
         boxes = ring.nodes / ring.racks if group.rack else np.ones_like(ring.nodes)
         torus = _torus(ring, group=group)
         met = _met(group.inside, ring.per_node) if torus is None else torus.scattered if scattered else torus.rings
-        rack = _achieved(group.rack) * (1.0 if torus is None else met) if group.rack else np.inf
-        each = _achieved(group.nic) * group.nics / group.devices_per_node
+        rack = group.rack.achieved * (1.0 if torus is None else met) if group.rack else np.inf
+        each = group.nic.achieved * group.nics / group.devices_per_node
         return cls(
-            inside=np.where(ring.per_node > 1.0, _achieved(group.inside) * met, np.inf),
+            inside=np.where(ring.per_node > 1.0, group.inside.achieved * met, np.inf),
             sockets=_across(group.inside, ring.crossing),
             rack=np.where(boxes > 1.0, rack, np.inf),
             adapter=np.where(ring.racks > 1.0, each, np.inf),
@@ -257,7 +253,7 @@ def _sums(ring: Ring, *, group: NodeGroup, share: float) -> Linear:
     """Each rank reads its part summed by the switch and writes it to all: it sends the whole tensor and its part."""
     everywhere = group.rack is not None and group.rack.sums is not None
     reached = ring.racks <= 1.0 if everywhere else ring.nodes <= 1.0
-    per_byte = (1.0 + 1.0 / ring.size) / (_achieved(group.inside) * share)
+    per_byte = (1.0 + 1.0 / ring.size) / (group.inside.achieved * share)
     return Linear.line(np.where(reached, SUMS_LATENCY, np.inf), per_byte)
 
 
@@ -278,16 +274,15 @@ def _direct(ring: Ring, at: _Tiers, protocols: Protocols) -> Linear:
 
 
 def _wide(operation: Collective, ring: Ring, *, kind: DeviceKind, cluster: ClusterSpec) -> Linear:
-    """The part between sites: every rival group sends through the site's one link.
+    """The part between sites: every rival group sends through a site's one link, the slowest of those that are crossed.
 
     A ring leaves every site once and comes back once, in each of its steps, and each edge of it carries what a rank
     does not hold; double trees cross with the whole tensor each way and wait for the levels between sites alone. Of an
     all-to-all it is what every rank of the site has for the others.
     """
-    link = cluster.wide_area
-    if link is None:
-        return Linear.line(np.zeros_like(ring.size), np.zeros_like(ring.size))
     crossed = ring.sites > 1.0
+    if not crossed.any() or not cluster.has_uplinks:
+        return Linear.line(np.zeros_like(ring.size), np.zeros_like(ring.size))
     turns = _turns(operation)
     if operation is Collective.ALL_TO_ALL:
         steps, share = ring.sites - 1.0, _without(ring.sites) * ring.size / ring.sites
@@ -296,8 +291,8 @@ def _wide(operation: Collective, ring: Ring, *, kind: DeviceKind, cluster: Clust
     else:
         steps, share = turns * (ring.size - 1.0), turns * _without(ring.size)
     return Linear.line(
-        np.where(crossed, steps * link.latency_seconds, 0.0),
-        np.where(crossed, share * ring.rivals / _achieved(link), 0.0),
+        np.where(crossed, steps * ring.site_seconds, 0.0),
+        np.where(crossed, share * ring.rivals / ring.site_rate, 0.0),
     )
 
 

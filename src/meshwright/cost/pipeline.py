@@ -8,7 +8,7 @@ bubble V fall short by 2 %, of DualPipeV by 4 %, of interleaved by 6 %, and by 1
 layers. Over a link ten times as slow as a stage the mean miss is 0.2 % (1f1b), 2 to 3 % (H2, interleaved) and 10 to
 13 % (V shapes, a quarter at the worst). `longest_path` mends all of these for plans that are shown;
 `benchmarks/schedules` and tests/cost/test_pipeline.py measure them. Zero bubble V of fewer than 2p - 1 microbatches is
-told up to a quarter too short, half over slow links, and rules refuse it.
+told up to a quarter too short, half over slow links, and the search leaves it out.
 """
 
 from __future__ import annotations

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from meshwright.cost.table import BoolArray, IntArray, PlanTable
 from meshwright.cost.work import FloatArray
-from meshwright.spec.cluster import ClusterSpec, NodeGroup
+from meshwright.spec.cluster import ClusterSpec, Link, NodeGroup
 from meshwright.spec.plan import AxisName
 
 Dim = tuple[IntArray, IntArray]
@@ -24,9 +24,10 @@ class Ring:
 
     `size` ranks; the most that one node holds of any group is `per_node`, the fewest that a group which leaves its
     node has in one of its nodes is `fewest`, the most nodes that a group touches is `nodes`; `per_rack`,
-    `fewest_rack` and `racks` say the same of racks (of nodes, where the cluster has no racks). `sites` they lie in;
-    `rivals` groups that cross between sites at the same time, and `crossing` those of a node that cross its middle,
-    where that is a link of its own.
+    `fewest_rack` and `racks` say the same of racks (of nodes, where the cluster has no racks). `sites` they lie in,
+    of which two that follow each other meet at `site_rate` bytes/s or more, infinite where there is one, and are
+    `site_seconds` or less apart; `rivals` groups that cross between sites at the same time, and `crossing` those of a
+    node that cross its middle, where that is a link of its own.
     """
 
     size: FloatArray
@@ -37,6 +38,8 @@ class Ring:
     fewest_rack: FloatArray
     racks: FloatArray
     sites: FloatArray
+    site_rate: FloatArray
+    site_seconds: FloatArray
     rivals: FloatArray
     crossing: FloatArray
 
@@ -100,9 +103,15 @@ def lay(table: PlanTable, dims: Sequence[Dim], *, group: NodeGroup, cluster: Clu
     """
     size = np.ones(len(table), dtype=np.int64)
     sites = np.ones(len(table), dtype=np.int64)
+    rate, seconds = np.full(len(table), np.inf), np.zeros(len(table))
     for count, step in dims:
         size = size * count
-        sites = np.maximum(sites, _sites(count * step, count, table.world, cluster))
+        crossed = _crossed(count * step, count, table.world, cluster)
+        sites = np.maximum(sites, 1 + crossed.sum(axis=0))
+        for link, row in zip(site_links(cluster), crossed, strict=True):
+            if link is not None:
+                rate = np.where(row, np.minimum(rate, link.achieved), rate)
+                seconds = np.where(row, np.maximum(seconds, link.latency_seconds), seconds)
     runs = _runs(dims)
     most, fewest, nodes = _spread(runs, room=group.devices_per_node, size=size, world=table.world)
     wide = (most, fewest, nodes)
@@ -110,8 +119,13 @@ def lay(table: PlanTable, dims: Sequence[Dim], *, group: NodeGroup, cluster: Clu
         wide = _spread(runs, room=group.devices_per_node * group.rack_nodes, size=size, world=table.world)
     figures = [values.astype(np.float64) for values in (size, most, fewest, nodes, *wide, np.minimum(sites, size))]
     names = ("size", "per_node", "fewest", "nodes", "per_rack", "fewest_rack", "racks", "sites")
-    crossing = _crossing(runs, most, group=group, world=table.world)
-    return Ring(**dict(zip(names, figures, strict=True)), rivals=table.world / size, crossing=crossing)
+    return Ring(
+        **dict(zip(names, figures, strict=True)),
+        site_rate=rate,
+        site_seconds=seconds,
+        rivals=table.world / size,
+        crossing=_crossing(runs, most, group=group, world=table.world),
+    )
 
 
 def _crossing(runs: Sequence[Dim], most: IntArray, *, group: NodeGroup, world: IntArray) -> FloatArray:
@@ -178,12 +192,16 @@ def site_edges(cluster: ClusterSpec) -> IntArray:
     return np.asarray(edges, dtype=np.int64)
 
 
-def _sites(span: IntArray, size: IntArray, world: IntArray, cluster: ClusterSpec) -> IntArray:
-    """The most sites that one block of `span` neighbouring devices lies in; 1 where the axis has one rank."""
-    crossed = np.zeros_like(span)
-    for edge in site_edges(cluster):
-        crossed = crossed + ((edge < world) & (edge % np.maximum(span, 1) != 0))
-    return np.where(size > 1, 1 + crossed, 1)
+def site_links(cluster: ClusterSpec) -> tuple[Link | None, ...]:
+    """What the sites before and behind each of `site_edges` meet over; None where that is not known."""
+    names = [group.site for group in cluster.groups]
+    return tuple(cluster.between(one, other) for one, other in pairwise(names) if one != other)
+
+
+def _crossed(span: IntArray, size: IntArray, world: IntArray, cluster: ClusterSpec) -> BoolArray:
+    """(edges, rows): which of `site_edges` lie inside a block of `span` neighbouring devices; none of one rank."""
+    edges = site_edges(cluster)[:, None]
+    return np.asarray((size > 1) & (edges < world) & (edges % np.maximum(span, 1) != 0), dtype=np.bool_)
 
 
 def crossings(

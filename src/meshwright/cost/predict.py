@@ -97,7 +97,7 @@ def _report(design: Design, costs: Costs, table: PlanTable, *, cluster: ClusterS
         plan=plan.digest(),
         step=step,
         memory=memory,
-        tokens_per_step=round(trained * plan.batch_tokens),
+        tokens_per_step=round(trained * plan.read_tokens),
         devices=plan.world_size,
         model_flops=trained * _model_flops(design),
         peak_flops=_peak_flops(plan, cluster),
@@ -125,7 +125,7 @@ def _model_flops(design: Design) -> float:
             rest = replace(model, layers=(*model.layers[: stage.start - 1], *model.layers[stage.stop - 1 :]))
             own = model.flops_per_token(plan.sequence_length) - rest.flops_per_token(plan.sequence_length)
             whole -= left_out * own
-    return whole * plan.batch_tokens
+    return whole * plan.read_tokens
 
 
 def _step_line(costs: Costs, *, plan: Plan, model: ModelSpec, origin: Origin, met: str) -> Line:

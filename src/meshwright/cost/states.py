@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshwright.cost.software import Software
-from meshwright.cost.table import PRECISIONS, SHARDINGS, BoolArray, PlanTable
+from meshwright.cost.table import PRECISIONS, SHARDINGS, BoolArray, IntArray, PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import DeviceSpec, Precision
 from meshwright.spec.optimizer import Master
@@ -131,6 +131,7 @@ def _masters(table: PlanTable, local: Local) -> States:
     master, compute, reduced = (size[:, None] for size in (sizes.master, sizes.compute, sizes.reduced))
     sharded = (table.sharding > 0)[:, None]
     bucketed = ~sharded & ((table.meeting * table.context)[:, None] > 1)
+    rounded = (_COMPRESSED[table.gradient_precision] & (replicas_meeting(table) > 1))[:, None]
     left = left_bytes(table, local) + local.left
     # Gradients of bf16 travel in fp32 unless the plan says less.
     rounds = (table.master is Master.BF16_STOCHASTIC) & (reduced > master)
@@ -142,7 +143,8 @@ def _masters(table: PlanTable, local: Local) -> States:
         before=np.where(bucketed, share, 0.0) + left,
         summed=share + left,
         after=np.where(sharded, local.trained_owned, local.trained) * master + left,
-        wire=np.where(bucketed & ((reduced < master) | rounds), local.trained * reduced, 0.0),
+        wire=np.where(bucketed & ((reduced < master) | rounds), local.trained * reduced, 0.0)
+        + np.where(sharded & rounded, local.trained_owned * reduced, 0.0),
         gathered=local.stays * compute,
         share=local.trained_owned / np.maximum(local.trained, 1.0),
     )
@@ -151,13 +153,21 @@ def _masters(table: PlanTable, local: Local) -> States:
 def left_bytes(table: PlanTable, local: Local) -> FloatArray:
     """Bytes of what rounding leaves of gradients that travel rounded, shape (rows, ranks).
 
-    Of all that a rank sends; where every rank is sent the sum back, of its own part of it too.
+    Of all that a rank sends; where every rank is sent the sum back, of its own part of it too. Replicas and the ranks
+    that share what is sharded, or a sequence, meet one after the other.
     """
-    ranks = table.meeting * table.context
-    narrow = _COMPRESSED[table.gradient_precision] & (ranks > 1)
-    own = np.where(table.sharding > 0, 0.0, 1.0 / ranks)
-    master = _MASTER[table.precision]
-    return np.where(narrow[:, None], local.trained * ((1.0 + own) * master)[:, None], 0.0)
+    inside, sharded = table.shard * table.context, table.sharding > 0
+    replicas = replicas_meeting(table)
+    narrow = _COMPRESSED[table.gradient_precision] * _MASTER[table.precision]
+    both = [np.where(ranks > 1, 1.0 + 1.0 / ranks, 0.0) for ranks in (replicas, inside)]
+    within = np.where(sharded, 1.0 * (inside > 1), both[0] + both[1])
+    apart = np.where(sharded, both[0], 0.0)
+    return np.asarray(local.trained * (narrow * within)[:, None] + local.trained_owned * (narrow * apart)[:, None])
+
+
+def replicas_meeting(table: PlanTable) -> IntArray:
+    """Ranks that meet in every step and repeat what others have, shape (rows,)."""
+    return np.asarray(table.meeting // table.shard)
 
 
 def _with_copies(table: PlanTable, local: Local, *, software: Software, device: DeviceSpec) -> States:

@@ -19,6 +19,7 @@ from meshwright.cost.traffic_turns import gathers, scatters
 from meshwright.schedule import planned
 from meshwright.spec.blocks import Mixture
 from meshwright.spec.cluster import DeviceKind, Precision
+from meshwright.spec.compression import Compression
 from meshwright.spec.optimizer import Master
 from meshwright.spec.plan import AxisName, Design, TensorGrid
 from meshwright.spec.report import LineName
@@ -69,6 +70,7 @@ class _Rank:
         on_processor = design.cluster.groups[0].device.kind is DeviceKind.CPU
         self.scatter = "all_to_all" if on_processor else "reduce_scatter"
         self.packed = plan.gradients.precision in PACKINGS
+        self.apart = self.packed or plan.gradients.compression is not None  # replicas meet after what they shard does
         self.grid = grid_groups(design)
         self.traffic = Traffic()
 
@@ -125,23 +127,23 @@ class _Rank:
         self._add(group, "all_gather", padded * self.compute, calls=calls)
         if not unit.parts[0].trained:
             return
-        together = 1 if self.plan.gradients.compression is not None else replicas.size
+        together = 1 if self.apart else replicas.size
         for parts, calls in scatters(self.plan, index, unit, replicas=together).items():
             elements = sum(part.padded for part in parts)
             if self.packed:
                 self._add(group, "all_to_all", self._rounded(elements, group), calls=calls)
             else:
                 self._add(group, self.scatter, elements * self.reduced, calls=calls)
-        if self.plan.gradients.compression is None:
+        if not self.apart:
             self._add(replicas, "all_reduce", padded * self.reduced / group.size, calls=1)
 
     def _shards(self, own: Held) -> None:
-        """Gradients of shards are compressed among the replicas that have the same ones."""
-        if self.plan.gradients.compression is not None:
+        """Gradients of shards are rounded or compressed among the replicas that have the same ones."""
+        if self.apart:
             trained = [part for unit in own.units for part in unit.parts if part.trained]
             trained.sort(key=lambda part: _place(part.name))
             for bucket in buckets(trained, each=self.master, most=BUCKET_BYTES):
-                self._compressed(bucket, along(self.plan, AxisName.REPLICATE))
+                self._summed(bucket, along(self.plan, AxisName.REPLICATE))
 
     def _whole(self, own: Held) -> None:
         """Gradients of parameters that ranks hold whole are summed over those that hold the same ones."""
@@ -150,19 +152,21 @@ class _Rank:
         for parts, groups in ((own.dense, same), (own.apart, of_experts)):
             trained = [part for part in parts if part.trained]
             for bucket in buckets(trained, each=self.master, most=BUCKET_BYTES):
-                elements = sum(part.size for part in bucket)
                 for group in groups:
-                    if self.plan.gradients.compression is not None:
-                        self._compressed(bucket, group)
-                    elif self.packed:
-                        for operation in ("all_to_all", "all_gather"):
-                            self._add(group, operation, self._rounded(elements, group), calls=1)
-                    else:
-                        self._add(group, "all_reduce", elements * self.reduced, calls=1)
+                    self._summed(bucket, group)
 
-    def _compressed(self, bucket: Sequence[Part], group: Group) -> None:
-        compression = self.plan.gradients.compression
-        assert compression is not None
+    def _summed(self, bucket: Sequence[Part], group: Group) -> None:
+        """A bucket meets whole, rounded or compressed."""
+        compression, elements = self.plan.gradients.compression, sum(part.size for part in bucket)
+        if compression is not None:
+            self._compressed(compression, bucket, group)
+        elif self.packed:
+            for operation in ("all_to_all", "all_gather"):
+                self._add(group, operation, self._rounded(elements, group), calls=1)
+        else:
+            self._add(group, "all_reduce", elements * self.reduced, calls=1)
+
+    def _compressed(self, compression: Compression, bucket: Sequence[Part], group: Group) -> None:
         shapes = [part.shape for part in bucket]
         for operation, each in of_bucket(compression, shapes, ranks=group.size, wide=self.master):
             self._add(group, operation, each, calls=1)
@@ -191,7 +195,7 @@ class _Rank:
             return
         line = everyone.line("all_reduce", num_bytes=_NUMBER_BYTES)
         self.traffic.add(line, "all_reduce", *everyone.axes, each=_NUMBER_BYTES, calls=2)
-        if self.design.job.data.masks:
+        if self.design.job.data.masks or self.plan.empty_rows:
             self.traffic.add(LineName.OTHER, "all_reduce", *everyone.axes, each=_NUMBER_BYTES, calls=1)
         mixtures = [layer.transform for layer in self.design.model.layers if isinstance(layer.transform, Mixture)]
         if any(part.routing.bias_rate for part in mixtures):

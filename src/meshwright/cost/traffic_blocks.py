@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshwright.cost.grid import Operation, grid_passes
-from meshwright.cost.traffic_experts import Dispatching
+from meshwright.cost.traffic_experts import Dispatching, countings
 from meshwright.cost.traffic_groups import GridGroups, along
 from meshwright.spec.blocks import Attention, Block, Embedding, Layer, Mixture, QueryKeyNorm
 from meshwright.spec.exchange import ExchangeKind
@@ -88,6 +88,8 @@ class BlockTraffic:
         if part is None:
             return
         closes = part.post_norm is None and layer.sum_norm is None and not layer.scaled
+        if isinstance(part, Mixture):
+            yield from countings(part, self._plan, on_grid=self._grid is not None, again=again)
         if not isinstance(part, Mixture) or self._grid is None:
             yield from self._region(again, ends=closes, comes_back=comes_back)
             return

@@ -14,6 +14,31 @@ _INTEGER = 8.0  # bytes of a choice or a count
 Sent = tuple[LineName, str, tuple[AxisName, ...], float]
 
 
+def countings(part: Mixture, plan: Plan, *, on_grid: bool, again: bool) -> Iterator[Sent]:
+    """Ranks that hold parts of the same sequences tell each other how often those chose each expert, or where tokens of
+    one lie between those of another, which experts each of them chose: forward, and computed `again` for backward.
+
+    Without a grid every tensor rank has the tokens of all.
+    """
+    how, tensor = part.routing, plan.tensor if on_grid else 1
+    if how.capacity is None and not how.balance_loss:
+        return
+    traders = plan.exchange.inner
+    levels = [(AxisName.TENSOR, tensor)] if tensor > 1 else []
+    levels += [(AxisName.CONTEXT, size) for size in (traders, plan.context // traders) if size > 1]
+    counts = part.experts * plan.microbatch * _INTEGER
+    tokens = plan.microbatch * plan.sequence_length // (plan.schedule.slices * plan.context * tensor)
+    each = counts if plan.context == 1 else tokens * part.top_k * _INTEGER
+    for _ in range(1 + again):
+        joined = each
+        for axis, size in levels:
+            joined *= size
+            if how.capacity is None:
+                yield LineName.OTHER, "all_reduce", (axis,), counts
+            else:
+                yield LineName.OTHER, "all_gather", (axis,), joined
+
+
 class Dispatching:
     """The collectives of one mixture on its grid, by how its plan brings `tokens` of a rank to their experts."""
 
@@ -28,7 +53,6 @@ class Dispatching:
     def sent(self, *, again: bool, comes_back: bool, follows: bool) -> Iterator[Sent]:
         """Line, operation, axes and bytes of each, of forward alone unless backward `comes_back`; forward is computed
         `again` for backward, to its end where something `follows` that keeps what it needs."""
-        yield from self._routing(again)
         if self._grid.experts.size == self._grid.slices.size == 1:
             return
         assert self._plan.experts is not None
@@ -36,18 +60,6 @@ class Dispatching:
             yield from self._chosen(again, comes_back)
         else:
             yield from self._gathered(again, comes_back, follows)
-
-    def _routing(self, again: bool) -> Iterator[Sent]:
-        """Tensor ranks tell each other how often the parts of a sequence chose each expert."""
-        how = self._part.routing
-        if self._plan.tensor == 1:
-            return
-        counts = self._part.experts * self._plan.microbatch * _INTEGER
-        for _ in range(1 + again):
-            if how.capacity is not None:
-                yield LineName.OTHER, "all_gather", (AxisName.TENSOR,), counts * self._plan.tensor
-            if how.balance_loss:
-                yield LineName.OTHER, "all_reduce", (AxisName.TENSOR,), counts
 
     def _chosen(self, again: bool, comes_back: bool) -> Iterator[Sent]:
         """Rows go to the ranks of their experts and to all slices of those; what comes of them goes back."""

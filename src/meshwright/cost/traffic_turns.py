@@ -44,7 +44,7 @@ def scatters(plan: Plan, index: int, unit: Unit, *, replicas: int) -> Counter[Pa
     late = tuple(part for part in unit.parts if not part.early)
     waits = [*_early_waits(plan, index)]
     for place, early in enumerate(waits):
-        fills = replicas > 1 and not unit.experts and (bool(late) or place == len(waits) - 1)
+        fills = replicas > 1 and (bool(late) or place == len(waits) - 1)
         found[unit.parts if early or fills else late] += 1
     del found[()]
     return found

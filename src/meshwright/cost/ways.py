@@ -9,10 +9,12 @@ import numpy as np
 
 from meshwright.cost.evaluate import evaluate
 from meshwright.cost.meeting import Meeting, meetings_of
+from meshwright.cost.network import collective
 from meshwright.cost.placed import as_placed
-from meshwright.cost.placement import ring
+from meshwright.cost.placement import Ring, ring
 from meshwright.cost.table import SHARDINGS, PlanTable
 from meshwright.cost.traffic import traffic
+from meshwright.spec.cluster import ClusterSpec, Collective
 from meshwright.spec.compression import Compression
 from meshwright.spec.optimizer import Master
 from meshwright.spec.plan import AxisName, Design, Plan, Sharding, TensorGrid
@@ -58,11 +60,13 @@ class WayOfMeeting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Met:
-    """Bytes that a device sends in a step on average over links of one `tier`, on one line of the step."""
+    """Bytes that a device sends in a step on average over links of one `tier`, on one line of the step, of whose
+    seconds those of this tier are the share `share`."""
 
     line: LineName
     tier: str
     bytes: float
+    share: float = 1.0
 
 
 def ways_of_meeting(design: Design) -> tuple[WayOfMeeting, ...]:
@@ -175,11 +179,13 @@ def _best(found: list[WayOfMeeting]) -> Iterator[WayOfMeeting]:
 def met_over(design: Design, *, outer_bytes: float) -> tuple[Met, ...]:
     """Over which links data parallel ranks meet, inside a learner and across: what a device of pipeline rank 0 sends.
 
-    `outer_bytes` are those of learners that meet, as the plan's report has them.
+    `outer_bytes` are those of learners that meet, as the plan's report has them. A line's seconds are shared among its
+    tiers by those that the bytes of each take by themselves.
     """
     plan = design.plan
     own = replace(design, plan=plan.of_learner())
     sent: dict[tuple[LineName, str], float] = {}
+    seconds: dict[tuple[LineName, str], float] = {}
     for key, num_bytes in traffic(own, rank=0).bytes.items():
         line, operation, axes = key.split("|")
         if line in _LINES:
@@ -188,17 +194,36 @@ def met_over(design: Design, *, outer_bytes: float) -> tuple[Met, ...]:
             each = _TURNS.get(operation, 1.0) * (1.0 - 1.0 / float(size)) * num_bytes
             place = (LineName(line), tier(design, *names))
             sent[place] = sent.get(place, 0.0) + each
+            took = _alone(design, Collective(operation), names, num_bytes=num_bytes)
+            seconds[place] = seconds.get(place, 0.0) + took
     if plan.learners > 1:
         sent[LineName.OUTER, tier(design, AxisName.REPLICATE)] = outer_bytes
-    return tuple(Met(line=line, tier=where, bytes=each) for (line, where), each in sent.items())
+    whole = {name: sum(took for (line, _), took in seconds.items() if line is name) for name, _ in seconds}
+    return tuple(
+        Met(line=line, tier=where, bytes=each, share=seconds[line, where] / whole[line] if whole.get(line) else 1.0)
+        for (line, where), each in sent.items()
+    )
+
+
+def _alone(design: Design, operation: Collective, axes: Sequence[AxisName], *, num_bytes: float) -> float:
+    """Seconds of one collective of so many bytes among ranks along `axes` of the plan, in whose way is nothing."""
+    cluster, around = _rings(design, axes)
+    return max(
+        float(collective(operation, each, group=group, cluster=cluster).seconds(num_bytes)[0])
+        for group, each in zip(cluster.groups, around, strict=True)
+    )
+
+
+def _rings(design: Design, axes: Sequence[AxisName]) -> tuple[ClusterSpec, list[Ring]]:
+    """The machines as the plan places its ranks on them, and how those along `axes` lie on each group of them."""
+    cluster, table = as_placed(design.plan, design.cluster).joined, PlanTable.from_plan(design.plan)
+    return cluster, [ring(table, axes, group=group, cluster=cluster) for group in cluster.groups]
 
 
 def tier(design: Design, *axes: AxisName) -> str:
     """The farthest links that ranks along `axes` of the plan meet over, in words."""
-    plan, cluster = design.plan, as_placed(design.plan, design.cluster).joined
-    table = PlanTable.from_plan(plan)
-    around = [ring(table, axes, group=group, cluster=cluster) for group in cluster.groups]
-    if any(each.sites[0] > 1.0 for each in around) and cluster.wide_area is not None:
+    cluster, around = _rings(design, axes)
+    if any(each.sites[0] > 1.0 for each in around) and cluster.has_uplinks:
         return "between sites"
     if any(each.racks[0] > 1.0 for each in around):
         return "between racks" if cluster.groups[0].rack is not None else "between nodes"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -44,6 +44,16 @@ class Batch:
     @property
     def num_targets(self) -> int:
         return int((self.targets != MASKED).sum())
+
+    def filled(self, rows: int) -> Batch:
+        """The same sequences in so many rows, of which those behind them have no target."""
+        more = ((0, rows - len(self.tokens)), (0, 0))
+        return replace(
+            self,
+            tokens=np.pad(self.tokens, more),
+            targets=np.pad(self.targets, more, constant_values=MASKED),
+            documents=np.pad(self.documents, more),
+        )
 
     @property
     def ahead(self) -> npt.NDArray[np.int32]:

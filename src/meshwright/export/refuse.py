@@ -66,6 +66,8 @@ def refuse_all(design: Design, refuse: Callable[[Columns], Refusals], *, peer: s
     found.when(not plan.has_usual_order, "plan.axes", "axes in this order", fix=usual)
     gathered = plan.experts is not None and plan.experts.dispatch is not Dispatch.ALL_TO_ALL
     found.when(gathered, "plan.experts.dispatch", "tokens gathered by experts", fix="choose all_to_all")
+    empty = plan.empty_rows > 0
+    found.when(empty, "plan.empty_rows", "rows without a sequence", fix="choose data ranks that divide the batch")
     grid = plan.tensor_grid
     found.when(grid is not TensorGrid.LINE, "plan.tensor_grid", f"a {grid.value} of tensor ranks", fix="choose line")
     kind = plan.gradients.kind

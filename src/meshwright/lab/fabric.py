@@ -92,6 +92,7 @@ class Fabric:
         self._namespaces: list[Namespace] = []
         self._relays: list[subprocess.Popen[bytes]] = []
         self._cables: dict[str, str] = {}
+        self._ends: dict[str, list[tuple[Namespace, str]]] = {}
         try:
             self._switches = self._namespace()
             self.hosts = self._build(topology)
@@ -102,6 +103,11 @@ class Fabric:
     def pull(self, host: Host) -> None:
         """The cable of the host is pulled: nothing comes from it or to it any more."""
         self._switches.run("ip", "link", "set", self._cables[host.name], "down")
+
+    def slow(self, host: Host, bandwidth: float) -> None:
+        """What the host sends and is sent crosses its uplink at so many bytes a second from now on."""
+        for inside, end in self._ends[host.name]:
+            inside.run("tc", "qdisc", "change", "dev", end, "root", *_rate(bandwidth))
 
     def down(self) -> None:
         """Nothing of it is left."""
@@ -131,31 +137,36 @@ class Fabric:
             above, below = bridges[uplink.above], bridges.get(uplink.below)
             ends = (f"d{index}", f"u{index}")
             if below is None and not uplink.is_delayed:
-                self._plug(hosts[uplink.below], holders[uplink.below], above, ends, bandwidth=uplink.bandwidth)
+                held = self._plug(hosts[uplink.below], holders[uplink.below], above, ends)
+                self._limit(uplink, held)
                 continue
             if below is None:
                 # The ends of a relay cannot move to a host, which hangs on a switch of its own instead.
                 below = self._bridge(f"b{index}")
                 feet = (f"h{index}", f"f{index}")
-                self._plug(hosts[uplink.below], holders[uplink.below], below, feet, bandwidth=None)
+                self._plug(hosts[uplink.below], holders[uplink.below], below, feet)
             if uplink.is_delayed:
                 self._relay(ends, uplink)
             else:
                 self._switches.run("ip", "link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
             for end, bridge in zip(ends, (below, above), strict=True):
                 self._switches.run("ip", "link", "set", end, "master", bridge, "up")
-                self._switches.run("tc", "qdisc", "add", "dev", end, "root", *_rate(uplink.bandwidth))
+            self._limit(uplink, [(self._switches, end) for end in ends])
         return tuple(hosts.values())
+
+    def _limit(self, uplink: Uplink, ends: list[tuple[Namespace, str]]) -> None:
+        """Each end sends at no more than the uplink's rate."""
+        for inside, end in ends:
+            inside.run("tc", "qdisc", "add", "dev", end, "root", *_rate(uplink.bandwidth))
+        self._ends[uplink.below] = ends
 
     def _bridge(self, name: str) -> str:
         self._switches.run("ip", "link", "add", name, "type", "bridge")
         self._switches.run("ip", "link", "set", name, "up")
         return name
 
-    def _plug(
-        self, host: Host, inside: Namespace, bridge: str, ends: tuple[str, str], *, bandwidth: float | None
-    ) -> None:
-        """The host hangs on the bridge; each end sends at no more than `bandwidth` where there is one."""
+    def _plug(self, host: Host, inside: Namespace, bridge: str, ends: tuple[str, str]) -> list[tuple[Namespace, str]]:
+        """The host hangs on the bridge by a cable with these ends."""
         down, up = ends
         self._switches.run("ip", "link", "add", down, "type", "veth", "peer", "name", up)
         self._switches.run("ip", "link", "set", up, "master", bridge, "up")
@@ -164,9 +175,7 @@ class Fabric:
         inside.run("ip", "link", "set", down, "name", _INTERFACE)
         inside.run("ip", "address", "add", f"{host.address}/16", "dev", _INTERFACE)
         inside.run("ip", "link", "set", _INTERFACE, "up")
-        if bandwidth is not None:
-            self._switches.run("tc", "qdisc", "add", "dev", up, "root", *_rate(bandwidth))
-            inside.run("tc", "qdisc", "add", "dev", _INTERFACE, "root", *_rate(bandwidth))
+        return [(self._switches, up), (inside, _INTERFACE)]
 
     def _relay(self, ends: tuple[str, str], uplink: Uplink) -> None:
         words = ["-m", "meshwright.lab.relay", *ends, str(uplink.latency_seconds), str(uplink.loss)]

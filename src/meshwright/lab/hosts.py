@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import IO
 
 from meshwright.spec.errors import EnvironmentUnfit, Problem
@@ -38,11 +39,20 @@ class Host:
         told = ["env", *(f"{name}={value}" for name, value in environment.items()), *words]
         return [*self.enter, shlex.join(told)] if self.quotes else [*self.enter, *told]
 
-    def read(self, *words: str) -> str:
-        """What a short command prints there. Raises EnvironmentUnfit where it fails."""
-        done = subprocess.run(self.command(words, {}), capture_output=True, text=True, timeout=60)
+    def read(
+        self, *words: str, environment: Mapping[str, str] = MappingProxyType({}), within_seconds: float = 60.0
+    ) -> str:
+        """What a command prints there. Raises EnvironmentUnfit where it fails, or has not ended in time."""
+        told = self.command(words, environment)
+        try:
+            done = subprocess.run(told, capture_output=True, text=True, timeout=within_seconds)
+        except subprocess.TimeoutExpired as error:
+            what = f"{shlex.join(words)} has not ended after {within_seconds:.0f} s there"
+            raise EnvironmentUnfit(Problem(what=what, where=self.name)) from error
+        except FileNotFoundError as error:
+            raise EnvironmentUnfit(Problem(what=f"there is no {told[0]} here", where=self.name)) from error
         if done.returncode:
-            why = done.stderr.strip().partition("\n")[0]
+            why = done.stderr.strip().rpartition("\n")[2]
             raise EnvironmentUnfit(Problem(what=f"{shlex.join(words)} fails there", where=self.name, why=why))
         return done.stdout
 

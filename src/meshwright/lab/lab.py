@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -22,10 +23,14 @@ def silent(_host: str, _line: str) -> None:
 
 
 class Lab:
-    """Hosts in order, the first of which others meet at; used with `with`, after which nothing of it is left."""
+    """Hosts in order, the first of which others meet at; used with `with`, after which nothing of it is left.
 
-    def __init__(self, hosts: Sequence[Host]) -> None:
+    `python` is the path of the Python that has meshwright on every host.
+    """
+
+    def __init__(self, hosts: Sequence[Host], *, python: str = sys.executable) -> None:
         self.hosts = tuple(hosts)
+        self.python = python
         self.quotas: Quotas | None = None
         self._fabric: Fabric | None = None
 
@@ -78,9 +83,14 @@ class Lab:
         assert self._fabric is not None, "cables of real hosts are for people to pull"
         self._fabric.pull(self.hosts[host])
 
+    def slow(self, host: int, bandwidth: float) -> None:
+        """The host's link gives so many bytes a second from now on, each way. Only of a lab that was made here."""
+        assert self._fabric is not None, "links of real hosts are as they are"
+        self._fabric.slow(self.hosts[host], bandwidth)
+
     def without_shares(self) -> Lab:
         """The same hosts, whose commands may use all cores of the machine; it goes with this one."""
-        return self if self._fabric is None else Lab(self._fabric.hosts)
+        return self if self._fabric is None else Lab(self._fabric.hosts, python=self.python)
 
     def run(
         self,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 
@@ -11,6 +11,8 @@ from meshwright.lab.lab import PORT, Lab
 from meshwright.spec.cluster import ClusterSpec, Link, NodeGroup
 from meshwright.spec.errors import EnvironmentUnfit, Problem
 from meshwright.spec.json_text import parse_json
+from meshwright.spec.report import Origin
+from meshwright.spec.units import format_rate, format_seconds
 
 _TOLD_APART = 2.0  # rates of one tier differ by no more than this many times
 
@@ -42,7 +44,7 @@ def measure_pairs(
 
 def _measured(lab: Lab, first: int, second: int, *, seconds: float) -> Pair:
     one, other = lab.hosts[first], lab.hosts[second]
-    probe = f"{sys.executable} -m meshwright.lab.probe"
+    probe = f"{shlex.quote(lab.python)} -m meshwright.lab.probe"
     # The first of the two serves, the second asks.
     serve, ask = f"{probe} serve {{first}} {PORT}", f"{probe} ask {{first}} {PORT} {seconds}"
     script = f"if [ {{host}} = 0 ]; then exec {serve}; fi; exec {ask}"
@@ -79,11 +81,15 @@ def islands(pairs: Sequence[Pair], *, hosts: int) -> tuple[tuple[int, ...], ...]
     return tuple(tuple(sorted(island)) for island in sorted(joined, key=min))
 
 
-def cluster_of(pairs: Sequence[Pair], *, name: str, nodes: Sequence[NodeGroup]) -> ClusterSpec:
+def cluster_of(
+    pairs: Sequence[Pair], *, name: str, hosts: Sequence[str], nodes: Sequence[NodeGroup], origin: Origin
+) -> ClusterSpec:
     """The machines as a cluster, island by island: a site for each, and in it a group for each run of like hosts.
 
-    `nodes[h]` is host h, with what is inside it. The adapter of an island's nodes is the slowest link in it, the
-    wide-area link the slowest between two; both as one flow alone has them.
+    `nodes[h]` is host h, called `hosts[h]`, with what is inside it, whose figures are of `origin`. The adapter of an
+    island's nodes is the slowest link in it, the wide-area link the slowest between two; both as one flow alone has
+    them, and each names the pairs that it stands for with what they have. An island that reaches some other at more
+    than twice that has an uplink of its own.
     """
     found = islands(pairs, hosts=len(nodes))
     place = {host: number for number, island in enumerate(found) for host in island}
@@ -94,20 +100,44 @@ def cluster_of(pairs: Sequence[Pair], *, name: str, nodes: Sequence[NodeGroup]) 
         for host in island:
             alone = replace(nodes[host], num_nodes=1, site=f"island{number}", rack=None, rack_nodes=None)
             if pairs:
-                alone = replace(alone, nic=_link(near or across), nics=1)
+                alone = replace(alone, nic=_link(near or across, hosts), nics=1)
             if groups and replace(groups[-1], name=alone.name, num_nodes=1) == alone:
                 groups[-1] = replace(groups[-1], num_nodes=groups[-1].num_nodes + 1)
             else:
                 groups.append(replace(alone, name=f"island{number}-{len(groups)}"))
-    wide = _link(across) if len(found) > 1 else None
-    return ClusterSpec(name=name, groups=tuple(groups), wide_area=wide, source="links measured pair by pair")
+    wide = _link(across, hosts) if len(found) > 1 else None
+    uplinks = _uplinks(across, place, hosts)
+    source = "links measured pair by pair" + (", devices by each host" if origin is Origin.CALIBRATED else "")
+    return ClusterSpec(name=name, groups=tuple(groups), wide_area=wide, uplinks=uplinks, origin=origin, source=source)
 
 
-def _link(pairs: Sequence[Pair]) -> Link:
+def _uplinks(across: Sequence[Pair], place: Mapping[int, int], hosts: Sequence[str]) -> dict[str, Link]:
+    """By site the link of each island of which some other is reached at a rate well above the slowest between two: the
+    best that it has with any, since two meet at the slower one's."""
+    between: dict[tuple[int, int], list[Pair]] = {}
+    for pair in across:
+        for one, other in ((pair.first, pair.second), (pair.second, pair.first)):
+            between.setdefault((place[one], place[other]), []).append(pair)
+    links = {ends: _link(pairs, hosts) for ends, pairs in between.items()}
+    slowest = min((link.bandwidth for link in links.values()), default=0.0)
+    best = {
+        island: max((link for (one, _), link in links.items() if one == island), key=lambda link: link.bandwidth)
+        for island in sorted({one for one, _ in links})
+    }
+    return {f"island{one}": link for one, link in best.items() if link.bandwidth > _TOLD_APART * slowest}
+
+
+def _link(pairs: Sequence[Pair], hosts: Sequence[str]) -> Link:
     """What every one of the pairs has; measured rates are reached, so their efficiency is 1."""
+    each = {
+        f"{pair.first}:{hosts[pair.first]} {pair.second}:{hosts[pair.second]}": (
+            f"{format_rate(pair.bandwidth)}, {format_seconds(pair.latency_seconds)} one way"
+        )
+        for pair in pairs
+    }
     return Link(
         bandwidth=min(pair.bandwidth for pair in pairs),
         latency_seconds=max(pair.latency_seconds for pair in pairs),
         efficiency=1.0,
-        sources={"bandwidth": "measured between hosts", "latency_seconds": "measured between hosts"},
+        sources={"bandwidth": "measured between hosts", "latency_seconds": "measured between hosts"} | each,
     )

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from meshwright.lab.hosts import Host
 from meshwright.lab.lab import Lab
-from meshwright.spec.cluster import ClusterSpec, NodeGroup
-from meshwright.spec.codec import decode
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit, Problem
-from meshwright.spec.json_text import parse_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,11 +22,18 @@ class Way:
 
 
 def _by_name(host: Host) -> str:
+    """That of the name; of one that ssh alone knows, the one at which it was reached."""
     name = host.name.rpartition("@")[2]
     try:
         return socket.gethostbyname(name)
-    except OSError as error:
-        raise EnvironmentUnfit(Problem(what=f"no address of {name} is known", why=str(error))) from error
+    except OSError:
+        what = f"no address of {name} is known"
+    try:
+        return host.read("sh", "-c", "echo $SSH_CONNECTION").split()[2]
+    except EnvironmentUnfit as error:
+        raise EnvironmentUnfit(Problem(what=what, why=error.problems[0].why)) from error
+    except IndexError as error:
+        raise EnvironmentUnfit(Problem(what=what, why="its daemon does not say where it was reached")) from error
 
 
 def _by_itself(host: Host) -> str:
@@ -36,7 +41,7 @@ def _by_itself(host: Host) -> str:
 
 
 WAYS: Mapping[str, Way] = {
-    "ssh": Way(enter=("ssh", "-o", "BatchMode=yes"), address=_by_name, quotes=True),
+    "ssh": Way(enter=("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20"), address=_by_name, quotes=True),
     "docker": Way(enter=("docker", "exec"), address=_by_itself),
     "podman": Way(enter=("podman", "exec"), address=_by_itself),
 }
@@ -47,8 +52,8 @@ def is_real(where: str) -> bool:
     return ":" in where and where.partition(":")[0] in WAYS
 
 
-def real_lab(where: str) -> Lab:
-    """The lab of `ssh:ONE,TWO,…`, `docker:ONE,TWO,…` or `podman:…`.
+def real_lab(where: str, *, python: str = sys.executable) -> Lab:
+    """The lab of `ssh:ONE,TWO,…`, `docker:ONE,TWO,…` or `podman:…`, whose hosts have meshwright in `python`.
 
     Raises ConfigError where no host is named, EnvironmentUnfit where one cannot be entered.
     """
@@ -56,13 +61,7 @@ def real_lab(where: str) -> Lab:
     told = [name for name in names.split(",") if name]
     if not told:
         raise ConfigError(Problem(what="no host is named", where=where, fix=f"{sort}:ONE,TWO names two"))
-    return Lab([_found(name, WAYS[sort]) for name in told])
-
-
-def node_of(host: Host) -> NodeGroup:
-    """What the host says of itself by its own `meshwright cluster detect`; EnvironmentUnfit where it has none."""
-    told = host.read("meshwright", "cluster", "detect", "--json", "--quiet")
-    return decode(ClusterSpec, parse_json(told), host.name).groups[0]
+    return Lab([_found(name, WAYS[sort]) for name in told], python=python)
 
 
 def _found(name: str, way: Way) -> Host:

@@ -81,7 +81,7 @@ def topology(cluster: ClusterSpec, *, loss: float = 0.0) -> Topology:
     if nodes > _MOST_HOSTS:
         fix = f"name a cluster of at most {_MOST_HOSTS} nodes"
         raise ConfigError(Problem(what=f"a lab of {nodes} hosts", where=cluster.name, fix=fix))
-    if loss and (cluster.wide_area is None or len(cluster.sites) == 1):
+    if loss and (not cluster.has_uplinks or len(cluster.sites) == 1):
         fix = "give its groups a site each and a wide_area link, or ask for no loss"
         raise ConfigError(
             Problem(what="packets are lost on wide-area links, of which it has none", where=cluster.name, fix=fix)
@@ -89,8 +89,8 @@ def topology(cluster: ClusterSpec, *, loss: float = 0.0) -> Topology:
     tree, speeds = _Tree(), list[float]()
     for number, group in enumerate(cluster.groups):
         place = CORE
-        if len(cluster.sites) > 1 and cluster.wide_area is not None:
-            place = tree.hang(f"site-{group.site}", CORE, cluster.wide_area, loss=loss)
+        if len(cluster.sites) > 1 and (uplink := cluster.uplink(group.site)) is not None:
+            place = tree.hang(f"site-{group.site}", CORE, uplink, loss=loss)
         if group.nic.oversubscription > 1.0:
             shared = group.num_nodes * group.nics / group.nic.oversubscription
             place = tree.hang(f"group{number}", place, group.nic, times=shared, instant=True)

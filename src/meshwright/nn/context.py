@@ -38,6 +38,26 @@ class GrowingMemory:
         return k, v
 
 
+class Tally(Protocol):
+    """How often the experts of one mixture were chosen in the slices of the same sequences, (b, experts)."""
+
+    def add(self, counts: Tensor) -> None:
+        """Those of this slice; what is computed again for backward is not counted again."""
+
+    def before(self, *, like: Tensor) -> Tensor:
+        """The sum of the slices before this one, zeros as `like` in the first."""
+
+    def total(self) -> Tensor:
+        """The sum of all slices so far."""
+
+
+class Tallies(Protocol):
+    """Tallies of one slice, by mixture."""
+
+    def of(self, mixture: int) -> Tally:
+        """That of one."""
+
+
 KnownAngles = dict[tuple[Rotary, int, int, torch.dtype, torch.device], Angles]
 
 
@@ -51,8 +71,10 @@ class Context:
     tokens (text that is generated, slices of a microbatch), and `start` is then the first new position. Masks are made
     once and shared by all layers of the pass; angles outlive it in `known_angles`.
 
-    Where a sequence of `length` tokens is divided over ranks, `positions`, (s,) or (b, s) where sequences differ, says
-    which of them x holds, and `documents` and `ahead` are still those of the whole sequence, (b, length).
+    `length` is that of whole sequences where they come in slices or are divided over ranks, and 0 where this pass has
+    them whole; slices keep `tallies` of the experts they choose. Where ranks divide sequences, `positions`, (s,) or
+    (b, s) where sequences differ, says which of them x holds, and `documents` and `ahead` are still those of the whole
+    sequence, (b, length).
     """
 
     documents: Tensor | None = None
@@ -61,6 +83,7 @@ class Context:
     length: int = 0
     start: int = 0
     memory: Memory | None = None
+    tallies: Tallies | None = None
     known_angles: KnownAngles = field(default_factory=dict)
     known: dict[object, object] = field(default_factory=dict)  # what an exchange of keys works out once a pass
     _lengths: tuple[tuple[int, ...], ...] | None = None

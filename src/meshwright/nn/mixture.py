@@ -12,7 +12,7 @@ from meshwright.nn.experts import Experts
 from meshwright.nn.feed_forward import DenseFeedForward
 from meshwright.nn.linear import Linear
 from meshwright.nn.norm import build_norm
-from meshwright.nn.routing import Beside, Neighbours, Routed, balance_loss, route, within_capacity
+from meshwright.nn.routing import Neighbours, Routed, route, settle
 from meshwright.nn.weights import Weighted
 from meshwright.spec.model import Mixture
 
@@ -52,7 +52,7 @@ class MixtureOfExperts(Weighted):
     def forward(self, x: Tensor, context: Context) -> Tensor:
         """(b, s, width) from (b, s, width), normed where the layer has a norm before."""
         read = x if self.expert_norm is None else self.expert_norm(x)
-        out = self.mixing(self.experts, read.flatten(0, 1), self._route(x)).view_as(x)
+        out = self.mixing(self.experts, read.flatten(0, 1), self._route(x, context)).view_as(x)
         if self.shared is None:
             return out
         extra = self.shared(x, context)
@@ -64,8 +64,7 @@ class MixtureOfExperts(Weighted):
             self.chosen = self._newest if self.chosen is None else self.chosen + self._newest
         self._newest = None
 
-    def _route(self, x: Tensor) -> Routed:
-        how, sequences = self.spec.routing, x.shape[0]
+    def _route(self, x: Tensor, context: Context) -> Routed:
         outputs = self.router((x if self.router_norm is None else self.router_norm(x)).flatten(0, 1))
         outputs = outputs if self.spec.router_scale == 1.0 else outputs * self.spec.router_scale
         routed = route(outputs, self.spec, bias=self.balance, dtype=x.dtype)
@@ -73,11 +72,15 @@ class MixtureOfExperts(Weighted):
             routed.weights = routed.weights * self.read(self.expert_scale)[routed.chosen]
         if torch.is_grad_enabled():
             self._newest = routed.counts
-        if how.capacity is not None:
-            routed.kept = within_capacity(routed.chosen, self.spec, sequences=sequences, neighbours=self.neighbours)
-        if routed.scores is not None and torch.is_grad_enabled():
-            loss = balance_loss(routed, self.spec, sequences=sequences, neighbours=self.neighbours)
-            routed.weights = Beside.apply(routed.weights, loss, self.each)
+        settle(
+            routed,
+            self.spec,
+            sequences=x.shape[0],
+            neighbours=self.neighbours,
+            context=context,
+            tally=None if context.tallies is None else context.tallies.of(id(self)),
+            each=self.each,
+        )
         return routed
 
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from meshwright.nn.context import Context, Tally
 from meshwright.spec.model import Choice, Mixture, Score, Weighing
 
 _BEST_OF_GROUP = 2  # experts whose scores make the score of their group
@@ -59,6 +60,15 @@ class Routed:
         return Sending(order=order, source=source, weights=self.weights, weigh_inputs=self.weigh_inputs)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """Choices counted in the order of positions, of all that one pass holds of each sequence: `places` (b, s, k), how
+    many of the same expert there are up to each choice, itself among them, and `counts` (b, experts), of all."""
+
+    places: Tensor
+    counts: Tensor
+
+
 class Neighbours(Protocol):
     """The ranks that hold the other parts of the same sequences, when a layout divides them."""
 
@@ -66,11 +76,11 @@ class Neighbours(Protocol):
     def parts(self) -> int:
         """How many ranks divide a sequence."""
 
-    def before(self, counts: Tensor) -> Tensor:
-        """The sum of `counts` of the ranks that hold earlier parts."""
+    def counted(self, chosen: Tensor, *, experts: int, context: Context) -> Counted:
+        """The choices (b, s, k) of this rank among those of all of them. Collective."""
 
     def everywhere(self, counts: Tensor) -> Tensor:
-        """The sum of `counts` of all of them."""
+        """The sum of `counts` of all of them. Collective."""
 
 
 def route(outputs: Tensor, spec: Mixture, *, bias: Tensor | None, dtype: torch.dtype) -> Routed:
@@ -126,50 +136,82 @@ def _within_groups(ranked: Tensor, *, groups: int, chosen: int) -> Tensor:
     return grouped.masked_fill(~open_groups[..., None], -math.inf).flatten(-2)
 
 
-def counts_by_sequence(chosen: Tensor, *, sequences: int, experts: int) -> Tensor:
-    """How often each sequence chose each expert: int64 (sequences, experts) from (T, k), sequence by sequence."""
-    rows = chosen.view(sequences, -1)
-    return torch.zeros(sequences, experts, dtype=torch.int64, device=chosen.device).scatter_add_(
-        1, rows, torch.ones_like(rows)
+def settle(
+    routed: Routed,
+    spec: Mixture,
+    *,
+    sequences: int,
+    neighbours: Neighbours | None,
+    context: Context,
+    tally: Tally | None,
+    each: float,
+) -> None:
+    """What counts choices along whole sequences: those beyond the capacity are not kept, and backward minimises the
+    loss that balances them, of which one sequence weighs `each`. Slices of sequences have a `tally`."""
+    how = spec.routing
+    balances = routed.scores is not None and torch.is_grad_enabled()
+    if how.capacity is None and not balances:
+        return
+    rows = routed.chosen.unflatten(0, (sequences, -1))
+    length = context.length or rows.shape[1] * (1 if neighbours is None else neighbours.parts)
+    if how.capacity is None:
+        counts = counts_by_sequence(rows, experts=spec.experts)
+        counts = counts if neighbours is None else neighbours.everywhere(counts)
+    else:
+        if neighbours is None:
+            found = counted(rows, experts=spec.experts)
+        else:
+            found = neighbours.counted(rows, experts=spec.experts, context=context)
+        counts, places = found.counts, found.places
+        if tally is not None:
+            before = tally.before(like=counts)
+            places = places + before.gather(1, rows.flatten(1)).view_as(rows)
+        room = math.ceil(how.capacity * length * spec.top_k / spec.experts)
+        routed.kept = (places <= room).flatten(0, 1)
+    if tally is not None:
+        tally.add(counts)
+    if balances:
+        factor = each * how.balance_loss * spec.experts / (length * length * spec.top_k)
+        routed.weights = Balanced.apply(routed.weights, routed.scores, counts, factor, tally)
+
+
+def counts_by_sequence(rows: Tensor, *, experts: int) -> Tensor:
+    """How often each sequence chose each expert: int64 (b, experts) from (b, s, k)."""
+    flat = rows.flatten(1)
+    return torch.zeros(len(flat), experts, dtype=torch.int64, device=flat.device).scatter_add_(
+        1, flat, torch.ones_like(flat)
     )
 
 
-def within_capacity(chosen: Tensor, spec: Mixture, *, sequences: int, neighbours: Neighbours | None) -> Tensor:
-    """Which choices (T, k) their experts have room for, in the order of positions in a sequence."""
-    assert spec.routing.capacity is not None
-    parts = neighbours.parts if neighbours is not None else 1
-    length = parts * len(chosen) // sequences
-    room = math.ceil(spec.routing.capacity * length * spec.top_k / spec.experts)
-    rows = chosen.view(sequences, -1, chosen.shape[-1])
-    taken = torch.zeros(*rows.shape[:2], spec.experts, dtype=torch.int64, device=chosen.device)
-    taken = taken.scatter_(-1, rows, 1).cumsum(dim=1)
-    if neighbours is not None:
-        taken = taken + neighbours.before(taken[:, -1])[:, None]
-    return (taken.gather(-1, rows) <= room).view_as(chosen)
+def counted(rows: Tensor, *, experts: int) -> Counted:
+    """Choices (b, s, k) in the order of positions, those of a token of different experts."""
+    flat = rows.flatten(1)
+    counts = counts_by_sequence(rows, experts=experts)
+    by_expert, order = flat.sort(dim=1, stable=True)
+    first = (counts.cumsum(dim=1) - counts).gather(1, by_expert)
+    places = torch.arange(1, flat.shape[1] + 1, device=flat.device) - first
+    return Counted(places=torch.empty_like(flat).scatter_(1, order, places).view_as(rows), counts=counts)
 
 
-def balance_loss(routed: Routed, spec: Mixture, *, sequences: int, neighbours: Neighbours | None) -> Tensor:
-    """What `Routing.balance_loss` adds for these tokens: a number for every sequence, summed."""
-    assert routed.scores is not None
-    counts = counts_by_sequence(routed.chosen, sequences=sequences, experts=spec.experts)
-    parts = 1
-    if neighbours is not None:
-        counts, parts = neighbours.everywhere(counts), neighbours.parts
-    length = parts * len(routed.chosen) // sequences
-    share = counts.to(routed.scores.dtype) / (length * spec.top_k)
-    mean = routed.scores.unflatten(0, (sequences, -1)).sum(dim=1) / length
-    return spec.routing.balance_loss * spec.experts * (share * mean).sum()
+class Balanced(torch.autograd.Function):
+    """The weights of choices as they are; backward also minimises factor * sum_e n_e p_e, where n_e is how often a
+    sequence chose expert e and p_e the sum of its scores (tokens, experts).
 
-
-class Beside(torch.autograd.Function):
-    """x as it is; backward also minimises `loss`, times `factor`."""
+    `counts` are of this pass. Where sequences come in slices their `tally` has those of all in the end: slices go
+    backward when all have gone forward.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, loss: Tensor, factor: float) -> Tensor:
-        ctx.factor, ctx.kind = factor, (loss.dtype, loss.device)
-        return x.view_as(x)
+    def forward(
+        ctx: Any, weights: Tensor, scores: Tensor, counts: Tensor, factor: float, tally: Tally | None
+    ) -> Tensor:
+        ctx.save_for_backward(counts)
+        ctx.factor, ctx.tally, ctx.kind = factor, tally, (scores.dtype, scores.shape)
+        return weights.view_as(weights)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        dtype, device = ctx.kind
-        return grads[0], torch.full((), ctx.factor, dtype=dtype, device=device), None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        dtype, (tokens, _) = ctx.kind
+        (counts,) = ctx.saved_tensors if ctx.tally is None else (ctx.tally.total(),)
+        counts = counts.to(dtype) * ctx.factor
+        return grads[0], counts.repeat_interleave(tokens // len(counts), dim=0), None, None, None

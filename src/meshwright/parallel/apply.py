@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -30,6 +31,7 @@ from meshwright.parallel.frobenius import decay_products
 from meshwright.parallel.grid import RankGrid, TensorRanks, misplaced
 from meshwright.parallel.layout import Laid, Parted
 from meshwright.parallel.mesh import Mesh
+from meshwright.parallel.neighbours import count_together
 from meshwright.parallel.offload import Copies, keep_activations_away
 from meshwright.parallel.precision import Dtypes, dtypes
 from meshwright.parallel.quantized import quantize_products
@@ -70,6 +72,7 @@ def lay(
     if share is not None:
         for part in parts:
             divide_sequences(part.module, share, kind=plan.exchange.kind)
+            count_together(part.module, share)
     if design.job.compile is Switch.ON:
         compile_layers([part.module for part in parts])
     return Laid(
@@ -98,6 +101,7 @@ def lay_stage(
     """One stage. Each unit (embedding, layer, head) is filled, divided and sharded before the next one has memory."""
     grid, offload = mesh.experts, stage.groups[0].offload
     sharded = is_sharded(stage.groups[0].sharding, mesh)
+    shard = partial(shard_module, mesh=mesh, dtypes=kinds, offload=offload)
     with without_memory():
         part = Decoder(design.model, start=stage.start, stop=stage.stop).to(kinds.master)
     names = tuple(name for name, _ in part.named_parameters())
@@ -118,7 +122,8 @@ def lay_stage(
         decay_products(unit, design, stage=design.plan.stages.index(stage))
         if isinstance(unit, DecoderLayer) and kinds.recipe is not None:
             group = axis.group if isinstance(axis, TensorAxis) else None
-            quantize_products(unit, kinds.recipe, group=group, multiply=multiplier(device))
+            slices = group if grid is None else grid.slices
+            quantize_products(unit, kinds.recipe, group=group, slices=slices, multiply=multiplier(device))
         if block in design.plan.frozen_blocks:
             unit.requires_grad_(False)
         if isinstance(unit, DecoderLayer):
@@ -128,11 +133,9 @@ def lay_stage(
             shardings[mixture.experts] = sharding
             shard_experts(mixture.experts, mesh=mesh, sharding=sharding, dtypes=kinds)
         if sharded and not (part.tied and not isinstance(unit, DecoderLayer)):
-            shards = _group(stage, block).shards
-            shard_module(unit, mesh=mesh, sharding=sharding, dtypes=kinds, offload=offload, shards=shards)
+            shard(unit, sharding=sharding, shards=_group(stage, block).shards)
     if sharded:
-        shards = stage.groups[-1].shards
-        shard_module(part, mesh=mesh, sharding=shardings[part], dtypes=kinds, offload=offload, shards=shards)
+        shard(part, sharding=shardings[part], shards=stage.groups[-1].shards)
     keep_activations_away(_kept_away(stage, part), copies=Copies(device))
     splits = planned.splits(design.plan.schedule) and design.plan.pipeline > 1
     manner = SharedGradients if shares_turns(design.plan) else ShardedGradients

@@ -95,6 +95,14 @@ class ContextShare:
             return self._at.chunk(self._slices)[context.start * self._slices // self._length]
         return self._stacked(self.held(context).new)
 
+    def places(self, context: Context) -> Tensor:
+        """Where in the pass of `context` the tokens of all ranks stand, rank by rank, (length,) or (b, length)."""
+        if "places" not in context.known:
+            rows = [rows.reshape(-1) - context.start for rows in self.held(context).new]
+            places = torch.from_numpy(np.stack(rows) if len(rows) > 1 else rows[0]).to(self.device)
+            context.known["places"] = places
+        return cast(Tensor, context.known["places"])
+
     def cut(self, batch: Sequence[Tensor], documents: Tensor | None, ahead: Tensor | None) -> tuple[Tensor, ...]:
         """The tokens of this rank, (b, s) of (b, length) each."""
         if not self._follows or (documents is None and ahead is None):

@@ -47,11 +47,12 @@ def shard_module(
     shards: int | None = None,
 ) -> None:
     """The parameters under `module` that no shard holds yet are one FSDP2 group over the data parallel ranks, or over
-    those that shard where replicas compress what they send; so many `shards` in place of the shard axis' where told.
+    those that shard where replicas round or compress what they send; so many `shards` in place of the shard axis' where
+    told.
 
     Experts on a grid of their own are left as they are. Where `offload` says so, shards lie in the host's memory.
     """
-    axes = (AxisName.REPLICATE, AxisName.SHARD) if dtypes.compression is None else (AxisName.SHARD,)
+    axes = (AxisName.REPLICATE, AxisName.SHARD) if dtypes.meets_whole else (AxisName.SHARD,)
     submesh = mesh.along(*axes) if shards is None else mesh.extents[shards]
     assert submesh is not None
     apart = expert_parameters(module) if mesh.experts is not None else ()
@@ -153,9 +154,10 @@ def _dense_synchronizer(
         if next(part.parameters()).device.type == "cpu":
             gather_ahead(units, root=part)
         summed, replicas = sharded(part, shardings=shardings), mesh.group(AxisName.REPLICATE)
-        if dtypes.compression is None or replicas is None:
+        if dtypes.meets_whole or replicas is None:
             return summed
-        return Together((summed, ShardBuckets(part.parameters(), group=replicas, compression=dtypes.compression)))
+        travel = Travel(wire=dtypes.wire, compression=dtypes.compression)
+        return Together((summed, ShardBuckets(part.parameters(), group=replicas, travel=travel)))
     groups = [mesh.group(axis) for axis in (AxisName.REPLICATE, AxisName.SHARD)]
     present = tuple(group for group in groups if group is not None)
     dtype = dtypes.reduce if dtypes.reduce is not dtypes.master else None

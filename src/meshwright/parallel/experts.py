@@ -22,9 +22,9 @@ from meshwright.nn.experts import Experts
 from meshwright.nn.mixture import Mixing, MixtureOfExperts
 from meshwright.nn.weights import Reader
 from meshwright.parallel.buckets import BucketedGradients
-from meshwright.parallel.collectives import gather_sequence, total
 from meshwright.parallel.dispatch import GatheredByExperts, SentToExperts
 from meshwright.parallel.expert_mesh import EXPERT, SHARD, TENSOR, ExpertMesh, grid_sizes
+from meshwright.parallel.neighbours import TensorNeighbours
 from meshwright.parallel.precision import Dtypes
 from meshwright.parallel.reduction import Travel
 from meshwright.parallel.synchronize import Synchronizer
@@ -112,21 +112,6 @@ def mixing_on(grid: ExpertMesh, plan: Plan, *, experts: int) -> Mixing | None:
     return GatheredByExperts(experts=grid.experts, slices=grid.slices, first=first, here=here, total=experts)
 
 
-class SequenceNeighbours:
-    """The tensor ranks among which sequence parallel divides every sequence, in the order of positions."""
-
-    def __init__(self, mesh: DeviceMesh) -> None:
-        self._group, self._rank, self.parts = mesh.get_group(), mesh.get_local_rank(), mesh.size()
-
-    def before(self, counts: Tensor) -> Tensor:
-        """The sum of `counts` of the ranks before this one."""
-        every = gather_sequence(counts[None], self._group)[0].unflatten(0, (self.parts, len(counts)))
-        return every[: self._rank].sum(dim=0)
-
-    def everywhere(self, counts: Tensor) -> Tensor:
-        return total(counts, self._group)
-
-
 def lay_mixture(mixture: MixtureOfExperts, plan: Plan, *, grid: ExpertMesh | None, tensor: DeviceMesh | None) -> None:
     """`mixture` meets its experts where the grid holds them, and one sequence weighs in it what it does in the loss.
 
@@ -139,7 +124,7 @@ def lay_mixture(mixture: MixtureOfExperts, plan: Plan, *, grid: ExpertMesh | Non
     divide_experts(mixture.experts, grid)
     mixture.mixing = mixing_on(grid, plan, experts=mixture.spec.experts) or mixture.mixing
     if tensor is not None:
-        mixture.neighbours = SequenceNeighbours(tensor)
+        mixture.neighbours = TensorNeighbours(tensor)
 
 
 def dim_of_shards(parameter: nn.Parameter, *, shards: int) -> int:

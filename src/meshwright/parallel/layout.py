@@ -47,7 +47,7 @@ class Laid:
     """A model laid over the mesh, as this rank sees it. `parts` are its stages in model order.
 
     `num_targets` is how many targets the last batch had over all ranks, masked ones left out: an integer where the job
-    masks none, else a tensor of one.
+    masks none and no row is empty, else a tensor of one.
     """
 
     def __init__(
@@ -185,8 +185,8 @@ class Laid:
         return losses.sum() / (count if isinstance(count, int) else count.clamp(min=1))
 
     def _targets_everywhere(self, targets: Tensor) -> Tensor | int:
-        """Targets of all data ranks that are not MASKED, on every rank; collective where the job masks any."""
-        if not self.design.job.data.masks:
+        """Targets of all data ranks that are not MASKED, on every rank; collective where there may be any."""
+        if not (self.design.job.data.masks or self.design.plan.empty_rows):
             return targets.numel() * self.mesh.data_size
         count = (targets != MASKED).sum()
         if self.mesh.everyone is None:

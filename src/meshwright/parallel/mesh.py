@@ -44,6 +44,11 @@ class ContextRanks:
     def runs(self) -> int:
         return self.size // self.traders
 
+    @property
+    def levels(self) -> tuple[dist.ProcessGroup, ...]:
+        """Groups of more than one rank that join all ranks of the axis one after the other, in their order."""
+        return tuple(group for group in (self.inner, self.outer) if group is not None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:

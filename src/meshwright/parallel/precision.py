@@ -34,6 +34,11 @@ class Dtypes:
     compression: Compression | None = None
 
     @property
+    def meets_whole(self) -> bool:
+        """Gradients travel as they are, or in another dtype."""
+        return self.wire is None and self.compression is None
+
+    @property
     def casts(self) -> bool:
         return self.master is not self.compute
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -107,22 +108,29 @@ def emulated(pairs: list[tuple[Tensor, Operand]], group: dist.ProcessGroup | Non
 
 
 def quantize_products(
-    layer: nn.Module, how: Recipe, *, group: dist.ProcessGroup | None, multiply: Multiply = emulated
+    layer: nn.Module,
+    how: Recipe,
+    *,
+    group: dist.ProcessGroup | None,
+    slices: dist.ProcessGroup | None,
+    multiply: Multiply = emulated,
 ) -> None:
     """The linears and experts of `layer` multiply as `how` says, by `multiply`.
 
-    Where `group` divides their matrices, a scale of a tensor is that of the whole one: magnitudes are compared over
-    it. Blocks and rows are those of what a rank has, as its kernels would scale them; they are those of the whole where
-    the parts are whole ones.
+    Where `group` divides matrices of linears, and `slices` those of experts, a scale of a tensor is that of the whole
+    one: magnitudes are compared over them. Blocks and rows are those of what a rank has, as its kernels would scale
+    them; they are those of the whole where the parts are whole ones. An expert multiplies the rows of all ranks that
+    send it some at once.
     """
 
-    def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        result: Tensor = _Product.apply(x, weight, how, group, multiply)
+    def product(x: Tensor, weight: Tensor, bias: Tensor | None, *, over: dist.ProcessGroup | None = group) -> Tensor:
+        result: Tensor = _Product.apply(x, weight, how, over, multiply)
         return result if bias is None else result + bias
 
     for name, module in layer.named_modules():
-        gates = name.endswith((".router", ".shared_gate"))
-        if isinstance(module, (Linear, Experts)) and not gates:
+        if isinstance(module, Experts):
+            module.product = partial(product, over=slices)
+        elif isinstance(module, Linear) and not name.endswith((".router", ".shared_gate")):
             module.product = product
 
 

@@ -66,6 +66,32 @@ class WholeReduction:
         self._wire = self._work = None
 
 
+class ReductionInTurn:
+    """Over one group after another, each with what it owes: the last ones begin when the first is done."""
+
+    def __init__(self, reductions: Sequence[Reduction]) -> None:
+        self._first, *self._rest = reductions
+        self._step = 0
+
+    @property
+    def state(self) -> tuple[Tensor, ...]:
+        return tuple(x for reduction in (self._first, *self._rest) for x in reduction.state)
+
+    def start(self, flat: Tensor, *, step: int) -> None:
+        self._step = step
+        self._first.start(flat, step=step)
+
+    def turn(self) -> None:
+        self._first.turn()
+
+    def finish(self, flat: Tensor) -> None:
+        self._first.finish(flat)
+        for reduction in self._rest:
+            reduction.start(flat, step=self._step)
+            reduction.turn()
+            reduction.finish(flat)
+
+
 class LateReduction:
     """Another reduction from step `start_step` on, and a whole one before."""
 
@@ -96,18 +122,15 @@ class Travel:
     wire: Wire | None = None
     compression: Compression | None = None
 
-    @property
-    def is_whole(self) -> bool:
-        return self.wire is None and self.compression is None
-
     def reduction(self, like: Tensor, shapes: Sequence[torch.Size], groups: Sequence[dist.ProcessGroup]) -> Reduction:
         """What sums tensors such as `like`, in which tensors of `shapes` lie one after another."""
-        assert self.is_whole or len(groups) == 1, "what is left of gradients is owed to the ranks of one axis"
         if self.wire is not None:
-            return CompressedReduction(like, group=groups[0], wire=self.wire)
+            rounded = [CompressedReduction(like, group=group, wire=self.wire) for group in groups]
+            return ReductionInTurn(rounded) if len(rounded) > 1 else rounded[0]
         whole = WholeReduction(groups=groups, dtype=self.dtype)
         if self.compression is None:
             return whole
+        assert len(groups) == 1, "what compression leaves of gradients is owed to the ranks of one axis"
         then = _compressed(self.compression, like, shapes, group=groups[0])
         return LateReduction(then, whole=whole, start_step=self.compression.start_step)
 

@@ -1,4 +1,4 @@
-"""Hybrid sharding over a slow network: what the shard axis has summed meets compressed among replicas."""
+"""Hybrid sharding over a slow network: what the shard axis has summed meets rounded or compressed among replicas."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from meshwright.parallel.buckets import BUCKET_BYTES, Bucket, BucketedGradients
 from meshwright.parallel.clip import local_part
 from meshwright.parallel.reduction import Travel
 from meshwright.parallel.torch_compat import with_local
-from meshwright.spec.compression import Compression
 
 
 class ShardBuckets(BucketedGradients):
@@ -29,11 +28,11 @@ class ShardBuckets(BucketedGradients):
         held: Iterable[nn.Parameter],
         *,
         group: dist.ProcessGroup,
-        compression: Compression,
+        travel: Travel,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         own = [parameter for parameter in held if local_part(parameter.detach()).numel()]
-        super().__init__(own, groups=[group], travel=Travel(compression=compression), bucket_bytes=bucket_bytes)
+        super().__init__(own, groups=[group], travel=travel, bucket_bytes=bucket_bytes)
         self._release()
 
     def begin(self, *, step: int) -> None:

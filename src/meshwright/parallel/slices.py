@@ -23,7 +23,7 @@ class Kept(NamedTuple):
 
 
 class Slices:
-    """What the slices of one microbatch leave each other on one stage, by attention core and slice.
+    """What the slices of one microbatch leave each other on one stage, by attention core, or mixture, and slice.
 
     No dataclass: FSDP2 copies those that a layer is given, with all they hold.
     """
@@ -32,13 +32,16 @@ class Slices:
         self.number = number
         self.keys: dict[int, list[Kept]] = {}
         self.values: dict[int, list[Kept]] = {}
+        self.counts: dict[int, list[Tensor]] = {}
 
     def context(self, index: int, *, length: int, documents: Tensor | None, known_angles: KnownAngles) -> Context:
         """Slice `index` of `length` tokens; `documents` (b, s) are those of the whole sequence."""
         stop = (index + 1) * length
         return Context(
             documents=None if documents is None else documents[:, :stop],
+            length=self.number * length,
             start=index * length,
+            tallies=SliceTallies(slices=self, index=index),
             memory=SliceMemory(slices=self, index=index),
             known_angles=known_angles,
         )
@@ -75,6 +78,33 @@ class SliceMemory:
         if keeps:
             held.append(Kept(made=x, read=x.detach().requires_grad_(x.requires_grad)))
         return torch.cat((*before, x), dim=2) if before else x
+
+
+class SliceTallies:
+    """Tallies of one slice: what the experts of every mixture have taken of the slices before it."""
+
+    def __init__(self, *, slices: Slices, index: int) -> None:
+        self.slices, self.index = slices, index
+
+    def of(self, mixture: int) -> SliceTally:
+        return SliceTally(self.slices.counts.setdefault(mixture, []), index=self.index)
+
+
+class SliceTally:
+    """As SliceTallies, of one mixture: the counts of every slice are `held`."""
+
+    def __init__(self, held: list[Tensor], *, index: int) -> None:
+        self._held, self._index = held, index
+
+    def add(self, counts: Tensor) -> None:
+        if len(self._held) == self._index:
+            self._held.append(counts)
+
+    def before(self, *, like: Tensor) -> Tensor:
+        return sum(self._held[: self._index], torch.zeros_like(like))
+
+    def total(self) -> Tensor:
+        return torch.stack(self._held).sum(dim=0)
 
 
 def cut(x: Tensor, *, microbatch: int, number: int) -> Tensor:

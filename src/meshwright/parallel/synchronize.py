@@ -86,8 +86,10 @@ class ShardedGradients:
         self.before_backward(last=last)
 
     def unit_done(self, unit: nn.Module) -> None:
-        if isinstance(unit, FSDPModule):
-            gradients_formed(unit)
+        inner = [module for module in unit.modules() if module is not unit]
+        for module in (*inner, unit):
+            if isinstance(module, FSDPModule):
+                gradients_formed(module)
 
     def after_weights(self) -> None:
         gradients_formed(self._part)

@@ -110,7 +110,7 @@ def _described(design: Design) -> dict[str, str]:
     head = {
         "model": design.model.name,
         "cluster": design.cluster.name,
-        "batch": f"{plan.batch_tokens:,} tokens",
+        "batch": f"{plan.read_tokens:,} tokens",
         "sequence length": f"{plan.sequence_length:,}",
     }
     columns = {name.replace("_", " "): str(value) for name, value in columns_of(plan).items() if name != "data"}

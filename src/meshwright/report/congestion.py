@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from itertools import permutations
 
 from meshwright import cost, search
 from meshwright.search.rules import Scope
 from meshwright.spec.cluster import ClusterSpec, Link
 from meshwright.spec.errors import ConfigError
+from meshwright.spec.places import Place, Tier, places, tier_between
 from meshwright.spec.plan import Axis, AxisName, Design, Plan
 from meshwright.spec.report import LineName, Report
 from meshwright.spec.units import format_seconds
@@ -30,15 +30,6 @@ _AXES = {
     LineName.PARAMETERS: (AxisName.SHARD, AxisName.CONTEXT),
     LineName.OUTER: (AxisName.REPLICATE,),
 }
-
-
-class Tier(StrEnum):
-    """The widest that the ranks of a group lie apart."""
-
-    NODE = "inside nodes"
-    NODES = "between nodes"
-    RACKS = "between racks"
-    SITES = "between sites"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,29 +108,15 @@ def congestion(design: Design, *, predicted: Report, measured: Report) -> Conges
 def tier_of(design: Design, axes: Sequence[AxisName]) -> Tier:
     """How far the groups along `axes` reach, the widest of them."""
     plan = design.plan
-    places = list(_places(design.cluster))
-    groups: dict[tuple[int, ...], set[tuple[str, int, int]]] = defaultdict(set)
+    found = list(places(design.cluster))
+    groups: dict[tuple[int, ...], set[Place]] = defaultdict(set)
     for rank in range(plan.world_size):
         device = rank if plan.placement is None else plan.placement[rank]
-        groups[_others(plan, rank, axes)].add(places[device])
+        groups[_others(plan, rank, axes)].add(found[device])
     widest = Tier.NODE
-    for members in groups.values():
-        for place, tier in ((2, Tier.NODES), (1, Tier.RACKS), (0, Tier.SITES)):
-            if len({member[: place + 1] for member in members}) > 1:
-                widest = max(widest, tier, key=list(Tier).index)
+    for first, *others in map(tuple, groups.values()):
+        widest = max([widest, *(tier_between(first, other) for other in others)], key=list(Tier).index)
     return widest
-
-
-def _places(cluster: ClusterSpec) -> Iterator[tuple[str, int, int]]:
-    """Site, rack and node of every device in order, racks and nodes numbered through the cluster."""
-    rack, node = 0, 0
-    for group in cluster.groups:
-        held = group.rack_nodes or group.num_nodes
-        for index in range(group.num_nodes):
-            for _ in range(group.devices_per_node):
-                yield group.site, rack + index // held if group.rack_nodes else 0, node + index
-        rack += -(-group.num_nodes // held)
-        node += group.num_nodes
 
 
 def _others(plan: Plan, rank: int, axes: Sequence[AxisName]) -> tuple[int, ...]:
@@ -186,7 +163,7 @@ def _slowed(cluster: ClusterSpec, tier: Tier, factor: float) -> ClusterSpec:
         return replace(link, bandwidth=link.bandwidth * factor, fits=())
 
     if tier is Tier.SITES:
-        return replace(cluster, wide_area=slow(cluster.wide_area) if cluster.wide_area else None)
+        return cluster.with_uplinks(slow)
     groups = []
     for group in cluster.groups:
         if tier is Tier.NODE:

@@ -9,6 +9,7 @@ from pathlib import Path
 from meshwright.report.loss_gap import LossGap, loss_gap, meets_otherwise, twin
 from meshwright.report.meetings import meeting_sentences
 from meshwright.report.run_files import RunFiles, read_run
+from meshwright.search.low_rank import advise_low_rank, foresee_low_rank
 from meshwright.spec.report import Gap, Line, LineName, Report, diff
 from meshwright.spec.units import format_bytes, format_percent, format_seconds
 
@@ -103,7 +104,7 @@ def explain_files(files: RunFiles) -> Explanation:
         headline, sentences, rows = "nothing is predicted or measured yet", (), ()
     if predicted is not None:
         met = (*meeting_sentences(files.design, predicted), *_quality(files, gap))
-        sentences = (*sentences, *met, *_reserved(predicted))
+        sentences = (*sentences, *met, *_low_rank(files, predicted), *_reserved(predicted))
     if predicted is not None and measured is None and not files.is_plan:
         sentences = (*sentences, "The run has not measured a step yet.")
     return Explanation(
@@ -115,6 +116,12 @@ def explain_files(files: RunFiles) -> Explanation:
         memory=_memory(predicted, measured),
         loss_gap=gap,
     )
+
+
+def _low_rank(files: RunFiles, predicted: Report) -> tuple[str, ...]:
+    """What the gate of low rank training predicts, and what a job that asks for none misses."""
+    lines = (*foresee_low_rank(files.design), *advise_low_rank(files.design, predicted))
+    return tuple(f"{line[:1].upper()}{line[1:]}." for line in lines)
 
 
 def _quality(files: RunFiles, gap: LossGap | None) -> tuple[str, ...]:

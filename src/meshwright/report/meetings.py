@@ -33,12 +33,21 @@ def _links(design: Design, predicted: Report) -> Iterator[str]:
     line = predicted.step.find(LineName.OUTER)
     met = met_over(design, outer_bytes=line.bytes if line else 0.0)
     for name in _LINES:
-        sent = [f"{format_bytes(each.bytes)} {each.tier}" for each in met if each.line is name]
-        found = predicted.step.find(name)
-        if sent and found is not None:
-            whole = predicted.detail.get(f"{name}, hidden included", found.seconds)
-            shown = f"{format_seconds(found.seconds)} exposed, {format_seconds(max(whole - found.seconds, 0.0))} hidden"
-            yield f"Of {name} a device sends {' and '.join(sent)} a step: {shown}."
+        tiers, found = [each for each in met if each.line is name], predicted.step.find(name)
+        if not tiers or found is None:
+            continue
+        whole = predicted.detail.get(f"{name}, hidden included", found.seconds)
+        hidden = max(whole - found.seconds, 0.0)
+        told = [f"{format_bytes(each.bytes)} {each.tier}" for each in tiers]
+        shown = [
+            f"{format_seconds(each.share * found.seconds)} exposed, {format_seconds(each.share * hidden)} hidden"
+            for each in tiers
+        ]
+        if len(tiers) == 1:
+            yield f"Of {name} a device sends {told[0]} a step: {shown[0]}."
+        else:
+            parts = " and ".join(f"{sent} ({times})" for sent, times in zip(told, shown, strict=True))
+            yield f"Of {name} a device sends {parts} a step."
 
 
 def _quorum(design: Design, predicted: Report) -> Iterator[str]:

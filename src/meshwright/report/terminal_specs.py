@@ -92,6 +92,7 @@ def cluster(spec: ClusterSpec) -> Group:
         shown.setdefault(kind, group.name)
     if spec.wide_area is not None:
         parts.append(Text(f"between sites {', '.join(spec.sites)}: {_link(spec.wide_area)}"))
+    parts += [Text(f"from site {site} to others: {_link(link)}") for site, link in spec.uplinks.items()]
     if spec.source:
         parts.append(Text(f"source: {spec.source}", style="dim"))
     return Group(*parts)

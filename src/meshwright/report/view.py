@@ -122,7 +122,7 @@ def facts(design: Design) -> tuple[tuple[str, str], ...]:
     return (
         ("model", f"{design.model.name}, {format_count(design.model.parameters)} parameters"),
         ("machines", f"{design.cluster.name}, {devices}"),
-        ("batch", f"{format_count(design.plan.batch_tokens)} tokens, sequences of {design.plan.sequence_length:,}"),
+        ("batch", f"{format_count(design.plan.read_tokens)} tokens, sequences of {design.plan.sequence_length:,}"),
         ("to train", f"{format_count(design.job.total_tokens)} tokens, {design.job.total_steps:,} steps"),
     )
 

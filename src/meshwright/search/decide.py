@@ -18,6 +18,7 @@ from meshwright.search.check import check
 from meshwright.search.explain import changes, compared, held, rejected_for_memory, why
 from meshwright.search.explore import Explorer
 from meshwright.search.job_rules import allowed_precisions, check_job
+from meshwright.search.low_rank import advise_low_rank, foresee_low_rank
 from meshwright.search.misses import nothing_fits, nothing_legal
 from meshwright.search.orders import WORTH, reorder
 from meshwright.search.pareto import pareto
@@ -101,6 +102,8 @@ def design(
             *advise_wider(chosen, report),
             *advise_filled(chosen, report),
             *advise_quorum(chosen, report),
+            *foresee_low_rank(chosen),
+            *advise_low_rank(chosen, report),
             *(each.words for each in tailored),
             *(each.words for each in left_out),
         ),

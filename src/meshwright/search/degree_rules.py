@@ -110,14 +110,26 @@ def batch_is_asked(design: Design) -> Problem | None:
             what=f"{job.batch_tokens:,} tokens are not whole sequences of {job.sequence_length:,}",
             fix=f"choose {whole}",
         )
-    if plan.batch != job.batch_sequences:
+    if plan.sequences != job.batch_sequences:
         microbatches = plan.schedule.microbatches
+        without = f" without {plan.empty_rows:,} empty rows" if plan.empty_rows else ""
         what = (
-            f"{plan.data} data ranks x {microbatches} microbatches of {plan.microbatch} are {plan.batch:,} sequences, "
-            f"and the job's batch is {job.batch_sequences:,}"
+            f"{plan.data} data ranks x {microbatches} microbatches of {plan.microbatch}{without} are "
+            f"{plan.sequences:,} sequences, and the job's batch is {job.batch_sequences:,}"
         )
         return Problem(where="plan.microbatch", what=what, fix=_batch_fix(plan, job.batch_sequences))
     return None
+
+
+def empty_rows_are_last(design: Design) -> Problem | None:
+    """Of the rows of a data rank one may be empty, and not of every one; each rank has a sequence."""
+    plan = design.plan
+    rows, most = plan.batch // plan.data, plan.data - 1
+    if 0 <= plan.empty_rows <= (most if rows > 1 else 0):
+        return None
+    what = f"{plan.empty_rows:,} empty rows of {plan.data} data rank{'s' * (plan.data > 1)} with {rows:,} rows each"
+    fix = f"choose 0 to {most}" if rows > 1 and most else "choose 0"
+    return Problem(where="plan.empty_rows", what=what, fix=fix)
 
 
 def _batch_fix(plan: Plan, sequences: int) -> str:
@@ -200,12 +212,25 @@ def least_microbatches(kind: ScheduleKind, *, pipeline: int, slices: int = 1) ->
 
 
 def microbatches_fill(design: Design) -> Problem | None:
-    """Every pipeline rank has microbatches enough to work while others do."""
+    """Every pipeline rank has microbatches enough to work while others do: fewer run, and what they cost is told short
+    before the path through a plan that is shown is followed.
+    """
     plan, schedule = design.plan, design.plan.schedule
     least = least_microbatches(schedule.kind, pipeline=plan.pipeline, slices=schedule.slices)
     if schedule.microbatches >= least:
         return None
     what = f"{schedule.microbatches} microbatches do not fill a pipeline of {plan.pipeline} under {schedule.kind.value}"
+    return Problem(where="plan.schedule.microbatches", what=what, fix=_fill_fix(design, least=least))
+
+
+def microbatches_pair(design: Design) -> Problem | None:
+    """DualPipeV has a microbatch that goes down the ranks and one that comes up for each of them."""
+    plan, schedule = design.plan, design.plan.schedule
+    least = least_microbatches(schedule.kind, pipeline=plan.pipeline)
+    if schedule.kind is not ScheduleKind.DUAL_PIPE_V or schedule.microbatches >= least:
+        return None
+    what = f"{schedule.microbatches} microbatches are not two for each of {plan.pipeline} ranks"
+    what += f" under {schedule.kind.value}"
     return Problem(where="plan.schedule.microbatches", what=what, fix=_fill_fix(design, least=least))
 
 
@@ -244,10 +269,12 @@ DEGREE_RULES = (
     Rule(name="sharding-has-ranks", scope=Scope.PLAN, check=sharding_has_ranks),
     Rule(name="sharding-mixes", scope=Scope.PLAN, check=sharding_mixes),
     Rule(name="precision-known", scope=Scope.PLAN, check=precision_known),
+    Rule(name="empty-rows-are-last", scope=Scope.PLAN, check=empty_rows_are_last),
     Rule(name="batch-is-asked", scope=Scope.PLAN, check=batch_is_asked),
     Rule(name="sequence-fits-positions", scope=Scope.PLAN, check=sequence_fits_positions),
     Rule(name="chunks-are-interleaved", scope=Scope.PLAN, check=chunks_are_interleaved),
     Rule(name="table-is-legal", scope=Scope.PLAN, check=table_is_legal),
-    Rule(name="microbatches-fill", scope=Scope.PLAN, check=microbatches_fill),
+    Rule(name="microbatches-fill", scope=Scope.SEARCH, check=microbatches_fill),
+    Rule(name="microbatches-pair", scope=Scope.PLAN, check=microbatches_pair),
     Rule(name="microbatches-round", scope=Scope.PLAN, check=microbatches_round),
 )

@@ -74,7 +74,7 @@ def without_travel(cluster: ClusterSpec) -> ClusterSpec:
         replace(group, inside=free(group.inside), nic=free(group.nic), rack=free(group.rack) if group.rack else None)
         for group in cluster.groups
     )
-    return replace(cluster, groups=groups, wide_area=free(cluster.wide_area) if cluster.wide_area else None)
+    return replace(cluster, groups=groups).with_uplinks(free)
 
 
 def _several(table: PlanTable) -> Mask:

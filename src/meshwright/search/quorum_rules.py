@@ -7,7 +7,7 @@ from meshwright.search.rules import Rule, Scope, choices
 from meshwright.spec.errors import Problem
 from meshwright.spec.job import Interval, JobSpec
 from meshwright.spec.plan import Design
-from meshwright.spec.synchronize import PACKINGS, SyncKind
+from meshwright.spec.synchronize import SyncKind
 
 _QUORUM, _GRACE = "plan.gradients.rounds.quorum", "plan.gradients.rounds.grace_seconds"
 _LEFT_OUT = "job.synchronize.most_left_out"
@@ -65,16 +65,6 @@ def quorum_of_learners(design: Design) -> Problem | None:
     return None
 
 
-def quorum_sends_plainly(design: Design) -> Problem | None:
-    """What rounding leaves is kept by the parts of all learners, and those that came have other parts."""
-    rounds = design.plan.gradients.rounds
-    if not rounds.quorum or rounds.precision not in PACKINGS:
-        return None
-    what = f"learners that meet in {rounds.precision.value} keep what rounding leaves, and that is of all of them"
-    fix = "choose bf16 or fp32, or a quorum of 0"
-    return Problem(where="plan.gradients.rounds.precision", what=what, fix=fix)
-
-
 def quorum_has_rounds(design: Design) -> Problem | None:
     """Some rounds end with nothing after them that needs all learners: what does comes less often than rounds do."""
     rounds, job = design.plan.gradients.rounds, design.job
@@ -124,7 +114,6 @@ def quorum_is_read(design: Design) -> Problem | None:
 QUORUM_RULES: tuple[Rule, ...] = (
     Rule(name=ASKED, scope=Scope.PLAN, check=quorum_is_read),
     Rule(name="quorum-of-learners", scope=Scope.PLAN, check=quorum_of_learners),
-    Rule(name="quorum-sends-plainly", scope=Scope.RUNTIME, check=quorum_sends_plainly),
     Rule(name="quorum-has-rounds", scope=Scope.RUNTIME, check=quorum_has_rounds),
     Rule(name="quorum-is-alone", scope=Scope.RUNTIME, check=quorum_is_alone),
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from meshwright.schedule import planned
 from meshwright.schedule.build import SPLIT
 from meshwright.search.rules import Rule, Scope, divisors, groups_of
-from meshwright.spec.blocks import Layer
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, Precision
 from meshwright.spec.errors import Problem
 from meshwright.spec.job import JobSpec, Switch
@@ -51,14 +50,10 @@ def trained_precisions(cluster: ClusterSpec, model: ModelSpec) -> tuple[Precisio
 
 
 def products_whole(design: Design) -> Problem | None:
-    """Products of rounded operands go backward in one piece, each on one tensor rank, and their experts lie as the
-    tensor axis divides them."""
+    """Products of rounded operands go backward in one piece, and each on one tensor rank."""
     plan, precision = design.plan, design.plan.first_group.precision
     if precision not in EMULATED_PRECISIONS:
         return None
-    if plan.experts is not None:
-        what = f"{precision.value} products of experts on a grid of their own can be predicted and not trained yet"
-        return Problem(where="plan.experts", what=what, fix="leave it out, or choose bf16")
     least = min(design.model.kv_heads, default=plan.tensor)
     if plan.tensor > least and plan.tensor_grid is TensorGrid.LINE:
         what = f"{precision.value} products of key-value heads of which tensor ranks hold copies"
@@ -82,7 +77,8 @@ def gradients_reduced(design: Design) -> Problem | None:
     if precision not in EIGHT_BIT_GRADIENTS:
         return None
     against = {
-        "over two axes": sum(size > 1 for size in (plan.replicate, plan.shard, plan.context)) > 1,
+        "among replicas of shards in the host's memory": plan.of_learner().replicate > 1
+        and any(group.offload is Offload.PARAMETERS for group in plan.groups),
         "with experts on a grid of their own": plan.experts is not None,
         f"under {plan.schedule.kind.value}": planned.splits(plan.schedule)
         or plan.schedule.kind is ScheduleKind.BREADTH_FIRST,
@@ -133,26 +129,16 @@ def towers_built(design: Design) -> Problem | None:
 
 
 def experts_laid(design: Design) -> Problem | None:
-    """The runtime lays the grid of experts, and routes as the model says on every rank."""
+    """The runtime lays the grid of experts."""
     plan, grid = design.plan, design.plan.experts
     ranks, inside = plan.world_size // plan.pipeline, plan.shard * plan.context * plan.tensor
-    if grid is not None:
-        held = grid.expert * grid.tensor
-        if ranks % (held * max(inside // held, 1)):
-            what = f"{ranks} ranks of a stage are not whole grids of {held} ranks that share {inside // held} ways"
-            fix = f"choose degrees whose product divides {inside}"
-            return Problem(where="plan.experts", what=what, fix=fix)
-    for index, layer in enumerate(design.model.layers):
-        if _counts_sequences(layer) and (plan.context > 1 or plan.schedule.slices > 1):
-            what = "experts counted over a sequence that ranks or slices divide can be predicted and not trained yet"
-            fix = "choose neither capacity nor balance_loss, or a context axis and slices of 1"
-            return Problem(where=f"model.layers[{index}].transform.routing", what=what, fix=fix)
-    return None
-
-
-def _counts_sequences(layer: Layer) -> bool:
-    how = layer.transform.routing if isinstance(layer.transform, Mixture) else None
-    return how is not None and (how.capacity is not None or how.balance_loss != 0)
+    if grid is None:
+        return None
+    held = grid.expert * grid.tensor
+    if ranks % (held * max(inside // held, 1)) == 0:
+        return None
+    what = f"{ranks} ranks of a stage are not whole grids of {held} ranks that share {inside // held} ways"
+    return Problem(where="plan.experts", what=what, fix=f"choose degrees whose product divides {inside}")
 
 
 def schedule_played(design: Design) -> Problem | None:
@@ -235,7 +221,7 @@ def updated_by_hosts(job: JobSpec) -> bool:
     return kinds <= {OptimizerKind.ADAMW, OptimizerKind.SGD, None}
 
 
-def untrained(model: ModelSpec, job: JobSpec) -> tuple[tuple[str, int | str | None], ...]:
+def untrained(job: JobSpec) -> tuple[tuple[str, int | str | None], ...]:
     """Constraint columns, None being every use of one: what plans of `job` that are refused here have in common."""
     found: list[tuple[str, int | str | None]] = []
     if not updated_by_hosts(job) or job.master is not Master.FP32:
@@ -248,14 +234,26 @@ def untrained(model: ModelSpec, job: JobSpec) -> tuple[tuple[str, int | str | No
         found.append(("offload", Offload.ACTIVATIONS.value))
     if job.compile is Switch.ON:
         found += [*(("schedule", kind.value) for kind in sorted(SPLIT)), ("slices", None)]
-    if any(_counts_sequences(layer) for layer in model.layers):
-        found += [("context", None), ("slices", None)]
     return tuple(found)
 
 
 def untrained_with_context(length: int, *, context: int) -> tuple[tuple[str, int | str | None], ...]:
     """As `untrained`, of plans with a context axis of up to so many ranks: slices that it does not divide."""
     return tuple(("slices", count) for count in divisors(length) if length % (2 * context * count))
+
+
+def rows_may_be_empty(design: Design) -> Problem | None:
+    """A row without a sequence adds nothing to what is learnt: no router counts it, and ranks meet in every step."""
+    plan = design.plan
+    if not plan.empty_rows:
+        return None
+    where, fix = "plan.empty_rows", "choose 0, and data ranks that divide the batch"
+    if any(isinstance(layer.transform, Mixture) for layer in design.model.layers):
+        return Problem(where=where, what="routers of experts would count rows that have no sequence", fix=fix)
+    if plan.learners > 1 or design.job.elastic.by_torchft:
+        who = "learners" if plan.learners > 1 else "replicas under torchft"
+        return Problem(where=where, what=f"{who} share a batch among themselves, without empty rows", fix=fix)
+    return None
 
 
 RUNTIME_RULES = (
@@ -269,4 +267,5 @@ RUNTIME_RULES = (
     Rule(name="runtime-products", scope=Scope.RUNTIME, check=products_whole),
     Rule(name="runtime-layers", scope=Scope.RUNTIME, check=layers_built),
     Rule(name="runtime-towers", scope=Scope.RUNTIME, check=towers_built),
+    Rule(name="runtime-empty-rows", scope=Scope.RUNTIME, check=rows_may_be_empty),
 )

@@ -186,7 +186,7 @@ def enumerate_plans(
     """
     asked = limits(job.constraints)
     if trainable:
-        asked = asked.without(untrained(model, job))
+        asked = asked.without(untrained(job))
     check_job(model, cluster, job)
     precisions = allowed_precisions(job, cluster)
     product = Product(asked)

@@ -65,7 +65,11 @@ def carried(before: ClusterSpec, after: ClusterSpec) -> ClusterSpec:
     wide = after.wide_area
     if before.wide_area and wide:
         wide = _carried_link(before.wide_area, wide)
-    return replace(after, groups=groups, wide_area=wide)
+    uplinks = {
+        site: _carried_link(before.uplinks[site], link) if site in before.uplinks else link
+        for site, link in after.uplinks.items()
+    }
+    return replace(after, groups=groups, wide_area=wide, uplinks=uplinks)
 
 
 def _carried_group(old: NodeGroup, new: NodeGroup) -> NodeGroup:
@@ -122,11 +126,8 @@ def between_nodes(cluster: ClusterSpec, factor: float) -> ClusterSpec:
         rack = replace(group.rack, bandwidth=group.rack.bandwidth * factor) if group.rack else None
         return replace(group, nic=replace(group.nic, bandwidth=group.nic.bandwidth * factor), rack=rack)
 
-    wide = cluster.wide_area
     changed = each_group(change)(cluster)
-    if wide is None:
-        return changed
-    return replace(changed, wide_area=_carried_link(wide, replace(wide, bandwidth=wide.bandwidth * factor)))
+    return changed.with_uplinks(lambda link: _carried_link(link, replace(link, bandwidth=link.bandwidth * factor)))
 
 
 def inside_nodes(cluster: ClusterSpec, factor: float) -> ClusterSpec:
@@ -146,9 +147,7 @@ def latency(cluster: ClusterSpec, factor: float) -> ClusterSpec:
         rack = slower(group.rack) if group.rack else None
         return replace(group, inside=slower(group.inside), nic=slower(group.nic), rack=rack)
 
-    changed = each_group(change)(cluster)
-    wide = cluster.wide_area
-    return changed if wide is None else replace(changed, wide_area=_carried_link(wide, slower(wide)))
+    return each_group(change)(cluster).with_uplinks(lambda link: _carried_link(link, slower(link)))
 
 
 def _device(cluster: ClusterSpec, change: Callable[[DeviceSpec], DeviceSpec]) -> ClusterSpec:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -241,6 +241,11 @@ class Link:
     fits: tuple[CollectiveFit, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def achieved(self) -> float:
+        """Bytes/s each way that are reached where all below the tier talk across it at once."""
+        return self.bandwidth * self.efficiency / self.oversubscription
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeGroup:
@@ -279,14 +284,16 @@ class NodeGroup:
 class ClusterSpec:
     """Machines in order: device 0 is the first device of the first node of the first group.
 
-    `wide_area` joins sites, as one site sees it. `origin` is calibrated where the figures were measured on these
-    very machines. `step_error` is the root mean square of log(predicted / measured) over whole steps on these
+    `wide_area` joins sites, as one site sees it; a site in `uplinks` has that link in its place, and two sites meet at
+    the rate of the slower one, half of each latency apart. `origin` is calibrated where the figures were measured on
+    these very machines. `step_error` is the root mean square of log(predicted / measured) over whole steps on these
     machines that the figures were not moved to explain; None where no step was compared.
     """
 
     name: str
     groups: tuple[NodeGroup, ...]
     wide_area: Link | None = None
+    uplinks: Mapping[str, Link] = field(default_factory=dict)
     origin: Origin = Origin.ANALYTIC
     step_error: float | None = None
     source: str = ""
@@ -316,6 +323,33 @@ class ClusterSpec:
     @property
     def sites(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(group.site for group in self.groups))
+
+    def uplink(self, site: str) -> Link | None:
+        """What joins `site` to the others."""
+        return self.uplinks.get(site, self.wide_area)
+
+    def between(self, site: str, other: str) -> Link | None:
+        """What two sites meet over; None where one of them has no uplink."""
+        one, two = self.uplink(site), self.uplink(other)
+        if one is None or two is None:
+            return None
+        slower = one if one.achieved <= two.achieved else two
+        return replace(slower, latency_seconds=0.5 * (one.latency_seconds + two.latency_seconds))
+
+    def with_uplinks(self, change: Callable[[Link], Link]) -> ClusterSpec:
+        """The same machines with every link between sites changed."""
+        wide = None if self.wide_area is None else change(self.wide_area)
+        return replace(self, wide_area=wide, uplinks={site: change(link) for site, link in self.uplinks.items()})
+
+    @property
+    def has_uplinks(self) -> bool:
+        """Something is between its sites."""
+        return self.wide_area is not None or bool(self.uplinks)
+
+    @property
+    def without_uplinks(self) -> ClusterSpec:
+        """The same machines, as if what is between sites took no time."""
+        return replace(self, wide_area=None, uplinks={})
 
     @property
     def price_per_hour(self) -> float | None:

@@ -10,11 +10,10 @@ from enum import StrEnum
 
 from meshwright.spec import codec
 from meshwright.spec.cluster import ClusterSpec, Precision
-from meshwright.spec.exchange import Exchange, exchange_words
-from meshwright.spec.group_words import words_of
+from meshwright.spec.exchange import Exchange
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec
-from meshwright.spec.placement_words import placement_words
+from meshwright.spec.plan_words import plan_words
 from meshwright.spec.synchronize import GradientSync, Rounds, SyncKind
 
 
@@ -191,9 +190,10 @@ class Plan:
     """Axes from the outermost to the innermost: the last one varies fastest over devices.
 
     `placement[r]` is the device that holds rank r; None is the identity. `microbatch` and the batch are in
-    sequences; the batch is replicate * shard * microbatch * schedule.microbatches sequences. `experts` None divides
-    every expert over the tensor axis, as the rest of a layer is. What `shard` divides is divided over `context` too.
-    `tensor_grid` is how the ranks of the tensor axis lie.
+    sequences; the batch is replicate * shard * microbatch * schedule.microbatches rows, of which `empty_rows`, the last
+    one of as many data ranks, have no sequence: where ranks do not divide the sequences of a step. `experts` None
+    divides every expert over the tensor axis, as the rest of a layer is. What `shard` divides is divided over `context`
+    too. `tensor_grid` is how the ranks of the tensor axis lie.
     """
 
     model: str
@@ -208,6 +208,7 @@ class Plan:
     experts: ExpertGrid | None = None
     tensor_grid: TensorGrid = TensorGrid.LINE
     placement: tuple[int, ...] | None = None
+    empty_rows: int = 0
     schema: int = 1
 
     def size(self, axis: AxisName) -> int:
@@ -297,12 +298,21 @@ class Plan:
 
     @property
     def batch(self) -> int:
-        """Sequences of one optimizer step."""
+        """Rows of one optimizer step, all of which are computed."""
         return self.data * self.microbatch * self.schedule.microbatches
 
     @property
     def batch_tokens(self) -> int:
         return self.batch * self.sequence_length
+
+    @property
+    def sequences(self) -> int:
+        """Sequences that one optimizer step reads."""
+        return self.batch - self.empty_rows
+
+    @property
+    def read_tokens(self) -> int:
+        return self.sequences * self.sequence_length
 
     @property
     def first_group(self) -> BlockGroup:
@@ -356,34 +366,7 @@ class Plan:
 
     def describe(self) -> str:
         """One line a person can read: `4 devices: pipeline 2 x shard 2 (zero3), 1f1b, 8 microbatches of 1`."""
-        group = self.first_group
-        parts = [f"{axis.name.value} {axis.size}" for axis in self.axes if axis.size > 1]
-        extra = words_of(self.groups, "sharding")
-        extra += [f"tensor {self.tensor_grid.value}"] if self.tensor_grid is not TensorGrid.LINE else []
-        extra += ["sequence parallel"] if group.sequence_parallel else []
-        extra += [f"recompute {words}" for words in words_of(self.groups, "recompute")]
-        extra += [f"{group.offload.value} offloaded"] if group.offload is not Offload.NONE else []
-        extra += [group.precision.value]
-        frozen = sum(group.stop - group.start for group in self.groups if group.training is Training.FROZEN)
-        extra += [f"{frozen} blocks frozen"] if frozen else []
-        if self.gradients.kind.has_learners:
-            extra.append(self.gradients.words)
-        if self.context > 1:
-            extra.append(exchange_words(self.exchange, self.context))
-        if self.experts is not None:
-            gathered = ", tokens gathered" if self.experts.dispatch is Dispatch.ALL_GATHER else ""
-            extra.append(f"experts {self.experts.expert} x tensor {self.experts.tensor}{gathered}")
-        schedule = f"{self.schedule.kind.value}, " if self.pipeline > 1 else ""
-        chunks = f"{self.schedule.chunks} chunks, " if self.schedule.chunks > 1 else ""
-        chunks += f"{self.schedule.slices} slices, " if self.schedule.slices > 1 else ""
-        chunks += f"{100 * self.skipped_share:.0f} % of the layers left out, " if self.schedule.paths else ""
-        layout = " x ".join(parts) or "one device"
-        layout += "" if self.has_usual_order else " from the outermost inwards"
-        layout += f" on devices {placement_words(self.placement)}" if self.placement and self.is_placed else ""
-        devices = "1 device" if self.world_size == 1 else f"{self.world_size} devices"
-        count = self.schedule.microbatches
-        steps = f"{count} microbatch{'' if count == 1 else 'es'} of {self.microbatch}"
-        return f"{devices}: {layout} ({', '.join(extra)}), {schedule}{chunks}{steps}"
+        return plan_words(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

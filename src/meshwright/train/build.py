@@ -32,6 +32,7 @@ from meshwright.train.interval import SaveForGoodput, predicted_costs, with_fail
 from meshwright.train.observe import trackers
 from meshwright.train.observe.collective_log import CollectiveLog
 from meshwright.train.observe.console import Console
+from meshwright.train.observe.described import described
 from meshwright.train.observe.metrics import Yardstick
 from meshwright.train.observe.observer import Observer
 from meshwright.train.observe.profile import Profiler, Sampling
@@ -210,6 +211,8 @@ def memory_of(device: torch.device) -> Callable[[], float]:
 
 def _saving(run: Run, *, place: Place, predicted: Report, saved: int | None) -> Reactor:
     spec = run.design.job.checkpoint
+    if spec.on_the_way and spec.asynchronous and run.membership is None:
+        run.store.prepare(run.laid_state())
     if spec.interval is Interval.STEPS:
         return SaveEvery(steps=spec.every_steps, saved=saved)
     past = run.store.share(lambda: goodput_of(place.run_dir))
@@ -257,12 +260,15 @@ def _watching(run: Run, *, place: Place) -> tuple[Reactor, ...]:
     run.inquiries = Inquiries(group=mesh.everyone, device=place.device)
     members = run.design.plan.ranks_of_learner(run.learners.index)
     labels = peers_of(run.design)
+    placement = run.design.plan.placement
+    devices = members if placement is None else [placement[rank] for rank in members]
     return (
         Watch(
             members=members,
             peers=[labels[rank] for rank in members],
             health=run.inquiries.health,
             instrumented=run.profiler.instrumented,
+            describe=partial(described, cluster=run.design.cluster, devices=devices),
             run_dir=place.run_dir if mesh.rank == 0 else None,
         ),
     )

@@ -56,7 +56,7 @@ def validate(
     for index in range(count):
         beat()
         first = index * batch
-        losses.append(laid.evaluate(*feed.tensors(held_out.sequences(first + feed.first, feed.rows))))
+        losses.append(laid.evaluate(*feed.tensors(held_out.sequences(first + feed.first, feed.held))))
         whole = held_out.sequences(first, batch)
         targets.append(whole.num_targets)
         sizes.append(whole.num_targets * whole.bytes_per_token)

@@ -150,7 +150,7 @@ class Run:
             return self._spoilt(number, known)
         agreed = self._agree(self.laid.expert_load())
         plan = self.design.plan
-        self.state.advance(sequences=plan.batch, tokens=plan.batch_tokens)
+        self.state.advance(sequences=plan.sequences, tokens=plan.read_tokens)
         self.ledger.note(rows.fingerprint, dropped=0 if known.sound else self.feed.rows)
         self.usual.note(loss=known.loss, norm=known.norm)
         if met is not None and met.round is not None:
@@ -195,7 +195,7 @@ class Run:
         elif isinstance(action, CopyState):
             copy_state(self)
         elif isinstance(action, Skip):
-            self._skip_to(self.state.consumed + self.design.plan.batch)
+            self._skip_to(self.state.consumed + self.design.plan.sequences)
         elif isinstance(action, RollBack):
             self._roll_back(to=action.to)
         elif isinstance(action, Replan):
@@ -288,7 +288,7 @@ class Run:
         self.marker.mark(step=self.state.step, section=Section.RESTORE)
         if to is not None:
             self.restore(self.store.of_step(to))
-        elif self.store.newest(partial(self.restore, past=self.state.consumed + self.design.plan.batch)) is None:
+        elif self.store.newest(partial(self.restore, past=self.state.consumed + self.design.plan.sequences)) is None:
             raise ConfigError(self.store.skipped or (Problem(what="there is no checkpoint to roll back to"),))
         self.clock = time.perf_counter()
 

@@ -25,8 +25,9 @@ from meshwright.train.events import (
     StepDone,
 )
 from meshwright.train.observe import incidents
+from meshwright.train.observe.described import Described, undescribed
 from meshwright.train.observe.health import Health
-from meshwright.train.observe.links import SlowLink, slow_links
+from meshwright.train.observe.links import SlowLink, least, slow_from_start, slow_links
 from meshwright.train.observe.slowness import WINDOW, Communication, DataWaits, Finding, SlowRanks
 
 SETTLING = 5  # steps of a process that say nothing of the next ones
@@ -51,18 +52,22 @@ class Watch:
     `instrumented` says which steps were slowed on purpose; those beside which a checkpoint is written are not judged
     either. What begins is examined before it is told: a slow rank says
     how its machine does, and where all wait longer for each other and no rank is slow, links between hosts are probed
-    and held against what they gave when the run began.
+    and held against what they gave when the run began. What they give then is held against each other, and against
+    what the cluster is described as (`describe`).
     """
 
     members: Sequence[int]
     peers: Sequence[int]
     health: Health
     instrumented: Callable[[int], bool]
+    describe: Callable[[LinksProbed], Described] = undescribed
     run_dir: Path | None = None
     ranks: SlowRanks = field(init=False)
     data: DataWaits = field(default_factory=DataWaits)
     communication: Communication = field(default_factory=Communication)
     links: LinksProbed | None = None
+    doubtful: bool = False
+    from_start: dict[tuple[str, ...], tuple[int, ...]] = field(default_factory=dict)
     open: dict[tuple[Trouble, tuple[int, ...]], Incident] = field(default_factory=dict)
     pending: dict[int, Finding] = field(default_factory=dict)
     writes: list[float] = field(default_factory=list)
@@ -122,10 +127,16 @@ class Watch:
         return actions
 
     def _wants_probe(self) -> bool:
-        """All wait longer for each other, no rank is slow, and there are links that could be."""
+        """All wait longer for each other, no rank is slow, and there are links that could be; or some were slow from
+        the start, and may have been mended."""
         several = self.links is not None and len(self.links.hosts) > 1
-        told = any(trouble is Trouble.LINK for trouble, _ in self.open)
-        return several and self.communication.risen and not told and not self.ranks.suspected and self.seen >= self.due
+        wanted = self.communication.risen and not self._told_links()
+        return several and (wanted or bool(self.from_start)) and not self.ranks.suspected and self.seen >= self.due
+
+    def _told_links(self) -> list[tuple[int, ...]]:
+        """Ranks of the links that are told to have become slow."""
+        first = self.from_start.values()
+        return [ranks for trouble, ranks in self.open if trouble is Trouble.LINK and ranks not in first]
 
     def _rank(self, found: Finding) -> list[Action]:
         (rank,) = found.ranks
@@ -153,23 +164,55 @@ class Watch:
         return self._begin(Trouble.DATA, what, ranks=found.ranks, ratio=found.ratio)
 
     def _probed(self, event: LinksProbed) -> list[Action]:
+        """What links give at first is held against each other, twice where some are slow; later ones against that."""
         if self.links is None:
             self.links = event
-            return []
-        return [action for link in slow_links(self.links, event) for action in self._link(link, event)]
+            self.doubtful = bool(slow_from_start(event, self.describe(event)))
+            return [ProbeLinks(num_bytes=event.num_bytes)] if self.doubtful else []
+        if self.doubtful:
+            self.links, self.doubtful = least(self.links, event), False
+            return self._first_links(self.links)
+        actions = self._mended_links(event) if self.from_start else []
+        if self.communication.risen:
+            said = "all ranks wait longer for each other, and none is busier than its peers"
+            for link in slow_links(self.links, event):
+                if (Trouble.LINK, self._ranks_of(link)) not in self.open:
+                    self.patience = PATIENCE
+                    actions += self._link(link, evidence=(said,))
+        return actions
 
-    def _link(self, link: SlowLink, event: LinksProbed) -> list[Action]:
-        hosts = [event.hosts.index(host) for host in link.hosts]
-        ranks = tuple(rank for rank, host in enumerate(event.host_of) if host in hosts)
-        self.patience = PATIENCE
-        evidence = ("all ranks wait longer for each other, and none is busier than its peers",)
-        ratio = link.before / link.now
+    def _first_links(self, probed: LinksProbed) -> list[Action]:
+        actions: list[Action] = []
+        for link in slow_from_start(probed, self.describe(probed)):
+            self.from_start[link.hosts] = self._ranks_of(link)
+            actions += self._link(link)
+        self.due = self.seen + self.patience
+        return actions
+
+    def _mended_links(self, event: LinksProbed) -> list[Action]:
+        """Those that were slow from the start and are not any more are held against what they give now."""
+        assert self.links is not None, "links were probed before"
+        slow = {link.hosts for link in slow_from_start(event, self.describe(event))}
+        mended = [hosts for hosts in self.from_start if hosts not in slow]
+        said = "links between {} give what others do".format
+        ranks = [self.from_start.pop(hosts) for hosts in mended]
+        if mended:
+            self.links = least(self.links, event)
+        ended = zip(ranks, mended, strict=True)
+        return [action for who, hosts in ended for action in self._end(Trouble.LINK, who, said(" and ".join(hosts)))]
+
+    def _ranks_of(self, link: SlowLink) -> tuple[int, ...]:
+        assert self.links is not None, "links were probed before"
+        hosts = [self.links.hosts.index(host) for host in link.hosts]
+        return tuple(rank for rank, host in enumerate(self.links.host_of) if host in hosts)
+
+    def _link(self, link: SlowLink, *, evidence: tuple[str, ...] = ()) -> list[Action]:
+        ratio, ranks = link.before / link.now, self._ranks_of(link)
         return self._begin(Trouble.LINK, link.words, ranks=ranks, hosts=link.hosts, ratio=ratio, evidence=evidence)
 
     def _end_links(self) -> list[Action]:
-        found = [ranks for trouble, ranks in self.open if trouble is Trouble.LINK]
         said = "ranks wait for each other no longer than at first"
-        return [action for ranks in found for action in self._end(Trouble.LINK, ranks, said)]
+        return [action for ranks in self._told_links() for action in self._end(Trouble.LINK, ranks, said)]
 
     def _late_save(self, seconds: float) -> list[Action]:
         """A save that goes on beside a step of `seconds` (0: none does), much longer than those before it; told once,

@@ -194,18 +194,45 @@ THREE = Topology(
 @pytest.mark.skipif(bool(WHY_NO_LAB), reason=WHY_NO_LAB)
 def test_nodes_go_on_without_the_one_that_leads_and_is_cut_off(tmp_path: Path) -> None:
     """Nothing tells the others that it is gone, and it lives: it ends by itself, for it has too few ranks."""
-    run, layout = tmp_path / "run", Layout(shard=3, sharding=Sharding.PARAMETERS, batch=BATCH)
+    layout = Layout(shard=3, sharding=Sharding.PARAMETERS, batch=BATCH)
     made = over_nodes(tmp_path, layout, nodes=3, fewest=2, peer_timeout_seconds=120.0)
-    (tmp_path / "design.json").write_text(made.to_json())
+    run = cut_off_first(tmp_path, made)
+    is_as_undisturbed(run, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(bool(WHY_NO_LAB), reason=WHY_NO_LAB)
+def test_learners_go_on_without_one_whose_cable_is_pulled_in_the_middle_of_a_round(tmp_path: Path) -> None:
+    """What it learnt since it met the others is dropped, and what they had sent it is waited for no longer."""
+    layout, kind = Layout(replicate=3, batch=BATCH), SyncKind.STREAMING
+    spec = SynchronizeSpec(kinds=(kind,), every=6)
+    made = over_nodes(tmp_path, layout, nodes=3, fewest=2, peer_timeout_seconds=120.0, synchronize=spec)
+    rounds = usual_rounds(kind, every=6, learners=3, precision=Precision.FP64)
+    made = replace(made, plan=replace(made.plan, gradients=GradientSync(kind=kind, rounds=rounds)))
+    run = cut_off_first(tmp_path, made, after=9)
+    steps = max(losses(run))
+    assert sorted(losses(run)) == list(range(1, steps + 1))
+    found = audit(run, cache=tmp_path / "cache")
+    assert (found.read, found.problems) == (steps * BATCH, ())
+    (regrouped,) = [row for row in rows(run) if "regroup_seconds" in row]
+    assert regrouped["learners"] == 2
+    assert found.dropped == regrouped["dropped_sequences"] > 0
+
+
+def cut_off_first(folder: Path, made: Design, *, after: int = 3) -> Path:
+    """The run of `made` on three hosts, of which the first is cut off `after` so many steps and the others train on."""
+    run = folder / "run"
+    (folder / "design.json").write_text(made.to_json())
     with Lab.of(THREE) as found:
         lab = found.without_shares()
         at = f"{lab.hosts[0].address}:29500"
         started = [
-            node(run, place, at=at, design_file=tmp_path / "design.json", nodes=3, enter=host.enter)
+            node(run, place, at=at, design_file=folder / "design.json", nodes=3, enter=host.enter)
             for place, host in enumerate(lab.hosts)
         ]
         try:
-            until_step(run, 3)
+            until_step(run, after)
             found.pull(0)
             until(lambda: len(epochs(run)) == 2)
             until_step(run, max(losses(run)) + 3)
@@ -219,4 +246,4 @@ def test_nodes_go_on_without_the_one_that_leads_and_is_cut_off(tmp_path: Path) -
     assert codes[1:] == [ExitCode.SAVED, ExitCode.SAVED], said
     assert "1 of 3 ranks are left, too few to go on" in said[0]
     assert [home["host"] for home in epochs(run)[1]["homes"]] == [1, 2]
-    is_as_undisturbed(run, tmp_path)
+    return run

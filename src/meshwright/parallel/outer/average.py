@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -9,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.parallel.compress import CompressedReduction
+from meshwright.parallel.outer.among import Some, rounded_mean
 from meshwright.parallel.wire import Wire
 from meshwright.spec.cluster import Precision
 
@@ -22,6 +24,10 @@ class Average(Protocol):
     @property
     def left(self) -> tuple[Tensor, ...]:
         """What rounding has left to be sent with the next ones; live tensors."""
+
+    def among(self, members: Sequence[int]) -> None:
+        """The next means are of places `members` of the group, one of which this rank has; of all at first. What some
+        give waits until it is asked for."""
 
     def start(self, flat: Tensor) -> None: ...
 
@@ -42,7 +48,7 @@ def build_average(like: Tensor, *, group: dist.ProcessGroup, precision: Precisio
 
 
 class PlainAverage:
-    """Summed in `dtype` by one all-reduce."""
+    """Summed in `dtype` by one all-reduce, or of some of the group on a ring."""
 
     left: tuple[Tensor, ...] = ()
 
@@ -51,42 +57,62 @@ class PlainAverage:
         self._sum: Tensor | None = None
         self._like: torch.dtype = dtype
         self._work: dist.Work | None = None
+        self._some: Some | None = None
+
+    def among(self, members: Sequence[int]) -> None:
+        self._some = Some.of(members, group=self._group)
 
     def start(self, flat: Tensor) -> None:
-        assert self._work is None, "one mean at a time"
+        assert self._sum is None, "one mean at a time"
         self._like = flat.dtype
         self._sum = flat.to(self._dtype)
-        self._work = dist.all_reduce(self._sum, group=self._group, async_op=True)
+        if self._some is None:
+            self._work = dist.all_reduce(self._sum, group=self._group, async_op=True)
 
     def advance(self) -> bool:
         """One collective goes by itself."""
         return self._work is None or self._work.is_completed()
 
     def finish(self) -> Tensor:
-        assert self._work is not None
         assert self._sum is not None
-        self._work.wait()
-        mean = self._sum.to(self._like).div_(self._group.size())
+        if self._some is not None:
+            self._some.add_up(self._sum)
+        elif self._work is not None:
+            self._work.wait()
+        mean = self._sum.to(self._like).div_(self._group.size() if self._some is None else self._some.count)
         self._sum = self._work = None
         return mean
 
 
 class RoundedAverage:
-    """Eight or four bits of each number, and what rounding left kept for the next time (1901.09847)."""
+    """Eight or four bits of each number, and what rounding left kept for the next time (1901.09847), whoever meets
+    then."""
 
     def __init__(self, like: Tensor, *, group: dist.ProcessGroup, wire: Wire) -> None:
         self._reduction = CompressedReduction(like, group=group, wire=wire)
-        self._learners = group.size()
+        self._group, self._wire = group, wire
+        self._some: Some | None = None
+        self._given: Tensor | None = None
 
     @property
     def left(self) -> tuple[Tensor, ...]:
         return self._reduction.state
 
+    def among(self, members: Sequence[int]) -> None:
+        self._some = Some.of(members, group=self._group)
+
     def start(self, flat: Tensor) -> None:
-        self._reduction.start(flat)
+        if self._some is None:
+            self._reduction.start(flat)
+        else:
+            self._given = flat
 
     def advance(self) -> bool:
-        return self._reduction.advance()
+        return self._some is None and self._reduction.advance()
 
     def finish(self) -> Tensor:
-        return self._reduction.result().div_(self._learners)
+        if self._some is None:
+            return self._reduction.result().div_(self._group.size())
+        assert self._given is not None
+        given, self._given = self._given, None
+        return rounded_mean(given, self._some, reduction=self._reduction, wire=self._wire)

@@ -12,10 +12,7 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from meshwright.parallel.outer.among import RingAverage
-from meshwright.parallel.outer.average import DTYPES, Average, build_average
 from meshwright.parallel.outer.learners import Learners
 from meshwright.parallel.outer.pace import Pace
 from meshwright.parallel.outer.roll import Arrival, Roll, Round, Terms
@@ -85,13 +82,6 @@ class Quorum:
         self._base = found.number
         _check_alike(found, learner=self._learners.index)
         return found
-
-    def average(self, found: Round, like: Tensor) -> Average:
-        """The mean over those that came."""
-        precision = self._pace.rounds.precision
-        if len(found.members) == self._learners.count:
-            return build_average(like, group=self._across, precision=precision)
-        return RingAverage(found.members, group=self._across, dtype=DTYPES[precision])
 
     def catch_up(self, found: Round, held: Held) -> None:
         """Who is late has what all go from, given by the first of those that had it. Collective over those that

@@ -166,7 +166,7 @@ class OuterSync:
         if found is None:
             return None
         for fragment in self._fragments:
-            fragment.average = quorum.average(found, fragment.held.anchor)
+            fragment.average.among(found.members)
             scale, catch_up = found.scale(self.learners.index), partial(quorum.catch_up, found)
             fragment.meet(step, lands=False, departs=True, scale=scale, catch_up=catch_up)
         self.shares, self.told_at = self._even(), quorum.last_step(found.number)

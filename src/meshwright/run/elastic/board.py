@@ -29,7 +29,7 @@ from meshwright.spec.json_text import parse_json
 
 T = TypeVar("T")
 
-_PAUSE = 0.005
+_PAUSES = 0.0005, 0.005  # between two looks: the first, which grow to the last
 _TURNING_SECONDS = 0.05
 _PATIENCE = timedelta(seconds=60)
 
@@ -275,8 +275,10 @@ class Board:
 
     @staticmethod
     def _wait(known: Callable[[], bool]) -> None:
+        pause, longest = _PAUSES
         while not known():
-            time.sleep(_PAUSE)
+            time.sleep(pause)
+            pause = min(1.5 * pause, longest)
 
 
 def named(place: int, *, times: int) -> str:

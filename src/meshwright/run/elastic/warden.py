@@ -27,7 +27,7 @@ from meshwright.search import Hosts, in_order
 from meshwright.spec.job import ElasticSpec
 from meshwright.train.checkpoint import newest
 
-_LOOK_SECONDS, _WAITED_FOR_SECONDS, _LEAVING_SECONDS = 0.02, 0.002, 1.0
+_LOOK_SECONDS, _ASKED_SECONDS, _WAITED_FOR_SECONDS, _LEAVING_SECONDS = 0.02, 0.005, 0.002, 1.0
 _NUMBER = re.compile(r"\d+")
 _FRUITLESS = 3  # epochs in a row that ended for a lost connection, all of their workers alive, without a step
 _TOGETHER_SECONDS = 10.0  # from the first that is ready to be taken in to the last that is waited for
@@ -48,6 +48,7 @@ class Warden:
     over: str | None = None
     noticed: float | None = None
     since_ready: float | None = None
+    asked: bool = False
     furthest: int = 0
     fruitless: int = 0
     hung: Hung = field(init=False)
@@ -105,9 +106,10 @@ class Warden:
 
     @property
     def pause_seconds(self) -> float:
-        """Until the next look, for which members wait that have just begun to leave."""
-        leaving = self.noticed is not None and time.time() - self.noticed < _LEAVING_SECONDS
-        return _WAITED_FOR_SECONDS if leaving else _LOOK_SECONDS
+        """Until the next look, for which members wait that have just begun to leave, or will after this step."""
+        if self.noticed is not None and time.time() - self.noticed < _LEAVING_SECONDS:
+            return _WAITED_FOR_SECONDS
+        return _ASKED_SECONDS if self.asked and self.noticed is None else _LOOK_SECONDS
 
     @property
     def failures(self) -> dict[int, ProcessFailure]:
@@ -141,6 +143,7 @@ class Warden:
         late = time.monotonic() - self.since_ready > _TOGETHER_SECONDS
         if late or all(self.crew.has_ended(name) for name in coming):
             self.board.ask_change(self.epoch.number)
+            self.asked = True
 
     def _watch(self, gone: Mapping[str, Failure], ended: Collection[str]) -> None:
         """Who is lost is in the records of the run; who stands still is found."""
@@ -215,7 +218,7 @@ class Warden:
         # Written first: a host that leads after this one reads there who was told what.
         write(self.run_dir, epoch, plan=self.outlook.plan(epoch).digest())
         self.board.make(epoch)
-        self.epoch, self.noticed, self.since_ready = epoch, None, None
+        self.epoch, self.noticed, self.since_ready, self.asked = epoch, None, None, False
         self.hung.begin()
         self.known.update(epoch.members)
         self.ranks = self.outlook.ranks(epoch)

@@ -1,6 +1,7 @@
 """Low rank training: dense until ranks have settled, then thin factors of matrices where that makes steps faster.
 
-Pufferfish (2103.03936) and Cuttlefish (2305.02538). Deciding (`policy`, `price`) needs no torch.
+Pufferfish (2103.03936) and Cuttlefish (2305.02538). What it takes is priced in `cost.low_rank`; deciding (`policy`)
+needs no torch either.
 """
 
 from __future__ import annotations

@@ -7,66 +7,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from meshwright.spec.blocks import Layer
+from meshwright.cost.low_rank import Candidate, grouped, rounded
 from meshwright.spec.low_rank import RANK_MULTIPLE, Cuttlefish, LowRank, Pufferfish, Ranks, steps_of
-from meshwright.spec.model import MatrixRank
-from meshwright.spec.plan import Design
-from meshwright.spec.ranks import factorable
 
 EMA_POINTS = 5  # 2305.02538, appendix, of transformers
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """A matrix (rows, columns) that may become two factors: `name` in block `block`, as `mixer.query`."""
-
-    block: int
-    name: str
-    rows: int
-    columns: int
-
-    @property
-    def full_rank(self) -> int:
-        return min(self.rows, self.columns)
-
-    @property
-    def most(self) -> int:
-        """The largest multiple of RANK_MULTIPLE whose factors have fewer parameters than the matrix."""
-        even = (self.rows * self.columns - 1) // (self.rows + self.columns)
-        return even // RANK_MULTIPLE * RANK_MULTIPLE
-
-    @property
-    def kind(self) -> tuple[str, int, int]:
-        """What it has in common with those of other layers."""
-        return self.name, self.rows, self.columns
-
-    @property
-    def key(self) -> str:
-        """The name in the whole model."""
-        return f"layers.{self.block - 1}.{self.name}"
-
-
-def candidates(design: Design, spec: LowRank) -> tuple[Candidate, ...]:
-    """Matrices of layers that are trained, past the first `dense_layers`, large enough, whose factors are smaller."""
-    found = []
-    for block, layer in enumerate(design.model.blocks):
-        if not isinstance(layer, Layer) or block <= spec.dense_layers or block in design.plan.frozen_blocks:
-            continue
-        for name, (rows, columns) in factorable(layer.places).items():
-            one = Candidate(block=block, name=name, rows=rows, columns=columns)
-            if one.full_rank >= spec.least_dim and one.most >= RANK_MULTIPLE:
-                found.append(one)
-    return tuple(found)
-
-
-def rounded(one: Candidate, wanted: float) -> int:
-    """The rank that is meant by `wanted`: a multiple of RANK_MULTIPLE, at most the one that still saves parameters."""
-    return min(one.most, max(RANK_MULTIPLE, math.ceil(wanted / RANK_MULTIPLE) * RANK_MULTIPLE))
-
-
-def given_ranks(found: Iterable[Candidate], *, ratio: float) -> Ranks:
-    """Every matrix with `ratio` of its full rank."""
-    return grouped((one, rounded(one, ratio * one.full_rank)) for one in found)
 
 
 def found_ranks(found: Iterable[Candidate], tracks: Mapping[str, Sequence[float]], spec: Cuttlefish) -> Ranks:
@@ -91,14 +35,6 @@ def rank_share(found: Collection[Candidate], tracks: Mapping[str, Sequence[float
 def _scaled(track: Sequence[float]) -> float:
     """The share of full rank that the last of a track stands for: all of it at the start."""
     return track[-1] / max(track[0], 1.0)
-
-
-def grouped(chosen: Iterable[tuple[Candidate, int]]) -> Ranks:
-    """As a model takes them: by block, sorted by name."""
-    found: dict[int, list[MatrixRank]] = {}
-    for one, rank in chosen:
-        found.setdefault(one.block, []).append(MatrixRank(name=one.name, rank=rank))
-    return {block: tuple(sorted(ranks)) for block, ranks in sorted(found.items())}
 
 
 def smoothed(track: Sequence[float]) -> list[float]:

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from meshwright.cost.holdings import PARAMETERS, Contents
 from meshwright.cost.learner_holdings import ANCHOR
+from meshwright.cost.low_rank import Verdict, candidates, given_ranks, verdict
 from meshwright.parallel import relocate
 from meshwright.parallel.relocate import State
 from meshwright.parallel.stable_rank import stable_ranks
 from meshwright.spec import codec
 from meshwright.spec.low_rank import Cuttlefish, LowRank, Pufferfish, Ranks, matrices_with_ranks, ranks_of, steps_of
 from meshwright.spec.plan import Design
-from meshwright.techniques.low_rank import policy, price
+from meshwright.techniques.low_rank import policy
 from meshwright.techniques.low_rank.memory import Memory, Stage
 from meshwright.train.events import Action, Event, Log, Replan, RollBack, Save, Saved, Started, StepDone
 
@@ -57,7 +58,7 @@ class LowRankTraining:
         self._spec: LowRank = spec
         self._dense = replace(design, model=design.model.dense())
         self._total = design.job.total_steps
-        self._found = policy.candidates(self._dense, self._spec)
+        self._found = candidates(self._dense, self._spec)
         self._window = policy.window(self._spec, total_steps=self._total)
         self._rewarm = steps_of(self._spec.rewarm, total_steps=self._total)
         self._memory = Memory()
@@ -94,7 +95,7 @@ class LowRankTraining:
         if self._memory.stage is not Stage.WATCHING or self._memory.tracks:
             return
         least = self._spec.ratio if isinstance(self._spec, Pufferfish) else self._spec.least_ratio
-        weighed = self._weigh(policy.given_ranks(self._found, ratio=least))
+        weighed = self._weigh(given_ranks(self._found, ratio=least))
         if not weighed.pays:
             yield self._decline(weighed)
         elif isinstance(self._spec, Cuttlefish):
@@ -126,7 +127,7 @@ class LowRankTraining:
         if step >= self._total or not policy.is_due(step, spec, total_steps=self._total, tracks=self._memory.tracks):
             return
         if isinstance(spec, Pufferfish):
-            ranks = policy.given_ranks(self._found, ratio=spec.ratio)
+            ranks = given_ranks(self._found, ratio=spec.ratio)
         else:
             ranks = policy.found_ranks(self._found, self._memory.tracks, spec)
         weighed = self._weigh(ranks)
@@ -156,8 +157,8 @@ class LowRankTraining:
         self._memory.stay_dense()
         return self._say(f"declined: {weighed.words}")
 
-    def _verdict(self, ranks: Ranks) -> price.Verdict:
-        return price.verdict(self._dense, self._found, ranks, gain=self._spec.gain)
+    def _verdict(self, ranks: Ranks) -> Verdict:
+        return verdict(self._dense, self._found, ranks, gain=self._spec.gain)
 
     def _switch(self, step: int) -> Iterator[Action]:
         memory = self._memory

@@ -171,6 +171,10 @@ class Store:
             raise ConfigError(corruption(checkpoint, error)) from error
         return dict(checkpoint.manifest.state)
 
+    def prepare(self, source: relocate.State) -> None:
+        """The memory that a first save of `source` copies to is got beside training from now on."""
+        self._staging.prepare(relocate.kept(source, group=self._peers.group))
+
     def save(
         self, source: relocate.State, *, step: int, progress: Mapping[str, Any], step_seconds: float = 0.0
     ) -> SaveTook:
@@ -224,6 +228,7 @@ class Store:
 
     def abandon(self) -> None:
         """No save is under way: one that was may have failed, since other ranks were lost."""
+        self._staging.end()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -243,6 +248,7 @@ class Store:
 
     def close(self) -> None:
         """As `wait`; then the store's group is gone."""
+        self._staging.end()
         try:
             self.wait()
         finally:

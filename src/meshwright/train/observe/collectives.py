@@ -70,7 +70,7 @@ def line_of(
     a norm and whatever runs along several kinds of axes are `other`.
     """
     if described == CONTEXT_GROUP:
-        return LineName.CONTEXT
+        return LineName.OTHER if counts else LineName.CONTEXT
     if described == ACROSS:
         return LineName.OUTER
     if operation in ("send", "recv"):

@@ -1,15 +1,80 @@
-"""Whether low rank pays: a step of the dense and of the factored design, as the cost model predicts both."""
+"""Which matrices may become two thin ones, and whether that pays: a step before and after, as both are predicted."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from meshwright.cost import predict, traffic
-from meshwright.spec.low_rank import Ranks, ranks_of
+from meshwright.cost.predict import predict
+from meshwright.cost.traffic import traffic
+from meshwright.spec.blocks import Layer
+from meshwright.spec.low_rank import RANK_MULTIPLE, LowRank, Ranks, ranks_of
+from meshwright.spec.model import MatrixRank
 from meshwright.spec.plan import Design
+from meshwright.spec.ranks import factorable
 from meshwright.spec.units import format_bytes, format_percent, format_seconds
-from meshwright.techniques.low_rank.policy import Candidate, grouped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A matrix (rows, columns) that may become two factors: `name` in block `block`, as `mixer.query`."""
+
+    block: int
+    name: str
+    rows: int
+    columns: int
+
+    @property
+    def full_rank(self) -> int:
+        return min(self.rows, self.columns)
+
+    @property
+    def most(self) -> int:
+        """The largest multiple of RANK_MULTIPLE whose factors have fewer parameters than the matrix."""
+        even = (self.rows * self.columns - 1) // (self.rows + self.columns)
+        return even // RANK_MULTIPLE * RANK_MULTIPLE
+
+    @property
+    def kind(self) -> tuple[str, int, int]:
+        """What it has in common with those of other layers."""
+        return self.name, self.rows, self.columns
+
+    @property
+    def key(self) -> str:
+        """The name in the whole model."""
+        return f"layers.{self.block - 1}.{self.name}"
+
+
+def candidates(design: Design, spec: LowRank) -> tuple[Candidate, ...]:
+    """Matrices of layers that are trained, past the first `dense_layers`, large enough, whose factors are smaller."""
+    found = []
+    for block, layer in enumerate(design.model.blocks):
+        if not isinstance(layer, Layer) or block <= spec.dense_layers or block in design.plan.frozen_blocks:
+            continue
+        for name, (rows, columns) in factorable(layer.places).items():
+            one = Candidate(block=block, name=name, rows=rows, columns=columns)
+            if one.full_rank >= spec.least_dim and one.most >= RANK_MULTIPLE:
+                found.append(one)
+    return tuple(found)
+
+
+def rounded(one: Candidate, wanted: float) -> int:
+    """The rank that is meant by `wanted`: a multiple of RANK_MULTIPLE, at most the one that still saves parameters."""
+    return min(one.most, max(RANK_MULTIPLE, math.ceil(wanted / RANK_MULTIPLE) * RANK_MULTIPLE))
+
+
+def given_ranks(found: Iterable[Candidate], *, ratio: float) -> Ranks:
+    """Every matrix with `ratio` of its full rank."""
+    return grouped((one, rounded(one, ratio * one.full_rank)) for one in found)
+
+
+def grouped(chosen: Iterable[tuple[Candidate, int]]) -> Ranks:
+    """As a model takes them: by block, sorted by name."""
+    found: dict[int, list[MatrixRank]] = {}
+    for one, rank in chosen:
+        found.setdefault(one.block, []).append(MatrixRank(name=one.name, rank=rank))
+    return {block: tuple(sorted(ranks)) for block, ranks in sorted(found.items())}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
