@@ -18,6 +18,7 @@ def ring(group: NodeGroup, size: int) -> Ring:
     per_node = one * min(size, group.devices_per_node)
     nodes = np.ceil(size / per_node)
     apart = {"racks": one, "sites": one, "rivals": one, "crossing": 0.0 * one}
+    apart |= {"site_rate": np.inf * one, "site_seconds": 0.0 * one}
     within = {"per_rack": one * size, "fewest_rack": one * size}
     return Ring(size=one * size, per_node=per_node, fewest=per_node, nodes=nodes, **within, **apart)
 
