@@ -52,8 +52,8 @@ class Cause(StrEnum):
 # Standard deviations of log(measured / predicted) that each cause gives when all of the step hangs on it, and how
 # many of them hold nine of ten measured steps. `python benchmarks/published/spread.py` estimates and prints both from
 # published runs, every source alike; a cause that no run speaks of keeps its prior of 0.15 (0.05 a doubling). Of unlike
-# machines only a lab's speak, where one host had half a core: twelve steps were as far off as those of like ones were,
-# 0.065 beside 0.074 (`python benchmarks/network/choice.py`), which a prior of 0.05 leaves room for.
+# machines only a lab's speak, where one host had half a core: fourteen steps were as far off as those of like ones,
+# 0.055 beside 0.068 (`python benchmarks/network/choice.py`), which a prior of 0.05 leaves room for.
 SPREADS: Mapping[Cause, float] = MappingProxyType(
     {
         Cause.PRODUCTS: 0.138,
