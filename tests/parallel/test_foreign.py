@@ -163,6 +163,8 @@ REFUSED: tuple[tuple[str, Plan, str], ...] = (
     ),
     ("BlockGroup.stop", with_group(stop=34), r"hold 34 blocks and Llama has 2 \+ 2 .*stop at 4, or one group hold one"),
     ("BlockGroup.precision", with_groups(HALVES[0], replace(HALVES[1], precision=Precision.FP32)), r"in precision"),
+    ("BlockGroup.shards", with_group(sharding=Sharding.PARAMETERS, shards=1), r"groups.shards: .*; leave it out"),
+    ("Plan.empty_rows", replace(PLAIN, empty_rows=1), r"plan.empty_rows: 1 empty rows .*; use 0"),
 )
 
 

@@ -26,8 +26,7 @@ PLANTED: dict[str, tuple[Callable[[Draw], bool], tuple[Draw, ...]]] = {
     "recompute in a pipeline": (
         lambda draw: draw.size(AxisName.PIPELINE) > 1 and "full" in draw.recompute,
         tuple(
-            Draw(axes=(("pipeline", 2),), bounds=(2,), recompute=("full",), schedule=kind, microbatches=least)
-            for kind, least in (("1f1b", 2), ("gpipe", 1))
+            Draw(axes=(("pipeline", 2),), bounds=(2,), recompute=("full",), schedule=kind) for kind in ("1f1b", "gpipe")
         ),
     ),
     "clipping beside masks": (

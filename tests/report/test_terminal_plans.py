@@ -30,7 +30,7 @@ def precise(plan: Plan, precision: Precision) -> Plan:
 def shown(*plans: Plan, width: int) -> str:
     report = cost.predict(DESIGN)
     console = Console(width=width, record=True, file=StringIO())
-    console.print(ranked([candidate(plan, report) for plan in plans], width=width))
+    console.print(ranked([candidate(replace(DESIGN, plan=plan), report) for plan in plans], width=width))
     return console.export_text()
 
 
