@@ -12,6 +12,7 @@ from meshwright.schedule import problems as schedule_problems
 from meshwright.schedule.build import LOOPS, V_SHAPES
 from meshwright.search import RULES, Rule, Scope, check
 from meshwright.search.degree_rules import batch_is_asked, least_microbatches
+from meshwright.search.extent_rules import extents_divide
 from meshwright.search.job_rules import check_job
 from meshwright.search.rules import choices, divisors
 from meshwright.search.runtime_rules import gradients_reduced, products_whole
@@ -318,3 +319,15 @@ def test_empty_rows_of_a_batch_that_is_whole_without_them_are_told_to_go() -> No
     found = batch_is_asked(replace(whole, plan=replace(whole.plan, empty_rows=1)))
     assert found is not None
     assert found.fix == "choose 0 empty rows"
+
+
+def test_ranks_of_the_only_group_are_told_to_be_left_out() -> None:
+    design = samples.design()
+    stages = tuple(
+        replace(stage, groups=tuple(replace(group, shards=3) for group in stage.groups))
+        for stage in design.plan.stages[:1]
+    )
+    alone = replace(design, plan=replace(design.plan, stages=stages))
+    found = extents_divide(alone)
+    assert found is not None
+    assert found.fix == "leave it out"
