@@ -265,9 +265,10 @@ def test_what_was_asked_of_a_job_is_told() -> None:
     assert found.asked == {"precision": "bf16", "other_precisions": "fp8, fp32", **limits}
 
 
-def test_a_list_that_is_none_is_told_as_it_should_be_written() -> None:
+@pytest.mark.parametrize("text", ["fp8,fp32", "[fp8, fp32]"], ids=["bare", "quotes-taken-by-a-shell"])
+def test_a_list_that_is_none_is_told_as_it_should_be_written(text: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        catalog.load_job(None, sets=["other_precisions=fp8,fp32"])
+        catalog.load_job(None, sets=[f"other_precisions={text}"])
     assert raised.value.problems[0].fix == 'write ["fp8", "fp32"]'
 
 

@@ -11,7 +11,8 @@ from meshwright.schedule import NAMED, placement
 from meshwright.schedule import problems as schedule_problems
 from meshwright.schedule.build import LOOPS, V_SHAPES
 from meshwright.search import RULES, Rule, Scope, check
-from meshwright.search.degree_rules import least_microbatches
+from meshwright.search.degree_rules import batch_is_asked, least_microbatches
+from meshwright.search.extent_rules import extents_divide
 from meshwright.search.job_rules import check_job
 from meshwright.search.rules import choices, divisors
 from meshwright.search.runtime_rules import gradients_reduced, products_whole
@@ -311,3 +312,22 @@ def test_a_group_of_more_blocks_than_there_are_is_refused_before_anybody_counts_
     stages = (*made.plan.stages[:-1], replace(stage, groups=(endless,)))
     (problem,) = check(replace(made, plan=replace(made.plan, stages=stages)))
     assert "are more than the" in problem.what
+
+
+def test_empty_rows_of_a_batch_that_is_whole_without_them_are_told_to_go() -> None:
+    whole = samples.design()
+    found = batch_is_asked(replace(whole, plan=replace(whole.plan, empty_rows=1)))
+    assert found is not None
+    assert found.fix == "choose 0 empty rows"
+
+
+def test_ranks_of_the_only_group_are_told_to_be_left_out() -> None:
+    design = samples.design()
+    stages = tuple(
+        replace(stage, groups=tuple(replace(group, shards=3) for group in stage.groups))
+        for stage in design.plan.stages[:1]
+    )
+    alone = replace(design, plan=replace(design.plan, stages=stages))
+    found = extents_divide(alone)
+    assert found is not None
+    assert found.fix == "leave it out"

@@ -133,12 +133,15 @@ def empty_rows_are_last(design: Design) -> Problem | None:
 
 
 def _batch_fix(plan: Plan, sequences: int) -> str:
+    if plan.batch == sequences:
+        return "choose 0 empty rows"
+    whole = " and 0 empty rows" if plan.empty_rows else ""
     if sequences % plan.data:
-        return f"choose a data parallel size that divides {sequences:,}"
+        return f"choose a data parallel size that divides {sequences:,}{whole}"
     local = sequences // plan.data
     if local % plan.microbatch == 0:
-        return f"choose {local // plan.microbatch} microbatches"
-    return f"{choices(divisors(local))} sequences in a microbatch"
+        return f"choose {local // plan.microbatch} microbatches{whole}"
+    return f"{choices(divisors(local))} sequences in a microbatch{whole}"
 
 
 def sequence_fits_positions(design: Design) -> Problem | None:

@@ -31,7 +31,9 @@ def extents_divide(design: Design) -> Problem | None:
     first = plan.first_group.shards
     if first is not None and all(group.shards == first for group in plan.groups):
         fix = f"leave it out, with replicate {plan.data // first} and shard {first}"
-        return Problem(where="plan.stages", what=f"every group is sharded over {first} ranks", fix=fix)
+        return Problem(
+            where="plan.stages", what=f"every group is sharded over {first} rank{'s' * (first > 1)}", fix=fix
+        )
     head, table = plan.groups[-1].shards, plan.first_group.shards
     if design.model.head.tied and head != table:
         last = f"plan.stages[{len(plan.stages) - 1}].groups[{len(plan.stages[-1].groups) - 1}].shards"
@@ -69,7 +71,7 @@ def _fits(shards: int, plan: Plan) -> bool:
 
 
 def _extents_fix(plan: Plan) -> str:
-    known = divisors(plan.data) if plan.data <= _MOST_TOLD else ()
+    known = divisors(plan.data) if len(plan.groups) > 1 and plan.data <= _MOST_TOLD else ()
     told = [shards for shards in known if shards != plan.shard and _fits(shards, plan)]
     return f"{choices(told)}, or leave it out" if told else "leave it out"
 

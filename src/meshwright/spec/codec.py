@@ -210,7 +210,8 @@ def _is_tagged(kind: Any) -> bool:
 
 def _decode_tuple(kinds: tuple[Any, ...], value: Any, where: str, problems: list[Problem]) -> Any:
     if not isinstance(value, (list, tuple)):
-        parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else [value]
+        # Shells take the quotes of ["one"] away: what is left is the text [one].
+        parts = [part.strip() for part in value.strip(" []").split(",")] if isinstance(value, str) else [value]
         fix = f"write {json.dumps(parts)}" if all(isinstance(part, (str, int, float)) for part in parts) else ""
         problems.append(Problem(what=f"expected a list, got {_shown(value)}", where=where, fix=fix))
         return None
