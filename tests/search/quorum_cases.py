@@ -54,7 +54,7 @@ REFUSED = (
     ("quorum-is-alone", lambda: of_one(techniques=("low_rank",)), "low_rank acts on all ranks at one step"),
     ("quorum-is-read", lambda: asked(), "a quorum of 1 learners, and the job allows none"),
     ("quorum-is-read", lambda: asked(SyncKind.LOCAL, quorum=0, grace_seconds=1.0), "waits for all learners"),
-    ("quorum-is-read", lambda: asked(SyncKind.LOCAL, quorum=-1), "-1 learners, 0.0 s"),
+    ("quorum-is-read", lambda: asked(SyncKind.LOCAL, quorum=-1), "-1 learners"),
     ("quorum-is-read", lambda: asked(SyncKind.LOCAL, quorum=0, most_left_out=1.0), "1.0 is no share of the sequences"),
     ("quorum-is-read", lambda: asked(SyncKind.LOCAL, most_left_out=0.1), "and none is left to choose"),
     ("quorum-is-read", lambda: asked(SyncKind.EAGER, quorum=0, most_left_out=0.1), "no learners that wait"),

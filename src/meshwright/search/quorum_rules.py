@@ -10,6 +10,7 @@ from meshwright.spec.plan import Design
 from meshwright.spec.synchronize import SyncKind
 
 _QUORUM, _GRACE = "plan.gradients.rounds.quorum", "plan.gradients.rounds.grace_seconds"
+_GRACE = "job.synchronize.grace_seconds"
 _LEFT_OUT = "job.synchronize.most_left_out"
 WAITING = tuple(kind for kind in SyncKind if kind.waits)
 ASKED = "quorum-is-read"
@@ -19,8 +20,10 @@ def quorum_problem(job: JobSpec) -> Problem | None:
     """What is asked of a quorum is of ways of meeting that the job allows, and that wait for each other."""
     asked, allowed = job.synchronize, [kind for kind in SyncKind if kind.value in _words(job)]
     where, usual = "job.synchronize.quorum", "--set 'job.synchronize.kinds=[\"diloco\"]'"
-    if asked.quorum < 0 or not 0.0 <= asked.grace_seconds < float("inf"):
-        return Problem(where=where, what=f"{asked.quorum} learners, {asked.grace_seconds} s", fix="choose 0 or more")
+    if asked.quorum < 0:
+        return Problem(where=where, what=f"{asked.quorum} learners", fix="choose 0 or more")
+    if not 0.0 <= asked.grace_seconds < float("inf"):
+        return Problem(where=_GRACE, what=f"{asked.grace_seconds} s", fix="choose 0 or more")
     if not 0.0 <= asked.most_left_out < 1.0:
         what = f"{asked.most_left_out} is no share of the sequences"
         return Problem(where=_LEFT_OUT, what=what, fix="choose from 0 to below 1")
@@ -29,7 +32,7 @@ def quorum_problem(job: JobSpec) -> Problem | None:
         return Problem(where=_LEFT_OUT, what=what, fix="leave it out, or the quorum")
     if asked.grace_seconds and not asked.quorum:
         what = "a round that waits for all learners has no grace"
-        return Problem(where="job.synchronize.grace_seconds", what=what, fix="choose a quorum, or leave grace out")
+        return Problem(where=_GRACE, what=what, fix="choose a quorum, or leave grace out")
     if asked.most_left_out and not any(kind.waits for kind in allowed):
         what = "a quorum may leave sequences out, and the job allows no learners that wait for each other"
         return Problem(where=_LEFT_OUT, what=what, fix=usual)

@@ -66,5 +66,5 @@ def worth_of_rows(table: PlanTable, *, parameters: float) -> FloatArray:
 
 
 def _between(small: float, large: float, parameters: float) -> float:
-    share = min(max(math.log(parameters / SMALL) / math.log(LARGE / SMALL), 0.0), 1.0)
+    share = min(max(math.log(max(parameters, 1.0) / SMALL) / math.log(LARGE / SMALL), 0.0), 1.0)
     return small + share * (large - small)
