@@ -44,14 +44,14 @@ from meshwright.spec.synchronize import PACKINGS, GradientSync, Rounds, SyncKind
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FREE, SLOW = 5e9, 12.5e6  # bytes/s; 100 Mbit/s
-LENGTH, SEQUENCES = 128, 4  # of one learner and step
+LENGTH, SEQUENCES = 128, 4  # of one learner and step, of the benchmarks beside this one
+ROWS = 8  # of one learner and step here: a host that trains alone then has five times the rate of every step's
 TIMED, WARM = 15, 5  # a run looks at its collectives and its memory in the third and the fourth step
 STEPS, SEEDS = 150, 3  # of a run whose results are kept under the benchmark's name
 NEVER = 10**6
 ROOM = 2.5  # times as long as an exchange takes the steps are that it is hidden beside
 STOP = 1.2e-8  # seconds of an outer step an element, of a whole core, with rounding at both ends (docs/lab.md)
-LATE = (SyncKind.EAGER, SyncKind.CO2)
-RECOMMENDED = SyncKind.STREAMING  # docs/learners.md
+RECOMMENDED = SyncKind.EAGER  # docs/learners.md
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,12 +93,12 @@ class Found:
     scaling: float = math.nan
 
 
-def design(hosts: int, *, steps: int, seed: int, every: int) -> Design:
+def design(hosts: int, *, steps: int, seed: int, every: int, sequences: int = SEQUENCES) -> Design:
     """Replicas over all hosts whose gradients meet in every step; evaluated every so many steps."""
     cluster = catalog.local_cluster(cores=1, memory_bytes=4 * 2**30, devices=1, name="lab")
     cluster = replace(cluster, groups=(replace(cluster.groups[0], num_nodes=hosts, nic=cluster.groups[0].inside),))
     job = catalog.load_job(str(ROOT / "examples" / "demo.toml"))
-    tokens = hosts * SEQUENCES * LENGTH
+    tokens = hosts * sequences * LENGTH
     job = replace(
         job,
         sequence_length=LENGTH,
@@ -172,9 +172,9 @@ def rounds_of(made: Design, kind: SyncKind, *, precision: Precision, step: float
     hosts, parameters, whole = made.plan.world_size, made.model.parameters, min(1.0, cores)
     exchange = sent_bytes(parameters, hosts=hosts, precision=precision) / SLOW
     hidden, stops = math.ceil(ROOM * exchange / (whole * step)), math.ceil(20 * STOP * parameters / (whole * step))
-    if kind in LATE:
+    if kind is SyncKind.CO2:
         every = max(2, hidden, stops)
-    elif kind is SyncKind.STREAMING:
+    elif kind.in_parts:
         every = max(4, 2 * hidden, stops)
     else:
         every = max(2, round(20 * exchange / step) + stops)
@@ -197,13 +197,13 @@ class Benchmark:
         self.alone: list[Curve] = []
 
     def in_every_step(self, hosts: int) -> Curve:
-        made = design(hosts, steps=TIMED, seed=0, every=0)
+        made = design(hosts, steps=TIMED, seed=0, every=0, sequences=ROWS)
         return run(made, rate=SLOW, folder=self.folder / "slow", copies=self.hosts // hosts)
 
     def seed(self, seed: int) -> None:
         """Nobody meeting, every step over a fast link, and each way over the slow one."""
-        made = design(self.hosts, steps=self.steps, seed=seed, every=self.steps // 6)
-        apart = design(self.hosts, steps=self.steps // 2, seed=seed, every=0)
+        made = design(self.hosts, steps=self.steps, seed=seed, every=self.steps // 6, sequences=ROWS)
+        apart = design(self.hosts, steps=self.steps // 2, seed=seed, every=0, sequences=ROWS)
         never = meeting(apart, SyncKind.LOCAL, Rounds(every=NEVER))
         self.alone.append(run(never, rate=SLOW, folder=self.folder / "alone"))
         free = run(made, rate=FREE, folder=self.folder / "free")
@@ -236,7 +236,7 @@ class Benchmark:
 
     def scaling(self, kind: SyncKind, *, seed: int) -> float:
         """Seconds of a step of pairs of hosts, which meet as often as hides what they send."""
-        made, step = design(2, steps=self.steps // 2, seed=seed, every=0), self.alone[0].step_seconds
+        made, step = design(2, steps=self.steps // 2, seed=seed, every=0, sequences=ROWS), self.alone[0].step_seconds
         rounds = rounds_of(made, kind, precision=self.precision, step=step, cores=self.cores)
         curve = run(meeting(made, kind, rounds), rate=SLOW, folder=self.folder / "pairs", copies=self.pairs)
         self.raw["runs"][f"pairs of {kind.value}, seed {seed}"] = {"rounds": asdict(rounds), **asdict(curve)}
@@ -260,7 +260,7 @@ def rows_of(
 ) -> list[record.Row]:
     """Promises of one way of meeting, held against means over the seeds; `beside` are figures of every step."""
     mean = Found(**{field: statistics.mean(getattr(each, field) for each in values) for field in Found.__slots__})
-    hides = SyncKind(name) in (*LATE, SyncKind.STREAMING)
+    hides = not SyncKind(name).waits
     seeds = f"{len(values)} seed{'s' * (len(values) != 1)}"
 
     def row(what: str, measured: str, target: str, *, promised: bool, holds: bool) -> record.Row:
@@ -269,7 +269,7 @@ def rows_of(
 
     rate = f"step rate beside nobody meeting (every step: {beside['rate']:.2f})"
     exposed = f"exposed share of a step (every step: {100 * beside['exposed']:.0f} %)"
-    gap = f"loss above every step's at equal tokens ({steps} steps, {seeds})"
+    gap = f"loss above every step's at equal tokens ({steps} steps of {ROWS * LENGTH} tokens, {seeds})"
     gain = "loss below every step's at equal time"
     rows = [
         row(rate, f"{mean.rate:.3f}", "0.95", promised=hides, holds=mean.rate >= 0.95),

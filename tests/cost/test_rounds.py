@@ -1,6 +1,7 @@
 """Learners that meet in rounds: what they wait for, what they send and what they keep."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -125,6 +126,24 @@ def test_the_fewest_steps_that_hide_a_round_hide_it_and_fewer_do_not(kind, preci
     assert hasty.seconds > 2.0 * found.seconds
 
 
+@pytest.mark.parametrize(("microbatches", "share", "hidden"), [(1, 0.4, True), (1, 0.9, False), (8, 0.9, True)])
+def test_sums_of_what_is_rounded_set_out_after_the_first_forward_pass_that_ends_later(microbatches, share, hidden):
+    """Both collectives of a fragment take `share` of the step that hides it, a half each."""
+
+    def shown(bits):
+        asked = met(SyncKind.EAGER, every=4, precision=Precision.INT8, bits=bits)
+        schedule = replace(asked.plan.schedule, microbatches=microbatches)
+        plan = replace(asked.plan, microbatch=128 // microbatches, schedule=schedule)
+        costs = evaluate(PlanTable.from_plan(plan), model=MODEL, cluster=asked.cluster, job=JOB)
+        return *(float(each[LineName.OUTER][0]) for each in (costs.parts, costs.total)), float(costs.step_seconds[0])
+
+    least, _, step = shown(1e15)
+    _, slow, _ = shown(1e9)
+    exposed, whole, _ = shown(1e9 * (slow - least) / (share * step))
+    assert whole - least == pytest.approx(share * step, rel=0.1)
+    assert exposed - least == pytest.approx(0.0 if hidden else 0.5 * share * step, rel=0.1, abs=1e-2 * step)
+
+
 def way_of(kind, *, precision, every=0, slower=1.0):
     """Learners of two sites at 1 Gbit/s, on devices whose memory is so much slower; the fewest steps by default."""
     asked = met(kind, precision=precision)
@@ -219,18 +238,20 @@ def test_every_trained_element_of_a_rank_travels_once_a_round():
 def test_what_learners_keep_is_in_memory():
     owned = MODEL.parameters / 8 * 4.0
     plain = predict(met(SyncKind.EVERY_STEP)).memory[0].parts
-    copies = {SyncKind.LOCAL: 1, SyncKind.DILOCO: 2, SyncKind.EAGER: 3, SyncKind.CO2: 3}
+    copies = {SyncKind.LOCAL: 1, SyncKind.DILOCO: 2, SyncKind.CO2: 3}
     for kind, count in copies.items():
         parts = predict(met(kind)).memory[0].parts
         assert parts[MemoryPart.BUFFERS] - plain[MemoryPart.BUFFERS] == pytest.approx(count * owned)
-    streamed = predict(met(SyncKind.STREAMING)).memory[0].parts
-    largest = max(fragment_elements(met(SyncKind.STREAMING), rank=0)) * 4.0
-    assert largest < owned
-    kept = streamed[MemoryPart.BUFFERS] - plain[MemoryPart.BUFFERS]
-    assert kept == pytest.approx(2 * owned + largest)
-    late, wide = (predict(met(SyncKind.EAGER, precision=kind)).memory[0] for kind in (Precision.BF16, Precision.FP32))
+    for kind in (SyncKind.EAGER, SyncKind.STREAMING):
+        in_parts = predict(met(kind)).memory[0].parts
+        largest = max(fragment_elements(met(kind), rank=0)) * 4.0
+        assert largest < owned
+        kept = in_parts[MemoryPart.BUFFERS] - plain[MemoryPart.BUFFERS]
+        assert kept == pytest.approx(2 * owned + largest)
+    whole = partial(met, SyncKind.EAGER, every=8, delay=8, fragments=1)
+    late, wide = (predict(whole(precision=kind)).memory[0] for kind in (Precision.BF16, Precision.FP32))
     assert wide.total - late.total == pytest.approx(owned / 2)
-    eight = predict(met(SyncKind.EAGER, precision=Precision.INT8)).memory[0].parts
+    eight = predict(whole(precision=Precision.INT8)).memory[0].parts
     assert eight[MemoryPart.BUFFERS] - plain[MemoryPart.BUFFERS] == pytest.approx(4.0 * owned)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,24 @@ def trained(design: Design, steps: int) -> tuple[int, dict[str, numpy.ndarray], 
     assert all(numpy.array_equal(own[name], again[name]) for name in own), "the mean was for a while"
     worker.close()
     return worker.learners.index, own, mean
+
+
+def went_on(design: Design, steps: int) -> list[int]:
+    """How often what travels went on inside each step, before its end."""
+    worker, found = Worker(design), []
+    for number in range(1, steps + 1):
+        counts = []
+        with ExitStack() as stack:
+            for fragment in worker.outer._fragments:
+                spy = mock.Mock(wraps=fragment.average.advance)
+                stack.enter_context(mock.patch.object(fragment.average, "advance", spy))
+                counts.append(spy)
+            tokens, targets = tokens_of(number, worker.design)
+            worker.laid.step(tokens[worker.rows()], targets[worker.rows()])
+        found.append(sum(spy.call_count for spy in counts))
+        worker.outer.after_step(number, stop=False, spoilt=False)
+    worker.close()
+    return found
 
 
 def resumed(design: Design, folder: str, at: int, steps: int, begun: int = 0) -> bool:

@@ -33,6 +33,7 @@ ROUNDS = {
         every=5, delay=2, fragments=2, learning_rate=0.7, momentum=0.9, own_share=0.5, precision=Precision.FP64
     ),
 }
+EAGER_IN_PARTS = Rounds(every=5, delay=2, fragments=2, learning_rate=0.8, momentum=0.5, precision=Precision.FP64)
 LAYOUTS = {
     "replicas": Layout(replicate=2, batch=8),
     "sharded": Layout(replicate=2, shard=2, sharding=Sharding.PARAMETERS, batch=8),
@@ -62,16 +63,18 @@ def met(layout: Layout, kind: SyncKind, rounds: Rounds | None = None, *, tied: b
 
 
 @pytest.mark.parametrize(
-    ("layout", "kind"),
+    ("layout", "kind", "rounds"),
     [
-        *(("replicas", kind) for kind in ROUNDS),
-        *((layout, SyncKind.STREAMING) for layout in ("sharded", "pipeline", "tensor")),
-        ("zero1", SyncKind.CO2),
-        ("pipeline", SyncKind.EAGER),
+        *(("replicas", kind, rounds) for kind, rounds in ROUNDS.items()),
+        *((layout, SyncKind.STREAMING, None) for layout in ("sharded", "pipeline", "tensor")),
+        ("zero1", SyncKind.CO2, None),
+        ("pipeline", SyncKind.EAGER, None),
+        *((layout, SyncKind.EAGER, EAGER_IN_PARTS) for layout in ("replicas", "sharded", "pipeline")),
+        ("replicas", SyncKind.EAGER, replace(EAGER_IN_PARTS, every=4, delay=1)),
     ],
 )
-def test_learners_are_those_of_the_papers(pool: Pool, layout: str, kind: SyncKind) -> None:
-    entry = met(LAYOUTS[layout], kind, tied=layout == "pipeline")
+def test_learners_are_those_of_the_papers(pool: Pool, layout: str, kind: SyncKind, rounds: Rounds | None) -> None:
+    entry = met(LAYOUTS[layout], kind, rounds, tied=layout == "pipeline")
     wanted = outer_cases.reference(entry, STEPS)
     mean = {name: numpy.mean([learner[name] for learner in wanted], axis=0) for name in wanted[0]}
     seen: set[tuple[int, str]] = set()
@@ -81,6 +84,16 @@ def test_learners_are_those_of_the_papers(pool: Pool, layout: str, kind: SyncKin
             numpy.testing.assert_allclose(together[name], mean[name], rtol=0, atol=TOLERANCE, err_msg=name)
             seen.add((learner, name))
     assert seen == {(learner, name) for learner in range(2) for name in mean}
+
+
+@pytest.mark.parametrize("layout", ["replicas", "pipeline"])
+def test_what_travels_goes_on_after_every_forward_pass_of_a_stage(pool: Pool, layout: str) -> None:
+    """In rounds of four steps a part sets out after the second and the fourth, and lands one later."""
+    rounds = Rounds(every=4, delay=1, fragments=2, precision=Precision.INT8)
+    entry = met(LAYOUTS[layout], SyncKind.EAGER, rounds)
+    for found in pool.run(outer_cases.went_on, entry, 6, ranks=LAYOUTS[layout].ranks):
+        passes = entry.plan.schedule.microbatches
+        assert found == [0, 0, passes, 0, passes, 0]
 
 
 @pytest.mark.parametrize(
@@ -202,6 +215,9 @@ def test_pace_follows_what_travels() -> None:
     pace = Pace(kind=SyncKind.EAGER, rounds=Rounds(every=6, delay=6), most_every=20)
     assert pace.needed(travelled=4, waited=0.0, step_seconds=1.0) == 5
     assert pace.needed(travelled=6, waited=1.5, step_seconds=1.0) == 10
+    assert pace.needed(travelled=4, waited=0.3, step_seconds=1.0) == 5
+    parts = Pace(kind=SyncKind.EAGER, rounds=Rounds(every=4, delay=1, fragments=4))
+    assert [parts.needed(travelled=0, waited=waited, step_seconds=1.0) for waited in (0.05, 0.06)] == [4, 8]
     assert Pace(kind=SyncKind.LOCAL, rounds=Rounds(every=6)).needed(travelled=0, waited=1.0, step_seconds=1.0) == 20
     assert pace.changed(5, step=12) is None
     assert pace.changed(10, step=18) == Rounds(every=10, delay=10)

@@ -74,7 +74,8 @@ def test_usual_rounds_are_ones_that_their_kind_has(kind: SyncKind, every: int) -
     rounds = usual_rounds(kind, every=every, learners=4)
     assert rounds.every == every
     assert rounds.delay * rounds.fragments <= every
-    assert (rounds.delay == every) == kind.is_late or rounds.fragments == 1
+    assert (rounds.delay == 0) == kind.waits
+    assert rounds.fragments == 1 or kind.in_parts
 
 
 def test_the_usual_outer_learning_rate_follows_learners_and_rounds_and_a_chosen_one_stays() -> None:

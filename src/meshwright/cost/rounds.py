@@ -1,7 +1,8 @@
 """What learners that meet in rounds wait for: how long a round travels, beside what, and what of it is exposed.
 
 All figures are of one round until `outer` divides them by its steps. Where one device rounds what it sends it
-does so twice: parts to their owners, and, at the end of the step in which those arrived, sums to everyone.
+does so twice: parts to their owners, and, after the first forward pass or step that ends when those have arrived, sums
+to everyone.
 """
 
 from __future__ import annotations
@@ -126,6 +127,14 @@ class _Window:
     def seconds(self) -> FloatArray:
         return self.step.seconds
 
+    def next_pause(self, seconds: FloatArray, microbatches: IntArray) -> FloatArray:
+        """Seconds until some microbatch's forward pass or a step ends, `seconds` after one began."""
+        parts, step = self.step.parts, self.seconds
+        forward = parts[LineName.FORWARD] / np.sum([parts[name] for name in _WORK], axis=0)
+        each = step / microbatches
+        passed = (np.ceil(np.maximum(seconds / each - forward, 0.0) - 1e-9) + forward) * each
+        return np.asarray(np.minimum(passed, np.ceil(seconds / step - 1e-9) * step))
+
     def slack(self, far: Mapping[LineName, BoolArray], contention: Contention) -> Slack:
         """Seconds of it in which units and links are free; `far` are lines whose collectives go over adapters."""
         parts, total, whole = self.step.parts, self.step.total, self.step.seconds
@@ -210,10 +219,9 @@ class _Road:
         return np.asarray((late <= 1e-9 * self._window.seconds) & (near <= free), dtype=np.bool_)
 
     def _late(self, first: FloatArray, second: FloatArray, figures: RoundFigures) -> FloatArray:
-        """Seconds after `delay` steps at which a fragment arrives, whose second collective sets out between two."""
-        step = self._window.seconds
-        window = figures.delay * step
-        turned = np.where(first <= window, np.ceil(first / step - 1e-9) * step, first)
+        """Seconds after `delay` steps at which a fragment arrives."""
+        window = figures.delay * self._window.seconds
+        turned = np.where(first <= window, self._window.next_pause(first, self._table.microbatches), first)
         return np.asarray(np.where(figures.rounded, turned, first) + second - window)
 
     def _trip(self, figures: RoundFigures, links: Mapping[Collective, Linear]) -> tuple[FloatArray, FloatArray]:

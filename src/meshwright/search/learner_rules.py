@@ -65,19 +65,21 @@ def rounds_are_whole(design: Design) -> Problem | None:
 def rounds_fit_kind(design: Design) -> Problem | None:
     """Nothing is said of a round that its kind of meeting does not read, and one collective travels at a time."""
     kind, rounds = design.plan.gradients.kind, design.plan.gradients.rounds
-    usual, streams = Rounds(every=rounds.every), kind is SyncKind.STREAMING
+    usual = Rounds(every=rounds.every)
     if kind is SyncKind.EVERY_STEP:
         return None if rounds == Rounds() else _unread("every", f"{kind.value} has no rounds", "leave rounds out")
-    if kind.is_late and rounds.delay != rounds.every:
+    if kind is SyncKind.CO2 and rounds.delay != rounds.every:
         return _unread("delay", f"{kind.value} is one round late", f"choose {rounds.every}")
-    if not kind.is_late and not streams and rounds.delay:
+    if kind.waits and rounds.delay:
         return _unread("delay", f"{kind.value} waits for what meets", "choose 0, or eager or streaming")
-    if streams and rounds.delay * rounds.fragments > rounds.every:
+    if kind is SyncKind.EAGER and not rounds.delay:
+        return _unread("delay", f"{kind.value} waits for nothing", f"choose {rounds.every // rounds.fragments}")
+    if kind.in_parts and rounds.delay * rounds.fragments > rounds.every:
         what = f"{rounds.fragments} fragments of {rounds.delay} steps travel at once in rounds of {rounds.every} steps"
         return _unread("delay", what, f"choose at most {rounds.every // rounds.fragments}")
-    if not streams and rounds.fragments > 1:
-        return _unread("fragments", f"{kind.value} meets as a whole", "choose 1, or streaming")
-    if not streams and rounds.own_share:
+    if not kind.in_parts and rounds.fragments > 1:
+        return _unread("fragments", f"{kind.value} meets as a whole", "choose 1, or eager or streaming")
+    if kind is not SyncKind.STREAMING and rounds.own_share:
         return _unread("own_share", f"{kind.value} mixes nothing of a learner's own", "choose 0")
     if kind is SyncKind.LOCAL and (rounds.learning_rate, rounds.momentum) != (1.0, 0.0):
         return _unread("learning_rate", "local averages and has no outer optimizer", "choose 1 and momentum 0")

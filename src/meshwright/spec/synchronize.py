@@ -22,10 +22,11 @@ class SyncKind(StrEnum):
 
     every_step: their gradients, in every step. The others make each of them a learner, which takes steps of its own
     and meets the rest in rounds (Rounds). local: parameters are averaged (1602.05629, 1805.09767). diloco: what a round
-    changed is averaged, and an outer optimizer of its own steps by it (2311.08105). eager: as diloco, one round late,
-    while the next one is trained, each learner keeping its own newest progress (2502.12996). co2: one round late too,
-    all going on from one point, with a penalty for what is stale and a clip (2401.16265). streaming: as diloco, in
-    parts that meet at different steps and travel beside training (2501.18512).
+    changed is averaged, and an outer optimizer of its own steps by it (2311.08105). eager: as diloco, while training
+    goes on, each learner keeping all of its own newest progress (2502.12996). co2: one round late, all going on from
+    one point, with a penalty for what is stale and a clip (2401.16265). streaming: as diloco, while training goes on,
+    each learner mixing what comes back with its own (2501.18512). Of eager and streaming the model may meet in parts at
+    different steps.
     """
 
     EVERY_STEP = "every_step"
@@ -40,9 +41,9 @@ class SyncKind(StrEnum):
         return self is not SyncKind.EVERY_STEP
 
     @property
-    def is_late(self) -> bool:
-        """What a round changed is applied when the next one has ended."""
-        return self in (SyncKind.EAGER, SyncKind.CO2)
+    def in_parts(self) -> bool:
+        """Parts of the model may meet at different steps, and each travels beside so many steps as it is told."""
+        return self in (SyncKind.EAGER, SyncKind.STREAMING)
 
     @property
     def waits(self) -> bool:
@@ -187,23 +188,16 @@ def usual_rounds(kind: SyncKind, *, every: int, learners: int, precision: Precis
     """The rounds that are recommended for `kind`, by so many learners of so many steps each."""
     if kind is SyncKind.LOCAL:
         return Rounds(every=every, precision=precision)
-    if kind is SyncKind.EAGER:
-        return Rounds(every=every, delay=every, precision=precision)
     if kind is SyncKind.CO2:
         return Rounds(every=every, delay=every, momentum=0.2, precision=precision)
     rate = outer_learning_rate(learners=learners, every=every)
     if kind is SyncKind.DILOCO:
         return Rounds(every=every, learning_rate=rate, momentum=0.9, precision=precision)
-    fragments = max(1, min(4, every // 2))
-    return Rounds(
-        every=every,
-        delay=max(1, every // fragments),
-        fragments=fragments,
-        learning_rate=rate,
-        momentum=0.9,
-        precision=precision,
-        own_share=0.5,
-    )
+    fragments = min(4, every if kind is SyncKind.EAGER else max(1, every // 2))
+    in_parts = Rounds(every=every, delay=every // fragments, fragments=fragments, precision=precision)
+    if kind is SyncKind.EAGER:
+        return in_parts
+    return replace(in_parts, learning_rate=rate, momentum=0.9, own_share=0.5)
 
 
 def outer_learning_rate(*, learners: int, every: int) -> float:

@@ -78,9 +78,13 @@ class Fragment:
         """What set out `delay` steps before is due now."""
         return self._lands_at is not None and step >= self._lands_at
 
+    def go_on(self) -> bool:
+        """What is on its way goes on without waiting. Whether it is all there, or nothing is on its way."""
+        return not self.is_away or self._arrived is not None or self.average.advance()
+
     def watch(self) -> None:
         """A step has gone by while it may have travelled."""
-        if self.is_away and self._arrived is None and not self.average.advance():
+        if not self.go_on():
             self.travelled += 1
 
     def meet(

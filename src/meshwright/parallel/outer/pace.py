@@ -50,8 +50,9 @@ class Pace:
         """Steps that a round should have, in which something travelled for so many or was waited for so long."""
         if self.rounds.delay == 0:
             return max(1, math.ceil(waited / (EXPOSED * max(step_seconds, 1e-9))))
-        more = math.ceil(waited / max(step_seconds, 1e-9))
-        return max(2, math.ceil(RESERVE * (travelled + more))) * self.rounds.fragments
+        hidden = waited <= EXPOSED * step_seconds * self.rounds.delay
+        more = 0 if hidden else math.ceil(waited / max(step_seconds, 1e-9))
+        return max(1, math.ceil(RESERVE * (travelled + more))) * self.rounds.fragments
 
     def changed(self, needed: int, *, step: int) -> Rounds | None:
         """The rounds that begin after `step`, which ends one, where they need another length: longer than these are,
@@ -63,7 +64,7 @@ class Pace:
         every = max(rounds.fragments, min(max(needed, self.kind.least_every), self.most_every))
         if rounds.every // 2 <= every <= rounds.every:
             return None
-        delay = every if self.kind.is_late else every // rounds.fragments if rounds.delay else 0
+        delay = every // rounds.fragments if rounds.delay else 0
         longer = replace(rounds, every=every, delay=delay)
         self.rounds = as_usual(longer, rounds, kind=self.kind, learners=self.learners, were=self.learners)
         self.origin = step

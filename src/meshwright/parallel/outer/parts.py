@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch.distributed as dist
@@ -21,7 +22,8 @@ from meshwright.spec.synchronize import dealt
 def fragments_of(
     design: Design, *, laid: Laid, pace: Pace, across: dist.ProcessGroup, total: Total
 ) -> tuple[Fragment, ...]:
-    """The model's blocks dealt by their parameters, the same on every rank; those of which this rank has a part."""
+    """The model's blocks dealt by their parameters, the same on every rank; those of which this rank has a part. What
+    travels in two collectives goes on after every forward pass of a stage, too."""
     gradients, model = design.plan.gradients, design.model
     rounds = gradients.rounds
     trained = [(name, x) for name, x in laid.named_parameters() if x.requires_grad]
@@ -41,7 +43,15 @@ def fragments_of(
                 remembers=design.job.elastic.on and rounds.delay > 0,
             )
         )
+    for part in laid.parts if rounds.delay else ():
+        part.register_forward_hook(partial(_go_on, found))
     return tuple(found)
+
+
+def _go_on(fragments: Sequence[Fragment], *_: object) -> None:
+    """A forward hook."""
+    for fragment in fragments:
+        fragment.go_on()
 
 
 def everything(laid: Laid) -> list[tuple[str, Tensor]]:
