@@ -185,7 +185,7 @@ def _speed_words(slow: Side, fast: Side, gain: float, *, measured: bool) -> str:
         said = f"{fast.name} {took} {format_percent(less)} less time a step than {slow.name} ({steps})"
         return said + _mostly(slow, fast)
     ours, theirs = (format_count(side.report.tokens_per_second) for side in (fast, slow))
-    used = f"{fast.plan.world_size:,} devices, not {slow.plan.world_size:,}"
+    used = f"{fast.plan.world_size:,} device{'s' * (fast.plan.world_size > 1)}, not {slow.plan.world_size:,}"
     if fast.plan.world_size == slow.plan.world_size:
         used = "as many devices"
     return f"{fast.name} trains {1.0 + gain:.2f} times the tokens/s of {slow.name} ({ours}, not {theirs}) on {used}"
