@@ -113,7 +113,12 @@ def _described(design: Design) -> dict[str, str]:
         "batch": f"{plan.read_tokens:,} tokens",
         "sequence length": f"{plan.sequence_length:,}",
     }
-    columns = {name.replace("_", " "): str(value) for name, value in columns_of(plan).items() if name != "data"}
+    untold = {"data"} if plan.experts else {"data", "expert", "expert_tensor"}
+    columns = {
+        name.replace("_", " "): f"{value:,}" if isinstance(value, int) else str(value)
+        for name, value in columns_of(plan).items()
+        if name not in untold
+    }
     laid = dict(plan_settings(plan, has_experts=False))
     order = {"axes, outermost first": "usual" if plan.has_usual_order else laid["axes, outermost first"]}
     order |= {"devices of the ranks": laid["devices of the ranks"]}
