@@ -35,7 +35,7 @@ def test_differences_have_as_many_digits_as_a_reader_needs() -> None:
     told = {row[0]: row[3] for row in view.memory.rows}
     assert told["rank 0 gradients"] == "+0.8 %"
     assert told["rank 0 activations"] == "-88.9 %"
-    assert told["rank 0 optimizer"] == "+under 0.1 %"
+    assert told["rank 0 optimizer"] == "< 0.1 %"
 
 
 def test_flops_are_in_decimal_units() -> None:

@@ -115,8 +115,9 @@ def _signed(gap: Gap) -> str:
     if not gap.predicted:
         return "+" + _amount(gap.measured, gap.unit)
     share = gap.measured / gap.predicted - 1.0
-    sign = "+" if share > 0 else "-"
-    return f"{sign}{format_percent(abs(share))}" if abs(share) >= LEAST else f"{sign}under {format_percent(LEAST)}"
+    if abs(share) < LEAST:
+        return f"< {format_percent(LEAST)}"
+    return f"{'+' if share > 0 else '-'}{format_percent(abs(share))}"
 
 
 def _amount(value: float, unit: str) -> str:
